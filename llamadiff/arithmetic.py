@@ -1,0 +1,98 @@
+"""How products are carried out: the roundings of activations that are legal for a type of weights.
+
+ggml multiplies quantized weights by activations that it first rounds to the weight type's partner
+(``vec_dot_type`` in ggml-cpu.c); other engines use float32, float16 or bfloat16. Each policy is one
+consistent way through a whole model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llamaref import ops
+from llamaref.config import Rope
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+# The partner type of each weight type (ggml-cpu.c, type_traits_cpu[].vec_dot_type).
+PARTNER = {
+    "F32": "F32", "F16": "F16", "BF16": "BF16",
+    "Q4_0": "Q8_0", "Q5_0": "Q8_0", "Q8_0": "Q8_0", "IQ4_NL": "Q8_0", "MXFP4": "Q8_0", "NVFP4": "Q8_0",
+    "Q4_1": "Q8_1", "Q5_1": "Q8_1",
+    "Q2_K": "Q8_K", "Q3_K": "Q8_K", "Q4_K": "Q8_K", "Q5_K": "Q8_K", "Q6_K": "Q8_K",
+    "IQ1_S": "Q8_K", "IQ1_M": "Q8_K", "IQ2_XXS": "Q8_K", "IQ2_XS": "Q8_K", "IQ2_S": "Q8_K",
+    "IQ3_XXS": "Q8_K", "IQ3_S": "Q8_K", "IQ4_XS": "Q8_K", "TQ1_0": "Q8_K", "TQ2_0": "Q8_K",
+}  # fmt: skip
+
+
+def round_f16(x: Array) -> Array:
+    """Through float16, nearest even."""
+    with np.errstate(over="ignore"):
+        return np.asarray(x.astype(np.float16).astype(x.dtype))
+
+
+def round_bf16(x: Array) -> Array:
+    """Through bfloat16, nearest even: the upper half of a float32."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    kept = np.where(np.isnan(x), bits, rounded) & np.uint32(0xFFFF0000)
+    return kept.view(np.float32).astype(x.dtype)
+
+
+def round_q8_0(x: Array) -> Array:
+    """Through ggml's Q8_0: blocks of 32, scale max|x| / 127 kept as float16, nearest even."""
+    blocks = np.ascontiguousarray(x, np.float32).reshape(-1, 32)
+    peak = np.abs(blocks).max(axis=1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(peak > 0, np.float32(127) / peak, np.float32(0))
+    scale = round_f16(peak / np.float32(127))
+    return (np.rint(blocks * inverse) * scale).reshape(x.shape).astype(x.dtype)
+
+
+def round_q8_k(x: Array) -> Array:
+    """Through ggml's Q8_K: blocks of 256, scale -127 / (the value of largest magnitude), in float32."""
+    blocks = np.ascontiguousarray(x, np.float32).reshape(-1, 256)
+    peak = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], axis=1)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(peak != 0, np.float32(-127) / peak, np.float32(0))
+        scale = np.where(inverse != 0, np.float32(1) / inverse, np.float32(0))
+    quants = np.minimum(np.rint(blocks * inverse), np.float32(127))
+    return (quants * scale).reshape(x.shape).astype(x.dtype)
+
+
+ROUNDINGS = {
+    "F16": round_f16,
+    "BF16": round_bf16,
+    "Q8_0": round_q8_0,
+    "Q8_1": round_q8_0,
+    "Q8_K": round_q8_k,
+}
+
+
+def precision(x: Array) -> str:
+    """The coarsest of bf16, f16, f32 that holds every value exactly: what a tap was really kept in."""
+    sample = np.ascontiguousarray(x, np.float32)
+    if not (sample.view(np.uint32) & np.uint32(0xFFFF)).any():
+        return "bf16"
+    return "f16" if np.array_equal(round_f16(sample), sample, equal_nan=True) else "f32"
+
+
+def ggml_angles(rope: Rope, positions: Array, freq_factors: Array | None) -> tuple[Array, Array]:
+    """cos and sin of RoPE as ggml rounds them: [token, n_rot / 2], float32.
+
+    The angle starts at the position and is multiplied by base^(-2 / n_rot) from pair to pair, all in float32
+    (ggml-cpu/ops.cpp, ggml_rope_cache_init), so its relative error grows with the pair.
+    """
+    step = np.float32(rope.base) ** np.float32(-2.0 / rope.n_rot)
+    powers = np.full((len(positions), rope.n_rot // 2), step, np.float32)
+    powers[:, 0] = positions
+    theta = np.multiply.accumulate(powers, axis=1, dtype=np.float32)
+    if freq_factors is not None:
+        theta = theta / freq_factors.astype(np.float32)
+    keep = (ops.yarn_keep(rope) if rope.yarn else np.zeros(theta.shape[1])).astype(np.float32)
+    stretched = np.float32(1.0 / rope.factor) * theta
+    theta = stretched * (1 - keep) + theta * keep
+    magnitude = np.float32(ops.rope_magnitude(rope))
+    return np.cos(theta) * magnitude, np.sin(theta) * magnitude

@@ -1,0 +1,5 @@
+"""What a user did wrong, in one line: what, where, the value, and the next step."""
+
+
+class UserError(Exception):
+    """Ends a command with exit code 2 and its one line; never shown as a traceback."""

@@ -1,0 +1,100 @@
+"""What error is allowed where: one ordered table, first match wins, no match is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from llamadiff.errors import UserError
+
+MATCH, NOISE, WRONG, UNCHECKED = "match", "noise", "wrong", "unchecked"
+SEVERITY = (MATCH, NOISE, UNCHECKED, WRONG)
+
+# Mean squared relative error of rounding once to a type: 2^-2(p+1) / 3 for p stored bits.
+ROUNDING = {"f32": 2.0**-48 / 3, "f16": 2.0**-22 / 3, "bf16": 2.0**-16 / 3}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The local NMSE that counts as a match for taps, ops and arithmetics these patterns fit.
+
+    ``angle`` adds to it in proportion to the mean square of RoPE's angles (radians): float32 keeps only
+    their relative precision.
+    """
+
+    match: float
+    tap: str = "*"
+    op: str = "*"
+    arithmetic: str = "*"
+    angle: float = 0.0
+
+
+# Measured against llama.cpp: products <= 4e-13, other ops <= 8e-15 (the tests hold them to it). The
+# limits leave room for float32 sums in another order and are still far below any known bug.
+RULES: tuple[Rule, ...] = (
+    Rule(0.0, op="ARGSORT"),
+    Rule(1e-12, op="ROPE", angle=16 * 2.0**-48),
+    Rule(1e-10, op="MUL_MAT*"),
+    Rule(1e-10, op="SOFT_MAX"),
+    Rule(1e-12),
+)
+
+
+def rule_for(rules: Sequence[Rule], tap: str, op: str, arithmetic: str) -> Rule:
+    """The first rule that fits; raises UserError if none does."""
+    for rule in rules:
+        if fnmatchcase(tap, rule.tap) and fnmatchcase(op, rule.op) and fnmatchcase(arithmetic, rule.arithmetic):
+            return rule
+    raise UserError(f"no tolerance fits tap {tap} (op {op}, arithmetic {arithmetic}); add a rule for tap = \"*\"")
+
+
+def verdict(nmse: float, match: float, noise: float) -> str:
+    """MATCH up to ``match``, NOISE up to ``noise``, else WRONG (also for an error that is not a number)."""
+    if nmse <= match:
+        return MATCH
+    return NOISE if nmse <= noise else WRONG
+
+
+def worst_of(verdicts: Sequence[str]) -> str:
+    """The verdict of a run: the worst of its taps, UNCHECKED if there are none."""
+    return max(verdicts, key=SEVERITY.index, default=UNCHECKED)
+
+
+def load_rules(path: Path) -> tuple[Rule, ...]:
+    """Rules of a TOML file, tried before the built-in ones: [[rule]] with match and any of tap, op, arithmetic, angle."""
+    tomllib = _toml_reader()
+    try:
+        with path.open("rb") as file:
+            data = tomllib.load(file)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not TOML ({error})") from None
+    entries = data.get("rule")
+    if not isinstance(entries, list) or set(data) != {"rule"}:
+        raise UserError(f"{path}: expected [[rule]] entries and nothing else")
+    return tuple(_rule(path, number, entry) for number, entry in enumerate(entries, 1)) + RULES
+
+
+def _rule(path: Path, number: int, entry: object) -> Rule:
+    kinds = {"match": (int, float), "angle": (int, float), "tap": (str,), "op": (str,), "arithmetic": (str,)}
+    if not isinstance(entry, dict) or "match" not in entry:
+        raise UserError(f"{path}: rule {number} has no match = NMSE")
+    for key, value in entry.items():
+        if key not in kinds or not isinstance(value, kinds[key]) or isinstance(value, bool):
+            raise UserError(f"{path}: rule {number}: {key} = {value!r} is not one of {', '.join(kinds)} of the right type")
+    return Rule(**entry)
+
+
+def _toml_reader():  # type: ignore[no-untyped-def]
+    try:
+        import tomllib
+    except ImportError:  # Python 3.10
+        import tomli as tomllib  # type: ignore[no-redef,import-not-found]
+    return tomllib
+
+
+# Drift that float32 sums in another order leave after each layer: nothing smaller is worth a ratio.
+F32_DRIFT = 1e-12

@@ -1,0 +1,108 @@
+"""The parent's side: run llama.cpp in a child process, follow it, and put its end into words."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from llamadiff.errors import UserError
+from llamadiff.llamacpp.request import Request
+from llamadiff.trace import Trace, temporary_name
+
+Progress = Callable[[str], None]
+
+
+def capture(request: Request, progress: Progress = lambda _: None) -> Trace:
+    """Run llama.cpp on a request with an ``output`` and open the trace it wrote. Raises UserError."""
+    assert request.output is not None
+    _ask(request, progress)
+    return Trace.open(request.output)
+
+
+def tokenize(request: Request) -> tuple[int, ...]:
+    """The token ids of a request's text, by the model's own tokenizer in llama.cpp. Raises UserError."""
+    return tuple(_ask(request, lambda _: None)["tokens"])
+
+
+def require_llama_cpp() -> None:
+    """Raise UserError if llama-cpp-python is not installed."""
+    if find_spec("llama_cpp") is None:
+        raise UserError("llama-cpp-python is not installed, so there is no baseline: pip install llama-cpp-python==0.3.36")
+
+
+def _ask(request: Request, progress: Progress) -> dict[str, Any]:
+    require_llama_cpp()
+    command = [sys.executable, "-m", "llamadiff.llamacpp.worker"]
+    with tempfile.TemporaryFile() as log:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            answers = _converse(child, request, progress)
+        finally:
+            _end(child, request)
+        log.seek(0)
+        noise = log.read().decode("utf-8", "replace")
+    if "error" in answers:
+        raise UserError(_with_log(f"{request.model}: {answers['error']}", noise))
+    if "done" not in answers:
+        raise UserError(_with_log(_obituary(child.returncode, request), noise))
+    return answers
+
+
+def _converse(child: subprocess.Popen[str], request: Request, progress: Progress) -> dict[str, Any]:
+    """Send the request, then merge the answers until the child closes its side."""
+    assert child.stdin is not None and child.stdout is not None
+    answers: dict[str, Any] = {}
+    try:
+        child.stdin.write(json.dumps(request.to_json()) + "\n")
+        child.stdin.close()
+        for line in child.stdout:
+            answer = json.loads(line)
+            if "phase" in answer:
+                progress(answer["phase"])
+            answers.update(answer)
+    except (BrokenPipeError, ValueError):
+        pass  # it died; its return code says how
+    child.wait()
+    return answers
+
+
+def _end(child: subprocess.Popen[str], request: Request) -> None:
+    """No orphan process and no temporary file, however this ends."""
+    if child.poll() is None:
+        child.kill()
+        child.wait()
+    if request.output is not None:
+        temporary_name(Path(request.output), child.pid).unlink(missing_ok=True)
+
+
+def _obituary(code: int, request: Request) -> str:
+    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    advice = {
+        "SIGABRT": "it aborts on files it takes for damaged or unsupported",
+        "SIGKILL": "it was killed, perhaps for want of memory",
+    }.get(name, "that is a fault in llama.cpp")
+    if request.settings.repack and name != "SIGKILL":
+        advice = "its repacked kernels crash on some CPUs; run again without --repack"
+    return f"{request.model}: llama.cpp died of {name}: {advice}"
+
+
+def _with_log(message: str, log: str) -> str:
+    """The message and the last thing llama.cpp said that explains it."""
+    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip(" .")]
+    telling = [line for line in lines if any(word in line.lower() for word in ("error", "assert", "fail", "invalid", "abort"))]
+    traceback = "Traceback (most recent call last):" in lines
+    chosen = lines[-1:] if traceback else (telling or lines)[:1]
+    return f"{message} (it said: {chosen[0][:300]})" if chosen else message
+
+
+def scratch_directory() -> tempfile.TemporaryDirectory[str]:
+    """A directory for traces nobody asked to keep, gone at the end."""
+    return tempfile.TemporaryDirectory(prefix="llamadiff-", dir=os.environ.get("TMPDIR"))

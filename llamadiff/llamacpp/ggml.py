@@ -1,0 +1,176 @@
+"""A ctypes view of ggml tensors, checked against the library before it is trusted.
+
+ggml has no accessors for shapes, strides, sources and parameters, so their place in ``struct ggml_tensor``
+(ggml.h) is written down here; ``check_layout`` refuses a library whose structure is another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp
+from numpy.typing import NDArray
+
+from llamadiff.errors import UserError
+
+MAX_DIMS, MAX_SRC, MAX_PARAMS, MAX_NAME = 4, 10, 64, 64
+
+
+class Tensor(ctypes.Structure):
+    """struct ggml_tensor."""
+
+
+Tensor._fields_ = [
+    ("type", ctypes.c_int),
+    ("buffer", ctypes.c_void_p),
+    ("ne", ctypes.c_int64 * MAX_DIMS),
+    ("nb", ctypes.c_size_t * MAX_DIMS),
+    ("op", ctypes.c_int),
+    ("op_params", ctypes.c_int32 * (MAX_PARAMS // 4)),
+    ("flags", ctypes.c_int32),
+    ("src", ctypes.POINTER(Tensor) * MAX_SRC),
+    ("view_src", ctypes.POINTER(Tensor)),
+    ("view_offs", ctypes.c_size_t),
+    ("data", ctypes.c_void_p),
+    ("name", ctypes.c_char * MAX_NAME),
+    ("extra", ctypes.c_void_p),
+    ("padding", ctypes.c_char * 8),
+]
+TensorPointer = ctypes.POINTER(Tensor)
+
+_NUMPY = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "i64": np.int64, "bf16": np.uint16}
+
+
+def _library() -> Any:
+    """ggml's core, wherever llama-cpp-python put it."""
+    folder = Path(llama_cpp.__file__).parent / "lib"
+    for pattern in ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll"):
+        for path in folder.glob(pattern):
+            return ctypes.CDLL(str(path))
+    raise UserError(f"no ggml library beside llama-cpp-python ({folder.name} holds no ggml-base)")
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+
+
+class Ggml:
+    """The few functions of ggml that a view of its tensors needs."""
+
+    def __init__(self) -> None:
+        lib = self.lib = _library()
+        for name, result, arguments in (
+            ("ggml_op_desc", ctypes.c_char_p, [TensorPointer]),
+            ("ggml_type_name", ctypes.c_char_p, [ctypes.c_int]),
+            ("ggml_nbytes", ctypes.c_size_t, [TensorPointer]),
+            ("ggml_backend_buffer_is_host", ctypes.c_bool, [ctypes.c_void_p]),
+            ("ggml_backend_tensor_get", None, [TensorPointer, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]),
+            ("ggml_init", ctypes.c_void_p, [_InitParams]),
+            ("ggml_free", None, [ctypes.c_void_p]),
+            ("ggml_new_tensor_2d", TensorPointer, [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]),
+            ("ggml_set_name", TensorPointer, [TensorPointer, ctypes.c_char_p]),
+            ("ggml_add", TensorPointer, [ctypes.c_void_p, TensorPointer, TensorPointer]),
+        ):
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+
+    def check_layout(self) -> str | None:
+        """None if the structure above is this library's; otherwise what does not fit.
+
+        Makes a sum of two known tensors and reads name, shape, strides, type, op and sources back.
+        """
+        context = self.lib.ggml_init(_InitParams(1 << 20, None, False))
+        try:
+            a = self.lib.ggml_new_tensor_2d(context, 0, 3, 5)
+            b = self.lib.ggml_new_tensor_2d(context, 0, 3, 5)
+            self.lib.ggml_set_name(a, b"layout-probe")
+            total = self.lib.ggml_add(context, a, b).contents
+            first = a.contents
+            found = {
+                "name": first.name == b"layout-probe",
+                "ne": list(first.ne) == [3, 5, 1, 1],
+                "nb": list(first.nb) == [4, 12, 60, 60],
+                "type": first.type == 0 and total.type == 0,
+                "op": self.lib.ggml_op_desc(ctypes.byref(total)) == b"ADD" and first.op == 0 and total.op != 0,
+                "src": [_address(source) for source in total.src] == [_address(a), _address(b), *[0] * (MAX_SRC - 2)],
+                "data": bool(first.data) and self.lib.ggml_nbytes(a) == 60,
+            }
+        finally:
+            self.lib.ggml_free(context)
+        wrong = [name for name, good in found.items() if not good]
+        return f"ggml_tensor.{', '.join(wrong)} not where expected" if wrong else None
+
+
+def _address(pointer: Any) -> int:
+    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of llama.cpp's graph, as the eval callback shows it: whole, for whoever checks whole graphs."""
+
+    ggml: Ggml
+    tensor: Tensor
+
+    @cached_property
+    def name(self) -> str:
+        return bytes(self.tensor.name).decode("utf-8", "replace")
+
+    @cached_property
+    def op(self) -> str:
+        """ggml's name of the op; the unary op or GLU itself where the op is one of them (SWIGLU)."""
+        return str(self.ggml.lib.ggml_op_desc(ctypes.byref(self.tensor)).decode())
+
+    @property
+    def type(self) -> str:
+        return str(self.ggml.lib.ggml_type_name(self.tensor.type).decode())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """All four axes, outermost first: ggml's ne reversed."""
+        return tuple(reversed(list(self.tensor.ne)))
+
+    @property
+    def parameters(self) -> bytes:
+        return bytes(self.tensor.op_params)
+
+    @cached_property
+    def sources(self) -> tuple[Node, ...]:
+        return tuple(Node(self.ggml, source.contents) for source in self.tensor.src if source)
+
+    def walk(self) -> Iterator[Node]:
+        """The node's sources, seen through views."""
+        for source in self.sources:
+            yield source
+            base = source.tensor.view_src
+            if base:
+                yield Node(self.ggml, base.contents)
+
+    def values(self) -> NDArray[Any]:
+        """A copy of the tensor's values, read through its strides: [ne3, ne2, ne1, ne0].
+
+        Raises UserError for a type that has no NumPy counterpart.
+        """
+        dtype = _NUMPY.get(self.type)
+        if dtype is None:
+            raise UserError(f"{self.name}: values of type {self.type} cannot be read")
+        n_bytes = self._extent()
+        raw = np.empty(n_bytes, np.uint8)
+        if self.tensor.buffer and not self.ggml.lib.ggml_backend_buffer_is_host(self.tensor.buffer):
+            self.ggml.lib.ggml_backend_tensor_get(ctypes.byref(self.tensor), raw.ctypes.data, 0, n_bytes)
+        else:
+            ctypes.memmove(raw.ctypes.data, self.tensor.data, n_bytes)
+        strided: NDArray[Any] = np.ndarray(self.shape, dtype, raw, strides=tuple(reversed(list(self.tensor.nb))))
+        values = np.ascontiguousarray(strided)
+        return (values.astype(np.uint32) << 16).view(np.float32) if self.type == "bf16" else values
+
+    def _extent(self) -> int:
+        """Bytes from the first value to the end of the last."""
+        size = np.dtype(_NUMPY[self.type]).itemsize
+        return size + sum((n - 1) * stride for n, stride in zip(self.tensor.ne, self.tensor.nb, strict=True))

@@ -1,0 +1,74 @@
+"""Which node of llama.cpp's graph is which tap: one pure function of name, op and sources."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from llamadiff.taps import BY_WORD
+
+# A product with a weight is known by the weight, and so is what adds its bias or multiplies by its scale.
+_BY_WEIGHT: Mapping[str, str] = {
+    kind.weight: kind.word for kind in BY_WORD.values() if kind.weight is not None and kind.op != "GET_ROWS"
+}
+_WEIGHT = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias|scale)")
+_WEIGHT_OPS = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "MUL": 1, "ADD": 1}  # op -> which source the weight is
+
+# Everything else is known by llama.cpp's own name and the op: (word, op) -> tap.
+_BY_NAME: Mapping[tuple[str, str], str] = {
+    ("embd", "GET_ROWS"): "embd",
+    ("embd", "SCALE"): "embd",
+    ("inp_scaled", "SCALE"): "embd",
+    ("Qcur", "VIEW"): "Qcur_proj",  # split from a fused projection
+    ("Kcur", "VIEW"): "Kcur_proj",
+    ("Vcur", "VIEW"): "Vcur_proj",
+    ("Qcur", "ROPE"): "Qcur_rope",
+    ("Kcur", "ROPE"): "Kcur_rope",
+    ("kq", "MUL_MAT"): "kq",
+    ("kq_soft_max", "SOFT_MAX"): "kq_soft_max",
+    ("kqv_out", "CONT"): "kqv_out",
+    ("kqv_out", "RESHAPE"): "kqv_out",  # with flash attention
+    ("ffn_inp", "ADD"): "ffn_inp",
+    ("ffn_moe_probs", "SOFT_MAX"): "ffn_moe_probs",
+    ("ffn_moe_topk", "VIEW"): "ffn_moe_topk",
+    ("ffn_moe_weights", "GET_ROWS"): "ffn_moe_weights",
+    ("ffn_moe_weights_norm", "DIV"): "ffn_moe_weights_norm",
+    ("ffn_moe_swiglu", "SWIGLU"): "ffn_moe_swiglu",
+    ("ffn_moe_gate_scaled", "MUL"): "ffn_moe_gate",
+    ("ffn_moe_up_scaled", "MUL"): "ffn_moe_up",
+    ("ffn_moe_down_scaled", "MUL"): "ffn_moe_down",
+    ("ffn_moe_out", "ADD"): "ffn_out",
+    ("ffn_moe_out", "CONT"): "ffn_out",
+    ("ffn_swiglu", "SWIGLU"): "ffn_swiglu",
+    ("l_out", "ADD"): "l_out",
+}
+_NODE = re.compile(r"(\w+?)(?:-(\d+))?")
+
+
+def tap_name(name: str, op: str, sources: Sequence[str]) -> str | None:
+    """The tap that a node is, from its name, its op and its sources' names; None if it is none.
+
+    Several nodes may be one tap (a product, then its bias): the last of them holds the tap's value.
+    """
+    by_weight = _tap_of_weight(op, sources)
+    if by_weight is not None:
+        return by_weight
+    match = _NODE.fullmatch(name)
+    word = _BY_NAME.get((match[1], op)) if match else None
+    if match is None or word is None or BY_WORD[word].layered != (match[2] is not None):
+        return None
+    return word if match[2] is None else f"{word}-{match[2]}"
+
+
+def _tap_of_weight(op: str, sources: Sequence[str]) -> str | None:
+    place = _WEIGHT_OPS.get(op)
+    if place is None or place >= len(sources):
+        return None
+    match = _WEIGHT.fullmatch(sources[place])
+    if match is None:
+        return None
+    stem = "output" if match[2] == "token_embd" else match[2]
+    word = _BY_WEIGHT.get(stem)
+    if word is None or BY_WORD[word].layered != (match[1] is not None):
+        return None
+    return word if match[1] is None else f"{word}-{match[1]}"

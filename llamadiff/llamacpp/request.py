@@ -1,0 +1,48 @@
+"""What the parent asks of the child process that runs llama.cpp, and what it is told. Plain data, sent as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+KV_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30}  # ggml_type numbers (ggml.h)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How llama.cpp is run. These defaults make a baseline; llama.cpp's own do not (other kernels, hidden ops)."""
+
+    type_k: str = "F32"
+    type_v: str = "F32"
+    flash_attn: bool = False
+    gpu_layers: int = 0
+    repack: bool = False
+    threads: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One run: either ``tokens`` or ``text``; with ``output``, a capture; without, only tokenization."""
+
+    model: str
+    text: str | None = None
+    tokens: tuple[int, ...] = ()
+    add_special: bool = True
+    n_predict: int = 0
+    output: str | None = None
+    wanted: tuple[str, ...] | None = None
+    model_info: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=Settings)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Request:
+        wanted = data["wanted"]
+        return cls(**{**data, "tokens": tuple(data["tokens"]), "wanted": None if wanted is None else tuple(wanted),
+                      "settings": Settings(**data["settings"])})  # fmt: skip

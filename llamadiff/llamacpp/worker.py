@@ -1,0 +1,266 @@
+"""The child process: runs llama.cpp on one request and writes the trace. ``python -m llamadiff.llamacpp.worker``.
+
+The request is one JSON line on standard input; answers are JSON lines on standard output (llama.cpp's own
+output is sent to standard error). It may die: llama.cpp aborts on some files. The parent says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp
+from numpy.typing import NDArray
+
+from llamadiff import taps
+from llamadiff.errors import UserError
+from llamadiff.llamacpp.ggml import Ggml, Node, Tensor
+from llamadiff.llamacpp.names import tap_name
+from llamadiff.llamacpp.request import KV_TYPES, Request, Settings
+from llamadiff.trace import Info, TraceWriter
+
+Array = NDArray[Any]
+Say = Callable[..., None]
+
+
+def main() -> None:
+    """Serve one request."""
+    say = _only_voice()
+    request = Request.from_json(json.loads(sys.stdin.readline()))
+    try:
+        run(request, say)
+    except UserError as error:
+        say(error=str(error))
+
+
+def _only_voice() -> Say:
+    """Keep standard output for answers; whatever C code prints there goes to standard error."""
+    voice = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def say(**answer: Any) -> None:
+        voice.write(json.dumps(answer) + "\n")
+
+    return say
+
+
+def run(request: Request, say: Say) -> None:
+    """Load, tokenize, decode, record."""
+    ggml = Ggml()
+    misfit = ggml.check_layout()
+    if misfit:
+        raise UserError(f"this llama-cpp-python has another tensor layout ({misfit}); install the version in pyproject.toml")
+    llama_cpp.llama_backend_init()
+    started = time.perf_counter()
+    say(phase="loading the model into llama.cpp")
+    with _Quiet():
+        model = _load(request)
+        tokens = list(request.tokens) or _tokenize(model, request)
+        say(tokens=tokens, loaded=time.perf_counter() - started)
+        if request.output is not None:
+            say(phase="running llama.cpp")
+            Capture(ggml, model, request, tokens).run(say)
+    say(done=True)
+
+
+class _Quiet:
+    """llama.cpp's log without its debug and info lines: what it says of a failure stays on standard error."""
+
+    def __enter__(self) -> None:
+        def log(level: int, text: bytes, _: Any) -> None:
+            if level >= 3:  # GGML_LOG_LEVEL_WARN
+                os.write(2, text)
+
+        self.callback = llama_cpp.llama_log_callback(log)  # kept: a collected callback is a segfault
+        llama_cpp.llama_log_set(self.callback, ctypes.c_void_p(0))
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _load(request: Request) -> Any:
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = request.settings.gpu_layers
+    params.use_extra_bufts = request.settings.repack
+    params.vocab_only = request.output is None
+    model = llama_cpp.llama_model_load_from_file(request.model.encode(), params)
+    if not model:
+        raise UserError("llama.cpp cannot load the model")
+    return model
+
+
+def _tokenize(model: Any, request: Request) -> list[int]:
+    assert request.text is not None
+    vocabulary = llama_cpp.llama_model_get_vocab(model)
+    if llama_cpp.llama_vocab_type(vocabulary) == 0:  # LLAMA_VOCAB_TYPE_NONE
+        raise UserError("the file has no tokenizer; give token ids with --tokens")
+    text = request.text.encode()
+    room = len(text) + 16
+    buffer = (llama_cpp.llama_token * room)()
+    count = llama_cpp.llama_tokenize(vocabulary, text, len(text), buffer, room, request.add_special, True)
+    if count <= 0:
+        raise UserError(f"llama.cpp's tokenizer gave no tokens for the prompt (code {count}); give ids with --tokens")
+    return list(buffer[:count])
+
+
+class Capture:
+    """One context with an eval callback that copies every wanted tap as it is computed."""
+
+    def __init__(self, ggml: Ggml, model: Any, request: Request, tokens: list[int]) -> None:
+        self.ggml, self.model, self.request = ggml, model, request
+        self.tokens = tokens
+        self.total = len(tokens) + request.n_predict
+        self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        self.wanted = None if request.wanted is None else set(request.wanted)
+        self.weights_read: set[str] = set()
+        self.start = self.rows = 0
+        self.failure: BaseException | None = None
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        limit = llama_cpp.llama_model_n_ctx_train(self.model)
+        if self.total > limit:
+            raise UserError(f"{self.total} tokens (with --n-predict) are more than the model's context of {limit}")
+        for token in self.tokens:
+            if not 0 <= token < self.n_vocab:
+                raise UserError(f"token id {token} is out of range: the vocabulary has {self.n_vocab} entries")
+
+    def run(self, say: Say) -> None:
+        """Prefill, then greedy decode steps of one token each; then complete the trace."""
+        assert self.request.output is not None
+        context = self._context()
+        n_prefill = len(self.tokens)
+        with TraceWriter(self.request.output, expected_taps=40 * (llama_cpp.llama_model_n_layer(self.model) + 1)) as writer:
+            self.writer = writer
+            started = time.perf_counter()
+            self._decode(context, self.tokens, 0)
+            prefill_s = time.perf_counter() - started
+            for step in range(self.request.n_predict):
+                say(phase=f"decode step {step + 1} of {self.request.n_predict}")
+                self.tokens.append(self._greedy(context))
+                self._decode(context, self.tokens[-1:], len(self.tokens) - 1)
+            writer.finish(self._info(n_prefill, prefill_s))
+
+    def _context(self) -> Any:
+        settings = self.request.settings
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = max(256, self.total)
+        params.n_batch = params.n_ubatch = max(32, len(self.tokens))
+        params.type_k, params.type_v = KV_TYPES[settings.type_k], KV_TYPES[settings.type_v]
+        params.flash_attn_type = int(settings.flash_attn)
+        params.n_threads = params.n_threads_batch = settings.threads or os.cpu_count() or 1
+        self.callback = llama_cpp.ggml_backend_sched_eval_callback(self._observe)  # kept alive with the context
+        params.cb_eval = self.callback
+        context = llama_cpp.llama_init_from_model(self.model, params)
+        if not context:
+            raise UserError("llama.cpp cannot make a context with these settings")
+        return context
+
+    def _decode(self, context: Any, tokens: list[int], start: int) -> None:
+        self.start, self.rows = start, len(tokens)
+        batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, start + i, 1, 1
+            batch.seq_id[i][0] = 0
+        code = llama_cpp.llama_decode(context, batch)
+        llama_cpp.llama_batch_free(batch)
+        if self.failure is not None:
+            raise self.failure
+        if code != 0:
+            raise UserError(f"llama_decode failed with code {code}")
+
+    def _greedy(self, context: Any) -> int:
+        logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context, -1), (self.n_vocab,))
+        return int(logits.argmax())
+
+    def _observe(self, pointer: Any, ask: bool, _: Any) -> bool:
+        """The eval callback: asked for every node before it runs, and called with those it wanted after."""
+        try:
+            node = Node(self.ggml, ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents)
+            name = tap_name(node.name, node.op, [source.name for source in node.sources])
+            wanted = name is not None and (self.wanted is None or name in self.wanted)
+            if ask:
+                self.weights_read.update(source.name for source in node.sources if source.op == "NONE")
+            elif wanted and name is not None:
+                self._record(name, node)
+            return wanted if ask else True
+        except BaseException as error:  # must not reach C
+            self.failure = error
+            return False
+
+    def _record(self, name: str, node: Node) -> None:
+        tap = taps.parse(name)
+        assert tap is not None
+        values = _in_axes(tap, node.values(), self.rows)
+        if tap.causal:
+            values = self._visible(tap, values[..., : self.total])
+        shape = list(values.shape)
+        shape[tap.row_axis] = self.total
+        if tap.causal:
+            shape[2] = self.total
+        self.writer.add(name, values, tap.row_axis, tuple(shape), self.start)
+
+    def _visible(self, tap: taps.Tap, values: Array) -> Array:
+        """Raw scores of hidden keys are arbitrary and left out; probabilities are kept as they are."""
+        if tap.kind.word != "kq":
+            return values
+        queries = np.arange(self.start, self.start + self.rows)[:, None]
+        return np.where(np.arange(values.shape[2])[None, :] <= queries, values, np.float32(0))
+
+    def _info(self, n_prefill: int, prefill_s: float) -> Info:
+        settings = self.request.settings
+        return Info(
+            tokens=tuple(self.tokens),
+            positions=tuple(range(self.total)),
+            n_prefill=n_prefill,
+            prompt=self.request.text,
+            producer={
+                "name": "llama.cpp",
+                "version": build_version(),
+                "settings": {**settings.to_json(), "n_ctx": max(256, self.total), "threads": settings.threads or os.cpu_count()},
+                "build": build_flags(),
+                "weights_read": sorted(self.weights_read),
+                "prefill_s": prefill_s,
+            },
+            model=dict(self.request.model_info),
+        )
+
+
+def _in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:
+    """ggml's four axes [ne3, ne2, ne1, ne0] as the tap's."""
+    if tap.causal:
+        return values.reshape(values.shape[-3:])
+    return values.reshape((rows, -1) if len(tap.kind.axes) == 2 else (rows, *values.shape[-2:]))
+
+
+def build_version() -> str:
+    """llama-cpp-python's version and that of the ggml it was built with."""
+    import llama_cpp as package
+
+    library = Ggml().lib
+    parts = [f"llama-cpp-python {package.__version__}"]
+    for name in ("ggml_version", "ggml_commit"):
+        if hasattr(library, name):
+            getattr(library, name).restype = ctypes.c_char_p
+            parts.append(f"{name.removeprefix('ggml_')} {getattr(library, name)().decode()}")
+    return ", ggml ".join(parts[:2]) + (f" ({parts[2]})" if len(parts) > 2 else "")
+
+
+def build_flags() -> str:
+    """llama.cpp's own line of compiled-in CPU features and backends."""
+    return str(llama_cpp.llama_print_system_info().decode()).strip()
+
+
+def settings_of(data: dict[str, Any]) -> Settings:
+    return Settings(**data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""The vocabulary: every tap, its op, its axes and the weight that makes it. Everything else derives from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One row of the vocabulary.
+
+    ``inputs`` are the words it reads (``prev``: the layer's input; ``a|b``: whichever the model has).
+    ``axes`` name the dimensions, outermost first. ``weight`` is the stem of the weight the op multiplies by
+    (``attn_q`` for ``blk.3.attn_q.weight``). ``needs`` is the stem of a tensor without which the tap does not
+    exist, ``without`` one with which it does not. ``key`` marks the dozen that an engine should write first.
+    """
+
+    word: str
+    op: str
+    inputs: str
+    axes: tuple[str, ...]
+    what: str
+    weight: str | None = None
+    needs: str | None = None
+    without: str | None = None
+    layered: bool = True
+    key: bool = False
+
+
+_ROWS = ("token", "embd")
+_MOE = "ffn_gate_inp"
+
+KINDS: tuple[Kind, ...] = (
+    Kind("embd", "GET_ROWS", "", _ROWS, "token embeddings, after any embedding scale", "token_embd", layered=False, key=True),
+    Kind("attn_norm", "RMS_NORM", "prev", _ROWS, "normalised layer input, times its weight", "attn_norm", key=True),
+    Kind("Qcur_proj", "MUL_MAT", "attn_norm", ("token", "head*dim"), "Q projection, with bias if there is one", "attn_q", key=True),
+    Kind("Kcur_proj", "MUL_MAT", "attn_norm", ("token", "kv_head*dim"), "K projection, with bias if there is one", "attn_k"),
+    Kind("Vcur_proj", "MUL_MAT", "attn_norm", ("token", "kv_head*dim"), "V projection, with bias if there is one", "attn_v", key=True),
+    Kind("Qcur_normed", "RMS_NORM", "Qcur_proj", ("token", "head", "dim"), "Q after QK-norm", "attn_q_norm", needs="attn_q_norm"),
+    Kind("Kcur_normed", "RMS_NORM", "Kcur_proj", ("token", "kv_head", "dim"), "K after QK-norm", "attn_k_norm", needs="attn_k_norm"),
+    Kind("Qcur_rope", "ROPE", "Qcur_normed|Qcur_proj", ("token", "head", "dim"), "Q after RoPE", key=True),
+    Kind("Kcur_rope", "ROPE", "Kcur_normed|Kcur_proj", ("token", "kv_head", "dim"), "K after RoPE", key=True),
+    Kind("kq", "MUL_MAT", "Qcur_rope Kcur_rope", ("head", "query", "key"), "raw scores, before scale and mask; the causal triangle counts"),
+    Kind("kq_soft_max", "SOFT_MAX", "kq", ("head", "query", "key"), "attention probabilities", key=True),
+    Kind("kqv_out", "MUL_MAT", "kq_soft_max Vcur_proj", ("token", "head*dim"), "heads merged, before the output projection", key=True),
+    Kind("attn_out", "MUL_MAT", "kqv_out", _ROWS, "after the output projection", "attn_output", key=True),
+    Kind("ffn_inp", "ADD", "attn_out prev", _ROWS, "residual after attention", key=True),
+    Kind("ffn_norm", "RMS_NORM", "ffn_inp", _ROWS, "normalised FFN input, times its weight", "ffn_norm"),
+    Kind("ffn_moe_logits", "MUL_MAT", "ffn_norm", ("token", "expert"), "router scores", "ffn_gate_inp", needs=_MOE),
+    Kind("ffn_moe_probs", "SOFT_MAX", "ffn_moe_logits", ("token", "expert"), "router probabilities", needs=_MOE),
+    Kind("ffn_moe_topk", "ARGSORT", "ffn_moe_probs", ("token", "used"), "chosen experts' numbers, best first", needs=_MOE),
+    Kind("ffn_moe_weights", "GET_ROWS", "ffn_moe_probs ffn_moe_topk", ("token", "used"), "their probabilities", needs=_MOE),
+    Kind("ffn_moe_weights_norm", "DIV", "ffn_moe_weights", ("token", "used"), "made to sum to one", needs=_MOE),
+    Kind("ffn_moe_gate", "MUL_MAT_ID", "ffn_norm ffn_moe_topk", ("token", "used", "ff"), "chosen experts' gate", "ffn_gate_exps", needs=_MOE),
+    Kind("ffn_moe_up", "MUL_MAT_ID", "ffn_norm ffn_moe_topk", ("token", "used", "ff"), "chosen experts' up", "ffn_up_exps", needs=_MOE),
+    Kind("ffn_moe_swiglu", "SWIGLU", "ffn_moe_gate ffn_moe_up", ("token", "used", "ff"), "silu(gate) * up", needs=_MOE),
+    Kind("ffn_moe_down", "MUL_MAT_ID", "ffn_moe_swiglu ffn_moe_topk", ("token", "used", "embd"), "chosen experts' down", "ffn_down_exps", needs=_MOE),
+    Kind("ffn_gate", "MUL_MAT", "ffn_norm", ("token", "ff"), "gate projection", "ffn_gate", without=_MOE),
+    Kind("ffn_up", "MUL_MAT", "ffn_norm", ("token", "ff"), "up projection", "ffn_up", without=_MOE),
+    Kind("ffn_swiglu", "SWIGLU", "ffn_gate ffn_up", ("token", "ff"), "silu(gate) * up", without=_MOE),
+    Kind("ffn_out", "MUL_MAT", "ffn_swiglu|ffn_moe_down|ffn_moe_weights_norm", _ROWS, "after the down projection, or the experts' weighted sum", "ffn_down", key=True),
+    Kind("l_out", "ADD", "ffn_out ffn_inp", _ROWS, "residual after the layer", key=True),
+    Kind("result_norm", "RMS_NORM", "prev", _ROWS, "after the final norm", "output_norm", layered=False),
+    Kind("result_output", "MUL_MAT", "result_norm", ("token", "vocab"), "logits", "output", layered=False, key=True),
+)  # fmt: skip
+
+BY_WORD: Mapping[str, Kind] = {kind.word: kind for kind in KINDS}
+_NAME = re.compile(r"([A-Za-z_]+?)(?:-(\d{1,4}))?")
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A kind at a layer (None: outside the layers)."""
+
+    kind: Kind
+    layer: int | None
+
+    @property
+    def name(self) -> str:
+        return self.kind.word if self.layer is None else f"{self.kind.word}-{self.layer}"
+
+    @property
+    def row_axis(self) -> int:
+        """The axis that runs over tokens (queries, for attention scores)."""
+        return 1 if "query" in self.kind.axes else 0
+
+    @property
+    def causal(self) -> bool:
+        """Whether only the causal triangle is defined."""
+        return "key" in self.kind.axes
+
+
+def parse(name: str) -> Tap | None:
+    """The tap a name stands for; None if the vocabulary does not have it."""
+    match = _NAME.fullmatch(name)
+    if match is None or match[1] not in BY_WORD:
+        return None
+    kind = BY_WORD[match[1]]
+    layer = None if match[2] is None else int(match[2])
+    return Tap(kind, layer) if kind.layered == (layer is not None) else None
+
+
+def taps_of(n_layer: int, tensors: Iterable[str]) -> Iterator[Tap]:
+    """The taps of a model with these weight tensors, in graph order."""
+    present = set(tensors)
+    outside = [kind for kind in KINDS if not kind.layered]
+    yield Tap(outside[0], None)
+    for layer in range(n_layer):
+        stems = {name.split(".")[2] for name in present if name.startswith(f"blk.{layer}.") and name.count(".") >= 3}
+        for kind in KINDS:
+            exists = (kind.needs is None or kind.needs in stems) and kind.without not in stems
+            if kind.layered and exists:
+                yield Tap(kind, layer)
+    for kind in outside[1:]:
+        yield Tap(kind, None)
+
+
+def inputs_of(tap: Tap, present: Container[str], n_layer: int) -> list[str]:
+    """Names of the taps that an op reads, of those in ``present``."""
+    names: list[str] = []
+    for word in re.split(r"[ |]", tap.kind.inputs):
+        if word == "prev":
+            last = n_layer if tap.layer is None else tap.layer
+            names.append("embd" if last == 0 else f"l_out-{last - 1}")
+        elif word:
+            names.append(word if tap.layer is None else f"{word}-{tap.layer}")
+    if tap.kind.word in ("Qcur_rope", "Kcur_rope"):  # QK-norm comes between, where there is one
+        names = names[:1] if names[0] in present else names[1:]
+    return [name for name in names if name in present]
+
+
+def weight_name(tap: Tap, tensors: Iterable[str]) -> str | None:
+    """The weight tensor that makes a tap, of those in the file: the tied embedding where there is no output head."""
+    if tap.kind.weight is None:
+        return None
+    present = set(tensors)
+    prefix = "" if tap.layer is None else f"blk.{tap.layer}."
+    alternatives = {"output": "token_embd", "attn_q": "attn_qkv", "attn_k": "attn_qkv", "attn_v": "attn_qkv",
+                    "ffn_down": "ffn_down_exps"}  # fmt: skip
+    for stem in (tap.kind.weight, alternatives.get(tap.kind.weight)):
+        if stem is not None and f"{prefix}{stem}.weight" in present:
+            return f"{prefix}{stem}.weight"
+    return None
+
+
+def shape_of(tap: Tap, n_tokens: int, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of a tap over ``n_tokens``; ``sizes`` gives embd, head, kv_head, dim, ff, vocab, expert, used."""
+    known = {**sizes, "token": n_tokens, "query": n_tokens, "key": n_tokens}
+
+    def size(axis: str) -> int:
+        product = 1
+        for part in axis.split("*"):
+            product *= known[part]
+        return product
+
+    return tuple(size(axis) for axis in tap.kind.axes)
+
+
+def selected(tap: Tap, patterns: Iterable[str], layers: range | None) -> bool:
+    """Whether a tap is asked for: by name patterns (``l_out-*``; none: all) and by layer (taps outside always)."""
+    patterns = list(patterns)
+    by_name = not patterns or any(fnmatchcase(tap.name, pattern) for pattern in patterns)
+    return by_name and (layers is None or tap.layer is None or tap.layer in layers)

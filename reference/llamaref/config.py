@@ -1,0 +1,154 @@
+"""Frozen hyper-parameters of one model, read once from GGUF metadata."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llamaref.errors import ModelError
+from llamaref.metadata import refuse_unknown
+
+__all__ = ["Config", "ModelError", "Rope"]
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding: n_rot rotated values a head, base, and how positions are stretched.
+
+    ``factor`` divides positions (1: none); with ``yarn`` only the slow frequencies are divided.
+    """
+
+    n_rot: int
+    base: float
+    factor: float = 1.0
+    yarn: bool = False
+    attn_factor: float = 1.0
+    n_ctx_orig: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes and constants of one model; names are llama.cpp's."""
+
+    architecture: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    head_k: int
+    head_v: int
+    n_ctx_train: int
+    rms_eps: float
+    rope: Rope
+    n_expert: int = 0
+    n_expert_used: int = 0
+
+    @classmethod
+    def from_metadata(cls, fields: Mapping[str, Any]) -> Config:
+        """Read the metadata of a GGUF file; missing keys take llama.cpp's defaults.
+
+        Raises ModelError naming a required key that is missing, a value of the wrong kind, or a key
+        that changes the computation and is not implemented.
+        """
+        architecture = fields.get("general.architecture")
+        if not isinstance(architecture, str):
+            raise ModelError("general.architecture is missing: this GGUF file does not say what model it holds")
+        refuse_unknown(architecture, fields)
+        read = _Reader(architecture, fields)
+        n_embd, n_head = read.count("embedding_length"), read.count("attention.head_count")
+        head_k = read.count("attention.key_length", n_embd // n_head)
+        n_expert = read.count("expert_count", 0)
+        config = cls(
+            architecture=architecture,
+            n_layer=read.count("block_count"),
+            n_embd=n_embd,
+            n_head=n_head,
+            n_head_kv=read.count("attention.head_count_kv", n_head),
+            head_k=head_k,
+            head_v=read.count("attention.value_length", n_embd // n_head),
+            n_ctx_train=read.count("context_length"),
+            rms_eps=read.number("attention.layer_norm_rms_epsilon"),
+            rope=_rope(read, head_k),
+            n_expert=n_expert,
+            n_expert_used=read.count("expert_used_count", None if n_expert else 0),
+        )
+        _check(config)
+        return config
+
+
+def _rope(read: _Reader, head_k: int) -> Rope:
+    """RoPE settings (llama.cpp, llama_model_base::load_hparams and the llama_context constructor)."""
+    kind = read.text("rope.scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise ModelError(f"{read.prefix}rope.scaling.type = {kind!r}: the engine knows none, linear and yarn")
+    factor = read.number("rope.scaling.factor", 0.0) or read.number("rope.scale_linear", 0.0) or 1.0
+    n_ctx = read.count("context_length")
+    return Rope(
+        n_rot=read.count("rope.dimension_count", head_k),
+        base=read.number("rope.freq_base", 10000.0),
+        factor=1.0 if kind == "none" else factor,
+        yarn=kind == "yarn",
+        attn_factor=read.number("rope.scaling.attn_factor", 1.0),
+        n_ctx_orig=read.count("rope.scaling.original_context_length", n_ctx) or n_ctx,
+    )
+
+
+def _check(config: Config) -> None:
+    c = config
+    rules = [
+        (c.n_layer > 0, f"block_count = {c.n_layer}: must be at least 1"),
+        (c.n_head_kv > 0, f"head_count_kv = {c.n_head_kv}: must be at least 1"),
+        (c.n_head % max(c.n_head_kv, 1) == 0, f"{c.n_head} heads cannot share {c.n_head_kv} KV heads evenly"),
+        (c.rope.base > 1, f"rope.freq_base = {c.rope.base}: must be greater than 1"),
+        (c.rope.factor > 0, f"rope.scaling.factor = {c.rope.factor}: must be positive"),
+        (0 < c.rope.n_rot <= c.head_k, f"rope.dimension_count = {c.rope.n_rot}: must be 1 to {c.head_k} (key_length)"),
+        (c.rope.n_rot % 2 == 0, f"rope.dimension_count = {c.rope.n_rot}: must be even"),
+        (c.n_expert_used <= c.n_expert, f"expert_used_count = {c.n_expert_used}: there are {c.n_expert} experts"),
+        (c.rms_eps >= 0, f"layer_norm_rms_epsilon = {c.rms_eps}: must not be negative"),
+    ]
+    for holds, message in rules:
+        if not holds:
+            raise ModelError(f"{c.architecture}: {message}")
+
+
+class _Reader:
+    """Typed access to the keys of one architecture."""
+
+    def __init__(self, architecture: str, fields: Mapping[str, Any]) -> None:
+        self.prefix = f"{architecture}."
+        self.fields = fields
+
+    def value(self, key: str, default: Any) -> Any:
+        value = self.fields.get(self.prefix + key, default)
+        if value is None:
+            raise ModelError(f"metadata key {self.prefix}{key} is missing: without it the model cannot be run")
+        if isinstance(value, list):
+            if not value or any(item != value[0] for item in value):
+                raise ModelError(f"{self.prefix}{key} differs between layers: the engine implements one value for all")
+            value = value[0]
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number >= 0; zero counts as unset where there is a default."""
+        value = self.value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ModelError(f"{self.prefix}{key} = {value!r}: expected a whole number")
+        if value == 0 and default is None:
+            raise ModelError(f"{self.prefix}{key} = 0: expected at least 1")
+        return value or default or 0
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.value(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ModelError(f"{self.prefix}{key} = {value!r}: expected a finite number")
+        return float(value)
+
+    def text(self, key: str, default: str) -> str:
+        value = self.value(key, default)
+        if not isinstance(value, str):
+            raise ModelError(f"{self.prefix}{key} = {value!r}: expected text")
+        return value

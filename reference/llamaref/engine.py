@@ -1,0 +1,212 @@
+"""The engine: one model file, its configuration, and the building blocks its architecture file is written in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamaref import ops
+from llamaref.config import Config, Rope
+from llamaref.errors import ModelError
+from llamaref.models import ARCHITECTURES
+from llamaref.weights import Weights
+
+Array = NDArray[Any]
+
+
+class Tap(Protocol):
+    """What the engine calls while it runs. The first axis of every array is a batch of runs of the same
+    tokens; the ``embd`` tap may widen it, and every later op carries it through.
+    """
+
+    def __call__(self, name: str, x: Array) -> Array:
+        """A named point: returns what the engine goes on with."""
+        ...
+
+    def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
+        """The operands of a product, as the arithmetic under study would see them.
+
+        ``kind`` is the type of the weights (``Q4_K``), or ``cache_k`` / ``cache_v`` for the two products of
+        attention. Index arrays come back as they are.
+        """
+        ...
+
+    def stored(self, kind: str, x: Array) -> Array:
+        """K or V rows on their way into the cache (``cache_k``, ``cache_v``)."""
+        ...
+
+    def angles(self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None) -> tuple[Array, Array]:
+        """cos and sin of the RoPE angles [t, n_rot / 2], with a leading batch axis if they differ between runs."""
+        ...
+
+
+class Silent:
+    """The tap that does nothing."""
+
+    def __call__(self, name: str, x: Array) -> Array:
+        return x
+
+    def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
+        return arrays
+
+    def stored(self, kind: str, x: Array) -> Array:
+        return x
+
+    def angles(self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None) -> tuple[Array, Array]:
+        return cos, sin
+
+
+@dataclass
+class Cache:
+    """Keys and values of the tokens seen so far, per layer: [b, s, k, d]; ``positions`` [s]."""
+
+    positions: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    keys: dict[int, Array] = field(default_factory=dict)
+    values: dict[int, Array] = field(default_factory=dict)
+
+    def append(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
+        """Add rows of one layer and return all of its rows."""
+        for store, rows in ((self.keys, k), (self.values, v)):
+            store[layer] = np.concatenate([store[layer], rows], axis=1) if layer in store else rows
+        return self.keys[layer], self.values[layer]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass: positions of its tokens and of all keys, RoPE angles, cache and tap."""
+
+    positions: Array  # [t]
+    key_positions: Array  # [s]
+    cos: Array  # [..., t, n_rot / 2]
+    sin: Array  # [..., t, n_rot / 2]
+    cache: Cache
+    tap: Tap
+
+
+class Engine:
+    """Runs one GGUF file.
+
+    ``ops`` is the maths it computes with; a faulty copy of it makes a faulty engine, which is how
+    the tests inject bugs. Raises ModelError for a file that cannot be run faithfully.
+    """
+
+    def __init__(
+        self, model: str | Path | Weights, dtype: type[np.floating[Any]] = np.float32, maths: Any = ops
+    ) -> None:
+        self.w = model if isinstance(model, Weights) else Weights(model, dtype)
+        name = self.w.fields.get("general.architecture")
+        if isinstance(name, str) and name not in ARCHITECTURES:
+            raise ModelError(f"architecture {name!r} is not implemented; the engine has {', '.join(ARCHITECTURES)}")
+        if "token_embd.weight" not in self.w:
+            raise ModelError("no token_embd.weight: the file holds a vocabulary or an adapter, not a language model")
+        self.config = Config.from_metadata(self.w.fields)
+        self.architecture = ARCHITECTURES[self.config.architecture]
+        self.ops = maths
+        self._vectors: dict[str, Array] = {}
+        self.n_vocab = self.w.shape("token_embd.weight")[0]
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int] | None = None,
+        cache: Cache | None = None,
+        tap: Tap | None = None,
+    ) -> Array:
+        """Run tokens after those in ``cache`` (none: a fresh one) -> logits [b, token, vocab].
+
+        ``positions`` default to those that follow the cache. Raises ModelError for a token id out of range.
+        """
+        self._check_tokens(tokens)
+        cache = cache if cache is not None else Cache()
+        start = int(cache.positions[-1]) + 1 if cache.positions.size else 0
+        here = np.asarray(positions if positions is not None else range(start, start + len(tokens)), np.int64)
+        cache.positions = np.concatenate([cache.positions, here])
+        tap, rope, factors = tap or Silent(), self.config.rope, self._optional("rope_freqs.weight")
+        cos, sin = tap.angles(*self.ops.rope_angles(rope, here, factors), rope, here, factors)
+        step = Step(here, cache.positions, cos, sin, cache, tap)
+        result: Array = self.architecture.forward(self, np.asarray(tokens), step)
+        return result
+
+    def embed(self, tokens: Array) -> Array:
+        """Embedding rows of the tokens -> [1, token, embd]; no other row is read."""
+        return self.w.rows("token_embd.weight", tokens)[None]
+
+    def norm(self, x: Array, name: str) -> Array:
+        """RMSNorm with the weight ``name``.weight."""
+        weight = self._vector(f"{name}.weight", x.shape[-1])
+        return np.asarray(self.ops.rms_norm(x, weight, self.config.rms_eps))
+
+    def linear(self, x: Array, name: str, tap: Tap) -> Array:
+        """x @ W.T with ``name``.scale and ``name``.bias where the file has them: [..., in] -> [..., out].
+
+        The scale comes before the bias in attention and after it in the FFN (llama.cpp, llama-graph.cpp).
+        """
+        (x,) = tap.operands(self.w.type(f"{name}.weight"), x)
+        y = self.w.product(f"{name}.weight", x)
+        scale, bias = self._optional(f"{name}.scale"), self._optional(f"{name}.bias")
+        if bias is not None and ".ffn_" in name:
+            y, bias = y + bias, None
+        if scale is not None:
+            y = y * scale
+        return y if bias is None else y + bias
+
+    def qkv(self, x: Array, i: int, tap: Tap) -> tuple[Array, Array, Array]:
+        """Projections of layer i, from three matrices or from one that holds all: [b, t, embd] -> [b, t, head*dim] each."""
+        names = [f"blk.{i}.attn_{part}" for part in "qkv"]
+        if f"blk.{i}.attn_qkv.weight" not in self.w:
+            q, k, v = (self.linear(x, name, tap) for name in names)
+            return q, k, v
+        c, fused = self.config, self.linear(x, f"blk.{i}.attn_qkv", tap)
+        q_end = c.n_head * c.head_k
+        k_end = q_end + c.n_head_kv * c.head_k
+        parts = np.split(fused, [q_end, k_end], axis=-1)
+        if f"blk.{i}.attn_qkv.bias" not in self.w:
+            biases = [self._optional(f"{name}.bias") for name in names]
+            parts = [part if bias is None else part + bias for part, bias in zip(parts, biases, strict=True)]
+        return parts[0], parts[1], parts[2]
+
+    def experts(self, x: Array, name: str, chosen: Array, tap: Tap) -> Array:
+        """Each token's chosen experts' products: x [b, t, 1 or used, in], chosen [b, t, used] -> [b, t, used, out]."""
+        kind = self.w.type(f"{name}.weight")
+        x, chosen = tap.operands(kind, np.broadcast_to(x, (*chosen.shape, x.shape[-1])), chosen)
+        out = np.empty((*chosen.shape, self.w.shape(f"{name}.weight")[1]), x.dtype)
+        for expert in np.unique(chosen):
+            mine = chosen == expert  # [b, t, used]
+            out[mine] = self.w.product(f"{name}.weight", x[mine], int(expert))
+        scale = self._optional(f"{name}.scale")  # [expert]
+        return out if scale is None else out * scale[chosen][..., None]
+
+    def logits(self, x: Array, tap: Tap) -> Array:
+        """The output head; a file without one ties it to the embedding."""
+        return self.linear(x, "output" if "output.weight" in self.w else "token_embd", tap)
+
+    def attention(self, i: int, q: Array, k: Array, v: Array, step: Step) -> Array:
+        """Causal attention of layer i over the cache: q [b, t, h, d], k and v [b, t, k, d] -> [b, t, h*d]."""
+        tap = step.tap
+        keys, values = step.cache.append(i, tap.stored("cache_k", k), tap.stored("cache_v", v))
+        q, keys = tap.operands("cache_k", q, keys)
+        scores = tap(f"kq-{i}", self.ops.attention_scores(q, keys))  # [b, h, t, s]
+        scale = 1.0 / np.sqrt(self.config.head_k)
+        probs = self.ops.causal_softmax(scores, scale, step.positions, step.key_positions)  # [b, h, t, s]
+        probs, values = tap.operands("cache_v", tap(f"kq_soft_max-{i}", probs), values)
+        return tap(f"kqv_out-{i}", self.ops.attention_values(probs, values))
+
+    def _vector(self, name: str, size: int | None = None) -> Array:
+        if name not in self._vectors:
+            self._vectors[name] = self.w.vector(name, size)
+        return self._vectors[name]
+
+    def _optional(self, name: str) -> Array | None:
+        return self._vector(name) if name in self.w else None
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            if not 0 <= token < self.n_vocab:
+                raise ModelError(f"token id {token} is out of range: the vocabulary has {self.n_vocab} entries")
+        if not len(tokens):
+            raise ModelError("no tokens to run")

@@ -1,0 +1,119 @@
+"""Weights of a GGUF file, dequantized a cache-sized block at a time while they are multiplied."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from llamaref.errors import ModelError
+
+Array = NDArray[Any]
+BLOCK_WEIGHTS = 1 << 19  # 2 MiB of float32: what stays in a core's cache while it is multiplied
+
+
+class Weights:
+    """The tensors of one GGUF file, memory-mapped; ``read`` holds the names that were asked for.
+
+    Shapes are NumPy's (outermost first): a matrix is [out, in], experts are [expert, out, in].
+    """
+
+    def __init__(self, path: str | Path, dtype: type[np.floating[Any]] = np.float32, threads: int = 0) -> None:
+        self.dtype = dtype
+        self.read: set[str] = set()
+        self._pool = ThreadPoolExecutor(threads or os.cpu_count() or 1)
+        reader = open_gguf(path)
+        self.fields = {name: field.contents() for name, field in reader.fields.items()}
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def type(self, name: str) -> str:
+        """ggml's name of the tensor's type: F16, Q4_K, ..."""
+        return str(self._tensor(name).tensor_type.name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(int(n) for n in reversed(self._tensor(name).shape))
+
+    def vector(self, name: str, size: int | None = None) -> Array:
+        """A small tensor whole: norms, biases, scales -> [size]."""
+        tensor = self._tensor(name)
+        self.read.add(name)
+        values = _dequantized(name, tensor.data, tensor.tensor_type).reshape(-1)
+        if size is not None and values.size != size:
+            raise ModelError(f"{name}: {values.size} values where the metadata implies {size}")
+        return values.astype(self.dtype, copy=False)
+
+    def rows(self, name: str, indices: Array) -> Array:
+        """Chosen rows of a matrix [n, in]: only they are dequantized."""
+        tensor = self._tensor(name)
+        self.read.add(name)
+        values = _dequantized(name, tensor.data[indices], tensor.tensor_type)
+        return values.astype(self.dtype, copy=False)
+
+    def product(self, name: str, x: Array, expert: int | None = None) -> Array:
+        """x @ W.T for the matrix W = [out, in] (or one expert's): x [..., in] -> [..., out]."""
+        tensor = self._tensor(name)
+        self.read.add(name)
+        data = tensor.data if expert is None else tensor.data[expert]
+        n_out, n_in = self.shape(name)[-2:]
+        if x.shape[-1] != n_in:
+            raise ModelError(f"{name}: rows of {n_in} weights cannot multiply activations of {x.shape[-1]}")
+        columns = np.ascontiguousarray(x.reshape(-1, n_in).T, dtype=self.dtype)  # [in, n]
+        out = np.empty((n_out, columns.shape[1]), self.dtype)
+
+        def multiply(start: int, stop: int) -> None:
+            block = _dequantized(name, data[start:stop], tensor.tensor_type)  # [rows, in]
+            np.matmul(block.astype(self.dtype, copy=False), columns, out=out[start:stop])
+
+        self._each_block(n_out, max(1, BLOCK_WEIGHTS // n_in), multiply)
+        return np.ascontiguousarray(out.T).reshape(*x.shape[:-1], n_out)
+
+    def _each_block(self, n_rows: int, step: int, work: Callable[[int, int], None]) -> None:
+        blocks = [(start, min(start + step, n_rows)) for start in range(0, n_rows, step)]
+        for _ in self._pool.map(lambda block: work(*block), blocks):
+            pass
+
+    def _tensor(self, name: str) -> Any:
+        if name not in self._tensors:
+            raise ModelError(f"tensor {name} is missing from the file")
+        return self._tensors[name]
+
+
+def open_gguf(path: str | Path) -> gguf.GGUFReader:
+    """Open a GGUF file; raises ModelError in one line for whatever is wrong with it."""
+    path = Path(path)
+    if not path.exists():
+        raise ModelError(f"{path}: no such file")
+    if path.is_dir():
+        raise ModelError(f"{path}: is a directory; give the .gguf file in it")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
+    if magic != b"GGUF":
+        raise ModelError(f"{path}: not a GGUF file (it starts with {magic!r}, not b'GGUF')")
+    try:
+        return gguf.GGUFReader(path)
+    except Exception as error:  # gguf-py raises many kinds on a damaged file
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"{path}: damaged or truncated GGUF file ({reason[:120]})") from None
+
+
+def _dequantized(name: str, data: Array, kind: gguf.GGMLQuantizationType) -> Array:
+    try:
+        return np.asarray(dequantize(data, kind))
+    except NotImplementedError:
+        raise ModelError(f"{name}: gguf-py cannot dequantize {kind.name}") from None
