@@ -23,6 +23,7 @@ from llamadiff.trace import Trace
 Array = NDArray[Any]
 
 F32, NATIVE, F16, BF16 = "f32", "native", "f16", "bf16"
+POLICIES = (F32, NATIVE, F16, BF16)
 ANGLES, GGML_ANGLES = "angles", "ggml angles"
 
 
@@ -129,6 +130,7 @@ class Study:
         self.phases = [slice(0, n_prefill), slice(n_prefill, len(positions))]
         self.keep = keep
         self.mean_square_angle = 0.0
+        self.free_logits: Array | None = None
         self.findings: list[Finding] = []
         free = self.sources["baseline"].stored if "baseline" in self.sources else {}
         self.free_stored = free
@@ -149,6 +151,8 @@ class Study:
         x = x.copy()
         if self.keep is not None:
             self.keep(name, x[0])
+        if name == "result_output":
+            self.free_logits = x[0].copy()
         spans = {source.name: self._opened(source, tap) for source in self.sources.values()}
         recorded = {source.name: self._recorded(source, tap, x.shape[1:]) for source in self.sources.values()}
         self.findings.append(self._judge(tap, x, recorded, spans))

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,15 @@ from llamadiff import taps
 from llamadiff.errors import UserError
 from llamadiff.llamacpp.ggml import Ggml, Node, Tensor
 from llamadiff.llamacpp.names import tap_name
-from llamadiff.llamacpp.request import KV_TYPES, Request, Settings
+from llamadiff.llamacpp.request import KV_TYPES, Request
+from llamadiff.hashing import file_sha256
 from llamadiff.trace import Info, TraceWriter
 
 Array = NDArray[Any]
 Say = Callable[..., None]
+
+WEIGHT_ENDINGS = (".weight", ".bias", ".scale")
+SMALL_MODEL = 64 << 20  # bytes: below, waking a second thread for every op costs more than it saves
 
 
 def main() -> None:
@@ -120,8 +125,11 @@ class Capture:
         self.wanted = None if request.wanted is None else set(request.wanted)
         self.weights_read: set[str] = set()
         self.start = self.rows = 0
+        small = os.path.getsize(request.model) < SMALL_MODEL
+        self.threads = request.settings.threads or (1 if small else os.cpu_count() or 1)
         self.failure: BaseException | None = None
         self._check_sizes()
+        self.sha256 = ThreadPoolExecutor(1).submit(file_sha256, request.model)  # while llama.cpp works
 
     def _check_sizes(self) -> None:
         limit = llama_cpp.llama_model_n_ctx_train(self.model)
@@ -154,7 +162,7 @@ class Capture:
         params.n_batch = params.n_ubatch = max(32, len(self.tokens))
         params.type_k, params.type_v = KV_TYPES[settings.type_k], KV_TYPES[settings.type_v]
         params.flash_attn_type = int(settings.flash_attn)
-        params.n_threads = params.n_threads_batch = settings.threads or os.cpu_count() or 1
+        params.n_threads = params.n_threads_batch = self.threads
         self.callback = llama_cpp.ggml_backend_sched_eval_callback(self._observe)  # kept alive with the context
         params.cb_eval = self.callback
         context = llama_cpp.llama_init_from_model(self.model, params)
@@ -187,7 +195,7 @@ class Capture:
             name = tap_name(node.name, node.op, [source.name for source in node.sources])
             wanted = name is not None and (self.wanted is None or name in self.wanted)
             if ask:
-                self.weights_read.update(source.name for source in node.sources if source.op == "NONE")
+                self.weights_read.update(s.name for s in node.sources if s.op == "NONE" and s.name.endswith(WEIGHT_ENDINGS))
             elif wanted and name is not None:
                 self._record(name, node)
             return wanted if ask else True
@@ -224,12 +232,12 @@ class Capture:
             producer={
                 "name": "llama.cpp",
                 "version": build_version(),
-                "settings": {**settings.to_json(), "n_ctx": max(256, self.total), "threads": settings.threads or os.cpu_count()},
+                "settings": {**settings.to_json(), "n_ctx": max(256, self.total), "threads": self.threads},
                 "build": build_flags(),
                 "weights_read": sorted(self.weights_read),
                 "prefill_s": prefill_s,
             },
-            model=dict(self.request.model_info),
+            model={**self.request.model_info, "sha256": self.sha256.result()},
         )
 
 
@@ -256,10 +264,6 @@ def build_version() -> str:
 def build_flags() -> str:
     """llama.cpp's own line of compiled-in CPU features and backends."""
     return str(llama_cpp.llama_print_system_info().decode()).strip()
-
-
-def settings_of(data: dict[str, Any]) -> Settings:
-    return Settings(**data)
 
 
 if __name__ == "__main__":

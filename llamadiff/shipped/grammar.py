@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 # Each symbol at the margin has equally likely expansions, with a bar between them.
 # A symbol in capitals in the text ({He}) expands as its lower-case form, with a capital letter.
@@ -178,9 +178,7 @@ def draw_cast(rng: random.Random) -> dict[str, str]:
     }  # fmt: skip
 
 
-def expand(
-    symbol: str, rules: Mapping[str, tuple[str, ...]], bound: dict[str, str], rng: random.Random
-) -> str:
+def expand(symbol: str, rules: Mapping[str, tuple[str, ...]], bound: dict[str, str], rng: random.Random) -> str:
     """Expands a symbol; `bound` holds what the story has already settled and is added to."""
     if symbol in bound:
         return bound[symbol]
@@ -200,7 +198,8 @@ def write_story(rules: Mapping[str, tuple[str, ...]], rng: random.Random) -> str
     return re.sub(r" (User|Story):", r"\n\1:", text)
 
 
-def write_stories(count: int, seed: int) -> list[str]:
-    """Writes `count` documents; the same seed writes the same ones."""
+def write_stories(seed: int) -> Iterator[str]:
+    """Writes documents without end; the same seed writes the same ones."""
     rng, rules = random.Random(seed), parse_grammar(GRAMMAR_TEXT)
-    return [write_story(rules, rng) for _ in range(count)]
+    while True:
+        yield write_story(rules, rng)

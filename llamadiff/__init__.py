@@ -1,0 +1,34 @@
+"""llamadiff: says which operation of an LLM inference engine is wrong, since which layer, and why.
+
+    import llamadiff
+    comparison = llamadiff.compare("model.gguf", prompt="Once upon a time")
+    print(comparison.summary)
+    comparison.frame()  # a pandas DataFrame, one row a tap
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llamadiff.comparison import Comparison
+    from llamadiff.errors import UserError
+    from llamadiff.pipeline import check, compare, diff
+    from llamadiff.trace import Trace, TraceWriter
+
+__version__ = "0.1.0"
+__all__ = ["Comparison", "Trace", "TraceWriter", "UserError", "check", "compare", "diff"]
+
+_HOMES = {
+    "Comparison": "comparison", "UserError": "errors", "Trace": "trace", "TraceWriter": "trace",
+    "check": "pipeline", "compare": "pipeline", "diff": "pipeline",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that ``llamadiff --help`` waits for nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,170 @@
+"""The result of a comparison: rows in graph order, the verdict, the first divergence and the logits. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff import limits, metrics
+from llamadiff.study import Finding, Local
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Array = NDArray[Any]
+TOP = 10
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tap of the side under test.
+
+    ``local`` is that side's own error; ``baseline_local`` llama.cpp's, where the candidate is another trace.
+    ``expected_drift`` is what the baseline's arithmetic alone does to an exact engine, and ``ratio_to_noise``
+    the drift over it. ``span`` names unrecorded taps that this one answers for.
+    """
+
+    tap: str
+    layer: int | None
+    op: str
+    weight: str | None
+    weight_type: str | None
+    shape: tuple[int, ...]
+    verdict: str
+    local: Local | None
+    baseline_local: Local | None
+    drift: metrics.Difference | None
+    expected_drift: float | None
+    ratio_to_noise: float | None
+    baseline: metrics.Stats | None
+    candidate: metrics.Stats | None
+
+    @property
+    def span(self) -> tuple[str, ...]:
+        return self.local.span if self.local else ()
+
+
+@dataclass(frozen=True)
+class TopToken:
+    """One token of the baseline's first ten: both sides' logits, and its rank with the candidate (1 is first)."""
+
+    rank: int
+    id: int
+    text: str | None
+    baseline: float
+    candidate: float
+    candidate_rank: int
+
+
+@dataclass(frozen=True)
+class Logits:
+    """The next-token distributions after the last token.
+
+    ``kl`` is KL(baseline || candidate) in nats, ``margin`` the baseline's logit lead of its first token over
+    its second, ``agreeing`` how many of all rows have the same first token.
+    """
+
+    kl: float
+    top1_agree: bool
+    margin: float
+    agreeing: int
+    rows: int
+    top: tuple[TopToken, ...]
+    candidate_top: tuple[TopToken, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that one run found out; ``summary`` is the sentence."""
+
+    verdict: str
+    summary: str
+    rows: tuple[Row, ...]
+    missing: tuple[str, ...]
+    model: Mapping[str, Any]
+    tokens: tuple[tuple[int, str | None], ...]
+    n_prefill: int
+    baseline: Mapping[str, Any]
+    candidate: Mapping[str, Any]
+    logits: Logits | None
+    only_baseline_read: tuple[str, ...] = ()
+    only_engine_read: tuple[str, ...] = ()
+    timing: Mapping[str, float] = field(default_factory=dict)
+    next_steps: tuple[str, ...] = ()
+
+    @property
+    def first_divergence(self) -> Row | None:
+        return next((row for row in self.rows if row.verdict == limits.WRONG), None)
+
+    @property
+    def wrong(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.verdict == limits.WRONG)
+
+    def frame(self) -> pd.DataFrame:
+        """One row a tap, in graph order."""
+        import pandas as pd
+
+        return pd.DataFrame([_flat(row) for row in self.rows])
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    drift, local = row.drift, row.local
+    out: dict[str, Any] = {
+        "tap": row.tap, "layer": row.layer, "op": row.op, "weight_type": row.weight_type, "verdict": row.verdict,
+        "local_nmse": local.nmse if local else None, "arithmetic": local.arithmetic if local else None,
+        "limit": local.limit if local else None,
+        "drift_nmse": drift.nmse if drift else None, "ratio_to_noise": row.ratio_to_noise,
+        "cosine": drift.cosine if drift else None, "max_abs": drift.max_abs if drift else None,
+        "mean_drift": drift.mean_drift if drift else None,
+    }  # fmt: skip
+    for side, stats in (("baseline", row.baseline), ("candidate", row.candidate)):
+        for name in ("rms", "mean", "min", "max", "nan", "inf"):
+            out[f"{side}_{name}"] = getattr(stats, name) if stats else None
+    return out
+
+
+def rows_of(
+    findings: Sequence[Finding], names: Mapping[str, str], types: Mapping[str, str], under_test: str
+) -> tuple[Row, ...]:
+    """The rows of a study: one for each tap that the side under test recorded."""
+    rows = []
+    for finding in findings:
+        local = finding.local.get(under_test)
+        if local is None:
+            continue
+        name, layer = finding.tap.name, finding.tap.layer
+        drift = finding.drift
+        expected = (finding.noise or 0.0) + limits.F32_DRIFT * ((layer or 0) + 1)
+        rows.append(Row(
+            tap=name, layer=layer, op=finding.tap.kind.op, weight=names.get(name), weight_type=types.get(name),
+            shape=finding.shape, verdict=local.verdict, local=local,
+            baseline_local=finding.local.get("baseline") if under_test != "baseline" else None,
+            drift=drift, expected_drift=expected, ratio_to_noise=drift.nmse / expected if drift else None,
+            baseline=finding.stats.get("baseline"),
+            candidate=finding.stats.get("candidate" if under_test == "candidate" else "engine"),
+        ))  # fmt: skip
+    return tuple(rows)
+
+
+def compare_logits(baseline: Array, candidate: Array, text_of: Any) -> Logits:
+    """Compare logits [token, vocab]; the last row in full."""
+    b, c = np.asarray(baseline[-1], np.float64), np.asarray(candidate[-1], np.float64)
+    b_order, c_order = np.argsort(-b, kind="stable"), np.argsort(-c, kind="stable")
+    b_rank, c_rank = np.empty(len(b), int), np.empty(len(c), int)
+    b_rank[b_order] = c_rank[c_order] = np.arange(1, len(b) + 1)
+
+    def entry(token: int) -> TopToken:
+        return TopToken(int(b_rank[token]), token, text_of(token), float(b[token]), float(c[token]), int(c_rank[token]))
+
+    agreeing = int((np.argmax(baseline, -1) == np.argmax(candidate, -1)).sum())
+    margin = float(b[b_order[0]] - b[b_order[1]]) if len(b) > 1 else 0.0
+    return Logits(
+        kl=metrics.kl_divergence(b, c), top1_agree=bool(b_order[0] == c_order[0]), margin=margin,
+        agreeing=agreeing, rows=len(baseline),
+        top=tuple(entry(int(token)) for token in b_order[:TOP]),
+        candidate_top=tuple(entry(int(token)) for token in c_order[:TOP]),
+    )  # fmt: skip

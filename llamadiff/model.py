@@ -1,0 +1,94 @@
+"""One model file under study: the engine that runs it, and what a report says of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llamaref import Engine, ModelError, Weights
+
+from llamadiff import taps
+from llamadiff.errors import UserError
+from llamadiff.hashing import file_sha256
+from llamadiff.vocabulary import Vocabulary
+
+
+class Model:
+    """A GGUF file, opened by the reference engine. Raises UserError in one line if it cannot be run."""
+
+    def __init__(self, path: str | Path, precision: str = "f32", threads: int = 0) -> None:
+        self.path = Path(path)
+        dtype = {"f32": np.float32, "f64": np.float64}[precision]
+        try:
+            weights = Weights(self.path, dtype, threads)
+            self.engine = Engine(weights)
+        except ModelError as error:
+            message = str(error)
+            raise UserError(message if message.startswith(str(path)) else f"{self.path}: {message}") from None
+        self.tensors = list(weights)
+        self.vocabulary = Vocabulary(weights.fields)
+        config = self.engine.config
+        self.n_layer, self.architecture = config.n_layer, config.architecture
+        self.taps = list(taps.taps_of(self.n_layer, self.tensors))
+
+    @cached_property
+    def sha256(self) -> str:
+        return file_sha256(self.path)
+
+    @cached_property
+    def weight_names(self) -> dict[str, str]:
+        """Tap name -> the weight it multiplies by."""
+        present = set(self.tensors)
+        names = {tap.name: taps.weight_name(tap, present) for tap in self.taps}
+        return {tap: name for tap, name in names.items() if name is not None}
+
+    @cached_property
+    def weight_types(self) -> dict[str, str]:
+        """Tap name -> the type of that weight."""
+        return {tap: self.engine.w.type(name) for tap, name in self.weight_names.items()}
+
+    @property
+    def chat_template(self) -> str | None:
+        template = self.engine.w.fields.get("tokenizer.chat_template")
+        return template if isinstance(template, str) else None
+
+    def special_token(self, kind: str) -> str:
+        """The text of the file's bos or eos token; empty if it has none."""
+        index = self.engine.w.fields.get(f"tokenizer.ggml.{kind}_token_id")
+        return (self.vocabulary.text(index) or "") if isinstance(index, int) else ""
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the axes that taps have."""
+        config, weights = self.engine.config, self.engine.w
+        experts = "blk.0.ffn_gate_exps.weight" in weights
+        ff = "blk.0.ffn_gate_exps.weight" if experts else "blk.0.ffn_gate.weight"
+        return {
+            "embd": config.n_embd, "head": config.n_head, "kv_head": config.n_head_kv, "dim": config.head_k,
+            "ff": weights.shape(ff)[-2], "vocab": self.engine.n_vocab, "expert": config.n_expert,
+            "used": config.n_expert_used,
+        }  # fmt: skip
+
+    def describe(self, sha256: str | None = None) -> dict[str, Any]:
+        """The ``model`` object of the report."""
+        config = self.engine.config
+        types = Counter(self.engine.w.type(name) for name in self.tensors)
+        return {
+            "file": self.path.name, "sha256": sha256 or self.sha256, "architecture": self.architecture,
+            "layers": config.n_layer, "embd": config.n_embd, "heads": config.n_head, "kv_heads": config.n_head_kv,
+            "vocab": self.engine.n_vocab, "weight_types": dict(types.most_common()),
+        }  # fmt: skip
+
+    def token_texts(self, tokens: tuple[int, ...]) -> tuple[tuple[int, str | None], ...]:
+        return tuple((token, self.vocabulary.text(token)) for token in tokens)
+
+
+def check_same_model(info: Mapping[str, Any], sha256: str, whose: str) -> None:
+    """Raise UserError if a trace names another model file."""
+    named = info.get("sha256")
+    if named is not None and named != sha256:
+        raise UserError(f"{whose} was recorded with another model: its sha256 is {named}, this file's is {sha256}")

@@ -1,0 +1,299 @@
+"""From a model and a prompt to a Comparison: capture, study, judge."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llamaref import ModelError
+
+from llamadiff import limits, metrics, sentence, taps
+from llamadiff.comparison import Comparison, Logits, Row, compare_logits, rows_of
+from llamadiff.errors import UserError
+from llamadiff.llamacpp.capture import capture, scratch_directory
+from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.model import Model, check_same_model
+from llamadiff.study import F32, NATIVE, POLICIES, Source, Study, policies_for, stored_types
+from llamadiff.trace import Info, Trace, TraceWriter
+
+Progress = Callable[[str], None]
+ENGINE_PRODUCER = {"name": sentence.ENGINE, "version": "numpy"}
+
+
+def _silent(_: str) -> None:
+    return None
+
+
+def compare(
+    model: str | Path,
+    prompt: str | None = None,
+    *,
+    tokens: Sequence[int] = (),
+    chat: bool = False,
+    n_predict: int = 0,
+    candidate: Trace | str | Path | None = None,
+    patterns: Sequence[str] = (),
+    layers: range | None = None,
+    settings: Settings | None = None,
+    rules: Sequence[limits.Rule] = limits.RULES,
+    save: str | Path | None = None,
+    precision: str = "f32",
+    progress: Progress = _silent,
+) -> Comparison:
+    """Run llama.cpp and the engine on the same tokens, line up every tap, and judge.
+
+    Without ``candidate`` the engine is it, and llama.cpp's own ops are judged; with one (a trace or its
+    path), the candidate's are. ``save`` keeps the traces in a directory. Raises UserError for whatever
+    a user can mend.
+    """
+    started = time.perf_counter()
+    opened = open_model(model, precision, settings or Settings())
+    with ExitStack() as stack:
+        folder = Path(save) if save is not None else Path(stack.enter_context(scratch_directory()))
+        folder = _made(folder)
+        request = request_for(
+            opened, prompt, tokens, chat, n_predict, folder / "baseline.safetensors", patterns, layers, settings
+        )
+        baseline = capture(request, progress)
+        captured = time.perf_counter()
+        trace = Trace.open(candidate) if isinstance(candidate, (str, Path)) else candidate
+        keep = folder / "engine.safetensors" if save is not None else None
+        result = judge(opened, baseline, trace, rules, keep, progress)
+    timing = {"capture_s": captured - started, **result.timing, "total_s": time.perf_counter() - started}
+    return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
+
+
+def check(trace: str | Path | Trace, model: str | Path, rules: Sequence[limits.Rule] = limits.RULES) -> Comparison:
+    """Judge a recorded llama.cpp trace with the engine; needs no llama.cpp."""
+    started = time.perf_counter()
+    baseline = Trace.open(trace) if isinstance(trace, (str, Path)) else trace
+    opened = open_model(model, "f32", Settings())
+    check_same_model(baseline.info.model, opened.sha256, str(baseline.path or "the trace"))
+    result = judge(opened, baseline, None, rules)
+    timing = {"capture_s": 0.0, **result.timing, "total_s": time.perf_counter() - started}
+    return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
+
+
+def diff(
+    baseline: str | Path | Trace,
+    candidate: str | Path | Trace,
+    model: str | Path | None = None,
+    rules: Sequence[limits.Rule] = limits.RULES,
+) -> Comparison:
+    """Two traces: drift alone, or with the model also the local errors of both."""
+    started = time.perf_counter()
+    b, c = (Trace.open(side) if isinstance(side, (str, Path)) else side for side in (baseline, candidate))
+    if model is not None:
+        opened = open_model(model, "f32", Settings())
+        check_same_model(b.info.model, opened.sha256, "the baseline")
+        result = judge(opened, b, c, rules)
+    else:
+        check_same_run(b, c)
+        result = _drift_only(b, c, rules)
+    timing = {"capture_s": 0.0, **result.timing, "total_s": time.perf_counter() - started}
+    return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
+
+
+def open_model(path: str | Path, precision: str, settings: Settings) -> Model:
+    return Model(path, precision, settings.threads)
+
+
+def request_for(
+    model: Model,
+    prompt: str | None,
+    tokens: Sequence[int],
+    chat: bool,
+    n_predict: int,
+    output: Path,
+    patterns: Sequence[str],
+    layers: range | None,
+    settings: Settings | None,
+) -> Request:
+    """The capture that a user's words ask for. Raises UserError for an empty prompt or one of two kinds."""
+    if prompt is not None and tokens:
+        raise UserError("give a prompt or --tokens, not both")
+    if not prompt and not tokens:
+        raise UserError('the prompt is empty: give one ("Once upon a time") or token ids with --tokens 1,2,3')
+    if chat and prompt:
+        from llamadiff.chat import render
+
+        prompt = render(model, prompt)
+    wanted = tuple(tap.name for tap in model.taps if taps.selected(tap, patterns, layers))
+    if not wanted:
+        raise UserError(f"no tap fits {' '.join(patterns) or layers}; llamadiff taps {model.path.name} lists them")
+    return Request(
+        model=str(model.path), text=prompt, tokens=tuple(tokens), n_predict=n_predict, output=str(output),
+        wanted=wanted, model_info={"architecture": model.architecture, "file": model.path.name},
+        settings=settings or Settings(),
+    )  # fmt: skip
+
+
+def judge(
+    model: Model,
+    baseline: Trace,
+    candidate: Trace | None,
+    rules: Sequence[limits.Rule],
+    keep: Path | None = None,
+    progress: Progress = _silent,
+) -> Comparison:
+    """One engine pass over the baseline's tokens, and the Comparison it yields."""
+    if candidate is not None:
+        check_same_run(baseline, candidate)
+        check_same_model(candidate.info.model, str(baseline.info.model.get("sha256", model.sha256)), "the candidate")
+    started = time.perf_counter()
+    study, engine_logits = _run(model, baseline, candidate, rules, keep, progress)
+    ran = time.perf_counter()
+    under_test = "baseline" if candidate is None else "candidate"
+    rows = rows_of(study.findings, model.weight_names, model.weight_types, under_test)
+    verdict = limits.worst_of([row.verdict for row in rows])
+    other = candidate.info.producer if candidate is not None else ENGINE_PRODUCER
+    producer = {"name": "the candidate", **other}
+    trace = candidate if candidate is not None else baseline
+    read = set(baseline.info.producer.get("weights_read", model.engine.w.read)) & set(model.tensors)
+    return Comparison(
+        verdict=verdict,
+        summary=sentence.summarize(verdict, rows, producer, baseline.info.producer, candidate is None),
+        rows=rows,
+        missing=tuple(tap.name for tap in model.taps if tap.name not in trace),
+        model=model.describe(baseline.info.model.get("sha256")),
+        tokens=model.token_texts(baseline.info.tokens),
+        n_prefill=baseline.info.n_prefill,
+        baseline=baseline.info.producer,
+        candidate=producer,
+        logits=_logits(baseline, candidate, engine_logits, model),
+        only_baseline_read=tuple(sorted(read - model.engine.w.read)),
+        only_engine_read=tuple(sorted(model.engine.w.read - read)),
+        timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran},
+        next_steps=sentence.next_steps(verdict, rows, producer, candidate is None),
+    )
+
+
+def _run(
+    model: Model,
+    baseline: Trace,
+    candidate: Trace | None,
+    rules: Sequence[limits.Rule],
+    keep: Path | None,
+    progress: Progress,
+) -> tuple[Study, Any]:
+    """The engine's pass, with every lane that the question needs. -> the study, the free run's logits."""
+    info, kinds = baseline.info, set(model.weight_types.values())
+    stored = stored_types(baseline)
+    sources = [Source("baseline", baseline, policies_for(kinds, stored, (F32, NATIVE)), stored)]
+    if candidate is not None:
+        stored = stored_types(candidate)
+        sources.append(Source("candidate", candidate, policies_for(kinds, stored, POLICIES), stored))
+    with ExitStack() as stack:
+        writer = stack.enter_context(TraceWriter(keep, len(model.taps))) if keep is not None else None
+
+        def at(name: str, x: Any) -> None:
+            tap = taps.parse(name)
+            if tap is not None and tap.kind.word == "attn_norm":
+                progress(f"checking layer {tap.layer} of {model.n_layer}")
+            if writer is not None:
+                writer.add(name, x)
+
+        study = Study(sources, model.taps, model.weight_types, model.n_layer, rules, info.positions, info.n_prefill, at)
+        try:
+            logits = model.engine.forward(info.tokens, info.positions, tap=study)
+        except ModelError as error:
+            raise UserError(f"{model.path}: {error}") from None
+        if writer is not None:
+            writer.finish(Info(info.tokens, info.positions, info.n_prefill, info.prompt, ENGINE_PRODUCER, info.model))
+    return study, study.free_logits if study.free_logits is not None else logits[0]
+
+
+def _logits(baseline: Trace, candidate: Trace | None, engine: Any, model: Model) -> Logits | None:
+    name = "result_output"
+    if name not in baseline or (candidate is not None and name not in candidate):
+        return None
+    other = candidate[name] if candidate is not None else engine
+    return compare_logits(baseline[name], other, model.vocabulary.text)
+
+
+def check_same_run(baseline: Trace, candidate: Trace) -> None:
+    """Raise UserError, with both values, if two traces are of other tokens, positions or models."""
+    b, c = baseline.info, candidate.info
+    if b.tokens != c.tokens:
+        place = next((i for i, (x, y) in enumerate(zip(b.tokens, c.tokens, strict=False)) if x != y), min(len(b.tokens), len(c.tokens)))
+        raise UserError(
+            f"the candidate ran other tokens: from token {place} on it has {_few(c.tokens[place:])}, "
+            f"the baseline {_few(b.tokens[place:])} ({len(c.tokens)} and {len(b.tokens)} in all)"
+        )
+    if b.positions != c.positions:
+        raise UserError(f"the candidate ran other positions: {_few(c.positions)}, the baseline {_few(b.positions)}")
+    named = b.model.get("sha256")
+    if named is not None:
+        check_same_model(c.model, str(named), "the candidate")
+
+
+def _few(numbers: Sequence[int]) -> str:
+    return str(list(numbers[:6]))[:-1] + (", ...]" if len(numbers) > 6 else "]")
+
+
+def _drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule]) -> Comparison:
+    """Two traces without a model: taps that agree match, others cannot be judged."""
+    rows = []
+    for name in baseline:
+        tap = taps.parse(name)
+        if tap is None or name not in candidate:
+            continue
+        b, c = baseline[name], candidate[name]
+        if b.size != c.size or b.shape[tap.row_axis] != c.shape[tap.row_axis]:
+            raise UserError(f"{name}: the baseline has shape {list(b.shape)}, the candidate {list(c.shape)}")
+        drift = metrics.difference(c.reshape(b.shape), b, tap.row_axis)
+        limit = limits.rule_for(rules, name, tap.kind.op, "*").match
+        rows.append(Row(
+            name, tap.layer, tap.kind.op, None, None, tuple(b.shape), limits.MATCH if drift.nmse <= limit else limits.UNCHECKED,
+            None, None, drift, None, None, metrics.stats(b), metrics.stats(c),
+        ))  # fmt: skip
+    verdict = limits.worst_of([row.verdict for row in rows])
+    producers = {"name": "the baseline", **baseline.info.producer}, {"name": "the candidate", **candidate.info.producer}
+    name = "result_output"
+    both = name in baseline and name in candidate
+    return Comparison(
+        verdict=verdict,
+        summary=_drift_sentence(verdict, rows),
+        rows=tuple(rows),
+        missing=tuple(name for name in baseline if name not in candidate),
+        model=_unknown_model(baseline.info.model),
+        tokens=tuple((token, None) for token in baseline.info.tokens),
+        n_prefill=baseline.info.n_prefill,
+        baseline=producers[0],
+        candidate=producers[1],
+        logits=compare_logits(baseline[name], candidate[name], lambda _: None) if both else None,
+        timing={"engine_s": 0.0, "compare_s": 0.0},
+        next_steps=("give --model: with the model, every op of both sides is judged on its own inputs",),
+    )
+
+
+def _drift_sentence(verdict: str, rows: Sequence[Row]) -> str:
+    if verdict == limits.MATCH:
+        return f"the two traces agree on all {len(rows)} taps that both have"
+    return sentence.summarize(verdict, rows, {}, {"name": "the baseline"}, False)
+
+
+def _unknown_model(info: Mapping[str, Any]) -> dict[str, Any]:
+    empty = {"layers": 0, "embd": 0, "heads": 0, "kv_heads": 0, "vocab": 0, "weight_types": {}}
+    return {"file": info.get("file"), "sha256": info.get("sha256", "0" * 64), "architecture": info.get("architecture"), **empty}
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made ({error.strerror})") from None
+    return folder
+
+
+def peak_rss_mb() -> float:
+    """The larger peak of this process and its children, in MiB (memory-mapped model pages count)."""
+    unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
+    peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return max(peaks) / unit

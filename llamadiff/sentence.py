@@ -1,0 +1,169 @@
+"""The one sentence, and what to do next: a Comparison's facts in words. Computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llamadiff import limits
+from llamadiff.comparison import Row
+
+ENGINE = "the reference engine"
+
+_OPS = {
+    "GET_ROWS": "row lookup", "RMS_NORM": "RMSNorm", "MUL_MAT": "matrix product", "MUL_MAT_ID": "expert product",
+    "ROPE": "RoPE", "SOFT_MAX": "softmax", "ADD": "addition", "SWIGLU": "SwiGLU", "ARGSORT": "top-k", "DIV": "division",
+}  # fmt: skip
+
+
+def summarize(
+    verdict: str, rows: Sequence[Row], candidate: Mapping[str, Any], baseline: Mapping[str, Any], is_engine: bool
+) -> str:
+    """One sentence: which op is wrong since which layer, or that none is and how much noise there is."""
+    whose = str(baseline.get("name")) if is_engine else str(candidate.get("name") or "the candidate")
+    blamed = [] if is_engine else [row for row in rows if _is_wrong(row.baseline_local)]
+    wrong = [row for row in rows if row.verdict == limits.WRONG]
+    if wrong:
+        text = _wrong(whose, wrong, rows)
+        return text + (f"; {_also_baseline(blamed, baseline)}" if blamed else "")
+    if blamed:
+        return f"{_right(whose, rows)}, and {_also_baseline(blamed, baseline)}"
+    if verdict == limits.UNCHECKED:
+        return _unchecked(whose, rows)
+    return f"{_right(whose, rows)}; {_drift(rows, is_engine)}"
+
+
+def _is_wrong(local: Any) -> bool:
+    return local is not None and local.verdict == limits.WRONG
+
+
+def _also_baseline(blamed: Sequence[Row], baseline: Mapping[str, Any]) -> str:
+    return f"it is {baseline.get('name')} whose {blamed[0].tap} is off on its own inputs"
+
+
+def _right(whose: str, rows: Sequence[Row]) -> str:
+    judged = [row for row in rows if row.local is not None]
+    worst = max(judged, key=lambda row: row.local.nmse if row.local else 0.0)
+    assert worst.local is not None
+    noisy = sum(row.verdict == limits.NOISE for row in rows)
+    quality = f"right up to rounding ({noisy} of {len(rows)} taps are noise)" if noisy else "right"
+    return (
+        f"every op of {whose} is {quality} on the inputs it was given "
+        f"({len(judged)} taps, worst local NMSE {worst.local.nmse:.1e} at {worst.tap})"
+    )
+
+
+def _drift(rows: Sequence[Row], is_engine: bool) -> str:
+    last = rows[-1]
+    if last.drift is None or last.ratio_to_noise is None:
+        return "there is nothing to measure drift against"
+    against = "exact arithmetic" if is_engine else "the baseline"
+    noise = f"{last.ratio_to_noise:.1f}x" if last.ratio_to_noise < 100 else f"{last.ratio_to_noise:.0e}x"
+    below = last.drift.nmse <= (last.expected_drift or 0.0)
+    explained = "no more than" if below else f"{noise}"
+    return f"{last.tap} drifts {last.drift.nmse:.1e} from {against}, {explained} what rounding in products explains"
+
+
+def _wrong(whose: str, wrong: Sequence[Row], rows: Sequence[Row]) -> str:
+    first = wrong[0]
+    assert first.local is not None
+    words = _place(first)
+    local = first.local
+    size = "not finite where it should be" if local.nmse == float("inf") else f"local NMSE {local.nmse:.1e}, limit {local.limit:.0e}"
+    also = _others(wrong)
+    return f"{first.tap}: {_possessive(whose)} {words} is wrong on the inputs it was given ({size}){also}"
+
+
+def _possessive(name: str) -> str:
+    return f"{name}'" if name.endswith("s") else f"{name}'s"
+
+
+def _place(row: Row) -> str:
+    op = _OPS.get(row.op, row.op)
+    weight = f" by {row.weight}" if row.weight else ""
+    if row.span:
+        return f"computation of {row.span[0]} to {row.tap} (the taps between were not recorded)"
+    where = f" of layer {row.layer}" if row.layer is not None and not row.weight else ""
+    return f"{op}{weight}{where}"
+
+
+def _others(wrong: Sequence[Row]) -> str:
+    """The rest of the WRONG taps: the same op in other layers, then other ops."""
+    first, rest = wrong[0], wrong[1:]
+    if not rest:
+        return "; every other op is right on the inputs it was given"
+    word = first.tap.rsplit("-", 1)[0]
+    same = [row for row in rest if row.tap.rsplit("-", 1)[0] == word]
+    others = list(dict.fromkeys(row.tap.rsplit("-", 1)[0] for row in rest if row not in same))
+    parts = []
+    if same:
+        parts.append(f"and in {_layers([row.layer for row in same if row.layer is not None])}")
+    if others:
+        parts.append(f"{', '.join(others[:4])}{' and others' if len(others) > 4 else ''} {'is' if len(others) == 1 else 'are'} wrong too")
+    return "; " + ", ".join(parts) + "; every other op is right"
+
+
+def _layers(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"layer {numbers[0]}"
+    if len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"layers {numbers[0]} to {numbers[-1]}"
+    return "layers " + ", ".join(map(str, numbers[:6])) + (" and more" if len(numbers) > 6 else "")
+
+
+def _unchecked(whose: str, rows: Sequence[Row]) -> str:
+    if not rows:
+        return f"nothing could be judged: {whose} recorded no tap of this model"
+    differing = [row for row in rows if row.verdict == limits.UNCHECKED]
+    if not differing:
+        return f"{whose} recorded nothing that could be judged"
+    return f"{differing[0].tap} is the first of {len(differing)} taps that differ; give --model to learn which op is wrong"
+
+
+def next_steps(verdict: str, rows: Sequence[Row], candidate: Mapping[str, Any], is_engine: bool) -> tuple[str, ...]:
+    """What a reader should do now."""
+    first = next((row for row in rows if row.verdict == limits.WRONG), None)
+    if first is None:
+        return _steps_when_right(verdict, rows)
+    assert first.local is not None
+    steps = []
+    if first.span:
+        steps.append(f"record {', '.join(first.span[:6])} as well: one of these ops is the wrong one")
+    steps.append(_advice(first))
+    place = ", ".join(map(str, first.local.index))
+    steps.append(
+        f"worst value {first.tap}[{place}]: expected {first.local.expected:.6g} from the inputs recorded, "
+        f"found {first.local.recorded:.6g}"
+    )
+    if is_engine:
+        steps.append("run llamadiff doctor: it says how this llama.cpp was built, and whether its settings are known to be bad")
+    return tuple(steps)
+
+
+def _advice(row: Row) -> str:
+    return {
+        "ROPE": "compare your rotation with the model's: pairs (2i, 2i+1) or halves (i, i+n/2), base, scaling, position",
+        "RMS_NORM": "check epsilon (inside the root), the weight, and that the mean is not subtracted",
+        "SOFT_MAX": "check the scale 1/sqrt(head size), the causal mask, and the axis",
+        "ADD": "check that both terms are there: the branch and the residual from before the norm",
+        "SWIGLU": "check silu(gate) * up: which is gate, and which activation",
+        "GET_ROWS": "check the rows that your embedding reads: token id, row size, type",
+    }.get(row.op) or _product_advice(row)
+
+
+def _product_advice(row: Row) -> str:
+    word = row.tap.rsplit("-", 1)[0]
+    if word == "kq":
+        return "check which K head each Q head reads (head h reads h // group), and that scores are taken before scale and mask"
+    if word == "kqv_out":
+        return "check which V head each head reads, and how heads are merged"
+    kind = f" ({row.weight_type})" if row.weight_type else ""
+    return f"check {row.weight}{kind}: the right tensor, its orientation, its dequantization, and the bias"
+
+
+def _steps_when_right(verdict: str, rows: Sequence[Row]) -> tuple[str, ...]:
+    if verdict == limits.UNCHECKED or not rows:
+        return ("record more taps; llamadiff taps MODEL lists them with their shapes",)
+    judged = [row.local.nmse for row in rows if row.local is not None]
+    steps = [f"the smallest tolerance that still passes: match = {max(judged):.1e}"] if judged else []
+    return (*steps, "if the text is still wrong, look at what comes after the logits: sampling, detokenization, the prompt")

@@ -1,0 +1,1 @@
+"""The model that ships with llamadiff, and how it is made."""

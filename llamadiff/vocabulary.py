@@ -1,0 +1,47 @@
+"""Token ids as text, from the vocabulary in the GGUF file: for reports, so that they need no llama.cpp."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Vocabulary:
+    """The texts of a model's tokens; ids the file has no text for give None."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        tokens = fields.get("tokenizer.ggml.tokens")
+        self._tokens: Sequence[Any] = tokens if isinstance(tokens, list) else []
+        self._byte_level = fields.get("tokenizer.ggml.model") == "gpt2"
+
+    def text(self, token: int) -> str | None:
+        """What a token stands for, as the reader would type it (bytes that are no UTF-8 shown as replacements)."""
+        if not 0 <= token < len(self._tokens):
+            return None
+        piece = str(self._tokens[token])
+        if self._byte_level:
+            return _from_byte_level(piece)
+        byte = _BYTE.fullmatch(piece)
+        if byte:
+            return bytes([int(byte[1], 16)]).decode("utf-8", "replace")
+        return piece.replace("\u2581", " ")
+
+
+def _from_byte_level(piece: str) -> str:
+    """Undo GPT-2's mapping of bytes to printable characters; special tokens are plain text already."""
+    table = _byte_table()
+    if any(character not in table for character in piece):
+        return piece
+    return bytes(table[character] for character in piece).decode("utf-8", "replace")
+
+
+@cache
+def _byte_table() -> dict[str, int]:
+    """Character -> byte: printable Latin-1 stands for itself, the rest for U+0100 onwards in order (GPT-2's encoder.py)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}
