@@ -43,12 +43,28 @@ def round_bf16(x: Array) -> Array:
 
 def round_q8_0(x: Array) -> Array:
     """Through ggml's Q8_0: blocks of 32, scale max|x| / 127 kept as float16, nearest even."""
+    quants, scale = _q8_blocks(x)
+    return (quants * round_f16(scale)).reshape(x.shape).astype(x.dtype)
+
+
+def q8_1_sums(x: Array) -> Array:
+    """What Q8_1 adds to the sum of each block's rounded values: [..., n] -> [..., n / 32].
+
+    Its block also keeps s, that sum with the scale not yet rounded, in float16, and the weights' minimum is
+    multiplied by s (ggml-cpu, quantize_row_q8_1).
+    """
+    quants, scale = _q8_blocks(x)
+    total = quants.sum(axis=1, keepdims=True)
+    return (round_f16(total * scale) - total * round_f16(scale)).reshape(*x.shape[:-1], -1).astype(x.dtype)
+
+
+def _q8_blocks(x: Array) -> tuple[Array, Array]:
+    """Whole numbers [block, 32] and scales [block, 1], float32."""
     blocks = np.ascontiguousarray(x, np.float32).reshape(-1, 32)
     peak = np.abs(blocks).max(axis=1, keepdims=True)
     with np.errstate(divide="ignore"):
         inverse = np.where(peak > 0, np.float32(127) / peak, np.float32(0))
-    scale = round_f16(peak / np.float32(127))
-    return (np.rint(blocks * inverse) * scale).reshape(x.shape).astype(x.dtype)
+    return np.rint(blocks * inverse), peak / np.float32(127)
 
 
 def round_q8_k(x: Array) -> Array:

@@ -164,12 +164,16 @@ class Study:
 
     def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
         out = [array if array.dtype.kind == "i" else np.array(array) for array in arrays]
+        sums = None
         for number, lane in enumerate(self.lanes):
             to = rounding_type(lane.policy, kind, self._stored(lane))
+            if to == "Q8_1":
+                sums = np.zeros((*out[0].shape[:-1], out[0].shape[-1] // 32), out[0].dtype) if sums is None else sums
+                sums[number] = arithmetic.q8_1_sums(out[0][number])
             for array in out:
                 if array.dtype.kind != "i" and to in arithmetic.ROUNDINGS:
                     array[number] = arithmetic.ROUNDINGS[to](array[number])
-        return tuple(out)
+        return (*out, sums) if sums is not None else tuple(out)
 
     def stored(self, kind: str, x: Array) -> Array:
         x = np.array(x)

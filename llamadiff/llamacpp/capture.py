@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,21 @@ def tokenize(request: Request) -> tuple[int, ...]:
     return tuple(_ask(request, lambda _: None)["tokens"])
 
 
+@dataclass(frozen=True)
+class Facts:
+    """How llama.cpp was built; ``layout`` is None if its tensors are laid out as ggml.py expects."""
+
+    version: str
+    build: str
+    layout: str | None
+
+
+def probe() -> Facts:
+    """Ask the library about itself. Raises UserError if it is missing or cannot be loaded."""
+    answers = _ask(Request(model="", probe=True), lambda _: None)
+    return Facts(answers["version"], answers["build"], answers["layout"])
+
+
 def require_llama_cpp() -> None:
     """Raise UserError if llama-cpp-python is not installed."""
     if find_spec("llama_cpp") is None:
@@ -49,10 +65,11 @@ def _ask(request: Request, progress: Progress) -> dict[str, Any]:
             _end(child, request)
         log.seek(0)
         noise = log.read().decode("utf-8", "replace")
+    about = f"{request.model}: " if request.model else ""
     if "error" in answers:
-        raise UserError(_with_log(f"{request.model}: {answers['error']}", noise))
+        raise UserError(about + _with_log(answers["error"], noise))
     if "done" not in answers:
-        raise UserError(_with_log(_obituary(child.returncode, request), noise))
+        raise UserError(about + _with_log(_obituary(child.returncode, request), noise))
     return answers
 
 
@@ -91,7 +108,7 @@ def _obituary(code: int, request: Request) -> str:
     }.get(name, "that is a fault in llama.cpp")
     if request.settings.repack and name != "SIGKILL":
         advice = "its repacked kernels crash on some CPUs; run again without --repack"
-    return f"{request.model}: llama.cpp died of {name}: {advice}"
+    return f"llama.cpp died of {name}: {advice}"
 
 
 def _with_log(message: str, log: str) -> str:

@@ -26,7 +26,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Request:
-    """One run: either ``tokens`` or ``text``; with ``output``, a capture; without, only tokenization."""
+    """One run: either ``tokens`` or ``text``; with ``output``, a capture; without, only tokenization;
+    ``probe`` asks about the library alone.
+    """
 
     model: str
     text: str | None = None
@@ -37,6 +39,7 @@ class Request:
     wanted: tuple[str, ...] | None = None
     model_info: Mapping[str, Any] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
+    probe: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

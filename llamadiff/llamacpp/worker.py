@@ -59,6 +59,9 @@ def run(request: Request, say: Say) -> None:
     """Load, tokenize, decode, record."""
     ggml = Ggml()
     misfit = ggml.check_layout()
+    if request.probe:
+        say(version=build_version(), build=build_flags(), layout=misfit, done=True)
+        return
     if misfit:
         raise UserError(f"this llama-cpp-python has another tensor layout ({misfit}); install the version in pyproject.toml")
     llama_cpp.llama_backend_init()

@@ -32,7 +32,9 @@ class Tap(Protocol):
         """The operands of a product, as the arithmetic under study would see them.
 
         ``kind`` is the type of the weights (``Q4_K``), or ``cache_k`` / ``cache_v`` for the two products of
-        attention. Index arrays come back as they are.
+        attention. Index arrays come back as they are. For weights whose blocks have a minimum (Q4_1, Q5_1) one
+        more array may follow: what to add to the sum of each block's activations before the minimum multiplies
+        it, [..., in / 32].
         """
         ...
 
@@ -146,8 +148,8 @@ class Engine:
 
         The scale comes before the bias in attention and after it in the FFN (llama.cpp, llama-graph.cpp).
         """
-        (x,) = tap.operands(self.w.type(f"{name}.weight"), x)
-        y = self.w.product(f"{name}.weight", x)
+        x, *sums = tap.operands(self.w.type(f"{name}.weight"), x)
+        y = self.w.product(f"{name}.weight", x, *sums)
         scale, bias = self._optional(f"{name}.scale"), self._optional(f"{name}.bias")
         if bias is not None and ".ffn_" in name:
             y, bias = y + bias, None
@@ -173,11 +175,11 @@ class Engine:
     def experts(self, x: Array, name: str, chosen: Array, tap: Tap) -> Array:
         """Each token's chosen experts' products: x [b, t, 1 or used, in], chosen [b, t, used] -> [b, t, used, out]."""
         kind = self.w.type(f"{name}.weight")
-        x, chosen = tap.operands(kind, np.broadcast_to(x, (*chosen.shape, x.shape[-1])), chosen)
+        x, chosen, *sums = tap.operands(kind, np.broadcast_to(x, (*chosen.shape, x.shape[-1])), chosen)
         out = np.empty((*chosen.shape, self.w.shape(f"{name}.weight")[1]), x.dtype)
         for expert in np.unique(chosen):
             mine = chosen == expert  # [b, t, used]
-            out[mine] = self.w.product(f"{name}.weight", x[mine], int(expert))
+            out[mine] = self.w.product(f"{name}.weight", x[mine], *(part[mine] for part in sums), expert=int(expert))
         scale = self._optional(f"{name}.scale")  # [expert]
         return out if scale is None else out * scale[chosen][..., None]
 

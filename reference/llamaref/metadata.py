@@ -22,11 +22,15 @@ IMPLEMENTED = frozenset({
 })  # fmt: skip
 
 # Describe the file or its training; no forward pass depends on them.
-DESCRIPTIVE = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "attention.causal", "pooling_type"})
+DESCRIPTIVE = frozenset({
+    "rope.scaling.finetuned", "tensor_data_layout", "attention.causal", "pooling_type", "expert_feed_forward_length",
+    "attention.layer_norm_epsilon",
+})  # fmt: skip
 
 # Belong to other architectures: llama.cpp writes them into its own test files with these values and
 # does not read them for llama, qwen2 and qwen3 (llama.cpp, src/models/{llama,qwen2,qwen3}.cpp).
 FOREIGN: Mapping[str, Any] = {
+    "expert_gating_func": 1,  # softmax, which is what these architectures do
     "attn_logit_softcapping": 50.0,
     "router_logit_softcapping": 30.0,
     "final_logit_softcapping": 30.0,

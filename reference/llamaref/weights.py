@@ -62,23 +62,34 @@ class Weights:
         values = _dequantized(name, tensor.data[indices], tensor.tensor_type)
         return values.astype(self.dtype, copy=False)
 
-    def product(self, name: str, x: Array, expert: int | None = None) -> Array:
-        """x @ W.T for the matrix W = [out, in] (or one expert's): x [..., in] -> [..., out]."""
+    def product(self, name: str, x: Array, sums: Array | None = None, *, expert: int | None = None) -> Array:
+        """x @ W.T for the matrix W = [out, in] (or one expert's): x [..., in] -> [..., out].
+
+        ``sums`` [..., in / 32] is added to each block's sum of activations before the block's minimum
+        multiplies it; only types that have minima take it.
+        """
         tensor = self._tensor(name)
         self.read.add(name)
         data = tensor.data if expert is None else tensor.data[expert]
         n_out, n_in = self.shape(name)[-2:]
         if x.shape[-1] != n_in:
             raise ModelError(f"{name}: rows of {n_in} weights cannot multiply activations of {x.shape[-1]}")
-        columns = np.ascontiguousarray(x.reshape(-1, n_in).T, dtype=self.dtype)  # [in, n]
+        columns = self._columns(x)  # [in, n]
+        corrections = None if sums is None else self._columns(sums)  # [in / 32, n]
         out = np.empty((n_out, columns.shape[1]), self.dtype)
 
         def multiply(start: int, stop: int) -> None:
-            block = _dequantized(name, data[start:stop], tensor.tensor_type)  # [rows, in]
+            rows = data[start:stop]
+            block = _dequantized(name, rows, tensor.tensor_type)  # [rows, in]
             np.matmul(block.astype(self.dtype, copy=False), columns, out=out[start:stop])
+            if corrections is not None:
+                out[start:stop] += _minima(rows, tensor.tensor_type).astype(self.dtype) @ corrections
 
         self._each_block(n_out, max(1, BLOCK_WEIGHTS // n_in), multiply)
         return np.ascontiguousarray(out.T).reshape(*x.shape[:-1], n_out)
+
+    def _columns(self, x: Array) -> Array:
+        return np.ascontiguousarray(x.reshape(-1, x.shape[-1]).T, dtype=self.dtype)
 
     def _each_block(self, n_rows: int, step: int, work: Callable[[int, int], None]) -> None:
         blocks = [(start, min(start + step, n_rows)) for start in range(0, n_rows, step)]
@@ -117,3 +128,10 @@ def _dequantized(name: str, data: Array, kind: gguf.GGMLQuantizationType) -> Arr
         return np.asarray(dequantize(data, kind))
     except NotImplementedError:
         raise ModelError(f"{name}: gguf-py cannot dequantize {kind.name}") from None
+
+
+def _minima(rows: Array, kind: gguf.GGMLQuantizationType) -> Array:
+    """The minimum of every block: [rows, blocks]. Blocks of Q4_1 and Q5_1 begin with scale and minimum, float16."""
+    size = gguf.GGML_QUANT_SIZES[kind][1]
+    blocks = np.ascontiguousarray(rows).reshape(len(rows), -1, size)
+    return np.ascontiguousarray(blocks[..., 2:4]).view(np.float16)[..., 0]

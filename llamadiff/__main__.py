@@ -1,0 +1,5 @@
+"""python -m llamadiff."""
+
+from llamadiff.cli import main
+
+main()

@@ -1,0 +1,50 @@
+"""The CI command: every recorded trace against the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from llamadiff import limits
+from llamadiff.comparison import Comparison
+from llamadiff.demo import shipped_model
+from llamadiff.errors import UserError
+from llamadiff.pipeline import check
+from llamadiff.report.json import to_object
+from llamadiff.trace import Trace
+
+Results = Sequence[tuple[Path, Comparison]]
+
+
+def check_all(paths: Iterable[Path], model: Path | None, rules: Sequence[limits.Rule]) -> Results:
+    """Check each trace, and each trace in each directory. Raises UserError if there is none or a model is missing."""
+    found = [trace for path in paths for trace in _traces(path)]
+    results = []
+    for path in found:
+        trace = Trace.open(path)
+        results.append((path, check(trace, model or _model_of(path, trace), rules)))
+    return results
+
+
+def _traces(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    traces = sorted(path.glob("*.safetensors"))
+    if not traces:
+        raise UserError(f"{path}: no .safetensors trace in this directory")
+    return traces
+
+
+def _model_of(path: Path, trace: Trace) -> Path:
+    """The model file that a trace names: beside the trace, or shipped with the package."""
+    name = Path(str(trace.info.model.get("file") or "")).name  # a name alone: a trace must not lead elsewhere
+    for folder in (path.parent, shipped_model().parent):
+        if name and (folder / name).is_file():
+            return folder / name
+    raise UserError(f"{path}: its model {name or '(unnamed)'} is not beside it; give it with --model")
+
+
+def to_json(results: Results) -> str:
+    """One object a trace: the reports by file name."""
+    return json.dumps({path.name: to_object(result) for path, result in results}, indent=1, ensure_ascii=False) + "\n"

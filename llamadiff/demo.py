@@ -1,0 +1,33 @@
+"""The shipped model, right and then with a bug in it: what a report looks like, in a few seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from llamaref import Engine, ops
+
+from llamadiff.candidates.engine import record
+from llamadiff.comparison import Comparison
+from llamadiff.pipeline import Progress, compare
+
+PROMPT = "Once upon a time"
+BUG = "rotates halves (i, i+32) where this model wants pairs (2i, 2i+1)"
+
+
+def shipped_model(quantized: bool = False) -> Path:
+    """The path of the model that comes with the package."""
+    return Path(__file__).parent / "shipped" / ("tiny.Q4_K_M.gguf" if quantized else "tiny.F16.gguf")
+
+
+def run(progress: Progress) -> tuple[Comparison, Comparison]:
+    """llama.cpp against the engine, and llama.cpp against an engine whose RoPE rotates the wrong pairs."""
+    model = shipped_model()
+    right = compare(model, PROMPT, progress=progress)
+    return right, compare(model, PROMPT, candidate=_faulty(model, right), progress=progress)
+
+
+def _faulty(model: Path, right: Comparison) -> Any:
+    maths = SimpleNamespace(**{**vars(ops), "rope_pairs": ops.rope_halves})
+    return record(Engine(model, maths=maths), [token for token, _ in right.tokens], "a copy of the engine with a bug")

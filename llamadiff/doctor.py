@@ -1,0 +1,69 @@
+"""What is installed, how llama.cpp was built, and what was found wrong, in plain words."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from llamadiff.demo import shipped_model
+from llamadiff.errors import UserError
+from llamadiff.llamacpp.capture import Facts, capture, probe, scratch_directory
+from llamadiff.llamacpp.request import Request, Settings
+
+PACKAGES = ("numpy", "gguf", "safetensors", "llama-cpp-python", "rich", "typer", "pandas", "jinja2")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at: whether it is as it should be (None: only a fact), and what was found."""
+
+    name: str
+    good: bool | None
+    found: str
+
+
+def examine() -> Iterator[Check]:
+    """Look at one thing after the other."""
+    yield Check("python", None, f"{platform.python_version()} on {sys.platform} {platform.machine()}")
+    for package in PACKAGES:
+        try:
+            yield Check(package, True, version(package))
+        except PackageNotFoundError:
+            yield Check(package, False, "not installed" + _without(package))
+    yield from _llama_cpp()
+
+
+def _without(package: str) -> str:
+    if package == "llama-cpp-python":
+        return ": no baseline; check and diff still work (pip install llama-cpp-python==0.3.36)"
+    return f": pip install {package}"
+
+
+def _llama_cpp() -> Iterator[Check]:
+    try:
+        facts: Facts = probe()
+    except UserError as error:
+        yield Check("llama.cpp", False, str(error))
+        return
+    yield Check("llama.cpp", None, facts.version)
+    yield Check("built with", None, facts.build)
+    layout = facts.layout or "ctypes sees ggml's tensors as they are"
+    yield Check("tensor layout", facts.layout is None, layout)
+    if facts.layout is None:
+        yield _decodes("plain decode", shipped_model(), Settings())
+        yield _decodes("quantized decode", shipped_model(quantized=True), Settings())
+        yield _decodes("quantized decode, repacked", shipped_model(quantized=True), Settings(repack=True))
+
+
+def _decodes(name: str, model: object, settings: Settings) -> Check:
+    with scratch_directory() as folder:
+        request = Request(str(model), text="Once upon a time", output=f"{folder}/t.safetensors", wanted=("result_output",),
+                          settings=settings)  # fmt: skip
+        try:
+            capture(request)
+        except UserError as error:
+            return Check(name, False, str(error).removeprefix(f"{model}: "))
+    return Check(name, True, "llama.cpp survives it")

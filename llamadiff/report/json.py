@@ -1,0 +1,97 @@
+"""Comparison -> the report's JSON object (schema llamadiff.report/1, held to report.schema.json by a test)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from llamadiff.comparison import Comparison, Logits, Row, TopToken
+
+SCHEMA = "llamadiff.report/1"
+
+
+def to_json(comparison: Comparison) -> str:
+    """The report as JSON text; a number that is not finite is null."""
+    return json.dumps(to_object(comparison), indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def to_object(comparison: Comparison) -> dict[str, Any]:
+    """The report as plain lists and dictionaries."""
+    c = comparison
+    report = {
+        "schema": SCHEMA,
+        "verdict": c.verdict,
+        "summary": c.summary,
+        "first_divergence": _divergence(c.first_divergence),
+        "wrong": [row.tap for row in c.wrong],
+        "diagnosis": [],
+        "model": c.model,
+        "tokens": [{"id": token, "text": text} for token, text in c.tokens],
+        "n_prefill": c.n_prefill,
+        "baseline": c.baseline,
+        "candidate": c.candidate,
+        "taps": [_row(row) for row in c.rows],
+        "missing": c.missing,
+        "logits": _logits(c.logits),
+        "only_baseline_read": c.only_baseline_read,
+        "only_engine_read": c.only_engine_read,
+        "next_steps": c.next_steps,
+        "timing": c.timing,
+    }
+    cleaned: dict[str, Any] = _finite(report)
+    return cleaned
+
+
+def _divergence(row: Row | None) -> dict[str, Any] | None:
+    if row is None or row.local is None:
+        return None
+    local = row.local
+    return {
+        "tap": row.tap, "layer": row.layer, "op": row.op, "token": local.token, "index": local.index,
+        "baseline": local.expected, "candidate": local.recorded,
+    }  # fmt: skip
+
+
+def _row(row: Row) -> dict[str, Any]:
+    drift, local = row.drift, row.local
+    return {
+        "tap": row.tap, "layer": row.layer, "op": row.op, "weight": row.weight, "weight_type": row.weight_type,
+        "shape": row.shape, "verdict": row.verdict, "span": row.span,
+        "drift": None if drift is None else {
+            "nmse": drift.nmse, "cosine": drift.cosine, "max_abs": drift.max_abs,
+            "ratio_to_noise": row.ratio_to_noise, "expected": row.expected_drift, "per_token": drift.per_token,
+        },
+        "local": local, "baseline_local": row.baseline_local,
+        "baseline": row.baseline, "candidate": row.candidate,
+        "mean_drift": drift.mean_drift if drift else None,
+        "worst": drift.worst if drift else None,
+    }  # fmt: skip
+
+
+def _logits(logits: Logits | None) -> dict[str, Any] | None:
+    if logits is None:
+        return None
+
+    def top(tokens: tuple[TopToken, ...]) -> list[dict[str, Any]]:
+        return [asdict(token) for token in tokens]
+
+    return {
+        "kl": logits.kl, "top1_agree": logits.top1_agree, "margin": logits.margin, "agreeing": logits.agreeing,
+        "rows": logits.rows, "top": top(logits.top), "candidate_top": top(logits.candidate_top),
+    }  # fmt: skip
+
+
+def _finite(value: Any) -> Any:
+    """Plain JSON values throughout: dataclasses opened, tuples as lists, non-finite numbers as null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value

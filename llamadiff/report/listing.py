@@ -1,0 +1,42 @@
+"""Plain lists: the taps of a model, and the findings of the doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+from rich.text import Text
+
+from llamadiff import taps
+from llamadiff.doctor import Check
+from llamadiff.model import Model
+from llamadiff.report.terminal import make_console
+from llamadiff.report.text import shown
+
+
+def print_taps(model: Model, n_tokens: int) -> None:
+    """Every tap of a layer once, with its shape; * marks those to write first."""
+    console = make_console()
+    name = Text(shown(model.path.name), style="bold")
+    head = Text.assemble(name, f": {len(model.taps)} taps, layers 0 to {model.n_layer - 1}; shapes for {n_tokens} tokens, float32, C order")
+    console.print(head)
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "tap", "shape", "axes", "what"):
+        table.add_column(column, no_wrap=column in ("tap", "shape"))
+    for tap in model.taps:
+        if tap.layer in (None, 0):
+            shape = taps.shape_of(tap, n_tokens, model.sizes)
+            label = tap.kind.word + ("-i" if tap.kind.layered else "")
+            table.add_row("*" if tap.kind.key else "", label, str(list(shape)), ", ".join(tap.kind.axes), tap.kind.what)
+    console.print(table)
+    console.print(Text("* write these first; the others narrow a fault down to one op (captures/README.md: the file)"))
+
+
+def print_checks(checks: Iterable[Check]) -> bool:
+    """One line a check; returns whether all are good."""
+    console, good = make_console(), True
+    for check in checks:
+        mark, style = {True: ("ok", "green"), False: ("BAD", "bold red"), None: ("", "")}[check.good]
+        good = good and check.good is not False
+        console.print(Text.assemble((f"{mark:>3}  ", style), (f"{check.name:<27} ", "bold"), shown(check.found, 1000)), soft_wrap=False)
+    return good
