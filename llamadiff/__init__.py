@@ -1,9 +1,9 @@
 """llamadiff: says which operation of an LLM inference engine is wrong, since which layer, and why.
 
-    import llamadiff
-    comparison = llamadiff.compare("model.gguf", prompt="Once upon a time")
-    print(comparison.summary)
-    comparison.frame()  # a pandas DataFrame, one row a tap
+import llamadiff
+comparison = llamadiff.compare("model.gguf", prompt="Once upon a time")
+print(comparison.summary)
+comparison.frame()  # a pandas DataFrame, one row a tap
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def round_bf16(x: Array) -> Array:
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     kept = np.where(np.isnan(x), bits, rounded) & np.uint32(0xFFFF0000)
-    return kept.view(np.float32).astype(x.dtype)
+    return np.asarray(kept.view(np.float32), x.dtype)
 
 
 def round_q8_0(x: Array) -> Array:
@@ -55,7 +55,8 @@ def q8_1_sums(x: Array) -> Array:
     """
     quants, scale = _q8_blocks(x)
     total = quants.sum(axis=1, keepdims=True)
-    return (round_f16(total * scale) - total * round_f16(scale)).reshape(*x.shape[:-1], -1).astype(x.dtype)
+    sums = round_f16(total * scale) - total * round_f16(scale)
+    return np.asarray(sums.reshape(*x.shape[:-1], -1), x.dtype)
 
 
 def _q8_blocks(x: Array) -> tuple[Array, Array]:

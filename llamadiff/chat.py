@@ -23,7 +23,9 @@ def render(model: Model, prompt: str) -> str:
 
     template = model.chat_template
     if template is None:
-        raise UserError(f"{model.path}: the file has no chat template; leave out --chat and write the turns in the prompt")
+        raise UserError(
+            f"{model.path}: the file has no chat template; leave out --chat and write the turns in the prompt"
+        )
     if len(template) > MAX_TEMPLATE:
         raise UserError(f"{model.path}: the chat template has {len(template)} characters; that is not taken for real")
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
@@ -33,7 +35,16 @@ def render(model: Model, prompt: str) -> str:
             messages=[{"role": "user", "content": prompt}], add_generation_prompt=True,
             bos_token=model.special_token("bos"), eos_token=model.special_token("eos"),
         )  # fmt: skip
-    except (TemplateError, UserError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError, MemoryError) as error:
+    except (
+        TemplateError,
+        UserError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         raise UserError(f"{model.path}: the chat template fails: {' '.join(str(error).split())[:200]}") from None
     if len(rendered) > MAX_RENDERED:
         raise UserError(f"{model.path}: the chat template wrote {len(rendered)} characters for one short turn")

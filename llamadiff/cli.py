@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,24 +25,36 @@ app = typer.Typer(
 )
 
 Model = Annotated[Path, typer.Argument(help="A .gguf file.", show_default=False)]
-Prompt = Annotated[Optional[str], typer.Argument(help="Text, tokenized by llama.cpp as it is (BOS as the model says).")]
-Tokens = Annotated[Optional[str], typer.Option("--tokens", help="Token ids instead of a prompt: 1,15043,29892")]
-TokensFile = Annotated[Optional[Path], typer.Option("--tokens-file", help="A file of token ids.")]
+Prompt = Annotated[str | None, typer.Argument(help="Text, tokenized by llama.cpp as it is (BOS as the model says).")]
+DiffModel = Annotated[Path | None, typer.Option("--model", help="The .gguf file: judges every op on its own inputs.")]
+CheckModel = Annotated[Path | None, typer.Option("--model", help="The .gguf file, if it is not beside the trace.")]
+Tokens = Annotated[str | None, typer.Option("--tokens", help="Token ids instead of a prompt: 1,15043,29892")]
+TokensFile = Annotated[Path | None, typer.Option("--tokens-file", help="A file of token ids.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Put the prompt through the model's own chat template.")]
 NPredict = Annotated[int, typer.Option("--n-predict", min=0, help="Greedy decode steps through the KV cache.")]
-Candidate = Annotated[Optional[str], typer.Option("--candidate", help="Your engine's trace; without it, llama.cpp itself is checked.")]
-Taps = Annotated[Optional[list[str]], typer.Option("--taps", help="Only taps of this pattern, such as 'l_out-*'.")]
-Layers = Annotated[Optional[str], typer.Option("--layers", help="Only these layers: 3 or 0-3.")]
-Json = Annotated[Optional[str], typer.Option("--json", help="Write the report as JSON to a file, or - for standard output.")]
-Csv = Annotated[Optional[Path], typer.Option("--csv", help="Write the table of taps as CSV.")]
-Save = Annotated[Optional[Path], typer.Option("--save", help="Keep the traces in this directory.")]
+Candidate = Annotated[
+    str | None, typer.Option("--candidate", help="Your engine's trace; without it, llama.cpp itself is checked.")
+]
+Taps = Annotated[list[str] | None, typer.Option("--taps", help="Only taps of this pattern, such as 'l_out-*'.")]
+Layers = Annotated[str | None, typer.Option("--layers", help="Only these layers: 3 or 0-3.")]
+Json = Annotated[
+    str | None, typer.Option("--json", help="Write the report as JSON to a file, or - for standard output.")
+]
+Csv = Annotated[Path | None, typer.Option("--csv", help="Write the table of taps as CSV.")]
+Save = Annotated[Path | None, typer.Option("--save", help="Keep the traces in this directory.")]
 KvType = Annotated[str, typer.Option("--kv-type", help="Type of llama.cpp's KV cache: f32, f16, bf16, q8_0.")]
-FlashAttn = Annotated[bool, typer.Option("--flash-attn", help="llama.cpp with flash attention (hides kq and kq_soft_max).")]
+FlashAttn = Annotated[
+    bool, typer.Option("--flash-attn", help="llama.cpp with flash attention (hides kq and kq_soft_max).")
+]
 GpuLayers = Annotated[int, typer.Option("--gpu-layers", min=0, help="Layers that llama.cpp puts on the GPU.")]
-Repack = Annotated[bool, typer.Option("--repack", help="llama.cpp with repacked weights (other kernels; crashes on some CPUs).")]
+Repack = Annotated[
+    bool, typer.Option("--repack", help="llama.cpp with repacked weights (other kernels; crashes on some CPUs).")
+]
 Threads = Annotated[int, typer.Option("--threads", min=0, help="Threads for llama.cpp and the engine; 0: all cores.")]
 Precision = Annotated[str, typer.Option("--precision", help="The engine's arithmetic: f32 or f64.")]
-Tolerance = Annotated[Optional[Path], typer.Option("--tolerance", help="TOML file of [[rule]] entries, tried before the built-in limits.")]
+Tolerance = Annotated[
+    Path | None, typer.Option("--tolerance", help="TOML file of [[rule]] entries, tried before the built-in limits.")
+]
 FailOn = Annotated[str, typer.Option("--fail-on", help="Which verdict makes the exit code 1: wrong, noise, never.")]
 
 
@@ -84,7 +96,15 @@ def capture(
     with _progress() as progress:
         opened = pipeline.open_model(model, "f32", settings)
         request = pipeline.request_for(
-            opened, prompt, _token_ids(tokens, tokens_file), chat, n_predict, output, taps or (), _layer_range(layers), settings
+            opened,
+            prompt,
+            _token_ids(tokens, tokens_file),
+            chat,
+            n_predict,
+            output,
+            taps or (),
+            _layer_range(layers),
+            settings,
         )
         trace = run(request, progress)
     typer.echo(f"{output}: {len(trace)} taps of {len(trace.info.tokens)} tokens", err=True)
@@ -94,7 +114,7 @@ def capture(
 def diff(
     baseline: Annotated[Path, typer.Argument(help="The trace that is trusted.")],
     candidate: Annotated[Path, typer.Argument(help="The trace under test.")],
-    model: Annotated[Optional[Path], typer.Option("--model", help="The .gguf file: judges every op on its own inputs.")] = None,
+    model: DiffModel = None,
     json: Json = None, csv: Csv = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Compare two traces; with --model, judge every op of both."""
@@ -108,7 +128,7 @@ def diff(
 @app.command()
 def check(
     paths: Annotated[list[Path], typer.Argument(help="Recorded traces, or directories of them.")],
-    model: Annotated[Optional[Path], typer.Option("--model", help="The .gguf file, if it is not beside the trace.")] = None,
+    model: CheckModel = None,
     json: Json = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Check recorded llama.cpp traces against the engine; needs no llama.cpp."""
@@ -123,7 +143,9 @@ def check(
 
 
 @app.command()
-def taps(model: Model, tokens: Annotated[int, typer.Option("--n-tokens", min=1, help="Shapes for this many.")] = 14) -> None:
+def taps(
+    model: Model, tokens: Annotated[int, typer.Option("--n-tokens", min=1, help="Shapes for this many.")] = 14
+) -> None:
     """Print what an engine should write: names, shapes, order; the dozen that matter most are marked."""
     from llamadiff.model import Model as Opened
     from llamadiff.report import listing

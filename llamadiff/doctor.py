@@ -60,8 +60,8 @@ def _llama_cpp() -> Iterator[Check]:
 
 def _decodes(name: str, model: object, settings: Settings) -> Check:
     with scratch_directory() as folder:
-        request = Request(str(model), text="Once upon a time", output=f"{folder}/t.safetensors", wanted=("result_output",),
-                          settings=settings)  # fmt: skip
+        output = f"{folder}/t.safetensors"
+        request = Request(str(model), text="Once upon a time", output=output, wanted=("embd",), settings=settings)
         try:
             capture(request)
         except UserError as error:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from llamadiff.errors import UserError
 
@@ -47,7 +48,7 @@ def rule_for(rules: Sequence[Rule], tap: str, op: str, arithmetic: str) -> Rule:
     for rule in rules:
         if fnmatchcase(tap, rule.tap) and fnmatchcase(op, rule.op) and fnmatchcase(arithmetic, rule.arithmetic):
             return rule
-    raise UserError(f"no tolerance fits tap {tap} (op {op}, arithmetic {arithmetic}); add a rule for tap = \"*\"")
+    raise UserError(f'no tolerance fits tap {tap} (op {op}, arithmetic {arithmetic}); add a rule for tap = "*"')
 
 
 def verdict(nmse: float, match: float, noise: float) -> str:
@@ -63,7 +64,10 @@ def worst_of(verdicts: Sequence[str]) -> str:
 
 
 def load_rules(path: Path) -> tuple[Rule, ...]:
-    """Rules of a TOML file, tried before the built-in ones: [[rule]] with match and any of tap, op, arithmetic, angle."""
+    """Rules of a TOML file, tried before the built-in ones.
+
+    Each is a [[rule]] with match and any of tap, op, arithmetic and angle. Raises UserError for anything else.
+    """
     tomllib = _toml_reader()
     try:
         with path.open("rb") as file:
@@ -84,11 +88,13 @@ def _rule(path: Path, number: int, entry: object) -> Rule:
         raise UserError(f"{path}: rule {number} has no match = NMSE")
     for key, value in entry.items():
         if key not in kinds or not isinstance(value, kinds[key]) or isinstance(value, bool):
-            raise UserError(f"{path}: rule {number}: {key} = {value!r} is not one of {', '.join(kinds)} of the right type")
+            raise UserError(
+                f"{path}: rule {number}: {key} = {value!r} is not one of {', '.join(kinds)} of the right type"
+            )
     return Rule(**entry)
 
 
-def _toml_reader():  # type: ignore[no-untyped-def]
+def _toml_reader() -> Any:
     try:
         import tomllib
     except ImportError:  # Python 3.10

@@ -65,7 +65,10 @@ def row_errors(candidate: Array, baseline: Array, axis: int) -> tuple[Array, Arr
 
     Equal non-finite values on both sides count as no difference; on one side only, as an infinite one.
     """
-    c, b = np.moveaxis(np.asarray(candidate, np.float64), axis, 0), np.moveaxis(np.asarray(baseline, np.float64), axis, 0)
+    c, b = (
+        np.moveaxis(np.asarray(candidate, np.float64), axis, 0),
+        np.moveaxis(np.asarray(baseline, np.float64), axis, 0),
+    )
     c, b = c.reshape(c.shape[0], -1), b.reshape(b.shape[0], -1)
     with np.errstate(invalid="ignore"):
         error = c - b
@@ -78,7 +81,7 @@ def row_errors(candidate: Array, baseline: Array, axis: int) -> tuple[Array, Arr
 
 
 def _same_nonfinite(c: Array, b: Array) -> Array:
-    return (np.isnan(c) & np.isnan(b)) | (c == b)
+    return np.asarray((np.isnan(c) & np.isnan(b)) | (c == b))
 
 
 def ratio(error: float, reference: float) -> float:
@@ -99,7 +102,9 @@ def difference(candidate: Array, baseline: Array, axis: int) -> Difference:
     error, reference = row_errors(candidate, baseline, axis)
     c, b = np.asarray(candidate, np.float64), np.asarray(baseline, np.float64)
     both = np.isfinite(c) & np.isfinite(b)
-    gap = np.where(both, np.abs(np.where(both, c, 0.0) - np.where(both, b, 0.0)), np.where(_same_nonfinite(c, b), 0.0, np.inf))
+    gap = np.where(
+        both, np.abs(np.where(both, c, 0.0) - np.where(both, b, 0.0)), np.where(_same_nonfinite(c, b), 0.0, np.inf)
+    )
     place = np.unravel_index(int(gap.argmax()), gap.shape) if gap.size else ()
     index = tuple(int(i) for i in place)
     worst = Worst(index[axis] if index else None, index, float(b[place]), float(c[place]))

@@ -22,7 +22,7 @@ class Model:
 
     def __init__(self, path: str | Path, precision: str = "f32", threads: int = 0) -> None:
         self.path = Path(path)
-        dtype = {"f32": np.float32, "f64": np.float64}[precision]
+        dtype: type[np.floating[Any]] = np.float64 if precision == "f64" else np.float32
         try:
             weights = Weights(self.path, dtype, threads)
             self.engine = Engine(weights)

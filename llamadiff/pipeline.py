@@ -101,6 +101,7 @@ def diff(
 
 
 def open_model(path: str | Path, precision: str, settings: Settings) -> Model:
+    """The model file, in the engine."""
     return Model(path, precision, settings.threads)
 
 
@@ -221,7 +222,10 @@ def check_same_run(baseline: Trace, candidate: Trace) -> None:
     """Raise UserError, with both values, if two traces are of other tokens, positions or models."""
     b, c = baseline.info, candidate.info
     if b.tokens != c.tokens:
-        place = next((i for i, (x, y) in enumerate(zip(b.tokens, c.tokens, strict=False)) if x != y), min(len(b.tokens), len(c.tokens)))
+        place = next(
+            (i for i, (x, y) in enumerate(zip(b.tokens, c.tokens, strict=False)) if x != y),
+            min(len(b.tokens), len(c.tokens)),
+        )
         raise UserError(
             f"the candidate ran other tokens: from token {place} on it has {_few(c.tokens[place:])}, "
             f"the baseline {_few(b.tokens[place:])} ({len(c.tokens)} and {len(b.tokens)} in all)"
@@ -249,9 +253,10 @@ def _drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule])
             raise UserError(f"{name}: the baseline has shape {list(b.shape)}, the candidate {list(c.shape)}")
         drift = metrics.difference(c.reshape(b.shape), b, tap.row_axis)
         limit = limits.rule_for(rules, name, tap.kind.op, "*").match
+        verdict = limits.MATCH if drift.nmse <= limit else limits.UNCHECKED
         rows.append(Row(
-            name, tap.layer, tap.kind.op, None, None, tuple(b.shape), limits.MATCH if drift.nmse <= limit else limits.UNCHECKED,
-            None, None, drift, None, None, metrics.stats(b), metrics.stats(c),
+            name, tap.layer, tap.kind.op, None, None, tuple(b.shape), verdict, None, None, drift, None, None,
+            metrics.stats(b), metrics.stats(c),
         ))  # fmt: skip
     verdict = limits.worst_of([row.verdict for row in rows])
     producers = {"name": "the baseline", **baseline.info.producer}, {"name": "the candidate", **candidate.info.producer}
@@ -281,7 +286,12 @@ def _drift_sentence(verdict: str, rows: Sequence[Row]) -> str:
 
 def _unknown_model(info: Mapping[str, Any]) -> dict[str, Any]:
     empty = {"layers": 0, "embd": 0, "heads": 0, "kv_heads": 0, "vocab": 0, "weight_types": {}}
-    return {"file": info.get("file"), "sha256": info.get("sha256", "0" * 64), "architecture": info.get("architecture"), **empty}
+    return {
+        "file": info.get("file"),
+        "sha256": info.get("sha256", "0" * 64),
+        "architecture": info.get("architecture"),
+        **empty,
+    }
 
 
 def _made(folder: Path) -> Path:

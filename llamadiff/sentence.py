@@ -69,7 +69,11 @@ def _wrong(whose: str, wrong: Sequence[Row], rows: Sequence[Row]) -> str:
     assert first.local is not None
     words = _place(first)
     local = first.local
-    size = "not finite where it should be" if local.nmse == float("inf") else f"local NMSE {local.nmse:.1e}, limit {local.limit:.0e}"
+    size = (
+        "not finite where it should be"
+        if local.nmse == float("inf")
+        else f"local NMSE {local.nmse:.1e}, limit {local.limit:.0e}"
+    )
     also = _others(wrong)
     return f"{first.tap}: {_possessive(whose)} {words} is wrong on the inputs it was given ({size}){also}"
 
@@ -99,7 +103,8 @@ def _others(wrong: Sequence[Row]) -> str:
     if same:
         parts.append(f"and in {_layers([row.layer for row in same if row.layer is not None])}")
     if others:
-        parts.append(f"{', '.join(others[:4])}{' and others' if len(others) > 4 else ''} {'is' if len(others) == 1 else 'are'} wrong too")
+        more = " and others" if len(others) > 4 else ""
+        parts.append(f"{', '.join(others[:4])}{more} {'is' if len(others) == 1 else 'are'} wrong too")
     return "; " + ", ".join(parts) + "; every other op is right"
 
 
@@ -117,7 +122,9 @@ def _unchecked(whose: str, rows: Sequence[Row]) -> str:
     differing = [row for row in rows if row.verdict == limits.UNCHECKED]
     if not differing:
         return f"{whose} recorded nothing that could be judged"
-    return f"{differing[0].tap} is the first of {len(differing)} taps that differ; give --model to learn which op is wrong"
+    return (
+        f"{differing[0].tap} is the first of {len(differing)} taps that differ; give --model to learn which op is wrong"
+    )
 
 
 def next_steps(verdict: str, rows: Sequence[Row], candidate: Mapping[str, Any], is_engine: bool) -> tuple[str, ...]:
@@ -136,13 +143,15 @@ def next_steps(verdict: str, rows: Sequence[Row], candidate: Mapping[str, Any], 
         f"found {first.local.recorded:.6g}"
     )
     if is_engine:
-        steps.append("run llamadiff doctor: it says how this llama.cpp was built, and whether its settings are known to be bad")
+        steps.append(
+            "run llamadiff doctor: it says how this llama.cpp was built, and whether its settings are known to be bad"
+        )
     return tuple(steps)
 
 
 def _advice(row: Row) -> str:
     return {
-        "ROPE": "compare your rotation with the model's: pairs (2i, 2i+1) or halves (i, i+n/2), base, scaling, position",
+        "ROPE": "check what is rotated, pairs (2i, 2i+1) or halves (i, i+n/2), and the base, scaling and positions",
         "RMS_NORM": "check epsilon (inside the root), the weight, and that the mean is not subtracted",
         "SOFT_MAX": "check the scale 1/sqrt(head size), the causal mask, and the axis",
         "ADD": "check that both terms are there: the branch and the residual from before the norm",
@@ -154,7 +163,7 @@ def _advice(row: Row) -> str:
 def _product_advice(row: Row) -> str:
     word = row.tap.rsplit("-", 1)[0]
     if word == "kq":
-        return "check which K head each Q head reads (head h reads h // group), and that scores are taken before scale and mask"
+        return "check which K head each Q head reads (h reads h // group), and that scores have no scale or mask yet"
     if word == "kqv_out":
         return "check which V head each head reads, and how heads are merged"
     kind = f" ({row.weight_type})" if row.weight_type else ""
@@ -166,4 +175,7 @@ def _steps_when_right(verdict: str, rows: Sequence[Row]) -> tuple[str, ...]:
         return ("record more taps; llamadiff taps MODEL lists them with their shapes",)
     judged = [row.local.nmse for row in rows if row.local is not None]
     steps = [f"the smallest tolerance that still passes: match = {max(judged):.1e}"] if judged else []
-    return (*steps, "if the text is still wrong, look at what comes after the logits: sampling, detokenization, the prompt")
+    return (
+        *steps,
+        "if the text is still wrong, look at what comes after the logits: sampling, detokenization, the prompt",
+    )

@@ -183,7 +183,9 @@ class Study:
                 x[number] = arithmetic.ROUNDINGS[to](x[number])
         return x
 
-    def angles(self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None) -> tuple[Array, Array]:
+    def angles(
+        self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
+    ) -> tuple[Array, Array]:
         self.mean_square_angle = float(np.mean(ops.rope_theta(rope, positions, factors) ** 2))
         exact, rounded = (cos, sin), arithmetic.ggml_angles(rope, positions, factors)
         chosen = [rounded if lane.policy == NATIVE else exact for lane in self.lanes]
@@ -223,13 +225,12 @@ class Study:
         free = self._defined(tap, x[0])
         baseline = values.get("baseline")
         candidate = values.get("candidate") if "candidate" in self.sources else free
-        both = baseline is not None and candidate is not None
         return Finding(
             tap=tap,
             shape=tuple(x.shape[1:]),
             local={name: self._local(self.sources[name], tap, x, array, spans[name]) for name, array in values.items()},
             stats={**{name: metrics.stats(array) for name, array in values.items()}, "engine": metrics.stats(free)},
-            drift=metrics.difference(candidate, baseline, tap.row_axis) if both else None,
+            drift=_difference(candidate, baseline, tap.row_axis),
             engine_drift=None if baseline is None else metrics.nmse(free, baseline, tap.row_axis),
             noise=self._noise(tap, x),
         )
@@ -288,6 +289,12 @@ class Study:
             return 0.0, 0.0
         noise = max(10 * match, 16 * limits.ROUNDING[arithmetic.precision(recorded)])
         if span:
-            spread = max(metrics.nmse(self._defined(tap, lane), self._defined(tap, lanes[0]), tap.row_axis) for lane in lanes)
+            spread = max(
+                metrics.nmse(self._defined(tap, lane), self._defined(tap, lanes[0]), tap.row_axis) for lane in lanes
+            )
             noise += 4 * spread
         return match, noise
+
+
+def _difference(candidate: Array | None, baseline: Array | None, axis: int) -> metrics.Difference | None:
+    return None if candidate is None or baseline is None else metrics.difference(candidate, baseline, axis)

@@ -31,36 +31,41 @@ class Kind:
 
 
 _ROWS = ("token", "embd")
+_HEADS, _KV_HEADS = ("token", "head", "dim"), ("token", "kv_head", "dim")
+_MERGED, _KV_MERGED = ("token", "head*dim"), ("token", "kv_head*dim")
+_SCORES = ("head", "query", "key")
+_FF, _EXPERTS, _USED = ("token", "ff"), ("token", "expert"), ("token", "used")
+_USED_FF, _USED_EMBD = ("token", "used", "ff"), ("token", "used", "embd")
 _MOE = "ffn_gate_inp"
 
 KINDS: tuple[Kind, ...] = (
     Kind("embd", "GET_ROWS", "", _ROWS, "token embeddings, after any embedding scale", "token_embd", layered=False, key=True),
     Kind("attn_norm", "RMS_NORM", "prev", _ROWS, "normalised layer input, times its weight", "attn_norm", key=True),
-    Kind("Qcur_proj", "MUL_MAT", "attn_norm", ("token", "head*dim"), "Q projection, with bias if there is one", "attn_q", key=True),
-    Kind("Kcur_proj", "MUL_MAT", "attn_norm", ("token", "kv_head*dim"), "K projection, with bias if there is one", "attn_k"),
-    Kind("Vcur_proj", "MUL_MAT", "attn_norm", ("token", "kv_head*dim"), "V projection, with bias if there is one", "attn_v", key=True),
-    Kind("Qcur_normed", "RMS_NORM", "Qcur_proj", ("token", "head", "dim"), "Q after QK-norm", "attn_q_norm", needs="attn_q_norm"),
-    Kind("Kcur_normed", "RMS_NORM", "Kcur_proj", ("token", "kv_head", "dim"), "K after QK-norm", "attn_k_norm", needs="attn_k_norm"),
-    Kind("Qcur_rope", "ROPE", "Qcur_normed|Qcur_proj", ("token", "head", "dim"), "Q after RoPE", key=True),
-    Kind("Kcur_rope", "ROPE", "Kcur_normed|Kcur_proj", ("token", "kv_head", "dim"), "K after RoPE", key=True),
-    Kind("kq", "MUL_MAT", "Qcur_rope Kcur_rope", ("head", "query", "key"), "raw scores, before scale and mask; the causal triangle counts"),
-    Kind("kq_soft_max", "SOFT_MAX", "kq", ("head", "query", "key"), "attention probabilities", key=True),
-    Kind("kqv_out", "MUL_MAT", "kq_soft_max Vcur_proj", ("token", "head*dim"), "heads merged, before the output projection", key=True),
+    Kind("Qcur_proj", "MUL_MAT", "attn_norm", _MERGED, "Q projection, with bias if there is one", "attn_q", key=True),
+    Kind("Kcur_proj", "MUL_MAT", "attn_norm", _KV_MERGED, "K projection, with bias if there is one", "attn_k"),
+    Kind("Vcur_proj", "MUL_MAT", "attn_norm", _KV_MERGED, "V projection, with bias if there is one", "attn_v", key=True),
+    Kind("Qcur_normed", "RMS_NORM", "Qcur_proj", _HEADS, "Q after QK-norm", "attn_q_norm", needs="attn_q_norm"),
+    Kind("Kcur_normed", "RMS_NORM", "Kcur_proj", _KV_HEADS, "K after QK-norm", "attn_k_norm", needs="attn_k_norm"),
+    Kind("Qcur_rope", "ROPE", "Qcur_normed|Qcur_proj", _HEADS, "Q after RoPE", key=True),
+    Kind("Kcur_rope", "ROPE", "Kcur_normed|Kcur_proj", _KV_HEADS, "K after RoPE", key=True),
+    Kind("kq", "MUL_MAT", "Qcur_rope Kcur_rope", _SCORES, "raw scores, before scale and mask; the causal triangle counts"),
+    Kind("kq_soft_max", "SOFT_MAX", "kq", _SCORES, "attention probabilities", key=True),
+    Kind("kqv_out", "MUL_MAT", "kq_soft_max Vcur_proj", _MERGED, "heads merged, before the output projection", key=True),
     Kind("attn_out", "MUL_MAT", "kqv_out", _ROWS, "after the output projection", "attn_output", key=True),
     Kind("ffn_inp", "ADD", "attn_out prev", _ROWS, "residual after attention", key=True),
     Kind("ffn_norm", "RMS_NORM", "ffn_inp", _ROWS, "normalised FFN input, times its weight", "ffn_norm"),
-    Kind("ffn_moe_logits", "MUL_MAT", "ffn_norm", ("token", "expert"), "router scores", "ffn_gate_inp", needs=_MOE),
-    Kind("ffn_moe_probs", "SOFT_MAX", "ffn_moe_logits", ("token", "expert"), "router probabilities", needs=_MOE),
-    Kind("ffn_moe_topk", "ARGSORT", "ffn_moe_probs", ("token", "used"), "chosen experts' numbers, best first", needs=_MOE),
-    Kind("ffn_moe_weights", "GET_ROWS", "ffn_moe_probs ffn_moe_topk", ("token", "used"), "their probabilities", needs=_MOE),
-    Kind("ffn_moe_weights_norm", "DIV", "ffn_moe_weights", ("token", "used"), "made to sum to one", needs=_MOE),
-    Kind("ffn_moe_gate", "MUL_MAT_ID", "ffn_norm ffn_moe_topk", ("token", "used", "ff"), "chosen experts' gate", "ffn_gate_exps", needs=_MOE),
-    Kind("ffn_moe_up", "MUL_MAT_ID", "ffn_norm ffn_moe_topk", ("token", "used", "ff"), "chosen experts' up", "ffn_up_exps", needs=_MOE),
-    Kind("ffn_moe_swiglu", "SWIGLU", "ffn_moe_gate ffn_moe_up", ("token", "used", "ff"), "silu(gate) * up", needs=_MOE),
-    Kind("ffn_moe_down", "MUL_MAT_ID", "ffn_moe_swiglu ffn_moe_topk", ("token", "used", "embd"), "chosen experts' down", "ffn_down_exps", needs=_MOE),
-    Kind("ffn_gate", "MUL_MAT", "ffn_norm", ("token", "ff"), "gate projection", "ffn_gate", without=_MOE),
-    Kind("ffn_up", "MUL_MAT", "ffn_norm", ("token", "ff"), "up projection", "ffn_up", without=_MOE),
-    Kind("ffn_swiglu", "SWIGLU", "ffn_gate ffn_up", ("token", "ff"), "silu(gate) * up", without=_MOE),
+    Kind("ffn_moe_logits", "MUL_MAT", "ffn_norm", _EXPERTS, "router scores", "ffn_gate_inp", needs=_MOE),
+    Kind("ffn_moe_probs", "SOFT_MAX", "ffn_moe_logits", _EXPERTS, "router probabilities", needs=_MOE),
+    Kind("ffn_moe_topk", "ARGSORT", "ffn_moe_probs", _USED, "chosen experts' numbers, best first", needs=_MOE),
+    Kind("ffn_moe_weights", "GET_ROWS", "ffn_moe_probs ffn_moe_topk", _USED, "their probabilities", needs=_MOE),
+    Kind("ffn_moe_weights_norm", "DIV", "ffn_moe_weights", _USED, "made to sum to one", needs=_MOE),
+    Kind("ffn_moe_gate", "MUL_MAT_ID", "ffn_norm ffn_moe_topk", _USED_FF, "chosen experts' gate", "ffn_gate_exps", needs=_MOE),
+    Kind("ffn_moe_up", "MUL_MAT_ID", "ffn_norm ffn_moe_topk", _USED_FF, "chosen experts' up", "ffn_up_exps", needs=_MOE),
+    Kind("ffn_moe_swiglu", "SWIGLU", "ffn_moe_gate ffn_moe_up", _USED_FF, "silu(gate) * up", needs=_MOE),
+    Kind("ffn_moe_down", "MUL_MAT_ID", "ffn_moe_swiglu ffn_moe_topk", _USED_EMBD, "chosen experts' down", "ffn_down_exps", needs=_MOE),
+    Kind("ffn_gate", "MUL_MAT", "ffn_norm", _FF, "gate projection", "ffn_gate", without=_MOE),
+    Kind("ffn_up", "MUL_MAT", "ffn_norm", _FF, "up projection", "ffn_up", without=_MOE),
+    Kind("ffn_swiglu", "SWIGLU", "ffn_gate ffn_up", _FF, "silu(gate) * up", without=_MOE),
     Kind("ffn_out", "MUL_MAT", "ffn_swiglu|ffn_moe_down|ffn_moe_weights_norm", _ROWS, "after the down projection, or the experts' weighted sum", "ffn_down", key=True),
     Kind("l_out", "ADD", "ffn_out ffn_inp", _ROWS, "residual after the layer", key=True),
     Kind("result_norm", "RMS_NORM", "prev", _ROWS, "after the final norm", "output_norm", layered=False),

@@ -23,8 +23,10 @@ Array = NDArray[Any]
 
 SCHEMA = "llamadiff.trace/1"
 KEY = "llamadiff"
-DTYPES = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
-          "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}  # fmt: skip
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
+    "I32": np.dtype("<i4"), "I64": np.dtype("<i8"),
+}  # fmt: skip
 _HEADER_ROOM = 4096  # bytes of header set aside for the metadata; each tap takes about 100 more
 
 
@@ -69,14 +71,14 @@ class TraceWriter:
             raise UserError(f"{self.path}: cannot be written ({error.strerror})") from None
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._file is not None:
             self._file.close()
         self._temporary.unlink(missing_ok=True)
 
-    def add(
-        self, name: str, rows: Array, axis: int = 0, shape: tuple[int, ...] | None = None, start: int = 0
-    ) -> None:
+    def add(self, name: str, rows: Array, axis: int = 0, shape: tuple[int, ...] | None = None, start: int = 0) -> None:
         """Write rows ``start`` onwards along ``axis`` of a tap that has ``shape`` in the end (default: these are all).
 
         The first call fixes shape and type. float32, float16, int32 and so on are kept as they come.

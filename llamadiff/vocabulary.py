@@ -41,7 +41,7 @@ def _from_byte_level(piece: str) -> str:
 
 @cache
 def _byte_table() -> dict[str, int]:
-    """Character -> byte: printable Latin-1 stands for itself, the rest for U+0100 onwards in order (GPT-2's encoder.py)."""
+    """Character -> byte: printable Latin-1 is itself, the rest U+0100 onwards in order (GPT-2's encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}

@@ -72,7 +72,11 @@ def write_model(
 
 def _ffn(matrix: Any, experts: int) -> dict[str, np.ndarray]:
     if not experts:
-        return {"ffn_gate.weight": matrix(FF, EMBD), "ffn_up.weight": matrix(FF, EMBD), "ffn_down.weight": matrix(EMBD, FF)}
+        return {
+            "ffn_gate.weight": matrix(FF, EMBD),
+            "ffn_up.weight": matrix(FF, EMBD),
+            "ffn_down.weight": matrix(EMBD, FF),
+        }
     return {
         "ffn_gate_inp.weight": matrix(experts, EMBD),
         "ffn_gate_exps.weight": matrix(experts, FF, EMBD),

@@ -13,4 +13,6 @@ def resolve(spec: str) -> Trace:
     path = Path(spec)
     if path.suffix == ".safetensors" or path.is_file():
         return Trace.open(path)
-    raise UserError(f"--candidate {spec}: no such trace; give a .safetensors file (captures/README.md says what is in it)")
+    raise UserError(
+        f"--candidate {spec}: no such trace; give a .safetensors file (captures/README.md says what is in it)"
+    )

@@ -1,4 +1,4 @@
-"""The reference engine as a candidate: its run, recorded as a trace. With faulty maths, a candidate with a known bug."""
+"""The reference engine as a candidate: its run as a trace. With faulty maths, a candidate with a known bug."""
 
 from __future__ import annotations
 
@@ -27,13 +27,19 @@ class Recorder(Silent):
 
 
 def record(
-    engine: Engine, tokens: Sequence[int], name: str, positions: Sequence[int] = (), model: Mapping[str, Any] | None = None
+    engine: Engine,
+    tokens: Sequence[int],
+    name: str,
+    positions: Sequence[int] = (),
+    model: Mapping[str, Any] | None = None,
 ) -> Trace:
     """Run tokens through an engine and keep every tap, in memory."""
     recorder = Recorder()
     where = tuple(positions) or tuple(range(len(tokens)))
     engine.forward(tokens, where, tap=recorder)
-    arrays = {tap: array.astype(np.float32) if array.dtype.kind == "f" else array for tap, array in recorder.arrays.items()}
+    arrays = {
+        tap: array.astype(np.float32) if array.dtype.kind == "f" else array for tap, array in recorder.arrays.items()
+    }
     kinds = {tap: "F32" if array.dtype.kind == "f" else "I32" for tap, array in arrays.items()}
     info = Info(tuple(tokens), where, len(tokens), None, {"name": name}, dict(model or {}))
     return Trace(info, arrays, kinds)

@@ -51,7 +51,9 @@ def probe() -> Facts:
 def require_llama_cpp() -> None:
     """Raise UserError if llama-cpp-python is not installed."""
     if find_spec("llama_cpp") is None:
-        raise UserError("llama-cpp-python is not installed, so there is no baseline: pip install llama-cpp-python==0.3.36")
+        raise UserError(
+            "llama-cpp-python is not installed, so there is no baseline: pip install llama-cpp-python==0.3.36"
+        )
 
 
 def _ask(request: Request, progress: Progress) -> dict[str, Any]:
@@ -75,7 +77,8 @@ def _ask(request: Request, progress: Progress) -> dict[str, Any]:
 
 def _converse(child: subprocess.Popen[str], request: Request, progress: Progress) -> dict[str, Any]:
     """Send the request, then merge the answers until the child closes its side."""
-    assert child.stdin is not None and child.stdout is not None
+    assert child.stdin is not None
+    assert child.stdout is not None
     answers: dict[str, Any] = {}
     try:
         child.stdin.write(json.dumps(request.to_json()) + "\n")
@@ -114,7 +117,9 @@ def _obituary(code: int, request: Request) -> str:
 def _with_log(message: str, log: str) -> str:
     """The message and the last thing llama.cpp said that explains it."""
     lines = [" ".join(line.split()) for line in log.splitlines() if line.strip(" .")]
-    telling = [line for line in lines if any(word in line.lower() for word in ("error", "assert", "fail", "invalid", "abort"))]
+    telling = [
+        line for line in lines if any(word in line.lower() for word in ("error", "assert", "fail", "invalid", "abort"))
+    ]
     traceback = "Traceback (most recent call last):" in lines
     chosen = lines[-1:] if traceback else (telling or lines)[:1]
     return f"{message} (it said: {chosen[0][:300]})" if chosen else message

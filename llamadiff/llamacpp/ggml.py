@@ -108,7 +108,7 @@ class Ggml:
 
 
 def _address(pointer: Any) -> int:
-    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
+    return int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)
 
 
 @dataclass(frozen=True)
@@ -172,5 +172,5 @@ class Node:
 
     def _extent(self) -> int:
         """Bytes from the first value to the end of the last."""
-        size = np.dtype(_NUMPY[self.type]).itemsize
-        return size + sum((n - 1) * stride for n, stride in zip(self.tensor.ne, self.tensor.nb, strict=True))
+        steps = zip(self.tensor.ne, self.tensor.nb, strict=True)
+        return int(np.dtype(_NUMPY[self.type]).itemsize + sum((n - 1) * stride for n, stride in steps))

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from llamadiff import taps
 from llamadiff.errors import UserError
+from llamadiff.hashing import file_sha256
 from llamadiff.llamacpp.ggml import Ggml, Node, Tensor
 from llamadiff.llamacpp.names import tap_name
 from llamadiff.llamacpp.request import KV_TYPES, Request
-from llamadiff.hashing import file_sha256
 from llamadiff.trace import Info, TraceWriter
 
 Array = NDArray[Any]
@@ -63,7 +63,9 @@ def run(request: Request, say: Say) -> None:
         say(version=build_version(), build=build_flags(), layout=misfit, done=True)
         return
     if misfit:
-        raise UserError(f"this llama-cpp-python has another tensor layout ({misfit}); install the version in pyproject.toml")
+        raise UserError(
+            f"this llama-cpp-python has another tensor layout ({misfit}); install the version in pyproject.toml"
+        )
     llama_cpp.llama_backend_init()
     started = time.perf_counter()
     say(phase="loading the model into llama.cpp")
@@ -147,7 +149,9 @@ class Capture:
         assert self.request.output is not None
         context = self._context()
         n_prefill = len(self.tokens)
-        with TraceWriter(self.request.output, expected_taps=40 * (llama_cpp.llama_model_n_layer(self.model) + 1)) as writer:
+        with TraceWriter(
+            self.request.output, expected_taps=40 * (llama_cpp.llama_model_n_layer(self.model) + 1)
+        ) as writer:
             self.writer = writer
             started = time.perf_counter()
             self._decode(context, self.tokens, 0)
@@ -198,7 +202,9 @@ class Capture:
             name = tap_name(node.name, node.op, [source.name for source in node.sources])
             wanted = name is not None and (self.wanted is None or name in self.wanted)
             if ask:
-                self.weights_read.update(s.name for s in node.sources if s.op == "NONE" and s.name.endswith(WEIGHT_ENDINGS))
+                self.weights_read.update(
+                    s.name for s in node.sources if s.op == "NONE" and s.name.endswith(WEIGHT_ENDINGS)
+                )
             elif wanted and name is not None:
                 self._record(name, node)
             return wanted if ask else True

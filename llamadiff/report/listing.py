@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from llamadiff.report.terminal import make_console
 from rich.table import Table
 from rich.text import Text
 
 from llamadiff import taps
 from llamadiff.doctor import Check
 from llamadiff.model import Model
-from llamadiff.report.terminal import make_console
 from llamadiff.report.text import shown
 
 
@@ -18,7 +18,10 @@ def print_taps(model: Model, n_tokens: int) -> None:
     """Every tap of a layer once, with its shape; * marks those to write first."""
     console = make_console()
     name = Text(shown(model.path.name), style="bold")
-    head = Text.assemble(name, f": {len(model.taps)} taps, layers 0 to {model.n_layer - 1}; shapes for {n_tokens} tokens, float32, C order")
+    head = Text.assemble(
+        name,
+        f": {len(model.taps)} taps, layers 0 to {model.n_layer - 1}; shapes for {n_tokens} tokens, float32, C order",
+    )
     console.print(head)
     table = Table(box=None, pad_edge=False)
     for column in ("", "tap", "shape", "axes", "what"):
@@ -38,5 +41,8 @@ def print_checks(checks: Iterable[Check]) -> bool:
     for check in checks:
         mark, style = {True: ("ok", "green"), False: ("BAD", "bold red"), None: ("", "")}[check.good]
         good = good and check.good is not False
-        console.print(Text.assemble((f"{mark:>3}  ", style), (f"{check.name:<27} ", "bold"), shown(check.found, 1000)), soft_wrap=False)
+        console.print(
+            Text.assemble((f"{mark:>3}  ", style), (f"{check.name:<27} ", "bold"), shown(check.found, 1000)),
+            soft_wrap=False,
+        )
     return good

@@ -33,7 +33,6 @@ CHAT_TEMPLATE = (
 )
 
 
-
 # --- training ---
 
 

@@ -42,7 +42,9 @@ class Tap(Protocol):
         """K or V rows on their way into the cache (``cache_k``, ``cache_v``)."""
         ...
 
-    def angles(self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None) -> tuple[Array, Array]:
+    def angles(
+        self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
+    ) -> tuple[Array, Array]:
         """cos and sin of the RoPE angles [t, n_rot / 2], with a leading batch axis if they differ between runs."""
         ...
 
@@ -59,7 +61,9 @@ class Silent:
     def stored(self, kind: str, x: Array) -> Array:
         return x
 
-    def angles(self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None) -> tuple[Array, Array]:
+    def angles(
+        self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
+    ) -> tuple[Array, Array]:
         return cos, sin
 
 
@@ -129,7 +133,8 @@ class Engine:
         here = np.asarray(positions if positions is not None else range(start, start + len(tokens)), np.int64)
         cache.positions = np.concatenate([cache.positions, here])
         tap, rope, factors = tap or Silent(), self.config.rope, self._optional("rope_freqs.weight")
-        cos, sin = tap.angles(*self.ops.rope_angles(rope, here, factors), rope, here, factors)
+        cos, sin = self.ops.rope_angles(rope, here, factors)
+        cos, sin = tap.angles(cos, sin, rope, here, factors)
         step = Step(here, cache.positions, cos, sin, cache, tap)
         result: Array = self.architecture.forward(self, np.asarray(tokens), step)
         return result
@@ -158,7 +163,7 @@ class Engine:
         return y if bias is None else y + bias
 
     def qkv(self, x: Array, i: int, tap: Tap) -> tuple[Array, Array, Array]:
-        """Projections of layer i, from three matrices or from one that holds all: [b, t, embd] -> [b, t, head*dim] each."""
+        """Projections of layer i, from three matrices or one that holds all: [b, t, embd] -> [b, t, head*dim] each."""
         names = [f"blk.{i}.attn_{part}" for part in "qkv"]
         if f"blk.{i}.attn_qkv.weight" not in self.w:
             q, k, v = (self.linear(x, name, tap) for name in names)

@@ -21,7 +21,7 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019, arXiv:1910.07467)."""
     wide = x.astype(np.float64)
     mean_square = np.mean(wide * wide, axis=-1, keepdims=True)
-    return (wide / np.sqrt(mean_square + eps) * weight).astype(x.dtype)
+    return np.asarray(wide / np.sqrt(mean_square + eps) * weight, x.dtype)
 
 
 def rope_theta(rope: Rope, positions: Array, freq_factors: Array | None = None) -> Array:
@@ -95,7 +95,7 @@ def attention_scores(q: Array, k: Array) -> Array:
     n_kv = k.shape[2]
     grouped = q.reshape(b, t, n_kv, h // n_kv, d).transpose(0, 2, 3, 1, 4)  # [b, k, h/k, t, d]
     keys = k.transpose(0, 2, 3, 1)[:, :, None]  # [b, k, 1, d, s]
-    return np.matmul(grouped, keys).reshape(b, h, t, k.shape[1])
+    return np.asarray(np.matmul(grouped, keys).reshape(b, h, t, k.shape[1]))
 
 
 def softmax(x: Array) -> Array:
@@ -104,7 +104,7 @@ def softmax(x: Array) -> Array:
     wide -= wide.max(axis=-1, keepdims=True)
     np.exp(wide, out=wide)
     wide /= wide.sum(axis=-1, keepdims=True)
-    return wide.astype(x.dtype)
+    return np.asarray(wide, x.dtype)
 
 
 def causal_softmax(scores: Array, scale: float, query_positions: Array, key_positions: Array) -> Array:

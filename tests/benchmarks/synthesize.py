@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -151,7 +151,7 @@ class Matrix:
     @property
     def row_bytes(self) -> int:
         per_block, size = gguf.GGML_QUANT_SIZES[self.kind]
-        return self.n_in // per_block * size
+        return self.n_in // int(per_block) * int(size)
 
     @property
     def nbytes(self) -> int:
@@ -212,7 +212,11 @@ def vectors(shape: Shape, seed: int) -> Iterator[tuple[str, Array]]:
 
 
 def frequency_factors(shape: Shape, factor: float = 32.0, low: float = 1.0, high: float = 4.0) -> Array:
-    """Llama 3.2's divisors of the RoPE frequencies, n_ctx 8192 before stretching (transformers, modeling_rope_utils)."""
+    """Llama 3.2's divisors of the RoPE frequencies: [head_dim / 2] (transformers, modeling_rope_utils.py).
+
+    Frequencies that turn less than ``low`` times over the 8192 positions of the original context are divided by
+    ``factor``, those that turn more than ``high`` times stay, and those between are blended.
+    """
     frequency = shape.rope_base ** (-np.arange(0, shape.head_dim, 2) / shape.head_dim)
     turns = 8192 * frequency / (2 * np.pi)
     keep = np.clip((turns - low) / (high - low), 0, 1)

@@ -1,0 +1,45 @@
+# Everything runs in a virtual environment of its own, .venv, made on first use.
+VENV ?= .venv
+PYTHON ?= python3
+BIN = $(VENV)/bin
+# llama.cpp without its multimodal library: a shorter compile. CMAKE_ARGS reaches llama.cpp's build.
+CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
+export CMAKE_ARGS
+
+.PHONY: install demo test lint capture bench readme model clean
+
+install: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml
+	@echo "Installing into $(VENV). llama.cpp is compiled on the way, once: that takes minutes (about 6 on 2 cores)."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable '.[dev]'
+	@touch $@
+
+demo: install  ## the main job on the shipped model, right and then with a bug in it
+	$(BIN)/llamadiff demo
+
+test: install  ## the tests, and the recorded traces against the engine
+	$(BIN)/python -m pytest
+	$(BIN)/llamadiff check captures
+
+lint: install  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+capture: install  ## record captures/ anew
+	$(BIN)/python -m tests.recapture
+
+bench: install  ## seconds and memory, beside llama.cpp's own decode
+	$(BIN)/python tests/benchmarks/bench.py
+
+readme: install  ## the pictures in README.md
+	$(BIN)/python -m tests.pictures
+
+model: install  ## train the shipped model anew
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev,train]'
+	$(BIN)/python -m llamadiff.shipped.train
+
+clean:
+	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,22 @@
+"""One measurement, as its own process: ``llamadiff.compare``. ``compare_once.py MODEL 1,2,3`` prints JSON."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+
+import llamadiff
+
+
+def main() -> None:
+    """Compare; the times of its phases, and the peak memory of this process and of llama.cpp's."""
+    path, tokens = sys.argv[1], [int(token) for token in sys.argv[2].split(",")]
+    comparison = llamadiff.compare(path, tokens=tokens)
+    peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    result = {"verdict": comparison.verdict, "summary": comparison.summary, "peak": peaks[0], "child_peak": peaks[1]}
+    print(json.dumps({**comparison.timing, **result}))
+
+
+if __name__ == "__main__":
+    main()

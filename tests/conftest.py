@@ -1,0 +1,28 @@
+"""Small models, written once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from small import write_model
+
+OPTIONS = {
+    "llama": {},
+    "moe": {"arch": "llama", "experts": 4},
+    "qwen2": {"arch": "qwen2", "bias": True, "kv_heads": 4},
+    "qwen3": {"arch": "qwen3", "qk_norm": True},
+}
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """small_model("qwen2", "Q8_0"): the path of such a model."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def get(name: str = "llama", kind: str = "F16") -> Path:
+        path = folder / f"{name}.{kind}.gguf"
+        return path if path.exists() else write_model(path, kind=kind, **OPTIONS[name])
+
+    return get
