@@ -19,7 +19,7 @@ from llamadiff.errors import UserError
 from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.model import Model, check_same_model
-from llamadiff.study import F32, NATIVE, POLICIES, Source, Study, policies_for, stored_types
+from llamadiff.study import F32, NATIVE, POLICIES, Source, Study
 from llamadiff.trace import Info, Trace, TraceWriter
 
 Progress = Callable[[str], None]
@@ -185,11 +185,9 @@ def _run(
 ) -> tuple[Study, Any]:
     """The engine's pass, with every lane that the question needs. -> the study, the free run's logits."""
     info, kinds = baseline.info, set(model.weight_types.values())
-    stored = stored_types(baseline)
-    sources = [Source("baseline", baseline, policies_for(kinds, stored, (F32, NATIVE)), stored)]
+    sources = [Source.of("baseline", baseline, kinds, (F32, NATIVE))]
     if candidate is not None:
-        stored = stored_types(candidate)
-        sources.append(Source("candidate", candidate, policies_for(kinds, stored, POLICIES), stored))
+        sources.append(Source.of("candidate", candidate, kinds, POLICIES))
     with ExitStack() as stack:
         writer = stack.enter_context(TraceWriter(keep, len(model.taps))) if keep is not None else None
 

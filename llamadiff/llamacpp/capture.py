@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,14 +116,17 @@ def _obituary(code: int, request: Request) -> str:
 
 
 def _with_log(message: str, log: str) -> str:
-    """The message and the last thing llama.cpp said that explains it."""
+    """The message and what llama.cpp said that explains it: an assertion, or the last error."""
     lines = [" ".join(line.split()) for line in log.splitlines() if line.strip(" .")]
-    telling = [
-        line for line in lines if any(word in line.lower() for word in ("error", "assert", "fail", "invalid", "abort"))
-    ]
-    traceback = "Traceback (most recent call last):" in lines
-    chosen = lines[-1:] if traceback else (telling or lines)[:1]
-    return f"{message} (it said: {chosen[0][:300]})" if chosen else message
+    asserted = [line for line in lines if "GGML_ASSERT" in line or "GGML_ABORT" in line]
+    errors = [line.removeprefix("error: ") for line in lines if "error" in line.lower()]
+    chosen = asserted[:1] or errors[-1:] or lines[-1:]
+    return f"{message} (it said: {_without_folders(chosen[0])[:300]})" if chosen else message
+
+
+def _without_folders(line: str) -> str:
+    """A line of a C assertion with the source file's name alone: the folders are those of the build."""
+    return re.sub(r"\S*/([\w.-]+\.(?:cpp|c|h):\d+)", r"\1", line)
 
 
 def scratch_directory() -> tempfile.TemporaryDirectory[str]:

@@ -31,6 +31,7 @@ Array = NDArray[Any]
 Say = Callable[..., None]
 
 WEIGHT_ENDINGS = (".weight", ".bias", ".scale")
+LOG_ERROR = 4  # GGML_LOG_LEVEL_ERROR
 SMALL_MODEL = 64 << 20  # bytes: below, waking a second thread for every op costs more than it saves
 
 
@@ -66,6 +67,7 @@ def run(request: Request, say: Say) -> None:
         raise UserError(
             f"this llama-cpp-python has another tensor layout ({misfit}); install the version in pyproject.toml"
         )
+    os.environ["LLAMA_ATTN_ROT_DISABLE"] = "1"  # a quantized KV cache as everybody knows it, not rotated
     llama_cpp.llama_backend_init()
     started = time.perf_counter()
     say(phase="loading the model into llama.cpp")
@@ -80,12 +82,12 @@ def run(request: Request, say: Say) -> None:
 
 
 class _Quiet:
-    """llama.cpp's log without its debug and info lines: what it says of a failure stays on standard error."""
+    """llama.cpp's log reduced to errors, which stay on standard error for the parent to quote."""
 
     def __enter__(self) -> None:
         def log(level: int, text: bytes, _: Any) -> None:
-            if level >= 3:  # GGML_LOG_LEVEL_WARN
-                os.write(2, text)
+            if level >= LOG_ERROR:
+                os.write(2, b"error: " + text)
 
         self.callback = llama_cpp.llama_log_callback(log)  # kept: a collected callback is a segfault
         llama_cpp.llama_log_set(self.callback, ctypes.c_void_p(0))

@@ -1,0 +1,156 @@
+"""Comparison -> a terminal: the sentence first, its evidence under it. Computes nothing; it formats and lays out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import IO, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from llamadiff.comparison import Comparison, Logits, TopToken
+from llamadiff.report.tables import Column, table
+from llamadiff.report.terminal_notes import put_notes
+from llamadiff.report.terminal_page import VERDICTS, Page
+from llamadiff.report.terminal_taps import put_taps
+from llamadiff.report.terminal_tokens import put_tokens
+from llamadiff.report.text import number, tiny
+
+PIPED_WIDTH = 120
+
+# Settings worth a word, and the value of each that is not.
+_USUAL = {
+    "type_k": ("F32", "K cache {}"),
+    "type_v": ("F32", "V cache {}"),
+    "flash_attn": ("False", "flash attention"),
+    "repack": ("False", "repacked weights"),
+    "gpu_layers": ("0", "{} layers on the GPU"),
+}
+
+
+def make_console(file: IO[str] | None = None, width: int | None = None) -> Console:
+    """A console that obeys no markup; where it is no terminal, 120 cells wide unless COLUMNS says otherwise."""
+    file = file if file is not None else sys.stdout
+    console = Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+    if width is None and not console.is_terminal:
+        columns = os.environ.get("COLUMNS", "")
+        console.width = int(columns) if columns.isdecimal() and int(columns) > 0 else PIPED_WIDTH
+    return console
+
+
+def render(comparison: Comparison, console: Console) -> None:
+    """Print a comparison."""
+    page = Page(console)
+    verdict = comparison.verdict.upper()
+    label = Text.assemble((verdict, f"bold {VERDICTS[comparison.verdict]}"), "  ")
+    page.paragraph(label, Text(page.data(comparison.summary, 4000), "bold"))
+    page.blank()
+    _put_subject(page, comparison)
+    put_tokens(page, comparison)
+    if comparison.rows:
+        page.blank()
+        put_taps(page, comparison)
+        put_notes(page, comparison)
+    if comparison.logits is not None:
+        page.blank()
+        _put_logits(page, comparison.logits)
+    _put_absences(page, comparison)
+    _put_next_steps(page, comparison)
+    _put_timing(page, comparison.timing)
+
+
+def _put_subject(page: Page, comparison: Comparison) -> None:
+    """The model, and who is compared with whom."""
+    page.paragraph(Text("model        ", "dim"), _model(page, comparison.model))
+    page.paragraph(Text("baseline  b  ", "dim"), _producer(page, comparison.baseline))
+    page.paragraph(Text("candidate c  ", "dim"), _producer(page, comparison.candidate))
+
+
+def _model(page: Page, model: Mapping[str, Any]) -> Text:
+    facts = [page.data(model["architecture"], 40)] if model.get("architecture") else []
+    for key, words in (("layers", "{} layers"), ("embd", "embd {}"), ("heads", "{} heads"), ("kv_heads", "{} kv")):
+        if model.get(key):
+            facts.append(words.format(page.data(model[key], 20)))
+    types = model.get("weight_types") or {}
+    facts += [f"{page.data(count, 20)} {page.data(kind, 20)}" for kind, count in types.items()]
+    name = page.data(model["file"]) if model.get("file") else "not given"
+    return Text.assemble((name, "bold"), f"  {', '.join(facts)}")
+
+
+def _producer(page: Page, producer: Mapping[str, Any]) -> Text:
+    facts = [page.data(producer["version"], 120)] if producer.get("version") else []
+    settings = producer.get("settings")
+    for key, (usual, words) in _USUAL.items():
+        value = settings.get(key) if isinstance(settings, Mapping) else None
+        if value is not None and str(value).upper() != usual.upper():
+            facts.append(words.format(page.data(value, 20)))
+    return Text.assemble((page.data(producer.get("name") or "unnamed", 60), "bold"), f"  {', '.join(facts)}")
+
+
+def _put_logits(page: Page, logits: Logits) -> None:
+    head = Text(f"KL {tiny(logits.kl)} nats; first token ")
+    head.append("agrees" if logits.top1_agree else _disagreement(page, logits), "" if logits.top1_agree else "bold red")
+    head.append(f", margin {number(logits.margin)}; {logits.agreeing}/{logits.rows} rows agree")
+    page.paragraph(Text("logits       ", "dim"), head)
+    for line in table(_logit_columns(page, logits), page.width - 2):
+        page.put(Text("  ") + line)
+
+
+def _disagreement(page: Page, logits: Logits) -> str:
+    sides = [f"{who} says {_token(page, top[0])}" for who, top in (("b", logits.top), ("c", logits.candidate_top)) if top]
+    return f"DIFFERS ({', '.join(sides)})" if sides else "DIFFERS"
+
+
+def _token(page: Page, token: TopToken) -> str:
+    return str(token.id) if token.text is None else f"{token.id} {page.quoted(token.text)}"
+
+
+def _logit_columns(page: Page, logits: Logits) -> list[Column]:
+    top = logits.top
+    moved = ["bold yellow" if token.rank != token.candidate_rank else "" for token in top]
+    return [
+        Column("rank", [Text(str(token.rank)) for token in top]),
+        Column("id", [Text(str(token.id)) for token in top]),
+        Column("text", [Text("" if token.text is None else page.quoted(token.text)) for token in top], 2, left=True),
+        Column("logit b", [Text(_logit(token.baseline)) for token in top], 1),
+        Column("logit c", [Text(_logit(token.candidate)) for token in top], 1),
+        Column("rank c", [Text(str(t.candidate_rank), style) for t, style in zip(top, moved, strict=True)], 1),
+    ]
+
+
+def _logit(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1e5 else number(value)
+
+
+def _put_absences(page: Page, comparison: Comparison) -> None:
+    """Weights that only one side read, and taps that were not recorded."""
+    missing, baseline = comparison.missing, page.data(comparison.baseline.get("name") or "the baseline", 40)
+    facts = [
+        ("weights      ", f"only {baseline} reads ", comparison.only_baseline_read),
+        ("weights      ", "only the reference engine reads ", comparison.only_engine_read),
+        ("not recorded ", f"{len(missing)} taps: " if len(missing) > 1 else "", missing),
+    ]
+    if any(names for *_, names in facts):
+        page.blank()
+    for label, words, names in facts:
+        if names:
+            page.paragraph(Text(label, "dim"), Text(words + page.names(names)))
+
+
+def _put_next_steps(page: Page, comparison: Comparison) -> None:
+    if comparison.next_steps:
+        page.blank()
+        page.put(Text("What to do next", "bold"))
+    for step in comparison.next_steps:
+        page.paragraph(Text("  • "), Text(page.data(step, 4000)))
+
+
+def _put_timing(page: Page, timing: Mapping[str, float]) -> None:
+    words = {"total_s": "{:.1f} s in all", "capture_s": "capture {:.1f} s", "engine_s": "engine {:.1f} s",
+             "peak_rss_mb": "peak memory {:.0f} MiB"}  # fmt: skip
+    facts = [form.format(timing[key]) for key, form in words.items() if key in timing]
+    if facts:
+        page.blank()
+        page.paragraph(Text(), Text(" · ".join(facts), "dim"))

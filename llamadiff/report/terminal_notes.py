@@ -1,0 +1,71 @@
+"""What stands under the tap table: taps that answer for others, a baseline that is off, values that are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from llamadiff.comparison import Comparison, Row
+from llamadiff.metrics import Stats
+from llamadiff.report.terminal_page import Page
+from llamadiff.report.terminal_taps import baseline_is_off
+from llamadiff.report.text import tiny
+
+_FEW = 3
+
+
+def put_notes(page: Page, comparison: Comparison) -> None:
+    """Print the notes, each kind at most a few lines."""
+    for note in (*_baseline_off(page, comparison), *_not_finite(page, comparison), *_spans(page, comparison)):
+        page.paragraph(Text("  "), note)
+
+
+def _baseline_off(page: Page, comparison: Comparison) -> list[Text]:
+    off = [row for row in comparison.rows if baseline_is_off(row)]
+    if not off:
+        return []
+    name, local = page.data(comparison.baseline.get("name", "the baseline"), 60), off[0].baseline_local
+    assert local is not None
+    others = f"; so are {page.names([row.tap for row in off[1:]], 4)}" if len(off) > 1 else ""
+    first = f"{page.data(off[0].tap)}: local NMSE {tiny(local.nmse)}, limit {tiny(local.limit)}"
+    return [Text(f"b off: {name} itself is wrong at {first}{others}", "red")]
+
+
+def _not_finite(page: Page, comparison: Comparison) -> list[Text]:
+    notes = []
+    for side in ("baseline", "candidate"):
+        rows = [(row, stats) for row in comparison.rows if (stats := getattr(row, side)) and (stats.nan or stats.inf)]
+        for row, stats in rows[:1]:
+            also = f", and {page.names([other.tap for other, _ in rows[1:]], 4)} have such values too" if rows[1:] else ""
+            counts = f"{page.data(row.tap)} of the {side} has {_counts(stats)}"
+            notes.append(Text(f"{counts}, left out of rms, mean, min and max{also}", "red"))
+    return notes
+
+
+def _counts(stats: Stats) -> str:
+    counts = ((stats.nan, "NaN"), (stats.inf, "infinite"))
+    return " and ".join(f"{count} {word}" for count, word in counts if count) + " values"
+
+
+def _spans(page: Page, comparison: Comparison) -> list[Text]:
+    """One line for each kind of span; the same span in other layers is counted."""
+    alike: dict[tuple[str, ...], list[Row]] = {}
+    for row in comparison.rows:
+        if row.span:
+            alike.setdefault(tuple(_word(name) for name in (row.tap, *row.span)), []).append(row)
+    notes = [Text(_span(page, rows), "dim") for rows in alike.values()]
+    left = len(notes) - _FEW
+    return notes[:_FEW] + ([Text(f"{left} more such spans of taps that were not recorded", "dim")] if left > 0 else [])
+
+
+def _span(page: Page, rows: Sequence[Row]) -> str:
+    row, names = rows[0], rows[0].span
+    through = page.names(names) if len(names) < 4 else f"{page.data(names[0])} ... {page.data(names[-1])} ({len(names)} taps)"
+    others = [str(other.layer) for other in rows[1:] if other.layer is not None]
+    also = f" (the same in layers {page.names(others)})" if others else ""
+    return f"{page.data(row.tap)} answers for {through} too: not recorded{also}"
+
+
+def _word(name: str) -> str:
+    return name.rsplit("-", 1)[0]

@@ -1,0 +1,51 @@
+"""The tokens of a run, in a grid: the index of each line's first, ids, texts, and where decoding begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from llamadiff.comparison import Comparison
+from llamadiff.report.terminal_page import Page
+
+MANY, HEAD, TAIL = 40, 24, 8
+
+
+def put_tokens(page: Page, comparison: Comparison) -> None:
+    """Print the tokens; of many, the first and the last."""
+    tokens, n_prefill = comparison.tokens, comparison.n_prefill
+    page.paragraph(Text("tokens       ", "dim"), Text(_count(len(tokens), n_prefill)))
+    if not tokens:
+        return
+    split = HEAD if len(tokens) > MANY else len(tokens)
+    parts = [range(split), range(len(tokens) - TAIL, len(tokens))] if len(tokens) > MANY else [range(split)]
+    digits = max(len(str(token)) for part in parts for token, _ in tokens[part.start : part.stop])
+    cells = {number: _cell(page, *tokens[number], digits, number == n_prefill) for part in parts for number in part}
+    width = max(cell.cell_len for cell in cells.values())
+    for part in parts:
+        if part.start:
+            page.put(Text(f"       ... {part.start - split} tokens left out ...", "dim"))
+        _put_grid(page, part, [cells[number] for number in part], width)
+
+
+def _count(count: int, n_prefill: int) -> str:
+    if not 0 < n_prefill < count:
+        return f"{count}, in one prefill"
+    return f"{count}: the first {n_prefill} in one prefill, decode steps from ▸ on"
+
+
+def _cell(page: Page, token: int, text: str | None, digits: int, first_decoded: bool) -> Text:
+    words = "" if text is None else f":{page.quoted(text)}"
+    return Text.assemble(("▸" if first_decoded else " ", "bold cyan"), (f"{token:>{digits}}", "cyan"), words)
+
+
+def _put_grid(page: Page, numbers: range, cells: Sequence[Text], width: int) -> None:
+    each = max(1, (page.width - 5) // (width + 2))
+    for start in range(0, len(cells), each):
+        line = Text(f"{numbers[start]:>5}", "dim")
+        for cell in cells[start : start + each]:
+            padded = cell.copy()
+            padded.pad_right(width + 1 - cell.cell_len)
+            line = Text.assemble(line, " ", padded)
+        page.put(line)
