@@ -157,9 +157,10 @@ def judge(
     producer = {"name": "the candidate", **other}
     trace = candidate if candidate is not None else baseline
     read = set(baseline.info.producer.get("weights_read", model.engine.w.read)) & set(model.tensors)
+    unread = tuple(sorted(model.engine.w.read - read))
     return Comparison(
         verdict=verdict,
-        summary=sentence.summarize(verdict, rows, producer, baseline.info.producer, candidate is None),
+        summary=sentence.summarize(verdict, rows, producer, baseline.info.producer, candidate is None, unread),
         rows=rows,
         missing=tuple(tap.name for tap in model.taps if tap.name not in trace),
         model=model.describe(baseline.info.model.get("sha256")),
@@ -169,7 +170,7 @@ def judge(
         candidate=producer,
         logits=_logits(baseline, candidate, engine_logits, model),
         only_baseline_read=tuple(sorted(read - model.engine.w.read)),
-        only_engine_read=tuple(sorted(model.engine.w.read - read)),
+        only_engine_read=unread,
         timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran},
         next_steps=sentence.next_steps(verdict, rows, producer, candidate is None),
     )

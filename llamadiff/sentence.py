@@ -17,9 +17,27 @@ _OPS = {
 
 
 def summarize(
+    verdict: str,
+    rows: Sequence[Row],
+    candidate: Mapping[str, Any],
+    baseline: Mapping[str, Any],
+    is_engine: bool,
+    unread: Sequence[str] = (),
+) -> str:
+    """One sentence: which op is wrong since which layer, or that none is and how much noise there is.
+
+    ``unread`` are tensors of the file that the baseline's graph does not use and the engine does.
+    """
+    text = _judgement(verdict, rows, candidate, baseline, is_engine)
+    if unread:
+        more = f" and {len(unread) - 1} more of the file's tensors" if len(unread) > 1 else ""
+        text += f"; {baseline.get('name')} does not read {unread[0]}{more}, which the engine uses"
+    return text
+
+
+def _judgement(
     verdict: str, rows: Sequence[Row], candidate: Mapping[str, Any], baseline: Mapping[str, Any], is_engine: bool
 ) -> str:
-    """One sentence: which op is wrong since which layer, or that none is and how much noise there is."""
     whose = str(baseline.get("name")) if is_engine else str(candidate.get("name") or "the candidate")
     blamed = [] if is_engine else [row for row in rows if _is_wrong(row.baseline_local)]
     wrong = [row for row in rows if row.verdict == limits.WRONG]

@@ -86,7 +86,7 @@ class _Quiet:
 
     def __enter__(self) -> None:
         def log(level: int, text: bytes, _: Any) -> None:
-            if level >= LOG_ERROR:
+            if level == LOG_ERROR:
                 os.write(2, b"error: " + text)
 
         self.callback = llama_cpp.llama_log_callback(log)  # kept: a collected callback is a segfault

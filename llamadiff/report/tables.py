@@ -34,6 +34,7 @@ class Column:
 
 
 def width_of(columns: Sequence[Column], gap: int) -> int:
+    """The cells that a line of these columns takes."""
     return sum(column.width + gap for column in columns) - gap if columns else 0
 
 

@@ -74,7 +74,7 @@ def _model(page: Page, model: Mapping[str, Any]) -> Text:
         if model.get(key):
             facts.append(words.format(page.data(model[key], 20)))
     types = model.get("weight_types") or {}
-    facts += [f"{page.data(count, 20)} {page.data(kind, 20)}" for kind, count in types.items()]
+    facts += [f"{page.data(count, 20)}×{page.data(kind, 20)}" for kind, count in types.items()]
     name = page.data(model["file"]) if model.get("file") else "not given"
     return Text.assemble((name, "bold"), f"  {', '.join(facts)}")
 
@@ -99,7 +99,9 @@ def _put_logits(page: Page, logits: Logits) -> None:
 
 
 def _disagreement(page: Page, logits: Logits) -> str:
-    sides = [f"{who} says {_token(page, top[0])}" for who, top in (("b", logits.top), ("c", logits.candidate_top)) if top]
+    sides = [
+        f"{who} says {_token(page, top[0])}" for who, top in (("b", logits.top), ("c", logits.candidate_top)) if top
+    ]
     return f"DIFFERS ({', '.join(sides)})" if sides else "DIFFERS"
 
 

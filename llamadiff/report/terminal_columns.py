@@ -1,4 +1,4 @@
-"""The columns of the tap table, built for one spelling: what every line has, what layers have, what opened taps have."""
+"""The columns of the tap table in one spelling: what every line has, what layers have, what opened taps have."""
 
 from __future__ import annotations
 
@@ -107,10 +107,12 @@ def _local(page: Page, lines: Sequence[Line]) -> list[Column]:
 
 def _drift(lines: Sequence[Line]) -> list[Column]:
     drifts = [line.residual.drift for line in lines]
+    ratios = [line.residual.ratio_to_noise for line in lines]
+    noise = Column("noise", [Text(times(ratio)) for ratio in ratios], rank=2)
     return [
         Column("drift", [Text(tiny(drift.nmse if drift else None)) for drift in drifts], rank=1),
         Column("1e-16..1", [Text(bar(drift.nmse if drift else 0.0), "blue") for drift in drifts], rank=6, left=True),
-        Column("noise", [Text(times(line.residual.ratio_to_noise)) for line in lines], rank=2),
+        *([noise] if any(ratio is not None for ratio in ratios) else []),
         Column("cosine", [Text(f"{drift.cosine:.6f}" if drift else "-") for drift in drifts], rank=7),
     ]
 

@@ -37,7 +37,9 @@ def _not_finite(page: Page, comparison: Comparison) -> list[Text]:
     for side in ("baseline", "candidate"):
         rows = [(row, stats) for row in comparison.rows if (stats := getattr(row, side)) and (stats.nan or stats.inf)]
         for row, stats in rows[:1]:
-            also = f", and {page.names([other.tap for other, _ in rows[1:]], 4)} have such values too" if rows[1:] else ""
+            also = (
+                f", and {page.names([other.tap for other, _ in rows[1:]], 4)} have such values too" if rows[1:] else ""
+            )
             counts = f"{page.data(row.tap)} of the {side} has {_counts(stats)}"
             notes.append(Text(f"{counts}, left out of rms, mean, min and max{also}", "red"))
     return notes
@@ -61,7 +63,9 @@ def _spans(page: Page, comparison: Comparison) -> list[Text]:
 
 def _span(page: Page, rows: Sequence[Row]) -> str:
     row, names = rows[0], rows[0].span
-    through = page.names(names) if len(names) < 4 else f"{page.data(names[0])} ... {page.data(names[-1])} ({len(names)} taps)"
+    through = (
+        page.names(names) if len(names) < 4 else f"{page.data(names[0])} ... {page.data(names[-1])} ({len(names)} taps)"
+    )
     others = [str(other.layer) for other in rows[1:] if other.layer is not None]
     also = f" (the same in layers {page.names(others)})" if others else ""
     return f"{page.data(row.tap)} answers for {through} too: not recorded{also}"

@@ -14,7 +14,7 @@ PROSE = 100  # cells; longer lines are hard to read
 VERDICTS = {limits.MATCH: "green", limits.NOISE: "yellow", limits.WRONG: "red", limits.UNCHECKED: "cyan"}
 
 # What the renderer itself writes beyond ASCII, and one ASCII character for each.
-_PLAIN = str.maketrans("✗·▸•│─━╸", "x.>*|-=-")
+_PLAIN = str.maketrans("✗·×▸•│─━╸", "x.x>*|-=-")
 
 
 class Page:

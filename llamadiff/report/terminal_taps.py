@@ -91,8 +91,8 @@ def _span_title(comparison: Comparison, shared: Sequence[Column], sides: Sequenc
 
 
 def _tail_title(entry: Line, start: int, tail: Sequence[Column], gap: int) -> Text:
-    where = "" if entry.worst.layer is None else f" of layer {entry.worst.layer}"
-    label = Text(f"{'':>{digits}} every tap{where}", "dim")
+    """Titles of what only opened taps have, after the name of their layer."""
+    label = Text("" if entry.worst.layer is None else f"  every tap of layer {entry.worst.layer}", "dim")
     label.truncate(start, pad=True)
     return Text.assemble(label, titles(tail, gap))
 

@@ -96,8 +96,11 @@ def number(value: float | None, cells: int = 7) -> str:
     if value == 0:
         return "0"
     whole = 1000 <= abs(value) < 99999
-    written = [f"{value:.0f}" if whole else _short(f"{value:#.3g}"), _short(f"{value:.1e}"), _short(f"{value:.0e}")]
-    return next((text for text in written if len(text) <= cells), written[-1])
+    written = [
+        f"{value:.0f}" if whole else "",
+        *(_short(format(value, form)) for form in ("#.3g", ".1e", "#.2g", ".0e")),
+    ]
+    return next((text for text in written if 0 < len(text) <= cells), written[-1])
 
 
 def times(ratio: float | None) -> str:
@@ -106,7 +109,7 @@ def times(ratio: float | None) -> str:
         return number(ratio)
     if 0 < ratio < 0.05:
         return "<0.1x"
-    return f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x" if ratio < 9999 else _short(f"{ratio:.0e}") + "x"
+    return f"{ratio:.1f}x" if ratio < 99.95 else f"{ratio:.0f}x" if ratio < 9999 else _short(f"{ratio:.0e}") + "x"
 
 
 def _short(text: str) -> str:

@@ -1,0 +1,1 @@
+"""Comparison -> what people and programs read. No renderer computes a number."""

@@ -1,0 +1,68 @@
+"""The vocabulary: the whole ordered list of each architecture is pinned, and llama.cpp's nodes find their taps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llamadiff import taps
+from llamadiff.candidates.engine import record
+from llamadiff.llamacpp.names import tap_name
+from llamadiff.model import Model
+
+DENSE = """attn_norm Qcur_proj Kcur_proj Vcur_proj Qcur_rope Kcur_rope kq kq_soft_max kqv_out attn_out ffn_inp ffn_norm
+           ffn_gate ffn_up ffn_swiglu ffn_out l_out"""
+QWEN3 = DENSE.replace("Vcur_proj", "Vcur_proj Qcur_normed Kcur_normed")
+MOE = DENSE.replace(
+    "ffn_gate ffn_up ffn_swiglu",
+    "ffn_moe_logits ffn_moe_probs ffn_moe_topk ffn_moe_weights ffn_moe_weights_norm ffn_moe_gate ffn_moe_up "
+    "ffn_moe_swiglu ffn_moe_down",
+)
+
+
+@pytest.mark.parametrize(("name", "layer"), [("llama", DENSE), ("qwen2", DENSE), ("qwen3", QWEN3), ("moe", MOE)])
+def test_the_taps_of_each_architecture_in_order(name, layer, small_model):
+    layers = [f"{word}-{i}" for i in range(2) for word in layer.split()]
+    expected = ["embd", *layers, "result_norm", "result_output"]
+    model = Model(small_model(name))
+    assert [tap.name for tap in model.taps] == expected
+    trace = record(model.engine, (1, 2, 3), "engine")
+    assert list(trace) == expected
+    shapes = {tap.name: taps.shape_of(tap, 3, model.sizes) for tap in model.taps}
+    assert shapes == {tap: trace.shape(tap) for tap in trace}
+
+
+def test_every_kind_reads_kinds_of_the_vocabulary():
+    for kind in taps.KINDS:
+        words = kind.inputs.replace("|", " ").split()
+        assert all(word == "prev" or word in taps.BY_WORD for word in words), kind.word
+
+
+@pytest.mark.parametrize("name", ["attn_norm", "embd-0", "l_out-", "l_out-x", "L_OUT-1", "", "kq--1", "a" * 500])
+def test_other_names_are_no_taps(name):
+    assert taps.parse(name) is None
+
+
+def test_names_are_parsed_back():
+    for name in ("embd", "Qcur_rope-17", "kq_soft_max-0", "result_output"):
+        assert taps.parse(name).name == name
+
+
+def test_selection_by_pattern_and_layer():
+    tap = taps.parse("l_out-3")
+    assert taps.selected(tap, (), None)
+    assert taps.selected(tap, ("l_out-*",), range(2, 4))
+    assert not taps.selected(tap, ("ffn_*",), None)
+    assert not taps.selected(tap, (), range(3))
+    assert taps.selected(taps.parse("embd"), (), range(3))
+
+
+@pytest.mark.parametrize("case", sorted((Path(__file__).parent / "nodes").glob("*.json")), ids=lambda path: path.stem)
+def test_recorded_nodes_find_their_taps(case):
+    """Node lists recorded from llama.cpp's graphs: name, op, sources, and the tap each one is."""
+    nodes = json.loads(case.read_text())
+    assert nodes
+    for name, op, sources, expected in nodes:
+        assert tap_name(name, op, sources) == expected, (name, op, sources)
