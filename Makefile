@@ -29,13 +29,13 @@ lint: install  ## style and types
 	$(BIN)/mypy
 
 capture: install  ## record captures/ anew
-	$(BIN)/python -m tests.recapture
+	$(BIN)/python tests/recapture.py
 
 bench: install  ## seconds and memory, beside llama.cpp's own decode
 	$(BIN)/python tests/benchmarks/bench.py
 
 readme: install  ## the pictures in README.md
-	$(BIN)/python -m tests.pictures
+	$(BIN)/python tests/pictures.py
 
 model: install  ## train the shipped model anew
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev,train]'

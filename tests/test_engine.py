@@ -183,5 +183,5 @@ def test_a_tensor_of_the_wrong_shape_is_named(tmp_path):
 
 @pytest.mark.parametrize("tokens", [(VOCAB,), (-1,), ()])
 def test_tokens_out_of_range_are_refused(tokens, small_model):
-    with pytest.raises(ModelError, match="out of range|no tokens"):
+    with pytest.raises(ModelError, match=r"out of range|no tokens"):
         Engine(small_model()).forward(tokens)

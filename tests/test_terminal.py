@@ -294,7 +294,7 @@ def test_missing_facts_leave_no_trace() -> None:
 
 def test_only_unusual_settings_are_named() -> None:
     assert "cache" not in printed(MATCH)
-    unusual = {"type_k": "Q8_0", "type_v": "F32", "flash_attn": True, "repack": True, "gpu_layers": 0}
+    unusual = {"type_k": "Q8_0", "type_v": "f32", "flash_attn": True, "repack": True, "gpu_layers": 0}
     text = printed(comparison(rows(1), baseline={"name": "llama.cpp", "settings": unusual}))
     assert "llama.cpp  K cache Q8_0, flash attention, repacked weights\n" in text
 
@@ -403,7 +403,8 @@ def test_rendering_loads_no_pandas() -> None:
         ("\u200b", r"\u200b"), ("\u202e", r"\u202e"), ("\u2028", r"\u2028"), ("\xa0", r"\xa0"), ("\ud83d", r"\ud83d"),
         ("\U000e0041", r"\U000e0041"), ("\u0301", r"\u0301"), ("e\u0301", "e\u0301"),
         ("e\u0301\u0301\u0301", "e\u0301\u0301\\u0301"),
-        ("\ufffd", "\ufffd"), ("é日🦙", "é日🦙"), ("❤\ufe0f", r"❤\ufe0f"), ("[red]", "[red]"), ("", ""),
+        ("\ufffd", "\ufffd"), ("é日🦙", "é日🦙"), ("❤\ufe0f", r"❤\ufe0f"),
+        ("a\ufe0f", r"a\ufe0f"), ("\U0001f1e9", r"\U0001f1e9"), ("👍🏽", r"👍\U0001f3fd"), ("[red]", "[red]"), ("", ""),
     ],
 )  # fmt: skip
 def test_shown(text: str, expected: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -18,7 +19,7 @@ class Column:
     rank: int = 0
     left: bool = False
 
-    @property
+    @cached_property
     def width(self) -> int:
         return max([cell_len(self.title), *(cell.cell_len for cell in self.cells if cell is not None)])
 

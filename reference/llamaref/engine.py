@@ -136,7 +136,8 @@ class Engine:
         cos, sin = self.ops.rope_angles(rope, here, factors)
         cos, sin = tap.angles(cos, sin, rope, here, factors)
         step = Step(here, cache.positions, cos, sin, cache, tap)
-        result: Array = self.architecture.forward(self, np.asarray(tokens), step)
+        with np.errstate(all="ignore"):  # what overflows shows as Inf or NaN where it arises
+            result: Array = self.architecture.forward(self, np.asarray(tokens), step)
         return result
 
     def embed(self, tokens: Array) -> Array:

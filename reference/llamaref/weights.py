@@ -81,7 +81,8 @@ class Weights:
         def multiply(start: int, stop: int) -> None:
             rows = data[start:stop]
             block = _dequantized(name, rows, tensor.tensor_type)  # [rows, in]
-            np.matmul(block.astype(self.dtype, copy=False), columns, out=out[start:stop])
+            with np.errstate(all="ignore"):  # threads have an error state of their own
+                np.matmul(block.astype(self.dtype, copy=False), columns, out=out[start:stop])
             if corrections is not None:
                 out[start:stop] += _minima(rows, tensor.tensor_type).astype(self.dtype) @ corrections
 
