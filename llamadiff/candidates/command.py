@@ -1,0 +1,119 @@
+"""``cmd: ./engine --model {model} --tokens {tokens} --dump {out}``: the engine is run, and its dump is the candidate."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+from llamadiff.candidates.source import Context, register
+from llamadiff.errors import UserError
+from llamadiff.trace import Trace
+
+PREFIX = "cmd:"
+TAIL = 2000  # bytes of the command's output that are shown when it fails
+MAX_OUTPUT = 64 << 20
+
+
+@register
+class Command:
+    """Runs an engine with a time limit; no shell is involved."""
+
+    def matches(self, spec: str) -> bool:
+        return spec.startswith(PREFIX)
+
+    def load(self, spec: str, context: Context) -> Trace:
+        from llamadiff.candidates import resolve
+
+        folder = Path(tempfile.mkdtemp(prefix="llamadiff-"))
+        try:
+            out = folder / "out"
+            arguments = _arguments(spec, context, out)
+            context.progress(f"running {arguments[0]}")
+            _run(arguments, folder / "log", context.timeout)
+            trace = resolve(str(_written(out, spec)), context)
+            return trace.in_memory()
+        finally:
+            _remove(folder)
+
+
+def _arguments(spec: str, context: Context, out: Path) -> list[str]:
+    values = {"model": str(context.model.path.resolve()), "tokens": ",".join(map(str, context.tokens)), "out": str(out)}
+    try:
+        words = shlex.split(spec.removeprefix(PREFIX))
+    except ValueError as error:
+        raise UserError(f"--candidate {spec}: {error}") from None
+    if not words:
+        raise UserError(f"--candidate {spec}: no command; expected cmd: ./engine --tokens {{tokens}} --dump {{out}}")
+    for name, value in values.items():
+        words = [word.replace("{" + name + "}", value) for word in words]
+    return words
+
+
+def _run(arguments: list[str], log: Path, timeout: float) -> None:
+    """Raises UserError, with the end of what it printed, if the command fails, hangs or prints without end."""
+    with log.open("wb") as output:
+        try:
+            child = subprocess.Popen(  # noqa: S603
+                arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        except OSError as error:
+            raise UserError(f"{arguments[0]}: cannot be run ({error.strerror})") from None
+        try:
+            reason = _watch(child, log, timeout)
+        finally:
+            _end(child)
+    if reason is None and child.returncode != 0:
+        code = child.returncode
+        reason = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    if reason is not None:
+        raise UserError(f"{arguments[0]}: {reason}{_tail(log)}")
+
+
+def _watch(child: subprocess.Popen[bytes], log: Path, timeout: float) -> str | None:
+    """Wait for the end; says why it was not waited for longer."""
+    waited = 0.0
+    while True:
+        try:
+            child.wait(0.2)
+        except subprocess.TimeoutExpired:
+            waited += 0.2
+        else:
+            return None
+        if waited >= timeout:
+            return f"still running after {timeout:g} s (--timeout)"
+        if log.stat().st_size > MAX_OUTPUT:
+            return f"printed more than {MAX_OUTPUT >> 20} MiB"
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """No process of the command's session survives."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+    child.wait()
+
+
+def _tail(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL))
+        text = file.read().decode("utf-8", "replace").strip()
+    return f"; its last words: {text}" if text else "; it printed nothing"
+
+
+def _written(out: Path, spec: str) -> Path:
+    for path in (out, out.with_suffix(".safetensors"), out.with_suffix(".npz")):
+        if path.exists():
+            return path
+    hint = "" if "{out}" in spec else "; the command has no {out}, the place to write to"
+    raise UserError(f"--candidate {spec}: the command wrote nothing to {{out}}{hint}")
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,134 @@
+"""A directory of arrays, one file a tap: .npy, raw .f32 .f16 .bf16, or text; or one .npz.
+
+A raw file's shape comes from ``NAME.json`` ({"shape": [..]}) or from the tap. ``NAME@-1.f32`` holds one token's row
+(here the last). Ids may stand in a file ``tokens`` (numbers between white space or commas).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.candidates import text
+from llamadiff.candidates.source import Context, Piece, assemble, register
+from llamadiff.errors import UserError
+from llamadiff.trace import Trace
+
+Array = NDArray[Any]
+
+RAW = {".f32": "<f4", ".f16": "<f2", ".bf16": "<u2"}
+_ROW = re.compile(r"(.+)@(-?\d+)")
+_TOKEN_FILES = ("tokens", "tokens.txt", "tokens.json")
+
+
+@register
+class Dump:
+    """``--candidate DIR`` or ``--candidate FILE.npz``."""
+
+    def matches(self, spec: str) -> bool:
+        return Path(spec).is_dir() or (spec.endswith(".npz") and Path(spec).is_file())
+
+    def load(self, spec: str, context: Context) -> Trace:
+        path = Path(spec)
+        tokens = _tokens(path) if path.is_dir() else ()
+        pieces = _pieces(path) if path.is_dir() else _npz(path)
+        return assemble(pieces, context, {"name": "the dump"}, tokens)
+
+
+def tokens_of(spec: str) -> tuple[int, ...]:
+    """The token ids that a dump directory states; none if it states none."""
+    path = Path(spec)
+    return _tokens(path) if path.is_dir() else ()
+
+
+def _tokens(folder: Path) -> tuple[int, ...]:
+    for name in _TOKEN_FILES:
+        path = folder / name
+        if path.is_file() and not path.is_symlink():
+            words = re.split(r"[\s,\[\]]+", path.read_text(errors="replace").strip())
+            ids = [word for word in words if word]
+            if not ids or not all(word.isascii() and word.isdigit() for word in ids):
+                raise UserError(f"{path}: expected token ids, whole numbers between white space or commas")
+            return tuple(map(int, ids))
+    return ()
+
+
+def _pieces(folder: Path) -> Iterator[Piece]:
+    """Every array of the directory; links out of it are not followed."""
+    home = folder.resolve()
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or path.name in _TOKEN_FILES or path.suffix == ".json":
+            continue
+        if home not in path.resolve().parents:
+            raise UserError(f"{path}: leads out of the dump directory")
+        name, row = _name(path.relative_to(folder))
+        if path.suffix == ".npy":
+            yield Piece(name, _npy(path), row)
+        elif path.suffix in RAW:
+            yield Piece(name, _raw(path), row)
+        elif path.suffix in (".txt", ".log", ".dat"):
+            indices, values = text.read_values(path)
+            yield Piece(name, values, row, indices)
+
+
+def _name(path: Path) -> tuple[str, int | None]:
+    stem = path.with_suffix("").as_posix()
+    match = _ROW.fullmatch(stem)
+    return (match[1], int(match[2])) if match else (stem, None)
+
+
+def _npy(path: Path) -> Array:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise UserError(f"{path}: not a plain .npy array ({' '.join(str(error).split())[:120]})") from None
+    return _numeric(path, array)
+
+
+def _npz(path: Path) -> Iterator[Piece]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            for name in archive.files:
+                stem, row = _name(Path(name + ".npy"))
+                yield Piece(stem, _numeric(path, archive[name]), row)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: not a plain .npz archive ({' '.join(str(error).split())[:120]})") from None
+
+
+def _numeric(path: Path, array: Array) -> Array:
+    if array.dtype.kind not in "fiu":
+        raise UserError(f"{path}: values of type {array.dtype}; expected numbers")
+    return array if array.dtype.kind == "i" else array.astype(np.float32)
+
+
+def _raw(path: Path) -> Array:
+    """Little-endian values; the sidecar's shape if there is one, else flat."""
+    dtype = np.dtype(RAW[path.suffix])
+    size = path.stat().st_size
+    if size % dtype.itemsize:
+        raise UserError(f"{path}: {size} bytes are no whole number of {path.suffix[1:]} values")
+    values = np.fromfile(path, dtype)
+    if path.suffix == ".bf16":
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32).reshape(_sidecar(path, values.size))
+
+
+def _sidecar(path: Path, size: int) -> tuple[int, ...]:
+    sidecar = path.with_suffix(".json")
+    if not sidecar.is_file():
+        return (size,)
+    try:
+        shape = json.loads(sidecar.read_text())["shape"]
+        shape = tuple(int(n) for n in shape)
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{sidecar}: expected {{\"shape\": [tokens, ...]}}") from None
+    if int(np.prod(shape)) != size or any(n < 0 for n in shape):
+        raise UserError(f"{path}: {size} values, but {sidecar.name} states the shape {list(shape)}")
+    return shape

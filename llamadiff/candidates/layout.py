@@ -1,0 +1,222 @@
+"""Name maps: what an engine calls its tensors, how it lays them out, and what was done to them.
+
+A map is TOML, one table a tap:
+
+    [Qcur_rope]
+    name = "blocks.{i}.attn.hook_rot_q"
+    axes = "batch token head dim"
+    done = ["permuted"]
+
+Everything is explicit and checked, nothing is guessed; but an error proposes the line that would fit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import accumulate, permutations
+from operator import mul
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff import taps
+from llamadiff.errors import UserError
+from llamadiff.model import Model
+
+Array = NDArray[Any]
+
+# What may have been done to a tensor, and how it is undone.
+DONE = {
+    "permuted": "rows of each head in halves (i, i+n/2) where the file has pairs (2i, 2i+1), as Hugging Face's Q and K",
+    "repeated": "K or V heads repeated, one copy for each query head",
+    "scaled": "scores already divided by sqrt(head size)",
+    "unweighted": "normalised, but not yet multiplied by the norm's weight",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tap's line of a map. ``axes`` outermost first (None: the tap's own)."""
+
+    word: str
+    name: str
+    axes: tuple[str, ...] | None = None
+    done: tuple[str, ...] = ()
+
+    def names(self, layer: int | None) -> str:
+        return self.name if layer is None else self.name.replace("{i}", str(layer))
+
+
+Map = Mapping[str, Entry]
+
+
+def identity_map() -> dict[str, Entry]:
+    """Every tap by its own name."""
+    return {kind.word: Entry(kind.word, kind.word + ("-{i}" if kind.layered else "")) for kind in taps.KINDS}
+
+
+def load_map(spec: str) -> Map:
+    """A built-in map by its name, or a TOML file. Raises UserError for an unknown tap, axis or treatment."""
+    from llamadiff.candidates.builtin_maps import BUILT_IN
+
+    if spec in BUILT_IN:
+        return BUILT_IN[spec]
+    path = Path(spec)
+    if not path.is_file():
+        raise UserError(f"--map {spec}: no such file, and no built-in map ({', '.join(BUILT_IN)})")
+    from llamadiff.limits import read_toml
+
+    return {word: _entry(path, word, table) for word, table in read_toml(path).items()}
+
+
+def _entry(path: Path, word: str, table: Any) -> Entry:
+    where = f"{path}: [{word}]"
+    if word not in taps.BY_WORD:
+        near = get_close_matches(word, list(taps.BY_WORD), 1)
+        raise UserError(f"{where} is no tap{f'; did you mean [{near[0]}]?' if near else ''}")
+    if not isinstance(table, dict) or not isinstance(table.get("name"), str) or set(table) - {"name", "axes", "done"}:
+        raise UserError(f"{where} needs name = \"...\" and may have axes = \"...\" and done = [...]; nothing else")
+    if taps.BY_WORD[word].layered and "{i}" not in table["name"]:
+        raise UserError(f"{where} name = {table['name']!r} has no {{i}} for the layer's number")
+    axes = table.get("axes")
+    return Entry(word, table["name"], None if axes is None else _axes(where, word, axes), _done(where, table.get("done", [])))
+
+
+def _axes(where: str, word: str, text: Any) -> tuple[str, ...]:
+    axes = tuple(text.split()) if isinstance(text, str) else ()
+    own = {part for axis in taps.BY_WORD[word].axes for part in axis.split("*")}
+    stated = [part for axis in axes for part in axis.split("*") if part != "batch"]
+    renamed = {"head" if part == "kv_head" else part for part in own}
+    if sorted(stated) not in (sorted(own), sorted(renamed)):
+        raise UserError(f"{where} axes = {text!r}: a {word} has the axes {' '.join(taps.BY_WORD[word].axes)} (and perhaps batch)")
+    return axes
+
+
+def _done(where: str, value: Any) -> tuple[str, ...]:
+    for treatment in value if isinstance(value, list) else [value]:
+        if treatment not in DONE:
+            raise UserError(f"{where} done = {treatment!r}: known are {', '.join(DONE)}")
+    return tuple(value)
+
+
+def fitted(array: Array, tap: taps.Tap, entry: Entry, model: Model, n_tokens: int) -> Array:
+    """An engine's tensor as the tap: axes in order, treatments undone.
+
+    Raises UserError, with the map line that would fit if there is one, for a shape that does not.
+    """
+    sizes = _sizes(model, n_tokens, entry)
+    if entry.axes is not None:
+        array = _ordered(array, tap, entry, sizes)
+    shape = taps.shape_of(tap, n_tokens, sizes)
+    if array.size != int(np.prod(shape)) or not _same_order(array.shape, shape):
+        raise UserError(_misfit(array.shape, shape, tap, entry, sizes))
+    return _undone(array.reshape(shape), tap, entry, model)
+
+
+def _sizes(model: Model, n_tokens: int, entry: Entry) -> dict[str, int]:
+    sizes = {**model.sizes, "token": n_tokens, "query": n_tokens, "key": n_tokens, "batch": 1}
+    if "repeated" in entry.done:
+        sizes["kv_head"] = sizes["head"]
+    return sizes
+
+
+def _same_order(have: Sequence[int], want: Sequence[int]) -> bool:
+    """Whether two shapes are one memory order: they differ by axes of one, or by axes merged or split."""
+    mine, theirs = (set(accumulate(reversed(shape), mul)) for shape in (have, want))
+    return mine <= theirs | {1} or theirs <= mine | {1}
+
+
+def _ordered(array: Array, tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]) -> Array:
+    """Transpose from the stated axes to the tap's."""
+    assert entry.axes is not None
+    stated = [part for axis in entry.axes for part in axis.split("*")]
+    own = [part for axis in tap.kind.axes for part in axis.split("*")]
+    if "kv_head" in own and "kv_head" not in stated:
+        stated = ["kv_head" if part == "head" else part for part in stated]
+    split = tuple(sizes[part] for part in stated)
+    if array.shape != taps_shape(entry.axes, dict(zip(stated, split, strict=True)), own):
+        raise UserError(_misfit(array.shape, split, tap, entry, sizes))
+    moved = array.reshape(split).transpose([stated.index(part) for part in ["batch"] * ("batch" in stated) + own])
+    return np.ascontiguousarray(moved[0] if "batch" in stated else moved)
+
+
+def taps_shape(axes: Iterable[str], sizes: Mapping[str, int], own: Sequence[str]) -> tuple[int, ...]:
+    """The shape that stated axes have: products for merged ones."""
+    names = {"head": "kv_head"} if "kv_head" in own else {}
+    return tuple(int(np.prod([sizes[names.get(part, part)] for part in axis.split("*")])) for axis in axes)
+
+
+def _undone(array: Array, tap: taps.Tap, entry: Entry, model: Model) -> Array:
+    if "repeated" in entry.done:
+        array = _one_copy(array, tap, model)
+    if "permuted" in entry.done:
+        array = _paired(array, model.sizes["dim"])
+    if "scaled" in entry.done:
+        array = array * np.sqrt(model.sizes["dim"]).astype(array.dtype)
+    if "unweighted" in entry.done:
+        name = model.weight_names[tap.name]
+        array = array * model.engine.w.vector(name)
+    return array
+
+
+def _one_copy(array: Array, tap: taps.Tap, model: Model) -> Array:
+    """The first of each group's equal heads."""
+    heads, kv_heads = model.sizes["head"], model.sizes["kv_head"]
+    split = array.reshape(array.shape[0], kv_heads, heads // kv_heads, -1)
+    if not np.array_equal(split, np.broadcast_to(split[:, :, :1], split.shape), equal_nan=True):
+        raise UserError(f"{tap.name}: done = [\"repeated\"], but the {heads // kv_heads} copies of a head differ")
+    own = taps.shape_of(tap, array.shape[0], model.sizes)
+    return np.ascontiguousarray(split[:, :, 0]).reshape(own)
+
+
+def _paired(array: Array, dim: int) -> Array:
+    """Values of each head from halves (i, i + n/2) to pairs (2i, 2i + 1)."""
+    heads = array.reshape(*array.shape[:-1], -1, dim) if array.shape[-1] != dim else array
+    halves = heads.reshape(*heads.shape[:-1], 2, dim // 2)
+    return np.ascontiguousarray(np.swapaxes(halves, -1, -2)).reshape(array.shape)
+
+
+def _misfit(have: Sequence[int], want: Sequence[int], tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]) -> str:
+    axes = " ".join(entry.axes or tap.kind.axes)
+    text = f"{entry.names(tap.layer)} has shape {list(have)}; {tap.name} needs {list(want)} ({axes})"
+    proposal = _proposal(have, tap, sizes)
+    return f"{text}; in the map, [{tap.kind.word}] axes = \"{proposal}\" would fit" if proposal else text
+
+
+def _proposal(have: Sequence[int], tap: taps.Tap, sizes: Mapping[str, int]) -> str | None:
+    """The axes, in another order, with others merged or with a batch, that have this shape."""
+    parts = [part for axis in tap.kind.axes for part in axis.split("*")]
+    for names in (tap.kind.axes, tuple(parts), ("batch", *tap.kind.axes), ("batch", *parts)):
+        for order in permutations(names):
+            if [int(np.prod([sizes[part] for part in axis.split("*")])) for axis in order] == list(have):
+                return " ".join(order)
+    return None
+
+
+def entry_of(name: str, mapping: Map) -> tuple[taps.Tap, Entry] | None:
+    """The tap that an engine's name stands for, under a map."""
+    for entry in mapping.values():
+        pattern = re.escape(entry.name).replace(re.escape("{i}"), r"(\d{1,4})")
+        match = re.fullmatch(pattern, name)
+        if match:
+            layer = int(match[1]) if match.groups() else None
+            return taps.Tap(taps.BY_WORD[entry.word], layer), entry
+    return None
+
+
+def propose_name(name: str, shape: Sequence[int], model: Model, n_tokens: int) -> str | None:
+    """A map line for a name that no entry has: the tap whose word is nearest and whose shape fits."""
+    layer = re.search(r"\d+", name)
+    pattern = name.replace(layer[0], "{i}", 1) if layer else name
+    sizes = {**model.sizes, "token": n_tokens, "query": n_tokens, "key": n_tokens, "batch": 1}
+    fitting = [tap for tap in model.taps if tap.layer in (None, 0) and tap.kind.layered == bool(layer)
+               and _proposal(shape, tap, sizes) is not None]  # fmt: skip
+    near = get_close_matches(re.sub(r"\W*\d+\W*", "", name), [tap.kind.word for tap in fitting], 1, 0.3)
+    if not near:
+        return None
+    return f'[{near[0]}] name = "{pattern}"'

@@ -1,0 +1,125 @@
+"""What every source of candidates needs and gives: a context in, named tensors out, one trace in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff import taps
+from llamadiff.candidates import layout
+from llamadiff.errors import UserError
+from llamadiff.model import Model
+from llamadiff.trace import Info, Trace
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What is known when a candidate is loaded: the model, the tokens to run, and how its names are read."""
+
+    model: Model
+    tokens: tuple[int, ...]
+    n_prefill: int
+    mapping: layout.Map = field(default_factory=layout.identity_map)
+    timeout: float = 600.0
+    progress: Callable[[str], None] = lambda _: None
+
+
+class Source(Protocol):
+    """One way to get a candidate."""
+
+    def matches(self, spec: str) -> bool:
+        """Whether a ``--candidate`` is of this kind."""
+        ...
+
+    def load(self, spec: str, context: Context) -> Trace:
+        """The candidate's trace. Raises UserError."""
+        ...
+
+
+SOURCES: list[Source] = []
+
+
+def register(source: type[Source]) -> type[Source]:
+    """Class decorator: adds a source to those that are tried, in order."""
+    SOURCES.append(source())
+    return source
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor of a dump under the engine's own name; ``row`` if it is one token's alone, ``indices`` of its values
+    if they are not all."""
+
+    name: str
+    array: Array
+    row: int | None = None
+    indices: Array | None = None
+
+
+def assemble(pieces: Iterable[Piece], context: Context, producer: Mapping[str, Any], tokens: tuple[int, ...] = ()) -> Trace:
+    """Named tensors as a trace: names mapped, axes ordered, treatments undone, partial ones marked.
+
+    Names that no map entry has are kept as extras (named in the report). Raises UserError for a shape that
+    does not fit, or if no name is known.
+    """
+    run = tokens or context.tokens
+    arrays: dict[str, Array] = {}
+    known: dict[str, Array] = {}
+    extras: list[Piece] = []
+    present = {tap.name for tap in context.model.taps}
+    for piece in pieces:
+        found = layout.entry_of(piece.name, context.mapping)
+        if found is None or found[0].name not in present:
+            extras.append(piece)
+            continue
+        tap, entry = found
+        values, mask = _placed(piece, tap, entry, context.model, len(run))
+        if mask is not None and tap.name in known:  # several rows of one tap
+            values, mask = np.where(mask, values, arrays[tap.name]), mask | known[tap.name]
+        arrays[tap.name] = values
+        if mask is not None and not mask.all():
+            known[tap.name] = mask
+        else:
+            known.pop(tap.name, None)
+    if not arrays:
+        raise UserError(_nothing_known(extras, context, len(run)))
+    positions = tuple(range(len(run)))
+    n_prefill = min(context.n_prefill or len(run), len(run))
+    info = Info(run, positions, n_prefill, None, {**producer, "extra": [piece.name for piece in extras][:100]}, {})
+    return Trace(info, arrays, dict.fromkeys(arrays, "F32"), known=known)
+
+
+def _placed(piece: Piece, tap: taps.Tap, entry: layout.Entry, model: Model, n_tokens: int) -> tuple[Array, Array | None]:
+    """A tensor in the tap's shape, and which of its values are known (None: all)."""
+    if piece.row is None and piece.indices is None:
+        return layout.fitted(piece.array, tap, entry, model, n_tokens), None
+    shape = taps.shape_of(tap, n_tokens, model.sizes)
+    values, mask = np.zeros(shape, np.float32), np.zeros(shape, bool)
+    if piece.row is not None:
+        if tap.row_axis != 0 or not -n_tokens <= piece.row < n_tokens:
+            raise UserError(f"{piece.name}@{piece.row}: there are {n_tokens} tokens, 0 to {n_tokens - 1} (-1 is the last)")
+        values, mask = values[piece.row], mask[piece.row]
+    indices = np.arange(piece.array.size) if piece.indices is None else piece.indices
+    if indices.size and (indices.max() >= values.size or indices.min() < 0):
+        raise UserError(f"{piece.name}: index {int(indices.max())} is outside the {values.size} values of {tap.name}")
+    flat, flags = values.reshape(-1), mask.reshape(-1)
+    flat[indices], flags[indices] = piece.array.reshape(-1), True
+    whole_values, whole_mask = np.zeros(shape, np.float32), np.zeros(shape, bool)
+    target = slice(None) if piece.row is None else piece.row
+    whole_values[target], whole_mask[target] = values, mask
+    return whole_values, whole_mask
+
+
+def _nothing_known(extras: list[Piece], context: Context, n_tokens: int) -> str:
+    if not extras:
+        return "the candidate holds no tensors; llamadiff taps MODEL lists what to write"
+    first = extras[0]
+    line = layout.propose_name(first.name, first.array.shape, context.model, n_tokens)
+    hint = f"; a line for --map: {line}" if line else "; llamadiff taps MODEL lists the names, and --map FILE.toml translates them"
+    return f"none of the candidate's {len(extras)} tensors has a name that is known (the first is {first.name}){hint}"

@@ -1,0 +1,100 @@
+"""How a command ends: an exit code, and one line for whatever ended it early."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+from llamaref import ModelError
+
+from llamadiff.errors import UserError
+
+COULD_NOT_TELL = 2
+
+
+class Stopped(BaseException):
+    """The command was asked to stop: Ctrl-C, SIGTERM, a closed terminal. Cleans up on its way out, as any exception."""
+
+
+def run(command: Callable[[], Any], say: Callable[[str], None]) -> int:
+    """The exit code of a command. ``say`` is given one line if it ends before its time.
+
+    A program error gives one line as well, since Python's own exit code for it would mean "wrong"; in Python's
+    development mode (-X dev) it keeps its traceback.
+    """
+    _open_streams()
+    _listen()
+    try:
+        code = command()
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # rich and typer exit when a reader such as head has gone
+        code = COULD_NOT_TELL
+    except (Exception, Stopped) as error:
+        if sys.flags.dev_mode:
+            raise
+        say(reason(error))
+        code = COULD_NOT_TELL
+    _finish_output()
+    return int(code or 0)
+
+
+def reason(error: BaseException) -> str:
+    """What ended a command, in words."""
+    if isinstance(error, (UserError, ModelError)):
+        return str(error)
+    if isinstance(error, Stopped):
+        return "stopped"
+    if isinstance(error, MemoryError):
+        return "there is not enough memory; give fewer tokens"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'standard output'}: {error.strerror or error}"
+    if hasattr(error, "format_message"):  # the command line was not understood
+        return f"{error.format_message()} (llamadiff --help; llamadiff COMMAND --help)"
+    return f"a fault in llamadiff, please report it: {type(error).__name__}: {error} ({_place(error)})"
+
+
+def _place(error: BaseException) -> str:
+    """File and line where an exception was raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else "nowhere"
+
+
+def _listen() -> None:
+    """Turn the signals that ask a command to stop into Stopped, except those it was told to ignore (nohup)."""
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _heeded(number)]
+
+    def stop(_number: int, _frame: FrameType | None) -> NoReturn:
+        for number in numbers:  # cleaning up is not to be interrupted
+            signal.signal(number, signal.SIG_IGN)
+        raise Stopped
+
+    for number in numbers:
+        signal.signal(number, stop)
+
+
+def _heeded(number: signal.Signals) -> bool:
+    return signal.getsignal(number) is not signal.SIG_IGN
+
+
+def _open_streams() -> None:
+    """Somewhere to write where the caller closed a stream; a character that a stream cannot show is escaped."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        getattr(sys, name).reconfigure(errors="backslashreplace")
+
+
+def _finish_output() -> None:
+    """Write out what was printed; where that fails, send it nowhere, or Python would try and fail again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -1,0 +1,92 @@
+"""The child process: serves one request of the parent's (capture.py), and puts what goes wrong into an answer.
+
+The request is one JSON line on standard input, which stays open as long as the parent lives; answers are JSON lines
+on standard output (llama.cpp's own output is sent to standard error). It may die: llama.cpp aborts on some files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from llamadiff.errors import UserError
+from llamadiff.llamacpp.request import Request
+from llamadiff.output import temporary_name
+
+Say = Callable[..., None]
+
+INSTALL = "llama-cpp-python==0.3.36"
+
+
+def main() -> None:
+    """Serve one request."""
+    _die_quietly()
+    say = _only_voice()
+    request = Request.from_json(json.loads(sys.stdin.readline()))
+    threading.Thread(target=_end_with_parent, args=(request,), daemon=True).start()
+    try:
+        _import_llama_cpp()
+        from llamadiff.llamacpp.worker import run
+
+        run(request, say)
+    except UserError as error:
+        say(error=str(error))
+    except MemoryError:
+        say(error=f"{request.model}: there is not enough memory to run it in llama.cpp; give fewer tokens")
+
+
+def _die_quietly() -> None:
+    """No core file, no debugger attached by an assertion; Ctrl-C is the parent's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["GGML_NO_BACKTRACE"] = "1"
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def _only_voice() -> Say:
+    """Keep standard output for answers; whatever C code prints there goes to standard error."""
+    voice = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def say(**answer: Any) -> None:
+        voice.write(json.dumps(answer) + "\n")
+
+    return say
+
+
+def _end_with_parent(request: Request) -> None:
+    """Standard input ends with the parent, even one that was killed: leave nothing behind, and go."""
+    while os.read(0, 1):
+        pass
+    if request.output is not None:
+        with suppress(OSError):
+            temporary_name(Path(request.output), os.getpid()).unlink()
+    os._exit(1)
+
+
+def _import_llama_cpp() -> None:
+    """Raise UserError if it is not there, or cannot be loaded."""
+    try:
+        import llama_cpp  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "llama_cpp":
+            raise _unloadable(error) from None
+        raise UserError(
+            f"llama-cpp-python is not installed, so there is no baseline: pip install {INSTALL}"
+        ) from None
+    except Exception as error:  # a library that does not fit this machine fails in many ways
+        raise _unloadable(error) from None
+
+
+def _unloadable(error: Exception) -> UserError:
+    return UserError(
+        f"llama-cpp-python cannot be loaded ({type(error).__name__}: {error}), so there is no baseline: "
+        f"pip install --force-reinstall --no-cache-dir {INSTALL}"
+    )

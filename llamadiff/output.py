@@ -1,0 +1,59 @@
+"""Files that are written: complete under their name, or not there at all."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from llamadiff.errors import UserError
+
+
+def temporary_name(path: Path, pid: int) -> Path:
+    """Where process ``pid`` keeps a file until it is complete: whoever outlives the process can remove it."""
+    path = Path(os.path.realpath(path))  # a link stays one: its target is what is replaced
+    return path.with_name(f".{path.name}.{pid}.part")
+
+
+def check_target(path: Path) -> None:
+    """Raise UserError if no file can be put there: better said before the work than after it."""
+    if path.is_dir():
+        raise UserError(f"{path}: is a directory; give the name of a file in it")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: is not a regular file; give the name of one")
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: cannot be written ({path.parent} is not a directory)")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UserError(f"{path}: cannot be written (no permission to write in {path.parent})")
+
+
+def check_text_target(path: Path) -> None:
+    """The same for text, which may also go to a device or a pipe."""
+    if not is_stream(path):
+        check_target(path)
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a path is a device or a pipe: written to, never replaced."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file as UTF-8. Raises UserError, and leaves what was there, if it cannot be written whole."""
+    data = encoded(text)
+    temporary = path if is_stream(path) else temporary_name(path, os.getpid())
+    try:
+        temporary.write_bytes(data)
+        if temporary != path:
+            os.replace(temporary, os.path.realpath(path))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+    finally:
+        if temporary != path:
+            with suppress(OSError):  # gone: it has its name now, or never was
+                temporary.unlink()
+
+
+def encoded(text: str) -> bytes:
+    r"""UTF-8; what has no UTF-8 (a file name's stray bytes) becomes \udc80 and the like, which JSON reads back."""
+    return text.encode("utf-8", "backslashreplace")
