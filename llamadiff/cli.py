@@ -35,6 +35,10 @@ NPredict = Annotated[int, typer.Option("--n-predict", min=0, help="Greedy decode
 Candidate = Annotated[
     str | None, typer.Option("--candidate", help="Your engine's trace; without it, llama.cpp itself is checked.")
 ]
+NameMap = Annotated[
+    str | None, typer.Option("--map", help="Names and layouts: llama.cpp, hf, transformer-lens, or a TOML file.")
+]
+Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds that a candidate's command may take.")]
 Taps = Annotated[list[str] | None, typer.Option("--taps", help="Only taps of this pattern, such as 'l_out-*'.")]
 Layers = Annotated[str | None, typer.Option("--layers", help="Only these layers: 3 or 0-3.")]
 Json = Annotated[
@@ -61,19 +65,19 @@ FailOn = Annotated[str, typer.Option("--fail-on", help="Which verdict makes the 
 @app.command()
 def compare(
     model: Model, prompt: Prompt = None, tokens: Tokens = None, tokens_file: TokensFile = None, chat: Chat = False,
-    n_predict: NPredict = 0, candidate: Candidate = None, taps: Taps = None, layers: Layers = None, json: Json = None,
+    n_predict: NPredict = 0, candidate: Candidate = None, name_map: NameMap = None, timeout: Timeout = 600.0,
+    taps: Taps = None, layers: Layers = None, json: Json = None,
     csv: Csv = None, save: Save = None, kv_type: KvType = "f32", flash_attn: FlashAttn = False,
     gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0, precision: Precision = "f32",
     tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Run llama.cpp and the engine on the same tokens, and say whether and where they part."""
     from llamadiff import pipeline
-    from llamadiff.candidates import resolve
 
     with _progress() as progress:
         result = pipeline.compare(
             model, prompt, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
-            candidate=resolve(candidate) if candidate else None, patterns=taps or (), layers=_layer_range(layers),
+            candidate=candidate, name_map=name_map, timeout=timeout, patterns=taps or (), layers=_layer_range(layers),
             settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), rules=_rules(tolerance), save=save,
             precision=_one_of("--precision", precision, ("f32", "f64")), progress=progress,
         )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff import limits, metrics
-from llamadiff.study import Finding, Local
+from llamadiff.judging import Finding, Local
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -34,6 +34,14 @@ class Model:
         config = self.engine.config
         self.n_layer, self.architecture = config.n_layer, config.architecture
         self.taps = list(taps.taps_of(self.n_layer, self.tensors))
+        self._check_complete()
+
+    def _check_complete(self) -> None:
+        """Raise UserError if a tap's weight is missing."""
+        for tap in self.taps:
+            if tap.kind.weight is not None and tap.name not in self.weight_names:
+                name = f"{tap.kind.weight}.weight" if tap.layer is None else f"blk.{tap.layer}.{tap.kind.weight}.weight"
+                raise UserError(f"{self.path}: tensor {name} is missing from the file")
 
     @cached_property
     def sha256(self) -> str:

@@ -11,15 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from llamaref import ModelError
 
 from llamadiff import limits, metrics, sentence, taps
 from llamadiff.comparison import Comparison, Logits, Row, compare_logits, rows_of
 from llamadiff.errors import UserError
+from llamadiff.judging import Judge
+from llamadiff.lanes import F32, NATIVE, POLICIES, Source
 from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.model import Model, check_same_model
-from llamadiff.study import F32, NATIVE, POLICIES, Source, Study
+from llamadiff.study import Study, lanes_of
 from llamadiff.trace import Info, Trace, TraceWriter
 
 Progress = Callable[[str], None]
@@ -38,6 +41,8 @@ def compare(
     chat: bool = False,
     n_predict: int = 0,
     candidate: Trace | str | Path | None = None,
+    name_map: str | None = None,
+    timeout: float = 600.0,
     patterns: Sequence[str] = (),
     layers: range | None = None,
     settings: Settings | None = None,
@@ -48,12 +53,14 @@ def compare(
 ) -> Comparison:
     """Run llama.cpp and the engine on the same tokens, line up every tap, and judge.
 
-    Without ``candidate`` the engine is it, and llama.cpp's own ops are judged; with one (a trace or its
-    path), the candidate's are. ``save`` keeps the traces in a directory. Raises UserError for whatever
-    a user can mend.
+    Without ``candidate`` the engine is it, and llama.cpp's own ops are judged; with one (a trace, or what
+    ``--candidate`` takes: a file, a dump, a command), the candidate's are; its token ids serve where neither
+    ``prompt`` nor ``tokens`` is given. ``name_map`` names or is a map of its tensors' names. ``save`` keeps the
+    traces in a directory. Raises UserError for whatever a user can mend.
     """
     started = time.perf_counter()
     opened = open_model(model, precision, settings or Settings())
+    tokens = tokens or (_stated_tokens(candidate) if candidate is not None and prompt is None else ())
     with ExitStack() as stack:
         folder = Path(save) if save is not None else Path(stack.enter_context(scratch_directory()))
         folder = _made(folder)
@@ -62,11 +69,37 @@ def compare(
         )
         baseline = capture(request, progress)
         captured = time.perf_counter()
-        trace = Trace.open(candidate) if isinstance(candidate, (str, Path)) else candidate
+        trace = _loaded(candidate, opened, baseline, name_map, timeout, progress)
         keep = folder / "engine.safetensors" if save is not None else None
         result = judge(opened, baseline, trace, rules, keep, progress)
     timing = {"capture_s": captured - started, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
+
+
+def _stated_tokens(candidate: Trace | str | Path) -> tuple[int, ...]:
+    from llamadiff.candidates import tokens_of
+
+    return candidate.info.tokens if isinstance(candidate, Trace) else tokens_of(str(candidate))
+
+
+def _loaded(
+    candidate: Trace | str | Path | None,
+    model: Model,
+    baseline: Trace,
+    name_map: str | None,
+    timeout: float,
+    progress: Progress,
+) -> Trace | None:
+    """The candidate's trace, from wherever it comes."""
+    if candidate is None or isinstance(candidate, Trace):
+        return candidate
+    from llamadiff.candidates import resolve
+    from llamadiff.candidates.layout import identity_map, load_map
+    from llamadiff.candidates.source import Context
+
+    mapping = load_map(name_map) if name_map is not None else identity_map()
+    info = baseline.info
+    return resolve(str(candidate), Context(model, info.tokens, info.n_prefill, mapping, timeout, progress))
 
 
 def check(trace: str | Path | Trace, model: str | Path, rules: Sequence[limits.Rule] = limits.RULES) -> Comparison:
@@ -199,7 +232,11 @@ def _run(
             if writer is not None:
                 writer.add(name, x)
 
-        study = Study(sources, model.taps, model.weight_types, model.n_layer, rules, info.positions, info.n_prefill, at)
+        judge = Judge(
+            {source.name: source for source in sources}, lanes_of(sources, kinds), model.weight_types, rules,
+            np.asarray(info.positions), info.n_prefill,
+        )  # fmt: skip
+        study = Study(judge, model.taps, model.n_layer, model.sizes["expert"], at)
         try:
             logits = model.engine.forward(info.tokens, info.positions, tap=study)
         except ModelError as error:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff import taps
 from llamadiff.errors import UserError
+from llamadiff.output import check_target, temporary_name
 
 Array = NDArray[Any]
 
@@ -27,6 +30,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
     "I32": np.dtype("<i4"), "I64": np.dtype("<i8"),
 }  # fmt: skip
+MAX_AXES = 8  # of a tensor in a trace; more than any engine has
+MAX_DEPTH = 16  # of objects within objects in the metadata
+MAX_ID = 1 << 31  # token ids and positions are 32-bit in llama.cpp
 _HEADER_ROOM = 4096  # bytes of header set aside for the metadata; each tap takes about 100 more
 
 
@@ -45,11 +51,6 @@ class Info:
         return json.dumps({"schema": SCHEMA, **asdict(self)})
 
 
-def temporary_name(path: Path, pid: int) -> Path:
-    """Where process ``pid`` keeps a trace until it is complete: whoever outlives the process can remove it."""
-    return path.with_name(f".{path.name}.{pid}.part")
-
-
 class TraceWriter:
     """Writes a trace tap by tap; the file appears under its name when it is complete, or not at all.
 
@@ -64,6 +65,7 @@ class TraceWriter:
         self._file: Any = None
 
     def __enter__(self) -> TraceWriter:
+        check_target(self.path)
         self._temporary = temporary_name(self.path, os.getpid())
         try:
             self._file = self._temporary.open("w+b", buffering=0)
@@ -126,7 +128,7 @@ class TraceWriter:
         self._pwrite(struct.pack("<Q", self._room - 8) + text.ljust(self._room - 8), 0)
         try:
             os.ftruncate(self._file.fileno(), self._room + self._end)
-            os.replace(self._temporary, self.path)
+            os.replace(self._temporary, os.path.realpath(self.path))
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written ({error.strerror})") from None
 
@@ -151,10 +153,19 @@ class Trace(Mapping[str, Array]):
     ``open`` validates the file; raises UserError in one line for whatever is wrong with it.
     """
 
-    def __init__(self, info: Info, arrays: Mapping[str, Array], dtypes: Mapping[str, str], path: Path | None = None):
+    def __init__(
+        self,
+        info: Info,
+        arrays: Mapping[str, Array],
+        dtypes: Mapping[str, str],
+        path: Path | None = None,
+        known: Mapping[str, Array] | None = None,
+    ) -> None:
+        """``known`` marks the values of partial taps that are there; the others are zero and mean nothing."""
         self.info = info
         self.path = path
         self.dtypes = dtypes
+        self.known = known or {}
         self._arrays = arrays
 
     def __getitem__(self, name: str) -> Array:
@@ -167,25 +178,32 @@ class Trace(Mapping[str, Array]):
     def __len__(self) -> int:
         return len(self._arrays)
 
+    def in_memory(self) -> Trace:
+        """A copy that no longer needs its file."""
+        arrays = {name: np.array(array) for name, array in self._arrays.items()}
+        return Trace(self.info, arrays, self.dtypes, None, self.known)
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._arrays[name].shape)
 
     @classmethod
-    def open(cls, path: str | Path) -> Trace:
+    def open(cls, path: str | Path, tokens: tuple[int, ...] = ()) -> Trace:
+        """Map a trace file. ``tokens`` stand in for the metadata of a file that has none."""
         path = Path(path)
         header, start = _read_header(path)
         metadata = header.pop("__metadata__", {})
-        info = _parse_info(path, metadata.get(KEY) if isinstance(metadata, dict) else None)
+        text = metadata.get(KEY) if isinstance(metadata, dict) else None
+        info = (
+            Info(tokens, tuple(range(len(tokens))), len(tokens)) if text is None and tokens else _parse_info(path, text)
+        )
+        whole = np.memmap(path, np.uint8, "r")  # one for all taps: every map keeps a file descriptor
         arrays: dict[str, Array] = {}
         dtypes: dict[str, str] = {}
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
-            if entry["dtype"] not in DTYPES:
-                raise UserError(f"{path}: {name} has type {entry['dtype']}; a trace holds {', '.join(DTYPES)}")
-            dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
-            offset = start + entry["data_offsets"][0]
-            empty = 0 in shape
-            arrays[name] = np.zeros(shape, dtype) if empty else np.memmap(path, dtype, "r", offset, shape)
-            dtypes[name] = entry["dtype"]
+            if _is_readable(path, name, entry["dtype"], entry["shape"]):
+                first, last = entry["data_offsets"]
+                values = whole[start + first : start + last].view(DTYPES[entry["dtype"]])
+                arrays[name], dtypes[name] = values.reshape(entry["shape"]), entry["dtype"]
         return cls(info, arrays, dtypes, path)
 
 
@@ -197,48 +215,137 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
         raise UserError(f"{path}: no such trace")
     if path.is_dir():
         raise UserError(f"{path}: is a directory; give the .safetensors trace in it")
+    if not path.is_file():
+        raise UserError(f"{path}: is not a regular file; a trace is mapped into memory")
     try:
         with safe_open(str(path), "np"):
             pass
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(size))
-    except (SafetensorError, OSError, ValueError) as error:
+            header = json.loads(file.read(size), object_pairs_hook=_without_twins)
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: not a readable trace ({reason[:120]}); write it as .safetensors") from None
     return header, 8 + size
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; two entries of one name are two answers to one question."""
+    names = [name for name, _ in pairs]
+    twins = [name for name, count in Counter(names).items() if count > 1]
+    if twins:
+        raise ValueError(f"two entries are called {twins[0]}")
+    return dict(pairs)
+
+
+def _is_readable(path: Path, name: str, dtype: str, shape: list[int]) -> bool:
+    """Whether an entry holds values: a tap must, or UserError is raised; what is no tap is left out if it does not."""
+    tap = taps.parse(name)
+    if tap is None:
+        return dtype in DTYPES and 0 not in shape and len(shape) <= MAX_AXES
+    if dtype not in DTYPES:
+        raise UserError(f"{path}: {name} has type {dtype}; a trace holds {', '.join(DTYPES)}")
+    if 0 in shape or not tap.row_axis < len(shape) <= MAX_AXES:
+        raise UserError(f"{path}: {name} has shape {shape}; its axes are {', '.join(tap.kind.axes)}")
+    return True
 
 
 def _parse_info(path: Path, text: Any) -> Info:
     if not isinstance(text, str):
         raise UserError(f"{path}: no {KEY!r} entry in __metadata__; it must hold the token ids (captures/README.md)")
     try:
-        data = json.loads(text)
-    except ValueError as error:
+        data = json.loads(text, object_pairs_hook=_without_twins)
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: the {KEY!r} metadata is not JSON ({error})") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else data
-        raise UserError(f"{path}: schema is {found!r}; this version reads {SCHEMA!r}")
-    tokens = _whole_numbers(path, "tokens", data.get("tokens"))
+        raise UserError(f"{path}: schema is {_brief(found)}; this version reads {SCHEMA!r}")
+    data = _without_nulls(data)
+    _check_kinds(path, data)
+    tokens = tuple(data.get("tokens", ()))
     if not tokens:
         raise UserError(f"{path}: the trace has no tokens")
-    positions = _whole_numbers(path, "positions", data.get("positions") or list(range(len(tokens))))
+    positions = tuple(data.get("positions", range(len(tokens))))
     if len(positions) != len(tokens):
         raise UserError(f"{path}: {len(positions)} positions for {len(tokens)} tokens")
-    producer, model = data.get("producer") or {}, data.get("model") or {}
-    n_prefill = data.get("n_prefill") or len(tokens)
-    valid = isinstance(producer, dict) and isinstance(model, dict) and isinstance(n_prefill, int)
-    if not valid or not 0 < n_prefill <= len(tokens):
-        raise UserError(f"{path}: producer, model or n_prefill in the metadata is not what captures/README.md says")
-    prompt = data.get("prompt")
-    return Info(tokens, positions, n_prefill, prompt if isinstance(prompt, str) else None, producer, model)
+    n_prefill = data.get("n_prefill", len(tokens))
+    if not 0 < n_prefill <= len(tokens):
+        raise UserError(f"{path}: n_prefill = {n_prefill} for {len(tokens)} tokens; it must be 1 to {len(tokens)}")
+    return Info(tokens, positions, n_prefill, data.get("prompt"), data.get("producer", {}), data.get("model", {}))
 
 
-def _whole_numbers(path: Path, key: str, value: Any) -> tuple[int, ...]:
-    good = isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in value)
-    if not good:
-        raise UserError(f"{path}: {key} in the metadata must be a list of whole numbers")
-    return tuple(value)
+def _check_kinds(path: Path, data: dict[str, Any]) -> None:
+    for place, (fits, words) in _KINDS.items():
+        value: Any = data
+        for key in place.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None and not fits(value):
+            raise UserError(f"{path}: {place} in the metadata is {_brief(value)}; it must be {words}")
+
+
+def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
+    """Null says no more than a missing key: left out, also within objects one level down."""
+    kept = {key: value for key, value in data.items() if value is not None}
+    return {
+        key: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+        for key, value in kept.items()
+    }
+
+
+def _brief(value: Any) -> str:
+    """The beginning of a value."""
+    text = repr(value) if _is_shallow(value, MAX_DEPTH) else "nested too deep"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int  # True is none
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < MAX_ID for item in value)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict) and _is_shallow(value, MAX_DEPTH)
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_is_shallow(item, levels - 1) for item in inner)
+
+
+# What the metadata may say, by place: how it is tested, and in words. Anything else is kept as it comes.
+_KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "tokens": (_are_ids, "a list of whole numbers"),
+    "positions": (_are_ids, "a list of whole numbers"),
+    "n_prefill": (_is_count, "a whole number"),
+    "prompt": (_is_text, "text"),
+    "model": (_is_object, "an object"),
+    "model.sha256": (_is_text, "text"),
+    "model.architecture": (_is_text, "text"),
+    "model.file": (_is_text, "text"),
+    "producer": (_is_object, "an object"),
+    "producer.name": (_is_text, "text"),
+    "producer.version": (_is_text, "text"),
+    "producer.settings": (_is_object, "an object"),
+    "producer.settings.type_k": (_is_text, "text"),
+    "producer.settings.type_v": (_is_text, "text"),
+    "producer.settings.flash_attn": (_is_flag, "true or false"),
+    "producer.weights_read": (_are_texts, "a list of names"),
+}
 
 
 def _widened(bits: Array) -> Array:

@@ -1,18 +1,35 @@
-"""Where a candidate comes from: every source ends in the same trace."""
+"""Where a candidate comes from. Every source, one module each, registers itself and ends in the same trace."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llamadiff.errors import UserError
-from llamadiff.trace import Trace
+
+if TYPE_CHECKING:
+    from llamadiff.candidates.source import Context
+    from llamadiff.trace import Trace
 
 
-def resolve(spec: str) -> Trace:
-    """The trace that a ``--candidate`` names. Raises UserError if it names none."""
-    path = Path(spec)
-    if path.suffix == ".safetensors" or path.is_file():
-        return Trace.open(path)
+def resolve(spec: str, context: Context) -> Trace:
+    """The trace that a ``--candidate`` stands for. Raises UserError if it stands for none."""
+    from llamadiff.candidates import command, dump, file
+    from llamadiff.candidates.source import SOURCES
+
+    del command, dump, file  # imported for their registration
+    for source in SOURCES:
+        if source.matches(spec):
+            return source.load(spec, context)
     raise UserError(
-        f"--candidate {spec}: no such trace; give a .safetensors file (captures/README.md says what is in it)"
+        f"--candidate {spec}: no such trace or dump; give a .safetensors trace, a directory of arrays, "
+        'or "cmd: ./engine --tokens {tokens} --dump {out}"'
     )
+
+
+def tokens_of(spec: str) -> tuple[int, ...]:
+    """The token ids that a candidate states before it is loaded; none if it does not."""
+    from pathlib import Path
+
+    from llamadiff.candidates import dump, file
+
+    return file.tokens_of(spec) if Path(spec).is_file() else dump.tokens_of(spec)

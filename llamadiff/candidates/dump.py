@@ -128,7 +128,7 @@ def _sidecar(path: Path, size: int) -> tuple[int, ...]:
         shape = json.loads(sidecar.read_text())["shape"]
         shape = tuple(int(n) for n in shape)
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{sidecar}: expected {{\"shape\": [tokens, ...]}}") from None
+        raise UserError(f'{sidecar}: expected {{"shape": [tokens, ...]}}') from None
     if int(np.prod(shape)) != size or any(n < 0 for n in shape):
         raise UserError(f"{path}: {size} values, but {sidecar.name} states the shape {list(shape)}")
     return shape

@@ -80,11 +80,13 @@ def _entry(path: Path, word: str, table: Any) -> Entry:
         near = get_close_matches(word, list(taps.BY_WORD), 1)
         raise UserError(f"{where} is no tap{f'; did you mean [{near[0]}]?' if near else ''}")
     if not isinstance(table, dict) or not isinstance(table.get("name"), str) or set(table) - {"name", "axes", "done"}:
-        raise UserError(f"{where} needs name = \"...\" and may have axes = \"...\" and done = [...]; nothing else")
+        raise UserError(f'{where} needs name = "..." and may have axes = "..." and done = [...]; nothing else')
     if taps.BY_WORD[word].layered and "{i}" not in table["name"]:
         raise UserError(f"{where} name = {table['name']!r} has no {{i}} for the layer's number")
     axes = table.get("axes")
-    return Entry(word, table["name"], None if axes is None else _axes(where, word, axes), _done(where, table.get("done", [])))
+    return Entry(
+        word, table["name"], None if axes is None else _axes(where, word, axes), _done(where, table.get("done", []))
+    )
 
 
 def _axes(where: str, word: str, text: Any) -> tuple[str, ...]:
@@ -93,7 +95,9 @@ def _axes(where: str, word: str, text: Any) -> tuple[str, ...]:
     stated = [part for axis in axes for part in axis.split("*") if part != "batch"]
     renamed = {"head" if part == "kv_head" else part for part in own}
     if sorted(stated) not in (sorted(own), sorted(renamed)):
-        raise UserError(f"{where} axes = {text!r}: a {word} has the axes {' '.join(taps.BY_WORD[word].axes)} (and perhaps batch)")
+        raise UserError(
+            f"{where} axes = {text!r}: a {word} has the axes {' '.join(taps.BY_WORD[word].axes)} (and perhaps batch)"
+        )
     return axes
 
 
@@ -169,7 +173,7 @@ def _one_copy(array: Array, tap: taps.Tap, model: Model) -> Array:
     heads, kv_heads = model.sizes["head"], model.sizes["kv_head"]
     split = array.reshape(array.shape[0], kv_heads, heads // kv_heads, -1)
     if not np.array_equal(split, np.broadcast_to(split[:, :, :1], split.shape), equal_nan=True):
-        raise UserError(f"{tap.name}: done = [\"repeated\"], but the {heads // kv_heads} copies of a head differ")
+        raise UserError(f'{tap.name}: done = ["repeated"], but the {heads // kv_heads} copies of a head differ')
     own = taps.shape_of(tap, array.shape[0], model.sizes)
     return np.ascontiguousarray(split[:, :, 0]).reshape(own)
 
@@ -185,7 +189,7 @@ def _misfit(have: Sequence[int], want: Sequence[int], tap: taps.Tap, entry: Entr
     axes = " ".join(entry.axes or tap.kind.axes)
     text = f"{entry.names(tap.layer)} has shape {list(have)}; {tap.name} needs {list(want)} ({axes})"
     proposal = _proposal(have, tap, sizes)
-    return f"{text}; in the map, [{tap.kind.word}] axes = \"{proposal}\" would fit" if proposal else text
+    return f'{text}; in the map, [{tap.kind.word}] axes = "{proposal}" would fit' if proposal else text
 
 
 def _proposal(have: Sequence[int], tap: taps.Tap, sizes: Mapping[str, int]) -> str | None:

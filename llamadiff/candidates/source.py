@@ -29,6 +29,11 @@ class Context:
     timeout: float = 600.0
     progress: Callable[[str], None] = lambda _: None
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether names and layouts are the taps' own."""
+        return self.mapping == layout.identity_map()
+
 
 class Source(Protocol):
     """One way to get a candidate."""
@@ -62,7 +67,9 @@ class Piece:
     indices: Array | None = None
 
 
-def assemble(pieces: Iterable[Piece], context: Context, producer: Mapping[str, Any], tokens: tuple[int, ...] = ()) -> Trace:
+def assemble(
+    pieces: Iterable[Piece], context: Context, producer: Mapping[str, Any], tokens: tuple[int, ...] = ()
+) -> Trace:
     """Named tensors as a trace: names mapped, axes ordered, treatments undone, partial ones marked.
 
     Names that no map entry has are kept as extras (named in the report). Raises UserError for a shape that
@@ -95,7 +102,9 @@ def assemble(pieces: Iterable[Piece], context: Context, producer: Mapping[str, A
     return Trace(info, arrays, dict.fromkeys(arrays, "F32"), known=known)
 
 
-def _placed(piece: Piece, tap: taps.Tap, entry: layout.Entry, model: Model, n_tokens: int) -> tuple[Array, Array | None]:
+def _placed(
+    piece: Piece, tap: taps.Tap, entry: layout.Entry, model: Model, n_tokens: int
+) -> tuple[Array, Array | None]:
     """A tensor in the tap's shape, and which of its values are known (None: all)."""
     if piece.row is None and piece.indices is None:
         return layout.fitted(piece.array, tap, entry, model, n_tokens), None
@@ -103,7 +112,9 @@ def _placed(piece: Piece, tap: taps.Tap, entry: layout.Entry, model: Model, n_to
     values, mask = np.zeros(shape, np.float32), np.zeros(shape, bool)
     if piece.row is not None:
         if tap.row_axis != 0 or not -n_tokens <= piece.row < n_tokens:
-            raise UserError(f"{piece.name}@{piece.row}: there are {n_tokens} tokens, 0 to {n_tokens - 1} (-1 is the last)")
+            raise UserError(
+                f"{piece.name}@{piece.row}: there are {n_tokens} tokens, 0 to {n_tokens - 1} (-1 is the last)"
+            )
         values, mask = values[piece.row], mask[piece.row]
     indices = np.arange(piece.array.size) if piece.indices is None else piece.indices
     if indices.size and (indices.max() >= values.size or indices.min() < 0):
@@ -121,5 +132,9 @@ def _nothing_known(extras: list[Piece], context: Context, n_tokens: int) -> str:
         return "the candidate holds no tensors; llamadiff taps MODEL lists what to write"
     first = extras[0]
     line = layout.propose_name(first.name, first.array.shape, context.model, n_tokens)
-    hint = f"; a line for --map: {line}" if line else "; llamadiff taps MODEL lists the names, and --map FILE.toml translates them"
+    hint = (
+        f"; a line for --map: {line}"
+        if line
+        else "; llamadiff taps MODEL lists the names, and --map FILE.toml translates them"
+    )
     return f"none of the candidate's {len(extras)} tensors has a name that is known (the first is {first.name}){hint}"

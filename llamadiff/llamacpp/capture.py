@@ -7,17 +7,18 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from llamadiff import child as process
 from llamadiff.errors import UserError
 from llamadiff.llamacpp.request import Request
-from llamadiff.trace import Trace, temporary_name
+from llamadiff.output import check_target, temporary_name
+from llamadiff.trace import Trace
 
 Progress = Callable[[str], None]
 
@@ -25,6 +26,7 @@ Progress = Callable[[str], None]
 def capture(request: Request, progress: Progress = lambda _: None) -> Trace:
     """Run llama.cpp on a request with an ``output`` and open the trace it wrote. Raises UserError."""
     assert request.output is not None
+    check_target(Path(request.output))
     _ask(request, progress)
     return Trace.open(request.output)
 
@@ -49,17 +51,8 @@ def probe() -> Facts:
     return Facts(answers["version"], answers["build"], answers["layout"])
 
 
-def require_llama_cpp() -> None:
-    """Raise UserError if llama-cpp-python is not installed."""
-    if find_spec("llama_cpp") is None:
-        raise UserError(
-            "llama-cpp-python is not installed, so there is no baseline: pip install llama-cpp-python==0.3.36"
-        )
-
-
 def _ask(request: Request, progress: Progress) -> dict[str, Any]:
-    require_llama_cpp()
-    command = [sys.executable, "-m", "llamadiff.llamacpp.worker"]
+    command = process.command("llamadiff.llamacpp.serve")
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
@@ -68,22 +61,25 @@ def _ask(request: Request, progress: Progress) -> dict[str, Any]:
             _end(child, request)
         log.seek(0)
         noise = log.read().decode("utf-8", "replace")
-    about = f"{request.model}: " if request.model else ""
     if "error" in answers:
-        raise UserError(about + _with_log(answers["error"], noise))
+        raise UserError(_with_log(answers["error"], noise))
     if "done" not in answers:
+        about = f"{request.model}: " if request.model else ""
         raise UserError(about + _with_log(_obituary(child.returncode, request), noise))
     return answers
 
 
 def _converse(child: subprocess.Popen[str], request: Request, progress: Progress) -> dict[str, Any]:
-    """Send the request, then merge the answers until the child closes its side."""
+    """Send the request, then merge the answers until the child closes its side.
+
+    Its standard input stays open: that it ends is how the child learns that this process is gone.
+    """
     assert child.stdin is not None
     assert child.stdout is not None
     answers: dict[str, Any] = {}
     try:
         child.stdin.write(json.dumps(request.to_json()) + "\n")
-        child.stdin.close()
+        child.stdin.flush()
         for line in child.stdout:
             answer = json.loads(line)
             if "phase" in answer:
@@ -100,8 +96,13 @@ def _end(child: subprocess.Popen[str], request: Request) -> None:
     if child.poll() is None:
         child.kill()
         child.wait()
+    for stream in (child.stdin, child.stdout):
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()
     if request.output is not None:
-        temporary_name(Path(request.output), child.pid).unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary_name(Path(request.output), child.pid).unlink()
 
 
 def _obituary(code: int, request: Request) -> str:
@@ -130,5 +131,12 @@ def _without_folders(line: str) -> str:
 
 
 def scratch_directory() -> tempfile.TemporaryDirectory[str]:
-    """A directory for traces nobody asked to keep, gone at the end."""
-    return tempfile.TemporaryDirectory(prefix="llamadiff-", dir=os.environ.get("TMPDIR"))
+    """A directory for traces nobody asked to keep, gone at the end. Raises UserError if it cannot be made."""
+    place = os.environ.get("TMPDIR") or None
+    try:
+        return tempfile.TemporaryDirectory(prefix="llamadiff-", dir=place)
+    except OSError as error:
+        raise UserError(
+            f"{place or 'the temporary directory'}: cannot be written ({error.strerror}); "
+            "set TMPDIR to a directory with room for the trace"
+        ) from None

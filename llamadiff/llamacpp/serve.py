@@ -78,9 +78,7 @@ def _import_llama_cpp() -> None:
     except ModuleNotFoundError as error:
         if error.name != "llama_cpp":
             raise _unloadable(error) from None
-        raise UserError(
-            f"llama-cpp-python is not installed, so there is no baseline: pip install {INSTALL}"
-        ) from None
+        raise UserError(f"llama-cpp-python is not installed, so there is no baseline: pip install {INSTALL}") from None
     except Exception as error:  # a library that does not fit this machine fails in many ways
         raise _unloadable(error) from None
 

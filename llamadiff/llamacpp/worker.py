@@ -1,17 +1,10 @@
-"""The child process: runs llama.cpp on one request and writes the trace. ``python -m llamadiff.llamacpp.worker``.
-
-The request is one JSON line on standard input; answers are JSON lines on standard output (llama.cpp's own
-output is sent to standard error). It may die: llama.cpp aborts on some files. The parent says so.
-"""
+"""Runs llama.cpp on one request and writes the trace, in the child process (serve.py)."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,35 +18,14 @@ from llamadiff.hashing import file_sha256
 from llamadiff.llamacpp.ggml import Ggml, Node, Tensor
 from llamadiff.llamacpp.names import tap_name
 from llamadiff.llamacpp.request import KV_TYPES, Request
+from llamadiff.llamacpp.serve import Say
 from llamadiff.trace import Info, TraceWriter
 
 Array = NDArray[Any]
-Say = Callable[..., None]
 
 WEIGHT_ENDINGS = (".weight", ".bias", ".scale")
 LOG_ERROR = 4  # GGML_LOG_LEVEL_ERROR
 SMALL_MODEL = 64 << 20  # bytes: below, waking a second thread for every op costs more than it saves
-
-
-def main() -> None:
-    """Serve one request."""
-    say = _only_voice()
-    request = Request.from_json(json.loads(sys.stdin.readline()))
-    try:
-        run(request, say)
-    except UserError as error:
-        say(error=str(error))
-
-
-def _only_voice() -> Say:
-    """Keep standard output for answers; whatever C code prints there goes to standard error."""
-    voice = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-
-    def say(**answer: Any) -> None:
-        voice.write(json.dumps(answer) + "\n")
-
-    return say
 
 
 def run(request: Request, say: Say) -> None:
@@ -101,9 +73,9 @@ def _load(request: Request) -> Any:
     params.n_gpu_layers = request.settings.gpu_layers
     params.use_extra_bufts = request.settings.repack
     params.vocab_only = request.output is None
-    model = llama_cpp.llama_model_load_from_file(request.model.encode(), params)
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(request.model), params)
     if not model:
-        raise UserError("llama.cpp cannot load the model")
+        raise UserError(f"{request.model}: llama.cpp cannot load the model")
     return model
 
 
@@ -111,13 +83,16 @@ def _tokenize(model: Any, request: Request) -> list[int]:
     assert request.text is not None
     vocabulary = llama_cpp.llama_model_get_vocab(model)
     if llama_cpp.llama_vocab_type(vocabulary) == 0:  # LLAMA_VOCAB_TYPE_NONE
-        raise UserError("the file has no tokenizer; give token ids with --tokens")
+        raise UserError(f"{request.model}: the file has no tokenizer; give token ids with --tokens 1,2,3")
     text = request.text.encode()
     room = len(text) + 16
     buffer = (llama_cpp.llama_token * room)()
     count = llama_cpp.llama_tokenize(vocabulary, text, len(text), buffer, room, request.add_special, True)
     if count <= 0:
-        raise UserError(f"llama.cpp's tokenizer gave no tokens for the prompt (code {count}); give ids with --tokens")
+        raise UserError(
+            f"{request.model}: llama.cpp's tokenizer gave no tokens for the prompt (code {count}); "
+            "give token ids with --tokens 1,2,3"
+        )
     return list(buffer[:count])
 
 
@@ -141,10 +116,16 @@ class Capture:
     def _check_sizes(self) -> None:
         limit = llama_cpp.llama_model_n_ctx_train(self.model)
         if self.total > limit:
-            raise UserError(f"{self.total} tokens (with --n-predict) are more than the model's context of {limit}")
+            raise UserError(
+                f"{self.request.model}: {self.total} tokens (with --n-predict) are more than the model's context "
+                f"of {limit}; give fewer"
+            )
         for token in self.tokens:
             if not 0 <= token < self.n_vocab:
-                raise UserError(f"token id {token} is out of range: the vocabulary has {self.n_vocab} entries")
+                raise UserError(
+                    f"{self.request.model}: token id {token} is out of range: the vocabulary has {self.n_vocab} "
+                    f"entries, 0 to {self.n_vocab - 1}"
+                )
 
     def run(self, say: Say) -> None:
         """Prefill, then greedy decode steps of one token each; then complete the trace."""
@@ -176,7 +157,7 @@ class Capture:
         params.cb_eval = self.callback
         context = llama_cpp.llama_init_from_model(self.model, params)
         if not context:
-            raise UserError("llama.cpp cannot make a context with these settings")
+            raise UserError(f"{self.request.model}: llama.cpp cannot make a context with these settings")
         return context
 
     def _decode(self, context: Any, tokens: list[int], start: int) -> None:
@@ -191,7 +172,7 @@ class Capture:
         if self.failure is not None:
             raise self.failure
         if code != 0:
-            raise UserError(f"llama_decode failed with code {code}")
+            raise UserError(f"{self.request.model}: llama_decode failed with code {code}")
 
     def _greedy(self, context: Any) -> int:
         logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context, -1), (self.n_vocab,))
@@ -275,7 +256,3 @@ def build_version() -> str:
 def build_flags() -> str:
     """llama.cpp's own line of compiled-in CPU features and backends."""
     return str(llama_cpp.llama_print_system_info().decode()).strip()
-
-
-if __name__ == "__main__":
-    main()

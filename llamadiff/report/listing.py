@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llamadiff.report.terminal import make_console
 from rich.table import Table
 from rich.text import Text
 
 from llamadiff import taps
 from llamadiff.doctor import Check
 from llamadiff.model import Model
+from llamadiff.report.terminal import make_console
 from llamadiff.report.text import shown
 
 

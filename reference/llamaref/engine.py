@@ -14,6 +14,7 @@ from llamaref import ops
 from llamaref.config import Config, Rope
 from llamaref.errors import ModelError
 from llamaref.models import ARCHITECTURES
+from llamaref.shapes import check_shapes
 from llamaref.weights import Weights
 
 Array = NDArray[Any]
@@ -111,6 +112,7 @@ class Engine:
         if "token_embd.weight" not in self.w:
             raise ModelError("no token_embd.weight: the file holds a vocabulary or an adapter, not a language model")
         self.config = Config.from_metadata(self.w.fields)
+        check_shapes(self.config, self.w)
         self.architecture = ARCHITECTURES[self.config.architecture]
         self.ops = maths
         self._vectors: dict[str, Array] = {}
@@ -182,7 +184,10 @@ class Engine:
         """Each token's chosen experts' products: x [b, t, 1 or used, in], chosen [b, t, used] -> [b, t, used, out]."""
         kind = self.w.type(f"{name}.weight")
         x, chosen, *sums = tap.operands(kind, np.broadcast_to(x, (*chosen.shape, x.shape[-1])), chosen)
-        out = np.empty((*chosen.shape, self.w.shape(f"{name}.weight")[1]), x.dtype)
+        n_expert, n_out, _ = self.w.shape(f"{name}.weight")
+        if chosen.size and not 0 <= chosen.min() <= chosen.max() < n_expert:
+            raise ModelError(f"{name}: experts {chosen.min()} to {chosen.max()} were chosen; there are {n_expert}")
+        out = np.empty((*chosen.shape, n_out), x.dtype)
         for expert in np.unique(chosen):
             mine = chosen == expert  # [b, t, used]
             out[mine] = self.w.product(f"{name}.weight", x[mine], *(part[mine] for part in sums), expert=int(expert))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from numpy.typing import NDArray
 from llamaref.errors import ModelError
 
 Array = NDArray[Any]
+MAX_ENTRIES = 1 << 16  # metadata keys, and tensors: real files have hundreds
+MAX_ARRAY = 1 << 21  # values of one metadata array: real vocabularies have a quarter of a million
 BLOCK_WEIGHTS = 1 << 19  # 2 MiB of float32: what stays in a core's cache while it is multiplied
 
 
@@ -28,9 +32,10 @@ class Weights:
     def __init__(self, path: str | Path, dtype: type[np.floating[Any]] = np.float32, threads: int = 0) -> None:
         self.dtype = dtype
         self.read: set[str] = set()
-        self._pool = ThreadPoolExecutor(threads or os.cpu_count() or 1)
+        # A model may overflow: that is for the caller to see in the values, not on standard error.
+        self._pool = ThreadPoolExecutor(threads or os.cpu_count() or 1, initializer=partial(np.seterr, all="ignore"))
         reader = open_gguf(path)
-        self.fields = {name: field.contents() for name, field in reader.fields.items()}
+        self.fields = {name: _contents(path, name, field) for name, field in reader.fields.items()}
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
 
     def __contains__(self, name: str) -> bool:
@@ -110,18 +115,55 @@ def open_gguf(path: str | Path) -> gguf.GGUFReader:
         raise ModelError(f"{path}: no such file")
     if path.is_dir():
         raise ModelError(f"{path}: is a directory; give the .gguf file in it")
+    if not path.is_file():
+        raise ModelError(f"{path}: is not a regular file; a model is mapped into memory")
     try:
         with path.open("rb") as file:
-            magic = file.read(4)
+            head = file.read(24)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
-    if magic != b"GGUF":
-        raise ModelError(f"{path}: not a GGUF file (it starts with {magic!r}, not b'GGUF')")
+    if head[:4] != b"GGUF":
+        raise ModelError(f"{path}: not a GGUF file (it starts with {head[:4]!r}, not b'GGUF')")
     try:
-        return gguf.GGUFReader(path)
+        _check_head(head)
+        return _Reader(path)
     except Exception as error:  # gguf-py raises many kinds on a damaged file
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(f"{path}: damaged or truncated GGUF file ({reason[:120]})") from None
+        raise ModelError(f"{path}: damaged or truncated GGUF file ({reason[:200]})") from None
+
+
+def _check_head(head: bytes) -> None:
+    """Refuse counts that no file means, before anything is counted up to them."""
+    if len(head) < 24:
+        raise ValueError(f"it ends at byte {len(head)}, within its header")
+    tensors, keys = struct.unpack("<QQ", head[8:])
+    if max(tensors, keys) > MAX_ENTRIES:
+        raise ValueError(f"it claims {tensors} tensors and {keys} metadata keys")
+
+
+class _Reader(gguf.GGUFReader):  # type: ignore[misc]
+    """gguf-py's reader, which takes what lies beyond the end of the file for empty, and counts up to any length."""
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Array:
+        end = int(offset) + np.dtype(dtype).itemsize * int(count)
+        if end > self.data.nbytes:
+            raise ValueError(f"it ends at byte {self.data.nbytes}; what starts at byte {int(offset)} needs {end}")
+        return np.asarray(super()._get(offset, dtype, count, override_order))
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type == gguf.GGUFValueType.ARRAY:
+            length = int(self._get(orig_offs + 4, np.uint64)[0])
+            if length > MAX_ARRAY:
+                raise ValueError(f"the metadata array at byte {orig_offs} claims {length} values")
+        return super()._get_field_parts(orig_offs, raw_type)
+
+
+def _contents(path: str | Path, name: str, field: gguf.ReaderField) -> Any:
+    try:
+        return field.contents()
+    except Exception as error:  # text that is no UTF-8, most often
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"{path}: metadata key {name} cannot be read ({reason[:200]})") from None
 
 
 def _dequantized(name: str, data: Array, kind: gguf.GGMLQuantizationType) -> Array:

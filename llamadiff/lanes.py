@@ -1,0 +1,118 @@
+"""Lanes: the questions that one engine run answers, and the traces they are about.
+
+A lane is a source of values and an arithmetic. Without a source it runs free. With a trace as its source it
+takes every recorded tap from the trace, so what it computes next is judged on the inputs that the trace's own
+engine really had. All lanes share the batch axis of the engine, hence one pass over the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff import arithmetic
+from llamadiff.trace import Trace
+
+Array = NDArray[Any]
+
+F32, NATIVE, F16, BF16 = "f32", "native", "f16", "bf16"
+POLICIES = (F32, NATIVE, F16, BF16)
+JITTER = "jitter"  # float32 on recorded values that are shaken by as much as their own rounding
+ANGLES, GGML_ANGLES = "angles", "ggml angles"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A source (None: free-running) and an arithmetic policy."""
+
+    source: str | None
+    policy: str
+
+
+FREE, FREE_NATIVE = Lane(None, F32), Lane(None, NATIVE)
+
+
+@dataclass
+class Source:
+    """A trace under replay: its arithmetics, the types of its cache, and the taps it left open (unrecorded)."""
+
+    name: str
+    trace: Trace
+    policies: Sequence[str]
+    stored: Mapping[str, str]  # cache_k, cache_v -> type
+    flash_attn: bool = False
+    precision: str = F32
+    spans: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, trace: Trace, weight_types: Iterable[str], policies: Sequence[str]) -> Source:
+        """A trace with what its producer says of its settings."""
+        stored = stored_types(trace)
+        settings = trace.info.producer.get("settings")
+        flash = isinstance(settings, dict) and bool(settings.get("flash_attn"))
+        return cls(name, trace, policies_for(weight_types, stored, policies), stored, flash, _precision(trace))
+
+    @property
+    def lanes(self) -> list[Lane]:
+        policies = [*self.policies, JITTER] if self.precision != F32 else self.policies
+        return [Lane(self.name, policy) for policy in policies]
+
+    def is_whole(self, name: str) -> bool:
+        """Whether a tap was recorded in full: only such a tap can stand in for the op's result."""
+        return name in self.trace and name not in self.trace.known
+
+    def known(self, name: str, x: Array) -> Array:
+        """A tap's values with those that the trace does not have set to zero."""
+        mask = self.trace.known.get(name)
+        return x if mask is None else np.where(mask, x, x.dtype.type(0))
+
+
+def stored_types(trace: Trace) -> dict[str, str]:
+    """The types that K and V rows have in the cache of a trace's producer; float32 unless it says otherwise.
+
+    llama.cpp's flash attention casts a float32 cache to float16 (llama-graph.cpp, build_attn_mha).
+    """
+    settings = trace.info.producer.get("settings")
+    settings = settings if isinstance(settings, dict) else {}
+    types = {f"cache_{side}": str(settings.get(f"type_{side}", "F32")).upper() for side in "kv"}
+    return {side: "F16" if settings.get("flash_attn") and kind == "F32" else kind for side, kind in types.items()}
+
+
+def policies_for(kinds: Iterable[str], stored: Mapping[str, str], wanted: Sequence[str]) -> list[str]:
+    """The wanted policies that differ from one another on these weight types."""
+    kept: dict[tuple[str, ...], str] = {}
+    kinds = [*sorted(kinds), ANGLES]
+    for policy in wanted:
+        signature = tuple(rounding_type(policy, kind, stored) for kind in [*kinds, *stored])
+        kept.setdefault(signature, policy)
+    return list(kept.values())
+
+
+def rounding_type(policy: str, kind: str, stored: Mapping[str, str]) -> str:
+    """The type that activations are rounded to before a product with weights (or a cache) of type ``kind``."""
+    if kind == ANGLES:
+        return GGML_ANGLES if policy == NATIVE else "F32"
+    if policy == JITTER:
+        return "F32"
+    if policy == NATIVE:
+        to = arithmetic.PARTNER.get(stored.get(kind, kind), "F32")
+        return "F32" if kind == "cache_v" and to not in ("F16", "BF16") else to  # quantized V is dequantized
+    return policy.upper()
+
+
+def shaken(values: Array) -> Array:
+    """Values moved at random by up to half a step of the precision they are kept in."""
+    kind = arithmetic.precision(values) if values.dtype.kind == "f" else F32
+    step = {F32: 0.0, F16: 2.0**-11, BF16: 2.0**-8}[kind]
+    noise = np.random.default_rng(0).uniform(-step, step, values.shape)
+    return np.asarray(values * (1 + noise), values.dtype) if step else values
+
+
+def _precision(trace: Trace) -> str:
+    """The coarsest precision that a trace keeps a quarter of its taps in; the embedding's own does not count."""
+    kept = [arithmetic.precision(trace[name]) for name in list(trace)[1:] if trace[name].dtype.kind == "f"]
+    return next((kind for kind in (BF16, F16) if kept.count(kind) > len(kept) / 4), F32)
