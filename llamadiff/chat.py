@@ -1,15 +1,31 @@
-"""The model's own chat template, rendered. A template is code from a stranger: it runs in jinja2's sandbox."""
+"""The model's own chat template, rendered.
+
+A template is code from a stranger, and may be hostile: it runs in jinja2's sandbox, in a child process that has a limit
+of time and memory.
+"""
 
 from __future__ import annotations
 
+import json
+import resource
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from llamadiff import child
 from llamadiff.errors import UserError
-from llamadiff.model import Model
+
+if TYPE_CHECKING:
+    from llamadiff.model import Model
 
 MAX_TEMPLATE = 1 << 18  # characters
 MAX_RENDERED = 1 << 20
+SECONDS = 10  # that rendering may take
+CPU_SECONDS = 4  # of which so many at work: a busy machine makes the first longer, not the second
+MEMORY = 1 << 30  # bytes of address space
 
 
 def render(model: Model, prompt: str) -> str:
@@ -18,9 +34,6 @@ def render(model: Model, prompt: str) -> str:
     The beginning-of-text token is left out where the template writes it: tokenization adds it. Raises
     UserError if the file has no template or it cannot be rendered.
     """
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
     template = model.chat_template
     if template is None:
         raise UserError(
@@ -28,33 +41,64 @@ def render(model: Model, prompt: str) -> str:
         )
     if len(template) > MAX_TEMPLATE:
         raise UserError(f"{model.path}: the chat template has {len(template)} characters; that is not taken for real")
+    bos, eos = model.special_token("bos"), model.special_token("eos")
+    answer = _ask({"template": template, "prompt": prompt, "bos": bos, "eos": eos})
+    if "error" in answer:
+        raise UserError(f"{model.path}: the chat template {answer['error']}; leave out --chat")
+    return answer["text"].removeprefix(bos)
+
+
+def _ask(request: dict[str, str]) -> dict[str, str]:
+    """The child's answer, or what became of it."""
+    try:
+        done = subprocess.run(  # noqa: S603
+            child.command("llamadiff.chat"),
+            input=json.dumps(request).encode(),
+            capture_output=True,
+            check=False,
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"takes more than {SECONDS} s"}
+    if done.returncode == -signal.SIGXCPU:
+        return {"error": f"takes more than {CPU_SECONDS} s of computation"}
+    if done.returncode != 0:
+        return {"error": f"ends the process that renders it (code {done.returncode})"}
+    answer: dict[str, str] = json.loads(done.stdout)
+    return answer
+
+
+def main() -> None:
+    """The child: a request on standard input, an answer on standard output, both JSON."""
+    for limit, value in (
+        (resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CORE, 0),
+    ):  # fmt: skip
+        with suppress(OSError, ValueError):  # not every system has every limit
+            resource.setrlimit(limit, (value, value + 1))  # at the second of CPU time's two, the signal is SIGKILL
+    json.dump(_rendered(**json.load(sys.stdin)), sys.stdout)
+
+
+def _rendered(template: str, prompt: str, bos: str, eos: str) -> dict[str, str]:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(raise_exception=_refuse, strftime_now=_now)
     try:
-        rendered = environment.from_string(template).render(
-            messages=[{"role": "user", "content": prompt}], add_generation_prompt=True,
-            bos_token=model.special_token("bos"), eos_token=model.special_token("eos"),
-        )  # fmt: skip
-    except (
-        TemplateError,
-        UserError,
-        ArithmeticError,
-        LookupError,
-        TypeError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ) as error:
-        raise UserError(f"{model.path}: the chat template fails: {' '.join(str(error).split())[:200]}") from None
-    if len(rendered) > MAX_RENDERED:
-        raise UserError(f"{model.path}: the chat template wrote {len(rendered)} characters for one short turn")
-    bos = model.special_token("bos")
-    return rendered.removeprefix(bos) if bos else rendered
+        text = environment.from_string(template).render(
+            messages=[{"role": "user", "content": prompt}], add_generation_prompt=True, bos_token=bos, eos_token=eos
+        )
+    except MemoryError:
+        return {"error": f"takes more than {MEMORY >> 20} MiB of memory"}
+    except Exception as error:  # a stranger's code raises what it likes
+        return {"error": f"fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    if len(text) > MAX_RENDERED:
+        return {"error": f"wrote {len(text)} characters for one short turn"}
+    return {"text": text}
 
 
-def _refuse(message: Any) -> None:
+def _refuse(message: Any) -> NoReturn:
     """What templates call to reject a conversation."""
-    raise UserError(str(message))
+    raise ValueError(str(message))
 
 
 def _now(form: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llamadiff import ending
 from llamadiff.errors import UserError
+from llamadiff.llamacpp.request import KV_TYPES
+from llamadiff.output import check_text_target, encoded, write_text
 
 if TYPE_CHECKING:
     from llamadiff.comparison import Comparison
@@ -18,11 +22,34 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Says which operation of an LLM inference engine is wrong, since which layer, and why: "
     "llama.cpp and an independent NumPy engine run the same tokens, and every tap is compared.",
 )
+
+FAILING = {"wrong": {"wrong"}, "noise": {"wrong", "noise"}, "never": set[str]()}
+MAX_TOKENS_FILE = 1 << 24  # bytes
+_WHOLE_NUMBER = re.compile("[0-9]{1,10}")
+_LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
+
+
+def _one_of(*allowed: str) -> Callable[[typer.CallbackParam, str], str]:
+    """Checks an option's value while the command line is parsed, before any work; case does not count."""
+
+    def check(option: typer.CallbackParam, value: str) -> str:
+        if value.lower() not in allowed:
+            raise UserError(f"{option.opts[0]} {value}: expected one of {', '.join(allowed)}")
+        return value.lower()
+
+    return check
+
+
+def _target(value: str | None) -> str | None:
+    """Checks that a report can be written there, before any work."""
+    if value is not None and value != "-":
+        check_text_target(Path(value))
+    return value
+
 
 Model = Annotated[Path, typer.Argument(help="A .gguf file.", show_default=False)]
 Prompt = Annotated[str | None, typer.Argument(help="Text, tokenized by llama.cpp as it is (BOS as the model says).")]
@@ -42,24 +69,41 @@ Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds that a
 Taps = Annotated[list[str] | None, typer.Option("--taps", help="Only taps of this pattern, such as 'l_out-*'.")]
 Layers = Annotated[str | None, typer.Option("--layers", help="Only these layers: 3 or 0-3.")]
 Json = Annotated[
-    str | None, typer.Option("--json", help="Write the report as JSON to a file, or - for standard output.")
+    str | None,
+    typer.Option("--json", callback=_target, help="Write the report as JSON to a file, or - for standard output."),
 ]
-Csv = Annotated[Path | None, typer.Option("--csv", help="Write the table of taps as CSV.")]
+Csv = Annotated[str | None, typer.Option("--csv", callback=_target, help="Write the table of taps as CSV.")]
 Save = Annotated[Path | None, typer.Option("--save", help="Keep the traces in this directory.")]
-KvType = Annotated[str, typer.Option("--kv-type", help="Type of llama.cpp's KV cache: f32, f16, bf16, q8_0.")]
+KvType = Annotated[
+    str,
+    typer.Option(
+        "--kv-type",
+        callback=_one_of(*map(str.lower, KV_TYPES)),
+        help="Type of llama.cpp's KV cache: f32, f16, bf16, q8_0.",
+    ),
+]
 FlashAttn = Annotated[
     bool, typer.Option("--flash-attn", help="llama.cpp with flash attention (hides kq and kq_soft_max).")
 ]
-GpuLayers = Annotated[int, typer.Option("--gpu-layers", min=0, help="Layers that llama.cpp puts on the GPU.")]
+GpuLayers = Annotated[int, typer.Option("--gpu-layers", min=0, max=9999, help="Layers that llama.cpp puts on the GPU.")]
 Repack = Annotated[
     bool, typer.Option("--repack", help="llama.cpp with repacked weights (other kernels; crashes on some CPUs).")
 ]
-Threads = Annotated[int, typer.Option("--threads", min=0, help="Threads for llama.cpp and the engine; 0: all cores.")]
-Precision = Annotated[str, typer.Option("--precision", help="The engine's arithmetic: f32 or f64.")]
-Tolerance = Annotated[
-    Path | None, typer.Option("--tolerance", help="TOML file of [[rule]] entries, tried before the built-in limits.")
+Threads = Annotated[
+    int, typer.Option("--threads", min=0, max=512, help="Threads for llama.cpp and the engine; 0: all cores.")
 ]
-FailOn = Annotated[str, typer.Option("--fail-on", help="Which verdict makes the exit code 1: wrong, noise, never.")]
+Precision = Annotated[
+    str, typer.Option("--precision", callback=_one_of("f32", "f64"), help="The engine's arithmetic: f32 or f64.")
+]
+Tolerance = Annotated[
+    Path | None, typer.Option("--tolerance", help="TOML file of rules, tried before the built-in limits.")
+]
+FailOn = Annotated[
+    str,
+    typer.Option(
+        "--fail-on", callback=_one_of(*FAILING), help="Which verdict makes the exit code 1: wrong, noise, never."
+    ),
+]
 
 
 @app.command()
@@ -79,7 +123,7 @@ def compare(
             model, prompt, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
             candidate=candidate, name_map=name_map, timeout=timeout, patterns=taps or (), layers=_layer_range(layers),
             settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), rules=_rules(tolerance), save=save,
-            precision=_one_of("--precision", precision, ("f32", "f64")), progress=progress,
+            precision=precision, progress=progress,
         )  # fmt: skip
     _report(result, json, csv)
     _exit(result.verdict, fail_on)
@@ -111,7 +155,7 @@ def capture(
             settings,
         )
         trace = run(request, progress)
-    typer.echo(f"{output}: {len(trace)} taps of {len(trace.info.tokens)} tokens", err=True)
+    typer.echo(f"{_shown(output)}: {len(trace)} taps of {len(trace.info.tokens)} tokens", err=True)
 
 
 @app.command()
@@ -139,9 +183,10 @@ def check(
     from llamadiff import checking, limits
 
     results = checking.check_all(paths, model, _rules(tolerance))
-    for path, result in results:
-        typer.echo(f"{result.verdict.upper():6}  {path}: {result.summary}")
-    if json:
+    if json != "-":
+        for path, result in results:
+            typer.echo(f"{result.verdict.upper():6}  {_shown(path)}: {_shown(result.summary)}")
+    if json is not None:
         _write(json, checking.to_json(results))
     _exit(limits.worst_of([result.verdict for _, result in results]), fail_on)
 
@@ -181,10 +226,9 @@ def doctor() -> None:
 
 
 def _settings(kv_type: str, flash_attn: bool, gpu_layers: int, repack: bool, threads: int) -> Settings:
-    from llamadiff.llamacpp.request import KV_TYPES, Settings
+    from llamadiff.llamacpp.request import Settings
 
-    kind = _one_of("--kv-type", kv_type.upper(), tuple(KV_TYPES))
-    return Settings(kind, kind, flash_attn, gpu_layers, repack, threads)
+    return Settings(kv_type.upper(), kv_type.upper(), flash_attn, gpu_layers, repack, threads)
 
 
 def _rules(tolerance: Path | None) -> tuple[Rule, ...]:
@@ -193,50 +237,56 @@ def _rules(tolerance: Path | None) -> tuple[Rule, ...]:
     return limits.RULES if tolerance is None else limits.load_rules(tolerance)
 
 
-def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise UserError(f"{option} {value}: expected one of {', '.join(allowed).lower()}")
-    return value
-
-
 def _token_ids(text: str | None, file: Path | None) -> tuple[int, ...]:
     """Ids separated by commas or white space."""
     if text is not None and file is not None:
         raise UserError("give --tokens or --tokens-file, not both")
     if file is not None:
-        try:
-            text = file.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        text = _read_text(file)
     if text is None:
         return ()
+    where = "--tokens" if file is None else str(file)
     words = text.replace(",", " ").split()
     for word in words:
-        if not (word.isascii() and word.isdigit()):
-            raise UserError(f"--tokens: {word!r} is not a token id; expected whole numbers such as 1,15043,29892")
+        if not _WHOLE_NUMBER.fullmatch(word):
+            raise UserError(f'{where}: "{word[:40]}" is not a token id; expected whole numbers such as 1,15043,29892')
     if not words:
-        raise UserError("--tokens: no token ids given; expected whole numbers such as 1,15043,29892")
+        raise UserError(f"{where}: no token ids given; expected whole numbers such as 1,15043,29892")
     return tuple(int(word) for word in words)
+
+
+def _read_text(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_TOKENS_FILE + 1)
+        if len(data) > MAX_TOKENS_FILE:
+            raise UserError(f"{file}: more than {MAX_TOKENS_FILE >> 20} MiB; expected a text file of token ids")
+        return data.decode()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{file}: is not text; expected token ids such as 1,15043,29892") from None
 
 
 def _layer_range(text: str | None) -> range | None:
     if text is None:
         return None
-    first, dash, last = text.partition("-")
-    if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
+    match = _LAYERS.fullmatch(text)
+    layers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+    if not layers:
         raise UserError(f"--layers {text}: expected a layer such as 3 or a range such as 0-3")
-    return range(int(first), int(last or first) + 1)
+    return layers
 
 
-def _report(result: Comparison, json: str | None, csv: Path | None) -> None:
-    """Render to the terminal, unless JSON takes standard output."""
+def _report(result: Comparison, json: str | None, csv: str | None) -> None:
+    """Render to the terminal, unless JSON or CSV takes standard output."""
     if csv is not None:
-        _write(str(csv), result.frame().to_csv(index=False))
+        _write(csv, result.frame().to_csv(index=False))
     if json is not None:
         from llamadiff.report.json import to_json
 
         _write(json, to_json(result) + "\n")
-    if json != "-":
+    if "-" not in (json, csv):
         from llamadiff.report.terminal import make_console, render
 
         render(result, make_console())
@@ -244,20 +294,16 @@ def _report(result: Comparison, json: str | None, csv: Path | None) -> None:
 
 def _write(target: str, text: str) -> None:
     if target == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{target}: cannot be written ({error.strerror})") from None
+        sys.stdout.flush()
+        sys.stdout.buffer.write(encoded(text))
+    else:
+        write_text(Path(target), text)
 
 
 def _exit(verdict: str, fail_on: str) -> None:
-    failing = {"wrong": {"wrong"}, "noise": {"wrong", "noise"}, "never": set[str]()}
-    bad = failing[_one_of("--fail-on", fail_on, tuple(failing))]
     if verdict == "unchecked" and fail_on != "never":
         raise typer.Exit(2)
-    raise typer.Exit(1 if verdict in bad else 0)
+    raise typer.Exit(1 if verdict in FAILING[fail_on] else 0)
 
 
 def _progress() -> Any:
@@ -267,21 +313,20 @@ def _progress() -> Any:
     return progress()
 
 
-def main(run: Callable[[], Any] = app) -> None:
-    """The entry point: a user's mistake is one line on standard error and exit code 2."""
-    try:
-        run()
-    except UserError as error:
-        from llamadiff.report.text import shown
+def _shown(text: object) -> str:
+    """Foreign text on one line."""
+    from llamadiff.report.text import shown
 
-        sys.stderr.write(f"llamadiff: {shown(str(error), 2000)}\n")
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.stderr.write("llamadiff: stopped\n")
-        sys.exit(2)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(2)
+    return shown(str(text), 4000)
+
+
+def _complain(reason: str) -> None:
+    sys.stderr.write(f"llamadiff: {_shown(reason)}\n")
+
+
+def main() -> None:
+    """The entry point: a user's mistake is one line on standard error and exit code 2."""
+    sys.exit(ending.run(lambda: app(sys.argv[1:] or ["--help"], standalone_mode=False), _complain))
 
 
 if __name__ == "__main__":

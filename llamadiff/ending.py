@@ -9,8 +9,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-from llamaref import ModelError
-
 from llamadiff.errors import UserError
 
 COULD_NOT_TELL = 2
@@ -44,7 +42,7 @@ def run(command: Callable[[], Any], say: Callable[[str], None]) -> int:
 
 def reason(error: BaseException) -> str:
     """What ended a command, in words."""
-    if isinstance(error, (UserError, ModelError)):
+    if isinstance(error, UserError):
         return str(error)
     if isinstance(error, Stopped):
         return "stopped"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from llamadiff import limits, metrics, sentence, taps
 from llamadiff.comparison import Comparison, Logits, Row, compare_logits, rows_of
 from llamadiff.errors import UserError
 from llamadiff.judging import Judge
-from llamadiff.lanes import F32, NATIVE, POLICIES, Source
+from llamadiff.lanes import F32, NATIVE, POLICIES, Source, stored_types
 from llamadiff.llamacpp.capture import capture, scratch_directory
-from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.llamacpp.request import KV_TYPES, Request, Settings
 from llamadiff.model import Model, check_same_model
 from llamadiff.study import Study, lanes_of
 from llamadiff.trace import Info, Trace, TraceWriter
@@ -62,8 +62,7 @@ def compare(
     opened = open_model(model, precision, settings or Settings())
     tokens = tokens or (_stated_tokens(candidate) if candidate is not None and prompt is None else ())
     with ExitStack() as stack:
-        folder = Path(save) if save is not None else Path(stack.enter_context(scratch_directory()))
-        folder = _made(folder)
+        folder = Path(stack.enter_context(scratch_directory() if save is None else _made(Path(save))))
         request = request_for(
             opened, prompt, tokens, chat, n_predict, folder / "baseline.safetensors", patterns, layers, settings
         )
@@ -149,18 +148,20 @@ def request_for(
     layers: range | None,
     settings: Settings | None,
 ) -> Request:
-    """The capture that a user's words ask for. Raises UserError for an empty prompt or one of two kinds."""
+    """The capture that a user's words ask for. Raises UserError for words that ask for nothing, or for two things."""
     if prompt is not None and tokens:
         raise UserError("give a prompt or --tokens, not both")
     if not prompt and not tokens:
         raise UserError('the prompt is empty: give one ("Once upon a time") or token ids with --tokens 1,2,3')
+    if chat and not prompt:
+        raise UserError("--chat needs a prompt: token ids are past the chat template")
     if chat and prompt:
         from llamadiff.chat import render
 
         prompt = render(model, prompt)
-    wanted = tuple(tap.name for tap in model.taps if taps.selected(tap, patterns, layers))
-    if not wanted:
-        raise UserError(f"no tap fits {' '.join(patterns) or layers}; llamadiff taps {model.path.name} lists them")
+    if prompt is not None and not _is_unicode(prompt):
+        raise UserError("the prompt is not valid Unicode text; give it as UTF-8, or token ids with --tokens 1,2,3")
+    wanted = _wanted(model, patterns, layers)
     return Request(
         model=str(model.path), text=prompt, tokens=tuple(tokens), n_predict=n_predict, output=str(output),
         wanted=wanted, model_info={"architecture": model.architecture, "file": model.path.name},
@@ -168,6 +169,25 @@ def request_for(
     )  # fmt: skip
 
 
+def _is_unicode(text: str) -> bool:
+    """Whether text has a UTF-8 form: stray bytes of a command line, or of a template, have none."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _wanted(model: Model, patterns: Sequence[str], layers: range | None) -> tuple[str, ...]:
+    """The taps that are asked for. Raises UserError for a pattern that no tap fits, and for layers it has not."""
+    if layers is not None and not 0 <= layers.start < layers.stop <= model.n_layer:
+        raise UserError(f"--layers {layers.start}-{layers.stop - 1}: the model has layers 0 to {model.n_layer - 1}")
+    for pattern in patterns:
+        if not any(taps.selected(tap, [pattern], None) for tap in model.taps):
+            raise UserError(f"no tap fits --taps {pattern}; llamadiff taps {model.path.name} lists them")
+    wanted = tuple(tap.name for tap in model.taps if taps.selected(tap, patterns, layers))
+    if not wanted:
+        raise UserError(f"no tap of these layers fits --taps {' '.join(patterns)}")
+    return wanted
+
+
+@np.errstate(all="ignore")  # what overflows shows in the values
 def judge(
     model: Model,
     baseline: Trace,
@@ -177,7 +197,9 @@ def judge(
     progress: Progress = _silent,
 ) -> Comparison:
     """One engine pass over the baseline's tokens, and the Comparison it yields."""
+    check_runnable(model, baseline, "the baseline")
     if candidate is not None:
+        check_runnable(model, candidate, "the candidate")
         check_same_run(baseline, candidate)
         check_same_model(candidate.info.model, str(baseline.info.model.get("sha256", model.sha256)), "the candidate")
     started = time.perf_counter()
@@ -187,19 +209,19 @@ def judge(
     rows = rows_of(study.findings, model.weight_names, model.weight_types, under_test)
     verdict = limits.worst_of([row.verdict for row in rows])
     other = candidate.info.producer if candidate is not None else ENGINE_PRODUCER
-    producer = {"name": "the candidate", **other}
+    producer, named = {"name": "the candidate", **other}, {"name": "the baseline", **baseline.info.producer}
     trace = candidate if candidate is not None else baseline
     read = set(baseline.info.producer.get("weights_read", model.engine.w.read)) & set(model.tensors)
     unread = tuple(sorted(model.engine.w.read - read))
     return Comparison(
         verdict=verdict,
-        summary=sentence.summarize(verdict, rows, producer, baseline.info.producer, candidate is None, unread),
+        summary=sentence.summarize(verdict, rows, producer, named, candidate is None, unread),
         rows=rows,
         missing=tuple(tap.name for tap in model.taps if tap.name not in trace),
         model=model.describe(baseline.info.model.get("sha256")),
         tokens=model.token_texts(baseline.info.tokens),
         n_prefill=baseline.info.n_prefill,
-        baseline=baseline.info.producer,
+        baseline=named,
         candidate=producer,
         logits=_logits(baseline, candidate, engine_logits, model),
         only_baseline_read=tuple(sorted(read - model.engine.w.read)),
@@ -251,7 +273,25 @@ def _logits(baseline: Trace, candidate: Trace | None, engine: Any, model: Model)
     if name not in baseline or (candidate is not None and name not in candidate):
         return None
     other = candidate[name] if candidate is not None else engine
-    return compare_logits(baseline[name], other, model.vocabulary.text)
+    return compare_logits(_rows(baseline[name]), _rows(other), model.vocabulary.text)
+
+
+def _rows(logits: Any) -> Any:
+    """[token, vocab], however a trace nests it."""
+    return logits.reshape(len(logits), -1)
+
+
+def check_runnable(model: Model, trace: Trace, whose: str) -> None:
+    """Raise UserError if the engine cannot go through a trace: more tokens than the context, an unknown cache type."""
+    count, limit = len(trace.info.tokens), model.engine.config.n_ctx_train
+    if count > limit:
+        raise UserError(f"{whose} has {count} tokens, more than the model's context of {limit}")
+    for side, kind in stored_types(trace).items():
+        if kind not in KV_TYPES:
+            raise UserError(f"{whose} was recorded with a {side} of type {kind}; known are {', '.join(KV_TYPES)}")
+        if kind.startswith("Q") and model.engine.config.head_k % 32:
+            raise UserError(f"{whose} was recorded with a {side} of type {kind}, which heads of "
+                            f"{model.engine.config.head_k} values cannot have: its blocks are of 32")  # fmt: skip
 
 
 def check_same_run(baseline: Trace, candidate: Trace) -> None:
@@ -277,6 +317,7 @@ def _few(numbers: Sequence[int]) -> str:
     return str(list(numbers[:6]))[:-1] + (", ...]" if len(numbers) > 6 else "]")
 
 
+@np.errstate(all="ignore")
 def _drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule]) -> Comparison:
     """Two traces without a model: taps that agree match, others cannot be judged."""
     rows = []
@@ -308,7 +349,7 @@ def _drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule])
         n_prefill=baseline.info.n_prefill,
         baseline=producers[0],
         candidate=producers[1],
-        logits=compare_logits(baseline[name], candidate[name], lambda _: None) if both else None,
+        logits=compare_logits(_rows(baseline[name]), _rows(candidate[name]), lambda _: None) if both else None,
         timing={"engine_s": 0.0, "compare_s": 0.0},
         next_steps=("give --model: with the model, every op of both sides is judged on its own inputs",),
     )
@@ -330,12 +371,21 @@ def _unknown_model(info: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _made(folder: Path) -> Path:
+@contextmanager
+def _made(folder: Path) -> Iterator[str]:
+    """A directory to keep things in; if nothing comes of it, the directories that were made for it are gone again."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{folder}: cannot be made ({error.strerror})") from None
-    return folder
+    try:
+        yield str(folder)
+    except BaseException:
+        with suppress(OSError):  # not empty: something came of it
+            for path in missing:
+                path.rmdir()
+        raise
 
 
 def peak_rss_mb() -> float:

@@ -110,7 +110,7 @@ def test_bfloat16_is_widened(tmp_path):
     ("metadata", "message"),
     [
         ({"schema": SCHEMA}, "tokens"),
-        ({"tokens": [1]}, "schema is null"),
+        ({"tokens": [1]}, "schema is None"),
         ({"schema": "other/9", "tokens": [1]}, "other/9"),
         ({"schema": SCHEMA, "tokens": []}, "no tokens"),
         ({"schema": SCHEMA, "tokens": ["a"]}, "whole numbers"),

@@ -1,0 +1,341 @@
+"""Every form a candidate can come in ends in the same judgement: each injected bug, the same tap named."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faulty import BUGS, Bug
+from llamaref import Engine
+from safetensors.numpy import save_file
+
+from llamadiff import UserError
+from llamadiff.arithmetic import round_bf16
+from llamadiff.candidates import resolve
+from llamadiff.candidates.engine import record
+from llamadiff.candidates.layout import load_map
+from llamadiff.candidates.source import Context
+from llamadiff.llamacpp.capture import capture
+from llamadiff.llamacpp.request import Request
+from llamadiff.model import Model
+from llamadiff.pipeline import diff
+from llamadiff.taps import parse
+from llamadiff.trace import KEY, Trace
+
+TOKENS = (1, 17, 5, 80, 42, 9, 33)
+
+
+@pytest.fixture(scope="module")
+def baseline(small_model, tmp_path_factory):
+    traces = {}
+
+    def get(arch):
+        if arch not in traces:
+            output = tmp_path_factory.mktemp("traces") / "b.safetensors"
+            traces[arch] = capture(Request(str(small_model(arch)), tokens=TOKENS, output=str(output)))
+        return traces[arch]
+
+    return get
+
+
+def as_trace(trace, folder):
+    metadata = {KEY: json.dumps({"schema": "llamadiff.trace/1", "tokens": TOKENS})}
+    save_file({name: np.ascontiguousarray(trace[name]) for name in trace}, folder / "t.safetensors", metadata)
+    return folder / "t.safetensors"
+
+
+def as_npy(trace, folder):
+    for name in trace:
+        np.save(folder / f"{name}.npy", trace[name])
+    return folder
+
+
+def as_npz(trace, folder):
+    np.savez(folder / "t.npz", **{name: trace[name] for name in trace})
+    return folder / "t.npz"
+
+
+def as_f32(trace, folder):
+    for name in trace:
+        trace[name].astype("<f4").tofile(folder / f"{name}.f32")
+    (folder / "tokens").write_text(" ".join(map(str, TOKENS)))
+    return folder
+
+
+def as_f16(trace, folder):
+    for name in trace:
+        trace[name].astype("<f2").tofile(folder / f"{name}.f16")
+        (folder / f"{name}.json").write_text(json.dumps({"shape": trace[name].shape}))
+    return folder
+
+
+def as_bf16(trace, folder):
+    for name in trace:
+        bits = round_bf16(trace[name].astype(np.float32)).view(np.uint32) >> 16
+        bits.astype("<u2").tofile(folder / f"{name}.bf16")
+    return folder
+
+
+def as_text(trace, folder):
+    for name in trace:
+        lines = (f"[{i}] = {value:.9g}" for i, value in enumerate(trace[name].ravel()))
+        (folder / f"{name}.txt").write_text("\n".join(lines))
+    return folder
+
+
+def as_command(trace, folder):
+    as_npz(trace, folder)
+    script = "import sys, shutil; assert sys.argv[2] == '1,17,5,80,42,9,33', sys.argv; shutil.copy(sys.argv[1], sys.argv[3] + '.npz')"
+    (folder / "engine.py").write_text(script)
+    return f"cmd: {sys.executable} {folder}/engine.py {folder}/t.npz {{tokens}} {{out}}"
+
+
+FORMS = (as_trace, as_npy, as_npz, as_f32, as_f16, as_bf16, as_text, as_command)
+
+
+def judged(spec, path, baseline, mapping="llama.cpp", timeout=20.0):
+    context = Context(Model(path), TOKENS, len(TOKENS), load_map(mapping), timeout)
+    return diff(baseline, resolve(str(spec), context), path)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_each_bug_is_named_through_each_form(bug: Bug, form, small_model, baseline, tmp_path):
+    path = small_model(bug.arch)
+    result = judged(form(record(bug.build(path), TOKENS, "mine"), tmp_path), path, baseline(bug.arch))
+    words = {parse(row.tap).kind.word for row in result.wrong}
+    assert parse(result.first_divergence.tap).kind.word == bug.words[0]
+    if form in (as_f16, as_bf16):  # a wrong epsilon shows only where rows are small: elsewhere 16 bits hide it
+        assert words <= set(bug.words)
+    else:
+        assert words == set(bug.words)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "moe"])
+def test_a_right_engine_passes_in_each_form(arch, form, small_model, baseline, tmp_path):
+    path = small_model(arch)
+    result = judged(form(record(Engine(path), TOKENS, "mine"), tmp_path), path, baseline(arch))
+    assert result.verdict in ("match", "noise")
+    assert not result.missing
+
+
+def as_hf(trace, folder):
+    """Under Hugging Face's names, with a batch axis, Q and K in halves."""
+    model, arrays = "model.layers.{i}.", {}
+    names = {"Qcur_proj": "self_attn.q_proj", "Kcur_proj": "self_attn.k_proj", "Vcur_proj": "self_attn.v_proj",
+             "attn_norm": "input_layernorm", "attn_out": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj",
+             "ffn_up": "mlp.up_proj", "ffn_out": "mlp.down_proj"}  # fmt: skip
+    for name in trace:
+        tap = parse(name)
+        if tap.kind.word in names:
+            values = trace[name]
+            if tap.kind.word in ("Qcur_proj", "Kcur_proj"):
+                values = values.reshape(len(TOKENS), -1, 32, 2).swapaxes(-1, -2).reshape(values.shape)
+            arrays[model.replace("{i}", str(tap.layer)) + names[tap.kind.word]] = np.ascontiguousarray(values)[None]
+    np.savez(folder / "hf.npz", **arrays)
+    return folder / "hf.npz"
+
+
+def test_a_map_translates_names_axes_and_permutations(small_model, baseline, tmp_path):
+    path = small_model()
+    result = judged(as_hf(record(Engine(path), TOKENS, "mine"), tmp_path), path, baseline("llama"), "hf")
+    assert result.verdict in ("match", "noise")
+    assert {row.tap for row in result.rows} >= {"Qcur_proj-0", "Kcur_proj-1", "ffn_up-1"}
+    assert all(row.local.nmse < 1e-9 for row in result.rows if "proj" in row.tap)
+
+
+def test_treatments_are_undone(small_model, baseline, tmp_path):
+    path = small_model()
+    model, trace = Model(path), record(Engine(path), TOKENS, "mine")
+    weight = model.engine.w.vector("blk.0.attn_norm.weight")
+    arrays = {
+        "norm0": trace["attn_norm-0"] / weight,
+        "k0": np.repeat(trace["Kcur_rope-0"], 2, axis=1).transpose(1, 0, 2)[None],
+        "s0": trace["kq-0"] / 8,
+    }
+    np.savez(tmp_path / "t.npz", **arrays)
+    (tmp_path / "map.toml").write_text(
+        textwrap.dedent("""
+        [attn_norm]
+        name = "norm{i}"
+        done = ["unweighted"]
+        [Kcur_rope]
+        name = "k{i}"
+        axes = "batch head token dim"
+        done = ["repeated"]
+        [kq]
+        name = "s{i}"
+        done = ["scaled"]
+    """)
+    )
+    result = judged(tmp_path / "t.npz", path, baseline("llama"), str(tmp_path / "map.toml"))
+    assert [row.tap for row in result.rows] == ["attn_norm-0", "Kcur_rope-0", "kq-0"]
+    assert result.verdict in ("match", "noise")
+
+
+def test_copies_that_differ_are_no_copies(small_model, baseline, tmp_path):
+    trace = record(Engine(small_model()), TOKENS, "mine")
+    np.savez(tmp_path / "t.npz", k0=np.tile(trace["Kcur_rope-0"], (1, 2, 1)))
+    (tmp_path / "map.toml").write_text('[Kcur_rope]\nname = "k{i}"\ndone = ["repeated"]\n')
+    with pytest.raises(UserError, match="copies of a head differ"):
+        judged(tmp_path / "t.npz", small_model(), baseline("llama"), str(tmp_path / "map.toml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[Qcur]\nname = "x{i}"', r"\[Qcur\] is no tap; did you mean \[Qcur_"),
+        ('[l_out]\nname = "x"', r"no \{i\}"),
+        ("[l_out]\nfile = 3", "needs name"),
+        ('[kq]\nname = "x{i}"\naxes = "head token dim"', "a kq has the axes head query key"),
+        ('[kq]\nname = "x{i}"\ndone = ["fried"]', "'fried': known are"),
+        ("l_out =", "not TOML"),
+    ],
+)
+def test_a_map_is_checked(text, message, tmp_path):
+    (tmp_path / "map.toml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_map(str(tmp_path / "map.toml"))
+
+
+def test_a_shape_that_does_not_fit_proposes_the_line_that_does(small_model, baseline, tmp_path):
+    trace = record(Engine(small_model()), TOKENS, "mine")
+    np.save(tmp_path / "Qcur_rope-0.npy", trace["Qcur_rope-0"].transpose(1, 0, 2))
+    with pytest.raises(UserError, match=r'needs \[7, 4, 64\].*axes = "head token dim" would fit'):
+        judged(tmp_path, small_model(), baseline("llama"))
+
+
+def test_an_unknown_name_proposes_the_tap_it_looks_like(small_model, baseline, tmp_path):
+    trace = record(Engine(small_model()), TOKENS, "mine")
+    np.save(tmp_path / "layer_0_ffn_gate.npy", trace["ffn_gate-0"])
+    with pytest.raises(UserError, match=r'\[ffn_gate\] name = "layer_\{i\}_ffn_gate"'):
+        judged(tmp_path, small_model(), baseline("llama"))
+
+
+def test_extra_names_are_kept_and_not_fatal(small_model, baseline, tmp_path):
+    trace = record(Engine(small_model()), TOKENS, "mine")
+    np.save(tmp_path / "l_out-0.npy", trace["l_out-0"])
+    np.save(tmp_path / "my_own_tensor.npy", np.zeros(3))
+    result = judged(tmp_path, small_model(), baseline("llama"))
+    assert result.candidate["extra"] == ["my_own_tensor"]
+    assert len(result.missing) == 36
+
+
+def test_the_last_hidden_state_and_some_logits_are_judged(small_model, baseline, tmp_path):
+    trace = record(Engine(small_model()), TOKENS, "mine")
+    (tmp_path / "result_norm@-1.txt").write_text(
+        "\n".join(f"{i}: {v:.7g}" for i, v in enumerate(trace["result_norm"][-1]))
+    )
+    top = np.argsort(-trace["result_output"][-1])[:5]
+    (tmp_path / "result_output@-1.txt").write_text(
+        "\n".join(f"[{i}] = {trace['result_output'][-1][i]:.6f}" for i in top)
+    )
+    result = judged(tmp_path, small_model(), baseline("llama"))
+    assert result.verdict in ("match", "noise")
+    assert [row.tap for row in result.rows] == ["result_norm", "result_output"]
+    wrong = trace["result_norm"][-1] * 1.3
+    (tmp_path / "result_norm@-1.txt").write_text("\n".join(f"{i}: {v:.7g}" for i, v in enumerate(wrong)))
+    result = judged(tmp_path, small_model(), baseline("llama"))
+    assert [row.tap for row in result.wrong] == ["result_norm"]
+
+
+def test_the_first_values_of_a_tap_are_compared_alone(small_model, baseline, tmp_path):
+    trace = record(Engine(small_model()), TOKENS, "mine")
+    head = trace["attn_norm-0"].ravel()[:10]
+    (tmp_path / "attn_norm-0.txt").write_text("\n".join(map(str, head)))
+    assert judged(tmp_path, small_model(), baseline("llama")).verdict in ("match", "noise")
+    (tmp_path / "attn_norm-0.txt").write_text("\n".join(map(str, -head)))
+    assert judged(tmp_path, small_model(), baseline("llama")).verdict == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("embd.npy", b"not numpy", "not a plain .npy"),
+        ("embd.f32", b"abc", "3 bytes are no whole number of f32"),
+        ("embd.f32", b"\0" * 400, "has shape"),
+        ("embd.txt", b"0.1\nhello\n", r"embd.txt:2: 'hello' is no value"),
+        ("embd.txt", b"[99999999] = 1\n", "index 99999999 is outside"),
+        ("embd@99.txt", b"1.0\n", "there are 7 tokens"),
+        ("tokens", b"1 two 3", "expected token ids"),
+        ("nothing_known.f32", b"\0" * 12, "has a name that is known"),
+    ],
+)
+def test_dumps_are_checked(name, content, message, small_model, baseline, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    if name == "tokens":
+        np.save(tmp_path / "embd.npy", np.zeros((7, 256), np.float32))
+    with pytest.raises(UserError, match=message):
+        judged(tmp_path, small_model(), baseline("llama"))
+
+
+def test_pickles_are_refused(small_model, baseline, tmp_path):
+    np.save(tmp_path / "embd.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(UserError, match="not a plain .npy"):
+        judged(tmp_path, small_model(), baseline("llama"))
+
+
+def test_links_out_of_the_dump_are_not_followed(small_model, baseline, tmp_path):
+    (tmp_path / "dump").mkdir()
+    np.save(tmp_path / "secret.npy", np.zeros(3))
+    (tmp_path / "dump" / "embd.npy").symlink_to(tmp_path / "secret.npy")
+    with pytest.raises(UserError, match="leads out of the dump"):
+        judged(tmp_path / "dump", small_model(), baseline("llama"))
+
+
+def test_a_dump_of_other_tokens_is_refused(small_model, baseline, tmp_path):
+    as_f32(record(Engine(small_model()), TOKENS, "mine"), tmp_path)
+    (tmp_path / "tokens").write_text("1, 17, 5, 81, 42, 9, 33")
+    with pytest.raises(UserError, match=r"from token 3 on it has \[81"):
+        judged(tmp_path, small_model(), baseline("llama"))
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("cmd: {python} -c 'import sys; print(\"boom\"); sys.exit(3)' {{out}}", "exit code 3; its last words: boom"),
+        ("cmd: {python} -c 'import os; os.abort()'", "died of SIGABRT"),
+        ("cmd: {python} -c 'import time; time.sleep(60)' {{out}}", "still running after 1 s"),
+        ("cmd: {python} -c 'while True: print(\"x\" * 1000000)'", r"printed more than|still running"),
+        ("cmd: {python} -c pass {{out}}", "wrote nothing"),
+        ("cmd: {python} -c pass", "has no {out}"),
+        ("cmd: /no/such/program {{out}}", "cannot be run"),
+        ("cmd: 'unbalanced", "No closing quotation"),
+        ("cmd:", "no command"),
+    ],
+)
+def test_commands_that_fail_say_how(command, message, small_model, baseline):
+    with pytest.raises(UserError, match=message):
+        judged(command.format(python=sys.executable), small_model(), baseline("llama"), timeout=1.0)
+
+
+def test_a_command_gets_the_model_and_leaves_nothing(small_model, baseline, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    script = tmp_path.parent / "engine.py"
+    script.write_text("import sys, pathlib; assert pathlib.Path(sys.argv[1]).read_bytes()[:4] == b'GGUF'\n"
+                      "import numpy as np; np.savez(sys.argv[2] + '.npz', embd=np.zeros((7, 256), np.float32))\n")  # fmt: skip
+    result = judged(f"cmd: {sys.executable} {script} {{model}} {{out}}", small_model(), baseline("llama"))
+    assert [row.tap for row in result.wrong] == ["embd"]
+    assert not [path for path in Path(tmp_path).iterdir() if path.name.startswith("llamadiff-")]
+
+
+def test_a_candidate_that_is_nothing(small_model, baseline):
+    with pytest.raises(UserError, match="no such trace or dump"):
+        judged("/no/such/thing", small_model(), baseline("llama"))
+
+
+def test_sparse_dumps_still_name_the_layer(small_model, baseline, tmp_path):
+    class Layer1(Engine):
+        def norm(self, x, name):
+            return super().norm(x, name) * (1.2 if name == "blk.1.attn_norm" else 1)
+
+    trace = record(Layer1(small_model()), TOKENS, "mine")
+    kept = [name for name in trace if name.startswith(("embd", "l_out", "result_output"))]
+    sparse = Trace(trace.info, {name: trace[name] for name in kept}, {})
+    result = judged(as_npy(sparse, tmp_path), small_model(), baseline("llama"))
+    assert [row.tap for row in result.wrong] == ["l_out-1"]
