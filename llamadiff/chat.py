@@ -81,7 +81,9 @@ def main() -> None:
 def _rendered(template: str, prompt: str, bos: str, eos: str) -> dict[str, str]:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.globals.update(raise_exception=_refuse, strftime_now=_now)
     try:
         text = environment.from_string(template).render(

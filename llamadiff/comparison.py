@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from llamadiff import limits, metrics
 from llamadiff.judging import Finding, Local
+from llamadiff.preflight import Check
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,7 +80,10 @@ class Logits:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that one run found out; ``summary`` is the sentence."""
+    """All that one run found out; ``summary`` is the sentence.
+
+    ``preflight`` is what was looked at before the layers; ``profile`` says in words what the first error looks like.
+    """
 
     verdict: str
     summary: str
@@ -95,6 +99,8 @@ class Comparison:
     only_engine_read: tuple[str, ...] = ()
     timing: Mapping[str, float] = field(default_factory=dict)
     next_steps: tuple[str, ...] = ()
+    preflight: tuple[Check, ...] = ()
+    profile: tuple[str, ...] = ()
 
     @property
     def first_divergence(self) -> Row | None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from llamaref.config import Rope
 from numpy.typing import NDArray
 
 from llamadiff import arithmetic, limits, metrics, taps
 from llamadiff.lanes import ANGLES, F32, FREE, FREE_NATIVE, JITTER, Lane, Source, rounding_type
+from llamadiff.profile import Profile, profile, rotations
 
 Array = NDArray[Any]
+MOST = 200  # look-alikes that are compared
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Local:
     recorded: float
     per_token: tuple[float, ...]
     span: tuple[str, ...]
+    profile: Profile | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class Judge:
     positions: Array
     n_prefill: int
     mean_square_angle: float = 0.0
+    rope: Rope | None = None
+    described: set[tuple[str, str]] = field(default_factory=set)
 
     def finding(
         self, tap: taps.Tap, x: Array, recorded: Mapping[str, Array], spans: Mapping[str, tuple[str, ...]]
@@ -120,8 +126,33 @@ class Judge:
         verdict = limits.verdict(nmse, match, noise)
         worst = metrics.difference(recorded, expected[best], tap.row_axis).worst
         per_token = tuple(metrics.ratio(float(e), float(r)) for e, r in zip(per_row, reference, strict=True))
-        return Local(nmse, None if verdict == limits.WRONG else label, match, noise, verdict, worst.token, worst.index,
-                     worst.baseline, worst.candidate, per_token, span)  # fmt: skip
+        wrong = verdict == limits.WRONG
+        shape = self._profile(source, tap, recorded, expected[best], match) if wrong else None
+        return Local(nmse, None if wrong else label, match, noise, verdict, worst.token, worst.index,
+                     worst.baseline, worst.candidate, per_token, span, shape)  # fmt: skip
+
+    def _profile(self, source: Source, tap: taps.Tap, recorded: Array, expected: Array, limit: float) -> Profile | None:
+        """What the error of the first wrong tap of each kind looks like; the other layers' is most likely the same."""
+        if (source.name, tap.kind.word) in self.described or tap.name in source.trace.known:
+            return None
+        self.described.add((source.name, tap.kind.word))
+        found = profile(tap, recorded, expected, limit, self._look_alikes(source, tap, recorded.size))
+        if tap.kind.op == "ROPE" and self.rope is not None:
+            turned = rotations(recorded, expected, [int(p) for p in self.positions], self.rope)
+            found = replace(found, positions=turned)
+        return found
+
+    def _look_alikes(self, source: Source, tap: taps.Tap, size: int) -> Mapping[str, Array]:
+        """Tensors of this size that the values might be instead: the trace's own before it, the baseline's others."""
+        out: dict[str, Array] = {}
+        for trace, label in ((source.trace, "its own {}"), (self.sources["baseline"].trace, "the baseline's {}")):
+            before = True
+            for name in trace:
+                before = before and name != tap.name
+                wanted = before if trace is source.trace else name != tap.name
+                if wanted and name not in trace.known and int(np.prod(trace.shape(name))) == size and len(out) < MOST:
+                    out[label.format(name)] = trace[name]
+        return out
 
     def _best(self, errors: Sequence[Array]) -> tuple[Array, int]:
         """Each row's error under the lane that fits its phase best, and the lane of the prefill."""

@@ -64,10 +64,20 @@ class Model:
         template = self.engine.w.fields.get("tokenizer.chat_template")
         return template if isinstance(template, str) else None
 
+    def special_id(self, kind: str) -> int | None:
+        """The id of the file's bos or eos token, if it has one."""
+        index = self.engine.w.fields.get(f"tokenizer.ggml.{kind}_token_id")
+        return index if isinstance(index, int) else None
+
+    def hyper_parameter(self, key: str) -> Any:
+        """A metadata value, by its key with or without the architecture's prefix; None if the file has none."""
+        fields = self.engine.w.fields
+        return fields.get(f"{self.architecture}.{key}", fields.get(key))
+
     def special_token(self, kind: str) -> str:
         """The text of the file's bos or eos token; empty if it has none."""
-        index = self.engine.w.fields.get(f"tokenizer.ggml.{kind}_token_id")
-        return (self.vocabulary.text(index) or "") if isinstance(index, int) else ""
+        index = self.special_id(kind)
+        return (self.vocabulary.text(index) or "") if index is not None else ""
 
     @cached_property
     def sizes(self) -> dict[str, int]:

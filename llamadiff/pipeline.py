@@ -22,6 +22,8 @@ from llamadiff.lanes import F32, NATIVE, POLICIES, Source, stored_types
 from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.request import KV_TYPES, Request, Settings
 from llamadiff.model import Model, check_same_model
+from llamadiff.preflight import preflight, tokens_apart
+from llamadiff.profile import in_words
 from llamadiff.study import Study, lanes_of
 from llamadiff.trace import Info, Trace, TraceWriter
 
@@ -200,27 +202,28 @@ def judge(
     check_runnable(model, baseline, "the baseline")
     if candidate is not None:
         check_runnable(model, candidate, "the candidate")
-        check_same_run(baseline, candidate)
+        check_same_run(baseline, candidate, model)
         check_same_model(candidate.info.model, str(baseline.info.model.get("sha256", model.sha256)), "the candidate")
+    checks = preflight(model, candidate) if candidate is not None else ()
     started = time.perf_counter()
     study, engine_logits = _run(model, baseline, candidate, rules, keep, progress)
     ran = time.perf_counter()
     under_test = "baseline" if candidate is None else "candidate"
     rows = rows_of(study.findings, model.weight_names, model.weight_types, under_test)
-    verdict = limits.worst_of([row.verdict for row in rows])
+    verdict = limits.worst_of([row.verdict for row in rows] + [check.verdict for check in checks])
     other = candidate.info.producer if candidate is not None else ENGINE_PRODUCER
     producer, named = {"name": "the candidate", **other}, {"name": "the baseline", **baseline.info.producer}
     trace = candidate if candidate is not None else baseline
     read = set(baseline.info.producer.get("weights_read", model.engine.w.read)) & set(model.tensors)
-    unread = tuple(sorted(model.engine.w.read - read))
+    unread, n_prefill = tuple(sorted(model.engine.w.read - read)), _prefill(baseline, candidate)
     return Comparison(
         verdict=verdict,
-        summary=sentence.summarize(verdict, rows, producer, named, candidate is None, unread),
+        summary=sentence.summarize(verdict, rows, producer, named, candidate is None, unread, checks, n_prefill),
         rows=rows,
         missing=tuple(tap.name for tap in model.taps if tap.name not in trace),
         model=model.describe(baseline.info.model.get("sha256")),
         tokens=model.token_texts(baseline.info.tokens),
-        n_prefill=baseline.info.n_prefill,
+        n_prefill=n_prefill,
         baseline=named,
         candidate=producer,
         logits=_logits(baseline, candidate, engine_logits, model),
@@ -228,7 +231,19 @@ def judge(
         only_engine_read=unread,
         timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran},
         next_steps=sentence.next_steps(verdict, rows, producer, candidate is None),
+        preflight=checks,
+        profile=_described(rows, len(baseline.info.tokens)),
     )
+
+
+def _prefill(baseline: Trace, candidate: Trace | None) -> int:
+    """How many tokens were run in one go: by the side under test, if it says so."""
+    return min(baseline.info.n_prefill, candidate.info.n_prefill) if candidate else baseline.info.n_prefill
+
+
+def _described(rows: Sequence[Row], n_tokens: int) -> tuple[str, ...]:
+    first = next((row.local for row in rows if row.local and row.local.profile), None)
+    return tuple(in_words(first.profile, n_tokens)) if first and first.profile else ()
 
 
 def _run(
@@ -294,18 +309,11 @@ def check_runnable(model: Model, trace: Trace, whose: str) -> None:
                             f"{model.engine.config.head_k} values cannot have: its blocks are of 32")  # fmt: skip
 
 
-def check_same_run(baseline: Trace, candidate: Trace) -> None:
+def check_same_run(baseline: Trace, candidate: Trace, model: Model | None = None) -> None:
     """Raise UserError, with both values, if two traces are of other tokens, positions or models."""
     b, c = baseline.info, candidate.info
     if b.tokens != c.tokens:
-        place = next(
-            (i for i, (x, y) in enumerate(zip(b.tokens, c.tokens, strict=False)) if x != y),
-            min(len(b.tokens), len(c.tokens)),
-        )
-        raise UserError(
-            f"the candidate ran other tokens: from token {place} on it has {_few(c.tokens[place:])}, "
-            f"the baseline {_few(b.tokens[place:])} ({len(c.tokens)} and {len(b.tokens)} in all)"
-        )
+        raise UserError(tokens_apart(model, b.tokens, c.tokens))
     if b.positions != c.positions:
         raise UserError(f"the candidate ran other positions: {_few(c.positions)}, the baseline {_few(b.positions)}")
     named = b.model.get("sha256")

@@ -7,6 +7,7 @@ from typing import Any
 
 from llamadiff import limits
 from llamadiff.comparison import Row
+from llamadiff.preflight import Check
 
 ENGINE = "the reference engine"
 
@@ -23,16 +24,35 @@ def summarize(
     baseline: Mapping[str, Any],
     is_engine: bool,
     unread: Sequence[str] = (),
+    checks: Sequence[Check] = (),
+    n_prefill: int = 0,
 ) -> str:
     """One sentence: which op is wrong since which layer, or that none is and how much noise there is.
 
     ``unread`` are tensors of the file that the baseline's graph does not use and the engine does.
     """
     text = _judgement(verdict, rows, candidate, baseline, is_engine)
+    failed = [check for check in checks if check.verdict == limits.WRONG]
+    if failed:
+        text = f"before any layer, {failed[0].name}: {failed[0].found}; {text}"
+    decode = _decode_steps(rows, n_prefill)
+    text += f"; {decode}" if decode else ""
     if unread:
         more = f" and {len(unread) - 1} more of the file's tensors" if len(unread) > 1 else ""
         text += f"; {baseline.get('name')} does not read {unread[0]}{more}, which the engine uses"
     return text
+
+
+def _decode_steps(rows: Sequence[Row], n_prefill: int) -> str | None:
+    """Whether the first wrong tap is wrong in decode steps alone, and since which."""
+    first = next((row.local for row in rows if _is_wrong(row.local)), None)
+    if first is None or not 0 < n_prefill < len(first.per_token):
+        return None
+    wrong = [i for i, error in enumerate(first.per_token) if not error <= first.noise_limit]
+    if not wrong or wrong[0] < n_prefill:
+        return None
+    step = wrong[0] - n_prefill
+    return f"the prefill is right, the {'first' if step == 0 else f'{step + 1}.'} decode step is wrong"
 
 
 def _judgement(

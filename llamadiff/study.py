@@ -84,6 +84,7 @@ class Study:
     def angles(
         self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
     ) -> tuple[Array, Array]:
+        self.judge.rope = rope
         self.judge.mean_square_angle = float(np.mean(ops.rope_theta(rope, positions, factors) ** 2))
         exact, rounded = (cos, sin), arithmetic.ggml_angles(rope, positions, factors)
         chosen = [rounded if lane.policy == NATIVE else exact for lane in self.lanes]

@@ -1,7 +1,8 @@
-"""``cmd: ./engine --model {model} --tokens {tokens} --dump {out}``: the engine is run, and its dump is the candidate."""
+"""``cmd: ./engine --model {model} --tokens {tokens} --dump {out}``: the engine is run; its dump is the candidate."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -91,10 +92,8 @@ def _watch(child: subprocess.Popen[bytes], log: Path, timeout: float) -> str | N
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     """No process of the command's session survives."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     child.wait()
 
 

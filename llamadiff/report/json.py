@@ -38,6 +38,8 @@ def to_object(comparison: Comparison) -> dict[str, Any]:
         "logits": _logits(c.logits),
         "only_baseline_read": c.only_baseline_read,
         "only_engine_read": c.only_engine_read,
+        "preflight": c.preflight,
+        "profile": c.profile,
         "next_steps": c.next_steps,
         "timing": c.timing,
     }

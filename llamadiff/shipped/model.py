@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 # Every width that a matrix multiplies is a multiple of 256, the block of the K-quants.
-N_VOCAB, N_CTX, N_LAYER, N_EMBD, N_FF, N_HEAD, N_HEAD_KV = 512, 512, 3, 256, 512, 4, 2
+N_VOCAB, N_CTX, N_LAYER, N_EMBD, N_FF, N_HEAD, N_HEAD_KV = 704, 512, 3, 256, 512, 4, 2
 HEAD_DIM = N_EMBD // N_HEAD
 RMS_EPS, ROPE_BASE = 1e-5, 10000.0
 

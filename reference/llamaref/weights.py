@@ -67,6 +67,11 @@ class Weights:
         values = _dequantized(name, tensor.data[indices], tensor.tensor_type)
         return values.astype(self.dtype, copy=False)
 
+    def whole(self, name: str) -> Array:
+        """A tensor whole, float32: for comparing weights, not for running them (``read`` is not told)."""
+        tensor = self._tensor(name)
+        return _dequantized(name, tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+
     def product(self, name: str, x: Array, sums: Array | None = None, *, expert: int | None = None) -> Array:
         """x @ W.T for the matrix W = [out, in] (or one expert's): x [..., in] -> [..., out].
 

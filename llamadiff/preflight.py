@@ -1,0 +1,165 @@
+"""What must agree before any layer is looked at, in order: tokens, positions, hyper-parameters, weights.
+
+A later difference means nothing when an earlier one fails, so each has a verdict of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff import limits, metrics
+from llamadiff.model import Model
+from llamadiff.trace import Info, Trace
+
+Array = NDArray[Any]
+
+WEIGHTS = "weights/"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at before the layers: its verdict and what was found."""
+
+    name: str
+    verdict: str
+    found: str
+
+
+def preflight(model: Model, candidate: Trace) -> tuple[Check, ...]:
+    """The checks that a candidate gives occasion for. Tokens and positions were the same, or it would be refused."""
+    checks = [Check("tokens", limits.MATCH, f"{len(candidate.info.tokens)} token ids and positions are the baseline's")]
+    checks += hyper_parameters(model, candidate.info)
+    checks += weights(model, candidate)
+    return tuple(checks)
+
+
+def tokens_apart(model: Model | None, b: Sequence[int], c: Sequence[int]) -> str:
+    """Where the baseline's tokens and the candidate's part, and what explains it; for an error message."""
+    place = next((i for i, (x, y) in enumerate(zip(b, c, strict=False)) if x != y), min(len(b), len(c)))
+    text = (
+        f"the candidate ran other tokens: from token {place} on it has {_ids(model, c[place:])}, "
+        f"the baseline {_ids(model, b[place:])} ({len(c)} and {len(b)} in all)"
+    )
+    reason = _reason(model, b, c) if model is not None else None
+    return f"{text}; {reason}" if reason else text
+
+
+def _ids(model: Model | None, tokens: Sequence[int]) -> str:
+    words = [f'{token} "{model.vocabulary.text(token) or ""}"' if model else str(token) for token in tokens[:5]]
+    return f"[{', '.join(words)}{', ...' if len(tokens) > 5 else ''}]"
+
+
+def _reason(model: Model, b: Sequence[int], c: Sequence[int]) -> str | None:
+    bos = model.special_id("bos")
+    if bos is not None:
+        if (bos, *c) == tuple(b):
+            return f"the candidate lacks the beginning-of-text token {bos}"
+        if (bos, *b) == tuple(c):
+            return f"the candidate has the beginning-of-text token {bos} once more"
+    if len(c) > len(b) + 2 and _holds(c, b[1:] if bos == b[0] else b):
+        return "the baseline's tokens stand inside the candidate's: a chat template was applied there (try --chat)"
+    if len(b) > len(c) + 2 and _holds(b, c[1:] if bos == c[0] else c):
+        return "the candidate's tokens stand inside the baseline's: a chat template was applied here (leave out --chat)"
+    if len(c) == len(b) and {token - 1 for token in c} == set(b):
+        return "every id is one too large: ids count from 0"
+    return None
+
+
+def _holds(whole: Sequence[int], part: Sequence[int]) -> bool:
+    return bool(part) and any(tuple(whole[i : i + len(part)]) == tuple(part) for i in range(len(whole) - len(part) + 1))
+
+
+def hyper_parameters(model: Model, info: Info) -> Iterator[Check]:
+    """What the candidate says it runs with (producer.hyperparameters) against the file's metadata."""
+    stated = info.producer.get("hyperparameters")
+    if not isinstance(stated, Mapping):
+        return
+    wrong = []
+    for key, value in stated.items():
+        actual = model.hyper_parameter(str(key))
+        if actual is None:
+            wrong.append(f"{key} = {value}, which the file does not state")
+        elif not _same(value, actual):
+            wrong.append(f"{key} = {value}; the file says {_short(actual)}")
+    verdict = limits.WRONG if wrong else limits.MATCH
+    yield Check("hyper-parameters", verdict, "; ".join(wrong) or f"{len(stated)} stated, all as in the file")
+
+
+def _same(value: Any, actual: Any) -> bool:
+    if isinstance(value, (int, float)) and isinstance(actual, (int, float)):
+        return math.isclose(value, actual, rel_tol=1e-6)
+    return bool(value == actual)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+def weights(model: Model, candidate: Trace) -> Iterator[Check]:
+    """Dumped weights (``weights/blk.0.attn_q.weight``) against the file's, block by block."""
+    for name in candidate:
+        if not name.startswith(WEIGHTS):
+            continue
+        tensor = name.removeprefix(WEIGHTS)
+        if tensor not in model.engine.w:
+            yield Check(name, limits.UNCHECKED, "the file has no such tensor")
+            continue
+        fault = weight_fault(model, tensor, np.asarray(candidate[name], np.float32))
+        yield Check(
+            name, limits.WRONG if fault else limits.MATCH, fault or f"{model.engine.w.type(tensor)}, every block right"
+        )
+
+
+def weight_fault(model: Model, tensor: str, values: Array) -> str | None:
+    """What is wrong with a dumped weight matrix, in words; None if nothing is."""
+    shape, kind = model.engine.w.shape(tensor), model.engine.w.type(tensor)
+    size = int(np.prod(shape))
+    if values.size != size:
+        return f"{values.size} values where the file has {size} ({list(shape)})"
+    expected = model.engine.w.whole(tensor)
+    flat = values.reshape(-1)
+    if _equal(flat, expected.reshape(-1)):
+        return None
+    if len(shape) == 2 and _equal(flat, np.ascontiguousarray(expected.T).reshape(-1)):
+        return f"transposed: the file's rows are [out, in] = {list(shape)}"
+    other = _another_tensor(model, tensor, shape, flat)
+    if other is not None:
+        return f"these are the values of {other}"
+    return _blocks(kind, flat, expected.reshape(-1))
+
+
+def _equal(a: Array, b: Array) -> bool:
+    return metrics.nmse(a[None], b[None], 0) <= 1e-6
+
+
+def _another_tensor(model: Model, tensor: str, shape: tuple[int, ...], flat: Array) -> str | None:
+    for name in model.tensors:
+        if (
+            name != tensor
+            and model.engine.w.shape(name) == shape
+            and _equal(flat, model.engine.w.whole(name).reshape(-1))
+        ):
+            return name
+    return None
+
+
+def _blocks(kind: str, values: Array, expected: Array) -> str:
+    """The first wrong block, and whether all are wrong from there on."""
+    block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
+    block = block if block > 1 else 32
+    count = len(values) // block
+    a, b = (x[: count * block].reshape(count, block).astype(np.float64) for x in (values, expected))
+    error, size = ((a - b) ** 2).sum(1), (b**2).sum(1)
+    bad = ~(error <= 1e-6 * np.maximum(size, 1e-30))
+    first, wrong = int(np.argmax(bad)), int(bad.sum())
+    inside = np.flatnonzero(~np.isclose(a[first], b[first], rtol=1e-3, atol=1e-9))
+    place = int(inside[0]) if len(inside) else 0
+    where = f"the first wrong block of {block} is number {first} of {count}, from value {place} in it"
+    return f"{where}; every block from there on is wrong" if bad[first:].all() else f"{where}; {wrong} are wrong in all"
