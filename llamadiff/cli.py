@@ -203,6 +203,14 @@ def taps(
 
 
 @app.command()
+def writer(language: Annotated[str, typer.Argument(help="c, rust, js or python.")]) -> None:
+    """Print a writer of the trace file, without dependencies, to paste into an engine."""
+    from llamadiff import writers
+
+    typer.echo(writers.source(language), nl=False)
+
+
+@app.command()
 def demo() -> None:
     """Compare the shipped model, right and then with a bug in it."""
     from llamadiff import demo as shipped

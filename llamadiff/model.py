@@ -60,6 +60,11 @@ class Model:
         return {tap: self.engine.w.type(name) for tap, name in self.weight_names.items()}
 
     @property
+    def rope_pairs(self) -> bool:
+        """Whether RoPE rotates neighbours, so that the file's Q and K rows are permuted against Hugging Face's."""
+        return bool(self.engine.architecture.ROPE_PAIRS)
+
+    @property
     def chat_template(self) -> str | None:
         template = self.engine.w.fields.get("tokenizer.chat_template")
         return template if isinstance(template, str) else None

@@ -183,7 +183,7 @@ def _wanted(model: Model, patterns: Sequence[str], layers: range | None) -> tupl
     for pattern in patterns:
         if not any(taps.selected(tap, [pattern], None) for tap in model.taps):
             raise UserError(f"no tap fits --taps {pattern}; llamadiff taps {model.path.name} lists them")
-    wanted = tuple(tap.name for tap in model.taps if taps.selected(tap, patterns, layers))
+    wanted = tuple(tap.name for tap in model.taps if taps.selected(tap, patterns, layers) and not tap.kind.optional)
     if not wanted:
         raise UserError(f"no tap of these layers fits --taps {' '.join(patterns)}")
     return wanted
@@ -220,7 +220,7 @@ def judge(
         verdict=verdict,
         summary=sentence.summarize(verdict, rows, producer, named, candidate is None, unread, checks, n_prefill),
         rows=rows,
-        missing=tuple(tap.name for tap in model.taps if tap.name not in trace),
+        missing=tuple(tap.name for tap in model.taps if tap.name not in trace and not tap.kind.optional),
         model=model.describe(baseline.info.model.get("sha256")),
         tokens=model.token_texts(baseline.info.tokens),
         n_prefill=n_prefill,

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
@@ -119,7 +118,7 @@ def weights(model: Model, candidate: Trace) -> Iterator[Check]:
 
 def weight_fault(model: Model, tensor: str, values: Array) -> str | None:
     """What is wrong with a dumped weight matrix, in words; None if nothing is."""
-    shape, kind = model.engine.w.shape(tensor), model.engine.w.type(tensor)
+    shape = model.engine.w.shape(tensor)
     size = int(np.prod(shape))
     if values.size != size:
         return f"{values.size} values where the file has {size} ({list(shape)})"
@@ -132,7 +131,7 @@ def weight_fault(model: Model, tensor: str, values: Array) -> str | None:
     other = _another_tensor(model, tensor, shape, flat)
     if other is not None:
         return f"these are the values of {other}"
-    return _blocks(kind, flat, expected.reshape(-1))
+    return _blocks(model.engine.w.block_size(tensor), flat, expected.reshape(-1))
 
 
 def _equal(a: Array, b: Array) -> bool:
@@ -150,9 +149,8 @@ def _another_tensor(model: Model, tensor: str, shape: tuple[int, ...], flat: Arr
     return None
 
 
-def _blocks(kind: str, values: Array, expected: Array) -> str:
+def _blocks(block: int, values: Array, expected: Array) -> str:
     """The first wrong block, and whether all are wrong from there on."""
-    block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
     block = block if block > 1 else 32
     count = len(values) // block
     a, b = (x[: count * block].reshape(count, block).astype(np.float64) for x in (values, expected))

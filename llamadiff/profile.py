@@ -85,9 +85,9 @@ def _heads(tap: taps.Tap, bad: Array) -> tuple[int, ...] | None:
 
 
 def _growth(error: Array, size: Array) -> float | None:
-    """Correlation of each row's relative error with its position."""
+    """Correlation of each row's relative error with its position, where errors differ much; None elsewhere."""
     rows = [float(e.sum() / max(s.sum(), 1e-300)) for e, s in zip(error, size, strict=True)]
-    if len(rows) < 4 or not np.isfinite(rows).all() or np.std(rows) == 0:
+    if len(rows) < 6 or not np.isfinite(rows).all() or max(rows[1:]) < 100 * min(rows[1:]):
         return None
     return float(np.corrcoef(np.arange(len(rows)), np.log10(np.maximum(rows, 1e-30)))[0, 1])
 

@@ -16,6 +16,8 @@ _OPS = {
     "ROPE": "RoPE", "SOFT_MAX": "softmax", "ADD": "addition", "SWIGLU": "SwiGLU", "ARGSORT": "top-k", "DIV": "division",
 }  # fmt: skip
 
+_WORDS = {"kq": "attention scores", "kqv_out": "weighted sum of values"}
+
 
 def summarize(
     verdict: str,
@@ -121,7 +123,7 @@ def _possessive(name: str) -> str:
 
 
 def _place(row: Row) -> str:
-    op = _OPS.get(row.op, row.op)
+    op = _WORDS.get(row.tap.rsplit("-", 1)[0]) or _OPS.get(row.op, row.op)
     weight = f" by {row.weight}" if row.weight else ""
     if row.span:
         return f"computation of {row.span[0]} to {row.tap} (the taps between were not recorded)"

@@ -98,7 +98,7 @@ class Study:
         inputs = taps.inputs_of(tap, self.present, self.n_layer)
         opened = tuple(dict.fromkeys(name for i in inputs for name in source.spans.get(i, ())))
         if not source.is_whole(tap.name):
-            source.spans[tap.name] = (*opened, tap.name)
+            source.spans[tap.name] = opened if tap.kind.optional else (*opened, tap.name)
         return opened
 
     def _recorded(self, source: Source, tap: taps.Tap, shape: tuple[int, ...]) -> Array:

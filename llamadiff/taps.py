@@ -15,7 +15,8 @@ class Kind:
     ``inputs`` are the words it reads (``prev``: the layer's input; ``a|b``: whichever the model has).
     ``axes`` name the dimensions, outermost first. ``weight`` is the stem of the weight the op multiplies by
     (``attn_q`` for ``blk.3.attn_q.weight``). ``needs`` is the stem of a tensor without which the tap does not
-    exist, ``without`` one with which it does not. ``key`` marks the dozen that an engine should write first.
+    exist, ``without`` one with which it does not. ``key`` marks the dozen that an engine should write first;
+    an ``optional`` one is compared if it is there, and not missed if it is not.
     """
 
     word: str
@@ -28,6 +29,7 @@ class Kind:
     without: str | None = None
     layered: bool = True
     key: bool = False
+    optional: bool = False
 
 
 _ROWS = ("token", "embd")
@@ -48,9 +50,11 @@ KINDS: tuple[Kind, ...] = (
     Kind("Kcur_normed", "RMS_NORM", "Kcur_proj", _KV_HEADS, "K after QK-norm", "attn_k_norm", needs="attn_k_norm"),
     Kind("Qcur_rope", "ROPE", "Qcur_normed|Qcur_proj", _HEADS, "Q after RoPE", key=True),
     Kind("Kcur_rope", "ROPE", "Kcur_normed|Kcur_proj", _KV_HEADS, "K after RoPE", key=True),
-    Kind("kq", "MUL_MAT", "Qcur_rope Kcur_rope", _SCORES, "raw scores, before scale and mask; the causal triangle counts"),
+    Kind("kv_k", "SET_ROWS", "Kcur_rope", _KV_HEADS, "the cache's K rows, slot by slot", optional=True),
+    Kind("kv_v", "SET_ROWS", "Vcur_proj", _KV_HEADS, "the cache's V rows, slot by slot", optional=True),
+    Kind("kq", "MUL_MAT", "Qcur_rope kv_k", _SCORES, "raw scores, before scale and mask; the causal triangle counts"),
     Kind("kq_soft_max", "SOFT_MAX", "kq", _SCORES, "attention probabilities", key=True),
-    Kind("kqv_out", "MUL_MAT", "kq_soft_max Vcur_proj", _MERGED, "heads merged, before the output projection", key=True),
+    Kind("kqv_out", "MUL_MAT", "kq_soft_max kv_v", _MERGED, "heads merged, before the output projection", key=True),
     Kind("attn_out", "MUL_MAT", "kqv_out", _ROWS, "after the output projection", "attn_output", key=True),
     Kind("ffn_inp", "ADD", "attn_out prev", _ROWS, "residual after attention", key=True),
     Kind("ffn_norm", "RMS_NORM", "ffn_inp", _ROWS, "normalised FFN input, times its weight", "ffn_norm"),

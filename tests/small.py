@@ -25,6 +25,7 @@ def write_model(
     qk_norm: bool = False,
     tied: bool = False,
     fused_qkv: bool = False,
+    bos: int | None = None,
     extra: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
     seed: int = 1,
@@ -36,6 +37,8 @@ def write_model(
     for key, value in _metadata(layers, heads, kv_heads, experts, extra or {}).items():
         _add(writer, f"{arch}.{key}", value)
     _tokenizer(writer)
+    if bos is not None:
+        writer.add_bos_token_id(bos)
     q, kv = heads * DIM, kv_heads * DIM
 
     def matrix(*shape: int) -> np.ndarray:

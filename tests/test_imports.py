@@ -17,7 +17,8 @@ ALLOWED = {
     "rich": ("llamadiff/report/",),
     "pandas": ("llamadiff/comparison.py",),
     "jinja2": ("llamadiff/chat.py",),
-    "torch": ("llamadiff/shipped/",),
+    "torch": ("llamadiff/shipped/", "llamadiff/candidates/transformers.py"),
+    "transformers": ("llamadiff/candidates/transformers.py",),
     "safetensors": ("llamadiff/trace.py",),
 }
 

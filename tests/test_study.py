@@ -67,7 +67,7 @@ def test_spans_follow_the_data_and_not_the_order(traces):
     path, right = traces["F16"]
     result = diff(right, changed(right, Vcur_proj_0=None, kq_0=None), path)
     spans = {row.tap: row.span for row in result.rows if row.span}
-    assert spans == {"kq_soft_max-0": ("kq-0",), "kqv_out-0": ("Vcur_proj-0",)}
+    assert spans == {"kq_soft_max-0": ("kq-0",), "kv_v-0": ("Vcur_proj-0",)}
     assert result.missing == ("Vcur_proj-0", "kq-0")
 
 
@@ -220,3 +220,66 @@ def test_verdicts():
     assert worst_of(["match", "noise", "match"]) == "noise"
     assert worst_of(["unchecked", "wrong", "match"]) == "wrong"
     assert worst_of([]) == "unchecked"
+
+
+def test_what_the_error_looks_like(traces):
+    path, right = traces["F16"]
+
+    def described(**changes):
+        return diff(right, changed(right, **changes), path).profile
+
+    up, rope = right["ffn_up-1"], right["Qcur_rope-1"]
+    assert "the values are those of its own ffn_gate-1" in described(ffn_up_1=right["ffn_gate-1"])
+    assert "the values are those of the baseline's ffn_up-0" in described(ffn_up_1=right["ffn_up-0"])
+    assert "it is 3 times what it should be, everywhere" in described(ffn_up_1=3 * up)
+    assert "it is off by the constant 0.5" in described(ffn_up_1=up + np.float32(0.5))
+    bias = np.linspace(-1, 1, up.shape[1]).astype(np.float32)
+    assert "every token is off by the same vector, as when a bias is dropped" in described(ffn_up_1=up + bias)
+    assert "every token has the right values in another order" in described(ffn_up_1=up[:, ::-1].copy())
+    assert "only heads 2 are wrong" in described(Qcur_rope_1=rope * np.array([1, 1, 2, 1], np.float32)[:, None])
+    assert "only tokens 3 are wrong" in described(ffn_up_1=up * (np.arange(7) == 3)[:, None].astype(np.float32) + up)
+    periodic = up * np.where(np.arange(up.shape[1]) % 32 == 5, 2, 1).astype(np.float32)
+    assert "the wrong channels repeat every 32" in described(ffn_up_1=periodic)
+
+
+def test_rope_says_which_positions_it_used(traces):
+    path, right = traces["F16"]
+    shifted = with_maths(
+        rope_angles=lambda rope, positions, factors=None: ops.rope_angles(rope, positions + 1, factors)
+    )
+    result = diff(right, record(shifted(path), TOKENS, "mine"), path)
+    assert result.first_divergence.tap == "Qcur_rope-0"
+    assert result.first_divergence.local.profile.positions == tuple(range(1, 8))
+    assert "its rows seem to be rotated by the positions 1, 2, 3, 4, 5, 6, 7" in result.profile
+
+
+def restarted(path):
+    """An engine whose positions restart at every decode step: prefill of 5, then two steps at position 0."""
+
+    def angles(rope, positions, factors=None):
+        return ops.rope_angles(rope, np.where(positions >= 5, 0, positions), factors)
+
+    return with_maths(rope_angles=angles)(path)
+
+
+def test_a_wrong_decode_step_is_said_in_those_words(traces):
+    from dataclasses import replace
+
+    path, right = traces["F16"]
+    info = replace(right.info, n_prefill=5)
+    faulty = record(restarted(path), TOKENS, "mine")
+    candidate = Trace(info, {name: faulty[name] for name in faulty}, faulty.dtypes)
+    result = diff(Trace(info, {name: right[name] for name in right}, right.dtypes), candidate, path)
+    assert result.first_divergence.tap == "Qcur_rope-0"
+    assert "the prefill is right, the first decode step is wrong" in result.summary
+    assert result.first_divergence.local.profile.positions == (0, 1, 2, 3, 4, 0, 0)
+
+
+def test_a_cache_is_compared_slot_by_slot(traces):
+    path, right = traces["F16"]
+    keys = right["kv_k-1"].copy()
+    keys[5] = keys[4]  # a stale row
+    result = diff(right, changed(right, kv_k_1=keys), path)
+    assert [row.tap for row in result.wrong] == ["kv_k-1", "kq-1"]
+    assert result.first_divergence.local.token == 5
+    assert "only tokens 5 are wrong" in result.profile

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 def resolve(spec: str, context: Context) -> Trace:
     """The trace that a ``--candidate`` stands for. Raises UserError if it stands for none."""
-    from llamadiff.candidates import command, dump, file
+    from llamadiff.candidates import command, dump, file, transformers
     from llamadiff.candidates.source import SOURCES
 
-    del command, dump, file  # imported for their registration
+    del command, dump, file, transformers  # imported for their registration
     for source in SOURCES:
         if source.matches(spec):
             return source.load(spec, context)

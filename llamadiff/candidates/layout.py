@@ -32,7 +32,7 @@ Array = NDArray[Any]
 
 # What may have been done to a tensor, and how it is undone.
 DONE = {
-    "permuted": "rows of each head in halves (i, i+n/2) where the file has pairs (2i, 2i+1), as Hugging Face's Q and K",
+    "permuted": "each head of Q and K as Hugging Face has it: halves (i, i+n/2) where a llama file has pairs (2i, 2i+1)",
     "repeated": "K or V heads repeated, one copy for each query head",
     "scaled": "scores already divided by sqrt(head size)",
     "unweighted": "normalised, but not yet multiplied by the norm's weight",
@@ -158,7 +158,7 @@ def taps_shape(axes: Iterable[str], sizes: Mapping[str, int], own: Sequence[str]
 def _undone(array: Array, tap: taps.Tap, entry: Entry, model: Model) -> Array:
     if "repeated" in entry.done:
         array = _one_copy(array, tap, model)
-    if "permuted" in entry.done:
+    if "permuted" in entry.done and model.rope_pairs:
         array = _paired(array, model.sizes["dim"])
     if "scaled" in entry.done:
         array = array * np.sqrt(model.sizes["dim"]).astype(array.dtype)

@@ -10,6 +10,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.text import Text
 
+from llamadiff import limits
 from llamadiff.comparison import Comparison, Logits, TopToken
 from llamadiff.report.tables import Column, table
 from llamadiff.report.terminal_notes import put_notes
@@ -19,6 +20,7 @@ from llamadiff.report.terminal_tokens import put_tokens
 from llamadiff.report.text import number, tiny
 
 PIPED_WIDTH = 120
+_FEW_CHECKS = 5
 
 # Settings worth a word, and the value of each that is not.
 _USUAL = {
@@ -49,10 +51,12 @@ def render(comparison: Comparison, console: Console) -> None:
     page.blank()
     _put_subject(page, comparison)
     put_tokens(page, comparison)
+    _put_preflight(page, comparison)
     if comparison.rows:
         page.blank()
         put_taps(page, comparison)
         put_notes(page, comparison)
+        _put_profile(page, comparison)
     if comparison.logits is not None:
         page.blank()
         _put_logits(page, comparison.logits)
@@ -66,6 +70,29 @@ def _put_subject(page: Page, comparison: Comparison) -> None:
     page.paragraph(Text("model        ", "dim"), _model(page, comparison.model))
     page.paragraph(Text("baseline  b  ", "dim"), _producer(page, comparison.baseline))
     page.paragraph(Text("candidate c  ", "dim"), _producer(page, comparison.candidate))
+
+
+def _put_preflight(page: Page, comparison: Comparison) -> None:
+    """What was looked at before the layers: the failures, and a count of the rest."""
+    bad = [check for check in comparison.preflight if check.verdict != limits.MATCH]
+    for check in bad[:_FEW_CHECKS]:
+        line = Text.assemble((check.verdict.upper(), VERDICTS[check.verdict]), f"  {page.data(check.name, 60)}: ")
+        page.paragraph(Text("preflight    ", "dim"), line + Text(page.data(check.found, 1000)))
+    right = len(comparison.preflight) - len(bad)
+    if right > 1 or len(bad) > _FEW_CHECKS:
+        rest = f", {len(bad) - _FEW_CHECKS} more are not shown" if len(bad) > _FEW_CHECKS else ""
+        page.paragraph(
+            Text("preflight    ", "dim"), Text(f"{right} of {len(comparison.preflight)} checks are right{rest}")
+        )
+
+
+def _put_profile(page: Page, comparison: Comparison) -> None:
+    """What the first error looks like, in a paragraph."""
+    first = comparison.first_divergence
+    if first is not None and comparison.profile:
+        page.blank()
+        facts = "; ".join(page.data(fact, 400) for fact in comparison.profile)
+        page.paragraph(Text("the error    ", "dim"), Text(f"in {page.data(first.tap)}: {facts}"))
 
 
 def _model(page: Page, model: Mapping[str, Any]) -> Text:

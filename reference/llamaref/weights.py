@@ -48,6 +48,10 @@ class Weights:
         """ggml's name of the tensor's type: F16, Q4_K, ..."""
         return str(self._tensor(name).tensor_type.name)
 
+    def block_size(self, name: str) -> int:
+        """How many weights share a scale; 1 for types without blocks."""
+        return int(gguf.GGML_QUANT_SIZES[self._tensor(name).tensor_type][0])
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(int(n) for n in reversed(self._tensor(name).shape))
 

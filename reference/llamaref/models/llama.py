@@ -9,6 +9,8 @@ import numpy as np
 if TYPE_CHECKING:
     from llamaref.engine import Array, Engine, Step, Tap
 
+ROPE_PAIRS = True  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
+
 
 def forward(m: Engine, tokens: Array, step: Step) -> Array:
     """[t] token ids -> logits [b, t, vocab]."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llamaref.engine import Array, Engine, Step, Tap
 
+ROPE_PAIRS = False  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
+
 
 def forward(m: Engine, tokens: Array, step: Step) -> Array:
     """[t] token ids -> logits [b, t, vocab]."""

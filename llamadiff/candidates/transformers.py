@@ -1,0 +1,122 @@
+"""``transformers:`` a third opinion: the same GGUF, or a Hugging Face directory, run by transformers.
+
+    transformers:             the GGUF file under study, in float32
+    transformers:bf16         the same in bfloat16 (or f16)
+    transformers:DIR@bf16     a directory with config.json and .safetensors weights
+
+An optional extra: pip install 'llamadiff[transformers]'. Weights are read from GGUF or safetensors only, never
+unpickled, and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamadiff.candidates.builtin_maps import HF
+from llamadiff.candidates.layout import Entry
+from llamadiff.candidates.source import Context, Piece, assemble, register
+from llamadiff.errors import UserError
+from llamadiff.trace import Trace
+
+PREFIX = "transformers:"
+DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+# Taps that no module puts out, but that one takes in: word -> (module, axes).
+_INPUTS = {
+    "kqv_out": ("model.layers.{i}.self_attn.o_proj", "batch token head*dim"),
+    "ffn_inp": ("model.layers.{i}.post_attention_layernorm", "batch token embd"),
+    "ffn_swiglu": ("model.layers.{i}.mlp.down_proj", "batch token ff"),
+}
+_INPUT = " (input)"
+
+MAP: Mapping[str, Entry] = {
+    **HF,
+    **{word: Entry(word, name + _INPUT, tuple(axes.split())) for word, (name, axes) in _INPUTS.items()},
+}
+
+
+@register
+class Transformers:
+    """Runs the tokens through transformers with forward hooks."""
+
+    def matches(self, spec: str) -> bool:
+        return spec.startswith(PREFIX)
+
+    def load(self, spec: str, context: Context) -> Trace:
+        if find_spec("torch") is None or find_spec("transformers") is None:
+            raise UserError(
+                "--candidate transformers: needs torch and transformers: pip install 'llamadiff[transformers]'"
+            )
+        path, kind = _parsed(spec, context.model.path)
+        context.progress("loading the model into transformers")
+        model = _loaded(path, kind)
+        context.progress("running transformers")
+        pieces = list(_run(model, context.tokens))
+        import transformers
+
+        producer = {"name": "transformers", "version": f"{transformers.__version__}, {DTYPES[kind]}"}
+        mapped = Context(context.model, context.tokens, len(context.tokens), MAP)
+        return assemble(pieces, mapped, producer)
+
+
+def _parsed(spec: str, model: Path) -> tuple[Path, str]:
+    """The file or directory to load, and the type to compute in."""
+    text = spec.removeprefix(PREFIX).strip()
+    path, at, kind = text.rpartition("@")
+    if not at:
+        path, kind = ("", text) if text in DTYPES else (text, "f32")
+    if kind not in DTYPES:
+        raise UserError(f"--candidate {spec}: {kind!r} is no type; expected {', '.join(DTYPES)}")
+    if path and not Path(path).exists():
+        raise UserError(f"--candidate {spec}: no such file or directory")
+    return Path(path) if path else model, kind
+
+
+def _loaded(path: Path, kind: str) -> Any:
+    """The model, in evaluation mode, with plain attention."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    folder, options = (path, {}) if path.is_dir() else (path.resolve().parent, {"gguf_file": path.name})
+    local = {"local_files_only": True, "trust_remote_code": False, **options}
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **local)
+        config.pad_token_id = None  # files carry 4294967295 for "none"
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=getattr(torch, DTYPES[kind]), attn_implementation="eager",
+            **({} if options else {"use_safetensors": True}), **local,
+        )  # fmt: skip
+    except Exception as error:  # its loaders raise many kinds
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: transformers cannot load it ({type(error).__name__}: {reason})") from None
+    return model.eval()
+
+
+def _run(model: Any, tokens: tuple[int, ...]) -> Iterator[Piece]:
+    """One forward pass; every hooked module's output (or input), float32."""
+    import torch
+
+    seen: dict[str, Any] = {}
+
+    def keep(name: str, value: Any) -> None:
+        value = value[0] if isinstance(value, tuple) else value
+        if torch.is_tensor(value):
+            seen[name] = value.detach().to(torch.float32).numpy().copy()
+
+    hooks = []
+    for name, module in model.named_modules():
+        hooks.append(module.register_forward_hook(lambda _, __, out, name=name: keep(name, out)))
+        hooks.append(module.register_forward_pre_hook(lambda _, args, name=name: keep(name + _INPUT, args)))
+    with torch.no_grad():
+        model(torch.tensor([list(tokens)]), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    for name, array in seen.items():
+        yield Piece(name, np.asarray(array))

@@ -1,0 +1,19 @@
+"""Trace writers to paste into an engine: one self-contained source file a language, printed and never run here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+
+from llamadiff.errors import UserError
+
+LANGUAGES: Mapping[str, str] = {
+    "c": "trace_writer.c", "rust": "trace_writer.rs", "js": "trace_writer.js", "python": "trace_writer.py",
+}  # fmt: skip
+
+
+def source(language: str) -> str:
+    """The writer's source. Raises UserError for a language there is none in."""
+    if language not in LANGUAGES:
+        raise UserError(f'there is no writer in "{language}"; the languages are {", ".join(LANGUAGES)}')
+    return files(__name__).joinpath(LANGUAGES[language]).read_text("utf-8")
