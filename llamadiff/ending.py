@@ -51,8 +51,14 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError):
         return f"{error.filename or 'standard output'}: {error.strerror or error}"
     if hasattr(error, "format_message"):  # the command line was not understood
-        return f"{error.format_message()} (llamadiff --help; llamadiff COMMAND --help)"
+        return f"{error.format_message()}{_given(error)} (llamadiff --help; llamadiff COMMAND --help)"
     return f"a fault in llamadiff, please report it: {type(error).__name__}: {error} ({_place(error)})"
+
+
+def _given(error: BaseException) -> str:
+    """The value that was refused, where typer's message leaves it out."""
+    errors: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    return f": {errors[0]['input']}" if errors and "input" in errors[0] else ""
 
 
 def _place(error: BaseException) -> str:

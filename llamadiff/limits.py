@@ -13,6 +13,8 @@ from llamadiff.errors import UserError
 MATCH, NOISE, WRONG, UNCHECKED = "match", "noise", "wrong", "unchecked"
 SEVERITY = (MATCH, NOISE, UNCHECKED, WRONG)
 
+LARGEST = 1e9  # limit of a rule
+
 # Mean squared relative error of rounding once to a type: 2^-2(p+1) / 3 for p stored bits.
 ROUNDING = {"f32": 2.0**-48 / 3, "f16": 2.0**-22 / 3, "bf16": 2.0**-16 / 3}
 
@@ -81,7 +83,7 @@ def read_toml(path: Path) -> dict[str, Any]:
             data: dict[str, Any] = _toml_reader().load(file)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not TOML ({error})") from None
     return data
 
@@ -95,6 +97,8 @@ def _rule(path: Path, number: int, entry: object) -> Rule:
             raise UserError(
                 f"{path}: rule {number}: {key} = {value!r} is not one of {', '.join(kinds)} of the right type"
             )
+        if isinstance(value, (int, float)) and not 0 <= value <= LARGEST:
+            raise UserError(f"{path}: rule {number}: {key} = {value} is not between 0 and {LARGEST:g}")
     return Rule(**entry)
 
 

@@ -161,6 +161,8 @@ def request_for(
         from llamadiff.chat import render
 
         prompt = render(model, prompt)
+        if not prompt:
+            raise UserError(f"{model.path}: the chat template wrote nothing for the prompt; leave out --chat")
     if prompt is not None and not _is_unicode(prompt):
         raise UserError("the prompt is not valid Unicode text; give it as UTF-8, or token ids with --tokens 1,2,3")
     wanted = _wanted(model, patterns, layers)
@@ -210,7 +212,7 @@ def judge(
     ran = time.perf_counter()
     under_test = "baseline" if candidate is None else "candidate"
     rows = rows_of(study.findings, model.weight_names, model.weight_types, under_test)
-    verdict = limits.worst_of([row.verdict for row in rows] + [check.verdict for check in checks])
+    verdict = limits.worst_of([limits.worst_of([row.verdict for row in rows]), *(check.verdict for check in checks)])
     other = candidate.info.producer if candidate is not None else ENGINE_PRODUCER
     producer, named = {"name": "the candidate", **other}, {"name": "the baseline", **baseline.info.producer}
     trace = candidate if candidate is not None else baseline

@@ -238,6 +238,13 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
+def _whole(digits: str) -> int:
+    """An integer of JSON; one that no machine word holds would fail wherever it is computed with."""
+    if len(digits) > 20 or not -(1 << 63) <= int(digits) < 1 << 64:
+        raise ValueError(f"{digits[:24]} does not fit into 64 bits")
+    return int(digits)
+
+
 def _is_readable(path: Path, name: str, dtype: str, shape: list[int]) -> bool:
     """Whether an entry holds values: a tap must, or UserError is raised; what is no tap is left out if it does not."""
     tap = taps.parse(name)
@@ -254,7 +261,7 @@ def _parse_info(path: Path, text: Any) -> Info:
     if not isinstance(text, str):
         raise UserError(f"{path}: no {KEY!r} entry in __metadata__; it must hold the token ids (captures/README.md)")
     try:
-        data = json.loads(text, object_pairs_hook=_without_twins)
+        data = json.loads(text, object_pairs_hook=_without_twins, parse_int=_whole)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: the {KEY!r} metadata is not JSON ({error})") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:

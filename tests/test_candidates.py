@@ -89,7 +89,7 @@ def as_text(trace, folder):
 
 def as_command(trace, folder):
     as_npz(trace, folder)
-    script = "import sys, shutil; assert sys.argv[2] == '1,17,5,80,42,9,33', sys.argv; shutil.copy(sys.argv[1], sys.argv[3] + '.npz')"
+    script = "import sys, shutil\nassert sys.argv[2] == '1,17,5,80,42,9,33'\nshutil.copy(sys.argv[1], sys.argv[3] + '.npz')"
     (folder / "engine.py").write_text(script)
     return f"cmd: {sys.executable} {folder}/engine.py {folder}/t.npz {{tokens}} {{out}}"
 

@@ -12,8 +12,8 @@ from llamadiff.candidates.engine import record
 from llamadiff.llamacpp.names import tap_name
 from llamadiff.model import Model
 
-DENSE = """attn_norm Qcur_proj Kcur_proj Vcur_proj Qcur_rope Kcur_rope kv_k kv_v kq kq_soft_max kqv_out attn_out ffn_inp ffn_norm
-           ffn_gate ffn_up ffn_swiglu ffn_out l_out"""
+DENSE = """attn_norm Qcur_proj Kcur_proj Vcur_proj Qcur_rope Kcur_rope kv_k kv_v kq kq_soft_max kqv_out attn_out
+           ffn_inp ffn_norm ffn_gate ffn_up ffn_swiglu ffn_out l_out"""
 QWEN3 = DENSE.replace("Vcur_proj", "Vcur_proj Qcur_normed Kcur_normed")
 MOE = DENSE.replace(
     "ffn_gate ffn_up ffn_swiglu",

@@ -32,7 +32,7 @@ Array = NDArray[Any]
 
 # What may have been done to a tensor, and how it is undone.
 DONE = {
-    "permuted": "each head of Q and K as Hugging Face has it: halves (i, i+n/2) where a llama file has pairs (2i, 2i+1)",
+    "permuted": "each head of Q and K in halves (i, i+n/2), as Hugging Face has it, where a llama file has pairs",
     "repeated": "K or V heads repeated, one copy for each query head",
     "scaled": "scores already divided by sqrt(head size)",
     "unweighted": "normalised, but not yet multiplied by the norm's weight",

@@ -54,7 +54,7 @@ class Transformers:
             )
         path, kind = _parsed(spec, context.model.path)
         context.progress("loading the model into transformers")
-        model = _loaded(path, kind)
+        model = _loaded(path, kind, context.model.sizes["dim"])
         context.progress("running transformers")
         pieces = list(_run(model, context.tokens))
         import transformers
@@ -77,18 +77,20 @@ def _parsed(spec: str, model: Path) -> tuple[Path, str]:
     return Path(path) if path else model, kind
 
 
-def _loaded(path: Path, kind: str) -> Any:
+def _loaded(path: Path, kind: str, head_size: int) -> Any:
     """The model, in evaluation mode, with plain attention."""
     import torch
     import transformers
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     folder, options = (path, {}) if path.is_dir() else (path.resolve().parent, {"gguf_file": path.name})
     local = {"local_files_only": True, "trust_remote_code": False, **options}
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **local)
         config.pad_token_id = None  # files carry 4294967295 for "none"
+        if options and hasattr(config, "head_dim"):
+            config.head_dim = head_size  # it assumes one for some architectures instead of reading the file's
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=getattr(torch, DTYPES[kind]), attn_implementation="eager",
             **({} if options else {"use_safetensors": True}), **local,
@@ -106,7 +108,7 @@ def _run(model: Any, tokens: tuple[int, ...]) -> Iterator[Piece]:
     seen: dict[str, Any] = {}
 
     def keep(name: str, value: Any) -> None:
-        value = value[0] if isinstance(value, tuple) else value
+        value = value[0] if isinstance(value, tuple) and value else value
         if torch.is_tensor(value):
             seen[name] = value.detach().to(torch.float32).numpy().copy()
 

@@ -117,11 +117,11 @@ def _obituary(code: int, request: Request) -> str:
 
 
 def _with_log(message: str, log: str) -> str:
-    """The message and what llama.cpp said that explains it: an assertion, or the last error."""
+    """The message and what llama.cpp said that explains it: an assertion, or the first error."""
     lines = [" ".join(line.split()) for line in log.splitlines() if line.strip(" .")]
     asserted = [line for line in lines if "GGML_ASSERT" in line or "GGML_ABORT" in line]
     errors = [line.removeprefix("error: ") for line in lines if "error" in line.lower()]
-    chosen = asserted[:1] or errors[-1:] or lines[-1:]
+    chosen = asserted[:1] or errors[:1] or lines[-1:]
     return f"{message} (it said: {_without_folders(chosen[0])[:300]})" if chosen else message
 
 

@@ -17,8 +17,8 @@
 // rows until the last token is known, then begin with all tokens and add. Scores are [head, query, key], and zero for
 // the keys that came after the query.
 //
-// A browser has no files: where writeAll is called keep the bytes in a list, and at the end offer
-// new Blob([length, header, ...list]) as a download. littleEndian(values).slice() keeps values that will change.
+// A browser has neither files nor Buffer: let add keep values.slice() in a list where it calls writeAll, and let end
+// offer new Blob([BigUint64Array.of(BigInt(HEADER_BYTES)), header.padEnd(HEADER_BYTES), ...list]) as a download.
 "use strict";
 
 // An ES module may import { begin, add, end } from "./trace_writer.cjs", or have all this pasted into it.
@@ -36,7 +36,7 @@ function begin(path, tokens) {
   const header = JSON.stringify({ __metadata__: { llamadiff: info } }).slice(0, -1); // still open: taps follow
   if (header.length >= HEADER_BYTES) throw new RangeError(`${path}: too many tokens; raise HEADER_BYTES`);
   const part = `${path}.part`;
-  return { path, part, file: fs.openSync(part, "w"), header, dataSize: 0 };
+  return { path, part, file: fs.openSync(part, "w"), names: new Set(["__metadata__"]), header, dataSize: 0 };
 }
 
 // Write a tap: dims outermost first, values without gaps (C order).
@@ -45,8 +45,7 @@ function add(writer, name, values, shape) {
     if (typeof name !== "string" || !/^[ !#-~]{1,256}$/.test(name)) {
       throw new RangeError(`${JSON.stringify(name)}: a name is 1 to 256 characters of printable ASCII without quotes`);
     }
-    const key = `${JSON.stringify(name)}:{`;
-    if (writer.header.includes(key)) { // no name has quotes: only a whole key can match
+    if (writer.names.has(name)) {
       throw new RangeError(`${name}: added twice; add the rows of all steps in one call`);
     }
     const dims = Array.from(shape);
@@ -58,12 +57,14 @@ function add(writer, name, values, shape) {
       throw new RangeError(`${name}: ${values.length} values for shape [${dims}]`);
     }
     const [start, end] = [writer.dataSize, writer.dataSize + values.byteLength];
-    const entry = `,${key}"dtype":"F32","shape":[${dims}],"data_offsets":[${start},${end}]}`;
+    const tensor = { dtype: "F32", shape: dims, data_offsets: [start, end] };
+    const entry = `,${JSON.stringify(name)}:${JSON.stringify(tensor)}`;
     if (writer.header.length + entry.length >= HEADER_BYTES) {
       throw new RangeError(`${name}: too many taps, the header is full; raise HEADER_BYTES`);
     }
     writeAll(writer.file, littleEndian(values), 8 + HEADER_BYTES + start);
     writer.header += entry;
+    writer.names.add(name);
     writer.dataSize = end;
   });
 }

@@ -53,6 +53,7 @@ class TraceWriter:
         self._header = _json({"__metadata__": {"llamadiff": info}})[:-1]  # still open: taps follow
         if len(self._header) >= HEADER_BYTES:
             raise ValueError(f"{self.path}: too many tokens; raise HEADER_BYTES")
+        self._names = {"__metadata__"}
         self._data_size = 0
         self._file = FileIO(self.part, "wb")
         self._file.seek(8 + HEADER_BYTES)
@@ -62,8 +63,7 @@ class TraceWriter:
         with self._guard():
             if not re.fullmatch(r"[ !#-~]{1,256}", name):
                 raise ValueError(f"{name!r}: a name is 1 to 256 characters of printable ASCII without quotes")
-            key = _json(name) + ":{"
-            if key in self._header:  # no name has quotes: only a whole key can match
+            if name in self._names:
                 raise ValueError(f"{name}: added twice; add the rows of all steps in one call")
             view = memoryview(values)
             if view.format not in (_FLOAT32 if shape is None else _FLOAT32 + _BYTES):
@@ -74,11 +74,12 @@ class TraceWriter:
             if 4 * math.prod(dims) != view.nbytes:
                 raise ValueError(f"{name}: {view.nbytes / 4:g} values for shape {dims}")
             start, end = self._data_size, self._data_size + view.nbytes
-            entry = _json({"dtype": "F32", "shape": dims, "data_offsets": [start, end]})
-            if len(self._header) + len(key) + len(entry) >= HEADER_BYTES:
+            entry = _json({name: {"dtype": "F32", "shape": dims, "data_offsets": [start, end]}})
+            if len(self._header) + len(entry) >= HEADER_BYTES:
                 raise ValueError(f"{name}: too many taps, the header is full; raise HEADER_BYTES")
             self._write(_little_endian(view))
-            self._header += f",{key}{entry[1:]}"
+            self._header += f",{entry[1:-1]}"
+            self._names.add(name)
             self._data_size = end
 
     def end(self) -> None:

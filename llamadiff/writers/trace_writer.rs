@@ -17,6 +17,7 @@
 // rows until the last token is known, then begin with all tokens and add. Scores are [head, query, key], and zero for
 // the keys that came after the query.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Error, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -28,7 +29,8 @@ pub struct TraceWriter {
     path: PathBuf,
     part: PathBuf,
     file: Option<File>, // None once it is closed
-    header: String,     // text so far
+    names: HashSet<String>,
+    header: String, // text so far
     data_size: u64,
 }
 
@@ -55,7 +57,8 @@ impl TraceWriter {
         let part = PathBuf::from(part);
         let mut file = File::create(&part).map_err(|error| unwritten(&part, error))?;
         file.seek(SeekFrom::Start(8 + TRACE_HEADER_BYTES as u64))?;
-        Ok(TraceWriter { path, part, file: Some(file), header, data_size: 0 })
+        let names = HashSet::from(["__metadata__".to_string()]);
+        Ok(TraceWriter { path, part, file: Some(file), names, header, data_size: 0 })
     }
 
     /// Write a tap: dims outermost first, values without gaps (C order).
@@ -74,9 +77,7 @@ impl TraceWriter {
         if !(1..=256).contains(&name.len()) || name.bytes().any(|c| !(b' '..=b'~').contains(&c) || c == b'"') {
             return Err(invalid(format!("{name:?}: a name is 1 to 256 characters of printable ASCII without quotes")));
         }
-        let key = format!("\"{}\":{{", name.replace('\\', "\\\\"));
-        if self.header.contains(&key) {
-            // no name has quotes: only a whole key can match
+        if self.names.contains(name) {
             return Err(invalid(format!("{name}: added twice; add the rows of all steps in one call")));
         }
         if !(1..=8).contains(&shape.len()) || shape.contains(&0) {
@@ -86,7 +87,9 @@ impl TraceWriter {
             return Err(invalid(format!("{name}: {} values for shape {shape:?}", values.len())));
         }
         let (start, end) = (self.data_size, self.data_size + 4 * values.len() as u64);
-        let entry = format!(r#",{key}"dtype":"F32","shape":{},"data_offsets":[{start},{end}]}}"#, list(shape));
+        let key = name.replace('\\', "\\\\"); // all else that JSON escapes is no part of a name
+        let shape = list(shape);
+        let entry = format!(r#","{key}":{{"dtype":"F32","shape":{shape},"data_offsets":[{start},{end}]}}"#);
         if self.header.len() + entry.len() >= TRACE_HEADER_BYTES {
             return Err(invalid(format!("{name}: too many taps, the header is full; raise TRACE_HEADER_BYTES")));
         }
@@ -95,6 +98,7 @@ impl TraceWriter {
             file.write_all(&bytes).map_err(|error| unwritten(&self.part, error))?;
         }
         self.header += &entry;
+        self.names.insert(name.to_string());
         self.data_size = end;
         Ok(())
     }

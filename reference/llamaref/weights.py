@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -160,11 +161,34 @@ class _Reader(gguf.GGUFReader):  # type: ignore[misc]
         return np.asarray(super()._get(offset, dtype, count, override_order))
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-        if raw_type == gguf.GGUFValueType.ARRAY:
-            length = int(self._get(orig_offs + 4, np.uint64)[0])
-            if length > MAX_ARRAY:
-                raise ValueError(f"the metadata array at byte {orig_offs} claims {length} values")
-        return super()._get_field_parts(orig_offs, raw_type)
+        """Arrays of numbers and of texts at once: value by value, a vocabulary takes many seconds."""
+        if raw_type != gguf.GGUFValueType.ARRAY:
+            return super()._get_field_parts(orig_offs, raw_type)
+        head = [self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)]
+        kind, length = gguf.GGUFValueType(head[0][0]), int(head[1][0])
+        if length > MAX_ARRAY:
+            raise ValueError(f"the metadata array at byte {orig_offs} claims {length} values")
+        number, parts = self.gguf_scalar_to_np.get(kind), list[Any]()
+        if number is not None:
+            parts = [self._get(orig_offs + 12, number, length)]
+        elif kind == gguf.GGUFValueType.STRING and self.byte_order == "I":
+            parts = self._texts(orig_offs + 12, length)
+        else:
+            return super()._get_field_parts(orig_offs, raw_type)
+        size = 12 + sum(part.nbytes for part in parts) + (8 * length if number is None else 0)
+        return size, [*head, *parts], list(range(2, 2 + len(parts))), [gguf.GGUFValueType.ARRAY, kind]
+
+    def _texts(self, offset: int, count: int) -> list[memoryview]:
+        """The bytes of ``count`` texts, each after its length."""
+        whole, texts = memoryview(self.data), []
+        for _ in range(count):
+            end = offset + 8
+            end += int.from_bytes(whole[offset:end], sys.byteorder)
+            if end > len(whole):
+                raise ValueError(f"it ends at byte {len(whole)}; the text at byte {offset} needs {end}")
+            texts.append(whole[offset + 8 : end])
+            offset = end
+        return texts
 
 
 def _contents(path: str | Path, name: str, field: gguf.ReaderField) -> Any:

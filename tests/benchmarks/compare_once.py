@@ -13,6 +13,8 @@ def main() -> None:
     """Compare; the times of its phases, and the peak memory of this process and of llama.cpp's."""
     path, tokens = sys.argv[1], [int(token) for token in sys.argv[2].split(",")]
     comparison = llamadiff.compare(path, tokens=tokens)
+    if comparison.verdict == "wrong":
+        sys.exit(comparison.summary)  # the time of a wrong answer is of no interest
     peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     result = {"verdict": comparison.verdict, "summary": comparison.summary, "peak": peaks[0], "child_peak": peaks[1]}
     print(json.dumps({**comparison.timing, **result}))

@@ -106,6 +106,8 @@ def random_blocks(rng: np.random.Generator, kind: Type, count: int, scale: float
     blocks["d"] = rng.uniform(0.75 * scale, 1.25 * scale, count)
     if kind == Type.Q8_0:
         np.maximum(blocks["qs"], -127, out=blocks["qs"])
+    if kind == Type.Q5_0:
+        blocks["d"] *= rng.choice(np.float16([-1, 1]), count)  # as in real files; the quants' mean is not 0
     if kind == Type.Q4_K:
         # Six-bit scales and minima, 32 to 63: their highest bits are bits 5 and 7 of the first eight bytes.
         blocks["scales"][:, :8] |= 0xA0

@@ -1,4 +1,4 @@
-/* driver OUT TOKENS VALUES LAST [NAME:2x3]...: writes taps, their values taken from a file of f32; LAST: end or abort. */
+/* driver OUT TOKENS VALUES LAST [NAME:2x3]...: writes taps with values from a file of f32; LAST: end or abort. */
 #include "trace_writer.c"
 
 static float values[1 << 16];

@@ -1,0 +1,52 @@
+"""transformers as a third opinion: right in float32 and in 16 bits, and its real differences are named."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+from small import write_model
+
+from llamadiff import UserError, compare
+
+TOKENS = (1, 17, 5, 80, 42, 9, 33)
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None,
+    reason="needs the transformers extra: torch has no small build for every platform",
+)
+
+
+@installed
+@pytest.mark.parametrize("kind", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+def test_a_third_engine_is_right(arch, kind, small_model):
+    result = compare(small_model(arch), tokens=TOKENS, candidate=f"transformers:{kind}")
+    assert result.verdict == ("match" if kind == "f32" else "noise"), result.summary
+    assert result.candidate["name"] == "transformers"
+    words = {row.tap.rsplit("-", 1)[0] for row in result.rows}
+    assert words >= {"embd", "attn_norm", "Qcur_proj", "Kcur_proj", "Vcur_proj", "kqv_out", "attn_out", "ffn_inp"}
+    assert words >= {"ffn_norm", "ffn_gate", "ffn_up", "ffn_swiglu", "ffn_out", "l_out", "result_norm", "result_output"}
+
+
+@installed
+def test_quantized_weights_are_the_same_to_it(small_model):
+    assert compare(small_model("llama", "Q8_0"), tokens=TOKENS, candidate="transformers:").verdict == "match"
+
+
+@installed
+def test_what_it_really_does_otherwise_is_named(tmp_path):
+    """transformers has no bias on qwen2's head; the file and llama.cpp do."""
+    bias = {"output.bias": np.linspace(-1, 1, 96).astype(np.float32)}
+    path = write_model(tmp_path / "m.gguf", "qwen2", bias=True, kv_heads=4, tensors=bias)
+    result = compare(path, tokens=TOKENS, candidate="transformers:")
+    assert [row.tap for row in result.wrong] == ["result_output"]
+    assert "every token is off by the same vector, as when a bias is dropped" in result.profile
+
+
+@installed
+@pytest.mark.parametrize(("spec", "message"), [("transformers:f8", "no such file"), ("transformers:.@f8", "'f8' is no type"),
+                                               ("transformers:/no/such", "no such file"), ("transformers:.", "cannot load it")])  # fmt: skip
+def test_what_cannot_be_loaded_is_said(spec, message, small_model):
+    with pytest.raises(UserError, match=message):
+        compare(small_model(), tokens=TOKENS, candidate=spec)
