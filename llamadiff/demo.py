@@ -30,4 +30,4 @@ def run(progress: Progress) -> tuple[Comparison, Comparison]:
 
 def _faulty(model: Path, right: Comparison) -> Any:
     maths = SimpleNamespace(**{**vars(ops), "rope_pairs": ops.rope_halves})
-    return record(Engine(model, maths=maths), [token for token, _ in right.tokens], "a copy of the engine with a bug")
+    return record(Engine(model, maths=maths), [token for token, _ in right.tokens], "my-engine")

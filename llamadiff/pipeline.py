@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from llamaref import ModelError
+from threadpoolctl import threadpool_limits
 
 from llamadiff import limits, metrics, sentence, taps
 from llamadiff.comparison import Comparison, Logits, Row, compare_logits, rows_of
@@ -277,7 +278,9 @@ def _run(
         )  # fmt: skip
         study = Study(judge, model.taps, model.n_layer, model.sizes["expert"], at)
         try:
-            logits = model.engine.forward(info.tokens, info.positions, tap=study)
+            # the engine's own threads multiply; BLAS threads beside them would fight for the same cores
+            with threadpool_limits(1, "blas"):
+                logits = model.engine.forward(info.tokens, info.positions, tap=study)
         except ModelError as error:
             raise UserError(f"{model.path}: {error}") from None
         if writer is not None:

@@ -108,7 +108,7 @@ class Capture:
         self.weights_read: set[str] = set()
         self.start = self.rows = 0
         small = os.path.getsize(request.model) < SMALL_MODEL
-        self.threads = request.settings.threads or (1 if small else os.cpu_count() or 1)
+        self.threads = request.settings.threads or (1 if small else max(1, (os.cpu_count() or 1) - 1))
         self.failure: BaseException | None = None
         self._check_sizes()
         self.sha256 = ThreadPoolExecutor(1).submit(file_sha256, request.model)  # while llama.cpp works

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 import sys
@@ -21,7 +22,7 @@ from llamaref.errors import ModelError
 Array = NDArray[Any]
 MAX_ENTRIES = 1 << 16  # metadata keys, and tensors: real files have hundreds
 MAX_ARRAY = 1 << 21  # values of one metadata array: real vocabularies have a quarter of a million
-BLOCK_WEIGHTS = 1 << 19  # 2 MiB of float32: what stays in a core's cache while it is multiplied
+BLOCK_WEIGHTS = 1 << 17  # half a MiB of float32: stays in a core's cache, and malloc keeps it from block to block
 
 
 class Weights:
@@ -38,6 +39,7 @@ class Weights:
         reader = open_gguf(path)
         self.fields = {name: _contents(path, name, field) for name, field in reader.fields.items()}
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._map, self._address = reader.data._mmap, reader.data.__array_interface__["data"][0]
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -102,7 +104,17 @@ class Weights:
                 out[start:stop] += _minima(rows, tensor.tensor_type).astype(self.dtype) @ corrections
 
         self._each_block(n_out, max(1, BLOCK_WEIGHTS // n_in), multiply)
+        self._forget(data)
         return np.ascontiguousarray(out.T).reshape(*x.shape[:-1], n_out)
+
+    def _forget(self, data: Array) -> None:
+        """Let go of the file's pages that were read: they stay in the system's cache, and out of this process."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            start = data.__array_interface__["data"][0] - self._address
+            first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+            length = start + data.nbytes - first
+            if length > 0:
+                self._map.madvise(mmap.MADV_DONTNEED, first, length)
 
     def _columns(self, x: Array) -> Array:
         return np.ascontiguousarray(x.reshape(-1, x.shape[-1]).T, dtype=self.dtype)
@@ -200,8 +212,13 @@ def _contents(path: str | Path, name: str, field: gguf.ReaderField) -> Any:
 
 
 def _dequantized(name: str, data: Array, kind: gguf.GGMLQuantizationType) -> Array:
+    rows, width = np.asarray(data), gguf.GGML_QUANT_SIZES[kind][0] * data.shape[-1]
     try:
-        return np.asarray(dequantize(data, kind))
+        if rows.dtype != np.uint8:
+            return np.asarray(dequantize(rows, kind))
+        # as one row: gguf-py takes rows by groups of sixteen, which costs more than they do
+        values = dequantize(np.ascontiguousarray(rows).reshape(1, -1), kind)
+        return np.asarray(values).reshape(*rows.shape[:-1], width // gguf.GGML_QUANT_SIZES[kind][1])
     except NotImplementedError:
         raise ModelError(f"{name}: gguf-py cannot dequantize {kind.name}") from None
 
