@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_TEMPLATE = 1 << 18  # characters
 MAX_RENDERED = 1 << 20
 SECONDS = 10  # that rendering may take
-CPU_SECONDS = 4  # of which so many at work: a busy machine makes the first longer, not the second
+CPU_SECONDS = 2  # of which so many at work: a busy machine makes the first longer, not the second
 MEMORY = 1 << 30  # bytes of address space
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from llamadiff.errors import UserError
 
 COULD_NOT_TELL = 2
+PATIENCE = 2.0  # seconds that stopping may take
 
 
 class Stopped(BaseException):
@@ -71,19 +74,17 @@ def _place(error: BaseException) -> str:
 
 def _listen() -> None:
     """Turn the signals that ask a command to stop into Stopped, except those it was told to ignore (nohup)."""
-    numbers = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _heeded(number)]
+    last = -math.inf
 
-    def stop(_number: int, _frame: FrameType | None) -> NoReturn:
-        for number in numbers:  # cleaning up is not to be interrupted
-            signal.signal(number, signal.SIG_IGN)
-        raise Stopped
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last - before > PATIENCE:  # a second signal must not interrupt the cleaning up
+            raise Stopped
 
-    for number in numbers:
-        signal.signal(number, stop)
-
-
-def _heeded(number: signal.Signals) -> bool:
-    return signal.getsignal(number) is not signal.SIG_IGN
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, stop)
 
 
 def _open_streams() -> None:

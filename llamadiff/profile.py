@@ -58,9 +58,9 @@ def profile(tap: taps.Tap, recorded: Array, expected: Array, limit: float, other
         channels=_listed(bad.reshape(-1, bad.shape[-1]).any(0)) if not tap.causal else None,
         first_token_exact=not bad[0].any(),
         growth=_growth(error, size),
-        ratio=_ratio(r, e, limit),
-        offset=_offset(r, e, limit),
-        constant_row=_constant_row(r, e, limit),
+        ratio=_ratio(r, e),
+        offset=_offset(r, e),
+        constant_row=_constant_row(r, e),
         period=_period(bad) if not tap.causal else None,
         equals=_equals(recorded, others),
         permutation=_is_permutation(r, e),
@@ -92,30 +92,33 @@ def _growth(error: Array, size: Array) -> float | None:
     return float(np.corrcoef(np.arange(len(rows)), np.log10(np.maximum(rows, 1e-30)))[0, 1])
 
 
-def _ratio(r: Array, e: Array, limit: float) -> float | None:
+def _explains(rest: Array, error: Array, e: Array) -> bool:
+    """Whether what is left of an error is small, against the error and against the tensor: rounding may remain."""
+    left = float((rest * rest).sum())
+    return left <= 0.01 * float((error * error).sum()) and left <= SAME * float((e * e).sum())
+
+
+def _ratio(r: Array, e: Array) -> float | None:
     norm = float((e * e).sum())
     if not norm or not np.isfinite(r).all():
         return None
     ratio = float((r * e).sum()) / norm
-    fits = metrics.ratio(float(((r - ratio * e) ** 2).sum()), norm) <= 100 * limit
-    return ratio if fits and abs(ratio - 1) > 1e-9 else None
+    return ratio if _explains(r - ratio * e, r - e, e) else None
 
 
-def _offset(r: Array, e: Array, limit: float) -> float | None:
+def _offset(r: Array, e: Array) -> float | None:
     if not np.isfinite(r).all():
         return None
     offset = float((r - e).mean())
-    rest = metrics.ratio(float(((r - e - offset) ** 2).sum()), float((e * e).sum()))
-    return offset if offset and rest <= 100 * limit else None
+    return offset if offset and _explains(r - e - offset, r - e, e) else None
 
 
-def _constant_row(r: Array, e: Array, limit: float) -> bool:
+def _constant_row(r: Array, e: Array) -> bool:
     """Whether every token's error is the same vector, as when a bias is dropped."""
     if len(r) < 2 or not np.isfinite(r).all():
         return False
     error = r - e
-    spread = metrics.ratio(float(((error - error.mean(0)) ** 2).sum()), float((e * e).sum()))
-    return bool(spread <= 100 * limit and np.abs(error.mean(0)).max() > 0)
+    return _explains(error - error.mean(0), error, e)
 
 
 def _period(bad: Array) -> int | None:
@@ -175,9 +178,9 @@ def in_words(p: Profile, n_tokens: int) -> Iterable[str]:
     if p.permutation:
         yield "every token has the right values in another order"
     if p.ratio is not None:
-        yield f"it is {p.ratio:.6g} times what it should be, everywhere"
+        yield f"it is {p.ratio:.4g} times what it should be, everywhere"
     if p.offset is not None:
-        yield f"it is off by the constant {p.offset:.6g}"
+        yield f"it is off by the constant {p.offset:.4g}"
     elif p.constant_row:
         yield "every token is off by the same vector, as when a bias is dropped"
     if p.positions is not None:

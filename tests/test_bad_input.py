@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import signal
 import stat
 import struct
@@ -29,7 +28,7 @@ import pytest
 import small
 from safetensors.numpy import save_file
 
-from llamadiff import chat, checking
+from llamadiff import chat
 from llamadiff.errors import UserError
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
@@ -82,16 +81,20 @@ class Cli:
         self.folder = folder
         self.numbers = count()
 
-    def start(self, *args: object, cwd: Path | None = None, unset: tuple[str, ...] = (), stdout: int = subprocess.PIPE,
-              preexec: Callable[[], object] | None = None, **env: str) -> subprocess.Popen[bytes]:  # fmt: skip
+    def start(
+        self, *args: object, cwd: Path | None = None, unset: tuple[str, ...] = (), stdout: int = subprocess.PIPE,
+        shell: str = "", **env: str,
+    ) -> subprocess.Popen[bytes]:  # fmt: skip
+        """Begin a command; ``shell`` is done first, in the same process."""
         place = self.folder / "tmp" / str(next(self.numbers))
         place.mkdir(parents=True)
-        environment = {key: value for key, value in {**os.environ, "TMPDIR": str(place), **env}.items()}
+        environment = {**os.environ, "TMPDIR": str(place), **env}
         for name in unset:
             environment.pop(name, None)
         words = [arg if isinstance(arg, bytes) else os.fsencode(str(arg)) for arg in args]
+        before = ["sh", "-c", f'{shell}; exec "$@"', "sh"] if shell else []
         child = subprocess.Popen(
-            [COMMAND, *words], cwd=cwd or self.folder, env=environment, preexec_fn=preexec, start_new_session=True,
+            [*before, COMMAND, *words], cwd=cwd or self.folder, env=environment, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
         )  # fmt: skip
         child.place = place
@@ -138,7 +141,7 @@ def with_tokenizer(path: Path, template: str | None = None) -> Path:
 
     def write(writer: gguf.GGUFWriter) -> None:
         texts = ["<unk>", "<s>", "</s>", "\u2581", *"abcdefghijklmnopqrstuvwxyz"]
-        texts += [f"piece{i}" for i in range(small.VOCAB - len(texts))]
+        texts += [f"piece{i}" for i in range(small.VOCAB - len(texts) - 1)] + ["\x1b[2J[red]x"]
         writer.add_tokenizer_model("llama")
         writer.add_token_list(texts)
         writer.add_token_scores([0.0] * len(texts))
@@ -208,6 +211,7 @@ def _write_traces(folder: Path) -> None:
     a_trace(folder / "none.safetensors", **{"my own name": rows})
     a_trace(folder / "cache.safetensors", {"producer": {"settings": {"type_k": "Q8_K"}}})
     a_trace(folder / "many.safetensors", {"tokens": [1] * 300}, embd=np.ones((300, small.EMBD), np.float32))
+    a_trace(folder / "odd.safetensors", {"tokens": [1, 17, 95]})
     a_trace(folder / "id.safetensors", {"tokens": [1, 2, 96]})
     a_trace(folder / "positions.safetensors", {"positions": [0, 1, 3]})
     whole = (folder / "good.safetensors").read_bytes()
@@ -219,7 +223,8 @@ def _write_tolerances(folder: Path) -> None:
     for name, text in {
         "words": "this is no TOML", "keys": "[[rule]]\nmatch = 1e-9\ncolour = 'red'", "type": "[[rule]]\nmatch = 'x'",
         "table": "[rule]\nmatch = 1", "nan": "[[rule]]\nmatch = nan", "minus": "[[rule]]\nmatch = -1.0",
-        "nomatch": "[[rule]]\ntap = '*'", "more": "x = 1", "deep": "x = " + "[" * 5000, "huge": f"[[rule]]\nmatch={9**500}",
+        "nomatch": "[[rule]]\ntap = '*'", "more": "x = 1", "deep": "x = " + "[" * 5000,
+        "huge": f"[[rule]]\nmatch = {9**500}",
     }.items():  # fmt: skip
         (folder / f"{name}.toml").write_text(text)
 
@@ -237,7 +242,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "an empty file": (("taps", "empty.gguf"), ("empty.gguf: not a GGUF file",)),
     "a pipe for a model": (("taps", "pipe"), ("pipe: is not a regular file",)),
     "a cut model": (("compare", "cut.gguf", *IDS), ("cut.gguf: damaged or truncated", "it ends at byte")),
-    "llama.cpp aborts": (("compare", "aborts.gguf", *IDS), ("aborts.gguf", "SIGABRT", "GGML_ASSERT(n_embd_head == n_rot)")),
+    "llama.cpp aborts": (("compare", "aborts.gguf", *IDS), ("SIGABRT", "GGML_ASSERT(n_embd_head == n_rot)")),
     "llama.cpp refuses": (("compare", "stray.gguf", *IDS), ("stray.gguf", "cannot load", "wrong number of tensors")),
     "unknown architecture": (("compare", "other.gguf", "hi"), (r"ge\\x1b[31mmma", "llama, qwen2, qwen3")),
     "vocabulary only": (("compare", "vocabulary.gguf", "hi"), ("vocabulary.gguf", "holds a vocabulary")),
@@ -280,6 +285,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "candidate of nothing": ((*COMPARE, "--candidate", "no-such"), ("--candidate no-such",)),
     "candidate no trace": ((*COMPARE, "--candidate", "cut.safetensors"), ("not a readable trace",)),
     "candidate of other tokens": ((*COMPARE, "--candidate", "tokens.safetensors"), ("other tokens", "[6", "[5")),
+    "candidate of an odd token": (
+        ("compare", "text.gguf", *IDS, "--candidate", "odd.safetensors"), ("other tokens", r'[95 "\x1b[2J[red]x"]')),
     "candidate of a shape": ((*COMPARE, "--candidate", "shape.safetensors"), ("embd", "[3, 7]", "[3, 256]")),
     "json nowhere": ((*DIFF, "--json", "no/r.json"), ("no/r.json: cannot be written", "not a directory")),
     "json a directory": ((*DIFF, "--json", "."), ("is a directory",)),
@@ -287,9 +294,9 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "csv nowhere": ((*DIFF, "--csv", "no/r.csv"), ("no/r.csv: cannot be written",)),
     "save in a file": ((*COMPARE, "--save", "notes.txt/kept"), ("notes.txt/kept: cannot be made",)),
     "save on a file": ((*COMPARE, "--save", "notes.txt"), ("notes.txt: cannot be made",)),
-    "output nowhere": (("capture", "good.gguf", *IDS, "-o", "no/t.safetensors"), ("no/t.safetensors: cannot be written",)),
+    "output nowhere": (("capture", "good.gguf", *IDS, "-o", "no/t.safetensors"), ("no/t.safetensors: cannot",)),
     "output a directory": (("capture", "good.gguf", *IDS, "-o", "."), ("is a directory",)),
-    "output a device": (("capture", "good.gguf", *IDS, "-o", "/dev/null"), ("/dev/null: is not a regular file",)),
+    "output a device": (("capture", "good.gguf", *IDS, "-o", "pipe"), ("pipe: is not a regular file",)),
     "tolerance missing": ((*DIFF, "--tolerance", "no.toml"), ("no.toml: cannot be read",)),
     "tolerance a directory": ((*DIFF, "--tolerance", "."), ("cannot be read",)),
     "tolerance of words": ((*DIFF, "--tolerance", "words.toml"), ("words.toml: not TOML",)),
@@ -318,23 +325,18 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "trace past the context": (("check", "many.safetensors", "--model", "good.gguf"), ("300 tokens", "256")),
     "trace of an odd cache": (("check", "cache.safetensors", "--model", "good.gguf"), ("Q8_K", "F32, F16")),
     "trace of an odd id": (("check", "id.safetensors", "--model", "good.gguf"), ("id 96 is out of range",)),
-    "no trace in a directory": (("check", "/proc/self/fd"), ("no .safetensors trace",)),
-    "markup and control characters": (("taps", "[bold]\x1b[2J\n\u202e.gguf"), (r"[bold]\x1b[2J\n\u202e.gguf: no such",)),
+    "no trace in a directory": (("check", "tmp"), ("tmp: no .safetensors trace",)),
+    "markup and control characters": (("taps", "[bold]\x1b[2J\n\u202e.gguf"), (r"[bold]\x1b[2J\n\u202e.gguf: no",)),
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def outcomes(files: SimpleNamespace) -> Iterator[dict[str, Future[Run]]]:
-    """Every case under way, as many at a time as there are processors."""
+    """Every case, begun at once and run beside the tests that follow; the last test of this file looks at them."""
     cli = Cli(files.folder)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield {name: pool.submit(cli, *args) for name, (args, _) in REFUSED.items()}
         pool.shutdown(cancel_futures=True)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_in_one_line(name: str, outcomes: dict[str, Future[Run]]) -> None:
-    outcomes[name].result().refused(*REFUSED[name][1])
 
 
 # -- damaged models --------------------------------------------------------------------------------
@@ -379,8 +381,7 @@ def test_a_damaged_model_is_refused_or_runs(files: SimpleNamespace, tmp_path: Pa
             model = Model(path)
             assert model.describe("")["layers"] < 3
             assert model.sizes["embd"] == small.EMBD
-        except UserError as error:
-            assert str(error).startswith(str(path))
+        except UserError:
             refused += 1
     assert 50 <= refused < 100
 
@@ -598,8 +599,7 @@ def test_values_that_are_not_finite_are_no_accident(files: SimpleNamespace, tmp_
 
 def test_a_trace_of_many_taps_needs_few_descriptors(tmp_path: Path, cli: Cli) -> None:
     path = a_trace(tmp_path / "t.safetensors", None, **{f"l_out-{i}": np.ones((3, 2), np.float32) for i in range(500)})
-    few = 100
-    run = cli("diff", path, path, "--json", "-", preexec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (few, few)))
+    run = cli("diff", path, path, "--json", "-", shell="ulimit -n 100")
     assert len(json.loads(run.succeeded())["taps"]) == 500
 
 
@@ -660,7 +660,7 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        (ENDLESS, ("m.gguf: the chat template takes more than 4 s", "leave out --chat")),
+        (ENDLESS, ("m.gguf: the chat template takes more than 2 s", "leave out --chat")),
         ("{{ raise_exception('[red]no\x1b[2J\nway') }}", (r"[red]no\x1b[2J way",)),
         ("{{ '\\ud800' }}", ("not valid Unicode",)),
         ("{# nothing #}", ("the chat template wrote nothing",)),
@@ -681,13 +681,9 @@ def test_a_chat_prompt_is_tokenized(cli: Cli) -> None:
 # -- files that cannot be written ------------------------------------------------------------------
 
 
-def file_size_limit(size: int) -> Callable[[], None]:
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
 def test_a_full_disk_while_llama_cpp_runs(files: SimpleNamespace, cli: Cli) -> None:
     for command in (("capture", "-o", cli.folder / "t.safetensors"), ("compare",), ("compare", "--save", "kept/here")):
-        run = cli(*command, files.model, *IDS, preexec=file_size_limit(100_000))
+        run = cli(*command, files.model, *IDS, shell="ulimit -f 200")
         run.refused("cannot be written", "File too large", ".safetensors")
     assert not [path for path in cli.folder.iterdir() if path.name != "tmp"]
 
@@ -695,7 +691,7 @@ def test_a_full_disk_while_llama_cpp_runs(files: SimpleNamespace, cli: Cli) -> N
 def test_a_full_disk_while_a_report_is_written(files: SimpleNamespace, cli: Cli) -> None:
     (cli.folder / "r.json").write_text("what was there")
     for option, name in (("--json", "r.json"), ("--csv", "r.csv")):
-        run = cli("diff", files.trace, files.trace, option, name, preexec=file_size_limit(1000))
+        run = cli("diff", files.trace, files.trace, option, name, shell="ulimit -f 2")
         run.refused(f"{name}: cannot be written", "File too large")
     assert [path.name for path in cli.folder.iterdir() if path.name != "tmp"] == ["r.json"]
     assert (cli.folder / "r.json").read_text() == "what was there"
@@ -724,10 +720,12 @@ def test_a_reader_that_leaves_early(files: SimpleNamespace, cli: Cli) -> None:
     assert done.returncode in (0, 2)
 
 
-def test_streams_that_are_closed(files: SimpleNamespace, cli: Cli) -> None:
-    for closed in ((1,), (2,), (0, 1, 2)):
-        run = cli("compare", files.model, *IDS, preexec=lambda closed=closed: [os.close(number) for number in closed])
-        assert (run.code, run.err, run.left) == (0, "", [])
+@pytest.mark.parametrize("closed", ["exec 1>&-", "exec 2>&-", "exec 0>&- 1>&- 2>&-"])
+def test_streams_that_are_closed(closed: str, files: SimpleNamespace, cli: Cli) -> None:
+    run = cli("compare", files.model, *IDS, "--save", "kept", shell=closed)
+    assert (run.code, run.err, run.left) == (0, "", [])
+    assert run.out.startswith("MATCH") == ("1>&-" not in closed)
+    assert Trace.open(cli.folder / "kept" / "baseline.safetensors").info.tokens == TOKENS
 
 
 def test_a_temporary_directory_that_is_none(files: SimpleNamespace, cli: Cli) -> None:
@@ -809,6 +807,8 @@ def test_a_command_is_stopped(
 ) -> None:
     child, _ = working(cli, files.model)
     send(child.pid, number)
+    time.sleep(0.01)
+    send(child.pid, number)  # impatience does not keep it from cleaning up
     run = cli.finish(child)
     run.refused()
     assert run.err == "llamadiff: stopped\n"
@@ -816,7 +816,7 @@ def test_a_command_is_stopped(
 
 
 def test_a_comparison_is_stopped_at_any_time(files: SimpleNamespace, cli: Cli) -> None:
-    for delay in (0.15, 0.3, 0.45, 0.6, 0.75, 0.9):
+    for delay in (0.15, 0.4, 0.65, 0.9):
         child = cli.start("compare", files.model, *IDS, "--n-predict", "20")
         time.sleep(delay)
         os.killpg(child.pid, signal.SIGINT)
@@ -887,7 +887,7 @@ def test_ids_from_a_pipe(files: SimpleNamespace, cli: Cli) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_damaged_model_never_takes_the_command_down(seed: int, files: SimpleNamespace, cli: Cli) -> None:
     path = cli.folder / "m.gguf"
     whole = (files.folder / "text.gguf").read_bytes()
@@ -897,3 +897,11 @@ def test_a_damaged_model_never_takes_the_command_down(seed: int, files: SimpleNa
         run.refused("m.gguf")
     else:
         assert (run.err, run.left) == ("", [])
+
+
+# -- the cases of the table above -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_one_line(name: str, outcomes: dict[str, Future[Run]]) -> None:
+    outcomes[name].result().refused(*REFUSED[name][1])

@@ -230,7 +230,8 @@ def test_what_the_error_looks_like(traces):
 
     up, rope = right["ffn_up-1"], right["Qcur_rope-1"]
     assert "the values are those of its own ffn_gate-1" in described(ffn_up_1=right["ffn_gate-1"])
-    assert "the values are those of the baseline's ffn_up-0" in described(ffn_up_1=right["ffn_up-0"])
+    assert "the values are those of its own ffn_up-0" in described(ffn_up_1=right["ffn_up-0"])
+    assert "the values are those of the baseline's ffn_up-1" in described(ffn_up_0=right["ffn_up-1"])
     assert "it is 3 times what it should be, everywhere" in described(ffn_up_1=3 * up)
     assert "it is off by the constant 0.5" in described(ffn_up_1=up + np.float32(0.5))
     bias = np.linspace(-1, 1, up.shape[1]).astype(np.float32)

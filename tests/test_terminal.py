@@ -14,9 +14,9 @@ from rich.console import Console
 
 from llamadiff import limits, metrics
 from llamadiff.comparison import Comparison, Logits, Row, TopToken
+from llamadiff.judging import Local
 from llamadiff.report.terminal import make_console, render
 from llamadiff.report.text import number, quoted, shown, times, tiny
-from llamadiff.judging import Local
 
 HOSTILE = "\x1b[31mred\x1b[0m\x07\r\n[bold]x[/bold]\u202egnp.exe\u2066\x9b2J\ud800[/]"
 DENSE = ("attn_norm", "Qcur_rope", "Kcur_rope", "kq_soft_max", "ffn_inp", "ffn_swiglu", "l_out")

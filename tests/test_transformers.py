@@ -44,9 +44,16 @@ def test_what_it_really_does_otherwise_is_named(tmp_path):
     assert "every token is off by the same vector, as when a bias is dropped" in result.profile
 
 
+SPECS = {
+    "transformers:f8": "no such file",
+    "transformers:.@f8": "'f8' is no type",
+    "transformers:/no/such": "no such file",
+    "transformers:.": "cannot load it",
+}
+
+
 @installed
-@pytest.mark.parametrize(("spec", "message"), [("transformers:f8", "no such file"), ("transformers:.@f8", "'f8' is no type"),
-                                               ("transformers:/no/such", "no such file"), ("transformers:.", "cannot load it")])  # fmt: skip
-def test_what_cannot_be_loaded_is_said(spec, message, small_model):
-    with pytest.raises(UserError, match=message):
+@pytest.mark.parametrize("spec", SPECS)
+def test_what_cannot_be_loaded_is_said(spec, small_model):
+    with pytest.raises(UserError, match=SPECS[spec]):
         compare(small_model(), tokens=TOKENS, candidate=spec)

@@ -82,8 +82,8 @@ def _loaded(path: Path, kind: str, head_size: int) -> Any:
     import torch
     import transformers
 
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     folder, options = (path, {}) if path.is_dir() else (path.resolve().parent, {"gguf_file": path.name})
     local = {"local_files_only": True, "trust_remote_code": False, **options}
     try:

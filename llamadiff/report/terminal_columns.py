@@ -100,7 +100,9 @@ def _local(page: Page, lines: Sequence[Line]) -> list[Column]:
     if not any(locals_):
         return []
     sizes = [Text(tiny(x.nmse if x else None), _emphasis(line)) for x, line in zip(locals_, lines, strict=True)]
-    arithmetics = [Text(page.data("" if x is None or x.arithmetic in (None, "F32") else x.arithmetic, 11)) for x in locals_]
+    arithmetics = [
+        Text(page.data("" if x is None or x.arithmetic in (None, "F32") else x.arithmetic, 11)) for x in locals_
+    ]
     columns = [Column("local", sizes)]
     return [*columns, Column("", arithmetics, rank=3, left=True)] if any(arithmetics) else columns
 
