@@ -14,6 +14,7 @@ from typing import Any
 from llamadiff.errors import UserError
 
 COULD_NOT_TELL = 2
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they ask a command to stop
 PATIENCE = 2.0  # seconds that stopping may take
 
 
@@ -39,6 +40,8 @@ def run(command: Callable[[], Any], say: Callable[[str], None]) -> int:
             raise
         say(reason(error))
         code = COULD_NOT_TELL
+    for number in SIGNALS:  # too late to stop anything: the exit code stands
+        signal.signal(number, signal.SIG_IGN)
     _finish_output()
     return int(code or 0)
 
@@ -73,7 +76,7 @@ def _place(error: BaseException) -> str:
 
 
 def _listen() -> None:
-    """Turn the signals that ask a command to stop into Stopped, except those it was told to ignore (nohup)."""
+    """Turn the signals into Stopped, except those that the command was started to ignore (nohup)."""
     last = -math.inf
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -82,7 +85,7 @@ def _listen() -> None:
         if last - before > PATIENCE:  # a second signal must not interrupt the cleaning up
             raise Stopped
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, stop)
 

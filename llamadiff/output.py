@@ -21,10 +21,20 @@ def check_target(path: Path) -> None:
         raise UserError(f"{path}: is a directory; give the name of a file in it")
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: is not a regular file; give the name of one")
+    if _is_model(path):
+        raise UserError(f"{path}: is a model, which is not overwritten; give another name")
     if not path.parent.is_dir():
         raise UserError(f"{path}: cannot be written ({path.parent} is not a directory)")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise UserError(f"{path}: cannot be written (no permission to write in {path.parent})")
+
+
+def _is_model(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
 
 
 def check_text_target(path: Path) -> None:

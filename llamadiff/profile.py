@@ -145,7 +145,7 @@ def _equals(recorded: Array, others: Mapping[str, Array]) -> str | None:
 def _is_permutation(r: Array, e: Array) -> bool:
     """Whether every row has the right values in another order."""
     a, b = (np.sort(x.reshape(len(x), -1), axis=1) for x in (r, e))
-    return bool(np.isfinite(r).all() and metrics.nmse(a, b, 0) < 1e-9)
+    return bool(np.isfinite(r).all() and metrics.nmse(a, b, 0) < SAME)
 
 
 def rotations(recorded: Array, expected: Array, positions: Sequence[int], rope: Rope) -> tuple[int, ...] | None:

@@ -101,7 +101,12 @@ class Cli:
         return child
 
     def finish(self, child: subprocess.Popen[bytes]) -> Run:
-        out, err = child.communicate(timeout=60)
+        try:
+            out, err = child.communicate(timeout=60)
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
         return Run(child.returncode, (out or b"").decode(), err.decode(), self.left_by(child.place))
 
     def left_by(self, place: Path) -> list[str]:
@@ -297,6 +302,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "output nowhere": (("capture", "good.gguf", *IDS, "-o", "no/t.safetensors"), ("no/t.safetensors: cannot",)),
     "output a directory": (("capture", "good.gguf", *IDS, "-o", "."), ("is a directory",)),
     "output a device": (("capture", "good.gguf", *IDS, "-o", "pipe"), ("pipe: is not a regular file",)),
+    "output the model": (("capture", "good.gguf", *IDS, "-o", "good.gguf"), ("good.gguf: is a model",)),
+    "json the model": (("diff", "good.safetensors", "good.safetensors", "--json", "good.gguf"), ("is a model",)),
     "tolerance missing": ((*DIFF, "--tolerance", "no.toml"), ("no.toml: cannot be read",)),
     "tolerance a directory": ((*DIFF, "--tolerance", "."), ("cannot be read",)),
     "tolerance of words": ((*DIFF, "--tolerance", "words.toml"), ("words.toml: not TOML",)),
