@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ class Row:
     """One tap of the side under test.
 
     ``local`` is that side's own error; ``baseline_local`` llama.cpp's, where the candidate is another trace.
+    ``distance`` is each trace's NMSE against the engine's own free run: who is nearer to exact arithmetic.
     ``expected_drift`` is what the baseline's arithmetic alone does to an exact engine, and ``ratio_to_noise``
     the drift over it. ``span`` names unrecorded taps that this one answers for.
     """
@@ -43,6 +45,7 @@ class Row:
     ratio_to_noise: float | None
     baseline: metrics.Stats | None
     candidate: metrics.Stats | None
+    distance: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def span(self) -> tuple[str, ...]:
@@ -82,7 +85,8 @@ class Logits:
 class Comparison:
     """All that one run found out; ``summary`` is the sentence.
 
-    ``preflight`` is what was looked at before the layers; ``profile`` says in words what the first error looks like.
+    ``preflight`` is what was looked at before the layers; ``arithmetics`` says what the side under test rounds
+    activations to before it multiplies weights of each type; ``profile`` says in words what the first error looks like.
     """
 
     verdict: str
@@ -100,6 +104,7 @@ class Comparison:
     timing: Mapping[str, float] = field(default_factory=dict)
     next_steps: tuple[str, ...] = ()
     preflight: tuple[Check, ...] = ()
+    arithmetics: Mapping[str, str] = field(default_factory=dict)
     profile: tuple[str, ...] = ()
 
     @property
@@ -152,25 +157,43 @@ def rows_of(
             drift=drift, expected_drift=expected, ratio_to_noise=drift.nmse / expected if drift else None,
             baseline=finding.stats.get("baseline"),
             candidate=finding.stats.get("candidate" if under_test == "candidate" else "engine"),
+            distance=finding.distance,
         ))  # fmt: skip
     return tuple(rows)
 
 
-def compare_logits(baseline: Array, candidate: Array, text_of: Any) -> Logits:
-    """Compare logits [token, vocab]; the last row in full."""
+def compare_logits(baseline: Array, candidate: Array, text_of: Any, known: Array | None = None) -> Logits:
+    """Compare logits [token, vocab]; the last row in full.
+
+    ``known`` marks the candidate's values that are there: ranks are among these, and KL (which needs all) is NaN.
+    """
+    if known is not None:
+        candidate = np.where(known, candidate, -np.inf)
     b, c = np.asarray(baseline[-1], np.float64), np.asarray(candidate[-1], np.float64)
     b_order, c_order = np.argsort(-b, kind="stable"), np.argsort(-c, kind="stable")
     b_rank, c_rank = np.empty(len(b), int), np.empty(len(c), int)
     b_rank[b_order] = c_rank[c_order] = np.arange(1, len(b) + 1)
 
     def entry(token: int) -> TopToken:
-        return TopToken(int(b_rank[token]), token, text_of(token), float(b[token]), float(c[token]), int(c_rank[token]))
+        value = float(c[token]) if known is None or known[-1][token] else float("nan")
+        return TopToken(int(b_rank[token]), token, text_of(token), float(b[token]), value, int(c_rank[token]))
 
-    agreeing = int((np.argmax(baseline, -1) == np.argmax(candidate, -1)).sum())
+    rows = np.ones(len(baseline), bool) if known is None else known.any(axis=-1)
+    agreeing = int((np.argmax(baseline, -1) == np.argmax(candidate, -1))[rows].sum())
     margin = float(b[b_order[0]] - b[b_order[1]]) if len(b) > 1 else 0.0
     return Logits(
-        kl=metrics.kl_divergence(b, c), top1_agree=bool(b_order[0] == c_order[0]), margin=margin,
-        agreeing=agreeing, rows=len(baseline),
+        kl=metrics.kl_divergence(b, c) if known is None else float("nan"),
+        top1_agree=bool(b_order[0] == c_order[0]), margin=margin, agreeing=agreeing, rows=int(rows.sum()),
         top=tuple(entry(int(token)) for token in b_order[:TOP]),
-        candidate_top=tuple(entry(int(token)) for token in c_order[:TOP]),
+        candidate_top=tuple(entry(int(token)) for token in c_order[:TOP] if np.isfinite(c[token])),
     )  # fmt: skip
+
+
+def arithmetics_of(rows: Sequence[Row]) -> dict[str, str]:
+    """Weight type -> what activations are rounded to before the product, by most of the right products."""
+    counts: dict[str, Counter[str]] = {}
+    for row in rows:
+        right = row.local is not None and row.local.verdict == limits.MATCH and not row.span
+        if right and row.op.startswith("MUL_MAT") and row.weight_type and row.local and row.local.arithmetic:
+            counts.setdefault(row.weight_type, Counter())[row.local.arithmetic] += 1
+    return {kind: count.most_common(1)[0][0] for kind, count in counts.items()}

@@ -50,6 +50,7 @@ class Finding:
     stats: Mapping[str, metrics.Stats]  # by source, and "engine" for the free run
     drift: metrics.Difference | None  # candidate (or the free run) against the baseline
     noise: float | None  # what the baseline's arithmetic alone does to a free run
+    distance: Mapping[str, float]  # by source: NMSE against the free run, which computes in float32 throughout
 
 
 @dataclass
@@ -84,6 +85,7 @@ class Judge:
                 "engine": metrics.stats(free),
             },
             drift=self._drift(tap, values, free),
+            distance={name: self._distance(tap, name, array, free) for name, array in values.items()},
             noise=self._between(tap, x, FREE_NATIVE, FREE, axis) if FREE_NATIVE in self.lanes else None,
         )
 
@@ -107,6 +109,10 @@ class Judge:
         for source in self.sources.values():
             candidate, baseline = source.known(tap.name, candidate), source.known(tap.name, baseline)
         return metrics.difference(candidate, baseline, tap.row_axis)
+
+    def _distance(self, tap: taps.Tap, name: str, values: Array, free: Array) -> float:
+        source = self.sources[name]
+        return metrics.nmse(source.known(tap.name, values), source.known(tap.name, free), tap.row_axis)
 
     def _between(self, tap: taps.Tap, x: Array, lane: Lane, other: Lane, axis: int) -> float:
         a, b = (self._defined(tap, x[self.lanes.index(which)]) for which in (lane, other))

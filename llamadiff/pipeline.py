@@ -16,7 +16,7 @@ from llamaref import ModelError
 from threadpoolctl import threadpool_limits
 
 from llamadiff import limits, metrics, sentence, taps
-from llamadiff.comparison import Comparison, Logits, Row, compare_logits, rows_of
+from llamadiff.comparison import Comparison, Logits, Row, arithmetics_of, compare_logits, rows_of
 from llamadiff.errors import UserError
 from llamadiff.judging import Judge
 from llamadiff.lanes import F32, NATIVE, POLICIES, Source, stored_types
@@ -219,11 +219,12 @@ def judge(
     trace = candidate if candidate is not None else baseline
     read = set(baseline.info.producer.get("weights_read", model.engine.w.read)) & set(model.tensors)
     unread, n_prefill = tuple(sorted(model.engine.w.read - read)), _prefill(baseline, candidate)
+    missing = tuple(tap.name for tap in model.taps if tap.name not in trace and not tap.kind.optional)
     return Comparison(
         verdict=verdict,
         summary=sentence.summarize(verdict, rows, producer, named, candidate is None, unread, checks, n_prefill),
         rows=rows,
-        missing=tuple(tap.name for tap in model.taps if tap.name not in trace and not tap.kind.optional),
+        missing=missing,
         model=model.describe(baseline.info.model.get("sha256")),
         tokens=model.token_texts(baseline.info.tokens),
         n_prefill=n_prefill,
@@ -233,8 +234,9 @@ def judge(
         only_baseline_read=tuple(sorted(read - model.engine.w.read)),
         only_engine_read=unread,
         timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran},
-        next_steps=sentence.next_steps(verdict, rows, producer, candidate is None),
+        next_steps=sentence.next_steps(verdict, rows, missing, candidate is None),
         preflight=checks,
+        arithmetics=arithmetics_of(rows),
         profile=_described(rows, len(baseline.info.tokens)),
     )
 
@@ -292,8 +294,13 @@ def _logits(baseline: Trace, candidate: Trace | None, engine: Any, model: Model)
     name = "result_output"
     if name not in baseline or (candidate is not None and name not in candidate):
         return None
-    other = candidate[name] if candidate is not None else engine
-    return compare_logits(_rows(baseline[name]), _rows(other), model.vocabulary.text)
+    if candidate is None:
+        return compare_logits(_rows(baseline[name]), _rows(engine), model.vocabulary.text)
+    mask = candidate.known.get(name)
+    if mask is not None and not mask[-1].any():
+        return None
+    known = None if mask is None else _rows(mask)
+    return compare_logits(_rows(baseline[name]), _rows(candidate[name]), model.vocabulary.text, known)
 
 
 def _rows(logits: Any) -> Any:

@@ -167,16 +167,15 @@ def _unchecked(whose: str, rows: Sequence[Row]) -> str:
     )
 
 
-def next_steps(verdict: str, rows: Sequence[Row], candidate: Mapping[str, Any], is_engine: bool) -> tuple[str, ...]:
-    """What a reader should do now."""
+def next_steps(verdict: str, rows: Sequence[Row], missing: Sequence[str], is_engine: bool) -> tuple[str, ...]:
+    """What a reader should do now; ``missing`` are taps that were not recorded."""
     first = next((row for row in rows if row.verdict == limits.WRONG), None)
     if first is None:
-        return _steps_when_right(verdict, rows)
+        return _steps_when_right(verdict, rows, missing)
     assert first.local is not None
-    steps = []
-    if first.span:
-        steps.append(f"record {', '.join(first.span[:6])} as well: one of these ops is the wrong one")
-    steps.append(_advice(first))
+    steps = [_narrow_down(first.span)] if first.span else []
+    if not first.span:
+        steps.append(_advice(first))
     place = ", ".join(map(str, first.local.index))
     steps.append(
         f"worst value {first.tap}[{place}]: expected {first.local.expected:.6g} from the inputs recorded, "
@@ -187,6 +186,16 @@ def next_steps(verdict: str, rows: Sequence[Row], candidate: Mapping[str, Any], 
             "run llamadiff doctor: it says how this llama.cpp was built, and whether its settings are known to be bad"
         )
     return tuple(steps)
+
+
+def _narrow_down(span: Sequence[str]) -> str:
+    """Which taps to write next: a layer's outputs while the layer is unknown, then the ops of the layer."""
+    outputs = [name for name in span if name.startswith("l_out-")]
+    if outputs:
+        return f"write {outputs[0]} to {outputs[-1]} next: they say which layer is wrong" if len(outputs) > 1 else (
+            f"write {outputs[0]} next: it says on which side of it the fault is")  # fmt: skip
+    more = f" and {len(span) - 8} more" if len(span) > 8 else ""
+    return f"write {', '.join(span[:8])}{more} next: one of these ops is the wrong one"
 
 
 def _advice(row: Row) -> str:
@@ -210,11 +219,13 @@ def _product_advice(row: Row) -> str:
     return f"check {row.weight}{kind}: the right tensor, its orientation, its dequantization, and the bias"
 
 
-def _steps_when_right(verdict: str, rows: Sequence[Row]) -> tuple[str, ...]:
+def _steps_when_right(verdict: str, rows: Sequence[Row], missing: Sequence[str]) -> tuple[str, ...]:
     if verdict == limits.UNCHECKED or not rows:
         return ("record more taps; llamadiff taps MODEL lists them with their shapes",)
     judged = [row.local.nmse for row in rows if row.local is not None]
     steps = [f"the smallest tolerance that still passes: match = {max(judged):.1e}"] if judged else []
+    if missing and len(missing) > len(rows):
+        steps.append(f"{len(missing)} taps were not recorded; {_narrow_down(missing)}")
     return (
         *steps,
         "if the text is still wrong, look at what comes after the logits: sampling, detokenization, the prompt",

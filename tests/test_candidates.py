@@ -346,3 +346,33 @@ def test_sparse_dumps_still_name_the_layer(small_model, baseline, tmp_path):
     sparse = Trace(trace.info, {name: trace[name] for name in kept}, {})
     result = judged(as_npy(sparse, tmp_path), small_model(), baseline("llama"))
     assert [row.tap for row in result.wrong] == ["l_out-1"]
+
+
+def test_a_partial_dump_says_ranks_and_what_to_write_next(small_model, baseline, tmp_path):
+    trace = record(Engine(small_model()), TOKENS, "mine")
+    logits = trace["result_output"][-1]
+    top = np.argsort(-logits)[:5]
+    (tmp_path / "result_output@-1.txt").write_text("\n".join(f"[{i}] = {logits[i]:.6f}" for i in top))
+    result = judged(tmp_path, small_model(), baseline("llama"))
+    assert [token.candidate_rank for token in result.logits.top[:5]] == [1, 2, 3, 4, 5]
+    assert np.isnan(result.logits.top[5].candidate)
+    assert any("write l_out-0 to l_out-1 next" in step for step in result.next_steps)
+    (tmp_path / "result_output@-1.txt").write_text("\n".join(f"[{i}] = {-logits[i]:.6f}" for i in top))
+    result = judged(tmp_path, small_model(), baseline("llama"))
+    assert [row.tap for row in result.wrong] == ["result_output"]
+    assert not result.logits.top1_agree
+    assert result.next_steps[0] == "write l_out-0 to l_out-1 next: they say which layer is wrong"
+
+
+def test_two_bugs_are_named_through_a_dump(small_model, baseline, tmp_path):
+    both = type("Both", (BUGS[9].build, BUGS[6].build), {})
+    result = judged(as_npz(record(both(small_model()), TOKENS, "mine"), tmp_path), small_model(), baseline("llama"))
+    assert {parse(row.tap).kind.word for row in result.wrong} == {"ffn_gate", "ffn_up", "result_norm"}
+
+
+def test_what_is_nearer_to_the_engine_is_shown(small_model, baseline):
+    trace = record(BUGS[0].build(small_model()), TOKENS, "mine")
+    result = diff(baseline("llama"), trace, small_model())
+    distance = result.rows[-1].distance
+    assert distance["candidate"] > 1e-3 > distance["baseline"]
+    assert result.arithmetics == {"F16": "F32"}

@@ -56,6 +56,8 @@ def render(comparison: Comparison, console: Console) -> None:
         page.blank()
         put_taps(page, comparison)
         put_notes(page, comparison)
+        page.blank()
+        _put_three_way(page, comparison)
         _put_profile(page, comparison)
     if comparison.logits is not None:
         page.blank()
@@ -114,6 +116,18 @@ def _producer(page: Page, producer: Mapping[str, Any]) -> Text:
         if value is not None and str(value).upper() != usual.upper():
             facts.append(words.format(page.data(value, 20)))
     return Text.assemble((page.data(producer.get("name") or "unnamed", 60), "bold"), f"  {', '.join(facts)}")
+
+
+def _put_three_way(page: Page, comparison: Comparison) -> None:
+    """How far each side is from the engine, where both are traces; and what arithmetic the products have."""
+    last = comparison.rows[-1]
+    if len(last.distance) > 1:
+        names = {"baseline": comparison.baseline.get("name"), "candidate": comparison.candidate.get("name")}
+        facts = [f"{page.data(names[side] or side, 40)} {tiny(value)}" for side, value in last.distance.items()]
+        page.paragraph(Text("to engine    ", "dim"), Text(f"{page.data(last.tap)}: {', '.join(facts)}"))
+    used = [f"{page.data(kind)} by {page.data(to)}" for kind, to in comparison.arithmetics.items()]
+    if used:
+        page.paragraph(Text("products     ", "dim"), Text(f"weights by activations: {', '.join(used)}"))
 
 
 def _put_logits(page: Page, logits: Logits) -> None:
