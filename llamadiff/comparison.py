@@ -69,7 +69,8 @@ class Logits:
     """The next-token distributions after the last token.
 
     ``kl`` is KL(baseline || candidate) in nats, ``margin`` the baseline's logit lead of its first token over
-    its second, ``agreeing`` how many of all rows have the same first token.
+    its second, ``agreeing`` how many of all rows have the same first token;
+    ``partial``: not all of the candidate's logits were recorded.
     """
 
     kl: float
@@ -79,6 +80,7 @@ class Logits:
     rows: int
     top: tuple[TopToken, ...]
     candidate_top: tuple[TopToken, ...]
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,7 @@ def compare_logits(baseline: Array, candidate: Array, text_of: Any, known: Array
         top1_agree=bool(b_order[0] == c_order[0]), margin=margin, agreeing=agreeing, rows=int(rows.sum()),
         top=tuple(entry(int(token)) for token in b_order[:TOP]),
         candidate_top=tuple(entry(int(token)) for token in c_order[:TOP] if np.isfinite(c[token])),
+        partial=known is not None,
     )  # fmt: skip
 
 

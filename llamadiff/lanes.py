@@ -65,6 +65,11 @@ class Source:
         """Whether a tap was recorded in full: only such a tap can stand in for the op's result."""
         return name in self.trace and name not in self.trace.known
 
+    def whole_rows(self, name: str) -> Array | None:
+        """Which tokens' rows of a partial tap are complete; None for a tap that is whole, or attention scores."""
+        mask = self.trace.known.get(name)
+        return None if mask is None else np.asarray(mask.reshape(len(mask), -1).all(axis=1))
+
     def known(self, name: str, x: Array) -> Array:
         """A tap's values with those that the trace does not have set to zero."""
         mask = self.trace.known.get(name)

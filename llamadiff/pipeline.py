@@ -222,7 +222,9 @@ def judge(
     missing = tuple(tap.name for tap in model.taps if tap.name not in trace and not tap.kind.optional)
     return Comparison(
         verdict=verdict,
-        summary=sentence.summarize(verdict, rows, producer, named, candidate is None, unread, checks, n_prefill),
+        summary=sentence.summarize(
+            verdict, rows, producer, named, candidate is None, unread, checks, n_prefill, missing
+        ),
         rows=rows,
         missing=missing,
         model=model.describe(baseline.info.model.get("sha256")),

@@ -28,12 +28,13 @@ def summarize(
     unread: Sequence[str] = (),
     checks: Sequence[Check] = (),
     n_prefill: int = 0,
+    missing: Sequence[str] = (),
 ) -> str:
     """One sentence: which op is wrong since which layer, or that none is and how much noise there is.
 
     ``unread`` are tensors of the file that the baseline's graph does not use and the engine does.
     """
-    text = _judgement(verdict, rows, candidate, baseline, is_engine)
+    text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing))
     failed = [check for check in checks if check.verdict == limits.WRONG]
     if failed:
         text = f"before any layer, {failed[0].name}: {failed[0].found}; {text}"
@@ -58,13 +59,18 @@ def _decode_steps(rows: Sequence[Row], n_prefill: int) -> str | None:
 
 
 def _judgement(
-    verdict: str, rows: Sequence[Row], candidate: Mapping[str, Any], baseline: Mapping[str, Any], is_engine: bool
+    verdict: str,
+    rows: Sequence[Row],
+    candidate: Mapping[str, Any],
+    baseline: Mapping[str, Any],
+    is_engine: bool,
+    gaps: bool,
 ) -> str:
     whose = str(baseline.get("name")) if is_engine else str(candidate.get("name") or "the candidate")
     blamed = [] if is_engine else [row for row in rows if _is_wrong(row.baseline_local)]
     wrong = [row for row in rows if row.verdict == limits.WRONG]
     if wrong:
-        text = _wrong(whose, wrong, rows)
+        text = _wrong(whose, wrong, rows, gaps)
         return text + (f"; {_also_baseline(blamed, baseline)}" if blamed else "")
     if blamed:
         return f"{_right(whose, rows)}, and {_also_baseline(blamed, baseline)}"
@@ -104,7 +110,7 @@ def _drift(rows: Sequence[Row], is_engine: bool) -> str:
     return f"{last.tap} drifts {last.drift.nmse:.1e} from {against}, {explained} what rounding in products explains"
 
 
-def _wrong(whose: str, wrong: Sequence[Row], rows: Sequence[Row]) -> str:
+def _wrong(whose: str, wrong: Sequence[Row], rows: Sequence[Row], gaps: bool) -> str:
     first = wrong[0]
     assert first.local is not None
     words = _place(first)
@@ -114,7 +120,7 @@ def _wrong(whose: str, wrong: Sequence[Row], rows: Sequence[Row]) -> str:
         if local.nmse == float("inf")
         else f"local NMSE {local.nmse:.1e}, limit {local.limit:.0e}"
     )
-    also = _others(wrong)
+    also = _others(wrong) + _the_rest(len(rows) - len(wrong), gaps)
     return f"{first.tap}: {_possessive(whose)} {words} is wrong on the inputs it was given ({size}){also}"
 
 
@@ -135,7 +141,7 @@ def _others(wrong: Sequence[Row]) -> str:
     """The rest of the WRONG taps: the same op in other layers, then other ops."""
     first, rest = wrong[0], wrong[1:]
     if not rest:
-        return "; every other op is right on the inputs it was given"
+        return ""
     word = first.tap.rsplit("-", 1)[0]
     same = [row for row in rest if row.tap.rsplit("-", 1)[0] == word]
     others = list(dict.fromkeys(row.tap.rsplit("-", 1)[0] for row in rest if row not in same))
@@ -145,7 +151,14 @@ def _others(wrong: Sequence[Row]) -> str:
     if others:
         more = " and others" if len(others) > 4 else ""
         parts.append(f"{', '.join(others[:4])}{more} {'is' if len(others) == 1 else 'are'} wrong too")
-    return "; " + ", ".join(parts) + "; every other op is right"
+    return "; " + ", ".join(parts)
+
+
+def _the_rest(n_right: int, gaps: bool) -> str:
+    """What may be said of the other ops: only what was judged."""
+    if not n_right:
+        return ""
+    return f"; the other {n_right} recorded taps are right" if gaps else "; every other op is right"
 
 
 def _layers(numbers: Sequence[int]) -> str:

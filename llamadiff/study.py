@@ -16,6 +16,7 @@ from llamadiff.judging import Finding, Judge
 from llamadiff.lanes import FREE, FREE_NATIVE, JITTER, NATIVE, Lane, Source, policies_for, rounding_type, shaken
 
 Array = NDArray[Any]
+ATTENTION = ("kq", "kq_soft_max", "kqv_out")  # the ops in which a token's row depends on other tokens' rows
 
 
 class Study:
@@ -55,9 +56,11 @@ class Study:
         }
         self.findings.append(self.judge.finding(tap, x, recorded, spans))
         for number, lane in enumerate(self.lanes):
-            if lane.source is not None and self.sources[lane.source].is_whole(name):
+            if lane.source is not None and lane.source in recorded:
                 values = recorded[lane.source]
-                x[number] = shaken(values) if lane.policy == JITTER else values
+                rows = self.sources[lane.source].whole_rows(name)
+                values = shaken(values) if lane.policy == JITTER else values
+                x[number] = values if rows is None else np.where(_along_first(rows, values), values, x[number])
         return x
 
     def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
@@ -96,7 +99,9 @@ class Study:
     def _opened(self, source: Source, tap: taps.Tap) -> tuple[str, ...]:
         """The unrecorded taps that lie between this one and the recorded ones before it."""
         inputs = taps.inputs_of(tap, self.present, self.n_layer)
-        opened = tuple(dict.fromkeys(name for i in inputs for name in source.spans.get(i, ())))
+        wanted = None if tap.kind.word in ATTENTION else source.whole_rows(tap.name)
+        open_ones = [i for i in inputs if not _has_rows(source, i, wanted)]
+        opened = tuple(dict.fromkeys(name for i in open_ones for name in source.spans.get(i, ())))
         if not source.is_whole(tap.name):
             source.spans[tap.name] = opened if tap.kind.optional else (*opened, tap.name)
         return opened
@@ -131,3 +136,14 @@ def lanes_of(sources: Sequence[Source], weight_types: set[str]) -> list[Lane]:
     """The free run, the same with the baseline's arithmetic if that differs, and every source's lanes."""
     native = NATIVE in policies_for(weight_types, sources[0].stored, (FREE.policy, NATIVE))
     return [FREE, *([FREE_NATIVE] if native else []), *(lane for source in sources for lane in source.lanes)]
+
+
+def _along_first(rows: Array, values: Array) -> Array:
+    """Flags of rows, to be broadcast against a tap whose first axis runs over tokens."""
+    return rows.reshape(-1, *[1] * (values.ndim - 1))
+
+
+def _has_rows(source: Source, name: str, wanted: Array | None) -> bool:
+    """Whether a partial tap has all the rows that a partial tap after it needs."""
+    rows = source.whole_rows(name)
+    return rows is not None and wanted is not None and bool((rows | ~wanted).all())

@@ -243,7 +243,7 @@ def test_the_last_hidden_state_and_some_logits_are_judged(small_model, baseline,
     wrong = trace["result_norm"][-1] * 1.3
     (tmp_path / "result_norm@-1.txt").write_text("\n".join(f"{i}: {v:.7g}" for i, v in enumerate(wrong)))
     result = judged(tmp_path, small_model(), baseline("llama"))
-    assert [row.tap for row in result.wrong] == ["result_norm"]
+    assert [row.tap for row in result.wrong] == ["result_norm", "result_output"]  # logits of another state
 
 
 def test_the_first_values_of_a_tap_are_compared_alone(small_model, baseline, tmp_path):
@@ -376,3 +376,15 @@ def test_what_is_nearer_to_the_engine_is_shown(small_model, baseline):
     distance = result.rows[-1].distance
     assert distance["candidate"] > 1e-3 > distance["baseline"]
     assert result.arithmetics == {"F16": "F32"}
+
+
+def test_two_rows_of_one_token_are_judged_apart(small_model, baseline, tmp_path):
+    """The last token's final norm and its logits: the head is judged on the row that it was given."""
+    trace = record(BUGS[0].build(small_model()), TOKENS, "mine")
+    for name in ("result_norm", "result_output"):
+        lines = (f"{i}: {v:.9g}" for i, v in enumerate(trace[name][-1]))
+        (tmp_path / f"{name}@-1.txt").write_text("\n".join(lines))
+    result = judged(tmp_path, small_model(), baseline("llama"))
+    assert [row.tap for row in result.wrong] == ["result_norm"]
+    assert result.rows[1].span == ()
+    assert "the other 1 recorded taps are right" in result.summary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -131,7 +132,8 @@ def _put_three_way(page: Page, comparison: Comparison) -> None:
 
 
 def _put_logits(page: Page, logits: Logits) -> None:
-    head = Text(f"KL {tiny(logits.kl)} nats; first token ")
+    divergence = f"KL {tiny(logits.kl)} nats" if not logits.partial else "not all were recorded"
+    head = Text(f"{divergence}; first token ")
     head.append("agrees" if logits.top1_agree else _disagreement(page, logits), "" if logits.top1_agree else "bold red")
     head.append(f", margin {number(logits.margin)}; {logits.agreeing}/{logits.rows} rows agree")
     page.paragraph(Text("logits       ", "dim"), head)
@@ -159,11 +161,20 @@ def _logit_columns(page: Page, logits: Logits) -> list[Column]:
         Column("text", [Text("" if token.text is None else page.quoted(token.text)) for token in top], 2, left=True),
         Column("logit b", [Text(_logit(token.baseline)) for token in top], 1),
         Column("logit c", [Text(_logit(token.candidate)) for token in top], 1),
-        Column("rank c", [Text(str(t.candidate_rank), style) for t, style in zip(top, moved, strict=True)], 1),
+        Column(
+            "rank c",
+            [
+                Text("-" if math.isnan(t.candidate) else str(t.candidate_rank), style)
+                for t, style in zip(top, moved, strict=True)
+            ],
+            1,
+        ),
     ]
 
 
 def _logit(value: float) -> str:
+    if math.isnan(value):
+        return "-"
     return f"{value:.4f}" if abs(value) < 1e5 else number(value)
 
 
