@@ -108,6 +108,7 @@ class Comparison:
     preflight: tuple[Check, ...] = ()
     arithmetics: Mapping[str, str] = field(default_factory=dict)
     profile: tuple[str, ...] = ()
+    prompt: str | None = None
 
     @property
     def first_divergence(self) -> Row | None:

@@ -13,7 +13,7 @@ from llamadiff.errors import UserError
 from llamadiff.llamacpp.capture import Facts, capture, probe, scratch_directory
 from llamadiff.llamacpp.request import Request, Settings
 
-PACKAGES = ("numpy", "gguf", "safetensors", "llama-cpp-python", "rich", "typer", "pandas", "jinja2")
+PACKAGES = ("numpy", "gguf", "safetensors", "llama-cpp-python", "rich", "typer", "pandas", "jinja2", "threadpoolctl")
 
 
 @dataclass(frozen=True)

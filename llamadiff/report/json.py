@@ -31,6 +31,7 @@ def to_object(comparison: Comparison) -> dict[str, Any]:
         "model": c.model,
         "tokens": [{"id": token, "text": text} for token, text in c.tokens],
         "n_prefill": c.n_prefill,
+        "prompt": c.prompt,
         "baseline": c.baseline,
         "candidate": c.candidate,
         "taps": [_row(row) for row in c.rows],

@@ -13,6 +13,8 @@ from llamadiff.model import Model
 from llamadiff.report.terminal import make_console
 from llamadiff.report.text import shown
 
+NAME_WIDTH = 26
+
 
 def print_taps(model: Model, n_tokens: int) -> None:
     """Every tap of a layer once, with its shape; * marks those to write first."""
@@ -36,13 +38,17 @@ def print_taps(model: Model, n_tokens: int) -> None:
 
 
 def print_checks(checks: Iterable[Check]) -> bool:
-    """One line a check; returns whether all are good."""
+    """One line a check, as each is done; returns whether all are good."""
     console, good = make_console(), True
+    ascii_only = console.options.ascii_only
     for check in checks:
         mark, style = {True: ("ok", "green"), False: ("BAD", "bold red"), None: ("", "")}[check.good]
         good = good and check.good is not False
-        console.print(
-            Text.assemble((f"{mark:>3}  ", style), (f"{check.name:<27} ", "bold"), shown(check.found, 1000)),
-            soft_wrap=False,
-        )
+        line = Table.grid(padding=(0, 2))
+        line.add_column(width=3, justify="right")
+        line.add_column(width=NAME_WIDTH)
+        line.add_column(ratio=1)
+        found = Text(shown(check.found, 1000, ascii_only=ascii_only))
+        line.add_row(Text(mark, style), Text(check.name, "bold"), found)
+        console.print(line)
     return good

@@ -51,6 +51,8 @@ def render(comparison: Comparison, console: Console) -> None:
     page.paragraph(label, Text(page.data(comparison.summary, 4000), "bold"))
     page.blank()
     _put_subject(page, comparison)
+    if comparison.prompt is not None:
+        page.paragraph(Text("prompt       ", "dim"), Text(page.quoted(comparison.prompt, 400)))
     put_tokens(page, comparison)
     _put_preflight(page, comparison)
     if comparison.rows:
