@@ -47,4 +47,4 @@ def _model_of(path: Path, trace: Trace) -> Path:
 
 def to_json(results: Results) -> str:
     """One object a trace: the reports by file name."""
-    return json.dumps({path.name: to_object(result) for path, result in results}, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps({str(path): to_object(result) for path, result in results}, indent=1, ensure_ascii=False) + "\n"

@@ -74,7 +74,7 @@ def _judgement(
         return text + (f"; {_also_baseline(blamed, baseline)}" if blamed else "")
     if blamed:
         return f"{_right(whose, rows)}, and {_also_baseline(blamed, baseline)}"
-    if verdict == limits.UNCHECKED:
+    if verdict == limits.UNCHECKED or not rows:
         return _unchecked(whose, rows)
     return f"{_right(whose, rows)}; {_drift(rows, is_engine)}"
 

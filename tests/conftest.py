@@ -13,6 +13,7 @@ OPTIONS = {
     "moe": {"arch": "llama", "experts": 4},
     "qwen2": {"arch": "qwen2", "bias": True, "kv_heads": 4},
     "qwen3": {"arch": "qwen3", "qk_norm": True},
+    "qwen3moe": {"arch": "qwen3moe", "qk_norm": True, "experts": 4},
 }
 
 

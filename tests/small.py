@@ -95,7 +95,7 @@ def _metadata(layers: int, heads: int, kv_heads: int, experts: int, extra: dict[
         "attention.value_length": DIM, "attention.layer_norm_rms_epsilon": 1e-5,
     }  # fmt: skip
     if experts:
-        fields |= {"expert_count": experts, "expert_used_count": 2}
+        fields |= {"expert_count": experts, "expert_used_count": 2, "expert_feed_forward_length": FF}
     fields |= extra
     return {key: value for key, value in fields.items() if value is not None}
 

@@ -49,6 +49,7 @@ OPTIONS = {
     "qwen2 output bias": {"arch": "qwen2", "kv_heads": 4, "tensors": {"output.bias": np.ones(96, np.float32)}},
     "qwen2 yarn": {"arch": "qwen2", "kv_heads": 4, "extra": YARN},
     "qwen3": {"arch": "qwen3", "qk_norm": True},
+    "qwen3moe": {"arch": "qwen3moe", "qk_norm": True, "experts": 4, "kind": "Q8_0"},
     "qwen3 quantized": {"arch": "qwen3", "qk_norm": True, "kind": "Q4_0"},
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ import pytest
 from small import write_model
 
 from llamadiff import UserError, compare
+from llamadiff.demo import shipped_model
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 installed = pytest.mark.skipif(
@@ -19,14 +20,24 @@ installed = pytest.mark.skipif(
 
 @installed
 @pytest.mark.parametrize("kind", ["f32", "bf16", "f16"])
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "qwen3moe"])
 def test_a_third_engine_is_right(arch, kind, small_model):
     result = compare(small_model(arch), tokens=TOKENS, candidate=f"transformers:{kind}")
     assert result.verdict == ("match" if kind == "f32" else "noise"), result.summary
     assert result.candidate["name"] == "transformers"
     words = {row.tap.rsplit("-", 1)[0] for row in result.rows}
     assert words >= {"embd", "attn_norm", "Qcur_proj", "Kcur_proj", "Vcur_proj", "kqv_out", "attn_out", "ffn_inp"}
-    assert words >= {"ffn_norm", "ffn_gate", "ffn_up", "ffn_swiglu", "ffn_out", "l_out", "result_norm", "result_output"}
+    assert words >= {"ffn_norm", "ffn_out", "l_out", "result_norm", "result_output"}
+    assert arch == "qwen3moe" or words >= {"ffn_gate", "ffn_up", "ffn_swiglu"}
+
+
+@installed
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_it_is_right_on_the_trained_model(kind, quantized):
+    result = compare(shipped_model(quantized), "Once upon a time", candidate=f"transformers:{kind}")
+    assert result.verdict == ("match" if kind == "f32" else "noise"), result.summary
+    assert len(result.rows) >= 40
 
 
 @installed

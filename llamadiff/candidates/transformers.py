@@ -34,9 +34,13 @@ _INPUTS = {
 }
 _INPUT = " (input)"
 
+# Sizes that transformers assumes for some architectures instead of reading the file's.
+_ASSUMED = {"head_dim": "dim", "moe_intermediate_size": "ff"}
+
 MAP: Mapping[str, Entry] = {
     **HF,
     **{word: Entry(word, name + _INPUT, tuple(axes.split())) for word, (name, axes) in _INPUTS.items()},
+    "ffn_out of experts": Entry("ffn_out", "model.layers.{i}.mlp", ("batch", "token", "embd")),
 }
 
 
@@ -54,7 +58,7 @@ class Transformers:
             )
         path, kind = _parsed(spec, context.model.path)
         context.progress("loading the model into transformers")
-        model = _loaded(path, kind, context.model.sizes["dim"])
+        model = _loaded(path, kind, context.model.sizes)
         context.progress("running transformers")
         pieces = list(_run(model, context.tokens))
         import transformers
@@ -77,7 +81,7 @@ def _parsed(spec: str, model: Path) -> tuple[Path, str]:
     return Path(path) if path else model, kind
 
 
-def _loaded(path: Path, kind: str, head_size: int) -> Any:
+def _loaded(path: Path, kind: str, sizes: Mapping[str, int]) -> Any:
     """The model, in evaluation mode, with plain attention."""
     import torch
     import transformers
@@ -89,8 +93,9 @@ def _loaded(path: Path, kind: str, head_size: int) -> Any:
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **local)
         config.pad_token_id = None  # files carry 4294967295 for "none"
-        if options and hasattr(config, "head_dim"):
-            config.head_dim = head_size  # it assumes one for some architectures instead of reading the file's
+        for name, size in _ASSUMED.items():
+            if options and hasattr(config, name):
+                setattr(config, name, sizes[size])
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=getattr(torch, DTYPES[kind]), attn_implementation="eager",
             **({} if options else {"use_safetensors": True}), **local,

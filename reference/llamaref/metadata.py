@@ -28,7 +28,7 @@ DESCRIPTIVE = frozenset({
 })  # fmt: skip
 
 # Belong to other architectures: llama.cpp writes them into its own test files with these values and
-# does not read them for llama, qwen2 and qwen3 (llama.cpp, src/models/{llama,qwen2,qwen3}.cpp).
+# does not read them for the engine's architectures (llama.cpp, src/models/{llama,qwen2,qwen3,qwen3moe}.cpp).
 FOREIGN: Mapping[str, Any] = {
     "expert_gating_func": 1,  # softmax, which is what these architectures do
     "attn_logit_softcapping": 50.0,

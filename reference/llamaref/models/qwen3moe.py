@@ -1,0 +1,42 @@
+"""qwen3moe: Qwen 3 mixtures of experts. RoPE in halves, RMSNorm of every Q and K head, experts as in Mixtral."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llamaref.models.llama import moe
+
+if TYPE_CHECKING:
+    from llamaref.engine import Array, Engine, Step
+
+ROPE_PAIRS = False  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
+
+
+def forward(m: Engine, tokens: Array, step: Step) -> Array:
+    """[t] token ids -> logits [b, t, vocab]."""
+    tap = step.tap
+    x = tap("embd", m.embed(tokens))  # [b, t, embd]
+    for i in range(m.config.n_layer):
+        x = layer(m, i, x, step)
+    x = tap("result_norm", m.norm(x, "output_norm"))
+    return tap("result_output", m.logits(x, tap))
+
+
+def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
+    """One block: [b, t, embd] -> [b, t, embd]."""
+    c, tap = m.config, step.tap
+    b, t, _ = x.shape
+    h = tap(f"attn_norm-{i}", m.norm(x, f"blk.{i}.attn_norm"))
+    q, k, v = m.qkv(h, i, tap)
+    q = tap(f"Qcur_proj-{i}", q).reshape(b, t, c.n_head, c.head_k)
+    k = tap(f"Kcur_proj-{i}", k).reshape(b, t, c.n_head_kv, c.head_k)
+    v = tap(f"Vcur_proj-{i}", v).reshape(b, t, c.n_head_kv, c.head_v)
+    q = tap(f"Qcur_normed-{i}", m.norm(q, f"blk.{i}.attn_q_norm"))
+    k = tap(f"Kcur_normed-{i}", m.norm(k, f"blk.{i}.attn_k_norm"))
+    q = tap(f"Qcur_rope-{i}", m.ops.rope_halves(q, step.cos, step.sin))
+    k = tap(f"Kcur_rope-{i}", m.ops.rope_halves(k, step.cos, step.sin))
+    a = m.attention(i, q, k, v, step)  # [b, t, head*dim]
+    a = tap(f"attn_out-{i}", m.linear(a, f"blk.{i}.attn_output", tap))
+    x = tap(f"ffn_inp-{i}", m.ops.add(a, x))
+    h = tap(f"ffn_norm-{i}", m.norm(x, f"blk.{i}.ffn_norm"))
+    return tap(f"l_out-{i}", m.ops.add(moe(m, i, h, tap), x))
