@@ -201,3 +201,8 @@ def arithmetics_of(rows: Sequence[Row]) -> dict[str, str]:
         if right and row.op.startswith("MUL_MAT") and row.weight_type and row.local and row.local.arithmetic:
             counts.setdefault(row.weight_type, Counter())[row.local.arithmetic] += 1
     return {kind: count.most_common(1)[0][0] for kind, count in counts.items()}
+
+
+def logit_rows(logits: Array) -> Array:
+    """[token, vocab], however a trace nests it."""
+    return logits.reshape(len(logits), -1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +15,17 @@ import numpy as np
 from llamaref import ModelError
 from threadpoolctl import threadpool_limits
 
-from llamadiff import limits, metrics, sentence, taps
-from llamadiff.comparison import Comparison, Logits, Row, arithmetics_of, compare_logits, rows_of
+from llamadiff import limits, sentence, taps
+from llamadiff.admission import check_runnable, check_same_run
+from llamadiff.comparison import Comparison, Logits, Row, arithmetics_of, compare_logits, logit_rows, rows_of
+from llamadiff.drift import drift_only
 from llamadiff.errors import UserError
 from llamadiff.judging import Judge
-from llamadiff.lanes import F32, NATIVE, POLICIES, Source, stored_types
+from llamadiff.lanes import F32, NATIVE, POLICIES, Source
 from llamadiff.llamacpp.capture import capture, scratch_directory
-from llamadiff.llamacpp.request import KV_TYPES, Request, Settings
+from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.model import Model, check_same_model
-from llamadiff.preflight import preflight, tokens_apart
+from llamadiff.preflight import preflight
 from llamadiff.profile import in_words
 from llamadiff.study import Study, lanes_of
 from llamadiff.trace import Info, Trace, TraceWriter
@@ -130,7 +132,7 @@ def diff(
         result = judge(opened, b, c, rules)
     else:
         check_same_run(b, c)
-        result = _drift_only(b, c, rules)
+        result = drift_only(b, c, rules)
     timing = {"capture_s": 0.0, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
 
@@ -298,101 +300,12 @@ def _logits(baseline: Trace, candidate: Trace | None, engine: Any, model: Model)
     if name not in baseline or (candidate is not None and name not in candidate):
         return None
     if candidate is None:
-        return compare_logits(_rows(baseline[name]), _rows(engine), model.vocabulary.text)
+        return compare_logits(logit_rows(baseline[name]), logit_rows(engine), model.vocabulary.text)
     mask = candidate.known.get(name)
     if mask is not None and not mask[-1].any():
         return None
-    known = None if mask is None else _rows(mask)
-    return compare_logits(_rows(baseline[name]), _rows(candidate[name]), model.vocabulary.text, known)
-
-
-def _rows(logits: Any) -> Any:
-    """[token, vocab], however a trace nests it."""
-    return logits.reshape(len(logits), -1)
-
-
-def check_runnable(model: Model, trace: Trace, whose: str) -> None:
-    """Raise UserError if the engine cannot go through a trace: more tokens than the context, an unknown cache type."""
-    count, limit = len(trace.info.tokens), model.engine.config.n_ctx_train
-    if count > limit:
-        raise UserError(f"{whose} has {count} tokens, more than the model's context of {limit}")
-    for side, kind in stored_types(trace).items():
-        if kind not in KV_TYPES:
-            raise UserError(f"{whose} was recorded with a {side} of type {kind}; known are {', '.join(KV_TYPES)}")
-        if kind.startswith("Q") and model.engine.config.head_k % 32:
-            raise UserError(f"{whose} was recorded with a {side} of type {kind}, which heads of "
-                            f"{model.engine.config.head_k} values cannot have: its blocks are of 32")  # fmt: skip
-
-
-def check_same_run(baseline: Trace, candidate: Trace, model: Model | None = None) -> None:
-    """Raise UserError, with both values, if two traces are of other tokens, positions or models."""
-    b, c = baseline.info, candidate.info
-    if b.tokens != c.tokens:
-        raise UserError(tokens_apart(model, b.tokens, c.tokens))
-    if b.positions != c.positions:
-        raise UserError(f"the candidate ran other positions: {_few(c.positions)}, the baseline {_few(b.positions)}")
-    named = b.model.get("sha256")
-    if named is not None:
-        check_same_model(c.model, str(named), "the candidate")
-
-
-def _few(numbers: Sequence[int]) -> str:
-    return str(list(numbers[:6]))[:-1] + (", ...]" if len(numbers) > 6 else "]")
-
-
-@np.errstate(all="ignore")
-def _drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule]) -> Comparison:
-    """Two traces without a model: taps that agree match, others cannot be judged."""
-    rows = []
-    for name in baseline:
-        tap = taps.parse(name)
-        if tap is None or name not in candidate:
-            continue
-        b, c = baseline[name], candidate[name]
-        if b.size != c.size or b.shape[tap.row_axis] != c.shape[tap.row_axis]:
-            raise UserError(f"{name}: the baseline has shape {list(b.shape)}, the candidate {list(c.shape)}")
-        drift = metrics.difference(c.reshape(b.shape), b, tap.row_axis)
-        limit = limits.rule_for(rules, name, tap.kind.op, "*").match
-        verdict = limits.MATCH if drift.nmse <= limit else limits.UNCHECKED
-        rows.append(Row(
-            name, tap.layer, tap.kind.op, None, None, tuple(b.shape), verdict, None, None, drift, None, None,
-            metrics.stats(b), metrics.stats(c),
-        ))  # fmt: skip
-    verdict = limits.worst_of([row.verdict for row in rows])
-    producers = {"name": "the baseline", **baseline.info.producer}, {"name": "the candidate", **candidate.info.producer}
-    name = "result_output"
-    both = name in baseline and name in candidate
-    return Comparison(
-        verdict=verdict,
-        summary=_drift_sentence(verdict, rows),
-        rows=tuple(rows),
-        missing=tuple(name for name in baseline if name not in candidate),
-        model=_unknown_model(baseline.info.model),
-        tokens=tuple((token, None) for token in baseline.info.tokens),
-        n_prefill=baseline.info.n_prefill,
-        prompt=baseline.info.prompt,
-        baseline=producers[0],
-        candidate=producers[1],
-        logits=compare_logits(_rows(baseline[name]), _rows(candidate[name]), lambda _: None) if both else None,
-        timing={"engine_s": 0.0, "compare_s": 0.0},
-        next_steps=("give --model: with the model, every op of both sides is judged on its own inputs",),
-    )
-
-
-def _drift_sentence(verdict: str, rows: Sequence[Row]) -> str:
-    if verdict == limits.MATCH:
-        return f"the two traces agree on all {len(rows)} taps that both have"
-    return sentence.summarize(verdict, rows, {}, {"name": "the baseline"}, False)
-
-
-def _unknown_model(info: Mapping[str, Any]) -> dict[str, Any]:
-    empty = {"layers": 0, "embd": 0, "heads": 0, "kv_heads": 0, "vocab": 0, "weight_types": {}}
-    return {
-        "file": info.get("file"),
-        "sha256": info.get("sha256", "0" * 64),
-        "architecture": info.get("architecture"),
-        **empty,
-    }
+    known = None if mask is None else logit_rows(mask)
+    return compare_logits(logit_rows(baseline[name]), logit_rows(candidate[name]), model.vocabulary.text, known)
 
 
 @contextmanager

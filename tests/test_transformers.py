@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 from small import write_model
@@ -12,13 +10,8 @@ from llamadiff import UserError, compare
 from llamadiff.demo import shipped_model
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
-installed = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None,
-    reason="needs the transformers extra: torch has no small build for every platform",
-)
 
 
-@installed
 @pytest.mark.parametrize("kind", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "qwen3moe"])
 def test_a_third_engine_is_right(arch, kind, small_model):
@@ -31,7 +24,6 @@ def test_a_third_engine_is_right(arch, kind, small_model):
     assert arch == "qwen3moe" or words >= {"ffn_gate", "ffn_up", "ffn_swiglu"}
 
 
-@installed
 @pytest.mark.parametrize("kind", ["f32", "bf16"])
 @pytest.mark.parametrize("quantized", [False, True])
 def test_it_is_right_on_the_trained_model(kind, quantized):
@@ -40,12 +32,10 @@ def test_it_is_right_on_the_trained_model(kind, quantized):
     assert len(result.rows) >= 40
 
 
-@installed
 def test_quantized_weights_are_the_same_to_it(small_model):
     assert compare(small_model("llama", "Q8_0"), tokens=TOKENS, candidate="transformers:").verdict == "match"
 
 
-@installed
 def test_what_it_really_does_otherwise_is_named(tmp_path):
     """transformers has no bias on qwen2's head; the file and llama.cpp do."""
     bias = {"output.bias": np.linspace(-1, 1, 96).astype(np.float32)}
@@ -63,7 +53,6 @@ SPECS = {
 }
 
 
-@installed
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_cannot_be_loaded_is_said(spec, small_model):
     with pytest.raises(UserError, match=SPECS[spec]):

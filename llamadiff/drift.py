@@ -1,0 +1,74 @@
+"""Two traces without a model: how far apart they are, which says that something is wrong and not what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from llamadiff import limits, metrics, sentence, taps
+from llamadiff.comparison import Comparison, Logits, Row, compare_logits, logit_rows
+from llamadiff.errors import UserError
+from llamadiff.trace import Trace
+
+
+@np.errstate(all="ignore")
+def drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule]) -> Comparison:
+    """Two traces without a model: taps that agree match, others cannot be judged."""
+    rows = []
+    for name in baseline:
+        tap = taps.parse(name)
+        if tap is None or name not in candidate:
+            continue
+        b, c = baseline[name], candidate[name]
+        if b.size != c.size or b.shape[tap.row_axis] != c.shape[tap.row_axis]:
+            raise UserError(f"{name}: the baseline has shape {list(b.shape)}, the candidate {list(c.shape)}")
+        drift = metrics.difference(c.reshape(b.shape), b, tap.row_axis)
+        limit = limits.rule_for(rules, name, tap.kind.op, "*").match
+        verdict = limits.MATCH if drift.nmse <= limit else limits.UNCHECKED
+        rows.append(Row(
+            name, tap.layer, tap.kind.op, None, None, tuple(b.shape), verdict, None, None, drift, None, None,
+            metrics.stats(b), metrics.stats(c),
+        ))  # fmt: skip
+    verdict = limits.worst_of([row.verdict for row in rows])
+    producers = {"name": "the baseline", **baseline.info.producer}, {"name": "the candidate", **candidate.info.producer}
+    name = "result_output"
+    both = name in baseline and name in candidate
+    return Comparison(
+        verdict=verdict,
+        summary=_drift_sentence(verdict, rows),
+        rows=tuple(rows),
+        missing=tuple(name for name in baseline if name not in candidate),
+        model=_unknown_model(baseline.info.model),
+        tokens=tuple((token, None) for token in baseline.info.tokens),
+        n_prefill=baseline.info.n_prefill,
+        prompt=baseline.info.prompt,
+        baseline=producers[0],
+        candidate=producers[1],
+        logits=compare_logits(logit_rows(baseline[name]), logit_rows(candidate[name]), lambda _: None)
+        if both
+        else None,
+        timing={"engine_s": 0.0, "compare_s": 0.0},
+        next_steps=("give --model: with the model, every op of both sides is judged on its own inputs",),
+    )
+
+
+def _drift_sentence(verdict: str, rows: Sequence[Row]) -> str:
+    if verdict == limits.MATCH:
+        return f"the two traces agree on all {len(rows)} taps that both have"
+    return sentence.summarize(verdict, rows, {}, {"name": "the baseline"}, False)
+
+
+def _unknown_model(info: Mapping[str, Any]) -> dict[str, Any]:
+    empty = {"layers": 0, "embd": 0, "heads": 0, "kv_heads": 0, "vocab": 0, "weight_types": {}}
+    return {
+        "file": info.get("file"),
+        "sha256": info.get("sha256", "0" * 64),
+        "architecture": info.get("architecture"),
+        **empty,
+    }
+
+
+def _logits(baseline: Any, candidate: Any) -> Logits:
+    return compare_logits(logit_rows(baseline), logit_rows(candidate), lambda _: None)
