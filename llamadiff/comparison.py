@@ -88,7 +88,8 @@ class Comparison:
     """All that one run found out; ``summary`` is the sentence.
 
     ``preflight`` is what was looked at before the layers; ``arithmetics`` says what the side under test rounds
-    activations to before it multiplies weights of each type; ``profile`` says in words what the first error looks like.
+    activations to before it multiplies weights of each type; ``profile`` says in words what the first error looks like;
+    ``extra`` are names of the candidate that are no tap of the model, and were ignored.
     """
 
     verdict: str
@@ -109,6 +110,7 @@ class Comparison:
     arithmetics: Mapping[str, str] = field(default_factory=dict)
     profile: tuple[str, ...] = ()
     prompt: str | None = None
+    extra: tuple[str, ...] = ()
 
     @property
     def first_divergence(self) -> Row | None:

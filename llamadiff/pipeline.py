@@ -25,7 +25,7 @@ from llamadiff.lanes import F32, NATIVE, POLICIES, Source
 from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.model import Model, check_same_model
-from llamadiff.preflight import preflight
+from llamadiff.preflight import WEIGHTS, preflight
 from llamadiff.profile import in_words
 from llamadiff.study import Study, lanes_of
 from llamadiff.trace import Info, Trace, TraceWriter
@@ -242,8 +242,18 @@ def judge(
         next_steps=sentence.next_steps(verdict, rows, missing, candidate is None),
         preflight=checks,
         arithmetics=arithmetics_of(rows),
+        extra=_extra(model, candidate),
         profile=_described(rows, len(baseline.info.tokens)),
     )
+
+
+def _extra(model: Model, candidate: Trace | None) -> tuple[str, ...]:
+    """Names of the candidate that stand for nothing: its own, and those that a name map left over."""
+    if candidate is None:
+        return ()
+    present, left = {tap.name for tap in model.taps}, candidate.info.producer.get("extra")
+    own = [name for name in candidate if name not in present and not name.startswith(WEIGHTS)]
+    return (*own, *map(str, left)) if isinstance(left, list) else tuple(own)
 
 
 def _prefill(baseline: Trace, candidate: Trace | None) -> int:

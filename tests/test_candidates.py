@@ -224,7 +224,7 @@ def test_extra_names_are_kept_and_not_fatal(small_model, baseline, tmp_path):
     np.save(tmp_path / "l_out-0.npy", trace["l_out-0"])
     np.save(tmp_path / "my_own_tensor.npy", np.zeros(3))
     result = judged(tmp_path, small_model(), baseline("llama"))
-    assert result.candidate["extra"] == ["my_own_tensor"]
+    assert result.extra == ("my_own_tensor",)
     assert len(result.missing) == 36
 
 
@@ -388,3 +388,27 @@ def test_two_rows_of_one_token_are_judged_apart(small_model, baseline, tmp_path)
     assert [row.tap for row in result.wrong] == ["result_norm"]
     assert result.rows[1].span == ()
     assert "the other 1 recorded taps are right" in result.summary
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        (">f4", "it looks like big-endian float32"),
+        ("<f8", "it looks like float64"),
+        ("<f2", "half as many values; are they 16 bits wide"),
+        ("<i4", "it looks like whole numbers"),
+    ],
+)
+def test_bytes_of_another_type_are_recognised(dtype, message, small_model, baseline, tmp_path):
+    values = record(Engine(small_model()), TOKENS, "mine")["l_out-0"] * (1000 if dtype == "<i4" else 1)
+    values.astype(dtype).tofile(tmp_path / "l_out-0.f32")
+    with pytest.raises(UserError, match=message):
+        judged(tmp_path, small_model(), baseline("llama"))
+
+
+def test_a_few_values_that_are_not_finite_are_no_other_type(small_model, baseline, tmp_path):
+    values = record(Engine(small_model()), TOKENS, "mine")["l_out-0"].copy()
+    values[2, :5] = np.inf
+    values[3] = 0
+    values.tofile(tmp_path / "l_out-0.f32")
+    assert [row.tap for row in judged(tmp_path, small_model(), baseline("llama")).wrong] == ["l_out-0"]

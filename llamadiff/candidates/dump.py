@@ -115,9 +115,36 @@ def _raw(path: Path) -> Array:
     if size % dtype.itemsize:
         raise UserError(f"{path}: {size} bytes are no whole number of {path.suffix[1:]} values")
     values = np.fromfile(path, dtype)
+    looks = _looks_like(values) if path.suffix == ".f32" else None
+    if looks:
+        raise UserError(f"{path}: as little-endian float32 its values make no sense; it looks like {looks}")
     if path.suffix == ".bf16":
         values = (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32).reshape(_sidecar(path, values.size))
+
+
+def _looks_like(values: Array) -> str | None:
+    """What the bytes of a float32 file seem to be, if not what its name says."""
+    if _plausible(values):
+        return None
+    others = {
+        "big-endian float32": values.byteswap(),
+        "float64 (.f32 is 32 bits wide)": values[: values.size // 2 * 2].view("<f8"),
+        "float16 (name it .f16)": values.view("<f2"),
+        "bfloat16 (name it .bf16)": (values.view("<u2").astype(np.uint32) << 16).view(np.float32),
+        "whole numbers, 32 bits": values.view("<i4").astype(np.float64),
+    }
+    return next((name for name, other in others.items() if _plausible(other)), None)
+
+
+def _plausible(values: Array) -> bool:
+    """Whether nearly all values have a size that activations have; zeros and a few that are not finite do not count."""
+    with np.errstate(all="ignore"):
+        size = np.abs(np.asarray(values, np.float64))
+        sized = size[np.isfinite(size) & (size > 0)]
+    if not np.isfinite(size).mean() > 0.9:
+        return bool(not size.size)
+    return bool(not sized.size or ((sized > 1e-12) & (sized < 1e12)).mean() > 0.95)
 
 
 def _sidecar(path: Path, size: int) -> tuple[int, ...]:

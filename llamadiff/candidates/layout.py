@@ -188,6 +188,9 @@ def _paired(array: Array, dim: int) -> Array:
 def _misfit(have: Sequence[int], want: Sequence[int], tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]) -> str:
     axes = " ".join(entry.axes or tap.kind.axes)
     text = f"{entry.names(tap.layer)} has shape {list(have)}; {tap.name} needs {list(want)} ({axes})"
+    size = int(np.prod(have))
+    if 2 * size == int(np.prod(want)):
+        return f"{text}: half as many values; are they 16 bits wide (.f16, .bf16)?"
     proposal = _proposal(have, tap, sizes)
     return f'{text}; in the map, [{tap.kind.word}] axes = "{proposal}" would fit' if proposal else text
 

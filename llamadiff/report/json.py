@@ -36,6 +36,7 @@ def to_object(comparison: Comparison) -> dict[str, Any]:
         "candidate": c.candidate,
         "taps": [_row(row) for row in c.rows],
         "missing": c.missing,
+        "extra": c.extra,
         "logits": _logits(c.logits),
         "only_baseline_read": c.only_baseline_read,
         "only_engine_read": c.only_engine_read,

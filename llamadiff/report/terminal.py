@@ -187,6 +187,7 @@ def _put_absences(page: Page, comparison: Comparison) -> None:
         ("weights      ", f"only {baseline} reads ", comparison.only_baseline_read),
         ("weights      ", "only the reference engine reads ", comparison.only_engine_read),
         ("not recorded ", f"{len(missing)} taps: " if len(missing) > 1 else "", missing),
+        ("ignored      ", "no tap of this model: ", comparison.extra),
     ]
     if any(names for *_, names in facts):
         page.blank()
