@@ -27,6 +27,7 @@ class Row:
 
     ``local`` is that side's own error; ``baseline_local`` llama.cpp's, where the candidate is another trace.
     ``distance`` is each trace's NMSE against the engine's own free run: who is nearer to exact arithmetic.
+    ``at`` holds each side's value (baseline, candidate, engine's free run) where the local error is largest.
     ``expected_drift`` is what the baseline's arithmetic alone does to an exact engine, and ``ratio_to_noise``
     the drift over it. ``span`` names unrecorded taps that this one answers for.
     """
@@ -46,6 +47,7 @@ class Row:
     baseline: metrics.Stats | None
     candidate: metrics.Stats | None
     distance: Mapping[str, float] = field(default_factory=dict)
+    at: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def span(self) -> tuple[str, ...]:
@@ -162,7 +164,7 @@ def rows_of(
             drift=drift, expected_drift=expected, ratio_to_noise=drift.nmse / expected if drift else None,
             baseline=finding.stats.get("baseline"),
             candidate=finding.stats.get("candidate" if under_test == "candidate" else "engine"),
-            distance=finding.distance,
+            distance=finding.distance, at=finding.at[under_test],
         ))  # fmt: skip
     return tuple(rows)
 

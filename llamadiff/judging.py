@@ -50,6 +50,7 @@ class Finding:
     stats: Mapping[str, metrics.Stats]  # by source, and "engine" for the free run
     drift: metrics.Difference | None  # candidate (or the free run) against the baseline
     noise: float | None  # what the baseline's arithmetic alone does to a free run
+    at: Mapping[str, Mapping[str, float]]  # by source: every side's value where that source's local error is largest
     distance: Mapping[str, float]  # by source: NMSE against the free run, which computes in float32 throughout
 
 
@@ -76,10 +77,16 @@ class Judge:
         """Judge one tap: ``x`` [lane, ...] computed, ``recorded`` and ``spans`` by source."""
         free, axis = self._defined(tap, x[0]), tap.row_axis
         values = {name: self._defined(tap, array) for name, array in recorded.items()}
+        local = {name: self._local(self.sources[name], tap, x, array, spans[name]) for name, array in values.items()}
+        sides = {**values, "engine": free}
         return Finding(
             tap=tap,
             shape=tuple(x.shape[1:]),
-            local={name: self._local(self.sources[name], tap, x, array, spans[name]) for name, array in values.items()},
+            local=local,
+            at={
+                name: {side: float(array[found.index]) for side, array in sides.items()}
+                for name, found in local.items()
+            },
             stats={
                 **{name: self._stats(tap, name, array) for name, array in values.items()},
                 "engine": metrics.stats(free),

@@ -73,10 +73,10 @@ def _judgement(
         text = _wrong(whose, wrong, rows, gaps)
         return text + (f"; {_also_baseline(blamed, baseline)}" if blamed else "")
     if blamed:
-        return f"{_right(whose, rows)}, and {_also_baseline(blamed, baseline)}"
+        return f"{_right(whose, rows, gaps)}, and {_also_baseline(blamed, baseline)}"
     if verdict == limits.UNCHECKED or not rows:
         return _unchecked(whose, rows)
-    return f"{_right(whose, rows)}; {_drift(rows, is_engine)}"
+    return f"{_right(whose, rows, gaps)}; {_drift(rows, is_engine)}"
 
 
 def _is_wrong(local: Any) -> bool:
@@ -87,14 +87,15 @@ def _also_baseline(blamed: Sequence[Row], baseline: Mapping[str, Any]) -> str:
     return f"it is {baseline.get('name')} whose {blamed[0].tap} is off on its own inputs"
 
 
-def _right(whose: str, rows: Sequence[Row]) -> str:
+def _right(whose: str, rows: Sequence[Row], gaps: bool) -> str:
     judged = [row for row in rows if row.local is not None]
     worst = max(judged, key=lambda row: row.local.nmse if row.local else 0.0)
     assert worst.local is not None
     noisy = sum(row.verdict == limits.NOISE for row in rows)
     quality = f"right up to rounding ({noisy} of {len(rows)} taps are noise)" if noisy else "right"
+    subject = f"what was recorded of {whose}" if gaps else f"every op of {whose}"
     return (
-        f"every op of {whose} is {quality} on the inputs it was given "
+        f"{subject} is {quality} on the inputs it was given "
         f"({len(judged)} taps, worst local NMSE {worst.local.nmse:.1e} at {worst.tap})"
     )
 

@@ -56,7 +56,8 @@ def _divergence(row: Row | None) -> dict[str, Any] | None:
     local = row.local
     return {
         "tap": row.tap, "layer": row.layer, "op": row.op, "token": local.token, "index": local.index,
-        "baseline": local.expected, "candidate": local.recorded,
+        "baseline": row.at.get("baseline"), "candidate": row.at.get("candidate", row.at.get("engine")),
+        "expected": local.expected, "recorded": local.recorded,
     }  # fmt: skip
 
 
