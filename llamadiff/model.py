@@ -33,7 +33,8 @@ class Model:
         self.vocabulary = Vocabulary(weights.fields)
         config = self.engine.config
         self.n_layer, self.architecture = config.n_layer, config.architecture
-        self.taps = list(taps.taps_of(self.n_layer, self.tensors))
+        norm = self.engine.architecture.NORM
+        self.taps = [taps.with_norm(tap, norm) for tap in taps.taps_of(self.n_layer, self.tensors)]
         self._check_complete()
 
     def _check_complete(self) -> None:

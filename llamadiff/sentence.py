@@ -12,7 +12,7 @@ from llamadiff.preflight import Check
 ENGINE = "the reference engine"
 
 _OPS = {
-    "GET_ROWS": "row lookup", "RMS_NORM": "RMSNorm", "MUL_MAT": "matrix product", "MUL_MAT_ID": "expert product",
+    "GET_ROWS": "row lookup", "RMS_NORM": "RMSNorm", "NORM": "LayerNorm", "MUL_MAT": "matrix product", "MUL_MAT_ID": "expert product",
     "ROPE": "RoPE", "SOFT_MAX": "softmax", "ADD": "addition", "SWIGLU": "SwiGLU", "ARGSORT": "top-k", "DIV": "division",
 }  # fmt: skip
 
@@ -216,6 +216,7 @@ def _advice(row: Row) -> str:
     return {
         "ROPE": "check what is rotated, pairs (2i, 2i+1) or halves (i, i+n/2), and the base, scaling and positions",
         "RMS_NORM": "check epsilon (inside the root), the weight, and that the mean is not subtracted",
+        "NORM": "check epsilon (inside the root), the weight and the bias, and that the mean is subtracted",
         "SOFT_MAX": "check the scale 1/sqrt(head size), the causal mask, and the axis",
         "ADD": "check that both terms are there: the branch and the residual from before the norm",
         "SWIGLU": "check silu(gate) * up: which is gate, and which activation",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 
@@ -139,6 +139,11 @@ def inputs_of(tap: Tap, present: Container[str], n_layer: int) -> list[str]:
     if tap.kind.word in ("Qcur_rope", "Kcur_rope"):  # QK-norm comes between, where there is one
         names = names[:1] if names[0] in present else names[1:]
     return [name for name in names if name in present]
+
+
+def with_norm(tap: Tap, op: str) -> Tap:
+    """The same tap where the architecture's norms are another op (LayerNorm: NORM)."""
+    return replace(tap, kind=replace(tap.kind, op=op)) if tap.kind.op == "RMS_NORM" else tap
 
 
 def weight_name(tap: Tap, tensors: Iterable[str]) -> str | None:

@@ -13,6 +13,16 @@ OPTIONS = {
     "moe": {"arch": "llama", "experts": 4},
     "qwen2": {"arch": "qwen2", "bias": True, "kv_heads": 4},
     "qwen3": {"arch": "qwen3", "qk_norm": True},
+    "stablelm": {
+        "arch": "stablelm",
+        "layer_norm": True,
+        "extra": {
+            "attention.layer_norm_epsilon": 1e-5,
+            "attention.layer_norm_rms_epsilon": None,
+            "rope.dimension_count": 16,
+            "use_parallel_residual": False,
+        },
+    },
     "qwen3moe": {"arch": "qwen3moe", "qk_norm": True, "experts": 4},
 }
 

@@ -23,6 +23,7 @@ def write_model(
     experts: int = 0,
     bias: bool = False,
     qk_norm: bool = False,
+    layer_norm: bool = False,
     tied: bool = False,
     fused_qkv: bool = False,
     bos: int | None = None,
@@ -48,6 +49,8 @@ def write_model(
         return (mean + 0.3 * rng.standard_normal(size)).astype(np.float32)
 
     all_tensors = {"token_embd.weight": matrix(VOCAB, EMBD), "output_norm.weight": vector(EMBD, 1.0)}
+    if layer_norm:
+        all_tensors["output_norm.bias"] = vector(EMBD)
     if not tied:
         all_tensors["output.weight"] = matrix(VOCAB, EMBD)
     for i in range(layers):
@@ -59,6 +62,8 @@ def write_model(
             layer |= {f"{name}.weight": matrix(size, EMBD) for name, size in parts.items()}
         if bias:
             layer |= {f"{name}.bias": vector(size) for name, size in parts.items()}
+        if layer_norm:
+            layer |= {f"{name}.bias": vector(EMBD) for name in ("attn_norm", "ffn_norm")}
         if qk_norm:
             layer |= {f"attn_{part}_norm.weight": vector(DIM, 1.0) for part in "qk"}
         layer["attn_output.weight"] = matrix(EMBD, q)

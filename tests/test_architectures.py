@@ -76,6 +76,12 @@ def test_a_16_bit_cache_is_exact_too(kind, small_model):
     judged(compare(small_model("qwen3", "Q8_0"), tokens=TOKENS, n_predict=2, settings=Settings(kind, kind)))
 
 
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+@pytest.mark.parametrize("name", ["llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm"])
+def test_every_architecture_is_exact(name, kind, small_model):
+    judged(compare(small_model(name, kind), tokens=TOKENS, n_predict=2))
+
+
 def test_flash_attention_is_noise_and_hides_the_scores(small_model):
     result = compare(small_model(), tokens=TOKENS, n_predict=2, settings=Settings("F16", "F16", flash_attn=True))
     assert result.verdict == "noise"

@@ -68,3 +68,14 @@ def test_a_bug_in_one_layer_is_named_there(small_model):
     path = small_model("llama", "Q8_0")
     result = compare(path, tokens=TOKENS, candidate=record(OneLayer(path), TOKENS, "my engine"))
     assert [row.tap for row in result.wrong] == ["ffn_norm-1"]
+
+
+def test_a_norm_is_called_by_its_name(small_model):
+    class NoMean(Engine):
+        def layer_norm(self, x, name):
+            return super().layer_norm(x + (1 if name == "output_norm" else 0), name) + (name == "output_norm")
+
+    path = small_model("stablelm")
+    result = compare(path, tokens=TOKENS, candidate=record(NoMean(path), TOKENS, "mine"))
+    assert [row.tap for row in result.wrong] == ["result_norm"]
+    assert "LayerNorm by output_norm.weight" in result.summary

@@ -28,6 +28,15 @@ def test_rms_norm_is_its_formula():
         assert got == pytest.approx([v * w / math.sqrt(mean_square + 1e-5) for v, w in zip(row, weight, strict=True)])
 
 
+def test_layer_norm_is_its_formula():
+    x, weight, bias = random(3, 8), random(8), random(8)
+    for row, got in zip(x, ops.layer_norm(x, weight, bias, 1e-5), strict=True):
+        mean = sum(map(float, row)) / 8
+        variance = sum((float(v) - mean) ** 2 for v in row) / 8
+        expected = [(v - mean) / math.sqrt(variance + 1e-5) * w + b for v, w, b in zip(row, weight, bias, strict=True)]
+        assert got == pytest.approx(expected, abs=1e-6)
+
+
 @pytest.mark.parametrize(("rotate", "pair"), [(ops.rope_pairs, lambda i: (2 * i, 2 * i + 1)),
                                               (ops.rope_halves, lambda i: (i, i + 3))])  # fmt: skip
 def test_rope_rotates_each_pair_by_position_times_frequency(rotate, pair):
@@ -68,7 +77,7 @@ def test_silu_does_not_overflow():
         assert ops.silu(np.array([-80.0, 0.0, 80.0], np.float32)) == pytest.approx([-80 * math.exp(-80), 0, 80])
 
 
-@pytest.mark.parametrize("name", ["llama", "moe", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm"])
 def test_token_by_token_equals_one_go(name, small_model):
     engine, cache = Engine(small_model(name)), Cache()
     whole = engine.forward(TOKENS)[0]

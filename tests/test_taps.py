@@ -25,7 +25,8 @@ QWEN3_MOE = MOE.replace("Vcur_proj", "Vcur_proj Qcur_normed Kcur_normed")
 
 
 @pytest.mark.parametrize(
-    ("name", "layer"), [("llama", DENSE), ("qwen2", DENSE), ("qwen3", QWEN3), ("moe", MOE), ("qwen3moe", QWEN3_MOE)]
+    ("name", "layer"),
+    [("llama", DENSE), ("qwen2", DENSE), ("stablelm", DENSE), ("qwen3", QWEN3), ("moe", MOE), ("qwen3moe", QWEN3_MOE)],
 )
 def test_the_taps_of_each_architecture_in_order(name, layer, small_model):
     layers = [f"{word}-{i}" for i in range(2) for word in layer.split()]

@@ -13,7 +13,7 @@ TOKENS = (1, 17, 5, 80, 42, 9, 33)
 
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "f16"])
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "qwen3moe"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "qwen3moe", "stablelm"])
 def test_a_third_engine_is_right(arch, kind, small_model):
     result = compare(small_model(arch), tokens=TOKENS, candidate=f"transformers:{kind}")
     assert result.verdict == ("match" if kind == "f32" else "noise"), result.summary

@@ -44,6 +44,7 @@ class Config:
     n_ctx_train: int
     rms_eps: float
     rope: Rope
+    norm_eps: float = 0.0  # of LayerNorm, in architectures that have it
     n_expert: int = 0
     n_expert_used: int = 0
 
@@ -62,6 +63,7 @@ class Config:
         n_embd, n_head = read.count("embedding_length"), read.count("attention.head_count")
         head_k = read.count("attention.key_length", n_embd // n_head)
         n_expert = read.count("expert_count", 0)
+        norm_eps = read.number("attention.layer_norm_epsilon", 0.0)
         config = cls(
             architecture=architecture,
             n_layer=read.count("block_count"),
@@ -71,8 +73,9 @@ class Config:
             head_k=head_k,
             head_v=read.count("attention.value_length", n_embd // n_head),
             n_ctx_train=read.count("context_length"),
-            rms_eps=read.number("attention.layer_norm_rms_epsilon"),
+            rms_eps=read.number("attention.layer_norm_rms_epsilon", 0.0 if norm_eps else None),
             rope=_rope(read, head_k),
+            norm_eps=norm_eps,
             n_expert=n_expert,
             n_expert_used=read.count("expert_used_count", None if n_expert else 0),
         )

@@ -151,6 +151,12 @@ class Engine:
         weight = self._vector(f"{name}.weight", x.shape[-1])
         return np.asarray(self.ops.rms_norm(x, weight, self.config.rms_eps))
 
+    def layer_norm(self, x: Array, name: str) -> Array:
+        """LayerNorm with the weight ``name``.weight, [..., dim] or one a head [head, dim], and ``name``.bias if any."""
+        weight = self._vector(f"{name}.weight")
+        weight = weight if weight.size == x.shape[-1] else weight.reshape(x.shape[-2:])
+        return np.asarray(self.ops.layer_norm(x, weight, self._optional(f"{name}.bias"), self.config.norm_eps))
+
     def linear(self, x: Array, name: str, tap: Tap) -> Array:
         """x @ W.T with ``name``.scale and ``name``.bias where the file has them: [..., in] -> [..., out].
 

@@ -16,7 +16,7 @@ from llamaref.errors import ModelError
 IMPLEMENTED = frozenset({
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
     "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
-    "attention.layer_norm_rms_epsilon", "expert_count", "expert_used_count",
+    "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "expert_count", "expert_used_count",
     "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear",
     "rope.scaling.attn_factor", "rope.scaling.original_context_length",
 })  # fmt: skip
@@ -24,11 +24,10 @@ IMPLEMENTED = frozenset({
 # Describe the file or its training; no forward pass depends on them.
 DESCRIPTIVE = frozenset({
     "rope.scaling.finetuned", "tensor_data_layout", "attention.causal", "pooling_type", "expert_feed_forward_length",
-    "attention.layer_norm_epsilon",
 })  # fmt: skip
 
 # Belong to other architectures: llama.cpp writes them into its own test files with these values and
-# does not read them for the engine's architectures (llama.cpp, src/models/{llama,qwen2,qwen3,qwen3moe}.cpp).
+# does not read them for the engine's architectures (llama.cpp, src/models).
 FOREIGN: Mapping[str, Any] = {
     "expert_gating_func": 1,  # softmax, which is what these architectures do
     "attn_logit_softcapping": 50.0,

@@ -24,6 +24,14 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return np.asarray(wide / np.sqrt(mean_square + eps) * weight, x.dtype)
 
 
+def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis (Ba et al. 2016, arXiv:1607.06450)."""
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean(axis=-1, keepdims=True)
+    scaled = centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps) * weight
+    return np.asarray(scaled if bias is None else scaled + bias, x.dtype)
+
+
 def rope_theta(rope: Rope, positions: Array, freq_factors: Array | None = None) -> Array:
     """Every position's angles: [token, n_rot / 2].
 

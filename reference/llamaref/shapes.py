@@ -61,8 +61,8 @@ def _attention(c: Config) -> Mapping[str, tuple[int, ...]]:
         "attn_k": (k, c.n_embd),
         "attn_v": (v, c.n_embd),
         "attn_qkv": (q + k + v, c.n_embd),
-        "attn_q_norm": (c.head_k,),
-        "attn_k_norm": (c.head_k,),
+        "attn_q_norm": (c.n_head, c.head_k) if c.architecture == "stablelm" else (c.head_k,),
+        "attn_k_norm": (c.n_head_kv, c.head_k) if c.architecture == "stablelm" else (c.head_k,),
         "attn_output": (c.n_embd, c.n_head * c.head_v),
     }
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from llamaref.engine import Array, Engine, Step, Tap
 
 ROPE_PAIRS = False  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
+NORM = "RMS_NORM"  # ggml's op of its norms
 
 
 def forward(m: Engine, tokens: Array, step: Step) -> Array:
