@@ -12,8 +12,9 @@ from llamadiff.preflight import Check
 ENGINE = "the reference engine"
 
 _OPS = {
-    "GET_ROWS": "row lookup", "RMS_NORM": "RMSNorm", "NORM": "LayerNorm", "MUL_MAT": "matrix product", "MUL_MAT_ID": "expert product",
-    "ROPE": "RoPE", "SOFT_MAX": "softmax", "ADD": "addition", "SWIGLU": "SwiGLU", "ARGSORT": "top-k", "DIV": "division",
+    "GET_ROWS": "row lookup", "RMS_NORM": "RMSNorm", "NORM": "LayerNorm", "MUL_MAT": "matrix product",
+    "MUL_MAT_ID": "expert product", "ROPE": "RoPE", "SOFT_MAX": "softmax", "ADD": "addition", "SWIGLU": "SwiGLU",
+    "ARGSORT": "top-k", "DIV": "division", "SET_ROWS": "cache",
 }  # fmt: skip
 
 _WORDS = {"kq": "attention scores", "kqv_out": "weighted sum of values"}
