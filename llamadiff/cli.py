@@ -60,7 +60,10 @@ TokensFile = Annotated[Path | None, typer.Option("--tokens-file", help="A file o
 Chat = Annotated[bool, typer.Option("--chat", help="Put the prompt through the model's own chat template.")]
 NPredict = Annotated[int, typer.Option("--n-predict", min=0, help="Greedy decode steps through the KV cache.")]
 Candidate = Annotated[
-    str | None, typer.Option("--candidate", help="Your engine's trace; without it, llama.cpp itself is checked.")
+    str | None,
+    typer.Option(
+        "--candidate", help="Your engine: a trace, a dump, cmd: ..., transformers:; without it, llama.cpp is checked."
+    ),
 ]
 NameMap = Annotated[
     str | None, typer.Option("--map", help="Names and layouts: llama.cpp, hf, transformer-lens, or a TOML file.")
