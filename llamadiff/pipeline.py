@@ -65,7 +65,8 @@ def compare(
     """
     started = time.perf_counter()
     opened = open_model(model, precision, settings or Settings())
-    tokens = tokens or (_stated_tokens(candidate) if candidate is not None and prompt is None else ())
+    stated = _stated_tokens(candidate) if candidate is not None else ()
+    tokens = tokens or (stated if prompt is None else ())
     with ExitStack() as stack:
         folder = Path(stack.enter_context(scratch_directory() if save is None else _made(Path(save))))
         request = request_for(
@@ -81,9 +82,12 @@ def compare(
 
 
 def _stated_tokens(candidate: Trace | str | Path) -> tuple[int, ...]:
-    from llamadiff.candidates import tokens_of
+    from llamadiff.candidates import source_of, tokens_of
 
-    return candidate.info.tokens if isinstance(candidate, Trace) else tokens_of(str(candidate))
+    if isinstance(candidate, Trace):
+        return candidate.info.tokens
+    source_of(str(candidate))  # a name that stands for nothing is said before anything is run
+    return tokens_of(str(candidate))
 
 
 def _loaded(

@@ -10,7 +10,9 @@ unpickled, and nothing is fetched.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
+from contextlib import redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -89,17 +91,20 @@ def _loaded(path: Path, kind: str, sizes: Mapping[str, int]) -> Any:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     folder, options = (path, {}) if path.is_dir() else (path.resolve().parent, {"gguf_file": path.name})
+    quiet = redirect_stderr(io.StringIO())  # its progress bars know no other way to be silent
     local = {"local_files_only": True, "trust_remote_code": False, **options}
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, **local)
+        with quiet:
+            config = transformers.AutoConfig.from_pretrained(folder, **local)
         config.pad_token_id = None  # files carry 4294967295 for "none"
         for name, size in _ASSUMED.items():
             if options and hasattr(config, name):
                 setattr(config, name, sizes[size])
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=getattr(torch, DTYPES[kind]), attn_implementation="eager",
-            **({} if options else {"use_safetensors": True}), **local,
-        )  # fmt: skip
+        with quiet:
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, config=config, dtype=getattr(torch, DTYPES[kind]), attn_implementation="eager",
+                **({} if options else {"use_safetensors": True}), **local,
+            )  # fmt: skip
     except Exception as error:  # its loaders raise many kinds
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: transformers cannot load it ({type(error).__name__}: {reason})") from None
