@@ -209,7 +209,8 @@ class Judge:
             noise += 4 * limits.ROUNDING["f16"] * len(self.positions)
         if span or source.precision != F32:
             first, *others = [self._comparable(source, tap, x[self.lanes.index(lane)]) for lane in source.lanes]
-            noise += 4 * max((metrics.nmse(other, first, tap.row_axis) for other in others), default=0.0)
+            spreads = [metrics.nmse(other, first, tap.row_axis) for other in others]
+            noise += 4 * max((spread for spread in spreads if np.isfinite(spread)), default=0.0)  # float16 may overflow
         return match, noise
 
 

@@ -22,6 +22,7 @@ Array = NDArray[Any]
 F32, NATIVE, F16, BF16 = "f32", "native", "f16", "bf16"
 POLICIES = (F32, NATIVE, F16, BF16)
 JITTER = "jitter"  # float32 on recorded values that are shaken by as much as their own rounding
+SAMPLE = 4096  # values of a tap that show what it is kept in
 ANGLES, GGML_ANGLES = "angles", "ggml angles"
 
 
@@ -119,5 +120,9 @@ def shaken(values: Array) -> Array:
 
 def _precision(trace: Trace) -> str:
     """The coarsest precision that a trace keeps a quarter of its taps in; the embedding's own does not count."""
-    kept = [arithmetic.precision(trace[name]) for name in list(trace)[1:] if trace[name].dtype.kind == "f"]
+    kept = [
+        arithmetic.precision(trace[name].reshape(-1)[:SAMPLE])
+        for name in list(trace)[1:]
+        if trace[name].dtype.kind == "f"
+    ]
     return next((kind for kind in (BF16, F16) if kept.count(kind) > len(kept) / 4), F32)

@@ -284,3 +284,21 @@ def test_a_cache_is_compared_slot_by_slot(traces):
     assert [row.tap for row in result.wrong] == ["kv_k-1", "kq-1"]
     assert result.first_divergence.local.token == 5
     assert "only tokens 5 are wrong" in result.profile
+
+
+def test_a_span_that_overflows_float16_hides_no_bug(tmp_path):
+    """Of the arithmetics that a span is tried with, one that overflows measures no noise."""
+    from small import write_model
+
+    big = {"blk.1.ffn_up.weight": np.full((512, 256), 3000, np.float32)}
+    path = write_model(tmp_path / "m.gguf", kind="F32", tensors=big)
+
+    class Layer1(Engine):
+        def norm(self, x, name):
+            return super().norm(x, name) * (1.2 if name == "blk.1.ffn_norm" else 1)
+
+    right = record(Engine(path), TOKENS, "engine")
+    assert np.abs(right["ffn_swiglu-1"]).max() > 65504
+    result = diff(right, only(record(Layer1(path), TOKENS, "mine"), "embd", "l_out", "result_output"), path)
+    assert [row.tap for row in result.wrong] == ["l_out-1"]
+    assert diff(right, only(right, "embd", "l_out", "result_output"), path).verdict in ("match", "noise")

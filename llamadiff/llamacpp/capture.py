@@ -31,11 +31,6 @@ def capture(request: Request, progress: Progress = lambda _: None) -> Trace:
     return Trace.open(request.output)
 
 
-def tokenize(request: Request) -> tuple[int, ...]:
-    """The token ids of a request's text, by the model's own tokenizer in llama.cpp. Raises UserError."""
-    return tuple(_ask(request, lambda _: None)["tokens"])
-
-
 @dataclass(frozen=True)
 class Facts:
     """How llama.cpp was built; ``layout`` is None if its tensors are laid out as ggml.py expects."""
@@ -47,7 +42,7 @@ class Facts:
 
 def probe() -> Facts:
     """Ask the library about itself. Raises UserError if it is missing or cannot be loaded."""
-    answers = _ask(Request(model="", probe=True), lambda _: None)
+    answers = _ask(Request(model=""), lambda _: None)
     return Facts(answers["version"], answers["build"], answers["layout"])
 
 

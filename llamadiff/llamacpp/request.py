@@ -26,20 +26,16 @@ class Settings:
 
 @dataclass(frozen=True)
 class Request:
-    """One run: either ``tokens`` or ``text``; with ``output``, a capture; without, only tokenization;
-    ``probe`` asks about the library alone.
-    """
+    """One run of ``tokens`` or ``text``, captured to ``output``; without it, only a question about the library."""
 
     model: str
     text: str | None = None
     tokens: tuple[int, ...] = ()
-    add_special: bool = True
     n_predict: int = 0
     output: str | None = None
     wanted: tuple[str, ...] | None = None
     model_info: Mapping[str, Any] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
-    probe: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -32,7 +32,7 @@ def run(request: Request, say: Say) -> None:
     """Load, tokenize, decode, record."""
     ggml = Ggml()
     misfit = ggml.check_layout()
-    if request.probe:
+    if request.output is None:
         say(version=build_version(), build=build_flags(), layout=misfit, done=True)
         return
     if misfit:
@@ -47,9 +47,8 @@ def run(request: Request, say: Say) -> None:
         model = _load(request)
         tokens = list(request.tokens) or _tokenize(model, request)
         say(tokens=tokens, loaded=time.perf_counter() - started)
-        if request.output is not None:
-            say(phase="running llama.cpp")
-            Capture(ggml, model, request, tokens).run(say)
+        say(phase="running llama.cpp")
+        Capture(ggml, model, request, tokens).run(say)
     say(done=True)
 
 
@@ -72,7 +71,6 @@ def _load(request: Request) -> Any:
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = request.settings.gpu_layers
     params.use_extra_bufts = request.settings.repack
-    params.vocab_only = request.output is None
     model = llama_cpp.llama_model_load_from_file(os.fsencode(request.model), params)
     if not model:
         raise UserError(f"{request.model}: llama.cpp cannot load the model")
@@ -87,7 +85,7 @@ def _tokenize(model: Any, request: Request) -> list[int]:
     text = request.text.encode()
     room = len(text) + 16
     buffer = (llama_cpp.llama_token * room)()
-    count = llama_cpp.llama_tokenize(vocabulary, text, len(text), buffer, room, request.add_special, True)
+    count = llama_cpp.llama_tokenize(vocabulary, text, len(text), buffer, room, True, True)
     if count <= 0:
         raise UserError(
             f"{request.model}: llama.cpp's tokenizer gave no tokens for the prompt (code {count}); "
