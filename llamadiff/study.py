@@ -10,16 +10,17 @@ from llamaref import ops
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
-from llamadiff import arithmetic, taps
+from llamadiff import taps
+from llamadiff.carrier import Carrier
 from llamadiff.errors import UserError
 from llamadiff.judging import Finding, Judge
-from llamadiff.lanes import FREE, FREE_NATIVE, JITTER, NATIVE, Lane, Source, policies_for, rounding_type, shaken
+from llamadiff.lanes import FREE, FREE_NATIVE, JITTER, NATIVE, Lane, Source, policies_for, shaken
 
 Array = NDArray[Any]
 ATTENTION = ("kq", "kq_soft_max", "kqv_out")  # the ops in which a token's row depends on other tokens' rows
 
 
-class Study:
+class Study(Carrier):
     """A llamaref.Tap: holds the lanes and collects a Finding for every tap."""
 
     def __init__(
@@ -32,6 +33,7 @@ class Study:
     ) -> None:
         """``keep(name, x)`` receives the free run's taps."""
         self.judge, self.sources, self.lanes = judge, judge.sources, judge.lanes
+        super().__init__([(lane.policy, self._stored(lane)) for lane in self.lanes])
         self.present = {tap.name: tap for tap in present}
         self.n_layer, self.n_expert = n_layer, n_expert
         self.keep = keep
@@ -63,38 +65,15 @@ class Study:
                 x[number] = values if rows is None else np.where(_along_first(rows, values), values, x[number])
         return x
 
-    def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
-        out = [array if array.dtype.kind == "i" else np.array(array) for array in arrays]
-        sums = None
-        for number, lane in enumerate(self.lanes):
-            to = rounding_type(lane.policy, kind, self._stored(lane))
-            if to == "Q8_1":
-                sums = np.zeros((*out[0].shape[:-1], out[0].shape[-1] // 32), out[0].dtype) if sums is None else sums
-                sums[number] = arithmetic.q8_1_sums(out[0][number])
-            for array in out:
-                if array.dtype.kind != "i" and to in arithmetic.ROUNDINGS:
-                    array[number] = arithmetic.ROUNDINGS[to](array[number])
-        return (*out, sums) if sums is not None else tuple(out)
-
-    def stored(self, kind: str, x: Array) -> Array:
-        x = np.array(x)
-        for number, lane in enumerate(self.lanes):
-            to = self._stored(lane).get(kind, "F32") if lane != FREE else "F32"
-            if to in arithmetic.ROUNDINGS:
-                x[number] = arithmetic.ROUNDINGS[to](x[number])
-        return x
-
     def angles(
         self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
     ) -> tuple[Array, Array]:
         self.judge.rope = rope
         self.judge.mean_square_angle = float(np.mean(ops.rope_theta(rope, positions, factors) ** 2))
-        exact, rounded = (cos, sin), arithmetic.ggml_angles(rope, positions, factors)
-        chosen = [rounded if lane.policy == NATIVE else exact for lane in self.lanes]
-        return np.stack([c for c, _ in chosen]), np.stack([s for _, s in chosen])
+        return super().angles(cos, sin, rope, positions, factors)
 
     def _stored(self, lane: Lane) -> Mapping[str, str]:
-        return self.sources[lane.source or "baseline"].stored
+        return {} if lane == FREE else self.sources[lane.source or "baseline"].stored
 
     def _opened(self, source: Source, tap: taps.Tap) -> tuple[str, ...]:
         """The unrecorded taps that lie between this one and the recorded ones before it."""

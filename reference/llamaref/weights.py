@@ -74,10 +74,17 @@ class Weights:
         values = _dequantized(name, tensor.data[indices], tensor.tensor_type)
         return values.astype(self.dtype, copy=False)
 
+    def stored(self, name: str, rows: Any = slice(None)) -> Array:
+        """Rows of a tensor as the file keeps them, undecoded: floats, or bytes of blocks (``read`` is not told)."""
+        return np.asarray(self._tensor(name).data[rows])
+
+    def decoded(self, name: str, data: Array) -> Array:
+        """Floats of rows that the file could keep for a tensor: its type's decoding of any bytes."""
+        return _dequantized(name, data, self._tensor(name).tensor_type).astype(np.float32, copy=False)
+
     def whole(self, name: str) -> Array:
         """A tensor whole, float32: for comparing weights, not for running them (``read`` is not told)."""
-        tensor = self._tensor(name)
-        return _dequantized(name, tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        return self.decoded(name, self.stored(name))
 
     def product(self, name: str, x: Array, sums: Array | None = None, *, expert: int | None = None) -> Array:
         """x @ W.T for the matrix W = [out, in] (or one expert's): x [..., in] -> [..., out].

@@ -1,0 +1,61 @@
+"""What carries an arithmetic through the engine: how each lane rounds its operands, cached rows and angles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from llamaref.config import Rope
+from numpy.typing import NDArray
+
+from llamadiff import arithmetic
+from llamadiff.lanes import NATIVE, rounding_type
+
+Array = NDArray[Any]
+
+
+class Carrier:
+    """The part of a llamaref.Tap that rounds: one arithmetic for each index of the batch axis.
+
+    ``ways`` are a policy and the types of the cache (``cache_k``, ``cache_v``) for each. Arrays whose batch is 1 are
+    widened where the ways differ.
+    """
+
+    def __init__(self, ways: Sequence[tuple[str, Mapping[str, str]]]) -> None:
+        self.ways = tuple(ways)
+
+    def __call__(self, name: str, x: Array) -> Array:
+        return x
+
+    def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
+        out = [array if array.dtype.kind == "i" else self._widened(array) for array in arrays]
+        sums = None
+        for number, (policy, stored) in enumerate(self.ways):
+            to = rounding_type(policy, kind, stored)
+            if to == "Q8_1":
+                sums = np.zeros((*out[0].shape[:-1], out[0].shape[-1] // 32), out[0].dtype) if sums is None else sums
+                sums[number] = arithmetic.q8_1_sums(out[0][number])
+            for array in out:
+                if array.dtype.kind != "i" and to in arithmetic.ROUNDINGS:
+                    array[number] = arithmetic.ROUNDINGS[to](array[number])
+        return (*out, sums) if sums is not None else tuple(out)
+
+    def stored(self, kind: str, x: Array) -> Array:
+        x = self._widened(x)
+        for number, (_, stored) in enumerate(self.ways):
+            to = stored.get(kind, "F32")
+            if to in arithmetic.ROUNDINGS:
+                x[number] = arithmetic.ROUNDINGS[to](x[number])
+        return x
+
+    def angles(
+        self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
+    ) -> tuple[Array, Array]:
+        exact, rounded = (cos, sin), arithmetic.ggml_angles(rope, positions, factors)
+        chosen = [rounded if policy == NATIVE else exact for policy, _ in self.ways]
+        return np.stack([c for c, _ in chosen]), np.stack([s for _, s in chosen])
+
+    def _widened(self, x: Array) -> Array:
+        """A copy with one batch entry a way."""
+        return np.array(x) if len(x) == len(self.ways) else np.repeat(x, len(self.ways), axis=0)
