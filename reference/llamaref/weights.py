@@ -78,6 +78,14 @@ class Weights:
         """Rows of a tensor as the file keeps them, undecoded: floats, or bytes of blocks (``read`` is not told)."""
         return np.asarray(self._tensor(name).data[rows])
 
+    def stored_beside(self, name: str, shift: int) -> Array | None:
+        """As many bytes as a tensor has, from ``shift`` bytes after its start in the file; None beyond the file."""
+        data = self._tensor(name).data
+        start = data.ctypes.data - self._address + shift
+        if start < 0 or start + data.nbytes > len(self._map):
+            return None
+        return np.frombuffer(self._map, data.dtype, data.size, start).reshape(data.shape)
+
     def decoded(self, name: str, data: Array) -> Array:
         """Floats of rows that the file could keep for a tensor: its type's decoding of any bytes."""
         return _dequantized(name, data, self._tensor(name).tensor_type).astype(np.float32, copy=False)
@@ -86,16 +94,27 @@ class Weights:
         """A tensor whole, float32: for comparing weights, not for running them (``read`` is not told)."""
         return self.decoded(name, self.stored(name))
 
-    def product(self, name: str, x: Array, sums: Array | None = None, *, expert: int | None = None) -> Array:
+    def product(
+        self,
+        name: str,
+        x: Array,
+        sums: Array | None = None,
+        *,
+        expert: int | None = None,
+        rows: Any = slice(None),
+        decode: Callable[[Array], Array] | None = None,
+    ) -> Array:
         """x @ W.T for the matrix W = [out, in] (or one expert's): x [..., in] -> [..., out].
 
         ``sums`` [..., in / 32] is added to each block's sum of activations before the block's minimum
-        multiplies it; only types that have minima take it.
+        multiplies it; only types that have minima take it. ``rows`` are those of W that are wanted. ``decode`` makes
+        floats of rows as the file keeps them, where that is not to be done as the file's type says.
         """
         tensor = self._tensor(name)
         self.read.add(name)
-        data = tensor.data if expert is None else tensor.data[expert]
-        n_out, n_in = self.shape(name)[-2:]
+        data = (tensor.data if expert is None else tensor.data[expert])[rows]
+        n_out, n_in = len(data), self.shape(name)[-1]
+        decode = decode or partial(_dequantized, name, kind=tensor.tensor_type)
         if x.shape[-1] != n_in:
             raise ModelError(f"{name}: rows of {n_in} weights cannot multiply activations of {x.shape[-1]}")
         columns = self._columns(x)  # [in, n]
@@ -103,12 +122,12 @@ class Weights:
         out = np.empty((n_out, columns.shape[1]), self.dtype)
 
         def multiply(start: int, stop: int) -> None:
-            rows = data[start:stop]
-            block = _dequantized(name, rows, tensor.tensor_type)  # [rows, in]
+            some = data[start:stop]
+            block = decode(some)  # [rows, in]
             with np.errstate(all="ignore"):  # threads have an error state of their own
                 np.matmul(block.astype(self.dtype, copy=False), columns, out=out[start:stop])
             if corrections is not None:
-                out[start:stop] += _minima(rows, tensor.tensor_type).astype(self.dtype) @ corrections
+                out[start:stop] += _minima(some, tensor.tensor_type).astype(self.dtype) @ corrections
 
         self._each_block(n_out, max(1, BLOCK_WEIGHTS // n_in), multiply)
         self._forget(data)
@@ -116,7 +135,7 @@ class Weights:
 
     def _forget(self, data: Array) -> None:
         """Let go of the file's pages that were read: they stay in the system's cache, and out of this process."""
-        if hasattr(mmap, "MADV_DONTNEED"):
+        if hasattr(mmap, "MADV_DONTNEED") and 0 <= data.ctypes.data - self._address < len(self._map):
             start = data.__array_interface__["data"][0] - self._address
             first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
             length = start + data.nbytes - first

@@ -1,0 +1,388 @@
+"""Attention's three ops, scores, softmax and weighted sums, and how people get them wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from llamaref import ops
+from numpy.typing import NDArray
+
+from llamadiff.diagnose.case import Case, Missing
+from llamadiff.diagnose.fit import solve
+from llamadiff.diagnose.known import Change, bug, recipe
+from llamadiff.diagnose.norms import Same
+
+Array = NDArray[Any]
+BOTH = ("kq", "kqv_out")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Raw scores of ``q`` [b, t, head, dim] and ``k`` [b, s, kv_head, dim]; head h reads K head ``reads[h]``."""
+
+    q: Array
+    k: Array
+    reads: Array
+    factor: float = 1.0
+
+    def compute(self, case: Case) -> Array:
+        q, k = case.carrier.operands("cache_k", self.q, self.k[:, :, self.reads])
+        return ops.attention_scores(q, k) * self.q.dtype.type(self.factor)
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Probabilities of ``scores`` [b, head, t, s]: scale, which keys are ``hidden`` [t, s], cap, axis."""
+
+    scores: Array
+    scale: float
+    hidden: Array
+    cap: float = 0.0
+    axis: int = -1
+    steady: bool = True  # whether the maximum is subtracted
+    after: bool = False  # whether keys are hidden only after the softmax
+
+    def compute(self, case: Case) -> Array:
+        x = self.scores * np.asarray(self.scale, self.scores.dtype)
+        x = self.cap * np.tanh(x / self.cap) if self.cap else x
+        if self.after:
+            return np.where(self.hidden, x.dtype.type(0), ops.softmax(x))
+        x = np.where(self.hidden, -np.inf, x)
+        if not self.steady:
+            e = np.exp(x.astype(np.float32))
+            return np.asarray(e / e.sum(axis=self.axis, keepdims=True))
+        return np.swapaxes(ops.softmax(np.swapaxes(x, self.axis, -1)), self.axis, -1)
+
+
+@dataclass(frozen=True)
+class Values:
+    """Weighted sums of ``v`` [b, s, kv_head, dim] by ``probs`` [b, head, t, s]; head h reads V head ``reads[h]``."""
+
+    probs: Array
+    v: Array
+    reads: Array
+    order: str = "token head dim"
+
+    def compute(self, case: Case) -> Array:
+        probs, v = case.carrier.operands("cache_v", self.probs, self.v[:, :, self.reads])
+        merged = ops.attention_values(probs, v)  # [b, t, head*dim]
+        b, t, h = len(merged), merged.shape[1], probs.shape[1]
+        heads = merged.reshape(b, t, h, -1)
+        if self.order == "head token dim":
+            heads = heads.transpose(0, 2, 1, 3)
+        elif self.order == "token dim head":
+            heads = heads.transpose(0, 1, 3, 2)
+        return np.ascontiguousarray(heads).reshape(b, t, -1)
+
+
+@recipe("kq")
+def scores(case: Case) -> Scores:
+    """Q against the cache's K."""
+    return Scores(case["Qcur_rope"], _cached(case, "k"), _groups(case))
+
+
+@recipe("kq_soft_max")
+def softmax(case: Case) -> Softmax:
+    """Scaled, masked, normalised."""
+    hidden = case.run.positions[None, :] > case.run.positions[:, None]
+    return Softmax(case["kq"], 1.0 / math.sqrt(case.config.head_k), hidden)
+
+
+@recipe("kqv_out")
+def values(case: Case) -> Values:
+    """Probabilities against the cache's V."""
+    return Values(case["kq_soft_max"], _cached(case, "v"), _groups(case))
+
+
+@recipe("kv_k", "kv_v")
+def cache(case: Case) -> Same:
+    """Rows as they were put in."""
+    side = case.tap.kind.word[-1]
+    x = case["Kcur_rope" if side == "k" else "Vcur_proj"]
+    return Same(case.carrier.stored(f"cache_{side}", x.reshape(*x.shape[:2], case.config.n_head_kv, -1)))
+
+
+def _groups(case: Case) -> Array:
+    c = case.config
+    return np.arange(c.n_head) // (c.n_head // c.n_head_kv)
+
+
+def _cached(case: Case, side: str) -> Array:
+    """The cache's rows [b, s, kv_head, dim]: recorded, or what was put in."""
+    try:
+        return case[f"kv_{side}"]
+    except Missing:
+        x = case["Kcur_rope" if side == "k" else "Vcur_proj"]
+        x = x.reshape(*x.shape[:2], case.config.n_head_kv, -1)
+        return case.carrier.stored(f"cache_{side}", x)
+
+
+def _reads(r: Scores | Values, case: Case) -> Iterator[tuple[Array, str]]:
+    heads, kv = np.arange(case.config.n_head), case.config.n_head_kv
+    group = case.config.n_head // kv
+    if kv > 1 and group > 1:
+        yield heads % kv, f"lets head h read KV head h % {kv}; this model's head h reads h // {group}"
+    if kv > 1:
+        yield kv - 1 - heads // group, f"reads the {kv} KV heads in reverse order"
+        yield np.zeros_like(heads), f"reads KV head 0 for every head; there are {kv}"
+        yield np.roll(heads // group, group), "reads the KV head before the right one"
+
+
+@bug(*BOTH, source="ONNXim#34, jax-js#180", fix="repeat each KV head n_head / n_head_kv times; do not tile them")
+def heads_tiled(r: Scores | Values, case: Case) -> Iterator[Change]:
+    """Grouped-query heads are tiled (h % n_kv) instead of repeated (h // group), reversed or mixed up."""
+    for reads, says in _reads(r, case):
+        yield Change(replace(r, reads=reads), says, says)
+
+
+@bug("kq", source="TinyLlama#24", fix="take the scores of Q and K after RoPE, of both")
+def scores_before_rope(r: Scores, case: Case) -> Iterator[Change]:
+    """Scores are taken of Q or K as they were before RoPE."""
+    shape_q, shape_k = r.q.shape, (*r.k.shape[:2], case.config.n_head_kv, -1)
+    normed = f"Qcur_normed-{case.tap.layer}" in case.run.shapes
+    q = case["Qcur_normed" if normed else "Qcur_proj"]
+    k = case["Kcur_normed" if normed else "Kcur_proj"]
+    q, k = q.reshape(len(q), *shape_q[1:]), k.reshape(len(k), *shape_k[1:])
+    yield Change(replace(r, q=q, k=k), "takes Q and K from before RoPE", "both")
+    yield Change(replace(r, k=k), "takes K from before RoPE", "k")
+    yield Change(replace(r, q=q), "takes Q from before RoPE", "q")
+
+
+@bug("kq", source="quant.cpp#82", fix="score what comes out of the last step before attention: norm, then RoPE")
+def scores_of_normed(r: Scores, case: Case) -> Iterator[Change]:
+    """Scores are taken of Q and K that were normalised after RoPE."""
+    if f"Qcur_normed-{case.tap.layer}" in case.run.shapes:
+        from llamadiff.diagnose.norms import norm
+
+        q_norm, k_norm = (norm(case.of(f"{side}cur_normed-{case.tap.layer}")) for side in "QK")
+        q, k = replace(q_norm, x=r.q).compute(case), replace(k_norm, x=r.k).compute(case)
+        yield Change(replace(r, q=q, k=k), "takes Q and K that were normalised after RoPE", "again")
+        yield Change(replace(r, q=case["Qcur_normed"], k=case["Kcur_normed"]), "takes Q and K as normalised", "normed")
+
+
+@bug("kq", general=True, source="llama.cpp#13951", fix="dump raw scores, and see that the scale is applied once")
+def scores_scaled(r: Scores, case: Case) -> Iterator[Change]:
+    """The scale is in the scores already."""
+    d = case.config.head_k
+    for value in solve(case, lambda f: replace(r, factor=f), 1e-4, 1e2, (1 / math.sqrt(d), 1 / d, math.sqrt(d))):
+        yield Change(replace(r, factor=value), f"is multiplied by {_scale(value, case)} before the softmax", value=value)
+
+
+@bug(*BOTH, source="tiny-llm#46", fix="write K and V of a token into the slot that attention reads for it")
+def cache_row_off(r: Scores | Values, case: Case) -> Iterator[Change]:
+    """The cache's rows are off by one, or stale: a token reads the row of the one before it."""
+    side = "k" if isinstance(r, Scores) else "v"
+    rows = getattr(r, side)
+    n = case.run.n_prefill
+    if rows.shape[1] > 1:
+        behind = np.concatenate([rows[:, :1], rows[:, :-1]], axis=1)
+        yield Change(replace(r, **{side: behind}), "reads each slot's row of the token before", "behind")
+        empty = np.concatenate([np.zeros_like(rows[:, :1]), rows[:, :-1]], axis=1)
+        yield Change(replace(r, **{side: empty}), "writes each row one slot too far: slot 0 is empty", "empty")
+    if 0 < n < rows.shape[1]:
+        stale = rows.copy()
+        stale[:, n:] = 0
+        yield Change(replace(r, **{side: stale}), "does not write decode steps' rows into the cache", "unwritten")
+        stuck = rows.copy()
+        stuck[:, n:] = rows[:, n - 1 : n]
+        yield Change(replace(r, **{side: stuck}), "reads the prompt's last row for every decode step", "stuck")
+
+
+def _scale(value: float, case: Case) -> str:
+    """A scale with the formula that gives it."""
+    c = case.config
+    names = {
+        1.0: "1 (no scale)", 1 / c.head_k: "1/d, the scale twice", 1 / math.sqrt(c.head_k): "1/sqrt(d)",
+        1 / math.sqrt(c.n_embd): "1/sqrt(d_model)", 1 / math.sqrt(c.n_embd / c.n_head_kv): "1/sqrt(d_model / kv heads)",
+        math.sqrt(c.head_k): "sqrt(d)", 1 / c.n_embd: "1/d_model",
+    }  # fmt: skip
+    words = next((name for known, name in names.items() if math.isclose(known, value, rel_tol=1e-5)), None)
+    return words if words is not None else f"{value:.5g}"
+
+
+@bug("kq_soft_max", source="llama.cpp#13951", fix="scale scores by 1/sqrt(head size), once")
+def attention_scale(r: Softmax, case: Case) -> Iterator[Change]:
+    """The attention scale is missing, applied twice, or of the wrong size: d_model, or d_model / kv heads."""
+    c = case.config
+    for scale in (1.0, 1 / c.head_k, 1 / math.sqrt(c.n_embd), 1 / math.sqrt(c.n_embd / c.n_head_kv), math.sqrt(c.head_k)):
+        if not math.isclose(scale, r.scale):
+            says = f"scales by {_scale(scale, case)}; this model scales by 1/sqrt({c.head_k}) = {r.scale:.4g}"
+            yield Change(replace(r, scale=scale), says, says)
+
+
+@bug("kq_soft_max", general=True, source="llama.cpp#13951", fix="scale scores by 1/sqrt(head size), once")
+def attention_scale_other(r: Softmax, case: Case) -> Iterator[Change]:
+    """The attention scale is some other number."""
+    for value in solve(case, lambda s: replace(r, scale=s), 1e-4, 10.0):
+        says = f"scales by {value:.5g}; this model scales by 1/sqrt({case.config.head_k}) = {r.scale:.5g}"
+        yield Change(replace(r, scale=value), says, value=value)
+
+
+def _whole_scores(r: Softmax, case: Case) -> Iterator[Array]:
+    """Scores with those above the diagonal: as recorded, and computed from Q and K where they can be."""
+    yield r.scores
+    try:
+        full = scores(case.of(f"kq-{case.tap.layer}")).compute(case)
+    except Missing:
+        return
+    hidden = case.run.positions[None, :] > case.run.positions[:, None]
+    yield np.where(hidden, full, r.scores)
+
+
+@bug("kq_soft_max", source="ROOT_CAUSES 13", fix="hide keys at later positions than the query's")
+def mask_missing(r: Softmax, case: Case) -> Iterator[Change]:
+    """There is no causal mask: every token sees the whole prompt."""
+    n = case.run.n_prefill
+    seen = {"all": np.zeros_like(r.hidden), "prompt": r.hidden.copy()}
+    seen["prompt"][:n, :n] = False
+    for number, whole in enumerate(_whole_scores(r, case)):
+        for name, hidden in seen.items():
+            says = "has no causal mask: queries see later tokens"
+            yield Change(replace(r, scores=whole, hidden=hidden), says, f"{name} {number}")
+
+
+@bug("kq_soft_max", source="ROOT_CAUSES 13", fix="a query sees keys up to and including its own position")
+def mask_shifted(r: Softmax, case: Case) -> Iterator[Change]:
+    """The causal mask is off by one."""
+    p = case.run.positions
+    for number, whole in enumerate(_whole_scores(r, case)):
+        later = replace(r, scores=whole, hidden=p[None, :] > p[:, None] + 1)
+        yield Change(later, "lets queries see the next token: the mask is off by one", f"+1 {number}")
+    before = p[None, :] > p[:, None] - 1
+    yield Change(replace(r, hidden=before), "hides each query's own key: the mask is off by one", "-1")
+    before = before.copy()
+    before[0, 0] = False
+    yield Change(replace(r, hidden=before), "hides each query's own key, but the first: the mask is off by one", "-1 first")
+
+
+@bug("kq_soft_max", source="tiny-llm#46", fix="append a decode step's key before its scores are taken")
+def decode_key_unseen(r: Softmax, case: Case) -> Iterator[Change]:
+    """Decode steps do not see their own key, or see nothing but it."""
+    n, p = case.run.n_prefill, case.run.positions
+    if 0 < n < len(p):
+        hidden = r.hidden.copy()
+        hidden[n:] = p[None, :] >= p[n:, None]
+        yield Change(replace(r, hidden=hidden), "does not see a decode step's own key", "own")
+        alone = r.hidden.copy()
+        alone[n:] = p[None, :] != p[n:, None]
+        yield Change(replace(r, hidden=alone), "sees only its own key in decode steps: the cache is lost", "alone")
+        recent = r.hidden.copy()
+        recent[n:, :n] = True
+        yield Change(replace(r, hidden=recent), "does not see the prompt in decode steps", "recent")
+
+
+@bug("kq_soft_max", source="ROOT_CAUSES 13", fix="set hidden scores to -inf before the softmax")
+def mask_after_softmax(r: Softmax, case: Case) -> Iterator[Change]:
+    """Later keys are set to zero after the softmax, which has counted them."""
+    for number, whole in enumerate(_whole_scores(r, case)):
+        yield Change(replace(r, scores=whole, after=True), "hides later keys only after the softmax", str(number))
+
+
+@bug("kq_soft_max", general=True, source="sglang#4823, mlx-vlm#669", fix="attend to all earlier tokens: this model has no window")
+def window_applied(r: Softmax, case: Case) -> Iterator[Change]:
+    """A sliding window hides early keys, in a model without one."""
+    p = case.run.positions
+    sizes = range(1, len(p)) if case.recorded is not None else ()
+    fits = []
+    for size in sizes:
+        hidden = r.hidden | (p[None, :] <= p[:, None] - size)
+        fits.append((case.nmse(replace(r, hidden=hidden).compute(case)), size))
+    for _, size in sorted(fits)[:1]:
+        hidden = r.hidden | (p[None, :] <= p[:, None] - size)
+        yield Change(replace(r, hidden=hidden), f"sees only the last {size} tokens; this model has no window", value=size)
+
+
+@bug("kq_soft_max", general=True, source="vllm#30427", fix="leave the scores as they are: this model has no softcap")
+def softcap_applied(r: Softmax, case: Case) -> Iterator[Change]:
+    """Scores are capped (cap * tanh(x / cap)) in a model without a softcap."""
+    for value in solve(case, lambda cap: replace(r, cap=cap), 0.1, 1e4, (30.0, 50.0)):
+        yield Change(replace(r, cap=value), f"caps scores at {value:.4g}; this model has no softcap", value=value)
+
+
+@bug("kq_soft_max", source="ROOT_CAUSES 38", fix="take the softmax over keys, the last axis")
+def softmax_axis(r: Softmax, case: Case) -> Iterator[Change]:
+    """The softmax is taken over the wrong axis: queries, or heads, instead of keys."""
+    yield Change(replace(r, axis=-2), "sums over queries instead of keys", "queries")
+    yield Change(replace(r, axis=1), "sums over heads instead of keys", "heads")
+
+
+@bug("kq_soft_max", source="ROOT_CAUSES 38", fix="subtract each row's maximum before exp")
+def softmax_overflow(r: Softmax, case: Case) -> Iterator[Change]:
+    """The maximum is not subtracted: exp overflows for large scores."""
+    yield Change(replace(r, steady=False), "does not subtract the maximum, and overflows")
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Scores scaled and masked, with no softmax."""
+
+    softmax: Softmax
+
+    def compute(self, case: Case) -> Array:
+        r = self.softmax
+        return np.where(r.hidden, r.scores.dtype.type(0), r.scores * np.asarray(r.scale, r.scores.dtype))
+
+
+@bug("kq_soft_max", source="ROOT_CAUSES 38", fix="apply the softmax")
+def softmax_missing(r: Softmax, case: Case) -> Iterator[Change]:
+    """There is no softmax: scaled scores go on."""
+    yield Change(Scaled(r), "is left out: scaled scores come out")
+
+
+@bug("kqv_out", source="candle-vllm#167", fix="put tokens before heads, [token, head, dim], before heads are merged")
+def heads_merged_wrong(r: Values, case: Case) -> Iterator[Change]:
+    """Heads are merged in the wrong order: a transpose is missing, or one too many."""
+    yield Change(replace(r, order="head token dim"), "merges [head, token, dim] without transposing", "head token")
+    yield Change(replace(r, order="token dim head"), "puts the values of a head apart: [dim, head] for [head, dim]", "dim head")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An attention op on a cache kept in another type."""
+
+    op: Scores | Values
+    kind: str
+
+    def compute(self, case: Case) -> Array:
+        from llamadiff.arithmetic import ROUNDINGS
+
+        to = ROUNDINGS[self.kind]
+        if isinstance(self.op, Scores):
+            return replace(self.op, k=to(self.op.k)).compute(case)
+        return replace(self.op, v=to(self.op.v)).compute(case)
+
+
+@bug(*BOTH, harmless=True, source="ROOT_CAUSES 40", fix="nothing: a cache in fewer bits rounds; state it as producer.settings.type_k")
+def cache_rounded(r: Scores | Values, case: Case) -> Iterator[Change]:
+    """K and V are kept in a cache of fewer bits (F16, BF16, Q8_0)."""
+    side = "K" if isinstance(r, Scores) else "V"
+    for kind in ("F16", "BF16", *(("Q8_0",) if case.config.head_k % 32 == 0 else ())):
+        yield Change(Stored(r, kind), f"reads {side} from a cache of type {kind}", kind)
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A recipe whose result is rounded to a type."""
+
+    recipe: Any
+    kind: str
+
+    def compute(self, case: Case) -> Array:
+        from llamadiff.arithmetic import ROUNDINGS
+
+        return ROUNDINGS[self.kind](self.recipe.compute(case))
+
+
+@bug("kq_soft_max", harmless=True, source="ROOT_CAUSES 40", fix="nothing: half-precision attention rounds its inputs")
+def softmax_of_rounded(r: Softmax, case: Case) -> Iterator[Change]:
+    """Scores are rounded to 16 bits before the softmax."""
+    for kind in ("F16", "BF16"):
+        from llamadiff.arithmetic import ROUNDINGS
+
+        to = ROUNDINGS[kind]
+        yield Change(replace(r, scores=to(r.scores)), f"rounds scores to {kind} first", kind)
+        yield Change(replace(r, scores=to(r.scores * np.float32(r.scale)), scale=1.0), f"rounds scaled scores to {kind}", f"{kind} scaled")

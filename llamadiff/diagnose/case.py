@@ -1,0 +1,143 @@
+"""A case: one tap of one layer, the values that its op was given, and what the candidate made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from llamaref import Engine
+from llamaref.config import Config
+from numpy.typing import NDArray
+
+from llamadiff import metrics, taps
+from llamadiff.carrier import Carrier
+from llamadiff.model import Model
+
+Array = NDArray[Any]
+
+
+class Missing(Exception):
+    """A bug's replay needs a tap that was not recorded: the bug cannot be tried."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all cases of one run share.
+
+    ``shapes``: tap name -> the engine's shape of it, without the batch; ``known``: tap name -> which values are there.
+    """
+
+    model: Model
+    tokens: tuple[int, ...]
+    positions: Array
+    n_prefill: int
+    carrier: Carrier
+    shapes: Mapping[str, tuple[int, ...]]
+    known: Mapping[str, Array]
+
+    @property
+    def first_tokens(self) -> int:
+        """How many tokens are enough to solve for a constant: a full sequence would only take longer."""
+        return min(len(self.tokens), 64)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One tap, its inputs by name (``values`` raises Missing for those it does not have) and what was recorded.
+
+    ``recorded`` is None inside a span. ``channels`` are the outputs of a product that are looked at (None: all).
+    ``limit`` is the NMSE of a fit; ``hint`` a constant that fitted elsewhere; ``hurried``: solve for no constants,
+    try the familiar ones.
+    """
+
+    run: Run
+    tap: taps.Tap
+    values: Callable[[str], Array]
+    recorded: Array | None
+    channels: Array | None = None
+    limit: float = 0.0
+    hint: float | None = None
+    hurried: bool = False
+
+    def __getitem__(self, word: str) -> Array:
+        """The values of another tap of this layer (or outside the layers): [b, token, ...]."""
+        layered = taps.BY_WORD[word].layered
+        return self.values(f"{word}-{self.tap.layer}" if layered else word)
+
+    @property
+    def engine(self) -> Engine:
+        return self.run.model.engine
+
+    @property
+    def config(self) -> Config:
+        return self.engine.config
+
+    @property
+    def carrier(self) -> Carrier:
+        return self.run.carrier
+
+    @cached_property
+    def weight(self) -> str | None:
+        """The weight tensor of this tap's op."""
+        return self.run.model.weight_names.get(self.tap.name)
+
+    @property
+    def layer(self) -> int:
+        assert self.tap.layer is not None
+        return self.tap.layer
+
+    def before(self) -> Array:
+        """The layer's input; after the last layer, the last one's output."""
+        last = self.run.model.n_layer if self.tap.layer is None else self.tap.layer
+        return self.values("embd" if last == 0 else f"l_out-{last - 1}")
+
+    def tap_input(self) -> Array:
+        """What this tap's op reads, where it reads one tensor."""
+        names = taps.inputs_of(self.tap, self.run.shapes, self.run.model.n_layer)
+        return self.values(names[0])
+
+    def vector(self, name: str) -> Array | None:
+        """A small tensor of the file, if it has it."""
+        w = self.engine.w
+        return w.decoded(name, w.stored(name)).reshape(-1) if name in w else None
+
+    def of(self, tap: str) -> Case:
+        """The case of another tap of this layer, on the same values."""
+        found = next(t for t in self.run.model.taps if t.name == tap)
+        return replace(self, tap=found, recorded=None, channels=None)
+
+    def at(self, channels: Array) -> Case:
+        """The same case, looking at some of its outputs."""
+        return replace(self, channels=channels)
+
+    def nmse(self, x: Array) -> float:
+        """How far a result [b, token, ...] is from what was recorded, under the arithmetic that fits each phase best."""
+        assert self.recorded is not None
+        recorded = self._looked_at(self._seen(self.recorded))
+        axis = self.tap.row_axis
+        rows = [metrics.row_errors(recorded, self._looked_at(self._seen(entry)), axis) for entry in x]
+        total, size = 0.0, float(rows[0][1].sum())
+        for phase in (slice(0, self.run.n_prefill), slice(self.run.n_prefill, None)):
+            total += min(float(error[phase].sum()) for error, _ in rows)
+        value = metrics.ratio(total, size)
+        return value if np.isfinite(value) else float("inf")
+
+    def _seen(self, x: Array) -> Array:
+        """A result as it is compared: shaped like the tap, defined values alone."""
+        if self.channels is None:
+            x = x.reshape(self.run.shapes[self.tap.name])
+        if self.tap.kind.word == "kq":
+            x = np.where(self.run.positions[None, :] > self.run.positions[:, None], x.dtype.type(0), x)
+        if self.tap.kind.op == "ARGSORT":
+            x = np.take_along_axis(self["ffn_moe_probs"][0], x.astype(np.int64), axis=-1)
+        return x
+
+    def _looked_at(self, x: Array) -> Array:
+        mask = self.run.known.get(self.tap.name)
+        if self.channels is not None:
+            x = x if x.shape[-1] == len(self.channels) else x[..., self.channels]
+            mask = None if mask is None else mask[..., self.channels]
+        return x if mask is None else np.where(mask, x, x.dtype.type(0))

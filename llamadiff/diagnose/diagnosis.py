@@ -1,0 +1,178 @@
+"""From the WRONG taps of a run to their causes: every one explained by a known bug, or honestly by none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff import taps
+from llamadiff.carrier import Carrier
+from llamadiff.diagnose.case import Case, Missing, Run
+from llamadiff.diagnose.search import Clock, Fit, Outcome, replayed, search
+from llamadiff.judging import Finding, Local
+from llamadiff.lanes import JITTER, Source
+from llamadiff.model import Model
+
+Array = NDArray[Any]
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A known bug that fits: its name, what the op does in its words, what to do, who had it, and the NMSE it leaves."""
+
+    name: str
+    says: str
+    fix: str
+    source: str
+    nmse: float
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why taps are wrong.
+
+    ``taps`` maps each to the NMSE that replaying the cause leaves; ``right`` to what the right op leaves.
+    ``causes`` are one, or several that this model cannot tell apart ("either ... or ..."), or none: then ``nearest`` are
+    those that come nearest, and fit not. ``harmless``: a way of computing and no mistake.
+    """
+
+    tap: str
+    taps: Mapping[str, float]
+    right: Mapping[str, float]
+    causes: tuple[Cause, ...]
+    nearest: tuple[Cause, ...] = ()
+    harmless: bool = False
+
+    @property
+    def known(self) -> bool:
+        return bool(self.causes)
+
+    @property
+    def nmse(self) -> float:
+        """The worst that replaying the cause leaves."""
+        return max(self.taps.values())
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(sorted({tap.layer for name in self.taps if (tap := taps.parse(name)) and tap.layer is not None}))
+
+
+@dataclass
+class _Group:
+    """Taps that one cause explains, while it is found out."""
+
+    fits: tuple[Fit, ...]
+    nearest: tuple[Fit, ...]
+    right: dict[str, float] = field(default_factory=dict)
+    left: dict[str, dict[Any, float]] = field(default_factory=dict)  # tap -> fit's key -> NMSE
+
+    def add(self, tap: str, right: float, fits: Sequence[Fit]) -> None:
+        self.right[tap] = right
+        self.left[tap] = {fit.key: fit.nmse for fit in fits}
+
+    def narrowed(self, fits: Sequence[Fit]) -> None:
+        """Keep the alternatives that fit here too."""
+        keys = {fit.key for fit in fits}
+        self.fits = tuple(fit for fit in self.fits if fit.key in keys)
+
+    def diagnosis(self) -> Diagnosis:
+        first = next(iter(self.right))
+        best = self.fits[0].key if self.fits else None
+        left = {tap: values.get(best, self.right[tap]) for tap, values in self.left.items()}
+        return Diagnosis(
+            first, left, self.right, tuple(map(_cause, self.fits)), tuple(map(_cause, self.nearest)),
+            bool(self.fits) and self.fits[0].harmless,
+        )  # fmt: skip
+
+
+def _cause(fit: Fit) -> Cause:
+    fixes, sources = ([getattr(step.bug, name) for step in fit.steps] for name in ("fix", "source"))
+    values = [step.value for step in fit.steps if step.value is not None]
+    return Cause(" + ".join(fit.causes), fit.says, "; ".join(fixes), ", ".join(sources), fit.nmse, values[0] if values else None)
+
+
+def diagnose(
+    model: Model,
+    source: Source,
+    findings: Sequence[Finding],
+    positions: Array,
+    n_prefill: int,
+    seconds: float,
+    progress: Callable[[str], None] = lambda _: None,
+) -> tuple[Diagnosis, ...]:
+    """Explain every WRONG tap of one trace, in graph order."""
+    wrong = [(finding, local) for finding in findings if (local := _wrong(finding, source.name)) is not None]
+    if not wrong:
+        return ()
+    clock = Clock.of(seconds)
+    carrier = Carrier([(lane.policy, source.stored) for lane in source.lanes if lane.policy != JITTER])
+    shapes = {finding.tap.name: finding.shape for finding in findings}
+    run = Run(model, source.trace.info.tokens, positions, n_prefill, carrier, shapes, source.trace.known)
+    groups: list[_Group] = []
+    for finding, local in wrong:
+        progress(f"looking for the cause of {finding.tap.name}")
+        case = _case(run, source, finding.tap, local)
+        _join(groups, case, local, clock)
+    return tuple(group.diagnosis() for group in groups)
+
+
+def _wrong(finding: Finding, name: str) -> Local | None:
+    local = finding.local.get(name)
+    return local if local is not None and local.verdict == "wrong" else None
+
+
+def _case(run: Run, source: Source, tap: taps.Tap, local: Local) -> Case:
+    def values(name: str) -> Array:
+        if name not in source.trace or name not in run.shapes or not _complete(source, name, tap):
+            raise Missing(name)
+        array = np.asarray(source.trace[name]).reshape(run.shapes[name])[None]
+        return array.astype(np.int32 if name.startswith("ffn_moe_topk") else run.model.engine.w.dtype)
+
+    recorded = np.asarray(source.trace[tap.name]).reshape(run.shapes[tap.name])
+    return Case(run, tap, values, recorded, limit=max(local.limit, local.noise_limit))
+
+
+def _complete(source: Source, name: str, tap: taps.Tap) -> bool:
+    """Whether a tap has all the values that another one's recorded rows need."""
+    rows, mask = source.whole_rows(name), source.trace.known.get(tap.name)
+    if rows is None:
+        return True
+    return mask is not None and bool((rows | ~mask.reshape(len(mask), -1).any(axis=1)).all())
+
+
+def _join(groups: list[_Group], case: Case, local: Local, clock: Clock) -> None:
+    """Give a tap to the cause that explains it: one that was found before, or a new one."""
+    name, word = case.tap.name, case.tap.kind.word
+    for group in groups:
+        words = {w for fit in group.fits for step in fit.steps for w in step.bug.words}
+        if not group.fits or word not in words:
+            continue
+        again = [replayed(case, local.nmse, fit.key, [step.value for step in fit.steps]) for fit in group.fits]
+        fits = [fit for fit in again if fit is not None]
+        if fits:
+            group.narrowed(fits)
+            group.add(name, local.nmse, fits)
+            return
+    strangers = [group for group in groups if not group.fits and _word(next(iter(group.right))) == word]
+    outcome = Outcome((), ()) if local.span else search(case, local.nmse, clock, pairs=not strangers)
+    if not outcome.fits and strangers:
+        strangers[0].add(name, local.nmse, ())
+        return
+    group = _Group(outcome.fits, outcome.nearest)
+    group.add(name, local.nmse, outcome.fits)
+    groups.append(group)
+
+
+def _word(tap: str) -> str:
+    return tap.rsplit("-", 1)[0]
+
+
+def explained(diagnoses: Iterable[Diagnosis]) -> dict[str, str]:
+    """Taps that a harmless way of computing explains -> the way."""
+    return {tap: d.causes[0].says for d in diagnoses if d.harmless for tap in d.taps}

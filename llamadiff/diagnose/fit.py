@@ -1,0 +1,62 @@
+"""Constants that a candidate used, solved for: the value whose replay comes nearest to what was recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from llamadiff.diagnose.case import Case
+from llamadiff.diagnose.known import Recipe
+
+GOLDEN = (math.sqrt(5) - 1) / 2
+ROUNDS = 48  # of the golden section: float64's precision from any bracket
+SNAP = 0.02  # how near a familiar value must be to be tried in its place
+
+
+def solve(
+    case: Case, build: Callable[[float], Recipe], low: float, high: float, familiar: Sequence[float] = (), steps: int = 80
+) -> list[float]:
+    """The value between ``low`` and ``high`` (both positive) for which ``build(value)`` fits best.
+
+    The familiar value beside it is taken where it fits as well. Inside a span, where nothing was recorded to solve
+    with, the familiar values themselves are the answer, to be tried one by one.
+    """
+    if case.recorded is None:
+        return list(familiar)
+
+    def error(log: float) -> float:
+        return case.nmse(build(math.exp(log)).compute(case))
+
+    if case.hint is not None and error(math.log(case.hint)) <= case.limit:
+        return [case.hint]
+    if case.hurried:
+        return [min(familiar, key=lambda value: error(math.log(value)))] if familiar else []
+
+    logs = [math.log(low) + (math.log(high) - math.log(low)) * i / steps for i in range(steps + 1)]
+    logs = sorted({*logs, *(math.log(value) for value in familiar if value > 0)})
+    errors = [error(log) for log in logs]
+    best = min(range(len(logs)), key=errors.__getitem__)
+    found, left = _narrowed(error, logs[max(best - 1, 0)], logs[min(best + 1, len(logs) - 1)])
+    if errors[best] < left:
+        found, left = logs[best], errors[best]
+    value = math.exp(found)
+    for near in familiar:
+        if near > 0 and abs(math.log(near) - found) < SNAP and error(math.log(near)) <= max(4 * left, 1e-12):
+            return [near]
+    return [value]
+
+
+def _narrowed(error: Callable[[float], float], a: float, b: float) -> tuple[float, float]:
+    """Golden section (Kiefer 1953) -> place and error."""
+    c, d = b - GOLDEN * (b - a), a + GOLDEN * (b - a)
+    at_c, at_d = error(c), error(d)
+    for _ in range(ROUNDS):
+        if at_c <= at_d:
+            b, d, at_d = d, c, at_c
+            c = b - GOLDEN * (b - a)
+            at_c = error(c)
+        else:
+            a, c, at_c = c, d, at_d
+            d = a + GOLDEN * (b - a)
+            at_d = error(d)
+    return (c, at_c) if at_c <= at_d else (d, at_d)

@@ -1,0 +1,103 @@
+"""What a known bug is, and the list of them: small objects that register themselves.
+
+A recipe is one op with everything it uses laid open: inputs, weights, constants. ``recipe_of`` gives the right one for a
+tap. A bug changes a recipe; what the changed recipe computes from the inputs that a candidate recorded is what the
+candidate would have recorded if it had that bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from llamadiff.diagnose.case import Case
+
+Array = NDArray[Any]
+
+FAMILIES = (
+    "embedding", "norms", "products", "blocks", "rope", "attention", "activations", "residuals", "router", "rounding",
+)  # fmt: skip
+
+
+class Recipe(Protocol):
+    """One op, laid open."""
+
+    def compute(self, case: Case) -> Array:
+        """The op's result, [b, token, ...]: one batch entry, or one for each arithmetic."""
+        ...
+
+
+@dataclass(frozen=True)
+class Change:
+    """A recipe as a bug leaves it, and what the op does instead, as a clause without its subject.
+
+    ``value`` is a constant that was solved for, ``variant`` tells this change from the bug's others in every layer.
+    """
+
+    recipe: Recipe
+    says: str
+    variant: str = ""
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A mistake that engines are known to make.
+
+    ``words`` are the taps it can explain, ``about`` says what it is and ``fix`` what to do, ``source`` names threads where
+    people had it. A ``general`` one has a constant to solve for and is asked when nothing exact fits. A ``harmless``
+    one is a way of computing, not a mistake: where it fits, the tap is noise.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    about: str
+    fix: str
+    source: str
+    changes: Callable[[Any, Case], Iterator[Change]]
+    general: bool = False
+    harmless: bool = False
+
+
+BUGS: dict[str, Bug] = {}
+_RECIPES: dict[str, Callable[[Case], Recipe]] = {}
+
+
+def bug(
+    *words: str, fix: str, source: str = "", general: bool = False, harmless: bool = False
+) -> Callable[[Callable[[Any, Case], Iterator[Change]]], Callable[[Any, Case], Iterator[Change]]]:
+    """Register a function that changes recipes; its name is the bug's name, its docstring what the bug is."""
+
+    def register(changes: Callable[[Any, Case], Iterator[Change]]) -> Callable[[Any, Case], Iterator[Change]]:
+        name, about = changes.__name__.replace("_", "-"), " ".join((changes.__doc__ or "").split())
+        BUGS[name] = Bug(name, words, about, fix, source, changes, general, harmless)
+        return changes
+
+    return register
+
+
+def recipe(*words: str) -> Callable[[Callable[[Case], Recipe]], Callable[[Case], Recipe]]:
+    """Register the function that lays these taps' op open."""
+
+    def register(build: Callable[[Case], Recipe]) -> Callable[[Case], Recipe]:
+        _RECIPES.update(dict.fromkeys(words, build))
+        return build
+
+    return register
+
+
+def recipe_of(case: Case) -> Recipe:
+    """The right recipe of a case's tap."""
+    return _RECIPES[case.tap.kind.word](case)
+
+
+def known_bugs() -> dict[str, Bug]:
+    """Every known bug by name, in the order in which they are asked."""
+    for family in FAMILIES:
+        import_module(f"llamadiff.diagnose.{family}")
+    return BUGS

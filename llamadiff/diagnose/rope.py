@@ -1,0 +1,241 @@
+"""RoPE, and how people get it wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from llamaref import ops
+from llamaref import config as settings
+from numpy.typing import NDArray
+
+from llamadiff.diagnose.case import Case
+from llamadiff.diagnose.fit import solve
+from llamadiff.diagnose.known import Change, bug, recipe
+from llamadiff.diagnose.norms import Same
+
+Array = NDArray[Any]
+ROPE = ("Qcur_rope", "Kcur_rope")
+BASES = (1e3, 1e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 5e6, 1e7)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotation of ``x`` [b, token, head, dim]: which values form a pair, by which angles, in which direction."""
+
+    x: Array
+    pairs: bool
+    rope: settings.Rope
+    factors: Array | None
+    positions: Array
+    direction: int = 1
+    times: int = 1
+
+    def compute(self, case: Case) -> Array:
+        cos, sin = ops.rope_angles(self.rope, self.positions, self.factors)
+        cos, sin = case.carrier.angles(cos, sin, self.rope, self.positions, self.factors)
+        rotate, x = ops.rope_pairs if self.pairs else ops.rope_halves, self.x
+        if len(x) != len(cos):
+            x = np.repeat(x, len(cos), axis=0)
+        for _ in range(self.times):
+            x = rotate(x, cos, self.direction * sin)
+        return x
+
+
+@recipe(*ROPE)
+def rope(case: Case) -> Rope:
+    """The rotation of a tap, as the model has it."""
+    side = case.tap.kind.word[0]
+    normed = f"{side}cur_normed-{case.tap.layer}" in case.run.shapes
+    x = case[f"{side}cur_normed" if normed else f"{side}cur_proj"]
+    return rope_on(case, x.reshape(*x.shape[:2], -1, case.config.head_k))
+
+
+def rope_on(case: Case, x: Array) -> Rope:
+    """The model's rotation of any heads."""
+    factors = case.vector("rope_freqs.weight")
+    return Rope(x, case.run.model.rope_pairs, case.config.rope, factors, case.run.positions)
+
+
+def _layout(pairs: bool, n_rot: int) -> str:
+    return "(2i, 2i+1)" if pairs else f"(i, i+{n_rot // 2})"
+
+
+@bug(*ROPE, source="TinyLlama#24, llama.cpp#22611, candle#3410, imp#503",
+     fix="rotate the other layout; GGUF files of llama permute the rows of Q and K for (2i, 2i+1)")  # fmt: skip
+def rope_layout(r: Rope, case: Case) -> Iterator[Change]:
+    """RoPE rotates halves (i, i + n/2) where the model needs pairs (2i, 2i+1), or the other way round."""
+    n = r.rope.n_rot
+    says = f"rotates {_layout(not r.pairs, n)}; this model needs {_layout(r.pairs, n)}"
+    yield Change(replace(r, pairs=not r.pairs), says)
+
+
+@bug(*ROPE, general=True, source="llama.cpp#3401", fix="read rope.freq_base from the file (10000 where it is missing)")
+def rope_base(r: Rope, case: Case) -> Iterator[Change]:
+    """RoPE's base is not the file's."""
+    for value in solve(case, lambda base: _with(r, base=base), 10.0, 1e9, BASES, 400):
+        if abs(value / r.rope.base - 1) > 1e-6:
+            yield Change(_with(r, base=value), f"uses base {value:.6g}; the file says {r.rope.base:.6g}", value=value)
+
+
+def _with(r: Rope, **changes: Any) -> Rope:
+    return replace(r, rope=replace(r.rope, **changes))
+
+
+@bug(*ROPE, source="shainet#111, mlxcel#1355", fix="apply rope.scaling.type and rope.scaling.factor of the file")
+def rope_scaling_ignored(r: Rope, case: Case) -> Iterator[Change]:
+    """The file's RoPE scaling (linear or YaRN) is ignored."""
+    if r.rope.factor != 1.0:
+        kind = "YaRN" if r.rope.yarn else "linear"
+        says = f"ignores the file's {kind} scaling by {r.rope.factor:g}"
+        yield Change(_with(r, factor=1.0, yarn=False, attn_factor=1.0), says)
+
+
+@bug(*ROPE, source="mlxcel#1355", fix="divide positions by rope.scaling.factor once")
+def rope_scaling_doubled(r: Rope, case: Case) -> Iterator[Change]:
+    """RoPE scaling is applied twice."""
+    if r.rope.factor != 1.0:
+        yield Change(_with(r, factor=r.rope.factor**2), f"divides positions by {r.rope.factor:g} twice")
+
+
+@bug(*ROPE, source="imp#880", fix="divide positions by rope.scaling.factor; do not multiply")
+def rope_scaling_inverted(r: Rope, case: Case) -> Iterator[Change]:
+    """Positions are multiplied by the scaling factor instead of divided."""
+    if r.rope.factor != 1.0:
+        yield Change(_with(r, factor=1 / r.rope.factor), f"multiplies positions by {r.rope.factor:g} instead of dividing")
+
+
+@bug(*ROPE, general=True, source="imp#880", fix="scale positions as the file's rope.scaling says, and not otherwise")
+def rope_scaling_applied(r: Rope, case: Case) -> Iterator[Change]:
+    """Positions are scaled by a factor that is not the file's."""
+    for value in solve(case, lambda f: _with(r, factor=f, yarn=False), 1 / 64, 64.0, (2.0, 4.0, 8.0, 16.0, 32.0), 400):
+        says = f"divides positions by {value:.4g}; the file says {r.rope.factor:g}"
+        yield Change(_with(r, factor=value, yarn=False), says, value=value)
+
+
+@bug(*ROPE, source="imp#880", fix="blend scaled and plain angles by frequency, as YaRN does")
+def rope_yarn_as_linear(r: Rope, case: Case) -> Iterator[Change]:
+    """YaRN is taken for linear scaling: all frequencies are divided."""
+    if r.rope.yarn:
+        yield Change(_with(r, yarn=False), "divides every frequency, as linear scaling does; the file says YaRN")
+
+
+@bug(*ROPE, source="imp#880", fix="multiply cos and sin by YaRN's 0.1 ln(factor) + 1")
+def rope_yarn_magnitude(r: Rope, case: Case) -> Iterator[Change]:
+    """YaRN's attention temperature is left out."""
+    if r.rope.yarn:
+        magnitude = ops.rope_magnitude(replace(r.rope, attn_factor=1.0))
+        says = f"leaves out YaRN's magnitude {magnitude:.4g}"
+        yield Change(_with(r, attn_factor=r.rope.attn_factor / magnitude), says)
+
+
+@bug(*ROPE, source="shainet#111", fix="divide frequencies by rope_freqs.weight")
+def rope_factors_ignored(r: Rope, case: Case) -> Iterator[Change]:
+    """The file's frequency factors (rope_freqs.weight, Llama 3.1 and later) are ignored."""
+    if r.factors is not None:
+        yield Change(replace(r, factors=None), "ignores the frequency factors in rope_freqs.weight")
+
+
+@bug(*ROPE, source="mlxcel#1355", fix="divide frequencies by rope_freqs.weight; do not multiply")
+def rope_factors_inverted(r: Rope, case: Case) -> Iterator[Change]:
+    """Frequencies are multiplied by the frequency factors instead of divided."""
+    if r.factors is not None:
+        yield Change(replace(r, factors=1 / r.factors), "multiplies frequencies by rope_freqs.weight instead of dividing")
+
+
+@bug(*ROPE, source="mlx-lm#1698", fix="rotate only the first rope.dimension_count values of each head")
+def rope_partial_ignored(r: Rope, case: Case) -> Iterator[Change]:
+    """Whole heads are rotated where the model rotates only a part of each."""
+    head = r.x.shape[-1]
+    if r.rope.n_rot < head and r.factors is None:
+        says = f"rotates all {head} values of a head; this model rotates the first {r.rope.n_rot}"
+        yield Change(_with(r, n_rot=head), says)
+
+
+@bug(*ROPE, source="mlx-lm#1698", fix="rotate rope.dimension_count values of each head (key_length where it is missing)")
+def rope_partial(r: Rope, case: Case) -> Iterator[Change]:
+    """Only a part of each head is rotated where the model rotates more."""
+    for part in (2, 4):
+        n = r.rope.n_rot // part
+        if n >= 2 and n % 2 == 0 and r.factors is None:
+            says = f"rotates the first {n} values of a head; this model rotates {r.rope.n_rot}"
+            yield Change(_with(r, n_rot=n), says, f"1/{part}")
+
+
+@bug(*ROPE, source="imp#503", fix="rotate by +theta: (x cos - y sin, x sin + y cos)")
+def rope_direction(r: Rope, case: Case) -> Iterator[Change]:
+    """RoPE rotates in the opposite direction: the sign of sin is flipped."""
+    yield Change(replace(r, direction=-1), "rotates by -theta: the sign of sin is flipped")
+
+
+@bug(*ROPE, source="tiny-llm#46", fix="count positions from 0")
+def rope_position(r: Rope, case: Case) -> Iterator[Change]:
+    """Positions are off by one or two."""
+    for shift in (1, -1, 2, -2):
+        says = f"rotates by the position {'+' if shift > 0 else '-'} {abs(shift)}; positions count from 0"
+        yield Change(replace(r, positions=r.positions + shift), says, f"{shift:+d}")
+
+
+@bug(*ROPE, source="onnxruntime-genai#2354, tiny-llm#46", fix="in decode steps go on counting where the prompt ended")
+def rope_position_restarted(r: Rope, case: Case) -> Iterator[Change]:
+    """Positions are wrong in decode steps: they restart at 0, stand still, or lag by one."""
+    n, count = case.run.n_prefill, len(r.positions)
+    if not 0 < n < count:
+        return
+    tails = {
+        "restarts at position 0 in every decode step": np.zeros(count - n, r.positions.dtype),
+        "restarts counting positions from 0 in decode": np.arange(count - n),
+        "stays at the prompt's length in every decode step": np.full(count - n, n),
+        "lags by one position in decode steps": r.positions[n:] - 1,
+        "is one position ahead in decode steps": r.positions[n:] + 1,
+    }
+    for says, tail in tails.items():
+        yield Change(replace(r, positions=np.concatenate([r.positions[:n], tail])), says, says)
+
+
+@bug(*ROPE, source="TinyLlama#24", fix="rotate Q and K before the scores are taken")
+def rope_missing(r: Rope, case: Case) -> Iterator[Change]:
+    """RoPE is left out."""
+    yield Change(Same(r.x), "does not rotate at all")
+
+
+@bug(*ROPE, source="imp#503", fix="rotate once")
+def rope_twice(r: Rope, case: Case) -> Iterator[Change]:
+    """RoPE is applied twice."""
+    yield Change(replace(r, times=2), "rotates twice")
+
+
+@bug(*ROPE, source="llama.cpp#22611", fix="leave the rows of Q and K as the file has them")
+def rope_permuted(r: Rope, case: Case) -> Iterator[Change]:
+    """Q or K is permuted once more, or not back, before it is rotated."""
+    for to_halves in (True, False):
+        says = f"rotates heads whose values were put from {'pairs into halves' if to_halves else 'halves into pairs'} first"
+        yield Change(replace(r, x=reordered(r.x, to_halves)), says, str(to_halves))
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """The right rotation, each head in Hugging Face's order of values, or GGUF's."""
+
+    rope: Rope
+    to_halves: bool
+
+    def compute(self, case: Case) -> Array:
+        return reordered(self.rope.compute(case), self.to_halves)
+
+
+@bug(*ROPE, harmless=True, source="transformers' GGUF loader",
+     fix="nothing, if Q and K are both so: scores are the same; a name map with done = [\"permuted\"] says it beforehand")  # fmt: skip
+def rope_other_order(r: Rope, case: Case) -> Iterator[Change]:
+    """Heads hold the right values in Hugging Face's order (halves) where the file has GGUF's (pairs)."""
+    for to_halves in (True, False):
+        yield Change(Reordered(r, to_halves), "has the right values in the other order within each head", str(to_halves))
+
+
+def reordered(x: Array, to_halves: bool) -> Array:
+    """Each head's values: neighbours moved to halves, or halves to neighbours."""
+    *lead, d = x.shape
+    split = x.reshape(*lead, d // 2, 2) if to_halves else x.reshape(*lead, 2, d // 2)
+    return np.ascontiguousarray(np.swapaxes(split, -1, -2)).reshape(x.shape)

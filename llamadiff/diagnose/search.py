@@ -1,0 +1,217 @@
+"""The search: which known bugs, replayed, give what the candidate recorded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from llamadiff.diagnose.case import Case, Missing
+from llamadiff.diagnose.known import Bug, Change, Recipe, known_bugs, recipe_of
+
+SAMPLE = 64  # outputs of a product that are tried first
+EXPLAINS = 0.01  # what a fit may leave of the right op's error
+TIE = 10.0  # fits this much worse than the best are still the best's equals, as both are rounding
+
+
+@dataclass(frozen=True)
+class Step:
+    """One known bug as it was replayed."""
+
+    bug: Bug
+    variant: str
+    says: str
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A replay, of one bug or of two on one op, and the NMSE that it leaves."""
+
+    steps: tuple[Step, ...]
+    nmse: float
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        return tuple(step.bug.name for step in self.steps)
+
+    @property
+    def key(self) -> tuple[tuple[str, str], ...]:
+        """What makes this fit the same one in another layer."""
+        return tuple((step.bug.name, step.variant) for step in self.steps)
+
+    @property
+    def says(self) -> str:
+        return ", and ".join(step.says for step in self.steps)
+
+    @property
+    def harmless(self) -> bool:
+        return all(step.bug.harmless for step in self.steps)
+
+
+@dataclass
+class Clock:
+    """A time budget. ``spent`` bugs are no longer tried."""
+
+    until: float
+
+    @classmethod
+    def of(cls, seconds: float) -> Clock:
+        return cls(time.perf_counter() + seconds)
+
+    @property
+    def spent(self) -> bool:
+        return time.perf_counter() > self.until
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Fits, best first (several: the model cannot tell them apart), or the nearest that do not fit."""
+
+    fits: tuple[Fit, ...]
+    nearest: tuple[Fit, ...]
+
+
+def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcome:
+    """Try single exact bugs, then those with a constant, then pairs; stop at what fits.
+
+    ``right`` is the NMSE that the right op leaves. Inputs that were not recorded rule bugs out.
+    """
+    bugs = [known for known in known_bugs().values() if case.tap.kind.word in known.words]
+    try:
+        base = recipe_of(case)
+    except Missing:
+        return Outcome((), ())
+    case = replace(case, limit=min(case.limit, EXPLAINS * right))
+    quick = _sampled(case)
+    tried: list[Fit] = []
+    for general in (False, True):
+        found = []
+        for fit in _singles(quick, base, [known for known in bugs if known.general == general], clock):
+            tried.append(fit)
+            if fit.nmse <= _screen(quick, case):
+                found.append(fit)
+        fits = _confirmed(case, base, found)
+        if fits:
+            return Outcome(fits, ())
+    fits = _confirmed(case, base, _pairs(quick, base, bugs, clock)) if pairs else ()
+    return Outcome(fits, tuple(_nearest(tried)))
+
+
+def replayed(case: Case, right: float, key: Sequence[tuple[str, str]], hints: Sequence[float | None]) -> Fit | None:
+    """The same fit at another tap: None if it does not fit there."""
+    case = replace(case, limit=min(case.limit, EXPLAINS * right))
+    try:
+        base = recipe_of(case)
+    except Missing:
+        return None
+    quick = _sampled(case)
+    for where in (quick, case):
+        found = _chain(where, base, key, hints)
+        if found is None or found.nmse > _screen(where, case):
+            return None
+        if quick is case:
+            break
+    return found
+
+
+def _sampled(case: Case) -> Case:
+    """The case on some of a product's outputs: the worst ones and some others. Elsewhere the case itself."""
+    width = case.run.shapes[case.tap.name][-1]
+    if not case.tap.kind.op.startswith("MUL_MAT") or case.weight is None or width <= 2 * SAMPLE or case.recorded is None:
+        return case
+    if case.weight.endswith("_exps.weight") and case.tap.kind.word == "ffn_out":
+        return case
+    return case.at(np.unique(np.linspace(0, width - 1, SAMPLE).astype(int)))
+
+
+def _screen(quick: Case, case: Case) -> float:
+    """A sample's NMSE is not the whole's: let a fit pass that is a few times over the limit."""
+    return case.limit if quick is case else 10 * case.limit
+
+
+def _singles(case: Case, base: Recipe, bugs: Iterable[Bug], clock: Clock) -> Iterator[Fit]:
+    for known in bugs:
+        if clock.spent:
+            return
+        for change in _changes(known, base, case):
+            yield Fit((_step(known, change),), _error(case, change.recipe))
+
+
+def _pairs(case: Case, base: Recipe, bugs: Sequence[Bug], clock: Clock) -> list[Fit]:
+    """Two bugs on one op: an exact one, and another that still finds the same kind of op there."""
+    hurried, found = replace(case, hurried=True), []
+    exact = [known for known in bugs if not known.general and not known.harmless]
+    for number, first in enumerate(exact):
+        for change in _changes(first, base, case):
+            if type(change.recipe) is not type(base):
+                continue
+            for second in [*exact[number + 1 :], *(known for known in bugs if known.general)]:
+                if clock.spent:
+                    return found
+                for other in _changes(second, change.recipe, hurried):
+                    nmse = _error(case, other.recipe)
+                    if nmse <= 10 * case.limit:
+                        found.append(Fit((_step(first, change), _step(second, other)), nmse))
+    return found
+
+
+def _confirmed(case: Case, base: Recipe, found: Sequence[Fit]) -> tuple[Fit, ...]:
+    """Those that fit on all values, best first, with their equals; what is harmless wins."""
+    fits = []
+    for fit in sorted(found, key=lambda fit: fit.nmse)[:12]:
+        whole = _chain(case, base, fit.key, [step.value for step in fit.steps])
+        if whole is not None and whole.nmse <= case.limit:
+            fits.append(whole)
+    if any(fit.harmless for fit in fits):
+        fits = [fit for fit in fits if fit.harmless]
+    fits.sort(key=lambda fit: fit.nmse)
+    floor = max(TIE * fits[0].nmse, 1e-12) if fits else 0.0
+    unique = {fit.says: fit for fit in reversed(fits) if fit.nmse <= floor}
+    return tuple(sorted(unique.values(), key=lambda fit: fits.index(fit)))
+
+
+def _chain(case: Case, base: Recipe, key: Sequence[tuple[str, str]], hints: Sequence[float | None]) -> Fit | None:
+    """Replay bugs one after another on one op."""
+    steps: list[Step] = []
+    recipe = base
+    for (name, variant), hint in zip(key, hints, strict=True):
+        known = known_bugs()[name]
+        options = _changes(known, recipe, replace(case, hint=hint))
+        change = next((option for option in options if option.variant == variant), None)
+        if change is None:
+            return None
+        steps.append(_step(known, change))
+        recipe = change.recipe
+    return Fit(tuple(steps), _error(case, recipe))
+
+
+def _changes(known: Bug, recipe: Recipe, case: Case) -> Iterator[Change]:
+    """A bug's changes to a recipe; none where it needs what was not recorded, or another kind of recipe."""
+    try:
+        yield from known.changes(recipe, case)
+    except Missing:
+        return
+
+
+def _error(case: Case, recipe: Recipe) -> float:
+    try:
+        with np.errstate(all="ignore"):
+            return case.nmse(recipe.compute(case))
+    except Missing:
+        return float("inf")
+
+
+def _step(known: Bug, change: Change) -> Step:
+    return Step(known, change.variant, change.says, change.value)
+
+
+def _nearest(tried: Sequence[Fit], most: int = 3) -> Iterator[Fit]:
+    """The nearest of different bugs."""
+    seen: set[str] = set()
+    for fit in sorted(tried, key=lambda fit: fit.nmse):
+        if np.isfinite(fit.nmse) and fit.causes[0] not in seen and not fit.harmless and len(seen) < most:
+            seen.add(fit.causes[0])
+            yield fit
