@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff import limits, metrics
+from llamadiff.diagnose.diagnosis import Diagnosis, explained
 from llamadiff.judging import Finding, Local
 from llamadiff.preflight import Check
 
@@ -27,6 +28,7 @@ class Row:
 
     ``local`` is that side's own error; ``baseline_local`` llama.cpp's, where the candidate is another trace.
     ``distance`` is each trace's NMSE against the engine's own free run: who is nearer to exact arithmetic.
+    ``explained``: the way of computing that makes it noise, where one was found.
     ``at`` holds each side's value (baseline, candidate, engine's free run) where the local error is largest.
     ``expected_drift`` is what the baseline's arithmetic alone does to an exact engine, and ``ratio_to_noise``
     the drift over it. ``span`` names unrecorded taps that this one answers for.
@@ -48,6 +50,7 @@ class Row:
     candidate: metrics.Stats | None
     distance: Mapping[str, float] = field(default_factory=dict)
     at: Mapping[str, float] = field(default_factory=dict)
+    explained: str | None = None
 
     @property
     def span(self) -> tuple[str, ...]:
@@ -91,7 +94,8 @@ class Comparison:
 
     ``preflight`` is what was looked at before the layers; ``arithmetics`` says what the side under test rounds
     activations to before it multiplies weights of each type; ``profile`` says in words what the first error looks like;
-    ``extra`` are names of the candidate that are no tap of the model, and were ignored.
+    ``extra`` are names of the candidate that are no tap of the model, and were ignored; ``diagnosis`` says why taps are
+    wrong, in graph order.
     """
 
     verdict: str
@@ -113,6 +117,7 @@ class Comparison:
     profile: tuple[str, ...] = ()
     prompt: str | None = None
     extra: tuple[str, ...] = ()
+    diagnosis: tuple[Diagnosis, ...] = ()
 
     @property
     def first_divergence(self) -> Row | None:
@@ -167,6 +172,17 @@ def rows_of(
             distance=finding.distance, at=finding.at[under_test],
         ))  # fmt: skip
     return tuple(rows)
+
+
+def with_explanations(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tuple[Row, ...]:
+    """The rows, those noise that a harmless way of computing explains."""
+    ways = explained(diagnosis)
+    return tuple(_explained(row, ways[row.tap]) if row.tap in ways else row for row in rows)
+
+
+def _explained(row: Row, way: str) -> Row:
+    local = replace(row.local, verdict=limits.NOISE) if row.local else None
+    return replace(row, verdict=limits.NOISE, local=local, explained=way)
 
 
 def compare_logits(baseline: Array, candidate: Array, text_of: Any, known: Array | None = None) -> Logits:

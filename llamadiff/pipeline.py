@@ -17,7 +17,18 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff import limits, sentence, taps
 from llamadiff.admission import check_runnable, check_same_run
-from llamadiff.comparison import Comparison, Logits, Row, arithmetics_of, compare_logits, logit_rows, rows_of
+from llamadiff.comparison import (
+    Comparison,
+    Logits,
+    Row,
+    arithmetics_of,
+    compare_logits,
+    logit_rows,
+    rows_of,
+    with_explanations,
+)  # fmt: skip
+from llamadiff.diagnose.diagnosis import Diagnosis
+from llamadiff.diagnose.diagnosis import diagnose as why
 from llamadiff.drift import drift_only
 from llamadiff.errors import UserError
 from llamadiff.judging import Judge
@@ -31,6 +42,7 @@ from llamadiff.study import Study, lanes_of
 from llamadiff.trace import Info, Trace, TraceWriter
 
 Progress = Callable[[str], None]
+LEAST_SECONDS = 10.0  # for the diagnosis of a small model
 ENGINE_PRODUCER = {"name": sentence.ENGINE, "version": "numpy"}
 
 
@@ -54,6 +66,7 @@ def compare(
     rules: Sequence[limits.Rule] = limits.RULES,
     save: str | Path | None = None,
     precision: str = "f32",
+    diagnose: bool = True,
     progress: Progress = _silent,
 ) -> Comparison:
     """Run llama.cpp and the engine on the same tokens, line up every tap, and judge.
@@ -61,7 +74,8 @@ def compare(
     Without ``candidate`` the engine is it, and llama.cpp's own ops are judged; with one (a trace, or what
     ``--candidate`` takes: a file, a dump, a command), the candidate's are; its token ids serve where neither
     ``prompt`` nor ``tokens`` is given. ``name_map`` names or is a map of its tensors' names. ``save`` keeps the
-    traces in a directory. Raises UserError for whatever a user can mend.
+    traces in a directory. ``diagnose``: look for the causes of what is wrong. Raises UserError for whatever a user can
+    mend.
     """
     started = time.perf_counter()
     opened = open_model(model, precision, settings or Settings())
@@ -76,7 +90,7 @@ def compare(
         captured = time.perf_counter()
         trace = _loaded(candidate, opened, baseline, name_map, timeout, progress)
         keep = folder / "engine.safetensors" if save is not None else None
-        result = judge(opened, baseline, trace, rules, keep, progress)
+        result = judge(opened, baseline, trace, rules, keep, diagnose, progress)
     timing = {"capture_s": captured - started, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
 
@@ -126,6 +140,8 @@ def diff(
     candidate: str | Path | Trace,
     model: str | Path | None = None,
     rules: Sequence[limits.Rule] = limits.RULES,
+    diagnose: bool = True,
+    progress: Progress = _silent,
 ) -> Comparison:
     """Two traces: drift alone, or with the model also the local errors of both."""
     started = time.perf_counter()
@@ -133,7 +149,7 @@ def diff(
     if model is not None:
         opened = open_model(model, "f32", Settings())
         check_same_model(b.info.model, opened.sha256, "the baseline")
-        result = judge(opened, b, c, rules)
+        result = judge(opened, b, c, rules, None, diagnose, progress)
     else:
         check_same_run(b, c)
         result = drift_only(b, c, rules)
@@ -205,6 +221,7 @@ def judge(
     candidate: Trace | None,
     rules: Sequence[limits.Rule],
     keep: Path | None = None,
+    diagnose: bool = True,
     progress: Progress = _silent,
 ) -> Comparison:
     """One engine pass over the baseline's tokens, and the Comparison it yields."""
@@ -218,7 +235,9 @@ def judge(
     study, engine_logits = _run(model, baseline, candidate, rules, keep, progress)
     ran = time.perf_counter()
     under_test = "baseline" if candidate is None else "candidate"
-    rows = rows_of(study.findings, model.weight_names, model.weight_types, under_test)
+    diagnosis = _diagnosed(model, study, under_test, ran - started, progress) if diagnose else ()
+    found = rows_of(study.findings, model.weight_names, model.weight_types, under_test)
+    rows = with_explanations(found, diagnosis)
     verdict = limits.worst_of([limits.worst_of([row.verdict for row in rows]), *(check.verdict for check in checks)])
     other = candidate.info.producer if candidate is not None else ENGINE_PRODUCER
     producer, named = {"name": "the candidate", **other}, {"name": "the baseline", **baseline.info.producer}
@@ -229,7 +248,7 @@ def judge(
     return Comparison(
         verdict=verdict,
         summary=sentence.summarize(
-            verdict, rows, producer, named, candidate is None, unread, checks, n_prefill, missing
+            verdict, rows, producer, named, candidate is None, unread, checks, n_prefill, missing, diagnosis
         ),
         rows=rows,
         missing=missing,
@@ -243,12 +262,25 @@ def judge(
         only_baseline_read=tuple(sorted(read - model.engine.w.read)),
         only_engine_read=unread,
         timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran},
-        next_steps=sentence.next_steps(verdict, rows, missing, candidate is None),
+        next_steps=sentence.next_steps(verdict, rows, missing, candidate is None, diagnosis),
         preflight=checks,
         arithmetics=arithmetics_of(rows),
         extra=_extra(model, candidate),
         profile=_described(rows, len(baseline.info.tokens)),
+        diagnosis=diagnosis,
     )
+
+
+def _diagnosed(
+    model: Model, study: Study, under_test: str, engine_s: float, progress: Progress
+) -> tuple[Diagnosis, ...]:
+    """The causes of what is wrong; looking for them takes about as long as finding out that it is."""
+    seconds = max(LEAST_SECONDS, 1.5 * engine_s)
+    judge = study.judge
+    with threadpool_limits(1, "blas"):
+        return why(
+            model, judge.sources[under_test], study.findings, judge.positions, judge.n_prefill, seconds, progress
+        )
 
 
 def _extra(model: Model, candidate: Trace | None) -> tuple[str, ...]:

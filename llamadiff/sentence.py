@@ -7,6 +7,8 @@ from typing import Any
 
 from llamadiff import limits
 from llamadiff.comparison import Row
+from llamadiff.diagnose import words
+from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.preflight import Check
 
 ENGINE = "the reference engine"
@@ -30,12 +32,14 @@ def summarize(
     checks: Sequence[Check] = (),
     n_prefill: int = 0,
     missing: Sequence[str] = (),
+    diagnosis: Sequence[Diagnosis] = (),
 ) -> str:
     """One sentence: which op is wrong since which layer, or that none is and how much noise there is.
 
-    ``unread`` are tensors of the file that the baseline's graph does not use and the engine does.
+    ``unread`` are tensors of the file that the baseline's graph does not use and the engine does;
+    ``diagnosis`` says why taps are wrong, or noise.
     """
-    text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing))
+    text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing), diagnosis)
     failed = [check for check in checks if check.verdict == limits.WRONG]
     if failed:
         text = f"before any layer, {failed[0].name}: {failed[0].found}; {text}"
@@ -66,18 +70,20 @@ def _judgement(
     baseline: Mapping[str, Any],
     is_engine: bool,
     gaps: bool,
+    diagnosis: Sequence[Diagnosis],
 ) -> str:
     whose = str(baseline.get("name")) if is_engine else str(candidate.get("name") or "the candidate")
     blamed = [] if is_engine else [row for row in rows if _is_wrong(row.baseline_local)]
     wrong = [row for row in rows if row.verdict == limits.WRONG]
     if wrong:
-        text = _wrong(whose, wrong, rows, gaps)
+        text = _wrong(whose, wrong, rows, gaps, [d for d in diagnosis if not d.harmless])
         return text + (f"; {_also_baseline(blamed, baseline)}" if blamed else "")
     if blamed:
         return f"{_right(whose, rows, gaps)}, and {_also_baseline(blamed, baseline)}"
     if verdict == limits.UNCHECKED or not rows:
         return _unchecked(whose, rows)
-    return f"{_right(whose, rows, gaps)}; {_drift(rows, is_engine)}"
+    ways = [f"it {words.clause(d)}" for d in diagnosis if d.harmless][:2]
+    return "; ".join((_right(whose, rows, gaps), *ways, _drift(rows, is_engine)))
 
 
 def _is_wrong(local: Any) -> bool:
@@ -112,18 +118,52 @@ def _drift(rows: Sequence[Row], is_engine: bool) -> str:
     return f"{last.tap} drifts {last.drift.nmse:.1e} from {against}, {explained} what rounding in products explains"
 
 
-def _wrong(whose: str, wrong: Sequence[Row], rows: Sequence[Row], gaps: bool) -> str:
+def _wrong(whose: str, wrong: Sequence[Row], rows: Sequence[Row], gaps: bool, diagnosis: Sequence[Diagnosis]) -> str:
     first = wrong[0]
     assert first.local is not None
-    words = _place(first)
+    rest = _the_rest(len(rows) - len(wrong), gaps)
+    why = next((d for d in diagnosis if first.tap in d.taps), None)
+    if why is not None and why.known:
+        others = _other_causes([d for d in diagnosis if d is not why], rows)
+        return f"{first.tap}: {_possessive(whose)} {_place(first)} {_known(why, rows)}{others}{rest}"
     local = first.local
     size = (
         "not finite where it should be"
         if local.nmse == float("inf")
         else f"local NMSE {local.nmse:.1e}, limit {local.limit:.0e}"
     )
-    also = _others(wrong) + _the_rest(len(rows) - len(wrong), gaps)
-    return f"{first.tap}: {_possessive(whose)} {words} is wrong on the inputs it was given ({size}){also}"
+    unknown = f", and {words.nearest(why).split(';')[0]}" if why is not None and not first.span else ""
+    unnamed = [row for row in wrong if not any(d.known and row.tap in d.taps for d in diagnosis)]
+    also = _others(unnamed) + _other_causes([d for d in diagnosis if d.known], rows) + rest
+    place = f"{first.tap}: {_possessive(whose)} {_place(first)}"
+    return f"{place} is wrong on the inputs it was given ({size}){unknown}{also}"
+
+
+def _known(why: Diagnosis, rows: Sequence[Row]) -> str:
+    """What a diagnosed op does, where, and the proof."""
+    where = words.where(why, [row.tap for row in rows])
+    return f"{words.clause(why)} ({f'{where}; ' if where else ''}{words.proof(why)})"
+
+
+def explanation(d: Diagnosis, rows: Sequence[Row]) -> str:
+    """A diagnosis as a sentence of its own."""
+    row = next(row for row in rows if row.tap == d.tap)
+    return f"{_place(row)} {words.clause(d)}" if d.known else f"{_place(row)}: {words.nearest(d)}"
+
+
+def _other_causes(diagnosis: Sequence[Diagnosis], rows: Sequence[Row]) -> str:
+    """The causes of the other WRONG taps: the known ones in their words."""
+    known, unknown = [d for d in diagnosis if d.known], [d for d in diagnosis if not d.known]
+    text = ""
+    for d in known[:3]:
+        row = next(row for row in rows if row.tap == d.tap)
+        text += f"; {d.tap}: {_place(row)} {_known(d, rows)}"
+    if len(known) > 3:
+        text += f"; {len(known) - 3} more causes are listed below"
+    if unknown:
+        verb = "is" if len(unknown) == 1 else "are"
+        text += f"; {', '.join(d.tap for d in unknown[:4])} {verb} wrong too, for reasons unknown"
+    return text
 
 
 def _possessive(name: str) -> str:
@@ -149,7 +189,7 @@ def _others(wrong: Sequence[Row]) -> str:
     others = list(dict.fromkeys(row.tap.rsplit("-", 1)[0] for row in rest if row not in same))
     parts = []
     if same:
-        parts.append(f"and in {_layers([row.layer for row in same if row.layer is not None])}")
+        parts.append(f"and in {words.layers_of([row.layer for row in same if row.layer is not None])}")
     if others:
         more = " and others" if len(others) > 4 else ""
         parts.append(f"{', '.join(others[:4])}{more} {'is' if len(others) == 1 else 'are'} wrong too")
@@ -163,14 +203,6 @@ def _the_rest(n_right: int, gaps: bool) -> str:
     return f"; the other {n_right} recorded taps are right" if gaps else "; every other op is right"
 
 
-def _layers(numbers: Sequence[int]) -> str:
-    if len(numbers) == 1:
-        return f"layer {numbers[0]}"
-    if len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
-        return f"layers {numbers[0]} to {numbers[-1]}"
-    return "layers " + ", ".join(map(str, numbers[:6])) + (" and more" if len(numbers) > 6 else "")
-
-
 def _unchecked(whose: str, rows: Sequence[Row]) -> str:
     if not rows:
         return f"nothing could be judged: {whose} recorded no tap of this model"
@@ -182,15 +214,18 @@ def _unchecked(whose: str, rows: Sequence[Row]) -> str:
     )
 
 
-def next_steps(verdict: str, rows: Sequence[Row], missing: Sequence[str], is_engine: bool) -> tuple[str, ...]:
+def next_steps(
+    verdict: str, rows: Sequence[Row], missing: Sequence[str], is_engine: bool, diagnosis: Sequence[Diagnosis] = ()
+) -> tuple[str, ...]:
     """What a reader should do now; ``missing`` are taps that were not recorded."""
     first = next((row for row in rows if row.verdict == limits.WRONG), None)
     if first is None:
         return _steps_when_right(verdict, rows, missing)
     assert first.local is not None
-    steps = [_narrow_down(first.span)] if first.span else []
-    if not first.span:
-        steps.append(_advice(first))
+    known = [d for d in diagnosis if d.known and not d.harmless]
+    steps = [f"{d.tap}: {words.fix(d)}" for d in known[:4]]
+    if not any(first.tap in d.taps for d in known):
+        steps.append(_narrow_down(first.span) if first.span else _advice(first))
     place = ", ".join(map(str, first.local.index))
     steps.append(
         f"worst value {first.tap}[{place}]: expected {first.local.expected:.6g} from the inputs recorded, "

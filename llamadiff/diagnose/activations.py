@@ -38,10 +38,12 @@ def gelu_quick(x: Array) -> Array:
 
 
 def relu(x: Array) -> Array:
-    return np.maximum(x, x.dtype.type(0))
+    """max(x, 0)."""
+    return np.asarray(np.maximum(x, x.dtype.type(0)))
 
 
 def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x))."""
     return np.asarray(1 / (1 + np.exp(-x.astype(np.float64))), x.dtype)
 
 
@@ -65,7 +67,7 @@ def swiglu(case: Case) -> Gated:
     return Gated(case[f"ffn_{moe}gate"], case[f"ffn_{moe}up"])
 
 
-_OTHERS = {
+_OTHERS: dict[str, Callable[[Array], Array]] = {
     "exact GELU": gelu, "GELU's tanh approximation": gelu_tanh, "quick GELU": gelu_quick, "ReLU": relu,
     "sigmoid": sigmoid, "tanh": np.tanh,
 }  # fmt: skip

@@ -11,7 +11,8 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case, Missing
+from llamadiff.arithmetic import ROUNDINGS
+from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.fit import solve
 from llamadiff.diagnose.known import Change, bug, recipe
 from llamadiff.diagnose.norms import Same
@@ -22,16 +23,16 @@ BOTH = ("kq", "kqv_out")
 
 @dataclass(frozen=True)
 class Scores:
-    """Raw scores of ``q`` [b, t, head, dim] and ``k`` [b, s, kv_head, dim]; head h reads K head ``reads[h]``."""
+    """Scores of ``q`` [b, t, head, dim] and K ``rows`` [b, s, kv_head, dim]; head h reads K head ``reads[h]``."""
 
     q: Array
-    k: Array
+    rows: Array
     reads: Array
     factor: float = 1.0
 
     def compute(self, case: Case) -> Array:
-        q, k = case.carrier.operands("cache_k", self.q, self.k[:, :, self.reads])
-        return ops.attention_scores(q, k) * self.q.dtype.type(self.factor)
+        q, k = case.carrier.operands("cache_k", self.q, self.rows[:, :, self.reads])
+        return np.asarray(ops.attention_scores(q, k) * self.q.dtype.type(self.factor))
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,15 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Values:
-    """Weighted sums of ``v`` [b, s, kv_head, dim] by ``probs`` [b, head, t, s]; head h reads V head ``reads[h]``."""
+    """Sums of V ``rows`` [b, s, kv_head, dim] by ``probs`` [b, head, t, s]; head h reads V head ``reads[h]``."""
 
     probs: Array
-    v: Array
+    rows: Array
     reads: Array
     order: str = "token head dim"
 
     def compute(self, case: Case) -> Array:
-        probs, v = case.carrier.operands("cache_v", self.probs, self.v[:, :, self.reads])
+        probs, v = case.carrier.operands("cache_v", self.probs, self.rows[:, :, self.reads])
         merged = ops.attention_values(probs, v)  # [b, t, head*dim]
         b, t, h = len(merged), merged.shape[1], probs.shape[1]
         heads = merged.reshape(b, t, h, -1)
@@ -115,7 +116,7 @@ def _cached(case: Case, side: str) -> Array:
     """The cache's rows [b, s, kv_head, dim]: recorded, or what was put in."""
     try:
         return case[f"kv_{side}"]
-    except Missing:
+    except NotRecordedError:
         x = case["Kcur_rope" if side == "k" else "Vcur_proj"]
         x = x.reshape(*x.shape[:2], case.config.n_head_kv, -1)
         return case.carrier.stored(f"cache_{side}", x)
@@ -142,13 +143,13 @@ def heads_tiled(r: Scores | Values, case: Case) -> Iterator[Change]:
 @bug("kq", source="TinyLlama#24", fix="take the scores of Q and K after RoPE, of both")
 def scores_before_rope(r: Scores, case: Case) -> Iterator[Change]:
     """Scores are taken of Q or K as they were before RoPE."""
-    shape_q, shape_k = r.q.shape, (*r.k.shape[:2], case.config.n_head_kv, -1)
+    shape_q, shape_k = r.q.shape, (*r.rows.shape[:2], case.config.n_head_kv, -1)
     normed = f"Qcur_normed-{case.tap.layer}" in case.run.shapes
     q = case["Qcur_normed" if normed else "Qcur_proj"]
     k = case["Kcur_normed" if normed else "Kcur_proj"]
     q, k = q.reshape(len(q), *shape_q[1:]), k.reshape(len(k), *shape_k[1:])
-    yield Change(replace(r, q=q, k=k), "takes Q and K from before RoPE", "both")
-    yield Change(replace(r, k=k), "takes K from before RoPE", "k")
+    yield Change(replace(r, q=q, rows=k), "takes Q and K from before RoPE", "both")
+    yield Change(replace(r, rows=k), "takes K from before RoPE", "k")
     yield Change(replace(r, q=q), "takes Q from before RoPE", "q")
 
 
@@ -159,9 +160,11 @@ def scores_of_normed(r: Scores, case: Case) -> Iterator[Change]:
         from llamadiff.diagnose.norms import norm
 
         q_norm, k_norm = (norm(case.of(f"{side}cur_normed-{case.tap.layer}")) for side in "QK")
-        q, k = replace(q_norm, x=r.q).compute(case), replace(k_norm, x=r.k).compute(case)
-        yield Change(replace(r, q=q, k=k), "takes Q and K that were normalised after RoPE", "again")
-        yield Change(replace(r, q=case["Qcur_normed"], k=case["Kcur_normed"]), "takes Q and K as normalised", "normed")
+        q, k = replace(q_norm, x=r.q).compute(case), replace(k_norm, x=r.rows).compute(case)
+        yield Change(replace(r, q=q, rows=k), "takes Q and K that were normalised after RoPE", "again")
+        yield Change(
+            replace(r, q=case["Qcur_normed"], rows=case["Kcur_normed"]), "takes Q and K as normalised", "normed"
+        )
 
 
 @bug("kq", general=True, source="llama.cpp#13951", fix="dump raw scores, and see that the scale is applied once")
@@ -169,27 +172,27 @@ def scores_scaled(r: Scores, case: Case) -> Iterator[Change]:
     """The scale is in the scores already."""
     d = case.config.head_k
     for value in solve(case, lambda f: replace(r, factor=f), 1e-4, 1e2, (1 / math.sqrt(d), 1 / d, math.sqrt(d))):
-        yield Change(replace(r, factor=value), f"is multiplied by {_scale(value, case)} before the softmax", value=value)
+        yield Change(
+            replace(r, factor=value), f"is multiplied by {_scale(value, case)} before the softmax", value=value
+        )
 
 
 @bug(*BOTH, source="tiny-llm#46", fix="write K and V of a token into the slot that attention reads for it")
 def cache_row_off(r: Scores | Values, case: Case) -> Iterator[Change]:
     """The cache's rows are off by one, or stale: a token reads the row of the one before it."""
-    side = "k" if isinstance(r, Scores) else "v"
-    rows = getattr(r, side)
-    n = case.run.n_prefill
+    rows, n = r.rows, case.run.n_prefill
     if rows.shape[1] > 1:
         behind = np.concatenate([rows[:, :1], rows[:, :-1]], axis=1)
-        yield Change(replace(r, **{side: behind}), "reads each slot's row of the token before", "behind")
+        yield Change(replace(r, rows=behind), "reads each slot's row of the token before", "behind")
         empty = np.concatenate([np.zeros_like(rows[:, :1]), rows[:, :-1]], axis=1)
-        yield Change(replace(r, **{side: empty}), "writes each row one slot too far: slot 0 is empty", "empty")
+        yield Change(replace(r, rows=empty), "writes each row one slot too far: slot 0 is empty", "empty")
     if 0 < n < rows.shape[1]:
         stale = rows.copy()
         stale[:, n:] = 0
-        yield Change(replace(r, **{side: stale}), "does not write decode steps' rows into the cache", "unwritten")
+        yield Change(replace(r, rows=stale), "does not write decode steps' rows into the cache", "unwritten")
         stuck = rows.copy()
         stuck[:, n:] = rows[:, n - 1 : n]
-        yield Change(replace(r, **{side: stuck}), "reads the prompt's last row for every decode step", "stuck")
+        yield Change(replace(r, rows=stuck), "reads the prompt's last row for every decode step", "stuck")
 
 
 def _scale(value: float, case: Case) -> str:
@@ -208,7 +211,13 @@ def _scale(value: float, case: Case) -> str:
 def attention_scale(r: Softmax, case: Case) -> Iterator[Change]:
     """The attention scale is missing, applied twice, or of the wrong size: d_model, or d_model / kv heads."""
     c = case.config
-    for scale in (1.0, 1 / c.head_k, 1 / math.sqrt(c.n_embd), 1 / math.sqrt(c.n_embd / c.n_head_kv), math.sqrt(c.head_k)):
+    for scale in (
+        1.0,
+        1 / c.head_k,
+        1 / math.sqrt(c.n_embd),
+        1 / math.sqrt(c.n_embd / c.n_head_kv),
+        math.sqrt(c.head_k),
+    ):
         if not math.isclose(scale, r.scale):
             says = f"scales by {_scale(scale, case)}; this model scales by 1/sqrt({c.head_k}) = {r.scale:.4g}"
             yield Change(replace(r, scale=scale), says, says)
@@ -227,7 +236,7 @@ def _whole_scores(r: Softmax, case: Case) -> Iterator[Array]:
     yield r.scores
     try:
         full = scores(case.of(f"kq-{case.tap.layer}")).compute(case)
-    except Missing:
+    except NotRecordedError:
         return
     hidden = case.run.positions[None, :] > case.run.positions[:, None]
     yield np.where(hidden, full, r.scores)
@@ -256,7 +265,9 @@ def mask_shifted(r: Softmax, case: Case) -> Iterator[Change]:
     yield Change(replace(r, hidden=before), "hides each query's own key: the mask is off by one", "-1")
     before = before.copy()
     before[0, 0] = False
-    yield Change(replace(r, hidden=before), "hides each query's own key, but the first: the mask is off by one", "-1 first")
+    yield Change(
+        replace(r, hidden=before), "hides each query's own key, but the first: the mask is off by one", "-1 first"
+    )
 
 
 @bug("kq_soft_max", source="tiny-llm#46", fix="append a decode step's key before its scores are taken")
@@ -282,7 +293,12 @@ def mask_after_softmax(r: Softmax, case: Case) -> Iterator[Change]:
         yield Change(replace(r, scores=whole, after=True), "hides later keys only after the softmax", str(number))
 
 
-@bug("kq_soft_max", general=True, source="sglang#4823, mlx-vlm#669", fix="attend to all earlier tokens: this model has no window")
+@bug(
+    "kq_soft_max",
+    general=True,
+    source="sglang#4823, mlx-vlm#669",
+    fix="attend to all earlier tokens: this model has no window",
+)
 def window_applied(r: Softmax, case: Case) -> Iterator[Change]:
     """A sliding window hides early keys, in a model without one."""
     p = case.run.positions
@@ -293,7 +309,9 @@ def window_applied(r: Softmax, case: Case) -> Iterator[Change]:
         fits.append((case.nmse(replace(r, hidden=hidden).compute(case)), size))
     for _, size in sorted(fits)[:1]:
         hidden = r.hidden | (p[None, :] <= p[:, None] - size)
-        yield Change(replace(r, hidden=hidden), f"sees only the last {size} tokens; this model has no window", value=size)
+        yield Change(
+            replace(r, hidden=hidden), f"sees only the last {size} tokens; this model has no window", value=size
+        )
 
 
 @bug("kq_soft_max", general=True, source="vllm#30427", fix="leave the scores as they are: this model has no softcap")
@@ -324,7 +342,7 @@ class Scaled:
 
     def compute(self, case: Case) -> Array:
         r = self.softmax
-        return np.where(r.hidden, r.scores.dtype.type(0), r.scores * np.asarray(r.scale, r.scores.dtype))
+        return np.asarray(np.where(r.hidden, 0, r.scores * np.asarray(r.scale, r.scores.dtype)), r.scores.dtype)
 
 
 @bug("kq_soft_max", source="ROOT_CAUSES 38", fix="apply the softmax")
@@ -337,7 +355,9 @@ def softmax_missing(r: Softmax, case: Case) -> Iterator[Change]:
 def heads_merged_wrong(r: Values, case: Case) -> Iterator[Change]:
     """Heads are merged in the wrong order: a transpose is missing, or one too many."""
     yield Change(replace(r, order="head token dim"), "merges [head, token, dim] without transposing", "head token")
-    yield Change(replace(r, order="token dim head"), "puts the values of a head apart: [dim, head] for [head, dim]", "dim head")
+    yield Change(
+        replace(r, order="token dim head"), "puts the values of a head apart: [dim, head] for [head, dim]", "dim head"
+    )
 
 
 @dataclass(frozen=True)
@@ -348,15 +368,15 @@ class Stored:
     kind: str
 
     def compute(self, case: Case) -> Array:
-        from llamadiff.arithmetic import ROUNDINGS
-
-        to = ROUNDINGS[self.kind]
-        if isinstance(self.op, Scores):
-            return replace(self.op, k=to(self.op.k)).compute(case)
-        return replace(self.op, v=to(self.op.v)).compute(case)
+        return replace(self.op, rows=ROUNDINGS[self.kind](self.op.rows)).compute(case)
 
 
-@bug(*BOTH, harmless=True, source="ROOT_CAUSES 40", fix="nothing: a cache in fewer bits rounds; state it as producer.settings.type_k")
+@bug(
+    *BOTH,
+    harmless=True,
+    source="ROOT_CAUSES 40",
+    fix="nothing: a cache in fewer bits rounds; state it as producer.settings.type_k",
+)
 def cache_rounded(r: Scores | Values, case: Case) -> Iterator[Change]:
     """K and V are kept in a cache of fewer bits (F16, BF16, Q8_0)."""
     side = "K" if isinstance(r, Scores) else "V"
@@ -364,25 +384,14 @@ def cache_rounded(r: Scores | Values, case: Case) -> Iterator[Change]:
         yield Change(Stored(r, kind), f"reads {side} from a cache of type {kind}", kind)
 
 
-@dataclass(frozen=True)
-class Rounded:
-    """A recipe whose result is rounded to a type."""
-
-    recipe: Any
-    kind: str
-
-    def compute(self, case: Case) -> Array:
-        from llamadiff.arithmetic import ROUNDINGS
-
-        return ROUNDINGS[self.kind](self.recipe.compute(case))
-
-
 @bug("kq_soft_max", harmless=True, source="ROOT_CAUSES 40", fix="nothing: half-precision attention rounds its inputs")
 def softmax_of_rounded(r: Softmax, case: Case) -> Iterator[Change]:
     """Scores are rounded to 16 bits before the softmax."""
     for kind in ("F16", "BF16"):
-        from llamadiff.arithmetic import ROUNDINGS
-
         to = ROUNDINGS[kind]
         yield Change(replace(r, scores=to(r.scores)), f"rounds scores to {kind} first", kind)
-        yield Change(replace(r, scores=to(r.scores * np.float32(r.scale)), scale=1.0), f"rounds scaled scores to {kind}", f"{kind} scaled")
+        yield Change(
+            replace(r, scores=to(r.scores * np.float32(r.scale)), scale=1.0),
+            f"rounds scaled scores to {kind}",
+            f"{kind} scaled",
+        )

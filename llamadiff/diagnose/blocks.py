@@ -172,7 +172,11 @@ def nibbles_swapped(r: Any, case: Case) -> Iterator[Change]:
         yield from _misread(r, case, misread, f"swaps the high and low nibbles of {kind}")
 
 
-@bug(*QUANTIZED, source="aprender#1621", fix="subtract the type's offset from the quants (8, 16, 32) before they are scaled")
+@bug(
+    *QUANTIZED,
+    source="aprender#1621",
+    fix="subtract the type's offset from the quants (8, 16, 32) before they are scaled",
+)
 def quants_offset(r: Any, case: Case) -> Iterator[Change]:
     """The quants' offset is not subtracted, or signs are misread."""
     kind = _kind(r, case)
@@ -209,7 +213,11 @@ def high_bits_ignored(r: Any, case: Case) -> Iterator[Change]:
             says = f"{name} the high bits of {kind}'s quants"
             yield from _misread(r, case, lambda b, decode, to=to: decode(_changed(b, where, to)), says, name)  # type: ignore[misc]
         yield from _misread(
-            r, case, lambda b, decode: decode(_changed(b, where, ~b[:, where])), f"inverts the high bits of {kind}'s quants", "not"
+            r,
+            case,
+            lambda b, decode: decode(_changed(b, where, ~b[:, where])),
+            f"inverts the high bits of {kind}'s quants",
+            "not",
         )
 
 
@@ -225,13 +233,10 @@ def high_bits_misplaced(r: Any, case: Case) -> Iterator[Change]:
         return lambda blocks, decode: decode(_changed(blocks, where, change(blocks[:, where])))
 
     if kind in ("Q5_0", "Q5_1"):
-        bits = lambda q: np.unpackbits(q, axis=1, bitorder="little")  # noqa: E731
-        pack = lambda q: np.packbits(q, axis=1, bitorder="little")  # noqa: E731
-        order = np.arange(32).reshape(16, 2).T.reshape(-1)  # value j of a half takes bit 2j, 2j + 1
-        variants = {
+        variants: dict[str, Callable[[Array], Array]] = {
             "takes the first 16 high bits for both halves": lambda q: np.concatenate([q[:, :2], q[:, :2]], axis=1),
             "swaps the high bits of the two halves": lambda q: np.concatenate([q[:, 2:], q[:, :2]], axis=1),
-            "takes high bits two by two": lambda q: pack(bits(q)[:, order]),
+            "takes high bits two by two": _two_by_two,
         }
     else:
         half = (where.stop - where.start) // 2
@@ -241,6 +246,12 @@ def high_bits_misplaced(r: Any, case: Case) -> Iterator[Change]:
         }
     for says, change in variants.items():
         yield from _misread(r, case, moved(change), f"{says} ({kind})", says)
+
+
+def _two_by_two(qh: Array) -> Array:
+    """Value j of the two halves takes bits 2j and 2j + 1."""
+    bits = np.unpackbits(qh, axis=1, bitorder="little").reshape(-1, 16, 2).swapaxes(1, 2)
+    return np.packbits(bits.reshape(-1, 32), axis=1, bitorder="little")
 
 
 def _reversed_bits(kind: str) -> Callable[[Array], Array]:
@@ -316,14 +327,20 @@ def _scale_mistakes(kind: str) -> dict[str, Callable[[Array], Array]]:
     if kind == "Q2_K":
         return {
             "swaps scale and minimum nibbles": lambda s: (s << 4) | (s >> 4),
-            "gives two neighbouring sub-blocks one scale: blocks of 32 for 16": lambda s: np.repeat(s[:, ::2], 2, axis=1),
+            "gives two neighbouring sub-blocks one scale: blocks of 32 for 16": lambda s: np.repeat(
+                s[:, ::2], 2, axis=1
+            ),
         }
     if kind == "Q6_K":
         return {
-            "gives two neighbouring sub-blocks one scale: blocks of 32 for 16": lambda s: np.repeat(s[:, ::2], 2, axis=1),
+            "gives two neighbouring sub-blocks one scale: blocks of 32 for 16": lambda s: np.repeat(
+                s[:, ::2], 2, axis=1
+            ),
         }
     return {
-        "leaves out the upper bits of the scales": lambda s: np.concatenate([s[:, :8], np.zeros_like(s[:, 8:])], axis=1),
+        "leaves out the upper bits of the scales": lambda s: np.concatenate(
+            [s[:, :8], np.zeros_like(s[:, 8:])], axis=1
+        ),
     }
 
 
@@ -331,10 +348,14 @@ def _q3_scales(s: Array) -> Array:
     """Sixteen six-bit scales of a Q3_K block, [n, 12] -> [n, 16]: four low bits each, then two high bits each."""
     low = np.concatenate([s[:, :8] & 15, s[:, :8] >> 4], axis=1)
     high = np.concatenate([(s[:, 8:] >> shift) & 3 for shift in (0, 2, 4, 6)], axis=1)
-    return (low | (high << 4)).astype(np.float32)
+    return np.asarray(low | (high << 4), np.float32)
 
 
-@bug(*QUANTIZED, source="aprender#199", fix="values of one K-quant byte are 32 (Q6_K: also 64) apart in the block, not neighbours")
+@bug(
+    *QUANTIZED,
+    source="aprender#199",
+    fix="values of one K-quant byte are 32 (Q6_K: also 64) apart in the block, not neighbours",
+)
 def quants_linear(r: Any, case: Case) -> Iterator[Change]:
     """The two-bit fields of a byte (Q2_K, Q3_K) are taken for neighbouring values."""
     kind = _kind(r, case)
@@ -360,7 +381,9 @@ def scale_missing(r: Any, case: Case) -> Iterator[Change]:
         return
     where = _field(kind, "d")
     one = np.frombuffer(np.float16(1).tobytes(), np.uint8)
-    yield from _misread(r, case, lambda b, decode: decode(_changed(b, where, one)), f"leaves out {kind}'s scale d", "none")
+    yield from _misread(
+        r, case, lambda b, decode: decode(_changed(b, where, one)), f"leaves out {kind}'s scale d", "none"
+    )
 
     def as_bf16(blocks: Array, decode: Decode) -> Array:
         bits = np.ascontiguousarray(blocks[:, where]).view(np.uint16).astype(np.uint32) << 16
@@ -372,7 +395,11 @@ def scale_missing(r: Any, case: Case) -> Iterator[Change]:
         yield from _misread(r, case, as_bf16, f"reads {kind}'s scale as bfloat16; it is float16", "bf16")
 
 
-@bug(*QUANTIZED, source="1bit-MONSTER#1234", fix="blocks hold 32 values (K-quants: 256) and follow one another without gaps")
+@bug(
+    *QUANTIZED,
+    source="1bit-MONSTER#1234",
+    fix="blocks hold 32 values (K-quants: 256) and follow one another without gaps",
+)
 def block_size_wrong(r: Any, case: Case) -> Iterator[Change]:
     """The scale of a neighbouring block is used: the block size or the stride is wrong."""
     kind = _kind(r, case)
@@ -400,7 +427,11 @@ def block_size_wrong(r: Any, case: Case) -> Iterator[Change]:
     yield from _misread(r, case, neighbour(-1), f"scales each {kind} block by the one before's scale", "previous")
 
 
-@bug(*QUANTIZED, source="1bit-MONSTER#1234", fix="a tensor starts at data offset + its own offset; the data starts at a multiple of general.alignment")
+@bug(
+    *QUANTIZED,
+    source="1bit-MONSTER#1234",
+    fix="a tensor starts at data offset + its own offset; the data starts at a multiple of general.alignment",
+)
 def tensor_offset_wrong(r: Any, case: Case) -> Iterator[Change]:
     """The tensor is read from the wrong place: off by a block, or by the alignment."""
     if not isinstance(r, Product) or r.decode is not None or r.chosen is not None or r.transposed:

@@ -19,7 +19,7 @@ from llamadiff.model import Model
 Array = NDArray[Any]
 
 
-class Missing(Exception):
+class NotRecordedError(Exception):
     """A bug's replay needs a tap that was not recorded: the bug cannot be tried."""
 
 
@@ -46,11 +46,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """One tap, its inputs by name (``values`` raises Missing for those it does not have) and what was recorded.
+    """One tap, its inputs by name, and what was recorded.
 
-    ``recorded`` is None inside a span. ``channels`` are the outputs of a product that are looked at (None: all).
-    ``limit`` is the NMSE of a fit; ``hint`` a constant that fitted elsewhere; ``hurried``: solve for no constants,
-    try the familiar ones.
+    ``values`` raises NotRecordedError for inputs that are not there. ``recorded`` is None inside a span. ``channels``
+    are the outputs of a product that are looked at (None: all). ``limit`` is the NMSE of a fit; ``hint`` a constant
+    that fitted elsewhere; ``hurried``: solve for no constants, try the familiar ones.
     """
 
     run: Run
@@ -114,7 +114,7 @@ class Case:
         return replace(self, channels=channels)
 
     def nmse(self, x: Array) -> float:
-        """How far a result [b, token, ...] is from what was recorded, under the arithmetic that fits each phase best."""
+        """How far a result [b, token, ...] is from what was recorded, under the arithmetic that fits a phase best."""
         assert self.recorded is not None
         recorded = self._looked_at(self._seen(self.recorded))
         axis = self.tap.row_axis

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llamadiff import taps
 from llamadiff.carrier import Carrier
-from llamadiff.diagnose.case import Case, Missing, Run
+from llamadiff.diagnose.case import Case, NotRecordedError, Run
 from llamadiff.diagnose.search import Clock, Fit, Outcome, replayed, search
 from llamadiff.judging import Finding, Local
 from llamadiff.lanes import JITTER, Source
@@ -23,7 +23,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Cause:
-    """A known bug that fits: its name, what the op does in its words, what to do, who had it, and the NMSE it leaves."""
+    """A known bug that fits: its name, what the op does, what to do, who had it, and the NMSE it leaves."""
 
     name: str
     says: str
@@ -38,8 +38,8 @@ class Diagnosis:
     """Why taps are wrong.
 
     ``taps`` maps each to the NMSE that replaying the cause leaves; ``right`` to what the right op leaves.
-    ``causes`` are one, or several that this model cannot tell apart ("either ... or ..."), or none: then ``nearest`` are
-    those that come nearest, and fit not. ``harmless``: a way of computing and no mistake.
+    ``causes`` are one, or several that this model cannot tell apart ("either ... or ..."), or none: then ``nearest``
+    are those that come nearest, and fit not. ``harmless``: a way of computing and no mistake.
     """
 
     tap: str
@@ -94,7 +94,9 @@ class _Group:
 def _cause(fit: Fit) -> Cause:
     fixes, sources = ([getattr(step.bug, name) for step in fit.steps] for name in ("fix", "source"))
     values = [step.value for step in fit.steps if step.value is not None]
-    return Cause(" + ".join(fit.causes), fit.says, "; ".join(fixes), ", ".join(sources), fit.nmse, values[0] if values else None)
+    return Cause(
+        " + ".join(fit.causes), fit.says, "; ".join(fixes), ", ".join(sources), fit.nmse, values[0] if values else None
+    )
 
 
 def diagnose(
@@ -130,7 +132,7 @@ def _wrong(finding: Finding, name: str) -> Local | None:
 def _case(run: Run, source: Source, tap: taps.Tap, local: Local) -> Case:
     def values(name: str) -> Array:
         if name not in source.trace or name not in run.shapes or not _complete(source, name, tap):
-            raise Missing(name)
+            raise NotRecordedError(name)
         array = np.asarray(source.trace[name]).reshape(run.shapes[name])[None]
         return array.astype(np.int32 if name.startswith("ffn_moe_topk") else run.model.engine.w.dtype)
 

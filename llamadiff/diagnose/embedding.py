@@ -47,7 +47,9 @@ def embedding_row_off(r: Lookup, case: Case) -> Iterator[Change]:
     for shift in (1, -1, 2, -2, 3, -3):
         ids = np.clip(r.ids + shift, 0, last)
         yield Change(replace(r, ids=ids), f"looks up the row of id {shift:+d}", f"{shift:+d}")
-    yield Change(replace(r, ids=np.full_like(r.ids, r.ids[0])), "looks up the first token's row for every token", "first")
+    yield Change(
+        replace(r, ids=np.full_like(r.ids, r.ids[0])), "looks up the first token's row for every token", "first"
+    )
     yield Change(replace(r, ids=np.zeros_like(r.ids)), "looks up row 0 for every token", "0")
 
 

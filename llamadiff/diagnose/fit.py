@@ -14,7 +14,12 @@ SNAP = 0.02  # how near a familiar value must be to be tried in its place
 
 
 def solve(
-    case: Case, build: Callable[[float], Recipe], low: float, high: float, familiar: Sequence[float] = (), steps: int = 80
+    case: Case,
+    build: Callable[[float], Recipe],
+    low: float,
+    high: float,
+    familiar: Sequence[float] = (),
+    steps: int = 80,
 ) -> list[float]:
     """The value between ``low`` and ``high`` (both positive) for which ``build(value)`` fits best.
 

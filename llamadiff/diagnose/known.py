@@ -1,7 +1,7 @@
 """What a known bug is, and the list of them: small objects that register themselves.
 
-A recipe is one op with everything it uses laid open: inputs, weights, constants. ``recipe_of`` gives the right one for a
-tap. A bug changes a recipe; what the changed recipe computes from the inputs that a candidate recorded is what the
+A recipe is one op with everything it uses laid open: inputs, weights, constants. ``recipe_of`` gives the right one for
+a tap. A bug changes a recipe; what the changed recipe computes from the inputs that a candidate recorded is what the
 candidate would have recorded if it had that bug.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
@@ -49,9 +49,9 @@ class Change:
 class Bug:
     """A mistake that engines are known to make.
 
-    ``words`` are the taps it can explain, ``about`` says what it is and ``fix`` what to do, ``source`` names threads where
-    people had it. A ``general`` one has a constant to solve for and is asked when nothing exact fits. A ``harmless``
-    one is a way of computing, not a mistake: where it fits, the tap is noise.
+    ``words`` are the taps it can explain, ``about`` says what it is and ``fix`` what to do, ``source`` names threads
+    where people had it. A ``general`` one has a constant to solve for and is asked when nothing exact fits. A
+    ``harmless`` one is a way of computing, not a mistake: where it fits, the tap is noise.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Bug:
     harmless: bool = False
 
 
+Builder = TypeVar("Builder", bound="Callable[[Case], Recipe]")
 BUGS: dict[str, Bug] = {}
 _RECIPES: dict[str, Callable[[Case], Recipe]] = {}
 
@@ -81,10 +82,10 @@ def bug(
     return register
 
 
-def recipe(*words: str) -> Callable[[Callable[[Case], Recipe]], Callable[[Case], Recipe]]:
+def recipe(*words: str) -> Callable[[Builder], Builder]:
     """Register the function that lays these taps' op open."""
 
-    def register(build: Callable[[Case], Recipe]) -> Callable[[Case], Recipe]:
+    def register(build: Builder) -> Builder:
         _RECIPES.update(dict.fromkeys(words, build))
         return build
 

@@ -83,7 +83,9 @@ def _input(case: Case) -> Array:
     return case["ffn_inp"] if word == "ffn_norm" else case.before()
 
 
-@bug(*NORMS, general=True, source="llama.cpp#2373, candle#271", fix="read attention.layer_norm_rms_epsilon from the file")
+@bug(
+    *NORMS, general=True, source="llama.cpp#2373, candle#271", fix="read attention.layer_norm_rms_epsilon from the file"
+)
 def norm_epsilon(r: Norm, case: Case) -> Iterator[Change]:
     """The norm's epsilon is not the file's."""
     for value in solve(case, lambda eps: replace(r, eps=eps), 1e-13, 1.0, EPSILONS):
@@ -117,13 +119,17 @@ def norm_weight_twice(r: Norm, case: Case) -> Iterator[Change]:
 @bug(*NORMS, fix="leave out the + 1: GGUF files of Gemma have it in the weight already", source="mold#1078, vllm#31464")
 def norm_weight_plus_one(r: Norm, case: Case) -> Iterator[Change]:
     """One is added to the norm's weight, as Gemma's Hugging Face checkpoints need and GGUF files do not."""
-    yield Change(replace(r, weight=r.weight + 1), f"multiplies by 1 + {case.weight}; the file's weight is used as it is")
+    yield Change(
+        replace(r, weight=r.weight + 1), f"multiplies by 1 + {case.weight}; the file's weight is used as it is"
+    )
 
 
 @bug(*NORMS, fix="use the norm's weight as it is in the file", source="transformers#35708")
 def norm_weight_minus_one(r: Norm, case: Case) -> Iterator[Change]:
     """One is taken off the norm's weight."""
-    yield Change(replace(r, weight=r.weight - 1), f"multiplies by {case.weight} - 1; the file's weight is used as it is")
+    yield Change(
+        replace(r, weight=r.weight - 1), f"multiplies by {case.weight} - 1; the file's weight is used as it is"
+    )
 
 
 @bug(*NORMS, fix="take this layer's own norm weight", source="ROOT_CAUSES 33")
@@ -171,7 +177,9 @@ def norm_bias_missing(r: Norm, case: Case) -> Iterator[Change]:
 def norm_sum_for_mean(r: Norm, case: Case) -> Iterator[Change]:
     """The sum of squares is taken for their mean."""
     n = r.x.shape[-1]
-    yield Change(replace(r, weight=r.weight / np.sqrt(n), eps=r.eps / n), f"takes the sum of {n} squares for their mean")
+    yield Change(
+        replace(r, weight=r.weight / np.sqrt(n), eps=r.eps / n), f"takes the sum of {n} squares for their mean"
+    )
 
 
 @bug(*NORMS, fix="take the root of the mean square", source="llama.cpp#173")

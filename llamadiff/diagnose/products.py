@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff import arithmetic
-from llamadiff.diagnose.case import Case, Missing
+from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.fit import solve
 from llamadiff.diagnose.known import Change, bug, recipe
 from llamadiff.diagnose.norms import Same
@@ -211,7 +211,9 @@ def _relative(name: str, case: Case) -> str:
 def head_tied(r: Product, case: Case) -> Iterator[Change]:
     """The head is taken from the embedding although the file has one of its own."""
     if r.name == "output.weight" and _same_shape(case, "token_embd.weight", r.name):
-        yield Change(replace(r, name="token_embd.weight"), "multiplies by token_embd.weight; the file has output.weight")
+        yield Change(
+            replace(r, name="token_embd.weight"), "multiplies by token_embd.weight; the file has output.weight"
+        )
 
 
 @bug(*QKV, source="mlxcel#1355, transformers#31844", fix="split the fused matrix into Q, K, V in this order")
@@ -224,7 +226,9 @@ def qkv_split(r: Product, case: Case) -> Iterator[Change]:
         start = sum(sizes[name] for name in order[: order.index(part)])
         rows = np.arange(start, start + sizes[part])
         if not np.array_equal(rows, r.rows):
-            yield Change(_with_rows(r, rows, case), f"is split from the fused matrix as {', '.join(order)}", "".join(order))
+            yield Change(
+                _with_rows(r, rows, case), f"is split from the fused matrix as {', '.join(order)}", "".join(order)
+            )
     c = case.config
     group, d = c.n_head // c.n_head_kv, c.head_k
     blocks = np.arange(sum(sizes.values())).reshape(c.n_head_kv, group + 2, d)
@@ -257,8 +261,9 @@ def qk_permuted(r: Product, case: Case) -> Iterator[Change]:
 
 
 _INPUTS = {
-    "Qcur_proj": ("prev",), "Kcur_proj": ("prev",), "Vcur_proj": ("prev",), "ffn_gate": ("ffn_inp", "attn_norm", "attn_out"),
-    "ffn_up": ("ffn_inp", "attn_norm", "attn_out"), "ffn_moe_logits": ("ffn_inp", "attn_norm"),
+    "Qcur_proj": ("prev",), "Kcur_proj": ("prev",), "Vcur_proj": ("prev",),
+    "ffn_gate": ("ffn_inp", "attn_norm", "attn_out"), "ffn_up": ("ffn_inp", "attn_norm", "attn_out"),
+    "ffn_moe_logits": ("ffn_inp", "attn_norm"),
     "ffn_out": ("ffn_gate", "ffn_up"), "attn_out": ("attn_norm", "Qcur_proj"), "result_output": ("prev",),
 }  # fmt: skip
 
@@ -269,7 +274,7 @@ def input_elsewhere(r: Product, case: Case) -> Iterator[Change]:
     for word in _INPUTS.get(case.tap.kind.word, ()):
         try:
             x = case.before() if word == "prev" else case[word]
-        except Missing:
+        except NotRecordedError:
             continue
         if x.shape[-1] == r.x.shape[-1]:
             name = "what comes in before the norm" if word in ("prev", "ffn_inp") else f"{word}-{case.tap.layer}"
@@ -377,7 +382,12 @@ def round_rows(x: Array) -> Array:
     return np.asarray(np.rint(np.divide(x, scale, where=scale > 0, out=np.zeros_like(x))) * scale, x.dtype)
 
 
-@bug(*PRODUCTS, harmless=True, source="aprender#3356, aprender#3751", fix="nothing: activations in 8 bits round this much")
+@bug(
+    *PRODUCTS,
+    harmless=True,
+    source="aprender#3356, aprender#3751",
+    fix="nothing: activations in 8 bits round this much",
+)
 def activations_rounded(r: Any, case: Case) -> Iterator[Change]:
     """Activations are rounded to 8 bits in another way than llama.cpp's before they are multiplied."""
     if not isinstance(r, Product):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case, Missing
+from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.known import Change, bug, recipe
 
 Array = NDArray[Any]
@@ -76,14 +76,16 @@ def residual_elsewhere(r: Residual, case: Case) -> Iterator[Change]:
     places = {"l_out": ("the layer's input", "attn_out"), "ffn_inp": ("the embeddings",)}
     if case.tap.kind.word == "l_out":
         yield Change(replace(r, residual=case.before()), f"adds {places['l_out'][0]} for ffn_inp-{case.layer}", "input")
-        yield Change(replace(r, residual=case["attn_out"]), f"adds attn_out-{case.layer} for ffn_inp-{case.layer}", "branch")
+        yield Change(
+            replace(r, residual=case["attn_out"]), f"adds attn_out-{case.layer} for ffn_inp-{case.layer}", "branch"
+        )
     elif case.layer > 0:
         yield Change(replace(r, residual=case["embd"]), "adds the embeddings for the layer's input", "embd")
     if case.layer > 0:
         earlier = "embd" if case.layer == 1 else f"l_out-{case.layer - 2}"
         try:
             residual = case.values(earlier)
-        except Missing:
+        except NotRecordedError:
             return
         yield Change(replace(r, residual=residual), "adds the residual of the layer before", "earlier")
 
@@ -100,7 +102,12 @@ def branch_normed(r: Residual, case: Case) -> Iterator[Change]:
     yield Change(replace(r, branch=branch), f"normalises {_branch(case)} before it is added", "branch")
 
 
-@bug(*RESIDUALS, general=True, source="ROOT_CAUSES 36", fix="multiply neither branch nor residual: this model has no multipliers")
+@bug(
+    *RESIDUALS,
+    general=True,
+    source="ROOT_CAUSES 36",
+    fix="multiply neither branch nor residual: this model has no multipliers",
+)
 def residual_multiplied(r: Residual, case: Case) -> Iterator[Change]:
     """Branch or residual is multiplied by a constant."""
     if case.recorded is None:

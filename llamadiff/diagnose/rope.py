@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from llamaref import ops
 from llamaref import config as settings
+from llamaref import ops
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case
@@ -104,7 +104,9 @@ def rope_scaling_doubled(r: Rope, case: Case) -> Iterator[Change]:
 def rope_scaling_inverted(r: Rope, case: Case) -> Iterator[Change]:
     """Positions are multiplied by the scaling factor instead of divided."""
     if r.rope.factor != 1.0:
-        yield Change(_with(r, factor=1 / r.rope.factor), f"multiplies positions by {r.rope.factor:g} instead of dividing")
+        yield Change(
+            _with(r, factor=1 / r.rope.factor), f"multiplies positions by {r.rope.factor:g} instead of dividing"
+        )
 
 
 @bug(*ROPE, general=True, source="imp#880", fix="scale positions as the file's rope.scaling says, and not otherwise")
@@ -142,7 +144,9 @@ def rope_factors_ignored(r: Rope, case: Case) -> Iterator[Change]:
 def rope_factors_inverted(r: Rope, case: Case) -> Iterator[Change]:
     """Frequencies are multiplied by the frequency factors instead of divided."""
     if r.factors is not None:
-        yield Change(replace(r, factors=1 / r.factors), "multiplies frequencies by rope_freqs.weight instead of dividing")
+        yield Change(
+            replace(r, factors=1 / r.factors), "multiplies frequencies by rope_freqs.weight instead of dividing"
+        )
 
 
 @bug(*ROPE, source="mlx-lm#1698", fix="rotate only the first rope.dimension_count values of each head")
@@ -154,7 +158,9 @@ def rope_partial_ignored(r: Rope, case: Case) -> Iterator[Change]:
         yield Change(_with(r, n_rot=head), says)
 
 
-@bug(*ROPE, source="mlx-lm#1698", fix="rotate rope.dimension_count values of each head (key_length where it is missing)")
+@bug(
+    *ROPE, source="mlx-lm#1698", fix="rotate rope.dimension_count values of each head (key_length where it is missing)"
+)
 def rope_partial(r: Rope, case: Case) -> Iterator[Change]:
     """Only a part of each head is rotated where the model rotates more."""
     for part in (2, 4):
@@ -211,7 +217,8 @@ def rope_twice(r: Rope, case: Case) -> Iterator[Change]:
 def rope_permuted(r: Rope, case: Case) -> Iterator[Change]:
     """Q or K is permuted once more, or not back, before it is rotated."""
     for to_halves in (True, False):
-        says = f"rotates heads whose values were put from {'pairs into halves' if to_halves else 'halves into pairs'} first"
+        way = "pairs into halves" if to_halves else "halves into pairs"
+        says = f"rotates heads whose values were put from {way} first"
         yield Change(replace(r, x=reordered(r.x, to_halves)), says, str(to_halves))
 
 
@@ -226,12 +233,18 @@ class Reordered:
         return reordered(self.rope.compute(case), self.to_halves)
 
 
-@bug(*ROPE, harmless=True, source="transformers' GGUF loader",
-     fix="nothing, if Q and K are both so: scores are the same; a name map with done = [\"permuted\"] says it beforehand")  # fmt: skip
+@bug(
+    *ROPE,
+    harmless=True,
+    source="transformers' GGUF loader",
+    fix='nothing, if Q and K are both so: scores are the same; done = ["permuted"] in a name map says it beforehand',
+)
 def rope_other_order(r: Rope, case: Case) -> Iterator[Change]:
     """Heads hold the right values in Hugging Face's order (halves) where the file has GGUF's (pairs)."""
     for to_halves in (True, False):
-        yield Change(Reordered(r, to_halves), "has the right values in the other order within each head", str(to_halves))
+        yield Change(
+            Reordered(r, to_halves), "has the right values in the other order within each head", str(to_halves)
+        )
 
 
 def reordered(x: Array, to_halves: bool) -> Array:

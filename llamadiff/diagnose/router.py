@@ -87,7 +87,11 @@ def router_other_choice(r: TopK, case: Case) -> Iterator[Change]:
     yield Change(replace(r, x=-r.x), "chooses the smallest probabilities", "worst")
     first = np.broadcast_to(np.arange(r.count, dtype=np.int32), (*r.x.shape[:-1], r.count))
     yield Change(Same(first), "chooses the first experts for every token", "first")
-    yield Change(Same(np.broadcast_to(ops.top_k(r.x[:, :1], r.count), first.shape)), "chooses the first token's experts for all", "token")
+    yield Change(
+        Same(np.broadcast_to(ops.top_k(r.x[:, :1], r.count), first.shape)),
+        "chooses the first token's experts for all",
+        "token",
+    )
 
 
 @bug("ffn_moe_topk", harmless=True, source="transformers#41151", fix="nothing, if weights follow the same order")
@@ -133,7 +137,13 @@ def mixture_wrong(r: Any, case: Case) -> Iterator[Change]:
     yield Change(replace(r, weights=alone), "takes the best expert alone", "best")
 
 
-@bug("ffn_moe_gate", "ffn_moe_up", "ffn_moe_down", source="transformers#41151", fix="multiply by the chosen experts' own matrices")
+@bug(
+    "ffn_moe_gate",
+    "ffn_moe_up",
+    "ffn_moe_down",
+    source="transformers#41151",
+    fix="multiply by the chosen experts' own matrices",
+)
 def experts_mixed_up(r: Product, case: Case) -> Iterator[Change]:
     """Tokens are multiplied by other experts' matrices."""
     if r.chosen is None:
@@ -142,5 +152,7 @@ def experts_mixed_up(r: Product, case: Case) -> Iterator[Change]:
     for shift in (1, -1):
         says = f"multiplies by the matrix of expert {shift:+d}"
         yield Change(replace(r, chosen=(r.chosen + shift) % n), says, f"{shift:+d}")
-    yield Change(replace(r, chosen=r.chosen[..., ::-1]), "multiplies by the chosen experts in reverse order", "reversed")
+    yield Change(
+        replace(r, chosen=r.chosen[..., ::-1]), "multiplies by the chosen experts in reverse order", "reversed"
+    )
     yield Change(replace(r, chosen=n - 1 - r.chosen), "counts experts from the last", "last")

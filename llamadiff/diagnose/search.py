@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llamadiff.diagnose.case import Case, Missing
+from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.known import Bug, Change, Recipe, known_bugs, recipe_of
 
 SAMPLE = 64  # outputs of a product that are tried first
@@ -82,13 +82,13 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
     bugs = [known for known in known_bugs().values() if case.tap.kind.word in known.words]
     try:
         base = recipe_of(case)
-    except Missing:
+    except NotRecordedError:
         return Outcome((), ())
     case = replace(case, limit=min(case.limit, EXPLAINS * right))
     quick = _sampled(case)
     tried: list[Fit] = []
     for general in (False, True):
-        found = []
+        found: list[Fit] = []
         for fit in _singles(quick, base, [known for known in bugs if known.general == general], clock):
             tried.append(fit)
             if fit.nmse <= _screen(quick, case):
@@ -105,7 +105,7 @@ def replayed(case: Case, right: float, key: Sequence[tuple[str, str]], hints: Se
     case = replace(case, limit=min(case.limit, EXPLAINS * right))
     try:
         base = recipe_of(case)
-    except Missing:
+    except NotRecordedError:
         return None
     quick = _sampled(case)
     for where in (quick, case):
@@ -120,7 +120,12 @@ def replayed(case: Case, right: float, key: Sequence[tuple[str, str]], hints: Se
 def _sampled(case: Case) -> Case:
     """The case on some of a product's outputs: the worst ones and some others. Elsewhere the case itself."""
     width = case.run.shapes[case.tap.name][-1]
-    if not case.tap.kind.op.startswith("MUL_MAT") or case.weight is None or width <= 2 * SAMPLE or case.recorded is None:
+    if (
+        not case.tap.kind.op.startswith("MUL_MAT")
+        or case.weight is None
+        or width <= 2 * SAMPLE
+        or case.recorded is None
+    ):
         return case
     if case.weight.endswith("_exps.weight") and case.tap.kind.word == "ffn_out":
         return case
@@ -142,7 +147,7 @@ def _singles(case: Case, base: Recipe, bugs: Iterable[Bug], clock: Clock) -> Ite
 
 def _pairs(case: Case, base: Recipe, bugs: Sequence[Bug], clock: Clock) -> list[Fit]:
     """Two bugs on one op: an exact one, and another that still finds the same kind of op there."""
-    hurried, found = replace(case, hurried=True), []
+    hurried, found = replace(case, hurried=True), list[Fit]()
     exact = [known for known in bugs if not known.general and not known.harmless]
     for number, first in enumerate(exact):
         for change in _changes(first, base, case):
@@ -170,7 +175,7 @@ def _confirmed(case: Case, base: Recipe, found: Sequence[Fit]) -> tuple[Fit, ...
     fits.sort(key=lambda fit: fit.nmse)
     floor = max(TIE * fits[0].nmse, 1e-12) if fits else 0.0
     unique = {fit.says: fit for fit in reversed(fits) if fit.nmse <= floor}
-    return tuple(sorted(unique.values(), key=lambda fit: fits.index(fit)))
+    return tuple(sorted(unique.values(), key=fits.index))
 
 
 def _chain(case: Case, base: Recipe, key: Sequence[tuple[str, str]], hints: Sequence[float | None]) -> Fit | None:
@@ -192,7 +197,7 @@ def _changes(known: Bug, recipe: Recipe, case: Case) -> Iterator[Change]:
     """A bug's changes to a recipe; none where it needs what was not recorded, or another kind of recipe."""
     try:
         yield from known.changes(recipe, case)
-    except Missing:
+    except NotRecordedError:
         return
 
 
@@ -200,7 +205,7 @@ def _error(case: Case, recipe: Recipe) -> float:
     try:
         with np.errstate(all="ignore"):
             return case.nmse(recipe.compute(case))
-    except Missing:
+    except NotRecordedError:
         return float("inf")
 
 

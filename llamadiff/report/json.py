@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+from llamadiff import sentence
 from llamadiff.comparison import Comparison, Logits, Row, TopToken
+from llamadiff.diagnose import words
+from llamadiff.diagnose.diagnosis import UNKNOWN, Cause, Diagnosis
 
 SCHEMA = "llamadiff.report/1"
 
@@ -27,7 +30,7 @@ def to_object(comparison: Comparison) -> dict[str, Any]:
         "summary": c.summary,
         "first_divergence": _divergence(c.first_divergence),
         "wrong": [row.tap for row in c.wrong],
-        "diagnosis": [],
+        "diagnosis": [_diagnosis(d, c) for d in c.diagnosis],
         "model": c.model,
         "tokens": [{"id": token, "text": text} for token, text in c.tokens],
         "n_prefill": c.n_prefill,
@@ -61,6 +64,22 @@ def _divergence(row: Row | None) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+def _diagnosis(d: Diagnosis, c: Comparison) -> dict[str, Any]:
+    """One cause and its proof; where none is known, what comes nearest."""
+    return {
+        "tap": d.tap, "cause": d.causes[0].name if d.known else UNKNOWN, "explanation": sentence.explanation(d, c.rows),
+        "nmse": d.nmse if d.known else None, "known": d.known, "harmless": d.harmless,
+        "evidence": {"replayed_nmse": d.taps if d.known else {}, "right_nmse": d.right},
+        "taps": list(d.taps), "layers": d.layers, "fix": words.fix(d) if d.known else None,
+        "source": d.causes[0].source if d.known else None, "value": d.causes[0].value if d.known else None,
+        "alternatives": [_cause(cause) for cause in d.causes[1:]], "nearest": [_cause(cause) for cause in d.nearest],
+    }  # fmt: skip
+
+
+def _cause(cause: Cause) -> dict[str, Any]:
+    return {"cause": cause.name, "explanation": cause.says, "nmse": cause.nmse, "value": cause.value}
+
+
 def _row(row: Row) -> dict[str, Any]:
     drift, local = row.drift, row.local
     return {
@@ -70,6 +89,7 @@ def _row(row: Row) -> dict[str, Any]:
             "nmse": drift.nmse, "cosine": drift.cosine, "max_abs": drift.max_abs,
             "ratio_to_noise": row.ratio_to_noise, "expected": row.expected_drift, "per_token": drift.per_token,
         },
+        "explained": row.explained,
         "distance_to_engine": row.distance, "local": local, "baseline_local": row.baseline_local,
         "baseline": row.baseline, "candidate": row.candidate,
         "mean_drift": drift.mean_drift if drift else None,

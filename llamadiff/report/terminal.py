@@ -11,8 +11,10 @@ from typing import IO, Any
 from rich.console import Console
 from rich.text import Text
 
-from llamadiff import limits
+from llamadiff import limits, sentence
 from llamadiff.comparison import Comparison, Logits, TopToken
+from llamadiff.diagnose import words as say
+from llamadiff.diagnose.diagnosis import UNKNOWN
 from llamadiff.report.tables import Column, table
 from llamadiff.report.terminal_notes import put_notes
 from llamadiff.report.terminal_page import VERDICTS, Page
@@ -22,6 +24,7 @@ from llamadiff.report.text import number, tiny
 
 PIPED_WIDTH = 120
 _FEW_CHECKS = 5
+_FEW_CAUSES = 6
 
 # Settings worth a word, and the value of each that is not.
 _USUAL = {
@@ -62,6 +65,7 @@ def render(comparison: Comparison, console: Console) -> None:
         page.blank()
         _put_three_way(page, comparison)
         _put_profile(page, comparison)
+        _put_causes(page, comparison)
     if comparison.logits is not None:
         page.blank()
         _put_logits(page, comparison.logits)
@@ -98,6 +102,26 @@ def _put_profile(page: Page, comparison: Comparison) -> None:
         page.blank()
         facts = "; ".join(page.data(fact, 400) for fact in comparison.profile)
         page.paragraph(Text("the error    ", "dim"), Text(f"in {page.data(first.tap)}: {facts}"))
+
+
+def _put_causes(page: Page, comparison: Comparison) -> None:
+    """Why taps are wrong: each cause, where it is, the proof, and who had it before."""
+    taps = [row.tap for row in comparison.rows]
+    for d in comparison.diagnosis[:_FEW_CAUSES]:
+        page.blank()
+        label = "noise        " if d.harmless else "the cause    "
+        name = say.names(d.causes) if d.known else UNKNOWN
+        said = sentence.explanation(d, comparison.rows)
+        page.paragraph(Text(label, "dim"), Text.assemble((page.data(name, 120), "bold"), f": {page.data(said, 1000)}"))
+        if d.known:
+            where = say.where(d, taps)
+            page.paragraph(
+                Text(" " * len(label)), Text(page.data(f"{where}; {say.proof(d)}" if where else say.proof(d)))
+            )
+            page.paragraph(Text(" " * len(label)), Text(page.data(f"known from {d.causes[0].source}"), "dim"))
+    left = len(comparison.diagnosis) - _FEW_CAUSES
+    if left > 0:
+        page.paragraph(Text("the cause    ", "dim"), Text(f"{left} more are in the JSON report"))
 
 
 def _model(page: Page, model: Mapping[str, Any]) -> Text:
