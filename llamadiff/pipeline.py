@@ -67,6 +67,7 @@ def compare(
     save: str | Path | None = None,
     precision: str = "f32",
     diagnose: bool = True,
+    explain: float = 0.0,
     progress: Progress = _silent,
 ) -> Comparison:
     """Run llama.cpp and the engine on the same tokens, line up every tap, and judge.
@@ -74,8 +75,8 @@ def compare(
     Without ``candidate`` the engine is it, and llama.cpp's own ops are judged; with one (a trace, or what
     ``--candidate`` takes: a file, a dump, a command), the candidate's are; its token ids serve where neither
     ``prompt`` nor ``tokens`` is given. ``name_map`` names or is a map of its tensors' names. ``save`` keeps the
-    traces in a directory. ``diagnose``: look for the causes of what is wrong. Raises UserError for whatever a user can
-    mend.
+    traces in a directory. ``diagnose``: look for the causes of what is wrong; ``explain``: for so many
+    seconds, and through spans of any length, up to the whole model. Raises UserError for whatever a user can mend.
     """
     started = time.perf_counter()
     opened = open_model(model, precision, settings or Settings())
@@ -90,7 +91,7 @@ def compare(
         captured = time.perf_counter()
         trace = _loaded(candidate, opened, baseline, name_map, timeout, progress)
         keep = folder / "engine.safetensors" if save is not None else None
-        result = judge(opened, baseline, trace, rules, keep, diagnose, progress)
+        result = judge(opened, baseline, trace, rules, keep, diagnose, explain, progress)
     timing = {"capture_s": captured - started, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
 
@@ -141,6 +142,7 @@ def diff(
     model: str | Path | None = None,
     rules: Sequence[limits.Rule] = limits.RULES,
     diagnose: bool = True,
+    explain: float = 0.0,
     progress: Progress = _silent,
 ) -> Comparison:
     """Two traces: drift alone, or with the model also the local errors of both."""
@@ -149,7 +151,7 @@ def diff(
     if model is not None:
         opened = open_model(model, "f32", Settings())
         check_same_model(b.info.model, opened.sha256, "the baseline")
-        result = judge(opened, b, c, rules, None, diagnose, progress)
+        result = judge(opened, b, c, rules, None, diagnose, explain, progress)
     else:
         check_same_run(b, c)
         result = drift_only(b, c, rules)
@@ -222,6 +224,7 @@ def judge(
     rules: Sequence[limits.Rule],
     keep: Path | None = None,
     diagnose: bool = True,
+    explain: float = 0.0,
     progress: Progress = _silent,
 ) -> Comparison:
     """One engine pass over the baseline's tokens, and the Comparison it yields."""
@@ -235,7 +238,8 @@ def judge(
     study, engine_logits = _run(model, baseline, candidate, rules, keep, progress)
     ran = time.perf_counter()
     under_test = "baseline" if candidate is None else "candidate"
-    diagnosis = _diagnosed(model, study, under_test, ran - started, progress) if diagnose else ()
+    seconds = explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # about as long as finding out what is wrong took
+    diagnosis = _diagnosed(model, study, under_test, seconds, explain > 0, progress) if diagnose else ()
     found = rows_of(study.findings, model.weight_names, model.weight_types, under_test)
     rows = with_explanations(found, diagnosis)
     verdict = limits.worst_of([limits.worst_of([row.verdict for row in rows]), *(check.verdict for check in checks)])
@@ -272,15 +276,13 @@ def judge(
 
 
 def _diagnosed(
-    model: Model, study: Study, under_test: str, engine_s: float, progress: Progress
+    model: Model, study: Study, under_test: str, seconds: float, thorough: bool, progress: Progress
 ) -> tuple[Diagnosis, ...]:
-    """The causes of what is wrong; looking for them takes about as long as finding out that it is."""
-    seconds = max(LEAST_SECONDS, 1.5 * engine_s)
+    """The causes of what is wrong."""
     judge = study.judge
+    where, rows = (judge.positions, judge.n_prefill), judge.sources[under_test]
     with threadpool_limits(1, "blas"):
-        return why(
-            model, judge.sources[under_test], study.findings, judge.positions, judge.n_prefill, seconds, progress
-        )
+        return why(model, rows, study.findings, *where, seconds, thorough, progress)
 
 
 def _extra(model: Model, candidate: Trace | None) -> tuple[str, ...]:

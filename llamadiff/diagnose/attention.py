@@ -242,7 +242,7 @@ def _whole_scores(r: Softmax, case: Case) -> Iterator[Array]:
     yield np.where(hidden, full, r.scores)
 
 
-@bug("kq_soft_max", source="ROOT_CAUSES 13", fix="hide keys at later positions than the query's")
+@bug("kq_soft_max", fix="hide keys at later positions than the query's")
 def mask_missing(r: Softmax, case: Case) -> Iterator[Change]:
     """There is no causal mask: every token sees the whole prompt."""
     n = case.run.n_prefill
@@ -254,7 +254,7 @@ def mask_missing(r: Softmax, case: Case) -> Iterator[Change]:
             yield Change(replace(r, scores=whole, hidden=hidden), says, f"{name} {number}")
 
 
-@bug("kq_soft_max", source="ROOT_CAUSES 13", fix="a query sees keys up to and including its own position")
+@bug("kq_soft_max", fix="a query sees keys up to and including its own position")
 def mask_shifted(r: Softmax, case: Case) -> Iterator[Change]:
     """The causal mask is off by one."""
     p = case.run.positions
@@ -286,7 +286,7 @@ def decode_key_unseen(r: Softmax, case: Case) -> Iterator[Change]:
         yield Change(replace(r, hidden=recent), "does not see the prompt in decode steps", "recent")
 
 
-@bug("kq_soft_max", source="ROOT_CAUSES 13", fix="set hidden scores to -inf before the softmax")
+@bug("kq_soft_max", fix="set hidden scores to -inf before the softmax")
 def mask_after_softmax(r: Softmax, case: Case) -> Iterator[Change]:
     """Later keys are set to zero after the softmax, which has counted them."""
     for number, whole in enumerate(_whole_scores(r, case)):
@@ -321,14 +321,14 @@ def softcap_applied(r: Softmax, case: Case) -> Iterator[Change]:
         yield Change(replace(r, cap=value), f"caps scores at {value:.4g}; this model has no softcap", value=value)
 
 
-@bug("kq_soft_max", source="ROOT_CAUSES 38", fix="take the softmax over keys, the last axis")
+@bug("kq_soft_max", fix="take the softmax over keys, the last axis")
 def softmax_axis(r: Softmax, case: Case) -> Iterator[Change]:
     """The softmax is taken over the wrong axis: queries, or heads, instead of keys."""
     yield Change(replace(r, axis=-2), "sums over queries instead of keys", "queries")
     yield Change(replace(r, axis=1), "sums over heads instead of keys", "heads")
 
 
-@bug("kq_soft_max", source="ROOT_CAUSES 38", fix="subtract each row's maximum before exp")
+@bug("kq_soft_max", fix="subtract each row's maximum before exp")
 def softmax_overflow(r: Softmax, case: Case) -> Iterator[Change]:
     """The maximum is not subtracted: exp overflows for large scores."""
     yield Change(replace(r, steady=False), "does not subtract the maximum, and overflows")
@@ -345,7 +345,7 @@ class Scaled:
         return np.asarray(np.where(r.hidden, 0, r.scores * np.asarray(r.scale, r.scores.dtype)), r.scores.dtype)
 
 
-@bug("kq_soft_max", source="ROOT_CAUSES 38", fix="apply the softmax")
+@bug("kq_soft_max", fix="apply the softmax")
 def softmax_missing(r: Softmax, case: Case) -> Iterator[Change]:
     """There is no softmax: scaled scores go on."""
     yield Change(Scaled(r), "is left out: scaled scores come out")
@@ -374,7 +374,6 @@ class Stored:
 @bug(
     *BOTH,
     harmless=True,
-    source="ROOT_CAUSES 40",
     fix="nothing: a cache in fewer bits rounds; state it as producer.settings.type_k",
 )
 def cache_rounded(r: Scores | Values, case: Case) -> Iterator[Change]:
@@ -384,7 +383,7 @@ def cache_rounded(r: Scores | Values, case: Case) -> Iterator[Change]:
         yield Change(Stored(r, kind), f"reads {side} from a cache of type {kind}", kind)
 
 
-@bug("kq_soft_max", harmless=True, source="ROOT_CAUSES 40", fix="nothing: half-precision attention rounds its inputs")
+@bug("kq_soft_max", harmless=True, fix="nothing: half-precision attention rounds its inputs")
 def softmax_of_rounded(r: Softmax, case: Case) -> Iterator[Change]:
     """Scores are rounded to 16 bits before the softmax."""
     for kind in ("F16", "BF16"):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from llamadiff import taps
 from llamadiff.carrier import Carrier
 from llamadiff.diagnose.case import Case, NotRecordedError, Run
+from llamadiff.diagnose.spans import replayed_span, search_span
 from llamadiff.diagnose.search import Clock, Fit, Outcome, replayed, search
 from llamadiff.judging import Finding, Local
 from llamadiff.lanes import JITTER, Source
@@ -23,7 +24,10 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Cause:
-    """A known bug that fits: its name, what the op does, what to do, who had it, and the NMSE it leaves."""
+    """A known bug that fits: its name, what the op does, what to do, who had it, and the NMSE it leaves.
+
+    ``at`` is the tap that it is at, where that was not recorded.
+    """
 
     name: str
     says: str
@@ -31,6 +35,7 @@ class Cause:
     source: str
     nmse: float
     value: float | None = None
+    at: str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,10 +98,23 @@ class _Group:
 
 def _cause(fit: Fit) -> Cause:
     fixes, sources = ([getattr(step.bug, name) for step in fit.steps] for name in ("fix", "source"))
-    values = [step.value for step in fit.steps if step.value is not None]
-    return Cause(
-        " + ".join(fit.causes), fit.says, "; ".join(fixes), ", ".join(sources), fit.nmse, values[0] if values else None
-    )
+    value = next((step.value for step in fit.steps if step.value is not None), None)
+    known_from = ", ".join(dict.fromkeys(filter(None, sources)))
+    return Cause(" + ".join(fit.causes), fit.says, "; ".join(fixes), known_from, fit.nmse, value, fit.steps[0].at)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the search for causes goes on: one trace, and how long and how far to look.
+
+    ``thorough``: replay bugs through spans of any length, up to the whole model.
+    """
+
+    run: Run
+    source: Source
+    clock: Clock
+    progress: Callable[[str], None]
+    thorough: bool
 
 
 def diagnose(
@@ -106,21 +124,21 @@ def diagnose(
     positions: Array,
     n_prefill: int,
     seconds: float,
+    thorough: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Diagnosis, ...]:
-    """Explain every WRONG tap of one trace, in graph order."""
+    """Explain every WRONG tap of one trace, in graph order, in about ``seconds``."""
     wrong = [(finding, local) for finding in findings if (local := _wrong(finding, source.name)) is not None]
     if not wrong:
         return ()
-    clock = Clock.of(seconds)
     carrier = Carrier([(lane.policy, source.stored) for lane in source.lanes if lane.policy != JITTER])
     shapes = {finding.tap.name: finding.shape for finding in findings}
     run = Run(model, source.trace.info.tokens, positions, n_prefill, carrier, shapes, source.trace.known)
+    scene = Scene(run, source, Clock.of(seconds), progress, thorough)
     groups: list[_Group] = []
     for finding, local in wrong:
         progress(f"looking for the cause of {finding.tap.name}")
-        case = _case(run, source, finding.tap, local)
-        _join(groups, case, local, clock)
+        _join(groups, scene, finding.tap, local)
     return tuple(group.diagnosis() for group in groups)
 
 
@@ -148,27 +166,51 @@ def _complete(source: Source, name: str, tap: taps.Tap) -> bool:
     return mask is not None and bool((rows | ~mask.reshape(len(mask), -1).any(axis=1)).all())
 
 
-def _join(groups: list[_Group], case: Case, local: Local, clock: Clock) -> None:
+def _join(groups: list[_Group], scene: Scene, tap: taps.Tap, local: Local) -> None:
     """Give a tap to the cause that explains it: one that was found before, or a new one."""
-    name, word = case.tap.name, case.tap.kind.word
     for group in groups:
-        words = {w for fit in group.fits for step in fit.steps for w in step.bug.words}
-        if not group.fits or word not in words:
-            continue
-        again = [replayed(case, local.nmse, fit.key, [step.value for step in fit.steps]) for fit in group.fits]
-        fits = [fit for fit in again if fit is not None]
+        fits = _again(group, scene, tap, local)
         if fits:
             group.narrowed(fits)
-            group.add(name, local.nmse, fits)
+            group.add(tap.name, local.nmse, fits)
             return
-    strangers = [group for group in groups if not group.fits and _word(next(iter(group.right))) == word]
-    outcome = Outcome((), ()) if local.span else search(case, local.nmse, clock, pairs=not strangers)
+    strangers = [group for group in groups if not group.fits and _word(next(iter(group.right))) == tap.kind.word]
+    outcome = _looked_for(scene, tap, local, first=not strangers)
     if not outcome.fits and strangers:
-        strangers[0].add(name, local.nmse, ())
+        strangers[0].add(tap.name, local.nmse, ())
         return
     group = _Group(outcome.fits, outcome.nearest)
-    group.add(name, local.nmse, outcome.fits)
+    group.add(tap.name, local.nmse, outcome.fits)
     groups.append(group)
+
+
+def _again(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit]:
+    """Those of a group's causes that explain this tap too."""
+    words = {word for fit in group.fits for step in fit.steps for word in step.bug.words}
+    if local.span:
+        inside = {_word(name) for name in (*local.span, tap.name)}
+        spanned = all(step.at for fit in group.fits for step in fit.steps)
+        if not spanned or not words & inside or not _short(local):
+            return []
+        return replayed_span(scene.run, scene.source, tap, local, group.fits)
+    if tap.kind.word not in words:
+        return []
+    case = _case(scene.run, scene.source, tap, local)
+    found = [replayed(case, local.nmse, fit.key, [step.value for step in fit.steps]) for fit in group.fits]
+    return [fit for fit in found if fit is not None]
+
+
+def _looked_for(scene: Scene, tap: taps.Tap, local: Local, first: bool) -> Outcome:
+    if not local.span:
+        return search(_case(scene.run, scene.source, tap, local), local.nmse, scene.clock, pairs=first)
+    if scene.thorough or (_short(local) and first):
+        return search_span(scene.run, scene.source, tap, local, scene.clock, scene.progress)
+    return Outcome((), ())
+
+
+def _short(local: Local) -> bool:
+    """Whether a span is within one layer: then replaying bugs through it takes little time."""
+    return len({tap.layer for name in local.span if (tap := taps.parse(name)) is not None}) <= 1
 
 
 def _word(tap: str) -> str:

@@ -27,7 +27,7 @@ def solve(
     with, the familiar values themselves are the answer, to be tried one by one.
     """
     if case.recorded is None:
-        return list(familiar)
+        return list(familiar) if case.hint is None else [case.hint]
 
     def error(log: float) -> float:
         return case.nmse(build(math.exp(log)).compute(case))

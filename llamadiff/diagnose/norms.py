@@ -132,7 +132,7 @@ def norm_weight_minus_one(r: Norm, case: Case) -> Iterator[Change]:
     )
 
 
-@bug(*NORMS, fix="take this layer's own norm weight", source="ROOT_CAUSES 33")
+@bug(*NORMS, fix="take this layer's own norm weight")
 def norm_other_weight(r: Norm, case: Case) -> Iterator[Change]:
     """Another norm's weight is applied."""
     w = case.engine.w

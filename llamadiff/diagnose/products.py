@@ -153,7 +153,7 @@ def weight_transposed(r: Product, case: Case) -> Iterator[Change]:
     yield Change(replace(r, transposed=True), f"reads {r.name} transposed, as [in, out]")
 
 
-@bug(*PRODUCTS, source="ROOT_CAUSES 33", fix="take this layer's own weight")
+@bug(*PRODUCTS, fix="take this layer's own weight")
 def weight_of_other_layer(r: Product, case: Case) -> Iterator[Change]:
     """Another layer's weight is used."""
     if case.tap.layer is None:
@@ -268,7 +268,7 @@ _INPUTS = {
 }  # fmt: skip
 
 
-@bug(*DENSE, source="ROOT_CAUSES 37", fix="multiply the op's own input: what comes out of the norm before it")
+@bug(*DENSE, fix="multiply the op's own input: what comes out of the norm before it")
 def input_elsewhere(r: Product, case: Case) -> Iterator[Change]:
     """The product is taken of another tensor: of the residual instead of its norm, for one."""
     for word in _INPUTS.get(case.tap.kind.word, ()):
@@ -281,14 +281,14 @@ def input_elsewhere(r: Product, case: Case) -> Iterator[Change]:
             yield Change(replace(r, x=x.reshape(r.x.shape)), f"multiplies {name}", word)
 
 
-@bug("attn_out", "ffn_out", source="ROOT_CAUSES 24", fix="multiply by the weight")
+@bug("attn_out", "ffn_out", fix="multiply by the weight")
 def product_missing(r: Any, case: Case) -> Iterator[Change]:
     """The product is left out: its input goes on."""
     if isinstance(r, Product) and r.x.shape[-1] == case.run.shapes[case.tap.name][-1]:
         yield Change(Same(r.x), "is left out: its input comes out")
 
 
-@bug("Vcur_proj", source="ROOT_CAUSES 1", fix="rotate Q and K alone")
+@bug("Vcur_proj", fix="rotate Q and K alone")
 def rope_on_v(r: Product, case: Case) -> Iterator[Change]:
     """RoPE is applied to V as well."""
     yield Change(RotatedValues(r), "is rotated by RoPE, as only Q and K should be")
@@ -352,7 +352,7 @@ def logits_capped(r: Product, case: Case) -> Iterator[Change]:
         yield Change(Capped(r, value), f"caps logits at {value:.4g}; this model has no softcap", value=value)
 
 
-@bug(*PRODUCTS, general=True, source="ROOT_CAUSES 36", fix="leave out the multiplier: the file asks for none")
+@bug(*PRODUCTS, general=True, fix="leave out the multiplier: the file asks for none")
 def product_multiplied(r: Any, case: Case) -> Iterator[Change]:
     """The result is multiplied by a constant."""
     if case.recorded is None or not isinstance(r, Product):

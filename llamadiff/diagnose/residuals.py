@@ -42,19 +42,19 @@ def after_ffn(case: Case) -> Residual:
     return Residual(case["ffn_out"], case["ffn_inp"])
 
 
-@bug(*RESIDUALS, source="ROOT_CAUSES 24", fix="add the residual")
+@bug(*RESIDUALS, fix="add the residual")
 def residual_missing(r: Residual, case: Case) -> Iterator[Change]:
     """The residual is not added: the branch goes on alone."""
     yield Change(replace(r, b=0.0), "leaves out the residual: the branch goes on alone")
 
 
-@bug(*RESIDUALS, source="ROOT_CAUSES 24", fix="add the branch")
+@bug(*RESIDUALS, fix="add the branch")
 def branch_missing(r: Residual, case: Case) -> Iterator[Change]:
     """The branch is not added: the residual goes on alone."""
     yield Change(replace(r, a=0.0), f"leaves out {_branch(case)}: the residual goes on alone")
 
 
-@bug(*RESIDUALS, source="ROOT_CAUSES 24", fix="add branch and residual once each")
+@bug(*RESIDUALS, fix="add branch and residual once each")
 def residual_doubled(r: Residual, case: Case) -> Iterator[Change]:
     """The residual or the branch is added twice, or subtracted."""
     yield Change(replace(r, b=2.0), "adds the residual twice", "residual")
@@ -63,14 +63,14 @@ def residual_doubled(r: Residual, case: Case) -> Iterator[Change]:
     yield Change(replace(r, a=-1.0), f"subtracts {_branch(case)}", "minus branch")
 
 
-@bug(*RESIDUALS, source="ROOT_CAUSES 24", fix="add what came in before the norm")
+@bug(*RESIDUALS, fix="add what came in before the norm")
 def residual_normed(r: Residual, case: Case) -> Iterator[Change]:
     """The residual is taken after the norm: post-norm where the model is pre-norm."""
     word = "attn_norm" if case.tap.kind.word == "ffn_inp" else "ffn_norm"
     yield Change(replace(r, residual=case[word]), f"adds {word}-{case.layer}, the residual after its norm")
 
 
-@bug(*RESIDUALS, source="ROOT_CAUSES 24", fix="carry the residual from one addition to the next")
+@bug(*RESIDUALS, fix="carry the residual from one addition to the next")
 def residual_elsewhere(r: Residual, case: Case) -> Iterator[Change]:
     """The residual is taken from another place: the layer's input, its predecessor's, the embedding."""
     places = {"l_out": ("the layer's input", "attn_out"), "ffn_inp": ("the embeddings",)}
@@ -90,7 +90,7 @@ def residual_elsewhere(r: Residual, case: Case) -> Iterator[Change]:
         yield Change(replace(r, residual=residual), "adds the residual of the layer before", "earlier")
 
 
-@bug(*RESIDUALS, source="ROOT_CAUSES 24", fix="add the branch as it leaves its last product")
+@bug(*RESIDUALS, fix="add the branch as it leaves its last product")
 def branch_normed(r: Residual, case: Case) -> Iterator[Change]:
     """The sum is normalised: post-norm where the model is pre-norm."""
     from llamadiff.diagnose.norms import norm
@@ -105,7 +105,6 @@ def branch_normed(r: Residual, case: Case) -> Iterator[Change]:
 @bug(
     *RESIDUALS,
     general=True,
-    source="ROOT_CAUSES 36",
     fix="multiply neither branch nor residual: this model has no multipliers",
 )
 def residual_multiplied(r: Residual, case: Case) -> Iterator[Change]:

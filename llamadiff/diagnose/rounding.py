@@ -48,7 +48,7 @@ class Clipped:
         return np.clip(self.recipe.compute(case), -LARGEST, LARGEST)
 
 
-@bug(*EVERY, harmless=True, source="ROOT_CAUSES 40", fix="nothing: 16 bits round this much")
+@bug(*EVERY, harmless=True, fix="nothing: 16 bits round this much")
 def result_rounded(r: Recipe, case: Case) -> Iterator[Change]:
     """The op's result was rounded to 16 bits on its way."""
     for kind in ("F16", "BF16"):

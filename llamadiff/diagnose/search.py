@@ -18,12 +18,13 @@ TIE = 10.0  # fits this much worse than the best are still the best's equals, as
 
 @dataclass(frozen=True)
 class Step:
-    """One known bug as it was replayed."""
+    """One known bug as it was replayed; inside a span, ``at`` which of its taps."""
 
     bug: Bug
     variant: str
     says: str
     value: float | None
+    at: str | None = None
 
 
 @dataclass(frozen=True)

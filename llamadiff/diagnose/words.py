@@ -10,8 +10,12 @@ from llamadiff.diagnose.known import known_bugs
 
 def clause(d: Diagnosis) -> str:
     """What the op does, without its subject; alternatives that the model cannot tell apart joined by "or"."""
-    said = list(dict.fromkeys(cause.says for cause in d.causes))
+    said = list(dict.fromkeys(_said(cause) for cause in d.causes))
     return said[0] if len(said) == 1 else "either " + ", or ".join(said[:4])
+
+
+def _said(cause: Cause) -> str:
+    return cause.says if cause.at is None else f"has a wrong {cause.at} in it, which {cause.says}"
 
 
 def where(d: Diagnosis, recorded: Sequence[str]) -> str:
@@ -39,7 +43,8 @@ def layers_of(numbers: Sequence[int]) -> str:
 
 def proof(d: Diagnosis) -> str:
     """How far the replay, and how far the right op, is from what was recorded."""
-    return f"replaying that leaves an NMSE of {d.nmse:.1e}, the right op {_size(max(d.right.values()))}"
+    how = "exactly" if d.nmse == 0 else f"to an NMSE of {d.nmse:.1e}"
+    return f"replaying that gives its values {how}; the right op is off by {_size(max(d.right.values()))}"
 
 
 def nearest(d: Diagnosis) -> str:
@@ -67,7 +72,7 @@ def count() -> int:
 
 
 def _size(nmse: float) -> str:
-    return f"{nmse:.1e}" if nmse < float("inf") else "infinitely much"
+    return f"{nmse:.1e}" if nmse < float("inf") else "Inf or NaN"
 
 
 def _word(tap: str) -> str:

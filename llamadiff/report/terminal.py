@@ -118,7 +118,8 @@ def _put_causes(page: Page, comparison: Comparison) -> None:
             page.paragraph(
                 Text(" " * len(label)), Text(page.data(f"{where}; {say.proof(d)}" if where else say.proof(d)))
             )
-            page.paragraph(Text(" " * len(label)), Text(page.data(f"known from {d.causes[0].source}"), "dim"))
+            if d.causes[0].source:
+                page.paragraph(Text(" " * len(label)), Text(page.data(f"known from {d.causes[0].source}"), "dim"))
     left = len(comparison.diagnosis) - _FEW_CAUSES
     if left > 0:
         page.paragraph(Text("the cause    ", "dim"), Text(f"{left} more are in the JSON report"))

@@ -85,7 +85,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass: positions of its tokens and of all keys, RoPE angles, cache and tap."""
+    """One forward pass: positions of its tokens and of all keys, RoPE angles, cache, tap, and the layers to run."""
 
     positions: Array  # [t]
     key_positions: Array  # [s]
@@ -93,6 +93,7 @@ class Step:
     sin: Array  # [..., t, n_rot / 2]
     cache: Cache
     tap: Tap
+    layers: Sequence[int]
 
 
 class Engine:
@@ -124,10 +125,11 @@ class Engine:
         positions: Sequence[int] | None = None,
         cache: Cache | None = None,
         tap: Tap | None = None,
+        layers: Sequence[int] | None = None,
     ) -> Array:
         """Run tokens after those in ``cache`` (none: a fresh one) -> logits [b, token, vocab].
 
-        ``positions`` default to those that follow the cache. Raises ModelError for a token id out of range.
+        ``positions`` default to those that follow the cache, ``layers`` to all of them. Raises ModelError for a token id out of range.
         """
         self._check_tokens(tokens)
         cache = cache if cache is not None else Cache()
@@ -137,7 +139,8 @@ class Engine:
         tap, rope, factors = tap or Silent(), self.config.rope, self._optional("rope_freqs.weight")
         cos, sin = self.ops.rope_angles(rope, here, factors)
         cos, sin = tap.angles(cos, sin, rope, here, factors)
-        step = Step(here, cache.positions, cos, sin, cache, tap)
+        layers = layers if layers is not None else range(self.config.n_layer)
+        step = Step(here, cache.positions, cos, sin, cache, tap, layers)
         with np.errstate(all="ignore"):  # what overflows shows as Inf or NaN where it arises
             result: Array = self.architecture.forward(self, np.asarray(tokens), step)
         return result

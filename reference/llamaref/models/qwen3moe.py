@@ -17,7 +17,7 @@ def forward(m: Engine, tokens: Array, step: Step) -> Array:
     """[t] token ids -> logits [b, t, vocab]."""
     tap = step.tap
     x = tap("embd", m.embed(tokens))  # [b, t, embd]
-    for i in range(m.config.n_layer):
+    for i in step.layers:
         x = layer(m, i, x, step)
     x = tap("result_norm", m.norm(x, "output_norm"))
     return tap("result_output", m.logits(x, tap))

@@ -1,0 +1,312 @@
+"""Bugs replayed through what was not recorded: the engine runs from the last recorded taps to the next one.
+
+Every known bug is a lane of one batch, so one pass over the weights tries them all. Where nothing but the logits was
+recorded, the span is the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from llamaref import Engine
+from llamaref.engine import Step as EngineStep
+from numpy.typing import NDArray
+
+from llamadiff import taps
+from llamadiff.carrier import Carrier
+from llamadiff.diagnose.case import Case, NotRecordedError, Run
+from llamadiff.diagnose.known import Bug, Change, known_bugs, recipe_of
+from llamadiff.diagnose.search import EXPLAINS, TIE, Clock, Fit, Outcome, Step
+from llamadiff.judging import Local
+from llamadiff.lanes import F32, JITTER, Source
+
+Array = NDArray[Any]
+LANES = 24  # bugs a pass
+FINALISTS = 6  # bugs that are tried in every arithmetic
+ZOOMS, POINTS = 6, 12  # rounds and values a round, to solve for a constant
+
+
+class _Reached(Exception):  # noqa: N818  (not an error)
+    """The tap that is judged has been computed."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A bug, one of its variants, and an arithmetic."""
+
+    bug: Bug | None
+    variant: str
+    value: float | None
+    policy: str
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The taps that one recorded tap answers for, and where they start."""
+
+    run: Run
+    source: Source
+    judged: taps.Tap
+    needed: frozenset[str]
+    limit: float
+
+    @property
+    def layers(self) -> range:
+        numbers = [tap.layer for name in self.needed if (tap := taps.parse(name)) and tap.layer is not None]
+        return range(min(numbers), max(numbers) + 1) if numbers else range(0)
+
+    @property
+    def entry(self) -> str | None:
+        """The recorded tap that the first layer reads; None if the embedding is part of the span."""
+        n_layer = self.run.model.n_layer
+        first = self.layers.start if self.layers else n_layer
+        name = "embd" if first == 0 else f"l_out-{first - 1}"
+        return name if self.source.is_whole(name) else None
+
+
+class Replay(Carrier):
+    """A llamaref.Tap: recorded values where there are any, and in every lane its bug."""
+
+    def __init__(self, span: Span, lanes: Sequence[Lane], probe: Callable[[Case], None] | None = None) -> None:
+        super().__init__([(lane.policy, span.source.stored) for lane in lanes])
+        self.span, self.lanes, self.probe = span, lanes, probe
+        self.seen: dict[str, Array] = {}
+        self.said: dict[int, str] = {}
+        self.result: Array | None = None
+
+    def __call__(self, name: str, x: Array) -> Array:
+        span = self.span
+        if name == "embd" and span.entry is not None:
+            x = self._recorded(span.entry)
+        elif span.source.is_whole(name) and name != span.judged.name:
+            x = self._recorded(name)
+        else:
+            x = self._widened(x)
+            if name in span.needed:
+                self._inject(name, x)
+        self._keep(name, x)
+        if name == span.judged.name:
+            self.result = x
+            raise _Reached
+        return x
+
+    def _recorded(self, name: str) -> Array:
+        run = self.span.run
+        values = np.asarray(self.span.source.trace[name]).reshape(run.shapes[name])
+        kind = np.int32 if name.startswith("ffn_moe_topk") else run.model.engine.w.dtype
+        return np.broadcast_to(values.astype(kind), (len(self.lanes), *values.shape))
+
+    def _inject(self, name: str, x: Array) -> None:
+        tap = next(tap for tap in self.span.run.model.taps if tap.name == name)
+        if self.probe is not None:
+            self.probe(self._case(tap, 0))
+        for number, lane in enumerate(self.lanes):
+            if lane.bug is not None and tap.kind.word in lane.bug.words:
+                case = self._case(tap, number, lane.value)
+                change = _change(lane, case)
+                if change is not None:
+                    self.said.setdefault(number, change.says)
+                    x[number] = change.recipe.compute(case)[0].reshape(x.shape[1:])
+
+    def _case(self, tap: taps.Tap, number: int, hint: float | None = None) -> Case:
+        """A tap as one lane sees it."""
+
+        def values(name: str) -> Array:
+            if name not in self.seen:
+                raise NotRecordedError(name)
+            return self.seen[name][number : number + 1]
+
+        run = replace(self.span.run, carrier=Carrier([self.ways[number]]))
+        return Case(run, tap, values, None, hint=hint)
+
+    def _keep(self, name: str, x: Array) -> None:
+        """What later ops and bugs may read: this layer's taps, and every layer's input."""
+        tap = taps.parse(name)
+        if tap is not None and tap.kind.word == "attn_norm":
+            stays = ("embd", "l_out-")
+            self.seen = {key: value for key, value in self.seen.items() if key.startswith(stays)}
+        self.seen[name] = x
+        if name == "embd" and self.span.entry is not None:
+            self.seen[self.span.entry] = x
+
+
+class Lazy(Engine):
+    """An engine that skips the products whose results were recorded."""
+
+    def __init__(self, span: Span) -> None:
+        model = span.run.model
+        super().__init__(model.engine.w)
+        makes: dict[str, set[str]] = {}
+        for tap, weight in model.weight_names.items():
+            makes.setdefault(weight, set()).add(tap)
+        self.skipped = {weight for weight, made in makes.items() if not made & span.needed}
+        self.span = span
+
+    def linear(self, x: Array, name: str, tap: Any) -> Array:
+        if f"{name}.weight" in self.skipped:
+            return np.zeros((*x.shape[:-1], self.w.shape(f"{name}.weight")[0]), x.dtype)
+        return super().linear(x, name, tap)
+
+    def experts(self, x: Array, name: str, chosen: Array, tap: Any) -> Array:
+        if f"{name}.weight" in self.skipped:
+            return np.zeros((*chosen.shape, self.w.shape(f"{name}.weight")[1]), x.dtype)
+        return super().experts(x, name, chosen, tap)
+
+    def attention(self, i: int, q: Array, k: Array, v: Array, step: EngineStep) -> Array:
+        own = {f"{word}-{i}" for word in ("kv_k", "kv_v", "kq", "kq_soft_max", "kqv_out")}
+        if not own & self.span.needed:
+            return step.tap(f"kqv_out-{i}", np.zeros((*q.shape[:2], q.shape[2] * v.shape[3]), q.dtype))
+        return super().attention(i, q, k, v, step)
+
+
+def _change(lane: Lane, case: Case) -> Change | None:
+    """What a lane's bug does to an op; None where it has nothing to change."""
+    assert lane.bug is not None
+    try:
+        return next((c for c in lane.bug.changes(recipe_of(case), case) if c.variant == lane.variant), None)
+    except NotRecordedError:
+        return None
+
+
+class Trials:
+    """The lanes that were tried on one span: the NMSE that each leaves, and what its op does."""
+
+    def __init__(self, run: Run, source: Source, tap: taps.Tap, local: Local) -> None:
+        limit = min(max(local.limit, local.noise_limit), EXPLAINS * local.nmse)
+        self.span = Span(run, source, tap, frozenset({*local.span, tap.name}), limit)
+        self.engine = Lazy(self.span)
+        self.errors: dict[Lane, float] = {}
+        self.said: dict[Lane, str] = {}
+
+    def variants(self) -> list[Lane]:
+        """Every variant of every bug that some op of the span can have, from one run of the right ops."""
+        lanes: list[Lane] = []
+        asked: set[str] = set()
+
+        def probe(case: Case) -> None:
+            for known in known_bugs().values():
+                if known.harmless or known.name in asked or case.tap.kind.word not in known.words:
+                    continue
+                asked.add(known.name)
+                lanes.extend(_variants(known, case))
+
+        self._run(Replay(self.span, [Lane(None, "", None, F32)], probe))
+        return lanes
+
+    def run(self, lanes: Sequence[Lane]) -> None:
+        """Try lanes, all in one pass."""
+        if not lanes:
+            return
+        replay, span = Replay(self.span, lanes), self.span
+        result = self._run(replay)
+        recorded = np.asarray(span.source.trace[span.judged.name]).reshape(span.run.shapes[span.judged.name])
+        case = Case(span.run, span.judged, _nothing, recorded)
+        with np.errstate(all="ignore"):
+            for number, lane in enumerate(lanes):
+                self.errors[lane] = case.nmse(result[number : number + 1])
+                self.said[lane] = replay.said.get(number, "")
+
+    def _run(self, replay: Replay) -> Array:
+        tokens, positions = self.span.run.tokens, [int(p) for p in self.span.run.positions]
+        with suppress(_Reached):
+            self.engine.forward(tokens, positions, tap=replay, layers=self.span.layers)
+        assert replay.result is not None
+        return replay.result
+
+    def zoom(self, clock: Clock) -> None:
+        """Constants between the familiar ones: each round, a finer grid around each bug's best."""
+        by_bug: dict[str, list[Lane]] = {}
+        for lane in self.errors:
+            if lane.bug is not None and lane.value is not None and lane.value > 0:
+                by_bug.setdefault(lane.bug.name, []).append(lane)
+        for _ in range(ZOOMS):
+            if clock.spent or self.best <= self.span.limit:
+                return
+            finer = [lane for lanes in by_bug.values() for lane in self._between(lanes)]
+            self.run(finer)
+            for lane in finer:
+                assert lane.bug is not None
+                by_bug[lane.bug.name].append(lane)
+
+    def _between(self, lanes: Sequence[Lane]) -> list[Lane]:
+        """Values between the neighbours of the best one."""
+        ordered = sorted(lanes, key=lambda lane: lane.value or 0.0)
+        place = min(range(len(ordered)), key=lambda i: self.errors[ordered[i]])
+        low, high = ordered[max(place - 1, 0)].value, ordered[min(place + 1, len(ordered) - 1)].value
+        if low is None or high is None or high / low < 1 + 1e-9:
+            return []
+        return [replace(ordered[place], value=float(value)) for value in np.geomspace(low, high, POINTS + 2)[1:-1]]
+
+    @property
+    def best(self) -> float:
+        return min(self.errors.values(), default=float("inf"))
+
+    def finalists(self, lanes: Sequence[Lane]) -> list[Fit]:
+        """Lanes in every arithmetic that the trace may have: fits, best first."""
+        policies = [lane.policy for lane in self.span.source.lanes if lane.policy != JITTER]
+        self.run([replace(lane, policy=policy) for lane in lanes for policy in policies])
+        fits = []
+        for lane in lanes:
+            ways = [replace(lane, policy=policy) for policy in policies]
+            fits.append(self.fit(min(ways, key=self.errors.__getitem__)))
+        return sorted((fit for fit in fits if fit.nmse <= self.span.limit), key=lambda fit: fit.nmse)
+
+    def fit(self, lane: Lane) -> Fit:
+        """A lane as a fit."""
+        assert lane.bug is not None
+        return Fit((Step(lane.bug, lane.variant, self.said.get(lane, ""), lane.value, lane.at),), self.errors[lane])
+
+
+def search_span(
+    run: Run, source: Source, tap: taps.Tap, local: Local, clock: Clock, progress: Callable[[str], None]
+) -> Outcome:
+    """Replay every known bug through a span; the nearest, if none fits."""
+    trials = Trials(run, source, tap, local)
+    lanes = trials.variants()
+    for start in range(0, len(lanes), LANES):
+        if clock.spent:
+            break
+        progress(f"replaying known bugs up to {tap.name}: {start} of {len(lanes)}")
+        trials.run(lanes[start : start + LANES])
+    if trials.best > trials.span.limit:
+        trials.zoom(clock)
+    ordered = sorted(trials.errors, key=trials.errors.__getitem__)
+    nearest = tuple(_first_of_each(map(trials.fit, ordered), 3))
+    fits = trials.finalists(ordered[:FINALISTS])
+    floor = TIE * fits[0].nmse + 1e-12 if fits else 0.0
+    return Outcome(tuple(fit for fit in fits if fit.nmse <= floor), () if fits else nearest)
+
+
+def replayed_span(run: Run, source: Source, tap: taps.Tap, local: Local, fits: Sequence[Fit]) -> list[Fit]:
+    """Those fits of another span that fit this one too."""
+    trials = Trials(run, source, tap, local)
+    lanes = [
+        Lane(fit.steps[0].bug, fit.steps[0].variant, fit.steps[0].value, F32, fit.steps[0].at or "") for fit in fits
+    ]
+    return trials.finalists(lanes)
+
+
+def _nothing(name: str) -> Array:
+    raise NotRecordedError(name)
+
+
+def _variants(known: Bug, case: Case) -> Iterator[Lane]:
+    try:
+        for change in known.changes(recipe_of(case), case):
+            yield Lane(known, change.variant, change.value, F32, case.tap.name)
+    except NotRecordedError:
+        return
+
+
+def _first_of_each(fits: Iterable[Fit], most: int) -> Iterator[Fit]:
+    """The first fits of different bugs."""
+    seen: set[tuple[str, ...]] = set()
+    for fit in fits:
+        if fit.causes not in seen and len(seen) < most:
+            seen.add(fit.causes)
+            yield fit
