@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from llamadiff import taps
 from llamadiff.carrier import Carrier
 from llamadiff.diagnose.case import Case, NotRecordedError, Run
-from llamadiff.diagnose.spans import replayed_span, search_span
 from llamadiff.diagnose.search import Clock, Fit, Outcome, replayed, search
+from llamadiff.diagnose.spans import replayed_span, search_span
 from llamadiff.judging import Finding, Local
 from llamadiff.lanes import JITTER, Source
 from llamadiff.model import Model

@@ -18,13 +18,14 @@ TIE = 10.0  # fits this much worse than the best are still the best's equals, as
 
 @dataclass(frozen=True)
 class Step:
-    """One known bug as it was replayed; inside a span, ``at`` which of its taps."""
+    """One known bug as it was replayed; inside a span, ``at`` which of its taps first, and in which of its ops."""
 
     bug: Bug
     variant: str
     says: str
     value: float | None
     at: str | None = None
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -175,8 +176,13 @@ def _confirmed(case: Case, base: Recipe, found: Sequence[Fit]) -> tuple[Fit, ...
         fits = [fit for fit in fits if fit.harmless]
     fits.sort(key=lambda fit: fit.nmse)
     floor = max(TIE * fits[0].nmse, 1e-12) if fits else 0.0
-    unique = {fit.says: fit for fit in reversed(fits) if fit.nmse <= floor}
-    return tuple(sorted(unique.values(), key=fits.index))
+    return likeliest_first({fit.says: fit for fit in reversed(fits) if fit.nmse <= floor}.values())
+
+
+def likeliest_first(fits: Iterable[Fit]) -> tuple[Fit, ...]:
+    """Fits that nothing tells apart, those of one bug and of the commoner families first."""
+    order = list(known_bugs())
+    return tuple(sorted(fits, key=lambda fit: (len(fit.causes), [order.index(cause) for cause in fit.causes])))
 
 
 def _chain(case: Case, base: Recipe, key: Sequence[tuple[str, str]], hints: Sequence[float | None]) -> Fit | None:

@@ -20,7 +20,7 @@ from llamadiff import taps
 from llamadiff.carrier import Carrier
 from llamadiff.diagnose.case import Case, NotRecordedError, Run
 from llamadiff.diagnose.known import Bug, Change, known_bugs, recipe_of
-from llamadiff.diagnose.search import EXPLAINS, TIE, Clock, Fit, Outcome, Step
+from llamadiff.diagnose.search import EXPLAINS, TIE, Clock, Fit, Outcome, Step, likeliest_first
 from llamadiff.judging import Local
 from llamadiff.lanes import F32, JITTER, Source
 
@@ -36,11 +36,12 @@ class _Reached(Exception):  # noqa: N818  (not an error)
 
 @dataclass(frozen=True)
 class Lane:
-    """A bug, one of its variants, and an arithmetic."""
+    """A bug, one of its variants, the ops (by their taps' words) that have it, and an arithmetic."""
 
     bug: Bug | None
     variant: str
     value: float | None
+    words: tuple[str, ...]
     policy: str
     at: str = ""
 
@@ -106,7 +107,7 @@ class Replay(Carrier):
         if self.probe is not None:
             self.probe(self._case(tap, 0))
         for number, lane in enumerate(self.lanes):
-            if lane.bug is not None and tap.kind.word in lane.bug.words:
+            if tap.kind.word in lane.words:
                 case = self._case(tap, number, lane.value)
                 change = _change(lane, case)
                 if change is not None:
@@ -186,17 +187,18 @@ class Trials:
     def variants(self) -> list[Lane]:
         """Every variant of every bug that some op of the span can have, from one run of the right ops."""
         lanes: list[Lane] = []
-        asked: set[str] = set()
+        asked: set[tuple[str, tuple[str, ...]]] = set()
+        inside = {tap.kind.word for name in self.span.needed if (tap := taps.parse(name)) is not None}
 
         def probe(case: Case) -> None:
             for known in known_bugs().values():
-                if known.harmless or known.name in asked or case.tap.kind.word not in known.words:
-                    continue
-                asked.add(known.name)
-                lanes.extend(_variants(known, case))
+                for words in _scopes([word for word in known.words if word in inside]):
+                    if not known.harmless and case.tap.kind.word == words[0] and (known.name, words) not in asked:
+                        asked.add((known.name, words))
+                        lanes.extend(_variants(known, words, case))
 
-        self._run(Replay(self.span, [Lane(None, "", None, F32)], probe))
-        return lanes
+        self._run(Replay(self.span, [Lane(None, "", None, (), F32)], probe))
+        return sorted(lanes, key=lambda lane: len(lane.words) == 1)
 
     def run(self, lanes: Sequence[Lane]) -> None:
         """Try lanes, all in one pass."""
@@ -220,10 +222,10 @@ class Trials:
 
     def zoom(self, clock: Clock) -> None:
         """Constants between the familiar ones: each round, a finer grid around each bug's best."""
-        by_bug: dict[str, list[Lane]] = {}
+        by_bug: dict[tuple[str, tuple[str, ...]], list[Lane]] = {}
         for lane in self.errors:
             if lane.bug is not None and lane.value is not None and lane.value > 0:
-                by_bug.setdefault(lane.bug.name, []).append(lane)
+                by_bug.setdefault((lane.bug.name, lane.words), []).append(lane)
         for _ in range(ZOOMS):
             if clock.spent or self.best <= self.span.limit:
                 return
@@ -231,7 +233,7 @@ class Trials:
             self.run(finer)
             for lane in finer:
                 assert lane.bug is not None
-                by_bug[lane.bug.name].append(lane)
+                by_bug[lane.bug.name, lane.words].append(lane)
 
     def _between(self, lanes: Sequence[Lane]) -> list[Lane]:
         """Values between the neighbours of the best one."""
@@ -259,7 +261,8 @@ class Trials:
     def fit(self, lane: Lane) -> Fit:
         """A lane as a fit."""
         assert lane.bug is not None
-        return Fit((Step(lane.bug, lane.variant, self.said.get(lane, ""), lane.value, lane.at),), self.errors[lane])
+        step = Step(lane.bug, lane.variant, self.said.get(lane, ""), lane.value, lane.at, lane.words)
+        return Fit((step,), self.errors[lane])
 
 
 def search_span(
@@ -279,26 +282,35 @@ def search_span(
     nearest = tuple(_first_of_each(map(trials.fit, ordered), 3))
     fits = trials.finalists(ordered[:FINALISTS])
     floor = TIE * fits[0].nmse + 1e-12 if fits else 0.0
-    return Outcome(tuple(fit for fit in fits if fit.nmse <= floor), () if fits else nearest)
+    equals = {(fit.causes, fit.says): fit for fit in reversed(fits) if fit.nmse <= floor}
+    return Outcome(likeliest_first(equals.values()), () if fits else nearest)
 
 
 def replayed_span(run: Run, source: Source, tap: taps.Tap, local: Local, fits: Sequence[Fit]) -> list[Fit]:
     """Those fits of another span that fit this one too."""
     trials = Trials(run, source, tap, local)
-    lanes = [
-        Lane(fit.steps[0].bug, fit.steps[0].variant, fit.steps[0].value, F32, fit.steps[0].at or "") for fit in fits
-    ]
-    return trials.finalists(lanes)
+    steps = [fit.steps[0] for fit in fits]
+    return trials.finalists([Lane(s.bug, s.variant, s.value, s.words, F32, s.at or "") for s in steps])
 
 
 def _nothing(name: str) -> Array:
     raise NotRecordedError(name)
 
 
-def _variants(known: Bug, case: Case) -> Iterator[Lane]:
+def _scopes(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Which ops of a span may have a bug together: all of them, those of one side of attention, each alone."""
+    groups = [
+        tuple(words),
+        tuple(word for word in words if word[:1] in "QK"),
+        tuple(w for w in words if w[:1] in "QKV"),
+    ]
+    yield from dict.fromkeys(group for group in [*groups, *((word,) for word in words)] if group)
+
+
+def _variants(known: Bug, words: tuple[str, ...], case: Case) -> Iterator[Lane]:
     try:
         for change in known.changes(recipe_of(case), case):
-            yield Lane(known, change.variant, change.value, F32, case.tap.name)
+            yield Lane(known, change.variant, change.value, words, F32, case.tap.name)
     except NotRecordedError:
         return
 

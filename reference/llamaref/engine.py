@@ -85,7 +85,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass: positions of its tokens and of all keys, RoPE angles, cache, tap, and the layers to run."""
+    """One forward pass: positions of its tokens and of all keys, RoPE angles, cache, tap, layers to run."""
 
     positions: Array  # [t]
     key_positions: Array  # [s]
@@ -129,7 +129,8 @@ class Engine:
     ) -> Array:
         """Run tokens after those in ``cache`` (none: a fresh one) -> logits [b, token, vocab].
 
-        ``positions`` default to those that follow the cache, ``layers`` to all of them. Raises ModelError for a token id out of range.
+        ``positions`` default to those that follow the cache, ``layers`` to all of them. Raises ModelError for a token
+        id out of range.
         """
         self._check_tokens(tokens)
         cache = cache if cache is not None else Cache()
