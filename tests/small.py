@@ -28,11 +28,11 @@ def write_model(
     fused_qkv: bool = False,
     bos: int | None = None,
     extra: dict[str, Any] | None = None,
-    tensors: dict[str, np.ndarray] | None = None,
+    tensors: dict[str, np.ndarray | tuple[np.ndarray, Type]] | None = None,
     seed: int = 1,
 ) -> Path:
     """Write a model with random weights. ``extra`` sets metadata (without the architecture's prefix), ``tensors`` adds
-    or replaces tensors, as they are."""
+    or replaces tensors, as they are; one of a block type is its bytes and the type."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, arch)
     for key, value in _metadata(layers, heads, kv_heads, experts, extra or {}).items():
@@ -117,9 +117,11 @@ def _tokenizer(writer: gguf.GGUFWriter) -> None:
     writer.add_vocab_size(VOCAB)
 
 
-def _add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, kind: Type) -> None:
+def _add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray | tuple[np.ndarray, Type], kind: Type) -> None:
     """Matrices in the model's type, vectors and routers in float32."""
-    if values.dtype != np.float32 or values.ndim == 1 or "ffn_gate_inp" in name or kind == Type.F32:
+    if isinstance(values, tuple):
+        writer.add_tensor(name, values[0], raw_dtype=values[1])
+    elif values.dtype != np.float32 or values.ndim == 1 or "ffn_gate_inp" in name or kind == Type.F32:
         writer.add_tensor(name, values)
     elif kind == Type.F16:
         writer.add_tensor(name, values.astype(np.float16))

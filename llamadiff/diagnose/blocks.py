@@ -104,10 +104,26 @@ def _interleaved(kind: str) -> Misread:
 def nibbles_interleaved(r: Any, case: Case) -> Iterator[Change]:
     """A byte's two nibbles are taken for neighbouring values."""
     kind = _kind(r, case)
-    if kind in LEGACY:
-        yield from _misread(r, case, _interleaved(kind), f"takes a {kind} byte's two nibbles for neighbours")
+    says = f"takes a {kind} byte's two nibbles for neighbours"
     if kind in ("Q4_K", "Q5_K"):
-        yield from _misread(r, case, _interleaved_k(kind), f"takes a {kind} byte's two nibbles for neighbours")
+        yield from _misread(r, case, _interleaved_k(kind), says)
+    elif kind in LEGACY:
+        yield from _misread(r, case, _interleaved(kind), says)
+    if kind in WITH_HIGH_BITS and kind in (*LEGACY, "Q5_K"):
+        yield from _misread(r, case, _low_bits_interleaved(kind), f"{says}, but not their high bits", "low")
+
+
+def _low_bits_interleaved(kind: str) -> Misread:
+    """The same for the nibbles alone: high bits stay with the place in the block."""
+    where, half = _field(kind, "qs"), 16 if kind in LEGACY else 32
+
+    def misread(blocks: Array, decode: Decode) -> Array:
+        """Bytes as they would have to be for ggml's order to give what neighbours give."""
+        qs = blocks[:, where].reshape(len(blocks), -1, half)
+        values = np.stack([qs & 15, qs >> 4], axis=-1).reshape(len(blocks), -1, 2, half)
+        return decode(_changed(blocks, where, (values[:, :, 0] | values[:, :, 1] << 4).reshape(len(blocks), -1)))
+
+    return misread
 
 
 def _interleaved_k(kind: str) -> Misread:
@@ -300,12 +316,11 @@ def scales_misread(r: Any, case: Case) -> Iterator[Change]:
 
         yield from _misread(r, case, unsigned, "reads Q6_K's scales as unsigned bytes", "unsigned")
     if kind == "Q3_K":
+        ones = np.repeat(np.array([0x11, 0xAA], np.uint8), [8, 4])  # every scale 33: 1 once 32 is subtracted
 
         def biased(blocks: Array, decode: Decode) -> Array:
-            scale = _q3_scales(blocks[:, where]) - 32
-            with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = np.where(scale == 0, 1, (scale + 32) / scale)
-            return (decode(blocks).reshape(-1, 16, 16) * ratio[..., None]).reshape(-1, 256)
+            quants = decode(_changed(blocks, where, ones)).reshape(-1, 16, 16)
+            return (quants * _q3_scales(blocks[:, where])[..., None]).reshape(-1, 256)
 
         yield from _misread(r, case, biased, "does not subtract 32 from Q3_K's scales", "offset")
 
