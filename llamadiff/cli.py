@@ -109,6 +109,13 @@ FailOn = Annotated[
 ]
 
 
+Explain = Annotated[
+    bool,
+    typer.Option("--explain-output", help="Replay known bugs through whatever was not recorded, up to all layers."),
+]
+Budget = Annotated[float, typer.Option("--budget", min=1, help="Seconds that --explain-output may take.")]
+
+
 @app.command()
 def compare(
     model: Model, prompt: Prompt = None, tokens: Tokens = None, tokens_file: TokensFile = None, chat: Chat = False,
@@ -116,9 +123,9 @@ def compare(
     taps: Taps = None, layers: Layers = None, json: Json = None,
     csv: Csv = None, save: Save = None, kv_type: KvType = "f32", flash_attn: FlashAttn = False,
     gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0, precision: Precision = "f32",
-    tolerance: Tolerance = None, fail_on: FailOn = "wrong",
+    explain_output: Explain = False, budget: Budget = 600.0, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
-    """Run llama.cpp and the engine on the same tokens, and say whether and where they part."""
+    """Run llama.cpp and the engine on the same tokens; say whether, where and why they part."""
     from llamadiff import pipeline
 
     with _progress() as progress:
@@ -126,7 +133,7 @@ def compare(
             model, prompt, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
             candidate=candidate, name_map=name_map, timeout=timeout, patterns=taps or (), layers=_layer_range(layers),
             settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), rules=_rules(tolerance), save=save,
-            precision=precision, progress=progress,
+            precision=precision, explain=budget if explain_output else 0.0, progress=progress,
         )  # fmt: skip
     _report(result, json, csv)
     _exit(result.verdict, fail_on)
@@ -171,9 +178,36 @@ def diff(
     """Compare two traces; with --model, judge every op of both."""
     from llamadiff import pipeline
 
-    result = pipeline.diff(baseline, candidate, model, _rules(tolerance))
+    with _progress() as progress:
+        result = pipeline.diff(baseline, candidate, model, _rules(tolerance), progress=progress)
     _report(result, json, csv)
     _exit(result.verdict, fail_on)
+
+
+@app.command()
+def diagnose(
+    baseline: Annotated[Path, typer.Argument(help="The trace that is trusted.")],
+    candidate: Annotated[Path, typer.Argument(help="The trace under test.")],
+    model: Annotated[Path, typer.Option("--model", help="The .gguf file.", show_default=False)],
+    explain_output: Explain = False, budget: Budget = 600.0,
+    json: Json = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
+) -> None:  # fmt: skip
+    """Say why the candidate is wrong: every known bug is replayed on what it recorded."""
+    from llamadiff import pipeline
+
+    explain = budget if explain_output else 0.0
+    with _progress() as progress:
+        result = pipeline.diff(baseline, candidate, model, _rules(tolerance), explain=explain, progress=progress)
+    _report(result, json, None, causes=True)
+    _exit(result.verdict, fail_on)
+
+
+@app.command()
+def bugs() -> None:
+    """List the known bugs: what each is, where it shows, what to do about it."""
+    from llamadiff.report import listing
+
+    listing.print_bugs()
 
 
 @app.command()
@@ -289,8 +323,8 @@ def _layer_range(text: str | None) -> range | None:
     return layers
 
 
-def _report(result: Comparison, json: str | None, csv: str | None) -> None:
-    """Render to the terminal, unless JSON or CSV takes standard output."""
+def _report(result: Comparison, json: str | None, csv: str | None, causes: bool = False) -> None:
+    """Render to the terminal (``causes``: these alone), unless JSON or CSV takes standard output."""
     if csv is not None:
         _write(csv, result.frame().to_csv(index=False))
     if json is not None:
@@ -298,9 +332,9 @@ def _report(result: Comparison, json: str | None, csv: str | None) -> None:
 
         _write(json, to_json(result) + "\n")
     if "-" not in (json, csv):
-        from llamadiff.report.terminal import make_console, render
+        from llamadiff.report.terminal import make_console, render, render_causes
 
-        render(result, make_console())
+        (render_causes if causes else render)(result, make_console())
 
 
 def _write(target: str, text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,18 +36,14 @@ from llamadiff.lanes import F32, NATIVE, POLICIES, Source
 from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.model import Model, check_same_model
+from llamadiff.phase import Progress, silent
 from llamadiff.preflight import WEIGHTS, preflight
 from llamadiff.profile import in_words
 from llamadiff.study import Study, lanes_of
 from llamadiff.trace import Info, Trace, TraceWriter
 
-Progress = Callable[[str], None]
 LEAST_SECONDS = 10.0  # for the diagnosis of a small model
 ENGINE_PRODUCER = {"name": sentence.ENGINE, "version": "numpy"}
-
-
-def _silent(_: str) -> None:
-    return None
 
 
 def compare(
@@ -68,7 +64,7 @@ def compare(
     precision: str = "f32",
     diagnose: bool = True,
     explain: float = 0.0,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Comparison:
     """Run llama.cpp and the engine on the same tokens, line up every tap, and judge.
 
@@ -143,7 +139,7 @@ def diff(
     rules: Sequence[limits.Rule] = limits.RULES,
     diagnose: bool = True,
     explain: float = 0.0,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Comparison:
     """Two traces: drift alone, or with the model also the local errors of both."""
     started = time.perf_counter()
@@ -225,7 +221,7 @@ def judge(
     keep: Path | None = None,
     diagnose: bool = True,
     explain: float = 0.0,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Comparison:
     """One engine pass over the baseline's tokens, and the Comparison it yields."""
     check_runnable(model, baseline, "the baseline")

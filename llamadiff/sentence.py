@@ -226,6 +226,8 @@ def next_steps(
     steps = [f"{d.tap}: {words.fix(d)}" for d in known[:4]]
     if not any(first.tap in d.taps for d in known):
         steps.append(_narrow_down(first.span) if first.span else _advice(first))
+        if first.span and not any(first.tap in d.taps for d in diagnosis):
+            steps.append("or run it with --explain-output: it replays every known bug through these taps")
     place = ", ".join(map(str, first.local.index))
     steps.append(
         f"worst value {first.tap}[{place}]: expected {first.local.expected:.6g} from the inputs recorded, "

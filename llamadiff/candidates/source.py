@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from llamadiff import taps
 from llamadiff.candidates import layout
 from llamadiff.errors import UserError
 from llamadiff.model import Model
+from llamadiff.phase import Progress, silent
 from llamadiff.trace import Info, Trace
 
 Array = NDArray[Any]
@@ -27,7 +28,7 @@ class Context:
     n_prefill: int
     mapping: layout.Map = field(default_factory=layout.identity_map)
     timeout: float = 600.0
-    progress: Callable[[str], None] = lambda _: None
+    progress: Progress = silent
 
     @property
     def is_identity(self) -> bool:

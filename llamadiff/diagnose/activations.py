@@ -73,27 +73,27 @@ _OTHERS: dict[str, Callable[[Array], Array]] = {
 }  # fmt: skip
 
 
-@bug(*ACTIVATIONS, source="aprender#2096", fix="use SiLU: x * sigmoid(x)")
+@bug(*ACTIVATIONS, fix="use SiLU: x * sigmoid(x)", source="aprender#2096")
 def activation_other(r: Gated, case: Case) -> Iterator[Change]:
     """Another activation: GELU (exact, tanh, quick), ReLU, sigmoid or tanh for SiLU."""
     for name, function in _OTHERS.items():
         yield Change(replace(r, activation=function), f"uses {name}; this model has SiLU", name)
 
 
-@bug(*ACTIVATIONS, source="aprender#2096", fix="apply SiLU to gate")
+@bug(*ACTIVATIONS, fix="apply SiLU to gate")
 def activation_missing(r: Gated, case: Case) -> Iterator[Change]:
     """There is no activation: gate * up."""
     yield Change(replace(r, activation=np.positive), "multiplies gate and up without an activation")
 
 
-@bug(*ACTIVATIONS, source="nntrainer#4194, mlx-lm#767", fix="apply SiLU to gate, and multiply by up")
+@bug(*ACTIVATIONS, fix="apply SiLU to gate, and multiply by up")
 def activation_of_up(r: Gated, case: Case) -> Iterator[Change]:
     """The activation is applied to up instead of gate, or to their product."""
     yield Change(replace(r, gate=r.up, up=r.gate), "applies SiLU to up instead of gate", "up")
     yield Change(Same(ops.silu(r.gate * r.up)), "applies SiLU to the product of gate and up", "product")
 
 
-@bug(*ACTIVATIONS, source="mlx-lm#767", fix="multiply silu(gate) by up")
+@bug(*ACTIVATIONS, fix="multiply silu(gate) by up")
 def up_missing(r: Gated, case: Case) -> Iterator[Change]:
     """One of the two factors is missing, or they are added."""
     yield Change(Same(ops.silu(r.gate)), "is not multiplied by up", "up")

@@ -133,14 +133,14 @@ def _reads(r: Scores | Values, case: Case) -> Iterator[tuple[Array, str]]:
         yield np.roll(heads // group, group), "reads the KV head before the right one"
 
 
-@bug(*BOTH, source="ONNXim#34, jax-js#180", fix="repeat each KV head n_head / n_head_kv times; do not tile them")
+@bug(*BOTH, fix="repeat each KV head n_head / n_head_kv times; do not tile them", source="ONNXim#34, jax-js#180")
 def heads_tiled(r: Scores | Values, case: Case) -> Iterator[Change]:
     """Grouped-query heads are tiled (h % n_kv) instead of repeated (h // group), reversed or mixed up."""
     for reads, says in _reads(r, case):
         yield Change(replace(r, reads=reads), says, says)
 
 
-@bug("kq", source="TinyLlama#24", fix="take the scores of Q and K after RoPE, of both")
+@bug("kq", fix="take the scores of Q and K after RoPE, of both")
 def scores_before_rope(r: Scores, case: Case) -> Iterator[Change]:
     """Scores are taken of Q or K as they were before RoPE."""
     shape_q, shape_k = r.q.shape, (*r.rows.shape[:2], case.config.n_head_kv, -1)
@@ -153,7 +153,11 @@ def scores_before_rope(r: Scores, case: Case) -> Iterator[Change]:
     yield Change(replace(r, q=q), "takes Q from before RoPE", "q")
 
 
-@bug("kq", source="quant.cpp#82", fix="score what comes out of the last step before attention: norm, then RoPE")
+@bug(
+    "kq",
+    fix="score what comes out of the last step before attention: norm, then RoPE",
+    source="quant.cpp#82, SharpMind#39",
+)
 def scores_of_normed(r: Scores, case: Case) -> Iterator[Change]:
     """Scores are taken of Q and K that were normalised after RoPE."""
     if f"Qcur_normed-{case.tap.layer}" in case.run.shapes:
@@ -167,7 +171,7 @@ def scores_of_normed(r: Scores, case: Case) -> Iterator[Change]:
         )
 
 
-@bug("kq", general=True, source="llama.cpp#13951", fix="dump raw scores, and see that the scale is applied once")
+@bug("kq", general=True, fix="dump raw scores, and see that the scale is applied once", source="llama.cpp#13951")
 def scores_scaled(r: Scores, case: Case) -> Iterator[Change]:
     """The scale is in the scores already."""
     d = case.config.head_k
@@ -177,7 +181,7 @@ def scores_scaled(r: Scores, case: Case) -> Iterator[Change]:
         )
 
 
-@bug(*BOTH, source="tiny-llm#46", fix="write K and V of a token into the slot that attention reads for it")
+@bug(*BOTH, fix="write K and V of a token into the slot that attention reads for it", source="tiny-llm#46")
 def cache_row_off(r: Scores | Values, case: Case) -> Iterator[Change]:
     """The cache's rows are off by one, or stale: a token reads the row of the one before it."""
     rows, n = r.rows, case.run.n_prefill
@@ -207,7 +211,7 @@ def _scale(value: float, case: Case) -> str:
     return words if words is not None else f"{value:.5g}"
 
 
-@bug("kq_soft_max", source="llama.cpp#13951", fix="scale scores by 1/sqrt(head size), once")
+@bug("kq_soft_max", fix="scale scores by 1/sqrt(head size), once", source="llama.cpp#13951")
 def attention_scale(r: Softmax, case: Case) -> Iterator[Change]:
     """The attention scale is missing, applied twice, or of the wrong size: d_model, or d_model / kv heads."""
     c = case.config
@@ -223,7 +227,7 @@ def attention_scale(r: Softmax, case: Case) -> Iterator[Change]:
             yield Change(replace(r, scale=scale), says, says)
 
 
-@bug("kq_soft_max", general=True, source="llama.cpp#13951", fix="scale scores by 1/sqrt(head size), once")
+@bug("kq_soft_max", general=True, fix="scale scores by 1/sqrt(head size), once", source="llama.cpp#13951")
 def attention_scale_other(r: Softmax, case: Case) -> Iterator[Change]:
     """The attention scale is some other number."""
     for value in solve(case, lambda s: replace(r, scale=s), 1e-4, 10.0):
@@ -270,7 +274,7 @@ def mask_shifted(r: Softmax, case: Case) -> Iterator[Change]:
     )
 
 
-@bug("kq_soft_max", source="tiny-llm#46", fix="append a decode step's key before its scores are taken")
+@bug("kq_soft_max", fix="append a decode step's key before its scores are taken", source="tiny-llm#46")
 def decode_key_unseen(r: Softmax, case: Case) -> Iterator[Change]:
     """Decode steps do not see their own key, or see nothing but it."""
     n, p = case.run.n_prefill, case.run.positions
@@ -296,8 +300,8 @@ def mask_after_softmax(r: Softmax, case: Case) -> Iterator[Change]:
 @bug(
     "kq_soft_max",
     general=True,
-    source="sglang#4823, mlx-vlm#669",
     fix="attend to all earlier tokens: this model has no window",
+    source="sglang#4823, mlx-vlm#669",
 )
 def window_applied(r: Softmax, case: Case) -> Iterator[Change]:
     """A sliding window hides early keys, in a model without one."""
@@ -314,7 +318,7 @@ def window_applied(r: Softmax, case: Case) -> Iterator[Change]:
         )
 
 
-@bug("kq_soft_max", general=True, source="vllm#30427", fix="leave the scores as they are: this model has no softcap")
+@bug("kq_soft_max", general=True, fix="leave the scores as they are: this model has no softcap", source="vllm#30427")
 def softcap_applied(r: Softmax, case: Case) -> Iterator[Change]:
     """Scores are capped (cap * tanh(x / cap)) in a model without a softcap."""
     for value in solve(case, lambda cap: replace(r, cap=cap), 0.1, 1e4, (30.0, 50.0)):
@@ -351,7 +355,7 @@ def softmax_missing(r: Softmax, case: Case) -> Iterator[Change]:
     yield Change(Scaled(r), "is left out: scaled scores come out")
 
 
-@bug("kqv_out", source="candle-vllm#167", fix="put tokens before heads, [token, head, dim], before heads are merged")
+@bug("kqv_out", fix="put tokens before heads, [token, head, dim], before heads are merged")
 def heads_merged_wrong(r: Values, case: Case) -> Iterator[Change]:
     """Heads are merged in the wrong order: a transpose is missing, or one too many."""
     yield Change(replace(r, order="head token dim"), "merges [head, token, dim] without transposing", "head token")
@@ -371,11 +375,7 @@ class Stored:
         return replace(self.op, rows=ROUNDINGS[self.kind](self.op.rows)).compute(case)
 
 
-@bug(
-    *BOTH,
-    harmless=True,
-    fix="nothing: a cache in fewer bits rounds; state it as producer.settings.type_k",
-)
+@bug(*BOTH, harmless=True, fix="nothing: a cache in fewer bits rounds; state it as producer.settings.type_k")
 def cache_rounded(r: Scores | Values, case: Case) -> Iterator[Change]:
     """K and V are kept in a cache of fewer bits (F16, BF16, Q8_0)."""
     side = "K" if isinstance(r, Scores) else "V"

@@ -99,8 +99,11 @@ def _interleaved(kind: str) -> Misread:
     return misread
 
 
-@bug(*QUANTIZED, source="imp#567, aprender#1621",
-     fix="low nibbles are the first half of the (sub-)block, high nibbles the second")  # fmt: skip
+@bug(
+    *QUANTIZED,
+    fix="low nibbles are the first half of the (sub-)block, high nibbles the second",
+    source="imp#567, aprender#1621",
+)
 def nibbles_interleaved(r: Any, case: Case) -> Iterator[Change]:
     """A byte's two nibbles are taken for neighbouring values."""
     kind = _kind(r, case)
@@ -174,7 +177,7 @@ def _packed(sc: Array, mn: Array) -> Array:
     return np.concatenate([first, second, (sc[:, 4:] & 15) | (mn[:, 4:] & 15) << 4], axis=1).astype(np.uint8)
 
 
-@bug(*QUANTIZED, source="imp#567", fix="the low nibble comes first")
+@bug(*QUANTIZED, fix="the low nibble comes first", source="imp#567, aprender#1621")
 def nibbles_swapped(r: Any, case: Case) -> Iterator[Change]:
     """High and low nibbles are swapped."""
     kind = _kind(r, case)
@@ -188,11 +191,7 @@ def nibbles_swapped(r: Any, case: Case) -> Iterator[Change]:
         yield from _misread(r, case, misread, f"swaps the high and low nibbles of {kind}")
 
 
-@bug(
-    *QUANTIZED,
-    source="aprender#1621",
-    fix="subtract the type's offset from the quants (8, 16, 32) before they are scaled",
-)
+@bug(*QUANTIZED, fix="subtract the type's offset from the quants (8, 16, 32) before they are scaled")
 def quants_offset(r: Any, case: Case) -> Iterator[Change]:
     """The quants' offset is not subtracted, or signs are misread."""
     kind = _kind(r, case)
@@ -219,7 +218,7 @@ def _zero_quants(kind: str, blocks: Array, decode: Decode) -> Array:
     return decode(_changed(zeroed, _field(kind, "qh"), 0) if "qh" in FIELDS[kind] else zeroed)
 
 
-@bug(*QUANTIZED, source="aprender#199, mlx#3664", fix="add the high bits from qh (hmask) to the low ones")
+@bug(*QUANTIZED, fix="add the high bits from qh (hmask) to the low ones", source="aprender#199, mlx#3664")
 def high_bits_ignored(r: Any, case: Case) -> Iterator[Change]:
     """The quants' high bits are ignored, taken for all set, or inverted."""
     kind = _kind(r, case)
@@ -237,7 +236,11 @@ def high_bits_ignored(r: Any, case: Case) -> Iterator[Change]:
         )
 
 
-@bug(*QUANTIZED, source="mlx#3664", fix="bit j of qh belongs to value j of the low half, bit j + 16 to the high half")
+@bug(
+    *QUANTIZED,
+    fix="bit j of qh belongs to value j of the low half, bit j + 16 to the high half",
+    source="aprender#199, mlx#3664",
+)
 def high_bits_misplaced(r: Any, case: Case) -> Iterator[Change]:
     """The quants' high bits go to the wrong values."""
     kind = _kind(r, case)
@@ -277,7 +280,7 @@ def _reversed_bits(kind: str) -> Callable[[Array], Array]:
     return lambda q: np.packbits(np.unpackbits(q, axis=1, bitorder="little"), axis=1)
 
 
-@bug(*QUANTIZED, source="aprender#199", fix="subtract the (sub-)block's minimum (Q4_1 and Q5_1: add it)")
+@bug(*QUANTIZED, fix="subtract the (sub-)block's minimum (Q4_1 and Q5_1: add it)", source="aprender#199, mlx#3664")
 def minima_wrong(r: Any, case: Case) -> Iterator[Change]:
     """The blocks' minima are ignored, have the wrong sign, or change places with the scales."""
     kind = _kind(r, case)
@@ -296,7 +299,7 @@ def minima_wrong(r: Any, case: Case) -> Iterator[Change]:
     yield from _misread(r, case, swapped, says["swapped"], "swapped")
 
 
-@bug(*QUANTIZED, source="aprender#199, mlx#3664", fix="unpack the six-bit scales as ggml's get_scale_min_k4 does")
+@bug(*QUANTIZED, fix="unpack the six-bit scales as ggml's get_scale_min_k4 does", source="aprender#199, mlx#3664")
 def scales_misread(r: Any, case: Case) -> Iterator[Change]:
     """The K-quants' packed scales are unpacked wrongly: upper bits, order, sign, offset."""
     kind = _kind(r, case)
@@ -366,11 +369,7 @@ def _q3_scales(s: Array) -> Array:
     return np.asarray(low | (high << 4), np.float32)
 
 
-@bug(
-    *QUANTIZED,
-    source="aprender#199",
-    fix="values of one K-quant byte are 32 (Q6_K: also 64) apart in the block, not neighbours",
-)
+@bug(*QUANTIZED, fix="values of one K-quant byte are 32 (Q6_K: also 64) apart in the block, not neighbours")
 def quants_linear(r: Any, case: Case) -> Iterator[Change]:
     """The two-bit fields of a byte (Q2_K, Q3_K) are taken for neighbouring values."""
     kind = _kind(r, case)
@@ -388,7 +387,7 @@ def quants_linear(r: Any, case: Case) -> Iterator[Change]:
     yield from _misread(r, case, misread, f"takes the four values of a {kind} byte for neighbours")
 
 
-@bug(*QUANTIZED, source="aprender#199", fix="multiply by the block's scale d")
+@bug(*QUANTIZED, fix="multiply by the block's scale d")
 def scale_missing(r: Any, case: Case) -> Iterator[Change]:
     """The blocks' scale is left out, or read as bfloat16."""
     kind = _kind(r, case)
@@ -412,8 +411,8 @@ def scale_missing(r: Any, case: Case) -> Iterator[Change]:
 
 @bug(
     *QUANTIZED,
-    source="1bit-MONSTER#1234",
     fix="blocks hold 32 values (K-quants: 256) and follow one another without gaps",
+    source="1bit-MONSTER#1234",
 )
 def block_size_wrong(r: Any, case: Case) -> Iterator[Change]:
     """The scale of a neighbouring block is used: the block size or the stride is wrong."""
@@ -444,8 +443,8 @@ def block_size_wrong(r: Any, case: Case) -> Iterator[Change]:
 
 @bug(
     *QUANTIZED,
-    source="1bit-MONSTER#1234",
     fix="a tensor starts at data offset + its own offset; the data starts at a multiple of general.alignment",
+    source="1bit-MONSTER#1234",
 )
 def tensor_offset_wrong(r: Any, case: Case) -> Iterator[Change]:
     """The tensor is read from the wrong place: off by a block, or by the alignment."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from llamadiff.diagnose.spans import replayed_span, search_span
 from llamadiff.judging import Finding, Local
 from llamadiff.lanes import JITTER, Source
 from llamadiff.model import Model
+from llamadiff.phase import Progress, silent
 
 Array = NDArray[Any]
 UNKNOWN = "unknown"
@@ -44,7 +45,8 @@ class Diagnosis:
 
     ``taps`` maps each to the NMSE that replaying the cause leaves; ``right`` to what the right op leaves.
     ``causes`` are one, or several that this model cannot tell apart ("either ... or ..."), or none: then ``nearest``
-    are those that come nearest, and fit not. ``harmless``: a way of computing and no mistake.
+    are those that come nearest, and fit not. ``harmless``: a way of computing and no mistake. ``complete``: no known
+    bug was left untried for want of time.
     """
 
     tap: str
@@ -53,6 +55,7 @@ class Diagnosis:
     causes: tuple[Cause, ...]
     nearest: tuple[Cause, ...] = ()
     harmless: bool = False
+    complete: bool = True
 
     @property
     def known(self) -> bool:
@@ -74,6 +77,7 @@ class _Group:
 
     fits: tuple[Fit, ...]
     nearest: tuple[Fit, ...]
+    complete: bool
     right: dict[str, float] = field(default_factory=dict)
     left: dict[str, dict[Any, float]] = field(default_factory=dict)  # tap -> fit's key -> NMSE
 
@@ -92,7 +96,7 @@ class _Group:
         left = {tap: values.get(best, self.right[tap]) for tap, values in self.left.items()}
         return Diagnosis(
             first, left, self.right, tuple(map(_cause, self.fits)), tuple(map(_cause, self.nearest)),
-            bool(self.fits) and self.fits[0].harmless,
+            bool(self.fits) and self.fits[0].harmless, self.complete,
         )  # fmt: skip
 
 
@@ -113,7 +117,7 @@ class Scene:
     run: Run
     source: Source
     clock: Clock
-    progress: Callable[[str], None]
+    progress: Progress
     thorough: bool
 
 
@@ -125,7 +129,7 @@ def diagnose(
     n_prefill: int,
     seconds: float,
     thorough: bool = False,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = silent,
 ) -> tuple[Diagnosis, ...]:
     """Explain every WRONG tap of one trace, in graph order, in about ``seconds``."""
     wrong = [(finding, local) for finding in findings if (local := _wrong(finding, source.name)) is not None]
@@ -179,7 +183,9 @@ def _join(groups: list[_Group], scene: Scene, tap: taps.Tap, local: Local) -> No
     if not outcome.fits and strangers:
         strangers[0].add(tap.name, local.nmse, ())
         return
-    group = _Group(outcome.fits, outcome.nearest)
+    if not outcome.tried:
+        return
+    group = _Group(outcome.fits, outcome.nearest, outcome.complete)
     group.add(tap.name, local.nmse, outcome.fits)
     groups.append(group)
 

@@ -40,7 +40,7 @@ def rows_of(case: Case, name: str) -> Callable[[Array], Array]:
     return lambda ids: w.decoded(name, w.stored(name, ids))
 
 
-@bug("embd", source="vllm#30424", fix="look up the row of the token's own id")
+@bug("embd", fix="look up the row of the token's own id", source="vllm#30424")
 def embedding_row_off(r: Lookup, case: Case) -> Iterator[Change]:
     """Embedding rows are off by a constant, or all are one row."""
     last = case.engine.n_vocab - 1
@@ -53,14 +53,18 @@ def embedding_row_off(r: Lookup, case: Case) -> Iterator[Change]:
     yield Change(replace(r, ids=np.zeros_like(r.ids)), "looks up row 0 for every token", "0")
 
 
-@bug("embd", source="1bit-MONSTER#319", fix="read token_embd.weight")
+@bug("embd", fix="read token_embd.weight")
 def embedding_from_head(r: Lookup, case: Case) -> Iterator[Change]:
     """Rows are read from the output head instead of the embedding."""
     if "output.weight" in case.engine.w:
         yield Change(replace(r, read=rows_of(case, "output.weight")), "reads rows of output.weight")
 
 
-@bug("embd", source="aprender#155", fix="token_embd.weight is [vocab, embd]: a token's values are neighbours")
+@bug(
+    "embd",
+    fix="token_embd.weight is [vocab, embd]: a token's values are neighbours",
+    source="aprender#155, aprender#188",
+)
 def embedding_transposed(r: Lookup, case: Case) -> Iterator[Change]:
     """The embedding is read as if it were stored [embd, vocab]."""
     w = case.engine.w
@@ -72,7 +76,7 @@ def embedding_transposed(r: Lookup, case: Case) -> Iterator[Change]:
     yield Change(replace(r, read=read), "reads token_embd.weight transposed")
 
 
-@bug("embd", source="tensai#248", fix="leave the rows as they are: this model does not scale them")
+@bug("embd", fix="leave the rows as they are: this model does not scale them", source="tensai#248")
 def embedding_scaled(r: Lookup, case: Case) -> Iterator[Change]:
     """Embeddings are multiplied by sqrt(d), as Gemma does."""
     root = math.sqrt(case.config.n_embd)
@@ -80,7 +84,7 @@ def embedding_scaled(r: Lookup, case: Case) -> Iterator[Change]:
     yield Change(replace(r, factor=1 / root), f"divides by sqrt({case.config.n_embd}); this model does not", "over")
 
 
-@bug("embd", general=True, source="tensai#248", fix="leave the rows as they are: this model does not scale them")
+@bug("embd", general=True, fix="leave the rows as they are: this model does not scale them", source="tensai#248")
 def embedding_multiplied(r: Lookup, case: Case) -> Iterator[Change]:
     """Embeddings are multiplied by a constant."""
     if case.recorded is not None:

@@ -84,7 +84,7 @@ def _input(case: Case) -> Array:
 
 
 @bug(
-    *NORMS, general=True, source="llama.cpp#2373, candle#271", fix="read attention.layer_norm_rms_epsilon from the file"
+    *NORMS, general=True, fix="read attention.layer_norm_rms_epsilon from the file", source="llama.cpp#2373, candle#271"
 )
 def norm_epsilon(r: Norm, case: Case) -> Iterator[Change]:
     """The norm's epsilon is not the file's."""
@@ -92,13 +92,13 @@ def norm_epsilon(r: Norm, case: Case) -> Iterator[Change]:
         yield Change(replace(r, eps=value), f"uses epsilon {value:.3g}; the file says {r.eps:.3g}", value=value)
 
 
-@bug(*NORMS, fix="add epsilon to the mean square, before the root is taken", source="llama.cpp#2373")
+@bug(*NORMS, fix="add epsilon to the mean square, before the root is taken")
 def norm_epsilon_outside(r: Norm, case: Case) -> Iterator[Change]:
     """Epsilon is added outside the square root."""
     yield Change(replace(r, outside=True), f"adds epsilon ({r.eps:.3g}) outside the square root")
 
 
-@bug(*NORMS, fix="give the norm the file's epsilon", source="llama.cpp#2373")
+@bug(*NORMS, fix="give the norm the file's epsilon")
 def norm_epsilon_missing(r: Norm, case: Case) -> Iterator[Change]:
     """The norm has no epsilon."""
     yield Change(replace(r, eps=0.0), f"adds no epsilon; the file says {r.eps:.3g}")
@@ -116,7 +116,11 @@ def norm_weight_twice(r: Norm, case: Case) -> Iterator[Change]:
     yield Change(replace(r, weight=r.weight * r.weight), f"is multiplied by {case.weight} twice")
 
 
-@bug(*NORMS, fix="leave out the + 1: GGUF files of Gemma have it in the weight already", source="mold#1078, vllm#31464")
+@bug(
+    *NORMS,
+    fix="leave out the + 1: GGUF files of Gemma have it in the weight already",
+    source="mold#1078, vllm#31464, transformers#35708",
+)
 def norm_weight_plus_one(r: Norm, case: Case) -> Iterator[Change]:
     """One is added to the norm's weight, as Gemma's Hugging Face checkpoints need and GGUF files do not."""
     yield Change(
@@ -124,7 +128,7 @@ def norm_weight_plus_one(r: Norm, case: Case) -> Iterator[Change]:
     )
 
 
-@bug(*NORMS, fix="use the norm's weight as it is in the file", source="transformers#35708")
+@bug(*NORMS, fix="use the norm's weight as it is in the file", source="mold#1078, vllm#31464, transformers#35708")
 def norm_weight_minus_one(r: Norm, case: Case) -> Iterator[Change]:
     """One is taken off the norm's weight."""
     yield Change(
@@ -159,21 +163,21 @@ def norm_mean_subtracted(r: Norm, case: Case) -> Iterator[Change]:
         yield Change(replace(r, centred=True), "subtracts the mean, as LayerNorm does; this model has RMSNorm")
 
 
-@bug(*NORMS, fix="subtract the mean before the variance is taken", source="llama.cpp#173")
+@bug(*NORMS, fix="subtract the mean before the variance is taken")
 def norm_mean_kept(r: Norm, case: Case) -> Iterator[Change]:
     """RMSNorm where the model has LayerNorm: the mean is not subtracted."""
     if r.centred:
         yield Change(replace(r, centred=False), "does not subtract the mean; this model has LayerNorm")
 
 
-@bug(*NORMS, fix="add the norm's bias", source="llama.cpp#173")
+@bug(*NORMS, fix="add the norm's bias")
 def norm_bias_missing(r: Norm, case: Case) -> Iterator[Change]:
     """LayerNorm's bias is not added."""
     if r.bias is not None:
         yield Change(replace(r, bias=None), "leaves out the norm's bias")
 
 
-@bug(*NORMS, fix="divide the sum of squares by the row's length", source="llama.cpp#173")
+@bug(*NORMS, fix="divide the sum of squares by the row's length")
 def norm_sum_for_mean(r: Norm, case: Case) -> Iterator[Change]:
     """The sum of squares is taken for their mean."""
     n = r.x.shape[-1]
@@ -182,13 +186,13 @@ def norm_sum_for_mean(r: Norm, case: Case) -> Iterator[Change]:
     )
 
 
-@bug(*NORMS, fix="take the root of the mean square", source="llama.cpp#173")
+@bug(*NORMS, fix="take the root of the mean square")
 def norm_no_root(r: Norm, case: Case) -> Iterator[Change]:
     """The square root is missing: the row is divided by its mean square."""
     yield Change(replace(r, root=False), "divides by the mean square; its square root is missing")
 
 
-@bug(*NORMS, fix="apply the norm", source="llama.cpp#173")
+@bug(*NORMS, fix="apply the norm")
 def norm_missing(r: Norm, case: Case) -> Iterator[Change]:
     """The norm is left out: what comes in goes out."""
     yield Change(Same(r.x), "is left out: its input comes out as it is")
@@ -214,7 +218,7 @@ def norm_epsilon_in_half(r: Norm, case: Case) -> Iterator[Change]:
         yield Change(replace(r, eps=rounded), says)
 
 
-@bug(*QK, fix="normalise Q and K before RoPE", source="quant.cpp#82")
+@bug(*QK, fix="normalise Q and K before RoPE", source="quant.cpp#82, SharpMind#39")
 def qk_norm_after_rope(r: Norm, case: Case) -> Iterator[Change]:
     """Q and K are normalised after RoPE; the model does it before."""
     rotated = _rope_of(case, r.x)
@@ -240,7 +244,7 @@ class WholeRow:
         return replace(self.norm, x=row, weight=weight).compute(case).reshape(x.shape)
 
 
-@bug(*QK, fix="normalise every head by itself", source="SharpMind#39")
+@bug(*QK, fix="normalise every head by itself", source="quant.cpp#82, SharpMind#39")
 def qk_norm_whole_row(r: Norm, case: Case) -> Iterator[Change]:
     """Q or K is normalised over all heads at once; the model does it head by head."""
     yield Change(WholeRow(r), f"normalises whole rows; this model normalises each head of {r.x.shape[-1]} by itself")

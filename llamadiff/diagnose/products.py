@@ -127,14 +127,14 @@ def _fused(case: Case) -> tuple[Array, Array | None]:
     return rows, whole[rows] if whole is not None else own
 
 
-@bug(*DENSE, source="ANEForge#253, candle-vllm#167", fix="add the bias")
+@bug(*DENSE, fix="add the bias", source="ANEForge#253, candle-vllm#167")
 def bias_missing(r: Product, case: Case) -> Iterator[Change]:
     """The bias is left out."""
     if r.bias is not None:
         yield Change(replace(r, bias=None), "leaves out the bias")
 
 
-@bug(*DENSE, source="candle-vllm#167", fix="add the bias once, this product's own")
+@bug(*DENSE, fix="add the bias once, this product's own")
 def bias_wrong(r: Product, case: Case) -> Iterator[Change]:
     """The bias is added twice, subtracted, or another one."""
     if r.bias is None:
@@ -147,7 +147,7 @@ def bias_wrong(r: Product, case: Case) -> Iterator[Change]:
             yield Change(replace(r, bias=case.vector(name)), f"adds {name}", _relative(name, case))
 
 
-@bug(*DENSE, source="aprender#155, aprender#188", fix="weights are [out, in], in neighbours: multiply by the transpose")
+@bug(*DENSE, fix="weights are [out, in], in neighbours: multiply by the transpose", source="aprender#155, aprender#188")
 def weight_transposed(r: Product, case: Case) -> Iterator[Change]:
     """The weight is read as if it were stored [in, out]."""
     yield Change(replace(r, transposed=True), f"reads {r.name} transposed, as [in, out]")
@@ -177,8 +177,14 @@ def _same_shape(case: Case, a: str, b: str) -> bool:
     return case.engine.w.shape(a) == case.engine.w.shape(b)
 
 
-@bug("ffn_gate", "ffn_up", "ffn_moe_gate", "ffn_moe_up", source="nntrainer#4194, mlx-lm#767",
-     fix="ffn_gate goes through the activation, ffn_up multiplies it")  # fmt: skip
+@bug(
+    "ffn_gate",
+    "ffn_up",
+    "ffn_moe_gate",
+    "ffn_moe_up",
+    fix="ffn_gate goes through the activation, ffn_up multiplies it",
+    source="nntrainer#4194, mlx-lm#767",
+)
 def gate_up_swapped(r: Product, case: Case) -> Iterator[Change]:
     """Gate and up are swapped."""
     other = r.name.replace("ffn_gate", "ffn_up") if "ffn_gate" in r.name else r.name.replace("ffn_up", "ffn_gate")
@@ -187,7 +193,7 @@ def gate_up_swapped(r: Product, case: Case) -> Iterator[Change]:
         yield Change(replace(r, name=other, bias=bias), f"is by {other}: gate and up are swapped")
 
 
-@bug(*DENSE, source="transformers#31844", fix="multiply by the tensor of this name")
+@bug(*DENSE, fix="multiply by the tensor of this name")
 def weight_of_other_tensor(r: Product, case: Case) -> Iterator[Change]:
     """Another tensor of the same layer and shape is used."""
     swapped = {"ffn_gate": "ffn_up", "ffn_up": "ffn_gate"}.get(case.tap.kind.weight or "")
@@ -207,7 +213,7 @@ def _relative(name: str, case: Case) -> str:
     return name.replace(f"blk.{case.tap.layer}.", "")
 
 
-@bug("result_output", source="1bit-MONSTER#319", fix="multiply by output.weight where the file has it")
+@bug("result_output", fix="multiply by output.weight where the file has it", source="1bit-MONSTER#319")
 def head_tied(r: Product, case: Case) -> Iterator[Change]:
     """The head is taken from the embedding although the file has one of its own."""
     if r.name == "output.weight" and _same_shape(case, "token_embd.weight", r.name):
@@ -216,7 +222,7 @@ def head_tied(r: Product, case: Case) -> Iterator[Change]:
         )
 
 
-@bug(*QKV, source="mlxcel#1355, transformers#31844", fix="split the fused matrix into Q, K, V in this order")
+@bug(*QKV, fix="split the fused matrix into Q, K, V in this order", source="mlxcel#928, transformers#31844")
 def qkv_split(r: Product, case: Case) -> Iterator[Change]:
     """The fused QKV matrix is split in the wrong order, or head by head."""
     if r.rows is None:
@@ -242,8 +248,12 @@ def _with_rows(r: Product, rows: Array, case: Case) -> Product:
     return replace(r, rows=rows, bias=whole[rows] if whole is not None else r.bias)
 
 
-@bug("Qcur_proj", "Kcur_proj", source="TinyLlama#24, llama.cpp#22611",
-     fix="leave Q's and K's rows as they are; permute them only if RoPE then rotates halves")  # fmt: skip
+@bug(
+    "Qcur_proj",
+    "Kcur_proj",
+    fix="leave Q's and K's rows as they are; permute them only if RoPE then rotates halves",
+    source="TinyLlama#24, llama.cpp#22611",
+)
 def qk_permuted(r: Product, case: Case) -> Iterator[Change]:
     """The rows of Q or K are permuted within each head: between GGUF's order (pairs) and Hugging Face's (halves)."""
     from llamadiff.diagnose.rope import reordered
@@ -320,7 +330,7 @@ class Rows:
         return self.product.compute(case)[:, self.order]
 
 
-@bug("result_output", source="llama.cpp#2700", fix="take the logits of the last token's row")
+@bug("result_output", fix="take the logits of the last token's row", source="llama.cpp#2700")
 def logits_of_other_row(r: Product, case: Case) -> Iterator[Change]:
     """Logits are another token's: the first's, or the one's before."""
     n = len(case.run.tokens)
@@ -345,7 +355,7 @@ class Capped:
         return np.asarray(self.cap * np.tanh(x / self.cap), x.dtype)
 
 
-@bug("result_output", general=True, source="vllm#30427", fix="leave the logits as they are: this model has no softcap")
+@bug("result_output", general=True, fix="leave the logits as they are: this model has no softcap", source="vllm#30427")
 def logits_capped(r: Product, case: Case) -> Iterator[Change]:
     """Logits are softly capped in a model without a softcap."""
     for value in solve(case, lambda cap: Capped(r, cap), 0.5, 1e4, (30.0,), 40):
@@ -382,12 +392,7 @@ def round_rows(x: Array) -> Array:
     return np.asarray(np.rint(np.divide(x, scale, where=scale > 0, out=np.zeros_like(x))) * scale, x.dtype)
 
 
-@bug(
-    *PRODUCTS,
-    harmless=True,
-    source="aprender#3356, aprender#3751",
-    fix="nothing: activations in 8 bits round this much",
-)
+@bug(*PRODUCTS, harmless=True, fix="nothing: activations in 8 bits round this much", source="aprender#3356, ferrox#108")
 def activations_rounded(r: Any, case: Case) -> Iterator[Change]:
     """Activations are rounded to 8 bits in another way than llama.cpp's before they are multiplied."""
     if not isinstance(r, Product):
@@ -402,7 +407,7 @@ def activations_rounded(r: Any, case: Case) -> Iterator[Change]:
         yield Change(OfRounded(r, rounding), f"rounds activations to {name}", name)
 
 
-@bug(*PRODUCTS, harmless=True, source="ferrox#108", fix="nothing: weights kept in 16 bits round this much")
+@bug(*PRODUCTS, harmless=True, fix="nothing: weights kept in 16 bits round this much")
 def weights_rounded(r: Any, case: Case) -> Iterator[Change]:
     """Weights are kept in 16 bits once they are dequantized."""
     if isinstance(r, Product) and r.decode is None:

@@ -102,11 +102,7 @@ def branch_normed(r: Residual, case: Case) -> Iterator[Change]:
     yield Change(replace(r, branch=branch), f"normalises {_branch(case)} before it is added", "branch")
 
 
-@bug(
-    *RESIDUALS,
-    general=True,
-    fix="multiply neither branch nor residual: this model has no multipliers",
-)
+@bug(*RESIDUALS, general=True, fix="multiply neither branch nor residual: this model has no multipliers")
 def residual_multiplied(r: Residual, case: Case) -> Iterator[Change]:
     """Branch or residual is multiplied by a constant."""
     if case.recorded is None:

@@ -63,8 +63,11 @@ def _layout(pairs: bool, n_rot: int) -> str:
     return "(2i, 2i+1)" if pairs else f"(i, i+{n_rot // 2})"
 
 
-@bug(*ROPE, source="TinyLlama#24, llama.cpp#22611, candle#3410, imp#503",
-     fix="rotate the other layout; GGUF files of llama permute the rows of Q and K for (2i, 2i+1)")  # fmt: skip
+@bug(
+    *ROPE,
+    fix="rotate the other layout; GGUF files of llama permute the rows of Q and K for (2i, 2i+1)",
+    source="TinyLlama#24, llama.cpp#22611, candle#3410, imp#503",
+)
 def rope_layout(r: Rope, case: Case) -> Iterator[Change]:
     """RoPE rotates halves (i, i + n/2) where the model needs pairs (2i, 2i+1), or the other way round."""
     n = r.rope.n_rot
@@ -72,7 +75,7 @@ def rope_layout(r: Rope, case: Case) -> Iterator[Change]:
     yield Change(replace(r, pairs=not r.pairs), says)
 
 
-@bug(*ROPE, general=True, source="llama.cpp#3401", fix="read rope.freq_base from the file (10000 where it is missing)")
+@bug(*ROPE, general=True, fix="read rope.freq_base from the file (10000 where it is missing)", source="llama.cpp#3401")
 def rope_base(r: Rope, case: Case) -> Iterator[Change]:
     """RoPE's base is not the file's."""
     for value in solve(case, lambda base: _with(r, base=base), 10.0, 1e9, BASES, 400):
@@ -84,7 +87,9 @@ def _with(r: Rope, **changes: Any) -> Rope:
     return replace(r, rope=replace(r.rope, **changes))
 
 
-@bug(*ROPE, source="shainet#111, mlxcel#1355", fix="apply rope.scaling.type and rope.scaling.factor of the file")
+@bug(
+    *ROPE, fix="apply rope.scaling.type and rope.scaling.factor of the file", source="shainet#111, mlxcel#1355, imp#880"
+)
 def rope_scaling_ignored(r: Rope, case: Case) -> Iterator[Change]:
     """The file's RoPE scaling (linear or YaRN) is ignored."""
     if r.rope.factor != 1.0:
@@ -93,14 +98,14 @@ def rope_scaling_ignored(r: Rope, case: Case) -> Iterator[Change]:
         yield Change(_with(r, factor=1.0, yarn=False, attn_factor=1.0), says)
 
 
-@bug(*ROPE, source="mlxcel#1355", fix="divide positions by rope.scaling.factor once")
+@bug(*ROPE, fix="divide positions by rope.scaling.factor once", source="shainet#111, mlxcel#1355, imp#880")
 def rope_scaling_doubled(r: Rope, case: Case) -> Iterator[Change]:
     """RoPE scaling is applied twice."""
     if r.rope.factor != 1.0:
         yield Change(_with(r, factor=r.rope.factor**2), f"divides positions by {r.rope.factor:g} twice")
 
 
-@bug(*ROPE, source="imp#880", fix="divide positions by rope.scaling.factor; do not multiply")
+@bug(*ROPE, fix="divide positions by rope.scaling.factor; do not multiply", source="shainet#111, mlxcel#1355, imp#880")
 def rope_scaling_inverted(r: Rope, case: Case) -> Iterator[Change]:
     """Positions are multiplied by the scaling factor instead of divided."""
     if r.rope.factor != 1.0:
@@ -109,7 +114,12 @@ def rope_scaling_inverted(r: Rope, case: Case) -> Iterator[Change]:
         )
 
 
-@bug(*ROPE, general=True, source="imp#880", fix="scale positions as the file's rope.scaling says, and not otherwise")
+@bug(
+    *ROPE,
+    general=True,
+    fix="scale positions as the file's rope.scaling says, and not otherwise",
+    source="shainet#111, mlxcel#1355, imp#880",
+)
 def rope_scaling_applied(r: Rope, case: Case) -> Iterator[Change]:
     """Positions are scaled by a factor that is not the file's."""
     for value in solve(case, lambda f: _with(r, factor=f, yarn=False), 1 / 64, 64.0, (2.0, 4.0, 8.0, 16.0, 32.0), 400):
@@ -117,14 +127,14 @@ def rope_scaling_applied(r: Rope, case: Case) -> Iterator[Change]:
         yield Change(_with(r, factor=value, yarn=False), says, value=value)
 
 
-@bug(*ROPE, source="imp#880", fix="blend scaled and plain angles by frequency, as YaRN does")
+@bug(*ROPE, fix="blend scaled and plain angles by frequency, as YaRN does", source="shainet#111, mlxcel#1355, imp#880")
 def rope_yarn_as_linear(r: Rope, case: Case) -> Iterator[Change]:
     """YaRN is taken for linear scaling: all frequencies are divided."""
     if r.rope.yarn:
         yield Change(_with(r, yarn=False), "divides every frequency, as linear scaling does; the file says YaRN")
 
 
-@bug(*ROPE, source="imp#880", fix="multiply cos and sin by YaRN's 0.1 ln(factor) + 1")
+@bug(*ROPE, fix="multiply cos and sin by YaRN's 0.1 ln(factor) + 1", source="shainet#111, mlxcel#1355, imp#880")
 def rope_yarn_magnitude(r: Rope, case: Case) -> Iterator[Change]:
     """YaRN's attention temperature is left out."""
     if r.rope.yarn:
@@ -133,14 +143,14 @@ def rope_yarn_magnitude(r: Rope, case: Case) -> Iterator[Change]:
         yield Change(_with(r, attn_factor=r.rope.attn_factor / magnitude), says)
 
 
-@bug(*ROPE, source="shainet#111", fix="divide frequencies by rope_freqs.weight")
+@bug(*ROPE, fix="divide frequencies by rope_freqs.weight", source="shainet#111, mlxcel#1355, imp#880")
 def rope_factors_ignored(r: Rope, case: Case) -> Iterator[Change]:
     """The file's frequency factors (rope_freqs.weight, Llama 3.1 and later) are ignored."""
     if r.factors is not None:
         yield Change(replace(r, factors=None), "ignores the frequency factors in rope_freqs.weight")
 
 
-@bug(*ROPE, source="mlxcel#1355", fix="divide frequencies by rope_freqs.weight; do not multiply")
+@bug(*ROPE, fix="divide frequencies by rope_freqs.weight; do not multiply", source="shainet#111, mlxcel#1355, imp#880")
 def rope_factors_inverted(r: Rope, case: Case) -> Iterator[Change]:
     """Frequencies are multiplied by the frequency factors instead of divided."""
     if r.factors is not None:
@@ -149,7 +159,7 @@ def rope_factors_inverted(r: Rope, case: Case) -> Iterator[Change]:
         )
 
 
-@bug(*ROPE, source="mlx-lm#1698", fix="rotate only the first rope.dimension_count values of each head")
+@bug(*ROPE, fix="rotate only the first rope.dimension_count values of each head", source="mlx-lm#1698")
 def rope_partial_ignored(r: Rope, case: Case) -> Iterator[Change]:
     """Whole heads are rotated where the model rotates only a part of each."""
     head = r.x.shape[-1]
@@ -159,7 +169,7 @@ def rope_partial_ignored(r: Rope, case: Case) -> Iterator[Change]:
 
 
 @bug(
-    *ROPE, source="mlx-lm#1698", fix="rotate rope.dimension_count values of each head (key_length where it is missing)"
+    *ROPE, fix="rotate rope.dimension_count values of each head (key_length where it is missing)", source="mlx-lm#1698"
 )
 def rope_partial(r: Rope, case: Case) -> Iterator[Change]:
     """Only a part of each head is rotated where the model rotates more."""
@@ -170,13 +180,13 @@ def rope_partial(r: Rope, case: Case) -> Iterator[Change]:
             yield Change(_with(r, n_rot=n), says, f"1/{part}")
 
 
-@bug(*ROPE, source="imp#503", fix="rotate by +theta: (x cos - y sin, x sin + y cos)")
+@bug(*ROPE, fix="rotate by +theta: (x cos - y sin, x sin + y cos)")
 def rope_direction(r: Rope, case: Case) -> Iterator[Change]:
     """RoPE rotates in the opposite direction: the sign of sin is flipped."""
     yield Change(replace(r, direction=-1), "rotates by -theta: the sign of sin is flipped")
 
 
-@bug(*ROPE, source="tiny-llm#46", fix="count positions from 0")
+@bug(*ROPE, fix="count positions from 0", source="tiny-llm#46, onnxruntime-genai#2354")
 def rope_position(r: Rope, case: Case) -> Iterator[Change]:
     """Positions are off by one or two."""
     for shift in (1, -1, 2, -2):
@@ -184,7 +194,7 @@ def rope_position(r: Rope, case: Case) -> Iterator[Change]:
         yield Change(replace(r, positions=r.positions + shift), says, f"{shift:+d}")
 
 
-@bug(*ROPE, source="onnxruntime-genai#2354, tiny-llm#46", fix="in decode steps go on counting where the prompt ended")
+@bug(*ROPE, fix="in decode steps go on counting where the prompt ended", source="tiny-llm#46, onnxruntime-genai#2354")
 def rope_position_restarted(r: Rope, case: Case) -> Iterator[Change]:
     """Positions are wrong in decode steps: they restart at 0, stand still, or lag by one."""
     n, count = case.run.n_prefill, len(r.positions)
@@ -201,19 +211,19 @@ def rope_position_restarted(r: Rope, case: Case) -> Iterator[Change]:
         yield Change(replace(r, positions=np.concatenate([r.positions[:n], tail])), says, says)
 
 
-@bug(*ROPE, source="TinyLlama#24", fix="rotate Q and K before the scores are taken")
+@bug(*ROPE, fix="rotate Q and K before the scores are taken")
 def rope_missing(r: Rope, case: Case) -> Iterator[Change]:
     """RoPE is left out."""
     yield Change(Same(r.x), "does not rotate at all")
 
 
-@bug(*ROPE, source="imp#503", fix="rotate once")
+@bug(*ROPE, fix="rotate once")
 def rope_twice(r: Rope, case: Case) -> Iterator[Change]:
     """RoPE is applied twice."""
     yield Change(replace(r, times=2), "rotates twice")
 
 
-@bug(*ROPE, source="llama.cpp#22611", fix="leave the rows of Q and K as the file has them")
+@bug(*ROPE, fix="leave the rows of Q and K as the file has them", source="TinyLlama#24, llama.cpp#22611")
 def rope_permuted(r: Rope, case: Case) -> Iterator[Change]:
     """Q or K is permuted once more, or not back, before it is rotated."""
     for to_halves in (True, False):
@@ -236,7 +246,6 @@ class Reordered:
 @bug(
     *ROPE,
     harmless=True,
-    source="transformers' GGUF loader",
     fix='nothing, if Q and K are both so: scores are the same; done = ["permuted"] in a name map says it beforehand',
 )
 def rope_other_order(r: Rope, case: Case) -> Iterator[Change]:

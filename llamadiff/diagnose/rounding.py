@@ -29,7 +29,7 @@ class Through:
         return arithmetic.ROUNDINGS[self.kind](self.recipe.compute(case))
 
 
-@bug(*EVERY, source="sglang#27540", fix="keep this tensor in float32 or bfloat16: float16 ends at 65504")
+@bug(*EVERY, fix="keep this tensor in float32 or bfloat16: float16 ends at 65504", source="sglang#27540")
 def overflow_in_half(r: Recipe, case: Case) -> Iterator[Change]:
     """Values overflow float16: they are Inf from 65504 on."""
     if case.recorded is None or np.nanmax(np.abs(case.recorded), initial=0.0) < LARGEST:

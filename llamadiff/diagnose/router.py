@@ -70,7 +70,7 @@ def mixture(case: Case) -> Mixture:
     return Mixture(case["ffn_moe_down"], case["ffn_moe_weights_norm"])
 
 
-@bug("ffn_moe_probs", source="transformers#41151", fix="take the softmax over all experts, then choose")
+@bug("ffn_moe_probs", fix="take the softmax over all experts, then choose", source="transformers#41151")
 def router_other_gate(r: Same, case: Case) -> Iterator[Change]:
     """Router scores go through a sigmoid, or through nothing, instead of a softmax over all experts."""
     logits = case["ffn_moe_logits"]
@@ -81,7 +81,7 @@ def router_other_gate(r: Same, case: Case) -> Iterator[Change]:
     yield Change(Same(alone), "is a softmax over the chosen experts alone", "chosen")
 
 
-@bug("ffn_moe_topk", source="transformers#41151", fix="choose the experts of the largest probabilities, best first")
+@bug("ffn_moe_topk", fix="choose the experts of the largest probabilities, best first", source="transformers#41151")
 def router_other_choice(r: TopK, case: Case) -> Iterator[Change]:
     """The wrong experts are chosen: the worst, or by number."""
     yield Change(replace(r, x=-r.x), "chooses the smallest probabilities", "worst")
@@ -94,7 +94,7 @@ def router_other_choice(r: TopK, case: Case) -> Iterator[Change]:
     )
 
 
-@bug("ffn_moe_topk", harmless=True, source="transformers#41151", fix="nothing, if weights follow the same order")
+@bug("ffn_moe_topk", harmless=True, fix="nothing, if weights follow the same order")
 def router_other_order(r: TopK, case: Case) -> Iterator[Change]:
     """The right experts are chosen, in another order."""
     best = ops.top_k(r.x, r.count)
@@ -102,7 +102,7 @@ def router_other_order(r: TopK, case: Case) -> Iterator[Change]:
     yield Change(Same(best[..., ::-1]), "chooses the right experts, worst first", "reversed")
 
 
-@bug("ffn_moe_weights", source="transformers#41151", fix="weigh each expert by its own probability")
+@bug("ffn_moe_weights", fix="weigh each expert by its own probability", source="transformers#41151")
 def router_weights_wrong(r: Same, case: Case) -> Iterator[Change]:
     """The chosen experts' weights are not their probabilities."""
     used = r.x.shape[-1]
@@ -114,7 +114,7 @@ def router_weights_wrong(r: Same, case: Case) -> Iterator[Change]:
     yield Change(Same(scores), "takes raw scores for probabilities", "scores")
 
 
-@bug("ffn_moe_weights_norm", source="transformers#41151", fix="divide the chosen experts' weights by their sum")
+@bug("ffn_moe_weights_norm", fix="divide the chosen experts' weights by their sum", source="transformers#41151")
 def router_not_normalised(r: Same, case: Case) -> Iterator[Change]:
     """The chosen experts' weights are not made to sum to one, or by another softmax."""
     w = case["ffn_moe_weights"]
@@ -122,7 +122,7 @@ def router_not_normalised(r: Same, case: Case) -> Iterator[Change]:
     yield Change(Same(ops.softmax(w)), "takes a second softmax over the chosen experts' probabilities", "softmax")
 
 
-@bug("ffn_out", source="transformers#41151", fix="sum the experts' outputs, each times its normalised weight")
+@bug("ffn_out", fix="sum the experts' outputs, each times its normalised weight", source="transformers#41151")
 def mixture_wrong(r: Any, case: Case) -> Iterator[Change]:
     """The experts' outputs are not weighed, or with weights that were not normalised."""
     if not isinstance(r, Mixture):
@@ -141,8 +141,8 @@ def mixture_wrong(r: Any, case: Case) -> Iterator[Change]:
     "ffn_moe_gate",
     "ffn_moe_up",
     "ffn_moe_down",
-    source="transformers#41151",
     fix="multiply by the chosen experts' own matrices",
+    source="transformers#41151",
 )
 def experts_mixed_up(r: Product, case: Case) -> Iterator[Change]:
     """Tokens are multiplied by other experts' matrices."""

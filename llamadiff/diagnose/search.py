@@ -70,10 +70,18 @@ class Clock:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Fits, best first (several: the model cannot tell them apart), or the nearest that do not fit."""
+    """Fits (several: the model cannot tell them apart), or the nearest that do not fit.
+
+    ``complete``: every known bug was tried. ``tried``: any was.
+    """
 
     fits: tuple[Fit, ...]
     nearest: tuple[Fit, ...]
+    complete: bool = True
+
+    @property
+    def tried(self) -> bool:
+        return bool(self.fits or self.nearest)
 
 
 def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcome:
@@ -99,7 +107,7 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
         if fits:
             return Outcome(fits, ())
     fits = _confirmed(case, base, _pairs(quick, base, bugs, clock)) if pairs else ()
-    return Outcome(fits, tuple(_nearest(tried)))
+    return Outcome(fits, tuple(_nearest(tried)), complete=not clock.spent)
 
 
 def replayed(case: Case, right: float, key: Sequence[tuple[str, str]], hints: Sequence[float | None]) -> Fit | None:

@@ -23,6 +23,7 @@ from llamadiff.diagnose.known import Bug, Change, known_bugs, recipe_of
 from llamadiff.diagnose.search import EXPLAINS, TIE, Clock, Fit, Outcome, Step, likeliest_first
 from llamadiff.judging import Local
 from llamadiff.lanes import F32, JITTER, Source
+from llamadiff.phase import Progress
 
 Array = NDArray[Any]
 LANES = 24  # bugs a pass
@@ -265,16 +266,14 @@ class Trials:
         return Fit((step,), self.errors[lane])
 
 
-def search_span(
-    run: Run, source: Source, tap: taps.Tap, local: Local, clock: Clock, progress: Callable[[str], None]
-) -> Outcome:
+def search_span(run: Run, source: Source, tap: taps.Tap, local: Local, clock: Clock, progress: Progress) -> Outcome:
     """Replay every known bug through a span; the nearest, if none fits."""
     trials = Trials(run, source, tap, local)
     lanes = trials.variants()
     for start in range(0, len(lanes), LANES):
         if clock.spent:
             break
-        progress(f"replaying known bugs up to {tap.name}: {start} of {len(lanes)}")
+        progress(f"replaying known bugs up to {tap.name}", start, len(lanes))
         trials.run(lanes[start : start + LANES])
     if trials.best > trials.span.limit:
         trials.zoom(clock)
@@ -283,7 +282,7 @@ def search_span(
     fits = trials.finalists(ordered[:FINALISTS])
     floor = TIE * fits[0].nmse + 1e-12 if fits else 0.0
     equals = {(fit.causes, fit.says): fit for fit in reversed(fits) if fit.nmse <= floor}
-    return Outcome(likeliest_first(equals.values()), () if fits else nearest)
+    return Outcome(likeliest_first(equals.values()), () if fits else nearest, complete=not clock.spent)
 
 
 def replayed_span(run: Run, source: Source, tap: taps.Tap, local: Local, fits: Sequence[Fit]) -> list[Fit]:

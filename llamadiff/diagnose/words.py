@@ -49,7 +49,7 @@ def proof(d: Diagnosis) -> str:
 
 def nearest(d: Diagnosis) -> str:
     """That nothing fits, and what comes nearest."""
-    text = f"none of the {count()} known bugs fits"
+    text = f"none of the {count()} known bugs fits" if d.complete else "none of the known bugs tried in time fits"
     if d.nearest:
         text += f"; nearest: {', '.join(f'{cause.name} (NMSE {cause.nmse:.1e})' for cause in d.nearest)}"
     return text

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,11 @@ from llamadiff import child as process
 from llamadiff.errors import UserError
 from llamadiff.llamacpp.request import Request
 from llamadiff.output import check_target, temporary_name
+from llamadiff.phase import Progress, silent
 from llamadiff.trace import Trace
 
-Progress = Callable[[str], None]
 
-
-def capture(request: Request, progress: Progress = lambda _: None) -> Trace:
+def capture(request: Request, progress: Progress = silent) -> Trace:
     """Run llama.cpp on a request with an ``output`` and open the trace it wrote. Raises UserError."""
     assert request.output is not None
     check_target(Path(request.output))
@@ -42,7 +40,7 @@ class Facts:
 
 def probe() -> Facts:
     """Ask the library about itself. Raises UserError if it is missing or cannot be loaded."""
-    answers = _ask(Request(model=""), lambda _: None)
+    answers = _ask(Request(model=""), silent)
     return Facts(answers["version"], answers["build"], answers["layout"])
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from llamadiff import taps
+from llamadiff.diagnose.known import Bug, known_bugs
 from llamadiff.doctor import Check
 from llamadiff.model import Model
 from llamadiff.report.terminal import make_console
@@ -35,6 +37,40 @@ def print_taps(model: Model, n_tokens: int) -> None:
             table.add_row("*" if tap.kind.key else "", label, str(list(shape)), ", ".join(tap.kind.axes), tap.kind.what)
     console.print(table)
     console.print(Text("* write these first; the others narrow a fault down to one op (captures/README.md: the file)"))
+
+
+def print_bugs() -> None:
+    """Every known bug: its name, what it is, where it shows, what to do."""
+    console = make_console()
+    known = known_bugs().values()
+    for bug in known:
+        label = Text.assemble((bug.name, "bold"), ("  no mistake: noise" if bug.harmless else "", "dim"))
+        console.print(label)
+        for line in (
+            bug.about,
+            f"shows at {shows_at(bug)}",
+            f"do: {bug.fix}",
+            bug.source and f"known from {bug.source}",
+        ):
+            if line:
+                console.print(Padding(Text(line), (0, 0, 0, 4)))
+    count = sum(not bug.harmless for bug in known)
+    console.print(Text(f"{count} known bugs, and {len(known) - count} ways of computing that are none"))
+
+
+def bugs_as_markdown() -> str:
+    """The known bugs as a table, for README.md."""
+    lines = ["| bug | what it is | shows at | known from |", "| --- | --- | --- | --- |"]
+    for bug in known_bugs().values():
+        name = f"`{bug.name}`" + (" (noise)" if bug.harmless else "")
+        where = shows_at(bug) if len(bug.words) <= 3 else f"{', '.join(bug.words[:2])} and {len(bug.words) - 2} more"
+        lines.append(f"| {name} | {bug.about} | {where} | {bug.source} |")
+    return "\n".join(lines) + "\n"
+
+
+def shows_at(bug: Bug) -> str:
+    """The taps where a bug shows, in words."""
+    return ", ".join(bug.words) if len(bug.words) <= 6 else f"{', '.join(bug.words[:5])} and {len(bug.words) - 5} more"
 
 
 def print_checks(checks: Iterable[Check]) -> bool:

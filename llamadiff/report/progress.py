@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+
+from llamadiff.phase import Progress, silent
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """A function to call with each phase: a spinner on a terminal, silence elsewhere."""
+def progress() -> Iterator[Progress]:
+    """A function to call with each phase: a spinner and a bar on a terminal, silence elsewhere."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield silent
         return
     from rich.console import Console
-    from rich.text import Text
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-    console = Console(stderr=True)
-    with console.status(Text("starting")) as status:
-        yield lambda phase: status.update(Text(phase))
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(24)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("starting", total=None)
+
+        def tell(phase: str, done: int = 0, of: int = 0) -> None:
+            shown.update(task, description=phase, completed=done, total=of or None)
+
+        yield tell

@@ -46,12 +46,25 @@ def make_console(file: IO[str] | None = None, width: int | None = None) -> Conso
     return console
 
 
+def render_causes(comparison: Comparison, console: Console) -> None:
+    """Print the sentence, the causes and what to do."""
+    page = Page(console)
+    _put_sentence(page, comparison)
+    _put_profile(page, comparison)
+    _put_causes(page, comparison)
+    _put_next_steps(page, comparison)
+    _put_timing(page, comparison.timing)
+
+
+def _put_sentence(page: Page, comparison: Comparison) -> None:
+    label = Text.assemble((comparison.verdict.upper(), f"bold {VERDICTS[comparison.verdict]}"), "  ")
+    page.paragraph(label, Text(page.data(comparison.summary, 4000), "bold"))
+
+
 def render(comparison: Comparison, console: Console) -> None:
     """Print a comparison."""
     page = Page(console)
-    verdict = comparison.verdict.upper()
-    label = Text.assemble((verdict, f"bold {VERDICTS[comparison.verdict]}"), "  ")
-    page.paragraph(label, Text(page.data(comparison.summary, 4000), "bold"))
+    _put_sentence(page, comparison)
     page.blank()
     _put_subject(page, comparison)
     if comparison.prompt is not None:
