@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import OPTIONS as SMALL
+from llamaref import Engine, Weights
 from small import write_model
 
-from llamadiff import UserError, compare
+from llamadiff import Trace, UserError, compare
+from llamadiff.candidates.engine import record
 from llamadiff.llamacpp.request import Settings
+from llamadiff.pipeline import diff
 
 TOKENS = (1, 17, 5, 80, 42, 9)
 EXACT = 1e-11
@@ -95,13 +100,25 @@ def test_a_quantized_cache_is_judged_with_its_rounding(small_model):
     assert result.verdict in ("match", "noise")
 
 
-def test_a_tensor_that_only_one_side_reads_is_named(tmp_path):
-    path = write_model(tmp_path / "m.gguf", "qwen2", kv_heads=4, tensors=scales(("ffn_up",)))
-    result = compare(path, tokens=TOKENS)
-    assert result.verdict == "wrong"
-    assert result.first_divergence.tap == "ffn_up-0"
-    assert result.only_engine_read == ("blk.0.ffn_up.scale", "blk.1.ffn_up.scale")
-    assert "blk.0.ffn_up.scale" in result.summary
+@pytest.mark.parametrize("arch", ["qwen2", "stablelm"])
+def test_scales_that_the_architecture_does_not_ask_for_are_left_out(arch, tmp_path):
+    options = {**SMALL[arch], "tensors": scales(("ffn_up", "ffn_gate", "ffn_down"))}
+    result = compare(write_model(tmp_path / "m.gguf", **options), tokens=TOKENS)
+    assert result.verdict == "match"
+    assert not result.only_engine_read
+
+
+def test_a_tensor_that_only_one_side_reads_is_named(small_model):
+    path = small_model()
+    right = record(Engine(path), TOKENS, "llama.cpp")
+    read = [name for name in Weights(path) if name != "blk.0.ffn_up.weight"]
+    result = diff(replace(right, producer={"name": "llama.cpp", "weights_read": read}), right, path)
+    assert result.only_engine_read == ("blk.0.ffn_up.weight",)
+    assert "llama.cpp does not read blk.0.ffn_up.weight" in result.summary
+
+
+def replace(trace, **changes):
+    return Trace(dataclasses.replace(trace.info, **changes), {name: trace[name] for name in trace}, trace.dtypes)
 
 
 def test_partial_rotary_stops_llama_cpp_and_not_the_user(tmp_path):
@@ -111,8 +128,9 @@ def test_partial_rotary_stops_llama_cpp_and_not_the_user(tmp_path):
 
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "models"
-SHARED_MODELS = [SHARED / "stories260K.gguf", *sorted((SHARED / "random").glob("llama.*.gguf")),
-                 *sorted((SHARED / "random").glob("qwen[23].*.gguf"))]  # fmt: skip
+RANDOM = [path for arch in ("llama", "qwen2", "qwen3", "qwen3moe", "stablelm")
+          for path in sorted((SHARED / "random").glob(f"{arch}.*.gguf"))]  # fmt: skip
+SHARED_MODELS = [SHARED / "stories260K.gguf", *RANDOM]
 
 
 @pytest.mark.parametrize("path", [path for path in SHARED_MODELS if path.exists()], ids=lambda path: path.name)

@@ -17,6 +17,7 @@ TOKENS = (1, 17, 5, 80, 42, 9, 33)
 def test_a_third_engine_is_right(arch, kind, small_model):
     result = compare(small_model(arch), tokens=TOKENS, candidate=f"transformers:{kind}")
     assert result.verdict == ("match" if kind == "f32" else "noise"), result.summary
+    assert all(d.harmless for d in result.diagnosis)
     assert result.candidate["name"] == "transformers"
     words = {row.tap.rsplit("-", 1)[0] for row in result.rows}
     assert words >= {"embd", "attn_norm", "Qcur_proj", "Kcur_proj", "Vcur_proj", "kqv_out", "attn_out", "ffn_inp"}
@@ -42,6 +43,7 @@ def test_what_it_really_does_otherwise_is_named(tmp_path):
     path = write_model(tmp_path / "m.gguf", "qwen2", bias=True, kv_heads=4, tensors=bias)
     result = compare(path, tokens=TOKENS, candidate="transformers:")
     assert [row.tap for row in result.wrong] == ["result_output"]
+    assert result.diagnosis[0].causes[0].name == "bias-missing"
     assert "every token is off by the same vector, as when a bias is dropped" in result.profile
 
 

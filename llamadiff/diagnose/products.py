@@ -98,7 +98,7 @@ def dense(case: Case) -> Any:
     assert case.weight is not None
     stem = case.weight.removesuffix(".weight")
     rows, bias = _fused(case) if stem.endswith("attn_qkv") else (None, case.vector(f"{stem}.bias"))
-    return Product(case.tap_input(), case.weight, rows, bias, case.vector(f"{stem}.scale"))
+    return Product(case.tap_input(), case.weight, rows, bias, case.engine.scale(stem))
 
 
 @recipe(*EXPERTS)
@@ -106,7 +106,7 @@ def experts(case: Case) -> Product:
     """The chosen experts' products."""
     assert case.weight is not None
     x = case["ffn_moe_swiglu"] if case.tap.kind.word == "ffn_moe_down" else case["ffn_norm"][..., None, :]
-    scale = case.vector(case.weight.replace(".weight", ".scale"))
+    scale = case.engine.scale(case.weight.removesuffix(".weight"))
     return Product(x, case.weight, scale=scale, chosen=case["ffn_moe_topk"])
 
 

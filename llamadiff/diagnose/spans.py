@@ -27,8 +27,10 @@ from llamadiff.phase import Progress
 
 Array = NDArray[Any]
 LANES = 24  # bugs a pass
+MEMORY = 1 << 28  # bytes that one tap of all lanes may take
 FINALISTS = 6  # bugs that are tried in every arithmetic
-ZOOMS, POINTS = 6, 12  # rounds and values a round, to solve for a constant
+ZOOMS, POINTS = 8, 12  # rounds and values a round, to solve for a constant
+EXACT = 1e-11  # NMSE of a fit that leaves nothing to look for
 
 
 class _Reached(Exception):  # noqa: N818  (not an error)
@@ -201,10 +203,18 @@ class Trials:
         self._run(Replay(self.span, [Lane(None, "", None, (), F32)], probe))
         return sorted(lanes, key=lambda lane: len(lane.words) == 1)
 
+    @property
+    def width(self) -> int:
+        """How many lanes a pass can have."""
+        largest = 4 * max(int(np.prod(shape)) for shape in self.span.run.shapes.values())
+        return max(1, min(LANES, MEMORY // largest))
+
     def run(self, lanes: Sequence[Lane]) -> None:
-        """Try lanes, all in one pass."""
-        if not lanes:
-            return
+        """Try lanes, as many in one pass as memory allows."""
+        for start in range(0, len(lanes), self.width):
+            self._pass(lanes[start : start + self.width])
+
+    def _pass(self, lanes: Sequence[Lane]) -> None:
         replay, span = Replay(self.span, lanes), self.span
         result = self._run(replay)
         recorded = np.asarray(span.source.trace[span.judged.name]).reshape(span.run.shapes[span.judged.name])
@@ -222,13 +232,19 @@ class Trials:
         return replay.result
 
     def zoom(self, clock: Clock) -> None:
-        """Constants between the familiar ones: each round, a finer grid around each bug's best."""
+        """Constants between the familiar ones: each round, a finer grid around each bug's best.
+
+        Where something fits already, only for the bug that fits best: a familiar value may be near the one it had.
+        """
+        best = min(self.errors, key=self.errors.__getitem__, default=None)
+        fits = best is not None and self.errors[best] <= self.span.limit
         by_bug: dict[tuple[str, tuple[str, ...]], list[Lane]] = {}
         for lane in self.errors:
-            if lane.bug is not None and lane.value is not None and lane.value > 0:
+            asked = not fits or (best is not None and (lane.bug, lane.words) == (best.bug, best.words))
+            if asked and lane.bug is not None and lane.value is not None and lane.value > 0:
                 by_bug.setdefault((lane.bug.name, lane.words), []).append(lane)
         for _ in range(ZOOMS):
-            if clock.spent or self.best <= self.span.limit:
+            if clock.spent or self.best <= EXACT:
                 return
             finer = [lane for lanes in by_bug.values() for lane in self._between(lanes)]
             self.run(finer)
@@ -270,13 +286,12 @@ def search_span(run: Run, source: Source, tap: taps.Tap, local: Local, clock: Cl
     """Replay every known bug through a span; the nearest, if none fits."""
     trials = Trials(run, source, tap, local)
     lanes = trials.variants()
-    for start in range(0, len(lanes), LANES):
+    for start in range(0, len(lanes), trials.width):
         if clock.spent:
             break
         progress(f"replaying known bugs up to {tap.name}", start, len(lanes))
-        trials.run(lanes[start : start + LANES])
-    if trials.best > trials.span.limit:
-        trials.zoom(clock)
+        trials.run(lanes[start : start + trials.width])
+    trials.zoom(clock)
     ordered = sorted(trials.errors, key=trials.errors.__getitem__)
     nearest = tuple(_first_of_each(map(trials.fit, ordered), 3))
     fits = trials.finalists(ordered[:FINALISTS])

@@ -162,18 +162,23 @@ class Engine:
         return np.asarray(self.ops.layer_norm(x, weight, self._optional(f"{name}.bias"), self.config.norm_eps))
 
     def linear(self, x: Array, name: str, tap: Tap) -> Array:
-        """x @ W.T with ``name``.scale and ``name``.bias where the file has them: [..., in] -> [..., out].
+        """x @ W.T with its scale and ``name``.bias where there are any: [..., in] -> [..., out].
 
         The scale comes before the bias in attention and after it in the FFN (llama.cpp, llama-graph.cpp).
         """
         x, *sums = tap.operands(self.w.type(f"{name}.weight"), x)
         y = self.w.product(f"{name}.weight", x, *sums)
-        scale, bias = self._optional(f"{name}.scale"), self._optional(f"{name}.bias")
+        scale, bias = self.scale(name), self._optional(f"{name}.bias")
         if bias is not None and ".ffn_" in name:
             y, bias = y + bias, None
         if scale is not None:
             y = y * scale
         return y if bias is None else y + bias
+
+    def scale(self, name: str) -> Array | None:
+        """``name``.scale, if the file has it and the architecture asks for it."""
+        asked = ".ffn_" not in name or self.architecture.FFN_SCALES
+        return self._optional(f"{name}.scale") if asked else None
 
     def qkv(self, x: Array, i: int, tap: Tap) -> tuple[Array, Array, Array]:
         """Projections of layer i, from three matrices or one that holds all: [b, t, embd] -> [b, t, head*dim] each."""
@@ -198,7 +203,7 @@ class Engine:
         for expert in np.unique(chosen):
             mine = chosen == expert  # [b, t, used]
             out[mine] = self.w.product(f"{name}.weight", x[mine], *(part[mine] for part in sums), expert=int(expert))
-        scale = self._optional(f"{name}.scale")  # [expert]
+        scale = self.scale(name)  # [expert]
         return out if scale is None else out * scale[chosen][..., None]
 
     def logits(self, x: Array, tap: Tap) -> Array:
