@@ -5,8 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from small import write_model
+from small import DIM, EMBD, VOCAB, write_model
+
+_RNG = np.random.default_rng(7)
+
+
+def _matrix(rows: int, columns: int, size: float = 1.0) -> np.ndarray:
+    """Rows whose products with values around 1 are around ``size``."""
+    return (size * _RNG.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
+
+
+def _vectors(**sizes: int) -> dict[str, np.ndarray]:
+    """Biases of both layers."""
+    names = [(f"blk.{i}.{stem}.bias", size) for i in range(2) for stem, size in sizes.items()]
+    return {name: (0.3 * _RNG.standard_normal(size)).astype(np.float32) for name, size in names}
+
+
+_STEMS = {"attn_output": EMBD, "ffn_gate": 512, "ffn_up": 512, "ffn_down": EMBD}
+_SIZES = np.where(np.arange(VOCAB) % 2, 960.0, 16.0)[:, None].astype(np.float32)
 
 OPTIONS = {
     "llama": {},
@@ -24,6 +42,48 @@ OPTIONS = {
         },
     },
     "qwen3moe": {"arch": "qwen3moe", "qk_norm": True, "experts": 4},
+    "llama-base": {"extra": {"rope.freq_base": 500000.0}},
+    "llama-linear": {"extra": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}},
+    "llama-yarn": {
+        "extra": {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+        }
+    },
+    "llama-factors": {"tensors": {"rope_freqs.weight": np.linspace(1, 8, DIM // 2, dtype=np.float32)}},
+    "llama-fused": {"fused_qkv": True},
+    "llama-fused-bias": {"fused_qkv": True, "tensors": _vectors(attn_qkv=8 * DIM)},
+    "qwen2-fused": {"arch": "qwen2", "fused_qkv": True, "bias": True, "kv_heads": 4},
+    "llama-biased": {
+        "bias": True,
+        "tensors": {**_vectors(**_STEMS), "output.bias": np.linspace(-1, 1, VOCAB, dtype=np.float32)},
+    },
+    "llama-narrow": {
+        "extra": {"feed_forward_length": EMBD},
+        "tensors": {
+            f"blk.{i}.ffn_{part}.weight": _matrix(EMBD, EMBD) for i in (0, 1) for part in ("gate", "up", "down")
+        },
+    },
+    # what overflows: squares of the embedding's rows, exp of the scores, up
+    "llama-large": {
+        "tensors": {
+            "token_embd.weight": _matrix(VOCAB, EMBD, 960.0),
+            "blk.0.attn_q.weight": _matrix(4 * DIM, EMBD, 10.0),
+            "blk.0.attn_k.weight": _matrix(2 * DIM, EMBD, 10.0),
+            "blk.0.ffn_up.weight": _matrix(512, EMBD, 1e5),
+        }
+    },
+    "llama-uneven": {"tensors": {"token_embd.weight": _SIZES * _matrix(VOCAB, EMBD)}},
+    # epsilons that a float16 holds roughly, and not at all, with values as small
+    "llama-faint": {
+        "extra": {"attention.layer_norm_rms_epsilon": 1e-6},
+        "tensors": {"token_embd.weight": _matrix(VOCAB, EMBD, 0.05)},
+    },
+    "llama-faintest": {
+        "extra": {"attention.layer_norm_rms_epsilon": 1e-8},
+        "tensors": {"token_embd.weight": _matrix(VOCAB, EMBD, 0.005)},
+    },
 }
 
 

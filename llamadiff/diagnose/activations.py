@@ -11,6 +11,7 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
+from llamadiff.arithmetic import ROUNDINGS
 from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.known import Change, bug, recipe
 from llamadiff.diagnose.norms import Same
@@ -99,3 +100,11 @@ def up_missing(r: Gated, case: Case) -> Iterator[Change]:
     yield Change(Same(ops.silu(r.gate)), "is not multiplied by up", "up")
     yield Change(Same(r.up), "is up alone: silu(gate) is missing", "gate")
     yield Change(replace(r, combine=np.add), "adds up instead of multiplying by it", "add")
+
+
+@bug(*ACTIVATIONS, harmless=True, fix="nothing: 16 bits round this much")
+def activation_rounded(r: Gated, case: Case) -> Iterator[Change]:
+    """The activation is rounded to 16 bits before up multiplies it."""
+    for kind in ("F16", "BF16"):
+        rounded = Same(ROUNDINGS[kind](r.activation(r.gate)) * r.up)
+        yield Change(rounded, f"rounds its activation to {kind} before up multiplies it", kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,8 @@ from llamadiff.arithmetic import ROUNDINGS
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.fit import solve
 from llamadiff.diagnose.known import Change, bug, recipe
-from llamadiff.diagnose.norms import Same
+from llamadiff.diagnose.norms import Norm, Same, norm
+from llamadiff.diagnose.rope import Rope, rope_on
 
 Array = NDArray[Any]
 BOTH = ("kq", "kqv_out")
@@ -29,10 +30,12 @@ class Scores:
     rows: Array
     reads: Array
     factor: float = 1.0
+    blind: int | None = None  # from this query on, a query's own key is zero
 
     def compute(self, case: Case) -> Array:
         q, k = case.carrier.operands("cache_k", self.q, self.rows[:, :, self.reads])
-        return np.asarray(ops.attention_scores(q, k) * self.q.dtype.type(self.factor))
+        scores = np.asarray(ops.attention_scores(q, k) * self.q.dtype.type(self.factor))
+        return scores if self.blind is None else scores * _others(scores, self.blind)
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Softmax:
     cap: float = 0.0
     axis: int = -1
     steady: bool = True  # whether the maximum is subtracted
+    hides: float = -np.inf  # what hidden scores are set to
+    clean: bool = False  # whether hidden probabilities are zero whatever comes out
     after: bool = False  # whether keys are hidden only after the softmax
 
     def compute(self, case: Case) -> Array:
@@ -52,11 +57,12 @@ class Softmax:
         x = self.cap * np.tanh(x / self.cap) if self.cap else x
         if self.after:
             return np.where(self.hidden, x.dtype.type(0), ops.softmax(x))
-        x = np.where(self.hidden, -np.inf, x)
+        x = np.where(self.hidden, x.dtype.type(self.hides), x)
         if not self.steady:
             e = np.exp(x.astype(np.float32))
             return np.asarray(e / e.sum(axis=self.axis, keepdims=True))
-        return np.swapaxes(ops.softmax(np.swapaxes(x, self.axis, -1)), self.axis, -1)
+        y = np.swapaxes(ops.softmax(np.swapaxes(x, self.axis, -1)), self.axis, -1)
+        return np.where(self.hidden, y.dtype.type(0), y) if self.clean else y
 
 
 @dataclass(frozen=True)
@@ -67,9 +73,11 @@ class Values:
     rows: Array
     reads: Array
     order: str = "token head dim"
+    blind: int | None = None  # from this query on, a query's own value is zero
 
     def compute(self, case: Case) -> Array:
-        probs, v = case.carrier.operands("cache_v", self.probs, self.rows[:, :, self.reads])
+        probs = self.probs if self.blind is None else self.probs * _others(self.probs, self.blind)
+        probs, v = case.carrier.operands("cache_v", probs, self.rows[:, :, self.reads])
         merged = ops.attention_values(probs, v)  # [b, t, head*dim]
         b, t, h = len(merged), merged.shape[1], probs.shape[1]
         heads = merged.reshape(b, t, h, -1)
@@ -78,6 +86,14 @@ class Values:
         elif self.order == "token dim head":
             heads = heads.transpose(0, 1, 3, 2)
         return np.ascontiguousarray(heads).reshape(b, t, -1)
+
+
+def _others(x: Array, start: int) -> Array:
+    """Zero where a query from ``start`` on meets itself, one elsewhere: [t, s]."""
+    t, s = x.shape[-2:]
+    own = np.arange(t)[:, None] == np.arange(s)
+    own[:start] = False
+    return np.asarray(~own)
 
 
 @recipe("kq")
@@ -130,6 +146,7 @@ def _reads(r: Scores | Values, case: Case) -> Iterator[tuple[Array, str]]:
     if kv > 1:
         yield kv - 1 - heads // group, f"reads the {kv} KV heads in reverse order"
         yield np.zeros_like(heads), f"reads KV head 0 for every head; there are {kv}"
+    if kv > 2:
         yield np.roll(heads // group, group), "reads the KV head before the right one"
 
 
@@ -154,21 +171,43 @@ def scores_before_rope(r: Scores, case: Case) -> Iterator[Change]:
 
 
 @bug(
+    "Qcur_normed",
+    "Kcur_normed",
+    "Qcur_rope",
+    "Kcur_rope",
     "kq",
-    fix="score what comes out of the last step before attention: norm, then RoPE",
+    fix="normalise Q and K before RoPE",
     source="quant.cpp#82, SharpMind#39",
 )
-def scores_of_normed(r: Scores, case: Case) -> Iterator[Change]:
-    """Scores are taken of Q and K that were normalised after RoPE."""
-    if f"Qcur_normed-{case.tap.layer}" in case.run.shapes:
-        from llamadiff.diagnose.norms import norm
+def qk_norm_after_rope(r: Norm | Rope | Scores, case: Case) -> Iterator[Change]:
+    """Q and K are normalised after RoPE; the model does it before."""
+    says = "normalises Q and K after RoPE; this model normalises before"
+    side = case.tap.kind.word[0]
+    if f"Qcur_normed-{case.tap.layer}" not in case.run.shapes:
+        return
+    if isinstance(r, Norm):
+        yield Change(replace(r, x=rope_on(case, r.x).compute(case)), says)
+    elif isinstance(r, Rope):
+        yield Change(replace(r, x=case[f"{side}cur_proj"].reshape(r.x.shape)), says)
+    else:
+        norms = [norm(case.of(f"{which}cur_normed-{case.tap.layer}")) for which in "QK"]
+        yield Change(_normed_scores(r, norms, case), says)
+        bare = [replace(n, weight=np.ones_like(n.weight)) for n in norms]
+        yield Change(_normed_scores(r, bare, case), f"{says}, and without a weight", "bare")
 
-        q_norm, k_norm = (norm(case.of(f"{side}cur_normed-{case.tap.layer}")) for side in "QK")
-        q, k = replace(q_norm, x=r.q).compute(case), replace(k_norm, x=r.rows).compute(case)
-        yield Change(replace(r, q=q, rows=k), "takes Q and K that were normalised after RoPE", "again")
-        yield Change(
-            replace(r, q=case["Qcur_normed"], rows=case["Kcur_normed"]), "takes Q and K as normalised", "normed"
-        )
+
+def _normed_scores(r: Scores, norms: Sequence[Norm], case: Case) -> Scores:
+    q, k = norms
+    return replace(r, q=replace(q, x=r.q).compute(case), rows=replace(k, x=r.rows).compute(case))
+
+
+@bug("kq", fix="leave Q and K as they are after RoPE: this model does not normalise them")
+def qk_norm_applied(r: Scores, case: Case) -> Iterator[Change]:
+    """Q and K are normalised, without a weight, in a model that does not do so."""
+    if f"Qcur_normed-{case.tap.layer}" not in case.run.shapes:
+        ones = np.ones(case.config.head_k, r.q.dtype)
+        bare = Norm(r.q, ones, None, case.config.rms_eps or case.config.norm_eps, False)
+        yield Change(_normed_scores(r, (bare, bare), case), "takes Q and K that were normalised, without a weight")
 
 
 @bug("kq", general=True, fix="dump raw scores, and see that the scale is applied once", source="llama.cpp#13951")
@@ -188,12 +227,16 @@ def cache_row_off(r: Scores | Values, case: Case) -> Iterator[Change]:
     if rows.shape[1] > 1:
         behind = np.concatenate([rows[:, :1], rows[:, :-1]], axis=1)
         yield Change(replace(r, rows=behind), "reads each slot's row of the token before", "behind")
+        ahead = np.concatenate([rows[:, 1:], np.zeros_like(rows[:, :1])], axis=1)
+        yield Change(replace(r, rows=ahead), "reads each slot's row of the token after", "ahead")
         empty = np.concatenate([np.zeros_like(rows[:, :1]), rows[:, :-1]], axis=1)
         yield Change(replace(r, rows=empty), "writes each row one slot too far: slot 0 is empty", "empty")
     if 0 < n < rows.shape[1]:
         stale = rows.copy()
         stale[:, n:] = 0
         yield Change(replace(r, rows=stale), "does not write decode steps' rows into the cache", "unwritten")
+        blind = replace(r, blind=n)
+        yield Change(blind, "reads a decode step's own row before it is written", "own")
         stuck = rows.copy()
         stuck[:, n:] = rows[:, n - 1 : n]
         yield Change(replace(r, rows=stuck), "reads the prompt's last row for every decode step", "stuck")
@@ -266,7 +309,9 @@ def mask_shifted(r: Softmax, case: Case) -> Iterator[Change]:
         later = replace(r, scores=whole, hidden=p[None, :] > p[:, None] + 1)
         yield Change(later, "lets queries see the next token: the mask is off by one", f"+1 {number}")
     before = p[None, :] > p[:, None] - 1
-    yield Change(replace(r, hidden=before), "hides each query's own key: the mask is off by one", "-1")
+    says = "hides each query's own key: the mask is off by one"
+    yield Change(replace(r, hidden=before), says, "-1")
+    yield Change(replace(r, hidden=before, hides=-1e9), says, "-1 finite")
     before = before.copy()
     before[0, 0] = False
     yield Change(
@@ -328,8 +373,9 @@ def softcap_applied(r: Softmax, case: Case) -> Iterator[Change]:
 @bug("kq_soft_max", fix="take the softmax over keys, the last axis")
 def softmax_axis(r: Softmax, case: Case) -> Iterator[Change]:
     """The softmax is taken over the wrong axis: queries, or heads, instead of keys."""
-    yield Change(replace(r, axis=-2), "sums over queries instead of keys", "queries")
-    yield Change(replace(r, axis=1), "sums over heads instead of keys", "heads")
+    for clean in (False, True):
+        yield Change(replace(r, axis=-2, clean=clean), "sums over queries instead of keys", f"queries {clean}")
+        yield Change(replace(r, axis=1, clean=clean), "sums over heads instead of keys", f"heads {clean}")
 
 
 @bug("kq_soft_max", fix="subtract each row's maximum before exp")
@@ -381,6 +427,13 @@ def cache_rounded(r: Scores | Values, case: Case) -> Iterator[Change]:
     side = "K" if isinstance(r, Scores) else "V"
     for kind in ("F16", "BF16", *(("Q8_0",) if case.config.head_k % 32 == 0 else ())):
         yield Change(Stored(r, kind), f"reads {side} from a cache of type {kind}", kind)
+
+
+@bug("kv_k", "kv_v", harmless=True, fix="nothing: a cache in fewer bits rounds this much")
+def cache_rows_rounded(r: Same, case: Case) -> Iterator[Change]:
+    """The cache's rows are rounded as they are kept (F16, BF16, Q8_0)."""
+    for kind in ("F16", "BF16", *(("Q8_0",) if r.x.shape[-1] % 32 == 0 else ())):
+        yield Change(Same(ROUNDINGS[kind](r.x)), f"keeps its rows as {kind}", kind)
 
 
 @bug("kq_soft_max", harmless=True, fix="nothing: half-precision attention rounds its inputs")

@@ -50,6 +50,9 @@ def embedding_row_off(r: Lookup, case: Case) -> Iterator[Change]:
     yield Change(
         replace(r, ids=np.full_like(r.ids, r.ids[0])), "looks up the first token's row for every token", "first"
     )
+    yield Change(
+        replace(r, ids=np.full_like(r.ids, r.ids[-1])), "looks up the last token's row for every token", "last"
+    )
     yield Change(replace(r, ids=np.zeros_like(r.ids)), "looks up row 0 for every token", "0")
 
 
@@ -78,7 +81,7 @@ def embedding_transposed(r: Lookup, case: Case) -> Iterator[Change]:
 
 @bug("embd", fix="leave the rows as they are: this model does not scale them", source="tensai#248")
 def embedding_scaled(r: Lookup, case: Case) -> Iterator[Change]:
-    """Embeddings are multiplied by sqrt(d), as Gemma does."""
+    """Embeddings are multiplied by sqrt(d), as in Gemma, or divided by it."""
     root = math.sqrt(case.config.n_embd)
     yield Change(replace(r, factor=root), f"multiplies by sqrt({case.config.n_embd}); this model does not", "times")
     yield Change(replace(r, factor=1 / root), f"divides by sqrt({case.config.n_embd}); this model does not", "over")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
 
 from numpy.typing import NDArray
 
@@ -53,7 +53,8 @@ class Bug:
 
     ``words`` are the taps it can explain, ``about`` says what it is and ``fix`` what to do, ``source`` names threads
     where people had it. A ``general`` one has a constant to solve for and is asked when nothing exact fits. A
-    ``harmless`` one is a way of computing, not a mistake: where it fits, the tap is noise.
+    ``harmless`` one is a way of computing, not a mistake: where it fits, the tap is noise. ``takes`` is the kind of
+    recipe that it changes.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Bug:
     fix: str
     source: str
     changes: Callable[[Any, Case], Iterator[Change]]
+    takes: Any
     general: bool = False
     harmless: bool = False
 
@@ -78,7 +80,9 @@ def bug(
 
     def register(changes: Callable[[Any, Case], Iterator[Change]]) -> Callable[[Any, Case], Iterator[Change]]:
         name, about = changes.__name__.replace("_", "-"), " ".join((changes.__doc__ or "").split())
-        BUGS[name] = Bug(name, words, about, fix, source, changes, general, harmless)
+        takes = get_type_hints(changes)["r"]
+        takes = object if takes in (Any, Recipe) else takes
+        BUGS[name] = Bug(name, words, about, fix, source, changes, takes, general, harmless)
         return changes
 
     return register

@@ -10,9 +10,10 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
+from llamadiff.arithmetic import ROUNDINGS
 from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.fit import solve
-from llamadiff.diagnose.known import Change, Recipe, bug, recipe
+from llamadiff.diagnose.known import Change, bug, recipe
 
 Array = NDArray[Any]
 QK = ("Qcur_normed", "Kcur_normed")
@@ -35,7 +36,8 @@ class Same:
 class Norm:
     """RMSNorm or (``centred``) LayerNorm over the last axis of ``x`` [b, token, ...].
 
-    ``outside``: epsilon is added to the root instead of inside it; ``root``: whether there is one.
+    ``outside``: epsilon is added to the root instead of inside it; ``root``: whether there is one; ``half``: the sum of
+    squares is rounded to float16.
     """
 
     x: Array
@@ -45,9 +47,10 @@ class Norm:
     centred: bool
     outside: bool = False
     root: bool = True
+    half: bool = False
 
     def compute(self, case: Case) -> Array:
-        if self.outside or not self.root:
+        if self.outside or self.half or not self.root:
             return self._unusual()
         if self.centred:
             return ops.layer_norm(self.x, self.weight, self.bias, self.eps)
@@ -58,7 +61,11 @@ class Norm:
         wide = self.x.astype(np.float64)
         wide = wide - wide.mean(axis=-1, keepdims=True) if self.centred else wide
         square = np.mean(wide * wide, axis=-1, keepdims=True)
-        size = np.sqrt(square) + self.eps if self.root else square + self.eps
+        square = np.float16(square * wide.shape[-1]) / np.float64(wide.shape[-1]) if self.half else square
+        if self.outside:
+            size = np.sqrt(square) + self.eps
+        else:
+            size = np.sqrt(square + self.eps) if self.root else square + self.eps
         return np.asarray(wide / size * self.weight + (0.0 if self.bias is None else self.bias), self.x.dtype)
 
 
@@ -144,8 +151,12 @@ def norm_other_weight(r: Norm, case: Case) -> Iterator[Change]:
         if name.endswith("norm.weight") and name != case.weight and w.shape(name) == w.shape(case.weight or ""):
             weight = case.vector(name)
             assert weight is not None
-            variant = _relative(name, case.tap.layer)
-            yield Change(replace(r, weight=weight.reshape(r.weight.shape)), f"uses {name} for {case.weight}", variant)
+            variant, says = _relative(name, case.tap.layer), f"uses {name} for {case.weight}"
+            changed = replace(r, weight=weight.reshape(r.weight.shape))
+            yield Change(changed, says, variant)
+            if r.bias is not None:
+                bias = case.vector(name.replace(".weight", ".bias"))
+                yield Change(replace(changed, bias=bias), f"{says}, and its bias", f"{variant} bias")
 
 
 def _relative(name: str, layer: int | None) -> str:
@@ -205,8 +216,9 @@ def norm_overflow(r: Norm, case: Case) -> Iterator[Change]:
         total = np.sum(r.x.astype(np.float64) ** 2, axis=-1, keepdims=True)
     hot = total > OVERFLOW
     if hot.any():
-        x = np.where(hot, r.x.dtype.type(0), r.x)
-        yield Change(replace(r, x=x), "sums squares in float16, where they overflow: those rows come out as zero")
+        x, says = np.where(hot, r.x.dtype.type(0), r.x), "sums squares in float16, where they overflow to Inf"
+        yield Change(replace(r, x=x), f"{says}: those rows come out as zero", "zero")
+        yield Change(replace(r, half=True), says, "half")
 
 
 @bug(*NORMS, fix="sum squares in float32", source="sglang#27540")
@@ -216,19 +228,6 @@ def norm_epsilon_in_half(r: Norm, case: Case) -> Iterator[Change]:
     if rounded != r.eps:
         says = f"rounds epsilon to float16 ({rounded:.3g}); the file says {r.eps:.3g}"
         yield Change(replace(r, eps=rounded), says)
-
-
-@bug(*QK, fix="normalise Q and K before RoPE", source="quant.cpp#82, SharpMind#39")
-def qk_norm_after_rope(r: Norm, case: Case) -> Iterator[Change]:
-    """Q and K are normalised after RoPE; the model does it before."""
-    rotated = _rope_of(case, r.x)
-    yield Change(replace(r, x=rotated), "normalises what RoPE has rotated; this model normalises before RoPE")
-
-
-def _rope_of(case: Case, x: Array) -> Array:
-    from llamadiff.diagnose.rope import rope_on
-
-    return rope_on(case, x).compute(case)
 
 
 @dataclass(frozen=True)
@@ -250,6 +249,22 @@ def qk_norm_whole_row(r: Norm, case: Case) -> Iterator[Change]:
     yield Change(WholeRow(r), f"normalises whole rows; this model normalises each head of {r.x.shape[-1]} by itself")
 
 
-def normed(case: Case, word: str) -> Recipe:
-    """The right norm of another tap of this layer."""
-    return norm(case.of(f"{word}-{case.tap.layer}"))
+@dataclass(frozen=True)
+class RoundedInside:
+    """A norm whose rows are rounded before they are multiplied by the weight."""
+
+    norm: Norm
+    kind: str
+
+    def compute(self, case: Case) -> Array:
+        r = self.norm
+        rows = replace(r, weight=np.ones_like(r.weight), bias=None).compute(case)
+        y = ROUNDINGS[self.kind](rows) * r.weight
+        return np.asarray(y if r.bias is None else y + r.bias, r.x.dtype)
+
+
+@bug(*NORMS, harmless=True, fix="nothing: 16 bits round this much")
+def norm_rounded(r: Norm, case: Case) -> Iterator[Change]:
+    """Normalised rows are rounded to 16 bits before the weight multiplies them, as transformers does."""
+    for kind in ("F16", "BF16"):
+        yield Change(RoundedInside(r, kind), f"rounds its rows to {kind} before the weight multiplies them", kind)

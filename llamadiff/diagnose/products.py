@@ -162,8 +162,10 @@ def weight_of_other_layer(r: Product, case: Case) -> Iterator[Change]:
     for layer in range(case.run.model.n_layer):
         name = f"blk.{layer}.{stem}"
         if layer != case.layer and name in case.engine.w and _same_shape(case, name, r.name):
-            changed = replace(r, name=name, bias=_bias_of(case, name, r))
-            yield Change(changed, f"multiplies by {name}", f"{layer - case.layer:+d}")
+            changed, says = replace(r, name=name), f"multiplies by {name}"
+            yield Change(replace(changed, bias=_bias_of(case, name, r)), says, f"{layer - case.layer:+d}")
+            if r.bias is not None:
+                yield Change(changed, f"{says}, but adds its own bias", f"{layer - case.layer:+d} own bias")
 
 
 def _bias_of(case: Case, name: str, r: Product) -> Array | None:
@@ -190,7 +192,7 @@ def gate_up_swapped(r: Product, case: Case) -> Iterator[Change]:
     other = r.name.replace("ffn_gate", "ffn_up") if "ffn_gate" in r.name else r.name.replace("ffn_up", "ffn_gate")
     if other in case.engine.w and _same_shape(case, other, r.name):
         bias = case.vector(other.replace(".weight", ".bias"))
-        yield Change(replace(r, name=other, bias=bias), f"is by {other}: gate and up are swapped")
+        yield Change(replace(r, name=other, bias=bias), f"multiplies by {other}: gate and up are swapped")
 
 
 @bug(*DENSE, fix="multiply by the tensor of this name")
@@ -274,7 +276,7 @@ _INPUTS = {
     "Qcur_proj": ("prev",), "Kcur_proj": ("prev",), "Vcur_proj": ("prev",),
     "ffn_gate": ("ffn_inp", "attn_norm", "attn_out"), "ffn_up": ("ffn_inp", "attn_norm", "attn_out"),
     "ffn_moe_logits": ("ffn_inp", "attn_norm"),
-    "ffn_out": ("ffn_gate", "ffn_up"), "attn_out": ("attn_norm", "Qcur_proj"), "result_output": ("prev",),
+    "ffn_out": ("ffn_gate", "ffn_up"), "attn_out": ("attn_norm", "Qcur_proj", "Qcur_rope"), "result_output": ("prev",),
 }  # fmt: skip
 
 
@@ -284,17 +286,18 @@ def input_elsewhere(r: Product, case: Case) -> Iterator[Change]:
     for word in _INPUTS.get(case.tap.kind.word, ()):
         try:
             x = case.before() if word == "prev" else case[word]
+            x = x.reshape(*x.shape[:2], -1)
         except NotRecordedError:
             continue
         if x.shape[-1] == r.x.shape[-1]:
             name = "what comes in before the norm" if word in ("prev", "ffn_inp") else f"{word}-{case.tap.layer}"
-            yield Change(replace(r, x=x.reshape(r.x.shape)), f"multiplies {name}", word)
+            yield Change(replace(r, x=x), f"multiplies {name}", word)
 
 
 @bug("attn_out", "ffn_out", fix="multiply by the weight")
-def product_missing(r: Any, case: Case) -> Iterator[Change]:
+def product_missing(r: Product, case: Case) -> Iterator[Change]:
     """The product is left out: its input goes on."""
-    if isinstance(r, Product) and r.x.shape[-1] == case.run.shapes[case.tap.name][-1]:
+    if r.x.shape[-1] == case.run.shapes[case.tap.name][-1]:
         yield Change(Same(r.x), "is left out: its input comes out")
 
 
@@ -325,9 +328,13 @@ class Rows:
 
     product: Product
     order: Array
+    blank: bool = False  # whether the first row is zero
 
     def compute(self, case: Case) -> Array:
-        return self.product.compute(case)[:, self.order]
+        rows = self.product.compute(case)[:, self.order]
+        if self.blank:
+            rows[:, 0] = 0
+        return rows
 
 
 @bug("result_output", fix="take the logits of the last token's row", source="llama.cpp#2700")
@@ -341,6 +348,8 @@ def logits_of_other_row(r: Product, case: Case) -> Iterator[Change]:
         }  # fmt: skip
         for whose, order in orders.items():
             yield Change(Rows(r, order), f"gives the logits of {whose}", whose)
+        late = Rows(r, np.maximum(np.arange(n) - 1, 0), blank=True)
+        yield Change(late, "gives the logits of the token before, and none for the first", "late")
 
 
 @dataclass(frozen=True)
@@ -363,9 +372,9 @@ def logits_capped(r: Product, case: Case) -> Iterator[Change]:
 
 
 @bug(*PRODUCTS, general=True, fix="leave out the multiplier: the file asks for none")
-def product_multiplied(r: Any, case: Case) -> Iterator[Change]:
+def product_multiplied(r: Product, case: Case) -> Iterator[Change]:
     """The result is multiplied by a constant."""
-    if case.recorded is None or not isinstance(r, Product):
+    if case.recorded is None:
         return
     right = r.compute(case)[0].astype(np.float64)
     found = case.recorded.reshape(case.run.shapes[case.tap.name]).astype(np.float64)
@@ -386,21 +395,39 @@ class OfRounded:
         return replace(self.product, x=self.rounding(self.product.x)).compute(case)
 
 
-def round_rows(x: Array) -> Array:
-    """Each row through 8-bit whole numbers with one scale."""
-    scale = np.abs(x).max(axis=-1, keepdims=True) / x.dtype.type(127)
-    return np.asarray(np.rint(np.divide(x, scale, where=scale > 0, out=np.zeros_like(x))) * scale, x.dtype)
+def round_blocks(x: Array, size: int, whole: Callable[[Array], Array] = np.rint) -> Array:
+    """Blocks of ``size`` through 8-bit whole numbers, one float32 scale a block."""
+    blocks = x.reshape(*x.shape[:-1], -1, size)
+    scale = np.abs(blocks).max(axis=-1, keepdims=True) / x.dtype.type(127)
+    quants = whole(np.divide(blocks, scale, where=scale > 0, out=np.zeros_like(blocks)))
+    return np.asarray(quants * scale, x.dtype).reshape(x.shape)
+
+
+def round_between(x: Array, whole_zero: bool = True) -> Array:
+    """Each row through 255 steps between its smallest and its largest value; zero is one of them if it is whole."""
+    low, high = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
+    step = np.maximum(high - low, np.finfo(x.dtype).tiny) / x.dtype.type(255)
+    if not whole_zero:
+        return np.asarray(np.rint((x - low) / step) * step + low, x.dtype)
+    zero = np.rint(-low / step)
+    return np.asarray((np.clip(np.rint(x / step) + zero, 0, 255) - zero) * step, x.dtype)
 
 
 @bug(*PRODUCTS, harmless=True, fix="nothing: activations in 8 bits round this much", source="aprender#3356, ferrox#108")
-def activations_rounded(r: Any, case: Case) -> Iterator[Change]:
+def activations_rounded(r: Product, case: Case) -> Iterator[Change]:
     """Activations are rounded to 8 bits in another way than llama.cpp's before they are multiplied."""
-    if not isinstance(r, Product):
-        return
     n = r.x.shape[-1]
-    ways = {"whole numbers of 8 bits, one scale a row": round_rows}
+    ways: dict[str, Callable[[Array], Array]] = {
+        "8 bits, one scale a row": lambda x: round_blocks(x, n),
+        "8 bits, one scale and zero a row": round_between,
+        "8 bits, one scale and minimum a row": lambda x: round_between(x, whole_zero=False),
+    }
+    for size in (32, 64, 128):
+        if n % size == 0:
+            ways[f"8 bits, one float32 scale for {size}"] = lambda x, size=size: round_blocks(x, size)  # type: ignore[misc]
     if n % 32 == 0:
         ways["Q8_0"] = arithmetic.round_q8_0
+        ways["8 bits by truncation, one float32 scale for 32"] = lambda x: round_blocks(x, 32, np.trunc)
     if n % 256 == 0:
         ways["Q8_K"] = arithmetic.round_q8_k
     for name, rounding in ways.items():
@@ -408,11 +435,33 @@ def activations_rounded(r: Any, case: Case) -> Iterator[Change]:
 
 
 @bug(*PRODUCTS, harmless=True, fix="nothing: weights kept in 16 bits round this much")
-def weights_rounded(r: Any, case: Case) -> Iterator[Change]:
+def weights_rounded(r: Product, case: Case) -> Iterator[Change]:
     """Weights are kept in 16 bits once they are dequantized."""
-    if isinstance(r, Product) and r.decode is None:
+    if r.decode is None:
         for kind in ("F16", "BF16"):
             yield Change(replace(r, decode=_rounding_decode(case, r.name, kind)), f"keeps its weights in {kind}", kind)
+
+
+@dataclass(frozen=True)
+class RoundedBeforeBias:
+    """A product that is rounded before its bias is added."""
+
+    product: Product
+    kind: str
+
+    def compute(self, case: Case) -> Array:
+        y = arithmetic.ROUNDINGS[self.kind](replace(self.product, bias=None).compute(case))
+        bias = self.product.bias
+        assert bias is not None
+        return np.asarray(y + (bias if case.channels is None else bias[case.channels]))
+
+
+@bug(*DENSE, harmless=True, fix="nothing: 16 bits round this much")
+def product_rounded(r: Product, case: Case) -> Iterator[Change]:
+    """Products are rounded to 16 bits before the bias is added."""
+    if r.bias is not None:
+        for kind in ("F16", "BF16"):
+            yield Change(RoundedBeforeBias(r, kind), f"rounds to {kind} before the bias is added", kind)
 
 
 def _rounding_decode(case: Case, name: str, kind: str) -> Callable[[Array], Array]:

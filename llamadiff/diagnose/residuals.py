@@ -81,7 +81,7 @@ def residual_elsewhere(r: Residual, case: Case) -> Iterator[Change]:
         )
     elif case.layer > 0:
         yield Change(replace(r, residual=case["embd"]), "adds the embeddings for the layer's input", "embd")
-    if case.layer > 0:
+    if case.layer > 1 or (case.layer == 1 and case.tap.kind.word == "l_out"):
         earlier = "embd" if case.layer == 1 else f"l_out-{case.layer - 2}"
         try:
             residual = case.values(earlier)
@@ -98,6 +98,8 @@ def branch_normed(r: Residual, case: Case) -> Iterator[Change]:
     word = "attn_norm" if case.tap.kind.word == "ffn_inp" else "ffn_norm"
     right = norm(case.of(f"{word}-{case.layer}"))
     yield Change(replace(right, x=r.compute(case)), f"normalises the sum by {word}'s weight", "sum")
+    bare = replace(right, x=r.compute(case), weight=np.ones_like(right.weight))
+    yield Change(bare, "normalises the sum, without a weight", "bare")
     branch = replace(right, x=r.branch).compute(case)
     yield Change(replace(r, branch=branch), f"normalises {_branch(case)} before it is added", "branch")
 

@@ -32,10 +32,17 @@ class Rope:
     positions: Array
     direction: int = 1
     times: int = 1
+    turned: int | None = None  # how many pairs are rotated; None: all
+    narrow: bool = False  # whether those pairs are as close together as if there were no more
 
     def compute(self, case: Case) -> Array:
         cos, sin = ops.rope_angles(self.rope, self.positions, self.factors)
         cos, sin = case.carrier.angles(cos, sin, self.rope, self.positions, self.factors)
+        if self.turned is not None and self.narrow:
+            cos, sin = cos[..., : self.turned], sin[..., : self.turned]
+        elif self.turned is not None:
+            cos, sin = cos.copy(), sin.copy()
+            cos[..., self.turned :], sin[..., self.turned :] = 1, 0
         rotate, x = ops.rope_pairs if self.pairs else ops.rope_halves, self.x
         if len(x) != len(cos):
             x = np.repeat(x, len(cos), axis=0)
@@ -102,16 +109,18 @@ def rope_scaling_ignored(r: Rope, case: Case) -> Iterator[Change]:
 def rope_scaling_doubled(r: Rope, case: Case) -> Iterator[Change]:
     """RoPE scaling is applied twice."""
     if r.rope.factor != 1.0:
-        yield Change(_with(r, factor=r.rope.factor**2), f"divides positions by {r.rope.factor:g} twice")
+        says = f"divides positions by {r.rope.factor:g} twice"
+        yield Change(_with(r, factor=r.rope.factor**2), says)
+        yield Change(replace(r, positions=r.positions / r.rope.factor), says, "first")
 
 
 @bug(*ROPE, fix="divide positions by rope.scaling.factor; do not multiply", source="shainet#111, mlxcel#1355, imp#880")
 def rope_scaling_inverted(r: Rope, case: Case) -> Iterator[Change]:
     """Positions are multiplied by the scaling factor instead of divided."""
     if r.rope.factor != 1.0:
-        yield Change(
-            _with(r, factor=1 / r.rope.factor), f"multiplies positions by {r.rope.factor:g} instead of dividing"
-        )
+        says = f"multiplies positions by {r.rope.factor:g} instead of dividing"
+        yield Change(_with(r, factor=1 / r.rope.factor), says)
+        yield Change(_with(r, factor=1 / r.rope.factor, attn_factor=ops.rope_magnitude(r.rope)), says, "magnitude")
 
 
 @bug(
@@ -131,7 +140,9 @@ def rope_scaling_applied(r: Rope, case: Case) -> Iterator[Change]:
 def rope_yarn_as_linear(r: Rope, case: Case) -> Iterator[Change]:
     """YaRN is taken for linear scaling: all frequencies are divided."""
     if r.rope.yarn:
-        yield Change(_with(r, yarn=False), "divides every frequency, as linear scaling does; the file says YaRN")
+        says = "divides every frequency, as linear scaling does; the file says YaRN"
+        yield Change(_with(r, yarn=False), says)
+        yield Change(_with(r, yarn=False, attn_factor=ops.rope_magnitude(r.rope)), says, "magnitude")
 
 
 @bug(*ROPE, fix="multiply cos and sin by YaRN's 0.1 ln(factor) + 1", source="shainet#111, mlxcel#1355, imp#880")
@@ -178,6 +189,9 @@ def rope_partial(r: Rope, case: Case) -> Iterator[Change]:
         if n >= 2 and n % 2 == 0 and r.factors is None:
             says = f"rotates the first {n} values of a head; this model rotates {r.rope.n_rot}"
             yield Change(_with(r, n_rot=n), says, f"1/{part}")
+            says = f"rotates the first {n // 2} of {r.rope.n_rot // 2} pairs"
+            for narrow in (False, True):
+                yield Change(replace(r, turned=n // 2, narrow=narrow), says, f"{part} {narrow}")
 
 
 @bug(*ROPE, fix="rotate by +theta: (x cos - y sin, x sin + y cos)")
@@ -204,6 +218,7 @@ def rope_position_restarted(r: Rope, case: Case) -> Iterator[Change]:
         "restarts at position 0 in every decode step": np.zeros(count - n, r.positions.dtype),
         "restarts counting positions from 0 in decode": np.arange(count - n),
         "stays at the prompt's length in every decode step": np.full(count - n, n),
+        "stays at the prompt's last position in every decode step": np.full(count - n, n - 1),
         "lags by one position in decode steps": r.positions[n:] - 1,
         "is one position ahead in decode steps": r.positions[n:] + 1,
     }

@@ -86,6 +86,9 @@ def router_other_choice(r: TopK, case: Case) -> Iterator[Change]:
     """The wrong experts are chosen: the worst, or by number."""
     yield Change(replace(r, x=-r.x), "chooses the smallest probabilities", "worst")
     first = np.broadcast_to(np.arange(r.count, dtype=np.int32), (*r.x.shape[:-1], r.count))
+    last = first + np.int32(r.x.shape[-1] - r.count)
+    yield Change(Same(last), "chooses the last experts for every token", "last")
+    yield Change(Same(last[..., ::-1]), "chooses the last experts for every token", "last reversed")
     yield Change(Same(first), "chooses the first experts for every token", "first")
     yield Change(
         Same(np.broadcast_to(ops.top_k(r.x[:, :1], r.count), first.shape)),
@@ -123,10 +126,8 @@ def router_not_normalised(r: Same, case: Case) -> Iterator[Change]:
 
 
 @bug("ffn_out", fix="sum the experts' outputs, each times its normalised weight", source="transformers#41151")
-def mixture_wrong(r: Any, case: Case) -> Iterator[Change]:
+def mixture_wrong(r: Mixture, case: Case) -> Iterator[Change]:
     """The experts' outputs are not weighed, or with weights that were not normalised."""
-    if not isinstance(r, Mixture):
-        return
     yield Change(replace(r, weights=np.ones_like(r.weights)), "sums the experts without their weights", "ones")
     yield Change(replace(r, weights=case["ffn_moe_weights"]), "weighs experts by weights that do not sum to one", "raw")
     yield Change(replace(r, weights=r.weights[..., ::-1]), "weighs the experts in reverse order", "reversed")
@@ -156,3 +157,9 @@ def experts_mixed_up(r: Product, case: Case) -> Iterator[Change]:
         replace(r, chosen=r.chosen[..., ::-1]), "multiplies by the chosen experts in reverse order", "reversed"
     )
     yield Change(replace(r, chosen=n - 1 - r.chosen), "counts experts from the last", "last")
+    places = np.broadcast_to(np.arange(r.chosen.shape[-1], dtype=r.chosen.dtype), r.chosen.shape)
+    yield Change(replace(r, chosen=places), "multiplies by the first experts, whatever was chosen", "places")
+    first = np.broadcast_to(r.chosen[:, :1], r.chosen.shape)
+    yield Change(replace(r, chosen=first), "multiplies by the first token's experts", "first token")
+    before = np.concatenate([r.chosen[:, :1], r.chosen[:, :-1]], axis=1)
+    yield Change(replace(r, chosen=before), "multiplies by the experts of the token before", "before")

@@ -151,7 +151,7 @@ def _singles(case: Case, base: Recipe, bugs: Iterable[Bug], clock: Clock) -> Ite
     for known in bugs:
         if clock.spent:
             return
-        for change in _changes(known, base, case):
+        for change in changes_of(known, base, case):
             yield Fit((_step(known, change),), _error(case, change.recipe))
 
 
@@ -160,13 +160,11 @@ def _pairs(case: Case, base: Recipe, bugs: Sequence[Bug], clock: Clock) -> list[
     hurried, found = replace(case, hurried=True), list[Fit]()
     exact = [known for known in bugs if not known.general and not known.harmless]
     for number, first in enumerate(exact):
-        for change in _changes(first, base, case):
-            if type(change.recipe) is not type(base):
-                continue
+        for change in changes_of(first, base, case):
             for second in [*exact[number + 1 :], *(known for known in bugs if known.general)]:
                 if clock.spent:
                     return found
-                for other in _changes(second, change.recipe, hurried):
+                for other in changes_of(second, change.recipe, hurried):
                     nmse = _error(case, other.recipe)
                     if nmse <= 10 * case.limit:
                         found.append(Fit((_step(first, change), _step(second, other)), nmse))
@@ -180,7 +178,10 @@ def _confirmed(case: Case, base: Recipe, found: Sequence[Fit]) -> tuple[Fit, ...
         whole = _chain(case, base, fit.key, [step.value for step in fit.steps])
         if whole is not None and whole.nmse <= case.limit:
             fits.append(whole)
-    if any(fit.harmless for fit in fits):
+    assert case.recorded is not None
+    if not np.isfinite(case.recorded).all():  # what is Inf or NaN is never noise
+        fits = [fit for fit in fits if not fit.harmless]
+    elif any(fit.harmless for fit in fits):
         fits = [fit for fit in fits if fit.harmless]
     fits.sort(key=lambda fit: fit.nmse)
     floor = max(TIE * fits[0].nmse, 1e-12) if fits else 0.0
@@ -199,7 +200,7 @@ def _chain(case: Case, base: Recipe, key: Sequence[tuple[str, str]], hints: Sequ
     recipe = base
     for (name, variant), hint in zip(key, hints, strict=True):
         known = known_bugs()[name]
-        options = _changes(known, recipe, replace(case, hint=hint))
+        options = changes_of(known, recipe, replace(case, hint=hint))
         change = next((option for option in options if option.variant == variant), None)
         if change is None:
             return None
@@ -208,8 +209,10 @@ def _chain(case: Case, base: Recipe, key: Sequence[tuple[str, str]], hints: Sequ
     return Fit(tuple(steps), _error(case, recipe))
 
 
-def _changes(known: Bug, recipe: Recipe, case: Case) -> Iterator[Change]:
+def changes_of(known: Bug, recipe: Recipe, case: Case) -> Iterator[Change]:
     """A bug's changes to a recipe; none where it needs what was not recorded, or another kind of recipe."""
+    if not isinstance(recipe, known.takes):
+        return
     try:
         yield from known.changes(recipe, case)
     except NotRecordedError:

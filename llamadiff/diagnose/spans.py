@@ -20,7 +20,7 @@ from llamadiff import taps
 from llamadiff.carrier import Carrier
 from llamadiff.diagnose.case import Case, NotRecordedError, Run
 from llamadiff.diagnose.known import Bug, Change, known_bugs, recipe_of
-from llamadiff.diagnose.search import EXPLAINS, TIE, Clock, Fit, Outcome, Step, likeliest_first
+from llamadiff.diagnose.search import EXPLAINS, TIE, Clock, Fit, Outcome, Step, changes_of, likeliest_first
 from llamadiff.judging import Local
 from llamadiff.lanes import F32, JITTER, Source
 from llamadiff.phase import Progress
@@ -172,7 +172,7 @@ def _change(lane: Lane, case: Case) -> Change | None:
     """What a lane's bug does to an op; None where it has nothing to change."""
     assert lane.bug is not None
     try:
-        return next((c for c in lane.bug.changes(recipe_of(case), case) if c.variant == lane.variant), None)
+        return next((c for c in changes_of(lane.bug, recipe_of(case), case) if c.variant == lane.variant), None)
     except NotRecordedError:
         return None
 
@@ -323,7 +323,7 @@ def _scopes(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 def _variants(known: Bug, words: tuple[str, ...], case: Case) -> Iterator[Lane]:
     try:
-        for change in known.changes(recipe_of(case), case):
+        for change in changes_of(known, recipe_of(case), case):
             yield Lane(known, change.variant, change.value, words, F32, case.tap.name)
     except NotRecordedError:
         return

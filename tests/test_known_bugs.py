@@ -1,0 +1,103 @@
+"""Every known bug, injected into a copy of the engine: it is found where it is, and called by its name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from injected import INJECTIONS
+from injected.base import TOKENS, Injection
+from llamaref import Engine
+
+from llamadiff.candidates.engine import record
+from llamadiff.comparison import Comparison
+from llamadiff.diagnose.known import known_bugs
+from llamadiff.pipeline import diff
+from llamadiff.taps import parse
+from llamadiff.trace import Trace
+
+BLOCKS = {
+    "nibbles-interleaved", "nibbles-swapped", "quants-offset", "high-bits-ignored", "high-bits-misplaced",
+    "minima-wrong", "scales-misread", "quants-linear", "scale-missing", "block-size-wrong", "tensor-offset-wrong",
+}  # fmt: skip
+FLOOR = 1e-9  # what float32 leaves of an error that is explained
+BUGS = [
+    pytest.param(injection, model, kind, id=f"{injection.name}-{model}-{kind}")
+    for injection in INJECTIONS
+    for model in injection.models
+    for kind in injection.kinds
+]
+WRONG = [case for case in BUGS if not case.values[0].harmless]
+HARMLESS = [case for case in BUGS if case.values[0].harmless]
+
+
+@pytest.fixture(scope="module")
+def right(small_model):
+    """The right engine's trace of a small model, recorded once for each."""
+    traces: dict[tuple[str, str], Trace] = {}
+
+    def get(model: str, kind: str) -> Trace:
+        if (model, kind) not in traces:
+            traces[model, kind] = record(Engine(small_model(model, kind)), TOKENS, "engine")
+        return traces[model, kind]
+
+    return get
+
+
+@pytest.fixture
+def compared(small_model, right):
+    """The comparison of a faulty run with the right one."""
+
+    def get(injection: Injection, model: str, kind: str) -> Comparison:
+        path = small_model(model, kind)
+        faulty = record(injection.build(path), TOKENS, "my engine")
+        return diff(*(_split(trace, injection.decode) for trace in (right(model, kind), faulty)), path)
+
+    return get
+
+
+def _split(trace: Trace, decode: int) -> Trace:
+    """The trace, with its last tokens as decode steps."""
+    info = replace(trace.info, n_prefill=len(TOKENS) - decode)
+    return Trace(info, {name: trace[name] for name in trace}, trace.dtypes)
+
+
+@pytest.mark.parametrize(("injection", "model", "kind"), WRONG)
+def test_a_bug_is_named(injection: Injection, model: str, kind: str, compared):
+    result = compared(injection, model, kind)
+    first = result.first_divergence
+    assert first is not None
+    present = {parse(row.tap).kind.word for row in result.rows}
+    assert parse(first.tap).kind.word == next(word for word in injection.words if word in present)
+    assert first.layer in (injection.layer, None)
+    assert {parse(row.tap).kind.word for row in result.wrong} <= set(injection.words)
+    found = result.diagnosis[0]
+    assert found.tap == first.tap
+    assert injection.cause in [cause.name for cause in found.causes]
+    assert found.nmse <= FLOOR
+
+
+@pytest.mark.parametrize(("injection", "model", "kind"), HARMLESS)
+def test_a_harmless_difference_is_noise(injection: Injection, model: str, kind: str, compared):
+    result = compared(injection, model, kind)
+    assert result.verdict == "noise"
+    assert all(known_bugs()[cause.name].harmless for found in result.diagnosis for cause in found.causes)
+    assert injection.cause in {cause.name for found in result.diagnosis for cause in found.causes} or not result.wrong
+
+
+@pytest.mark.parametrize("model", sorted({model for injection in INJECTIONS for model in injection.models}))
+def test_a_right_run_has_no_diagnosis(model: str, small_model, right):
+    trace = right(model, "Q8_0")
+    result = diff(trace, trace, small_model(model, "Q8_0"))
+    assert result.verdict == "match"
+    assert not result.diagnosis
+
+
+def test_every_known_bug_is_injected():
+    injected = {injection.cause for injection in INJECTIONS}
+    assert injected == set(known_bugs()) - BLOCKS
+
+
+def test_names_are_unique():
+    names = [injection.name for injection in INJECTIONS]
+    assert len(set(names)) == len(names)
