@@ -1,4 +1,4 @@
-"""Attention's three ops, scores, softmax and weighted sums, and how people get them wrong."""
+"""Attention's scores and weighted sums, its cache, and how people get them wrong."""
 
 from __future__ import annotations
 
@@ -39,33 +39,6 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Softmax:
-    """Probabilities of ``scores`` [b, head, t, s]: scale, which keys are ``hidden`` [t, s], cap, axis."""
-
-    scores: Array
-    scale: float
-    hidden: Array
-    cap: float = 0.0
-    axis: int = -1
-    steady: bool = True  # whether the maximum is subtracted
-    hides: float = -np.inf  # what hidden scores are set to
-    clean: bool = False  # whether hidden probabilities are zero whatever comes out
-    after: bool = False  # whether keys are hidden only after the softmax
-
-    def compute(self, case: Case) -> Array:
-        x = self.scores * np.asarray(self.scale, self.scores.dtype)
-        x = self.cap * np.tanh(x / self.cap) if self.cap else x
-        if self.after:
-            return np.where(self.hidden, x.dtype.type(0), ops.softmax(x))
-        x = np.where(self.hidden, x.dtype.type(self.hides), x)
-        if not self.steady:
-            e = np.exp(x.astype(np.float32))
-            return np.asarray(e / e.sum(axis=self.axis, keepdims=True))
-        y = np.swapaxes(ops.softmax(np.swapaxes(x, self.axis, -1)), self.axis, -1)
-        return np.where(self.hidden, y.dtype.type(0), y) if self.clean else y
-
-
-@dataclass(frozen=True)
 class Values:
     """Sums of V ``rows`` [b, s, kv_head, dim] by ``probs`` [b, head, t, s]; head h reads V head ``reads[h]``."""
 
@@ -100,13 +73,6 @@ def _others(x: Array, start: int) -> Array:
 def scores(case: Case) -> Scores:
     """Q against the cache's K."""
     return Scores(case["Qcur_rope"], _cached(case, "k"), _groups(case))
-
-
-@recipe("kq_soft_max")
-def softmax(case: Case) -> Softmax:
-    """Scaled, masked, normalised."""
-    hidden = case.run.positions[None, :] > case.run.positions[:, None]
-    return Softmax(case["kq"], 1.0 / math.sqrt(case.config.head_k), hidden)
 
 
 @recipe("kqv_out")
@@ -210,13 +176,25 @@ def qk_norm_applied(r: Scores, case: Case) -> Iterator[Change]:
         yield Change(_normed_scores(r, (bare, bare), case), "takes Q and K that were normalised, without a weight")
 
 
+def scale_in_words(value: float, case: Case) -> str:
+    """A scale with the formula that gives it."""
+    c = case.config
+    names = {
+        1.0: "1 (no scale)", 1 / c.head_k: "1/d, the scale twice", 1 / math.sqrt(c.head_k): "1/sqrt(d)",
+        1 / math.sqrt(c.n_embd): "1/sqrt(d_model)", 1 / math.sqrt(c.n_embd / c.n_head_kv): "1/sqrt(d_model / kv heads)",
+        math.sqrt(c.head_k): "sqrt(d)", 1 / c.n_embd: "1/d_model",
+    }  # fmt: skip
+    words = next((name for known, name in names.items() if math.isclose(known, value, rel_tol=1e-5)), None)
+    return words if words is not None else f"{value:.5g}"
+
+
 @bug("kq", general=True, fix="dump raw scores, and see that the scale is applied once", source="llama.cpp#13951")
 def scores_scaled(r: Scores, case: Case) -> Iterator[Change]:
     """The scale is in the scores already."""
     d = case.config.head_k
     for value in solve(case, lambda f: replace(r, factor=f), 1e-4, 1e2, (1 / math.sqrt(d), 1 / d, math.sqrt(d))):
         yield Change(
-            replace(r, factor=value), f"is multiplied by {_scale(value, case)} before the softmax", value=value
+            replace(r, factor=value), f"is multiplied by {scale_in_words(value, case)} before the softmax", value=value
         )
 
 
@@ -240,165 +218,6 @@ def cache_row_off(r: Scores | Values, case: Case) -> Iterator[Change]:
         stuck = rows.copy()
         stuck[:, n:] = rows[:, n - 1 : n]
         yield Change(replace(r, rows=stuck), "reads the prompt's last row for every decode step", "stuck")
-
-
-def _scale(value: float, case: Case) -> str:
-    """A scale with the formula that gives it."""
-    c = case.config
-    names = {
-        1.0: "1 (no scale)", 1 / c.head_k: "1/d, the scale twice", 1 / math.sqrt(c.head_k): "1/sqrt(d)",
-        1 / math.sqrt(c.n_embd): "1/sqrt(d_model)", 1 / math.sqrt(c.n_embd / c.n_head_kv): "1/sqrt(d_model / kv heads)",
-        math.sqrt(c.head_k): "sqrt(d)", 1 / c.n_embd: "1/d_model",
-    }  # fmt: skip
-    words = next((name for known, name in names.items() if math.isclose(known, value, rel_tol=1e-5)), None)
-    return words if words is not None else f"{value:.5g}"
-
-
-@bug("kq_soft_max", fix="scale scores by 1/sqrt(head size), once", source="llama.cpp#13951")
-def attention_scale(r: Softmax, case: Case) -> Iterator[Change]:
-    """The attention scale is missing, applied twice, or of the wrong size: d_model, or d_model / kv heads."""
-    c = case.config
-    for scale in (
-        1.0,
-        1 / c.head_k,
-        1 / math.sqrt(c.n_embd),
-        1 / math.sqrt(c.n_embd / c.n_head_kv),
-        math.sqrt(c.head_k),
-    ):
-        if not math.isclose(scale, r.scale):
-            says = f"scales by {_scale(scale, case)}; this model scales by 1/sqrt({c.head_k}) = {r.scale:.4g}"
-            yield Change(replace(r, scale=scale), says, says)
-
-
-@bug("kq_soft_max", general=True, fix="scale scores by 1/sqrt(head size), once", source="llama.cpp#13951")
-def attention_scale_other(r: Softmax, case: Case) -> Iterator[Change]:
-    """The attention scale is some other number."""
-    for value in solve(case, lambda s: replace(r, scale=s), 1e-4, 10.0):
-        says = f"scales by {value:.5g}; this model scales by 1/sqrt({case.config.head_k}) = {r.scale:.5g}"
-        yield Change(replace(r, scale=value), says, value=value)
-
-
-def _whole_scores(r: Softmax, case: Case) -> Iterator[Array]:
-    """Scores with those above the diagonal: as recorded, and computed from Q and K where they can be."""
-    yield r.scores
-    try:
-        full = scores(case.of(f"kq-{case.tap.layer}")).compute(case)
-    except NotRecordedError:
-        return
-    hidden = case.run.positions[None, :] > case.run.positions[:, None]
-    yield np.where(hidden, full, r.scores)
-
-
-@bug("kq_soft_max", fix="hide keys at later positions than the query's")
-def mask_missing(r: Softmax, case: Case) -> Iterator[Change]:
-    """There is no causal mask: every token sees the whole prompt."""
-    n = case.run.n_prefill
-    seen = {"all": np.zeros_like(r.hidden), "prompt": r.hidden.copy()}
-    seen["prompt"][:n, :n] = False
-    for number, whole in enumerate(_whole_scores(r, case)):
-        for name, hidden in seen.items():
-            says = "has no causal mask: queries see later tokens"
-            yield Change(replace(r, scores=whole, hidden=hidden), says, f"{name} {number}")
-
-
-@bug("kq_soft_max", fix="a query sees keys up to and including its own position")
-def mask_shifted(r: Softmax, case: Case) -> Iterator[Change]:
-    """The causal mask is off by one."""
-    p = case.run.positions
-    for number, whole in enumerate(_whole_scores(r, case)):
-        later = replace(r, scores=whole, hidden=p[None, :] > p[:, None] + 1)
-        yield Change(later, "lets queries see the next token: the mask is off by one", f"+1 {number}")
-    before = p[None, :] > p[:, None] - 1
-    says = "hides each query's own key: the mask is off by one"
-    yield Change(replace(r, hidden=before), says, "-1")
-    yield Change(replace(r, hidden=before, hides=-1e9), says, "-1 finite")
-    before = before.copy()
-    before[0, 0] = False
-    yield Change(
-        replace(r, hidden=before), "hides each query's own key, but the first: the mask is off by one", "-1 first"
-    )
-
-
-@bug("kq_soft_max", fix="append a decode step's key before its scores are taken", source="tiny-llm#46")
-def decode_key_unseen(r: Softmax, case: Case) -> Iterator[Change]:
-    """Decode steps do not see their own key, or see nothing but it."""
-    n, p = case.run.n_prefill, case.run.positions
-    if 0 < n < len(p):
-        hidden = r.hidden.copy()
-        hidden[n:] = p[None, :] >= p[n:, None]
-        yield Change(replace(r, hidden=hidden), "does not see a decode step's own key", "own")
-        alone = r.hidden.copy()
-        alone[n:] = p[None, :] != p[n:, None]
-        yield Change(replace(r, hidden=alone), "sees only its own key in decode steps: the cache is lost", "alone")
-        recent = r.hidden.copy()
-        recent[n:, :n] = True
-        yield Change(replace(r, hidden=recent), "does not see the prompt in decode steps", "recent")
-
-
-@bug("kq_soft_max", fix="set hidden scores to -inf before the softmax")
-def mask_after_softmax(r: Softmax, case: Case) -> Iterator[Change]:
-    """Later keys are set to zero after the softmax, which has counted them."""
-    for number, whole in enumerate(_whole_scores(r, case)):
-        yield Change(replace(r, scores=whole, after=True), "hides later keys only after the softmax", str(number))
-
-
-@bug(
-    "kq_soft_max",
-    general=True,
-    fix="attend to all earlier tokens: this model has no window",
-    source="sglang#4823, mlx-vlm#669",
-)
-def window_applied(r: Softmax, case: Case) -> Iterator[Change]:
-    """A sliding window hides early keys, in a model without one."""
-    p = case.run.positions
-    sizes = range(1, len(p)) if case.recorded is not None else ()
-    fits = []
-    for size in sizes:
-        hidden = r.hidden | (p[None, :] <= p[:, None] - size)
-        fits.append((case.nmse(replace(r, hidden=hidden).compute(case)), size))
-    for _, size in sorted(fits)[:1]:
-        hidden = r.hidden | (p[None, :] <= p[:, None] - size)
-        yield Change(
-            replace(r, hidden=hidden), f"sees only the last {size} tokens; this model has no window", value=size
-        )
-
-
-@bug("kq_soft_max", general=True, fix="leave the scores as they are: this model has no softcap", source="vllm#30427")
-def softcap_applied(r: Softmax, case: Case) -> Iterator[Change]:
-    """Scores are capped (cap * tanh(x / cap)) in a model without a softcap."""
-    for value in solve(case, lambda cap: replace(r, cap=cap), 0.1, 1e4, (30.0, 50.0)):
-        yield Change(replace(r, cap=value), f"caps scores at {value:.4g}; this model has no softcap", value=value)
-
-
-@bug("kq_soft_max", fix="take the softmax over keys, the last axis")
-def softmax_axis(r: Softmax, case: Case) -> Iterator[Change]:
-    """The softmax is taken over the wrong axis: queries, or heads, instead of keys."""
-    for clean in (False, True):
-        yield Change(replace(r, axis=-2, clean=clean), "sums over queries instead of keys", f"queries {clean}")
-        yield Change(replace(r, axis=1, clean=clean), "sums over heads instead of keys", f"heads {clean}")
-
-
-@bug("kq_soft_max", fix="subtract each row's maximum before exp")
-def softmax_overflow(r: Softmax, case: Case) -> Iterator[Change]:
-    """The maximum is not subtracted: exp overflows for large scores."""
-    yield Change(replace(r, steady=False), "does not subtract the maximum, and overflows")
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """Scores scaled and masked, with no softmax."""
-
-    softmax: Softmax
-
-    def compute(self, case: Case) -> Array:
-        r = self.softmax
-        return np.asarray(np.where(r.hidden, 0, r.scores * np.asarray(r.scale, r.scores.dtype)), r.scores.dtype)
-
-
-@bug("kq_soft_max", fix="apply the softmax")
-def softmax_missing(r: Softmax, case: Case) -> Iterator[Change]:
-    """There is no softmax: scaled scores go on."""
-    yield Change(Scaled(r), "is left out: scaled scores come out")
 
 
 @bug("kqv_out", fix="put tokens before heads, [token, head, dim], before heads are merged")
@@ -434,16 +253,3 @@ def cache_rows_rounded(r: Same, case: Case) -> Iterator[Change]:
     """The cache's rows are rounded as they are kept (F16, BF16, Q8_0)."""
     for kind in ("F16", "BF16", *(("Q8_0",) if r.x.shape[-1] % 32 == 0 else ())):
         yield Change(Same(ROUNDINGS[kind](r.x)), f"keeps its rows as {kind}", kind)
-
-
-@bug("kq_soft_max", harmless=True, fix="nothing: half-precision attention rounds its inputs")
-def softmax_of_rounded(r: Softmax, case: Case) -> Iterator[Change]:
-    """Scores are rounded to 16 bits before the softmax."""
-    for kind in ("F16", "BF16"):
-        to = ROUNDINGS[kind]
-        yield Change(replace(r, scores=to(r.scores)), f"rounds scores to {kind} first", kind)
-        yield Change(
-            replace(r, scores=to(r.scores * np.float32(r.scale)), scale=1.0),
-            f"rounds scaled scores to {kind}",
-            f"{kind} scaled",
-        )

@@ -22,7 +22,8 @@ Array = NDArray[Any]
 
 # The likeliest first: of bugs that a model cannot tell apart, the first is named first.
 FAMILIES = (
-    "rope", "norms", "attention", "products", "activations", "residuals", "embedding", "blocks", "router", "rounding",
+    "rope", "norms", "softmax", "attention", "products", "activations", "residuals", "embedding", "blocks", "scales",
+    "router", "rounding",
 )  # fmt: skip
 
 
@@ -101,6 +102,11 @@ def recipe(*words: str) -> Callable[[Builder], Builder]:
 def recipe_of(case: Case) -> Recipe:
     """The right recipe of a case's tap."""
     return _RECIPES[case.tap.kind.word](case)
+
+
+def reads_blocks(known: Bug) -> bool:
+    """Whether a bug is a misreading of quantized blocks."""
+    return known.changes.__module__.endswith((".blocks", ".scales"))
 
 
 @cache

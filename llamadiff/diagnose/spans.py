@@ -19,14 +19,16 @@ from numpy.typing import NDArray
 from llamadiff import taps
 from llamadiff.carrier import Carrier
 from llamadiff.diagnose.case import Case, NotRecordedError, Run
-from llamadiff.diagnose.known import Bug, Change, known_bugs, recipe_of
+from llamadiff.diagnose.known import Bug, Change, known_bugs, reads_blocks, recipe_of
 from llamadiff.diagnose.search import EXPLAINS, TIE, Clock, Fit, Outcome, Step, changes_of, likeliest_first
 from llamadiff.judging import Local
 from llamadiff.lanes import F32, JITTER, Source
 from llamadiff.phase import Progress
+from llamadiff.trace import Trace
 
 Array = NDArray[Any]
-LANES = 24  # bugs a pass
+COLUMNS = 512  # tokens of all lanes of a pass: more cost time, fewer cost passes over the weights
+FEW = 5  # tokens that a long span is first tried on
 MEMORY = 1 << 28  # bytes that one tap of all lanes may take
 FINALISTS = 6  # bugs that are tried in every arithmetic
 ZOOMS, POINTS = 8, 12  # rounds and values a round, to solve for a constant
@@ -47,6 +49,7 @@ class Lane:
     words: tuple[str, ...]
     policy: str
     at: str = ""
+    whole: bool = True  # whether these are all of the span's ops that can have it
 
 
 @dataclass(frozen=True)
@@ -188,26 +191,31 @@ class Trials:
         self.said: dict[Lane, str] = {}
 
     def variants(self) -> list[Lane]:
-        """Every variant of every bug that some op of the span can have, from one run of the right ops."""
+        """Every variant of every bug that some op of the span can have, from one run of the right ops.
+
+        The likeliest first, and those in all their ops before those in one.
+        """
         lanes: list[Lane] = []
         asked: set[tuple[str, tuple[str, ...]]] = set()
         inside = {tap.kind.word for name in self.span.needed if (tap := taps.parse(name)) is not None}
 
         def probe(case: Case) -> None:
             for known in known_bugs().values():
-                for words in _scopes([word for word in known.words if word in inside]):
+                own = tuple(word for word in known.words if word in inside)
+                for words in _scopes(own):
                     if not known.harmless and case.tap.kind.word == words[0] and (known.name, words) not in asked:
                         asked.add((known.name, words))
-                        lanes.extend(_variants(known, words, case))
+                        lanes.extend(_variants(known, words, case, words == own))
 
         self._run(Replay(self.span, [Lane(None, "", None, (), F32)], probe))
-        return sorted(lanes, key=lambda lane: len(lane.words) == 1)
+        order = {name: number for number, name in enumerate(known_bugs())}
+        return sorted(lanes, key=lambda lane: (not lane.whole, order[lane.bug.name] if lane.bug else 0))
 
     @property
     def width(self) -> int:
         """How many lanes a pass can have."""
         largest = 4 * max(int(np.prod(shape)) for shape in self.span.run.shapes.values())
-        return max(1, min(LANES, MEMORY // largest))
+        return max(1, min(COLUMNS // len(self.span.run.tokens), MEMORY // largest))
 
     def run(self, lanes: Sequence[Lane]) -> None:
         """Try lanes, as many in one pass as memory allows."""
@@ -283,21 +291,60 @@ class Trials:
 
 
 def search_span(run: Run, source: Source, tap: taps.Tap, local: Local, clock: Clock, progress: Progress) -> Outcome:
-    """Replay every known bug through a span; the nearest, if none fits."""
-    trials = Trials(run, source, tap, local)
+    """Replay every known bug through a span; the nearest, if none fits.
+
+    A span of several layers is tried on the first few tokens, and what comes near on all of them.
+    """
+    whole = Trials(run, source, tap, local)
+    short = len(whole.span.layers) > 1 and len(run.tokens) > 2 * FEW and run.n_prefill == len(run.tokens)
+    first = Trials(*_first_tokens(run, source, FEW), tap, local) if short and source.is_whole(tap.name) else whole
+    for trials in dict.fromkeys((first, whole)):
+        complete = _tried(trials, clock, progress)
+        ordered = sorted(trials.errors, key=trials.errors.__getitem__)
+        fits = whole.finalists(ordered[:FINALISTS])
+        if fits:
+            equals = {(fit.causes, fit.says): fit for fit in reversed(fits) if fit.nmse <= TIE * fits[0].nmse + 1e-12}
+            return Outcome(likeliest_first(equals.values()), (), complete)
+    return Outcome((), tuple(_first_of_each(map(trials.fit, ordered), 3)), complete)
+
+
+def _tried(trials: Trials, clock: Clock, progress: Progress) -> bool:
+    """Run every lane, and solve for constants; whether there was time for all that is needed.
+
+    Once one fits exactly, only what might be the same bug in other words is tried.
+    """
     lanes = trials.variants()
-    for start in range(0, len(lanes), trials.width):
-        if clock.spent:
-            break
-        progress(f"replaying known bugs up to {tap.name}", start, len(lanes))
-        trials.run(lanes[start : start + trials.width])
+    count, exact = len(lanes), False
+    while lanes and not clock.spent:
+        progress(f"replaying known bugs up to {trials.span.judged.name}", count - len(lanes), count)
+        trials.run(lanes[: trials.width])
+        lanes = lanes[trials.width :]
+        if not exact and trials.best <= EXACT:
+            exact, lanes = True, [lane for lane in lanes if lane.whole and lane.bug and not reads_blocks(lane.bug)]
     trials.zoom(clock)
-    ordered = sorted(trials.errors, key=trials.errors.__getitem__)
-    nearest = tuple(_first_of_each(map(trials.fit, ordered), 3))
-    fits = trials.finalists(ordered[:FINALISTS])
-    floor = TIE * fits[0].nmse + 1e-12 if fits else 0.0
-    equals = {(fit.causes, fit.says): fit for fit in reversed(fits) if fit.nmse <= floor}
-    return Outcome(likeliest_first(equals.values()), () if fits else nearest, complete=not clock.spent)
+    return not lanes
+
+
+def _first_tokens(run: Run, source: Source, count: int) -> tuple[Run, Source]:
+    """The beginning of a run: later tokens change nothing in it."""
+
+    def cut(name: str, x: Any) -> Any:
+        tap = taps.parse(name)
+        if tap is None:
+            return x
+        x = x[(slice(None),) * tap.row_axis + (slice(count),)]
+        return x[..., :count] if tap.causal else x
+
+    trace = source.trace
+    info = replace(trace.info, tokens=run.tokens[:count], positions=trace.info.positions[:count], n_prefill=count)
+    arrays = {name: cut(name, trace[name]) for name in trace}
+    known = {name: cut(name, mask) for name, mask in trace.known.items()}
+    shapes = {name: cut(name, np.empty(shape, np.void)).shape for name, shape in run.shapes.items()}
+    beginning = Trace(info, arrays, dict.fromkeys(arrays, "F32"), None, known)
+    short = replace(
+        run, tokens=info.tokens, positions=run.positions[:count], n_prefill=count, shapes=shapes, known=known
+    )
+    return short, replace(source, trace=beginning)
 
 
 def replayed_span(run: Run, source: Source, tap: taps.Tap, local: Local, fits: Sequence[Fit]) -> list[Fit]:
@@ -311,7 +358,7 @@ def _nothing(name: str) -> Array:
     raise NotRecordedError(name)
 
 
-def _scopes(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _scopes(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Which ops of a span may have a bug together: all of them, those of one side of attention, each alone."""
     groups = [
         tuple(words),
@@ -321,10 +368,10 @@ def _scopes(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
     yield from dict.fromkeys(group for group in [*groups, *((word,) for word in words)] if group)
 
 
-def _variants(known: Bug, words: tuple[str, ...], case: Case) -> Iterator[Lane]:
+def _variants(known: Bug, words: tuple[str, ...], case: Case, whole: bool) -> Iterator[Lane]:
     try:
         for change in changes_of(known, recipe_of(case), case):
-            yield Lane(known, change.variant, change.value, words, F32, case.tap.name)
+            yield Lane(known, change.variant, change.value, words, F32, case.tap.name, whole)
     except NotRecordedError:
         return
 

@@ -11,11 +11,14 @@ from llamadiff.diagnose.known import known_bugs
 def clause(d: Diagnosis) -> str:
     """What the op does, without its subject; alternatives that the model cannot tell apart joined by "or"."""
     said = list(dict.fromkeys(_said(cause) for cause in d.causes))
-    return said[0] if len(said) == 1 else "either " + ", or ".join(said[:4])
+    if len(said) == 1:
+        return said[0]
+    numbered = [f"({number}) {text}" for number, text in enumerate(said[:4], 1)]
+    return f"either {', or '.join(numbered)}: this model cannot tell them apart"
 
 
 def _said(cause: Cause) -> str:
-    return cause.says if cause.at is None else f"has a wrong {cause.at} in it, which {cause.says}"
+    return cause.says if cause.at is None else f"{cause.says} (at {cause.at})"
 
 
 def where(d: Diagnosis, recorded: Sequence[str]) -> str:
