@@ -1,0 +1,86 @@
+"""What an op of ggml is to NumPy: operands, parameters and a result; and the table of the functions that compute it.
+
+Arrays have ggml's four axes, outermost first, [ne3, ne2, ne1, ne0], after any number of batch axes. Every function
+works on the last four and broadcasts over the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+FAMILIES = ("views", "arithmetic", "unary", "norms", "products", "attention", "rope", "selection", "recurrent", "sparse")
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One source of an op: its values, ggml's name of its type (``f32``, ``q8_0``, ``i32``) and its own name."""
+
+    values: Array
+    kind: str = "f32"
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Op:
+    """One node of a graph, as it is computed.
+
+    ``name`` is ggml's name of the op (of the unary op or GLU itself, where it is one); ``shape`` [ne3, ne2, ne1, ne0] and
+    ``kind`` are the result's; ``params`` are the bytes of op_params; a missing source is None.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    params: bytes
+    sources: tuple[Operand | None, ...]
+
+    @cached_property
+    def ints(self) -> Array:
+        """The parameters as int32."""
+        return np.frombuffer(self.params, np.int32)
+
+    @cached_property
+    def floats(self) -> Array:
+        """The parameters as float32."""
+        return np.frombuffer(self.params, np.float32)
+
+    def x(self, place: int = 0) -> Array:
+        """The values of a source that must be there."""
+        source = self.sources[place]
+        assert source is not None
+        return source.values
+
+    def optional(self, place: int) -> Array | None:
+        """The values of a source that may be missing."""
+        source = self.sources[place] if place < len(self.sources) else None
+        return None if source is None else source.values
+
+
+Function = Callable[[Op], Array]
+_OPS: dict[str, Function] = {}
+
+
+def op(*names: str) -> Callable[[Function], Function]:
+    """Register the function that computes these ops."""
+
+    def register(function: Function) -> Function:
+        _OPS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def function_of(name: str) -> Function | None:
+    """The function that computes an op; None if there is none."""
+    for family in FAMILIES:
+        import_module(f"llamadiff.ggml.ops.{family}")
+    return _OPS.get(name)
