@@ -55,6 +55,9 @@ OPTIONS = {
     "llama-fused": {"fused_qkv": True},
     "llama-fused-bias": {"fused_qkv": True, "tensors": _vectors(attn_qkv=8 * DIM)},
     "qwen2-fused": {"arch": "qwen2", "fused_qkv": True, "bias": True, "kv_heads": 4},
+    "llama-scaled": {
+        "tensors": {f"blk.{i}.{stem}.scale": np.array([0.7], np.float32) for i in range(2) for stem in _STEMS},
+    },
     "llama-biased": {
         "bias": True,
         "tensors": {**_vectors(**_STEMS), "output.bias": np.linspace(-1, 1, VOCAB, dtype=np.float32)},

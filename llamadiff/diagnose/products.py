@@ -133,6 +133,13 @@ def bias_missing(r: Product, case: Case) -> Iterator[Change]:
         yield Change(replace(r, bias=None), "leaves out the bias")
 
 
+@bug(*PRODUCTS, fix="multiply by the tensor's .scale where the file has one")
+def weight_scale_ignored(r: Product, case: Case) -> Iterator[Change]:
+    """The weight's own scale (a tensor of its name with .scale) is ignored."""
+    if r.scale is not None:
+        yield Change(replace(r, scale=None), f"ignores {r.name.replace('.weight', '.scale')}")
+
+
 @bug(*DENSE, fix="add the bias once, this product's own")
 def bias_wrong(r: Product, case: Case) -> Iterator[Change]:
     """The bias is added twice, subtracted, or another one."""

@@ -17,7 +17,18 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-FAMILIES = ("views", "arithmetic", "unary", "norms", "products", "attention", "rope", "selection", "recurrent", "sparse")
+FAMILIES = (
+    "views",
+    "arithmetic",
+    "unary",
+    "norms",
+    "products",
+    "attention",
+    "rope",
+    "selection",
+    "recurrent",
+    "sparse",
+)
 
 
 @dataclass(frozen=True)
@@ -33,8 +44,9 @@ class Operand:
 class Op:
     """One node of a graph, as it is computed.
 
-    ``name`` is ggml's name of the op (of the unary op or GLU itself, where it is one); ``shape`` [ne3, ne2, ne1, ne0] and
-    ``kind`` are the result's; ``params`` are the bytes of op_params; a missing source is None.
+    ``name`` is ggml's name of the op (of the unary op or GLU itself, where it is one); ``shape`` [ne3, ne2, ne1, ne0]
+    and ``kind`` are the result's; ``params`` are the bytes of op_params; a missing source is None. ``exact``: in
+    float32 throughout; else rounded where ggml's CPU kernels round.
     """
 
     name: str
@@ -42,6 +54,7 @@ class Op:
     kind: str
     params: bytes
     sources: tuple[Operand | None, ...]
+    exact: bool = False
 
     @cached_property
     def ints(self) -> Array:
@@ -59,6 +72,12 @@ class Op:
         assert source is not None
         return source.values
 
+    def source_kind(self, place: int = 0) -> str:
+        """ggml's name of a source's type."""
+        source = self.sources[place]
+        assert source is not None
+        return source.kind
+
     def optional(self, place: int) -> Array | None:
         """The values of a source that may be missing."""
         source = self.sources[place] if place < len(self.sources) else None
@@ -67,13 +86,15 @@ class Op:
 
 Function = Callable[[Op], Array]
 _OPS: dict[str, Function] = {}
+ROUNDING: set[str] = set()  # ops that ggml computes with roundings of its own, and exactly in some kernels
 
 
-def op(*names: str) -> Callable[[Function], Function]:
-    """Register the function that computes these ops."""
+def op(*names: str, rounds: bool = False) -> Callable[[Function], Function]:
+    """Register the function that computes these ops; ``rounds``: it heeds ``Op.exact``."""
 
     def register(function: Function) -> Function:
         _OPS.update(dict.fromkeys(names, function))
+        ROUNDING.update(names if rounds else ())
         return function
 
     return register

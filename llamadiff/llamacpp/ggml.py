@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp
+from llamaref.weights import block_sizes, decode
 from numpy.typing import NDArray
 
 from llamadiff.errors import UserError
@@ -155,22 +156,42 @@ class Node:
     def values(self) -> NDArray[Any]:
         """A copy of the tensor's values, read through its strides: [ne3, ne2, ne1, ne0].
 
-        Raises UserError for a type that has no NumPy counterpart.
+        16-bit floats are widened to float32. Raises UserError for a type that cannot be decoded.
         """
         dtype = _NUMPY.get(self.type)
+        strides = tuple(reversed(list(self.tensor.nb)))
         if dtype is None:
-            raise UserError(f"{self.name}: values of type {self.type} cannot be read")
-        n_bytes = self._extent()
-        raw = np.empty(n_bytes, np.uint8)
-        if self.tensor.buffer and not self.ggml.lib.ggml_backend_buffer_is_host(self.tensor.buffer):
-            self.ggml.lib.ggml_backend_tensor_get(ctypes.byref(self.tensor), raw.ctypes.data, 0, n_bytes)
-        else:
-            ctypes.memmove(raw.ctypes.data, self.tensor.data, n_bytes)
-        strided: NDArray[Any] = np.ndarray(self.shape, dtype, raw, strides=tuple(reversed(list(self.tensor.nb))))
-        values = np.ascontiguousarray(strided)
-        return (values.astype(np.uint32) << 16).view(np.float32) if self.type == "bf16" else values
+            return self._decoded(strides)
+        raw = self._bytes(np.dtype(dtype).itemsize + self._steps(self.tensor.ne))
+        values = np.ascontiguousarray(np.ndarray(self.shape, dtype, raw, strides=strides))
+        if self.type == "bf16":
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        return values.astype(np.float32) if self.type == "f16" else values
 
-    def _extent(self) -> int:
-        """Bytes from the first value to the end of the last."""
-        steps = zip(self.tensor.ne, self.tensor.nb, strict=True)
-        return int(np.dtype(_NUMPY[self.type]).itemsize + sum((n - 1) * stride for n, stride in steps))
+    def _decoded(self, strides: tuple[int, ...]) -> NDArray[Any]:
+        """Values of blocks (a quantized cache): whole rows, wherever they lie."""
+        try:
+            block, size = block_sizes(self.type)
+        except KeyError:
+            raise UserError(f"{self.name}: values of type {self.type} cannot be read") from None
+        width = self.tensor.ne[0] // block * size
+        raw = self._bytes(width + self._steps([1, *list(self.tensor.ne)[1:]]))
+        rows = np.ndarray((*self.shape[:-1], width), np.uint8, raw, strides=(*strides[:-1], 1))
+        return decode(self.type, np.ascontiguousarray(rows))
+
+    def _bytes(self, count: int) -> NDArray[Any]:
+        raw = np.empty(count, np.uint8)
+        if self.tensor.buffer and not self.ggml.lib.ggml_backend_buffer_is_host(self.tensor.buffer):
+            self.ggml.lib.ggml_backend_tensor_get(ctypes.byref(self.tensor), raw.ctypes.data, 0, count)
+        else:
+            ctypes.memmove(raw.ctypes.data, self.tensor.data, count)
+        return raw
+
+    def _steps(self, sizes: Any) -> int:
+        """Bytes from the first value to the last."""
+        return int(sum((n - 1) * stride for n, stride in zip(sizes, self.tensor.nb, strict=True)))
+
+    def is_view_of_its_source(self) -> bool:
+        """Whether a node that computes nothing points where its offset says, into another's memory."""
+        base = self.tensor.view_src
+        return not base or self.tensor.data == (base.contents.data or 0) + self.tensor.view_offs

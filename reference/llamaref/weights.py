@@ -156,6 +156,17 @@ class Weights:
         return self._tensors[name]
 
 
+def block_sizes(kind: str) -> tuple[int, int]:
+    """Values and bytes of one block of a type, by ggml's name of it; KeyError for an unknown one."""
+    values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]]
+    return int(values), int(size)
+
+
+def decode(kind: str, rows: Array) -> Array:
+    """Floats of rows of blocks, [..., bytes] -> [..., values]."""
+    return _dequantized(kind, rows, gguf.GGMLQuantizationType[kind.upper()]).astype(np.float32, copy=False)
+
+
 def open_gguf(path: str | Path) -> gguf.GGUFReader:
     """Open a GGUF file; raises ModelError in one line for whatever is wrong with it."""
     path = Path(path)

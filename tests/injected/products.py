@@ -187,6 +187,14 @@ def _with_zero_point(x: Any) -> Any:
     return np.asarray(np.rint((x - least) / step) * step + least, np.float32)
 
 
+def _scales(ignored: str) -> Build:
+    class Unscaled(Engine):
+        def scale(self, name: str) -> Any:
+            return None if ignored in name else super().scale(name)
+
+    return Unscaled
+
+
 def _activations(rounded: Callable[[Any], Any]) -> Build:
     return with_linear(STEMS, lambda m, x, name: product(m, rounded(x), name) + bias(m, name))
 
@@ -206,6 +214,9 @@ def _times(word: str, factor: float) -> Build:
 INJECTIONS = (
     Injection("bias: none on Q, K, V", "bias-missing", QKV,
               _bias(QKV_STEMS, lambda m, n: 0), ("qwen2", "llama-biased")),
+    Injection("scale: ignored in attention", "weight-scale-ignored", ("attn_out",), _scales(".attn_"),
+              ("llama-scaled",)),
+    Injection("scale: ignored in the FFN", "weight-scale-ignored", DENSE_FFN, _scales(".ffn_"), ("llama-scaled",)),
     Injection("bias: none on V", "bias-missing", V, _bias(["attn_v"], lambda m, n: 0), ("qwen2",)),
     Injection("bias: none after attention", "bias-missing", ("attn_out",),
               _bias(["attn_output"], lambda m, n: 0), ("llama-biased",)),

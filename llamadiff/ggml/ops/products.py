@@ -1,0 +1,50 @@
+"""Products. The first operand's type decides how the second one is rounded first (ggml-cpu.c, vec_dot_type)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llamadiff.arithmetic import PARTNER, ROUNDINGS
+from llamadiff.ggml.op import Array, Op, op
+
+
+def rounded(x: Array, kind: str, exact: bool) -> Array:
+    """Activations as they are before a product with weights of a type."""
+    to = PARTNER.get(kind.upper(), "F32")
+    return x if exact or to not in ROUNDINGS else ROUNDINGS[to](x)
+
+
+@op("MUL_MAT", rounds=True)
+def mul_mat(n: Op) -> Array:
+    """w [.., out, in], x [.., rows, in] -> [.., rows, out]; outer axes of w serve several of x's (ggml_mul_mat)."""
+    w, x = n.x(), rounded(n.x(1), n.source_kind(), n.exact)
+    w = _repeated(w, x.shape[-4:-2])
+    return np.asarray(np.matmul(x.astype(np.float32, copy=False), w.swapaxes(-1, -2)))
+
+
+def _repeated(w: Array, outer: tuple[int, ...]) -> Array:
+    """Each outer slice of w for as many neighbours of x's as it serves."""
+    for axis, want in zip((-4, -3), outer, strict=True):
+        if w.shape[axis] != want:
+            w = np.repeat(w, want // w.shape[axis], axis=axis)
+    return w
+
+
+@op("MUL_MAT_ID", rounds=True)
+def mul_mat_id(n: Op) -> Array:
+    """w [1, expert, out, in], x [1, token, used or 1, in], ids [1, 1, token, used] -> [1, token, used, out]."""
+    w, x, ids = n.x(), rounded(n.x(1), n.source_kind(), n.exact), n.x(2).astype(np.int64)
+    ids = ids[..., 0, 0, :, :]  # [..., token, used]
+    x = np.broadcast_to(x[..., 0, :, :, :], (*ids.shape, x.shape[-1]))  # [..., token, used, in]
+    out = np.empty((*ids.shape, w.shape[-2]), np.float32)
+    for expert in np.unique(ids):
+        mine = ids == expert
+        out[mine] = x[mine] @ w[0, expert].T
+    return out[..., None, :, :, :]
+
+
+@op("OUT_PROD")
+def out_prod(n: Op) -> Array:
+    """a [.., k, m], b [.., k, n] -> [.., n, m]: sums of outer products (ggml_out_prod)."""
+    a = _repeated(n.x(), n.x(1).shape[-4:-2])
+    return np.asarray(np.matmul(n.x(1).swapaxes(-1, -2), a))

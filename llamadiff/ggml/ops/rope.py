@@ -1,0 +1,127 @@
+"""RoPE in its layouts (normal, neox, multi-section, interleaved sections, vision), with YaRN and frequency factors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llamadiff.ggml.op import Array, Op, op
+
+NEOX, MROPE, VISION, IMROPE = 2, 8, 24, 40  # ggml.h, GGML_ROPE_TYPE_*
+
+
+@dataclass(frozen=True)
+class Settings:
+    """op_params of ROPE (ggml_rope_impl)."""
+
+    n_dims: int
+    mode: int
+    n_ctx_orig: int
+    base: float
+    scale: float
+    ext_factor: float
+    attn_factor: float
+    beta_fast: float
+    beta_slow: float
+    sections: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, n: Op) -> Settings:
+        base, scale, ext, attn, fast, slow = (float(value) for value in n.floats[5:11])
+        sections = tuple(int(size) for size in n.ints[11:15])
+        dims, mode, ctx = int(n.ints[1]), int(n.ints[2]), int(n.ints[4])
+        return cls(dims, mode, ctx, base, scale, ext, attn, fast, slow, sections, int(n.ints[15]))
+
+
+@op("ROPE", rounds=True)
+def rope(n: Op) -> Array:
+    """x [.., token, head, dim] rotated by positions [token] (or four for each token), forwards."""
+    return _rotated(n, 1.0)
+
+
+@op("ROPE_BACK", rounds=True)
+def rope_back(n: Op) -> Array:
+    """The inverse rotation."""
+    return _rotated(n, -1.0)
+
+
+def _rotated(n: Op, direction: float) -> Array:
+    s, x = Settings.of(n), n.x()
+    half = s.n_dims // 2 if s.mode != VISION else s.n_dims
+    theta = _angles(s, n.x(1).reshape(-1), x.shape[-3], half, n.exact)  # [token, pair]
+    cos, sin = _cos_sin(s, theta, n.optional(2), n.exact)
+    c, d = cos[:, None, :], direction * sin[:, None, :]  # [token, 1, pair]
+    out = np.array(x, np.float32)
+    first, second = _places(s, x.shape[-1], half)
+    a, b = x[..., first], x[..., second]
+    out[..., first], out[..., second] = a * c - b * d, a * d + b * c
+    return out
+
+
+def _places(s: Settings, width: int, half: int) -> tuple[Array, Array]:
+    """Which values of a head make up the pairs."""
+    i = np.arange(half)
+    if s.mode == 0:
+        return s.offset + 2 * i, s.offset + 2 * i + 1
+    return s.offset + i, s.offset + i + (width // 2 if s.mode == VISION else half)
+
+
+def _angles(s: Settings, positions: Array, tokens: int, half: int, exact: bool) -> Array:
+    """theta of each token and pair; ggml multiplies it on from pair to pair in float32."""
+    if not s.mode & MROPE:
+        return _powers(s, positions[:tokens], np.arange(half), exact)
+    by_section = positions.reshape(4, tokens)  # time, height, width, extra
+    which = _sections(s, half)
+    start = np.arange(half)
+    if s.mode == VISION:  # each section counts its pairs from zero
+        edges = np.cumsum((0, *s.sections))
+        start = start % sum(s.sections) - edges[:-1][which]
+    thetas = np.stack([_powers(s, by_section[part], start, exact) for part in range(4)])  # [4, token, pair]
+    return np.asarray(np.take_along_axis(thetas, which[None, None, :].repeat(tokens, 1), axis=0)[0])
+
+
+def _powers(s: Settings, positions: Array, exponents: Array, exact: bool) -> Array:
+    if exact:
+        return np.asarray(positions[:, None] * s.base ** (-2.0 * exponents / s.n_dims))
+    step = np.float32(s.base) ** np.float32(-2.0 / s.n_dims)
+    powers = np.full((len(positions), int(exponents.max()) + 1), step, np.float32)
+    powers[:, 0] = positions
+    return np.asarray(np.multiply.accumulate(powers, axis=1, dtype=np.float32)[:, exponents])
+
+
+def _sections(s: Settings, half: int) -> Array:
+    """Which of the four positions turns each pair (ggml_mrope_cache_init)."""
+    t, h, w, e = s.sections
+    sector = np.arange(half) % (t + h + w + e)
+    if s.mode == IMROPE:
+        turn = sector % 3
+        limits = np.array([t, h, w])[turn]
+        return np.where(sector < 3 * limits, turn, 3)
+    return np.searchsorted(np.cumsum([t, h, w]), sector, side="right")
+
+
+def _cos_sin(s: Settings, theta: Array, factors: Array | None, exact: bool) -> tuple[Array, Array]:
+    """cos and sin of the angles: divided by frequency factors, scaled, blended by YaRN (arXiv:2309.00071)."""
+    kind: type[Any] = np.float64 if exact else np.float32
+    if factors is not None:
+        theta = theta / factors.reshape(-1)[: theta.shape[1]].astype(kind)
+    scaled, magnitude = kind(s.scale) * theta, s.attn_factor
+    if s.ext_factor:
+        keep = (_keep(s, theta.shape[1]) * s.ext_factor).astype(kind)
+        scaled = scaled * (1 - keep) + theta * keep
+        magnitude *= 1.0 + 0.1 * math.log(1.0 / s.scale)
+    return np.cos(scaled) * kind(magnitude), np.sin(scaled) * kind(magnitude)
+
+
+def _keep(s: Settings, half: int) -> Array:
+    """How much of each frequency stays unscaled (ggml_rope_yarn_corr_dims)."""
+
+    def pair(turns: float) -> float:
+        return s.n_dims * math.log(s.n_ctx_orig / (turns * 2 * math.pi)) / (2 * math.log(s.base))
+
+    low, high = max(0.0, math.floor(pair(s.beta_fast))), min(s.n_dims - 1.0, math.ceil(pair(s.beta_slow)))
+    return np.asarray(1 - np.clip((np.arange(half) - low) / max(0.001, high - low), 0, 1))

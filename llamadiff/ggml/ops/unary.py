@@ -1,0 +1,138 @@
+"""Unary ops and GLUs. ggml computes GELU and quick GELU through tables of float16 (ggml-cpu/vec.h)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from llamadiff.arithmetic import round_f16
+from llamadiff.ggml.op import Array, Op, op
+
+SQRT_2_OVER_PI = 0.79788456080286535587989211986876  # ggml-cpu/vec.h
+GELU_A, QUICK = 0.044715, -1.702
+_ERF = np.vectorize(math.erf, otypes=[np.float64])
+_TABLE_END = 10.0  # beyond, ggml's GELU is x or 0
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1.0 / (1.0 + np.exp(-x)))
+
+
+def _gelu(x: Array) -> Array:
+    return np.asarray(0.5 * x * (1.0 + np.tanh(SQRT_2_OVER_PI * x * (1.0 + GELU_A * x * x))))
+
+
+def _gelu_erf(x: Array) -> Array:
+    return np.asarray(0.5 * x * (1.0 + _ERF(x / math.sqrt(2.0))))
+
+
+def _gelu_quick(x: Array) -> Array:
+    return np.asarray(x / (1.0 + np.exp(QUICK * x)))
+
+
+def _softplus(x: Array) -> Array:
+    return np.where(x > 20.0, x, np.log1p(np.exp(np.minimum(x, 20.0))))
+
+
+def gelu(x: Array, exact: bool) -> Array:
+    """GELU by tanh (Hendrycks & Gimpel 2016); ggml's table takes and gives float16 within +-10."""
+    if exact:
+        return _gelu(x.astype(np.float64)).astype(np.float32)
+    table = round_f16(_gelu(round_f16(x).astype(np.float64)).astype(np.float32))
+    return np.where(x <= -_TABLE_END, np.float32(0), np.where(x >= _TABLE_END, x, table))
+
+
+def gelu_quick(x: Array, exact: bool) -> Array:
+    """x * sigmoid(1.702 x); ggml's table takes and gives float16."""
+    if exact:
+        return _gelu_quick(x.astype(np.float64)).astype(np.float32)
+    return round_f16(_gelu_quick(round_f16(x).astype(np.float64)).astype(np.float32))
+
+
+_PLAIN: dict[str, Callable[[Array], Array]] = {
+    "ABS": np.abs, "SGN": np.sign, "NEG": np.negative, "STEP": lambda x: (x > 0).astype(np.float64), "TANH": np.tanh,
+    "ELU": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "RELU": lambda x: np.maximum(x, 0),
+    "SIGMOID": _sigmoid, "SILU": lambda x: x * _sigmoid(x), "EXP": np.exp, "EXPM1": np.expm1, "SOFTPLUS": _softplus,
+    "HARDSWISH": lambda x: x * np.clip((x + 3) / 6, 0, 1), "HARDSIGMOID": lambda x: np.clip((x + 3) / 6, 0, 1),
+    "GELU_ERF": _gelu_erf, "FLOOR": np.floor, "CEIL": np.ceil, "TRUNC": np.trunc,
+    "ROUND": lambda x: np.sign(x) * np.floor(np.abs(x) + 0.5), "SQR": np.square, "SQRT": np.sqrt, "LOG": np.log,
+    "SIN": np.sin, "COS": np.cos,
+}  # fmt: skip
+
+
+@op(*_PLAIN)
+def unary(n: Op) -> Array:
+    """An op of each value by itself, in float64 (ggml-cpu/unary-ops.cpp)."""
+    return np.asarray(_PLAIN[n.name](n.x().astype(np.float64)), np.float32)
+
+
+@op("GELU", rounds=True)
+def gelu_op(n: Op) -> Array:
+    """GELU, by ggml's table or exactly."""
+    return gelu(n.x(), n.exact)
+
+
+@op("GELU_QUICK", rounds=True)
+def gelu_quick_op(n: Op) -> Array:
+    """Quick GELU, by ggml's table or exactly."""
+    return gelu_quick(n.x(), n.exact)
+
+
+@op("XIELU")
+def xielu(n: Op) -> Array:
+    """params: alpha_n, alpha_p, beta, eps (ggml-cpu/unary-ops.cpp, op_xielu)."""
+    x = n.x().astype(np.float64)
+    alpha_n, alpha_p, beta, eps = (float(value) for value in n.floats[1:5])
+    below = (np.expm1(np.minimum(x, eps)) - x) * alpha_n + beta * x
+    return np.where(x > 0, alpha_p * x * x + beta * x, below).astype(np.float32)
+
+
+@op("LEAKY_RELU")
+def leaky_relu(n: Op) -> Array:
+    """max(x, 0) + params[0] * min(x, 0)."""
+    return np.asarray(np.maximum(n.x(), 0) + n.floats[0] * np.minimum(n.x(), 0))
+
+
+def _halves(n: Op) -> tuple[Array, Array]:
+    """What is activated, and what it gates: two tensors, or the halves of one (params[1]: the other way round)."""
+    other = n.optional(1)
+    if other is not None:
+        return n.x(), other
+    first, second = np.split(n.x(), 2, axis=-1)
+    return (second, first) if n.ints[1] else (first, second)
+
+
+_GATES: dict[str, Callable[[Array, bool], Array]] = {
+    "REGLU": lambda x, exact: np.maximum(x, np.float32(0)),
+    "GEGLU": gelu,
+    "SWIGLU": lambda x, exact: np.asarray(x.astype(np.float64) * _sigmoid(x.astype(np.float64)), np.float32),
+    "GEGLU_ERF": lambda x, exact: _gelu_erf(x.astype(np.float64)).astype(np.float32),
+    "GEGLU_QUICK": gelu_quick,
+}
+
+
+@op(*_GATES, rounds=True)
+def glu(n: Op) -> Array:
+    """activation(x) * gate (Shazeer 2020, arXiv:2002.05202)."""
+    x, gate = _halves(n)
+    return _GATES[n.name](x, n.exact) * gate
+
+
+@op("SWIGLU_OAI")
+def swiglu_oai(n: Op) -> Array:
+    """min(x, limit) * sigmoid(alpha x) * (clamped gate + 1): params[2] alpha, params[3] limit (gpt-oss)."""
+    x, gate = (part.astype(np.float64) for part in _halves(n))
+    alpha, limit = float(n.floats[2]), float(n.floats[3])
+    x, gate = np.minimum(x, limit), np.clip(gate, -limit, limit)
+    return np.asarray(x / (1.0 + np.exp(-alpha * x)) * (gate + 1.0), np.float32)
+
+
+@op("SWIGLU_CLAMP")
+def swiglu_clamp(n: Op) -> Array:
+    """silu(min(x, limit)) * clamped gate: params[3] limit."""
+    x, gate = (part.astype(np.float64) for part in _halves(n))
+    limit = float(n.floats[3])
+    x, gate = np.minimum(x, limit), np.clip(gate, -limit, limit)
+    return np.asarray(x / (1.0 + np.exp(-x)) * gate, np.float32)

@@ -1,0 +1,96 @@
+"""One node of a graph, computed again from the inputs that it was given, and compared with what it gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from llamadiff import metrics
+from llamadiff.arithmetic import PARTNER
+from llamadiff.ggml.op import ROUNDING, Array, Op, function_of
+
+SORTED = ("ARGSORT", "TOP_K")
+
+
+@dataclass(frozen=True)
+class NodeCheck:
+    """What was found out about one node in one pass (``step``: 0 for the prefill, then decode steps).
+
+    ``nmse`` is None where there is no function for the op; ``problem`` says why. ``expected`` and ``found`` are the two
+    values at ``index``, where they differ most. ``baseline`` and ``engine`` are moments of llama.cpp's values and ours.
+    """
+
+    name: str
+    tap: str | None
+    op: str
+    weight: str | None
+    weight_type: str | None
+    shape: tuple[int, ...]
+    step: int
+    nmse: float | None
+    arithmetic: str | None
+    index: tuple[int, ...] = ()
+    expected: float = 0.0
+    found: float = 0.0
+    baseline: metrics.Stats | None = None
+    engine: metrics.Stats | None = None
+    problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> NodeCheck:
+        stats = {side: metrics.Stats(**data[side]) if data[side] else None for side in ("baseline", "engine")}
+        return cls(**{**data, **stats, "shape": tuple(data["shape"]), "index": tuple(data["index"])})
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The best of an op's arithmetics: its NMSE, what it rounds to, and what it gives."""
+
+    nmse: float
+    arithmetic: str
+    values: Array
+
+
+def replay(n: Op, found: Array, compute: Callable[[Op], Array] | None = None, enough: float = 0.0) -> Replay | None:
+    """Compute an op under each arithmetic that ggml may use, until one is within ``enough``; None for an unknown op.
+
+    ``compute`` stands in for the op's function (products with a file's weights are streamed).
+    """
+    function = compute or function_of(n.name)
+    if function is None:
+        return None
+    best: Replay | None = None
+    with np.errstate(all="ignore"):
+        for exact in (False, True) if n.name in ROUNDING else (True,):
+            tried = replace(n, exact=exact)
+            values = function(tried)
+            nmse = distance(n, np.asarray(values), found)
+            if best is None or nmse < best.nmse:
+                best = Replay(nmse, _arithmetic(tried), values)
+            if nmse <= enough:
+                break
+    return best
+
+
+def distance(n: Op, values: Array, found: Array) -> float:
+    """NMSE of what was found against what was computed. Of equal values either may come first when they are sorted."""
+    values, found = values.reshape(found.shape), np.asarray(found)
+    if n.name in SORTED:
+        x = n.x()
+        values, found = (np.take_along_axis(x, places.astype(np.int64), axis=-1) for places in (values, found))
+        if n.name == "TOP_K":
+            values, found = np.sort(values, axis=-1), np.sort(found, axis=-1)
+    return metrics.nmse(found.reshape(1, -1), values.reshape(1, -1), 0)
+
+
+def _arithmetic(n: Op) -> str:
+    """What products round activations to; for other ops, float32."""
+    if n.exact or not n.name.startswith("MUL_MAT"):
+        return "F32"
+    return PARTNER.get(n.source_kind().upper(), "F32")

@@ -1,0 +1,39 @@
+"""One op in a file: inputs, parameters, what is expected and what was found. For a bug report, and for tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from llamadiff.ggml.op import Array, Op, Operand
+
+KEY = "llamadiff.op"
+
+
+def save(path: Path, n: Op, expected: Array, found: Array, name: str) -> None:
+    """Write an op as a .safetensors file: source.0, source.1, ..., expected, found; its description in the metadata."""
+    from safetensors.numpy import save_file
+
+    arrays = {f"source.{i}": np.ascontiguousarray(s.values) for i, s in enumerate(n.sources) if s is not None}
+    arrays |= {"expected": np.ascontiguousarray(expected).reshape(found.shape), "found": np.ascontiguousarray(found)}
+    about = {
+        "op": n.name, "shape": n.shape, "type": n.kind, "params": n.params.hex(), "node": name,
+        "sources": [None if s is None else {"type": s.kind, "name": s.name} for s in n.sources],
+    }  # fmt: skip
+    save_file(arrays, path, {KEY: json.dumps(about)})
+
+
+def load(path: Path) -> tuple[Op, Array, Array, str]:
+    """Read such a file -> the op, what is expected, what was found, the node's name."""
+    from safetensors import safe_open
+
+    with safe_open(str(path), "np") as file:
+        about = json.loads(file.metadata()[KEY])
+        sources = tuple(
+            None if s is None else Operand(file.get_tensor(f"source.{i}"), s["type"], s["name"])
+            for i, s in enumerate(about["sources"])
+        )
+        op = Op(about["op"], tuple(about["shape"]), about["type"], bytes.fromhex(about["params"]), sources)
+        return op, file.get_tensor("expected"), file.get_tensor("found"), about["node"]

@@ -1,0 +1,165 @@
+"""Every node of llama.cpp's graph checked as it runs, in the child process: memory stays at one node.
+
+Inputs are copied when llama.cpp asks whether a node is wanted, before it runs, since ops run in place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llamaref import Weights
+from numpy.typing import NDArray
+
+from llamadiff import limits, metrics
+from llamadiff.arithmetic import PARTNER, ROUNDINGS, q8_1_sums
+from llamadiff.ggml.op import Op, Operand
+from llamadiff.ggml.replay import NodeCheck, Replay, replay
+from llamadiff.ggml.saved import save
+from llamadiff.llamacpp.dequantize import Dequantizer
+from llamadiff.llamacpp.ggml import Node
+from llamadiff.llamacpp.names import tap_name
+
+Array = NDArray[Any]
+POINTERS = ("VIEW", "NONE")  # nodes that compute nothing: their memory is another's
+
+
+class NodeChecker:
+    """Checks nodes one by one; ``results`` are in graph order.
+
+    ``keep``: a directory for the ops that are wrong (``everything``: for all ops), inputs and outputs with them.
+    """
+
+    def __init__(self, weights: Weights, dequantizer: Dequantizer, keep: Path | None, everything: bool) -> None:
+        self.weights, self.dequantizer = weights, dequantizer
+        self.keep, self.everything = keep, everything
+        self.results: list[NodeCheck] = []
+        self.step = 0
+        self._seen: Counter[str] = Counter()
+        self._pending: Op | None = None
+
+    def begin(self, step: int) -> None:
+        """A pass begins: the prefill, or a decode step."""
+        self.step, self._seen = step, Counter()
+
+    def asked(self, node: Node) -> None:
+        """Before a node runs: keep its inputs."""
+        self._pending = None
+        if node.op not in POINTERS:
+            self._pending = Op(
+                node.op, node.shape, node.type, node.parameters, tuple(self._operand(s) for s in node.sources)
+            )
+
+    def done(self, node: Node) -> None:
+        """After a node ran: compute it again, and compare."""
+        n = self._pending
+        if n is None:
+            self._report(node, 0.0 if node.is_view_of_its_source() else float("inf"))
+            return
+        problem = next((s.name for s in n.sources if s is not None and s.values.size == 0 and not s.name), None)
+        if problem is not None:
+            self._report(node, None, problem="a source's type cannot be read")
+            return
+        found = node.values()
+        rule = limits.rule_for(limits.RULES, node.name, n.name, "*")
+        best = replay(n, found, self._product(n), rule.match)
+        if best is None:
+            self._report(node, None, problem=f"no function for {n.name}")
+            return
+        self._report(node, best.nmse, best, found, n)
+        if self.keep is not None and (self.everything or best.nmse > 10 * rule.match):
+            save(self.keep / f"{self.step}-{len(self.results):05d}.safetensors", n, best.values, found, node.name)
+
+    def _operand(self, source: Node) -> Operand:
+        """A source's values; a weight of the file is read from there, where it is needed."""
+        if self._is_weight(source):
+            return Operand(self.weights.stored(source.name), source.type, source.name)
+        return Operand(source.values(), source.type, source.name)
+
+    def _is_weight(self, source: Node) -> bool:
+        return source.op == "NONE" and source.name in self.weights
+
+    def _product(self, n: Op) -> Callable[[Op], Array] | None:
+        """Streamed products for weights of the file; other ops get their weights decoded."""
+        first = n.sources[0]
+        if first is not None and first.name in self.weights and n.name in ("MUL_MAT", "MUL_MAT_ID"):
+            flat = len([size for size in self.weights.shape(first.name) if size > 1]) <= 2
+            if n.name == "MUL_MAT" and flat:
+                return lambda op: self._streamed(op, first)
+            if n.name == "MUL_MAT_ID":
+                return lambda op: self._streamed_experts(op, first)
+        return self._decoded if any(s is not None and s.name in self.weights for s in n.sources) else None
+
+    def _decoded(self, n: Op) -> Array:
+        """An op on weights that are small, or that only some rows of are read."""
+        from dataclasses import replace
+
+        from llamadiff.ggml.op import function_of
+
+        if n.name == "GET_ROWS" and n.sources[0] is not None and n.sources[0].name in self.weights:
+            return self.weights.rows(n.sources[0].name, n.x(1).reshape(-1)).reshape(n.shape)
+        sources = tuple(s if s is None or s.name not in self.weights else self._whole(s) for s in n.sources)
+        function = function_of(n.name)
+        assert function is not None
+        return function(replace(n, sources=sources))
+
+    def _whole(self, source: Operand) -> Operand:
+        values = self.weights.whole(source.name)
+        return Operand(values.reshape(*[1] * (4 - values.ndim), *values.shape), source.kind, source.name)
+
+    def _streamed(self, n: Op, weight: Operand) -> Array:
+        x, *sums = self._rounded(n.x(1), weight.kind, n.exact)
+        y = self.weights.product(weight.name, x, *sums, decode=self.dequantizer.decoder(weight.name))
+        return y.reshape(n.shape)
+
+    def _streamed_experts(self, n: Op, weight: Operand) -> Array:
+        ids = n.x(2)[0, 0].astype(np.int64)  # [token, used]
+        x = np.broadcast_to(n.x(1)[0], (*ids.shape, n.x(1).shape[-1]))
+        x, *sums = self._rounded(np.ascontiguousarray(x), weight.kind, n.exact)
+        out = np.empty((*ids.shape, n.shape[-1]), np.float32)
+        for expert in np.unique(ids):
+            mine = ids == expert
+            out[mine] = self.weights.product(
+                weight.name, x[mine], *(part[mine] for part in sums), expert=int(expert),
+                decode=self.dequantizer.decoder(weight.name),
+            )  # fmt: skip
+        return out.reshape(n.shape)
+
+    def _rounded(self, x: Array, kind: str, exact: bool) -> tuple[Array, ...]:
+        to = PARTNER.get(kind.upper(), "F32")
+        if exact or to not in ROUNDINGS:
+            return (x,)
+        return (ROUNDINGS[to](x), q8_1_sums(x)) if to == "Q8_1" else (ROUNDINGS[to](x),)
+
+    def _report(
+        self, node: Node, nmse: float | None, best: Replay | None = None, found: Array | None = None,
+        n: Op | None = None, problem: str | None = None,
+    ) -> None:  # fmt: skip
+        name = node.name
+        self._seen[name] += 1
+        weight = next((s.name for s in node.sources if self._is_weight(s)), None)
+        tap = tap_name(node.name, node.op, [source.name for source in node.sources])
+        label = name if self._seen[name] == 1 else f"{name}#{self._seen[name]}"
+        index: tuple[int, ...] = ()
+        stats: tuple[metrics.Stats | None, metrics.Stats | None] = None, None
+        expected = value = 0.0
+        if best is not None and found is not None:
+            values = best.values.reshape(found.shape)
+            stats = metrics.stats(found), metrics.stats(values)
+            worst = metrics.difference(found[None], values[None], 0).worst if nmse else None
+            if worst is not None:
+                index, expected, value = worst.index[1:], worst.baseline, worst.candidate
+        self.results.append(NodeCheck(
+            label, tap, node.op, weight, self.weights.type(weight) if weight else None, node.shape, self.step, nmse,
+            best.arithmetic if best else None, index, expected, value, *stats, problem,
+        ))  # fmt: skip
+
+
+def layer_of(name: str, weight: str | None) -> int | None:
+    """The layer that a node is in, from its name or its weight."""
+    match = re.search(r"-(\d+)(?: |#|$)", name) or re.match(r"blk\.(\d+)\.", weight or "")
+    return int(match[1]) if match else None
