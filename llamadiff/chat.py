@@ -19,7 +19,7 @@ from llamadiff import child
 from llamadiff.errors import UserError
 
 if TYPE_CHECKING:
-    from llamadiff.model import Model
+    from llamadiff.model import ModelFile
 
 MAX_TEMPLATE = 1 << 18  # characters
 MAX_RENDERED = 1 << 20
@@ -28,7 +28,7 @@ CPU_SECONDS = 2  # of which so many at work: a busy machine makes the first long
 MEMORY = 1 << 30  # bytes of address space
 
 
-def render(model: Model, prompt: str) -> str:
+def render(model: ModelFile, prompt: str) -> str:
     """One user turn and the opening of the answer, as the model's template writes them.
 
     The beginning-of-text token is left out where the template writes it: tokenization adds it. Raises

@@ -44,6 +44,11 @@ def _one_of(*allowed: str) -> Callable[[typer.CallbackParam, str], str]:
     return check
 
 
+def _one_of_or_none(*allowed: str) -> Callable[[typer.CallbackParam, str | None], str | None]:
+    check = _one_of(*allowed)
+    return lambda option, value: None if value is None else check(option, value)
+
+
 def _target(value: str | None) -> str | None:
     """Checks that a report can be written there, before any work."""
     if value is not None and value != "-":
@@ -116,6 +121,12 @@ Explain = Annotated[
 Budget = Annotated[float, typer.Option("--budget", min=1, help="Seconds that --explain-output may take.")]
 
 
+Backend = Annotated[
+    str | None,
+    typer.Option("--engine", callback=_one_of_or_none("numpy", "graph"), help="numpy, or graph: node by node."),
+]
+
+
 @app.command()
 def compare(
     model: Model, prompt: Prompt = None, tokens: Tokens = None, tokens_file: TokensFile = None, chat: Chat = False,
@@ -123,6 +134,7 @@ def compare(
     taps: Taps = None, layers: Layers = None, json: Json = None,
     csv: Csv = None, save: Save = None, kv_type: KvType = "f32", flash_attn: FlashAttn = False,
     gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0, precision: Precision = "f32",
+    engine: Backend = None,
     explain_output: Explain = False, budget: Budget = 600.0, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Run llama.cpp and the engine on the same tokens; say whether, where and why they part."""
@@ -133,7 +145,7 @@ def compare(
             model, prompt, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
             candidate=candidate, name_map=name_map, timeout=timeout, patterns=taps or (), layers=_layer_range(layers),
             settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), rules=_rules(tolerance), save=save,
-            precision=precision, explain=budget if explain_output else 0.0, progress=progress,
+            precision=precision, engine=engine, explain=budget if explain_output else 0.0, progress=progress,
         )  # fmt: skip
     _report(result, json, csv)
     _exit(result.verdict, fail_on)
@@ -200,6 +212,41 @@ def diagnose(
         result = pipeline.diff(baseline, candidate, model, _rules(tolerance), explain=explain, progress=progress)
     _report(result, json, None, causes=True)
     _exit(result.verdict, fail_on)
+
+
+@app.command()
+def backend(
+    model: Model, prompt: Prompt = None, tokens: Tokens = None, tokens_file: TokensFile = None, chat: Chat = False,
+    n_predict: NPredict = 0, json: Json = None, csv: Csv = None, kv_type: KvType = "f32",
+    flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0,
+    keep: Annotated[Path | None, typer.Option("--keep", help="Save each wrong op, with its inputs, here.")] = None,
+    tolerance: Tolerance = None, fail_on: FailOn = "wrong",
+) -> None:  # fmt: skip
+    """Check every node of llama.cpp's graph on its real inputs: for authors of backends and ports."""
+    from llamadiff import pipeline
+
+    with _progress() as progress:
+        result = pipeline.graph(
+            model, prompt, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
+            settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), rules=_rules(tolerance), keep=keep,
+            progress=progress,
+        )  # fmt: skip
+    _report(result, json, csv)
+    _exit(result.verdict, fail_on)
+
+
+@app.command()
+def graph(
+    model: Model,
+    tokens: Annotated[int, typer.Option("--n-tokens", min=1, max=256, help="Shapes for a prompt of this many.")] = 2,
+    dot: Annotated[bool, typer.Option("--dot", help="Graphviz instead of a tree.")] = False,
+) -> None:
+    """Print llama.cpp's graph of a model: a tree for each layer, with shapes and types."""
+    from llamadiff import pipeline
+    from llamadiff.report import graphs
+
+    nodes = pipeline.list_nodes(model, tokens)
+    typer.echo(graphs.as_dot(nodes), nl=False) if dot else graphs.print_tree(nodes)
 
 
 @app.command()

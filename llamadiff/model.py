@@ -3,36 +3,101 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from llamaref import Engine, ModelError, Weights
+from llamaref.models import ARCHITECTURES
 
 from llamadiff import taps
 from llamadiff.errors import UserError
 from llamadiff.hashing import file_sha256
 from llamadiff.vocabulary import Vocabulary
 
+Opened = TypeVar("Opened")
 
-class Model:
-    """A GGUF file, opened by the reference engine. Raises UserError in one line if it cannot be run."""
+
+class ModelFile:
+    """A GGUF file and what a report says of it, whatever its architecture. Raises UserError if it cannot be read."""
 
     def __init__(self, path: str | Path, precision: str = "f32", threads: int = 0) -> None:
         self.path = Path(path)
         dtype: type[np.floating[Any]] = np.float64 if precision == "f64" else np.float32
+        self.weights = self._opened(lambda: Weights(self.path, dtype, threads))
+        self.tensors = list(self.weights)
+        self.vocabulary = Vocabulary(self.weights.fields)
+        self.architecture = str(self.weights.fields.get("general.architecture"))
+
+    def _opened(self, open_it: Callable[[], Opened]) -> Opened:
         try:
-            weights = Weights(self.path, dtype, threads)
-            self.engine = Engine(weights)
+            return open_it()
         except ModelError as error:
             message = str(error)
-            raise UserError(message if message.startswith(str(path)) else f"{self.path}: {message}") from None
-        self.tensors = list(weights)
-        self.vocabulary = Vocabulary(weights.fields)
-        config = self.engine.config
-        self.n_layer, self.architecture = config.n_layer, config.architecture
+            raise UserError(message if message.startswith(str(self.path)) else f"{self.path}: {message}") from None
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether the reference engine knows the architecture."""
+        return self.architecture in ARCHITECTURES
+
+    @cached_property
+    def sha256(self) -> str:
+        return file_sha256(self.path)
+
+    @property
+    def chat_template(self) -> str | None:
+        template = self.weights.fields.get("tokenizer.chat_template")
+        return template if isinstance(template, str) else None
+
+    def special_id(self, kind: str) -> int | None:
+        """The id of the file's bos or eos token, if it has one."""
+        index = self.weights.fields.get(f"tokenizer.ggml.{kind}_token_id")
+        return index if isinstance(index, int) else None
+
+    def hyper_parameter(self, key: str) -> Any:
+        """A metadata value, by its key with or without the architecture's prefix; None if the file has none."""
+        fields = self.weights.fields
+        return fields.get(f"{self.architecture}.{key}", fields.get(key))
+
+    def special_token(self, kind: str) -> str:
+        """The text of the file's bos or eos token; empty if it has none."""
+        index = self.special_id(kind)
+        return (self.vocabulary.text(index) or "") if index is not None else ""
+
+    def describe(self, sha256: str | None = None) -> dict[str, Any]:
+        """The ``model`` object of the report."""
+        types = Counter(self.weights.type(name) for name in self.tensors)
+        counts = {"layers": "block_count", "embd": "embedding_length", "heads": "attention.head_count",
+                  "kv_heads": "attention.head_count_kv"}  # fmt: skip
+        sizes = {name: _largest(self.hyper_parameter(key)) for name, key in counts.items()}
+        embedding = "token_embd.weight"
+        return {
+            "file": self.path.name, "sha256": sha256 or self.sha256, "architecture": self.architecture,
+            **sizes, "kv_heads": sizes["kv_heads"] or sizes["heads"],
+            "vocab": self.weights.shape(embedding)[0] if embedding in self.weights else 0,
+            "weight_types": dict(types.most_common()),
+        }  # fmt: skip
+
+    def token_texts(self, tokens: tuple[int, ...]) -> tuple[tuple[int, str | None], ...]:
+        return tuple((token, self.vocabulary.text(token)) for token in tokens)
+
+
+def _largest(value: Any) -> int:
+    """A count, the largest where layers differ."""
+    values = value if isinstance(value, list) else [value]
+    return max((item for item in values if isinstance(item, int)), default=0)
+
+
+class Model(ModelFile):
+    """A GGUF file, opened by the reference engine. Raises UserError in one line if it cannot be run."""
+
+    def __init__(self, path: str | Path, precision: str = "f32", threads: int = 0) -> None:
+        super().__init__(path, precision, threads)
+        self.engine = self._opened(lambda: Engine(self.weights))
+        self.n_layer = self.engine.config.n_layer
         norm = self.engine.architecture.NORM
         self.taps = [taps.with_norm(tap, norm) for tap in taps.taps_of(self.n_layer, self.tensors)]
         self._check_complete()
@@ -43,10 +108,6 @@ class Model:
             if tap.kind.weight is not None and tap.name not in self.weight_names:
                 name = f"{tap.kind.weight}.weight" if tap.layer is None else f"blk.{tap.layer}.{tap.kind.weight}.weight"
                 raise UserError(f"{self.path}: tensor {name} is missing from the file")
-
-    @cached_property
-    def sha256(self) -> str:
-        return file_sha256(self.path)
 
     @cached_property
     def weight_names(self) -> dict[str, str]:
@@ -65,26 +126,6 @@ class Model:
         """Whether RoPE rotates neighbours, so that the file's Q and K rows are permuted against Hugging Face's."""
         return bool(self.engine.architecture.ROPE_PAIRS)
 
-    @property
-    def chat_template(self) -> str | None:
-        template = self.engine.w.fields.get("tokenizer.chat_template")
-        return template if isinstance(template, str) else None
-
-    def special_id(self, kind: str) -> int | None:
-        """The id of the file's bos or eos token, if it has one."""
-        index = self.engine.w.fields.get(f"tokenizer.ggml.{kind}_token_id")
-        return index if isinstance(index, int) else None
-
-    def hyper_parameter(self, key: str) -> Any:
-        """A metadata value, by its key with or without the architecture's prefix; None if the file has none."""
-        fields = self.engine.w.fields
-        return fields.get(f"{self.architecture}.{key}", fields.get(key))
-
-    def special_token(self, kind: str) -> str:
-        """The text of the file's bos or eos token; empty if it has none."""
-        index = self.special_id(kind)
-        return (self.vocabulary.text(index) or "") if index is not None else ""
-
     @cached_property
     def sizes(self) -> dict[str, int]:
         """The sizes of the axes that taps have."""
@@ -96,19 +137,6 @@ class Model:
             "ff": weights.shape(ff)[-2], "vocab": self.engine.n_vocab, "expert": config.n_expert,
             "used": config.n_expert_used,
         }  # fmt: skip
-
-    def describe(self, sha256: str | None = None) -> dict[str, Any]:
-        """The ``model`` object of the report."""
-        config = self.engine.config
-        types = Counter(self.engine.w.type(name) for name in self.tensors)
-        return {
-            "file": self.path.name, "sha256": sha256 or self.sha256, "architecture": self.architecture,
-            "layers": config.n_layer, "embd": config.n_embd, "heads": config.n_head, "kv_heads": config.n_head_kv,
-            "vocab": self.engine.n_vocab, "weight_types": dict(types.most_common()),
-        }  # fmt: skip
-
-    def token_texts(self, tokens: tuple[int, ...]) -> tuple[tuple[int, str | None], ...]:
-        return tuple((token, self.vocabulary.text(token)) for token in tokens)
 
 
 def check_same_model(info: Mapping[str, Any], sha256: str, whose: str) -> None:

@@ -31,17 +31,20 @@ from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.diagnose.diagnosis import diagnose as why
 from llamadiff.drift import drift_only
 from llamadiff.errors import UserError
+from llamadiff.ggml.replay import NodeCheck
 from llamadiff.judging import Judge
 from llamadiff.lanes import F32, NATIVE, POLICIES, Source
-from llamadiff.llamacpp.capture import capture, scratch_directory
+from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
 from llamadiff.llamacpp.request import Request, Settings
-from llamadiff.model import Model, check_same_model
+from llamadiff.model import Model, ModelFile, check_same_model
+from llamadiff.nodes import compare_nodes
 from llamadiff.phase import Progress, silent
 from llamadiff.preflight import WEIGHTS, preflight
 from llamadiff.profile import in_words
 from llamadiff.study import Study, lanes_of
 from llamadiff.trace import Info, Trace, TraceWriter
 
+GRAPH = "graph"
 LEAST_SECONDS = 10.0  # for the diagnosis of a small model
 ENGINE_PRODUCER = {"name": sentence.ENGINE, "version": "numpy"}
 
@@ -62,6 +65,7 @@ def compare(
     rules: Sequence[limits.Rule] = limits.RULES,
     save: str | Path | None = None,
     precision: str = "f32",
+    engine: str | None = None,
     diagnose: bool = True,
     explain: float = 0.0,
     progress: Progress = silent,
@@ -71,10 +75,15 @@ def compare(
     Without ``candidate`` the engine is it, and llama.cpp's own ops are judged; with one (a trace, or what
     ``--candidate`` takes: a file, a dump, a command), the candidate's are; its token ids serve where neither
     ``prompt`` nor ``tokens`` is given. ``name_map`` names or is a map of its tensors' names. ``save`` keeps the
-    traces in a directory. ``diagnose``: look for the causes of what is wrong; ``explain``: for so many
-    seconds, and through spans of any length, up to the whole model. Raises UserError for whatever a user can mend.
+    traces in a directory. ``engine``: "numpy" or "graph", which checks llama.cpp's graph node by node (default: the
+    engine where it knows the architecture). ``diagnose``: look for the causes of what is wrong; ``explain``: for so
+    many seconds, and through spans of any length, up to the whole model. Raises UserError for whatever a user can
+    mend.
     """
     started = time.perf_counter()
+    if candidate is None and (engine == GRAPH or (engine is None and not ModelFile(model).has_engine)):
+        return graph(model, prompt, tokens=tokens, chat=chat, n_predict=n_predict, settings=settings, rules=rules,
+                     progress=progress)  # fmt: skip
     opened = open_model(model, precision, settings or Settings())
     stated = _stated_tokens(candidate) if candidate is not None else ()
     tokens = tokens or (stated if prompt is None else ())
@@ -90,6 +99,39 @@ def compare(
         result = judge(opened, baseline, trace, rules, keep, diagnose, explain, progress)
     timing = {"capture_s": captured - started, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
+
+
+def graph(
+    model: str | Path,
+    prompt: str | None = None,
+    *,
+    tokens: Sequence[int] = (),
+    chat: bool = False,
+    n_predict: int = 0,
+    settings: Settings | None = None,
+    rules: Sequence[limits.Rule] = limits.RULES,
+    keep: str | Path | None = None,
+    progress: Progress = silent,
+) -> Comparison:
+    """Run llama.cpp and compute every node of its graph again, on the inputs it was given: any architecture.
+
+    ``keep``: a directory for the wrong ops, each in a file. Raises UserError for whatever a user can mend.
+    """
+    file = ModelFile(model)
+    with ExitStack() as stack:
+        folder = stack.enter_context(_made(Path(keep))) if keep is not None else None
+        output = Path(stack.enter_context(scratch_directory())) / "nodes.json"
+        request = replace(text_request(file, prompt, tokens, chat, n_predict, output, settings), keep=folder)
+        result = compare_nodes(file, request, rules, progress)
+    return replace(result, timing={**result.timing, "peak_rss_mb": peak_rss_mb()})
+
+
+def list_nodes(model: str | Path, n_tokens: int) -> tuple[NodeCheck, ...]:
+    """The nodes of llama.cpp's graph for a prompt of so many tokens; nothing is computed again."""
+    file = ModelFile(model)
+    with scratch_directory() as folder:
+        request = text_request(file, None, [0] * n_tokens, False, 0, Path(folder) / "nodes.json", Settings())
+        return check_nodes(replace(request, nodes=True, only_list=True)).checks
 
 
 def _stated_tokens(candidate: Trace | str | Path) -> tuple[int, ...]:
@@ -172,6 +214,20 @@ def request_for(
     settings: Settings | None,
 ) -> Request:
     """The capture that a user's words ask for. Raises UserError for words that ask for nothing, or for two things."""
+    request = text_request(model, prompt, tokens, chat, n_predict, output, settings)
+    return replace(request, wanted=_wanted(model, patterns, layers))
+
+
+def text_request(
+    model: ModelFile,
+    prompt: str | None,
+    tokens: Sequence[int],
+    chat: bool,
+    n_predict: int,
+    output: Path,
+    settings: Settings | None,
+) -> Request:
+    """The run that a user's words ask for. Raises UserError for words that ask for nothing, or for two things."""
     if prompt is not None and tokens:
         raise UserError("give a prompt or --tokens, not both")
     if not prompt and not tokens:
@@ -186,10 +242,9 @@ def request_for(
             raise UserError(f"{model.path}: the chat template wrote nothing for the prompt; leave out --chat")
     if prompt is not None and not _is_unicode(prompt):
         raise UserError("the prompt is not valid Unicode text; give it as UTF-8, or token ids with --tokens 1,2,3")
-    wanted = _wanted(model, patterns, layers)
     return Request(
         model=str(model.path), text=prompt, tokens=tuple(tokens), n_predict=n_predict, output=str(output),
-        wanted=wanted, model_info={"architecture": model.architecture, "file": model.path.name},
+        model_info={"architecture": model.architecture, "file": model.path.name},
         settings=settings or Settings(),
     )  # fmt: skip
 

@@ -28,7 +28,9 @@ class NodeCheck:
     op: str
     weight: str | None
     weight_type: str | None
+    kind: str
     shape: tuple[int, ...]
+    sources: tuple[str, ...]
     step: int
     nmse: float | None
     arithmetic: str | None
@@ -45,7 +47,8 @@ class NodeCheck:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> NodeCheck:
         stats = {side: metrics.Stats(**data[side]) if data[side] else None for side in ("baseline", "engine")}
-        return cls(**{**data, **stats, "shape": tuple(data["shape"]), "index": tuple(data["index"])})
+        return cls(**{**data, **stats, "shape": tuple(data["shape"]), "index": tuple(data["index"]),
+                      "sources": tuple(data["sources"])})  # fmt: skip
 
 
 @dataclass(frozen=True)

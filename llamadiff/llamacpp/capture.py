@@ -15,10 +15,11 @@ from typing import Any
 
 from llamadiff import child as process
 from llamadiff.errors import UserError
+from llamadiff.ggml.replay import NodeCheck
 from llamadiff.llamacpp.request import Request
 from llamadiff.output import check_target, temporary_name
 from llamadiff.phase import Progress, silent
-from llamadiff.trace import Trace
+from llamadiff.trace import Info, Trace
 
 
 def capture(request: Request, progress: Progress = silent) -> Trace:
@@ -27,6 +28,30 @@ def capture(request: Request, progress: Progress = silent) -> Trace:
     check_target(Path(request.output))
     _ask(request, progress)
     return Trace.open(request.output)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """What a run that checked every node found: the run's facts, and its nodes in graph order, pass by pass.
+
+    ``trusted``: how many tensors ggml decoded as gguf-py does, bit for bit; ``refused`` names those where it did not.
+    """
+
+    info: Info
+    checks: tuple[NodeCheck, ...]
+    trusted: int
+    refused: tuple[str, ...]
+
+
+def check_nodes(request: Request, progress: Progress = silent) -> Nodes:
+    """Run llama.cpp and compute every node again as it runs. Raises UserError."""
+    assert request.output is not None
+    _ask(request, progress)
+    data = json.loads(Path(request.output).read_text())
+    fields = {key: value for key, value in data["info"].items() if key != "schema"}
+    info = Info(**{**fields, "tokens": tuple(fields["tokens"]), "positions": tuple(fields["positions"])})
+    checks = tuple(NodeCheck.from_json(node) for node in data["nodes"])
+    return Nodes(info, checks, data["trusted"], tuple(data["refused"]))
 
 
 @dataclass(frozen=True)

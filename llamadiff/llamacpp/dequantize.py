@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from llamaref import Weights
+from llamaref.weights import type_number
 from numpy.typing import NDArray
 
 from llamadiff.llamacpp.ggml import Ggml
@@ -42,13 +43,7 @@ class Dequantizer:
         self._decoders: dict[str, Callable[[Array], Array] | None] = {}
         ggml.lib.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
         ggml.lib.ggml_get_type_traits.argtypes = [ctypes.c_int]
-        self._traits = {}
-        for number in range(64):
-            name = ggml.lib.ggml_type_name(number)
-            if name:
-                traits = ggml.lib.ggml_get_type_traits(number).contents
-                if traits.name == name and traits.is_quantized and traits.to_float:
-                    self._traits[name.decode().upper()] = traits
+        self.ggml = ggml
 
     def decoder(self, name: str) -> Callable[[Array], Array] | None:
         """What makes floats of a tensor's rows; None: as gguf-py does."""
@@ -57,9 +52,10 @@ class Dequantizer:
         return self._decoders[name]
 
     def _checked(self, name: str) -> Callable[[Array], Array] | None:
-        traits = self._traits.get(self.weights.type(name))
-        stored = self.weights.stored(name)
-        if traits is None or stored.dtype != np.uint8:
+        kind, stored = self.weights.type(name), self.weights.stored(name)
+        traits = self.ggml.lib.ggml_get_type_traits(type_number(kind)).contents
+        known = traits.name == self.ggml.lib.ggml_type_name(type_number(kind)) and traits.name.decode().upper() == kind
+        if not known or not traits.is_quantized or stored.dtype != np.uint8:
             return None
         block = int(traits.block_size), int(traits.type_size)
 

@@ -5,9 +5,9 @@ Inputs are copied when llama.cpp asks whether a node is wanted, before it runs, 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from llamadiff import limits, metrics
 from llamadiff.arithmetic import PARTNER, ROUNDINGS, q8_1_sums
-from llamadiff.ggml.op import Op, Operand
+from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.replay import NodeCheck, Replay, replay
 from llamadiff.ggml.saved import save
 from llamadiff.llamacpp.dequantize import Dequantizer
@@ -32,11 +32,14 @@ class NodeChecker:
     """Checks nodes one by one; ``results`` are in graph order.
 
     ``keep``: a directory for the ops that are wrong (``everything``: for all ops), inputs and outputs with them.
+    ``only_list``: nothing is computed.
     """
 
-    def __init__(self, weights: Weights, dequantizer: Dequantizer, keep: Path | None, everything: bool) -> None:
+    def __init__(
+        self, weights: Weights, dequantizer: Dequantizer, keep: Path | None, everything: bool, only_list: bool
+    ) -> None:
         self.weights, self.dequantizer = weights, dequantizer
-        self.keep, self.everything = keep, everything
+        self.keep, self.everything, self.only_list = keep, everything, only_list
         self.results: list[NodeCheck] = []
         self.step = 0
         self._seen: Counter[str] = Counter()
@@ -49,7 +52,7 @@ class NodeChecker:
     def asked(self, node: Node) -> None:
         """Before a node runs: keep its inputs."""
         self._pending = None
-        if node.op not in POINTERS:
+        if not self.only_list and node.op not in POINTERS:
             self._pending = Op(
                 node.op, node.shape, node.type, node.parameters, tuple(self._operand(s) for s in node.sources)
             )
@@ -57,19 +60,19 @@ class NodeChecker:
     def done(self, node: Node) -> None:
         """After a node ran: compute it again, and compare."""
         n = self._pending
+        if self.only_list:
+            self._report(node, None)
+            return
         if n is None:
             self._report(node, 0.0 if node.is_view_of_its_source() else float("inf"))
             return
-        problem = next((s.name for s in n.sources if s is not None and s.values.size == 0 and not s.name), None)
-        if problem is not None:
-            self._report(node, None, problem="a source's type cannot be read")
+        if function_of(n.name) is None:
+            self._report(node, None, problem=f"no function for {n.name}")
             return
         found = node.values()
         rule = limits.rule_for(limits.RULES, node.name, n.name, "*")
         best = replay(n, found, self._product(n), rule.match)
-        if best is None:
-            self._report(node, None, problem=f"no function for {n.name}")
-            return
+        assert best is not None
         self._report(node, best.nmse, best, found, n)
         if self.keep is not None and (self.everything or best.nmse > 10 * rule.match):
             save(self.keep / f"{self.step}-{len(self.results):05d}.safetensors", n, best.values, found, node.name)
@@ -96,10 +99,6 @@ class NodeChecker:
 
     def _decoded(self, n: Op) -> Array:
         """An op on weights that are small, or that only some rows of are read."""
-        from dataclasses import replace
-
-        from llamadiff.ggml.op import function_of
-
         if n.name == "GET_ROWS" and n.sources[0] is not None and n.sources[0].name in self.weights:
             return self.weights.rows(n.sources[0].name, n.x(1).reshape(-1)).reshape(n.shape)
         sources = tuple(s if s is None or s.name not in self.weights else self._whole(s) for s in n.sources)
@@ -153,13 +152,10 @@ class NodeChecker:
             worst = metrics.difference(found[None], values[None], 0).worst if nmse else None
             if worst is not None:
                 index, expected, value = worst.index[1:], worst.baseline, worst.candidate
+        kind = self.weights.type(weight) if weight else None
+        sources = tuple(source.name for source in node.sources)
+        arithmetic = best.arithmetic if best else None
         self.results.append(NodeCheck(
-            label, tap, node.op, weight, self.weights.type(weight) if weight else None, node.shape, self.step, nmse,
-            best.arithmetic if best else None, index, expected, value, *stats, problem,
+            label, tap, node.op, weight, kind, node.type, node.shape, sources, self.step, nmse, arithmetic, index,
+            expected, value, *stats, problem,
         ))  # fmt: skip
-
-
-def layer_of(name: str, weight: str | None) -> int | None:
-    """The layer that a node is in, from its name or its weight."""
-    match = re.search(r"-(\d+)(?: |#|$)", name) or re.match(r"blk\.(\d+)\.", weight or "")
-    return int(match[1]) if match else None

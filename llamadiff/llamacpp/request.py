@@ -26,7 +26,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Request:
-    """One run of ``tokens`` or ``text``, captured to ``output``; without it, only a question about the library."""
+    """One run of ``tokens`` or ``text``, captured to ``output``; without it, only a question about the library.
+
+    ``nodes``: every node is checked as it runs, and ``output`` is what was found, as JSON. ``keep`` is a directory for
+    wrong ops' inputs and outputs (``keep_all``: for all ops'); ``only_list``: nodes are listed and not computed.
+    """
 
     model: str
     text: str | None = None
@@ -36,6 +40,10 @@ class Request:
     wanted: tuple[str, ...] | None = None
     model_info: Mapping[str, Any] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
+    nodes: bool = False
+    keep: str | None = None
+    keep_all: bool = False
+    only_list: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp
+from llamaref import Weights
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from llamadiff import taps
 from llamadiff.errors import UserError
 from llamadiff.hashing import file_sha256
+from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.ggml import Ggml, Node, Tensor
 from llamadiff.llamacpp.names import tap_name
+from llamadiff.llamacpp.replay import NodeChecker
 from llamadiff.llamacpp.request import KV_TYPES, Request
 from llamadiff.llamacpp.serve import Say
 from llamadiff.trace import Info, TraceWriter
@@ -48,7 +54,7 @@ def run(request: Request, say: Say) -> None:
         tokens = list(request.tokens) or _tokenize(model, request)
         say(tokens=tokens, loaded=time.perf_counter() - started)
         say(phase="running llama.cpp")
-        Capture(ggml, model, request, tokens).run(say)
+        (NodeRun if request.nodes else Capture)(ggml, model, request, tokens).run(say)
     say(done=True)
 
 
@@ -134,14 +140,19 @@ class Capture:
             self.request.output, expected_taps=40 * (llama_cpp.llama_model_n_layer(self.model) + 1)
         ) as writer:
             self.writer = writer
-            started = time.perf_counter()
-            self._decode(context, self.tokens, 0)
-            prefill_s = time.perf_counter() - started
-            for step in range(self.request.n_predict):
-                say(phase=f"decode step {step + 1} of {self.request.n_predict}")
-                self.tokens.append(self._greedy(context))
-                self._decode(context, self.tokens[-1:], len(self.tokens) - 1)
+            prefill_s = self._decode_all(context, say)
             writer.finish(self._info(n_prefill, prefill_s))
+
+    def _decode_all(self, context: Any, say: Say) -> float:
+        """Prefill and decode steps -> seconds of the prefill."""
+        started = time.perf_counter()
+        self._decode(context, self.tokens, 0)
+        prefill_s = time.perf_counter() - started
+        for step in range(self.request.n_predict):
+            say(phase=f"decode step {step + 1} of {self.request.n_predict}")
+            self.tokens.append(self._greedy(context))
+            self._decode(context, self.tokens[-1:], len(self.tokens) - 1)
+        return prefill_s
 
     def _context(self) -> Any:
         settings = self.request.settings
@@ -229,6 +240,47 @@ class Capture:
             },
             model={**self.request.model_info, "sha256": self.sha256.result()},
         )
+
+
+class NodeRun(Capture):
+    """One context whose every node is checked as it runs."""
+
+    def run(self, say: Say) -> None:
+        """Prefill and decode steps; then write what was found."""
+        assert self.request.output is not None
+        weights = Weights(self.request.model, threads=self.request.settings.threads)
+        dequantizer = Dequantizer(self.ggml, weights)
+        keep = None if self.request.keep is None else Path(self.request.keep)
+        self.checker = NodeChecker(weights, dequantizer, keep, self.request.keep_all, self.request.only_list)
+        n_prefill = len(self.tokens)
+        with threadpool_limits(1, "blas"):
+            prefill_s = self._decode_all(self._context(), say)
+        report = {
+            "info": json.loads(self._info(n_prefill, prefill_s).to_json()),
+            "nodes": [found.to_json() for found in self.checker.results],
+            "trusted": len(dequantizer.trusted), "refused": sorted(dequantizer.refused),
+        }  # fmt: skip
+        Path(self.request.output).write_text(json.dumps(report))
+
+    def _decode(self, context: Any, tokens: list[int], start: int) -> None:
+        self.checker.begin(0 if start == 0 else self.checker.step + 1)
+        super()._decode(context, tokens, start)
+
+    def _observe(self, pointer: Any, ask: bool, _: Any) -> bool:
+        """Asked: keep the inputs. Done: compute the node again."""
+        try:
+            node = Node(self.ggml, ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents)
+            if ask:
+                self.weights_read.update(
+                    s.name for s in node.sources if s.op == "NONE" and s.name.endswith(WEIGHT_ENDINGS)
+                )
+                self.checker.asked(node)
+            else:
+                self.checker.done(node)
+            return True
+        except BaseException as error:  # must not reach C
+            self.failure = error
+            return False
 
 
 def _in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:

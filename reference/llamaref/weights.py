@@ -162,6 +162,11 @@ def block_sizes(kind: str) -> tuple[int, int]:
     return int(values), int(size)
 
 
+def type_number(kind: str) -> int:
+    """ggml's number of a type; KeyError for an unknown name."""
+    return int(gguf.GGMLQuantizationType[kind.upper()])
+
+
 def decode(kind: str, rows: Array) -> Array:
     """Floats of rows of blocks, [..., bytes] -> [..., values]."""
     return _dequantized(kind, rows, gguf.GGMLQuantizationType[kind.upper()]).astype(np.float32, copy=False)

@@ -1,0 +1,161 @@
+"""llama.cpp's graph, node by node, as a Comparison: for every architecture that llama.cpp runs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from llamadiff import limits
+from llamadiff.comparison import Comparison, Row, arithmetics_of
+from llamadiff.ggml.replay import NodeCheck
+from llamadiff.judging import Local
+from llamadiff.llamacpp.capture import Nodes, check_nodes
+from llamadiff.llamacpp.request import Request
+from llamadiff.model import ModelFile
+from llamadiff.phase import Progress, silent
+
+OPS = {"name": "ggml's ops in NumPy", "version": "float64 and float32"}
+
+
+def compare_nodes(
+    model: ModelFile, request: Request, rules: Sequence[limits.Rule] = limits.RULES, progress: Progress = silent
+) -> Comparison:
+    """Run llama.cpp and judge every node on the inputs that it was given. Raises UserError."""
+    started = time.perf_counter()
+    found = check_nodes(replace(request, nodes=True), progress)
+    rows = rows_of(found.checks, rules)
+    verdict = limits.worst_of([row.verdict for row in rows])
+    capture_s = time.perf_counter() - started
+    return Comparison(
+        verdict=verdict,
+        summary=summarize(verdict, rows, found, len(found.info.tokens) - found.info.n_prefill),
+        rows=rows,
+        missing=(),
+        model=model.describe(str(found.info.model.get("sha256") or model.sha256)),
+        tokens=model.token_texts(found.info.tokens),
+        n_prefill=found.info.n_prefill,
+        prompt=found.info.prompt,
+        baseline=found.info.producer,
+        candidate=OPS,
+        logits=None,
+        timing={"capture_s": capture_s, "engine_s": 0.0, "compare_s": 0.0, "total_s": capture_s},
+        next_steps=_next_steps(rows, request),
+        arithmetics=arithmetics_of(rows),
+    )
+
+
+def rows_of(checks: Sequence[NodeCheck], rules: Sequence[limits.Rule]) -> tuple[Row, ...]:
+    """One row a node of the graph, in its order; of several passes, the worst one's."""
+    names = _labels([check for check in checks if check.step == 0])
+    worst: dict[tuple[str, str], Row] = {}
+    for check, layer in zip(checks, layers_of(checks), strict=True):
+        key = (check.name, check.op)
+        row = _row(check, layer, names.get(key, check.name), rules)
+        if key not in worst or _badness(row) > _badness(worst[key]):
+            worst[key] = row
+    return tuple(worst.values())
+
+
+def _labels(checks: Sequence[NodeCheck]) -> dict[tuple[str, str], str]:
+    """Names of the rows: the tap's, for the last node that is it; else llama.cpp's own, once each."""
+    last = {check.tap: (check.name, check.op) for check in checks if check.tap is not None}
+    labels: dict[tuple[str, str], str] = {}
+    taken: Counter[str] = Counter(str(tap) for tap in last)
+    for check in checks:
+        key = (check.name, check.op)
+        if check.tap is not None and last[check.tap] == key:
+            labels[key] = check.tap
+            continue
+        taken[check.name] += 1
+        labels[key] = check.name if taken[check.name] == 1 else f"{check.name} ({check.op.lower()})"
+    return labels
+
+
+def _row(check: NodeCheck, layer: int | None, name: str, rules: Sequence[limits.Rule]) -> Row:
+    rule = limits.rule_for(rules, name, check.op, check.arithmetic or "F32")
+    match = rule.match
+    verdict = limits.UNCHECKED if check.nmse is None else limits.verdict(check.nmse, match, 10 * match)
+    local = None
+    if check.nmse is not None:
+        wrong = verdict == limits.WRONG
+        local = Local(
+            check.nmse, None if wrong else check.arithmetic, match, 10 * match, verdict, None, check.index,
+            check.expected, check.found, (), (),
+        )  # fmt: skip
+    return Row(
+        name, layer, check.op, check.weight, check.weight_type, check.shape, verdict, local, None, None, None,
+        None, check.baseline, check.engine, explained=check.problem,
+    )  # fmt: skip
+
+
+def _badness(row: Row) -> tuple[int, float]:
+    return limits.SEVERITY.index(row.verdict), row.local.nmse if row.local else 0.0
+
+
+def layers_of(checks: Sequence[NodeCheck]) -> list[int | None]:
+    """The layer of each node: its name or its weight says so; else it is between two nodes of that layer."""
+    stated = [_stated_layer(check) for check in checks]
+    before, after = _filled(stated), _filled(stated[::-1])[::-1]
+    return [layer if layer is not None else b if b == a else None
+            for layer, b, a in zip(stated, before, after, strict=True)]  # fmt: skip
+
+
+def _stated_layer(check: NodeCheck) -> int | None:
+    match = re.search(r"-(\d+)\b|_l(\d+)\b", check.name) or re.match(r"blk\.(\d+)\.", check.weight or "")
+    return int(next(group for group in match.groups() if group)) if match else None
+
+
+def _filled(layers: Sequence[int | None]) -> list[int | None]:
+    """Gaps take what stands before them."""
+    last: int | None = None
+    out = []
+    for layer in layers:
+        last = last if layer is None else layer
+        out.append(last)
+    return out
+
+
+def summarize(verdict: str, rows: Sequence[Row], found: Nodes, steps: int) -> str:
+    """The one sentence about a graph."""
+    name = found.info.producer.get("name")
+    judged = [row for row in rows if row.local is not None]
+    unchecked = Counter(row.op for row in rows if row.local is None)
+    wrong = [row for row in rows if row.verdict == limits.WRONG]
+    passes = f"a prefill of {found.info.n_prefill} tokens" + (f" and {steps} decode steps" if steps else "")
+    gaps = ""
+    if unchecked:
+        ops = ", ".join(f"{op} ({count})" for op, count in unchecked.most_common())
+        gaps = f"; {sum(unchecked.values())} nodes are unchecked, for want of a function: {ops}"
+    if wrong:
+        first = wrong[0]
+        assert first.local is not None
+        by = f" by {first.weight}" if first.weight else ""
+        also = (
+            f"; {len(wrong) - 1} more nodes are wrong: {', '.join(row.tap for row in wrong[1:5])}" if wrong[1:] else ""
+        )
+        return (
+            f"{first.tap}: {name}'s {first.op}{by} is wrong on the inputs it was given "
+            f"(NMSE {first.local.nmse:.1e}, limit {first.local.limit:.0e}){also}{gaps}"
+        )
+    if not judged:
+        return f"no node of {name}'s graph could be checked{gaps}"
+    worst = max(judged, key=lambda row: row.local.nmse if row.local else 0.0)
+    assert worst.local is not None
+    noisy = sum(row.verdict == limits.NOISE for row in rows)
+    quality = f"right up to rounding ({noisy} are noise)" if noisy else "right"
+    return (
+        f"every checked node of {name}'s graph is {quality} on the inputs it was given ({len(judged)} nodes, {passes}, "
+        f"worst NMSE {worst.local.nmse:.1e} at {worst.tap}){gaps}"
+    )
+
+
+def _next_steps(rows: Sequence[Row], request: Request) -> tuple[str, ...]:
+    if not any(row.verdict == limits.WRONG for row in rows):
+        return ()
+    if request.keep is None:
+        return ("run llamadiff backend with --keep DIR: it saves each wrong op with its inputs, for a bug report",)
+    return (f"{Path(request.keep).name} holds inputs, parameters, expected and actual output of each wrong op",)

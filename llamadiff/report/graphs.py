@@ -1,0 +1,58 @@
+"""llama.cpp's graph of a model: a tree for each layer, or Graphviz."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rich.text import Text
+from rich.tree import Tree
+
+from llamadiff.ggml.replay import NodeCheck
+from llamadiff.nodes import layers_of
+from llamadiff.report.terminal import make_console
+from llamadiff.report.text import shown
+
+
+def print_tree(nodes: Sequence[NodeCheck]) -> None:
+    """Every node under its layer: op, name, shape, type, and what it reads."""
+    console = make_console()
+    tree, branches = Tree(Text(f"{len(nodes)} nodes")), dict[str, Tree]()
+    for place, node in zip(_places(nodes), nodes, strict=True):
+        if place not in branches:
+            branches[place] = tree.add(Text(place, "bold"))
+        branches[place].add(_line(node))
+    console.print(tree)
+
+
+def _places(nodes: Sequence[NodeCheck]) -> list[str]:
+    return ["outside the layers" if layer is None else f"layer {layer}" for layer in layers_of(nodes)]
+
+
+def _line(node: NodeCheck) -> Text:
+    sizes = "x".join(map(str, _trimmed(node.shape)))
+    sources = ", ".join(shown(name, 40) for name in node.sources)
+    return Text.assemble(
+        (f"{node.op} ", "cyan"), shown(node.name, 60), f"  {sizes} {node.kind}  ", (f"<- {sources}", "dim")
+    )
+
+
+def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without ones at the outer end."""
+    first = next((i for i, size in enumerate(shape) if size != 1), len(shape) - 1)
+    return shape[first:]
+
+
+def as_dot(nodes: Sequence[NodeCheck]) -> str:
+    """Graphviz: nodes in boxes, weights in ellipses, an edge from each source."""
+    lines = ["digraph model {", "  rankdir=TB; node [shape=box, fontname=monospace];"]
+    known = {node.name for node in nodes}
+    for node in nodes:
+        sizes = "x".join(map(str, _trimmed(node.shape)))
+        label = "\n".join((node.op, node.name, f"{sizes} {node.kind}"))
+        lines.append(f"  {json.dumps(node.name)} [label={json.dumps(label)}];")
+        for source in node.sources:
+            if source not in known:
+                lines.append(f"  {json.dumps(source)} [shape=ellipse];")
+            lines.append(f"  {json.dumps(source)} -> {json.dumps(node.name)};")
+    return "\n".join([*dict.fromkeys(lines), "}"]) + "\n"
