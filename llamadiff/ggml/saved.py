@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from llamaref.weights import decode
 
 from llamadiff.ggml.op import Array, Op, Operand
 
@@ -25,6 +26,14 @@ def save(path: Path, n: Op, expected: Array, found: Array, name: str) -> None:
     save_file(arrays, path, {KEY: json.dumps(about)})
 
 
+def _floats(values: Array, kind: str) -> Array:
+    """A source on four axes, weights of the file decoded."""
+    if values.dtype == np.uint8:
+        values = decode(kind, values)
+    values = values.astype(np.float32) if values.dtype.kind == "f" else values
+    return values.reshape(*[1] * (4 - values.ndim), *values.shape)
+
+
 def load(path: Path) -> tuple[Op, Array, Array, str]:
     """Read such a file -> the op, what is expected, what was found, the node's name."""
     from safetensors import safe_open
@@ -32,7 +41,7 @@ def load(path: Path) -> tuple[Op, Array, Array, str]:
     with safe_open(str(path), "np") as file:
         about = json.loads(file.metadata()[KEY])
         sources = tuple(
-            None if s is None else Operand(file.get_tensor(f"source.{i}"), s["type"], s["name"])
+            None if s is None else Operand(_floats(file.get_tensor(f"source.{i}"), s["type"]), s["type"], s["name"])
             for i, s in enumerate(about["sources"])
         )
         op = Op(about["op"], tuple(about["shape"]), about["type"], bytes.fromhex(about["params"]), sources)

@@ -191,6 +191,28 @@ class Node:
         """Bytes from the first value to the last."""
         return int(sum((n - 1) * stride for n, stride in zip(sizes, self.tensor.nb, strict=True)))
 
+    @property
+    def base(self) -> Node | None:
+        """The tensor whose memory a view looks into."""
+        return Node(self.ggml, self.tensor.view_src.contents) if self.tensor.view_src else None
+
+    @property
+    def memory(self) -> int:
+        return int(self.ggml.lib.ggml_nbytes(ctypes.byref(self.tensor)))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether values lie one after the other, and NumPy can read them."""
+        steps = [1, *list(self.tensor.ne)[:-1]]
+        size = np.dtype(_NUMPY.get(self.type, np.uint8)).itemsize
+        return self.type in _NUMPY and list(self.tensor.nb) == [int(n) * size for n in np.cumprod(steps)]
+
+    @property
+    def place(self) -> bytes:
+        """Where a view begins and how it steps, in values of its base: offset, then [ne3, ne2, ne1, ne0]'s strides."""
+        size = np.dtype(_NUMPY[self.type]).itemsize
+        return np.array([self.tensor.view_offs, *reversed(list(self.tensor.nb))], np.int64).__floordiv__(size).tobytes()
+
     def is_view_of_its_source(self) -> bool:
         """Whether a node that computes nothing points where its offset says, into another's memory."""
         base = self.tensor.view_src

@@ -25,7 +25,7 @@ from llamadiff.llamacpp.ggml import Node
 from llamadiff.llamacpp.names import tap_name
 
 Array = NDArray[Any]
-POINTERS = ("VIEW", "NONE")  # nodes that compute nothing: their memory is another's
+SMALL = 1 << 20  # bytes of memory that a view of it is checked by its values, not by its place alone
 
 
 class NodeChecker:
@@ -52,10 +52,13 @@ class NodeChecker:
     def asked(self, node: Node) -> None:
         """Before a node runs: keep its inputs."""
         self._pending = None
-        if not self.only_list and node.op not in POINTERS:
-            self._pending = Op(
-                node.op, node.shape, node.type, node.parameters, tuple(self._operand(s) for s in node.sources)
-            )
+        if self.only_list or node.op == "NONE":
+            return
+        if node.op == "VIEW":
+            self._pending = self._view(node)
+            return
+        sources = tuple(self._operand(source) for source in node.sources)
+        self._pending = Op(node.op, node.shape, node.type, node.parameters, sources)
 
     def done(self, node: Node) -> None:
         """After a node ran: compute it again, and compare."""
@@ -76,6 +79,14 @@ class NodeChecker:
         self._report(node, best.nmse, best, found, n)
         if self.keep is not None and (self.everything or best.nmse > 10 * rule.match):
             save(self.keep / f"{self.step}-{len(self.results):05d}.safetensors", n, best.values, found, node.name)
+
+    def _view(self, node: Node) -> Op | None:
+        """A view as an op on the memory that it looks into; None if that is large, or no plain numbers."""
+        base = node.base
+        if base is None or base.memory > SMALL or not base.is_plain:
+            return None
+        flat = base.values().reshape(1, 1, 1, -1)
+        return Op("VIEW", node.shape, node.type, node.place, (Operand(flat, base.type, base.name),))
 
     def _operand(self, source: Node) -> Operand:
         """A source's values; a weight of the file is read from there, where it is needed."""

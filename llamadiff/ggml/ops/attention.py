@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from llamadiff.arithmetic import round_f16
 from llamadiff.ggml.op import Array, Op, op
 from llamadiff.ggml.ops.products import rounded
 
@@ -62,5 +63,36 @@ def flash_attn_ext(n: Op) -> Array:
     k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3).astype(np.float64) for x in (k, v))
     scores = np.matmul(q, k.swapaxes(-1, -2)) * scale
     scores = cap * np.tanh(scores / cap) if cap else scores
-    probs = probabilities(_masked(scores, n.optional(3), max_bias), n.optional(4))
+    scores = _masked(scores, n.optional(3), max_bias)
+    if n.source_kind(2) == "f16" and not n.exact:
+        return _summed_in_half(scores, v, n.optional(4)).swapaxes(-2, -3)
+    probs = probabilities(scores, n.optional(4))
     return np.asarray(np.matmul(probs, v).swapaxes(-2, -3), np.float32)
+
+
+def _summed_in_half(scores: Array, v: Array, sinks: Array | None) -> Array:
+    """Key after key, as ggml does with V in float16: the sum is kept in float16 and scaled anew at each new maximum.
+
+    (ggml_compute_forward_flash_attn_ext_f16_one_chunk.) Scores [.., head, t, s], v [.., head, s, d] -> [.., head, t, d].
+    """
+    scores = scores.astype(np.float32)
+    total = np.zeros((*scores.shape[:-1], v.shape[-1]), np.float32)
+    peak, size = np.full(scores.shape[:-1], -np.inf, np.float32), np.zeros(scores.shape[:-1], np.float32)
+    for key in range(scores.shape[-1]):
+        s = scores[..., key]
+        seen = np.isfinite(s)
+        if not seen.any():
+            continue
+        new = seen & (s > peak)
+        shrink = np.where(new, np.where(np.isfinite(peak), np.exp(peak - s), 0), 1).astype(np.float32)
+        peak = np.where(new, s, peak)
+        weight = np.where(seen, np.exp(np.where(seen, s - peak, 0)), 0).astype(np.float32)
+        total = np.where(new[..., None], round_f16(total * shrink[..., None]), total)
+        added = round_f16(total + v[..., key, None, :].astype(np.float32) * weight[..., None])
+        total = np.where(seen[..., None], added, total)
+        size = size * shrink + weight
+    if sinks is not None:
+        sink = sinks.reshape(*sinks.shape[:-4], -1)[..., :, None].astype(np.float32)
+        shrink = np.exp(np.minimum(peak - sink, 0))
+        total, size = total * shrink[..., None], size * shrink + np.exp(np.minimum(sink - peak, 0))
+    return np.divide(total, size[..., None], out=np.zeros_like(total), where=size[..., None] > 0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from llamadiff.arithmetic import round_bf16, round_f16
+from llamadiff.arithmetic import round_bf16, round_f16, round_q8_0
 from llamadiff.ggml.op import Array, Op, op
 
-_KEPT = {"f16": round_f16, "bf16": round_bf16}
+_KEPT = {"f16": round_f16, "bf16": round_bf16, "q8_0": round_q8_0}
 
 
 def kept_as(x: Array, kind: str) -> Array:
@@ -20,6 +20,15 @@ def copy(n: Op) -> Array:
     """The same values in the same order, in the result's shape and type (ggml_compute_forward_dup)."""
     x = n.x()
     return kept_as(np.ascontiguousarray(x).reshape(*x.shape[:-4], *n.shape), n.kind)
+
+
+@op("VIEW")
+def view(n: Op) -> Array:
+    """Another look at the same memory, given flat: params are offset and strides, int64, in values (ggml_view_4d)."""
+    offset, *strides = (int(step) for step in np.frombuffer(n.params, np.int64))
+    flat = np.ascontiguousarray(n.x()).reshape(-1)[offset:]
+    steps = [step * flat.itemsize for step in strides]
+    return np.array(np.lib.stride_tricks.as_strided(flat, n.shape, steps, writeable=False))
 
 
 @op("PERMUTE")

@@ -1,0 +1,204 @@
+"""llama.cpp's whole graph, node by node: right on every model, and wrong exactly where a node is looked at wrongly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamadiff import compare, limits
+from llamadiff.ggml.op import Op, function_of
+from llamadiff.ggml.replay import replay
+from llamadiff.ggml.saved import load
+from llamadiff.llamacpp.capture import check_nodes
+from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.pipeline import graph, list_nodes
+
+TOKENS = (1, 5, 9, 30, 17, 22)
+SHARED = Path(__file__).parent.parent.parent / "shared" / "models"
+RANDOM = sorted((SHARED / "random").glob("*.gguf")) if SHARED.exists() else []
+SMALL = ("llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "llama-yarn", "llama-factors", "llama-fused")
+
+
+def all_right(result, limit=1e-11):
+    assert result.verdict == "match", result.summary
+    assert not [row.tap for row in result.rows if row.local is None]
+    assert max(row.local.nmse for row in result.rows) <= limit
+    assert "every checked node" in result.summary
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q5_1"])
+@pytest.mark.parametrize("name", SMALL)
+def test_every_node_of_small_models_is_right(name, kind, small_model):
+    all_right(graph(small_model(name, kind), tokens=TOKENS, n_predict=2))
+
+
+SETTINGS = {
+    "f16 cache": (Settings("F16", "F16"), 1e-11), "q8_0 cache": (Settings("Q8_0", "F32"), 1e-11),
+    "flash attention": (Settings(flash_attn=True), 1e-7), "repacked": (Settings(repack=True), 1e-11),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_node_is_right_with_other_settings(name, kind, small_model):
+    settings, limit = SETTINGS[name]
+    all_right(graph(small_model("llama", kind), tokens=TOKENS, n_predict=2, settings=settings), limit)
+
+
+@pytest.mark.parametrize("flash", [False, True], ids=["plain", "flash"])
+@pytest.mark.parametrize("path", RANDOM, ids=lambda path: path.stem)
+def test_every_node_of_every_architecture_is_right(path, flash):
+    """Runs where the shared models lie beside the checkout."""
+    result = graph(path, tokens=TOKENS, n_predict=4, settings=Settings(flash_attn=flash))
+    all_right(result, 1e-7 if flash else 1e-11)
+
+
+def test_compare_takes_the_graph_where_there_is_no_engine(small_model):
+    assert compare(small_model(), tokens=TOKENS).candidate["name"] == "the reference engine"
+    assert compare(small_model(), tokens=TOKENS, engine="graph").candidate["name"] == "ggml's ops in NumPy"
+
+
+# faults
+
+
+@pytest.fixture(scope="module")
+def nodes(small_model, tmp_path_factory):
+    """Every node of some models, with inputs and outputs: model -> name -> (op, found)."""
+    kept = {}
+
+    def get(name: str, kind: str = "F16", **settings) -> list[tuple[Op, np.ndarray]]:
+        key = (name, kind, *settings)
+        if key not in kept:
+            folder = tmp_path_factory.mktemp("nodes")
+            path = name if isinstance(name, Path) else small_model(name, kind)
+            check_nodes(Request(str(path), tokens=TOKENS, output=str(folder / "o.json"), nodes=True, keep=str(folder),
+                                keep_all=True, settings=Settings(**settings)))  # fmt: skip
+            kept[key] = [(op, found) for op, _, found, _ in map(load, sorted(folder.glob("*.safetensors")))]
+        return kept[key]
+
+    return get
+
+
+def verdict(op: Op, found: np.ndarray) -> str:
+    rule = limits.rule_for(limits.RULES, op.name, op.name, "*")
+    best = replay(op, found, enough=rule.match)
+    return limits.verdict(best.nmse, rule.match, 10 * rule.match)
+
+
+def other_number(op: Op, place: int, change) -> Op:
+    numbers = np.frombuffer(op.params, np.float32).copy()
+    numbers[place] = change(numbers[place])
+    return replace(op, params=numbers.tobytes())
+
+
+def other_whole(op: Op, place: int, value: int) -> Op:
+    numbers = np.frombuffer(op.params, np.int32).copy()
+    numbers[place] = value
+    return replace(op, params=numbers.tobytes())
+
+
+def swapped(op: Op) -> Op:
+    """The first two sources exchanged."""
+    return replace(op, sources=(op.sources[1], op.sources[0], *op.sources[2:]))
+
+
+def elsewhere(place: int):
+    """A source's rows as another tensor has them: another layer's weight, another slot."""
+
+    def change(op: Op) -> Op:
+        source = op.sources[place]
+        values = np.roll(source.values, 1, axis=-1 if source.values.shape[-1] > 1 else -2)
+        return replace(op, sources=(*op.sources[:place], replace(source, values=values), *op.sources[place + 1 :]))
+
+    return change
+
+
+# op -> the model that has it, and a fault in how its node is seen
+FAULTS = {
+    "GET_ROWS": ("llama", elsewhere(1)),
+    "SET_ROWS": ("llama", elsewhere(0)),
+    "MUL_MAT": ("llama", elsewhere(0)),
+    "MUL_MAT_ID": ("moe", elsewhere(2)),
+    "ADD": ("llama", elsewhere(1)),
+    "MUL": ("llama", elsewhere(1)),
+    "DIV": ("moe", swapped),
+    "RMS_NORM": ("llama", lambda op: other_number(op, 0, lambda eps: eps * 100)),
+    "NORM": ("stablelm", lambda op: other_number(op, 0, lambda eps: eps * 100)),
+    "ROPE": ("llama", lambda op: other_number(op, 5, lambda base: base * 2)),
+    "SOFT_MAX": ("llama", lambda op: other_number(op, 0, lambda scale: scale * 2)),
+    "CONT": ("llama", elsewhere(0)),
+    "RESHAPE": ("llama", elsewhere(0)),
+    "PERMUTE": ("llama", lambda op: other_whole(other_whole(op, 0, int(op.ints[1])), 1, int(op.ints[0]))),
+    "VIEW": ("llama", lambda op: replace(op, params=(np.frombuffer(op.params, np.int64) + (1, 0, 0, 0, 0)).tobytes())),
+    "SWIGLU": ("llama", swapped),
+    "ARGSORT": ("moe", lambda op: other_whole(op, 0, 1 - int(op.ints[0]))),
+    "SUM_ROWS": ("moe", lambda op: replace(op, sources=(replace(op.sources[0], values=op.x() * 1.01),))),
+    "CLAMP": ("moe", lambda op: other_number(op, 0, lambda low: 10.0)),
+    "FLASH_ATTN_EXT": ("flash", lambda op: other_number(op, 0, lambda scale: scale * 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_the_view_of_a_node_is_wrong_at_that_node(name, nodes):
+    model, fault = FAULTS[name]
+    every = nodes("llama", flash_attn=True) if model == "flash" else nodes(model)
+    assert {verdict(op, found) for op, found in every} == {"match"}
+    chosen = [number for number, (op, _) in enumerate(every) if op.name == name and np.prod(op.shape) > 1]
+    for number in chosen[:2]:
+        seen = [(fault(op) if i == number else op, found) for i, (op, found) in enumerate(every)]
+        assert [i for i, (op, found) in enumerate(seen) if verdict(op, found) == "wrong"] == [number]
+    assert chosen
+
+
+def test_a_node_of_an_op_without_a_function_is_unchecked_and_named(small_model, monkeypatch):
+    from llamadiff.ggml.replay import NodeCheck
+    from llamadiff.nodes import rows_of, summarize
+
+    path = small_model()
+    checks = list_nodes(path, 2)
+    found = [replace(check, nmse=None if check.op == "ROPE" else 0.0) for check in checks]
+    rows = rows_of(found, limits.RULES)
+    assert isinstance(checks[0], NodeCheck)
+    assert limits.worst_of([row.verdict for row in rows]) == "unchecked"
+    info = check_nodes(Request(str(path), tokens=(1,), output=str(path.parent / "n.json"), nodes=True))
+    text = summarize("unchecked", rows, info, 0)
+    assert "4 nodes are unchecked, for want of a function: ROPE (4)" in text
+
+
+def test_wrong_ops_are_saved_with_their_inputs(nodes, tmp_path):
+    from llamadiff.ggml.saved import save
+
+    op, found = next((op, found) for op, found in nodes("llama") if op.name == "RMS_NORM")
+    save(tmp_path / "a.safetensors", op, found, found, "norm-0")
+    again, expected, actual, name = load(tmp_path / "a.safetensors")
+    assert (again.name, again.shape, again.params, name) == (op.name, op.shape, op.params, "norm-0")
+    assert np.array_equal(expected, actual)
+    assert np.array_equal(function_of("RMS_NORM")(again), function_of("RMS_NORM")(op))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "llamadiff", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_commands(small_model, tmp_path):
+    path = str(small_model("moe", "Q8_0"))
+    done = run(
+        "backend", path, "--tokens", "1,5,9", "--n-predict", "1", "--keep", str(tmp_path / "kept"), "--json", "-"
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["verdict"], report["wrong"], report["logits"]) == ("match", [], None)
+    assert {"Qcur_rope-0", "ffn_moe_topk-1", "result_output"} <= {tap["tap"] for tap in report["taps"]}
+    tree = run("graph", path)
+    assert tree.returncode == 0
+    assert "layer 1" in tree.stdout
+    assert "MUL_MAT_ID ffn_moe_gate-1" in tree.stdout
+    dot = run("graph", path, "--dot")
+    assert dot.stdout.startswith("digraph model {")
+    assert '"blk.1.ffn_up_exps.weight" -> "ffn_moe_up-1"' in dot.stdout
