@@ -192,6 +192,11 @@ class Node:
         return int(sum((n - 1) * stride for n, stride in zip(sizes, self.tensor.nb, strict=True)))
 
     @property
+    def address(self) -> int:
+        """What tells one tensor of a graph from another."""
+        return ctypes.addressof(self.tensor)
+
+    @property
     def base(self) -> Node | None:
         """The tensor whose memory a view looks into."""
         return Node(self.ggml, self.tensor.view_src.contents) if self.tensor.view_src else None

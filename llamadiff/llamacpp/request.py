@@ -30,6 +30,7 @@ class Request:
 
     ``nodes``: every node is checked as it runs, and ``output`` is what was found, as JSON. ``keep`` is a directory for
     wrong ops' inputs and outputs (``keep_all``: for all ops'); ``only_list``: nodes are listed and not computed.
+    ``graph`` is a file for the graph itself, with every tap of it in ``output``, a trace.
     """
 
     model: str
@@ -44,6 +45,7 @@ class Request:
     keep: str | None = None
     keep_all: bool = False
     only_list: bool = False
+    graph: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

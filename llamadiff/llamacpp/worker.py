@@ -22,6 +22,7 @@ from llamadiff.hashing import file_sha256
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.ggml import Ggml, Node, Tensor
 from llamadiff.llamacpp.names import tap_name
+from llamadiff.llamacpp.recorder import GraphRecorder
 from llamadiff.llamacpp.replay import NodeChecker
 from llamadiff.llamacpp.request import KV_TYPES, Request
 from llamadiff.llamacpp.serve import Say
@@ -54,7 +55,8 @@ def run(request: Request, say: Say) -> None:
         tokens = list(request.tokens) or _tokenize(model, request)
         say(tokens=tokens, loaded=time.perf_counter() - started)
         say(phase="running llama.cpp")
-        (NodeRun if request.nodes else Capture)(ggml, model, request, tokens).run(say)
+        kind = GraphRun if request.graph is not None else NodeRun if request.nodes else Capture
+        kind(ggml, model, request, tokens).run(say)
     say(done=True)
 
 
@@ -281,6 +283,48 @@ class NodeRun(Capture):
         except BaseException as error:  # must not reach C
             self.failure = error
             return False
+
+
+class GraphRun(Capture):
+    """One prefill whose graph is recorded, and every tap of it."""
+
+    def run(self, say: Say) -> None:
+        """Two passes over the same tokens: the graph first, since which node is a tap is known at its end."""
+        assert self.request.graph is not None
+        assert self.request.output is not None
+        self.recorder = GraphRecorder(Weights(self.request.model))
+        self.labels: dict[int, str] | None = None
+        self._decode(self._context(), self.tokens, 0)
+        self.recorder.write(Path(self.request.graph), self.tokens)
+        self.labels, self.place = self.recorder.label(), 0
+        with TraceWriter(self.request.output, expected_taps=len(self.labels)) as writer:
+            self.writer = writer
+            self._decode(self._context(), self.tokens, 0)
+            writer.finish(self._info(len(self.tokens), 0.0))
+
+    def _observe(self, pointer: Any, ask: bool, _: Any) -> bool:
+        try:
+            node = Node(self.ggml, ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents)
+            if self.labels is None:
+                if ask:
+                    self.recorder.asked(node)
+                return True
+            if not ask:
+                number = self.recorder.nodes[self.place]["number"]
+                self.place += 1
+                if number in self.labels:
+                    self.writer.add(self.labels[number], _without_ones(node.values()))
+            return True
+        except BaseException as error:  # must not reach C
+            self.failure = error
+            return False
+
+
+def _without_ones(values: Array) -> Array:
+    """Four axes without ones at the outer end, two at least."""
+    while values.ndim > 2 and values.shape[0] == 1:
+        values = values[0]
+    return values
 
 
 def _in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:

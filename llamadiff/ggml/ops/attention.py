@@ -73,7 +73,8 @@ def flash_attn_ext(n: Op) -> Array:
 def _summed_in_half(scores: Array, v: Array, sinks: Array | None) -> Array:
     """Key after key, as ggml does with V in float16: the sum is kept in float16 and scaled anew at each new maximum.
 
-    (ggml_compute_forward_flash_attn_ext_f16_one_chunk.) Scores [.., head, t, s], v [.., head, s, d] -> [.., head, t, d].
+    Scores [.., head, t, s], v [.., head, s, d] -> [.., head, t, d]; from ops.cpp,
+    ggml_compute_forward_flash_attn_ext_f16_one_chunk.
     """
     scores = scores.astype(np.float32)
     total = np.zeros((*scores.shape[:-1], v.shape[-1]), np.float32)

@@ -1,0 +1,278 @@
+"""A recorded graph of llama.cpp as a forward function with taps: an engine for every architecture that it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llamaref import Weights
+
+from llamadiff.errors import UserError
+from llamadiff.ggml.op import ROUNDING, Array, Op, Operand, function_of
+from llamadiff.lanes import NATIVE
+
+SCHEMA = "llamadiff.graph/1"
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """One node: its op, and which tensors it reads. Tensors are numbered; leaves are named.
+
+    ``view``: the tensor whose memory it looks into, where it begins and how it steps, in values. ``label`` is the name
+    of the tap that it is, if it is one.
+    """
+
+    number: int
+    name: str
+    label: str | None
+    op: str
+    kind: str
+    shape: tuple[int, ...]
+    params: bytes
+    sources: tuple[int | None, ...]
+    view: tuple[int, bytes] | None
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What a graph is given: a weight of the file, or an input or a cache with the values it had at first."""
+
+    number: int
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in the order in which they run, leaves, and the values of those leaves that are no weights."""
+
+    nodes: tuple[GraphNode, ...]
+    leaves: Mapping[int, Leaf]
+    given: Mapping[int, Array]
+    tokens: tuple[int, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Graph:
+        """Read what a run of llama.cpp recorded."""
+        from safetensors import safe_open
+
+        with safe_open(str(path), "np") as file:
+            about = json.loads(file.metadata()["llamadiff.graph"])
+            given = {int(name): file.get_tensor(name) for name in list(file.keys())}
+        nodes = tuple(
+            GraphNode(
+                n["number"],
+                n["name"],
+                n["label"],
+                n["op"],
+                n["kind"],
+                tuple(n["shape"]),
+                bytes.fromhex(n["params"]),
+                tuple(n["sources"]),
+                None if n["view"] is None else (n["view"][0], bytes.fromhex(n["view"][1])),
+            )  # fmt: skip
+            for n in about["nodes"]
+        )
+        known = (Leaf(leaf["number"], leaf["name"], leaf["kind"], tuple(leaf["shape"])) for leaf in about["leaves"])
+        leaves = {leaf.number: leaf for leaf in known}
+        return cls(nodes, leaves, given, tuple(about["tokens"]))
+
+    @cached_property
+    def by_number(self) -> dict[int, GraphNode]:
+        return {node.number: node for node in self.nodes}
+
+    @cached_property
+    def labelled(self) -> dict[str, GraphNode]:
+        return {node.label: node for node in self.nodes if node.label is not None}
+
+    def inputs(self, label: str) -> list[str]:
+        """The taps that a tap is computed from, seen through the nodes that are none."""
+        found: dict[str, None] = {}
+        seen: set[int] = set()
+        waiting = self._reads(self.labelled[label])
+        while waiting:
+            number = waiting.pop()
+            node = self.by_number.get(number)
+            if node is None or number in seen:
+                continue
+            seen.add(number)
+            if node.label is not None and node.label != label:
+                found[node.label] = None
+            else:
+                waiting.extend(self._reads(node))
+        order = list(self.labelled)
+        return sorted(found, key=order.index)
+
+    def _reads(self, node: GraphNode) -> list[int]:
+        """Tensors that a node reads; a view of a cache reads what was last written into it."""
+        numbers = [source for source in node.sources if source is not None]
+        if node.view is not None:
+            numbers += [node.view[0], *self._written(node.view[0], node.number)]
+        return numbers
+
+    def _written(self, leaf: int, before: int) -> Iterator[int]:
+        for node in self.nodes:
+            if node.number >= before:
+                return
+            if node.op in ("SET_ROWS", "CPY") and node.view is not None and node.view[0] == leaf:
+                yield node.number
+
+
+class GraphEngine:
+    """Runs a graph on the tokens that it was recorded with."""
+
+    def __init__(self, graph: Graph, weights: Weights) -> None:
+        self.graph, self.w = graph, weights
+        missing = {node.op for node in graph.nodes if node.op != "VIEW" and function_of(node.op) is None}
+        if missing:
+            raise UserError(f"the graph has ops that are not implemented: {', '.join(sorted(missing))}")
+
+    def forward(self, tokens: Sequence[int], positions: Any, tap: Any) -> Array:
+        """Compute every node; at each that is a tap, go on with what the tap returns -> the last node's values."""
+        if tuple(tokens) != self.graph.tokens:
+            raise UserError("the graph was recorded with other tokens")
+        values: dict[int, Array] = {number: given[None] for number, given in self.graph.given.items()}
+        uses = self._last_uses()
+        x = np.zeros((1, 1))
+        with np.errstate(all="ignore"):
+            for node in self.graph.nodes:
+                x = self._computed(node, values, tap)
+                if node.label is not None:
+                    x = self._tapped(node, x, tap)
+                if node.op in ("SET_ROWS", "CPY") and node.view is not None:
+                    self._write(node, x, values)
+                values[node.number] = x
+                for number in uses.get(node.number, ()):
+                    values.pop(number, None)
+        return x
+
+    def _last_uses(self) -> dict[int, list[int]]:
+        """Which nodes' values nobody reads after each node. Leaves stay: they are memory."""
+        last: dict[int, int] = {}
+        for node in self.graph.nodes:
+            for number in (*node.sources, *((node.view[0],) if node.view else ())):
+                if number is not None and number not in self.graph.leaves:
+                    last[number] = node.number
+        out: dict[int, list[int]] = {}
+        for number, user in last.items():
+            out.setdefault(user, []).append(number)
+        return out
+
+    def _tapped(self, node: GraphNode, x: Array, tap: Any) -> Array:
+        lead = x.shape[:-4]
+        shaped = x.reshape(*lead, *tap_shape(node))
+        return np.asarray(tap(node.label, shaped)).reshape(-1, *node.shape)
+
+    def _computed(self, node: GraphNode, values: dict[int, Array], tap: Any) -> Array:
+        if node.op == "VIEW":
+            assert node.view is not None
+            return _viewed(values[node.view[0]], node)
+        sources = tuple(None if s is None else self._operand(s, values) for s in node.sources)
+        n = Op(node.op, node.shape, node.kind, node.params, sources)
+        if node.op in ("MUL_MAT", "MUL_MAT_ID"):
+            return self._product(n, tap)
+        first = n.sources[0]
+        if node.op == "GET_ROWS" and first is not None and first.name:
+            return self.w.rows(first.name, n.x(1).reshape(-1)).reshape(1, *n.shape)
+        n = replace(n, sources=tuple(self._whole(s) if s is not None and s.name else s for s in n.sources))
+        function = function_of(node.op)
+        assert function is not None
+        if node.op not in ROUNDING:
+            return function(n)
+        return self._rounded(n, tap)
+
+    def _rounded(self, n: Op, tap: Any) -> Array:
+        """An op that ggml rounds in its own way: as ggml in the lanes that follow it, exactly in the others."""
+        function = function_of(n.name)
+        assert function is not None
+        policies = [policy for policy, _ in getattr(tap, "ways", (("f32", {}),))]
+        if NATIVE not in policies:
+            return function(replace(n, exact=True))
+        exact, native = (function(replace(n, exact=which)) for which in (True, False))
+        shape = (len(policies), *exact.shape[-4:])
+        choose = np.array([policy == NATIVE for policy in policies]).reshape(-1, 1, 1, 1, 1)
+        return np.where(choose, np.broadcast_to(native, shape), np.broadcast_to(exact, shape))
+
+    def _operand(self, number: int, values: dict[int, Array]) -> Operand:
+        leaf = self.graph.leaves.get(number)
+        if leaf is not None and number not in self.graph.given:
+            return Operand(np.zeros((0,)), leaf.kind, leaf.name)  # a weight: read where it is needed
+        node = self.graph.by_number.get(number)
+        return Operand(values[number], node.kind if node else leaf.kind if leaf else "f32", "")
+
+    def _whole(self, source: Operand) -> Operand:
+        w = self.w.whole(source.name)
+        return Operand(w.reshape(1, *[1] * (4 - w.ndim), *w.shape), source.kind, source.name)
+
+    def _product(self, n: Op, tap: Any) -> Array:
+        """Products by weights of the file are streamed; each lane's arithmetic rounds the activations."""
+        weight = n.sources[0]
+        assert weight is not None
+        if not weight.name:
+            q, k = tap.operands("cache_k", n.x(1), n.x())
+            function = function_of(n.name)
+            assert function is not None
+            other = n.sources[2:] if n.name == "MUL_MAT_ID" else ()
+            return function(replace(n, sources=(replace(weight, values=k), Operand(q), *other), exact=True))
+        kind = weight.kind.upper()
+        if n.name == "MUL_MAT" and len([size for size in self.w.shape(weight.name) if size > 1]) <= 2:
+            x, *sums = tap.operands(kind, n.x(1))
+            y = self.w.product(weight.name, x, *sums)
+            return y.reshape(len(y), *n.shape)
+        if n.name == "MUL_MAT_ID":
+            return self._experts(n, kind, tap)
+        function = function_of(n.name)
+        assert function is not None
+        (x,) = tap.operands(kind, n.x(1))[:1]
+        return function(replace(n, sources=(self._whole(weight), Operand(x)), exact=True))
+
+    def _experts(self, n: Op, kind: str, tap: Any) -> Array:
+        weight = n.sources[0]
+        assert weight is not None
+        ids = n.x(2)[:, 0, 0].astype(np.int64)  # [b, token, used]
+        x = np.broadcast_to(n.x(1)[:, 0], (max(len(ids), len(n.x(1))), *ids.shape[1:], n.x(1).shape[-1]))
+        x, *sums = tap.operands(kind, np.ascontiguousarray(x))
+        ids = np.broadcast_to(ids, (len(x), *ids.shape[1:]))
+        out = np.empty((*ids.shape, n.shape[-1]), x.dtype)
+        for expert in np.unique(ids):
+            mine = ids == expert
+            out[mine] = self.w.product(weight.name, x[mine], *(part[mine] for part in sums), expert=int(expert))
+        return out.reshape(len(x), *n.shape)
+
+    def _write(self, node: GraphNode, x: Array, values: dict[int, Array]) -> None:
+        """A node that writes into another's memory: a cache."""
+        assert node.view is not None
+        base, place = node.view
+        memory = values[base]
+        if len(memory) != len(x):
+            memory = np.repeat(memory, len(x), axis=0)
+        memory = np.array(memory)
+        _window(memory, node.shape, place)[...] = x
+        values[base] = memory
+
+
+def tap_shape(node: GraphNode) -> tuple[int, ...]:
+    """A node's axes without ones at the outer end, two at least."""
+    shape = node.shape
+    while len(shape) > 2 and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
+def _viewed(base: Array, node: GraphNode) -> Array:
+    assert node.view is not None
+    return np.array(_window(np.ascontiguousarray(base), node.shape, node.view[1]))
+
+
+def _window(memory: Array, shape: tuple[int, ...], place: bytes) -> Array:
+    """The values [b, ne3, ne2, ne1, ne0] of a contiguous [b, ...] memory that a view looks at."""
+    offset, *strides = (int(step) for step in np.frombuffer(place, np.int64))
+    flat = memory.reshape(len(memory), -1)
+    steps = [flat.strides[0], *(step * flat.itemsize for step in strides)]
+    return np.lib.stride_tricks.as_strided(flat[:, offset:], (len(flat), *shape), steps)
