@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from llamadiff.errors import UserError
 from llamadiff.lanes import stored_types
 from llamadiff.llamacpp.request import KV_TYPES
-from llamadiff.model import Model, check_same_model
+from llamadiff.model import Runnable, check_same_model
 from llamadiff.preflight import tokens_apart
 from llamadiff.trace import Trace
 
 
-def check_runnable(model: Model, trace: Trace, whose: str) -> None:
+def check_runnable(model: Runnable, trace: Trace, whose: str) -> None:
     """Raise UserError if the engine cannot go through a trace: more tokens than the context, an unknown cache type."""
-    count, limit = len(trace.info.tokens), model.engine.config.n_ctx_train
+    count, limit = len(trace.info.tokens), model.n_ctx_train
     if count > limit:
         raise UserError(f"{whose} has {count} tokens, more than the model's context of {limit}")
     for side, kind in stored_types(trace).items():
         if kind not in KV_TYPES:
             raise UserError(f"{whose} was recorded with a {side} of type {kind}; known are {', '.join(KV_TYPES)}")
-        if kind.startswith("Q") and model.engine.config.head_k % 32:
+        if kind.startswith("Q") and model.sizes["dim"] % 32:
             raise UserError(f"{whose} was recorded with a {side} of type {kind}, which heads of "
-                            f"{model.engine.config.head_k} values cannot have: its blocks are of 32")  # fmt: skip
+                            f"{model.sizes['dim']} values cannot have: its blocks are of 32")  # fmt: skip
 
 
-def check_same_run(baseline: Trace, candidate: Trace, model: Model | None = None) -> None:
+def check_same_run(baseline: Trace, candidate: Trace, model: Runnable | None = None) -> None:
     """Raise UserError, with both values, if two traces are of other tokens, positions or models."""
     b, c = baseline.info, candidate.info
     if b.tokens != c.tokens:

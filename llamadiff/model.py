@@ -15,6 +15,7 @@ from llamaref.models import ARCHITECTURES
 from llamadiff import taps
 from llamadiff.errors import UserError
 from llamadiff.hashing import file_sha256
+from llamadiff.taps import Tap
 from llamadiff.vocabulary import Vocabulary
 
 Opened = TypeVar("Opened")
@@ -91,8 +92,38 @@ def _largest(value: Any) -> int:
     return max((item for item in values if isinstance(item, int)), default=0)
 
 
-class Model(ModelFile):
+class Runnable(ModelFile):
+    """A file and an engine that runs it: its taps, what each is computed from, and which weight makes it."""
+
+    engine: Any
+    n_layer: int
+    taps: list[Tap]
+    weight_names: Mapping[str, str]
+    sizes: Mapping[str, int]
+
+    @cached_property
+    def weight_types(self) -> dict[str, str]:
+        """Tap name -> the type of the weight that makes it."""
+        return {tap: self.weights.type(name) for tap, name in self.weight_names.items()}
+
+    @property
+    def rope_pairs(self) -> bool:
+        """Whether RoPE rotates neighbours, so that the file's Q and K rows are permuted against Hugging Face's."""
+        return False
+
+    @property
+    def n_ctx_train(self) -> int:
+        return _largest(self.hyper_parameter("context_length")) or 1 << 30
+
+    def inputs(self, tap: Tap) -> list[str]:
+        """The taps that one is computed from."""
+        raise NotImplementedError
+
+
+class Model(Runnable):
     """A GGUF file, opened by the reference engine. Raises UserError in one line if it cannot be run."""
+
+    engine: Engine
 
     def __init__(self, path: str | Path, precision: str = "f32", threads: int = 0) -> None:
         super().__init__(path, precision, threads)
@@ -109,17 +140,19 @@ class Model(ModelFile):
                 name = f"{tap.kind.weight}.weight" if tap.layer is None else f"blk.{tap.layer}.{tap.kind.weight}.weight"
                 raise UserError(f"{self.path}: tensor {name} is missing from the file")
 
+    def inputs(self, tap: Tap) -> list[str]:
+        return taps.inputs_of(tap, self._names, self.n_layer)
+
     @cached_property
-    def weight_names(self) -> dict[str, str]:
+    def _names(self) -> set[str]:
+        return {tap.name for tap in self.taps}
+
+    @cached_property
+    def weight_names(self) -> dict[str, str]:  # type: ignore[override]
         """Tap name -> the weight it multiplies by."""
         present = set(self.tensors)
         names = {tap.name: taps.weight_name(tap, present) for tap in self.taps}
         return {tap: name for tap, name in names.items() if name is not None}
-
-    @cached_property
-    def weight_types(self) -> dict[str, str]:
-        """Tap name -> the type of that weight."""
-        return {tap: self.engine.w.type(name) for tap, name in self.weight_names.items()}
 
     @property
     def rope_pairs(self) -> bool:
@@ -127,7 +160,7 @@ class Model(ModelFile):
         return bool(self.engine.architecture.ROPE_PAIRS)
 
     @cached_property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, int]:  # type: ignore[override]
         """The sizes of the axes that taps have."""
         config, weights = self.engine.config, self.engine.w
         experts = "blk.0.ffn_gate_exps.weight" in weights

@@ -32,11 +32,12 @@ from llamadiff.diagnose.diagnosis import diagnose as why
 from llamadiff.drift import drift_only
 from llamadiff.errors import UserError
 from llamadiff.ggml.replay import NodeCheck
+from llamadiff.graphmodel import by_its_graph
 from llamadiff.judging import Judge
 from llamadiff.lanes import F32, NATIVE, POLICIES, Source
 from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
 from llamadiff.llamacpp.request import Request, Settings
-from llamadiff.model import Model, ModelFile, check_same_model
+from llamadiff.model import Model, ModelFile, Runnable, check_same_model
 from llamadiff.nodes import compare_nodes
 from llamadiff.phase import Progress, silent
 from llamadiff.preflight import WEIGHTS, preflight
@@ -84,15 +85,20 @@ def compare(
     if candidate is None and (engine == GRAPH or (engine is None and not ModelFile(model).has_engine)):
         return graph(model, prompt, tokens=tokens, chat=chat, n_predict=n_predict, settings=settings, rules=rules,
                      progress=progress)  # fmt: skip
-    opened = open_model(model, precision, settings or Settings())
+    by_graph = engine == GRAPH or (engine is None and not ModelFile(model).has_engine)
+    opened: Runnable | None = None if by_graph else open_model(model, precision, settings or Settings())
     stated = _stated_tokens(candidate) if candidate is not None else ()
     tokens = tokens or (stated if prompt is None else ())
     with ExitStack() as stack:
         folder = Path(stack.enter_context(scratch_directory() if save is None else _made(Path(save))))
-        request = request_for(
-            opened, prompt, tokens, chat, n_predict, folder / "baseline.safetensors", patterns, layers, settings
-        )
-        baseline = capture(request, progress)
+        output = folder / "baseline.safetensors"
+        if opened is None:
+            request = text_request(ModelFile(model), prompt, tokens, chat, n_predict, output, settings)
+            opened, baseline = by_its_graph(model, request, progress)
+        else:
+            assert isinstance(opened, Model)
+            wanted = request_for(opened, prompt, tokens, chat, n_predict, output, patterns, layers, settings)
+            baseline = capture(wanted, progress)
         captured = time.perf_counter()
         trace = _loaded(candidate, opened, baseline, name_map, timeout, progress)
         keep = folder / "engine.safetensors" if save is not None else None
@@ -145,7 +151,7 @@ def _stated_tokens(candidate: Trace | str | Path) -> tuple[int, ...]:
 
 def _loaded(
     candidate: Trace | str | Path | None,
-    model: Model,
+    model: Runnable,
     baseline: Trace,
     name_map: str | None,
     timeout: float,
@@ -269,7 +275,7 @@ def _wanted(model: Model, patterns: Sequence[str], layers: range | None) -> tupl
 
 @np.errstate(all="ignore")  # what overflows shows in the values
 def judge(
-    model: Model,
+    model: Runnable,
     baseline: Trace,
     candidate: Trace | None,
     rules: Sequence[limits.Rule],
@@ -290,15 +296,17 @@ def judge(
     ran = time.perf_counter()
     under_test = "baseline" if candidate is None else "candidate"
     seconds = explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # about as long as finding out what is wrong took
-    diagnosis = _diagnosed(model, study, under_test, seconds, explain > 0, progress) if diagnose else ()
+    diagnosis: tuple[Diagnosis, ...] = ()
+    if diagnose and isinstance(model, Model):
+        diagnosis = _diagnosed(model, study, under_test, seconds, explain > 0, progress)
     found = rows_of(study.findings, model.weight_names, model.weight_types, under_test)
     rows = with_explanations(found, diagnosis)
     verdict = limits.worst_of([limits.worst_of([row.verdict for row in rows]), *(check.verdict for check in checks)])
     other = candidate.info.producer if candidate is not None else ENGINE_PRODUCER
     producer, named = {"name": "the candidate", **other}, {"name": "the baseline", **baseline.info.producer}
     trace = candidate if candidate is not None else baseline
-    read = set(baseline.info.producer.get("weights_read", model.engine.w.read)) & set(model.tensors)
-    unread, n_prefill = tuple(sorted(model.engine.w.read - read)), _prefill(baseline, candidate)
+    read = set(baseline.info.producer.get("weights_read", model.weights.read)) & set(model.tensors)
+    unread, n_prefill = tuple(sorted(model.weights.read - read)), _prefill(baseline, candidate)
     missing = tuple(tap.name for tap in model.taps if tap.name not in trace and not tap.kind.optional)
     return Comparison(
         verdict=verdict,
@@ -314,7 +322,7 @@ def judge(
         baseline=named,
         candidate=producer,
         logits=_logits(baseline, candidate, engine_logits, model),
-        only_baseline_read=tuple(sorted(read - model.engine.w.read)),
+        only_baseline_read=tuple(sorted(read - model.weights.read)),
         only_engine_read=unread,
         timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran},
         next_steps=sentence.next_steps(verdict, rows, missing, candidate is None, diagnosis),
@@ -336,7 +344,7 @@ def _diagnosed(
         return why(model, rows, study.findings, *where, seconds, thorough, progress)
 
 
-def _extra(model: Model, candidate: Trace | None) -> tuple[str, ...]:
+def _extra(model: Runnable, candidate: Trace | None) -> tuple[str, ...]:
     """Names of the candidate that stand for nothing: its own, and those that a name map left over."""
     if candidate is None:
         return ()
@@ -356,7 +364,7 @@ def _described(rows: Sequence[Row], n_tokens: int) -> tuple[str, ...]:
 
 
 def _run(
-    model: Model,
+    model: Runnable,
     baseline: Trace,
     candidate: Trace | None,
     rules: Sequence[limits.Rule],
@@ -382,7 +390,7 @@ def _run(
             {source.name: source for source in sources}, lanes_of(sources, kinds), model.weight_types, rules,
             np.asarray(info.positions), info.n_prefill,
         )  # fmt: skip
-        study = Study(judge, model.taps, model.n_layer, model.sizes["expert"], at)
+        study = Study(judge, model.taps, model.inputs, model.sizes["expert"], at)
         try:
             # the engine's own threads multiply; BLAS threads beside them would fight for the same cores
             with threadpool_limits(1, "blas"):
@@ -394,7 +402,7 @@ def _run(
     return study, study.free_logits if study.free_logits is not None else logits[0]
 
 
-def _logits(baseline: Trace, candidate: Trace | None, engine: Any, model: Model) -> Logits | None:
+def _logits(baseline: Trace, candidate: Trace | None, engine: Any, model: Runnable) -> Logits | None:
     name = "result_output"
     if name not in baseline or (candidate is not None and name not in candidate):
         return None

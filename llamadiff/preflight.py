@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff import limits, metrics
-from llamadiff.model import Model
+from llamadiff.model import ModelFile
 from llamadiff.trace import Info, Trace
 
 Array = NDArray[Any]
@@ -31,7 +31,7 @@ class Check:
     found: str
 
 
-def preflight(model: Model, candidate: Trace) -> tuple[Check, ...]:
+def preflight(model: ModelFile, candidate: Trace) -> tuple[Check, ...]:
     """The checks that a candidate gives occasion for. Tokens and positions were the same, or it would be refused."""
     checks = [Check("tokens", limits.MATCH, f"{len(candidate.info.tokens)} token ids and positions are the baseline's")]
     checks += hyper_parameters(model, candidate.info)
@@ -39,7 +39,7 @@ def preflight(model: Model, candidate: Trace) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def tokens_apart(model: Model | None, b: Sequence[int], c: Sequence[int]) -> str:
+def tokens_apart(model: ModelFile | None, b: Sequence[int], c: Sequence[int]) -> str:
     """Where the baseline's tokens and the candidate's part, and what explains it; for an error message."""
     place = next((i for i, (x, y) in enumerate(zip(b, c, strict=False)) if x != y), min(len(b), len(c)))
     text = (
@@ -50,12 +50,12 @@ def tokens_apart(model: Model | None, b: Sequence[int], c: Sequence[int]) -> str
     return f"{text}; {reason}" if reason else text
 
 
-def _ids(model: Model | None, tokens: Sequence[int]) -> str:
+def _ids(model: ModelFile | None, tokens: Sequence[int]) -> str:
     words = [f'{token} "{model.vocabulary.text(token) or ""}"' if model else str(token) for token in tokens[:5]]
     return f"[{', '.join(words)}{', ...' if len(tokens) > 5 else ''}]"
 
 
-def _reason(model: Model, b: Sequence[int], c: Sequence[int]) -> str | None:
+def _reason(model: ModelFile, b: Sequence[int], c: Sequence[int]) -> str | None:
     bos = model.special_id("bos")
     if bos is not None:
         if (bos, *c) == tuple(b):
@@ -75,7 +75,7 @@ def _holds(whole: Sequence[int], part: Sequence[int]) -> bool:
     return bool(part) and any(tuple(whole[i : i + len(part)]) == tuple(part) for i in range(len(whole) - len(part) + 1))
 
 
-def hyper_parameters(model: Model, info: Info) -> Iterator[Check]:
+def hyper_parameters(model: ModelFile, info: Info) -> Iterator[Check]:
     """What the candidate says it runs with (producer.hyperparameters) against the file's metadata."""
     stated = info.producer.get("hyperparameters")
     if not isinstance(stated, Mapping):
@@ -101,28 +101,28 @@ def _short(value: Any) -> str:
     return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
-def weights(model: Model, candidate: Trace) -> Iterator[Check]:
+def weights(model: ModelFile, candidate: Trace) -> Iterator[Check]:
     """Dumped weights (``weights/blk.0.attn_q.weight``) against the file's, block by block."""
     for name in candidate:
         if not name.startswith(WEIGHTS):
             continue
         tensor = name.removeprefix(WEIGHTS)
-        if tensor not in model.engine.w:
+        if tensor not in model.weights:
             yield Check(name, limits.UNCHECKED, "the file has no such tensor")
             continue
         fault = weight_fault(model, tensor, np.asarray(candidate[name], np.float32))
         yield Check(
-            name, limits.WRONG if fault else limits.MATCH, fault or f"{model.engine.w.type(tensor)}, every block right"
+            name, limits.WRONG if fault else limits.MATCH, fault or f"{model.weights.type(tensor)}, every block right"
         )
 
 
-def weight_fault(model: Model, tensor: str, values: Array) -> str | None:
+def weight_fault(model: ModelFile, tensor: str, values: Array) -> str | None:
     """What is wrong with a dumped weight matrix, in words; None if nothing is."""
-    shape = model.engine.w.shape(tensor)
+    shape = model.weights.shape(tensor)
     size = int(np.prod(shape))
     if values.size != size:
         return f"{values.size} values where the file has {size} ({list(shape)})"
-    expected = model.engine.w.whole(tensor)
+    expected = model.weights.whole(tensor)
     flat = values.reshape(-1)
     if _equal(flat, expected.reshape(-1)):
         return None
@@ -131,19 +131,19 @@ def weight_fault(model: Model, tensor: str, values: Array) -> str | None:
     other = _another_tensor(model, tensor, shape, flat)
     if other is not None:
         return f"these are the values of {other}"
-    return _blocks(model.engine.w.block_size(tensor), flat, expected.reshape(-1))
+    return _blocks(model.weights.block_size(tensor), flat, expected.reshape(-1))
 
 
 def _equal(a: Array, b: Array) -> bool:
     return metrics.nmse(a[None], b[None], 0) <= 1e-6
 
 
-def _another_tensor(model: Model, tensor: str, shape: tuple[int, ...], flat: Array) -> str | None:
+def _another_tensor(model: ModelFile, tensor: str, shape: tuple[int, ...], flat: Array) -> str | None:
     for name in model.tensors:
         if (
             name != tensor
-            and model.engine.w.shape(name) == shape
-            and _equal(flat, model.engine.w.whole(name).reshape(-1))
+            and model.weights.shape(name) == shape
+            and _equal(flat, model.weights.whole(name).reshape(-1))
         ):
             return name
     return None

@@ -27,15 +27,15 @@ class Study(Carrier):
         self,
         judge: Judge,
         present: Sequence[taps.Tap],
-        n_layer: int,
+        inputs: Callable[[taps.Tap], list[str]],
         n_expert: int,
         keep: Callable[[str, Array], None] = lambda name, x: None,
     ) -> None:
-        """``keep(name, x)`` receives the free run's taps."""
+        """``inputs`` gives the taps that one is computed from; ``keep(name, x)`` receives the free run's taps."""
         self.judge, self.sources, self.lanes = judge, judge.sources, judge.lanes
         super().__init__([(lane.policy, self._stored(lane)) for lane in self.lanes])
         self.present = {tap.name: tap for tap in present}
-        self.n_layer, self.n_expert = n_layer, n_expert
+        self.inputs, self.n_expert = inputs, n_expert
         self.keep = keep
         self.findings: list[Finding] = []
         self.free_logits: Array | None = None
@@ -77,7 +77,7 @@ class Study(Carrier):
 
     def _opened(self, source: Source, tap: taps.Tap) -> tuple[str, ...]:
         """The unrecorded taps that lie between this one and the recorded ones before it."""
-        inputs = taps.inputs_of(tap, self.present, self.n_layer)
+        inputs = self.inputs(tap)
         wanted = None if tap.kind.word in ATTENTION else source.whole_rows(tap.name)
         open_ones = [i for i in inputs if not _has_rows(source, i, wanted)]
         opened = tuple(dict.fromkeys(name for i in open_ones for name in source.spans.get(i, ())))

@@ -167,7 +167,7 @@ def shape_of(tap: Tap, n_tokens: int, sizes: Mapping[str, int]) -> tuple[int, ..
     def size(axis: str) -> int:
         product = 1
         for part in axis.split("*"):
-            product *= known[part]
+            product *= known[part] if part in known else int(part)  # axes of graphs have no other name than their size
         return product
 
     return tuple(size(axis) for axis in tap.kind.axes)

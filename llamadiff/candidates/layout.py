@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from llamadiff import taps
 from llamadiff.errors import UserError
-from llamadiff.model import Model
+from llamadiff.model import Runnable
 
 Array = NDArray[Any]
 
@@ -108,7 +108,7 @@ def _done(where: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def fitted(array: Array, tap: taps.Tap, entry: Entry, model: Model, n_tokens: int) -> Array:
+def fitted(array: Array, tap: taps.Tap, entry: Entry, model: Runnable, n_tokens: int) -> Array:
     """An engine's tensor as the tap: axes in order, treatments undone.
 
     Raises UserError, with the map line that would fit if there is one, for a shape that does not.
@@ -122,7 +122,7 @@ def fitted(array: Array, tap: taps.Tap, entry: Entry, model: Model, n_tokens: in
     return _undone(array.reshape(shape), tap, entry, model)
 
 
-def _sizes(model: Model, n_tokens: int, entry: Entry) -> dict[str, int]:
+def _sizes(model: Runnable, n_tokens: int, entry: Entry) -> dict[str, int]:
     sizes = {**model.sizes, "token": n_tokens, "query": n_tokens, "key": n_tokens, "batch": 1}
     if "repeated" in entry.done:
         sizes["kv_head"] = sizes["head"]
@@ -155,7 +155,7 @@ def taps_shape(axes: Iterable[str], sizes: Mapping[str, int], own: Sequence[str]
     return tuple(int(np.prod([sizes[names.get(part, part)] for part in axis.split("*")])) for axis in axes)
 
 
-def _undone(array: Array, tap: taps.Tap, entry: Entry, model: Model) -> Array:
+def _undone(array: Array, tap: taps.Tap, entry: Entry, model: Runnable) -> Array:
     if "repeated" in entry.done:
         array = _one_copy(array, tap, model)
     if "permuted" in entry.done and model.rope_pairs:
@@ -164,11 +164,11 @@ def _undone(array: Array, tap: taps.Tap, entry: Entry, model: Model) -> Array:
         array = array * np.sqrt(model.sizes["dim"]).astype(array.dtype)
     if "unweighted" in entry.done:
         name = model.weight_names[tap.name]
-        array = array * model.engine.w.vector(name)
+        array = array * model.weights.vector(name)
     return array
 
 
-def _one_copy(array: Array, tap: taps.Tap, model: Model) -> Array:
+def _one_copy(array: Array, tap: taps.Tap, model: Runnable) -> Array:
     """The first of each group's equal heads."""
     heads, kv_heads = model.sizes["head"], model.sizes["kv_head"]
     split = array.reshape(array.shape[0], kv_heads, heads // kv_heads, -1)
@@ -216,7 +216,7 @@ def entry_of(name: str, mapping: Map) -> tuple[taps.Tap, Entry] | None:
     return None
 
 
-def propose_name(name: str, shape: Sequence[int], model: Model, n_tokens: int) -> str | None:
+def propose_name(name: str, shape: Sequence[int], model: Runnable, n_tokens: int) -> str | None:
     """A map line for a name that no entry has: the tap whose word is nearest and whose shape fits."""
     layer = re.search(r"\d+", name)
     pattern = name.replace(layer[0], "{i}", 1) if layer else name

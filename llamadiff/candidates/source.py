@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llamadiff import taps
 from llamadiff.candidates import layout
 from llamadiff.errors import UserError
-from llamadiff.model import Model
+from llamadiff.model import Runnable
 from llamadiff.phase import Progress, silent
 from llamadiff.trace import Info, Trace
 
@@ -23,7 +23,7 @@ Array = NDArray[Any]
 class Context:
     """What is known when a candidate is loaded: the model, the tokens to run, and how its names are read."""
 
-    model: Model
+    model: Runnable
     tokens: tuple[int, ...]
     n_prefill: int
     mapping: layout.Map = field(default_factory=layout.identity_map)
@@ -104,7 +104,7 @@ def assemble(
 
 
 def _placed(
-    piece: Piece, tap: taps.Tap, entry: layout.Entry, model: Model, n_tokens: int
+    piece: Piece, tap: taps.Tap, entry: layout.Entry, model: Runnable, n_tokens: int
 ) -> tuple[Array, Array | None]:
     """A tensor in the tap's shape, and which of its values are known (None: all)."""
     if piece.row is None and piece.indices is None:

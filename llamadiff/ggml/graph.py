@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from llamaref import Weights
 
+from llamadiff import taps
 from llamadiff.errors import UserError
 from llamadiff.ggml.op import ROUNDING, Array, Op, Operand, function_of
 from llamadiff.lanes import NATIVE
@@ -48,6 +49,12 @@ class Leaf:
     shape: tuple[int, ...]
 
 
+def _node(n: Mapping[str, Any]) -> GraphNode:
+    view = None if n["view"] is None else (n["view"][0], bytes.fromhex(n["view"][1]))
+    shape, sources, params = tuple(n["shape"]), tuple(n["sources"]), bytes.fromhex(n["params"])
+    return GraphNode(n["number"], n["name"], n["label"], n["op"], n["kind"], shape, params, sources, view)
+
+
 @dataclass(frozen=True)
 class Graph:
     """Nodes in the order in which they run, leaves, and the values of those leaves that are no weights."""
@@ -65,20 +72,7 @@ class Graph:
         with safe_open(str(path), "np") as file:
             about = json.loads(file.metadata()["llamadiff.graph"])
             given = {int(name): file.get_tensor(name) for name in list(file.keys())}
-        nodes = tuple(
-            GraphNode(
-                n["number"],
-                n["name"],
-                n["label"],
-                n["op"],
-                n["kind"],
-                tuple(n["shape"]),
-                bytes.fromhex(n["params"]),
-                tuple(n["sources"]),
-                None if n["view"] is None else (n["view"][0], bytes.fromhex(n["view"][1])),
-            )  # fmt: skip
-            for n in about["nodes"]
-        )
+        nodes = tuple(map(_node, about["nodes"]))
         known = (Leaf(leaf["number"], leaf["name"], leaf["kind"], tuple(leaf["shape"])) for leaf in about["leaves"])
         leaves = {leaf.number: leaf for leaf in known}
         return cls(nodes, leaves, given, tuple(about["tokens"]))
@@ -108,6 +102,21 @@ class Graph:
                 waiting.extend(self._reads(node))
         order = list(self.labelled)
         return sorted(found, key=order.index)
+
+    def weight_of(self, label: str) -> str | None:
+        """The weight that makes a tap: of the product, or the row lookup, nearest to it."""
+        waiting, seen = [self.labelled[label].number], set[int]()
+        while waiting:
+            node = self.by_number.get(waiting.pop(0))
+            if node is None or node.number in seen or (node.label not in (None, label)):
+                continue
+            seen.add(node.number)
+            first = node.sources[0] if node.sources else None
+            leaf = self.leaves.get(first) if first is not None else None
+            if leaf is not None and leaf.number not in self.given and node.op in ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS"):
+                return leaf.name
+            waiting += self._reads(node)
+        return None
 
     def _reads(self, node: GraphNode) -> list[int]:
         """Tensors that a node reads; a view of a cache reads what was last written into it."""
@@ -165,9 +174,16 @@ class GraphEngine:
         return out
 
     def _tapped(self, node: GraphNode, x: Array, tap: Any) -> Array:
-        lead = x.shape[:-4]
-        shaped = x.reshape(*lead, *tap_shape(node))
-        return np.asarray(tap(node.label, shaped)).reshape(-1, *node.shape)
+        """What a tap returns, in the node's shape; keys beyond the tokens are padding that no tap sees."""
+        shaped = x.reshape(len(x), *tap_shape(node))
+        known = taps.parse(str(node.label))
+        if known is None or not known.causal:
+            return np.asarray(tap(node.label, shaped)).reshape(-1, *node.shape)
+        n = len(self.graph.tokens)
+        seen = np.asarray(tap(node.label, np.ascontiguousarray(shaped[..., :n])))
+        whole = np.array(np.broadcast_to(shaped, (len(seen), *shaped.shape[1:])))
+        whole[..., :n] = seen
+        return whole.reshape(-1, *node.shape)
 
     def _computed(self, node: GraphNode, values: dict[int, Array], tap: Any) -> Array:
         if node.op == "VIEW":
@@ -258,9 +274,10 @@ class GraphEngine:
 
 
 def tap_shape(node: GraphNode) -> tuple[int, ...]:
-    """A node's axes without ones at the outer end, two at least."""
-    shape = node.shape
-    while len(shape) > 2 and shape[0] == 1:
+    """A node's axes without ones at the outer end: two at least, three where there are heads, queries and keys."""
+    shape, known = node.shape, taps.parse(str(node.label))
+    least = 3 if known is not None and known.causal else 2
+    while len(shape) > least and shape[0] == 1:
         shape = shape[1:]
     return shape
 

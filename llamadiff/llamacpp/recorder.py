@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from llamadiff.llamacpp.names import tap_name
 
 Array = NDArray[Any]
 UNNAMED = ("node_", "leaf_")
+MOVES = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "CONT", "CPY", "SET_ROWS")  # what these give was there before
 
 
 class GraphRecorder:
@@ -49,17 +51,27 @@ class GraphRecorder:
         return self.numbers[address]
 
     def label(self) -> dict[int, str]:
-        """The tap that each node is: the vocabulary's name, or llama.cpp's for the last node that has it."""
+        """The tap that each node is: the vocabulary's name, or llama.cpp's for the last node that has it.
+
+        Nodes that compute something and have no name of their own are told by their op, so that each is judged alone.
+        """
         labels: dict[int, str] = {}
+        seen: Counter[str] = Counter()
         taps = {node["tap"]: node["number"] for node in self.nodes if node["tap"]}
         names = {node["name"]: node["number"] for node in self.nodes}
         for node in self.nodes:
+            if 0 in node["shape"]:
+                continue
             number, name = node["number"], node["name"]
             plain = "(" not in name and not name.startswith(UNNAMED)
             if taps.get(node["tap"]) == number:
                 labels[number] = node["tap"]
             elif plain and names[name] == number and name not in taps and node["kind"] == "f32":
                 labels[number] = name
+            elif node["op"] not in MOVES and node["kind"] == "f32":
+                label = f"{name} ({node['op'].lower()})"
+                seen[label] += 1
+                labels[number] = label if seen[label] == 1 else f"{label} {seen[label]}"
         return labels
 
     def write(self, path: Path, tokens: list[int]) -> None:

@@ -313,18 +313,19 @@ class GraphRun(Capture):
                 number = self.recorder.nodes[self.place]["number"]
                 self.place += 1
                 if number in self.labels:
-                    self.writer.add(self.labels[number], _without_ones(node.values()))
+                    self._keep(self.labels[number], node.values())
             return True
         except BaseException as error:  # must not reach C
             self.failure = error
             return False
 
-
-def _without_ones(values: Array) -> Array:
-    """Four axes without ones at the outer end, two at least."""
-    while values.ndim > 2 and values.shape[0] == 1:
-        values = values[0]
-    return values
+    def _keep(self, name: str, values: Array) -> None:
+        """A tap on its own axes: without ones at the outer end, and without padding after the keys."""
+        tap = taps.parse(name)
+        causal = tap is not None and tap.causal
+        while values.ndim > (3 if causal else 2) and values.shape[0] == 1:
+            values = values[0]
+        self.writer.add(name, values[..., : len(self.tokens)] if causal else values)
 
 
 def _in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:

@@ -81,7 +81,8 @@ def set_rows(n: Op) -> Array:
 
     Numbers repeat over the outer axes where there are fewer.
     """
-    values, numbers, out = n.x(), n.x(1).astype(np.int64), np.array(n.x(2))
+    values, numbers, out = n.x(), n.x(1).astype(np.int64), n.x(2)
+    out = np.array(np.broadcast_to(out, (*values.shape[:-4], *out.shape[-4:])))
     ne3, ne2 = values.shape[-4:-2]
     for i in range(ne3):
         for j in range(ne2):

@@ -1,0 +1,82 @@
+"""A model run through llama.cpp's own graph: for architectures that the reference engine does not know."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from llamadiff import taps
+from llamadiff.errors import UserError
+from llamadiff.ggml.graph import Graph, GraphEngine, GraphNode, tap_shape
+from llamadiff.llamacpp.capture import capture
+from llamadiff.llamacpp.request import Request
+from llamadiff.model import Runnable
+from llamadiff.phase import Progress, silent
+from llamadiff.trace import Trace
+
+
+class GraphModel(Runnable):
+    """A GGUF file and a recorded graph of it; the taps are the graph's named nodes."""
+
+    def __init__(self, path: str | Path, graph: Graph, threads: int = 0) -> None:
+        super().__init__(path, "f32", threads)
+        self.graph = graph
+        self.engine = GraphEngine(graph, self.weights)
+        self.n_layer = int(self.describe("")["layers"])
+        self.taps = [self._tap(label, node) for label, node in graph.labelled.items()]
+
+    def _tap(self, label: str, node: GraphNode) -> taps.Tap:
+        """A named node as a tap: the vocabulary's word where it has one, with the axes that the graph has."""
+        known, n_tokens = taps.parse(label), len(self.graph.tokens)
+        if known is not None and known.causal:
+            return replace(known, kind=replace(known.kind, op=node.op))
+        shape = tap_shape(node)
+        rows = "token" if shape[0] == n_tokens else "query" if len(shape) > 1 and shape[1] == n_tokens else ""
+        axes = [str(size) for size in shape]
+        if rows:
+            axes[0 if rows == "token" else 1] = rows
+        word, layer = _word_and_layer(label)
+        unnamed = "(" in label  # nobody is asked to write these
+        kind = taps.Kind(word, node.op, "", tuple(axes), "", layered=layer is not None, optional=unnamed)
+        return taps.Tap(kind, layer)
+
+    @cached_property
+    def weight_names(self) -> dict[str, str]:  # type: ignore[override]
+        """Tap name -> the weight that makes it: of a product, or of the row lookup."""
+        return {label: name for label in self.graph.labelled if (name := self.graph.weight_of(label)) is not None}
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:  # type: ignore[override]
+        """The sizes of the axes that taps have, as far as the metadata tells."""
+        about = self.describe("")
+        heads = max(about["heads"], 1)
+        dim = self.hyper_parameter("attention.key_length")
+        expert = self.hyper_parameter("expert_count")
+        return {
+            "embd": about["embd"], "head": heads, "kv_head": max(about["kv_heads"], 1), "vocab": about["vocab"],
+            "dim": dim if isinstance(dim, int) else about["embd"] // heads,
+            "expert": expert if isinstance(expert, int) else 0,
+        }  # fmt: skip
+
+    def inputs(self, tap: taps.Tap) -> list[str]:
+        return self.graph.inputs(tap.name)
+
+
+def _word_and_layer(label: str) -> tuple[str, int | None]:
+    match = re.fullmatch(r"(.+)-(\d+)", label)
+    return (match[1], int(match[2])) if match else (label, None)
+
+
+def by_its_graph(model: str | Path, request: Request, progress: Progress = silent) -> tuple[GraphModel, Trace]:
+    """Run llama.cpp once on a prompt, all tokens in one go: the model with its graph, and the trace.
+
+    Raises UserError for decode steps, which a recorded graph does not have.
+    """
+    if request.n_predict:
+        raise UserError("a candidate is compared through llama.cpp's graph on a prompt alone: leave out --n-predict")
+    assert request.output is not None
+    path = Path(request.output).with_suffix(".graph")
+    trace = capture(replace(request, graph=str(path)), progress)
+    return GraphModel(model, Graph.read(path), request.settings.threads), trace
