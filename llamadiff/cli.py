@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +11,37 @@ import typer
 
 from llamadiff import ending
 from llamadiff.errors import UserError
-from llamadiff.llamacpp.request import KV_TYPES
-from llamadiff.output import check_text_target, encoded, write_text
+from llamadiff.options import (
+    FAILING,
+    Backend,
+    Budget,
+    Candidate,
+    Chat,
+    CheckModel,
+    Csv,
+    DiffModel,
+    Explain,
+    FailOn,
+    FlashAttn,
+    GpuLayers,
+    Json,
+    KvType,
+    Layers,
+    Model,
+    NameMap,
+    NPredict,
+    Precision,
+    Prompt,
+    Repack,
+    Save,
+    Taps,
+    Threads,
+    Timeout,
+    Tokens,
+    TokensFile,
+    Tolerance,
+)
+from llamadiff.output import encoded, write_text
 
 if TYPE_CHECKING:
     from llamadiff.comparison import Comparison
@@ -27,104 +55,9 @@ app = typer.Typer(
     "llama.cpp and an independent NumPy engine run the same tokens, and every tap is compared.",
 )
 
-FAILING = {"wrong": {"wrong"}, "noise": {"wrong", "noise"}, "never": set[str]()}
 MAX_TOKENS_FILE = 1 << 24  # bytes
 _WHOLE_NUMBER = re.compile("[0-9]{1,10}")
 _LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
-
-
-def _one_of(*allowed: str) -> Callable[[typer.CallbackParam, str], str]:
-    """Checks an option's value while the command line is parsed, before any work; case does not count."""
-
-    def check(option: typer.CallbackParam, value: str) -> str:
-        if value.lower() not in allowed:
-            raise UserError(f"{option.opts[0]} {value}: expected one of {', '.join(allowed)}")
-        return value.lower()
-
-    return check
-
-
-def _one_of_or_none(*allowed: str) -> Callable[[typer.CallbackParam, str | None], str | None]:
-    check = _one_of(*allowed)
-    return lambda option, value: None if value is None else check(option, value)
-
-
-def _target(value: str | None) -> str | None:
-    """Checks that a report can be written there, before any work."""
-    if value is not None and value != "-":
-        check_text_target(Path(value))
-    return value
-
-
-Model = Annotated[Path, typer.Argument(help="A .gguf file.", show_default=False)]
-Prompt = Annotated[str | None, typer.Argument(help="Text, tokenized by llama.cpp as it is (BOS as the model says).")]
-DiffModel = Annotated[Path | None, typer.Option("--model", help="The .gguf file: judges every op on its own inputs.")]
-CheckModel = Annotated[Path | None, typer.Option("--model", help="The .gguf file, if it is not beside the trace.")]
-Tokens = Annotated[str | None, typer.Option("--tokens", help="Token ids instead of a prompt: 1,15043,29892")]
-TokensFile = Annotated[Path | None, typer.Option("--tokens-file", help="A file of token ids.")]
-Chat = Annotated[bool, typer.Option("--chat", help="Put the prompt through the model's own chat template.")]
-NPredict = Annotated[int, typer.Option("--n-predict", min=0, help="Greedy decode steps through the KV cache.")]
-Candidate = Annotated[
-    str | None,
-    typer.Option(
-        "--candidate", help="Your engine: a trace, a dump, cmd: ..., transformers:; without it, llama.cpp is checked."
-    ),
-]
-NameMap = Annotated[
-    str | None, typer.Option("--map", help="Names and layouts: llama.cpp, hf, transformer-lens, or a TOML file.")
-]
-Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds that a candidate's command may take.")]
-Taps = Annotated[list[str] | None, typer.Option("--taps", help="Only taps of this pattern, such as 'l_out-*'.")]
-Layers = Annotated[str | None, typer.Option("--layers", help="Only these layers: 3 or 0-3.")]
-Json = Annotated[
-    str | None,
-    typer.Option("--json", callback=_target, help="Write the report as JSON to a file, or - for standard output."),
-]
-Csv = Annotated[str | None, typer.Option("--csv", callback=_target, help="Write the table of taps as CSV.")]
-Save = Annotated[Path | None, typer.Option("--save", help="Keep the traces in this directory.")]
-KvType = Annotated[
-    str,
-    typer.Option(
-        "--kv-type",
-        callback=_one_of(*map(str.lower, KV_TYPES)),
-        help="Type of llama.cpp's KV cache: f32, f16, bf16, q8_0.",
-    ),
-]
-FlashAttn = Annotated[
-    bool, typer.Option("--flash-attn", help="llama.cpp with flash attention (hides kq and kq_soft_max).")
-]
-GpuLayers = Annotated[int, typer.Option("--gpu-layers", min=0, max=9999, help="Layers that llama.cpp puts on the GPU.")]
-Repack = Annotated[
-    bool, typer.Option("--repack", help="llama.cpp with repacked weights (other kernels; crashes on some CPUs).")
-]
-Threads = Annotated[
-    int, typer.Option("--threads", min=0, max=512, help="Threads for llama.cpp and the engine; 0: all cores.")
-]
-Precision = Annotated[
-    str, typer.Option("--precision", callback=_one_of("f32", "f64"), help="The engine's arithmetic: f32 or f64.")
-]
-Tolerance = Annotated[
-    Path | None, typer.Option("--tolerance", help="TOML file of rules, tried before the built-in limits.")
-]
-FailOn = Annotated[
-    str,
-    typer.Option(
-        "--fail-on", callback=_one_of(*FAILING), help="Which verdict makes the exit code 1: wrong, noise, never."
-    ),
-]
-
-
-Explain = Annotated[
-    bool,
-    typer.Option("--explain-output", help="Replay known bugs through whatever was not recorded, up to all layers."),
-]
-Budget = Annotated[float, typer.Option("--budget", min=1, help="Seconds that --explain-output may take.")]
-
-
-Backend = Annotated[
-    str | None,
-    typer.Option("--engine", callback=_one_of_or_none("numpy", "graph"), help="numpy, or graph: node by node."),
-]
 
 
 @app.command()
@@ -159,13 +92,13 @@ def capture(
     flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0,
 ) -> None:  # fmt: skip
     """Run llama.cpp alone and keep its trace."""
-    from llamadiff import pipeline
+    from llamadiff import asking, pipeline
     from llamadiff.llamacpp.capture import capture as run
 
     settings = _settings(kv_type, flash_attn, gpu_layers, repack, threads)
     with _progress() as progress:
         opened = pipeline.open_model(model, "f32", settings)
-        request = pipeline.request_for(
+        request = asking.request_for(
             opened,
             prompt,
             _token_ids(tokens, tokens_file),
@@ -280,10 +213,10 @@ def taps(
     model: Model, tokens: Annotated[int, typer.Option("--n-tokens", min=1, help="Shapes for this many.")] = 14
 ) -> None:
     """Print what an engine should write: names, shapes, order; the dozen that matter most are marked."""
-    from llamadiff.model import Model as Opened
+    from llamadiff import pipeline
     from llamadiff.report import listing
 
-    listing.print_taps(Opened(model), tokens)
+    listing.print_taps(pipeline.runnable(model, tokens), tokens)
 
 
 @app.command()

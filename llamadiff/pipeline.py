@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff import limits, sentence, taps
 from llamadiff.admission import check_runnable, check_same_run
+from llamadiff.asking import request_for, text_request
 from llamadiff.comparison import (
     Comparison,
     Logits,
@@ -36,7 +37,7 @@ from llamadiff.graphmodel import by_its_graph
 from llamadiff.judging import Judge
 from llamadiff.lanes import F32, NATIVE, POLICIES, Source
 from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
-from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.llamacpp.request import Settings
 from llamadiff.model import Model, ModelFile, Runnable, check_same_model
 from llamadiff.nodes import compare_nodes
 from llamadiff.phase import Progress, silent
@@ -140,6 +141,16 @@ def list_nodes(model: str | Path, n_tokens: int) -> tuple[NodeCheck, ...]:
         return check_nodes(replace(request, nodes=True, only_list=True)).checks
 
 
+def runnable(model: str | Path, n_tokens: int) -> Runnable:
+    """The model in the reference engine; where that does not know the architecture, in llama.cpp's graph."""
+    file = ModelFile(model)
+    if file.has_engine:
+        return Model(model)
+    with scratch_directory() as folder:
+        request = text_request(file, None, [0] * n_tokens, False, 0, Path(folder) / "b.safetensors", Settings())
+        return by_its_graph(model, request)[0]
+
+
 def _stated_tokens(candidate: Trace | str | Path) -> tuple[int, ...]:
     from llamadiff.candidates import source_of, tokens_of
 
@@ -206,71 +217,6 @@ def diff(
 def open_model(path: str | Path, precision: str, settings: Settings) -> Model:
     """The model file, in the engine."""
     return Model(path, precision, settings.threads)
-
-
-def request_for(
-    model: Model,
-    prompt: str | None,
-    tokens: Sequence[int],
-    chat: bool,
-    n_predict: int,
-    output: Path,
-    patterns: Sequence[str],
-    layers: range | None,
-    settings: Settings | None,
-) -> Request:
-    """The capture that a user's words ask for. Raises UserError for words that ask for nothing, or for two things."""
-    request = text_request(model, prompt, tokens, chat, n_predict, output, settings)
-    return replace(request, wanted=_wanted(model, patterns, layers))
-
-
-def text_request(
-    model: ModelFile,
-    prompt: str | None,
-    tokens: Sequence[int],
-    chat: bool,
-    n_predict: int,
-    output: Path,
-    settings: Settings | None,
-) -> Request:
-    """The run that a user's words ask for. Raises UserError for words that ask for nothing, or for two things."""
-    if prompt is not None and tokens:
-        raise UserError("give a prompt or --tokens, not both")
-    if not prompt and not tokens:
-        raise UserError('the prompt is empty: give one ("Once upon a time") or token ids with --tokens 1,2,3')
-    if chat and not prompt:
-        raise UserError("--chat needs a prompt: token ids are past the chat template")
-    if chat and prompt:
-        from llamadiff.chat import render
-
-        prompt = render(model, prompt)
-        if not prompt:
-            raise UserError(f"{model.path}: the chat template wrote nothing for the prompt; leave out --chat")
-    if prompt is not None and not _is_unicode(prompt):
-        raise UserError("the prompt is not valid Unicode text; give it as UTF-8, or token ids with --tokens 1,2,3")
-    return Request(
-        model=str(model.path), text=prompt, tokens=tuple(tokens), n_predict=n_predict, output=str(output),
-        model_info={"architecture": model.architecture, "file": model.path.name},
-        settings=settings or Settings(),
-    )  # fmt: skip
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether text has a UTF-8 form: stray bytes of a command line, or of a template, have none."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _wanted(model: Model, patterns: Sequence[str], layers: range | None) -> tuple[str, ...]:
-    """The taps that are asked for. Raises UserError for a pattern that no tap fits, and for layers it has not."""
-    if layers is not None and not 0 <= layers.start < layers.stop <= model.n_layer:
-        raise UserError(f"--layers {layers.start}-{layers.stop - 1}: the model has layers 0 to {model.n_layer - 1}")
-    for pattern in patterns:
-        if not any(taps.selected(tap, [pattern], None) for tap in model.taps):
-            raise UserError(f"no tap fits --taps {pattern}; llamadiff taps {model.path.name} lists them")
-    wanted = tuple(tap.name for tap in model.taps if taps.selected(tap, patterns, layers) and not tap.kind.optional)
-    if not wanted:
-        raise UserError(f"no tap of these layers fits --taps {' '.join(patterns)}")
-    return wanted
 
 
 @np.errstate(all="ignore")  # what overflows shows in the values

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llamadiff.asking import request_for
 from llamadiff.demo import PROMPT, shipped_model
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Settings
-from llamadiff.pipeline import open_model, request_for
+from llamadiff.pipeline import open_model
 
 FOLDER = Path(__file__).parent.parent / "captures"
 RUNS = (("tiny.F16", False, 0), ("tiny.Q4_K_M", True, 0), ("tiny.Q4_K_M.decode", True, 2))

@@ -10,11 +10,11 @@ from faulty import BUGS
 from llamaref import Engine
 
 from llamadiff import Trace, UserError, compare, metrics
+from llamadiff.asking import text_request
 from llamadiff.candidates.engine import record
 from llamadiff.graphmodel import by_its_graph
 from llamadiff.llamacpp.request import Settings
 from llamadiff.model import ModelFile
-from llamadiff.pipeline import text_request
 from llamadiff.taps import parse
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)

@@ -13,13 +13,13 @@ FILES = [*(ROOT / "llamadiff").rglob("*.py"), *(ROOT / "reference").rglob("*.py"
 ALLOWED = {
     "llama_cpp": ("llamadiff/llamacpp/", "llamadiff/shipped/"),
     "gguf": ("reference/llamaref/", "llamadiff/shipped/"),
-    "typer": ("llamadiff/cli.py",),
+    "typer": ("llamadiff/cli.py", "llamadiff/options.py"),
     "rich": ("llamadiff/report/",),
     "pandas": ("llamadiff/comparison.py",),
     "jinja2": ("llamadiff/chat.py",),
     "torch": ("llamadiff/shipped/", "llamadiff/candidates/transformers.py"),
     "transformers": ("llamadiff/candidates/transformers.py",),
-    "safetensors": ("llamadiff/trace.py",),
+    "safetensors": ("llamadiff/trace.py", "llamadiff/ggml/", "llamadiff/llamacpp/recorder.py"),
 }
 
 

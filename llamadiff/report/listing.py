@@ -11,14 +11,14 @@ from rich.text import Text
 from llamadiff import taps
 from llamadiff.diagnose.known import Bug, known_bugs
 from llamadiff.doctor import Check
-from llamadiff.model import Model
+from llamadiff.model import Runnable
 from llamadiff.report.terminal import make_console
 from llamadiff.report.text import shown
 
 NAME_WIDTH = 26
 
 
-def print_taps(model: Model, n_tokens: int) -> None:
+def print_taps(model: Runnable, n_tokens: int) -> None:
     """Every tap of a layer once, with its shape; * marks those to write first."""
     console = make_console()
     name = Text(shown(model.path.name), style="bold")
@@ -31,10 +31,11 @@ def print_taps(model: Model, n_tokens: int) -> None:
     for column in ("", "tap", "shape", "axes", "what"):
         table.add_column(column, no_wrap=column in ("tap", "shape"))
     for tap in model.taps:
-        if tap.layer in (None, 0):
+        if tap.layer in (None, 0) and not ("(" in tap.name and tap.kind.optional):
             shape = taps.shape_of(tap, n_tokens, model.sizes)
             label = tap.kind.word + ("-i" if tap.kind.layered else "")
-            table.add_row("*" if tap.kind.key else "", label, str(list(shape)), ", ".join(tap.kind.axes), tap.kind.what)
+            what = tap.kind.what or tap.kind.op
+            table.add_row("*" if tap.kind.key else "", label, str(list(shape)), ", ".join(tap.kind.axes), what)
     console.print(table)
     console.print(Text("* write these first; the others narrow a fault down to one op (captures/README.md: the file)"))
 

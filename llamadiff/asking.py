@@ -1,0 +1,77 @@
+"""What a user's words ask for: a Request, or a UserError that says what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from llamadiff import taps
+from llamadiff.errors import UserError
+from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.model import Model, ModelFile
+
+
+def request_for(
+    model: Model,
+    prompt: str | None,
+    tokens: Sequence[int],
+    chat: bool,
+    n_predict: int,
+    output: Path,
+    patterns: Sequence[str],
+    layers: range | None,
+    settings: Settings | None,
+) -> Request:
+    """The capture that a user's words ask for. Raises UserError for words that ask for nothing, or for two things."""
+    request = text_request(model, prompt, tokens, chat, n_predict, output, settings)
+    return replace(request, wanted=_wanted(model, patterns, layers))
+
+
+def text_request(
+    model: ModelFile,
+    prompt: str | None,
+    tokens: Sequence[int],
+    chat: bool,
+    n_predict: int,
+    output: Path,
+    settings: Settings | None,
+) -> Request:
+    """The run that a user's words ask for. Raises UserError for words that ask for nothing, or for two things."""
+    if prompt is not None and tokens:
+        raise UserError("give a prompt or --tokens, not both")
+    if not prompt and not tokens:
+        raise UserError('the prompt is empty: give one ("Once upon a time") or token ids with --tokens 1,2,3')
+    if chat and not prompt:
+        raise UserError("--chat needs a prompt: token ids are past the chat template")
+    if chat and prompt:
+        from llamadiff.chat import render
+
+        prompt = render(model, prompt)
+        if not prompt:
+            raise UserError(f"{model.path}: the chat template wrote nothing for the prompt; leave out --chat")
+    if prompt is not None and not _is_unicode(prompt):
+        raise UserError("the prompt is not valid Unicode text; give it as UTF-8, or token ids with --tokens 1,2,3")
+    return Request(
+        model=str(model.path), text=prompt, tokens=tuple(tokens), n_predict=n_predict, output=str(output),
+        model_info={"architecture": model.architecture, "file": model.path.name},
+        settings=settings or Settings(),
+    )  # fmt: skip
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether text has a UTF-8 form: stray bytes of a command line, or of a template, have none."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _wanted(model: Model, patterns: Sequence[str], layers: range | None) -> tuple[str, ...]:
+    """The taps that are asked for. Raises UserError for a pattern that no tap fits, and for layers it has not."""
+    if layers is not None and not 0 <= layers.start < layers.stop <= model.n_layer:
+        raise UserError(f"--layers {layers.start}-{layers.stop - 1}: the model has layers 0 to {model.n_layer - 1}")
+    for pattern in patterns:
+        if not any(taps.selected(tap, [pattern], None) for tap in model.taps):
+            raise UserError(f"no tap fits --taps {pattern}; llamadiff taps {model.path.name} lists them")
+    wanted = tuple(tap.name for tap in model.taps if taps.selected(tap, patterns, layers) and not tap.kind.optional)
+    if not wanted:
+        raise UserError(f"no tap of these layers fits --taps {' '.join(patterns)}")
+    return wanted
