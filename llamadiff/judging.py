@@ -58,7 +58,8 @@ class Finding:
 class Judge:
     """The facts of one run that every tap is judged by.
 
-    ``weight_types``: tap name -> type of the weight it multiplies by; ``mean_square_angle`` of RoPE, radians.
+    ``weight_types``: tap name -> type of the weight it multiplies by; ``ropes`` of the layers, and
+    ``mean_square_angle`` of each of them, radians.
     """
 
     sources: Mapping[str, Source]
@@ -67,8 +68,8 @@ class Judge:
     rules: Sequence[limits.Rule]
     positions: Array
     n_prefill: int
-    mean_square_angle: float = 0.0
-    rope: Rope | None = None
+    ropes: Sequence[Rope | None]
+    mean_square_angle: dict[Rope, float] = field(default_factory=dict)
     described: set[tuple[str, str]] = field(default_factory=set)
 
     def finding(
@@ -152,10 +153,15 @@ class Judge:
             return None
         self.described.add((source.name, tap.kind.word))
         found = profile(tap, recorded, expected, limit, self._look_alikes(source, tap, recorded.size))
-        if tap.kind.op == "ROPE" and self.rope is not None:
-            turned = rotations(recorded, expected, [int(p) for p in self.positions], self.rope)
+        rope = self._rope(tap)
+        if rope is not None:
+            turned = rotations(recorded, expected, [int(p) for p in self.positions], rope)
             found = replace(found, positions=turned)
         return found
+
+    def _rope(self, tap: taps.Tap) -> Rope | None:
+        """The RoPE that a tap is the result of."""
+        return self.ropes[tap.layer] if tap.kind.op == "ROPE" and tap.layer is not None else None
 
     def _look_alikes(self, source: Source, tap: taps.Tap, size: int) -> Mapping[str, Array]:
         """Tensors of this size that the values might be instead: the trace's own before it, the baseline's others."""
@@ -202,7 +208,8 @@ class Judge:
         arithmetics measures it.
         """
         rule = limits.rule_for(self.rules, tap.name, tap.kind.op, label)
-        match = rule.match + rule.angle * self.mean_square_angle
+        rope = self._rope(tap)
+        match = rule.match + (rule.angle * self.mean_square_angle[rope] if rope is not None else 0.0)
         noise = max(10 * match, 16 * limits.ROUNDING[arithmetic.precision(recorded)])
         if source.flash_attn and tap.kind.word == "kqv_out" and source.stored["cache_v"] == "F16":
             # ggml sums such values in float16, one rounding a key (ggml-cpu/ops.cpp, flash_attn_ext)

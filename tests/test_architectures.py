@@ -32,6 +32,7 @@ def biases(**sizes):
 
 
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
+OLMO2 = SMALL["olmo2"]
 OPTIONS = {
     **{kind: {"kind": kind} for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "TQ1_0")},
     "experts": {"experts": 4, "kind": "Q8_0"},
@@ -56,6 +57,10 @@ OPTIONS = {
     "qwen3": {"arch": "qwen3", "qk_norm": True},
     "qwen3moe": {"arch": "qwen3moe", "qk_norm": True, "experts": 4, "kind": "Q8_0"},
     "qwen3 quantized": {"arch": "qwen3", "qk_norm": True, "kind": "Q4_0"},
+    "olmo2 without window": {**OLMO2, "extra": {}},
+    "olmo2 yarn": {**OLMO2, "extra": {**YARN, "rope.scaling.attn_factor": 1.3, **OLMO2["extra"]}},
+    "olmo2 pattern": {**OLMO2, "extra": {**OLMO2["extra"], "attention.sliding_window_pattern": [True, False] * 2}},
+    "olmo2 fused": {**OLMO2, "fused_qkv": True, "bias": True, "kv_heads": 4},
 }  # fmt: skip
 
 
@@ -82,7 +87,7 @@ def test_a_16_bit_cache_is_exact_too(kind, small_model):
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
-@pytest.mark.parametrize("name", ["llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm"])
+@pytest.mark.parametrize("name", ["llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "olmo2"])
 def test_every_architecture_is_exact(name, kind, small_model):
     judged(compare(small_model(name, kind), tokens=TOKENS, n_predict=2))
 
@@ -128,7 +133,7 @@ def test_partial_rotary_stops_llama_cpp_and_not_the_user(tmp_path):
 
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "models"
-RANDOM = [path for arch in ("llama", "qwen2", "qwen3", "qwen3moe", "stablelm")
+RANDOM = [path for arch in ("llama", "qwen2", "qwen3", "qwen3moe", "stablelm", "olmo2")
           for path in sorted((SHARED / "random").glob(f"{arch}.*.gguf"))]  # fmt: skip
 SHARED_MODELS = [SHARED / "stories260K.gguf", *RANDOM]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from llamaref.errors import ModelError
-from llamaref.metadata import refuse_unknown
+from llamaref.metadata import implemented, refuse_unknown
 
 __all__ = ["Config", "ModelError", "Rope"]
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,10 @@ class Rope:
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes and constants of one model; names are llama.cpp's."""
+    """Sizes and constants of one model; names are llama.cpp's.
+
+    By layer: ``windows``, how many positions attention reaches back, its own included (0: all), and ``ropes``.
+    """
 
     architecture: str
     n_layer: int
@@ -47,6 +52,9 @@ class Config:
     norm_eps: float = 0.0  # of LayerNorm, in architectures that have it
     n_expert: int = 0
     n_expert_used: int = 0
+    attention_scale: float = 0.0  # of the scores
+    windows: tuple[int, ...] = ()
+    ropes: tuple[Rope | None, ...] = ()
 
     @classmethod
     def from_metadata(cls, fields: Mapping[str, Any]) -> Config:
@@ -64,6 +72,7 @@ class Config:
         head_k = read.count("attention.key_length", n_embd // n_head)
         n_expert = read.count("expert_count", 0)
         norm_eps = read.number("attention.layer_norm_epsilon", 0.0)
+        rope, windows = _rope(read, head_k), _windows(read)
         config = cls(
             architecture=architecture,
             n_layer=read.count("block_count"),
@@ -74,10 +83,13 @@ class Config:
             head_v=read.count("attention.value_length", n_embd // n_head),
             n_ctx_train=read.count("context_length"),
             rms_eps=read.number("attention.layer_norm_rms_epsilon", 0.0 if norm_eps else None),
-            rope=_rope(read, head_k),
+            rope=rope,
             norm_eps=norm_eps,
             n_expert=n_expert,
             n_expert_used=read.count("expert_used_count", None if n_expert else 0),
+            attention_scale=1.0 / math.sqrt(head_k),
+            windows=windows,
+            ropes=_ropes(read, rope, windows),
         )
         _check(config)
         return config
@@ -98,6 +110,39 @@ def _rope(read: _Reader, head_k: int) -> Rope:
         attn_factor=read.number("rope.scaling.attn_factor", 1.0),
         n_ctx_orig=read.count("rope.scaling.original_context_length", n_ctx) or n_ctx,
     )
+
+
+# The window where the file does not say, and every how manieth layer sees all positions (src/models/*.cpp).
+_WINDOWS = {"olmo2": (0, 4)}
+_TWINS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+
+
+def _windows(read: _Reader) -> tuple[int, ...]:
+    """Every layer's window (llama.cpp, load_swa_pattern and set_swa_pattern)."""
+    n_layer = read.count("block_count")
+    window, period = _WINDOWS.get(read.architecture, (0, 0))
+    window = read.own("attention.sliding_window", read.count, window)
+    if not window:
+        return (0,) * n_layer
+    pattern = read.fields.get(f"{read.prefix}attention.sliding_window_pattern", period)
+    if not isinstance(pattern, list):
+        period = read.count("attention.sliding_window_pattern", period)
+        pattern = [i % period < period - 1 for i in range(n_layer)]
+    if len(pattern) < n_layer or any(flag not in (0, 1) for flag in pattern):
+        raise ModelError(f"{read.prefix}attention.sliding_window_pattern: expected a flag for each of {n_layer} layers")
+    for key in _TWINS:
+        if f"{read.prefix}{key}" in read.fields and read.count(f"{key}_swa", read.count(key)) != read.count(key):
+            raise ModelError(f"{read.prefix}{key}_swa: the engine implements one {key} for all layers")
+    return tuple(window if flag else 0 for flag in pattern[:n_layer])
+
+
+def _ropes(read: _Reader, rope: Rope, windows: tuple[int, ...]) -> tuple[Rope | None, ...]:
+    """Every layer's RoPE: layers with a window may have one of their own."""
+    plain = replace(rope, factor=1.0, yarn=False)
+    local = {
+        "olmo2": replace(plain, attn_factor=1.0),
+    }.get(read.architecture, rope)
+    return tuple(local if window else rope for window in windows)
 
 
 def _check(config: Config) -> None:
@@ -122,7 +167,7 @@ class _Reader:
     """Typed access to the keys of one architecture."""
 
     def __init__(self, architecture: str, fields: Mapping[str, Any]) -> None:
-        self.prefix = f"{architecture}."
+        self.architecture, self.prefix = architecture, f"{architecture}."
         self.fields = fields
 
     def value(self, key: str, default: Any) -> Any:
@@ -134,6 +179,10 @@ class _Reader:
                 raise ModelError(f"{self.prefix}{key} differs between layers: the engine implements one value for all")
             value = value[0]
         return value
+
+    def own(self, key: str, read: Callable[[str, Number], Number], default: Number) -> Number:
+        """A key that means something in some architectures only: the default in the others."""
+        return read(key, default) if key in implemented(self.architecture) else default
 
     def count(self, key: str, default: int | None = None) -> int:
         """A whole number >= 0; zero counts as unset where there is a default."""

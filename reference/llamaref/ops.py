@@ -121,6 +121,12 @@ def causal_softmax(scores: Array, scale: float, query_positions: Array, key_posi
     return softmax(np.where(hidden, -np.inf, scores * np.asarray(scale, scores.dtype)))
 
 
+def windowed(scores: Array, window: int, query_positions: Array, key_positions: Array) -> Array:
+    """Scores without those of keys that are ``window`` or more positions back. [b, h, t, s] -> the same."""
+    hidden = query_positions[:, None] - key_positions[None, :] >= window  # [t, s]
+    return np.asarray(np.where(hidden, -np.inf, scores), scores.dtype)
+
+
 def attention_values(probs: Array, v: Array) -> Array:
     """Heads' weighted sums of values, merged: [b, h, t, s], [b, s, k, d] -> [b, t, h*d]."""
     b, h, t, s = probs.shape
