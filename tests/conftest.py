@@ -49,6 +49,7 @@ OPTIONS = {
         "qk_norm_rows": True,
         "extra": {"attention.sliding_window": 3},
     },
+    "smollm3": {"arch": "smollm3", "layers": 5},
     "qwen3moe": {"arch": "qwen3moe", "qk_norm": True, "experts": 4},
     "llama-base": {"extra": {"rope.freq_base": 500000.0}},
     "llama-linear": {"extra": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}},

@@ -57,6 +57,8 @@ OPTIONS = {
     "qwen3": {"arch": "qwen3", "qk_norm": True},
     "qwen3moe": {"arch": "qwen3moe", "qk_norm": True, "experts": 4, "kind": "Q8_0"},
     "qwen3 quantized": {"arch": "qwen3", "qk_norm": True, "kind": "Q4_0"},
+    "smollm3 yarn": {**SMALL["smollm3"], "tied": True, "extra": YARN},
+    "smollm3 fused": {**SMALL["smollm3"], "fused_qkv": True, "bias": True},
     "olmo2 without window": {**OLMO2, "extra": {}},
     "olmo2 yarn": {**OLMO2, "extra": {**YARN, "rope.scaling.attn_factor": 1.3, **OLMO2["extra"]}},
     "olmo2 pattern": {**OLMO2, "extra": {**OLMO2["extra"], "attention.sliding_window_pattern": [True, False] * 2}},
@@ -87,7 +89,7 @@ def test_a_16_bit_cache_is_exact_too(kind, small_model):
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
-@pytest.mark.parametrize("name", ["llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "olmo2"])
+@pytest.mark.parametrize("name", ["llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "olmo2", "smollm3"])
 def test_every_architecture_is_exact(name, kind, small_model):
     judged(compare(small_model(name, kind), tokens=TOKENS, n_predict=2))
 
@@ -133,7 +135,7 @@ def test_partial_rotary_stops_llama_cpp_and_not_the_user(tmp_path):
 
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "models"
-RANDOM = [path for arch in ("llama", "qwen2", "qwen3", "qwen3moe", "stablelm", "olmo2")
+RANDOM = [path for arch in ("llama", "qwen2", "qwen3", "qwen3moe", "stablelm", "olmo2", "smollm3")
           for path in sorted((SHARED / "random").glob(f"{arch}.*.gguf"))]  # fmt: skip
 SHARED_MODELS = [SHARED / "stories260K.gguf", *RANDOM]
 

@@ -29,6 +29,7 @@ def with_post_norms(layer):
 
 
 OLMO2 = with_post_norms(QWEN3).replace("attn_norm ", "").replace("ffn_norm ", "")
+NO_ROPE = DENSE.replace("Qcur_rope Kcur_rope ", "")
 LAYERS = {
     "llama": [DENSE] * 2,
     "qwen2": [DENSE] * 2,
@@ -37,6 +38,7 @@ LAYERS = {
     "moe": [MOE] * 2,
     "qwen3moe": [QWEN3_MOE] * 2,
     "olmo2": [OLMO2] * 4,
+    "smollm3": [DENSE, DENSE, DENSE, NO_ROPE, DENSE],
 }
 
 

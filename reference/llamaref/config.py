@@ -137,7 +137,9 @@ def _windows(read: _Reader) -> tuple[int, ...]:
 
 
 def _ropes(read: _Reader, rope: Rope, windows: tuple[int, ...]) -> tuple[Rope | None, ...]:
-    """Every layer's RoPE: layers with a window may have one of their own."""
+    """Every layer's RoPE: some layers have none, and those with a window may have one of their own."""
+    if read.architecture == "smollm3":
+        return tuple(None if i % 4 == 3 else rope for i in range(len(windows)))
     plain = replace(rope, factor=1.0, yarn=False)
     local = {
         "olmo2": replace(plain, attn_factor=1.0),
