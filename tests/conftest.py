@@ -49,6 +49,10 @@ OPTIONS = {
         "qk_norm_rows": True,
         "extra": {"attention.sliding_window": 3},
     },
+    "granite": {
+        "arch": "granite",
+        "extra": {"attention.scale": 0.1, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 6.0},
+    },
     "smollm3": {"arch": "smollm3", "layers": 5},
     "qwen3moe": {"arch": "qwen3moe", "qk_norm": True, "experts": 4},
     "llama-base": {"extra": {"rope.freq_base": 500000.0}},

@@ -57,6 +57,16 @@ OPTIONS = {
     "qwen3": {"arch": "qwen3", "qk_norm": True},
     "qwen3moe": {"arch": "qwen3moe", "qk_norm": True, "experts": 4, "kind": "Q8_0"},
     "qwen3 quantized": {"arch": "qwen3", "qk_norm": True, "kind": "Q4_0"},
+    "granite without scales": {"arch": "granite", "tied": True, "extra": {"logit_scale": 8.0}},
+    "granite without rope": {
+        **SMALL["granite"], "extra": {"rope.scaling.finetuned": False, **SMALL["granite"]["extra"]},
+    },
+    "granite biases": {
+        **SMALL["granite"], "bias": True, "tensors": biases(attn_output=256, ffn_gate=512, ffn_up=512, ffn_down=256),
+    },
+    "granite frequency factors": {
+        **SMALL["granite"], "tensors": {"rope_freqs.weight": np.linspace(1, 8, 32).astype(np.float32)},
+    },
     "smollm3 yarn": {**SMALL["smollm3"], "tied": True, "extra": YARN},
     "smollm3 fused": {**SMALL["smollm3"], "fused_qkv": True, "bias": True},
     "olmo2 without window": {**OLMO2, "extra": {}},
@@ -89,7 +99,9 @@ def test_a_16_bit_cache_is_exact_too(kind, small_model):
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
-@pytest.mark.parametrize("name", ["llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "olmo2", "smollm3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "olmo2", "smollm3", "granite"]
+)
 def test_every_architecture_is_exact(name, kind, small_model):
     judged(compare(small_model(name, kind), tokens=TOKENS, n_predict=2))
 

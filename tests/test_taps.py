@@ -37,6 +37,7 @@ LAYERS = {
     "qwen3": [QWEN3] * 2,
     "moe": [MOE] * 2,
     "qwen3moe": [QWEN3_MOE] * 2,
+    "granite": [DENSE] * 2,
     "olmo2": [OLMO2] * 4,
     "smollm3": [DENSE, DENSE, DENSE, NO_ROPE, DENSE],
 }

@@ -46,6 +46,7 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("ffn_swiglu", "SWIGLU"): "ffn_swiglu",
     ("ffn_geglu", "GEGLU"): "ffn_geglu",
     ("l_out", "ADD"): "l_out",
+    ("result_output", "SCALE"): "result_output",
 }
 _NODE = re.compile(r"(\w+?)(?:-(\d+))?")
 

@@ -52,7 +52,10 @@ class Config:
     norm_eps: float = 0.0  # of LayerNorm, in architectures that have it
     n_expert: int = 0
     n_expert_used: int = 0
-    attention_scale: float = 0.0  # of the scores
+    attention_scale: float = 1.0  # the scores are multiplied by it, in architectures that say so; so are:
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # what a branch adds
+    logit_scale: float = 1.0  # what logits are divided by
     windows: tuple[int, ...] = ()
     ropes: tuple[Rope | None, ...] = ()
 
@@ -87,12 +90,20 @@ class Config:
             norm_eps=norm_eps,
             n_expert=n_expert,
             n_expert_used=read.count("expert_used_count", None if n_expert else 0),
-            attention_scale=1.0 / math.sqrt(head_k),
+            attention_scale=_attention_scale(read, n_embd, n_head, head_k),
+            embedding_scale=read.own("embedding_scale", read.number, 0.0) or 1.0,
+            residual_scale=read.own("residual_scale", read.number, 0.0) or 1.0,
+            logit_scale=read.own("logit_scale", read.number, 1.0),
             windows=windows,
             ropes=_ropes(read, rope, windows),
         )
         _check(config)
         return config
+
+
+def _attention_scale(read: _Reader, n_embd: int, n_head: int, head_k: int) -> float:
+    """What attention's scores are multiplied by (src/models/*.cpp)."""
+    return read.own("attention.scale", read.number, 0.0) or 1.0 / math.sqrt(head_k)
 
 
 def _rope(read: _Reader, head_k: int) -> Rope:
@@ -138,8 +149,10 @@ def _windows(read: _Reader) -> tuple[int, ...]:
 
 def _ropes(read: _Reader, rope: Rope, windows: tuple[int, ...]) -> tuple[Rope | None, ...]:
     """Every layer's RoPE: some layers have none, and those with a window may have one of their own."""
-    if read.architecture == "smollm3":
+    if read.architecture == "smollm3":  # llama.cpp, n_no_rope_layer_step
         return tuple(None if i % 4 == 3 else rope for i in range(len(windows)))
+    if read.architecture == "granite" and read.value("rope.scaling.finetuned", True) is False:
+        return (None,) * len(windows)
     plain = replace(rope, factor=1.0, yarn=False)
     local = {
         "olmo2": replace(plain, attn_factor=1.0),
@@ -158,6 +171,7 @@ def _check(config: Config) -> None:
         (0 < c.rope.n_rot <= c.head_k, f"rope.dimension_count = {c.rope.n_rot}: must be 1 to {c.head_k} (key_length)"),
         (c.rope.n_rot % 2 == 0, f"rope.dimension_count = {c.rope.n_rot}: must be even"),
         (c.n_expert_used <= c.n_expert, f"expert_used_count = {c.n_expert_used}: there are {c.n_expert} experts"),
+        (c.logit_scale != 0, "logit_scale = 0: logits are divided by it"),
         (c.rms_eps >= 0, f"layer_norm_rms_epsilon = {c.rms_eps}: must not be negative"),
     ]
     for holds, message in rules:

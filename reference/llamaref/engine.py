@@ -213,10 +213,12 @@ class Engine:
         """The output head; a file without one ties it to the embedding."""
         return self.linear(x, "output" if "output.weight" in self.w else "token_embd", tap)
 
-    def attention(self, i: int, q: Array, k: Array, v: Array, step: Step, *, window: int = 0) -> Array:
+    def attention(
+        self, i: int, q: Array, k: Array, v: Array, step: Step, *, scale: float | None = None, window: int = 0
+    ) -> Array:
         """Causal attention of layer i over the cache: q [b, t, h, d], k and v [b, t, k, d] -> [b, t, h*d].
 
-        ``window``: how many positions it reaches back (0: all).
+        ``scale`` of the scores (None: 1/sqrt(d)); ``window``: how many positions it reaches back (0: all).
         """
         tap = step.tap
         keys, values = step.cache.append(i, tap.stored("cache_k", k), tap.stored("cache_v", v))
@@ -225,7 +227,7 @@ class Engine:
         scores = tap(f"kq-{i}", self.ops.attention_scores(q, keys))  # [b, h, t, s]
         if window:
             scores = self.ops.windowed(scores, window, step.positions, step.key_positions)
-        scale = self.config.attention_scale
+        scale = 1.0 / np.sqrt(self.config.head_k) if scale is None else scale
         probs = self.ops.causal_softmax(scores, scale, step.positions, step.key_positions)  # [b, h, t, s]
         probs, values = tap.operands("cache_v", tap(f"kq_soft_max-{i}", probs), values)
         return tap(f"kqv_out-{i}", self.ops.attention_values(probs, values))

@@ -25,8 +25,11 @@ _WINDOW = frozenset({"attention.sliding_window", "attention.sliding_window_patte
 
 # Read by config.py for these architectures only.
 OWN: Mapping[str, frozenset[str]] = {
+    "granite": frozenset({
+        "attention.scale", "embedding_scale", "residual_scale", "logit_scale", "rope.scaling.finetuned",
+    }),
     "olmo2": _WINDOW,
-}
+}  # fmt: skip
 
 # Describe the file or its training; no forward pass depends on them.
 DESCRIPTIVE = frozenset({
