@@ -11,7 +11,7 @@ from llamaref.config import Rope
 from numpy.typing import NDArray
 
 from llamadiff import arithmetic, limits, metrics, taps
-from llamadiff.lanes import ANGLES, F32, FREE, FREE_NATIVE, JITTER, Lane, Source, rounding_type
+from llamadiff.lanes import ANGLES, F32, FREE, FREE_NATIVE, GELU, JITTER, Lane, Source, rounding_type
 from llamadiff.profile import Profile, profile, rotations
 
 Array = NDArray[Any]
@@ -195,7 +195,7 @@ class Judge:
         return np.take_along_axis(source.trace[probs], x.astype(np.int64), axis=-1)
 
     def _kind(self, tap: taps.Tap) -> str:
-        special = {"kq": "cache_k", "kqv_out": "cache_v", "Qcur_rope": ANGLES, "Kcur_rope": ANGLES}
+        special = {"kq": "cache_k", "kqv_out": "cache_v", "Qcur_rope": ANGLES, "Kcur_rope": ANGLES, "ffn_geglu": GELU}
         return special.get(tap.kind.word) or self.weight_types.get(tap.name, "F32")
 
     def _limits(

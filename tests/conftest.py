@@ -53,6 +53,7 @@ OPTIONS = {
         "arch": "granite",
         "extra": {"attention.scale": 0.1, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 6.0},
     },
+    "gemma": {"arch": "gemma", "tied": True},
     "smollm3": {"arch": "smollm3", "layers": 5},
     "qwen3moe": {"arch": "qwen3moe", "qk_norm": True, "experts": 4},
     "llama-base": {"extra": {"rope.freq_base": 500000.0}},

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import OPTIONS as SMALL
 from llamaref import Engine, Weights
+from llamaref.models import ARCHITECTURES
 from small import write_model
 
 from llamadiff import Trace, UserError, compare
@@ -67,6 +68,12 @@ OPTIONS = {
     "granite frequency factors": {
         **SMALL["granite"], "tensors": {"rope_freqs.weight": np.linspace(1, 8, 32).astype(np.float32)},
     },
+    "gemma quantized": {**SMALL["gemma"], "kind": "Q4_0", "kv_heads": 1},
+    "gemma biases": {**SMALL["gemma"], "bias": True},
+    "gemma large": {  # GELU beyond the ends of ggml's table
+        **SMALL["gemma"],
+        "tensors": {f"blk.{i}.ffn_norm.weight": np.linspace(0.1, 12, 256).astype(np.float32) for i in range(2)},
+    },
     "smollm3 yarn": {**SMALL["smollm3"], "tied": True, "extra": YARN},
     "smollm3 fused": {**SMALL["smollm3"], "fused_qkv": True, "bias": True},
     "olmo2 without window": {**OLMO2, "extra": {}},
@@ -99,9 +106,7 @@ def test_a_16_bit_cache_is_exact_too(kind, small_model):
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
-@pytest.mark.parametrize(
-    "name", ["llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "olmo2", "smollm3", "granite"]
-)
+@pytest.mark.parametrize("name", ["moe", *ARCHITECTURES])
 def test_every_architecture_is_exact(name, kind, small_model):
     judged(compare(small_model(name, kind), tokens=TOKENS, n_predict=2))
 
@@ -147,8 +152,7 @@ def test_partial_rotary_stops_llama_cpp_and_not_the_user(tmp_path):
 
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "models"
-RANDOM = [path for arch in ("llama", "qwen2", "qwen3", "qwen3moe", "stablelm", "olmo2", "smollm3")
-          for path in sorted((SHARED / "random").glob(f"{arch}.*.gguf"))]  # fmt: skip
+RANDOM = [path for arch in ARCHITECTURES for path in sorted((SHARED / "random").glob(f"{arch}.*.gguf"))]
 SHARED_MODELS = [SHARED / "stories260K.gguf", *RANDOM]
 
 

@@ -30,6 +30,7 @@ def with_post_norms(layer):
 
 OLMO2 = with_post_norms(QWEN3).replace("attn_norm ", "").replace("ffn_norm ", "")
 NO_ROPE = DENSE.replace("Qcur_rope Kcur_rope ", "")
+GEGLU = DENSE.replace("swiglu", "geglu")
 LAYERS = {
     "llama": [DENSE] * 2,
     "qwen2": [DENSE] * 2,
@@ -39,6 +40,7 @@ LAYERS = {
     "qwen3moe": [QWEN3_MOE] * 2,
     "granite": [DENSE] * 2,
     "olmo2": [OLMO2] * 4,
+    "gemma": [GEGLU] * 2,
     "smollm3": [DENSE, DENSE, DENSE, NO_ROPE, DENSE],
 }
 

@@ -91,7 +91,7 @@ class Config:
             n_expert=n_expert,
             n_expert_used=read.count("expert_used_count", None if n_expert else 0),
             attention_scale=_attention_scale(read, n_embd, n_head, head_k),
-            embedding_scale=read.own("embedding_scale", read.number, 0.0) or 1.0,
+            embedding_scale=_embedding_scale(read, n_embd),
             residual_scale=read.own("residual_scale", read.number, 0.0) or 1.0,
             logit_scale=read.own("logit_scale", read.number, 1.0),
             windows=windows,
@@ -104,6 +104,13 @@ class Config:
 def _attention_scale(read: _Reader, n_embd: int, n_head: int, head_k: int) -> float:
     """What attention's scores are multiplied by (src/models/*.cpp)."""
     return read.own("attention.scale", read.number, 0.0) or 1.0 / math.sqrt(head_k)
+
+
+def _embedding_scale(read: _Reader, n_embd: int) -> float:
+    """What the token embeddings are multiplied by."""
+    if read.architecture.startswith("gemma"):
+        return math.sqrt(n_embd)
+    return read.own("embedding_scale", read.number, 0.0) or 1.0
 
 
 def _rope(read: _Reader, head_k: int) -> Rope:

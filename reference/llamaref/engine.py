@@ -33,7 +33,7 @@ class Tap(Protocol):
         """The operands of a product, as the arithmetic under study would see them.
 
         ``kind`` is the type of the weights (``Q4_K``), or ``cache_k`` / ``cache_v`` for the two products of
-        attention. Index arrays come back as they are. For weights whose blocks have a minimum (Q4_1, Q5_1) one
+        attention; ``gelu`` for that function's argument, and again for its value. Index arrays come back as they are. For weights whose blocks have a minimum (Q4_1, Q5_1) one
         more array may follow: what to add to the sum of each block's activations before the minimum multiplies
         it, [..., in / 32].
         """
@@ -208,6 +208,12 @@ class Engine:
             out[mine] = self.w.product(f"{name}.weight", x[mine], *(part[mine] for part in sums), expert=int(expert))
         scale = self.scale(name)  # [expert]
         return out if scale is None else out * scale[chosen][..., None]
+
+    def gelu(self, x: Array, tap: Tap) -> Array:
+        """GELU, which an arithmetic may look up in a table: then argument and value have the table's precision."""
+        (x,) = tap.operands("gelu", x)
+        (y,) = tap.operands("gelu", self.ops.gelu(x))
+        return y
 
     def logits(self, x: Array, tap: Tap) -> Array:
         """The output head; a file without one ties it to the embedding."""
