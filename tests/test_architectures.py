@@ -33,7 +33,7 @@ def biases(**sizes):
 
 
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
-OLMO2 = SMALL["olmo2"]
+OLMO2, GEMMA3 = SMALL["olmo2"], SMALL["gemma3"]
 OPTIONS = {
     **{kind: {"kind": kind} for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "TQ1_0")},
     "experts": {"experts": 4, "kind": "Q8_0"},
@@ -73,6 +73,36 @@ OPTIONS = {
     "gemma large": {  # GELU beyond the ends of ggml's table
         **SMALL["gemma"],
         "tensors": {f"blk.{i}.ffn_norm.weight": np.linspace(0.1, 12, 256).astype(np.float32) for i in range(2)},
+    },
+    "gemma2 defaults": {**SMALL["gemma2"], "extra": {}},
+    "gemma2 bases": {
+        **SMALL["gemma2"], "extra": {**SMALL["gemma2"]["extra"], "rope.freq_base": 1e6, "rope.freq_base_swa": 5000.0},
+    },
+    "gemma2 yarn": {
+        **SMALL["gemma2"], "extra": {**YARN, **SMALL["gemma2"]["extra"], "rope.freq_base_swa": 5000.0},
+    },
+    "gemma2 pattern": {
+        **SMALL["gemma2"], "extra": {"attention.sliding_window": 2, "attention.sliding_window_pattern": 3},
+    },
+    "gemma2 27B": {
+        **SMALL["gemma2"], "layers": 46, "heads": 2, "kv_heads": 1, "extra": {"attention.sliding_window": 2},
+    },
+    "gemma3 without window": {**GEMMA3, "layers": 2, "extra": {"rope.freq_base": 1e6}},
+    "gemma3 linear": {
+        **GEMMA3, "layers": 3,
+        "extra": {
+            **GEMMA3["extra"], "rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "rope.freq_base_swa": 5000.0,
+            "attention.sliding_window_pattern": [True, False, True],
+        },
+    },
+    "gemma3 yarn": {
+        **GEMMA3, "layers": 3,
+        "extra": {
+            **GEMMA3["extra"], **YARN, "rope.scaling.attn_factor": 1.3, "attention.sliding_window_pattern": 2,
+        },
+    },
+    "gemma3 cap": {
+        **GEMMA3, "layers": 2, "tied": False, "extra": {**GEMMA3["extra"], "final_logit_softcapping": 2.0},
     },
     "smollm3 yarn": {**SMALL["smollm3"], "tied": True, "extra": YARN},
     "smollm3 fused": {**SMALL["smollm3"], "fused_qkv": True, "bias": True},

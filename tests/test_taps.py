@@ -41,6 +41,8 @@ LAYERS = {
     "granite": [DENSE] * 2,
     "olmo2": [OLMO2] * 4,
     "gemma": [GEGLU] * 2,
+    "gemma2": [with_post_norms(GEGLU)] * 3,
+    "gemma3": [with_post_norms(QWEN3.replace("swiglu", "geglu"))] * 7,
     "smollm3": [DENSE, DENSE, DENSE, NO_ROPE, DENSE],
 }
 

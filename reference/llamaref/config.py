@@ -56,6 +56,8 @@ class Config:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # what a branch adds
     logit_scale: float = 1.0  # what logits are divided by
+    attention_cap: float = 0.0  # of the scores, 0: none
+    logit_cap: float = 0.0
     windows: tuple[int, ...] = ()
     ropes: tuple[Rope | None, ...] = ()
 
@@ -76,6 +78,7 @@ class Config:
         n_expert = read.count("expert_count", 0)
         norm_eps = read.number("attention.layer_norm_epsilon", 0.0)
         rope, windows = _rope(read, head_k), _windows(read)
+        attention_cap, logit_cap = _CAPS.get(architecture, (0.0, 0.0))
         config = cls(
             architecture=architecture,
             n_layer=read.count("block_count"),
@@ -94,6 +97,8 @@ class Config:
             embedding_scale=_embedding_scale(read, n_embd),
             residual_scale=read.own("residual_scale", read.number, 0.0) or 1.0,
             logit_scale=read.own("logit_scale", read.number, 1.0),
+            attention_cap=read.own("attn_logit_softcapping", read.number, attention_cap),
+            logit_cap=read.own("final_logit_softcapping", read.number, logit_cap),
             windows=windows,
             ropes=_ropes(read, rope, windows),
         )
@@ -101,9 +106,23 @@ class Config:
         return config
 
 
+# Caps of scores and logits where the file does not say (llama-hparams.h).
+_CAPS = {"gemma2": (50.0, 30.0)}
+
+# Layers of the 27B models, which scale scores by other heads than they have.
+_LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
+
+
 def _attention_scale(read: _Reader, n_embd: int, n_head: int, head_k: int) -> float:
     """What attention's scores are multiplied by (src/models/*.cpp)."""
-    return read.own("attention.scale", read.number, 0.0) or 1.0 / math.sqrt(head_k)
+    stated = read.own("attention.scale", read.number, 0.0)
+    if read.architecture == "granite":
+        return stated or 1.0 / math.sqrt(head_k)
+    largest = _LARGEST_GEMMA.get(read.architecture) == read.count("block_count")
+    scale = 1.0 / math.sqrt(n_embd // n_head if largest else head_k)
+    if stated and not math.isclose(stated, scale, rel_tol=1e-6):
+        raise ModelError(f"{read.prefix}attention.scale = {stated}: this architecture's is {scale}, which is not read")
+    return scale
 
 
 def _embedding_scale(read: _Reader, n_embd: int) -> float:
@@ -131,7 +150,7 @@ def _rope(read: _Reader, head_k: int) -> Rope:
 
 
 # The window where the file does not say, and every how manieth layer sees all positions (src/models/*.cpp).
-_WINDOWS = {"olmo2": (0, 4)}
+_WINDOWS = {"gemma2": (4096, 2), "gemma3": (0, 6), "olmo2": (0, 4)}
 _TWINS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 
 
@@ -162,6 +181,8 @@ def _ropes(read: _Reader, rope: Rope, windows: tuple[int, ...]) -> tuple[Rope | 
         return (None,) * len(windows)
     plain = replace(rope, factor=1.0, yarn=False)
     local = {
+        "gemma3": replace(plain, base=read.own("rope.freq_base_swa", read.number, 10000.0)),
+        "gemma2": replace(rope, base=read.own("rope.freq_base_swa", read.number, rope.base)),
         "olmo2": replace(plain, attn_factor=1.0),
     }.get(read.architecture, rope)
     return tuple(local if window else rope for window in windows)

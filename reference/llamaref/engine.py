@@ -33,9 +33,9 @@ class Tap(Protocol):
         """The operands of a product, as the arithmetic under study would see them.
 
         ``kind`` is the type of the weights (``Q4_K``), or ``cache_k`` / ``cache_v`` for the two products of
-        attention; ``gelu`` for that function's argument, and again for its value. Index arrays come back as they are. For weights whose blocks have a minimum (Q4_1, Q5_1) one
-        more array may follow: what to add to the sum of each block's activations before the minimum multiplies
-        it, [..., in / 32].
+        attention, or ``gelu`` for that function's argument and again for its value. Index arrays come back as they
+        are. For weights whose blocks have a minimum (Q4_1, Q5_1) one more array may follow: what to add to the sum of
+        each block's activations before the minimum multiplies it, [..., in / 32].
         """
         ...
 
@@ -220,17 +220,29 @@ class Engine:
         return self.linear(x, "output" if "output.weight" in self.w else "token_embd", tap)
 
     def attention(
-        self, i: int, q: Array, k: Array, v: Array, step: Step, *, scale: float | None = None, window: int = 0
+        self,
+        i: int,
+        q: Array,
+        k: Array,
+        v: Array,
+        step: Step,
+        *,
+        scale: float | None = None,
+        window: int = 0,
+        cap: float = 0.0,
     ) -> Array:
         """Causal attention of layer i over the cache: q [b, t, h, d], k and v [b, t, k, d] -> [b, t, h*d].
 
-        ``scale`` of the scores (None: 1/sqrt(d)); ``window``: how many positions it reaches back (0: all).
+        ``scale`` of the scores (None: 1/sqrt(d)); ``window``: how many positions it reaches back (0: all); ``cap``
+        that raw scores come near (0: none).
         """
         tap = step.tap
         keys, values = step.cache.append(i, tap.stored("cache_k", k), tap.stored("cache_v", v))
         keys, values = tap(f"kv_k-{i}", keys), tap(f"kv_v-{i}", values)  # [b, s, k, d]
         q, keys = tap.operands("cache_k", q, keys)
         scores = tap(f"kq-{i}", self.ops.attention_scores(q, keys))  # [b, h, t, s]
+        if cap:
+            scores = self.ops.softcap(scores, cap)
         if window:
             scores = self.ops.windowed(scores, window, step.positions, step.key_positions)
         scale = 1.0 / np.sqrt(self.config.head_k) if scale is None else scale

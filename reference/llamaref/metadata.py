@@ -25,6 +25,10 @@ _WINDOW = frozenset({"attention.sliding_window", "attention.sliding_window_patte
 
 # Read by config.py for these architectures only.
 OWN: Mapping[str, frozenset[str]] = {
+    "gemma2": _WINDOW | {
+        "attention.scale", "attn_logit_softcapping", "final_logit_softcapping", "rope.freq_base_swa",
+    },
+    "gemma3": _WINDOW | {"attention.scale", "final_logit_softcapping", "rope.freq_base_swa"},
     "granite": frozenset({
         "attention.scale", "embedding_scale", "residual_scale", "logit_scale", "rope.scaling.finetuned",
     }),

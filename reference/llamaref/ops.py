@@ -121,6 +121,11 @@ def causal_softmax(scores: Array, scale: float, query_positions: Array, key_posi
     return softmax(np.where(hidden, -np.inf, scores * np.asarray(scale, scores.dtype)))
 
 
+def softcap(x: Array, cap: float) -> Array:
+    """cap * tanh(x / cap): values beyond the cap come near it (Bello et al. 2016, arXiv:1611.09940)."""
+    return np.tanh(x * (1 / cap)) * cap
+
+
 def windowed(scores: Array, window: int, query_positions: Array, key_positions: Array) -> Array:
     """Scores without those of keys that are ``window`` or more positions back. [b, h, t, s] -> the same."""
     hidden = query_positions[:, None] - key_positions[None, :] >= window  # [t, s]

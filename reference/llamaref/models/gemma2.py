@@ -1,4 +1,4 @@
-"""gemma2: Gemma 2. Gemma with norms after each branch, a window in every other layer, and caps on scores and logits."""
+"""gemma2: Gemma 2. Gemma with norms after each branch, windows in every other layer, caps on scores and logits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     v = tap(f"Vcur_proj-{i}", v).reshape(b, t, c.n_head_kv, c.head_v)
     q = tap(f"Qcur_rope-{i}", m.ops.rope_halves(q, cos, sin))
     k = tap(f"Kcur_rope-{i}", m.ops.rope_halves(k, cos, sin))
-    a = m.attention(i, q * c.attention_scale, k, v, step, scale=1.0, window=c.windows[i], cap=c.attention_cap)  # [b, t, head*dim]
+    a = m.attention(
+        i, q * c.attention_scale, k, v, step, scale=1.0, window=c.windows[i], cap=c.attention_cap
+    )  # [b, t, head*dim]
     a = tap(f"attn_out-{i}", m.linear(a, f"blk.{i}.attn_output", tap))
     a = tap(f"attn_post_norm-{i}", m.norm(a, f"blk.{i}.post_attention_norm"))
     x = tap(f"ffn_inp-{i}", m.ops.add(a, x))
