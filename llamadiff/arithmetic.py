@@ -79,7 +79,15 @@ def round_q8_k(x: Array) -> Array:
     return (quants * scale).reshape(x.shape).astype(x.dtype)
 
 
+def round_in_table(x: Array) -> Array:
+    """As ggml's table of GELU has arguments and values: in float16, but only between -10 and 10 (ggml-cpu/vec.h)."""
+    return np.asarray(np.where(np.abs(x) < 10, round_f16(x), x))
+
+
+GELU_TABLE = "ggml GELU table"
+
 ROUNDINGS = {
+    GELU_TABLE: round_in_table,
     "F16": round_f16,
     "BF16": round_bf16,
     "Q8_0": round_q8_0,

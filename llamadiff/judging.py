@@ -11,7 +11,7 @@ from llamaref.config import Rope
 from numpy.typing import NDArray
 
 from llamadiff import arithmetic, limits, metrics, taps
-from llamadiff.lanes import ANGLES, F32, FREE, FREE_NATIVE, JITTER, Lane, Source, rounding_type
+from llamadiff.lanes import ANGLES, F32, FREE, FREE_NATIVE, GELU, JITTER, Lane, Source, rounding_type
 from llamadiff.profile import Profile, profile, rotations
 
 Array = NDArray[Any]
@@ -58,7 +58,8 @@ class Finding:
 class Judge:
     """The facts of one run that every tap is judged by.
 
-    ``weight_types``: tap name -> type of the weight it multiplies by; ``mean_square_angle`` of RoPE, radians.
+    ``weight_types``: tap name -> type of the weight it multiplies by; ``ropes`` of the layers, and
+    ``mean_square_angle`` of each of them, radians.
     """
 
     sources: Mapping[str, Source]
@@ -67,8 +68,8 @@ class Judge:
     rules: Sequence[limits.Rule]
     positions: Array
     n_prefill: int
-    mean_square_angle: float = 0.0
-    rope: Rope | None = None
+    ropes: Sequence[Rope | None]
+    mean_square_angle: dict[Rope, float] = field(default_factory=dict)
     described: set[tuple[str, str]] = field(default_factory=set)
 
     def finding(
@@ -152,10 +153,15 @@ class Judge:
             return None
         self.described.add((source.name, tap.kind.word))
         found = profile(tap, recorded, expected, limit, self._look_alikes(source, tap, recorded.size))
-        if tap.kind.op == "ROPE" and self.rope is not None:
-            turned = rotations(recorded, expected, [int(p) for p in self.positions], self.rope)
+        rope = self._rope(tap)
+        if rope is not None:
+            turned = rotations(recorded, expected, [int(p) for p in self.positions], rope)
             found = replace(found, positions=turned)
         return found
+
+    def _rope(self, tap: taps.Tap) -> Rope | None:
+        """The RoPE that a tap is the result of."""
+        return self.ropes[tap.layer] if tap.kind.op == "ROPE" and tap.layer is not None else None
 
     def _look_alikes(self, source: Source, tap: taps.Tap, size: int) -> Mapping[str, Array]:
         """Tensors of this size that the values might be instead: the trace's own before it, the baseline's others."""
@@ -189,7 +195,7 @@ class Judge:
         return np.take_along_axis(source.trace[probs], x.astype(np.int64), axis=-1)
 
     def _kind(self, tap: taps.Tap) -> str:
-        special = {"kq": "cache_k", "kqv_out": "cache_v", "Qcur_rope": ANGLES, "Kcur_rope": ANGLES}
+        special = {"kq": "cache_k", "kqv_out": "cache_v", "Qcur_rope": ANGLES, "Kcur_rope": ANGLES, "ffn_geglu": GELU}
         return special.get(tap.kind.word) or self.weight_types.get(tap.name, "F32")
 
     def _limits(
@@ -202,7 +208,8 @@ class Judge:
         arithmetics measures it.
         """
         rule = limits.rule_for(self.rules, tap.name, tap.kind.op, label)
-        match = rule.match + rule.angle * self.mean_square_angle
+        rope = self._rope(tap)
+        match = rule.match + (rule.angle * self.mean_square_angle[rope] if rope is not None else 0.0)
         noise = max(10 * match, 16 * limits.ROUNDING[arithmetic.precision(recorded)])
         if source.flash_attn and tap.kind.word == "kqv_out" and source.stored["cache_v"] == "F16":
             # ggml sums such values in float16, one rounding a key (ggml-cpu/ops.cpp, flash_attn_ext)

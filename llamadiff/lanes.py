@@ -24,6 +24,7 @@ POLICIES = (F32, NATIVE, F16, BF16)
 JITTER = "jitter"  # float32 on recorded values that are shaken by as much as their own rounding
 SAMPLE = 4096  # values of a tap that show what it is kept in
 ANGLES, GGML_ANGLES = "angles", "ggml angles"
+GELU = "gelu"
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,14 @@ def policies_for(kinds: Iterable[str], stored: Mapping[str, str], wanted: Sequen
 
 
 def rounding_type(policy: str, kind: str, stored: Mapping[str, str]) -> str:
-    """The type that activations are rounded to before a product with weights (or a cache) of type ``kind``."""
+    """The type that activations are rounded to before a product with weights (or a cache) of type ``kind``.
+
+    Also what makes RoPE's angles (``kind`` ANGLES), and what GELU's argument and value are rounded to (GELU).
+    """
     if kind == ANGLES:
         return GGML_ANGLES if policy == NATIVE else "F32"
+    if kind == GELU:
+        return arithmetic.GELU_TABLE if policy == NATIVE else "F32"
     if policy == JITTER:
         return "F32"
     if policy == NATIVE:

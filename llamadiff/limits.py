@@ -44,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     Rule(1e-10, op="*WKV*"),
     Rule(1e-10, op="GATED_*"),
     Rule(1e-10, op="SOFT_MAX"),
+    Rule(1e-10, op="GEGLU"),
     Rule(1e-12),
 )
 

@@ -130,8 +130,14 @@ class Model(Runnable):
         self.engine = self._opened(lambda: Engine(self.weights))
         self.n_layer = self.engine.config.n_layer
         norm = self.engine.architecture.NORM
-        self.taps = [taps.with_norm(tap, norm) for tap in taps.taps_of(self.n_layer, self.tensors)]
+        self.taps = [taps.with_norm(tap, norm) for tap in taps.taps_of(self.tensors, self._traits())]
         self._check_complete()
+
+    def _traits(self) -> list[set[str]]:
+        """What the taps of each layer depend on besides its tensors."""
+        architecture = self.engine.architecture
+        everywhere = {architecture.ACTIVATION} | ({taps.PRE_NORM} if architecture.PRE_NORM else set())
+        return [everywhere | ({"ROPE"} if rope is not None else set()) for rope in self.engine.config.ropes]
 
     def _check_complete(self) -> None:
         """Raise UserError if a tap's weight is missing."""

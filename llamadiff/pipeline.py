@@ -327,14 +327,14 @@ def _run(
 
         def at(name: str, x: Any) -> None:
             tap = taps.parse(name)
-            if tap is not None and tap.kind.word == "attn_norm":
+            if tap is not None and tap.kind.word == "Qcur_proj":
                 progress(f"checking layer {tap.layer} of {model.n_layer}")
             if writer is not None:
                 writer.add(name, x)
 
         judge = Judge(
             {source.name: source for source in sources}, lanes_of(sources, kinds), model.weight_types, rules,
-            np.asarray(info.positions), info.n_prefill,
+            np.asarray(info.positions), info.n_prefill, model.engine.config.ropes,
         )  # fmt: skip
         study = Study(judge, model.taps, model.inputs, model.sizes["expert"], at)
         try:

@@ -68,8 +68,7 @@ class Study(Carrier):
     def angles(
         self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
     ) -> tuple[Array, Array]:
-        self.judge.rope = rope
-        self.judge.mean_square_angle = float(np.mean(ops.rope_theta(rope, positions, factors) ** 2))
+        self.judge.mean_square_angle[rope] = float(np.mean(ops.rope_theta(rope, positions, factors) ** 2))
         return super().angles(cos, sin, rope, positions, factors)
 
     def _stored(self, lane: Lane) -> Mapping[str, str]:

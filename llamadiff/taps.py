@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -14,8 +15,8 @@ class Kind:
 
     ``inputs`` are the words it reads (``prev``: the layer's input; ``a|b``: whichever the model has).
     ``axes`` name the dimensions, outermost first. ``weight`` is the stem of the weight the op multiplies by
-    (``attn_q`` for ``blk.3.attn_q.weight``). ``needs`` is the stem of a tensor without which the tap does not
-    exist, ``without`` one with which it does not. ``key`` marks the dozen that an engine should write first;
+    (``attn_q`` for ``blk.3.attn_q.weight``). ``needs`` is the stem of a tensor, or a trait of the layer, without
+    which the tap does not exist, ``without`` one with which it does not. ``key`` marks the dozen that an engine should write first;
     an ``optional`` one is compared if it is there, and not missed if it is not.
     """
 
@@ -39,25 +40,27 @@ _SCORES = ("head", "query", "key")
 _FF, _EXPERTS, _USED = ("token", "ff"), ("token", "expert"), ("token", "used")
 _USED_FF, _USED_EMBD = ("token", "used", "ff"), ("token", "used", "embd")
 _MOE = "ffn_gate_inp"
+PRE_NORM = "PRE_NORM"  # a trait; the others are ggml's ops that not every layer has (ROPE, SWIGLU, GEGLU)
 
 KINDS: tuple[Kind, ...] = (
     Kind("embd", "GET_ROWS", "", _ROWS, "token embeddings, after any embedding scale", "token_embd", layered=False, key=True),
-    Kind("attn_norm", "RMS_NORM", "prev", _ROWS, "normalised layer input, times its weight", "attn_norm", key=True),
-    Kind("Qcur_proj", "MUL_MAT", "attn_norm", _MERGED, "Q projection, with bias if there is one", "attn_q", key=True),
-    Kind("Kcur_proj", "MUL_MAT", "attn_norm", _KV_MERGED, "K projection, with bias if there is one", "attn_k"),
-    Kind("Vcur_proj", "MUL_MAT", "attn_norm", _KV_MERGED, "V projection, with bias if there is one", "attn_v", key=True),
+    Kind("attn_norm", "RMS_NORM", "prev", _ROWS, "normalised layer input, times its weight", "attn_norm", needs=PRE_NORM, key=True),
+    Kind("Qcur_proj", "MUL_MAT", "attn_norm|prev", _MERGED, "Q projection, with bias if there is one", "attn_q", key=True),
+    Kind("Kcur_proj", "MUL_MAT", "attn_norm|prev", _KV_MERGED, "K projection, with bias if there is one", "attn_k"),
+    Kind("Vcur_proj", "MUL_MAT", "attn_norm|prev", _KV_MERGED, "V projection, with bias if there is one", "attn_v", key=True),
     Kind("Qcur_normed", "RMS_NORM", "Qcur_proj", _HEADS, "Q after QK-norm", "attn_q_norm", needs="attn_q_norm"),
     Kind("Kcur_normed", "RMS_NORM", "Kcur_proj", _KV_HEADS, "K after QK-norm", "attn_k_norm", needs="attn_k_norm"),
-    Kind("Qcur_rope", "ROPE", "Qcur_normed|Qcur_proj", _HEADS, "Q after RoPE", key=True),
-    Kind("Kcur_rope", "ROPE", "Kcur_normed|Kcur_proj", _KV_HEADS, "K after RoPE", key=True),
-    Kind("kv_k", "SET_ROWS", "Kcur_rope", _KV_HEADS, "the cache's K rows, slot by slot", optional=True),
+    Kind("Qcur_rope", "ROPE", "Qcur_normed|Qcur_proj", _HEADS, "Q after RoPE", needs="ROPE", key=True),
+    Kind("Kcur_rope", "ROPE", "Kcur_normed|Kcur_proj", _KV_HEADS, "K after RoPE", needs="ROPE", key=True),
+    Kind("kv_k", "SET_ROWS", "Kcur_rope|Kcur_normed|Kcur_proj", _KV_HEADS, "the cache's K rows, slot by slot", optional=True),
     Kind("kv_v", "SET_ROWS", "Vcur_proj", _KV_HEADS, "the cache's V rows, slot by slot", optional=True),
-    Kind("kq", "MUL_MAT", "Qcur_rope kv_k", _SCORES, "raw scores, before scale and mask; the causal triangle counts"),
+    Kind("kq", "MUL_MAT", "Qcur_rope|Qcur_normed|Qcur_proj kv_k", _SCORES, "raw scores, before scale and mask; the causal triangle counts"),
     Kind("kq_soft_max", "SOFT_MAX", "kq", _SCORES, "attention probabilities", key=True),
     Kind("kqv_out", "MUL_MAT", "kq_soft_max kv_v", _MERGED, "heads merged, before the output projection", key=True),
     Kind("attn_out", "MUL_MAT", "kqv_out", _ROWS, "after the output projection", "attn_output", key=True),
-    Kind("ffn_inp", "ADD", "attn_out prev", _ROWS, "residual after attention", key=True),
-    Kind("ffn_norm", "RMS_NORM", "ffn_inp", _ROWS, "normalised FFN input, times its weight", "ffn_norm"),
+    Kind("attn_post_norm", "RMS_NORM", "attn_out", _ROWS, "that normalised, times its weight", "post_attention_norm", needs="post_attention_norm"),
+    Kind("ffn_inp", "ADD", "attn_post_norm|attn_out prev", _ROWS, "residual after attention", key=True),
+    Kind("ffn_norm", "RMS_NORM", "ffn_inp", _ROWS, "normalised FFN input, times its weight", "ffn_norm", needs=PRE_NORM),
     Kind("ffn_moe_logits", "MUL_MAT", "ffn_norm", _EXPERTS, "router scores", "ffn_gate_inp", needs=_MOE),
     Kind("ffn_moe_probs", "SOFT_MAX", "ffn_moe_logits", _EXPERTS, "router probabilities", needs=_MOE),
     Kind("ffn_moe_topk", "ARGSORT", "ffn_moe_probs", _USED, "chosen experts' numbers, best first", needs=_MOE),
@@ -67,11 +70,13 @@ KINDS: tuple[Kind, ...] = (
     Kind("ffn_moe_up", "MUL_MAT_ID", "ffn_norm ffn_moe_topk", _USED_FF, "chosen experts' up", "ffn_up_exps", needs=_MOE),
     Kind("ffn_moe_swiglu", "SWIGLU", "ffn_moe_gate ffn_moe_up", _USED_FF, "silu(gate) * up", needs=_MOE),
     Kind("ffn_moe_down", "MUL_MAT_ID", "ffn_moe_swiglu ffn_moe_topk", _USED_EMBD, "chosen experts' down", "ffn_down_exps", needs=_MOE),
-    Kind("ffn_gate", "MUL_MAT", "ffn_norm", _FF, "gate projection", "ffn_gate", without=_MOE),
-    Kind("ffn_up", "MUL_MAT", "ffn_norm", _FF, "up projection", "ffn_up", without=_MOE),
-    Kind("ffn_swiglu", "SWIGLU", "ffn_gate ffn_up", _FF, "silu(gate) * up", without=_MOE),
-    Kind("ffn_out", "MUL_MAT", "ffn_swiglu|ffn_moe_down|ffn_moe_weights_norm", _ROWS, "after the down projection, or the experts' weighted sum", "ffn_down", key=True),
-    Kind("l_out", "ADD", "ffn_out ffn_inp", _ROWS, "residual after the layer", key=True),
+    Kind("ffn_gate", "MUL_MAT", "ffn_norm|ffn_inp", _FF, "gate projection", "ffn_gate", without=_MOE),
+    Kind("ffn_up", "MUL_MAT", "ffn_norm|ffn_inp", _FF, "up projection", "ffn_up", without=_MOE),
+    Kind("ffn_swiglu", "SWIGLU", "ffn_gate ffn_up", _FF, "silu(gate) * up", needs="SWIGLU", without=_MOE),
+    Kind("ffn_geglu", "GEGLU", "ffn_gate ffn_up", _FF, "gelu(gate) * up", needs="GEGLU", without=_MOE),
+    Kind("ffn_out", "MUL_MAT", "ffn_swiglu|ffn_geglu|ffn_moe_down ffn_moe_weights_norm", _ROWS, "after the down projection, or the experts' weighted sum", "ffn_down", key=True),
+    Kind("ffn_post_norm", "RMS_NORM", "ffn_out", _ROWS, "that normalised, times its weight", "post_ffw_norm", needs="post_ffw_norm"),
+    Kind("l_out", "ADD", "ffn_post_norm|ffn_out ffn_inp", _ROWS, "residual after the layer", key=True),
     Kind("result_norm", "RMS_NORM", "prev", _ROWS, "after the final norm", "output_norm", layered=False),
     Kind("result_output", "MUL_MAT", "result_norm", ("token", "vocab"), "logits", "output", layered=False, key=True),
 )  # fmt: skip
@@ -112,13 +117,14 @@ def parse(name: str) -> Tap | None:
     return Tap(kind, layer) if kind.layered == (layer is not None) else None
 
 
-def taps_of(n_layer: int, tensors: Iterable[str]) -> Iterator[Tap]:
-    """The taps of a model with these weight tensors, in graph order."""
+def taps_of(tensors: Iterable[str], traits: Sequence[AbstractSet[str]]) -> Iterator[Tap]:
+    """The taps of a model with these weight tensors and these traits of each layer, in graph order."""
     present = set(tensors)
     outside = [kind for kind in KINDS if not kind.layered]
     yield Tap(outside[0], None)
-    for layer in range(n_layer):
+    for layer, own in enumerate(traits):
         stems = {name.split(".")[2] for name in present if name.startswith(f"blk.{layer}.") and name.count(".") >= 3}
+        stems |= own
         for kind in KINDS:
             exists = (kind.needs is None or kind.needs in stems) and kind.without not in stems
             if kind.layered and exists:
@@ -129,16 +135,14 @@ def taps_of(n_layer: int, tensors: Iterable[str]) -> Iterator[Tap]:
 
 def inputs_of(tap: Tap, present: Container[str], n_layer: int) -> list[str]:
     """Names of the taps that an op reads, of those in ``present``."""
-    names: list[str] = []
-    for word in re.split(r"[ |]", tap.kind.inputs):
-        if word == "prev":
-            last = n_layer if tap.layer is None else tap.layer
-            names.append("embd" if last == 0 else f"l_out-{last - 1}")
-        elif word:
-            names.append(word if tap.layer is None else f"{word}-{tap.layer}")
-    if tap.kind.word in ("Qcur_rope", "Kcur_rope"):  # QK-norm comes between, where there is one
-        names = names[:1] if names[0] in present else names[1:]
-    return [name for name in names if name in present]
+    last = n_layer if tap.layer is None else tap.layer
+    previous = "embd" if last == 0 else f"l_out-{last - 1}"
+    suffix = "" if tap.layer is None else f"-{tap.layer}"
+    names = []
+    for alternatives in tap.kind.inputs.split():
+        candidates = [previous if word == "prev" else word + suffix for word in alternatives.split("|")]
+        names += [name for name in candidates if name in present][:1]
+    return names
 
 
 def with_norm(tap: Tap, op: str) -> Tap:

@@ -23,6 +23,9 @@ def write_model(
     experts: int = 0,
     bias: bool = False,
     qk_norm: bool = False,
+    qk_norm_rows: bool = False,
+    pre_norm: bool = True,
+    post_norm: bool = False,
     layer_norm: bool = False,
     tied: bool = False,
     fused_qkv: bool = False,
@@ -54,7 +57,8 @@ def write_model(
     if not tied:
         all_tensors["output.weight"] = matrix(VOCAB, EMBD)
     for i in range(layers):
-        layer = {"attn_norm.weight": vector(EMBD, 1.0), "ffn_norm.weight": vector(EMBD, 1.0)}
+        norms = [("attn_norm", "ffn_norm")] * pre_norm + [("post_attention_norm", "post_ffw_norm")] * post_norm
+        layer = {f"{name}.weight": vector(EMBD, 1.0) for pair in norms for name in pair}
         parts = {"attn_q": q, "attn_k": kv, "attn_v": kv}
         if fused_qkv:
             layer["attn_qkv.weight"] = matrix(q + 2 * kv, EMBD)
@@ -66,6 +70,8 @@ def write_model(
             layer |= {f"{name}.bias": vector(EMBD) for name in ("attn_norm", "ffn_norm")}
         if qk_norm:
             layer |= {f"attn_{part}_norm.weight": vector(DIM, 1.0) for part in "qk"}
+        if qk_norm_rows:
+            layer |= {f"attn_{part}_norm.weight": vector(size, 1.0) for part, size in (("q", q), ("k", kv))}
         layer["attn_output.weight"] = matrix(EMBD, q)
         layer |= _ffn(matrix, experts)
         all_tensors |= {f"blk.{i}.{name}": values for name, values in layer.items()}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import OPTIONS as SMALL
 from llamaref import Engine, Weights
+from llamaref.models import ARCHITECTURES
 from small import write_model
 
 from llamadiff import Trace, UserError, compare
@@ -32,6 +33,7 @@ def biases(**sizes):
 
 
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
+OLMO2, GEMMA3 = SMALL["olmo2"], SMALL["gemma3"]
 OPTIONS = {
     **{kind: {"kind": kind} for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "TQ1_0")},
     "experts": {"experts": 4, "kind": "Q8_0"},
@@ -56,6 +58,58 @@ OPTIONS = {
     "qwen3": {"arch": "qwen3", "qk_norm": True},
     "qwen3moe": {"arch": "qwen3moe", "qk_norm": True, "experts": 4, "kind": "Q8_0"},
     "qwen3 quantized": {"arch": "qwen3", "qk_norm": True, "kind": "Q4_0"},
+    "granite without scales": {"arch": "granite", "tied": True, "extra": {"logit_scale": 8.0}},
+    "granite without rope": {
+        **SMALL["granite"], "extra": {"rope.scaling.finetuned": False, **SMALL["granite"]["extra"]},
+    },
+    "granite biases": {
+        **SMALL["granite"], "bias": True, "tensors": biases(attn_output=256, ffn_gate=512, ffn_up=512, ffn_down=256),
+    },
+    "granite frequency factors": {
+        **SMALL["granite"], "tensors": {"rope_freqs.weight": np.linspace(1, 8, 32).astype(np.float32)},
+    },
+    "gemma quantized": {**SMALL["gemma"], "kind": "Q4_0", "kv_heads": 1},
+    "gemma biases": {**SMALL["gemma"], "bias": True},
+    "gemma large": {  # GELU beyond the ends of ggml's table
+        **SMALL["gemma"],
+        "tensors": {f"blk.{i}.ffn_norm.weight": np.linspace(0.1, 12, 256).astype(np.float32) for i in range(2)},
+    },
+    "gemma2 defaults": {**SMALL["gemma2"], "extra": {}},
+    "gemma2 bases": {
+        **SMALL["gemma2"], "extra": {**SMALL["gemma2"]["extra"], "rope.freq_base": 1e6, "rope.freq_base_swa": 5000.0},
+    },
+    "gemma2 yarn": {
+        **SMALL["gemma2"], "extra": {**YARN, **SMALL["gemma2"]["extra"], "rope.freq_base_swa": 5000.0},
+    },
+    "gemma2 pattern": {
+        **SMALL["gemma2"], "extra": {"attention.sliding_window": 2, "attention.sliding_window_pattern": 3},
+    },
+    "gemma2 27B": {
+        **SMALL["gemma2"], "layers": 46, "heads": 2, "kv_heads": 1, "extra": {"attention.sliding_window": 2},
+    },
+    "gemma3 without window": {**GEMMA3, "layers": 2, "extra": {"rope.freq_base": 1e6}},
+    "gemma3 linear": {
+        **GEMMA3, "layers": 3,
+        "extra": {
+            **GEMMA3["extra"], "rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "rope.freq_base_swa": 5000.0,
+            "attention.sliding_window_pattern": [True, False, True],
+        },
+    },
+    "gemma3 yarn": {
+        **GEMMA3, "layers": 3,
+        "extra": {
+            **GEMMA3["extra"], **YARN, "rope.scaling.attn_factor": 1.3, "attention.sliding_window_pattern": 2,
+        },
+    },
+    "gemma3 cap": {
+        **GEMMA3, "layers": 2, "tied": False, "extra": {**GEMMA3["extra"], "final_logit_softcapping": 2.0},
+    },
+    "smollm3 yarn": {**SMALL["smollm3"], "tied": True, "extra": YARN},
+    "smollm3 fused": {**SMALL["smollm3"], "fused_qkv": True, "bias": True},
+    "olmo2 without window": {**OLMO2, "extra": {}},
+    "olmo2 yarn": {**OLMO2, "extra": {**YARN, "rope.scaling.attn_factor": 1.3, **OLMO2["extra"]}},
+    "olmo2 pattern": {**OLMO2, "extra": {**OLMO2["extra"], "attention.sliding_window_pattern": [True, False] * 2}},
+    "olmo2 fused": {**OLMO2, "fused_qkv": True, "bias": True, "kv_heads": 4},
 }  # fmt: skip
 
 
@@ -82,7 +136,7 @@ def test_a_16_bit_cache_is_exact_too(kind, small_model):
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
-@pytest.mark.parametrize("name", ["llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm"])
+@pytest.mark.parametrize("name", ["moe", *ARCHITECTURES])
 def test_every_architecture_is_exact(name, kind, small_model):
     judged(compare(small_model(name, kind), tokens=TOKENS, n_predict=2))
 
@@ -128,8 +182,7 @@ def test_partial_rotary_stops_llama_cpp_and_not_the_user(tmp_path):
 
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "models"
-RANDOM = [path for arch in ("llama", "qwen2", "qwen3", "qwen3moe", "stablelm")
-          for path in sorted((SHARED / "random").glob(f"{arch}.*.gguf"))]  # fmt: skip
+RANDOM = [path for arch in ARCHITECTURES for path in sorted((SHARED / "random").glob(f"{arch}.*.gguf"))]
 SHARED_MODELS = [SHARED / "stories260K.gguf", *RANDOM]
 
 

@@ -24,12 +24,32 @@ MOE = DENSE.replace(
 QWEN3_MOE = MOE.replace("Vcur_proj", "Vcur_proj Qcur_normed Kcur_normed")
 
 
-@pytest.mark.parametrize(
-    ("name", "layer"),
-    [("llama", DENSE), ("qwen2", DENSE), ("stablelm", DENSE), ("qwen3", QWEN3), ("moe", MOE), ("qwen3moe", QWEN3_MOE)],
-)
-def test_the_taps_of_each_architecture_in_order(name, layer, small_model):
-    layers = [f"{word}-{i}" for i in range(2) for word in layer.split()]
+def with_post_norms(layer):
+    return layer.replace("attn_out", "attn_out attn_post_norm").replace("ffn_out", "ffn_out ffn_post_norm")
+
+
+OLMO2 = with_post_norms(QWEN3).replace("attn_norm ", "").replace("ffn_norm ", "")
+NO_ROPE = DENSE.replace("Qcur_rope Kcur_rope ", "")
+GEGLU = DENSE.replace("swiglu", "geglu")
+LAYERS = {
+    "llama": [DENSE] * 2,
+    "qwen2": [DENSE] * 2,
+    "stablelm": [DENSE] * 2,
+    "qwen3": [QWEN3] * 2,
+    "moe": [MOE] * 2,
+    "qwen3moe": [QWEN3_MOE] * 2,
+    "granite": [DENSE] * 2,
+    "olmo2": [OLMO2] * 4,
+    "gemma": [GEGLU] * 2,
+    "gemma2": [with_post_norms(GEGLU)] * 3,
+    "gemma3": [with_post_norms(QWEN3.replace("swiglu", "geglu"))] * 7,
+    "smollm3": [DENSE, DENSE, DENSE, NO_ROPE, DENSE],
+}
+
+
+@pytest.mark.parametrize(("name", "layers"), LAYERS.items(), ids=LAYERS)
+def test_the_taps_of_each_architecture_in_order(name, layers, small_model):
+    layers = [f"{word}-{i}" for i, layer in enumerate(layers) for word in layer.split()]
     expected = ["embd", *layers, "result_norm", "result_output"]
     model = Model(small_model(name))
     assert [tap.name for tap in model.taps] == expected

@@ -164,11 +164,11 @@ class Lazy(Engine):
             return np.zeros((*chosen.shape, self.w.shape(f"{name}.weight")[1]), x.dtype)
         return super().experts(x, name, chosen, tap)
 
-    def attention(self, i: int, q: Array, k: Array, v: Array, step: EngineStep) -> Array:
+    def attention(self, i: int, q: Array, k: Array, v: Array, step: EngineStep, **how: Any) -> Array:
         own = {f"{word}-{i}" for word in ("kv_k", "kv_v", "kq", "kq_soft_max", "kqv_out")}
         if not own & self.span.needed:
             return step.tap(f"kqv_out-{i}", np.zeros((*q.shape[:2], q.shape[2] * v.shape[3]), q.dtype))
-        return super().attention(i, q, k, v, step)
+        return super().attention(i, q, k, v, step, **how)
 
 
 def _change(lane: Lane, case: Case) -> Change | None:

@@ -22,6 +22,9 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("Qcur", "VIEW"): "Qcur_proj",  # split from a fused projection
     ("Kcur", "VIEW"): "Kcur_proj",
     ("Vcur", "VIEW"): "Vcur_proj",
+    ("Qcur", "CONT"): "Qcur_proj",
+    ("Kcur", "CONT"): "Kcur_proj",
+    ("Vcur", "CONT"): "Vcur_proj",
     ("Qcur", "ROPE"): "Qcur_rope",
     ("Kcur", "ROPE"): "Kcur_rope",
     ("kq", "MUL_MAT"): "kq",
@@ -29,6 +32,7 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("kqv_out", "CONT"): "kqv_out",
     ("kqv_out", "RESHAPE"): "kqv_out",  # with flash attention
     ("ffn_inp", "ADD"): "ffn_inp",
+    ("sa_out", "ADD"): "ffn_inp",
     ("ffn_moe_probs", "SOFT_MAX"): "ffn_moe_probs",
     ("ffn_moe_topk", "VIEW"): "ffn_moe_topk",
     ("ffn_moe_weights", "GET_ROWS"): "ffn_moe_weights",
@@ -40,7 +44,9 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("ffn_moe_out", "ADD"): "ffn_out",
     ("ffn_moe_out", "CONT"): "ffn_out",
     ("ffn_swiglu", "SWIGLU"): "ffn_swiglu",
+    ("ffn_geglu", "GEGLU"): "ffn_geglu",
     ("l_out", "ADD"): "l_out",
+    ("result_output", "SCALE"): "result_output",
 }
 _NODE = re.compile(r"(\w+?)(?:-(\d+))?")
 

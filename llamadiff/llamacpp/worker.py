@@ -332,7 +332,7 @@ def _in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:
     """ggml's four axes [ne3, ne2, ne1, ne0] as the tap's."""
     if tap.causal:
         return values.reshape(values.shape[-3:])
-    return values.reshape((rows, -1) if len(tap.kind.axes) == 2 else (rows, *values.shape[-2:]))
+    return values.reshape((rows, -1) if len(tap.kind.axes) == 2 else (rows, -1, values.shape[-1]))
 
 
 def build_version() -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from llamaref.errors import ModelError
-from llamaref.metadata import refuse_unknown
+from llamaref.metadata import implemented, refuse_unknown
 
 __all__ = ["Config", "ModelError", "Rope"]
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,10 @@ class Rope:
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes and constants of one model; names are llama.cpp's."""
+    """Sizes and constants of one model; names are llama.cpp's.
+
+    By layer: ``windows``, how many positions attention reaches back, its own included (0: all), and ``ropes``.
+    """
 
     architecture: str
     n_layer: int
@@ -47,6 +52,14 @@ class Config:
     norm_eps: float = 0.0  # of LayerNorm, in architectures that have it
     n_expert: int = 0
     n_expert_used: int = 0
+    attention_scale: float = 1.0  # the scores are multiplied by it, in architectures that say so; so are:
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # what a branch adds
+    logit_scale: float = 1.0  # what logits are divided by
+    attention_cap: float = 0.0  # of the scores, 0: none
+    logit_cap: float = 0.0
+    windows: tuple[int, ...] = ()
+    ropes: tuple[Rope | None, ...] = ()
 
     @classmethod
     def from_metadata(cls, fields: Mapping[str, Any]) -> Config:
@@ -64,6 +77,8 @@ class Config:
         head_k = read.count("attention.key_length", n_embd // n_head)
         n_expert = read.count("expert_count", 0)
         norm_eps = read.number("attention.layer_norm_epsilon", 0.0)
+        rope, windows = _rope(read, head_k), _windows(read)
+        attention_cap, logit_cap = _CAPS.get(architecture, (0.0, 0.0))
         config = cls(
             architecture=architecture,
             n_layer=read.count("block_count"),
@@ -74,13 +89,47 @@ class Config:
             head_v=read.count("attention.value_length", n_embd // n_head),
             n_ctx_train=read.count("context_length"),
             rms_eps=read.number("attention.layer_norm_rms_epsilon", 0.0 if norm_eps else None),
-            rope=_rope(read, head_k),
+            rope=rope,
             norm_eps=norm_eps,
             n_expert=n_expert,
             n_expert_used=read.count("expert_used_count", None if n_expert else 0),
+            attention_scale=_attention_scale(read, n_embd, n_head, head_k),
+            embedding_scale=_embedding_scale(read, n_embd),
+            residual_scale=read.own("residual_scale", read.number, 0.0) or 1.0,
+            logit_scale=read.own("logit_scale", read.number, 1.0),
+            attention_cap=read.own("attn_logit_softcapping", read.number, attention_cap),
+            logit_cap=read.own("final_logit_softcapping", read.number, logit_cap),
+            windows=windows,
+            ropes=_ropes(read, rope, windows),
         )
         _check(config)
         return config
+
+
+# Caps of scores and logits where the file does not say (llama-hparams.h).
+_CAPS = {"gemma2": (50.0, 30.0)}
+
+# Layers of the 27B models, which scale scores by other heads than they have.
+_LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
+
+
+def _attention_scale(read: _Reader, n_embd: int, n_head: int, head_k: int) -> float:
+    """What attention's scores are multiplied by (src/models/*.cpp)."""
+    stated = read.own("attention.scale", read.number, 0.0)
+    if read.architecture == "granite":
+        return stated or 1.0 / math.sqrt(head_k)
+    largest = _LARGEST_GEMMA.get(read.architecture) == read.count("block_count")
+    scale = 1.0 / math.sqrt(n_embd // n_head if largest else head_k)
+    if stated and not math.isclose(stated, scale, rel_tol=1e-6):
+        raise ModelError(f"{read.prefix}attention.scale = {stated}: this architecture's is {scale}, which is not read")
+    return scale
+
+
+def _embedding_scale(read: _Reader, n_embd: int) -> float:
+    """What the token embeddings are multiplied by."""
+    if read.architecture.startswith("gemma"):
+        return math.sqrt(n_embd)
+    return read.own("embedding_scale", read.number, 0.0) or 1.0
 
 
 def _rope(read: _Reader, head_k: int) -> Rope:
@@ -100,6 +149,45 @@ def _rope(read: _Reader, head_k: int) -> Rope:
     )
 
 
+# The window where the file does not say, and every how manieth layer sees all positions (src/models/*.cpp).
+_WINDOWS = {"gemma2": (4096, 2), "gemma3": (0, 6), "olmo2": (0, 4)}
+_TWINS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+
+
+def _windows(read: _Reader) -> tuple[int, ...]:
+    """Every layer's window (llama.cpp, load_swa_pattern and set_swa_pattern)."""
+    n_layer = read.count("block_count")
+    window, period = _WINDOWS.get(read.architecture, (0, 0))
+    window = read.own("attention.sliding_window", read.count, window)
+    if not window:
+        return (0,) * n_layer
+    pattern = read.fields.get(f"{read.prefix}attention.sliding_window_pattern", period)
+    if not isinstance(pattern, list):
+        period = read.count("attention.sliding_window_pattern", period)
+        pattern = [i % period < period - 1 for i in range(n_layer)]
+    if len(pattern) < n_layer or any(flag not in (0, 1) for flag in pattern):
+        raise ModelError(f"{read.prefix}attention.sliding_window_pattern: expected a flag for each of {n_layer} layers")
+    for key in _TWINS:
+        if f"{read.prefix}{key}" in read.fields and read.count(f"{key}_swa", read.count(key)) != read.count(key):
+            raise ModelError(f"{read.prefix}{key}_swa: the engine implements one {key} for all layers")
+    return tuple(window if flag else 0 for flag in pattern[:n_layer])
+
+
+def _ropes(read: _Reader, rope: Rope, windows: tuple[int, ...]) -> tuple[Rope | None, ...]:
+    """Every layer's RoPE: some layers have none, and those with a window may have one of their own."""
+    if read.architecture == "smollm3":  # llama.cpp, n_no_rope_layer_step
+        return tuple(None if i % 4 == 3 else rope for i in range(len(windows)))
+    if read.architecture == "granite" and read.value("rope.scaling.finetuned", True) is False:
+        return (None,) * len(windows)
+    plain = replace(rope, factor=1.0, yarn=False)
+    local = {
+        "gemma3": replace(plain, base=read.own("rope.freq_base_swa", read.number, 10000.0)),
+        "gemma2": replace(rope, base=read.own("rope.freq_base_swa", read.number, rope.base)),
+        "olmo2": replace(plain, attn_factor=1.0),
+    }.get(read.architecture, rope)
+    return tuple(local if window else rope for window in windows)
+
+
 def _check(config: Config) -> None:
     c = config
     rules = [
@@ -111,6 +199,7 @@ def _check(config: Config) -> None:
         (0 < c.rope.n_rot <= c.head_k, f"rope.dimension_count = {c.rope.n_rot}: must be 1 to {c.head_k} (key_length)"),
         (c.rope.n_rot % 2 == 0, f"rope.dimension_count = {c.rope.n_rot}: must be even"),
         (c.n_expert_used <= c.n_expert, f"expert_used_count = {c.n_expert_used}: there are {c.n_expert} experts"),
+        (c.logit_scale != 0, "logit_scale = 0: logits are divided by it"),
         (c.rms_eps >= 0, f"layer_norm_rms_epsilon = {c.rms_eps}: must not be negative"),
     ]
     for holds, message in rules:
@@ -122,7 +211,7 @@ class _Reader:
     """Typed access to the keys of one architecture."""
 
     def __init__(self, architecture: str, fields: Mapping[str, Any]) -> None:
-        self.prefix = f"{architecture}."
+        self.architecture, self.prefix = architecture, f"{architecture}."
         self.fields = fields
 
     def value(self, key: str, default: Any) -> Any:
@@ -134,6 +223,10 @@ class _Reader:
                 raise ModelError(f"{self.prefix}{key} differs between layers: the engine implements one value for all")
             value = value[0]
         return value
+
+    def own(self, key: str, read: Callable[[str, Number], Number], default: Number) -> Number:
+        """A key that means something in some architectures only: the default in the others."""
+        return read(key, default) if key in implemented(self.architecture) else default
 
     def count(self, key: str, default: int | None = None) -> int:
         """A whole number >= 0; zero counts as unset where there is a default."""

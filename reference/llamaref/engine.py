@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,9 +33,9 @@ class Tap(Protocol):
         """The operands of a product, as the arithmetic under study would see them.
 
         ``kind`` is the type of the weights (``Q4_K``), or ``cache_k`` / ``cache_v`` for the two products of
-        attention. Index arrays come back as they are. For weights whose blocks have a minimum (Q4_1, Q5_1) one
-        more array may follow: what to add to the sum of each block's activations before the minimum multiplies
-        it, [..., in / 32].
+        attention, or ``gelu`` for that function's argument and again for its value. Index arrays come back as they
+        are. For weights whose blocks have a minimum (Q4_1, Q5_1) one more array may follow: what to add to the sum of
+        each block's activations before the minimum multiplies it, [..., in / 32].
         """
         ...
 
@@ -94,6 +94,7 @@ class Step:
     cache: Cache
     tap: Tap
     layers: Sequence[int]
+    angles: Mapping[Rope | None, tuple[Array, Array]]  # cos and sin of every RoPE that a layer has
 
 
 class Engine:
@@ -138,10 +139,12 @@ class Engine:
         here = np.asarray(positions if positions is not None else range(start, start + len(tokens)), np.int64)
         cache.positions = np.concatenate([cache.positions, here])
         tap, rope, factors = tap or Silent(), self.config.rope, self._optional("rope_freqs.weight")
-        cos, sin = self.ops.rope_angles(rope, here, factors)
-        cos, sin = tap.angles(cos, sin, rope, here, factors)
+        angles: dict[Rope | None, tuple[Array, Array]] = {}
+        for each in dict.fromkeys(each for each in (rope, *self.config.ropes) if each is not None):
+            cos, sin = self.ops.rope_angles(each, here, factors)
+            angles[each] = tap.angles(cos, sin, each, here, factors)
         layers = layers if layers is not None else range(self.config.n_layer)
-        step = Step(here, cache.positions, cos, sin, cache, tap, layers)
+        step = Step(here, cache.positions, *angles[rope], cache, tap, layers, angles)
         with np.errstate(all="ignore"):  # what overflows shows as Inf or NaN where it arises
             result: Array = self.architecture.forward(self, np.asarray(tokens), step)
         return result
@@ -206,18 +209,43 @@ class Engine:
         scale = self.scale(name)  # [expert]
         return out if scale is None else out * scale[chosen][..., None]
 
+    def gelu(self, x: Array, tap: Tap) -> Array:
+        """GELU, which an arithmetic may look up in a table: then argument and value have the table's precision."""
+        (x,) = tap.operands("gelu", x)
+        (y,) = tap.operands("gelu", self.ops.gelu(x))
+        return y
+
     def logits(self, x: Array, tap: Tap) -> Array:
         """The output head; a file without one ties it to the embedding."""
         return self.linear(x, "output" if "output.weight" in self.w else "token_embd", tap)
 
-    def attention(self, i: int, q: Array, k: Array, v: Array, step: Step) -> Array:
-        """Causal attention of layer i over the cache: q [b, t, h, d], k and v [b, t, k, d] -> [b, t, h*d]."""
+    def attention(
+        self,
+        i: int,
+        q: Array,
+        k: Array,
+        v: Array,
+        step: Step,
+        *,
+        scale: float | None = None,
+        window: int = 0,
+        cap: float = 0.0,
+    ) -> Array:
+        """Causal attention of layer i over the cache: q [b, t, h, d], k and v [b, t, k, d] -> [b, t, h*d].
+
+        ``scale`` of the scores (None: 1/sqrt(d)); ``window``: how many positions it reaches back (0: all); ``cap``
+        that raw scores come near (0: none).
+        """
         tap = step.tap
         keys, values = step.cache.append(i, tap.stored("cache_k", k), tap.stored("cache_v", v))
         keys, values = tap(f"kv_k-{i}", keys), tap(f"kv_v-{i}", values)  # [b, s, k, d]
         q, keys = tap.operands("cache_k", q, keys)
         scores = tap(f"kq-{i}", self.ops.attention_scores(q, keys))  # [b, h, t, s]
-        scale = 1.0 / np.sqrt(self.config.head_k)
+        if cap:
+            scores = self.ops.softcap(scores, cap)
+        if window:
+            scores = self.ops.windowed(scores, window, step.positions, step.key_positions)
+        scale = 1.0 / np.sqrt(self.config.head_k) if scale is None else scale
         probs = self.ops.causal_softmax(scores, scale, step.positions, step.key_positions)  # [b, h, t, s]
         probs, values = tap.operands("cache_v", tap(f"kq_soft_max-{i}", probs), values)
         return tap(f"kqv_out-{i}", self.ops.attention_values(probs, values))

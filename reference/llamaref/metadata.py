@@ -21,6 +21,20 @@ IMPLEMENTED = frozenset({
     "rope.scaling.attn_factor", "rope.scaling.original_context_length",
 })  # fmt: skip
 
+_WINDOW = frozenset({"attention.sliding_window", "attention.sliding_window_pattern"})
+
+# Read by config.py for these architectures only.
+OWN: Mapping[str, frozenset[str]] = {
+    "gemma2": _WINDOW | {
+        "attention.scale", "attn_logit_softcapping", "final_logit_softcapping", "rope.freq_base_swa",
+    },
+    "gemma3": _WINDOW | {"attention.scale", "final_logit_softcapping", "rope.freq_base_swa"},
+    "granite": frozenset({
+        "attention.scale", "embedding_scale", "residual_scale", "logit_scale", "rope.scaling.finetuned",
+    }),
+    "olmo2": _WINDOW,
+}  # fmt: skip
+
 # Describe the file or its training; no forward pass depends on them.
 DESCRIPTIVE = frozenset({
     "rope.scaling.finetuned", "tensor_data_layout", "attention.causal", "pooling_type", "expert_feed_forward_length",
@@ -47,7 +61,8 @@ FOREIGN: Mapping[str, Any] = {
     "activation.situ_beta": 1.0,
 }
 
-# Sliding-window twins of keys of full attention: without a window they describe no layer.
+# Sliding-window twins of keys of full attention: without a window they describe no layer, and with one config.py
+# reads them.
 WINDOW_TWINS = frozenset({
     "attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa", "rope.freq_base_swa",
 })  # fmt: skip
@@ -77,13 +92,18 @@ def _same(value: Any, expected: Any) -> bool:
     return bool(value == expected)
 
 
+def implemented(architecture: str) -> frozenset[str]:
+    """The keys that config.py reads for an architecture."""
+    return IMPLEMENTED | OWN.get(architecture, frozenset())
+
+
 def refuse_unknown(architecture: str, fields: Mapping[str, Any]) -> None:
     """Raise ModelError naming every key of ``architecture`` that may change the result and is not implemented."""
     prefix = f"{architecture}."
     unknown = []
     for name, value in fields.items():
         key = name.removeprefix(prefix)
-        if not name.startswith(prefix) or key in IMPLEMENTED | DESCRIPTIVE | WINDOW_TWINS:
+        if not name.startswith(prefix) or key in implemented(architecture) | DESCRIPTIVE | WINDOW_TWINS:
             continue
         if not is_unset(value) and not _is_foreign(key, value):
             unknown.append(f"{name} = {_brief(value)}")

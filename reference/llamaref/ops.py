@@ -121,6 +121,17 @@ def causal_softmax(scores: Array, scale: float, query_positions: Array, key_posi
     return softmax(np.where(hidden, -np.inf, scores * np.asarray(scale, scores.dtype)))
 
 
+def softcap(x: Array, cap: float) -> Array:
+    """cap * tanh(x / cap): values beyond the cap come near it (Bello et al. 2016, arXiv:1611.09940)."""
+    return np.tanh(x * (1 / cap)) * cap
+
+
+def windowed(scores: Array, window: int, query_positions: Array, key_positions: Array) -> Array:
+    """Scores without those of keys that are ``window`` or more positions back. [b, h, t, s] -> the same."""
+    hidden = query_positions[:, None] - key_positions[None, :] >= window  # [t, s]
+    return np.asarray(np.where(hidden, -np.inf, scores), scores.dtype)
+
+
 def attention_values(probs: Array, v: Array) -> Array:
     """Heads' weighted sums of values, merged: [b, h, t, s], [b, s, k, d] -> [b, t, h*d]."""
     b, h, t, s = probs.shape
@@ -140,6 +151,12 @@ def silu(x: Array) -> Array:
 def swiglu(gate: Array, up: Array) -> Array:
     """silu(gate) * up (Shazeer 2020, arXiv:2002.05202)."""
     return silu(gate) * up
+
+
+def gelu(x: Array) -> Array:
+    """x / 2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    inner = math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x)
+    return np.asarray(0.5 * x * (1 + np.tanh(inner.astype(np.float64)).astype(x.dtype)))
 
 
 def top_k(probs: Array, k: int) -> Array:

@@ -55,15 +55,20 @@ def _outside(c: Config, w: Weights) -> Mapping[str, tuple[int, ...]]:
 
 def _attention(c: Config) -> Mapping[str, tuple[int, ...]]:
     q, k, v = c.n_head * c.head_k, c.n_head_kv * c.head_k, c.n_head_kv * c.head_v
+    q_norm, k_norm = {
+        "stablelm": ((c.n_head, c.head_k), (c.n_head_kv, c.head_k)),
+        "olmo2": ((q,), (k,)),
+    }.get(c.architecture, ((c.head_k,), (c.head_k,)))
     return {
         "attn_norm": (c.n_embd,),
         "attn_q": (q, c.n_embd),
         "attn_k": (k, c.n_embd),
         "attn_v": (v, c.n_embd),
         "attn_qkv": (q + k + v, c.n_embd),
-        "attn_q_norm": (c.n_head, c.head_k) if c.architecture == "stablelm" else (c.head_k,),
-        "attn_k_norm": (c.n_head_kv, c.head_k) if c.architecture == "stablelm" else (c.head_k,),
+        "attn_q_norm": q_norm,
+        "attn_k_norm": k_norm,
         "attn_output": (c.n_embd, c.n_head * c.head_v),
+        "post_attention_norm": (c.n_embd,),
     }
 
 
@@ -75,6 +80,7 @@ def _ffn(c: Config, w: Weights, prefix: str) -> Mapping[str, tuple[int, ...]]:
         return {}
     return {
         "ffn_norm": (c.n_embd,),
+        "post_ffw_norm": (c.n_embd,),
         "ffn_gate": (*ff, c.n_embd),
         "ffn_up": (*ff, c.n_embd),
         "ffn_down": (c.n_embd, *ff),

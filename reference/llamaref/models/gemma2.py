@@ -1,0 +1,56 @@
+"""gemma2: Gemma 2. Gemma with norms after each branch, windows in every other layer, caps on scores and logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llamaref.engine import Array, Engine, Step, Tap
+
+ROPE_PAIRS = False  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
+NORM = "RMS_NORM"  # ggml's op of its norms
+PRE_NORM = True  # whether attention and the FFN read a normalised input
+ACTIVATION = "GEGLU"  # ggml's op of its FFN's activation
+FFN_SCALES = False  # whether llama.cpp's graph multiplies by ffn_*.scale where a file has it
+
+
+def forward(m: Engine, tokens: Array, step: Step) -> Array:
+    """[t] token ids -> logits [b, t, vocab]."""
+    tap = step.tap
+    x = tap("embd", m.embed(tokens) * m.config.embedding_scale)  # [b, t, embd]
+    for i in step.layers:
+        x = layer(m, i, x, step)
+    x = tap("result_norm", m.norm(x, "output_norm"))
+    return tap("result_output", m.ops.softcap(m.logits(x, tap), m.config.logit_cap))
+
+
+def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
+    """One block: [b, t, embd] -> [b, t, embd]."""
+    c, tap = m.config, step.tap
+    b, t, _ = x.shape
+    cos, sin = step.angles[c.ropes[i]]
+    h = tap(f"attn_norm-{i}", m.norm(x, f"blk.{i}.attn_norm"))
+    q, k, v = m.qkv(h, i, tap)
+    q = tap(f"Qcur_proj-{i}", q).reshape(b, t, c.n_head, c.head_k)
+    k = tap(f"Kcur_proj-{i}", k).reshape(b, t, c.n_head_kv, c.head_k)
+    v = tap(f"Vcur_proj-{i}", v).reshape(b, t, c.n_head_kv, c.head_v)
+    q = tap(f"Qcur_rope-{i}", m.ops.rope_halves(q, cos, sin))
+    k = tap(f"Kcur_rope-{i}", m.ops.rope_halves(k, cos, sin))
+    a = m.attention(
+        i, q * c.attention_scale, k, v, step, scale=1.0, window=c.windows[i], cap=c.attention_cap
+    )  # [b, t, head*dim]
+    a = tap(f"attn_out-{i}", m.linear(a, f"blk.{i}.attn_output", tap))
+    a = tap(f"attn_post_norm-{i}", m.norm(a, f"blk.{i}.post_attention_norm"))
+    x = tap(f"ffn_inp-{i}", m.ops.add(a, x))
+    h = tap(f"ffn_norm-{i}", m.norm(x, f"blk.{i}.ffn_norm"))
+    f = ffn(m, i, h, tap)
+    f = tap(f"ffn_post_norm-{i}", m.norm(f, f"blk.{i}.post_ffw_norm"))
+    return tap(f"l_out-{i}", m.ops.add(f, x))
+
+
+def ffn(m: Engine, i: int, h: Array, tap: Tap) -> Array:
+    """down(gelu(gate(h)) * up(h)): [b, t, embd] -> [b, t, embd]."""
+    g = tap(f"ffn_gate-{i}", m.linear(h, f"blk.{i}.ffn_gate", tap))  # [b, t, ff]
+    u = tap(f"ffn_up-{i}", m.linear(h, f"blk.{i}.ffn_up", tap))  # [b, t, ff]
+    a = tap(f"ffn_geglu-{i}", m.gelu(g, tap) * u)
+    return tap(f"ffn_out-{i}", m.linear(a, f"blk.{i}.ffn_down", tap))
