@@ -1,0 +1,394 @@
+"""Recurrent and newer ops against ggml itself: each op alone in a graph, on random inputs."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamadiff.ggml.op import Array, Op, Operand, function_of
+from llamadiff.llamacpp.ggml import Ggml, Node, Tensor, TensorPointer, _InitParams
+
+SCAN, PLAIN, SAME = 1e-9, 1e-12, 0.0
+TYPES = {"float32": 0, "float16": 1, "int32": 26}
+INT, LONG, SIZE, FLOAT, BOOL = ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t, ctypes.c_float, ctypes.c_bool
+BOOLS = [BOOL] * 3
+POOL_MAX, POOL_AVG = 0, 1
+NEAREST, BILINEAR, BICUBIC, ALIGN_CORNERS, ANTIALIAS = 0, 1, 2, 1 << 8, 1 << 9
+
+# A test's input: an array [ne3, ne2, ne1, ne0], or one in another order of memory and the permutation to this.
+Input = Any
+
+
+class Graph:
+    """A graph of one op."""
+
+    def __init__(self) -> None:
+        self.ggml = Ggml()
+        base = self.ggml.lib
+        path = Path(base._name)
+        self.cpu = ctypes.CDLL(str(path.with_name(path.name.replace("ggml-base", "ggml-cpu"))))
+        base.ggml_new_graph.restype, base.ggml_new_graph.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+        base.ggml_build_forward_expand.restype = None
+        base.ggml_build_forward_expand.argtypes = [ctypes.c_void_p, TensorPointer]
+        base.ggml_new_tensor_4d.restype = TensorPointer
+        base.ggml_new_tensor_4d.argtypes = [ctypes.c_void_p, ctypes.c_int, *[LONG] * 4]
+        self.cpu.ggml_graph_compute_with_ctx.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+
+    @contextmanager
+    def context(self) -> Iterator[int]:
+        context = self.ggml.lib.ggml_init(_InitParams(32 << 20, None, False))
+        yield context
+        self.ggml.lib.ggml_free(context)
+
+    def build(self, context: int, name: str, sources: list[Any], types: list[Any], values: list[Any]) -> Any:
+        builder = getattr(self.ggml.lib, f"ggml_{name}")
+        builder.restype = TensorPointer
+        builder.argtypes = [ctypes.c_void_p, *[TensorPointer] * len(sources), *types]
+        return builder(context, *sources, *values)
+
+    def tensor(self, context: int, given: Input) -> Any:
+        if given is None:
+            return None
+        array, axes = given if isinstance(given, tuple) else (given, None)
+        made = self.ggml.lib.ggml_new_tensor_4d(context, TYPES[array.dtype.name], *reversed(array.shape))
+        ctypes.memmove(made.contents.data, np.ascontiguousarray(array).ctypes.data, array.nbytes)
+        return made if axes is None else self.build(context, "permute", [made], [INT] * 4, axes)
+
+    def run(self, name: str, inputs: list[Input], types: list[Any], values: list[Any]) -> tuple[Op, Array]:
+        """The node as an Op, and what ggml gives."""
+        with self.context() as context:
+            node = self.build(context, name, [self.tensor(context, given) for given in inputs], types, values)
+            tensors = [source.contents if source else None for source in node.contents.src]
+            sources = tuple(None if tensor is None else self._operand(tensor) for tensor in tensors)
+            graph = self.ggml.lib.ggml_new_graph(context)
+            self.ggml.lib.ggml_build_forward_expand(graph, node)
+            assert self.cpu.ggml_graph_compute_with_ctx(context, graph, 2) == 0
+            result = Node(self.ggml, node.contents)
+            return Op(result.op, result.shape, result.type, result.parameters, sources), result.values()
+
+    def _operand(self, tensor: Tensor) -> Operand:
+        node = Node(self.ggml, tensor)
+        values = node.values()
+        return Operand(values.astype(np.float32) if node.type == "f16" else values, node.type)
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return Graph()
+
+
+def check(
+    graph: Graph,
+    name: str,
+    inputs: list[Input],
+    types: list[Any],
+    values: list[Any],
+    limit: float,
+    unwritten: int = 0,
+) -> None:
+    """A function against ggml; NaN stands for the ``unwritten`` values that ggml leaves as they were."""
+    n, expected = graph.run(name, inputs, types, values)
+    compute = function_of(n.name)
+    assert compute is not None, n.name
+    found = compute(n)
+    written = ~np.isnan(found)
+    assert (~written).sum() == unwritten
+    assert found.shape == n.shape == expected.shape
+    assert found.dtype == (np.int32 if n.kind == "i32" else np.float32)
+    assert nmse(found[written], expected[written]) <= limit
+    check_batches(n, compute, found)
+
+
+def check_batches(n: Op, compute: Callable[[Op], Array], found: Array) -> None:
+    """Each source alone with a batch axis, and all of them, two different members each."""
+    assert any(source is not None for source in n.sources)
+    halved = [source and replace(source, values=_other(source.values)) for source in n.sources]
+    stacked = [
+        source and replace(source, values=np.stack([source.values, _other(source.values)])) for source in n.sources
+    ]
+    for i, source in enumerate(n.sources):
+        if source is not None:
+            expected = [found, compute(replace(n, sources=(*n.sources[:i], halved[i], *n.sources[i + 1 :])))]
+            batched = compute(replace(n, sources=(*n.sources[:i], stacked[i], *n.sources[i + 1 :])))
+            assert_same(batched, expected)
+    assert_same(compute(replace(n, sources=tuple(stacked))), [found, compute(replace(n, sources=tuple(halved)))])
+
+
+def assert_same(batched: Array, expected: list[Array]) -> None:
+    np.testing.assert_allclose(np.broadcast_to(batched, (2, *expected[0].shape)), expected, rtol=1e-5, atol=1e-6)
+
+
+def _other(x: Array) -> Array:
+    return x if x.dtype.kind == "i" else x * np.float32(0.75)
+
+
+def nmse(found: Array, expected: Array) -> float:
+    if np.array_equal(found, expected):
+        return 0.0
+    finite = np.isfinite(expected)
+    assert np.array_equal(found[~finite], expected[~finite])
+    expected, found = expected[finite].astype(np.float64), found[finite].astype(np.float64)
+    return float(((found - expected) ** 2).sum() / (expected**2).sum())
+
+
+def normal(*shape: int, seed: int = 0, size: float = 1.0) -> Array:
+    rng = np.random.default_rng([seed, *shape])
+    return (size * rng.standard_normal(shape)).astype(np.float32)
+
+
+def uniform(*shape: int, low: float, high: float, seed: int = 0) -> Array:
+    return np.random.default_rng([seed, *shape]).uniform(low, high, shape).astype(np.float32)
+
+
+# Recurrent ops
+
+
+@pytest.mark.parametrize(("seqs", "channels", "tokens", "taps"), [(1, 6, 1, 4), (3, 5, 7, 4), (2, 8, 3, 3)])
+def test_ssm_conv(graph: Graph, seqs: int, channels: int, tokens: int, taps: int) -> None:
+    inputs = [normal(1, seqs, channels, taps - 1 + tokens), normal(1, 1, channels, taps)]
+    check(graph, "ssm_conv", inputs, [], [], PLAIN)
+
+
+@pytest.mark.parametrize("mamba", [1, 2])
+@pytest.mark.parametrize(
+    ("seqs", "tokens", "heads", "dim", "groups", "state"),
+    [(1, 1, 4, 3, 1, 16), (3, 5, 4, 2, 2, 16), (2, 6, 6, 1, 3, 20), (2, 3, 8, 4, 8, 32)],
+)
+def test_ssm_scan(
+    graph: Graph, mamba: int, seqs: int, tokens: int, heads: int, dim: int, groups: int, state: int
+) -> None:
+    inputs = mamba_inputs(seqs, tokens, heads, dim, groups, state, 1 if mamba == 2 else state)
+    check(graph, "ssm_scan", inputs, [LONG], [1], SCAN)
+
+
+@pytest.mark.parametrize(("tokens", "kept"), [(5, 3), (2, 3), (3, 3)])
+def test_ssm_scan_keeps_states(graph: Graph, tokens: int, kept: int) -> None:
+    inputs = mamba_inputs(2, tokens, 4, 3, 2, 16, 1)
+    check(graph, "ssm_scan", inputs, [LONG], [kept], SCAN, max(0, kept - tokens) * 2 * 4 * 3 * 16)
+
+
+def mamba_inputs(seqs: int, tokens: int, heads: int, dim: int, groups: int, state: int, decays: int) -> list[Input]:
+    step_sizes = normal(1, seqs, tokens, heads, size=2)
+    step_sizes[0, -1, -1, -1] = 25  # beyond softplus's threshold
+    return [
+        normal(seqs + 2, heads, dim, state),
+        normal(seqs, tokens, heads, dim, seed=1),
+        step_sizes,
+        uniform(1, 1, heads, decays, low=-2, high=-0.1),
+        normal(seqs, tokens, groups, state, seed=2),
+        normal(seqs, tokens, groups, state, seed=3),
+        np.arange(seqs, dtype=np.int32)[::-1].reshape(1, 1, 1, seqs) + np.int32(1),
+    ]
+
+
+LINEAR = [(1, 1, 1, 32), (1, 5, 2, 64), (3, 4, 3, 64), (2, 1, 2, 64)]
+
+
+def token_inputs(seqs: int, tokens: int, heads: int, size: int, count: int) -> list[Array]:
+    return [normal(1, seqs * tokens, heads, size, seed=seed, size=0.5) for seed in range(count)]
+
+
+@pytest.mark.parametrize(("seqs", "tokens", "heads", "size"), LINEAR)
+def test_rwkv_wkv6(graph: Graph, seqs: int, tokens: int, heads: int, size: int) -> None:
+    k, v, r = token_inputs(seqs, tokens, heads, size, 3)
+    decay = uniform(1, seqs * tokens, heads, size, low=0.1, high=0.99)
+    inputs = [k, v, r, normal(1, 1, heads, size), decay, normal(1, 1, seqs, heads * size * size)]
+    check(graph, "rwkv_wkv6", inputs, [], [], SCAN)
+
+
+@pytest.mark.parametrize(("seqs", "tokens", "heads", "size"), LINEAR)
+def test_gated_linear_attention(graph: Graph, seqs: int, tokens: int, heads: int, size: int) -> None:
+    gate = uniform(1, seqs * tokens, heads, size, low=0.1, high=0.99)
+    inputs = [*token_inputs(seqs, tokens, heads, size, 3), gate, normal(1, 1, seqs, heads * size * size)]
+    check(graph, "gated_linear_attn", inputs, [FLOAT], [size**-0.5], SCAN)
+
+
+@pytest.mark.parametrize(("seqs", "tokens", "heads"), [(1, 1, 1), (1, 5, 2), (3, 4, 3)])
+def test_rwkv_wkv7(graph: Graph, seqs: int, tokens: int, heads: int) -> None:
+    size = 64  # ggml's vectors read whole heads of 64
+    r, k, v, a = token_inputs(seqs, tokens, heads, size, 4)
+    a = a / np.linalg.norm(a, axis=-1, keepdims=True)
+    decay = uniform(1, seqs * tokens, heads, size, low=0.1, high=0.99)
+    inputs = [r, decay, k, v, -a, a * decay, normal(1, 1, seqs, heads * size * size)]
+    check(graph, "rwkv_wkv7", inputs, [], [], SCAN)
+
+
+@pytest.mark.parametrize("per_key", [False, True])
+@pytest.mark.parametrize("kept", [1, 3])
+@pytest.mark.parametrize(
+    ("seqs", "key_seqs", "tokens", "heads", "key_heads", "size"),
+    [(1, 1, 1, 1, 1, 16), (2, 2, 5, 4, 2, 16), (4, 2, 3, 6, 3, 12), (2, 1, 2, 2, 2, 32)],
+)
+def test_gated_delta_net(
+    graph: Graph, per_key: bool, kept: int, seqs: int, key_seqs: int, tokens: int, heads: int, key_heads: int, size: int
+) -> None:
+    q, k = (normal(key_seqs, tokens, key_heads, size, seed=seed) for seed in (1, 2))
+    inputs = [
+        q / np.linalg.norm(q, axis=-1, keepdims=True),
+        k / np.linalg.norm(k, axis=-1, keepdims=True),
+        normal(seqs, tokens, heads, size, seed=3),
+        uniform(seqs, tokens, heads, size if per_key else 1, low=-2, high=0),
+        uniform(seqs, tokens, heads, 1, low=0, high=1),
+        normal(seqs, heads, size, size),
+    ]
+    unwritten = max(0, kept - tokens) * inputs[-1].size
+    check(graph, "gated_delta_net", inputs, [LONG], [kept], SCAN, unwritten)
+
+
+# Sparse attention and hyper-connections
+
+
+@pytest.mark.parametrize("keys", [np.float32, np.float16])
+@pytest.mark.parametrize(
+    ("streams", "masks", "tokens", "heads", "size", "cached"),
+    [(1, 1, 1, 1, 32, 5), (1, 1, 4, 3, 64, 9), (4, 2, 3, 2, 32, 6), (2, 1, 2, 4, 16, 7)],
+)
+def test_lightning_indexer(
+    graph: Graph, keys: type, streams: int, masks: int, tokens: int, heads: int, size: int, cached: int
+) -> None:
+    mask = normal(masks, 1, tokens, cached).astype(np.float16)
+    mask[..., 1:, -1] = -np.inf
+    inputs = [
+        normal(streams, tokens, heads, size),
+        normal(streams, cached, 1, size, seed=1).astype(keys),
+        normal(streams, 1, tokens, heads, seed=2),
+        mask,
+    ]
+    check(graph, "lightning_indexer", inputs, [], [], PLAIN)
+
+
+@pytest.mark.parametrize(("tokens", "iterations"), [(1, 1), (5, 4), (3, 20)])
+def test_dsv4_hc_comb(graph: Graph, tokens: int, iterations: int) -> None:
+    inputs = [normal(1, 1, tokens, 24), uniform(1, 1, 1, 3, low=0.5, high=2), normal(1, 1, 1, 24, seed=1)]
+    check(graph, "dsv4_hc_comb", inputs, [FLOAT, INT], [1e-2, iterations], PLAIN)
+
+
+@pytest.mark.parametrize(("tokens", "streams", "size"), [(1, 4, 8), (5, 3, 7)])
+def test_dsv4_hc_pre(graph: Graph, tokens: int, streams: int, size: int) -> None:
+    x = normal(1, tokens, streams, size)
+    check(graph, "dsv4_hc_pre", [x, normal(1, 1, tokens, streams)], [], [], PLAIN)
+    check(graph, "dsv4_hc_pre_gated", [x, normal(1, tokens, streams, size, seed=1)], [FLOAT], [1.7], PLAIN)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(("tokens", "streams", "size"), [(1, 4, 8), (5, 3, 7)])
+def test_dsv4_hc_post(graph: Graph, mixed: bool, tokens: int, streams: int, size: int) -> None:
+    inputs = [
+        normal(1, 1, tokens, size),
+        normal(1, tokens, streams, size),
+        normal(1, 1, tokens, streams),
+        normal(1, tokens, streams, streams) if mixed else None,
+    ]
+    check(graph, "dsv4_hc_post", inputs, [], [], PLAIN)
+
+
+# What else newer architectures use
+
+
+@pytest.mark.parametrize(("outer", "inner", "rows", "columns"), [(1, 1, 1, 1), (2, 3, 9, 4), (1, 2, 16, 5)])
+def test_solve_tri(graph: Graph, outer: int, inner: int, rows: int, columns: int) -> None:
+    matrix = normal(outer, inner, rows, rows, size=0.3) + 2 * np.eye(rows, dtype=np.float32)
+    check(graph, "solve_tri", [matrix, normal(outer, inner, rows, columns)], BOOLS, [True, True, False], PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("of", "written", "start"),
+    [
+        ((1, 1, 4, 6), (1, 1, 2, 3), (0, 0, 1, 2)),
+        ((2, 3, 4, 5), (2, 2, 3, 5), (0, 1, 1, 0)),
+        ((2, 3, 4, 5), (1, 1, 1, 7), (0, 2, 0, 1)),
+    ],
+)
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_set(graph: Graph, kind: type, of: tuple[int, ...], written: tuple[int, ...], start: tuple[int, ...]) -> None:
+    a, b = normal(*of, size=100).astype(kind), normal(*written, seed=1, size=100).astype(kind)
+    offset = sum(place * stride for place, stride in zip(start, a.strides, strict=True))
+    check(graph, "set", [a, b], [SIZE] * 4, [*a.strides[2::-1], offset], SAME)
+
+
+@pytest.mark.parametrize("shifts", [(1, 0, 0, 0), (-2, 3, 1, -1), (0, -1, 2, 1)])
+def test_roll(graph: Graph, shifts: tuple[int, ...]) -> None:
+    check(graph, "roll", [normal(2, 3, 5, 4)], [INT] * 4, list(shifts), SAME)
+
+
+# Windows
+
+PLACES = [(1, 1, 0, 0, 1, 1), (2, 1, 1, 2, 1, 1), (1, 3, 2, 1, 2, 1), (2, 2, 0, 3, 1, 2)]
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("places", PLACES)
+def test_im2col(graph: Graph, places: tuple[int, ...], kind: int) -> None:
+    inputs = [normal(4, 3, 3, 2), normal(2, 3, 7, 8)]
+    check(graph, "im2col", inputs, [*[INT] * 6, BOOL, INT], [*places, True, kind], SAME)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 0, 1), (2, 1, 1), (1, 2, 2)])
+def test_im2col_of_signals(graph: Graph, stride: int, padding: int, dilation: int, kind: int) -> None:
+    inputs = [normal(1, 5, 3, 3), normal(1, 2, 3, 9)]
+    places = [stride, 0, padding, 0, dilation, 0]
+    check(graph, "im2col", inputs, [*[INT] * 6, BOOL, INT], [*places, False, kind], SAME)
+
+
+@pytest.mark.parametrize("kernels", [np.float32, np.float16])
+@pytest.mark.parametrize("channels_inside", [False, True])
+@pytest.mark.parametrize("places", PLACES)
+def test_conv_2d_dw(graph: Graph, places: tuple[int, ...], channels_inside: bool, kernels: type) -> None:
+    kernel, image = normal(5, 1, 3, 2).astype(kernels), normal(2, 5, 7, 8)
+    inputs: list[Input] = [kernel, image]
+    if channels_inside:
+        inputs = [(kernel.transpose(2, 3, 1, 0), (3, 2, 0, 1)), (image.transpose(0, 2, 3, 1), (2, 0, 1, 3))]
+    check(graph, "conv_2d_dw_direct", inputs, [INT] * 6, list(places), PLAIN)
+
+
+@pytest.mark.parametrize("pool", [POOL_MAX, POOL_AVG])
+@pytest.mark.parametrize(("size", "stride", "padding"), [(2, 2, 0), (3, 1, 1), (4, 3, 2)])
+def test_pool_1d(graph: Graph, pool: int, size: int, stride: int, padding: int) -> None:
+    check(graph, "pool_1d", [masked(normal(2, 3, 4, 11), pool)], [INT] * 4, [pool, size, stride, padding], PLAIN)
+
+
+@pytest.mark.parametrize("pool", [POOL_MAX, POOL_AVG])
+@pytest.mark.parametrize("window", [(2, 2, 2, 2, 0, 0), (3, 1, 3, 1, 0, 0), (2, 3, 1, 2, 1, 1), (4, 3, 3, 1, 2, 1)])
+def test_pool_2d(graph: Graph, pool: int, window: tuple[int, ...]) -> None:
+    types = [*[INT] * 5, FLOAT, FLOAT]
+    check(graph, "pool_2d", [masked(normal(2, 3, 6, 9), pool)], types, [pool, *window], PLAIN)
+
+
+def masked(x: Array, pool: int) -> Array:
+    """Windows of nothing but -inf, for maxima."""
+    if pool == POOL_MAX:
+        x[..., :4, :5] = -np.inf
+    return x
+
+
+MODES = {
+    "nearest": NEAREST,
+    "nearest aligned": NEAREST | ALIGN_CORNERS,
+    "bilinear": BILINEAR,
+    "bilinear aligned": BILINEAR | ALIGN_CORNERS,
+    "bilinear smoothed": BILINEAR | ANTIALIAS,
+    "bilinear smoothed aligned": BILINEAR | ANTIALIAS | ALIGN_CORNERS,
+    "bicubic": BICUBIC,
+    "bicubic aligned": BICUBIC | ALIGN_CORNERS,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", [(2, 3, 10, 14), (2, 3, 3, 4), (2, 3, 8, 2), (4, 6, 1, 9), (2, 3, 5, 7)])
+def test_upscale(graph: Graph, mode: str, shape: tuple[int, ...]) -> None:
+    check(graph, "interpolate", [normal(2, 3, 5, 7)], [*[LONG] * 4, INT], [*reversed(shape), MODES[mode]], PLAIN)
+
+
+@pytest.mark.parametrize(("height", "width", "window"), [(4, 4, 2), (5, 7, 3), (2, 3, 4), (6, 9, 3)])
+def test_windows_parted_and_joined(graph: Graph, height: int, width: int, window: int) -> None:
+    check(graph, "win_part", [normal(1, height, width, 5)], [INT], [window], SAME)
+    count = -(-height // window) * -(-width // window)
+    check(graph, "win_unpart", [normal(count, window, window, 5)], [INT] * 3, [width, height, window], SAME)
