@@ -105,8 +105,10 @@ class Case:
         return w.decoded(name, w.stored(name)).reshape(-1) if name in w else None
 
     def of(self, tap: str) -> Case:
-        """The case of another tap of this layer, on the same values."""
-        found = next(t for t in self.run.model.taps if t.name == tap)
+        """The case of another tap of this layer, on the same values. Raises NotRecordedError if the model has none."""
+        found = next((t for t in self.run.model.taps if t.name == tap), None)
+        if found is None:
+            raise NotRecordedError(tap)
         return replace(self, tap=found, recorded=None, channels=None)
 
     def at(self, channels: Array) -> Case:

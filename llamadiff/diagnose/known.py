@@ -100,8 +100,13 @@ def recipe(*words: str) -> Callable[[Builder], Builder]:
 
 
 def recipe_of(case: Case) -> Recipe:
-    """The right recipe of a case's tap."""
-    return _RECIPES[case.tap.kind.word](case)
+    """The right recipe of a case's tap. Raises NotRecordedError where an input is missing, or there is no recipe."""
+    from llamadiff.diagnose.case import NotRecordedError
+
+    build = _RECIPES.get(case.tap.kind.word)
+    if build is None:
+        raise NotRecordedError(case.tap.name)
+    return build(case)
 
 
 def reads_blocks(known: Bug) -> bool:

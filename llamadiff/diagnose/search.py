@@ -94,6 +94,8 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
         base = recipe_of(case)
     except NotRecordedError:
         return Outcome((), ())
+    if not _is_right(case, base, right):
+        return Outcome((), ())
     case = replace(case, limit=min(case.limit, EXPLAINS * right))
     quick = _sampled(case)
     tried: list[Fit] = []
@@ -108,6 +110,12 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
             return Outcome(fits, ())
     fits = _confirmed(case, base, _pairs(quick, base, bugs, clock)) if pairs else ()
     return Outcome(fits, tuple(_nearest(tried)), complete=not clock.spent)
+
+
+def _is_right(case: Case, base: Recipe, right: float) -> bool:
+    """Whether a recipe computes what the engine does: an architecture may do otherwise than its words say elsewhere."""
+    error = _error(case, base)
+    return not np.isfinite(right) or abs(error - right) <= 0.05 * right
 
 
 def replayed(case: Case, right: float, key: Sequence[tuple[str, str]], hints: Sequence[float | None]) -> Fit | None:

@@ -17,7 +17,7 @@ def _both(n: Op) -> tuple[Array, Array]:
     return n.x(), fitted(n.x(1), n.x().shape[-4:])
 
 
-@op("ADD", "ADD1", "ACC")
+@op("ADD", "ADD1")
 def add(n: Op) -> Array:
     """a + b."""
     a, b = _both(n)

@@ -22,5 +22,7 @@ def top_k(n: Op) -> Array:
 
 @op("ARGMAX")
 def argmax(n: Op) -> Array:
-    """The place of each row's largest value: [.., rows, n] -> [.., rows]."""
-    return np.asarray(n.x().argmax(axis=-1).astype(np.int32).reshape(*n.x().shape[:-4], *n.shape))
+    """The place of each row's largest value, of equal ones the last: [.., rows, n] -> [.., rows]."""
+    return np.asarray(
+        (n.x().shape[-1] - 1 - n.x()[..., ::-1].argmax(axis=-1)).astype(np.int32).reshape(*n.x().shape[:-4], *n.shape)
+    )
