@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
+from typing import Any, Protocol, TypeVar, get_type_hints
 
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from llamadiff.diagnose.case import Case
+from llamadiff.diagnose.case import Case, NotRecordedError
 
 Array = NDArray[Any]
 
@@ -100,8 +99,11 @@ def recipe(*words: str) -> Callable[[Builder], Builder]:
 
 
 def recipe_of(case: Case) -> Recipe:
-    """The right recipe of a case's tap."""
-    return _RECIPES[case.tap.kind.word](case)
+    """The right recipe of a case's tap. Raises NotRecordedError for what it needs, and where no one wrote one."""
+    build = _RECIPES.get(case.tap.kind.word)
+    if build is None:
+        raise NotRecordedError(case.tap.name)
+    return build(case)
 
 
 def reads_blocks(known: Bug) -> bool:
