@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import OPTIONS as SMALL
 from llamaref import Engine, Weights
+from llamaref import ops as maths
 from llamaref.models import ARCHITECTURES
 from small import write_model
 
 from llamadiff import Trace, UserError, compare
 from llamadiff.candidates.engine import record
+from llamadiff.diagnose.activations import gelu
 from llamadiff.llamacpp.request import Settings
 from llamadiff.pipeline import diff
 
@@ -141,6 +144,54 @@ def test_every_architecture_is_exact(name, kind, small_model):
     judged(compare(small_model(name, kind), tokens=TOKENS, n_predict=2))
 
 
+def _with(**ops):
+    return SimpleNamespace(**{**vars(maths), **ops})
+
+
+FAULTS = {
+    "window missing": ("olmo2", {"windowed": lambda scores, *_: scores}, "kq_soft_max-0"),
+    "window one longer": ("gemma2", {"windowed": lambda s, w, *r: maths.windowed(s, w + 1, *r)}, "kq_soft_max-0"),
+    "window one shorter": ("gemma3", {"windowed": lambda s, w, *r: maths.windowed(s, w - 1, *r)}, "kq_soft_max-0"),
+    "cap missing": ("gemma2", {"softcap": lambda x, cap: x}, "kq_soft_max-0"),
+    "exact GELU": ("gemma", {"gelu": gelu}, "ffn_geglu-0"),
+    "SiLU": ("gemma3", {"gelu": maths.silu}, "ffn_geglu-0"),
+    "usual scale": (
+        "granite",
+        {"causal_softmax": lambda s, _, *r: maths.causal_softmax(s, 0.125, *r)},
+        "kq_soft_max-0",
+    ),
+}
+SETTINGS = {
+    "one RoPE": ("gemma3", lambda c: replace(c, ropes=(c.rope,) * c.n_layer), "Qcur_rope-0"),
+    "no window": ("gemma2", lambda c: replace(c, windows=(0,) * c.n_layer), "kq_soft_max-0"),
+    "residual scale": ("granite", lambda c: replace(c, residual_scale=1.0), "ffn_inp-0"),
+    "embedding scale": ("gemma", lambda c: replace(c, embedding_scale=1.0), "embd"),
+    "logit scale": ("granite", lambda c: replace(c, logit_scale=1.0), "result_output"),
+    "query scale": ("gemma2", lambda c: replace(c, attention_scale=0.1), "kq-0"),
+}
+
+
+@pytest.mark.parametrize(("name", "ops", "tap"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_in_what_an_architecture_adds_is_found(name, ops, tap, small_model):
+    path = small_model(name)
+    found = compare(path, tokens=TOKENS, candidate=record(Engine(path, maths=_with(**ops)), TOKENS, "faulty"))
+    assert found.first_divergence.tap == tap
+
+
+@pytest.mark.parametrize(("name", "change", "tap"), SETTINGS.values(), ids=SETTINGS)
+def test_a_setting_of_an_architecture_that_is_not_heeded_is_found(name, change, tap, small_model):
+    path = small_model(name)
+    engine = Engine(path)
+    engine.config = change(engine.config)
+    assert compare(path, tokens=TOKENS, candidate=record(engine, TOKENS, "faulty")).first_divergence.tap == tap
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_right_candidate_that_looks_nothing_up_is_right(name, small_model):
+    path = small_model(name)
+    assert compare(path, tokens=TOKENS, candidate=record(Engine(path), TOKENS, "right")).verdict == "match"
+
+
 def test_flash_attention_is_noise_and_hides_the_scores(small_model):
     result = compare(small_model(), tokens=TOKENS, n_predict=2, settings=Settings("F16", "F16", flash_attn=True))
     assert result.verdict == "noise"
@@ -166,13 +217,13 @@ def test_a_tensor_that_only_one_side_reads_is_named(small_model):
     path = small_model()
     right = record(Engine(path), TOKENS, "llama.cpp")
     read = [name for name in Weights(path) if name != "blk.0.ffn_up.weight"]
-    result = diff(replace(right, producer={"name": "llama.cpp", "weights_read": read}), right, path)
+    result = diff(informed(right, producer={"name": "llama.cpp", "weights_read": read}), right, path)
     assert result.only_engine_read == ("blk.0.ffn_up.weight",)
     assert "llama.cpp does not read blk.0.ffn_up.weight" in result.summary
 
 
-def replace(trace, **changes):
-    return Trace(dataclasses.replace(trace.info, **changes), {name: trace[name] for name in trace}, trace.dtypes)
+def informed(trace, **changes):
+    return Trace(replace(trace.info, **changes), {name: trace[name] for name in trace}, trace.dtypes)
 
 
 def test_partial_rotary_stops_llama_cpp_and_not_the_user(tmp_path):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from llamaref import Cache, Config, Engine, ModelError, Weights, ops
 from llamaref.config import Rope
+from llamaref.models import ARCHITECTURES
 from small import EMBD, VOCAB, write_model
 
 RNG = np.random.default_rng(7)
@@ -77,7 +78,7 @@ def test_silu_does_not_overflow():
         assert ops.silu(np.array([-80.0, 0.0, 80.0], np.float32)) == pytest.approx([-80 * math.exp(-80), 0, 80])
 
 
-@pytest.mark.parametrize("name", ["llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm"])
+@pytest.mark.parametrize("name", ["moe", *ARCHITECTURES])
 def test_token_by_token_equals_one_go(name, small_model):
     engine, cache = Engine(small_model(name)), Cache()
     whole = engine.forward(TOKENS)[0]
@@ -168,6 +169,27 @@ def test_missing_metadata_takes_llama_cpps_defaults():
 def test_what_the_engine_does_not_implement_is_named(changed, message):
     with pytest.raises(ModelError, match=re.escape(message)):
         Config.from_metadata(metadata(**changed))
+
+
+@pytest.mark.parametrize(
+    ("arch", "changed", "message"),
+    [
+        ("gemma3", {"attention.scale": 0.5}, "gemma3.attention.scale = 0.5"),
+        ("gemma2", {"final_logit_softcapping": 0.0}, "caps of scores and logits must be positive"),
+        ("gemma2", {"rope.freq_base_swa": 0.5}, "rope.freq_base = 0.5"),
+        ("gemma2", {"attention.key_length_swa": 8}, "gemma2.attention.key_length_swa"),
+        ("olmo2", {"attention.sliding_window": 4, "attention.sliding_window_pattern": [True]}, "each of 2 layers"),
+        ("olmo2", {"attention.scale": 0.5}, "olmo2.attention.scale = 0.5"),
+        ("granite", {"logit_scale": 0.0}, "logits are divided by it"),
+        ("smollm3", {"attention.sliding_window": 4}, "smollm3.attention.sliding_window = 4"),
+        ("gemma", {"final_logit_softcapping": 20.0}, "gemma.final_logit_softcapping = 20.0"),
+    ],
+)
+def test_a_key_is_known_to_the_architectures_that_have_it(arch, changed, message):
+    fields = {key.replace("llama.", f"{arch}."): value for key, value in metadata().items()}
+    fields |= {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in changed.items()}
+    with pytest.raises(ModelError, match=re.escape(message)):
+        Config.from_metadata(fields)
 
 
 def test_zero_means_unset_where_llama_cpp_says_so():

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
+from typing import Any, Protocol, TypeVar, get_type_hints
 
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from llamadiff.diagnose.case import Case
+from llamadiff.diagnose.case import Case, NotRecordedError
 
 Array = NDArray[Any]
 
@@ -101,8 +100,6 @@ def recipe(*words: str) -> Callable[[Builder], Builder]:
 
 def recipe_of(case: Case) -> Recipe:
     """The right recipe of a case's tap. Raises NotRecordedError where an input is missing, or there is no recipe."""
-    from llamadiff.diagnose.case import NotRecordedError
-
     build = _RECIPES.get(case.tap.kind.word)
     if build is None:
         raise NotRecordedError(case.tap.name)

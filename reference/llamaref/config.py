@@ -103,6 +103,8 @@ class Config:
             ropes=_ropes(read, rope, windows),
         )
         _check(config)
+        if any(windows):
+            _check_twins(config, read)
         return config
 
 
@@ -151,7 +153,6 @@ def _rope(read: _Reader, head_k: int) -> Rope:
 
 # The window where the file does not say, and every how manieth layer sees all positions (src/models/*.cpp).
 _WINDOWS = {"gemma2": (4096, 2), "gemma3": (0, 6), "olmo2": (0, 4)}
-_TWINS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 
 
 def _windows(read: _Reader) -> tuple[int, ...]:
@@ -161,15 +162,12 @@ def _windows(read: _Reader) -> tuple[int, ...]:
     window = read.own("attention.sliding_window", read.count, window)
     if not window:
         return (0,) * n_layer
-    pattern = read.fields.get(f"{read.prefix}attention.sliding_window_pattern", period)
+    pattern = read.fields.get(f"{read.prefix}attention.sliding_window_pattern")
     if not isinstance(pattern, list):
-        period = read.count("attention.sliding_window_pattern", period)
-        pattern = [i % period < period - 1 for i in range(n_layer)]
+        period = period if pattern is None else read.count("attention.sliding_window_pattern", 0)
+        pattern = [not period or i % period < period - 1 for i in range(n_layer)]
     if len(pattern) < n_layer or any(flag not in (0, 1) for flag in pattern):
         raise ModelError(f"{read.prefix}attention.sliding_window_pattern: expected a flag for each of {n_layer} layers")
-    for key in _TWINS:
-        if f"{read.prefix}{key}" in read.fields and read.count(f"{key}_swa", read.count(key)) != read.count(key):
-            raise ModelError(f"{read.prefix}{key}_swa: the engine implements one {key} for all layers")
     return tuple(window if flag else 0 for flag in pattern[:n_layer])
 
 
@@ -194,17 +192,29 @@ def _check(config: Config) -> None:
         (c.n_layer > 0, f"block_count = {c.n_layer}: must be at least 1"),
         (c.n_head_kv > 0, f"head_count_kv = {c.n_head_kv}: must be at least 1"),
         (c.n_head % max(c.n_head_kv, 1) == 0, f"{c.n_head} heads cannot share {c.n_head_kv} KV heads evenly"),
-        (c.rope.base > 1, f"rope.freq_base = {c.rope.base}: must be greater than 1"),
+        *((r.base > 1, f"rope.freq_base = {r.base}: must be greater than 1") for r in (c.rope, *c.ropes) if r),
         (c.rope.factor > 0, f"rope.scaling.factor = {c.rope.factor}: must be positive"),
         (0 < c.rope.n_rot <= c.head_k, f"rope.dimension_count = {c.rope.n_rot}: must be 1 to {c.head_k} (key_length)"),
         (c.rope.n_rot % 2 == 0, f"rope.dimension_count = {c.rope.n_rot}: must be even"),
         (c.n_expert_used <= c.n_expert, f"expert_used_count = {c.n_expert_used}: there are {c.n_expert} experts"),
+        (
+            c.architecture not in _CAPS or min(c.attention_cap, c.logit_cap) > 0,
+            "attn_logit_softcapping, final_logit_softcapping: caps of scores and logits must be positive",
+        ),
         (c.logit_scale != 0, "logit_scale = 0: logits are divided by it"),
         (c.rms_eps >= 0, f"layer_norm_rms_epsilon = {c.rms_eps}: must not be negative"),
     ]
     for holds, message in rules:
         if not holds:
             raise ModelError(f"{c.architecture}: {message}")
+
+
+def _check_twins(c: Config, read: _Reader) -> None:
+    """Layers with a window have heads of the same sizes."""
+    sizes = {"attention.key_length": c.head_k, "attention.value_length": c.head_v, "rope.dimension_count": c.rope.n_rot}
+    for key, size in sizes.items():
+        if read.count(f"{key}_swa", size) != size:
+            raise ModelError(f"{read.prefix}{key}_swa: the engine implements one {key} for all layers")
 
 
 class _Reader:
