@@ -14,7 +14,7 @@ from llamaref import ops
 from llamaref.config import Config, Rope
 from llamaref.errors import ModelError
 from llamaref.models import ARCHITECTURES
-from llamaref.shapes import check_shapes
+from llamaref.shapes import check_layers, check_shapes
 from llamaref.weights import Weights
 
 Array = NDArray[Any]
@@ -113,6 +113,7 @@ class Engine:
             raise ModelError(f"architecture {name!r} is not implemented; the engine has {', '.join(ARCHITECTURES)}")
         if "token_embd.weight" not in self.w:
             raise ModelError("no token_embd.weight: the file holds a vocabulary or an adapter, not a language model")
+        check_layers(self.w)
         self.config = Config.from_metadata(self.w.fields)
         check_shapes(self.config, self.w)
         self.architecture = ARCHITECTURES[self.config.architecture]

@@ -15,12 +15,17 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias|scale)")
 
 
+def check_layers(w: Weights) -> None:
+    """Raise ModelError for a number of layers that the file does not have, before anything is made for each of them."""
+    stated = w.fields.get(f"{w.fields.get('general.architecture')}.block_count")
+    layers = {int(match[1]) for name in w if (match := _NAME.fullmatch(name)) and match[1] is not None}
+    if isinstance(stated, int) and (layers != set(range(len(layers))) or len(layers) != stated):
+        raise ModelError(f"block_count = {stated}: the file has tensors of {len(layers)} layers")
+
+
 def check_shapes(c: Config, w: Weights) -> None:
-    """Raise ModelError for a number of layers or the shape of a tensor that is not what the metadata implies."""
+    """Raise ModelError for the shape of a tensor that is not what the metadata implies."""
     matches = {name: match for name in w if (match := _NAME.fullmatch(name))}
-    layers = {int(match[1]) for match in matches.values() if match[1] is not None}
-    if layers != set(range(len(layers))) or len(layers) != c.n_layer:
-        raise ModelError(f"block_count = {c.n_layer}: the file has tensors of {len(layers)} layers")
     for name, match in matches.items():
         found, wanted = w.shape(name), _shape(c, w, match)
         if wanted is not None and _without_ones(found) != _without_ones(wanted):
