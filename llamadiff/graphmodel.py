@@ -72,10 +72,12 @@ def _word_and_layer(label: str) -> tuple[str, int | None]:
 def by_its_graph(model: str | Path, request: Request, progress: Progress = silent) -> tuple[GraphModel, Trace]:
     """Run llama.cpp once on a prompt, all tokens in one go: the model with its graph, and the trace.
 
-    Raises UserError for decode steps, which a recorded graph does not have.
+    Raises UserError for decode steps and a cache of blocks, which a recorded graph does not have.
     """
     if request.n_predict:
         raise UserError("a candidate is compared through llama.cpp's graph on a prompt alone: leave out --n-predict")
+    if any(kind.startswith("Q") for kind in (request.settings.type_k, request.settings.type_v)):
+        raise UserError("through llama.cpp's graph a candidate is compared with a cache of f32, f16 or bf16")
     assert request.output is not None
     path = Path(request.output).with_suffix(".graph")
     trace = capture(replace(request, graph=str(path)), progress)

@@ -106,3 +106,5 @@ def test_what_the_graph_cannot_do_is_said(small_model, by_graph):
     path, trace = by_graph(small_model())
     with pytest.raises(UserError, match="leave out --n-predict"):
         compare(path, tokens=TOKENS, n_predict=2, candidate=trace, engine="graph")
+    with pytest.raises(UserError, match="a cache of f32, f16 or bf16"):
+        compare(path, tokens=TOKENS, candidate=trace, engine="graph", settings=Settings("Q8_0", "F32"))

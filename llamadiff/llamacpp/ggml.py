@@ -216,7 +216,8 @@ class Node:
     def place(self) -> bytes:
         """Where a view begins and how it steps, in values of its base: offset, then [ne3, ne2, ne1, ne0]'s strides."""
         size = np.dtype(_NUMPY[self.type]).itemsize
-        return np.array([self.tensor.view_offs, *reversed(list(self.tensor.nb))], np.int64).__floordiv__(size).tobytes()
+        steps = np.array([self.tensor.view_offs, *reversed(list(self.tensor.nb))], np.int64)
+        return (steps // size).tobytes()
 
     def is_view_of_its_source(self) -> bool:
         """Whether a node that computes nothing points where its offset says, into another's memory."""
