@@ -160,8 +160,9 @@ class Judge:
         return found
 
     def _rope(self, tap: taps.Tap) -> Rope | None:
-        """The RoPE that a tap is the result of."""
-        return self.ropes[tap.layer] if tap.kind.op == "ROPE" and tap.layer is not None else None
+        """The RoPE that a tap is the result of, where it is known."""
+        rotates = tap.kind.op == "ROPE" and tap.layer is not None and tap.layer < len(self.ropes)
+        return self.ropes[tap.layer] if rotates and tap.layer is not None else None
 
     def _look_alikes(self, source: Source, tap: taps.Tap, size: int) -> Mapping[str, Array]:
         """Tensors of this size that the values might be instead: the trace's own before it, the baseline's others."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from llamaref import Engine, ModelError, Weights
+from llamaref.config import Rope
 from llamaref.models import ARCHITECTURES
 
 from llamadiff import taps
@@ -115,6 +116,11 @@ class Runnable(ModelFile):
     def n_ctx_train(self) -> int:
         return _largest(self.hyper_parameter("context_length")) or 1 << 30
 
+    @property
+    def ropes(self) -> Sequence[Rope | None]:
+        """Each layer's RoPE, where it is known."""
+        return ()
+
     def inputs(self, tap: Tap) -> list[str]:
         """The taps that one is computed from."""
         raise NotImplementedError
@@ -145,6 +151,10 @@ class Model(Runnable):
             if tap.kind.weight is not None and tap.name not in self.weight_names:
                 name = f"{tap.kind.weight}.weight" if tap.layer is None else f"blk.{tap.layer}.{tap.kind.weight}.weight"
                 raise UserError(f"{self.path}: tensor {name} is missing from the file")
+
+    @property
+    def ropes(self) -> Sequence[Rope | None]:
+        return self.engine.config.ropes
 
     def inputs(self, tap: Tap) -> list[str]:
         return taps.inputs_of(tap, self._names, self.n_layer)

@@ -334,7 +334,7 @@ def _run(
 
         judge = Judge(
             {source.name: source for source in sources}, lanes_of(sources, kinds), model.weight_types, rules,
-            np.asarray(info.positions), info.n_prefill, model.engine.config.ropes,
+            np.asarray(info.positions), info.n_prefill, model.ropes,
         )  # fmt: skip
         study = Study(judge, model.taps, model.inputs, model.sizes["expert"], at)
         try:
