@@ -24,6 +24,7 @@ PARTNER = {
     "Q2_K": "Q8_K", "Q3_K": "Q8_K", "Q4_K": "Q8_K", "Q5_K": "Q8_K", "Q6_K": "Q8_K",
     "IQ1_S": "Q8_K", "IQ1_M": "Q8_K", "IQ2_XXS": "Q8_K", "IQ2_XS": "Q8_K", "IQ2_S": "Q8_K",
     "IQ3_XXS": "Q8_K", "IQ3_S": "Q8_K", "IQ4_XS": "Q8_K", "TQ1_0": "Q8_K", "TQ2_0": "Q8_K",
+    "gelu": "F16 table",
 }  # fmt: skip
 
 
@@ -79,7 +80,13 @@ def round_q8_k(x: Array) -> Array:
     return (quants * scale).reshape(x.shape).astype(x.dtype)
 
 
+def round_table(x: Array) -> Array:
+    """Through float16 between -10 and 10, where ggml looks GELU up in a table (ggml-cpu/vec.h, GGML_GELU_FP16)."""
+    return np.where(np.abs(x) < 10, round_f16(x), x)
+
+
 ROUNDINGS = {
+    "F16 table": round_table,
     "F16": round_f16,
     "BF16": round_bf16,
     "Q8_0": round_q8_0,

@@ -189,7 +189,8 @@ class Judge:
         return np.take_along_axis(source.trace[probs], x.astype(np.int64), axis=-1)
 
     def _kind(self, tap: taps.Tap) -> str:
-        special = {"kq": "cache_k", "kqv_out": "cache_v", "Qcur_rope": ANGLES, "Kcur_rope": ANGLES}
+        special = {"kq": "cache_k", "kqv_out": "cache_v", "Qcur_rope": ANGLES, "Kcur_rope": ANGLES,
+                   "ffn_gelu": "gelu"}  # fmt: skip
         return special.get(tap.kind.word) or self.weight_types.get(tap.name, "F32")
 
     def _limits(

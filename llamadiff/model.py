@@ -33,8 +33,8 @@ class Model:
         self.vocabulary = Vocabulary(weights.fields)
         config = self.engine.config
         self.n_layer, self.architecture = config.n_layer, config.architecture
-        norm = self.engine.architecture.NORM
-        self.taps = [taps.with_norm(tap, norm) for tap in taps.taps_of(self.n_layer, self.tensors)]
+        norm, words = self.engine.architecture.NORM, getattr(self.engine.architecture, "TAPS", "")
+        self.taps = [taps.with_norm(tap, norm) for tap in taps.taps_of(self.n_layer, self.tensors, words.split())]
         self._check_complete()
 
     def _check_complete(self) -> None:
@@ -89,11 +89,16 @@ class Model:
     def sizes(self) -> dict[str, int]:
         """The sizes of the axes that taps have."""
         config, weights = self.engine.config, self.engine.w
-        experts = "blk.0.ffn_gate_exps.weight" in weights
-        ff = "blk.0.ffn_gate_exps.weight" if experts else "blk.0.ffn_gate.weight"
+
+        def rows(*stems: str, axis: int = -2) -> int:
+            """The rows (or columns) of the first tensor that a layer has."""
+            names = (f"blk.{i}.{stem}.weight" for stem in stems for i in range(config.n_layer))
+            return next((weights.shape(name)[axis] for name in names if name in weights), 0)
+
         return {
             "embd": config.n_embd, "head": config.n_head, "kv_head": config.n_head_kv, "dim": config.head_k,
-            "ff": weights.shape(ff)[-2], "vocab": self.engine.n_vocab, "expert": config.n_expert,
+            "ff": rows("ffn_gate") or rows("ffn_gate_exps") or rows("ffn_down", axis=-1),
+            "up": rows("ffn_up"), "vocab": self.engine.n_vocab, "expert": config.n_expert,
             "used": config.n_expert_used,
         }  # fmt: skip
 

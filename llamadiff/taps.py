@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -12,11 +12,12 @@ from fnmatch import fnmatchcase
 class Kind:
     """One row of the vocabulary.
 
-    ``inputs`` are the words it reads (``prev``: the layer's input; ``a|b``: whichever the model has).
+    ``inputs`` are the words it reads (``prev``: the layer's input; ``a|b``: the first that the model has).
     ``axes`` name the dimensions, outermost first. ``weight`` is the stem of the weight the op multiplies by
     (``attn_q`` for ``blk.3.attn_q.weight``). ``needs`` is the stem of a tensor without which the tap does not
     exist, ``without`` one with which it does not. ``key`` marks the dozen that an engine should write first;
-    an ``optional`` one is compared if it is there, and not missed if it is not.
+    an ``optional`` one is compared if it is there, and not missed if it is not. ``special``: only architectures whose
+    file lists it (``TAPS``) have it; those that list none have all the others.
     """
 
     word: str
@@ -30,6 +31,7 @@ class Kind:
     layered: bool = True
     key: bool = False
     optional: bool = False
+    special: bool = False
 
 
 _ROWS = ("token", "embd")
@@ -42,6 +44,8 @@ _MOE = "ffn_gate_inp"
 
 KINDS: tuple[Kind, ...] = (
     Kind("embd", "GET_ROWS", "", _ROWS, "token embeddings, after any embedding scale", "token_embd", layered=False, key=True),
+    Kind("pos_embd", "GET_ROWS", "", _ROWS, "learned vectors of the positions", "position_embd", needs="position_embd", layered=False),
+    Kind("inpL", "ADD", "embd pos_embd", _ROWS, "embeddings with positions", needs="position_embd", layered=False),
     Kind("attn_norm", "RMS_NORM", "prev", _ROWS, "normalised layer input, times its weight", "attn_norm", key=True),
     Kind("Qcur_proj", "MUL_MAT", "attn_norm", _MERGED, "Q projection, with bias if there is one", "attn_q", key=True),
     Kind("Kcur_proj", "MUL_MAT", "attn_norm", _KV_MERGED, "K projection, with bias if there is one", "attn_k"),
@@ -49,10 +53,11 @@ KINDS: tuple[Kind, ...] = (
     Kind("Qcur_normed", "RMS_NORM", "Qcur_proj", _HEADS, "Q after QK-norm", "attn_q_norm", needs="attn_q_norm"),
     Kind("Kcur_normed", "RMS_NORM", "Kcur_proj", _KV_HEADS, "K after QK-norm", "attn_k_norm", needs="attn_k_norm"),
     Kind("Qcur_rope", "ROPE", "Qcur_normed|Qcur_proj", _HEADS, "Q after RoPE", key=True),
+    Kind("Qcur_scaled", "SCALE", "Qcur_rope", _HEADS, "Q after RoPE, scaled before its products", special=True),
     Kind("Kcur_rope", "ROPE", "Kcur_normed|Kcur_proj", _KV_HEADS, "K after RoPE", key=True),
-    Kind("kv_k", "SET_ROWS", "Kcur_rope", _KV_HEADS, "the cache's K rows, slot by slot", optional=True),
+    Kind("kv_k", "SET_ROWS", "Kcur_rope|Kcur_proj", _KV_HEADS, "the cache's K rows, slot by slot", optional=True),
     Kind("kv_v", "SET_ROWS", "Vcur_proj", _KV_HEADS, "the cache's V rows, slot by slot", optional=True),
-    Kind("kq", "MUL_MAT", "Qcur_rope kv_k", _SCORES, "raw scores, before scale and mask; the causal triangle counts"),
+    Kind("kq", "MUL_MAT", "Qcur_scaled|Qcur_rope|Qcur_proj kv_k", _SCORES, "raw scores, before scale and mask; the causal triangle counts"),
     Kind("kq_soft_max", "SOFT_MAX", "kq", _SCORES, "attention probabilities", key=True),
     Kind("kqv_out", "MUL_MAT", "kq_soft_max kv_v", _MERGED, "heads merged, before the output projection", key=True),
     Kind("attn_out", "MUL_MAT", "kqv_out", _ROWS, "after the output projection", "attn_output", key=True),
@@ -68,9 +73,10 @@ KINDS: tuple[Kind, ...] = (
     Kind("ffn_moe_swiglu", "SWIGLU", "ffn_moe_gate ffn_moe_up", _USED_FF, "silu(gate) * up", needs=_MOE),
     Kind("ffn_moe_down", "MUL_MAT_ID", "ffn_moe_swiglu ffn_moe_topk", _USED_EMBD, "chosen experts' down", "ffn_down_exps", needs=_MOE),
     Kind("ffn_gate", "MUL_MAT", "ffn_norm", _FF, "gate projection", "ffn_gate", without=_MOE),
-    Kind("ffn_up", "MUL_MAT", "ffn_norm", _FF, "up projection", "ffn_up", without=_MOE),
+    Kind("ffn_up", "MUL_MAT", "ffn_norm", ("token", "up"), "up projection", "ffn_up", without=_MOE),
     Kind("ffn_swiglu", "SWIGLU", "ffn_gate ffn_up", _FF, "silu(gate) * up", without=_MOE),
-    Kind("ffn_out", "MUL_MAT", "ffn_swiglu|ffn_moe_down|ffn_moe_weights_norm", _ROWS, "after the down projection, or the experts' weighted sum", "ffn_down", key=True),
+    Kind("ffn_gelu", "GELU", "ffn_up", _FF, "gelu(up)", special=True),
+    Kind("ffn_out", "MUL_MAT", "ffn_swiglu|ffn_gelu|ffn_moe_down ffn_moe_weights_norm", _ROWS, "after the down projection, or the experts' weighted sum", "ffn_down", key=True),
     Kind("l_out", "ADD", "ffn_out ffn_inp", _ROWS, "residual after the layer", key=True),
     Kind("result_norm", "RMS_NORM", "prev", _ROWS, "after the final norm", "output_norm", layered=False),
     Kind("result_output", "MUL_MAT", "result_norm", ("token", "vocab"), "logits", "output", layered=False, key=True),
@@ -112,33 +118,36 @@ def parse(name: str) -> Tap | None:
     return Tap(kind, layer) if kind.layered == (layer is not None) else None
 
 
-def taps_of(n_layer: int, tensors: Iterable[str]) -> Iterator[Tap]:
-    """The taps of a model with these weight tensors, in graph order."""
+def taps_of(n_layer: int, tensors: Iterable[str], words: Sequence[str] = ()) -> Iterator[Tap]:
+    """The taps of a model with these weight tensors, in graph order; ``words`` are a layer's, where not the usual."""
     present = set(tensors)
-    outside = [kind for kind in KINDS if not kind.layered]
-    yield Tap(outside[0], None)
+    layered = [BY_WORD[word] for word in words] or [kind for kind in KINDS if kind.layered and not kind.special]
+    first = next(place for place, kind in enumerate(KINDS) if kind.layered)
+    roots = {name.split(".")[0] for name in present}
+    yield from (Tap(kind, None) for kind in KINDS[:first] if kind.needs is None or kind.needs in roots)
     for layer in range(n_layer):
         stems = {name.split(".")[2] for name in present if name.startswith(f"blk.{layer}.") and name.count(".") >= 3}
-        for kind in KINDS:
-            exists = (kind.needs is None or kind.needs in stems) and kind.without not in stems
-            if kind.layered and exists:
+        for kind in layered:
+            if (kind.needs is None or kind.needs in stems) and kind.without not in stems:
                 yield Tap(kind, layer)
-    for kind in outside[1:]:
-        yield Tap(kind, None)
+    yield from (Tap(kind, None) for kind in KINDS[first:] if not kind.layered)
+
+
+def input_of(layer: int, present: Container[str]) -> str:
+    """The tap that is a layer's input (of what comes after the last layer: its number plus one)."""
+    return f"l_out-{layer - 1}" if layer else "inpL" if "inpL" in present else "embd"
 
 
 def inputs_of(tap: Tap, present: Container[str], n_layer: int) -> list[str]:
     """Names of the taps that an op reads, of those in ``present``."""
-    names: list[str] = []
-    for word in re.split(r"[ |]", tap.kind.inputs):
+
+    def named(word: str) -> str:
         if word == "prev":
-            last = n_layer if tap.layer is None else tap.layer
-            names.append("embd" if last == 0 else f"l_out-{last - 1}")
-        elif word:
-            names.append(word if tap.layer is None else f"{word}-{tap.layer}")
-    if tap.kind.word in ("Qcur_rope", "Kcur_rope"):  # QK-norm comes between, where there is one
-        names = names[:1] if names[0] in present else names[1:]
-    return [name for name in names if name in present]
+            return input_of(n_layer if tap.layer is None else tap.layer, present)
+        return word if tap.layer is None else f"{word}-{tap.layer}"
+
+    groups = ([named(word) for word in group.split("|")] for group in tap.kind.inputs.split())
+    return [found for group in groups if (found := next((n for n in group if n in present), None)) is not None]
 
 
 def with_norm(tap: Tap, op: str) -> Tap:

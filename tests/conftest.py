@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small import DIM, EMBD, VOCAB, write_model
+from small_others import gpt2, phi3
 
 _RNG = np.random.default_rng(7)
 
@@ -65,6 +66,9 @@ OPTIONS = {
             f"blk.{i}.ffn_{part}.weight": _matrix(EMBD, EMBD) for i in (0, 1) for part in ("gate", "up", "down")
         },
     },
+    "phi3": phi3(),
+    "phi3-long": phi3(**{"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.2}),
+    "gpt2": gpt2(),
     # what overflows: squares of the embedding's rows, exp of the scores, up
     "llama-large": {
         "tensors": {

@@ -29,10 +29,11 @@ def write_model(
     bos: int | None = None,
     extra: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray | tuple[np.ndarray, Type]] | None = None,
+    drop: tuple[str, ...] = (),
     seed: int = 1,
 ) -> Path:
     """Write a model with random weights. ``extra`` sets metadata (without the architecture's prefix), ``tensors`` adds
-    or replaces tensors, as they are; one of a block type is its bytes and the type."""
+    or replaces tensors, as they are; one of a block type is its bytes and the type; ``drop`` names stems left out."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, arch)
     for key, value in _metadata(layers, heads, kv_heads, experts, extra or {}).items():
@@ -69,7 +70,8 @@ def write_model(
         layer["attn_output.weight"] = matrix(EMBD, q)
         layer |= _ffn(matrix, experts)
         all_tensors |= {f"blk.{i}.{name}": values for name, values in layer.items()}
-    for name, values in (all_tensors | (tensors or {})).items():
+    kept = {name: values for name, values in all_tensors.items() if name.split(".")[-2] not in drop}
+    for name, values in (kept | (tensors or {})).items():
         _add_tensor(writer, name, values, Type[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -21,16 +21,28 @@ MOE = DENSE.replace(
     "ffn_moe_swiglu ffn_moe_down",
 )
 
+PHI3 = DENSE.replace("Qcur_rope", "Qcur_rope Qcur_scaled").replace("ffn_gate ", "")
+GPT2 = DENSE.replace("Qcur_rope Kcur_rope ", "").replace("ffn_gate ffn_up ffn_swiglu", "ffn_up ffn_gelu")
 QWEN3_MOE = MOE.replace("Vcur_proj", "Vcur_proj Qcur_normed Kcur_normed")
 
 
 @pytest.mark.parametrize(
     ("name", "layer"),
-    [("llama", DENSE), ("qwen2", DENSE), ("stablelm", DENSE), ("qwen3", QWEN3), ("moe", MOE), ("qwen3moe", QWEN3_MOE)],
+    [
+        ("llama", DENSE),
+        ("qwen2", DENSE),
+        ("stablelm", DENSE),
+        ("qwen3", QWEN3),
+        ("moe", MOE),
+        ("qwen3moe", QWEN3_MOE),
+        ("phi3", PHI3),
+        ("gpt2", GPT2),
+    ],
 )
 def test_the_taps_of_each_architecture_in_order(name, layer, small_model):
     layers = [f"{word}-{i}" for i in range(2) for word in layer.split()]
-    expected = ["embd", *layers, "result_norm", "result_output"]
+    before = ["pos_embd", "inpL"] if name == "gpt2" else []
+    expected = ["embd", *before, *layers, "result_norm", "result_output"]
     model = Model(small_model(name))
     assert [tap.name for tap in model.taps] == expected
     trace = record(model.engine, (1, 2, 3), "engine")

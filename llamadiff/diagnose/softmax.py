@@ -51,7 +51,7 @@ class Softmax:
 def softmax(case: Case) -> Softmax:
     """Scaled, masked, normalised."""
     hidden = case.run.positions[None, :] > case.run.positions[:, None]
-    return Softmax(case["kq"], 1.0 / math.sqrt(case.config.head_k), hidden)
+    return Softmax(case["kq"], case.engine.attention_scale, hidden)
 
 
 @bug("kq_soft_max", fix="scale scores by 1/sqrt(head size), once", source="llama.cpp#13951")

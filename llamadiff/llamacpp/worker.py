@@ -180,7 +180,7 @@ class Capture:
         """The eval callback: asked for every node before it runs, and called with those it wanted after."""
         try:
             node = Node(self.ggml, ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents)
-            name = tap_name(node.name, node.op, [source.name for source in node.sources])
+            name = tap_name(node.name, node.op, [_seen(source).name for source in node.sources])
             wanted = name is not None and (self.wanted is None or name in self.wanted)
             if ask:
                 self.weights_read.update(
@@ -229,6 +229,12 @@ class Capture:
             },
             model={**self.request.model_info, "sha256": self.sha256.result()},
         )
+
+
+def _seen(source: Node) -> Node:
+    """What a node reads, seen through the choice of rows whose logits are wanted: all of them are."""
+    chosen = source.name.startswith("node_") and source.op == "GET_ROWS" and source.sources[1].name == "out_ids"
+    return source.sources[0] if chosen else source
 
 
 def _in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:

@@ -83,9 +83,13 @@ class Config:
         return config
 
 
+LONGROPE = ("phi3",)  # architectures that read rope_factors_long and rope_factors_short
+
+
 def _rope(read: _Reader, head_k: int) -> Rope:
     """RoPE settings (llama.cpp, llama_model_base::load_hparams and the llama_context constructor)."""
     kind = read.text("rope.scaling.type", "linear")
+    kind = "linear" if kind == "longrope" and read.architecture in LONGROPE else kind  # the factors come on top
     if kind not in ("none", "linear", "yarn"):
         raise ModelError(f"{read.prefix}rope.scaling.type = {kind!r}: the engine knows none, linear and yarn")
     factor = read.number("rope.scaling.factor", 0.0) or read.number("rope.scale_linear", 0.0) or 1.0
@@ -122,6 +126,7 @@ class _Reader:
     """Typed access to the keys of one architecture."""
 
     def __init__(self, architecture: str, fields: Mapping[str, Any]) -> None:
+        self.architecture = architecture
         self.prefix = f"{architecture}."
         self.fields = fields
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,10 +33,10 @@ class Tap(Protocol):
     def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
         """The operands of a product, as the arithmetic under study would see them.
 
-        ``kind`` is the type of the weights (``Q4_K``), or ``cache_k`` / ``cache_v`` for the two products of
-        attention. Index arrays come back as they are. For weights whose blocks have a minimum (Q4_1, Q5_1) one
-        more array may follow: what to add to the sum of each block's activations before the minimum multiplies
-        it, [..., in / 32].
+        ``kind`` is the type of the weights (``Q4_K``), ``cache_k`` / ``cache_v`` for the two products of attention, or
+        ``gelu`` for what goes into that function and what comes out of it. Index arrays come back as they are. For
+        weights whose blocks have a minimum (Q4_1, Q5_1) one more array may follow: what to add to the sum of each
+        block's activations before the minimum multiplies it, [..., in / 32].
         """
         ...
 
@@ -100,11 +101,12 @@ class Engine:
     """Runs one GGUF file.
 
     ``ops`` is the maths it computes with; a faulty copy of it makes a faulty engine, which is how
-    the tests inject bugs. Raises ModelError for a file that cannot be run faithfully.
+    the tests inject bugs. ``n_ctx`` is how many tokens there shall be room for (0: no more than are run), by which
+    LongRoPE chooses its factors. Raises ModelError for a file that cannot be run faithfully.
     """
 
     def __init__(
-        self, model: str | Path | Weights, dtype: type[np.floating[Any]] = np.float32, maths: Any = ops
+        self, model: str | Path | Weights, dtype: type[np.floating[Any]] = np.float32, maths: Any = ops, n_ctx: int = 0
     ) -> None:
         self.w = model if isinstance(model, Weights) else Weights(model, dtype)
         name = self.w.fields.get("general.architecture")
@@ -116,6 +118,7 @@ class Engine:
         check_shapes(self.config, self.w)
         self.architecture = ARCHITECTURES[self.config.architecture]
         self.ops = maths
+        self.n_ctx = n_ctx
         self._vectors: dict[str, Array] = {}
         self.n_vocab = self.w.shape("token_embd.weight")[0]
 
@@ -137,7 +140,7 @@ class Engine:
         start = int(cache.positions[-1]) + 1 if cache.positions.size else 0
         here = np.asarray(positions if positions is not None else range(start, start + len(tokens)), np.int64)
         cache.positions = np.concatenate([cache.positions, here])
-        tap, rope, factors = tap or Silent(), self.config.rope, self._optional("rope_freqs.weight")
+        tap, rope, factors = tap or Silent(), self.config.rope, self.rope_factors(len(cache.positions))
         cos, sin = self.ops.rope_angles(rope, here, factors)
         cos, sin = tap.angles(cos, sin, rope, here, factors)
         layers = layers if layers is not None else range(self.config.n_layer)
@@ -146,9 +149,29 @@ class Engine:
             result: Array = self.architecture.forward(self, np.asarray(tokens), step)
         return result
 
+    def rope_factors(self, n_tokens: int) -> Array | None:
+        """What the file divides RoPE's frequencies by, if anything: LongRoPE does so by the length of the context."""
+        if "rope_freqs.weight" in self.w:
+            return self._vector("rope_freqs.weight")
+        longer = (self.n_ctx or n_tokens) > self.config.rope.n_ctx_orig
+        return self._optional(f"rope_factors_{'long' if longer else 'short'}.weight")
+
     def embed(self, tokens: Array) -> Array:
         """Embedding rows of the tokens -> [1, token, embd]; no other row is read."""
         return self.w.rows("token_embd.weight", tokens)[None]
+
+    def positions(self, positions: Array) -> Array:
+        """Learned vectors of positions -> [1, token, embd]."""
+        count = self.w.shape("position_embd.weight")[0]
+        if int(positions.max()) >= count or int(positions.min()) < 0:
+            raise ModelError(f"position {int(positions.max())}: position_embd.weight has {count}")
+        return self.w.rows("position_embd.weight", positions)[None]
+
+    def gelu(self, x: Array, tap: Tap) -> Array:
+        """GELU. An arithmetic may look it up in a table, hence round its result as it rounds its operand."""
+        (x,) = tap.operands("gelu", x)
+        (y,) = tap.operands("gelu", self.ops.gelu(x))
+        return y
 
     def norm(self, x: Array, name: str) -> Array:
         """RMSNorm with the weight ``name``.weight."""
@@ -210,6 +233,12 @@ class Engine:
         """The output head; a file without one ties it to the embedding."""
         return self.linear(x, "output" if "output.weight" in self.w else "token_embd", tap)
 
+    @property
+    def attention_scale(self) -> float:
+        """What scores are multiplied by: 1 / sqrt(head size), unless the architecture has a rule of its own."""
+        own = getattr(self.architecture, "attention_scale", None)
+        return float(own(self.config)) if own is not None else 1.0 / math.sqrt(self.config.head_k)
+
     def attention(self, i: int, q: Array, k: Array, v: Array, step: Step) -> Array:
         """Causal attention of layer i over the cache: q [b, t, h, d], k and v [b, t, k, d] -> [b, t, h*d]."""
         tap = step.tap
@@ -217,8 +246,9 @@ class Engine:
         keys, values = tap(f"kv_k-{i}", keys), tap(f"kv_v-{i}", values)  # [b, s, k, d]
         q, keys = tap.operands("cache_k", q, keys)
         scores = tap(f"kq-{i}", self.ops.attention_scores(q, keys))  # [b, h, t, s]
-        scale = 1.0 / np.sqrt(self.config.head_k)
-        probs = self.ops.causal_softmax(scores, scale, step.positions, step.key_positions)  # [b, h, t, s]
+        probs = self.ops.causal_softmax(
+            scores, self.attention_scale, step.positions, step.key_positions
+        )  # [b, h, t, s]
         probs, values = tap.operands("cache_v", tap(f"kq_soft_max-{i}", probs), values)
         return tap(f"kqv_out-{i}", self.ops.attention_values(probs, values))
 

@@ -21,6 +21,11 @@ IMPLEMENTED = frozenset({
     "rope.scaling.attn_factor", "rope.scaling.original_context_length",
 })  # fmt: skip
 
+# Read by config.py for these architectures alone, or known to change nothing in them.
+OF: Mapping[str, frozenset[str]] = {
+    "phi3": frozenset({"attention.sliding_window"}),  # llama.cpp attends to all keys all the same (src/models/phi3.cpp)
+}
+
 # Describe the file or its training; no forward pass depends on them.
 DESCRIPTIVE = frozenset({
     "rope.scaling.finetuned", "tensor_data_layout", "attention.causal", "pooling_type", "expert_feed_forward_length",
@@ -80,10 +85,11 @@ def _same(value: Any, expected: Any) -> bool:
 def refuse_unknown(architecture: str, fields: Mapping[str, Any]) -> None:
     """Raise ModelError naming every key of ``architecture`` that may change the result and is not implemented."""
     prefix = f"{architecture}."
+    known = IMPLEMENTED | DESCRIPTIVE | WINDOW_TWINS | OF.get(architecture, frozenset())
     unknown = []
     for name, value in fields.items():
         key = name.removeprefix(prefix)
-        if not name.startswith(prefix) or key in IMPLEMENTED | DESCRIPTIVE | WINDOW_TWINS:
+        if not name.startswith(prefix) or key in known:
             continue
         if not is_unset(value) and not _is_foreign(key, value):
             unknown.append(f"{name} = {_brief(value)}")

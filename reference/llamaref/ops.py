@@ -142,6 +142,12 @@ def swiglu(gate: Array, up: Array) -> Array:
     return silu(gate) * up
 
 
+def gelu(x: Array) -> Array:
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    root = math.sqrt(2 / math.pi)
+    return np.asarray(0.5 * x * (1 + np.tanh(root * x * (1 + 0.044715 * x * x))))
+
+
 def top_k(probs: Array, k: int) -> Array:
     """Indices of the k largest values, largest first: [..., expert] -> [..., k] int32."""
     return np.argsort(-probs, axis=-1, kind="stable")[..., :k].astype(np.int32)

@@ -1,4 +1,8 @@
-"""The architectures: one module each, named by its GGUF architecture string. Adding a file adds one."""
+"""The architectures: one module each, named by its GGUF architecture string. Adding a file adds one.
+
+A hyphen of the string is an underscore of the file: gpt-oss is gpt_oss.py. Modules whose name begins with an underscore
+are no architectures.
+"""
 
 from __future__ import annotations
 
@@ -7,5 +11,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 
 ARCHITECTURES: dict[str, ModuleType] = {
-    module.name: import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)
+    module.name.replace("_", "-"): import_module(f"{__name__}.{module.name}")
+    for module in iter_modules(__path__)
+    if not module.name.startswith("_")
 }
