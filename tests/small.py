@@ -123,9 +123,13 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray | tuple[n
     """Matrices in the model's type, vectors and routers in float32."""
     if isinstance(values, tuple):
         writer.add_tensor(name, values[0], raw_dtype=values[1])
-    elif values.dtype != np.float32 or values.ndim == 1 or "ffn_gate_inp" in name or kind == Type.F32:
+    elif values.dtype != np.float32 or values.ndim == 1 or kind == Type.F32 or _stays_f32(name):
         writer.add_tensor(name, values)
     elif kind == Type.F16:
         writer.add_tensor(name, values.astype(np.float16))
     else:
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+
+
+def _stays_f32(name: str) -> bool:
+    return "ffn_gate_inp" in name or name.endswith(".bias")

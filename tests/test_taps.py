@@ -23,6 +23,12 @@ MOE = DENSE.replace(
 
 PHI3 = DENSE.replace("Qcur_rope", "Qcur_rope Qcur_scaled").replace("ffn_gate ", "")
 GPT2 = DENSE.replace("Qcur_rope Kcur_rope ", "").replace("ffn_gate ffn_up ffn_swiglu", "ffn_up ffn_gelu")
+GPT_OSS = (
+    MOE.replace("ffn_norm", "attn_post_norm")
+    .replace("ffn_moe_probs ", "")
+    .replace("weights_norm", "weights_softmax")
+    .replace("swiglu", "swiglu_oai")
+)
 QWEN3_MOE = MOE.replace("Vcur_proj", "Vcur_proj Qcur_normed Kcur_normed")
 
 
@@ -37,6 +43,7 @@ QWEN3_MOE = MOE.replace("Vcur_proj", "Vcur_proj Qcur_normed Kcur_normed")
         ("qwen3moe", QWEN3_MOE),
         ("phi3", PHI3),
         ("gpt2", GPT2),
+        ("gpt-oss", GPT_OSS),
     ],
 )
 def test_the_taps_of_each_architecture_in_order(name, layer, small_model):

@@ -100,7 +100,11 @@ def recipe(*words: str) -> Callable[[Builder], Builder]:
 
 
 def recipe_of(case: Case) -> Recipe:
-    """The right recipe of a case's tap."""
+    """The right recipe of a case's tap. Raises NotRecordedError for an op that no recipe lays open."""
+    from llamadiff.diagnose.case import NotRecordedError
+
+    if case.tap.kind.word not in _RECIPES:
+        raise NotRecordedError(case.tap.name)
     return _RECIPES[case.tap.kind.word](case)
 
 

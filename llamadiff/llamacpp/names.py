@@ -12,7 +12,7 @@ _BY_WEIGHT: Mapping[str, str] = {
     kind.weight: kind.word for kind in BY_WORD.values() if kind.weight is not None and kind.op != "GET_ROWS"
 }
 _WEIGHT = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias|scale)")
-_WEIGHT_OPS = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "MUL": 1, "ADD": 1}  # op -> which source the weight is
+_WEIGHT_OPS = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "MUL": 1, "ADD": 1, "ADD_ID": 1}  # op -> which source the weight is
 
 # Everything else is known by llama.cpp's own name and the op: (word, op) -> tap.
 _BY_NAME: Mapping[tuple[str, str], str] = {
@@ -44,6 +44,8 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("ffn_moe_out", "CONT"): "ffn_out",
     ("ffn_swiglu", "SWIGLU"): "ffn_swiglu",
     ("ffn_gelu", "GELU"): "ffn_gelu",
+    ("ffn_moe_weights_softmax", "RESHAPE"): "ffn_moe_weights_softmax",
+    ("ffn_moe_swiglu_oai", "SWIGLU_OAI"): "ffn_moe_swiglu_oai",
     ("l_out", "ADD"): "l_out",
 }
 _NODE = re.compile(r"(\w+?)(?:-(\d+))?")

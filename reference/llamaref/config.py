@@ -47,6 +47,12 @@ class Config:
     norm_eps: float = 0.0  # of LayerNorm, in architectures that have it
     n_expert: int = 0
     n_expert_used: int = 0
+    n_swa: int = 0  # keys that a query sees in the layers of ``swa_layers``; 0: all
+    swa_layers: tuple[bool, ...] = ()
+
+    def window(self, layer: int) -> int:
+        """How many keys a query of this layer sees; 0: all that are not after it."""
+        return self.n_swa if self.swa_layers and self.swa_layers[layer] else 0
 
     @classmethod
     def from_metadata(cls, fields: Mapping[str, Any]) -> Config:
@@ -78,9 +84,29 @@ class Config:
             norm_eps=norm_eps,
             n_expert=n_expert,
             n_expert_used=read.count("expert_used_count", None if n_expert else 0),
+            **_windows(read),
         )
         _check(config)
         return config
+
+
+WINDOWS = {"gpt-oss": 2}  # architectures with windows -> the period: its last layer sees all keys
+
+
+def _windows(read: _Reader) -> dict[str, Any]:
+    """Which layers have a sliding window: a flag a layer, or the period (llama.cpp, set_swa_pattern)."""
+    if read.architecture not in WINDOWS:
+        return {}
+    n_layer, key = read.count("block_count"), "attention.sliding_window_pattern"
+    pattern = read.fields.get(read.prefix + key, WINDOWS[read.architecture])
+    if not isinstance(pattern, list):
+        pattern = [pattern == 0 or i % pattern < pattern - 1 for i in range(n_layer)]
+    if len(pattern) < n_layer:
+        raise ModelError(f"{read.prefix}{key} has {len(pattern)} values for {n_layer} layers")
+    for own, other in (("rope.freq_base_swa", "rope.freq_base"), ("rope.dimension_count_swa", "rope.dimension_count")):
+        if read.value(own, 0) not in (0, read.value(other, 0)):
+            raise ModelError(f"{read.prefix}{own} = {read.value(own, 0)}: the engine has one RoPE for all layers")
+    return {"n_swa": read.count("attention.sliding_window"), "swa_layers": tuple(map(bool, pattern[:n_layer]))}
 
 
 LONGROPE = ("phi3",)  # architectures that read rope_factors_long and rope_factors_short

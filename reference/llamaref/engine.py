@@ -226,8 +226,9 @@ class Engine:
         for expert in np.unique(chosen):
             mine = chosen == expert  # [b, t, used]
             out[mine] = self.w.product(f"{name}.weight", x[mine], *(part[mine] for part in sums), expert=int(expert))
-        scale = self.scale(name)  # [expert]
-        return out if scale is None else out * scale[chosen][..., None]
+        scale, bias = self.scale(name), self._optional(f"{name}.bias")  # [expert], [expert * out]
+        out = out if scale is None else out * scale[chosen][..., None]
+        return out if bias is None else out + bias.reshape(-1, out.shape[-1])[chosen]
 
     def logits(self, x: Array, tap: Tap) -> Array:
         """The output head; a file without one ties it to the embedding."""
@@ -246,11 +247,15 @@ class Engine:
         keys, values = tap(f"kv_k-{i}", keys), tap(f"kv_v-{i}", values)  # [b, s, k, d]
         q, keys = tap.operands("cache_k", q, keys)
         scores = tap(f"kq-{i}", self.ops.attention_scores(q, keys))  # [b, h, t, s]
-        probs = self.ops.causal_softmax(
-            scores, self.attention_scale, step.positions, step.key_positions
-        )  # [b, h, t, s]
+        seen = step.positions, step.key_positions
+        probs = self.ops.causal_softmax(scores, self.attention_scale, *seen, **self._beside(i))  # [b, h, t, s]
         probs, values = tap.operands("cache_v", tap(f"kq_soft_max-{i}", probs), values)
         return tap(f"kqv_out-{i}", self.ops.attention_values(probs, values))
+
+    def _beside(self, i: int) -> dict[str, Any]:
+        """What the softmax of layer i takes besides, if anything: its window and its sinks."""
+        window, sinks = self.config.window(i), self._optional(f"blk.{i}.attn_sinks.weight")
+        return {**({"window": window} if window else {}), **({"sinks": sinks} if sinks is not None else {})}
 
     def _vector(self, name: str, size: int | None = None) -> Array:
         if name not in self._vectors:

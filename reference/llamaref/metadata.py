@@ -23,6 +23,7 @@ IMPLEMENTED = frozenset({
 
 # Read by config.py for these architectures alone, or known to change nothing in them.
 OF: Mapping[str, frozenset[str]] = {
+    "gpt-oss": frozenset({"attention.sliding_window", "attention.sliding_window_pattern"}),
     "phi3": frozenset({"attention.sliding_window"}),  # llama.cpp attends to all keys all the same (src/models/phi3.cpp)
 }
 

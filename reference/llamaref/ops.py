@@ -115,10 +115,26 @@ def softmax(x: Array) -> Array:
     return np.asarray(wide, x.dtype)
 
 
-def causal_softmax(scores: Array, scale: float, query_positions: Array, key_positions: Array) -> Array:
-    """Attention probabilities: a query sees keys at its own and earlier positions. [b, h, t, s] -> the same."""
-    hidden = key_positions[None, :] > query_positions[:, None]  # [t, s]
-    return softmax(np.where(hidden, -np.inf, scores * np.asarray(scale, scores.dtype)))
+def causal_softmax(
+    scores: Array,
+    scale: float,
+    query_positions: Array,
+    key_positions: Array,
+    window: int = 0,
+    sinks: Array | None = None,
+) -> Array:
+    """Attention probabilities: a query sees keys at its own and earlier positions. [b, h, t, s] -> the same.
+
+    With a ``window`` these are the last so many; ``sinks`` [h] are scores of a key without a value (Xiao et al. 2023,
+    arXiv:2309.17453).
+    """
+    ahead = key_positions[None, :] - query_positions[:, None]  # [t, s]
+    hidden = (ahead > 0) | (ahead <= -window) if window else ahead > 0
+    x = np.where(hidden, -np.inf, scores * np.asarray(scale, scores.dtype))
+    if sinks is None:
+        return softmax(x)
+    column = np.broadcast_to(sinks[:, None, None], (*x.shape[:-1], 1))
+    return softmax(np.concatenate([x, column], axis=-1))[..., :-1]
 
 
 def attention_values(probs: Array, v: Array) -> Array:
@@ -140,6 +156,12 @@ def silu(x: Array) -> Array:
 def swiglu(gate: Array, up: Array) -> Array:
     """silu(gate) * up (Shazeer 2020, arXiv:2002.05202)."""
     return silu(gate) * up
+
+
+def swiglu_oai(gate: Array, up: Array) -> Array:
+    """gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up between -7 and 7 (OpenAI 2025, gpt-oss)."""
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    return np.asarray(silu(gate * 1.702) / 1.702 * (up + 1))
 
 
 def gelu(x: Array) -> Array:

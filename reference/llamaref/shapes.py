@@ -65,6 +65,8 @@ def _attention(c: Config) -> Mapping[str, tuple[int, ...]]:
         "attn_q_norm": (c.n_head, c.head_k) if c.architecture == "stablelm" else (c.head_k,),
         "attn_k_norm": (c.n_head_kv, c.head_k) if c.architecture == "stablelm" else (c.head_k,),
         "attn_output": (c.n_embd, c.n_head * c.head_v),
+        "attn_sinks": (c.n_head,),
+        "post_attention_norm": (c.n_embd,),
     }
 
 
