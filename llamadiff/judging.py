@@ -192,7 +192,7 @@ class Judge:
 
     def _kind(self, tap: taps.Tap) -> str:
         special = {"kq": "cache_k", "kqv_out": "cache_v", "Qcur_rope": ANGLES, "Kcur_rope": ANGLES,
-                   "ffn_gelu": "gelu"}  # fmt: skip
+                   "ffn_gelu": "gelu", "q_pe": ANGLES, "k_pe": ANGLES, "kqv": "cache_k"}  # fmt: skip
         return special.get(tap.kind.word) or self.weight_types.get(tap.name, "F32")
 
     def _limits(

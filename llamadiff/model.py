@@ -33,9 +33,17 @@ class Model:
         self.vocabulary = Vocabulary(weights.fields)
         config = self.engine.config
         self.n_layer, self.architecture = config.n_layer, config.architecture
-        norm, words = self.engine.architecture.NORM, getattr(self.engine.architecture, "TAPS", "")
-        self.taps = [taps.with_norm(tap, norm) for tap in taps.taps_of(self.n_layer, self.tensors, words.split())]
+        norm = self.engine.architecture.NORM
+        every = taps.taps_of(self.n_layer, self.tensors, lambda layer: self._stated("taps", layer, "").split())
+        self.taps = [taps.fitted(tap, norm, self._stated("axes", tap.layer, {})) for tap in every]
         self._check_complete()
+
+    def _stated(self, what: str, layer: int | None, default: Any) -> Any:
+        """What the architecture's file says of a layer's taps: in a constant, or in a function of layers."""
+        own = self.engine.architecture
+        if layer is not None and hasattr(own, what):
+            return getattr(own, what)(self.engine.config, layer)
+        return getattr(own, what.upper(), default)
 
     def _check_complete(self) -> None:
         """Raise UserError if a tap's weight is missing."""
@@ -96,10 +104,14 @@ class Model:
             return next((weights.shape(name)[axis] for name in names if name in weights), 0)
 
         return {
-            "embd": config.n_embd, "head": config.n_head, "kv_head": config.n_head_kv, "dim": config.head_k,
+            "embd": config.n_embd, "head": config.n_head, "kv_head": config.n_head_kv,
+            "dim": config.head_k_mla or config.head_k, "vocab": self.engine.n_vocab,
             "ff": rows("ffn_gate") or rows("ffn_gate_exps") or rows("ffn_down", axis=-1),
-            "up": rows("ffn_up"), "vocab": self.engine.n_vocab, "expert": config.n_expert,
-            "used": config.n_expert_used,
+            "expert": config.n_expert, "used": config.n_expert_used,
+            "ff_exp": rows("ffn_down_exps", axis=-1), "ff_shexp": rows("ffn_gate_shexp"),
+            "rope": config.rope.n_rot, "lora": config.n_lora_kv, "lora_q": config.n_lora_q,
+            "lora_rope": config.n_lora_kv + config.rope.n_rot, "dim_v": config.head_v_mla,
+            "nope_v": config.n_nope + config.head_v_mla,
         }  # fmt: skip
 
     def describe(self, sha256: str | None = None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from llamadiff.judging import Finding, Judge
 from llamadiff.lanes import FREE, FREE_NATIVE, JITTER, NATIVE, Lane, Source, policies_for, shaken
 
 Array = NDArray[Any]
-ATTENTION = ("kq", "kq_soft_max", "kqv_out")  # the ops in which a token's row depends on other tokens' rows
+ATTENTION = ("kq", "kq_soft_max", "kqv", "kqv_out")  # the ops in which a token's row depends on other tokens' rows
 
 
 class Study(Carrier):

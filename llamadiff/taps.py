@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -17,7 +17,7 @@ class Kind:
     (``attn_q`` for ``blk.3.attn_q.weight``). ``needs`` is the stem of a tensor without which the tap does not
     exist, ``without`` one with which it does not. ``key`` marks the dozen that an engine should write first;
     an ``optional`` one is compared if it is there, and not missed if it is not. ``special``: only architectures whose
-    file lists it (``TAPS``) have it; those that list none have all the others.
+    file lists it (``TAPS``) have it. Those that list none have the others, but for ``without``.
     """
 
     word: str
@@ -52,34 +52,50 @@ KINDS: tuple[Kind, ...] = (
     Kind("Vcur_proj", "MUL_MAT", "attn_norm", _KV_MERGED, "V projection, with bias if there is one", "attn_v", key=True),
     Kind("Qcur_normed", "RMS_NORM", "Qcur_proj", _HEADS, "Q after QK-norm", "attn_q_norm", needs="attn_q_norm"),
     Kind("Kcur_normed", "RMS_NORM", "Kcur_proj", _KV_HEADS, "K after QK-norm", "attn_k_norm", needs="attn_k_norm"),
-    Kind("Qcur_rope", "ROPE", "Qcur_normed|Qcur_proj", _HEADS, "Q after RoPE", key=True),
+    Kind("Qcur_rope", "ROPE", "Qcur_normed|q_b|Qcur_proj", _HEADS, "Q after RoPE", key=True),
     Kind("Qcur_scaled", "SCALE", "Qcur_rope", _HEADS, "Q after RoPE, scaled before its products", special=True),
     Kind("Kcur_rope", "ROPE", "Kcur_normed|Kcur_proj", _KV_HEADS, "K after RoPE", key=True),
-    Kind("kv_k", "SET_ROWS", "Kcur_rope|Kcur_proj", _KV_HEADS, "the cache's K rows, slot by slot", optional=True),
-    Kind("kv_v", "SET_ROWS", "Vcur_proj", _KV_HEADS, "the cache's V rows, slot by slot", optional=True),
-    Kind("kq", "MUL_MAT", "Qcur_scaled|Qcur_rope|Qcur_proj kv_k", _SCORES, "raw scores, before scale and mask; the causal triangle counts"),
+    Kind("q_a", "MUL_MAT", "attn_norm", ("token", "lora_q"), "Q's bottleneck", "attn_q_a", needs="attn_q_a", special=True),
+    Kind("q_a_norm", "RMS_NORM", "q_a", ("token", "lora_q"), "Q's bottleneck, normalised", "attn_q_a_norm", needs="attn_q_a", special=True),
+    Kind("q_b", "MUL_MAT", "q_a_norm", _MERGED, "Q from its bottleneck", "attn_q_b", needs="attn_q_b", special=True),
+    Kind("kv_cmpr_pe", "MUL_MAT", "attn_norm", ("token", "lora_rope"), "K and V compressed, and K's rotated part", "attn_kv_a_mqa", special=True),
+    Kind("kv_cmpr", "RMS_NORM", "kv_cmpr_pe", ("token", "lora"), "K and V compressed, normalised", "attn_kv_a_norm", special=True),
+    Kind("k_pe", "ROPE", "kv_cmpr_pe", ("token", "1", "rope"), "K's rotated part after RoPE, one for all heads", special=True),
+    Kind("kv", "MUL_MAT", "kv_cmpr", ("token", "head*nope_v"), "K and V of every head", "attn_kv_b", special=True),
+    Kind("q_pe", "ROPE", "q_b|Qcur_proj", ("token", "head", "rope"), "Q's rotated part after RoPE", special=True),
+    Kind("q_nope_absorbed", "MUL_MAT", "q_b|Qcur_proj", ("head", "query", "lora"), "Q's other part, ready for compressed K", "attn_k_b", special=True),
+    Kind("kv_k", "SET_ROWS", "Kcur_rope|Kcur_proj|kv k_pe", _KV_HEADS, "the cache's K rows, slot by slot", optional=True),
+    Kind("kv_v", "SET_ROWS", "Vcur_proj|kv", _KV_HEADS, "the cache's V rows, slot by slot", optional=True),
+    Kind("kq", "MUL_MAT", "Qcur_scaled|Qcur_rope|q_pe|Qcur_proj q_nope_absorbed kv_k|kv_cmpr k_pe", _SCORES, "raw scores, before scale and mask; the causal triangle counts"),
     Kind("kq_soft_max", "SOFT_MAX", "kq", _SCORES, "attention probabilities", key=True),
-    Kind("kqv_out", "MUL_MAT", "kq_soft_max kv_v", _MERGED, "heads merged, before the output projection", key=True),
+    Kind("kqv", "MUL_MAT", "kq_soft_max kv_cmpr", ("head", "query", "lora"), "weighted sums of compressed V", special=True),
+    Kind("kqv_mla", "MUL_MAT", "kqv", ("head", "query", "dim_v"), "every head's, from compressed V", "attn_v_b", special=True),
+    Kind("kqv_out", "MUL_MAT", "kqv_mla|kq_soft_max kv_v", _MERGED, "heads merged, before the output projection", key=True),
     Kind("attn_out", "MUL_MAT", "kqv_out", _ROWS, "after the output projection", "attn_output", key=True),
     Kind("ffn_inp", "ADD", "attn_out prev", _ROWS, "residual after attention", key=True),
     Kind("ffn_norm", "RMS_NORM", "ffn_inp", _ROWS, "normalised FFN input, times its weight", "ffn_norm"),
     Kind("attn_post_norm", "RMS_NORM", "ffn_inp", _ROWS, "normalised FFN input, times its weight", "post_attention_norm", special=True),
     Kind("ffn_moe_logits", "MUL_MAT", "ffn_norm|attn_post_norm", _EXPERTS, "router scores", "ffn_gate_inp", needs=_MOE),
     Kind("ffn_moe_probs", "SOFT_MAX", "ffn_moe_logits", _EXPERTS, "router probabilities", needs=_MOE),
-    Kind("ffn_moe_topk", "ARGSORT", "ffn_moe_probs|ffn_moe_logits", _USED, "chosen experts' numbers, best first", needs=_MOE),
+    Kind("ffn_moe_probs_biased", "ADD", "ffn_moe_probs", _EXPERTS, "router probabilities as experts are chosen by them", needs="exp_probs_b", special=True),
+    Kind("ffn_moe_topk", "ARGSORT", "ffn_moe_probs_biased|ffn_moe_probs|ffn_moe_logits", _USED, "chosen experts' numbers, best first", needs=_MOE),
     Kind("ffn_moe_weights", "GET_ROWS", "ffn_moe_probs|ffn_moe_logits ffn_moe_topk", _USED, "their probabilities", needs=_MOE),
     Kind("ffn_moe_weights_norm", "DIV", "ffn_moe_weights", _USED, "made to sum to one", needs=_MOE),
+    Kind("ffn_moe_weights_scaled", "SCALE", "ffn_moe_weights_norm|ffn_moe_weights", _USED, "times the experts' scale", needs=_MOE, special=True),
     Kind("ffn_moe_weights_softmax", "SOFT_MAX", "ffn_moe_weights", _USED, "softmax of the chosen", special=True),
     Kind("ffn_moe_gate", "MUL_MAT_ID", "ffn_norm|attn_post_norm ffn_moe_topk", _USED_FF, "chosen experts' gate", "ffn_gate_exps", needs=_MOE),
     Kind("ffn_moe_up", "MUL_MAT_ID", "ffn_norm|attn_post_norm ffn_moe_topk", _USED_FF, "chosen experts' up", "ffn_up_exps", needs=_MOE),
     Kind("ffn_moe_swiglu", "SWIGLU", "ffn_moe_gate ffn_moe_up", _USED_FF, "silu(gate) * up", needs=_MOE),
     Kind("ffn_moe_swiglu_oai", "SWIGLU_OAI", "ffn_moe_gate ffn_moe_up", _USED_FF, "gate * sigmoid(1.702 gate) * (up + 1), clamped", special=True),
     Kind("ffn_moe_down", "MUL_MAT_ID", "ffn_moe_swiglu|ffn_moe_swiglu_oai ffn_moe_topk", _USED_EMBD, "chosen experts' down", "ffn_down_exps", needs=_MOE),
+    Kind("ffn_gate_shexp", "MUL_MAT", "ffn_norm", ("token", "ff_shexp"), "shared experts' gate", "ffn_gate_shexp", needs=_MOE, special=True),
+    Kind("ffn_up_shexp", "MUL_MAT", "ffn_norm", ("token", "ff_shexp"), "shared experts' up", "ffn_up_shexp", needs=_MOE, special=True),
+    Kind("ffn_shexp", "MUL_MAT", "ffn_swiglu", _ROWS, "shared experts, after their down projection", "ffn_down_shexp", needs=_MOE, special=True),
     Kind("ffn_gate", "MUL_MAT", "ffn_norm", _FF, "gate projection", "ffn_gate", without=_MOE),
-    Kind("ffn_up", "MUL_MAT", "ffn_norm", ("token", "up"), "up projection", "ffn_up", without=_MOE),
-    Kind("ffn_swiglu", "SWIGLU", "ffn_gate ffn_up", _FF, "silu(gate) * up", without=_MOE),
+    Kind("ffn_up", "MUL_MAT", "ffn_norm", _FF, "up projection", "ffn_up", without=_MOE),
+    Kind("ffn_swiglu", "SWIGLU", "ffn_gate|ffn_gate_shexp ffn_up|ffn_up_shexp", _FF, "silu(gate) * up", without=_MOE),
     Kind("ffn_gelu", "GELU", "ffn_up", _FF, "gelu(up)", special=True),
-    Kind("ffn_out", "MUL_MAT", "ffn_swiglu|ffn_gelu|ffn_moe_down ffn_moe_weights_norm|ffn_moe_weights_softmax", _ROWS, "after the down projection, or the experts' weighted sum", "ffn_down", key=True),
+    Kind("ffn_out", "MUL_MAT", "ffn_moe_down|ffn_swiglu|ffn_gelu ffn_moe_weights_scaled|ffn_moe_weights_norm|ffn_moe_weights_softmax|ffn_moe_weights ffn_shexp", _ROWS, "after the down projection, or the experts' weighted sum", "ffn_down", key=True),
     Kind("l_out", "ADD", "ffn_out ffn_inp", _ROWS, "residual after the layer", key=True),
     Kind("result_norm", "RMS_NORM", "prev", _ROWS, "after the final norm", "output_norm", layered=False),
     Kind("result_output", "MUL_MAT", "result_norm", ("token", "vocab"), "logits", "output", layered=False, key=True),
@@ -121,18 +137,22 @@ def parse(name: str) -> Tap | None:
     return Tap(kind, layer) if kind.layered == (layer is not None) else None
 
 
-def taps_of(n_layer: int, tensors: Iterable[str], words: Sequence[str] = ()) -> Iterator[Tap]:
-    """The taps of a model with these weight tensors, in graph order; ``words`` are a layer's, where not the usual."""
+def taps_of(
+    n_layer: int, tensors: Iterable[str], words: Callable[[int], Sequence[str]] = lambda layer: ()
+) -> Iterator[Tap]:
+    """The taps of a model with these weight tensors, in graph order.
+
+    ``words`` are those of a layer that its architecture states; where it states none, it has the usual ones.
+    """
     present = set(tensors)
-    layered = [BY_WORD[word] for word in words] or [kind for kind in KINDS if kind.layered and not kind.special]
     first = next(place for place, kind in enumerate(KINDS) if kind.layered)
     roots = {name.split(".")[0] for name in present}
     yield from (Tap(kind, None) for kind in KINDS[:first] if kind.needs is None or kind.needs in roots)
     for layer in range(n_layer):
         stems = {name.split(".")[2] for name in present if name.startswith(f"blk.{layer}.") and name.count(".") >= 3}
-        for kind in layered:
-            if (kind.needs is None or kind.needs in stems) and kind.without not in stems:
-                yield Tap(kind, layer)
+        stated = [BY_WORD[word] for word in words(layer)]
+        usual = (kind for kind in KINDS if kind.layered and not kind.special and kind.without not in stems)
+        yield from (Tap(kind, layer) for kind in stated or usual if kind.needs is None or kind.needs in stems)
     yield from (Tap(kind, None) for kind in KINDS[first:] if not kind.layered)
 
 
@@ -153,9 +173,10 @@ def inputs_of(tap: Tap, present: Container[str], n_layer: int) -> list[str]:
     return [found for group in groups if (found := next((n for n in group if n in present), None)) is not None]
 
 
-def with_norm(tap: Tap, op: str) -> Tap:
-    """The same tap where the architecture's norms are another op (LayerNorm: NORM)."""
-    return replace(tap, kind=replace(tap.kind, op=op)) if tap.kind.op == "RMS_NORM" else tap
+def fitted(tap: Tap, norm: str, axes: Mapping[str, tuple[str, ...]]) -> Tap:
+    """The same tap where the architecture's norms are another op (LayerNorm: NORM), or its axes are others."""
+    kind = replace(tap.kind, op=norm) if tap.kind.op == "RMS_NORM" else tap.kind
+    return replace(tap, kind=replace(kind, axes=axes.get(kind.word, kind.axes)))
 
 
 def weight_name(tap: Tap, tensors: Iterable[str]) -> str | None:
@@ -165,7 +186,8 @@ def weight_name(tap: Tap, tensors: Iterable[str]) -> str | None:
     present = set(tensors)
     prefix = "" if tap.layer is None else f"blk.{tap.layer}."
     alternatives = {"output": "token_embd", "attn_q": "attn_qkv", "attn_k": "attn_qkv", "attn_v": "attn_qkv",
-                    "ffn_down": "ffn_down_exps"}  # fmt: skip
+                    "ffn_down": "ffn_down_exps", "ffn_gate_exps": "ffn_gate_up_exps",
+                    "ffn_up_exps": "ffn_gate_up_exps"}  # fmt: skip
     for stem in (tap.kind.weight, alternatives.get(tap.kind.weight)):
         if stem is not None and f"{prefix}{stem}.weight" in present:
             return f"{prefix}{stem}.weight"
@@ -179,7 +201,7 @@ def shape_of(tap: Tap, n_tokens: int, sizes: Mapping[str, int]) -> tuple[int, ..
     def size(axis: str) -> int:
         product = 1
         for part in axis.split("*"):
-            product *= known[part]
+            product *= int(part) if part.isdigit() else known[part]
         return product
 
     return tuple(size(axis) for axis in tap.kind.axes)

@@ -81,11 +81,12 @@ def test_a_16_bit_cache_is_exact_too(kind, small_model):
     judged(compare(small_model("qwen3", "Q8_0"), tokens=TOKENS, n_predict=2, settings=Settings(kind, kind)))
 
 
+NAMES = ("llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "phi3", "phi3-long", "gpt2", "gpt-oss",
+         "gpt-oss-mxfp4", "deepseek2", "deepseek2-old")  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
-@pytest.mark.parametrize(
-    "name",
-    ["llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "phi3", "phi3-long", "gpt2", "gpt-oss", "gpt-oss-mxfp4"],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_architecture_is_exact(name, kind, small_model):
     judged(compare(small_model(name, kind), tokens=TOKENS, n_predict=2))
 
@@ -131,7 +132,7 @@ def test_partial_rotary_stops_llama_cpp_and_not_the_user(tmp_path):
 
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "models"
-RANDOM = [path for arch in ("llama", "qwen2", "qwen3", "qwen3moe", "stablelm", "phi3", "gpt2", "gpt-oss")
+RANDOM = [path for arch in ("llama", "qwen2", "qwen3", "qwen3moe", "stablelm", "phi3", "gpt2", "gpt-oss", "deepseek2")
           for path in sorted((SHARED / "random").glob(f"{arch}.*.gguf"))]  # fmt: skip
 SHARED_MODELS = [SHARED / "stories260K.gguf", *RANDOM]
 

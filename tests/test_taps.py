@@ -29,6 +29,14 @@ GPT_OSS = (
     .replace("weights_norm", "weights_softmax")
     .replace("swiglu", "swiglu_oai")
 )
+LATENT = "attn_norm q_a q_a_norm q_b kv_cmpr_pe kv_cmpr k_pe q_pe q_nope_absorbed kq kq_soft_max kqv kqv_mla kqv_out "
+LATENT_OLD = "attn_norm Qcur_proj kv_cmpr_pe kv_cmpr k_pe kv Qcur_rope kv_k kv_v kq kq_soft_max kqv_out "
+DENSE_END = "attn_out ffn_inp ffn_norm ffn_gate ffn_up ffn_swiglu ffn_out l_out"
+MOE_END = """attn_out ffn_inp ffn_norm ffn_moe_logits ffn_moe_probs ffn_moe_topk ffn_moe_weights ffn_moe_gate ffn_moe_up
+             ffn_moe_swiglu ffn_moe_down ffn_gate_shexp ffn_up_shexp ffn_swiglu ffn_shexp ffn_out l_out"""
+MOE_END_V3 = MOE_END.replace("probs", "probs ffn_moe_probs_biased").replace(
+    "weights", "weights ffn_moe_weights_norm ffn_moe_weights_scaled"
+)
 QWEN3_MOE = MOE.replace("Vcur_proj", "Vcur_proj Qcur_normed Kcur_normed")
 
 
@@ -44,10 +52,13 @@ QWEN3_MOE = MOE.replace("Vcur_proj", "Vcur_proj Qcur_normed Kcur_normed")
         ("phi3", PHI3),
         ("gpt2", GPT2),
         ("gpt-oss", GPT_OSS),
+        ("deepseek2", (LATENT + DENSE_END, LATENT + MOE_END_V3)),
+        ("deepseek2-old", (LATENT_OLD + DENSE_END, LATENT_OLD + MOE_END)),
     ],
 )
 def test_the_taps_of_each_architecture_in_order(name, layer, small_model):
-    layers = [f"{word}-{i}" for i in range(2) for word in layer.split()]
+    both = (layer, layer) if isinstance(layer, str) else layer
+    layers = [f"{word}-{i}" for i in range(2) for word in both[i].split()]
     before = ["pos_embd", "inpL"] if name == "gpt2" else []
     expected = ["embd", *before, *layers, "result_norm", "result_output"]
     model = Model(small_model(name))

@@ -27,12 +27,20 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("Qcur", "ROPE"): "Qcur_rope",
     ("Qcur", "SCALE"): "Qcur_scaled",
     ("Kcur", "ROPE"): "Kcur_rope",
+    ("q_pe", "ROPE"): "q_pe",
+    ("k_pe", "ROPE"): "k_pe",
     ("kq", "MUL_MAT"): "kq",
     ("kq_soft_max", "SOFT_MAX"): "kq_soft_max",
     ("kqv_out", "CONT"): "kqv_out",
     ("kqv_out", "RESHAPE"): "kqv_out",  # with flash attention
     ("ffn_inp", "ADD"): "ffn_inp",
     ("ffn_moe_probs", "SOFT_MAX"): "ffn_moe_probs",
+    ("ffn_moe_probs", "SIGMOID"): "ffn_moe_probs",
+    ("ffn_moe_probs_biased", "ADD"): "ffn_moe_probs_biased",
+    ("ffn_moe_gate", "VIEW"): "ffn_moe_gate",  # split from a fused product
+    ("ffn_moe_up", "VIEW"): "ffn_moe_up",
+    ("ffn_moe_weights_scaled", "SCALE"): "ffn_moe_weights_scaled",
+    ("ffn_out", "ADD"): "ffn_out",  # with the shared experts
     ("ffn_moe_topk", "VIEW"): "ffn_moe_topk",
     ("ffn_moe_weights", "GET_ROWS"): "ffn_moe_weights",
     ("ffn_moe_weights_norm", "DIV"): "ffn_moe_weights_norm",
@@ -62,6 +70,8 @@ def tap_name(name: str, op: str, sources: Sequence[str]) -> str | None:
         return by_weight
     if op == "ADD" and _NAMELESS.fullmatch(name):
         return _residual(sources[1])
+    if op == "MUL_MAT" and sources[0].startswith("v_cont-"):  # latent attention: V is a part of K's rows
+        return name
     match = _NODE.fullmatch(name)
     word = _BY_NAME.get((match[1], op)) if match else None
     if match is None or word is None or BY_WORD[word].layered != (match[2] is not None):

@@ -28,6 +28,7 @@ class Rope:
     n_ctx_orig: int = 0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    log_mul: float = 0.0  # YaRN's attention temperature, where scores have it instead of the angles
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,28 @@ class Config:
     norm_eps: float = 0.0  # of LayerNorm, in architectures that have it
     n_expert: int = 0
     n_expert_used: int = 0
+    n_layer_dense_lead: int = 0  # layers at the beginning that have no experts
+    n_expert_groups: int = 0
+    n_group_used: int = 0
+    expert_weights_norm: bool = False  # whether the chosen experts' weights are made to sum to one
+    expert_weights_scale: float = 1.0
+    expert_sigmoid: bool = False  # the router's probabilities are sigmoids, not a softmax
+    n_lora_kv: int = 0  # values of K and V that latent attention keeps a token, without those of RoPE
+    n_lora_q: int = 0
+    head_k_mla: int = 0  # a head's Q and K, and V, unfolded
+    head_v_mla: int = 0
+    absorbed: bool = False  # latent attention keeps one row a token, head_k wide
     n_swa: int = 0  # keys that a query sees in the layers of ``swa_layers``; 0: all
     swa_layers: tuple[bool, ...] = ()
 
     def window(self, layer: int) -> int:
         """How many keys a query of this layer sees; 0: all that are not after it."""
         return self.n_swa if self.swa_layers and self.swa_layers[layer] else 0
+
+    @property
+    def n_nope(self) -> int:
+        """A head's values that RoPE leaves alone, in latent attention."""
+        return self.head_k_mla - self.rope.n_rot
 
     @classmethod
     def from_metadata(cls, fields: Mapping[str, Any]) -> Config:
@@ -85,6 +102,7 @@ class Config:
             n_expert=n_expert,
             n_expert_used=read.count("expert_used_count", None if n_expert else 0),
             **_windows(read),
+            **_latent(read),
         )
         _check(config)
         return config
@@ -109,6 +127,32 @@ def _windows(read: _Reader) -> dict[str, Any]:
     return {"n_swa": read.count("attention.sliding_window"), "swa_layers": tuple(map(bool, pattern[:n_layer]))}
 
 
+GATING = {0: False, 1: False, 2: True}  # expert_gating_func -> whether it is a sigmoid; 0: not stated
+
+
+def _latent(read: _Reader) -> dict[str, Any]:
+    """Latent attention and the experts beside it (llama.cpp, src/models/deepseek2.cpp)."""
+    if read.architecture != "deepseek2":
+        return {}
+    gating = read.count("expert_gating_func", 0)
+    if gating not in GATING:
+        raise ModelError(f"{read.prefix}expert_gating_func = {gating}: the engine knows 1 (softmax) and 2 (sigmoid)")
+    k, v = read.count("attention.key_length_mla", 0), read.count("attention.value_length_mla", 0)
+    return {
+        "n_layer_dense_lead": read.count("leading_dense_block_count", 0),
+        "n_expert_groups": read.count("expert_group_count", 0),
+        "n_group_used": read.count("expert_group_used_count", 0),
+        "expert_weights_norm": bool(read.value("expert_weights_norm", False)),
+        "expert_weights_scale": read.number("expert_weights_scale", 0.0) or 1.0,
+        "expert_sigmoid": GATING[gating],
+        "n_lora_kv": read.count("attention.kv_lora_rank"),
+        "n_lora_q": read.count("attention.q_lora_rank", 0),
+        "head_k_mla": k or read.count("attention.key_length"),
+        "head_v_mla": v or read.count("attention.value_length"),
+        "absorbed": bool(k and v),
+    }
+
+
 LONGROPE = ("phi3",)  # architectures that read rope_factors_long and rope_factors_short
 
 
@@ -127,6 +171,7 @@ def _rope(read: _Reader, head_k: int) -> Rope:
         yarn=kind == "yarn",
         attn_factor=read.number("rope.scaling.attn_factor", 1.0),
         n_ctx_orig=read.count("rope.scaling.original_context_length", n_ctx) or n_ctx,
+        log_mul=10 * read.number("rope.scaling.yarn_log_multiplier", 0.0) if read.architecture == "deepseek2" else 0.0,
     )
 
 

@@ -230,6 +230,28 @@ class Engine:
         out = out if scale is None else out * scale[chosen][..., None]
         return out if bias is None else out + bias.reshape(-1, out.shape[-1])[chosen]
 
+    def gate_up(self, x: Array, i: int, chosen: Array, tap: Tap) -> tuple[Array, Array]:
+        """Gate and up of the chosen experts of layer i, from two tensors or one that holds both."""
+        if f"blk.{i}.ffn_gate_up_exps.weight" in self.w:
+            gate, up = np.split(self.experts(x, f"blk.{i}.ffn_gate_up_exps", chosen, tap), 2, axis=-1)
+            return gate, up
+        gate, up = (self.experts(x, f"blk.{i}.ffn_{part}_exps", chosen, tap) for part in ("gate", "up"))
+        return gate, up
+
+    def heads(self, x: Array, name: str, tap: Tap) -> Array:
+        """Every head's product with a matrix of its own: [b, h, t, in] -> [b, h, t, out]."""
+        x, *sums = tap.operands(self.w.type(f"{name}.weight"), x)
+        shape = self.w.shape(f"{name}.weight")  # [h, out, in], or [out, in] of a single head
+        out = np.empty((*x.shape[:-1], shape[-2]), x.dtype)
+        for head in range(x.shape[1]):
+            of_head = (part[:, head] for part in (x, *sums))
+            out[:, head] = self.w.product(f"{name}.weight", *of_head, expert=head if len(shape) == 3 else None)
+        return out
+
+    def biased(self, x: Array, name: str) -> Array:
+        """x + ``name``.bias."""
+        return np.asarray(x + self._vector(f"{name}.bias", x.shape[-1]))
+
     def logits(self, x: Array, tap: Tap) -> Array:
         """The output head; a file without one ties it to the embedding."""
         return self.linear(x, "output" if "output.weight" in self.w else "token_embd", tap)
@@ -245,12 +267,17 @@ class Engine:
         tap = step.tap
         keys, values = step.cache.append(i, tap.stored("cache_k", k), tap.stored("cache_v", v))
         keys, values = tap(f"kv_k-{i}", keys), tap(f"kv_v-{i}", values)  # [b, s, k, d]
+        probs, values = tap.operands("cache_v", self.probabilities(i, q, keys, step), values)
+        return tap(f"kqv_out-{i}", self.ops.attention_values(probs, values))
+
+    def probabilities(self, i: int, q: Array, keys: Array, step: Step) -> Array:
+        """How much each query of layer i looks at each key: q [b, t, h, d], keys [b, s, k, d] -> [b, h, t, s]."""
+        tap = step.tap
         q, keys = tap.operands("cache_k", q, keys)
         scores = tap(f"kq-{i}", self.ops.attention_scores(q, keys))  # [b, h, t, s]
         seen = step.positions, step.key_positions
-        probs = self.ops.causal_softmax(scores, self.attention_scale, *seen, **self._beside(i))  # [b, h, t, s]
-        probs, values = tap.operands("cache_v", tap(f"kq_soft_max-{i}", probs), values)
-        return tap(f"kqv_out-{i}", self.ops.attention_values(probs, values))
+        probs = self.ops.causal_softmax(scores, self.attention_scale, *seen, **self._beside(i))
+        return tap(f"kq_soft_max-{i}", probs)
 
     def _beside(self, i: int) -> dict[str, Any]:
         """What the softmax of layer i takes besides, if anything: its window and its sinks."""

@@ -23,6 +23,22 @@ IMPLEMENTED = frozenset({
 
 # Read by config.py for these architectures alone, or known to change nothing in them.
 OF: Mapping[str, frozenset[str]] = {
+    "deepseek2": frozenset(
+        {
+            "attention.q_lora_rank",
+            "attention.kv_lora_rank",
+            "attention.key_length_mla",
+            "attention.value_length_mla",
+            "leading_dense_block_count",
+            "expert_shared_count",
+            "expert_weights_scale",
+            "expert_weights_norm",
+            "expert_gating_func",
+            "expert_group_count",
+            "expert_group_used_count",
+            "rope.scaling.yarn_log_multiplier",
+        }
+    ),
     "gpt-oss": frozenset({"attention.sliding_window", "attention.sliding_window_pattern"}),
     "phi3": frozenset({"attention.sliding_window"}),  # llama.cpp attends to all keys all the same (src/models/phi3.cpp)
 }

@@ -56,7 +56,18 @@ def _outside(c: Config, w: Weights) -> Mapping[str, tuple[int, ...]]:
 
 def _attention(c: Config) -> Mapping[str, tuple[int, ...]]:
     q, k, v = c.n_head * c.head_k, c.n_head_kv * c.head_k, c.n_head_kv * c.head_v
+    if c.n_lora_kv:  # latent: one row a token is K and V of all heads
+        q, v = c.n_head * c.head_k_mla, c.head_v_mla
+    head_v = c.head_v_mla or c.head_v
     return {
+        "attn_q_a": (c.n_lora_q, c.n_embd),
+        "attn_q_a_norm": (c.n_lora_q,),
+        "attn_q_b": (q, c.n_lora_q),
+        "attn_kv_a_mqa": (c.n_lora_kv + c.rope.n_rot, c.n_embd),
+        "attn_kv_a_norm": (c.n_lora_kv,),
+        "attn_kv_b": (c.n_head * (c.n_nope + c.head_v_mla), c.n_lora_kv),
+        "attn_k_b": (c.n_head, c.n_lora_kv, c.n_nope),
+        "attn_v_b": (c.n_head, c.head_v_mla, c.n_lora_kv),
         "attn_norm": (c.n_embd,),
         "attn_q": (q, c.n_embd),
         "attn_k": (k, c.n_embd),
@@ -64,7 +75,7 @@ def _attention(c: Config) -> Mapping[str, tuple[int, ...]]:
         "attn_qkv": (q + k + v, c.n_embd),
         "attn_q_norm": (c.n_head, c.head_k) if c.architecture == "stablelm" else (c.head_k,),
         "attn_k_norm": (c.n_head_kv, c.head_k) if c.architecture == "stablelm" else (c.head_k,),
-        "attn_output": (c.n_embd, c.n_head * c.head_v),
+        "attn_output": (c.n_embd, c.n_head * head_v),
         "attn_sinks": (c.n_head,),
         "post_attention_norm": (c.n_embd,),
     }
@@ -76,8 +87,12 @@ def _ffn(c: Config, w: Weights, prefix: str) -> Mapping[str, tuple[int, ...]]:
     ff = next((w.shape(gate)[-2:-1] for gate in gates if gate in w), None)
     if ff is None and f"{prefix}ffn_down.weight" in w:
         ff = w.shape(f"{prefix}ffn_down.weight")[-1:]
+    if ff is None and f"{prefix}ffn_gate_up_exps.weight" in w:
+        ff = w.shape(f"{prefix}ffn_down_exps.weight")[-1:]
     if ff is None:
         return {}
+    shared = f"{prefix}ffn_gate_shexp.weight"
+    ff_shared = w.shape(shared)[-2:-1] if shared in w else ff
     up = (2 * ff[0],) if c.architecture == "phi3" else ff  # gate and up in one matrix
     return {
         "ffn_norm": (c.n_embd,),
@@ -85,6 +100,10 @@ def _ffn(c: Config, w: Weights, prefix: str) -> Mapping[str, tuple[int, ...]]:
         "ffn_up": (*up, c.n_embd),
         "ffn_down": (c.n_embd, *ff),
         "ffn_gate_inp": (c.n_expert, c.n_embd),
+        "ffn_gate_shexp": (*ff_shared, c.n_embd),
+        "ffn_up_shexp": (*ff_shared, c.n_embd),
+        "ffn_down_shexp": (c.n_embd, *ff_shared),
+        "ffn_gate_up_exps": (c.n_expert, 2 * ff[0], c.n_embd),
         "ffn_gate_exps": (c.n_expert, *ff, c.n_embd),
         "ffn_up_exps": (c.n_expert, *ff, c.n_embd),
         "ffn_down_exps": (c.n_expert, c.n_embd, *ff),

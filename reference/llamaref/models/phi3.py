@@ -15,6 +15,7 @@ NORM = "RMS_NORM"  # ggml's op of its norms
 FFN_SCALES = False  # whether llama.cpp's graph multiplies by ffn_*.scale where a file has it
 TAPS = """attn_norm Qcur_proj Kcur_proj Vcur_proj Qcur_rope Qcur_scaled Kcur_rope kv_k kv_v kq kq_soft_max kqv_out
           attn_out ffn_inp ffn_norm ffn_up ffn_swiglu ffn_out l_out"""  # of a layer
+AXES = {"ffn_up": ("token", "2*ff")}  # of its taps, where they are not the usual ones
 
 
 def attention_scale(c: Config) -> float:
