@@ -40,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     Rule(1e-12, op="ROPE", angle=16 * 2.0**-48),
     Rule(1e-10, op="MUL_MAT*"),
     Rule(1e-10, op="SOFT_MAX"),
+    Rule(1e-10, op="SSM_SCAN"),  # states carry the rounding of every token before
     Rule(1e-10, op="GELU"),  # a float16 of ggml's table may be the neighbour
     Rule(1e-12),
 )

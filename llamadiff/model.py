@@ -96,7 +96,7 @@ class Model:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """The sizes of the axes that taps have."""
-        config, weights = self.engine.config, self.engine.w
+        config, weights, ssm = self.engine.config, self.engine.w, self.engine.config.ssm
 
         def rows(*stems: str, axis: int = -2) -> int:
             """The rows (or columns) of the first tensor that a layer has."""
@@ -112,6 +112,8 @@ class Model:
             "rope": config.rope.n_rot, "lora": config.n_lora_kv, "lora_q": config.n_lora_q,
             "lora_rope": config.n_lora_kv + config.rope.n_rot, "dim_v": config.head_v_mla,
             "nope_v": config.n_nope + config.head_v_mla,
+            "ssm_in": rows("ssm_in"), "ssm_conv": ssm.conv_dim, "ssm_head": ssm.n_head, "ssm_group": ssm.n_group,
+            "ssm_dim": ssm.d_inner // max(ssm.n_head, 1), "ssm_width": ssm.d_inner // max(ssm.n_group, 1),
         }  # fmt: skip
 
     def describe(self, sha256: str | None = None) -> dict[str, Any]:

@@ -40,6 +40,7 @@ _MERGED, _KV_MERGED = ("token", "head*dim"), ("token", "kv_head*dim")
 _SCORES = ("head", "query", "key")
 _FF, _EXPERTS, _USED = ("token", "ff"), ("token", "expert"), ("token", "used")
 _USED_FF, _USED_EMBD = ("token", "used", "ff"), ("token", "used", "embd")
+_SSM = ("token", "ssm_head", "ssm_dim")
 _MOE = "ffn_gate_inp"
 
 KINDS: tuple[Kind, ...] = (
@@ -96,13 +97,20 @@ KINDS: tuple[Kind, ...] = (
     Kind("ffn_swiglu", "SWIGLU", "ffn_gate|ffn_gate_shexp ffn_up|ffn_up_shexp", _FF, "silu(gate) * up", without=_MOE),
     Kind("ffn_gelu", "GELU", "ffn_up", _FF, "gelu(up)", special=True),
     Kind("ffn_out", "MUL_MAT", "ffn_moe_down|ffn_swiglu|ffn_gelu ffn_moe_weights_scaled|ffn_moe_weights_norm|ffn_moe_weights_softmax|ffn_moe_weights ffn_shexp", _ROWS, "after the down projection, or the experts' weighted sum", "ffn_down", key=True),
-    Kind("l_out", "ADD", "ffn_out ffn_inp", _ROWS, "residual after the layer", key=True),
+    Kind("zxBCdt", "MUL_MAT", "attn_norm", ("token", "ssm_in"), "gate, input, K, Q and step of the scan", "ssm_in", special=True),
+    Kind("ssm_conv", "SSM_CONV", "zxBCdt", ("token", "ssm_conv"), "input, K and Q convolved over the last tokens", "ssm_conv1d", special=True),
+    Kind("ssm_dt", "ADD", "zxBCdt", ("token", "ssm_head"), "step, with its bias", special=True),
+    Kind("ssm_scan", "SSM_SCAN", "ssm_conv ssm_dt", _SSM, "what the states put out", special=True),
+    Kind("mamba2_y_add_d", "ADD", "ssm_scan ssm_conv", _SSM, "with D times the scan's input", special=True),
+    Kind("ssm_norm", "RMS_NORM", "mamba2_y_add_d zxBCdt", ("token", "ssm_group", "ssm_width"), "gated, normalised by groups", "ssm_norm", special=True),
+    Kind("mamba_out", "MUL_MAT", "ssm_norm", _ROWS, "after the output projection", "ssm_out", special=True),
+    Kind("l_out", "ADD", "ffn_out|mamba_out ffn_inp|prev", _ROWS, "residual after the layer", key=True),
     Kind("result_norm", "RMS_NORM", "prev", _ROWS, "after the final norm", "output_norm", layered=False),
     Kind("result_output", "MUL_MAT", "result_norm", ("token", "vocab"), "logits", "output", layered=False, key=True),
 )  # fmt: skip
 
 BY_WORD: Mapping[str, Kind] = {kind.word: kind for kind in KINDS}
-_NAME = re.compile(r"([A-Za-z_]+?)(?:-(\d{1,4}))?")
+_NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9]*?)(?:-(\d{1,4}))?")
 
 
 @dataclass(frozen=True)

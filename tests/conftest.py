@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from small import DIM, EMBD, VOCAB, write_model
-from small_others import deepseek2, gpt2, gpt_oss, phi3
+from small_others import deepseek2, gpt2, gpt_oss, mamba2, phi3
 
 _RNG = np.random.default_rng(7)
 
@@ -72,6 +72,7 @@ OPTIONS = {
     "gpt2": gpt2(),
     "deepseek2": deepseek2(absorbed=True),
     "deepseek2-old": deepseek2(absorbed=False),
+    "mamba2": mamba2(),
     "gpt-oss": gpt_oss(),
     "gpt-oss-mxfp4": gpt_oss(
         Type.MXFP4,

@@ -10,6 +10,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 
 EMBD, FF, VOCAB, DIM = 256, 512, 96, 64
+F32 = ("ffn_gate_inp", "ssm_a", "ssm_d", "ssm_conv1d", "ssm_norm")  # stems of matrices that no file quantizes
 
 
 def write_model(
@@ -132,4 +133,4 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray | tuple[n
 
 
 def _stays_f32(name: str) -> bool:
-    return "ffn_gate_inp" in name or name.endswith(".bias")
+    return name.endswith(".bias") or any(f".{stem}" in name for stem in F32)

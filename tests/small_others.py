@@ -127,3 +127,28 @@ def deepseek2(*, absorbed: bool, **extra: Any) -> Options:
         "drop": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
         "tensors": {**both(attention), **both(dense, [0]), **both(experts, [1])},
     }  # fmt: skip
+
+
+def mamba2() -> Options:
+    """Eight heads in two groups; no attention, as its files say."""
+    inner, state, n_heads, groups, width = 512, 32, 8, 2, 4
+    channels = inner + 2 * groups * state
+    tensors = [
+        ("ssm_in.weight", lambda: matrix(inner + channels + n_heads, EMBD)),
+        ("ssm_conv1d.weight", lambda: matrix(channels, width)),
+        ("ssm_conv1d.bias", lambda: vector(channels)),
+        ("ssm_dt.bias", lambda: vector(n_heads)),
+        ("ssm_a", lambda: -np.exp(vector(n_heads, 1))),
+        ("ssm_d", lambda: vector(n_heads, 1)),
+        ("ssm_norm.weight", lambda: vector(groups, inner // groups, mean=1.0)),
+        ("ssm_out.weight", lambda: matrix(EMBD, inner)),
+    ]
+    return {
+        "arch": "mamba2", "tensors": both(tensors),
+        "drop": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"),
+        "extra": {
+            "attention.head_count": 0, "attention.head_count_kv": None, "attention.key_length": None,
+            "attention.value_length": None, "feed_forward_length": 0, "ssm.conv_kernel": width,
+            "ssm.inner_size": inner, "ssm.state_size": state, "ssm.time_step_rank": n_heads, "ssm.group_count": groups,
+        },
+    }  # fmt: skip

@@ -82,7 +82,7 @@ def test_a_16_bit_cache_is_exact_too(kind, small_model):
 
 
 NAMES = ("llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "phi3", "phi3-long", "gpt2", "gpt-oss",
-         "gpt-oss-mxfp4", "deepseek2", "deepseek2-old")  # fmt: skip
+         "gpt-oss-mxfp4", "deepseek2", "deepseek2-old", "mamba2")  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
@@ -132,7 +132,8 @@ def test_partial_rotary_stops_llama_cpp_and_not_the_user(tmp_path):
 
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "models"
-RANDOM = [path for arch in ("llama", "qwen2", "qwen3", "qwen3moe", "stablelm", "phi3", "gpt2", "gpt-oss", "deepseek2")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "stablelm", "phi3", "gpt2", "gpt-oss", "deepseek2", "mamba2")
+RANDOM = [path for arch in ARCHITECTURES
           for path in sorted((SHARED / "random").glob(f"{arch}.*.gguf"))]  # fmt: skip
 SHARED_MODELS = [SHARED / "stories260K.gguf", *RANDOM]
 

@@ -77,7 +77,10 @@ def test_silu_does_not_overflow():
         assert ops.silu(np.array([-80.0, 0.0, 80.0], np.float32)) == pytest.approx([-80 * math.exp(-80), 0, 80])
 
 
-@pytest.mark.parametrize("name", ["llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm"])
+OTHERS = ["phi3", "gpt2", "gpt-oss", "deepseek2", "deepseek2-old", "mamba2"]
+
+
+@pytest.mark.parametrize("name", ["llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", *OTHERS])
 def test_token_by_token_equals_one_go(name, small_model):
     engine, cache = Engine(small_model(name)), Cache()
     whole = engine.forward(TOKENS)[0]

@@ -29,6 +29,7 @@ GPT_OSS = (
     .replace("weights_norm", "weights_softmax")
     .replace("swiglu", "swiglu_oai")
 )
+MAMBA2 = "attn_norm zxBCdt ssm_conv ssm_dt ssm_scan mamba2_y_add_d ssm_norm mamba_out l_out"
 LATENT = "attn_norm q_a q_a_norm q_b kv_cmpr_pe kv_cmpr k_pe q_pe q_nope_absorbed kq kq_soft_max kqv kqv_mla kqv_out "
 LATENT_OLD = "attn_norm Qcur_proj kv_cmpr_pe kv_cmpr k_pe kv Qcur_rope kv_k kv_v kq kq_soft_max kqv_out "
 DENSE_END = "attn_out ffn_inp ffn_norm ffn_gate ffn_up ffn_swiglu ffn_out l_out"
@@ -52,6 +53,7 @@ QWEN3_MOE = MOE.replace("Vcur_proj", "Vcur_proj Qcur_normed Kcur_normed")
         ("phi3", PHI3),
         ("gpt2", GPT2),
         ("gpt-oss", GPT_OSS),
+        ("mamba2", MAMBA2),
         ("deepseek2", (LATENT + DENSE_END, LATENT + MOE_END_V3)),
         ("deepseek2-old", (LATENT_OLD + DENSE_END, LATENT_OLD + MOE_END)),
     ],

@@ -11,8 +11,16 @@ from llamadiff.taps import BY_WORD
 _BY_WEIGHT: Mapping[str, str] = {
     kind.weight: kind.word for kind in BY_WORD.values() if kind.weight is not None and kind.op != "GET_ROWS"
 }
+_BY_BIAS = {"ssm_dt": "ssm_dt"}  # of no product
 _WEIGHT = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias|scale)")
-_WEIGHT_OPS = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "MUL": 1, "ADD": 1, "ADD_ID": 1}  # op -> which source the weight is
+_WEIGHT_OPS = {
+    "MUL_MAT": 0,
+    "MUL_MAT_ID": 0,
+    "MUL": 1,
+    "ADD": 1,
+    "ADD_ID": 1,
+    "SSM_CONV": 1,
+}  # op -> which source the weight is
 
 # Everything else is known by llama.cpp's own name and the op: (word, op) -> tap.
 _BY_NAME: Mapping[tuple[str, str], str] = {
@@ -51,6 +59,7 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("ffn_moe_out", "ADD"): "ffn_out",
     ("ffn_moe_out", "CONT"): "ffn_out",
     ("ffn_swiglu", "SWIGLU"): "ffn_swiglu",
+    ("mamba2_y_add_d", "ADD"): "mamba2_y_add_d",
     ("ffn_gelu", "GELU"): "ffn_gelu",
     ("ffn_moe_weights_softmax", "RESHAPE"): "ffn_moe_weights_softmax",
     ("ffn_moe_swiglu_oai", "SWIGLU_OAI"): "ffn_moe_swiglu_oai",
@@ -68,6 +77,8 @@ def tap_name(name: str, op: str, sources: Sequence[str]) -> str | None:
     by_weight = _tap_of_weight(op, sources)
     if by_weight is not None:
         return by_weight
+    if op == "SSM_SCAN":
+        return sources[3].replace("blk.", "ssm_scan-").replace(".ssm_a", "")
     if op == "ADD" and _NAMELESS.fullmatch(name):
         return _residual(sources[1])
     if op == "MUL_MAT" and sources[0].startswith("v_cont-"):  # latent attention: V is a part of K's rows
@@ -95,7 +106,7 @@ def _tap_of_weight(op: str, sources: Sequence[str]) -> str | None:
     if match is None:
         return None
     stem = "output" if match[2] == "token_embd" else match[2]
-    word = _BY_WEIGHT.get(stem)
+    word = _BY_WEIGHT.get(stem) or _BY_BIAS.get(stem)
     if word is None or BY_WORD[word].layered != (match[1] is not None):
         return None
     return word if match[1] is None else f"{word}-{match[1]}"

@@ -10,7 +10,7 @@ from typing import Any
 from llamaref.errors import ModelError
 from llamaref.metadata import refuse_unknown
 
-__all__ = ["Config", "ModelError", "Rope"]
+__all__ = ["Config", "ModelError", "Rope", "Ssm"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,22 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Ssm:
+    """A state space model's sizes; names are llama.cpp's."""
+
+    d_conv: int = 0  # tokens that the convolution spans
+    d_inner: int = 0
+    d_state: int = 0
+    n_head: int = 0
+    n_group: int = 0
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: x, and B and C of every group."""
+        return self.d_inner + 2 * self.n_group * self.d_state
+
+
+@dataclass(frozen=True)
 class Config:
     """Sizes and constants of one model; names are llama.cpp's."""
 
@@ -45,6 +61,7 @@ class Config:
     n_ctx_train: int
     rms_eps: float
     rope: Rope
+    ssm: Ssm = Ssm()
     norm_eps: float = 0.0  # of LayerNorm, in architectures that have it
     n_expert: int = 0
     n_expert_used: int = 0
@@ -83,7 +100,10 @@ class Config:
             raise ModelError("general.architecture is missing: this GGUF file does not say what model it holds")
         refuse_unknown(architecture, fields)
         read = _Reader(architecture, fields)
-        n_embd, n_head = read.count("embedding_length"), read.count("attention.head_count")
+        n_embd, n_head = (
+            read.count("embedding_length"),
+            read.count("attention.head_count", 1 if architecture in RECURRENT else None),
+        )
         head_k = read.count("attention.key_length", n_embd // n_head)
         n_expert = read.count("expert_count", 0)
         norm_eps = read.number("attention.layer_norm_epsilon", 0.0)
@@ -103,6 +123,7 @@ class Config:
             n_expert_used=read.count("expert_used_count", None if n_expert else 0),
             **_windows(read),
             **_latent(read),
+            ssm=_ssm(read),
         )
         _check(config)
         return config
@@ -151,6 +172,24 @@ def _latent(read: _Reader) -> dict[str, Any]:
         "head_v_mla": v or read.count("attention.value_length"),
         "absorbed": bool(k and v),
     }
+
+
+RECURRENT = ("mamba2",)  # architectures without attention: heads are those of the scan
+
+
+def _ssm(read: _Reader) -> Ssm:
+    if read.architecture not in RECURRENT:
+        return Ssm()
+    ssm = Ssm(
+        d_conv=read.count("ssm.conv_kernel"),
+        d_inner=read.count("ssm.inner_size"),
+        d_state=read.count("ssm.state_size"),
+        n_head=read.count("ssm.time_step_rank"),
+        n_group=read.count("ssm.group_count"),
+    )
+    if ssm.d_inner % ssm.n_head or ssm.d_inner % ssm.n_group or ssm.n_head % ssm.n_group:
+        raise ModelError(f"{read.prefix}ssm: {ssm.d_inner} channels, {ssm.n_head} heads, {ssm.n_group} groups: uneven")
+    return ssm
 
 
 LONGROPE = ("phi3",)  # architectures that read rope_factors_long and rope_factors_short

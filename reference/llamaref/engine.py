@@ -71,11 +71,13 @@ class Silent:
 
 @dataclass
 class Cache:
-    """Keys and values of the tokens seen so far, per layer: [b, s, k, d]; ``positions`` [s]."""
+    """Keys and values of the tokens seen so far, per layer: [b, s, k, d]; ``positions`` [s]. Scans keep states."""
 
     positions: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     keys: dict[int, Array] = field(default_factory=dict)
     values: dict[int, Array] = field(default_factory=dict)
+    conv: dict[int, Array] = field(default_factory=dict)  # a convolution's last inputs, [b, k - 1, c]
+    states: dict[int, Array] = field(default_factory=dict)  # of a scan, [b, h, d, n]
 
     def append(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
         """Add rows of one layer and return all of its rows."""
@@ -247,6 +249,30 @@ class Engine:
             of_head = (part[:, head] for part in (x, *sums))
             out[:, head] = self.w.product(f"{name}.weight", *of_head, expert=head if len(shape) == 3 else None)
         return out
+
+    def conv(self, x: Array, i: int, step: Step) -> Array:
+        """The causal convolution of layer i with its bias, over this pass's tokens and the last before: [b, t, c]."""
+        weight = self._vector(f"blk.{i}.ssm_conv1d.weight").reshape(x.shape[-1], -1)  # [c, k]
+        past = weight.shape[1] - 1
+        before = step.cache.conv.get(i, np.zeros((len(x), past, x.shape[-1]), x.dtype))
+        step.cache.conv[i] = np.concatenate([before, x], axis=1)[:, -past:]
+        return self.biased(self.ops.causal_conv(x, weight, before), f"blk.{i}.ssm_conv1d")
+
+    def scan(self, x: Array, dt: Array, b: Array, c: Array, i: int, step: Step) -> Array:
+        """The selective scan of layer i, from the state that the tokens before left: [b, t, h, d]."""
+        state = step.cache.states.get(i, np.zeros((len(x), *x.shape[2:], b.shape[-1]), x.dtype))
+        y, step.cache.states[i] = self.ops.ssm_scan(x, dt, self._vector(f"blk.{i}.ssm_a"), b, c, state)
+        return np.asarray(y)
+
+    def group_norm(self, x: Array, name: str) -> Array:
+        """RMSNorm of every group of channels, each with weights of its own: [..., group, dim]."""
+        return np.asarray(
+            self.ops.rms_norm(x, self._vector(f"{name}.weight").reshape(x.shape[-2:]), self.config.rms_eps)
+        )
+
+    def vector(self, name: str) -> Array:
+        """A small tensor, flat, read once."""
+        return self._vector(name)
 
     def biased(self, x: Array, name: str) -> Array:
         """x + ``name``.bias."""

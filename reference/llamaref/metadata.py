@@ -23,6 +23,16 @@ IMPLEMENTED = frozenset({
 
 # Read by config.py for these architectures alone, or known to change nothing in them.
 OF: Mapping[str, frozenset[str]] = {
+    "mamba2": frozenset(
+        {
+            "ssm.conv_kernel",
+            "ssm.inner_size",
+            "ssm.state_size",
+            "ssm.time_step_rank",
+            "ssm.group_count",
+            "attention.recurrent_layers",  # all of them, whatever it says
+        }
+    ),
     "deepseek2": frozenset(
         {
             "attention.q_lora_rank",

@@ -200,6 +200,30 @@ def normalized(weights: Array) -> Array:
     return np.asarray(weights / np.maximum(total, np.asarray(2.0**-14, weights.dtype)))
 
 
+def causal_conv(x: Array, weight: Array, before: Array) -> Array:
+    """Every channel's sum over a token and those before it: x [b, t, c], weight [c, k], before [b, k - 1, c]."""
+    rows = np.concatenate([before, x], axis=1)  # [b, k - 1 + t, c]
+    t = x.shape[1]
+    return np.asarray(sum(rows[:, tap : tap + t] * weight[:, tap] for tap in range(weight.shape[1])))
+
+
+def ssm_scan(x: Array, dt: Array, a: Array, b: Array, c: Array, state: Array) -> tuple[Array, Array]:
+    """Selective scan with a decay a head (Dao & Gu 2024, arXiv:2405.21060): outputs as x, and the last state.
+
+    x [b, t, h, d], dt [b, t, h] before its softplus, a [h], b and c [b, t, g, n], state [b, h, d, n].
+    """
+    group = x.shape[2] // b.shape[2]
+    step = np.logaddexp(dt, 0)  # softplus
+    keep = np.exp(step * a)[..., None, None]  # [b, t, h, 1, 1]
+    write = np.repeat(b, group, axis=2)[..., None, :] * (x * step[..., None])[..., None]  # [b, t, h, d, n]
+    read = np.repeat(c, group, axis=2)[..., None]  # [b, t, h, n, 1]
+    out = np.empty_like(x)
+    for t in range(x.shape[1]):
+        state = state * keep[:, t] + write[:, t]
+        out[:, t] = np.matmul(state, read[:, t])[..., 0]
+    return out, state
+
+
 def weighted_sum(experts: Array, weights: Array) -> Array:
     """[b, t, used, embd], [b, t, used] -> [b, t, embd]."""
     return np.asarray((experts * weights[..., None]).sum(axis=-2))

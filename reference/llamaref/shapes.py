@@ -59,7 +59,13 @@ def _attention(c: Config) -> Mapping[str, tuple[int, ...]]:
     if c.n_lora_kv:  # latent: one row a token is K and V of all heads
         q, v = c.n_head * c.head_k_mla, c.head_v_mla
     head_v = c.head_v_mla or c.head_v
+    s = c.ssm
     return {
+        "ssm_in": (s.d_inner + s.conv_dim + s.n_head, c.n_embd),
+        "ssm_conv1d": (s.conv_dim, s.d_conv),
+        "ssm_dt": (s.n_head, 0),  # a bias without a matrix
+        "ssm_norm": (s.n_group, s.d_inner // max(s.n_group, 1)),
+        "ssm_out": (c.n_embd, s.d_inner),
         "attn_q_a": (c.n_lora_q, c.n_embd),
         "attn_q_a_norm": (c.n_lora_q,),
         "attn_q_b": (q, c.n_lora_q),
