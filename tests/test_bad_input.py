@@ -276,7 +276,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "a cut model": (("compare", "cut.gguf", *IDS), ("cut.gguf: damaged or truncated", "it ends at byte")),
     "llama.cpp aborts": (("compare", "aborts.gguf", *IDS), ("SIGABRT", "GGML_ASSERT(n_embd_head == n_rot)")),
     "llama.cpp refuses": (("compare", "stray.gguf", *IDS), ("stray.gguf", "cannot load", "wrong number of tensors")),
-    "unknown architecture": (("compare", "other.gguf", "hi"), (r"ge\\x1b[31mmma", "llama, qwen2, qwen3")),
+    "unknown architecture": (("compare", "other.gguf", "hi"), (r"ge\\x1b[31mmma", "qwen2, qwen3")),
     "vocabulary only": (("compare", "vocabulary.gguf", "hi"), ("vocabulary.gguf", "holds a vocabulary")),
     "too many layers": (("taps", "layers.gguf"), ("block_count = 4000000000", "2 layers")),
     "a weight's shape": (("check", "good.safetensors", "--model", "shape.gguf"), ("blk.0.attn_q.weight", "[256, 256]")),

@@ -54,6 +54,12 @@ def softmax(case: Case) -> Softmax:
     return Softmax(case["kq"], case.engine.attention_scale, hidden)
 
 
+def _own(scale: float, size: int, digits: int) -> str:
+    """The model's own scale, and where it is from, if from the head's size."""
+    usual = math.isclose(scale, 1 / math.sqrt(size), rel_tol=1e-6)
+    return f"{f'1/sqrt({size}) = ' if usual else ''}{scale:.{digits}g}"
+
+
 @bug("kq_soft_max", fix="scale scores by 1/sqrt(head size), once", source="llama.cpp#13951")
 def attention_scale(r: Softmax, case: Case) -> Iterator[Change]:
     """The attention scale is missing, applied twice, or of the wrong size: d_model, or d_model / kv heads."""
@@ -66,7 +72,7 @@ def attention_scale(r: Softmax, case: Case) -> Iterator[Change]:
         math.sqrt(c.head_k),
     ):
         if not math.isclose(scale, r.scale):
-            says = f"scales by {scale_in_words(scale, case)}; this model scales by 1/sqrt({c.head_k}) = {r.scale:.4g}"
+            says = f"scales by {scale_in_words(scale, case)}; this model scales by {_own(r.scale, c.head_k, 4)}"
             yield Change(replace(r, scale=scale), says, says)
 
 
@@ -74,7 +80,7 @@ def attention_scale(r: Softmax, case: Case) -> Iterator[Change]:
 def attention_scale_other(r: Softmax, case: Case) -> Iterator[Change]:
     """The attention scale is some other number."""
     for value in solve(case, lambda s: replace(r, scale=s), 1e-4, 10.0):
-        says = f"scales by {value:.5g}; this model scales by 1/sqrt({case.config.head_k}) = {r.scale:.5g}"
+        says = f"scales by {value:.5g}; this model scales by {_own(r.scale, case.config.head_k, 5)}"
         yield Change(replace(r, scale=value), says, value=value)
 
 
