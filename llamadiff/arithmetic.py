@@ -85,6 +85,7 @@ def round_in_table(x: Array) -> Array:
 
 
 GELU_TABLE = "ggml GELU table"
+SAMPLE = 4096  # values of a tensor that are looked at first
 
 ROUNDINGS = {
     GELU_TABLE: round_in_table,
@@ -98,10 +99,14 @@ ROUNDINGS = {
 
 def precision(x: Array) -> str:
     """The coarsest of bf16, f16, f32 that holds every value exactly: what a tap was really kept in."""
-    sample = np.ascontiguousarray(x, np.float32)
-    if not (sample.view(np.uint32) & np.uint32(0xFFFF)).any():
-        return "bf16"
-    return "f16" if np.array_equal(round_f16(sample), sample, equal_nan=True) else "f32"
+    values = np.ascontiguousarray(x, np.float32).reshape(-1)
+    found = "bf16"
+    for some in (values[:SAMPLE], values):  # most tensors show it at once
+        if found == "bf16" and (some.view(np.uint32) & np.uint32(0xFFFF)).any():
+            found = "f16"
+        if found == "f16" and not np.array_equal(round_f16(some), some, equal_nan=True):
+            return "f32"
+    return found
 
 
 def ggml_angles(rope: Rope, positions: Array, freq_factors: Array | None) -> tuple[Array, Array]:

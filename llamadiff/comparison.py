@@ -89,6 +89,17 @@ class Logits:
 
 
 @dataclass(frozen=True)
+class Decoding:
+    """How weights became floats: by ggml's own code in ``by_ggml`` tensors, each held to gguf-py's on sampled rows.
+
+    ``refused`` are those whose sampled rows differed by a bit or more; gguf-py decoded them, and all the others.
+    """
+
+    by_ggml: int = 0
+    refused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Comparison:
     """All that one run found out; ``summary`` is the sentence.
 
@@ -118,6 +129,7 @@ class Comparison:
     prompt: str | None = None
     extra: tuple[str, ...] = ()
     diagnosis: tuple[Diagnosis, ...] = ()
+    decoding: Decoding = Decoding()
 
     @property
     def first_divergence(self) -> Row | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -76,82 +76,63 @@ class Judge:
         self, tap: taps.Tap, x: Array, recorded: Mapping[str, Array], spans: Mapping[str, tuple[str, ...]]
     ) -> Finding:
         """Judge one tap: ``x`` [lane, ...] computed, ``recorded`` and ``spans`` by source."""
-        free, axis = self._defined(tap, x[0]), tap.row_axis
-        values = {name: self._defined(tap, array) for name, array in recorded.items()}
-        local = {name: self._local(self.sources[name], tap, x, array, spans[name]) for name, array in values.items()}
-        sides = {**values, "engine": free}
+        seen = _Seen(self, tap, x, recorded)
+        local = {name: self._local(self.sources[name], seen, spans[name]) for name in recorded}
+        free = seen.lane(FREE)
         return Finding(
             tap=tap,
             shape=tuple(x.shape[1:]),
             local=local,
-            at={
-                name: {side: float(array[found.index]) for side, array in sides.items()}
-                for name, found in local.items()
-            },
-            stats={
-                **{name: self._stats(tap, name, array) for name, array in values.items()},
-                "engine": metrics.stats(free),
-            },
-            drift=self._drift(tap, values, free),
-            distance={name: self._distance(tap, name, array, free) for name, array in values.items()},
-            noise=self._between(tap, x, FREE_NATIVE, FREE, axis) if FREE_NATIVE in self.lanes else None,
+            at={name: seen.at(found.index) for name, found in local.items()},
+            stats={**{name: seen.stats(name) for name in recorded}, "engine": metrics.stats(free)},
+            drift=self._drift(seen),
+            distance={name: seen.distance(name) for name in recorded},
+            noise=metrics.nmse_of(seen.lane(FREE_NATIVE), free) if FREE_NATIVE in self.lanes else None,
         )
 
-    def _defined(self, tap: taps.Tap, x: Array) -> Array:
+    def defined(self, tap: taps.Tap, x: Array) -> Array:
         """Raw scores are defined on the causal triangle only: elsewhere both sides count as zero."""
         if tap.kind.word != "kq":
             return x
         hidden = self.positions[None, :] > self.positions[:, None]
         return np.where(hidden, x.dtype.type(0), x)
 
-    def _stats(self, tap: taps.Tap, name: str, x: Array) -> metrics.Stats:
-        mask = self.sources[name].trace.known.get(tap.name)
-        return metrics.stats(x if mask is None else x[mask])
-
-    def _drift(self, tap: taps.Tap, values: Mapping[str, Array], free: Array) -> metrics.Difference | None:
+    def _drift(self, seen: _Seen) -> metrics.Difference | None:
         """The candidate against the baseline, where both have values; without a candidate, the free run."""
-        candidate = values.get("candidate") if "candidate" in self.sources else free
-        baseline = values.get("baseline")
-        if candidate is None or baseline is None:
+        recorded, every = seen.recorded, self.sources.values()
+        if "baseline" not in recorded or ("candidate" in self.sources and "candidate" not in recorded):
             return None
-        for source in self.sources.values():
-            candidate, baseline = source.known(tap.name, candidate), source.known(tap.name, baseline)
-        return metrics.difference(candidate, baseline, tap.row_axis)
+        other = seen.values("candidate", *every) if "candidate" in recorded else seen.lane(FREE, *every)
+        return metrics.difference_of(other, seen.values("baseline", *every))
 
-    def _distance(self, tap: taps.Tap, name: str, values: Array, free: Array) -> float:
-        source = self.sources[name]
-        return metrics.nmse(source.known(tap.name, values), source.known(tap.name, free), tap.row_axis)
-
-    def _between(self, tap: taps.Tap, x: Array, lane: Lane, other: Lane, axis: int) -> float:
-        a, b = (self._defined(tap, x[self.lanes.index(which)]) for which in (lane, other))
-        return metrics.nmse(a, b, axis)
-
-    def _local(self, source: Source, tap: taps.Tap, x: Array, recorded: Array, span: tuple[str, ...]) -> Local:
+    def _local(self, source: Source, seen: _Seen, span: tuple[str, ...]) -> Local:
         """The smallest error over the source's lanes, each phase (prefill, decode) for itself."""
-        lanes = [lane for lane in source.lanes if lane.policy != JITTER]
-        expected = [self._comparable(source, tap, x[self.lanes.index(lane)]) for lane in lanes]
-        recorded = self._comparable(source, tap, recorded)
-        pairs = [metrics.row_errors(recorded, values, tap.row_axis) for values in expected]
-        errors, reference = [error for error, _ in pairs], pairs[0][1]
-        per_row, best = self._best(errors)
+        tap, lanes = seen.tap, [lane for lane in source.lanes if lane.policy != JITTER]
+        expected = [seen.lane(lane, source, ranked=True) for lane in lanes]
+        recorded = seen.values(source.name, source, ranked=True)
+        reference = expected[0].reference()
+        per_row, best = self._best([values.errors(recorded) for values in expected])
         nmse = metrics.ratio(float(per_row.sum()), float(reference.sum()))
         label = rounding_type(lanes[best].policy, self._kind(tap), source.stored)
-        match, noise = self._limits(source, tap, label, recorded, x, span)
+        match, noise = self._limits(source, seen, label, span)
         verdict = limits.verdict(nmse, match, noise)
-        if verdict == limits.WRONG:  # the sum is the fault's; most values tell which arithmetic it was
-            best = int(np.argmin([_typical_gap(recorded, values) for values in expected]))
-        worst = metrics.difference(recorded, expected[best], tap.row_axis).worst
-        per_token = tuple(metrics.ratio(float(e), float(r)) for e, r in zip(per_row, reference, strict=True))
         wrong = verdict == limits.WRONG
-        shape = self._profile(source, tap, recorded, expected[best], match) if wrong else None
+        if wrong:  # the sum is the fault's; most values tell which arithmetic it was
+            best = int(np.argmin([_typical_gap(recorded, values) for values in expected]))
+        _, worst = metrics.worst_of(recorded, expected[best])
+        per_token = tuple(metrics.ratio(float(e), float(r)) for e, r in zip(per_row, reference, strict=True))
+        shape = self._profile(source, seen, lanes[best], match) if wrong else None
         return Local(nmse, None if wrong else label, match, noise, verdict, worst.token, worst.index,
                      worst.baseline, worst.candidate, per_token, span, shape)  # fmt: skip
 
-    def _profile(self, source: Source, tap: taps.Tap, recorded: Array, expected: Array, limit: float) -> Profile | None:
+    def _profile(self, source: Source, seen: _Seen, lane: Lane, limit: float) -> Profile | None:
         """What the error of the first wrong tap of each kind looks like; the other layers' is most likely the same."""
+        tap = seen.tap
         if (source.name, tap.kind.word) in self.described or tap.name in source.trace.known:
             return None
         self.described.add((source.name, tap.kind.word))
+        values = (seen.recorded[source.name], seen.x[self.lanes.index(lane)])
+        recorded, expected = (seen.comparable(array, source, ranked=True) for array in values)
         found = profile(tap, recorded, expected, limit, self._look_alikes(source, tap, recorded.size))
         rope = self._rope(tap)
         if rope is not None:
@@ -185,44 +166,87 @@ class Judge:
                 per_row[phase] = errors[first][phase]
         return per_row, first
 
-    def _comparable(self, source: Source, tap: taps.Tap, x: Array) -> Array:
-        """What is compared of a tap: its defined and known values.
-
-        Chosen experts are compared by their recorded probabilities: of two that are equal, either may come first.
-        """
-        x, probs = source.known(tap.name, self._defined(tap, x)), f"ffn_moe_probs-{tap.layer}"
-        if tap.kind.op != "ARGSORT" or not source.is_whole(probs):
-            return x
-        return np.take_along_axis(source.trace[probs], x.astype(np.int64), axis=-1)
-
     def _kind(self, tap: taps.Tap) -> str:
         special = {"kq": "cache_k", "kqv_out": "cache_v", "Qcur_rope": ANGLES, "Kcur_rope": ANGLES, "ffn_geglu": GELU}
         return special.get(tap.kind.word) or self.weight_types.get(tap.name, "F32")
 
-    def _limits(
-        self, source: Source, tap: taps.Tap, label: str, recorded: Array, x: Array, span: Sequence[str]
-    ) -> tuple[float, float]:
+    def _limits(self, source: Source, seen: _Seen, label: str, span: Sequence[str]) -> tuple[float, float]:
         """The match and the noise limit of one tap: the table's, widened by what is known of this tap.
 
         A value kept in 16 bits carries its rounding, and the shaken lane measures what that of the op's inputs
         makes of its result. Over a span of unrecorded ops rounding is chaotic, and the distance between the lanes'
         arithmetics measures it.
         """
+        tap = seen.tap
         rule = limits.rule_for(self.rules, tap.name, tap.kind.op, label)
         rope = self._rope(tap)
         match = rule.match + (rule.angle * self.mean_square_angle[rope] if rope is not None else 0.0)
-        noise = max(10 * match, 16 * limits.ROUNDING[arithmetic.precision(recorded)])
+        noise = max(10 * match, 16 * limits.ROUNDING[arithmetic.precision(seen.recorded[source.name])])
         if source.flash_attn and tap.kind.word == "kqv_out" and source.stored["cache_v"] == "F16":
             # ggml sums such values in float16, one rounding a key (ggml-cpu/ops.cpp, flash_attn_ext)
             noise += 4 * limits.ROUNDING["f16"] * len(self.positions)
         if span or source.precision != F32:
-            first, *others = [self._comparable(source, tap, x[self.lanes.index(lane)]) for lane in source.lanes]
-            spreads = [metrics.nmse(other, first, tap.row_axis) for other in others]
+            first, *others = [seen.lane(lane, source, ranked=True) for lane in source.lanes]
+            spreads = [metrics.nmse_of(other, first) for other in others]
             noise += 4 * max((spread for spread in spreads if np.isfinite(spread)), default=0.0)  # float16 may overflow
         return match, noise
 
 
-def _typical_gap(a: Array, b: Array) -> float:
+class _Seen:
+    """One tap's arrays as they are compared; each is widened once, however often it is compared."""
+
+    def __init__(self, judge: Judge, tap: taps.Tap, x: Array, recorded: Mapping[str, Array]) -> None:
+        self.judge, self.tap, self.x, self.recorded = judge, tap, x, recorded
+        self._rows: dict[Hashable, metrics.Rows] = {}
+
+    def lane(self, lane: Lane, *sources: Source, ranked: bool = False) -> metrics.Rows:
+        """What a lane computed, where these sources have values."""
+        return self._made(lane, self.x[self.judge.lanes.index(lane)], sources, ranked)
+
+    def values(self, name: str, *sources: Source, ranked: bool = False) -> metrics.Rows:
+        """What a source recorded, where these sources have values."""
+        return self._made(name, self.recorded[name], sources, ranked)
+
+    def _made(self, what: Hashable, x: Array, sources: Sequence[Source], ranked: bool) -> metrics.Rows:
+        partial = [source for source in sources if self.tap.name in source.trace.known]
+        ranked = ranked and self.tap.kind.op == "ARGSORT"
+        key = (what, *(source.name for source in (sources if ranked else partial)), ranked)
+        if key not in self._rows:
+            for source in sources if ranked else partial or (None,):
+                x = self.comparable(x, source, ranked)
+            self._rows[key] = metrics.Rows(x, self.tap.row_axis)
+        return self._rows[key]
+
+    def comparable(self, x: Array, source: Source | None, ranked: bool) -> Array:
+        """A tap's defined values, and those that a source knows.
+
+        Chosen experts are ``ranked`` by their recorded probabilities: of two that are equal, either may come first.
+        """
+        x = self.judge.defined(self.tap, x)
+        if source is None:
+            return x
+        x, probs = source.known(self.tap.name, x), f"ffn_moe_probs-{self.tap.layer}"
+        if not ranked or self.tap.kind.op != "ARGSORT" or not source.is_whole(probs):
+            return x
+        return np.take_along_axis(source.trace[probs], x.astype(np.int64), axis=-1)
+
+    def stats(self, name: str) -> metrics.Stats:
+        mask = self.judge.sources[name].trace.known.get(self.tap.name)
+        values = self.judge.defined(self.tap, self.recorded[name])
+        return metrics.stats(self.values(name) if mask is None else values[mask])
+
+    def distance(self, name: str) -> float:
+        """A source's values against the free run's, where it has any."""
+        source = self.judge.sources[name]
+        return metrics.nmse_of(self.values(name, source), self.lane(FREE, source))
+
+    def at(self, index: tuple[int, ...]) -> dict[str, float]:
+        """Every side's value at one place."""
+        sides = {**self.recorded, "engine": self.x[self.judge.lanes.index(FREE)]}
+        return {name: float(self.judge.defined(self.tap, array)[index]) for name, array in sides.items()}
+
+
+def _typical_gap(a: metrics.Rows, b: metrics.Rows) -> float:
     """The median distance of two tensors' values."""
-    gap = np.abs(np.subtract(a, b, dtype=np.float64))
+    gap = np.abs(a.values - b.values)
     return float(np.median(np.where(np.isnan(gap), np.inf, gap)))

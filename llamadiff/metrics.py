@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,39 +50,84 @@ class Difference:
     per_token: tuple[float, ...]
 
 
-def stats(x: Array) -> Stats:
+class Rows:
+    """A tensor in float64, a row for each index of ``axis``; what comparisons need of it is computed once.
+
+    ``values`` is [row, value], ``squares`` the sum of each row's squares.
+    """
+
+    def __init__(self, x: Array, axis: int = 0) -> None:
+        self.axis = axis
+        moved = x if axis == 0 else np.moveaxis(x, axis, 0)
+        self.outer = moved.shape
+        self.values = np.asarray(moved, np.float64).reshape(len(moved), -1)
+        self._gaps: dict[int, tuple[Rows, Array]] = {}
+
+    @cached_property
+    def squares(self) -> Array:
+        return _sums_of_squares(self.values)
+
+    @cached_property
+    def finite(self) -> bool:
+        """Whether all values are: an infinite one or NaN shows in the sum of squares, as does an overflow."""
+        return bool(np.isfinite(self.squares).all() or np.isfinite(self.values).all())
+
+    def index(self, flat: int) -> tuple[int, ...]:
+        """Where in the tensor a value of ``values`` is."""
+        row, *rest = (int(i) for i in np.unravel_index(flat, self.outer))
+        return (*rest[: self.axis], row, *rest[self.axis :])
+
+    def errors(self, other: Rows) -> Array:
+        """sum((self-other)^2) of each row, the same either way.
+
+        Equal non-finite values on both sides count as no difference; on one side only, as an infinite one.
+        """
+        found = self._gaps.get(id(other))
+        if found is None:
+            errors = _sums_of_squares(_gap(self, other))
+            found = self._gaps[id(other)] = other, errors  # the other is kept: its id stays its own
+            other._gaps[id(self)] = self, errors
+        return found[1]
+
+    def reference(self) -> Array:
+        """The sum of squares of each row's finite values."""
+        if self.finite:
+            return self.squares
+        return _sums_of_squares(np.where(np.isfinite(self.values), self.values, 0.0))
+
+
+def _sums_of_squares(values: Array) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.einsum("ij,ij->i", values, values))
+
+
+def _gap(c: Rows, b: Rows) -> Array:
+    """Differences of values; of those that are not finite: none where both are the same, else infinite."""
+    with np.errstate(invalid="ignore"):
+        gap = c.values - b.values
+    if not (c.finite and b.finite):
+        same = (np.isnan(c.values) & np.isnan(b.values)) | (c.values == b.values)
+        gap = np.where(np.isfinite(gap), gap, np.where(same, 0.0, np.inf))
+    return gap
+
+
+def stats(x: Array | Rows) -> Stats:
     """Moments of a tap's values."""
-    wide = np.asarray(x, np.float64)
-    finite = wide[np.isfinite(wide)]
-    nan, inf = int(np.isnan(wide).sum()), int(np.isinf(wide).sum())
-    if not finite.size:
+    rows = x if isinstance(x, Rows) else Rows(x)
+    values, nan, inf = rows.values, 0, 0
+    if not rows.finite:
+        nan, inf = int(np.isnan(values).sum()), int(np.isinf(values).sum())
+        values = values[np.isfinite(values)]
+    if not values.size:
         return Stats(0.0, 0.0, 0.0, 0.0, nan, inf)
-    rms = float(np.sqrt(np.mean(finite * finite)))
-    return Stats(rms, float(finite.mean()), float(finite.min()), float(finite.max()), nan, inf)
+    rms = float(np.sqrt(rows.reference().sum() / values.size))
+    return Stats(rms, float(values.mean()), float(values.min()), float(values.max()), nan, inf)
 
 
 def row_errors(candidate: Array, baseline: Array, axis: int) -> tuple[Array, Array]:
-    """Per row of ``axis``: sum((c-b)^2) and sum(b^2).
-
-    Equal non-finite values on both sides count as no difference; on one side only, as an infinite one.
-    """
-    c, b = (
-        np.moveaxis(np.asarray(candidate, np.float64), axis, 0),
-        np.moveaxis(np.asarray(baseline, np.float64), axis, 0),
-    )
-    c, b = c.reshape(c.shape[0], -1), b.reshape(b.shape[0], -1)
-    with np.errstate(invalid="ignore"):
-        error = c - b
-    bad = ~np.isfinite(error)
-    if bad.any():
-        error = np.where(bad, np.where(_same_nonfinite(c, b), 0.0, np.inf), error)
-        b = np.where(np.isfinite(b), b, 0.0)
-    with np.errstate(over="ignore"):
-        return np.einsum("ij,ij->i", error, error), np.einsum("ij,ij->i", b, b)
-
-
-def _same_nonfinite(c: Array, b: Array) -> Array:
-    return np.asarray((np.isnan(c) & np.isnan(b)) | (c == b))
+    """Per row of ``axis``: sum((c-b)^2) and sum(b^2); of values that are not finite see Rows.errors."""
+    c, b = Rows(candidate, axis), Rows(baseline, axis)
+    return b.errors(c), b.reference()
 
 
 def ratio(error: float, reference: float) -> float:
@@ -93,28 +139,44 @@ def ratio(error: float, reference: float) -> float:
 
 def nmse(candidate: Array, baseline: Array, axis: int) -> float:
     """sum((c-b)^2) / sum(b^2) over all rows."""
-    error, reference = row_errors(candidate, baseline, axis)
-    return ratio(float(error.sum()), float(reference.sum()))
+    return nmse_of(Rows(candidate, axis), Rows(baseline, axis))
+
+
+def nmse_of(candidate: Rows, baseline: Rows) -> float:
+    """sum((c-b)^2) / sum(b^2) over all rows."""
+    return ratio(float(baseline.errors(candidate).sum()), float(baseline.reference().sum()))
+
+
+def worst_of(candidate: Rows, baseline: Rows) -> tuple[float, Worst]:
+    """The largest difference, and the element that has it."""
+    gap = np.abs(_gap(candidate, baseline))
+    if not gap.size:
+        return 0.0, Worst(None, (), 0.0, 0.0)
+    place = int(gap.argmax())
+    index = candidate.index(place)
+    values = (float(side.values.reshape(-1)[place]) for side in (baseline, candidate))
+    return float(gap.reshape(-1)[place]), Worst(index[candidate.axis] if index else None, index, *values)
 
 
 def difference(candidate: Array, baseline: Array, axis: int) -> Difference:
     """Compare two arrays of one shape; ``axis`` runs over tokens."""
-    error, reference = row_errors(candidate, baseline, axis)
-    c, b = np.asarray(candidate, np.float64), np.asarray(baseline, np.float64)
-    both = np.isfinite(c) & np.isfinite(b)
-    gap = np.where(
-        both, np.abs(np.where(both, c, 0.0) - np.where(both, b, 0.0)), np.where(_same_nonfinite(c, b), 0.0, np.inf)
-    )
-    place = np.unravel_index(int(gap.argmax()), gap.shape) if gap.size else ()
-    index = tuple(int(i) for i in place)
-    worst = Worst(index[axis] if index else None, index, float(b[place]), float(c[place]))
-    cf, bf = np.where(both, c, 0.0).ravel(), np.where(both, b, 0.0).ravel()
+    return difference_of(Rows(candidate, axis), Rows(baseline, axis))
+
+
+def difference_of(candidate: Rows, baseline: Rows) -> Difference:
+    """Compare two tensors of one shape."""
+    c, b, error, reference = candidate.values, baseline.values, baseline.errors(candidate), baseline.reference()
+    largest, worst = worst_of(candidate, baseline)
+    if not (candidate.finite and baseline.finite):
+        both = np.isfinite(c) & np.isfinite(b)
+        c, b = np.where(both, c, 0.0), np.where(both, b, 0.0)
+    cf, bf = c.reshape(-1), b.reshape(-1)
     norms = float(np.linalg.norm(cf) * np.linalg.norm(bf))
     cosine = float(cf @ bf) / norms if norms > 0 else (1.0 if not error.any() else 0.0)
     mean_drift = float(cf.mean() - bf.mean()) if cf.size else 0.0
     per_token = tuple(ratio(float(e), float(r)) for e, r in zip(error, reference, strict=True))
     nmse = ratio(float(error.sum()), float(reference.sum()))
-    return Difference(nmse, cosine, float(gap.max(initial=0.0)), mean_drift, worst, per_token)
+    return Difference(nmse, cosine, largest, mean_drift, worst, per_token)
 
 
 def log_softmax(logits: Array) -> Array:

@@ -16,6 +16,7 @@ from llamaref.models import ARCHITECTURES
 from llamadiff import taps
 from llamadiff.errors import UserError
 from llamadiff.hashing import file_sha256
+from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.taps import Tap
 from llamadiff.vocabulary import Vocabulary
 
@@ -29,6 +30,8 @@ class ModelFile:
         self.path = Path(path)
         dtype: type[np.floating[Any]] = np.float64 if precision == "f64" else np.float32
         self.weights = self._opened(lambda: Weights(self.path, dtype, threads))
+        self.dequantizer = Dequantizer(self.weights)
+        self.weights.decoder = self.dequantizer.decoder
         self.tensors = list(self.weights)
         self.vocabulary = Vocabulary(self.weights.fields)
         self.architecture = str(self.weights.fields.get("general.architecture"))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llamadiff import limits
-from llamadiff.comparison import Comparison, Row, arithmetics_of
+from llamadiff.comparison import Comparison, Decoding, Row, arithmetics_of
 from llamadiff.ggml.replay import NodeCheck
 from llamadiff.judging import Local
 from llamadiff.llamacpp.capture import Nodes, check_nodes
@@ -45,6 +45,7 @@ def compare_nodes(
         timing={"capture_s": capture_s, "engine_s": 0.0, "compare_s": 0.0, "total_s": capture_s},
         next_steps=_next_steps(rows, request),
         arithmetics=arithmetics_of(rows),
+        decoding=Decoding(found.trusted, found.refused),
     )
 
 

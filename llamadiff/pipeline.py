@@ -20,6 +20,7 @@ from llamadiff.admission import check_runnable, check_same_run
 from llamadiff.asking import request_for, text_request
 from llamadiff.comparison import (
     Comparison,
+    Decoding,
     Logits,
     Row,
     arithmetics_of,
@@ -277,6 +278,7 @@ def judge(
         extra=_extra(model, candidate),
         profile=_described(rows, len(baseline.info.tokens)),
         diagnosis=diagnosis,
+        decoding=Decoding(len(model.dequantizer.trusted), tuple(sorted(model.dequantizer.refused))),
     )
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from llamaref import Weights
-from llamaref.weights import type_number
+from llamaref.weights import block_sizes, type_number
 from numpy.typing import NDArray
 
-from llamadiff.llamacpp.ggml import Ggml
+from llamadiff.errors import UserError
+from llamadiff.llamacpp.library import load
 
 Array = NDArray[Any]
-SAMPLES = 8  # random rows of each tensor that are decoded both ways
+SAMPLES = 8  # random rows of each tensor that are decoded both ways, besides its first and last
 
 
 class _Traits(ctypes.Structure):
@@ -33,41 +35,79 @@ class _Traits(ctypes.Structure):
 class Dequantizer:
     """Decoders of a file's tensors: ggml's, where it gives what gguf-py gives; else None, and gguf-py is used.
 
-    ``trusted`` and ``refused`` name the tensors that were compared.
+    ``trusted`` and ``refused`` name the tensors that were compared. Without llama-cpp-python there are none.
     """
 
-    def __init__(self, ggml: Ggml, weights: Weights) -> None:
+    def __init__(self, weights: Weights) -> None:
         self.weights = weights
         self.trusted: set[str] = set()
         self.refused: set[str] = set()
         self._decoders: dict[str, Callable[[Array], Array] | None] = {}
-        ggml.lib.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
-        ggml.lib.ggml_get_type_traits.argtypes = [ctypes.c_int]
-        self.ggml = ggml
 
     def decoder(self, name: str) -> Callable[[Array], Array] | None:
-        """What makes floats of a tensor's rows; None: as gguf-py does."""
+        """What makes floats of a tensor's rows, [row, bytes] -> [row, in]; None: as gguf-py does."""
         if name not in self._decoders:
             self._decoders[name] = self._checked(name)
         return self._decoders[name]
 
     def _checked(self, name: str) -> Callable[[Array], Array] | None:
-        kind, stored = self.weights.type(name), self.weights.stored(name)
-        traits = self.ggml.lib.ggml_get_type_traits(type_number(kind)).contents
-        known = traits.name == self.ggml.lib.ggml_type_name(type_number(kind)) and traits.name.decode().upper() == kind
-        if not known or not traits.is_quantized or stored.dtype != np.uint8:
+        stored = self.weights.stored(name)
+        decode = self._ggmls(self.weights.type(name))
+        if decode is None:
             return None
-        block = int(traits.block_size), int(traits.type_size)
-
-        def decode(rows: Array) -> Array:
-            rows = np.ascontiguousarray(rows)
-            out = np.empty((*rows.shape[:-1], rows.shape[-1] // block[1] * block[0]), np.float32)
-            traits.to_float(rows.ctypes.data, out.ctypes.data, out.size)
-            return out
-
         flat = stored.reshape(-1, stored.shape[-1])
         chosen = np.random.default_rng(len(flat)).integers(0, len(flat), SAMPLES)
         rows = flat[np.unique(np.concatenate([[0, len(flat) - 1], chosen]))]
         same = np.array_equal(decode(rows), self.weights.decoded(name, rows), equal_nan=True)
         (self.trusted if same else self.refused).add(name)
         return decode if same else None
+
+    def _ggmls(self, kind: str) -> Callable[[Array], Array] | None:
+        """ggml's decoder of a type; None if there is no such function, or none is needed."""
+        if kind == "F16":
+            function, values, size = self._halves, 1, 1
+        else:
+            values, size = block_sizes(kind)
+            function = self._to_float(kind, values, size)
+        if function is None:
+            return None
+
+        def decode(rows: Array) -> Array:
+            rows = np.ascontiguousarray(rows)
+            out = np.empty((*rows.shape[:-1], rows.shape[-1] // size * values), np.float32)
+            function(rows.ctypes.data, out.ctypes.data, out.size)
+            return out
+
+        return decode
+
+    def _to_float(self, kind: str, values: int, size: int) -> Any:
+        """``to_float`` of a type of blocks, if the library describes the type as gguf-py does."""
+        if self._base is None:
+            return None
+        number = type_number(kind)
+        traits = self._base.ggml_get_type_traits(number).contents
+        described = traits.name, traits.block_size, traits.type_size
+        expected = self._base.ggml_type_name(number), values, size
+        fits = described == expected and expected[0].decode().upper() == kind
+        return traits.to_float if (fits and traits.is_quantized) or (kind == "BF16" and fits) else None
+
+    @cached_property
+    def _base(self) -> Any:
+        try:
+            library = load("ggml-base")
+        except UserError:
+            return None
+        library.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
+        library.ggml_get_type_traits.argtypes = [ctypes.c_int]
+        library.ggml_type_name.restype, library.ggml_type_name.argtypes = ctypes.c_char_p, [ctypes.c_int]
+        return library
+
+    @cached_property
+    def _halves(self) -> Any:
+        """ggml's conversion of float16 by the processor's own instruction: ``to_float`` looks each value up."""
+        try:
+            function = load("ggml-cpu").ggml_cpu_fp16_to_fp32
+        except (UserError, AttributeError):
+            return None
+        function.restype, function.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+        return function

@@ -10,15 +10,14 @@ import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp
 from llamaref.weights import block_sizes, decode
 from numpy.typing import NDArray
 
 from llamadiff.errors import UserError
+from llamadiff.llamacpp.library import load
 
 MAX_DIMS, MAX_SRC, MAX_PARAMS, MAX_NAME = 4, 10, 64, 64
 
@@ -48,15 +47,6 @@ TensorPointer = ctypes.POINTER(Tensor)
 _NUMPY = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "i64": np.int64, "bf16": np.uint16}
 
 
-def _library() -> Any:
-    """ggml's core, wherever llama-cpp-python put it."""
-    folder = Path(llama_cpp.__file__).parent / "lib"
-    for pattern in ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll"):
-        for path in folder.glob(pattern):
-            return ctypes.CDLL(str(path))
-    raise UserError(f"no ggml library beside llama-cpp-python ({folder.name} holds no ggml-base)")
-
-
 class _InitParams(ctypes.Structure):
     _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
 
@@ -65,7 +55,7 @@ class Ggml:
     """The few functions of ggml that a view of its tensors needs."""
 
     def __init__(self) -> None:
-        lib = self.lib = _library()
+        lib = self.lib = load("ggml-base")
         for name, result, arguments in (
             ("ggml_op_desc", ctypes.c_char_p, [TensorPointer]),
             ("ggml_type_name", ctypes.c_char_p, [ctypes.c_int]),

@@ -20,7 +20,6 @@ from llamadiff.arithmetic import PARTNER, ROUNDINGS, q8_1_sums
 from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.replay import NodeCheck, Replay, replay
 from llamadiff.ggml.saved import save
-from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.ggml import Node
 from llamadiff.llamacpp.names import tap_name
 
@@ -35,10 +34,8 @@ class NodeChecker:
     ``only_list``: nothing is computed.
     """
 
-    def __init__(
-        self, weights: Weights, dequantizer: Dequantizer, keep: Path | None, everything: bool, only_list: bool
-    ) -> None:
-        self.weights, self.dequantizer = weights, dequantizer
+    def __init__(self, weights: Weights, keep: Path | None, everything: bool, only_list: bool) -> None:
+        self.weights = weights
         self.keep, self.everything, self.only_list = keep, everything, only_list
         self.results: list[NodeCheck] = []
         self.step = 0
@@ -123,7 +120,7 @@ class NodeChecker:
 
     def _streamed(self, n: Op, weight: Operand) -> Array:
         x, *sums = self._rounded(n.x(1), weight.kind, n.exact)
-        y = self.weights.product(weight.name, x, *sums, decode=self.dequantizer.decoder(weight.name))
+        y = self.weights.product(weight.name, x, *sums)
         return y.reshape(n.shape)
 
     def _streamed_experts(self, n: Op, weight: Operand) -> Array:
@@ -133,10 +130,8 @@ class NodeChecker:
         out = np.empty((*ids.shape, n.shape[-1]), np.float32)
         for expert in np.unique(ids):
             mine = ids == expert
-            out[mine] = self.weights.product(
-                weight.name, x[mine], *(part[mine] for part in sums), expert=int(expert),
-                decode=self.dequantizer.decoder(weight.name),
-            )  # fmt: skip
+            parts = (part[mine] for part in sums)
+            out[mine] = self.weights.product(weight.name, x[mine], *parts, expert=int(expert))
         return out.reshape(n.shape)
 
     def _rounded(self, x: Array, kind: str, exact: bool) -> tuple[Array, ...]:

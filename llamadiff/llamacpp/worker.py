@@ -251,9 +251,10 @@ class NodeRun(Capture):
         """Prefill and decode steps; then write what was found."""
         assert self.request.output is not None
         weights = Weights(self.request.model, threads=self.request.settings.threads)
-        dequantizer = Dequantizer(self.ggml, weights)
+        dequantizer = Dequantizer(weights)
+        weights.decoder = dequantizer.decoder
         keep = None if self.request.keep is None else Path(self.request.keep)
-        self.checker = NodeChecker(weights, dequantizer, keep, self.request.keep_all, self.request.only_list)
+        self.checker = NodeChecker(weights, keep, self.request.keep_all, self.request.only_list)
         n_prefill = len(self.tokens)
         with threadpool_limits(1, "blas"):
             prefill_s = self._decode_all(self._context(), say)

@@ -46,6 +46,7 @@ def to_object(comparison: Comparison) -> dict[str, Any]:
         "preflight": c.preflight,
         "arithmetics": c.arithmetics,
         "profile": c.profile,
+        "decoding": c.decoding,
         "next_steps": c.next_steps,
         "timing": c.timing,
     }

@@ -53,7 +53,7 @@ def render_causes(comparison: Comparison, console: Console) -> None:
     _put_profile(page, comparison)
     _put_causes(page, comparison)
     _put_next_steps(page, comparison)
-    _put_timing(page, comparison.timing)
+    _put_timing(page, comparison)
 
 
 def _put_sentence(page: Page, comparison: Comparison) -> None:
@@ -84,7 +84,7 @@ def render(comparison: Comparison, console: Console) -> None:
         _put_logits(page, comparison.logits)
     _put_absences(page, comparison)
     _put_next_steps(page, comparison)
-    _put_timing(page, comparison.timing)
+    _put_timing(page, comparison)
 
 
 def _put_subject(page: Page, comparison: Comparison) -> None:
@@ -226,6 +226,7 @@ def _put_absences(page: Page, comparison: Comparison) -> None:
         ("weights      ", "only the reference engine reads ", comparison.only_engine_read),
         ("not recorded ", f"{len(missing)} taps: " if len(missing) > 1 else "", missing),
         ("ignored      ", "no tap of this model: ", comparison.extra),
+        ("decoding     ", "ggml and gguf-py decode differently ", comparison.decoding.refused),
     ]
     if any(names for *_, names in facts):
         page.blank()
@@ -242,10 +243,13 @@ def _put_next_steps(page: Page, comparison: Comparison) -> None:
         page.paragraph(Text("  • "), Text(page.data(step, 4000)))
 
 
-def _put_timing(page: Page, timing: Mapping[str, float]) -> None:
+def _put_timing(page: Page, comparison: Comparison) -> None:
+    timing, by_ggml = comparison.timing, comparison.decoding.by_ggml
     words = {"total_s": "{:.1f} s in all", "capture_s": "capture {:.1f} s", "engine_s": "engine {:.1f} s",
              "peak_rss_mb": "peak memory {:.0f} MiB"}  # fmt: skip
     facts = [form.format(timing[key]) for key, form in words.items() if key in timing]
+    if by_ggml:
+        facts.append(f"{by_ggml} tensors decoded by ggml, bit for bit as gguf-py does")
     if facts:
         page.blank()
         page.paragraph(Text(), Text(" · ".join(facts), "dim"))

@@ -1,0 +1,27 @@
+"""Where llama-cpp-python keeps ggml's libraries, found without importing it."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from llamadiff.errors import UserError
+
+
+@cache
+def load(stem: str) -> Any:
+    """One of ggml's libraries, such as ``ggml-base``. Raises UserError if it is not there or cannot be loaded."""
+    spec = find_spec("llama_cpp")
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError("llama-cpp-python is not installed; run pip install llama-cpp-python")
+    folder = Path(spec.submodule_search_locations[0]) / "lib"
+    for name in (f"lib{stem}.so", f"lib{stem}.dylib", f"{stem}.dll"):
+        if (folder / name).exists():
+            try:
+                return ctypes.CDLL(str(folder / name))
+            except OSError as error:
+                raise UserError(f"{name}: cannot be loaded ({error})") from None
+    raise UserError(f"no ggml library beside llama-cpp-python ({folder.name} holds no {stem})")

@@ -1,0 +1,74 @@
+"""ggml's decoding of weights in place of gguf-py's: only where both give the same bits."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from llamaref import Weights
+from small import write_model
+
+import llamadiff
+from llamadiff.errors import UserError
+from llamadiff.llamacpp import dequantize
+from llamadiff.llamacpp.dequantize import Dequantizer
+
+TYPES = [
+    "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M",
+    "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4",
+]  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # some bytes are scales that are not finite
+NAME = "blk.0.ffn_down.weight"
+
+
+@pytest.fixture(scope="module")
+def some(tmp_path_factory):
+    """A model of the named type, any blocks of it: whatever the bytes, there is one right decoding."""
+
+    def get(kind):
+        number = gguf.GGMLQuantizationType[kind]
+        values, size = gguf.GGML_QUANT_SIZES[number]
+        rng, shape = np.random.default_rng(1), (256, 512 // values * size)
+        if kind == "F16":
+            data = rng.standard_normal((256, 512)).astype(np.float16)
+        else:
+            data = rng.integers(0, 256, shape, dtype=np.uint8), number
+        return write_model(tmp_path_factory.mktemp("m") / f"{kind}.gguf", kind="F32", tensors={NAME: data})
+
+    return get
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_ggml_decodes_every_type_as_gguf_py_does(some, kind):
+    weights = Weights(some(kind))
+    dequantizer = Dequantizer(weights)
+    decode = dequantizer.decoder(NAME)
+    assert decode is not None
+    assert dequantizer.trusted == {NAME}
+    assert np.array_equal(decode(weights.stored(NAME)), weights.whole(NAME), equal_nan=True)
+
+
+def test_a_decoder_that_is_off_by_one_bit_is_refused_and_named(some, monkeypatch):
+    right = Dequantizer._ggmls
+
+    def wrong(self, kind):
+        decode = right(self, kind)
+        return None if decode is None else lambda rows: np.nextafter(decode(rows), np.float32(np.inf))
+
+    path = some("Q8_0")
+    before = llamadiff.compare(path, tokens=[1, 2, 3])
+    monkeypatch.setattr(Dequantizer, "_ggmls", wrong)
+    after = llamadiff.compare(path, tokens=[1, 2, 3])
+    assert (before.decoding.by_ggml, before.decoding.refused) == (1, ())
+    assert (after.decoding.by_ggml, after.decoding.refused) == (0, (NAME,))
+    assert [row.local.nmse for row in after.rows] == [row.local.nmse for row in before.rows]
+
+
+def test_without_the_library_gguf_py_decodes(some, monkeypatch):
+    def missing(stem):
+        raise UserError("not installed")
+
+    monkeypatch.setattr(dequantize, "load", missing)
+    weights = Weights(some("Q4_K"))
+    assert Dequantizer(weights).decoder(NAME) is None
+    assert weights.product(NAME, np.ones((1, 512), np.float32)).shape == (1, 256)
