@@ -122,19 +122,21 @@ class Weights:
             raise ModelError(f"{name}: rows of {n_in} weights cannot multiply activations of {x.shape[-1]}")
         columns = self._columns(x)  # [in, n]
         corrections = None if sums is None else self._columns(sums)  # [in / 32, n]
-        out = np.empty((n_out, columns.shape[1]), self.dtype)
+        result = np.empty((columns.shape[1], n_out), self.dtype)
+        out = result.T
 
         def multiply(start: int, stop: int) -> None:
             some = data[start:stop]
             block = decode(some)  # [rows, in]
             with np.errstate(all="ignore"):  # threads have an error state of their own
-                np.matmul(block.astype(self.dtype, copy=False), columns, out=out[start:stop])
+                products = np.matmul(block.astype(self.dtype, copy=False), columns)
             if corrections is not None:
-                out[start:stop] += _minima(some, tensor.tensor_type).astype(self.dtype) @ corrections
+                products += _minima(some, tensor.tensor_type).astype(self.dtype) @ corrections
+            out[start:stop] = products
 
         self._each_block(n_out, max(1, BLOCK_WEIGHTS // n_in), multiply)
         self._forget(data)
-        return np.ascontiguousarray(out.T).reshape(*x.shape[:-1], n_out)
+        return result.reshape(*x.shape[:-1], n_out)
 
     def _forget(self, data: Array) -> None:
         """Let go of the file's pages that were read: they stay in the system's cache, and out of this process."""
