@@ -51,6 +51,7 @@ class Finding:
     drift: metrics.Difference | None  # candidate (or the free run) against the baseline
     noise: float | None  # what the baseline's arithmetic alone does to a free run
     at: Mapping[str, Mapping[str, float]]  # by source: every side's value where that source's local error is largest
+    fitting: Mapping[str, Sequence[frozenset[str]]]  # by source: the policies that fit, for each phase
     distance: Mapping[str, float]  # by source: NMSE against the free run, which computes in float32 throughout
 
 
@@ -59,11 +60,10 @@ class Judge:
     """The facts of one run that every tap is judged by.
 
     ``weight_types``: tap name -> type of the weight it multiplies by; ``ropes`` of the layers, and
-    ``mean_square_angle`` of each of them, radians.
+    ``mean_square_angle`` of each of them, radians. ``described``: errors that have a profile already.
     """
 
     sources: Mapping[str, Source]
-    lanes: Sequence[Lane]
     weight_types: Mapping[str, str]
     rules: Sequence[limits.Rule]
     positions: Array
@@ -73,11 +73,17 @@ class Judge:
     described: set[tuple[str, str]] = field(default_factory=set)
 
     def finding(
-        self, tap: taps.Tap, x: Array, recorded: Mapping[str, Array], spans: Mapping[str, tuple[str, ...]]
+        self,
+        tap: taps.Tap,
+        x: Array,
+        lanes: Sequence[Lane],
+        recorded: Mapping[str, Array],
+        spans: Mapping[str, tuple[str, ...]],
     ) -> Finding:
         """Judge one tap: ``x`` [lane, ...] computed, ``recorded`` and ``spans`` by source."""
-        seen = _Seen(self, tap, x, recorded)
-        local = {name: self._local(self.sources[name], seen, spans[name]) for name in recorded}
+        seen = _Seen(self, tap, x, lanes, recorded)
+        judged = {name: self._local(self.sources[name], seen, spans[name]) for name in recorded}
+        local = {name: found for name, (found, _) in judged.items()}
         free = seen.lane(FREE)
         return Finding(
             tap=tap,
@@ -87,7 +93,8 @@ class Judge:
             stats={**{name: seen.stats(name) for name in recorded}, "engine": metrics.stats(free)},
             drift=self._drift(seen),
             distance={name: seen.distance(name) for name in recorded},
-            noise=metrics.nmse_of(seen.lane(FREE_NATIVE), free) if FREE_NATIVE in self.lanes else None,
+            noise=metrics.nmse_of(seen.lane(FREE_NATIVE), free) if FREE_NATIVE in lanes else None,
+            fitting={name: policies for name, (_, policies) in judged.items()},
         )
 
     def defined(self, tap: taps.Tap, x: Array) -> Array:
@@ -105,13 +112,14 @@ class Judge:
         other = seen.values("candidate", *every) if "candidate" in recorded else seen.lane(FREE, *every)
         return metrics.difference_of(other, seen.values("baseline", *every))
 
-    def _local(self, source: Source, seen: _Seen, span: tuple[str, ...]) -> Local:
-        """The smallest error over the source's lanes, each phase (prefill, decode) for itself."""
-        tap, lanes = seen.tap, [lane for lane in source.lanes if lane.policy != JITTER]
+    def _local(self, source: Source, seen: _Seen, span: tuple[str, ...]) -> tuple[Local, tuple[frozenset[str], ...]]:
+        """The smallest error over the source's lanes, each phase (prefill, decode) for itself; and which fit."""
+        tap, lanes = seen.tap, [lane for lane in seen.lanes_of(source) if lane.policy != JITTER]
         expected = [seen.lane(lane, source, ranked=True) for lane in lanes]
         recorded = seen.values(source.name, source, ranked=True)
         reference = expected[0].reference()
-        per_row, best = self._best([values.errors(recorded) for values in expected])
+        errors = [values.errors(recorded) for values in expected]
+        per_row, best = self._best(errors)
         nmse = metrics.ratio(float(per_row.sum()), float(reference.sum()))
         label = rounding_type(lanes[best].policy, self._kind(tap), source.stored)
         match, noise = self._limits(source, seen, label, span)
@@ -122,8 +130,20 @@ class Judge:
         _, worst = metrics.worst_of(recorded, expected[best])
         per_token = tuple(metrics.ratio(float(e), float(r)) for e, r in zip(per_row, reference, strict=True))
         shape = self._profile(source, seen, lanes[best], match) if wrong else None
-        return Local(nmse, None if wrong else label, match, noise, verdict, worst.token, worst.index,
-                     worst.baseline, worst.candidate, per_token, span, shape)  # fmt: skip
+        found = Local(nmse, None if wrong else label, match, noise, verdict, worst.token, worst.index,
+                      worst.baseline, worst.candidate, per_token, span, shape)  # fmt: skip
+        return found, tuple(
+            frozenset(
+                lane.policy for lane, error in zip(lanes, errors, strict=True)
+                if metrics.ratio(float(error[phase].sum()), float(reference[phase].sum())) <= match
+            )
+            for phase in self._phases if len(reference[phase])
+        )  # fmt: skip
+
+    @property
+    def _phases(self) -> tuple[slice, slice]:
+        """Rows of the decode steps, and of the prefill."""
+        return slice(self.n_prefill, None), slice(0, self.n_prefill)
 
     def _profile(self, source: Source, seen: _Seen, lane: Lane, limit: float) -> Profile | None:
         """What the error of the first wrong tap of each kind looks like; the other layers' is most likely the same."""
@@ -131,7 +151,7 @@ class Judge:
         if (source.name, tap.kind.word) in self.described or tap.name in source.trace.known:
             return None
         self.described.add((source.name, tap.kind.word))
-        values = (seen.recorded[source.name], seen.x[self.lanes.index(lane)])
+        values = (seen.recorded[source.name], seen.x[seen.lanes.index(lane)])
         recorded, expected = (seen.comparable(array, source, ranked=True) for array in values)
         found = profile(tap, recorded, expected, limit, self._look_alikes(source, tap, recorded.size))
         rope = self._rope(tap)
@@ -160,7 +180,7 @@ class Judge:
     def _best(self, errors: Sequence[Array]) -> tuple[Array, int]:
         """Each row's error under the lane that fits its phase best, and the lane of the prefill."""
         per_row, first = np.empty_like(errors[0]), 0
-        for phase in (slice(self.n_prefill, None), slice(0, self.n_prefill)):
+        for phase in self._phases:
             if len(per_row[phase]):
                 first = int(np.argmin([error[phase].sum() for error in errors]))
                 per_row[phase] = errors[first][phase]
@@ -186,7 +206,7 @@ class Judge:
             # ggml sums such values in float16, one rounding a key (ggml-cpu/ops.cpp, flash_attn_ext)
             noise += 4 * limits.ROUNDING["f16"] * len(self.positions)
         if span or source.precision != F32:
-            first, *others = [seen.lane(lane, source, ranked=True) for lane in source.lanes]
+            first, *others = [seen.lane(lane, source, ranked=True) for lane in seen.lanes_of(source)]
             spreads = [metrics.nmse_of(other, first) for other in others]
             noise += 4 * max((spread for spread in spreads if np.isfinite(spread)), default=0.0)  # float16 may overflow
         return match, noise
@@ -195,13 +215,18 @@ class Judge:
 class _Seen:
     """One tap's arrays as they are compared; each is widened once, however often it is compared."""
 
-    def __init__(self, judge: Judge, tap: taps.Tap, x: Array, recorded: Mapping[str, Array]) -> None:
-        self.judge, self.tap, self.x, self.recorded = judge, tap, x, recorded
+    def __init__(
+        self, judge: Judge, tap: taps.Tap, x: Array, lanes: Sequence[Lane], recorded: Mapping[str, Array]
+    ) -> None:
+        self.judge, self.tap, self.x, self.lanes, self.recorded = judge, tap, x, lanes, recorded
         self._rows: dict[Hashable, metrics.Rows] = {}
+
+    def lanes_of(self, source: Source) -> list[Lane]:
+        return [lane for lane in self.lanes if lane.source == source.name]
 
     def lane(self, lane: Lane, *sources: Source, ranked: bool = False) -> metrics.Rows:
         """What a lane computed, where these sources have values."""
-        return self._made(lane, self.x[self.judge.lanes.index(lane)], sources, ranked)
+        return self._made(lane, self.x[self.lanes.index(lane)], sources, ranked)
 
     def values(self, name: str, *sources: Source, ranked: bool = False) -> metrics.Rows:
         """What a source recorded, where these sources have values."""
@@ -242,7 +267,7 @@ class _Seen:
 
     def at(self, index: tuple[int, ...]) -> dict[str, float]:
         """Every side's value at one place."""
-        sides = {**self.recorded, "engine": self.x[self.judge.lanes.index(FREE)]}
+        sides = {**self.recorded, "engine": self.x[self.lanes.index(FREE)]}
         return {name: float(self.judge.defined(self.tap, array)[index]) for name, array in sides.items()}
 
 

@@ -335,19 +335,19 @@ def _run(
                 writer.add(name, x)
 
         judge = Judge(
-            {source.name: source for source in sources}, lanes_of(sources, kinds), model.weight_types, rules,
+            {source.name: source for source in sources}, model.weight_types, rules,
             np.asarray(info.positions), info.n_prefill, model.ropes,
         )  # fmt: skip
-        study = Study(judge, model.taps, model.inputs, model.sizes["expert"], at)
+        study = Study(judge, lanes_of(sources, kinds), model.taps, model.inputs, model.sizes["expert"], at)
         try:
             # the engine's own threads multiply; BLAS threads beside them would fight for the same cores
             with threadpool_limits(1, "blas"):
-                logits = model.engine.forward(info.tokens, info.positions, tap=study)
+                logits = study.run(model.engine, info.tokens, info.positions)
         except ModelError as error:
             raise UserError(f"{model.path}: {error}") from None
         if writer is not None:
             writer.finish(Info(info.tokens, info.positions, info.n_prefill, info.prompt, ENGINE_PRODUCER, info.model))
-    return study, study.free_logits if study.free_logits is not None else logits[0]
+    return study, logits
 
 
 def _logits(baseline: Trace, candidate: Trace | None, engine: Any, model: Runnable) -> Logits | None:

@@ -1,23 +1,38 @@
-"""The study of one forward pass: the tap that carries the lanes through the engine and has every one judged."""
+"""The study of one forward pass: the tap that carries the lanes through the engine and has every one judged.
+
+A source's arithmetic is not known at first: its lanes try every legal one. Once a layer has shown which fit, the
+others are left out of the layers after it, and a layer that does not fit is run again with all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
-from llamaref import ops
+from llamaref import Engine, ops
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
-from llamadiff import taps
+from llamadiff import limits, taps
 from llamadiff.carrier import Carrier
 from llamadiff.errors import UserError
 from llamadiff.judging import Finding, Judge
-from llamadiff.lanes import FREE, FREE_NATIVE, JITTER, NATIVE, Lane, Source, policies_for, shaken
+from llamadiff.lanes import F32, FREE, FREE_NATIVE, JITTER, NATIVE, Lane, Source, policies_for, shaken
 
 Array = NDArray[Any]
 ATTENTION = ("kq", "kq_soft_max", "kqv_out")  # the ops in which a token's row depends on other tokens' rows
+WAITING = 64 << 20  # bytes of taps that wait to be judged
+
+
+class _Again(Exception):  # noqa: N818 - not an error: the way out of a forward pass
+    """The engine is to go on from the start of a layer, with other lanes."""
+
+    def __init__(self, layer: int) -> None:
+        self.layer = layer
 
 
 class Study(Carrier):
@@ -26,44 +41,176 @@ class Study(Carrier):
     def __init__(
         self,
         judge: Judge,
+        lanes: Sequence[Lane],
         present: Sequence[taps.Tap],
         inputs: Callable[[taps.Tap], list[str]],
         n_expert: int,
         keep: Callable[[str, Array], None] = lambda name, x: None,
     ) -> None:
         """``inputs`` gives the taps that one is computed from; ``keep(name, x)`` receives the free run's taps."""
-        self.judge, self.sources, self.lanes = judge, judge.sources, judge.lanes
-        super().__init__([(lane.policy, self._stored(lane)) for lane in self.lanes])
+        self.judge, self.sources, self.every = judge, judge.sources, tuple(lanes)
         self.present = {tap.name: tap for tap in present}
         self.inputs, self.n_expert = inputs, n_expert
         self.keep = keep
         self.findings: list[Finding] = []
         self.free_logits: Array | None = None
+        self._carry(self.every)
+        self._n_layer = 0  # 0: an engine that cannot go on from a layer
+        self._resumed: Array | None = None  # what the layers go on with
+        self._begun: Array | None = None  # what the present layer began with
+        self._judged, self._described = 0, set[tuple[str, str]]()  # before the present layer
+        self._tried: set[tuple[str, str]] = set()  # sources and words for which the present layer is run again
+        self._excused: set[tuple[str, str]] = set()  # those that no lane fitted
+        self._stays: set[str] = set()  # sources whose lanes are all kept
+        self._waiting: list[tuple[int, Future[Finding]]] = []
+
+    def run(self, engine: Any, tokens: Sequence[int], positions: Sequence[int]) -> Array:
+        """The engine's pass over the tokens -> the free run's logits."""
+        forward = partial(engine.forward, tokens, positions, tap=self)
+        with ThreadPoolExecutor(1, initializer=partial(np.seterr, all="ignore")) as self._judges:
+            logits = self._from_layer(forward, engine.config.n_layer) if isinstance(engine, Engine) else forward()
+            self._collect()
+        return self.free_logits if self.free_logits is not None else np.asarray(logits[0])
+
+    def _from_layer(self, forward: Callable[..., Array], n_layer: int) -> Array:
+        layer, self._n_layer = 0, n_layer
+        while True:
+            try:
+                return forward(layers=range(layer, n_layer))
+            except _Again as again:
+                layer = again.layer
 
     def __call__(self, name: str, x: Array) -> Array:
         tap = self.present.get(name)
         if tap is None:
             raise UserError(f"the engine has a tap {name} that the vocabulary does not list")
+        if self._resumed is not None:
+            if tap.layer is None and not name.startswith("result_"):
+                return self._resumed
+            self._resumed = None
         if x.shape[0] != len(self.lanes):  # the embedding: one run becomes a run a lane
             x = np.broadcast_to(x, (len(self.lanes), *x.shape[1:]))
-        x = x.copy()
+        if not self._n_layer:  # an engine that may go on computing in this memory
+            x = x.copy()
         self.keep(name, x[0])
         if name == "result_output":
-            self.free_logits = x[0].copy()
+            self.free_logits = x[0]
         spans = {source.name: self._opened(source, tap) for source in self.sources.values()}
         recorded = {
             source.name: self._recorded(source, tap, x.shape[1:])
             for source in self.sources.values()
             if name in source.trace
         }
-        self.findings.append(self.judge.finding(tap, x, recorded, spans))
-        for number, lane in enumerate(self.lanes):
-            if lane.source is not None and lane.source in recorded:
-                values = recorded[lane.source]
-                rows = self.sources[lane.source].whole_rows(name)
-                values = shaken(values) if lane.policy == JITTER else values
-                x[number] = values if rows is None else np.where(_along_first(rows, values), values, x[number])
+        self._judge(tap, x, recorded, spans)
+        x = self._followed(name, x, recorded)
+        if self._n_layer and (tap.kind.word == "l_out" or name == "result_output"):
+            self._layer_ends(self._n_layer if tap.layer is None else tap.layer, x)
+        elif self._n_layer and tap.layer is None:
+            self._layer_begins(x)
         return x
+
+    def _judge(self, tap: taps.Tap, x: Array, recorded: Mapping[str, Array], spans: Mapping[str, Any]) -> None:
+        """Have a tap judged while the engine goes on."""
+        while self._waiting and sum(size for size, _ in self._waiting) > WAITING:
+            self._collect(1)
+        judged = self._judges.submit(self.judge.finding, tap, x, self.lanes, recorded, spans)
+        self._waiting.append((x.nbytes, judged))
+
+    def _collect(self, count: int | None = None) -> None:
+        """Wait for findings: the first ``count``, or all."""
+        done, self._waiting = self._waiting[:count], [] if count is None else self._waiting[count:]
+        self.findings += [judged.result() for _, judged in done]
+
+    def _followed(self, name: str, x: Array, recorded: Mapping[str, Array]) -> Array:
+        """What the engine goes on with: the sources' own values in their lanes, where they have any."""
+        if not recorded:
+            return x
+        out = np.empty_like(x)
+        for number, lane in enumerate(self.lanes):
+            if lane.source is None or lane.source not in recorded:
+                out[number] = x[number]
+                continue
+            values = recorded[lane.source]
+            rows = self.sources[lane.source].whole_rows(name)
+            values = shaken(values) if lane.policy == JITTER else values
+            out[number] = values if rows is None else np.where(_along_first(rows, values), values, x[number])
+        return out
+
+    # -- which lanes are worth their while ------------------------------------------------------------------------
+
+    def _carry(self, lanes: Sequence[Lane]) -> None:
+        """Go on with these lanes."""
+        self.lanes = tuple(lanes)
+        super().__init__([(lane.policy, self._stored(lane)) for lane in self.lanes])
+
+    def _layer_begins(self, x: Array) -> None:
+        self._collect()
+        self._begun, self._judged, self._described = x, len(self.findings), set(self.judge.described)
+
+    def _layer_ends(self, layer: int, x: Array) -> None:
+        """Look at what the layer showed, and choose the next one's lanes."""
+        self._collect()
+        if self._misfits():
+            assert self._begun is not None
+            begun, self.findings, self.judge.described = self._begun, self.findings[: self._judged], self._described
+            self._go_on(layer, self.every, begun)
+        if layer == self._n_layer:
+            return
+        settled = [lane for source in self.sources.values() for lane in self._settled(source, layer)]
+        wanted = [lane for lane in self.lanes if lane.source is None or lane in settled]
+        self._layer_begins(x)
+        if len(wanted) < len(self.lanes):
+            self._go_on(layer + 1, wanted, x)
+
+    def _misfits(self) -> bool:
+        """Whether lanes that were left out might have fitted the present layer's taps.
+
+        Where they do not, once, a tap of that kind is not tried again; over spans they also measure the noise.
+        """
+        found: set[tuple[str, str]] = set()
+        for finding in self.findings[self._judged :]:
+            for name, local in finding.local.items():
+                kind = (name, finding.tap.kind.word)
+                if local.verdict == limits.MATCH or kind in self._excused:
+                    continue
+                if self._is_short(name):
+                    found.add(kind)
+                    if local.span:
+                        self._stays.add(name)
+                elif kind in self._tried:
+                    self._excused.add(kind)
+        self._tried = found
+        return bool(found)
+
+    def _is_short(self, name: str) -> bool:
+        """Whether lanes of a source are left out."""
+        return sum(lane.source == name for lane in self.lanes) < sum(lane.source == name for lane in self.every)
+
+    def _settled(self, source: Source, layer: int) -> list[Lane]:
+        """The lanes of a source that the layers after this one need: the fewest that fitted whatever fits."""
+        own = [lane for lane in self.lanes if lane.source == source.name]
+        open_end = not source.is_whole(f"l_out-{layer}")
+        if open_end or source.precision != F32 or source.name in self._stays or len(own) == 1:
+            return own
+        shown = [
+            finding.fitting[source.name] for finding in self.findings[self._judged :] if source.name in finding.fitting
+        ]
+        needed = {policies for phases in shown for policies in phases if policies}
+        if not needed:
+            return own
+        return [Lane(source.name, policy) for policy in _cover([lane.policy for lane in own], needed)]
+
+    def _go_on(self, layer: int, lanes: Sequence[Lane], x: Array) -> None:
+        """Leave the pass, to go on from a layer with other lanes; those of one source have the same values there."""
+        places = [self.lanes.index(lane) if lane in self.lanes else self._first(lane.source) for lane in lanes]
+        self._resumed = self._begun = x[places]
+        self._carry(lanes)
+        raise _Again(layer)
+
+    def _first(self, source: str | None) -> int:
+        return next(number for number, lane in enumerate(self.lanes) if lane.source == source)
+
+    # -- what the engine asks -------------------------------------------------------------------------------------
 
     def angles(
         self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
@@ -114,6 +261,13 @@ def lanes_of(sources: Sequence[Source], weight_types: set[str]) -> list[Lane]:
     """The free run, the same with the baseline's arithmetic if that differs, and every source's lanes."""
     native = NATIVE in policies_for(weight_types, sources[0].stored, (FREE.policy, NATIVE))
     return [FREE, *([FREE_NATIVE] if native else []), *(lane for source in sources for lane in source.lanes)]
+
+
+def _cover(policies: Sequence[str], needed: Iterable[frozenset[str]]) -> tuple[str, ...]:
+    """The fewest policies of which each needed set has one, the earlier first."""
+    needed = list(needed)
+    tried = (some for count in range(1, len(policies)) for some in combinations(policies, count))
+    return next((some for some in tried if all(wanted & set(some) for wanted in needed)), tuple(policies))
 
 
 def _along_first(rows: Array, values: Array) -> Array:

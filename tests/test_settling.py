@@ -1,0 +1,145 @@
+"""Lanes that a layer shows to be needless are left out after it; what is found must not depend on that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from llamaref import Engine
+from small import write_model
+
+from llamadiff import pipeline
+from llamadiff.carrier import Carrier
+from llamadiff.pipeline import diff
+from llamadiff.study import Study, _cover
+from llamadiff.trace import Info, Trace
+
+TOKENS, LAYERS = (1, 17, 5, 80, 42, 9, 33), 4
+
+
+class Mixed(Carrier):
+    """Records a run whose arithmetic differs from layer to layer."""
+
+    def __init__(self, policies):
+        self.policies, self.arrays, self.layer = policies, {}, 0
+        super().__init__([(policies[0], {})])
+
+    def __call__(self, name, x):
+        self.arrays[name] = x[0].copy()
+        if name.startswith("l_out-"):
+            self.layer += 1
+            super().__init__([(self.policies[min(self.layer, LAYERS - 1)], {})])
+        return x
+
+
+def mixed(path, policies, engine=Engine):
+    tap = Mixed(policies)
+    engine(path).forward(TOKENS, tap=tap)
+    arrays = {name: array.astype(np.float32) for name, array in tap.arrays.items()}
+    return Trace(Info(TOKENS, tuple(range(7)), 7, None, {"name": "mixed"}), arrays, dict.fromkeys(arrays, "F32"))
+
+
+def without(trace, *words, layers=range(LAYERS)):
+    gone = {f"{word}-{layer}" for word in words for layer in layers}
+    kept = {name: trace[name] for name in trace if name not in gone}
+    return Trace(trace.info, kept, dict.fromkeys(kept, "F32"))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("m") / "m.gguf", kind="Q8_0", layers=LAYERS)
+
+
+@pytest.fixture
+def studies(monkeypatch):
+    """Every study that is made, and how many columns of activations its products had."""
+    made = []
+
+    class Watched(Study):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+            self.ran = []
+
+        def __call__(self, name, x):
+            self.ran.append((name, len(self.lanes)))
+            return super().__call__(name, x)
+
+    monkeypatch.setattr(pipeline, "Study", Watched)
+    return made
+
+
+def faulty(word, layer):
+    """An engine with one wrong product."""
+
+    class Faulty(Engine):
+        def linear(self, x, name, tap):
+            return super().linear(x, name, tap) * (1.2 if name == f"blk.{layer}.{word}" else 1)
+
+    return Faulty
+
+
+def both_ways(monkeypatch, path, candidate):
+    """The comparison, and the one that leaves no lane out."""
+    right = mixed(path, ["native"] * LAYERS)
+    found = diff(right, candidate, path, diagnose=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            Study, "_settled", lambda self, source, layer: [ln for ln in self.lanes if ln.source == source.name]
+        )
+        return found, diff(right, candidate, path, diagnose=False)
+
+
+CASES = {
+    "float32": lambda path: mixed(path, ["f32"] * LAYERS),
+    "native": lambda path: mixed(path, ["native"] * LAYERS),
+    "bfloat16 from layer 2": lambda path: mixed(path, ["f32", "f32", "bf16", "bf16"]),
+    "another in each layer": lambda path: mixed(path, ["f16", "native", "bf16", "f32"]),
+    "wrong in layer 2": lambda path: mixed(path, ["f32"] * LAYERS, faulty("ffn_up", 2)),
+    "wrong in layer 0": lambda path: mixed(path, ["native"] * LAYERS, faulty("attn_q", 0)),
+    "wrong, in bfloat16": lambda path: mixed(path, ["f32", "bf16", "bf16", "bf16"], faulty("ffn_down", 3)),
+    "scores left out": lambda path: without(mixed(path, ["f16"] * LAYERS), "kq", "kq_soft_max"),
+    "few taps after layer 0": lambda path: without(
+        mixed(path, ["bf16"] * LAYERS), "attn_norm", "Qcur_rope", "kqv_out", "ffn_norm", "ffn_up",
+        layers=range(1, LAYERS),
+    ),
+    "few taps, and wrong": lambda path: without(
+        mixed(path, ["f32"] * LAYERS, faulty("ffn_up", 3)), "attn_norm", "kqv_out", "ffn_norm", "ffn_swiglu",
+        layers=range(1, LAYERS),
+    ),
+    "layers' ends left out": lambda path: without(mixed(path, ["f32"] * LAYERS), "l_out"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_verdicts_are_those_of_all_lanes(case, monkeypatch, path):
+    found, whole = both_ways(monkeypatch, path, CASES[case](path))
+    assert [(row.tap, row.verdict, row.span) for row in found.rows] == [(r.tap, r.verdict, r.span) for r in whole.rows]
+    assert found.verdict == ("wrong" if "wrong" in case else "match" if whole.verdict == "match" else "noise")
+    for row, other in zip(found.rows, whole.rows, strict=True):
+        assert row.local.nmse <= max(other.local.nmse, row.local.limit) * 1.5, row.tap
+        assert row.drift == other.drift
+
+
+def test_a_settled_run_has_one_lane_a_source(path, studies):
+    diff(mixed(path, ["native"] * LAYERS), mixed(path, ["f32"] * LAYERS), path)
+    lanes = dict(studies[0].ran)
+    assert lanes["attn_norm-0"] > lanes["attn_norm-1"] == lanes["result_output"] == 4
+    names = [name for name, _ in studies[0].ran if name != "embd"]
+    assert len(names) == len(set(names))  # nothing was run twice
+
+
+def test_a_layer_that_does_not_fit_is_run_again_with_every_lane(path, studies):
+    diff(mixed(path, ["native"] * LAYERS), mixed(path, ["f32", "f32", "f16", "f16"]), path)
+    runs = {layer: [count for name, count in studies[0].ran if name == f"l_out-{layer}"] for layer in range(LAYERS)}
+    most = max(runs[0])
+    assert runs[1] == [4]
+    assert runs[2] == [4, most]
+    assert runs[3] == [4]
+    assert [finding.tap.name for finding in studies[0].findings] == list(studies[0].present)
+
+
+def test_the_fewest_policies_that_fit_whatever_fits():
+    every = ("f32", "native", "f16", "bf16")
+    assert _cover(every, [frozenset(every), frozenset({"native", "f16"})]) == ("native",)
+    assert _cover(every, [frozenset({"f32"}), frozenset({"native", "f16"})]) == ("f32", "native")
+    assert _cover(every, [frozenset({policy}) for policy in every]) == every
