@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 
 from llamadiff import taps
-from llamadiff.errors import UserError
 from llamadiff.ggml.graph import Graph, GraphEngine, GraphNode, tap_shape
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
@@ -29,14 +28,12 @@ class GraphModel(Runnable):
 
     def _tap(self, label: str, node: GraphNode) -> taps.Tap:
         """A named node as a tap: the vocabulary's word where it has one, with the axes that the graph has."""
-        known, n_tokens = taps.parse(label), len(self.graph.tokens)
+        known = taps.parse(label)
         if known is not None and known.causal:
             return replace(known, kind=replace(known.kind, op=node.op))
-        shape = tap_shape(node)
-        rows = "token" if shape[0] == n_tokens else "query" if len(shape) > 1 and shape[1] == n_tokens else ""
-        axes = [str(size) for size in shape]
-        if rows:
-            axes[0 if rows == "token" else 1] = rows
+        axes = [str(size) for size in tap_shape(node)]
+        if node.rows is not None:
+            axes[node.rows] = ("token", "query")[node.rows]
         word, layer = _word_and_layer(label)
         unnamed = "(" in label  # nobody is asked to write these
         kind = taps.Kind(word, node.op, "", tuple(axes), "", layered=layer is not None, optional=unnamed)
@@ -70,14 +67,7 @@ def _word_and_layer(label: str) -> tuple[str, int | None]:
 
 
 def by_its_graph(model: str | Path, request: Request, progress: Progress = silent) -> tuple[GraphModel, Trace]:
-    """Run llama.cpp once on a prompt, all tokens in one go: the model with its graph, and the trace.
-
-    Raises UserError for decode steps and a cache of blocks, which a recorded graph does not have.
-    """
-    if request.n_predict:
-        raise UserError("a candidate is compared through llama.cpp's graph on a prompt alone: leave out --n-predict")
-    if any(kind.startswith("Q") for kind in (request.settings.type_k, request.settings.type_v)):
-        raise UserError("through llama.cpp's graph a candidate is compared with a cache of f32, f16 or bf16")
+    """Run llama.cpp: the model with the graph of all tokens in one go, and the trace of the run that was asked for."""
     assert request.output is not None
     path = Path(request.output).with_suffix(".graph")
     trace = capture(replace(request, graph=str(path)), progress)

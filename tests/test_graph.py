@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from faulty import BUGS
 from llamaref import Engine
 
-from llamadiff import Trace, UserError, compare, metrics
+from llamadiff import Trace, compare, metrics
 from llamadiff.asking import text_request
 from llamadiff.candidates.engine import record
 from llamadiff.graphmodel import by_its_graph
@@ -102,9 +103,64 @@ def test_bugs_are_named_through_the_graph_as_through_the_engine(bug, small_model
     assert parse(result.first_divergence.tap).kind.word == bug.words[0]
 
 
-def test_what_the_graph_cannot_do_is_said(small_model, by_graph):
-    path, trace = by_graph(small_model())
-    with pytest.raises(UserError, match="leave out --n-predict"):
-        compare(path, tokens=TOKENS, n_predict=2, candidate=trace, engine="graph")
-    with pytest.raises(UserError, match="a cache of f32, f16 or bf16"):
-        compare(path, tokens=TOKENS, candidate=trace, engine="graph", settings=Settings("Q8_0", "F32"))
+ASKED = {
+    "decode": (3, Settings()), "f16": (3, Settings("F16", "F16")), "q8_0": (3, Settings("Q8_0", "F32")),
+    "flash": (3, Settings(flash_attn=True)), "flash q8_0": (0, Settings("Q8_0", "Q8_0", flash_attn=True)),
+}  # fmt: skip
+
+
+def captured(path: Path, n_predict: int, settings: Settings, output: Path) -> Trace:
+    """llama.cpp's own run, as a candidate of the graph."""
+    _, trace = by_its_graph(path, text_request(ModelFile(path), None, TOKENS, False, n_predict, output, settings))
+    return trace
+
+
+def stays_silent(path: Path, asked: str, output: Path) -> None:
+    n_predict, settings = ASKED[asked]
+    trace = captured(path, n_predict, settings, output)
+    assert len(trace.info.tokens) == len(TOKENS) + n_predict
+    assert trace.info.n_prefill == len(TOKENS)
+    for candidate in (trace, only(trace, "l_out", "kqv_out", "result_output")):
+        how = {"tokens": TOKENS, "n_predict": n_predict, "settings": settings, "engine": "graph"}
+        result = compare(path, candidate=candidate, **how)
+        assert result.verdict in ("match", "noise"), result.summary
+        assert not any(row.baseline_local.verdict == "wrong" for row in result.rows if row.baseline_local)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "moe", "stablelm"])
+def test_decode_steps_and_other_caches_are_followed(name, asked, small_model, tmp_path):
+    stays_silent(small_model(name, "Q8_0"), asked, tmp_path / "c.safetensors")
+
+
+@pytest.mark.parametrize("asked", ["decode", "flash"])
+@pytest.mark.parametrize("path", RANDOM, ids=lambda path: path.stem)
+def test_decode_steps_of_any_architecture_are_followed(path, asked, tmp_path):
+    stays_silent(path, asked, tmp_path / "c.safetensors")
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_fault_in_a_decode_step_is_named(asked, small_model, tmp_path):
+    path, (n_predict, settings) = small_model("qwen3"), ASKED[asked]
+    trace = captured(path, n_predict, settings, tmp_path / "c.safetensors")
+
+    def last_row(x: np.ndarray) -> np.ndarray:
+        x[-1] *= 1.5
+        return x
+
+    for name in ("Kcur_rope-1", "kqv_out-0", "ffn_out-1"):
+        wrong = changed(trace, **{name.replace("-", "_at_"): last_row})
+        how = {"tokens": TOKENS, "n_predict": n_predict, "settings": settings, "engine": "graph"}
+        result = compare(path, candidate=wrong, **how)  # and what was computed from the right values follows
+        assert result.first_divergence.tap == name
+        assert len(result.wrong) <= 2
+
+
+def test_rows_of_a_quantized_cache_are_rounded(small_model, tmp_path):
+    """A candidate with another cache than it says is told from one that has it."""
+    path, how = small_model("llama"), {"tokens": TOKENS, "engine": "graph"}
+    trace = captured(path, 0, Settings("Q8_0", "F32"), tmp_path / "c.safetensors")
+    producer = {**trace.info.producer, "settings": {**trace.info.producer["settings"], "type_k": "F32"}}
+    liar = Trace(replace(trace.info, producer=producer), {name: np.array(trace[name]) for name in trace}, trace.dtypes)
+    assert compare(path, candidate=trace, **how).verdict in ("match", "noise")
+    assert {parse(row.tap).kind.word for row in compare(path, candidate=liar, **how).wrong} == {"kq"}

@@ -17,7 +17,9 @@ from llamadiff.errors import UserError
 from llamadiff.ggml.op import ROUNDING, Array, Op, Operand, function_of
 from llamadiff.lanes import NATIVE
 
-SCHEMA = "llamadiff.graph/1"
+WRITES = ("SET_ROWS", "CPY")  # into the memory that they view
+CACHES = ("cache_k_l", "cache_v_l")  # llama-kv-cache.cpp's names, a layer's number behind
+LOOKS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "CONT", "CPY")
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class GraphNode:
     """One node: its op, and which tensors it reads. Tensors are numbered; leaves are named.
 
     ``view``: the tensor whose memory it looks into, where it begins and how it steps, in values. ``label`` is the name
-    of the tap that it is, if it is one.
+    of the tap that it is, if it is one, and ``rows`` the axis of that which runs over tokens.
     """
 
     number: int
@@ -37,6 +39,7 @@ class GraphNode:
     params: bytes
     sources: tuple[int | None, ...]
     view: tuple[int, bytes] | None
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Leaf:
 def _node(n: Mapping[str, Any]) -> GraphNode:
     view = None if n["view"] is None else (n["view"][0], bytes.fromhex(n["view"][1]))
     shape, sources, params = tuple(n["shape"]), tuple(n["sources"]), bytes.fromhex(n["params"])
-    return GraphNode(n["number"], n["name"], n["label"], n["op"], n["kind"], shape, params, sources, view)
+    return GraphNode(n["number"], n["name"], n["label"], n["op"], n["kind"], shape, params, sources, view, n["rows"])
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ class Graph:
         for node in self.nodes:
             if node.number >= before:
                 return
-            if node.op in ("SET_ROWS", "CPY") and node.view is not None and node.view[0] == leaf:
+            if node.op in WRITES and node.view is not None and node.view[0] == leaf:
                 yield node.number
 
 
@@ -154,7 +157,7 @@ class GraphEngine:
                 x = self._computed(node, values, tap)
                 if node.label is not None:
                     x = self._tapped(node, x, tap)
-                if node.op in ("SET_ROWS", "CPY") and node.view is not None:
+                if node.op in WRITES and node.view is not None:
                     self._write(node, x, values)
                 values[node.number] = x
                 for number in uses.get(node.number, ()):
@@ -192,7 +195,10 @@ class GraphEngine:
         sources = tuple(None if s is None else self._operand(s, values) for s in node.sources)
         n = Op(node.op, node.shape, node.kind, node.params, sources)
         if node.op in ("MUL_MAT", "MUL_MAT_ID"):
-            return self._product(n, tap)
+            return self._product(n, self._read_from(node), tap)
+        cache = self._cache(node.view[0] if node.op in WRITES and node.view else None)
+        if cache:
+            n = replace(n, sources=(self._stored(n, cache, tap), *n.sources[1:]))
         first = n.sources[0]
         if node.op == "GET_ROWS" and first is not None and first.name:
             return self.w.rows(first.name, n.x(1).reshape(-1)).reshape(1, *n.shape)
@@ -202,6 +208,29 @@ class GraphEngine:
         if node.op not in ROUNDING:
             return function(n)
         return self._rounded(n, tap)
+
+    def _cache(self, number: int | None) -> str:
+        """``cache_k`` or ``cache_v``, if a tensor is one of those; empty if it is not."""
+        leaf = self.graph.leaves.get(number) if number is not None else None
+        return leaf.name[:7] if leaf is not None and leaf.name.startswith(CACHES) else ""
+
+    def _read_from(self, node: GraphNode) -> str:
+        """The cache that a product's first operand lies in, seen through views; else what plain values are kept in."""
+        number = node.sources[0]
+        while number is not None and number in self.graph.by_number:
+            source = self.graph.by_number[number]
+            if source.op not in LOOKS:
+                break
+            number = source.view[0] if source.view is not None else source.sources[0]
+        return self._cache(number) or "F32"
+
+    def _stored(self, n: Op, cache: str, tap: Any) -> Operand:
+        """Rows on their way into a cache, as each lane's keeps them; a transposed cache is given one value a row."""
+        rows = n.sources[0]
+        assert rows is not None
+        x = rows.values
+        kept = tap.stored(cache, x.reshape(len(x), len(self.graph.tokens), -1))
+        return replace(rows, values=kept.reshape(len(kept), *x.shape[1:]))
 
     def _rounded(self, n: Op, tap: Any) -> Array:
         """An op that ggml rounds in its own way: as ggml in the lanes that follow it, exactly in the others."""
@@ -226,12 +255,12 @@ class GraphEngine:
         w = self.w.whole(source.name)
         return Operand(w.reshape(1, *[1] * (4 - w.ndim), *w.shape), source.kind, source.name)
 
-    def _product(self, n: Op, tap: Any) -> Array:
+    def _product(self, n: Op, cache: str, tap: Any) -> Array:
         """Products by weights of the file are streamed; each lane's arithmetic rounds the activations."""
         weight = n.sources[0]
         assert weight is not None
         if not weight.name:
-            q, k = tap.operands("cache_k", n.x(1), n.x())
+            q, k = tap.operands(cache, n.x(1), n.x())
             function = function_of(n.name)
             assert function is not None
             other = n.sources[2:] if n.name == "MUL_MAT_ID" else ()
@@ -274,8 +303,13 @@ class GraphEngine:
 
 
 def tap_shape(node: GraphNode) -> tuple[int, ...]:
-    """A node's axes without ones at the outer end: two at least, three where there are heads, queries and keys."""
-    shape, known = node.shape, taps.parse(str(node.label))
+    """A node's axes as a tap has them."""
+    return tap_axes(str(node.label), node.shape)
+
+
+def tap_axes(label: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """ggml's axes without ones at the outer end: two at least, three where there are heads, queries and keys."""
+    known = taps.parse(label)
     least = 3 if known is not None and known.causal else 2
     while len(shape) > least and shape[0] == 1:
         shape = shape[1:]

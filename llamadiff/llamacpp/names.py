@@ -31,6 +31,8 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("kq_soft_max", "SOFT_MAX"): "kq_soft_max",
     ("kqv_out", "CONT"): "kqv_out",
     ("kqv_out", "RESHAPE"): "kqv_out",  # with flash attention
+    ("attn_pregate", "CONT"): "kqv_out",  # where a gate follows
+    ("attn_pregate", "RESHAPE"): "kqv_out",
     ("ffn_inp", "ADD"): "ffn_inp",
     ("sa_out", "ADD"): "ffn_inp",
     ("ffn_moe_probs", "SOFT_MAX"): "ffn_moe_probs",

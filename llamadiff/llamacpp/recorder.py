@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 from llamaref import Weights
 from numpy.typing import NDArray
 
+from llamadiff import taps
+from llamadiff.ggml.graph import tap_axes
 from llamadiff.llamacpp.ggml import Node
 from llamadiff.llamacpp.names import tap_name
 
@@ -20,10 +23,10 @@ MOVES = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "CONT", "CPY", "SET_ROWS")  
 
 
 class GraphRecorder:
-    """The nodes of one pass in order, and the leaves they read."""
+    """The nodes of one pass over ``rows`` tokens in order, and the leaves they read (``whole``: with their values)."""
 
-    def __init__(self, weights: Weights) -> None:
-        self.weights = weights
+    def __init__(self, weights: Weights, rows: int, whole: bool) -> None:
+        self.weights, self.rows, self.whole = weights, rows, whole
         self.numbers: dict[int, int] = {}  # address of a tensor -> its number
         self.nodes: list[dict[str, Any]] = []
         self.leaves: list[dict[str, Any]] = []
@@ -33,7 +36,7 @@ class GraphRecorder:
         """Before a node runs."""
         sources = [self._number(source) for source in node.sources]
         base = node.base
-        view = None if base is None else [self._number(base), node.place.hex()]
+        view = None if base is None else [self._number(base), node.place.hex() if self.whole else ""]
         number = self.numbers.setdefault(node.address, len(self.numbers))
         self.nodes.append({
             "number": number, "name": node.name, "op": node.op, "kind": node.type, "shape": node.shape,
@@ -46,7 +49,7 @@ class GraphRecorder:
         if address not in self.numbers:
             self.numbers[address] = number = len(self.numbers)
             self.leaves.append({"number": number, "name": tensor.name, "kind": tensor.type, "shape": tensor.shape})
-            if tensor.name not in self.weights:
+            if self.whole and tensor.name not in self.weights:
                 self.given[str(number)] = tensor.values()
         return self.numbers[address]
 
@@ -59,8 +62,9 @@ class GraphRecorder:
         seen: Counter[str] = Counter()
         taps = {node["tap"]: node["number"] for node in self.nodes if node["tap"]}
         names = {node["name"]: node["number"] for node in self.nodes}
+        hidden = self._between_scores_and_probabilities()
         for node in self.nodes:
-            if 0 in node["shape"]:
+            if 0 in node["shape"] or node["number"] in hidden:
                 continue
             number, name = node["number"], node["name"]
             plain = "(" not in name and not name.startswith(UNNAMED)
@@ -74,13 +78,96 @@ class GraphRecorder:
                 labels[number] = label if seen[label] == 1 else f"{label} {seen[label]}"
         return labels
 
-    def write(self, path: Path, tokens: list[int]) -> None:
-        """Write the graph: leaves' values as tensors, everything else in the metadata."""
+    def _between_scores_and_probabilities(self) -> set[int]:
+        """Nodes whose values of keys that the mask hides mean nothing, and are different in decode steps."""
+        raw, scores = set[int](), {n["number"] for n in self.nodes if n["tap"] and n["tap"].startswith("kq-")}
+        for node in self.nodes:
+            if not node["tap"] and not (raw | scores).isdisjoint(node["sources"]):
+                raw.add(node["number"])
+        return raw
+
+    def keys(self) -> list[tuple[int, int]]:
+        """What tells each node, whatever else is in the graph: op and name, or op and sources; and which of those."""
+        made: dict[int, int] = {}
+        for leaf in self.leaves:
+            made[leaf["number"]] = hash("" if leaf["name"].startswith(UNNAMED) else leaf["name"])
+        seen: Counter[int] = Counter()
+        last = {node["tap"]: node["number"] for node in self.nodes}
+        out = []
+        for node in self.nodes:
+            name, tap, sources = node["name"], node["tap"], tuple(made.get(source, 0) for source in node["sources"])
+            unnamed = ("(" in name or name.startswith(UNNAMED)) and not tap
+            whole = tap is not None and last[tap] == node["number"]  # whatever op it is: flash attention's are others
+            key = hash(tap if whole else (node["op"], sources if unnamed else (name, tap)))
+            made[node["number"]] = key
+            seen[key] += 1
+            out.append((key, seen[key]))
+        return out
+
+    def write(self, path: Path, tokens: list[int], rows: Mapping[int, int | None]) -> None:
+        """Write the graph: leaves' values as tensors, all else in the metadata. ``rows``: node -> its tap's axis."""
         from safetensors.numpy import save_file
 
         labels = self.label()
         for node in self.nodes:
-            node["label"] = labels.get(node["number"])
+            node["label"], node["rows"] = labels.get(node["number"]), rows.get(node["number"])
         about = {"nodes": self.nodes, "leaves": self.leaves, "tokens": tokens}
         arrays = {name: np.ascontiguousarray(values) for name, values in self.given.items()}
         save_file(arrays, path, {"llamadiff.graph": json.dumps(about)})
+
+
+class Alignment:
+    """Which node of each pass of a run is which tap of the graph of all its tokens.
+
+    ``rows``: number of a tap's node in the graph -> the tap's axis that runs over tokens; ``places``: for each pass,
+    the place of a node among all -> the tap, of those taps that every pass has its rows of.
+    """
+
+    def __init__(self, graph: GraphRecorder, passes: Sequence[GraphRecorder]) -> None:
+        self.graph, self.passes, self.labels = graph, passes, graph.label()
+        self._nodes = {node["number"]: node for node in graph.nodes}
+        found = [self._found(one) for one in passes]
+        everywhere = [number for number in self.labels if all(number in one for one in found)]
+        shapes = {number: [tuple(one[number][1]["shape"]) for one in found] for number in everywhere}
+        self.rows = {number: self._axis(number, shapes.get(number, ())) for number in self.labels}
+        kept = [number for number in everywhere if self._is_kept(number, shapes[number])]
+        self.places = [{one[number][0]: self.labels[number] for number in kept} for one in found]
+
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], int | None]]:
+        """Tap -> its axes in the graph of all tokens, and which of them runs over tokens."""
+        every = ((number, label, tuple(self._nodes[number]["shape"])) for number, label in self.labels.items())
+        return {label: (tap_axes(label, shape), self.rows[number]) for number, label, shape in every}
+
+    def _found(self, one: GraphRecorder) -> dict[int, tuple[int, dict[str, Any]]]:
+        """The graph's taps that a pass has: number -> place and node in the pass."""
+        known = dict(zip(self.graph.keys(), self.graph.nodes, strict=True))
+        places = ((known.get(key), place) for place, key in enumerate(one.keys()))
+        same = ((node["number"], place) for node, place in places if node is not None)
+        return {number: (place, one.nodes[place]) for number, place in same if number in self.labels}
+
+    def _axis(self, number: int, shapes: Sequence[tuple[int, ...]]) -> int | None:
+        """The first of a tap's axes that has as many rows as each pass has tokens, where the others are the same."""
+        label, whole = self.labels[number], tuple(self._nodes[number]["shape"])
+        lead, causal = len(whole) - len(tap_axes(label, whole)), _causal(label)
+        for axis in (lead + 1,) if causal else (lead, lead + 1):
+            wanted = [(*whole[:axis], one.rows, *whole[axis + 1 :]) for one in self.passes]
+            same = all(_alike(want, have, causal) for want, have in zip(wanted, shapes, strict=False))
+            if whole[axis] == self.graph.rows and same:
+                return axis - lead
+        return None
+
+    def _is_kept(self, number: int, shapes: Sequence[tuple[int, ...]]) -> bool:
+        """Whether the passes' rows together are the tap."""
+        if len(self.passes) > 1:
+            return self.rows[number] is not None
+        return _alike(tuple(self._nodes[number]["shape"]), shapes[0], _causal(self.labels[number]))
+
+
+def _causal(label: str) -> bool:
+    tap = taps.parse(label)
+    return tap is not None and tap.causal
+
+
+def _alike(want: tuple[int, ...], have: tuple[int, ...], causal: bool) -> bool:
+    """Whether shapes are the same; how many keys there is room for does not count."""
+    return want[:-1] == have[:-1] if causal else want == have

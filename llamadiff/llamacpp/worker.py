@@ -7,6 +7,7 @@ import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from llamadiff.hashing import file_sha256
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.ggml import Ggml, Node, Tensor
 from llamadiff.llamacpp.names import tap_name
-from llamadiff.llamacpp.recorder import GraphRecorder
+from llamadiff.llamacpp.recorder import Alignment, GraphRecorder
 from llamadiff.llamacpp.replay import NodeChecker
-from llamadiff.llamacpp.request import KV_TYPES, Request
+from llamadiff.llamacpp.request import KV_TYPES, Request, Settings
 from llamadiff.llamacpp.serve import Say
 from llamadiff.trace import Info, TraceWriter
 
@@ -156,8 +157,8 @@ class Capture:
             self._decode(context, self.tokens[-1:], len(self.tokens) - 1)
         return prefill_s
 
-    def _context(self) -> Any:
-        settings = self.request.settings
+    def _context(self, settings: Settings | None = None) -> Any:
+        settings = settings or self.request.settings
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = max(256, self.total)
         params.n_batch = params.n_ubatch = max(32, len(self.tokens))
@@ -287,46 +288,74 @@ class NodeRun(Capture):
 
 
 class GraphRun(Capture):
-    """One prefill whose graph is recorded, and every tap of it."""
+    """The graph of all tokens in one go, recorded as an engine, and the run as it was asked for, with every tap."""
 
     def run(self, say: Say) -> None:
-        """Two passes over the same tokens: the graph first, since which node is a tap is known at its end."""
+        """First what the passes of the run are like; then the graph, where that is another; then the values."""
         assert self.request.graph is not None
         assert self.request.output is not None
-        self.recorder = GraphRecorder(Weights(self.request.model))
-        self.labels: dict[int, str] | None = None
-        self._decode(self._context(), self.tokens, 0)
-        self.recorder.write(Path(self.request.graph), self.tokens)
-        self.labels, self.place = self.recorder.label(), 0
-        with TraceWriter(self.request.output, expected_taps=len(self.labels)) as writer:
-            self.writer = writer
-            self._decode(self._context(), self.tokens, 0)
-            writer.finish(self._info(len(self.tokens), 0.0))
+        n_prefill, settings = len(self.tokens), self.request.settings
+        plain = replace(settings, type_k="F32", type_v="F32", flash_attn=False)
+        self.weights, self.recorders = Weights(self.request.model), list[GraphRecorder]()
+        self.whole = settings == plain and not self.request.n_predict
+        self.alignment: Alignment | None = None
+        self._decode_all(self._context(), say)
+        graph = self.recorders[0] if self.whole else self._graph_of_all(plain)
+        self.alignment = Alignment(graph, self.recorders)
+        graph.write(Path(self.request.graph), self.tokens, self.alignment.rows)
+        self.shapes = self.alignment.shapes()
+        with TraceWriter(self.request.output, expected_taps=len(self.shapes)) as writer:
+            self.writer, context = writer, self._context()
+            for step, start in enumerate([0, *range(n_prefill, self.total)]):
+                self.number, self.place = min(step, len(self.recorders) - 1), -1
+                self._decode(context, self.tokens[start : start + 1 if start else n_prefill], start)
+            writer.finish(self._info(n_prefill, 0.0))
+
+    def _graph_of_all(self, settings: Settings) -> GraphRecorder:
+        passes, self.recorders, self.whole = self.recorders, [], True
+        self._decode(self._context(settings), self.tokens, 0)
+        (graph,), self.recorders = self.recorders, passes
+        return graph
+
+    def _decode(self, context: Any, tokens: list[int], start: int) -> None:
+        """One more pass; all decode steps are like the first."""
+        self.new = self.alignment is None and len(self.recorders) < 2
+        if self.new:
+            self.recorders.append(GraphRecorder(self.weights, len(tokens), self.whole))
+        super()._decode(context, tokens, start)
 
     def _observe(self, pointer: Any, ask: bool, _: Any) -> bool:
         try:
             node = Node(self.ggml, ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents)
-            if self.labels is None:
-                if ask:
-                    self.recorder.asked(node)
-                return True
-            if not ask:
-                number = self.recorder.nodes[self.place]["number"]
-                self.place += 1
-                if number in self.labels:
-                    self._keep(self.labels[number], node.values())
-            return True
+            if self.alignment is not None:
+                return self._recorded(node, ask)
+            if ask and self.new:
+                self.recorders[-1].asked(node)
+            return self.whole  # values are looked at one by one, a structure is not
         except BaseException as error:  # must not reach C
             self.failure = error
             return False
 
+    def _recorded(self, node: Node, ask: bool) -> bool:
+        """Whether a node is a tap; if it has been computed, its rows are kept."""
+        assert self.alignment is not None
+        self.place += ask
+        label = self.alignment.places[self.number].get(self.place)
+        if label is not None and not ask:
+            self._keep(label, node.values())
+        return label is not None or not ask
+
     def _keep(self, name: str, values: Array) -> None:
-        """A tap on its own axes: without ones at the outer end, and without padding after the keys."""
+        """Rows of a tap on its own axes, without padding after the keys."""
+        shape, axis = self.shapes[name]
         tap = taps.parse(name)
-        causal = tap is not None and tap.causal
-        while values.ndim > (3 if causal else 2) and values.shape[0] == 1:
-            values = values[0]
-        self.writer.add(name, values[..., : len(self.tokens)] if causal else values)
+        if tap is not None and tap.causal:
+            values, shape = values[..., : self.total], (*shape[:-1], self.total)
+        if axis is None:
+            self.writer.add(name, values.reshape(shape))
+            return
+        rows = values.reshape(*shape[:axis], self.rows, *shape[axis + 1 :])
+        self.writer.add(name, rows if tap is None else self._visible(tap, rows), axis, shape, self.start)
 
 
 def _in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:
