@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llamadiff import taps
 from llamadiff.ggml.graph import Graph, GraphEngine, GraphNode, tap_shape
-from llamadiff.llamacpp.capture import capture
+from llamadiff.llamacpp.capture import Child, capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.model import Runnable
 from llamadiff.phase import Progress, silent
@@ -66,9 +66,11 @@ def _word_and_layer(label: str) -> tuple[str, int | None]:
     return (match[1], int(match[2])) if match else (label, None)
 
 
-def by_its_graph(model: str | Path, request: Request, progress: Progress = silent) -> tuple[GraphModel, Trace]:
+def by_its_graph(
+    model: str | Path, request: Request, progress: Progress = silent, child: Child | None = None
+) -> tuple[GraphModel, Trace]:
     """Run llama.cpp: the model with the graph of all tokens in one go, and the trace of the run that was asked for."""
     assert request.output is not None
     path = Path(request.output).with_suffix(".graph")
-    trace = capture(replace(request, graph=str(path)), progress)
+    trace = capture(replace(request, graph=str(path)), progress, child)
     return GraphModel(model, Graph.read(path), request.settings.threads), trace

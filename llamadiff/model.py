@@ -26,10 +26,13 @@ Opened = TypeVar("Opened")
 class ModelFile:
     """A GGUF file and what a report says of it, whatever its architecture. Raises UserError if it cannot be read."""
 
-    def __init__(self, path: str | Path, precision: str = "f32", threads: int = 0) -> None:
+    def __init__(
+        self, path: str | Path, precision: str = "f32", threads: int = 0, weights: Weights | None = None
+    ) -> None:
+        """``weights``: the file's, where it was opened before."""
         self.path = Path(path)
         dtype: type[np.floating[Any]] = np.float64 if precision == "f64" else np.float32
-        self.weights = self._opened(lambda: Weights(self.path, dtype, threads))
+        self.weights = weights if weights is not None else self._opened(lambda: Weights(self.path, dtype, threads))
         self.dequantizer = Dequantizer(self.weights)
         self.weights.decoder = self.dequantizer.decoder
         self.tensors = list(self.weights)
@@ -134,8 +137,10 @@ class Model(Runnable):
 
     engine: Engine
 
-    def __init__(self, path: str | Path, precision: str = "f32", threads: int = 0) -> None:
-        super().__init__(path, precision, threads)
+    def __init__(
+        self, path: str | Path, precision: str = "f32", threads: int = 0, weights: Weights | None = None
+    ) -> None:
+        super().__init__(path, precision, threads, weights)
         self.engine = self._opened(lambda: Engine(self.weights))
         self.n_layer = self.engine.config.n_layer
         norm = self.engine.architecture.NORM

@@ -13,7 +13,7 @@ from llamadiff import limits
 from llamadiff.comparison import Comparison, Decoding, Row, arithmetics_of
 from llamadiff.ggml.replay import NodeCheck
 from llamadiff.judging import Local
-from llamadiff.llamacpp.capture import Nodes, check_nodes
+from llamadiff.llamacpp.capture import Child, Nodes, check_nodes
 from llamadiff.llamacpp.request import Request
 from llamadiff.model import ModelFile
 from llamadiff.phase import Progress, silent
@@ -22,11 +22,18 @@ OPS = {"name": "ggml's ops in NumPy", "version": "float64 and float32"}
 
 
 def compare_nodes(
-    model: ModelFile, request: Request, rules: Sequence[limits.Rule] = limits.RULES, progress: Progress = silent
+    model: ModelFile,
+    request: Request,
+    rules: Sequence[limits.Rule] = limits.RULES,
+    progress: Progress = silent,
+    child: Child | None = None,
 ) -> Comparison:
-    """Run llama.cpp and judge every node on the inputs that it was given. Raises UserError."""
+    """Run llama.cpp, in a ``child`` that is ready or a new one, and judge every node on the inputs that it was given.
+
+    Raises UserError.
+    """
     started = time.perf_counter()
-    found = check_nodes(replace(request, nodes=True), progress)
+    found = check_nodes(replace(request, nodes=True), progress, child)
     rows = rows_of(found.checks, rules)
     verdict = limits.worst_of([row.verdict for row in rows])
     capture_s = time.perf_counter() - started

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from llamadiff.errors import UserError
@@ -67,3 +68,20 @@ def write_text(path: Path, text: str) -> None:
 def encoded(text: str) -> bytes:
     r"""UTF-8; what has no UTF-8 (a file name's stray bytes) becomes \udc80 and the like, which JSON reads back."""
     return text.encode("utf-8", "backslashreplace")
+
+
+@contextmanager
+def made_directory(folder: Path) -> Iterator[str]:
+    """A directory to keep things in; if nothing comes of it, the directories that were made for it are gone again."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made ({error.strerror})") from None
+    try:
+        yield str(folder)
+    except BaseException:
+        with suppress(OSError):  # not empty: something came of it
+            for path in missing:
+                path.rmdir()
+        raise

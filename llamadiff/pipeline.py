@@ -5,8 +5,8 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,11 @@ from llamadiff.ggml.replay import NodeCheck
 from llamadiff.graphmodel import by_its_graph
 from llamadiff.judging import Judge
 from llamadiff.lanes import F32, NATIVE, POLICIES, Source
-from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
+from llamadiff.llamacpp.capture import Child, capture, check_nodes, scratch_directory
 from llamadiff.llamacpp.request import Settings
 from llamadiff.model import Model, ModelFile, Runnable, check_same_model
 from llamadiff.nodes import compare_nodes
+from llamadiff.output import made_directory
 from llamadiff.phase import Progress, silent
 from llamadiff.preflight import WEIGHTS, preflight
 from llamadiff.profile import in_words
@@ -84,23 +85,25 @@ def compare(
     mend.
     """
     started = time.perf_counter()
-    if candidate is None and (engine == GRAPH or (engine is None and not ModelFile(model).has_engine)):
-        return graph(model, prompt, tokens=tokens, chat=chat, n_predict=n_predict, settings=settings, rules=rules,
-                     progress=progress)  # fmt: skip
-    by_graph = engine == GRAPH or (engine is None and not ModelFile(model).has_engine)
-    opened: Runnable | None = None if by_graph else open_model(model, precision, settings or Settings())
-    stated = _stated_tokens(candidate) if candidate is not None else ()
-    tokens = tokens or (stated if prompt is None else ())
+    settings = settings or Settings()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(scratch_directory() if save is None else _made(Path(save))))
+        child = stack.enter_context(Child())  # gets ready while the model is opened
+        file = ModelFile(model, precision, settings.threads)
+        by_graph = engine == GRAPH or (engine is None and not file.has_engine)
+        if by_graph and candidate is None:
+            return _checked_graph(file, prompt, tokens, chat, n_predict, settings, rules, None, progress, child)
+        opened: Runnable | None = None if by_graph else Model(model, precision, settings.threads, file.weights)
+        stated = _stated_tokens(candidate) if candidate is not None else ()
+        tokens = tokens or (stated if prompt is None else ())
+        folder = Path(stack.enter_context(scratch_directory() if save is None else made_directory(Path(save))))
         output = folder / "baseline.safetensors"
         if opened is None:
-            request = text_request(ModelFile(model), prompt, tokens, chat, n_predict, output, settings)
-            opened, baseline = by_its_graph(model, request, progress)
+            request = text_request(file, prompt, tokens, chat, n_predict, output, settings)
+            opened, baseline = by_its_graph(model, request, progress, child)
         else:
             assert isinstance(opened, Model)
             wanted = request_for(opened, prompt, tokens, chat, n_predict, output, patterns, layers, settings)
-            baseline = capture(wanted, progress)
+            baseline = capture(wanted, progress, child)
         captured = time.perf_counter()
         trace = _loaded(candidate, opened, baseline, name_map, timeout, progress)
         keep = folder / "engine.safetensors" if save is not None else None
@@ -125,12 +128,28 @@ def graph(
 
     ``keep``: a directory for the wrong ops, each in a file. Raises UserError for whatever a user can mend.
     """
-    file = ModelFile(model)
+    with Child() as child:
+        file = ModelFile(model)
+        return _checked_graph(file, prompt, tokens, chat, n_predict, settings, rules, keep, progress, child)
+
+
+def _checked_graph(
+    file: ModelFile,
+    prompt: str | None,
+    tokens: Sequence[int],
+    chat: bool,
+    n_predict: int,
+    settings: Settings | None,
+    rules: Sequence[limits.Rule],
+    keep: str | Path | None,
+    progress: Progress,
+    child: Child,
+) -> Comparison:
     with ExitStack() as stack:
-        folder = stack.enter_context(_made(Path(keep))) if keep is not None else None
+        folder = stack.enter_context(made_directory(Path(keep))) if keep is not None else None
         output = Path(stack.enter_context(scratch_directory())) / "nodes.json"
         request = replace(text_request(file, prompt, tokens, chat, n_predict, output, settings), keep=folder)
-        result = compare_nodes(file, request, rules, progress)
+        result = compare_nodes(file, request, rules, progress, child)
     return replace(result, timing={**result.timing, "peak_rss_mb": peak_rss_mb()})
 
 
@@ -361,23 +380,6 @@ def _logits(baseline: Trace, candidate: Trace | None, engine: Any, model: Runnab
         return None
     known = None if mask is None else logit_rows(mask)
     return compare_logits(logit_rows(baseline[name]), logit_rows(candidate[name]), model.vocabulary.text, known)
-
-
-@contextmanager
-def _made(folder: Path) -> Iterator[str]:
-    """A directory to keep things in; if nothing comes of it, the directories that were made for it are gone again."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be made ({error.strerror})") from None
-    try:
-        yield str(folder)
-    except BaseException:
-        with suppress(OSError):  # not empty: something came of it
-            for path in missing:
-                path.rmdir()
-        raise
 
 
 def peak_rss_mb() -> float:

@@ -22,11 +22,15 @@ from llamadiff.phase import Progress, silent
 from llamadiff.trace import Info, Trace
 
 
-def capture(request: Request, progress: Progress = silent) -> Trace:
-    """Run llama.cpp on a request with an ``output`` and open the trace it wrote. Raises UserError."""
+def capture(request: Request, progress: Progress = silent, child: Child | None = None) -> Trace:
+    """Run llama.cpp on a request with an ``output`` and open the trace it wrote. Raises UserError.
+
+    ``child``: one that was made before, to be ready by now.
+    """
     assert request.output is not None
     check_target(Path(request.output))
-    _ask(request, progress)
+    with child or Child() as ready:
+        ready.ask(request, progress)
     return Trace.open(request.output)
 
 
@@ -43,10 +47,11 @@ class Nodes:
     refused: tuple[str, ...]
 
 
-def check_nodes(request: Request, progress: Progress = silent) -> Nodes:
+def check_nodes(request: Request, progress: Progress = silent, child: Child | None = None) -> Nodes:
     """Run llama.cpp and compute every node again as it runs. Raises UserError."""
     assert request.output is not None
-    _ask(request, progress)
+    with child or Child() as ready:
+        ready.ask(request, progress)
     data = json.loads(Path(request.output).read_text())
     fields = {key: value for key, value in data["info"].items() if key != "schema"}
     info = Info(**{**fields, "tokens": tuple(fields["tokens"]), "positions": tuple(fields["positions"])})
@@ -65,62 +70,71 @@ class Facts:
 
 def probe() -> Facts:
     """Ask the library about itself. Raises UserError if it is missing or cannot be loaded."""
-    answers = _ask(Request(model=""), silent)
+    with Child() as child:
+        answers = child.ask(Request(model=""), silent)
     return Facts(answers["version"], answers["build"], answers["layout"])
 
 
-def _ask(request: Request, progress: Progress) -> dict[str, Any]:
-    command = process.command("llamadiff.llamacpp.serve")
-    with tempfile.TemporaryFile() as log:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
-        try:
-            answers = _converse(child, request, progress)
-        finally:
-            _end(child, request)
-        log.seek(0)
-        noise = log.read().decode("utf-8", "replace")
-    if "error" in answers:
-        raise UserError(_with_log(answers["error"], noise))
-    if "done" not in answers:
-        about = f"{request.model}: " if request.model else ""
-        raise UserError(about + _with_log(_obituary(child.returncode, request), noise))
-    return answers
+class Child:
+    """A process that gets llama.cpp ready as soon as it is made, and serves one request. A context manager."""
 
+    def __init__(self) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
+        command = process.command("llamadiff.llamacpp.serve")
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, text=True)
+        self._output: Path | None = None
 
-def _converse(child: subprocess.Popen[str], request: Request, progress: Progress) -> dict[str, Any]:
-    """Send the request, then merge the answers until the child closes its side.
+    def __enter__(self) -> Child:
+        return self
 
-    Its standard input stays open: that it ends is how the child learns that this process is gone.
-    """
-    assert child.stdin is not None
-    assert child.stdout is not None
-    answers: dict[str, Any] = {}
-    try:
-        child.stdin.write(json.dumps(request.to_json()) + "\n")
-        child.stdin.flush()
-        for line in child.stdout:
-            answer = json.loads(line)
-            if "phase" in answer:
-                progress(answer["phase"])
-            answers.update(answer)
-    except (BrokenPipeError, ValueError):
-        pass  # it died; its return code says how
-    child.wait()
-    return answers
-
-
-def _end(child: subprocess.Popen[str], request: Request) -> None:
-    """No orphan process and no temporary file, however this ends."""
-    if child.poll() is None:
-        child.kill()
-        child.wait()
-    for stream in (child.stdin, child.stdout):
-        if stream is not None:
+    def __exit__(self, *_: object) -> None:
+        """No orphan process and no temporary file, however this ends."""
+        child = self._process
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+        for stream in (child.stdin, child.stdout, self._log):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+        if self._output is not None:
             with suppress(OSError):
-                stream.close()
-    if request.output is not None:
-        with suppress(OSError):
-            temporary_name(Path(request.output), child.pid).unlink()
+                temporary_name(self._output, child.pid).unlink()
+
+    def ask(self, request: Request, progress: Progress) -> dict[str, Any]:
+        """Its answers to a request, merged. Raises UserError for what it says, or dies of."""
+        self._output = Path(request.output) if request.output is not None else None
+        answers = self._conversation(request, progress)
+        self._log.seek(0)
+        noise = self._log.read().decode("utf-8", "replace")
+        if "error" in answers:
+            raise UserError(_with_log(answers["error"], noise))
+        if "done" not in answers:
+            about = f"{request.model}: " if request.model else ""
+            raise UserError(about + _with_log(_obituary(self._process.returncode, request), noise))
+        return answers
+
+    def _conversation(self, request: Request, progress: Progress) -> dict[str, Any]:
+        """Send the request, then merge the answers until the child closes its side.
+
+        Its standard input stays open: that it ends is how the child learns that this process is gone.
+        """
+        child, answers = self._process, dict[str, Any]()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            child.stdin.write(json.dumps(request.to_json()) + "\n")
+            child.stdin.flush()
+            for line in child.stdout:
+                answer = json.loads(line)
+                if "phase" in answer:
+                    progress(answer["phase"])
+                answers.update(answer)
+        except (BrokenPipeError, ValueError):
+            pass  # it died; its return code says how
+        child.wait()
+        return answers
 
 
 def _obituary(code: int, request: Request) -> str:

@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from llamaref.weights import block_sizes, decode
 from numpy.typing import NDArray
 
 from llamadiff.errors import UserError
@@ -160,6 +159,8 @@ class Node:
 
     def _decoded(self, strides: tuple[int, ...]) -> NDArray[Any]:
         """Values of blocks (a quantized cache): whole rows, wherever they lie."""
+        from llamaref.weights import block_sizes, decode  # here: it takes longer to import than most nodes to copy
+
         try:
             block, size = block_sizes(self.type)
         except KeyError:

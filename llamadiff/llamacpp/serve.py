@@ -14,7 +14,9 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from llamadiff.errors import UserError
@@ -30,10 +32,15 @@ def main() -> None:
     """Serve one request."""
     _die_quietly()
     say = _only_voice()
-    request = Request.from_json(json.loads(sys.stdin.readline()))
+    problem = _prepared()  # while the parent opens the model
+    line = sys.stdin.readline()
+    if not line:
+        return
+    request = Request.from_json(json.loads(line))
     threading.Thread(target=_end_with_parent, args=(request,), daemon=True).start()
     try:
-        _import_llama_cpp()
+        if problem is not None:
+            raise problem
         from llamadiff.llamacpp.worker import run
 
         run(request, say)
@@ -71,16 +78,25 @@ def _end_with_parent(request: Request) -> None:
     os._exit(1)
 
 
-def _import_llama_cpp() -> None:
-    """Raise UserError if it is not there, or cannot be loaded."""
+def _prepared() -> UserError | None:
+    """Import llama.cpp and what records it -> what is wrong if it is not there, or cannot be loaded.
+
+    Of llama-cpp-python only the low-level module is wanted, and its package would import much else; so the package
+    is put in place without being run.
+    """
+    spec = find_spec("llama_cpp")
+    if spec is None:
+        return UserError(f"llama-cpp-python is not installed, so there is no baseline: pip install {INSTALL}")
+    package = ModuleType("llama_cpp")
+    package.__spec__, package.__path__ = spec, list(spec.submodule_search_locations or ())
+    sys.modules["llama_cpp"] = package
     try:
-        import llama_cpp  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "llama_cpp":
-            raise _unloadable(error) from None
-        raise UserError(f"llama-cpp-python is not installed, so there is no baseline: pip install {INSTALL}") from None
+        import llamadiff.llamacpp.worker  # noqa: F401
+    except UserError as error:
+        return error
     except Exception as error:  # a library that does not fit this machine fails in many ways
-        raise _unloadable(error) from None
+        return _unloadable(error)
+    return None
 
 
 def _unloadable(error: Exception) -> UserError:

@@ -1,0 +1,138 @@
+"""Runs of llama.cpp that see its whole graph: one checks every node, one records the graph itself."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llamaref import Weights
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from llamadiff import taps
+from llamadiff.llamacpp.dequantize import Dequantizer
+from llamadiff.llamacpp.ggml import Node, Tensor
+from llamadiff.llamacpp.recorder import Alignment, GraphRecorder
+from llamadiff.llamacpp.replay import NodeChecker
+from llamadiff.llamacpp.request import Settings
+from llamadiff.llamacpp.serve import Say
+from llamadiff.llamacpp.worker import WEIGHT_ENDINGS, Capture
+from llamadiff.trace import TraceWriter
+
+Array = NDArray[Any]
+
+
+class NodeRun(Capture):
+    """One context whose every node is checked as it runs."""
+
+    def run(self, say: Say) -> None:
+        """Prefill and decode steps; then write what was found."""
+        assert self.request.output is not None
+        weights = Weights(self.request.model, threads=self.request.settings.threads)
+        dequantizer = Dequantizer(weights)
+        weights.decoder = dequantizer.decoder
+        keep = None if self.request.keep is None else Path(self.request.keep)
+        self.checker = NodeChecker(weights, keep, self.request.keep_all, self.request.only_list)
+        n_prefill = len(self.tokens)
+        with threadpool_limits(1, "blas"):
+            prefill_s = self._decode_all(self._context(), say)
+        report = {
+            "info": json.loads(self._info(n_prefill, prefill_s).to_json()),
+            "nodes": [found.to_json() for found in self.checker.results],
+            "trusted": len(dequantizer.trusted), "refused": sorted(dequantizer.refused),
+        }  # fmt: skip
+        Path(self.request.output).write_text(json.dumps(report))
+
+    def _decode(self, context: Any, tokens: list[int], start: int) -> None:
+        self.checker.begin(0 if start == 0 else self.checker.step + 1)
+        super()._decode(context, tokens, start)
+
+    def _observe(self, pointer: Any, ask: bool, _: Any) -> bool:
+        """Asked: keep the inputs. Done: compute the node again."""
+        try:
+            node = Node(self.ggml, ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents)
+            if ask:
+                self.weights_read.update(
+                    s.name for s in node.sources if s.op == "NONE" and s.name.endswith(WEIGHT_ENDINGS)
+                )
+                self.checker.asked(node)
+            else:
+                self.checker.done(node)
+            return True
+        except BaseException as error:  # must not reach C
+            self.failure = error
+            return False
+
+
+class GraphRun(Capture):
+    """The graph of all tokens in one go, recorded as an engine, and the run as it was asked for, with every tap."""
+
+    def run(self, say: Say) -> None:
+        """First what the passes of the run are like; then the graph, where that is another; then the values."""
+        assert self.request.graph is not None
+        assert self.request.output is not None
+        n_prefill, settings = len(self.tokens), self.request.settings
+        plain = replace(settings, type_k="F32", type_v="F32", flash_attn=False)
+        self.weights, self.recorders = Weights(self.request.model), list[GraphRecorder]()
+        self.whole = settings == plain and not self.request.n_predict
+        self.alignment: Alignment | None = None
+        self._decode_all(self._context(), say)
+        graph = self.recorders[0] if self.whole else self._graph_of_all(plain)
+        self.alignment = Alignment(graph, self.recorders)
+        graph.write(Path(self.request.graph), self.tokens, self.alignment.rows)
+        self.shapes = self.alignment.shapes()
+        with TraceWriter(self.request.output, expected_taps=len(self.shapes)) as writer:
+            self.writer, context = writer, self._context()
+            for step, start in enumerate([0, *range(n_prefill, self.total)]):
+                self.number, self.place = min(step, len(self.recorders) - 1), -1
+                self._decode(context, self.tokens[start : start + 1 if start else n_prefill], start)
+            writer.finish(self._info(n_prefill, 0.0))
+
+    def _graph_of_all(self, settings: Settings) -> GraphRecorder:
+        passes, self.recorders, self.whole = self.recorders, [], True
+        self._decode(self._context(settings), self.tokens, 0)
+        (graph,), self.recorders = self.recorders, passes
+        return graph
+
+    def _decode(self, context: Any, tokens: list[int], start: int) -> None:
+        """One more pass; all decode steps are like the first."""
+        self.new = self.alignment is None and len(self.recorders) < 2
+        if self.new:
+            self.recorders.append(GraphRecorder(self.weights, len(tokens), self.whole))
+        super()._decode(context, tokens, start)
+
+    def _observe(self, pointer: Any, ask: bool, _: Any) -> bool:
+        try:
+            node = Node(self.ggml, ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents)
+            if self.alignment is not None:
+                return self._recorded(node, ask)
+            if ask and self.new:
+                self.recorders[-1].asked(node)
+            return self.whole  # values are looked at one by one, a structure is not
+        except BaseException as error:  # must not reach C
+            self.failure = error
+            return False
+
+    def _recorded(self, node: Node, ask: bool) -> bool:
+        """Whether a node is a tap; if it has been computed, its rows are kept."""
+        assert self.alignment is not None
+        self.place += ask
+        label = self.alignment.places[self.number].get(self.place)
+        if label is not None and not ask:
+            self._keep(label, node.values())
+        return label is not None or not ask
+
+    def _keep(self, name: str, values: Array) -> None:
+        """Rows of a tap on its own axes, without padding after the keys."""
+        shape, axis = self.shapes[name]
+        tap = taps.parse(name)
+        if tap is not None and tap.causal:
+            values, shape = values[..., : self.total], (*shape[:-1], self.total)
+        if axis is None:
+            self.writer.add(name, values.reshape(shape))
+            return
+        rows = values.reshape(*shape[:axis], self.rows, *shape[axis + 1 :])
+        self.writer.add(name, rows if tap is None else self._visible(tap, rows), axis, shape, self.start)
