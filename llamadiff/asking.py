@@ -25,7 +25,7 @@ def request_for(
 ) -> Request:
     """The capture that a user's words ask for. Raises UserError for words that ask for nothing, or for two things."""
     request = text_request(model, prompt, tokens, chat, n_predict, output, settings)
-    return replace(request, wanted=_wanted(model, patterns, layers))
+    return replace(request, wanted=_wanted(model, patterns, layers), scores=bool(patterns))
 
 
 def text_request(

@@ -49,6 +49,9 @@ class Carrier:
                 x[number] = arithmetic.ROUNDINGS[to](x[number])
         return x
 
+    def wanted(self, name: str) -> bool:
+        return True
+
     def angles(
         self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
     ) -> tuple[Array, Array]:

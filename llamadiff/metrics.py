@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+BLOCK = 1 << 22  # values of a tensor that are widened at once
 
 
 @dataclass(frozen=True)
@@ -51,30 +53,54 @@ class Difference:
 
 
 class Rows:
-    """A tensor in float64, a row for each index of ``axis``; what comparisons need of it is computed once.
+    """A tensor as rows of float64, one for each index of ``axis``; what comparisons need of it is computed once.
 
-    ``values`` is [row, value], ``squares`` the sum of each row's squares.
+    Large tensors are widened block by block, each time anew: then no more than a block of float64 exists.
     """
 
     def __init__(self, x: Array, axis: int = 0) -> None:
         self.axis = axis
-        moved = x if axis == 0 else np.moveaxis(x, axis, 0)
-        self.outer = moved.shape
-        self.values = np.asarray(moved, np.float64).reshape(len(moved), -1)
-        self._gaps: dict[int, tuple[Rows, Array]] = {}
+        self._x = x if axis == 0 else np.moveaxis(x, axis, 0)
+        self.shape = self._x.shape
+        self.size = x.size
+        step = max(1, BLOCK // max(1, x.size // max(1, len(self._x))))
+        self.blocks = [slice(start, start + step) for start in range(0, len(self._x), step)]
+        self._errors: dict[int, tuple[Rows, Array]] = {}
+
+    def block(self, rows: slice) -> Array:
+        """Some rows: [row, value]."""
+        return self._first if len(self.blocks) == 1 else self._widened(rows)
+
+    def _widened(self, rows: slice) -> Array:
+        some = self._x[rows]
+        return np.asarray(some, np.float64).reshape(len(some), -1)
+
+    @cached_property
+    def _first(self) -> Array:
+        return self._widened(slice(None))
+
+    @property
+    def values(self) -> Array:
+        """All of it at once: [row, value]."""
+        return self.block(slice(None)) if len(self.blocks) == 1 else self._widened(slice(None))
 
     @cached_property
     def squares(self) -> Array:
-        return _sums_of_squares(self.values)
+        """The sum of each row's squares."""
+        return _joined([_sums_of_squares(self.block(rows)) for rows in self.blocks])
 
     @cached_property
     def finite(self) -> bool:
         """Whether all values are: an infinite one or NaN shows in the sum of squares, as does an overflow."""
-        return bool(np.isfinite(self.squares).all() or np.isfinite(self.values).all())
+        return bool(np.isfinite(self.squares).all() or np.isfinite(self._x).all())
+
+    def at(self, row: slice) -> Array:
+        """One row's values."""
+        return np.asarray(self._widened(row)[0])
 
     def index(self, flat: int) -> tuple[int, ...]:
-        """Where in the tensor a value of ``values`` is."""
-        row, *rest = (int(i) for i in np.unravel_index(flat, self.outer))
+        """Where in the tensor a value is, counted through all rows."""
+        row, *rest = (int(i) for i in np.unravel_index(flat, self.shape))
         return (*rest[: self.axis], row, *rest[self.axis :])
 
     def errors(self, other: Rows) -> Array:
@@ -82,18 +108,26 @@ class Rows:
 
         Equal non-finite values on both sides count as no difference; on one side only, as an infinite one.
         """
-        found = self._gaps.get(id(other))
+        found = self._errors.get(id(other))
         if found is None:
-            errors = _sums_of_squares(_gap(self, other))
-            found = self._gaps[id(other)] = other, errors  # the other is kept: its id stays its own
-            other._gaps[id(self)] = self, errors
+            errors = _joined([_sums_of_squares(_gap(self, other, rows)) for rows in self.blocks])
+            found = self._errors[id(other)] = other, errors  # the other is kept: its id stays its own
+            other._errors[id(self)] = self, errors
         return found[1]
 
     def reference(self) -> Array:
         """The sum of squares of each row's finite values."""
         if self.finite:
             return self.squares
-        return _sums_of_squares(np.where(np.isfinite(self.values), self.values, 0.0))
+        return _joined([_sums_of_squares(_finite_or_zero(self.block(rows))) for rows in self.blocks])
+
+
+def _joined(parts: Sequence[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0), *parts])
+
+
+def _finite_or_zero(values: Array) -> Array:
+    return np.where(np.isfinite(values), values, 0.0)
 
 
 def _sums_of_squares(values: Array) -> Array:
@@ -101,12 +135,13 @@ def _sums_of_squares(values: Array) -> Array:
         return np.asarray(np.einsum("ij,ij->i", values, values))
 
 
-def _gap(c: Rows, b: Rows) -> Array:
+def _gap(c: Rows, b: Rows, rows: slice) -> Array:
     """Differences of values; of those that are not finite: none where both are the same, else infinite."""
+    left, right = c.block(rows), b.block(rows)
     with np.errstate(invalid="ignore"):
-        gap = c.values - b.values
+        gap = left - right
     if not (c.finite and b.finite):
-        same = (np.isnan(c.values) & np.isnan(b.values)) | (c.values == b.values)
+        same = (np.isnan(left) & np.isnan(right)) | (left == right)
         gap = np.where(np.isfinite(gap), gap, np.where(same, 0.0, np.inf))
     return gap
 
@@ -114,14 +149,22 @@ def _gap(c: Rows, b: Rows) -> Array:
 def stats(x: Array | Rows) -> Stats:
     """Moments of a tap's values."""
     rows = x if isinstance(x, Rows) else Rows(x)
-    values, nan, inf = rows.values, 0, 0
     if not rows.finite:
-        nan, inf = int(np.isnan(values).sum()), int(np.isinf(values).sum())
-        values = values[np.isfinite(values)]
-    if not values.size:
+        values = rows.values
+        return _moments([values[np.isfinite(values)]], int(np.isnan(values).sum()), int(np.isinf(values).sum()))
+    return _moments((rows.block(some) for some in rows.blocks), 0, 0)
+
+
+def _moments(parts: Iterable[Array], nan: int, inf: int) -> Stats:
+    total, squares, size, low, high = 0.0, 0.0, 0, np.inf, -np.inf
+    for part in parts:
+        flat = part.reshape(-1)
+        if flat.size:
+            total, squares, size = total + float(flat.sum()), squares + float(flat @ flat), size + flat.size
+            low, high = min(low, float(flat.min())), max(high, float(flat.max()))
+    if not size:
         return Stats(0.0, 0.0, 0.0, 0.0, nan, inf)
-    rms = float(np.sqrt(rows.reference().sum() / values.size))
-    return Stats(rms, float(values.mean()), float(values.min()), float(values.max()), nan, inf)
+    return Stats(float(np.sqrt(squares / size)), total / size, low, high, nan, inf)
 
 
 def row_errors(candidate: Array, baseline: Array, axis: int) -> tuple[Array, Array]:
@@ -149,13 +192,19 @@ def nmse_of(candidate: Rows, baseline: Rows) -> float:
 
 def worst_of(candidate: Rows, baseline: Rows) -> tuple[float, Worst]:
     """The largest difference, and the element that has it."""
-    gap = np.abs(_gap(candidate, baseline))
-    if not gap.size:
+    largest, place = -1.0, 0
+    width = candidate.size // max(1, candidate.shape[0])
+    for rows in candidate.blocks:
+        gap = np.abs(_gap(candidate, baseline, rows))
+        here = int(gap.argmax()) if gap.size else 0
+        if gap.size and gap.reshape(-1)[here] > largest:
+            largest, place = float(gap.reshape(-1)[here]), rows.start * width + here
+    if largest < 0:
         return 0.0, Worst(None, (), 0.0, 0.0)
-    place = int(gap.argmax())
+    row = slice(place // width, place // width + 1)
+    values = (float(side.at(row)[place % width]) for side in (baseline, candidate))
     index = candidate.index(place)
-    values = (float(side.values.reshape(-1)[place]) for side in (baseline, candidate))
-    return float(gap.reshape(-1)[place]), Worst(index[candidate.axis] if index else None, index, *values)
+    return largest, Worst(index[candidate.axis], index, *values)
 
 
 def difference(candidate: Array, baseline: Array, axis: int) -> Difference:
@@ -165,15 +214,20 @@ def difference(candidate: Array, baseline: Array, axis: int) -> Difference:
 
 def difference_of(candidate: Rows, baseline: Rows) -> Difference:
     """Compare two tensors of one shape."""
-    c, b, error, reference = candidate.values, baseline.values, baseline.errors(candidate), baseline.reference()
+    error, reference = baseline.errors(candidate), baseline.reference()
     largest, worst = worst_of(candidate, baseline)
-    if not (candidate.finite and baseline.finite):
-        both = np.isfinite(c) & np.isfinite(b)
-        c, b = np.where(both, c, 0.0), np.where(both, b, 0.0)
-    cf, bf = c.reshape(-1), b.reshape(-1)
-    norms = float(np.linalg.norm(cf) * np.linalg.norm(bf))
-    cosine = float(cf @ bf) / norms if norms > 0 else (1.0 if not error.any() else 0.0)
-    mean_drift = float(cf.mean() - bf.mean()) if cf.size else 0.0
+    product, sizes, sums = 0.0, np.zeros(2), np.zeros(2)
+    for rows in candidate.blocks:
+        c, b = candidate.block(rows).reshape(-1), baseline.block(rows).reshape(-1)
+        if not (candidate.finite and baseline.finite):
+            both = np.isfinite(c) & np.isfinite(b)
+            c, b = np.where(both, c, 0.0), np.where(both, b, 0.0)
+        product += float(c @ b)
+        sizes += np.array([c @ c, b @ b])
+        sums += np.array([c.sum(), b.sum()])
+    norms = float(np.sqrt(sizes[0]) * np.sqrt(sizes[1]))
+    cosine = product / norms if norms > 0 else (1.0 if not error.any() else 0.0)
+    mean_drift = float(sums[0] - sums[1]) / candidate.size if candidate.size else 0.0
     per_token = tuple(ratio(float(e), float(r)) for e, r in zip(error, reference, strict=True))
     nmse = ratio(float(error.sum()), float(reference.sum()))
     return Difference(nmse, cosine, largest, mean_drift, worst, per_token)

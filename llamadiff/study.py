@@ -141,6 +141,7 @@ class Study(Carrier):
     def _carry(self, lanes: Sequence[Lane]) -> None:
         """Go on with these lanes."""
         self.lanes = tuple(lanes)
+        self._operands: tuple[tuple[Any, ...], tuple[Array, ...]] = (), ()
         super().__init__([(lane.policy, self._stored(lane)) for lane in self.lanes])
 
     def _layer_begins(self, x: Array) -> None:
@@ -159,6 +160,9 @@ class Study(Carrier):
         settled = [lane for source in self.sources.values() for lane in self._settled(source, layer)]
         wanted = [lane for lane in self.lanes if lane.source is None or lane in settled]
         self._layer_begins(x)
+        names = [tap.name for tap in self.present.values() if tap.layer == layer]
+        for source in self.sources.values():
+            source.trace.forget(names)
         if len(wanted) < len(self.lanes):
             self._go_on(layer + 1, wanted, x)
 
@@ -211,6 +215,22 @@ class Study(Carrier):
         return next(number for number, lane in enumerate(self.lanes) if lane.source == source)
 
     # -- what the engine asks -------------------------------------------------------------------------------------
+
+    def wanted(self, name: str) -> bool:
+        """Whether a trace has a tap; if none does, what comes after it answers for it."""
+        found = any(name in source.trace for source in self.sources.values())
+        if not found:
+            for source in self.sources.values():
+                self._opened(source, self.present[name])
+        return found
+
+    def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
+        """As the lanes round them; of what several products read in turn, once."""
+        read, rounded = self._operands
+        if len(read) != 1 + len(arrays) or any(a is not b for a, b in zip(read, (kind, *arrays), strict=True)):
+            rounded = super().operands(kind, *arrays)
+            self._operands = (kind, *arrays), rounded
+        return rounded
 
     def angles(
         self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None

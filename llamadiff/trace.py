@@ -6,10 +6,11 @@ The file is the contract with other people's engines; captures/README.md states 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -186,6 +187,17 @@ class Trace(Mapping[str, Array]):
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._arrays[name].shape)
 
+    def forget(self, names: Iterable[str]) -> None:
+        """Let go of the pages of these taps that were read: they stay in the file, and out of this process."""
+        for name in names:
+            array = self._arrays.get(name)
+            base = _mapping(array) if array is not None else None
+            if array is not None and base is not None and hasattr(mmap, "MADV_DONTNEED"):
+                start = array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data
+                first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+                if start + array.nbytes > first:
+                    base.madvise(mmap.MADV_DONTNEED, first, start + array.nbytes - first)
+
     @classmethod
     def open(cls, path: str | Path, tokens: tuple[int, ...] = ()) -> Trace:
         """Map a trace file. ``tokens`` stand in for the metadata of a file that has none."""
@@ -205,6 +217,14 @@ class Trace(Mapping[str, Array]):
                 values = whole[start + first : start + last].view(DTYPES[entry["dtype"]])
                 arrays[name], dtypes[name] = values.reshape(entry["shape"]), entry["dtype"]
         return cls(info, arrays, dtypes, path)
+
+
+def _mapping(array: Array) -> mmap.mmap | None:
+    """The map of a file that an array looks into."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base if isinstance(base, mmap.mmap) else None
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:

@@ -28,9 +28,10 @@ class Settings:
 class Request:
     """One run of ``tokens`` or ``text``, captured to ``output``; without it, only a question about the library.
 
-    ``nodes``: every node is checked as it runs, and ``output`` is what was found, as JSON. ``keep`` is a directory for
-    wrong ops' inputs and outputs (``keep_all``: for all ops'); ``only_list``: nodes are listed and not computed.
-    ``graph`` is a file for the graph itself, with every tap of it in ``output``, a trace.
+    ``scores``: attention scores are recorded however long the prompt is. ``nodes``: every node is checked as it runs,
+    and ``output`` is what was found, as JSON. ``keep`` is a directory for wrong ops' inputs and outputs (``keep_all``:
+    for all ops'); ``only_list``: nodes are listed and not computed. ``graph`` is a file for the graph itself, with
+    every tap of it in ``output``, a trace.
     """
 
     model: str
@@ -41,6 +42,7 @@ class Request:
     wanted: tuple[str, ...] | None = None
     model_info: Mapping[str, Any] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
+    scores: bool = False
     nodes: bool = False
     keep: str | None = None
     keep_all: bool = False

@@ -26,6 +26,7 @@ Array = NDArray[Any]
 
 WEIGHT_ENDINGS = (".weight", ".bias", ".scale")
 LOG_ERROR = 4  # GGML_LOG_LEVEL_ERROR
+SCORES, LONG = ("kq-", "kq_soft_max-"), 256  # taps that grow as the square of the tokens; up to how many are kept
 SMALL_MODEL = 64 << 20  # bytes: below, waking a second thread for every op costs more than it saves
 
 
@@ -196,7 +197,7 @@ class Capture:
         try:
             node = Node(self.ggml, ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents)
             name = tap_name(node.name, node.op, [source.name for source in node.sources])
-            wanted = name is not None and (self.wanted is None or name in self.wanted)
+            wanted = name is not None and self._is_wanted(name)
             if ask:
                 self.weights_read.update(
                     s.name for s in node.sources if s.op == "NONE" and s.name.endswith(WEIGHT_ENDINGS)
@@ -207,6 +208,11 @@ class Capture:
         except BaseException as error:  # must not reach C
             self.failure = error
             return False
+
+    def _is_wanted(self, name: str) -> bool:
+        if self.total > LONG and not self.request.scores and name.startswith(SCORES):
+            return False
+        return self.wanted is None or name in self.wanted
 
     def _record(self, name: str, node: Node) -> None:
         tap = taps.parse(name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from llamaref.shapes import check_layers, check_shapes
 from llamaref.weights import Weights
 
 Array = NDArray[Any]
+SCORES = 1 << 24  # attention scores that exist at once: 64 MiB of float32
 
 
 class Tap(Protocol):
@@ -43,6 +45,10 @@ class Tap(Protocol):
         """K or V rows on their way into the cache (``cache_k``, ``cache_v``)."""
         ...
 
+    def wanted(self, name: str) -> bool:
+        """Whether a tap of attention scores is wanted; if not, those of a long prompt are never made whole."""
+        ...
+
     def angles(
         self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
     ) -> tuple[Array, Array]:
@@ -61,6 +67,9 @@ class Silent:
 
     def stored(self, kind: str, x: Array) -> Array:
         return x
+
+    def wanted(self, name: str) -> bool:
+        return False
 
     def angles(
         self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
@@ -241,15 +250,42 @@ class Engine:
         keys, values = step.cache.append(i, tap.stored("cache_k", k), tap.stored("cache_v", v))
         keys, values = tap(f"kv_k-{i}", keys), tap(f"kv_v-{i}", values)  # [b, s, k, d]
         q, keys = tap.operands("cache_k", q, keys)
+        scale = 1.0 / np.sqrt(self.config.head_k) if scale is None else scale
+        probabilities = partial(self._probabilities, scale=scale, window=window, cap=cap)
+        many = q.shape[0] * q.shape[1] * q.shape[2] * keys.shape[1] > SCORES
+        if many and not any(tap.wanted(f"{word}-{i}") for word in ("kq", "kq_soft_max")):
+            return tap(f"kqv_out-{i}", self._attended(q, keys, values, step, probabilities))
         scores = tap(f"kq-{i}", self.ops.attention_scores(q, keys))  # [b, h, t, s]
+        probs = tap(f"kq_soft_max-{i}", probabilities(scores, step.positions, step.key_positions))  # [b, h, t, s]
+        probs, values = tap.operands("cache_v", probs, values)
+        return tap(f"kqv_out-{i}", self.ops.attention_values(probs, values))
+
+    def _probabilities(
+        self, scores: Array, positions: Array, key_positions: Array, scale: float, window: int, cap: float
+    ) -> Array:
+        """Attention probabilities of raw scores: [b, h, t, s] -> the same."""
         if cap:
             scores = self.ops.softcap(scores, cap)
         if window:
-            scores = self.ops.windowed(scores, window, step.positions, step.key_positions)
-        scale = 1.0 / np.sqrt(self.config.head_k) if scale is None else scale
-        probs = self.ops.causal_softmax(scores, scale, step.positions, step.key_positions)  # [b, h, t, s]
-        probs, values = tap.operands("cache_v", tap(f"kq_soft_max-{i}", probs), values)
-        return tap(f"kqv_out-{i}", self.ops.attention_values(probs, values))
+            scores = self.ops.windowed(scores, window, positions, key_positions)
+        return np.asarray(self.ops.causal_softmax(scores, scale, positions, key_positions))
+
+    def _attended(self, q: Array, keys: Array, values: Array, step: Step, probabilities: Callable[..., Array]) -> Array:
+        """Attention some queries at a time, over the keys that they can see: [b, t, h, d] -> [b, t, h*d]."""
+        b, t, h, _ = q.shape
+        out = np.empty((b, t, h * values.shape[-1]), q.dtype)
+        ordered = bool((np.diff(step.key_positions) >= 0).all())
+
+        def attend(start: int, stop: int) -> None:
+            here, there = step.positions[start:stop], step.key_positions
+            if ordered:
+                there = there[: np.searchsorted(there, here.max(), "right")]
+            scores = self.ops.attention_scores(q[:, start:stop], keys[:, : len(there)])
+            probs, mixed = step.tap.operands("cache_v", probabilities(scores, here, there), values[:, : len(there)])
+            out[:, start:stop] = self.ops.attention_values(probs, mixed)
+
+        self.w.each_block(t, max(1, SCORES // (4 * b * h * len(step.key_positions))), attend)
+        return out
 
     def _vector(self, name: str, size: int | None = None) -> Array:
         if name not in self._vectors:

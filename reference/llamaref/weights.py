@@ -134,7 +134,7 @@ class Weights:
                 products += _minima(some, tensor.tensor_type).astype(self.dtype) @ corrections
             out[start:stop] = products
 
-        self._each_block(n_out, max(1, BLOCK_WEIGHTS // n_in), multiply)
+        self.each_block(n_out, max(1, BLOCK_WEIGHTS // n_in), multiply)
         self._forget(data)
         return result.reshape(*x.shape[:-1], n_out)
 
@@ -150,7 +150,8 @@ class Weights:
     def _columns(self, x: Array) -> Array:
         return np.ascontiguousarray(x.reshape(-1, x.shape[-1]).T, dtype=self.dtype)
 
-    def _each_block(self, n_rows: int, step: int, work: Callable[[int, int], None]) -> None:
+    def each_block(self, n_rows: int, step: int, work: Callable[[int, int], None]) -> None:
+        """Call ``work(start, stop)`` for every block of up to ``step`` rows, in the threads of this file."""
         blocks = [(start, min(start + step, n_rows)) for start in range(0, n_rows, step)]
         for _ in self._pool.map(lambda block: work(*block), blocks):
             pass

@@ -1,0 +1,84 @@
+"""Prompts whose attention scores are not made whole: computed in blocks, recorded only when asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from llamaref import Engine, engine
+from small import write_model
+
+from llamadiff import compare
+from llamadiff.candidates.engine import record
+from llamadiff.llamacpp.worker import LONG
+from llamadiff.pipeline import diff
+from llamadiff.trace import Trace
+
+TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(3, 90, 40))
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("m")
+    window = {"attention.sliding_window": 9, "attn_logit_softcapping": 20.0, "attention.key_length": 64,
+              "attention.value_length": 64}  # fmt: skip
+    return {
+        "llama": write_model(folder / "llama.gguf", kind="Q8_0", extra={"context_length": 512}),
+        "gemma2": write_model(folder / "gemma2.gguf", "gemma2", "F16", post_norm=True, tied=True, extra=window),
+    }
+
+
+class Unwatched(engine.Silent):
+    """Keeps the logits' input alone."""
+
+    def __call__(self, name, x):
+        if name == "result_norm":
+            self.found = x
+        return x
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma2"])
+@pytest.mark.parametrize("positions", [range(40), [*range(20), *range(100, 120)], [5, 3, 1, *range(7, 44)]])
+def test_attention_in_blocks_is_attention(arch, positions, paths, monkeypatch):
+    whole, blocks = Unwatched(), Unwatched()
+    Engine(paths[arch]).forward(TOKENS, positions, tap=whole)
+    monkeypatch.setattr(engine, "SCORES", 1)
+    Engine(paths[arch]).forward(TOKENS, positions, tap=blocks)
+    assert np.abs(blocks.found - whole.found).max() < 1e-5 * np.abs(whole.found).max()
+
+
+def test_a_blocked_run_with_a_fault_in_attention_names_its_span(paths, monkeypatch):
+    class Scaled(Engine):
+        def attention(self, i, *args, **kwargs):
+            return super().attention(i, *args, **{**kwargs, "scale": 0.3 if i == 1 else None})
+
+    right = without_scores(record(Engine(paths["llama"]), TOKENS, "right"))
+    wrong = without_scores(record(Scaled(paths["llama"]), TOKENS, "wrong"))
+    monkeypatch.setattr(engine, "SCORES", 1)
+    assert diff(right, right, paths["llama"]).verdict == "match"
+    found = diff(right, wrong, paths["llama"])
+    assert [row.tap for row in found.wrong] == ["kqv_out-1"]
+    assert found.wrong[0].span == ("kq-1", "kq_soft_max-1")
+
+
+def without_scores(trace):
+    kept = {name: trace[name] for name in trace if not name.startswith(("kq-", "kq_soft_max-"))}
+    return Trace(trace.info, kept, dict.fromkeys(kept, "F32"))
+
+
+@pytest.mark.parametrize("n", [LONG, LONG + 1])
+def test_llama_cpps_scores_are_recorded_up_to_a_length(n, paths, tmp_path):
+    tokens = [int(token) for token in np.random.default_rng(4).integers(3, 90, n)]
+    found = compare(paths["llama"], tokens=tokens)
+    assert found.verdict == "match"
+    taps = {row.tap for row in found.rows}
+    assert ("kq-0" in taps) == ("kq_soft_max-1" in taps) == (n <= LONG)
+    assert ("kq-0" in found.missing) == (n > LONG)
+
+
+def test_scores_of_a_long_prompt_are_recorded_when_asked_for(paths):
+    tokens = [int(token) for token in np.random.default_rng(4).integers(3, 90, LONG + 10)]
+    found = compare(paths["llama"], tokens=tokens, patterns=["kq*"])
+    assert {row.tap for row in found.rows} == {
+        f"{word}-{i}" for word in ("kq", "kq_soft_max", "kqv_out") for i in (0, 1)
+    }
+    assert found.verdict == "noise"  # over what was not asked for
