@@ -85,7 +85,7 @@ class Study(Carrier):
         if tap is None:
             raise UserError(f"the engine has a tap {name} that the vocabulary does not list")
         if self._resumed is not None:
-            if tap.layer is None and not name.startswith("result_"):
+            if tap.layer is None and not _is_last(name):
                 return self._resumed
             self._resumed = None
         if x.shape[0] != len(self.lanes):  # the embedding: one run becomes a run a lane
@@ -105,7 +105,7 @@ class Study(Carrier):
         x = self._followed(name, x, recorded)
         if self._n_layer and (tap.kind.word == "l_out" or name == "result_output"):
             self._layer_ends(self._n_layer if tap.layer is None else tap.layer, x)
-        elif self._n_layer and tap.layer is None:
+        elif self._n_layer and tap.layer is None and not _is_last(name):
             self._layer_begins(x)
         return x
 
@@ -288,6 +288,11 @@ def _cover(policies: Sequence[str], needed: Iterable[frozenset[str]]) -> tuple[s
     needed = list(needed)
     tried = (some for count in range(1, len(policies)) for some in combinations(policies, count))
     return next((some for some in tried if all(wanted & set(some) for wanted in needed)), tuple(policies))
+
+
+def _is_last(name: str) -> bool:
+    """Whether a tap outside the layers comes after them."""
+    return name.startswith("result_")
 
 
 def _along_first(rows: Array, values: Array) -> Array:

@@ -73,7 +73,8 @@ def faulty(word, layer):
 
     class Faulty(Engine):
         def linear(self, x, name, tap):
-            return super().linear(x, name, tap) * (1.2 if name == f"blk.{layer}.{word}" else 1)
+            wrong = word if layer is None else f"blk.{layer}.{word}"
+            return super().linear(x, name, tap) * (1.2 if name == wrong else 1)
 
     return Faulty
 
@@ -97,6 +98,8 @@ CASES = {
     "wrong in layer 2": lambda path: mixed(path, ["f32"] * LAYERS, faulty("ffn_up", 2)),
     "wrong in layer 0": lambda path: mixed(path, ["native"] * LAYERS, faulty("attn_q", 0)),
     "wrong, in bfloat16": lambda path: mixed(path, ["f32", "bf16", "bf16", "bf16"], faulty("ffn_down", 3)),
+    "wrong head": lambda path: mixed(path, ["f32"] * LAYERS, faulty("output", None)),
+    "bfloat16 head": lambda path: mixed(path, ["f32", "f32", "f32", "bf16"]),
     "scores left out": lambda path: without(mixed(path, ["f16"] * LAYERS), "kq", "kq_soft_max"),
     "few taps after layer 0": lambda path: without(
         mixed(path, ["bf16"] * LAYERS), "attn_norm", "Qcur_rope", "kqv_out", "ffn_norm", "ffn_up",
