@@ -13,6 +13,7 @@ from llamaref import Engine, Weights
 from llamaref import ops as maths
 from llamaref.models import ARCHITECTURES
 from small import write_model
+from small_others import phi3
 
 from llamadiff import Trace, UserError, compare
 from llamadiff.candidates.engine import record
@@ -109,6 +110,14 @@ OPTIONS = {
     },
     "smollm3 yarn": {**SMALL["smollm3"], "tied": True, "extra": YARN},
     "smollm3 fused": {**SMALL["smollm3"], "fused_qkv": True, "bias": True},
+    "phi3 grouped": {**SMALL["phi3"], "kv_heads": 2},
+    "phi3 fused": {**SMALL["phi3"], "fused_qkv": True, "extra": {"attention.sliding_window": 3}},
+    "phi3 longrope": {
+        **SMALL["phi3-long"],
+        "extra": {**SMALL["phi3-long"]["extra"], "rope.scaling.type": "longrope", "rope.scaling.factor": 4.0},
+    },
+    "phi3 in part": {**phi3(n_rot=32), "tied": True},
+    "phi3 yarn": {**SMALL["phi3"], "extra": YARN},
     "olmo2 without window": {**OLMO2, "extra": {}},
     "olmo2 yarn": {**OLMO2, "extra": {**YARN, "rope.scaling.attn_factor": 1.3, **OLMO2["extra"]}},
     "olmo2 pattern": {**OLMO2, "extra": {**OLMO2["extra"], "attention.sliding_window_pattern": [True, False] * 2}},
@@ -149,6 +158,7 @@ def _with(**ops):
 
 
 FAULTS = {
+    "gate and up swapped": ("phi3", {"swiglu": lambda gate, up: maths.swiglu(up, gate)}, "ffn_swiglu-0"),
     "window missing": ("olmo2", {"windowed": lambda scores, *_: scores}, "kq_soft_max-0"),
     "window one longer": ("gemma2", {"windowed": lambda s, w, *r: maths.windowed(s, w + 1, *r)}, "kq_soft_max-0"),
     "window one shorter": ("gemma3", {"windowed": lambda s, w, *r: maths.windowed(s, w - 1, *r)}, "kq_soft_max-0"),
@@ -162,6 +172,7 @@ FAULTS = {
     ),
 }
 SETTINGS = {
+    "short factors": ("phi3-long", lambda c: replace(c, rope=replace(c.rope, n_ctx_orig=1 << 20)), "Qcur_rope-0"),
     "one RoPE": ("gemma3", lambda c: replace(c, ropes=(c.rope,) * c.n_layer), "Qcur_rope-0"),
     "no window": ("gemma2", lambda c: replace(c, windows=(0,) * c.n_layer), "kq_soft_max-0"),
     "residual scale": ("granite", lambda c: replace(c, residual_scale=1.0), "ffn_inp-0"),

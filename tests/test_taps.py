@@ -31,6 +31,7 @@ def with_post_norms(layer):
 OLMO2 = with_post_norms(QWEN3).replace("attn_norm ", "").replace("ffn_norm ", "")
 NO_ROPE = DENSE.replace("Qcur_rope Kcur_rope ", "")
 GEGLU = DENSE.replace("swiglu", "geglu")
+PHI3 = DENSE.replace("ffn_gate ", "")
 LAYERS = {
     "llama": [DENSE] * 2,
     "qwen2": [DENSE] * 2,
@@ -43,6 +44,7 @@ LAYERS = {
     "gemma": [GEGLU] * 2,
     "gemma2": [with_post_norms(GEGLU)] * 3,
     "gemma3": [with_post_norms(QWEN3.replace("swiglu", "geglu"))] * 7,
+    "phi3": [PHI3] * 2,
     "smollm3": [DENSE, DENSE, DENSE, NO_ROPE, DENSE],
 }
 

@@ -96,8 +96,7 @@ class Case:
 
     def tap_input(self) -> Array:
         """What this tap's op reads, where it reads one tensor."""
-        names = taps.inputs_of(self.tap, self.run.shapes, self.run.model.n_layer)
-        return self.values(names[0])
+        return self.values(self.run.model.inputs(self.tap)[0])
 
     def vector(self, name: str) -> Array | None:
         """A small tensor of the file, if it has it."""

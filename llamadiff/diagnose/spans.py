@@ -147,7 +147,7 @@ class Lazy(Engine):
 
     def __init__(self, span: Span) -> None:
         model = span.run.model
-        super().__init__(model.engine.w)
+        super().__init__(model.engine.w, n_ctx=model.engine.n_ctx)
         makes: dict[str, set[str]] = {}
         for tap, weight in model.weight_names.items():
             makes.setdefault(weight, set()).add(tap)

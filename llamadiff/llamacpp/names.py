@@ -49,6 +49,7 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("result_output", "SCALE"): "result_output",
 }
 _NODE = re.compile(r"(\w+?)(?:-(\d+))?")
+_NAMELESS = re.compile(r"node_\d+")  # ggml numbers the nodes that llama.cpp gave no name
 
 
 def tap_name(name: str, op: str, sources: Sequence[str]) -> str | None:
@@ -59,11 +60,21 @@ def tap_name(name: str, op: str, sources: Sequence[str]) -> str | None:
     by_weight = _tap_of_weight(op, sources)
     if by_weight is not None:
         return by_weight
+    if op == "ADD" and _NAMELESS.fullmatch(name):
+        return _residual(sources[1])
     match = _NODE.fullmatch(name)
     word = _BY_NAME.get((match[1], op)) if match else None
     if match is None or word is None or BY_WORD[word].layered != (match[2] is not None):
         return None
     return word if match[2] is None else f"{word}-{match[2]}"
+
+
+def _residual(source: str) -> str | None:
+    """What is added to a layer's input, without a name, is the residual after attention."""
+    if source in ("embd", "inpL"):
+        return "ffn_inp-0"
+    match = re.fullmatch(r"l_out-(\d+)", source)
+    return f"ffn_inp-{int(match[1]) + 1}" if match else None
 
 
 def _tap_of_weight(op: str, sources: Sequence[str]) -> str | None:

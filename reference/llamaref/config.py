@@ -134,9 +134,14 @@ def _embedding_scale(read: _Reader, n_embd: int) -> float:
     return read.own("embedding_scale", read.number, 0.0) or 1.0
 
 
+_LONGROPE = ("phi3",)  # architectures that read rope_factors_long and rope_factors_short
+
+
 def _rope(read: _Reader, head_k: int) -> Rope:
     """RoPE settings (llama.cpp, llama_model_base::load_hparams and the llama_context constructor)."""
     kind = read.text("rope.scaling.type", "linear")
+    if kind == "longrope" and read.architecture in _LONGROPE:
+        kind = "linear"  # the factors come on top
     if kind not in ("none", "linear", "yarn"):
         raise ModelError(f"{read.prefix}rope.scaling.type = {kind!r}: the engine knows none, linear and yarn")
     factor = read.number("rope.scaling.factor", 0.0) or read.number("rope.scale_linear", 0.0) or 1.0
@@ -160,7 +165,7 @@ def _windows(read: _Reader) -> tuple[int, ...]:
     n_layer = read.count("block_count")
     window, period = _WINDOWS.get(read.architecture, (0, 0))
     window = read.own("attention.sliding_window", read.count, window)
-    if not window:
+    if not window or read.architecture == "phi3":
         return (0,) * n_layer
     pattern = read.fields.get(f"{read.prefix}attention.sliding_window_pattern")
     if not isinstance(pattern, list):

@@ -101,11 +101,12 @@ class Engine:
     """Runs one GGUF file.
 
     ``ops`` is the maths it computes with; a faulty copy of it makes a faulty engine, which is how
-    the tests inject bugs. Raises ModelError for a file that cannot be run faithfully.
+    the tests inject bugs. ``n_ctx`` is how many tokens there is room for (0: no more than are run), by which
+    LongRoPE chooses its factors. Raises ModelError for a file that cannot be run faithfully.
     """
 
     def __init__(
-        self, model: str | Path | Weights, dtype: type[np.floating[Any]] = np.float32, maths: Any = ops
+        self, model: str | Path | Weights, dtype: type[np.floating[Any]] = np.float32, maths: Any = ops, n_ctx: int = 0
     ) -> None:
         self.w = model if isinstance(model, Weights) else Weights(model, dtype)
         name = self.w.fields.get("general.architecture")
@@ -118,6 +119,7 @@ class Engine:
         check_shapes(self.config, self.w)
         self.architecture = ARCHITECTURES[self.config.architecture]
         self.ops = maths
+        self.n_ctx = n_ctx
         self._vectors: dict[str, Array] = {}
         self.n_vocab = self.w.shape("token_embd.weight")[0]
 
@@ -139,7 +141,7 @@ class Engine:
         start = int(cache.positions[-1]) + 1 if cache.positions.size else 0
         here = np.asarray(positions if positions is not None else range(start, start + len(tokens)), np.int64)
         cache.positions = np.concatenate([cache.positions, here])
-        tap, rope, factors = tap or Silent(), self.config.rope, self._optional("rope_freqs.weight")
+        tap, rope, factors = tap or Silent(), self.config.rope, self.rope_factors(len(cache.positions))
         angles: dict[Rope | None, tuple[Array, Array]] = {}
         for each in dict.fromkeys(each for each in (rope, *self.config.ropes) if each is not None):
             cos, sin = self.ops.rope_angles(each, here, factors)
@@ -149,6 +151,16 @@ class Engine:
         with np.errstate(all="ignore"):  # what overflows shows as Inf or NaN where it arises
             result: Array = self.architecture.forward(self, np.asarray(tokens), step)
         return result
+
+    def rope_factors(self, n_tokens: int) -> Array | None:
+        """What the file divides RoPE's frequencies by, if anything: LongRoPE does so by the room there is for tokens.
+
+        Ding et al. 2024, arXiv:2402.13753; llama.cpp, llama_model::get_rope_factors.
+        """
+        if "rope_freqs.weight" in self.w:
+            return self._vector("rope_freqs.weight")
+        longer = (self.n_ctx or n_tokens) > self.config.rope.n_ctx_orig
+        return self._optional(f"rope_factors_{'long' if longer else 'short'}.weight")
 
     def embed(self, tokens: Array) -> Array:
         """Embedding rows of the tokens -> [1, token, embd]; no other row is read."""

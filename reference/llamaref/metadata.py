@@ -33,6 +33,7 @@ OWN: Mapping[str, frozenset[str]] = {
         "attention.scale", "embedding_scale", "residual_scale", "logit_scale", "rope.scaling.finetuned",
     }),
     "olmo2": _WINDOW,
+    "phi3": frozenset({"attention.sliding_window"}),  # llama.cpp does not heed it (src/models/phi3.cpp)
 }  # fmt: skip
 
 # Describe the file or its training; no forward pass depends on them.
