@@ -196,8 +196,9 @@ class Judge:
         return np.take_along_axis(source.trace[probs], x.astype(np.int64), axis=-1)
 
     def _kind(self, tap: taps.Tap) -> str:
-        special = {"kq": "cache_k", "kqv_out": "cache_v", "Qcur_rope": ANGLES, "Kcur_rope": ANGLES, "ffn_geglu": GELU}
-        return special.get(tap.kind.word) or self.weight_types.get(tap.name, "F32")
+        products = {"kq": "cache_k", "kqv_out": "cache_v"}
+        ops = {"ROPE": ANGLES, "GEGLU": GELU, "GELU": GELU}
+        return products.get(tap.kind.word) or ops.get(tap.kind.op) or self.weight_types.get(tap.name, "F32")
 
     def _limits(
         self, source: Source, tap: taps.Tap, label: str, recorded: Array, x: Array, span: Sequence[str]

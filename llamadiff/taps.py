@@ -43,10 +43,12 @@ _USED_FF, _USED_EMBD = ("token", "used", "ff"), ("token", "used", "embd")
 _MOE = "ffn_gate_inp"
 
 # Traits: PRE_NORM (attention and the FFN read a normalised input), ATTENTION, FFN, FUSED_GATE (the FFN's gate and up
-# in one matrix), and ggml's ops that not every layer has (ROPE, SWIGLU, GEGLU).
+# in one matrix), and ggml's ops that not every layer has (ROPE, SWIGLU, GEGLU, and GELU without a gate).
 
 KINDS: tuple[Kind, ...] = (
     Kind("embd", "GET_ROWS", "", _ROWS, "token embeddings, after any embedding scale", "token_embd", layered=False, key=True),
+    Kind("pos_embd", "GET_ROWS", "", _ROWS, "learned vectors of the positions", "position_embd", needs="position_embd", layered=False),
+    Kind("inpL", "ADD", "embd pos_embd", _ROWS, "embeddings with positions", needs="position_embd", layered=False),
     Kind("attn_norm", "RMS_NORM", "prev", _ROWS, "normalised layer input, times its weight", "attn_norm", needs="PRE_NORM", key=True),
     Kind("Qcur_proj", "MUL_MAT", "attn_norm|prev", _MERGED, "Q projection, with bias if there is one", "attn_q", needs="ATTENTION", key=True),
     Kind("Kcur_proj", "MUL_MAT", "attn_norm|prev", _KV_MERGED, "K projection, with bias if there is one", "attn_k", needs="ATTENTION"),
@@ -73,12 +75,13 @@ KINDS: tuple[Kind, ...] = (
     Kind("ffn_moe_up", "MUL_MAT_ID", "ffn_norm ffn_moe_topk", _USED_FF, "chosen experts' up", "ffn_up_exps", needs=_MOE),
     Kind("ffn_moe_swiglu", "SWIGLU", "ffn_moe_gate ffn_moe_up", _USED_FF, "silu(gate) * up", needs=_MOE),
     Kind("ffn_moe_down", "MUL_MAT_ID", "ffn_moe_swiglu ffn_moe_topk", _USED_EMBD, "chosen experts' down", "ffn_down_exps", needs=_MOE),
-    Kind("ffn_gate", "MUL_MAT", "ffn_norm|ffn_inp", _FF, "gate projection", "ffn_gate", needs="FFN", without=f"{_MOE} FUSED_GATE"),
+    Kind("ffn_gate", "MUL_MAT", "ffn_norm|ffn_inp", _FF, "gate projection", "ffn_gate", needs="FFN", without=f"{_MOE} FUSED_GATE GELU"),
     Kind("ffn_up", "MUL_MAT", "ffn_norm|ffn_inp", _FF, "up projection", "ffn_up", needs="FFN", without=f"{_MOE} FUSED_GATE"),
     Kind("ffn_up", "MUL_MAT", "ffn_norm", ("token", "gate_up"), "gate projection, then up projection", "ffn_up", needs="FUSED_GATE"),
     Kind("ffn_swiglu", "SWIGLU", "ffn_gate ffn_up", _FF, "silu(gate) * up", needs="SWIGLU", without=_MOE),
     Kind("ffn_geglu", "GEGLU", "ffn_gate ffn_up", _FF, "gelu(gate) * up", needs="GEGLU", without=_MOE),
-    Kind("ffn_out", "MUL_MAT", "ffn_swiglu|ffn_geglu|ffn_moe_down ffn_moe_weights_norm", _ROWS, "after the down projection, or the experts' weighted sum", "ffn_down", needs="FFN", key=True),
+    Kind("ffn_gelu", "GELU", "ffn_up", _FF, "gelu(up)", needs="GELU", without=_MOE),
+    Kind("ffn_out", "MUL_MAT", "ffn_swiglu|ffn_geglu|ffn_gelu|ffn_moe_down ffn_moe_weights_norm", _ROWS, "after the down projection, or the experts' weighted sum", "ffn_down", needs="FFN", key=True),
     Kind("ffn_post_norm", "RMS_NORM", "ffn_out", _ROWS, "that normalised, times its weight", "post_ffw_norm", needs="post_ffw_norm"),
     Kind("l_out", "ADD", "ffn_post_norm|ffn_out ffn_inp", _ROWS, "residual after the layer", key=True),
     Kind("result_norm", "RMS_NORM", "prev", _ROWS, "after the final norm", "output_norm", layered=False),
@@ -124,22 +127,26 @@ def parse(name: str) -> Tap | None:
 def taps_of(tensors: Iterable[str], traits: Sequence[AbstractSet[str]]) -> Iterator[Tap]:
     """The taps of a model with these weight tensors and these traits of each layer, in graph order."""
     present = set(tensors)
-    outside = [kind for kind in KINDS if not kind.layered]
-    yield Tap(outside[0], None)
+    first = next(place for place, kind in enumerate(KINDS) if kind.layered)
+    roots = {name.split(".")[0] for name in present}
+    yield from (Tap(kind, None) for kind in KINDS[:first] if roots.issuperset(kind.needs.split()))
     for layer, own in enumerate(traits):
         stems = {name.split(".")[2] for name in present if name.startswith(f"blk.{layer}.") and name.count(".") >= 3}
         stems |= own
         for kind in KINDS:
             if kind.layered and stems.issuperset(kind.needs.split()) and stems.isdisjoint(kind.without.split()):
                 yield Tap(kind, layer)
-    for kind in outside[1:]:
-        yield Tap(kind, None)
+    yield from (Tap(kind, None) for kind in KINDS[first:] if not kind.layered)
+
+
+def input_of(layer: int, present: Container[str]) -> str:
+    """The tap that is a layer's input; that of the layer after the last is what the model goes on with."""
+    return f"l_out-{layer - 1}" if layer else "inpL" if "inpL" in present else "embd"
 
 
 def inputs_of(tap: Tap, before: Container[str], n_layer: int) -> list[str]:
     """Names of the taps that an op reads, of those that come ``before`` it."""
-    last = n_layer if tap.layer is None else tap.layer
-    previous = "embd" if last == 0 else f"l_out-{last - 1}"
+    previous = input_of(n_layer if tap.layer is None else tap.layer, before)
     suffix = "" if tap.layer is None else f"-{tap.layer}"
     names = []
     for alternatives in tap.kind.inputs.split():

@@ -37,3 +37,16 @@ def phi3(n_rot: int = DIM, **extra: Any) -> Options:
         "extra": {"rope.dimension_count": n_rot, **extra},
         "tensors": {**both([("ffn_up.weight", lambda: matrix(2 * FF, EMBD))]), **factors},
     }  # fmt: skip
+
+
+def gpt2() -> Options:
+    """Learned positions, one matrix for Q, K and V, biases throughout, no gate."""
+    sizes = {"attn_qkv": 3 * EMBD, "attn_output": EMBD, "ffn_up": FF, "ffn_down": EMBD}
+    return {
+        "arch": "gpt2", "kv_heads": 4, "fused_qkv": True, "layer_norm": True, "drop": ("ffn_gate",), "tied": True,
+        "extra": {"attention.layer_norm_epsilon": 1e-5, "attention.layer_norm_rms_epsilon": None},
+        "tensors": {
+            "position_embd.weight": vector(256, EMBD),
+            **both([(f"{stem}.bias", lambda size=size: vector(size)) for stem, size in sizes.items()]),
+        },
+    }  # fmt: skip

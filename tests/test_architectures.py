@@ -110,6 +110,14 @@ OPTIONS = {
     },
     "smollm3 yarn": {**SMALL["smollm3"], "tied": True, "extra": YARN},
     "smollm3 fused": {**SMALL["smollm3"], "fused_qkv": True, "bias": True},
+    "gpt2 head": {**SMALL["gpt2"], "tied": False, "kind": "Q4_0"},
+    "gpt2 large": {  # GELU beyond the ends of ggml's table
+        **SMALL["gpt2"],
+        "tensors": {
+            **SMALL["gpt2"]["tensors"],
+            **{f"blk.{i}.ffn_norm.weight": np.linspace(0.1, 12, 256).astype(np.float32) for i in range(2)},
+        },
+    },
     "phi3 grouped": {**SMALL["phi3"], "kv_heads": 2},
     "phi3 fused": {**SMALL["phi3"], "fused_qkv": True, "extra": {"attention.sliding_window": 3}},
     "phi3 longrope": {
@@ -158,6 +166,7 @@ def _with(**ops):
 
 
 FAULTS = {
+    "exact GELU without a gate": ("gpt2", {"gelu": gelu}, "ffn_gelu-0"),
     "gate and up swapped": ("phi3", {"swiglu": lambda gate, up: maths.swiglu(up, gate)}, "ffn_swiglu-0"),
     "window missing": ("olmo2", {"windowed": lambda scores, *_: scores}, "kq_soft_max-0"),
     "window one longer": ("gemma2", {"windowed": lambda s, w, *r: maths.windowed(s, w + 1, *r)}, "kq_soft_max-0"),
@@ -195,6 +204,14 @@ def test_a_setting_of_an_architecture_that_is_not_heeded_is_found(name, change, 
     engine = Engine(path)
     engine.config = change(engine.config)
     assert compare(path, tokens=TOKENS, candidate=record(engine, TOKENS, "faulty")).first_divergence.tap == tap
+
+
+def test_positions_that_are_off_by_one_are_found(small_model):
+    path = small_model("gpt2")
+    engine = Engine(path)
+    right = engine.positions
+    engine.positions = lambda positions: right(positions + 1)
+    assert compare(path, tokens=TOKENS, candidate=record(engine, TOKENS, "faulty")).first_divergence.tap == "pos_embd"
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -92,7 +92,7 @@ class Case:
     def before(self) -> Array:
         """The layer's input; after the last layer, the last one's output."""
         last = self.run.model.n_layer if self.tap.layer is None else self.tap.layer
-        return self.values("embd" if last == 0 else f"l_out-{last - 1}")
+        return self.values(taps.input_of(last, self.run.shapes))
 
     def tap_input(self) -> Array:
         """What this tap's op reads, where it reads one tensor."""

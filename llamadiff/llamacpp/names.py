@@ -19,6 +19,8 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("embd", "GET_ROWS"): "embd",
     ("embd", "SCALE"): "embd",
     ("inp_scaled", "SCALE"): "embd",
+    ("pos_embd", "GET_ROWS"): "pos_embd",
+    ("inpL", "ADD"): "inpL",
     ("Qcur", "VIEW"): "Qcur_proj",  # split from a fused projection
     ("Kcur", "VIEW"): "Kcur_proj",
     ("Vcur", "VIEW"): "Vcur_proj",
@@ -45,6 +47,7 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("ffn_moe_out", "CONT"): "ffn_out",
     ("ffn_swiglu", "SWIGLU"): "ffn_swiglu",
     ("ffn_geglu", "GEGLU"): "ffn_geglu",
+    ("ffn_gelu", "GELU"): "ffn_gelu",
     ("l_out", "ADD"): "l_out",
     ("result_output", "SCALE"): "result_output",
 }

@@ -178,6 +178,8 @@ def _windows(read: _Reader) -> tuple[int, ...]:
 
 def _ropes(read: _Reader, rope: Rope, windows: tuple[int, ...]) -> tuple[Rope | None, ...]:
     """Every layer's RoPE: some layers have none, and those with a window may have one of their own."""
+    if read.architecture == "gpt2":
+        return (None,) * len(windows)
     if read.architecture == "smollm3":  # llama.cpp, n_no_rope_layer_step
         return tuple(None if i % 4 == 3 else rope for i in range(len(windows)))
     if read.architecture == "granite" and read.value("rope.scaling.finetuned", True) is False:

@@ -166,6 +166,14 @@ class Engine:
         """Embedding rows of the tokens -> [1, token, embd]; no other row is read."""
         return self.w.rows("token_embd.weight", tokens)[None]
 
+    def positions(self, positions: Array) -> Array:
+        """Learned vectors of positions -> [1, token, embd]."""
+        count = self.w.shape("position_embd.weight")[0]
+        beyond = positions[(positions < 0) | (positions >= count)]
+        if beyond.size:
+            raise ModelError(f"position {beyond[0]} is out of range: position_embd.weight has {count}")
+        return self.w.rows("position_embd.weight", positions)[None]
+
     def norm(self, x: Array, name: str) -> Array:
         """RMSNorm with the weight ``name``.weight."""
         weight = self._vector(f"{name}.weight", x.shape[-1])

@@ -52,6 +52,7 @@ def _outside(c: Config, w: Weights) -> Mapping[str, tuple[int, ...]]:
     vocab = w.shape("token_embd.weight")[:1]  # what the file has
     return {
         "token_embd": (*vocab, c.n_embd),
+        "position_embd": (c.n_ctx_train, c.n_embd),
         "output_norm": (c.n_embd,),
         "output": (*vocab, c.n_embd),
         **dict.fromkeys(("rope_freqs", "rope_factors_long", "rope_factors_short"), (c.rope.n_rot // 2,)),
