@@ -188,10 +188,14 @@ class Judge:
     def _comparable(self, source: Source, tap: taps.Tap, x: Array) -> Array:
         """What is compared of a tap: its defined and known values.
 
-        Chosen experts are compared by their recorded probabilities: of two that are equal, either may come first.
+        Chosen experts are compared by what was recorded of them: of two that are equal, either may come first.
         """
-        x, probs = source.known(tap.name, self._defined(tap, x)), f"ffn_moe_probs-{tap.layer}"
-        if tap.kind.op != "ARGSORT" or not source.is_whole(probs):
+        x = source.known(tap.name, self._defined(tap, x))
+        if tap.kind.op != "ARGSORT":
+            return x
+        scores = (f"{word}-{tap.layer}" for word in tap.kind.inputs.split("|"))
+        probs = next((name for name in scores if source.is_whole(name)), None)
+        if probs is None:
             return x
         return np.take_along_axis(source.trace[probs], x.astype(np.int64), axis=-1)
 

@@ -42,8 +42,10 @@ _FF, _EXPERTS, _USED = ("token", "ff"), ("token", "expert"), ("token", "used")
 _USED_FF, _USED_EMBD = ("token", "used", "ff"), ("token", "used", "embd")
 _MOE = "ffn_gate_inp"
 
-# Traits: PRE_NORM (attention and the FFN read a normalised input), ATTENTION, FFN, FUSED_GATE (the FFN's gate and up
-# in one matrix), and ggml's ops that not every layer has (ROPE, SWIGLU, GEGLU, and GELU without a gate).
+# Traits: PRE_NORM (attention and the FFN read a normalised input), LATE_NORM (post_attention_norm is the FFN's, after
+# the residual), ATTENTION, FFN, FUSED_GATE (the FFN's gate and up in one matrix), SOFTMAX_WEIGHT (the router's softmax
+# is of the chosen experts alone), and ggml's ops that not every layer has (ROPE; SWIGLU, GEGLU, SWIGLU_OAI, and GELU
+# without a gate).
 
 KINDS: tuple[Kind, ...] = (
     Kind("embd", "GET_ROWS", "", _ROWS, "token embeddings, after any embedding scale", "token_embd", layered=False, key=True),
@@ -63,25 +65,28 @@ KINDS: tuple[Kind, ...] = (
     Kind("kq_soft_max", "SOFT_MAX", "kq", _SCORES, "attention probabilities", needs="ATTENTION", key=True),
     Kind("kqv_out", "MUL_MAT", "kq_soft_max kv_v", _MERGED, "heads merged, before the output projection", needs="ATTENTION", key=True),
     Kind("attn_out", "MUL_MAT", "kqv_out", _ROWS, "after the output projection", "attn_output", needs="ATTENTION", key=True),
-    Kind("attn_post_norm", "RMS_NORM", "attn_out", _ROWS, "that normalised, times its weight", "post_attention_norm", needs="post_attention_norm"),
+    Kind("attn_post_norm", "RMS_NORM", "attn_out", _ROWS, "that normalised, times its weight", "post_attention_norm", needs="post_attention_norm", without="LATE_NORM"),
     Kind("ffn_inp", "ADD", "attn_post_norm|attn_out prev", _ROWS, "residual after attention", needs="ATTENTION", key=True),
-    Kind("ffn_norm", "RMS_NORM", "ffn_inp", _ROWS, "normalised FFN input, times its weight", "ffn_norm", needs="PRE_NORM FFN"),
-    Kind("ffn_moe_logits", "MUL_MAT", "ffn_norm", _EXPERTS, "router scores", "ffn_gate_inp", needs=_MOE),
-    Kind("ffn_moe_probs", "SOFT_MAX", "ffn_moe_logits", _EXPERTS, "router probabilities", needs=_MOE),
-    Kind("ffn_moe_topk", "ARGSORT", "ffn_moe_probs", _USED, "chosen experts' numbers, best first", needs=_MOE),
-    Kind("ffn_moe_weights", "GET_ROWS", "ffn_moe_probs ffn_moe_topk", _USED, "their probabilities", needs=_MOE),
-    Kind("ffn_moe_weights_norm", "DIV", "ffn_moe_weights", _USED, "made to sum to one", needs=_MOE),
-    Kind("ffn_moe_gate", "MUL_MAT_ID", "ffn_norm ffn_moe_topk", _USED_FF, "chosen experts' gate", "ffn_gate_exps", needs=_MOE),
-    Kind("ffn_moe_up", "MUL_MAT_ID", "ffn_norm ffn_moe_topk", _USED_FF, "chosen experts' up", "ffn_up_exps", needs=_MOE),
-    Kind("ffn_moe_swiglu", "SWIGLU", "ffn_moe_gate ffn_moe_up", _USED_FF, "silu(gate) * up", needs=_MOE),
-    Kind("ffn_moe_down", "MUL_MAT_ID", "ffn_moe_swiglu ffn_moe_topk", _USED_EMBD, "chosen experts' down", "ffn_down_exps", needs=_MOE),
+    Kind("ffn_norm", "RMS_NORM", "ffn_inp", _ROWS, "normalised FFN input, times its weight", "ffn_norm", needs="PRE_NORM FFN", without="LATE_NORM"),
+    Kind("attn_post_norm", "RMS_NORM", "ffn_inp", _ROWS, "normalised FFN input, times its weight", "post_attention_norm", needs="LATE_NORM"),
+    Kind("ffn_moe_logits", "MUL_MAT", "ffn_norm|attn_post_norm", _EXPERTS, "router scores", "ffn_gate_inp", needs=_MOE),
+    Kind("ffn_moe_probs", "SOFT_MAX", "ffn_moe_logits", _EXPERTS, "router probabilities", needs=_MOE, without="SOFTMAX_WEIGHT"),
+    Kind("ffn_moe_topk", "ARGSORT", "ffn_moe_probs|ffn_moe_logits", _USED, "chosen experts' numbers, best first", needs=_MOE),
+    Kind("ffn_moe_weights", "GET_ROWS", "ffn_moe_probs|ffn_moe_logits ffn_moe_topk", _USED, "their probabilities, or scores", needs=_MOE),
+    Kind("ffn_moe_weights_norm", "DIV", "ffn_moe_weights", _USED, "made to sum to one", needs=_MOE, without="SOFTMAX_WEIGHT"),
+    Kind("ffn_moe_weights_softmax", "SOFT_MAX", "ffn_moe_weights", _USED, "their softmax", needs="SOFTMAX_WEIGHT"),
+    Kind("ffn_moe_gate", "MUL_MAT_ID", "ffn_norm|attn_post_norm ffn_moe_topk", _USED_FF, "chosen experts' gate", "ffn_gate_exps", needs=_MOE),
+    Kind("ffn_moe_up", "MUL_MAT_ID", "ffn_norm|attn_post_norm ffn_moe_topk", _USED_FF, "chosen experts' up", "ffn_up_exps", needs=_MOE),
+    Kind("ffn_moe_swiglu", "SWIGLU", "ffn_moe_gate ffn_moe_up", _USED_FF, "silu(gate) * up", needs=f"{_MOE} SWIGLU"),
+    Kind("ffn_moe_swiglu_oai", "SWIGLU_OAI", "ffn_moe_gate ffn_moe_up", _USED_FF, "gate * sigmoid(1.702 gate) * (up + 1), clamped", needs="SWIGLU_OAI"),
+    Kind("ffn_moe_down", "MUL_MAT_ID", "ffn_moe_swiglu|ffn_moe_swiglu_oai ffn_moe_topk", _USED_EMBD, "chosen experts' down", "ffn_down_exps", needs=_MOE),
     Kind("ffn_gate", "MUL_MAT", "ffn_norm|ffn_inp", _FF, "gate projection", "ffn_gate", needs="FFN", without=f"{_MOE} FUSED_GATE GELU"),
     Kind("ffn_up", "MUL_MAT", "ffn_norm|ffn_inp", _FF, "up projection", "ffn_up", needs="FFN", without=f"{_MOE} FUSED_GATE"),
     Kind("ffn_up", "MUL_MAT", "ffn_norm", ("token", "gate_up"), "gate projection, then up projection", "ffn_up", needs="FUSED_GATE"),
     Kind("ffn_swiglu", "SWIGLU", "ffn_gate ffn_up", _FF, "silu(gate) * up", needs="SWIGLU", without=_MOE),
     Kind("ffn_geglu", "GEGLU", "ffn_gate ffn_up", _FF, "gelu(gate) * up", needs="GEGLU", without=_MOE),
     Kind("ffn_gelu", "GELU", "ffn_up", _FF, "gelu(up)", needs="GELU", without=_MOE),
-    Kind("ffn_out", "MUL_MAT", "ffn_swiglu|ffn_geglu|ffn_gelu|ffn_moe_down ffn_moe_weights_norm", _ROWS, "after the down projection, or the experts' weighted sum", "ffn_down", needs="FFN", key=True),
+    Kind("ffn_out", "MUL_MAT", "ffn_swiglu|ffn_geglu|ffn_gelu|ffn_moe_down ffn_moe_weights_norm|ffn_moe_weights_softmax", _ROWS, "after the down projection, or the experts' weighted sum", "ffn_down", needs="FFN", key=True),
     Kind("ffn_post_norm", "RMS_NORM", "ffn_out", _ROWS, "that normalised, times its weight", "post_ffw_norm", needs="post_ffw_norm"),
     Kind("l_out", "ADD", "ffn_post_norm|ffn_out ffn_inp", _ROWS, "residual after the layer", key=True),
     Kind("result_norm", "RMS_NORM", "prev", _ROWS, "after the final norm", "output_norm", layered=False),

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import quantize
 from small import DIM, EMBD, FF
 
 _RNG = np.random.default_rng(11)
@@ -49,4 +51,26 @@ def gpt2() -> Options:
             "position_embd.weight": vector(256, EMBD),
             **both([(f"{stem}.bias", lambda size=size: vector(size)) for stem, size in sizes.items()]),
         },
+    }  # fmt: skip
+
+
+def gpt_oss(experts_as: Type | None = None, **extra: Any) -> Options:
+    """Sinks, a window of three keys in the first layer, experts with biases, values that OAI-SwiGLU clamps."""
+
+    def of_kind(values: np.ndarray) -> Any:
+        return values if experts_as is None else (quantize(values, experts_as), experts_as)
+
+    sizes = {"attn_output": EMBD, "ffn_gate_inp": 4}
+    shapes = {"gate": (4, FF, EMBD), "up": (4, FF, EMBD), "down": (4, EMBD, FF)}
+    return {
+        "arch": "gpt-oss", "bias": True, "experts": 4, "drop": ("ffn_norm",),
+        "extra": {"attention.sliding_window": 3, **extra},
+        "tensors": both([
+            ("attn_sinks.weight", lambda: vector(4)),
+            ("post_attention_norm.weight", lambda: vector(EMBD, mean=1.0)),
+            *((f"{stem}.bias", lambda size=size: vector(size)) for stem, size in sizes.items()),
+            *((f"ffn_{part}_exps.bias", lambda shape=shape: vector(*shape[:2])) for part, shape in shapes.items()),
+            *((f"ffn_{part}_exps.weight", lambda shape=shape: of_kind(4 * matrix(*shape)))
+              for part, shape in shapes.items()),
+        ]),
     }  # fmt: skip

@@ -118,6 +118,10 @@ OPTIONS = {
             **{f"blk.{i}.ffn_norm.weight": np.linspace(0.1, 12, 256).astype(np.float32) for i in range(2)},
         },
     },
+    "gpt-oss mxfp4": SMALL["gpt-oss-mxfp4"],
+    "gpt-oss bases": {
+        **SMALL["gpt-oss"], "extra": {**SMALL["gpt-oss"]["extra"], **YARN, "rope.freq_base_swa": 5000.0},
+    },
     "phi3 grouped": {**SMALL["phi3"], "kv_heads": 2},
     "phi3 fused": {**SMALL["phi3"], "fused_qkv": True, "extra": {"attention.sliding_window": 3}},
     "phi3 longrope": {
@@ -166,6 +170,15 @@ def _with(**ops):
 
 
 FAULTS = {
+    "sinks missing": ("gpt-oss", {"causal_softmax": lambda *a: maths.causal_softmax(*a[:4])}, "kq_soft_max-0"),
+    "window missing, with sinks": ("gpt-oss", {"windowed": lambda scores, *_: scores}, "kq_soft_max-0"),
+    "usual SwiGLU": ("gpt-oss", {"swiglu_oai": maths.swiglu}, "ffn_moe_swiglu_oai-0"),
+    "no clamp": (
+        "gpt-oss",
+        {"swiglu_oai": lambda g, u: g * maths.sigmoid(1.702 * g) * (u + 1)},
+        "ffn_moe_swiglu_oai-0",
+    ),
+    "sigmoid of the chosen": ("gpt-oss", {"softmax": maths.sigmoid}, "ffn_moe_weights_softmax-0"),
     "exact GELU without a gate": ("gpt2", {"gelu": gelu}, "ffn_gelu-0"),
     "gate and up swapped": ("phi3", {"swiglu": lambda gate, up: maths.swiglu(up, gate)}, "ffn_swiglu-0"),
     "window missing": ("olmo2", {"windowed": lambda scores, *_: scores}, "kq_soft_max-0"),

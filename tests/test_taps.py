@@ -33,6 +33,12 @@ NO_ROPE = DENSE.replace("Qcur_rope Kcur_rope ", "")
 GEGLU = DENSE.replace("swiglu", "geglu")
 GPT2 = NO_ROPE.replace("ffn_gate ffn_up ffn_swiglu", "ffn_up ffn_gelu")
 PHI3 = DENSE.replace("ffn_gate ", "")
+GPT_OSS = (
+    MOE.replace("ffn_norm", "attn_post_norm")
+    .replace("ffn_moe_probs ", "")
+    .replace("weights_norm", "weights_softmax")
+    .replace("swiglu", "swiglu_oai")
+)
 LAYERS = {
     "llama": [DENSE] * 2,
     "qwen2": [DENSE] * 2,
@@ -46,6 +52,7 @@ LAYERS = {
     "gemma2": [with_post_norms(GEGLU)] * 3,
     "gemma3": [with_post_norms(QWEN3.replace("swiglu", "geglu"))] * 7,
     "gpt2": [GPT2] * 2,
+    "gpt-oss": [GPT_OSS] * 2,
     "phi3": [PHI3] * 2,
     "smollm3": [DENSE, DENSE, DENSE, NO_ROPE, DENSE],
 }

@@ -133,7 +133,7 @@ class Case:
         if self.tap.kind.word == "kq":
             x = np.where(self.run.positions[None, :] > self.run.positions[:, None], x.dtype.type(0), x)
         if self.tap.kind.op == "ARGSORT":
-            x = np.take_along_axis(self["ffn_moe_probs"][0], x.astype(np.int64), axis=-1)
+            x = np.take_along_axis(self.tap_input()[0], x.astype(np.int64), axis=-1)
         return x
 
     def _looked_at(self, x: Array) -> Array:

@@ -12,7 +12,7 @@ _BY_WEIGHT: Mapping[str, str] = {
     kind.weight: kind.word for kind in BY_WORD.values() if kind.weight is not None and kind.op != "GET_ROWS"
 }
 _WEIGHT = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias|scale)")
-_WEIGHT_OPS = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "MUL": 1, "ADD": 1}  # op -> which source the weight is
+_WEIGHT_OPS = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "MUL": 1, "ADD": 1, "ADD_ID": 1}  # op -> which source the weight is
 
 # Everything else is known by llama.cpp's own name and the op: (word, op) -> tap.
 _BY_NAME: Mapping[tuple[str, str], str] = {
@@ -39,6 +39,8 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("ffn_moe_topk", "VIEW"): "ffn_moe_topk",
     ("ffn_moe_weights", "GET_ROWS"): "ffn_moe_weights",
     ("ffn_moe_weights_norm", "DIV"): "ffn_moe_weights_norm",
+    ("ffn_moe_weights_softmax", "RESHAPE"): "ffn_moe_weights_softmax",
+    ("ffn_moe_swiglu_oai", "SWIGLU_OAI"): "ffn_moe_swiglu_oai",
     ("ffn_moe_swiglu", "SWIGLU"): "ffn_moe_swiglu",
     ("ffn_moe_gate_scaled", "MUL"): "ffn_moe_gate",
     ("ffn_moe_up_scaled", "MUL"): "ffn_moe_up",

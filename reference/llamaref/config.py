@@ -156,15 +156,17 @@ def _rope(read: _Reader, head_k: int) -> Rope:
     )
 
 
-# The window where the file does not say, and every how manieth layer sees all positions (src/models/*.cpp).
-_WINDOWS = {"gemma2": (4096, 2), "gemma3": (0, 6), "olmo2": (0, 4)}
+# The window where the file does not say (None: it must), and every how manieth layer sees all positions
+# (src/models/*.cpp).
+_WINDOWS = {"gemma2": (4096, 2), "gemma3": (0, 6), "gpt-oss": (None, 2), "olmo2": (0, 4)}
 
 
 def _windows(read: _Reader) -> tuple[int, ...]:
     """Every layer's window (llama.cpp, load_swa_pattern and set_swa_pattern)."""
     n_layer = read.count("block_count")
     window, period = _WINDOWS.get(read.architecture, (0, 0))
-    window = read.own("attention.sliding_window", read.count, window)
+    if "attention.sliding_window" in implemented(read.architecture):
+        window = read.count("attention.sliding_window", window)
     if not window or read.architecture == "phi3":
         return (0,) * n_layer
     pattern = read.fields.get(f"{read.prefix}attention.sliding_window_pattern")
@@ -188,6 +190,7 @@ def _ropes(read: _Reader, rope: Rope, windows: tuple[int, ...]) -> tuple[Rope | 
     local = {
         "gemma3": replace(plain, base=read.own("rope.freq_base_swa", read.number, 10000.0)),
         "gemma2": replace(rope, base=read.own("rope.freq_base_swa", read.number, rope.base)),
+        "gpt-oss": replace(rope, base=read.own("rope.freq_base_swa", read.number, rope.base)),
         "olmo2": replace(plain, attn_factor=1.0),
     }.get(read.architecture, rope)
     return tuple(local if window else rope for window in windows)

@@ -227,8 +227,9 @@ class Engine:
         for expert in np.unique(chosen):
             mine = chosen == expert  # [b, t, used]
             out[mine] = self.w.product(f"{name}.weight", x[mine], *(part[mine] for part in sums), expert=int(expert))
-        scale = self.scale(name)  # [expert]
-        return out if scale is None else out * scale[chosen][..., None]
+        scale, bias = self.scale(name), self._optional(f"{name}.bias")  # [expert], [expert * out]
+        out = out if scale is None else out * scale[chosen][..., None]
+        return out if bias is None else out + bias.reshape(-1, out.shape[-1])[chosen]
 
     def gelu(self, x: Array, tap: Tap) -> Array:
         """GELU, which an arithmetic may look up in a table: then argument and value have the table's precision."""
@@ -251,11 +252,12 @@ class Engine:
         scale: float | None = None,
         window: int = 0,
         cap: float = 0.0,
+        sinks: Array | None = None,
     ) -> Array:
         """Causal attention of layer i over the cache: q [b, t, h, d], k and v [b, t, k, d] -> [b, t, h*d].
 
         ``scale`` of the scores (None: 1/sqrt(d)); ``window``: how many positions it reaches back (0: all); ``cap``
-        that raw scores come near (0: none).
+        that raw scores come near (0: none); ``sinks`` [h], what each head's softmax has besides.
         """
         tap = step.tap
         keys, values = step.cache.append(i, tap.stored("cache_k", k), tap.stored("cache_v", v))
@@ -267,9 +269,14 @@ class Engine:
         if window:
             scores = self.ops.windowed(scores, window, step.positions, step.key_positions)
         scale = 1.0 / np.sqrt(self.config.head_k) if scale is None else scale
-        probs = self.ops.causal_softmax(scores, scale, step.positions, step.key_positions)  # [b, h, t, s]
+        beside = () if sinks is None else (sinks,)
+        probs = self.ops.causal_softmax(scores, scale, step.positions, step.key_positions, *beside)  # [b, h, t, s]
         probs, values = tap.operands("cache_v", tap(f"kq_soft_max-{i}", probs), values)
         return tap(f"kqv_out-{i}", self.ops.attention_values(probs, values))
+
+    def vector(self, name: str, size: int) -> Array:
+        """A small tensor whole -> [size], read once."""
+        return self._vector(name, size)
 
     def _vector(self, name: str, size: int | None = None) -> Array:
         if name not in self._vectors:

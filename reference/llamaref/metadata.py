@@ -29,6 +29,7 @@ OWN: Mapping[str, frozenset[str]] = {
         "attention.scale", "attn_logit_softcapping", "final_logit_softcapping", "rope.freq_base_swa",
     },
     "gemma3": _WINDOW | {"attention.scale", "final_logit_softcapping", "rope.freq_base_swa"},
+    "gpt-oss": _WINDOW | {"rope.freq_base_swa"},
     "granite": frozenset({
         "attention.scale", "embedding_scale", "residual_scale", "logit_scale", "rope.scaling.finetuned",
     }),

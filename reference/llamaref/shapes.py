@@ -71,6 +71,7 @@ def _attention(c: Config) -> Mapping[str, tuple[int, ...]]:
         "attn_k": (k, c.n_embd),
         "attn_v": (v, c.n_embd),
         "attn_qkv": (q + k + v, c.n_embd),
+        "attn_sinks": (c.n_head,),
         "attn_q_norm": q_norm,
         "attn_k_norm": k_norm,
         "attn_output": (c.n_embd, c.n_head * c.head_v),
