@@ -187,8 +187,9 @@ class Judge:
         return per_row, first
 
     def _kind(self, tap: taps.Tap) -> str:
-        special = {"kq": "cache_k", "kqv_out": "cache_v", "Qcur_rope": ANGLES, "Kcur_rope": ANGLES, "ffn_geglu": GELU}
-        return special.get(tap.kind.word) or self.weight_types.get(tap.name, "F32")
+        products = {"kq": "cache_k", "kqv_out": "cache_v"}
+        ops = {"ROPE": ANGLES, "GEGLU": GELU, "GELU": GELU}
+        return products.get(tap.kind.word) or ops.get(tap.kind.op) or self.weight_types.get(tap.name, "F32")
 
     def _limits(self, source: Source, seen: _Seen, label: str, span: Sequence[str]) -> tuple[float, float]:
         """The match and the noise limit of one tap: the table's, widened by what is known of this tap.
@@ -245,15 +246,17 @@ class _Seen:
     def comparable(self, x: Array, source: Source | None, ranked: bool) -> Array:
         """A tap's defined values, and those that a source knows.
 
-        Chosen experts are ``ranked`` by their recorded probabilities: of two that are equal, either may come first.
+        Chosen experts are ``ranked`` by what was recorded of them: of two that are equal, either may come first.
         """
         x = self.judge.defined(self.tap, x)
         if source is None:
             return x
-        x, probs = source.known(self.tap.name, x), f"ffn_moe_probs-{self.tap.layer}"
-        if not ranked or self.tap.kind.op != "ARGSORT" or not source.is_whole(probs):
+        x = source.known(self.tap.name, x)
+        if not ranked or self.tap.kind.op != "ARGSORT":
             return x
-        return np.take_along_axis(source.trace[probs], x.astype(np.int64), axis=-1)
+        scores = (f"{word}-{self.tap.layer}" for word in self.tap.kind.inputs.split("|"))
+        probs = next((name for name in scores if source.is_whole(name)), None)
+        return x if probs is None else np.take_along_axis(source.trace[probs], x.astype(np.int64), axis=-1)
 
     def stats(self, name: str) -> metrics.Stats:
         mask = self.judge.sources[name].trace.known.get(self.tap.name)

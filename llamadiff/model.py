@@ -131,6 +131,9 @@ class Runnable(ModelFile):
         """The taps that one is computed from."""
         raise NotImplementedError
 
+    def make_room(self, n_ctx: int) -> None:
+        """Run as with room for so many tokens (0: for those that are run), where that changes anything."""
+
 
 class Model(Runnable):
     """A GGUF file, opened by the reference engine. Raises UserError in one line if it cannot be run."""
@@ -149,8 +152,7 @@ class Model(Runnable):
 
     def _traits(self) -> list[set[str]]:
         """What the taps of each layer depend on besides its tensors."""
-        architecture = self.engine.architecture
-        everywhere = {architecture.ACTIVATION} | ({taps.PRE_NORM} if architecture.PRE_NORM else set())
+        everywhere = set(self.engine.architecture.TRAITS.split())
         return [everywhere | ({"ROPE"} if rope is not None else set()) for rope in self.engine.config.ropes]
 
     def _check_complete(self) -> None:
@@ -164,12 +166,19 @@ class Model(Runnable):
     def ropes(self) -> Sequence[Rope | None]:
         return self.engine.config.ropes
 
+    def make_room(self, n_ctx: int) -> None:
+        self.engine.n_ctx = n_ctx
+
     def inputs(self, tap: Tap) -> list[str]:
-        return taps.inputs_of(tap, self._names, self.n_layer)
+        return self._inputs[tap.name]
 
     @cached_property
-    def _names(self) -> set[str]:
-        return {tap.name for tap in self.taps}
+    def _inputs(self) -> dict[str, list[str]]:
+        """Tap name -> the taps that one is computed from."""
+        found: dict[str, list[str]] = {}
+        for tap in self.taps:
+            found[tap.name] = taps.inputs_of(tap, found, self.n_layer)
+        return found
 
     @cached_property
     def weight_names(self) -> dict[str, str]:  # type: ignore[override]
@@ -187,11 +196,16 @@ class Model(Runnable):
     def sizes(self) -> dict[str, int]:  # type: ignore[override]
         """The sizes of the axes that taps have."""
         config, weights = self.engine.config, self.engine.w
-        experts = "blk.0.ffn_gate_exps.weight" in weights
-        ff = "blk.0.ffn_gate_exps.weight" if experts else "blk.0.ffn_gate.weight"
+
+        def columns(*stems: str) -> int:
+            """Those of the first matrix that a layer has."""
+            names = [f"blk.{i}.{stem}.weight" for stem in stems for i in range(config.n_layer)]
+            return next((weights.shape(name)[-1] for name in names if name in weights), 0)
+
+        ff = columns("ffn_down", "ffn_down_exps")
         return {
             "embd": config.n_embd, "head": config.n_head, "kv_head": config.n_head_kv, "dim": config.head_k,
-            "ff": weights.shape(ff)[-2], "vocab": self.engine.n_vocab, "expert": config.n_expert,
+            "ff": ff, "gate_up": 2 * ff, "vocab": self.engine.n_vocab, "expert": config.n_expert,
             "used": config.n_expert_used,
         }  # fmt: skip
 

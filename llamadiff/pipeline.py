@@ -330,6 +330,13 @@ def _described(rows: Sequence[Row], n_tokens: int) -> tuple[str, ...]:
     return tuple(in_words(first.profile, n_tokens)) if first and first.profile else ()
 
 
+def _room(info: Info) -> int:
+    """How many tokens the producer of a trace made room for; 0 if it does not say."""
+    settings = info.producer.get("settings")
+    room = settings.get("n_ctx") if isinstance(settings, dict) else None
+    return room if isinstance(room, int) else 0
+
+
 def _run(
     model: Runnable,
     baseline: Trace,
@@ -340,6 +347,7 @@ def _run(
 ) -> tuple[Study, Any]:
     """The engine's pass, with every lane that the question needs. -> the study, the free run's logits."""
     info, kinds = baseline.info, set(model.weight_types.values())
+    model.make_room(_room(info))
     sources = [Source.of("baseline", baseline, kinds, (F32, NATIVE))]
     if candidate is not None:
         sources.append(Source.of("candidate", candidate, kinds, POLICIES))

@@ -13,10 +13,11 @@ from fnmatch import fnmatchcase
 class Kind:
     """One row of the vocabulary.
 
-    ``inputs`` are the words it reads (``prev``: the layer's input; ``a|b``: whichever the model has).
+    ``inputs`` are the words it reads (``prev``: the layer's input; ``a|b``: the first that comes before it).
     ``axes`` name the dimensions, outermost first. ``weight`` is the stem of the weight the op multiplies by
-    (``attn_q`` for ``blk.3.attn_q.weight``). ``needs`` is the stem of a tensor, or a trait of the layer, without
-    which the tap does not exist, ``without`` one with which it does not. ``key`` marks the dozen that an engine should write first;
+    (``attn_q`` for ``blk.3.attn_q.weight``). ``needs`` are stems of tensors, or traits of the layer, without
+    any of which the tap does not exist, ``without`` those with any of which it does not. A word that means something
+    else in some architectures has a row for each. ``key`` marks the dozen that an engine should write first;
     an ``optional`` one is compared if it is there, and not missed if it is not.
     """
 
@@ -26,8 +27,8 @@ class Kind:
     axes: tuple[str, ...]
     what: str
     weight: str | None = None
-    needs: str | None = None
-    without: str | None = None
+    needs: str = ""
+    without: str = ""
     layered: bool = True
     key: bool = False
     optional: bool = False
@@ -40,48 +41,59 @@ _SCORES = ("head", "query", "key")
 _FF, _EXPERTS, _USED = ("token", "ff"), ("token", "expert"), ("token", "used")
 _USED_FF, _USED_EMBD = ("token", "used", "ff"), ("token", "used", "embd")
 _MOE = "ffn_gate_inp"
-PRE_NORM = "PRE_NORM"  # a trait; the others are ggml's ops that not every layer has (ROPE, SWIGLU, GEGLU)
+
+# Traits: PRE_NORM (attention and the FFN read a normalised input), LATE_NORM (post_attention_norm is the FFN's, after
+# the residual), ATTENTION, FFN, FUSED_GATE (the FFN's gate and up in one matrix), SOFTMAX_WEIGHT (the router's softmax
+# is of the chosen experts alone), and ggml's ops that not every layer has (ROPE; SWIGLU, GEGLU, SWIGLU_OAI, and GELU
+# without a gate).
 
 KINDS: tuple[Kind, ...] = (
     Kind("embd", "GET_ROWS", "", _ROWS, "token embeddings, after any embedding scale", "token_embd", layered=False, key=True),
-    Kind("attn_norm", "RMS_NORM", "prev", _ROWS, "normalised layer input, times its weight", "attn_norm", needs=PRE_NORM, key=True),
-    Kind("Qcur_proj", "MUL_MAT", "attn_norm|prev", _MERGED, "Q projection, with bias if there is one", "attn_q", key=True),
-    Kind("Kcur_proj", "MUL_MAT", "attn_norm|prev", _KV_MERGED, "K projection, with bias if there is one", "attn_k"),
-    Kind("Vcur_proj", "MUL_MAT", "attn_norm|prev", _KV_MERGED, "V projection, with bias if there is one", "attn_v", key=True),
+    Kind("pos_embd", "GET_ROWS", "", _ROWS, "learned vectors of the positions", "position_embd", needs="position_embd", layered=False),
+    Kind("inpL", "ADD", "embd pos_embd", _ROWS, "embeddings with positions", needs="position_embd", layered=False),
+    Kind("attn_norm", "RMS_NORM", "prev", _ROWS, "normalised layer input, times its weight", "attn_norm", needs="PRE_NORM", key=True),
+    Kind("Qcur_proj", "MUL_MAT", "attn_norm|prev", _MERGED, "Q projection, with bias if there is one", "attn_q", needs="ATTENTION", key=True),
+    Kind("Kcur_proj", "MUL_MAT", "attn_norm|prev", _KV_MERGED, "K projection, with bias if there is one", "attn_k", needs="ATTENTION"),
+    Kind("Vcur_proj", "MUL_MAT", "attn_norm|prev", _KV_MERGED, "V projection, with bias if there is one", "attn_v", needs="ATTENTION", key=True),
     Kind("Qcur_normed", "RMS_NORM", "Qcur_proj", _HEADS, "Q after QK-norm", "attn_q_norm", needs="attn_q_norm"),
     Kind("Kcur_normed", "RMS_NORM", "Kcur_proj", _KV_HEADS, "K after QK-norm", "attn_k_norm", needs="attn_k_norm"),
     Kind("Qcur_rope", "ROPE", "Qcur_normed|Qcur_proj", _HEADS, "Q after RoPE", needs="ROPE", key=True),
     Kind("Kcur_rope", "ROPE", "Kcur_normed|Kcur_proj", _KV_HEADS, "K after RoPE", needs="ROPE", key=True),
-    Kind("kv_k", "SET_ROWS", "Kcur_rope|Kcur_normed|Kcur_proj", _KV_HEADS, "the cache's K rows, slot by slot", optional=True),
-    Kind("kv_v", "SET_ROWS", "Vcur_proj", _KV_HEADS, "the cache's V rows, slot by slot", optional=True),
-    Kind("kq", "MUL_MAT", "Qcur_rope|Qcur_normed|Qcur_proj kv_k", _SCORES, "raw scores, before scale and mask; the causal triangle counts"),
-    Kind("kq_soft_max", "SOFT_MAX", "kq", _SCORES, "attention probabilities", key=True),
-    Kind("kqv_out", "MUL_MAT", "kq_soft_max kv_v", _MERGED, "heads merged, before the output projection", key=True),
-    Kind("attn_out", "MUL_MAT", "kqv_out", _ROWS, "after the output projection", "attn_output", key=True),
-    Kind("attn_post_norm", "RMS_NORM", "attn_out", _ROWS, "that normalised, times its weight", "post_attention_norm", needs="post_attention_norm"),
-    Kind("ffn_inp", "ADD", "attn_post_norm|attn_out prev", _ROWS, "residual after attention", key=True),
-    Kind("ffn_norm", "RMS_NORM", "ffn_inp", _ROWS, "normalised FFN input, times its weight", "ffn_norm", needs=PRE_NORM),
-    Kind("ffn_moe_logits", "MUL_MAT", "ffn_norm", _EXPERTS, "router scores", "ffn_gate_inp", needs=_MOE),
-    Kind("ffn_moe_probs", "SOFT_MAX", "ffn_moe_logits", _EXPERTS, "router probabilities", needs=_MOE),
-    Kind("ffn_moe_topk", "ARGSORT", "ffn_moe_probs", _USED, "chosen experts' numbers, best first", needs=_MOE),
-    Kind("ffn_moe_weights", "GET_ROWS", "ffn_moe_probs ffn_moe_topk", _USED, "their probabilities", needs=_MOE),
-    Kind("ffn_moe_weights_norm", "DIV", "ffn_moe_weights", _USED, "made to sum to one", needs=_MOE),
-    Kind("ffn_moe_gate", "MUL_MAT_ID", "ffn_norm ffn_moe_topk", _USED_FF, "chosen experts' gate", "ffn_gate_exps", needs=_MOE),
-    Kind("ffn_moe_up", "MUL_MAT_ID", "ffn_norm ffn_moe_topk", _USED_FF, "chosen experts' up", "ffn_up_exps", needs=_MOE),
-    Kind("ffn_moe_swiglu", "SWIGLU", "ffn_moe_gate ffn_moe_up", _USED_FF, "silu(gate) * up", needs=_MOE),
-    Kind("ffn_moe_down", "MUL_MAT_ID", "ffn_moe_swiglu ffn_moe_topk", _USED_EMBD, "chosen experts' down", "ffn_down_exps", needs=_MOE),
-    Kind("ffn_gate", "MUL_MAT", "ffn_norm|ffn_inp", _FF, "gate projection", "ffn_gate", without=_MOE),
-    Kind("ffn_up", "MUL_MAT", "ffn_norm|ffn_inp", _FF, "up projection", "ffn_up", without=_MOE),
+    Kind("kv_k", "SET_ROWS", "Kcur_rope|Kcur_normed|Kcur_proj", _KV_HEADS, "the cache's K rows, slot by slot", needs="ATTENTION", optional=True),
+    Kind("kv_v", "SET_ROWS", "Vcur_proj", _KV_HEADS, "the cache's V rows, slot by slot", needs="ATTENTION", optional=True),
+    Kind("kq", "MUL_MAT", "Qcur_rope|Qcur_normed|Qcur_proj kv_k", _SCORES, "raw scores, before scale and mask; the causal triangle counts", needs="ATTENTION"),
+    Kind("kq_soft_max", "SOFT_MAX", "kq", _SCORES, "attention probabilities", needs="ATTENTION", key=True),
+    Kind("kqv_out", "MUL_MAT", "kq_soft_max kv_v", _MERGED, "heads merged, before the output projection", needs="ATTENTION", key=True),
+    Kind("attn_out", "MUL_MAT", "kqv_out", _ROWS, "after the output projection", "attn_output", needs="ATTENTION", key=True),
+    Kind("attn_post_norm", "RMS_NORM", "attn_out", _ROWS, "that normalised, times its weight", "post_attention_norm", needs="post_attention_norm", without="LATE_NORM"),
+    Kind("ffn_inp", "ADD", "attn_post_norm|attn_out prev", _ROWS, "residual after attention", needs="ATTENTION", key=True),
+    Kind("ffn_norm", "RMS_NORM", "ffn_inp", _ROWS, "normalised FFN input, times its weight", "ffn_norm", needs="PRE_NORM FFN", without="LATE_NORM"),
+    Kind("attn_post_norm", "RMS_NORM", "ffn_inp", _ROWS, "normalised FFN input, times its weight", "post_attention_norm", needs="LATE_NORM"),
+    Kind("ffn_moe_logits", "MUL_MAT", "ffn_norm|attn_post_norm", _EXPERTS, "router scores", "ffn_gate_inp", needs=_MOE),
+    Kind("ffn_moe_probs", "SOFT_MAX", "ffn_moe_logits", _EXPERTS, "router probabilities", needs=_MOE, without="SOFTMAX_WEIGHT"),
+    Kind("ffn_moe_topk", "ARGSORT", "ffn_moe_probs|ffn_moe_logits", _USED, "chosen experts' numbers, best first", needs=_MOE),
+    Kind("ffn_moe_weights", "GET_ROWS", "ffn_moe_probs|ffn_moe_logits ffn_moe_topk", _USED, "their probabilities, or scores", needs=_MOE),
+    Kind("ffn_moe_weights_norm", "DIV", "ffn_moe_weights", _USED, "made to sum to one", needs=_MOE, without="SOFTMAX_WEIGHT"),
+    Kind("ffn_moe_weights_softmax", "SOFT_MAX", "ffn_moe_weights", _USED, "their softmax", needs="SOFTMAX_WEIGHT"),
+    Kind("ffn_moe_gate", "MUL_MAT_ID", "ffn_norm|attn_post_norm ffn_moe_topk", _USED_FF, "chosen experts' gate", "ffn_gate_exps", needs=_MOE),
+    Kind("ffn_moe_up", "MUL_MAT_ID", "ffn_norm|attn_post_norm ffn_moe_topk", _USED_FF, "chosen experts' up", "ffn_up_exps", needs=_MOE),
+    Kind("ffn_moe_swiglu", "SWIGLU", "ffn_moe_gate ffn_moe_up", _USED_FF, "silu(gate) * up", needs=f"{_MOE} SWIGLU"),
+    Kind("ffn_moe_swiglu_oai", "SWIGLU_OAI", "ffn_moe_gate ffn_moe_up", _USED_FF, "gate * sigmoid(1.702 gate) * (up + 1), clamped", needs="SWIGLU_OAI"),
+    Kind("ffn_moe_down", "MUL_MAT_ID", "ffn_moe_swiglu|ffn_moe_swiglu_oai ffn_moe_topk", _USED_EMBD, "chosen experts' down", "ffn_down_exps", needs=_MOE),
+    Kind("ffn_gate", "MUL_MAT", "ffn_norm|ffn_inp", _FF, "gate projection", "ffn_gate", needs="FFN", without=f"{_MOE} FUSED_GATE GELU"),
+    Kind("ffn_up", "MUL_MAT", "ffn_norm|ffn_inp", _FF, "up projection", "ffn_up", needs="FFN", without=f"{_MOE} FUSED_GATE"),
+    Kind("ffn_up", "MUL_MAT", "ffn_norm", ("token", "gate_up"), "gate projection, then up projection", "ffn_up", needs="FUSED_GATE"),
     Kind("ffn_swiglu", "SWIGLU", "ffn_gate ffn_up", _FF, "silu(gate) * up", needs="SWIGLU", without=_MOE),
     Kind("ffn_geglu", "GEGLU", "ffn_gate ffn_up", _FF, "gelu(gate) * up", needs="GEGLU", without=_MOE),
-    Kind("ffn_out", "MUL_MAT", "ffn_swiglu|ffn_geglu|ffn_moe_down ffn_moe_weights_norm", _ROWS, "after the down projection, or the experts' weighted sum", "ffn_down", key=True),
+    Kind("ffn_gelu", "GELU", "ffn_up", _FF, "gelu(up)", needs="GELU", without=_MOE),
+    Kind("ffn_out", "MUL_MAT", "ffn_swiglu|ffn_geglu|ffn_gelu|ffn_moe_down ffn_moe_weights_norm|ffn_moe_weights_softmax", _ROWS, "after the down projection, or the experts' weighted sum", "ffn_down", needs="FFN", key=True),
     Kind("ffn_post_norm", "RMS_NORM", "ffn_out", _ROWS, "that normalised, times its weight", "post_ffw_norm", needs="post_ffw_norm"),
     Kind("l_out", "ADD", "ffn_post_norm|ffn_out ffn_inp", _ROWS, "residual after the layer", key=True),
     Kind("result_norm", "RMS_NORM", "prev", _ROWS, "after the final norm", "output_norm", layered=False),
     Kind("result_output", "MUL_MAT", "result_norm", ("token", "vocab"), "logits", "output", layered=False, key=True),
 )  # fmt: skip
 
-BY_WORD: Mapping[str, Kind] = {kind.word: kind for kind in KINDS}
+BY_WORD: Mapping[str, Kind] = {kind.word: kind for kind in (*KINDS, *reversed(KINDS))}  # the first row of each
 _NAME = re.compile(r"([A-Za-z_]+?)(?:-(\d{1,4}))?")
 
 
@@ -120,28 +132,31 @@ def parse(name: str) -> Tap | None:
 def taps_of(tensors: Iterable[str], traits: Sequence[AbstractSet[str]]) -> Iterator[Tap]:
     """The taps of a model with these weight tensors and these traits of each layer, in graph order."""
     present = set(tensors)
-    outside = [kind for kind in KINDS if not kind.layered]
-    yield Tap(outside[0], None)
+    first = next(place for place, kind in enumerate(KINDS) if kind.layered)
+    roots = {name.split(".")[0] for name in present}
+    yield from (Tap(kind, None) for kind in KINDS[:first] if roots.issuperset(kind.needs.split()))
     for layer, own in enumerate(traits):
         stems = {name.split(".")[2] for name in present if name.startswith(f"blk.{layer}.") and name.count(".") >= 3}
         stems |= own
         for kind in KINDS:
-            exists = (kind.needs is None or kind.needs in stems) and kind.without not in stems
-            if kind.layered and exists:
+            if kind.layered and stems.issuperset(kind.needs.split()) and stems.isdisjoint(kind.without.split()):
                 yield Tap(kind, layer)
-    for kind in outside[1:]:
-        yield Tap(kind, None)
+    yield from (Tap(kind, None) for kind in KINDS[first:] if not kind.layered)
 
 
-def inputs_of(tap: Tap, present: Container[str], n_layer: int) -> list[str]:
-    """Names of the taps that an op reads, of those in ``present``."""
-    last = n_layer if tap.layer is None else tap.layer
-    previous = "embd" if last == 0 else f"l_out-{last - 1}"
+def input_of(layer: int, present: Container[str]) -> str:
+    """The tap that is a layer's input; that of the layer after the last is what the model goes on with."""
+    return f"l_out-{layer - 1}" if layer else "inpL" if "inpL" in present else "embd"
+
+
+def inputs_of(tap: Tap, before: Container[str], n_layer: int) -> list[str]:
+    """Names of the taps that an op reads, of those that come ``before`` it."""
+    previous = input_of(n_layer if tap.layer is None else tap.layer, before)
     suffix = "" if tap.layer is None else f"-{tap.layer}"
     names = []
     for alternatives in tap.kind.inputs.split():
         candidates = [previous if word == "prev" else word + suffix for word in alternatives.split("|")]
-        names += [name for name in candidates if name in present][:1]
+        names += [name for name in candidates if name in before][:1]
     return names
 
 

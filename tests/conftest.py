@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Type
 from small import DIM, EMBD, VOCAB, write_model
+from small_others import gpt2, gpt_oss, phi3
 
 _RNG = np.random.default_rng(7)
 
@@ -71,6 +73,19 @@ OPTIONS = {
     },
     "smollm3": {"arch": "smollm3", "layers": 5},
     "qwen3moe": {"arch": "qwen3moe", "qk_norm": True, "experts": 4},
+    "gpt2": gpt2(),
+    "gpt-oss": gpt_oss(),
+    "gpt-oss-mxfp4": gpt_oss(
+        Type.MXFP4,
+        **{
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+            "attention.sliding_window_pattern": [False, True],
+        },
+    ),
+    "phi3": phi3(),
+    "phi3-long": phi3(**{"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.2}),
     "llama-base": {"extra": {"rope.freq_base": 500000.0}},
     "llama-linear": {"extra": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}},
     "llama-yarn": {

@@ -10,6 +10,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 
 EMBD, FF, VOCAB, DIM = 256, 512, 96, 64
+F32 = ("ffn_gate_inp", "ssm_a", "ssm_d", "ssm_conv1d", "ssm_norm")  # stems of matrices that no file quantizes
 
 
 def write_model(
@@ -32,10 +33,11 @@ def write_model(
     bos: int | None = None,
     extra: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray | tuple[np.ndarray, Type]] | None = None,
+    drop: tuple[str, ...] = (),
     seed: int = 1,
 ) -> Path:
     """Write a model with random weights. ``extra`` sets metadata (without the architecture's prefix), ``tensors`` adds
-    or replaces tensors, as they are; one of a block type is its bytes and the type."""
+    or replaces tensors, as they are; one of a block type is its bytes and the type; ``drop`` names stems left out."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, arch)
     for key, value in _metadata(layers, heads, kv_heads, experts, extra or {}).items():
@@ -75,7 +77,8 @@ def write_model(
         layer["attn_output.weight"] = matrix(EMBD, q)
         layer |= _ffn(matrix, experts)
         all_tensors |= {f"blk.{i}.{name}": values for name, values in layer.items()}
-    for name, values in (all_tensors | (tensors or {})).items():
+    kept = {name: values for name, values in all_tensors.items() if name.split(".")[-2] not in drop}
+    for name, values in (kept | (tensors or {})).items():
         _add_tensor(writer, name, values, Type[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -127,9 +130,13 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray | tuple[n
     """Matrices in the model's type, vectors and routers in float32."""
     if isinstance(values, tuple):
         writer.add_tensor(name, values[0], raw_dtype=values[1])
-    elif values.dtype != np.float32 or values.ndim == 1 or "ffn_gate_inp" in name or kind == Type.F32:
+    elif values.dtype != np.float32 or values.ndim == 1 or kind == Type.F32 or _stays_f32(name):
         writer.add_tensor(name, values)
     elif kind == Type.F16:
         writer.add_tensor(name, values.astype(np.float16))
     else:
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+
+
+def _stays_f32(name: str) -> bool:
+    return name.endswith(".bias") or any(f".{stem}" in name for stem in F32)

@@ -13,6 +13,7 @@ from llamaref import Engine, Weights
 from llamaref import ops as maths
 from llamaref.models import ARCHITECTURES
 from small import write_model
+from small_others import phi3
 
 from llamadiff import Trace, UserError, compare
 from llamadiff.candidates.engine import record
@@ -109,6 +110,26 @@ OPTIONS = {
     },
     "smollm3 yarn": {**SMALL["smollm3"], "tied": True, "extra": YARN},
     "smollm3 fused": {**SMALL["smollm3"], "fused_qkv": True, "bias": True},
+    "gpt2 head": {**SMALL["gpt2"], "tied": False, "kind": "Q4_0"},
+    "gpt2 large": {  # GELU beyond the ends of ggml's table
+        **SMALL["gpt2"],
+        "tensors": {
+            **SMALL["gpt2"]["tensors"],
+            **{f"blk.{i}.ffn_norm.weight": np.linspace(0.1, 12, 256).astype(np.float32) for i in range(2)},
+        },
+    },
+    "gpt-oss mxfp4": SMALL["gpt-oss-mxfp4"],
+    "gpt-oss bases": {
+        **SMALL["gpt-oss"], "extra": {**SMALL["gpt-oss"]["extra"], **YARN, "rope.freq_base_swa": 5000.0},
+    },
+    "phi3 grouped": {**SMALL["phi3"], "kv_heads": 2},
+    "phi3 fused": {**SMALL["phi3"], "fused_qkv": True, "extra": {"attention.sliding_window": 3}},
+    "phi3 longrope": {
+        **SMALL["phi3-long"],
+        "extra": {**SMALL["phi3-long"]["extra"], "rope.scaling.type": "longrope", "rope.scaling.factor": 4.0},
+    },
+    "phi3 in part": {**phi3(n_rot=32), "tied": True},
+    "phi3 yarn": {**SMALL["phi3"], "extra": YARN},
     "olmo2 without window": {**OLMO2, "extra": {}},
     "olmo2 yarn": {**OLMO2, "extra": {**YARN, "rope.scaling.attn_factor": 1.3, **OLMO2["extra"]}},
     "olmo2 pattern": {**OLMO2, "extra": {**OLMO2["extra"], "attention.sliding_window_pattern": [True, False] * 2}},
@@ -149,6 +170,17 @@ def _with(**ops):
 
 
 FAULTS = {
+    "sinks missing": ("gpt-oss", {"causal_softmax": lambda *a: maths.causal_softmax(*a[:4])}, "kq_soft_max-0"),
+    "window missing, with sinks": ("gpt-oss", {"windowed": lambda scores, *_: scores}, "kq_soft_max-0"),
+    "usual SwiGLU": ("gpt-oss", {"swiglu_oai": maths.swiglu}, "ffn_moe_swiglu_oai-0"),
+    "no clamp": (
+        "gpt-oss",
+        {"swiglu_oai": lambda g, u: g * maths.sigmoid(1.702 * g) * (u + 1)},
+        "ffn_moe_swiglu_oai-0",
+    ),
+    "sigmoid of the chosen": ("gpt-oss", {"softmax": maths.sigmoid}, "ffn_moe_weights_softmax-0"),
+    "exact GELU without a gate": ("gpt2", {"gelu": gelu}, "ffn_gelu-0"),
+    "gate and up swapped": ("phi3", {"swiglu": lambda gate, up: maths.swiglu(up, gate)}, "ffn_swiglu-0"),
     "window missing": ("olmo2", {"windowed": lambda scores, *_: scores}, "kq_soft_max-0"),
     "window one longer": ("gemma2", {"windowed": lambda s, w, *r: maths.windowed(s, w + 1, *r)}, "kq_soft_max-0"),
     "window one shorter": ("gemma3", {"windowed": lambda s, w, *r: maths.windowed(s, w - 1, *r)}, "kq_soft_max-0"),
@@ -162,6 +194,7 @@ FAULTS = {
     ),
 }
 SETTINGS = {
+    "short factors": ("phi3-long", lambda c: replace(c, rope=replace(c.rope, n_ctx_orig=1 << 20)), "Qcur_rope-0"),
     "one RoPE": ("gemma3", lambda c: replace(c, ropes=(c.rope,) * c.n_layer), "Qcur_rope-0"),
     "no window": ("gemma2", lambda c: replace(c, windows=(0,) * c.n_layer), "kq_soft_max-0"),
     "residual scale": ("granite", lambda c: replace(c, residual_scale=1.0), "ffn_inp-0"),
@@ -184,6 +217,14 @@ def test_a_setting_of_an_architecture_that_is_not_heeded_is_found(name, change, 
     engine = Engine(path)
     engine.config = change(engine.config)
     assert compare(path, tokens=TOKENS, candidate=record(engine, TOKENS, "faulty")).first_divergence.tap == tap
+
+
+def test_positions_that_are_off_by_one_are_found(small_model):
+    path = small_model("gpt2")
+    engine = Engine(path)
+    right = engine.positions
+    engine.positions = lambda positions: right(positions + 1)
+    assert compare(path, tokens=TOKENS, candidate=record(engine, TOKENS, "faulty")).first_divergence.tap == "pos_embd"
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -182,6 +182,7 @@ def test_what_the_engine_does_not_implement_is_named(changed, message):
         ("olmo2", {"attention.scale": 0.5}, "olmo2.attention.scale = 0.5"),
         ("granite", {"logit_scale": 0.0}, "logits are divided by it"),
         ("smollm3", {"attention.sliding_window": 4}, "smollm3.attention.sliding_window = 4"),
+        ("gpt-oss", {}, "gpt-oss.attention.sliding_window is missing"),
         ("gemma", {"final_logit_softcapping": 20.0}, "gemma.final_logit_softcapping = 20.0"),
     ],
 )

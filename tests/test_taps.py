@@ -31,6 +31,14 @@ def with_post_norms(layer):
 OLMO2 = with_post_norms(QWEN3).replace("attn_norm ", "").replace("ffn_norm ", "")
 NO_ROPE = DENSE.replace("Qcur_rope Kcur_rope ", "")
 GEGLU = DENSE.replace("swiglu", "geglu")
+GPT2 = NO_ROPE.replace("ffn_gate ffn_up ffn_swiglu", "ffn_up ffn_gelu")
+PHI3 = DENSE.replace("ffn_gate ", "")
+GPT_OSS = (
+    MOE.replace("ffn_norm", "attn_post_norm")
+    .replace("ffn_moe_probs ", "")
+    .replace("weights_norm", "weights_softmax")
+    .replace("swiglu", "swiglu_oai")
+)
 LAYERS = {
     "llama": [DENSE] * 2,
     "qwen2": [DENSE] * 2,
@@ -43,6 +51,9 @@ LAYERS = {
     "gemma": [GEGLU] * 2,
     "gemma2": [with_post_norms(GEGLU)] * 3,
     "gemma3": [with_post_norms(QWEN3.replace("swiglu", "geglu"))] * 7,
+    "gpt2": [GPT2] * 2,
+    "gpt-oss": [GPT_OSS] * 2,
+    "phi3": [PHI3] * 2,
     "smollm3": [DENSE, DENSE, DENSE, NO_ROPE, DENSE],
 }
 
@@ -50,7 +61,8 @@ LAYERS = {
 @pytest.mark.parametrize(("name", "layers"), LAYERS.items(), ids=LAYERS)
 def test_the_taps_of_each_architecture_in_order(name, layers, small_model):
     layers = [f"{word}-{i}" for i, layer in enumerate(layers) for word in layer.split()]
-    expected = ["embd", *layers, "result_norm", "result_output"]
+    before = ["embd", "pos_embd", "inpL"] if name == "gpt2" else ["embd"]
+    expected = [*before, *layers, "result_norm", "result_output"]
     model = Model(small_model(name))
     assert [tap.name for tap in model.taps] == expected
     trace = record(model.engine, (1, 2, 3), "engine")

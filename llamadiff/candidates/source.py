@@ -80,13 +80,13 @@ def assemble(
     arrays: dict[str, Array] = {}
     known: dict[str, Array] = {}
     extras: list[Piece] = []
-    present = {tap.name for tap in context.model.taps}
+    present = {tap.name: tap for tap in context.model.taps}
     for piece in pieces:
         found = layout.entry_of(piece.name, context.mapping)
         if found is None or found[0].name not in present:
             extras.append(piece)
             continue
-        tap, entry = found
+        tap, entry = present[found[0].name], found[1]
         values, mask = _placed(piece, tap, entry, context.model, len(run))
         if mask is not None and tap.name in known:  # several rows of one tap
             values, mask = np.where(mask, values, arrays[tap.name]), mask | known[tap.name]

@@ -92,12 +92,11 @@ class Case:
     def before(self) -> Array:
         """The layer's input; after the last layer, the last one's output."""
         last = self.run.model.n_layer if self.tap.layer is None else self.tap.layer
-        return self.values("embd" if last == 0 else f"l_out-{last - 1}")
+        return self.values(taps.input_of(last, self.run.shapes))
 
     def tap_input(self) -> Array:
         """What this tap's op reads, where it reads one tensor."""
-        names = taps.inputs_of(self.tap, self.run.shapes, self.run.model.n_layer)
-        return self.values(names[0])
+        return self.values(self.run.model.inputs(self.tap)[0])
 
     def vector(self, name: str) -> Array | None:
         """A small tensor of the file, if it has it."""
@@ -134,7 +133,7 @@ class Case:
         if self.tap.kind.word == "kq":
             x = np.where(self.run.positions[None, :] > self.run.positions[:, None], x.dtype.type(0), x)
         if self.tap.kind.op == "ARGSORT":
-            x = np.take_along_axis(self["ffn_moe_probs"][0], x.astype(np.int64), axis=-1)
+            x = np.take_along_axis(self.tap_input()[0], x.astype(np.int64), axis=-1)
         return x
 
     def _looked_at(self, x: Array) -> Array:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff import taps
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.known import Change, bug, recipe
 
@@ -80,9 +81,10 @@ def residual_elsewhere(r: Residual, case: Case) -> Iterator[Change]:
             replace(r, residual=case["attn_out"]), f"adds attn_out-{case.layer} for ffn_inp-{case.layer}", "branch"
         )
     elif case.layer > 0:
-        yield Change(replace(r, residual=case["embd"]), "adds the embeddings for the layer's input", "embd")
+        first = case.values(taps.input_of(0, case.run.shapes))
+        yield Change(replace(r, residual=first), "adds the embeddings for the layer's input", "embd")
     if case.layer > 1 or (case.layer == 1 and case.tap.kind.word == "l_out"):
-        earlier = "embd" if case.layer == 1 else f"l_out-{case.layer - 2}"
+        earlier = taps.input_of(case.layer - 1, case.run.shapes)
         try:
             residual = case.values(earlier)
         except NotRecordedError:

@@ -62,7 +62,7 @@ def rope(case: Case) -> Rope:
 
 def rope_on(case: Case, x: Array) -> Rope:
     """The model's rotation of any heads."""
-    factors = case.vector("rope_freqs.weight")
+    factors = case.engine.rope_factors(len(case.run.tokens))
     return Rope(x, case.run.model.rope_pairs, case.config.rope, factors, case.run.positions)
 
 

@@ -15,7 +15,7 @@ from llamadiff.diagnose.known import Change, Recipe, bug
 from llamadiff.diagnose.products import DENSE, PRODUCTS, Product
 
 Array = NDArray[Any]
-EVERY = tuple(kind.word for kind in taps.KINDS if kind.op != "ARGSORT")
+EVERY = tuple(kind.word for kind in taps.BY_WORD.values() if kind.op != "ARGSORT")
 LARGEST = 65504.0  # of float16
 
 

@@ -72,7 +72,7 @@ class Span:
         """The recorded tap that the first layer reads; None if the embedding is part of the span."""
         n_layer = self.run.model.n_layer
         first = self.layers.start if self.layers else n_layer
-        name = "embd" if first == 0 else f"l_out-{first - 1}"
+        name = taps.input_of(first, self.run.shapes)
         return name if self.source.is_whole(name) else None
 
 
@@ -88,7 +88,7 @@ class Replay(Carrier):
 
     def __call__(self, name: str, x: Array) -> Array:
         span = self.span
-        if name == "embd" and span.entry is not None:
+        if name == taps.input_of(0, span.run.shapes) and span.entry is not None:
             x = self._recorded(span.entry)
         elif span.source.is_whole(name) and name != span.judged.name:
             x = self._recorded(name)
@@ -135,10 +135,10 @@ class Replay(Carrier):
         """What later ops and bugs may read: this layer's taps, and every layer's input."""
         tap = taps.parse(name)
         if tap is not None and tap.kind.word == "attn_norm":
-            stays = ("embd", "l_out-")
+            stays = ("embd", "inpL", "l_out-")
             self.seen = {key: value for key, value in self.seen.items() if key.startswith(stays)}
         self.seen[name] = x
-        if name == "embd" and self.span.entry is not None:
+        if name == taps.input_of(0, self.span.run.shapes) and self.span.entry is not None:
             self.seen[self.span.entry] = x
 
 
@@ -147,7 +147,7 @@ class Lazy(Engine):
 
     def __init__(self, span: Span) -> None:
         model = span.run.model
-        super().__init__(model.engine.w)
+        super().__init__(model.engine.w, n_ctx=model.engine.n_ctx)
         makes: dict[str, set[str]] = {}
         for tap, weight in model.weight_names.items():
             makes.setdefault(weight, set()).add(tap)

@@ -12,13 +12,15 @@ _BY_WEIGHT: Mapping[str, str] = {
     kind.weight: kind.word for kind in BY_WORD.values() if kind.weight is not None and kind.op != "GET_ROWS"
 }
 _WEIGHT = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias|scale)")
-_WEIGHT_OPS = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "MUL": 1, "ADD": 1}  # op -> which source the weight is
+_WEIGHT_OPS = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "MUL": 1, "ADD": 1, "ADD_ID": 1}  # op -> which source the weight is
 
 # Everything else is known by llama.cpp's own name and the op: (word, op) -> tap.
 _BY_NAME: Mapping[tuple[str, str], str] = {
     ("embd", "GET_ROWS"): "embd",
     ("embd", "SCALE"): "embd",
     ("inp_scaled", "SCALE"): "embd",
+    ("pos_embd", "GET_ROWS"): "pos_embd",
+    ("inpL", "ADD"): "inpL",
     ("Qcur", "VIEW"): "Qcur_proj",  # split from a fused projection
     ("Kcur", "VIEW"): "Kcur_proj",
     ("Vcur", "VIEW"): "Vcur_proj",
@@ -39,6 +41,8 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("ffn_moe_topk", "VIEW"): "ffn_moe_topk",
     ("ffn_moe_weights", "GET_ROWS"): "ffn_moe_weights",
     ("ffn_moe_weights_norm", "DIV"): "ffn_moe_weights_norm",
+    ("ffn_moe_weights_softmax", "RESHAPE"): "ffn_moe_weights_softmax",
+    ("ffn_moe_swiglu_oai", "SWIGLU_OAI"): "ffn_moe_swiglu_oai",
     ("ffn_moe_swiglu", "SWIGLU"): "ffn_moe_swiglu",
     ("ffn_moe_gate_scaled", "MUL"): "ffn_moe_gate",
     ("ffn_moe_up_scaled", "MUL"): "ffn_moe_up",
@@ -47,10 +51,12 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("ffn_moe_out", "CONT"): "ffn_out",
     ("ffn_swiglu", "SWIGLU"): "ffn_swiglu",
     ("ffn_geglu", "GEGLU"): "ffn_geglu",
+    ("ffn_gelu", "GELU"): "ffn_gelu",
     ("l_out", "ADD"): "l_out",
     ("result_output", "SCALE"): "result_output",
 }
 _NODE = re.compile(r"(\w+?)(?:-(\d+))?")
+_NAMELESS = re.compile(r"node_\d+")  # ggml numbers the nodes that llama.cpp gave no name
 
 
 def tap_name(name: str, op: str, sources: Sequence[str]) -> str | None:
@@ -61,11 +67,21 @@ def tap_name(name: str, op: str, sources: Sequence[str]) -> str | None:
     by_weight = _tap_of_weight(op, sources)
     if by_weight is not None:
         return by_weight
+    if op == "ADD" and _NAMELESS.fullmatch(name):
+        return _residual(sources[1])
     match = _NODE.fullmatch(name)
     word = _BY_NAME.get((match[1], op)) if match else None
     if match is None or word is None or BY_WORD[word].layered != (match[2] is not None):
         return None
     return word if match[2] is None else f"{word}-{match[2]}"
+
+
+def _residual(source: str) -> str | None:
+    """What is added to a layer's input, without a name, is the residual after attention."""
+    if source in ("embd", "inpL"):
+        return "ffn_inp-0"
+    match = re.fullmatch(r"l_out-(\d+)", source)
+    return f"ffn_inp-{int(match[1]) + 1}" if match else None
 
 
 def _tap_of_weight(op: str, sources: Sequence[str]) -> str | None:

@@ -172,6 +172,7 @@ class Capture:
         context = llama_cpp.llama_init_from_model(self.model, params)
         if not context:
             raise UserError(f"{self.request.model}: llama.cpp cannot make a context with these settings")
+        self.n_ctx = int(llama_cpp.llama_n_ctx(context))
         return context
 
     def _decode(self, context: Any, tokens: list[int], start: int) -> None:
@@ -196,7 +197,7 @@ class Capture:
         """The eval callback: asked for every node before it runs, and called with those it wanted after."""
         try:
             node = Node(self.ggml, ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents)
-            name = tap_name(node.name, node.op, [source.name for source in node.sources])
+            name = tap_name(node.name, node.op, [_seen(source).name for source in node.sources])
             wanted = name is not None and self._is_wanted(name)
             if ask:
                 self.weights_read.update(
@@ -243,13 +244,19 @@ class Capture:
             producer={
                 "name": "llama.cpp",
                 "version": build_version(),
-                "settings": {**settings.to_json(), "n_ctx": max(256, self.total), "threads": self.threads},
+                "settings": {**settings.to_json(), "n_ctx": self.n_ctx, "threads": self.threads},
                 "build": build_flags(),
                 "weights_read": sorted(self.weights_read),
                 "prefill_s": prefill_s,
             },
             model={**self.request.model_info, "sha256": self.sha256.result()},
         )
+
+
+def _seen(source: Node) -> Node:
+    """What a node reads, seen through the choice of rows whose logits are wanted: all of them are."""
+    chosen = source.name.startswith("node_") and source.op == "GET_ROWS" and source.sources[1].name == "out_ids"
+    return source.sources[0] if chosen else source
 
 
 def _in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:

@@ -134,9 +134,14 @@ def _embedding_scale(read: _Reader, n_embd: int) -> float:
     return read.own("embedding_scale", read.number, 0.0) or 1.0
 
 
+_LONGROPE = ("phi3",)  # architectures that read rope_factors_long and rope_factors_short
+
+
 def _rope(read: _Reader, head_k: int) -> Rope:
     """RoPE settings (llama.cpp, llama_model_base::load_hparams and the llama_context constructor)."""
     kind = read.text("rope.scaling.type", "linear")
+    if kind == "longrope" and read.architecture in _LONGROPE:
+        kind = "linear"  # the factors come on top
     if kind not in ("none", "linear", "yarn"):
         raise ModelError(f"{read.prefix}rope.scaling.type = {kind!r}: the engine knows none, linear and yarn")
     factor = read.number("rope.scaling.factor", 0.0) or read.number("rope.scale_linear", 0.0) or 1.0
@@ -151,16 +156,18 @@ def _rope(read: _Reader, head_k: int) -> Rope:
     )
 
 
-# The window where the file does not say, and every how manieth layer sees all positions (src/models/*.cpp).
-_WINDOWS = {"gemma2": (4096, 2), "gemma3": (0, 6), "olmo2": (0, 4)}
+# The window where the file does not say (None: it must), and every how manieth layer sees all positions
+# (src/models/*.cpp).
+_WINDOWS = {"gemma2": (4096, 2), "gemma3": (0, 6), "gpt-oss": (None, 2), "olmo2": (0, 4)}
 
 
 def _windows(read: _Reader) -> tuple[int, ...]:
     """Every layer's window (llama.cpp, load_swa_pattern and set_swa_pattern)."""
     n_layer = read.count("block_count")
     window, period = _WINDOWS.get(read.architecture, (0, 0))
-    window = read.own("attention.sliding_window", read.count, window)
-    if not window:
+    if "attention.sliding_window" in implemented(read.architecture):
+        window = read.count("attention.sliding_window", window)
+    if not window or read.architecture == "phi3":
         return (0,) * n_layer
     pattern = read.fields.get(f"{read.prefix}attention.sliding_window_pattern")
     if not isinstance(pattern, list):
@@ -173,6 +180,8 @@ def _windows(read: _Reader) -> tuple[int, ...]:
 
 def _ropes(read: _Reader, rope: Rope, windows: tuple[int, ...]) -> tuple[Rope | None, ...]:
     """Every layer's RoPE: some layers have none, and those with a window may have one of their own."""
+    if read.architecture == "gpt2":
+        return (None,) * len(windows)
     if read.architecture == "smollm3":  # llama.cpp, n_no_rope_layer_step
         return tuple(None if i % 4 == 3 else rope for i in range(len(windows)))
     if read.architecture == "granite" and read.value("rope.scaling.finetuned", True) is False:
@@ -181,6 +190,7 @@ def _ropes(read: _Reader, rope: Rope, windows: tuple[int, ...]) -> tuple[Rope | 
     local = {
         "gemma3": replace(plain, base=read.own("rope.freq_base_swa", read.number, 10000.0)),
         "gemma2": replace(rope, base=read.own("rope.freq_base_swa", read.number, rope.base)),
+        "gpt-oss": replace(rope, base=read.own("rope.freq_base_swa", read.number, rope.base)),
         "olmo2": replace(plain, attn_factor=1.0),
     }.get(read.architecture, rope)
     return tuple(local if window else rope for window in windows)

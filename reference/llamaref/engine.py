@@ -110,11 +110,12 @@ class Engine:
     """Runs one GGUF file.
 
     ``ops`` is the maths it computes with; a faulty copy of it makes a faulty engine, which is how
-    the tests inject bugs. Raises ModelError for a file that cannot be run faithfully.
+    the tests inject bugs. ``n_ctx`` is how many tokens there is room for (0: no more than are run), by which
+    LongRoPE chooses its factors. Raises ModelError for a file that cannot be run faithfully.
     """
 
     def __init__(
-        self, model: str | Path | Weights, dtype: type[np.floating[Any]] = np.float32, maths: Any = ops
+        self, model: str | Path | Weights, dtype: type[np.floating[Any]] = np.float32, maths: Any = ops, n_ctx: int = 0
     ) -> None:
         self.w = model if isinstance(model, Weights) else Weights(model, dtype)
         name = self.w.fields.get("general.architecture")
@@ -127,6 +128,7 @@ class Engine:
         check_shapes(self.config, self.w)
         self.architecture = ARCHITECTURES[self.config.architecture]
         self.ops = maths
+        self.n_ctx = n_ctx
         self._vectors: dict[str, Array] = {}
         self.n_vocab = self.w.shape("token_embd.weight")[0]
 
@@ -148,7 +150,7 @@ class Engine:
         start = int(cache.positions[-1]) + 1 if cache.positions.size else 0
         here = np.asarray(positions if positions is not None else range(start, start + len(tokens)), np.int64)
         cache.positions = np.concatenate([cache.positions, here])
-        tap, rope, factors = tap or Silent(), self.config.rope, self._optional("rope_freqs.weight")
+        tap, rope, factors = tap or Silent(), self.config.rope, self.rope_factors(len(cache.positions))
         angles: dict[Rope | None, tuple[Array, Array]] = {}
         for each in dict.fromkeys(each for each in (rope, *self.config.ropes) if each is not None):
             cos, sin = self.ops.rope_angles(each, here, factors)
@@ -159,9 +161,27 @@ class Engine:
             result: Array = self.architecture.forward(self, np.asarray(tokens), step)
         return result
 
+    def rope_factors(self, n_tokens: int) -> Array | None:
+        """What the file divides RoPE's frequencies by, if anything: LongRoPE does so by the room there is for tokens.
+
+        Ding et al. 2024, arXiv:2402.13753; llama.cpp, llama_model::get_rope_factors.
+        """
+        if "rope_freqs.weight" in self.w:
+            return self._vector("rope_freqs.weight")
+        longer = (self.n_ctx or n_tokens) > self.config.rope.n_ctx_orig
+        return self._optional(f"rope_factors_{'long' if longer else 'short'}.weight")
+
     def embed(self, tokens: Array) -> Array:
         """Embedding rows of the tokens -> [1, token, embd]; no other row is read."""
         return self.w.rows("token_embd.weight", tokens)[None]
+
+    def positions(self, positions: Array) -> Array:
+        """Learned vectors of positions -> [1, token, embd]."""
+        count = self.w.shape("position_embd.weight")[0]
+        beyond = positions[(positions < 0) | (positions >= count)]
+        if beyond.size:
+            raise ModelError(f"position {beyond[0]} is out of range: position_embd.weight has {count}")
+        return self.w.rows("position_embd.weight", positions)[None]
 
     def norm(self, x: Array, name: str) -> Array:
         """RMSNorm with the weight ``name``.weight."""
@@ -216,8 +236,9 @@ class Engine:
         for expert in np.unique(chosen):
             mine = chosen == expert  # [b, t, used]
             out[mine] = self.w.product(f"{name}.weight", x[mine], *(part[mine] for part in sums), expert=int(expert))
-        scale = self.scale(name)  # [expert]
-        return out if scale is None else out * scale[chosen][..., None]
+        scale, bias = self.scale(name), self._optional(f"{name}.bias")  # [expert], [expert * out]
+        out = out if scale is None else out * scale[chosen][..., None]
+        return out if bias is None else out + bias.reshape(-1, out.shape[-1])[chosen]
 
     def gelu(self, x: Array, tap: Tap) -> Array:
         """GELU, which an arithmetic may look up in a table: then argument and value have the table's precision."""
@@ -240,18 +261,19 @@ class Engine:
         scale: float | None = None,
         window: int = 0,
         cap: float = 0.0,
+        sinks: Array | None = None,
     ) -> Array:
         """Causal attention of layer i over the cache: q [b, t, h, d], k and v [b, t, k, d] -> [b, t, h*d].
 
         ``scale`` of the scores (None: 1/sqrt(d)); ``window``: how many positions it reaches back (0: all); ``cap``
-        that raw scores come near (0: none).
+        that raw scores come near (0: none); ``sinks`` [h], what each head's softmax has besides.
         """
         tap = step.tap
         keys, values = step.cache.append(i, tap.stored("cache_k", k), tap.stored("cache_v", v))
         keys, values = tap(f"kv_k-{i}", keys), tap(f"kv_v-{i}", values)  # [b, s, k, d]
         q, keys = tap.operands("cache_k", q, keys)
         scale = 1.0 / np.sqrt(self.config.head_k) if scale is None else scale
-        probabilities = partial(self._probabilities, scale=scale, window=window, cap=cap)
+        probabilities = partial(self._probabilities, scale=scale, window=window, cap=cap, sinks=sinks)
         many = q.shape[0] * q.shape[1] * q.shape[2] * keys.shape[1] > SCORES
         if many and not any(tap.wanted(f"{word}-{i}") for word in ("kq", "kq_soft_max")):
             return tap(f"kqv_out-{i}", self._attended(q, keys, values, step, probabilities))
@@ -261,14 +283,22 @@ class Engine:
         return tap(f"kqv_out-{i}", self.ops.attention_values(probs, values))
 
     def _probabilities(
-        self, scores: Array, positions: Array, key_positions: Array, scale: float, window: int, cap: float
+        self,
+        scores: Array,
+        positions: Array,
+        key_positions: Array,
+        scale: float,
+        window: int,
+        cap: float,
+        sinks: Array | None,
     ) -> Array:
         """Attention probabilities of raw scores: [b, h, t, s] -> the same."""
         if cap:
             scores = self.ops.softcap(scores, cap)
         if window:
             scores = self.ops.windowed(scores, window, positions, key_positions)
-        return np.asarray(self.ops.causal_softmax(scores, scale, positions, key_positions))
+        beside = () if sinks is None else (sinks,)
+        return np.asarray(self.ops.causal_softmax(scores, scale, positions, key_positions, *beside))
 
     def _attended(self, q: Array, keys: Array, values: Array, step: Step, probabilities: Callable[..., Array]) -> Array:
         """Attention some queries at a time, over the keys that they can see: [b, t, h, d] -> [b, t, h*d]."""
@@ -286,6 +316,10 @@ class Engine:
 
         self.w.each_block(t, max(1, SCORES // (4 * b * h * len(step.key_positions))), attend)
         return out
+
+    def vector(self, name: str, size: int) -> Array:
+        """A small tensor whole -> [size], read once."""
+        return self._vector(name, size)
 
     def _vector(self, name: str, size: int | None = None) -> Array:
         if name not in self._vectors:

@@ -29,10 +29,12 @@ OWN: Mapping[str, frozenset[str]] = {
         "attention.scale", "attn_logit_softcapping", "final_logit_softcapping", "rope.freq_base_swa",
     },
     "gemma3": _WINDOW | {"attention.scale", "final_logit_softcapping", "rope.freq_base_swa"},
+    "gpt-oss": _WINDOW | {"rope.freq_base_swa"},
     "granite": frozenset({
         "attention.scale", "embedding_scale", "residual_scale", "logit_scale", "rope.scaling.finetuned",
     }),
     "olmo2": _WINDOW,
+    "phi3": frozenset({"attention.sliding_window"}),  # llama.cpp does not heed it (src/models/phi3.cpp)
 }  # fmt: skip
 
 # Describe the file or its training; no forward pass depends on them.

@@ -115,10 +115,19 @@ def softmax(x: Array) -> Array:
     return np.asarray(wide, x.dtype)
 
 
-def causal_softmax(scores: Array, scale: float, query_positions: Array, key_positions: Array) -> Array:
-    """Attention probabilities: a query sees keys at its own and earlier positions. [b, h, t, s] -> the same."""
+def causal_softmax(
+    scores: Array, scale: float, query_positions: Array, key_positions: Array, sinks: Array | None = None
+) -> Array:
+    """Attention probabilities: a query sees keys at its own and earlier positions. [b, h, t, s] -> the same.
+
+    ``sinks`` [h] are each head's score of a key without a value (Xiao et al. 2023, arXiv:2309.17453).
+    """
     hidden = key_positions[None, :] > query_positions[:, None]  # [t, s]
-    return softmax(np.where(hidden, -np.inf, scores * np.asarray(scale, scores.dtype)))
+    scaled = np.where(hidden, -np.inf, scores * np.asarray(scale, scores.dtype))
+    if sinks is None:
+        return softmax(scaled)
+    column = np.broadcast_to(sinks[:, None, None], (*scaled.shape[:-1], 1)).astype(scaled.dtype)
+    return softmax(np.concatenate([scaled, column], axis=-1))[..., :-1]
 
 
 def softcap(x: Array, cap: float) -> Array:
@@ -142,15 +151,26 @@ def attention_values(probs: Array, v: Array) -> Array:
     return np.ascontiguousarray(mixed.transpose(0, 2, 1, 3)).reshape(b, t, h * d)
 
 
-def silu(x: Array) -> Array:
-    """x * sigmoid(x); exp(-|x|) never overflows."""
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)); exp(-|x|) never overflows."""
     e = np.exp(-np.abs(x))
-    return x * np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+def silu(x: Array) -> Array:
+    """x * sigmoid(x)."""
+    return x * sigmoid(x)
 
 
 def swiglu(gate: Array, up: Array) -> Array:
     """silu(gate) * up (Shazeer 2020, arXiv:2002.05202)."""
     return silu(gate) * up
+
+
+def swiglu_oai(gate: Array, up: Array) -> Array:
+    """gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up between -7 and 7 (OpenAI 2025, arXiv:2508.10925)."""
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    return np.asarray(gate * sigmoid(1.702 * gate) * (up + 1))
 
 
 def gelu(x: Array) -> Array:

@@ -52,9 +52,10 @@ def _outside(c: Config, w: Weights) -> Mapping[str, tuple[int, ...]]:
     vocab = w.shape("token_embd.weight")[:1]  # what the file has
     return {
         "token_embd": (*vocab, c.n_embd),
+        "position_embd": (c.n_ctx_train, c.n_embd),
         "output_norm": (c.n_embd,),
         "output": (*vocab, c.n_embd),
-        "rope_freqs": (c.rope.n_rot // 2,),
+        **dict.fromkeys(("rope_freqs", "rope_factors_long", "rope_factors_short"), (c.rope.n_rot // 2,)),
     }
 
 
@@ -70,6 +71,7 @@ def _attention(c: Config) -> Mapping[str, tuple[int, ...]]:
         "attn_k": (k, c.n_embd),
         "attn_v": (v, c.n_embd),
         "attn_qkv": (q + k + v, c.n_embd),
+        "attn_sinks": (c.n_head,),
         "attn_q_norm": q_norm,
         "attn_k_norm": k_norm,
         "attn_output": (c.n_embd, c.n_head * c.head_v),
@@ -78,16 +80,17 @@ def _attention(c: Config) -> Mapping[str, tuple[int, ...]]:
 
 
 def _ffn(c: Config, w: Weights, prefix: str) -> Mapping[str, tuple[int, ...]]:
-    """The width is what the layer's gate has."""
-    gates = [f"{prefix}{stem}.weight" for stem in ("ffn_gate", "ffn_gate_exps")]
-    ff = next((w.shape(gate)[-2:-1] for gate in gates if gate in w), None)
+    """The width is what the layer's last matrix takes."""
+    downs = [f"{prefix}{stem}.weight" for stem in ("ffn_down", "ffn_down_exps")]
+    ff = next((w.shape(down)[-1:] for down in downs if down in w), None)
     if ff is None:
         return {}
+    up = (2 * ff[0],) if c.architecture == "phi3" else ff  # with the gate
     return {
         "ffn_norm": (c.n_embd,),
         "post_ffw_norm": (c.n_embd,),
         "ffn_gate": (*ff, c.n_embd),
-        "ffn_up": (*ff, c.n_embd),
+        "ffn_up": (*up, c.n_embd),
         "ffn_down": (c.n_embd, *ff),
         "ffn_gate_inp": (c.n_expert, c.n_embd),
         "ffn_gate_exps": (c.n_expert, *ff, c.n_embd),

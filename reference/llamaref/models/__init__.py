@@ -1,4 +1,7 @@
-"""The architectures: one module each, named by its GGUF architecture string. Adding a file adds one."""
+"""The architectures: one module each, named by its GGUF architecture string. Adding a file adds one.
+
+A hyphen of the string is an underscore of the file: gpt-oss is gpt_oss.py.
+"""
 
 from __future__ import annotations
 
@@ -7,5 +10,5 @@ from pkgutil import iter_modules
 from types import ModuleType
 
 ARCHITECTURES: dict[str, ModuleType] = {
-    module.name: import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)
+    module.name.replace("_", "-"): import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)
 }

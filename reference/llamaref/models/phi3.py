@@ -1,0 +1,50 @@
+"""phi3: Phi 3 to 4. RoPE in halves with factors by context length (LongRoPE), SwiGLU with gate and up in one matrix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from llamaref.engine import Array, Engine, Step, Tap
+
+ROPE_PAIRS = False  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
+NORM = "RMS_NORM"  # ggml's op of its norms
+TRAITS = "PRE_NORM ATTENTION FFN FUSED_GATE SWIGLU"  # what its layers have (llamadiff/taps.py)
+FFN_SCALES = False  # whether llama.cpp's graph multiplies by ffn_*.scale where a file has it
+
+
+def forward(m: Engine, tokens: Array, step: Step) -> Array:
+    """[t] token ids -> logits [b, t, vocab]."""
+    tap = step.tap
+    x = tap("embd", m.embed(tokens))  # [b, t, embd]
+    for i in step.layers:
+        x = layer(m, i, x, step)
+    x = tap("result_norm", m.norm(x, "output_norm"))
+    return tap("result_output", m.logits(x, tap))
+
+
+def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
+    """One block: [b, t, embd] -> [b, t, embd]."""
+    c, tap = m.config, step.tap
+    b, t, _ = x.shape
+    h = tap(f"attn_norm-{i}", m.norm(x, f"blk.{i}.attn_norm"))
+    q, k, v = m.qkv(h, i, tap)
+    q = tap(f"Qcur_proj-{i}", q).reshape(b, t, c.n_head, c.head_k)
+    k = tap(f"Kcur_proj-{i}", k).reshape(b, t, c.n_head_kv, c.head_k)
+    v = tap(f"Vcur_proj-{i}", v).reshape(b, t, c.n_head_kv, c.head_v)
+    q = tap(f"Qcur_rope-{i}", m.ops.rope_halves(q, step.cos, step.sin))
+    k = tap(f"Kcur_rope-{i}", m.ops.rope_halves(k, step.cos, step.sin))
+    a = m.attention(i, q * c.attention_scale, k, v, step, scale=1.0)  # [b, t, head*dim]
+    a = tap(f"attn_out-{i}", m.linear(a, f"blk.{i}.attn_output", tap))
+    x = tap(f"ffn_inp-{i}", m.ops.add(a, x))
+    h = tap(f"ffn_norm-{i}", m.norm(x, f"blk.{i}.ffn_norm"))
+    return tap(f"l_out-{i}", m.ops.add(ffn(m, i, h, tap), x))
+
+
+def ffn(m: Engine, i: int, h: Array, tap: Tap) -> Array:
+    """down(silu(gate(h)) * up(h)): [b, t, embd] -> [b, t, embd]."""
+    g, u = np.split(tap(f"ffn_up-{i}", m.linear(h, f"blk.{i}.ffn_up", tap)), 2, axis=-1)  # [b, t, ff] each
+    a = tap(f"ffn_swiglu-{i}", m.ops.swiglu(g, u))
+    return tap(f"ffn_out-{i}", m.linear(a, f"blk.{i}.ffn_down", tap))
