@@ -187,7 +187,7 @@ class Model(Runnable):
     @cached_property
     def sizes(self) -> dict[str, int]:  # type: ignore[override]
         """The sizes of the axes that taps have."""
-        config, weights = self.engine.config, self.engine.w
+        config, weights, ssm = self.engine.config, self.engine.w, self.engine.config.ssm
 
         def columns(*stems: str) -> int:
             """Those of the first matrix that a layer has."""
@@ -198,7 +198,9 @@ class Model(Runnable):
         return {
             "embd": config.n_embd, "head": config.n_head, "kv_head": config.n_head_kv, "dim": config.head_k,
             "ff": ff, "gate_up": 2 * ff, "vocab": self.engine.n_vocab, "expert": config.n_expert,
-            "used": config.n_expert_used,
+            "used": config.n_expert_used, "ssm_in": ssm.d_inner + ssm.conv_dim + ssm.n_head, "ssm_conv": ssm.conv_dim,
+            "ssm_head": ssm.n_head, "ssm_dim": ssm.d_inner // max(ssm.n_head, 1), "ssm_group": ssm.n_group,
+            "ssm_width": ssm.d_inner // max(ssm.n_group, 1),
         }  # fmt: skip
 
 

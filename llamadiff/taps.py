@@ -40,12 +40,13 @@ _MERGED, _KV_MERGED = ("token", "head*dim"), ("token", "kv_head*dim")
 _SCORES = ("head", "query", "key")
 _FF, _EXPERTS, _USED = ("token", "ff"), ("token", "expert"), ("token", "used")
 _USED_FF, _USED_EMBD = ("token", "used", "ff"), ("token", "used", "embd")
+_SSM = ("token", "ssm_head", "ssm_dim")
 _MOE = "ffn_gate_inp"
 
 # Traits: PRE_NORM (attention and the FFN read a normalised input), LATE_NORM (post_attention_norm is the FFN's, after
 # the residual), ATTENTION, FFN, FUSED_GATE (the FFN's gate and up in one matrix), SOFTMAX_WEIGHT (the router's softmax
-# is of the chosen experts alone), and ggml's ops that not every layer has (ROPE; SWIGLU, GEGLU, SWIGLU_OAI, and GELU
-# without a gate).
+# is of the chosen experts alone), and ggml's ops that not every layer has (ROPE, SSM_SCAN; SWIGLU, GEGLU, SWIGLU_OAI, and
+# GELU without a gate).
 
 KINDS: tuple[Kind, ...] = (
     Kind("embd", "GET_ROWS", "", _ROWS, "token embeddings, after any embedding scale", "token_embd", layered=False, key=True),
@@ -88,13 +89,20 @@ KINDS: tuple[Kind, ...] = (
     Kind("ffn_gelu", "GELU", "ffn_up", _FF, "gelu(up)", needs="GELU", without=_MOE),
     Kind("ffn_out", "MUL_MAT", "ffn_swiglu|ffn_geglu|ffn_gelu|ffn_moe_down ffn_moe_weights_norm|ffn_moe_weights_softmax", _ROWS, "after the down projection, or the experts' weighted sum", "ffn_down", needs="FFN", key=True),
     Kind("ffn_post_norm", "RMS_NORM", "ffn_out", _ROWS, "that normalised, times its weight", "post_ffw_norm", needs="post_ffw_norm"),
-    Kind("l_out", "ADD", "ffn_post_norm|ffn_out ffn_inp", _ROWS, "residual after the layer", key=True),
+    Kind("zxBCdt", "MUL_MAT", "attn_norm", ("token", "ssm_in"), "gate, input, K, Q and step of the scan", "ssm_in", needs="SSM_SCAN"),
+    Kind("ssm_conv", "SSM_CONV", "zxBCdt", ("token", "ssm_conv"), "input, K and Q convolved over the last tokens", "ssm_conv1d", needs="SSM_SCAN"),
+    Kind("ssm_dt", "ADD", "zxBCdt", ("token", "ssm_head"), "step, with its bias", needs="SSM_SCAN"),
+    Kind("ssm_scan", "SSM_SCAN", "ssm_conv ssm_dt", _SSM, "what the states put out", needs="SSM_SCAN"),
+    Kind("mamba2_y_add_d", "ADD", "ssm_scan ssm_conv", _SSM, "with D times the scan's input", needs="SSM_SCAN"),
+    Kind("ssm_norm", "RMS_NORM", "mamba2_y_add_d zxBCdt", ("token", "ssm_group", "ssm_width"), "gated, normalised by groups", "ssm_norm", needs="SSM_SCAN"),
+    Kind("mamba_out", "MUL_MAT", "ssm_norm", _ROWS, "after the output projection", "ssm_out", needs="SSM_SCAN"),
+    Kind("l_out", "ADD", "ffn_post_norm|ffn_out|mamba_out ffn_inp|prev", _ROWS, "residual after the layer", key=True),
     Kind("result_norm", "RMS_NORM", "prev", _ROWS, "after the final norm", "output_norm", layered=False),
     Kind("result_output", "MUL_MAT", "result_norm", ("token", "vocab"), "logits", "output", layered=False, key=True),
 )  # fmt: skip
 
 BY_WORD: Mapping[str, Kind] = {kind.word: kind for kind in (*KINDS, *reversed(KINDS))}  # the first row of each
-_NAME = re.compile(r"([A-Za-z_]+?)(?:-(\d{1,4}))?")
+_NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9]*?)(?:-(\d{1,4}))?")
 
 
 @dataclass(frozen=True)

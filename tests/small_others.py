@@ -74,3 +74,28 @@ def gpt_oss(experts_as: Type | None = None, **extra: Any) -> Options:
               for part, shape in shapes.items()),
         ]),
     }  # fmt: skip
+
+
+def mamba2(n_heads: int = 8, groups: int = 2, width: int = 4) -> Options:
+    """Eight heads in two groups; no attention, as its files say."""
+    inner, state = 512, 32
+    channels = inner + 2 * groups * state
+    tensors = [
+        ("ssm_in.weight", lambda: matrix(inner + channels + n_heads, EMBD)),
+        ("ssm_conv1d.weight", lambda: matrix(channels, width)),
+        ("ssm_conv1d.bias", lambda: vector(channels)),
+        ("ssm_dt.bias", lambda: vector(n_heads)),
+        ("ssm_a", lambda: -np.exp(vector(n_heads, 1))),
+        ("ssm_d", lambda: vector(n_heads, 1)),
+        ("ssm_norm.weight", lambda: vector(groups, inner // groups, mean=1.0)),
+        ("ssm_out.weight", lambda: matrix(EMBD, inner)),
+    ]
+    return {
+        "arch": "mamba2", "tensors": both(tensors),
+        "drop": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"),
+        "extra": {
+            "attention.head_count": 0, "attention.head_count_kv": None, "attention.key_length": None,
+            "attention.value_length": None, "feed_forward_length": 0, "ssm.conv_kernel": width,
+            "ssm.inner_size": inner, "ssm.state_size": state, "ssm.time_step_rank": n_heads, "ssm.group_count": groups,
+        },
+    }  # fmt: skip

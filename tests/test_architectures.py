@@ -13,7 +13,7 @@ from llamaref import Engine, Weights
 from llamaref import ops as maths
 from llamaref.models import ARCHITECTURES
 from small import write_model
-from small_others import phi3
+from small_others import mamba2, phi3
 
 from llamadiff import Trace, UserError, compare
 from llamadiff.candidates.engine import record
@@ -122,6 +122,9 @@ OPTIONS = {
     "gpt-oss bases": {
         **SMALL["gpt-oss"], "extra": {**SMALL["gpt-oss"]["extra"], **YARN, "rope.freq_base_swa": 5000.0},
     },
+    "mamba2 one group": mamba2(n_heads=4, groups=1),
+    "mamba2 narrow": mamba2(n_heads=2, width=2),
+    "mamba2 tied": {**SMALL["mamba2"], "tied": True, "kind": "Q4_0"},
     "phi3 grouped": {**SMALL["phi3"], "kv_heads": 2},
     "phi3 fused": {**SMALL["phi3"], "fused_qkv": True, "extra": {"attention.sliding_window": 3}},
     "phi3 longrope": {
@@ -170,6 +173,18 @@ def _with(**ops):
 
 
 FAULTS = {
+    "convolution turned": ("mamba2", {"causal_conv": lambda x, w: maths.causal_conv(x, w[:, ::-1])}, "ssm_conv-0"),
+    "groups tiled": (
+        "mamba2",
+        {"ssm_scan": lambda x, dt, a, b, c, s: maths.ssm_scan(x, dt, a, b[:, :, ::-1], c[:, :, ::-1], s)},
+        "ssm_scan-0",
+    ),
+    "step without its softplus": (
+        "mamba2",
+        {"ssm_scan": lambda x, dt, *r: maths.ssm_scan(x, np.log(np.expm1(np.maximum(dt, 1e-3))), *r)},
+        "ssm_scan-0",
+    ),
+    "gate missing": ("mamba2", {"swiglu": lambda z, y: y}, "ssm_norm-0"),
     "sinks missing": ("gpt-oss", {"causal_softmax": lambda *a: maths.causal_softmax(*a[:4])}, "kq_soft_max-0"),
     "window missing, with sinks": ("gpt-oss", {"windowed": lambda scores, *_: scores}, "kq_soft_max-0"),
     "usual SwiGLU": ("gpt-oss", {"swiglu_oai": maths.swiglu}, "ffn_moe_swiglu_oai-0"),

@@ -39,6 +39,7 @@ GPT_OSS = (
     .replace("weights_norm", "weights_softmax")
     .replace("swiglu", "swiglu_oai")
 )
+MAMBA2 = "attn_norm zxBCdt ssm_conv ssm_dt ssm_scan mamba2_y_add_d ssm_norm mamba_out l_out"
 LAYERS = {
     "llama": [DENSE] * 2,
     "qwen2": [DENSE] * 2,
@@ -53,6 +54,7 @@ LAYERS = {
     "gemma3": [with_post_norms(QWEN3.replace("swiglu", "geglu"))] * 7,
     "gpt2": [GPT2] * 2,
     "gpt-oss": [GPT_OSS] * 2,
+    "mamba2": [MAMBA2] * 2,
     "phi3": [PHI3] * 2,
     "smollm3": [DENSE, DENSE, DENSE, NO_ROPE, DENSE],
 }

@@ -30,7 +30,7 @@ from llamadiff.trace import Info, TraceWriter
 
 Array = NDArray[Any]
 
-WEIGHT_ENDINGS = (".weight", ".bias", ".scale")
+WEIGHT_ENDINGS = (".weight", ".bias", ".scale", ".ssm_a", ".ssm_d")
 LOG_ERROR = 4  # GGML_LOG_LEVEL_ERROR
 SMALL_MODEL = 64 << 20  # bytes: below, waking a second thread for every op costs more than it saves
 
@@ -210,7 +210,11 @@ class Capture:
     def _record(self, name: str, node: Node) -> None:
         tap = taps.parse(name)
         assert tap is not None
-        values = _in_axes(tap, node.values(), self.rows)
+        values = node.values()
+        if tap.kind.op == "SSM_SCAN":  # one row: what it puts out, shaped as what it takes in, then its states
+            taken = node.sources[1].shape
+            values = values.reshape(-1)[: int(np.prod(taken))].reshape(taken)
+        values = _in_axes(tap, values, self.rows)
         if tap.causal:
             values = self._visible(tap, values[..., : self.total])
         shape = list(values.shape)

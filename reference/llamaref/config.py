@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from llamaref.errors import ModelError
 from llamaref.metadata import implemented, refuse_unknown
 
-__all__ = ["Config", "ModelError", "Rope"]
+__all__ = ["Config", "ModelError", "Rope", "Ssm"]
 
 Number = TypeVar("Number", int, float)
 
@@ -30,6 +30,22 @@ class Rope:
     n_ctx_orig: int = 0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+
+
+@dataclass(frozen=True)
+class Ssm:
+    """Sizes of a state space model; names are llama.cpp's."""
+
+    d_conv: int = 0  # tokens that the convolution spans
+    d_inner: int = 0
+    d_state: int = 0
+    n_head: int = 0
+    n_group: int = 0
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: x, and B and C of every group."""
+        return self.d_inner + 2 * self.n_group * self.d_state
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,7 @@ class Config:
     logit_cap: float = 0.0
     windows: tuple[int, ...] = ()
     ropes: tuple[Rope | None, ...] = ()
+    ssm: Ssm = Ssm()
 
     @classmethod
     def from_metadata(cls, fields: Mapping[str, Any]) -> Config:
@@ -73,8 +90,11 @@ class Config:
             raise ModelError("general.architecture is missing: this GGUF file does not say what model it holds")
         refuse_unknown(architecture, fields)
         read = _Reader(architecture, fields)
-        n_embd, n_head = read.count("embedding_length"), read.count("attention.head_count")
+        n_embd = read.count("embedding_length")
+        n_head = read.count("attention.head_count", 1 if architecture in _RECURRENT else None)
         head_k = read.count("attention.key_length", n_embd // n_head)
+        if not head_k:
+            raise ModelError(f"{architecture}: {n_head} heads are more than the {n_embd} values of embedding_length")
         n_expert = read.count("expert_count", 0)
         norm_eps = read.number("attention.layer_norm_epsilon", 0.0)
         rope, windows = _rope(read, head_k), _windows(read)
@@ -101,6 +121,7 @@ class Config:
             logit_cap=read.own("final_logit_softcapping", read.number, logit_cap),
             windows=windows,
             ropes=_ropes(read, rope, windows),
+            ssm=_ssm(read),
         )
         _check(config)
         if any(windows):
@@ -180,7 +201,7 @@ def _windows(read: _Reader) -> tuple[int, ...]:
 
 def _ropes(read: _Reader, rope: Rope, windows: tuple[int, ...]) -> tuple[Rope | None, ...]:
     """Every layer's RoPE: some layers have none, and those with a window may have one of their own."""
-    if read.architecture == "gpt2":
+    if read.architecture in ("gpt2", *_RECURRENT):
         return (None,) * len(windows)
     if read.architecture == "smollm3":  # llama.cpp, n_no_rope_layer_step
         return tuple(None if i % 4 == 3 else rope for i in range(len(windows)))
@@ -194,6 +215,25 @@ def _ropes(read: _Reader, rope: Rope, windows: tuple[int, ...]) -> tuple[Rope | 
         "olmo2": replace(plain, attn_factor=1.0),
     }.get(read.architecture, rope)
     return tuple(local if window else rope for window in windows)
+
+
+_RECURRENT = ("mamba2",)  # architectures without attention
+
+
+def _ssm(read: _Reader) -> Ssm:
+    """Sizes of the scan (llama.cpp, src/models/mamba2.cpp)."""
+    if read.architecture not in _RECURRENT:
+        return Ssm()
+    ssm = Ssm(
+        d_conv=read.count("ssm.conv_kernel"),
+        d_inner=read.count("ssm.inner_size"),
+        d_state=read.count("ssm.state_size"),
+        n_head=read.count("ssm.time_step_rank"),
+        n_group=read.count("ssm.group_count"),
+    )
+    if ssm.d_inner % ssm.n_head or ssm.d_inner % ssm.n_group or ssm.n_head % ssm.n_group:
+        raise ModelError(f"{read.prefix}ssm: {ssm.d_inner} channels, {ssm.n_head} heads, {ssm.n_group} groups: uneven")
+    return ssm
 
 
 def _check(config: Config) -> None:

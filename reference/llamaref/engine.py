@@ -70,11 +70,16 @@ class Silent:
 
 @dataclass
 class Cache:
-    """Keys and values of the tokens seen so far, per layer: [b, s, k, d]; ``positions`` [s]."""
+    """Keys and values of the tokens seen so far, per layer: [b, s, k, d]; ``positions`` [s].
+
+    Of recurrent layers: the last inputs of the convolution, ``conv`` [b, k - 1, c], and ``states`` [b, h, d, n].
+    """
 
     positions: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     keys: dict[int, Array] = field(default_factory=dict)
     values: dict[int, Array] = field(default_factory=dict)
+    conv: dict[int, Array] = field(default_factory=dict)
+    states: dict[int, Array] = field(default_factory=dict)
 
     def append(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
         """Add rows of one layer and return all of its rows."""
@@ -273,6 +278,22 @@ class Engine:
         probs = self.ops.causal_softmax(scores, scale, step.positions, step.key_positions, *beside)  # [b, h, t, s]
         probs, values = tap.operands("cache_v", tap(f"kq_soft_max-{i}", probs), values)
         return tap(f"kqv_out-{i}", self.ops.attention_values(probs, values))
+
+    def conv(self, x: Array, i: int, step: Step) -> Array:
+        """The causal convolution of layer i with its bias, over this pass's tokens and the last before: [b, t, c]."""
+        name, spans = f"blk.{i}.ssm_conv1d", self.config.ssm.d_conv
+        weight = self._vector(f"{name}.weight", x.shape[-1] * spans).reshape(x.shape[-1], spans)
+        before = step.cache.conv.get(i, np.zeros((len(x), spans - 1, x.shape[-1]), x.dtype))
+        rows = np.concatenate([before, x], axis=1)  # [b, k - 1 + t, c]
+        step.cache.conv[i] = rows[:, x.shape[1] :]
+        return np.asarray(self.ops.causal_conv(rows, weight) + self._vector(f"{name}.bias", x.shape[-1]))
+
+    def scan(self, x: Array, dt: Array, b: Array, c: Array, i: int, step: Step) -> Array:
+        """The selective scan of layer i, from the state that the tokens before left: [b, t, h, d]."""
+        state = step.cache.states.get(i, np.zeros((len(x), *x.shape[2:], b.shape[-1]), x.dtype))
+        a = self._vector(f"blk.{i}.ssm_a", x.shape[2])
+        y, step.cache.states[i] = self.ops.ssm_scan(x, dt, a, b, c, state)
+        return np.asarray(y)
 
     def vector(self, name: str, size: int) -> Array:
         """A small tensor whole -> [size], read once."""

@@ -33,6 +33,10 @@ OWN: Mapping[str, frozenset[str]] = {
     "granite": frozenset({
         "attention.scale", "embedding_scale", "residual_scale", "logit_scale", "rope.scaling.finetuned",
     }),
+    "mamba2": frozenset({
+        "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count",
+        "attention.recurrent_layers",  # all of them, whatever it says
+    }),
     "olmo2": _WINDOW,
     "phi3": frozenset({"attention.sliding_window"}),  # llama.cpp does not heed it (src/models/phi3.cpp)
 }  # fmt: skip

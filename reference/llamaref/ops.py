@@ -190,6 +190,28 @@ def normalized(weights: Array) -> Array:
     return np.asarray(weights / np.maximum(total, np.asarray(2.0**-14, weights.dtype)))
 
 
+def causal_conv(rows: Array, weight: Array) -> Array:
+    """Every channel's weighted sum over a token and those before it: [b, k - 1 + t, c], [c, k] -> [b, t, c]."""
+    spans = weight.shape[1]
+    t = rows.shape[1] - spans + 1
+    return np.asarray(sum(rows[:, back : back + t] * weight[:, back] for back in range(spans)))
+
+
+def ssm_scan(x: Array, dt: Array, a: Array, b: Array, c: Array, state: Array) -> tuple[Array, Array]:
+    """Selective scan with one decay a head (Dao & Gu 2024, arXiv:2405.21060): outputs as x, and the last state.
+
+    x [b, t, h, d], dt [b, t, h] before its softplus, a [h], b and c [b, t, g, n], state [b, h, d, n].
+    """
+    group, out = x.shape[2] // b.shape[2], np.empty_like(x)
+    dt = np.logaddexp(dt, np.zeros_like(dt))  # softplus
+    keep = np.exp(dt * a)  # [b, t, h]
+    for t in range(x.shape[1]):
+        write, read = (np.repeat(part[:, t], group, axis=1)[..., None, :] for part in (b, c))  # [b, h, 1, n]
+        state = state * keep[:, t, :, None, None] + write * (x * dt[..., None])[:, t, ..., None]  # [b, h, d, n]
+        out[:, t] = np.matmul(state, read.swapaxes(-1, -2))[..., 0]
+    return out, state
+
+
 def weighted_sum(experts: Array, weights: Array) -> Array:
     """[b, t, used, embd], [b, t, used] -> [b, t, embd]."""
     return np.asarray((experts * weights[..., None]).sum(axis=-2))

@@ -37,7 +37,7 @@ def _shape(c: Config, w: Weights, match: re.Match[str]) -> tuple[int, ...] | Non
     """The shape of one tensor; None if no product or norm of the engine reads it."""
     layer, stem, part = match.groups()
     prefix = "" if layer is None else f"blk.{layer}."
-    table = _outside(c, w) if layer is None else {**_attention(c), **_ffn(c, w, prefix)}
+    table = _outside(c, w) if layer is None else {**_attention(c), **_ffn(c, w, prefix), **_scan(c)}
     weight = table.get(stem)
     if weight is None or part == "weight":
         return weight
@@ -96,6 +96,17 @@ def _ffn(c: Config, w: Weights, prefix: str) -> Mapping[str, tuple[int, ...]]:
         "ffn_gate_exps": (c.n_expert, *ff, c.n_embd),
         "ffn_up_exps": (c.n_expert, *ff, c.n_embd),
         "ffn_down_exps": (c.n_expert, c.n_embd, *ff),
+    }
+
+
+def _scan(c: Config) -> Mapping[str, tuple[int, ...]]:
+    s = c.ssm
+    return {
+        "ssm_in": (s.d_inner + s.conv_dim + s.n_head, c.n_embd),
+        "ssm_conv1d": (s.conv_dim, s.d_conv),
+        "ssm_dt": (s.n_head, 0),  # it has a bias and no matrix
+        "ssm_norm": (s.n_group, s.d_inner // max(s.n_group, 1)),
+        "ssm_out": (c.n_embd, s.d_inner),
     }
 
 
