@@ -18,7 +18,7 @@ from llamadiff.lanes import FREE, FREE_NATIVE, JITTER, NATIVE, Lane, Source, pol
 
 Array = NDArray[Any]
 # the ops in which a token's row depends on other tokens' rows
-MIXING = ("kq", "kq_soft_max", "kqv_out", "ssm_conv", "ssm_scan")
+MIXING = ("kq", "kq_soft_max", "kqv", "kqv_out", "ssm_conv", "ssm_scan")
 
 
 class Study(Carrier):

@@ -13,7 +13,7 @@ from llamaref import Engine, Weights
 from llamaref import ops as maths
 from llamaref.models import ARCHITECTURES
 from small import write_model
-from small_others import mamba2, phi3
+from small_others import deepseek2, mamba2, phi3
 
 from llamadiff import Trace, UserError, compare
 from llamadiff.candidates.engine import record
@@ -125,6 +125,13 @@ OPTIONS = {
     "mamba2 one group": mamba2(n_heads=4, groups=1),
     "mamba2 narrow": mamba2(n_heads=2, width=2),
     "mamba2 tied": {**SMALL["mamba2"], "tied": True, "kind": "Q4_0"},
+    "deepseek2 yarn of V2": deepseek2(absorbed=True, **{"rope.scaling.yarn_log_multiplier": 0.1}),
+    "deepseek2 linear": deepseek2(
+        absorbed=True, **{"rope.scaling.type": "linear", "rope.scaling.attn_factor": 1.3, "expert_weights_norm": False}
+    ),
+    "deepseek2 short": deepseek2(absorbed=True, **{"rope.scaling.factor": 0.5, "expert_weights_scale": 1.0}),
+    "deepseek2 old sigmoid": {**deepseek2(absorbed=False, **{"expert_gating_func": 2}), "tied": True, "kind": "Q8_0"},
+    "deepseek2 old linear": deepseek2(absorbed=False, **{"rope.scaling.type": "linear"}),
     "phi3 grouped": {**SMALL["phi3"], "kv_heads": 2},
     "phi3 fused": {**SMALL["phi3"], "fused_qkv": True, "extra": {"attention.sliding_window": 3}},
     "phi3 longrope": {
@@ -173,6 +180,11 @@ def _with(**ops):
 
 
 FAULTS = {
+    "groups ignored": ("deepseek2", {"best_groups": lambda probs, *_: probs}, "ffn_moe_topk-1"),
+    "softmax for sigmoid": ("deepseek2", {"sigmoid": maths.softmax}, "ffn_moe_probs-1"),
+    "halves": ("deepseek2", {"rope_pairs": maths.rope_halves}, "k_pe-0"),
+    "halves, of every head": ("deepseek2-old", {"rope_pairs": maths.rope_halves}, "k_pe-0"),
+    "weights not made to sum to one": ("deepseek2", {"normalized": lambda w: w}, "ffn_moe_weights_norm-1"),
     "convolution turned": ("mamba2", {"causal_conv": lambda x, w: maths.causal_conv(x, w[:, ::-1])}, "ssm_conv-0"),
     "groups tiled": (
         "mamba2",
@@ -209,6 +221,12 @@ FAULTS = {
     ),
 }
 SETTINGS = {
+    "temperature": ("deepseek2", lambda c: replace(c, attention_scale=96**-0.5), "kq_soft_max-0"),
+    "experts' scale": (
+        "deepseek2",
+        lambda c: replace(c, router=replace(c.router, scale=1.5)),
+        "ffn_moe_weights_scaled-1",
+    ),
     "short factors": ("phi3-long", lambda c: replace(c, rope=replace(c.rope, n_ctx_orig=1 << 20)), "Qcur_rope-0"),
     "one RoPE": ("gemma3", lambda c: replace(c, ropes=(c.rope,) * c.n_layer), "Qcur_rope-0"),
     "no window": ("gemma2", lambda c: replace(c, windows=(0,) * c.n_layer), "kq_soft_max-0"),

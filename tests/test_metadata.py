@@ -30,7 +30,7 @@ def refusal(path):
     return ""
 
 
-@pytest.mark.parametrize("name", ["moe", *ARCHITECTURES])
+@pytest.mark.parametrize("name", ["moe", "deepseek2-old", *ARCHITECTURES])
 def test_a_value_of_the_metadata_that_lies_is_refused_or_runs(name, small_model, monkeypatch):
     path = small_model(name)
     weights = Weights(path)

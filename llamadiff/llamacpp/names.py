@@ -37,6 +37,8 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("Vcur", "CONT"): "Vcur_proj",
     ("Qcur", "ROPE"): "Qcur_rope",
     ("Kcur", "ROPE"): "Kcur_rope",
+    ("q_pe", "ROPE"): "q_pe",
+    ("k_pe", "ROPE"): "k_pe",
     ("kq", "MUL_MAT"): "kq",
     ("kq_soft_max", "SOFT_MAX"): "kq_soft_max",
     ("kqv_out", "CONT"): "kqv_out",
@@ -44,17 +46,23 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("ffn_inp", "ADD"): "ffn_inp",
     ("sa_out", "ADD"): "ffn_inp",
     ("ffn_moe_probs", "SOFT_MAX"): "ffn_moe_probs",
+    ("ffn_moe_probs", "SIGMOID"): "ffn_moe_probs",
+    ("ffn_moe_probs_biased", "ADD"): "ffn_moe_probs_biased",
     ("ffn_moe_topk", "VIEW"): "ffn_moe_topk",
     ("ffn_moe_weights", "GET_ROWS"): "ffn_moe_weights",
     ("ffn_moe_weights_norm", "DIV"): "ffn_moe_weights_norm",
     ("ffn_moe_weights_softmax", "RESHAPE"): "ffn_moe_weights_softmax",
     ("ffn_moe_swiglu_oai", "SWIGLU_OAI"): "ffn_moe_swiglu_oai",
     ("ffn_moe_swiglu", "SWIGLU"): "ffn_moe_swiglu",
+    ("ffn_moe_weights_scaled", "SCALE"): "ffn_moe_weights_scaled",
+    ("ffn_moe_gate", "VIEW"): "ffn_moe_gate",  # split from a fused product
+    ("ffn_moe_up", "VIEW"): "ffn_moe_up",
     ("ffn_moe_gate_scaled", "MUL"): "ffn_moe_gate",
     ("ffn_moe_up_scaled", "MUL"): "ffn_moe_up",
     ("ffn_moe_down_scaled", "MUL"): "ffn_moe_down",
     ("ffn_moe_out", "ADD"): "ffn_out",
     ("ffn_moe_out", "CONT"): "ffn_out",
+    ("ffn_out", "ADD"): "ffn_out",  # with the shared experts
     ("ffn_swiglu", "SWIGLU"): "ffn_swiglu",
     ("ffn_geglu", "GEGLU"): "ffn_geglu",
     ("ffn_gelu", "GELU"): "ffn_gelu",
@@ -63,6 +71,7 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("result_output", "SCALE"): "result_output",
 }
 _DECAY = re.compile(r"blk\.(\d+)\.ssm_a")  # the weight that a scan reads
+_VALUES = re.compile(r"v_cont-(\d+)")  # V that is a part of K's rows
 _NODE = re.compile(r"(\w+?)(?:-(\d+))?")
 _NAMELESS = re.compile(r"node_\d+")  # ggml numbers the nodes that llama.cpp gave no name
 
@@ -77,6 +86,8 @@ def tap_name(name: str, op: str, sources: Sequence[str]) -> str | None:
         return by_weight
     if op == "SSM_SCAN" and (decay := _DECAY.fullmatch(sources[3])):
         return f"ssm_scan-{decay[1]}"
+    if op == "MUL_MAT" and (values := _VALUES.fullmatch(sources[0])):
+        return f"kqv-{values[1]}"
     if op == "ADD" and _NAMELESS.fullmatch(name):
         return _residual(sources[1])
     match = _NODE.fullmatch(name)

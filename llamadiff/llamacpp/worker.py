@@ -341,7 +341,7 @@ def _seen(source: Node) -> Node:
 
 def _in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:
     """ggml's four axes [ne3, ne2, ne1, ne0] as the tap's."""
-    if tap.causal:
+    if tap.row_axis == 1:
         return values.reshape(values.shape[-3:])
     return values.reshape((rows, -1) if len(tap.kind.axes) == 2 else (rows, -1, values.shape[-1]))
 

@@ -279,6 +279,24 @@ class Engine:
         probs, values = tap.operands("cache_v", tap(f"kq_soft_max-{i}", probs), values)
         return tap(f"kqv_out-{i}", self.ops.attention_values(probs, values))
 
+    def gate_up(self, x: Array, i: int, chosen: Array, tap: Tap) -> tuple[Array, Array]:
+        """Gate and up of the chosen experts of layer i, from two tensors or one that holds both."""
+        if f"blk.{i}.ffn_gate_up_exps.weight" in self.w:
+            gate, up = np.split(self.experts(x, f"blk.{i}.ffn_gate_up_exps", chosen, tap), 2, axis=-1)
+            return gate, up
+        gate, up = (self.experts(x, f"blk.{i}.ffn_{part}_exps", chosen, tap) for part in ("gate", "up"))
+        return gate, up
+
+    def heads(self, x: Array, name: str, tap: Tap) -> Array:
+        """Every head's product with a matrix of its own: [b, h, t, in] -> [b, h, t, out]."""
+        x, *sums = tap.operands(self.w.type(f"{name}.weight"), x)
+        shape = self.w.shape(f"{name}.weight")  # [h, out, in], or [out, in] of a single head
+        out = np.empty((*x.shape[:-1], shape[-2]), x.dtype)
+        for head in range(x.shape[1]):
+            of_head = (part[:, head] for part in (x, *sums))
+            out[:, head] = self.w.product(f"{name}.weight", *of_head, expert=head if len(shape) == 3 else None)
+        return out
+
     def conv(self, x: Array, i: int, step: Step) -> Array:
         """The causal convolution of layer i with its bias, over this pass's tokens and the last before: [b, t, c]."""
         name, spans = f"blk.{i}.ssm_conv1d", self.config.ssm.d_conv

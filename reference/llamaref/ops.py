@@ -50,9 +50,9 @@ def rope_theta(rope: Rope, positions: Array, freq_factors: Array | None = None) 
 def rope_magnitude(rope: Rope) -> float:
     """What cos and sin are multiplied by: YaRN's attention temperature, section 3.4 of the paper.
 
-    llama.cpp applies none for factors up to 1.
+    llama.cpp applies none for factors up to 1, and none where the scores have it (log_mul).
     """
-    stretched = rope.yarn and rope.factor > 1.0
+    stretched = rope.yarn and rope.factor > 1.0 and not rope.log_mul
     return rope.attn_factor * (1.0 + 0.1 * math.log(rope.factor) if stretched else 1.0)
 
 
@@ -182,6 +182,19 @@ def gelu(x: Array) -> Array:
 def top_k(probs: Array, k: int) -> Array:
     """Indices of the k largest values, largest first: [..., expert] -> [..., k] int32."""
     return np.argsort(-probs, axis=-1, kind="stable")[..., :k].astype(np.int32)
+
+
+def best_groups(probs: Array, n_group: int, used: int) -> Array:
+    """Minus infinity for experts outside the best groups, those whose two best sum to most: [..., expert] -> the same.
+
+    DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2; 0 or 1 group: all of them.
+    """
+    if n_group <= 1:
+        return probs
+    grouped = probs.reshape(*probs.shape[:-1], n_group, -1)  # [..., group, expert / group]
+    best = top_k(np.sort(grouped, axis=-1)[..., -2:].sum(axis=-1), used)  # [..., used]
+    kept = (np.arange(n_group)[:, None] == best[..., None, :]).any(axis=-1)  # [..., group]
+    return np.where(kept[..., None], grouped, -np.inf).reshape(probs.shape).astype(probs.dtype)
 
 
 def normalized(weights: Array) -> Array:

@@ -36,7 +36,7 @@ def mixer(m: Engine, i: int, h: Array, step: Step) -> Array:
     """Gate, convolution over the last tokens, and scan: [b, t, embd] -> [b, t, embd]."""
     s, tap = m.config.ssm, step.tap
     b, t, _ = h.shape
-    h = tap(f"zxBCdt-{i}", m.linear(h, f"blk.{i}.ssm_in", tap))
+    h = tap(f"ssm_in-{i}", m.linear(h, f"blk.{i}.ssm_in", tap))
     z, xbc, dt = np.split(h, [s.d_inner, s.d_inner + s.conv_dim], axis=-1)  # [b, t, inner], [b, t, conv], [b, t, head]
     xbc = m.ops.silu(tap(f"ssm_conv-{i}", m.conv(xbc, i, step)))
     dt = tap(f"ssm_dt-{i}", dt + m.vector(f"blk.{i}.ssm_dt.bias", s.n_head))
