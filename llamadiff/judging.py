@@ -200,7 +200,7 @@ class Judge:
         return np.take_along_axis(source.trace[probs], x.astype(np.int64), axis=-1)
 
     def _kind(self, tap: taps.Tap) -> str:
-        products = {"kq": "cache_k", "kqv_out": "cache_v", "kqv": "cache_k"}
+        products = {"kq": "cache_k", "kqv": "cache_v", "kqv_out": "cache_v"}
         ops = {"ROPE": ANGLES, "GEGLU": GELU, "GELU": GELU}
         return products.get(tap.kind.word) or ops.get(tap.kind.op) or self.weight_types.get(tap.name, "F32")
 

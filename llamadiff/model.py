@@ -202,7 +202,7 @@ class Model(Runnable):
         return {
             "embd": config.n_embd, "head": config.n_head, "kv_head": config.n_head_kv, "one": 1,
             "dim": latent.head_k or config.head_k, "ff": ff, "gate_up": 2 * ff, "vocab": self.engine.n_vocab,
-            "expert": config.n_expert, "used": config.n_expert_used,
+            "cached": config.head_k, "expert": config.n_expert, "used": config.n_expert_used,
             "ff_exp": columns("ffn_down_exps"), "ff_shexp": columns("ffn_down_shexp"),
             "lora_q": latent.n_lora_q, "lora": latent.n_lora_kv, "lora_rope": latent.n_lora_kv + n_rot, "rope": n_rot,
             "dim_v": latent.head_v, "nope_v": latent.n_nope + latent.head_v,

@@ -164,9 +164,10 @@ def test_every_tap_is_exact(options, tmp_path):
     assert result.logits.kl < 0.01
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gpt-oss", "mamba2", "deepseek2"])
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
-def test_a_16_bit_cache_is_exact_too(kind, small_model):
-    judged(compare(small_model("qwen3", "Q8_0"), tokens=TOKENS, n_predict=2, settings=Settings(kind, kind)))
+def test_a_16_bit_cache_is_exact_too(kind, name, small_model):
+    judged(compare(small_model(name, "Q8_0"), tokens=TOKENS, n_predict=2, settings=Settings(kind, kind)))
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
@@ -274,8 +275,9 @@ def test_flash_attention_is_noise_and_hides_the_scores(small_model):
     assert result.rows[7].span == ("kq-0", "kq_soft_max-0")
 
 
-def test_a_quantized_cache_is_judged_with_its_rounding(small_model):
-    result = compare(small_model(), tokens=TOKENS, settings=Settings("Q8_0", "Q8_0", flash_attn=True))
+@pytest.mark.parametrize("name", ["llama", "gpt-oss", "deepseek2"])
+def test_a_quantized_cache_is_judged_with_its_rounding(name, small_model):
+    result = compare(small_model(name), tokens=TOKENS, settings=Settings("Q8_0", "Q8_0", flash_attn=True))
     assert result.verdict in ("match", "noise")
 
 

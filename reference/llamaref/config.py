@@ -284,12 +284,17 @@ def _latent(read: Reader, rope: Rope) -> Latent:
         raise ModelError(
             f"{read.prefix}attention.head_count_kv = {n_head_kv}: latent attention has 1, or {n_head} each"
         )
-    k, v = (k, v) if k and v else (read.count("attention.key_length"), read.count("attention.value_length"))
+    lora_kv, lora_q = read.count("attention.kv_lora_rank"), read.count("attention.q_lora_rank", 0)
+    row = read.count("attention.key_length"), read.count("attention.value_length")
+    if k and v and row != (lora_kv + rope.n_rot, lora_kv):
+        raise ModelError(
+            f"{read.prefix}attention.key_length, value_length = {row}: a cache row has {lora_kv} values and RoPE's"
+        )
+    k, v = (k, v) if k and v else row
     if k <= rope.n_rot:
         raise ModelError(
             f"{read.prefix}rope.dimension_count = {rope.n_rot}: must be less than the {k} values of a head"
         )
-    lora_kv, lora_q = read.count("attention.kv_lora_rank"), read.count("attention.q_lora_rank", 0)
     return Latent(lora_kv, lora_q, head_k=k, head_v=v, n_nope=k - rope.n_rot)
 
 

@@ -41,8 +41,8 @@ def _shape(c: Config, w: Weights, match: re.Match[str]) -> tuple[int, ...] | Non
     weight = table.get(stem)
     if weight is None or part == "weight":
         return weight
-    if len(weight) == 1:  # a norm: it has neither
-        return None
+    if len(weight) == 1:  # a norm: LayerNorm's has a bias
+        return weight if part == "bias" else None
     if part == "scale":
         return weight[:-2] or (1,)
     return weight[:-1]

@@ -71,7 +71,7 @@ def absorbed(m: Engine, i: int, q: Array, kv: Array, k_pe: Array, step: Step) ->
     q, keys = tap.operands("cache_k", q, keys)
     scores = tap(f"kq-{i}", m.ops.attention_scores(q, keys))  # [b, h, t, s]
     probs = m.ops.causal_softmax(scores, m.config.attention_scale, step.positions, step.key_positions)
-    probs, values = tap.operands("cache_k", tap(f"kq_soft_max-{i}", probs), values)
+    probs, values = tap.operands("cache_v", tap(f"kq_soft_max-{i}", probs), values)
     a = m.ops.attention_values(probs, values).reshape(b, t, h, c.n_lora_kv)
     a = tap(f"kqv-{i}", a.transpose(0, 2, 1, 3))  # [b, h, t, lora]
     a = tap(f"kqv_mla-{i}", m.heads(a, f"blk.{i}.attn_v_b", tap))  # [b, h, t, dim_v]
