@@ -20,9 +20,10 @@ def check_runnable(model: Runnable, trace: Trace, whose: str) -> None:
     for side, kind in stored_types(trace).items():
         if kind not in KV_TYPES:
             raise UserError(f"{whose} was recorded with a {side} of type {kind}; known are {', '.join(KV_TYPES)}")
-        if kind.startswith("Q") and model.sizes["dim"] % 32:
+        size = model.sizes.get("cached", model.sizes["dim"])
+        if kind.startswith("Q") and size % 32:
             raise UserError(f"{whose} was recorded with a {side} of type {kind}, which heads of "
-                            f"{model.sizes['dim']} values cannot have: its blocks are of 32")  # fmt: skip
+                            f"{size} values cannot have: its blocks are of 32")  # fmt: skip
 
 
 def check_same_run(baseline: Trace, candidate: Trace, model: Runnable | None = None) -> None:

@@ -187,7 +187,7 @@ class Judge:
         return per_row, first
 
     def _kind(self, tap: taps.Tap) -> str:
-        products = {"kq": "cache_k", "kqv_out": "cache_v"}
+        products = {"kq": "cache_k", "kqv": "cache_v", "kqv_out": "cache_v"}
         ops = {"ROPE": ANGLES, "GEGLU": GELU, "GELU": GELU}
         return products.get(tap.kind.word) or ops.get(tap.kind.op) or self.weight_types.get(tap.name, "F32")
 

@@ -153,6 +153,9 @@ class Model(Runnable):
     def _traits(self) -> list[set[str]]:
         """What the taps of each layer depend on besides its tensors."""
         everywhere = set(self.engine.architecture.TRAITS.split())
+        router = self.engine.config.router
+        everywhere |= {"NORMED_WEIGHTS"} if router.normalized else set()
+        everywhere |= {"SCALED_WEIGHTS"} if router.scale != 1 else set()
         return [everywhere | ({"ROPE"} if rope is not None else set()) for rope in self.engine.config.ropes]
 
     def _check_complete(self) -> None:
@@ -196,6 +199,7 @@ class Model(Runnable):
     def sizes(self) -> dict[str, int]:  # type: ignore[override]
         """The sizes of the axes that taps have."""
         config, weights = self.engine.config, self.engine.w
+        ssm, latent, n_rot = config.ssm, config.latent, config.rope.n_rot
 
         def columns(*stems: str) -> int:
             """Those of the first matrix that a layer has."""
@@ -204,9 +208,15 @@ class Model(Runnable):
 
         ff = columns("ffn_down", "ffn_down_exps")
         return {
-            "embd": config.n_embd, "head": config.n_head, "kv_head": config.n_head_kv, "dim": config.head_k,
-            "ff": ff, "gate_up": 2 * ff, "vocab": self.engine.n_vocab, "expert": config.n_expert,
-            "used": config.n_expert_used,
+            "embd": config.n_embd, "head": config.n_head, "kv_head": config.n_head_kv, "one": 1,
+            "dim": latent.head_k or config.head_k, "ff": ff, "gate_up": 2 * ff, "vocab": self.engine.n_vocab,
+            "cached": config.head_k, "expert": config.n_expert, "used": config.n_expert_used,
+            "ff_exp": columns("ffn_down_exps"), "ff_shexp": columns("ffn_down_shexp"),
+            "lora_q": latent.n_lora_q, "lora": latent.n_lora_kv, "lora_rope": latent.n_lora_kv + n_rot, "rope": n_rot,
+            "dim_v": latent.head_v, "nope_v": latent.n_nope + latent.head_v,
+            "ssm_in": ssm.d_inner + ssm.conv_dim + ssm.n_head, "ssm_conv": ssm.conv_dim,
+            "ssm_head": ssm.n_head, "ssm_dim": ssm.d_inner // max(ssm.n_head, 1),
+            "ssm_group": ssm.n_group, "ssm_width": ssm.d_inner // max(ssm.n_group, 1),
         }  # fmt: skip
 
 

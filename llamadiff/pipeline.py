@@ -356,7 +356,7 @@ def _run(
 
         def at(name: str, x: Any) -> None:
             tap = taps.parse(name)
-            if tap is not None and tap.kind.word == "Qcur_proj":
+            if tap is not None and tap.kind.word in ("Qcur_proj", "q_a", "ssm_in"):
                 progress(f"checking layer {tap.layer} of {model.n_layer}")
             if writer is not None:
                 writer.add(name, x)

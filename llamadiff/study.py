@@ -24,7 +24,8 @@ from llamadiff.judging import Finding, Judge
 from llamadiff.lanes import F32, FREE, FREE_NATIVE, JITTER, NATIVE, Lane, Source, policies_for, shaken
 
 Array = NDArray[Any]
-ATTENTION = ("kq", "kq_soft_max", "kqv_out")  # the ops in which a token's row depends on other tokens' rows
+# the ops in which a token's row depends on other tokens' rows
+MIXING = ("kq", "kq_soft_max", "kqv", "kqv_out", "ssm_conv", "ssm_scan")
 WAITING = 64 << 20  # bytes of taps that wait to be judged
 
 
@@ -244,7 +245,7 @@ class Study(Carrier):
     def _opened(self, source: Source, tap: taps.Tap) -> tuple[str, ...]:
         """The unrecorded taps that lie between this one and the recorded ones before it."""
         inputs = self.inputs(tap)
-        wanted = None if tap.kind.word in ATTENTION else source.whole_rows(tap.name)
+        wanted = None if tap.kind.word in MIXING else source.whole_rows(tap.name)
         open_ones = [i for i in inputs if not _has_rows(source, i, wanted)]
         opened = tuple(dict.fromkeys(name for i in open_ones for name in source.spans.get(i, ())))
         if not source.is_whole(tap.name):

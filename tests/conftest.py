@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from small import DIM, EMBD, VOCAB, write_model
-from small_others import gpt2, gpt_oss, phi3
+from small_others import deepseek2, gpt2, gpt_oss, mamba2, phi3
 
 _RNG = np.random.default_rng(7)
 
@@ -84,6 +84,9 @@ OPTIONS = {
             "attention.sliding_window_pattern": [False, True],
         },
     ),
+    "mamba2": mamba2(),
+    "deepseek2": deepseek2(absorbed=True),
+    "deepseek2-old": deepseek2(absorbed=False),
     "phi3": phi3(),
     "phi3-long": phi3(**{"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.2}),
     "llama-base": {"extra": {"rope.freq_base": 500000.0}},

@@ -74,3 +74,85 @@ def gpt_oss(experts_as: Type | None = None, **extra: Any) -> Options:
               for part, shape in shapes.items()),
         ]),
     }  # fmt: skip
+
+
+def mamba2(n_heads: int = 8, groups: int = 2, width: int = 4) -> Options:
+    """Eight heads in two groups; no attention, as its files say."""
+    inner, state = 512, 32
+    channels = inner + 2 * groups * state
+    tensors = [
+        ("ssm_in.weight", lambda: matrix(inner + channels + n_heads, EMBD)),
+        ("ssm_conv1d.weight", lambda: matrix(channels, width)),
+        ("ssm_conv1d.bias", lambda: vector(channels)),
+        ("ssm_dt.bias", lambda: vector(n_heads)),
+        ("ssm_a", lambda: -np.exp(vector(n_heads, 1))),
+        ("ssm_d", lambda: vector(n_heads, 1)),
+        ("ssm_norm.weight", lambda: vector(groups, inner // groups, mean=1.0)),
+        ("ssm_out.weight", lambda: matrix(EMBD, inner)),
+    ]
+    return {
+        "arch": "mamba2", "tensors": both(tensors),
+        "drop": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"),
+        "extra": {
+            "attention.head_count": 0, "attention.head_count_kv": None, "attention.key_length": None,
+            "attention.value_length": None, "feed_forward_length": 0, "ssm.conv_kernel": width,
+            "ssm.inner_size": inner, "ssm.state_size": state, "ssm.time_step_rank": n_heads, "ssm.group_count": groups,
+        },
+    }  # fmt: skip
+
+
+def deepseek2(*, absorbed: bool, **extra: Any) -> Options:
+    """A dense layer, then experts. Absorbed: everything that DeepSeek V3 has; else as in old lite files of V2."""
+    nope, rope, value, lora, narrow, n_heads, ff, n_expert = 64, 32, 64, 128, 96, 4, 128, 8
+    heads = n_heads * (nope + rope)
+    attention = [
+        ("attn_kv_a_mqa.weight", lambda: matrix(lora + rope, EMBD)),
+        ("attn_kv_a_norm.weight", lambda: vector(lora, mean=1.0)),
+        ("attn_output.weight", lambda: matrix(EMBD, n_heads * value)),
+    ]
+    experts = [
+        ("ffn_gate_inp.weight", lambda: matrix(n_expert, EMBD)),
+        ("ffn_down_exps.weight", lambda: matrix(n_expert, EMBD, ff)),
+        ("ffn_gate_shexp.weight", lambda: matrix(2 * ff, EMBD)),
+        ("ffn_up_shexp.weight", lambda: matrix(2 * ff, EMBD)),
+        ("ffn_down_shexp.weight", lambda: matrix(EMBD, 2 * ff)),
+    ]
+    metadata = {
+        "rope.dimension_count": rope, "attention.kv_lora_rank": lora, "leading_dense_block_count": 1,
+        "expert_count": n_expert, "expert_used_count": 3, "expert_shared_count": 2, "expert_feed_forward_length": ff,
+        "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
+    }  # fmt: skip
+    if absorbed:
+        attention += [
+            ("attn_q_a.weight", lambda: matrix(narrow, EMBD)),
+            ("attn_q_a_norm.weight", lambda: vector(narrow, mean=1.0)),
+            ("attn_q_b.weight", lambda: matrix(heads, narrow)),
+            ("attn_k_b.weight", lambda: matrix(n_heads, lora, nope)),
+            ("attn_v_b.weight", lambda: matrix(n_heads, value, lora)),
+        ]
+        experts += [
+            ("exp_probs_b.bias", lambda: vector(n_expert)),
+            ("ffn_gate_up_exps.weight", lambda: matrix(n_expert, 2 * ff, EMBD)),
+        ]
+        metadata |= {
+            "attention.q_lora_rank": narrow, "attention.key_length": lora + rope, "attention.value_length": lora,
+            "attention.key_length_mla": nope + rope, "attention.value_length_mla": value, "expert_group_count": 4,
+            "expert_group_used_count": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True,
+            "expert_gating_func": 2, "rope.scaling.yarn_log_multiplier": 0.0707,
+        }  # fmt: skip
+    else:
+        attention += [
+            ("attn_q.weight", lambda: matrix(heads, EMBD)),
+            ("attn_kv_b.weight", lambda: matrix(n_heads * (nope + value), lora)),
+        ]
+        experts += [(f"ffn_{part}_exps.weight", lambda: matrix(n_expert, ff, EMBD)) for part in ("gate", "up")]
+        metadata |= {
+            "attention.q_lora_rank": 0, "attention.key_length": nope + rope, "attention.value_length": value,
+        }  # fmt: skip
+    dense = [(f"ffn_{part}.weight", lambda: matrix(FF, EMBD)) for part in ("gate", "up")]
+    dense.append(("ffn_down.weight", lambda: matrix(EMBD, FF)))
+    return {
+        "arch": "deepseek2", "kv_heads": 1 if absorbed else n_heads, "extra": {**metadata, **extra},
+        "drop": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
+        "tensors": {**both(attention), **both(dense, [0]), **both(experts, [1])},
+    }  # fmt: skip

@@ -13,7 +13,7 @@ from llamaref import Engine, Weights
 from llamaref import ops as maths
 from llamaref.models import ARCHITECTURES
 from small import write_model
-from small_others import phi3
+from small_others import deepseek2, mamba2, phi3
 
 from llamadiff import Trace, UserError, compare
 from llamadiff.candidates.engine import record
@@ -122,6 +122,16 @@ OPTIONS = {
     "gpt-oss bases": {
         **SMALL["gpt-oss"], "extra": {**SMALL["gpt-oss"]["extra"], **YARN, "rope.freq_base_swa": 5000.0},
     },
+    "mamba2 one group": mamba2(n_heads=4, groups=1),
+    "mamba2 narrow": mamba2(n_heads=2, width=2),
+    "mamba2 tied": {**SMALL["mamba2"], "tied": True, "kind": "Q4_0"},
+    "deepseek2 yarn of V2": deepseek2(absorbed=True, **{"rope.scaling.yarn_log_multiplier": 0.1}),
+    "deepseek2 linear": deepseek2(
+        absorbed=True, **{"rope.scaling.type": "linear", "rope.scaling.attn_factor": 1.3, "expert_weights_norm": False}
+    ),
+    "deepseek2 short": deepseek2(absorbed=True, **{"rope.scaling.factor": 0.5, "expert_weights_scale": 1.0}),
+    "deepseek2 old sigmoid": {**deepseek2(absorbed=False, **{"expert_gating_func": 2}), "tied": True, "kind": "Q8_0"},
+    "deepseek2 old linear": deepseek2(absorbed=False, **{"rope.scaling.type": "linear"}),
     "phi3 grouped": {**SMALL["phi3"], "kv_heads": 2},
     "phi3 fused": {**SMALL["phi3"], "fused_qkv": True, "extra": {"attention.sliding_window": 3}},
     "phi3 longrope": {
@@ -154,9 +164,10 @@ def test_every_tap_is_exact(options, tmp_path):
     assert result.logits.kl < 0.01
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gpt-oss", "mamba2", "deepseek2"])
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
-def test_a_16_bit_cache_is_exact_too(kind, small_model):
-    judged(compare(small_model("qwen3", "Q8_0"), tokens=TOKENS, n_predict=2, settings=Settings(kind, kind)))
+def test_a_16_bit_cache_is_exact_too(kind, name, small_model):
+    judged(compare(small_model(name, "Q8_0"), tokens=TOKENS, n_predict=2, settings=Settings(kind, kind)))
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
@@ -170,6 +181,23 @@ def _with(**ops):
 
 
 FAULTS = {
+    "groups ignored": ("deepseek2", {"best_groups": lambda probs, *_: probs}, "ffn_moe_topk-1"),
+    "softmax for sigmoid": ("deepseek2", {"sigmoid": maths.softmax}, "ffn_moe_probs-1"),
+    "halves": ("deepseek2", {"rope_pairs": maths.rope_halves}, "k_pe-0"),
+    "halves, of every head": ("deepseek2-old", {"rope_pairs": maths.rope_halves}, "k_pe-0"),
+    "weights not made to sum to one": ("deepseek2", {"normalized": lambda w: w}, "ffn_moe_weights_norm-1"),
+    "convolution turned": ("mamba2", {"causal_conv": lambda x, w: maths.causal_conv(x, w[:, ::-1])}, "ssm_conv-0"),
+    "groups tiled": (
+        "mamba2",
+        {"ssm_scan": lambda x, dt, a, b, c, s: maths.ssm_scan(x, dt, a, b[:, :, ::-1], c[:, :, ::-1], s)},
+        "ssm_scan-0",
+    ),
+    "step without its softplus": (
+        "mamba2",
+        {"ssm_scan": lambda x, dt, *r: maths.ssm_scan(x, np.log(np.expm1(np.maximum(dt, 1e-3))), *r)},
+        "ssm_scan-0",
+    ),
+    "gate missing": ("mamba2", {"swiglu": lambda z, y: y}, "ssm_norm-0"),
     "sinks missing": ("gpt-oss", {"causal_softmax": lambda *a: maths.causal_softmax(*a[:4])}, "kq_soft_max-0"),
     "window missing, with sinks": ("gpt-oss", {"windowed": lambda scores, *_: scores}, "kq_soft_max-0"),
     "usual SwiGLU": ("gpt-oss", {"swiglu_oai": maths.swiglu}, "ffn_moe_swiglu_oai-0"),
@@ -194,6 +222,12 @@ FAULTS = {
     ),
 }
 SETTINGS = {
+    "temperature": ("deepseek2", lambda c: replace(c, attention_scale=96**-0.5), "kq_soft_max-0"),
+    "experts' scale": (
+        "deepseek2",
+        lambda c: replace(c, router=replace(c.router, scale=1.5)),
+        "ffn_moe_weights_scaled-1",
+    ),
     "short factors": ("phi3-long", lambda c: replace(c, rope=replace(c.rope, n_ctx_orig=1 << 20)), "Qcur_rope-0"),
     "one RoPE": ("gemma3", lambda c: replace(c, ropes=(c.rope,) * c.n_layer), "Qcur_rope-0"),
     "no window": ("gemma2", lambda c: replace(c, windows=(0,) * c.n_layer), "kq_soft_max-0"),
@@ -241,8 +275,9 @@ def test_flash_attention_is_noise_and_hides_the_scores(small_model):
     assert result.rows[7].span == ("kq-0", "kq_soft_max-0")
 
 
-def test_a_quantized_cache_is_judged_with_its_rounding(small_model):
-    result = compare(small_model(), tokens=TOKENS, settings=Settings("Q8_0", "Q8_0", flash_attn=True))
+@pytest.mark.parametrize("name", ["llama", "gpt-oss", "deepseek2"])
+def test_a_quantized_cache_is_judged_with_its_rounding(name, small_model):
+    result = compare(small_model(name), tokens=TOKENS, settings=Settings("Q8_0", "Q8_0", flash_attn=True))
     assert result.verdict in ("match", "noise")
 
 

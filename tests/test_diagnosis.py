@@ -390,11 +390,12 @@ def test_every_known_bug_says_what_it_is_and_what_to_do():
 
 @pytest.mark.parametrize("patterns", [(), ("embd", "l_out", "result_output")], ids=["every tap", "l_out"])
 @pytest.mark.parametrize(
-    "arch", ["olmo2", "smollm3", "granite", "gemma", "gemma2", "gemma3", "phi3", "gpt2", "gpt-oss"]
+    "arch",
+    ["olmo2", "smollm3", "granite", "gemma", "gemma2", "gemma3", "phi3", "gpt2", "gpt-oss", "mamba2", "deepseek2"],
 )
 def test_other_architectures_are_diagnosed_or_left_unknown(arch, patterns, small_model):
     path = small_model(arch)
     assert judged(path, Engine(path), *patterns, explain=20).diagnosis == ()
     result = judged(path, faulty(path, add=lambda branch, residual: branch), *patterns, explain=20)
-    assert result.first_divergence.tap == ("l_out-0" if patterns else "ffn_inp-0")
+    assert result.first_divergence.tap == ("l_out-0" if patterns or arch == "mamba2" else "ffn_inp-0")
     assert named(result) <= {"residual-missing"}

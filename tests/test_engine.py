@@ -183,6 +183,8 @@ def test_what_the_engine_does_not_implement_is_named(changed, message):
         ("granite", {"logit_scale": 0.0}, "logits are divided by it"),
         ("smollm3", {"attention.sliding_window": 4}, "smollm3.attention.sliding_window = 4"),
         ("gpt-oss", {}, "gpt-oss.attention.sliding_window is missing"),
+        ("deepseek2", {"attention.head_count_kv": 1}, "head_count_kv = 1: latent attention has 1, or 4 each"),
+        ("mamba2", {}, "mamba2.ssm.conv_kernel is missing"),
         ("gemma", {"final_logit_softcapping": 20.0}, "gemma.final_logit_softcapping = 20.0"),
     ],
 )

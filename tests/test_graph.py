@@ -49,14 +49,16 @@ def only(trace: Trace, *patterns: str) -> Trace:
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize(
-    "name", ["llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "llama-yarn", "llama-fused"]
-)
+    "name",
+    ["llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "llama-yarn", "llama-fused", "phi3", "gpt2", "gpt-oss",
+     "mamba2", "deepseek2", "deepseek2-old"],
+)  # fmt: skip
 def test_the_graph_and_the_engine_agree(name, kind, small_model, by_graph):
     """A wrong graph in llama.cpp would part from the engine; a wrong kernel is found node by node."""
     path, graph = by_graph(small_model(name, kind))
     engine = record(Engine(path), TOKENS, "engine")
     both = [tap for tap in engine if tap in graph and parse(tap).kind.op != "ARGSORT" and not tap.startswith("kv_")]
-    assert len(both) > 20
+    assert len(both) > 15
     for tap in both:
         a, b = engine[tap], graph[tap]
         if tap.startswith("kq-"):

@@ -1,10 +1,12 @@
-"""Metadata that lies: any value for any key of any architecture is an error in one line, or a model that runs."""
+"""Files that lie: any value of the metadata and any shape of a tensor is an error in one line, or a model that runs."""
 
 from __future__ import annotations
 
 import math
 from itertools import product
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from llamaref import ModelError, Weights
 from llamaref.metadata import implemented
@@ -30,7 +32,7 @@ def refusal(path):
     return ""
 
 
-@pytest.mark.parametrize("name", ["moe", *ARCHITECTURES])
+@pytest.mark.parametrize("name", ["moe", "deepseek2-old", *ARCHITECTURES])
 def test_a_value_of_the_metadata_that_lies_is_refused_or_runs(name, small_model, monkeypatch):
     path = small_model(name)
     weights = Weights(path)
@@ -42,3 +44,23 @@ def test_a_value_of_the_metadata_that_lies_is_refused_or_runs(name, small_model,
         said = refusal(path)
         assert len(said) < 500, (key, value)
         assert "\n" not in said, (key, value)
+
+
+@pytest.mark.parametrize("name", ["moe", "deepseek2-old", *ARCHITECTURES])
+def test_a_tensor_that_is_missing_or_of_another_shape_is_refused_or_not_needed(name, small_model, monkeypatch):
+    path = small_model(name)
+    weights = Weights(path)
+    right = weights._tensors
+    monkeypatch.setattr("llamadiff.model.Weights", lambda *_: weights)
+    for tensor in [name for name in right if not name.startswith("blk.1.")]:
+        weights._tensors = {name: found for name, found in right.items() if name != tensor}
+        assert len(refusal(path)) < 500, tensor
+        shape = tuple(int(size) for size in right[tensor].shape)
+        for other in ((1,), (*shape, 2), (shape[0] + 1, *shape[1:])):
+            values = np.zeros(other[::-1], right[tensor].data.dtype)
+            wrong = SimpleNamespace(tensor_type=right[tensor].tensor_type, shape=np.array(other), data=values)
+            weights._tensors = {**right, tensor: wrong}
+            said = refusal(path)
+            assert said, (tensor, other)
+            assert len(said) < 500, (tensor, other)
+            assert "\n" not in said, (tensor, other)

@@ -22,7 +22,8 @@ from llamadiff.pipeline import graph, list_nodes
 TOKENS = (1, 5, 9, 30, 17, 22)
 SHARED = Path(__file__).parent.parent.parent / "shared" / "models"
 RANDOM = sorted((SHARED / "random").glob("*.gguf")) if SHARED.exists() else []
-SMALL = ("llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "llama-yarn", "llama-factors", "llama-fused")
+SMALL = ("llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "llama-yarn", "llama-factors", "llama-fused",
+         "phi3", "gpt2", "gpt-oss-mxfp4", "mamba2", "deepseek2", "deepseek2-old")  # fmt: skip
 
 
 def all_right(result, limit=1e-11):

@@ -39,6 +39,15 @@ GPT_OSS = (
     .replace("weights_norm", "weights_softmax")
     .replace("swiglu", "swiglu_oai")
 )
+MAMBA2 = "attn_norm ssm_in ssm_conv ssm_dt ssm_scan mamba2_y_add_d ssm_norm mamba_out l_out"
+LATENT = "attn_norm q_a q_a_norm q_b kv_cmpr_pe kv_cmpr k_pe q_pe q_nope_absorbed kq kq_soft_max kqv kqv_mla kqv_out "
+LATENT_OLD = "attn_norm Qcur_proj kv_cmpr_pe kv_cmpr k_pe kv Qcur_rope kv_k kv_v kq kq_soft_max kqv_out "
+DENSE_END = "attn_out ffn_inp ffn_norm ffn_gate ffn_up ffn_swiglu ffn_out l_out"
+MOE_END = """attn_out ffn_inp ffn_norm ffn_moe_logits ffn_moe_probs ffn_moe_topk ffn_moe_weights ffn_moe_gate ffn_moe_up
+             ffn_moe_swiglu ffn_moe_down ffn_gate_shexp ffn_up_shexp ffn_swiglu ffn_shexp ffn_out l_out"""
+MOE_END_V3 = MOE_END.replace("probs", "probs ffn_moe_probs_biased").replace(
+    "weights", "weights ffn_moe_weights_norm ffn_moe_weights_scaled"
+)
 LAYERS = {
     "llama": [DENSE] * 2,
     "qwen2": [DENSE] * 2,
@@ -53,6 +62,9 @@ LAYERS = {
     "gemma3": [with_post_norms(QWEN3.replace("swiglu", "geglu"))] * 7,
     "gpt2": [GPT2] * 2,
     "gpt-oss": [GPT_OSS] * 2,
+    "mamba2": [MAMBA2] * 2,
+    "deepseek2": [LATENT + DENSE_END, LATENT + MOE_END_V3],
+    "deepseek2-old": [LATENT_OLD + DENSE_END, LATENT_OLD + MOE_END],
     "phi3": [PHI3] * 2,
     "smollm3": [DENSE, DENSE, DENSE, NO_ROPE, DENSE],
 }

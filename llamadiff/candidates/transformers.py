@@ -37,7 +37,7 @@ _INPUTS = {
 _INPUT = " (input)"
 
 # Sizes that transformers assumes for some architectures instead of reading the file's.
-_ASSUMED = {"head_dim": "dim", "moe_intermediate_size": "ff"}
+_ASSUMED = {"head_dim": "dim", "moe_intermediate_size": "ff_exp"}
 
 MAP: Mapping[str, Entry] = {
     **HF,

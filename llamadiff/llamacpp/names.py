@@ -11,8 +11,16 @@ from llamadiff.taps import BY_WORD
 _BY_WEIGHT: Mapping[str, str] = {
     kind.weight: kind.word for kind in BY_WORD.values() if kind.weight is not None and kind.op != "GET_ROWS"
 }
+_BY_BIAS = {"ssm_dt": "ssm_dt"}  # one that no product has
 _WEIGHT = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias|scale)")
-_WEIGHT_OPS = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "MUL": 1, "ADD": 1, "ADD_ID": 1}  # op -> which source the weight is
+_WEIGHT_OPS = {
+    "MUL_MAT": 0,
+    "MUL_MAT_ID": 0,
+    "MUL": 1,
+    "ADD": 1,
+    "ADD_ID": 1,
+    "SSM_CONV": 1,
+}  # op -> which source the weight is
 
 # Everything else is known by llama.cpp's own name and the op: (word, op) -> tap.
 _BY_NAME: Mapping[tuple[str, str], str] = {
@@ -29,6 +37,8 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("Vcur", "CONT"): "Vcur_proj",
     ("Qcur", "ROPE"): "Qcur_rope",
     ("Kcur", "ROPE"): "Kcur_rope",
+    ("q_pe", "ROPE"): "q_pe",
+    ("k_pe", "ROPE"): "k_pe",
     ("kq", "MUL_MAT"): "kq",
     ("kq_soft_max", "SOFT_MAX"): "kq_soft_max",
     ("kqv_out", "CONT"): "kqv_out",
@@ -38,23 +48,32 @@ _BY_NAME: Mapping[tuple[str, str], str] = {
     ("ffn_inp", "ADD"): "ffn_inp",
     ("sa_out", "ADD"): "ffn_inp",
     ("ffn_moe_probs", "SOFT_MAX"): "ffn_moe_probs",
+    ("ffn_moe_probs", "SIGMOID"): "ffn_moe_probs",
+    ("ffn_moe_probs_biased", "ADD"): "ffn_moe_probs_biased",
     ("ffn_moe_topk", "VIEW"): "ffn_moe_topk",
     ("ffn_moe_weights", "GET_ROWS"): "ffn_moe_weights",
     ("ffn_moe_weights_norm", "DIV"): "ffn_moe_weights_norm",
     ("ffn_moe_weights_softmax", "RESHAPE"): "ffn_moe_weights_softmax",
     ("ffn_moe_swiglu_oai", "SWIGLU_OAI"): "ffn_moe_swiglu_oai",
     ("ffn_moe_swiglu", "SWIGLU"): "ffn_moe_swiglu",
+    ("ffn_moe_weights_scaled", "SCALE"): "ffn_moe_weights_scaled",
+    ("ffn_moe_gate", "VIEW"): "ffn_moe_gate",  # split from a fused product
+    ("ffn_moe_up", "VIEW"): "ffn_moe_up",
     ("ffn_moe_gate_scaled", "MUL"): "ffn_moe_gate",
     ("ffn_moe_up_scaled", "MUL"): "ffn_moe_up",
     ("ffn_moe_down_scaled", "MUL"): "ffn_moe_down",
     ("ffn_moe_out", "ADD"): "ffn_out",
     ("ffn_moe_out", "CONT"): "ffn_out",
+    ("ffn_out", "ADD"): "ffn_out",  # with the shared experts
     ("ffn_swiglu", "SWIGLU"): "ffn_swiglu",
     ("ffn_geglu", "GEGLU"): "ffn_geglu",
     ("ffn_gelu", "GELU"): "ffn_gelu",
+    ("mamba2_y_add_d", "ADD"): "mamba2_y_add_d",
     ("l_out", "ADD"): "l_out",
     ("result_output", "SCALE"): "result_output",
 }
+_DECAY = re.compile(r"blk\.(\d+)\.ssm_a")  # the weight that a scan reads
+_VALUES = re.compile(r"v_cont-(\d+)")  # V that is a part of K's rows
 _NODE = re.compile(r"(\w+?)(?:-(\d+))?")
 _NAMELESS = re.compile(r"node_\d+")  # ggml numbers the nodes that llama.cpp gave no name
 
@@ -67,6 +86,10 @@ def tap_name(name: str, op: str, sources: Sequence[str]) -> str | None:
     by_weight = _tap_of_weight(op, sources)
     if by_weight is not None:
         return by_weight
+    if op == "SSM_SCAN" and (decay := _DECAY.fullmatch(sources[3])):
+        return f"ssm_scan-{decay[1]}"
+    if op == "MUL_MAT" and (values := _VALUES.fullmatch(sources[0])):
+        return f"kqv-{values[1]}"
     if op == "ADD" and _NAMELESS.fullmatch(name):
         return _residual(sources[1])
     match = _NODE.fullmatch(name)
@@ -92,7 +115,7 @@ def _tap_of_weight(op: str, sources: Sequence[str]) -> str | None:
     if match is None:
         return None
     stem = "output" if match[2] == "token_embd" else match[2]
-    word = _BY_WEIGHT.get(stem)
+    word = _BY_WEIGHT.get(stem) or _BY_BIAS.get(stem)
     if word is None or BY_WORD[word].layered != (match[1] is not None):
         return None
     return word if match[1] is None else f"{word}-{match[1]}"

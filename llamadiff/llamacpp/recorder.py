@@ -38,10 +38,11 @@ class GraphRecorder:
         base = node.base
         view = None if base is None else [self._number(base), node.place.hex() if self.whole else ""]
         number = self.numbers.setdefault(node.address, len(self.numbers))
+        tap = tap_name(node.name, node.op, [source.name for source in node.sources])
         self.nodes.append({
             "number": number, "name": node.name, "op": node.op, "kind": node.type, "shape": node.shape,
             "params": node.parameters.hex(), "sources": sources, "view": view,
-            "tap": tap_name(node.name, node.op, [source.name for source in node.sources]),
+            "tap": None if node.op == "SSM_SCAN" else tap,  # its states follow what it puts out
         })  # fmt: skip
 
     def _number(self, tensor: Node) -> int:

@@ -98,9 +98,11 @@ class NodeChecker:
         """Streamed products for weights of the file; other ops get their weights decoded."""
         first = n.sources[0]
         if first is not None and first.name in self.weights and n.name in ("MUL_MAT", "MUL_MAT_ID"):
-            flat = len([size for size in self.weights.shape(first.name) if size > 1]) <= 2
-            if n.name == "MUL_MAT" and flat:
+            outer = [size for size in self.weights.shape(first.name) if size > 1][:-2]
+            if n.name == "MUL_MAT" and not outer:
                 return lambda op: self._streamed(op, first)
+            if n.name == "MUL_MAT" and outer == [size for size in n.x(1).shape[:-2] if size > 1]:
+                return lambda op: self._streamed_heads(op, first)
             if n.name == "MUL_MAT_ID":
                 return lambda op: self._streamed_experts(op, first)
         return self._decoded if any(s is not None and s.name in self.weights for s in n.sources) else None
@@ -122,6 +124,16 @@ class NodeChecker:
         x, *sums = self._rounded(n.x(1), weight.kind, n.exact)
         y = self.weights.product(weight.name, x, *sums)
         return y.reshape(n.shape)
+
+    def _streamed_heads(self, n: Op, weight: Operand) -> Array:
+        """Each of the outer matrices times the rows of its own."""
+        x, *sums = self._rounded(n.x(1), weight.kind, n.exact)  # [1, head, token, in]
+        decode = self.dequantizer.decoder(weight.name)
+        heads = [
+            self.weights.product(weight.name, *(part[0, head] for part in (x, *sums)), expert=head, decode=decode)
+            for head in range(x.shape[-3])
+        ]
+        return np.stack(heads).reshape(n.shape)
 
     def _streamed_experts(self, n: Op, weight: Operand) -> Array:
         ids = n.x(2)[0, 0].astype(np.int64)  # [token, used]

@@ -24,7 +24,7 @@ from llamadiff.trace import Info, TraceWriter
 
 Array = NDArray[Any]
 
-WEIGHT_ENDINGS = (".weight", ".bias", ".scale")
+WEIGHT_ENDINGS = (".weight", ".bias", ".scale", ".ssm_a", ".ssm_d")
 LOG_ERROR = 4  # GGML_LOG_LEVEL_ERROR
 SCORES, LONG = ("kq-", "kq_soft_max-"), 256  # taps that grow as the square of the tokens; up to how many are kept
 SMALL_MODEL = 64 << 20  # bytes: below, waking a second thread for every op costs more than it saves
@@ -218,7 +218,11 @@ class Capture:
     def _record(self, name: str, node: Node) -> None:
         tap = taps.parse(name)
         assert tap is not None
-        values = _in_axes(tap, node.values(), self.rows)
+        values = node.values()
+        if tap.kind.op == "SSM_SCAN":  # one row: what it puts out, shaped as what it takes in, then its states
+            taken = node.sources[1].shape
+            values = values.reshape(-1)[: int(np.prod(taken))].reshape(taken)
+        values = _in_axes(tap, values, self.rows)
         if tap.causal:
             values = self._visible(tap, values[..., : self.total])
         shape = list(values.shape)
@@ -261,7 +265,7 @@ def _seen(source: Node) -> Node:
 
 def _in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:
     """ggml's four axes [ne3, ne2, ne1, ne0] as the tap's."""
-    if tap.causal:
+    if tap.row_axis == 1:
         return values.reshape(values.shape[-3:])
     return values.reshape((rows, -1) if len(tap.kind.axes) == 2 else (rows, -1, values.shape[-1]))
 

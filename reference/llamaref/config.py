@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from llamaref.errors import ModelError
-from llamaref.metadata import implemented, refuse_unknown
+from llamaref.metadata import Reader, implemented, refuse_unknown
 
-__all__ = ["Config", "ModelError", "Rope"]
-
-Number = TypeVar("Number", int, float)
+__all__ = ["Config", "Latent", "ModelError", "Rope", "Router", "Ssm"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,45 @@ class Rope:
     n_ctx_orig: int = 0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    log_mul: float = 0.0  # YaRN's attention temperature, where scores have it instead of the angles
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Sizes of latent attention: of what a token keeps of K and V, of Q's bottleneck, of a head."""
+
+    n_lora_kv: int = 0
+    n_lora_q: int = 0
+    head_k: int = 0
+    head_v: int = 0
+    n_nope: int = 0  # values of a head's Q and K that RoPE leaves alone
+
+
+@dataclass(frozen=True)
+class Router:
+    """How experts are chosen and weighted: probabilities by sigmoid or softmax; of the chosen, made to sum to one."""
+
+    sigmoid: bool = False
+    normalized: bool = True
+    scale: float = 1.0
+    n_group: int = 0  # experts are chosen from the best ``n_group_used`` of so many groups (0, 1: from all)
+    n_group_used: int = 0
+
+
+@dataclass(frozen=True)
+class Ssm:
+    """Sizes of a state space model; names are llama.cpp's."""
+
+    d_conv: int = 0  # tokens that the convolution spans
+    d_inner: int = 0
+    d_state: int = 0
+    n_head: int = 0
+    n_group: int = 0
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: x, and B and C of every group."""
+        return self.d_inner + 2 * self.n_group * self.d_state
 
 
 @dataclass(frozen=True)
@@ -60,6 +97,9 @@ class Config:
     logit_cap: float = 0.0
     windows: tuple[int, ...] = ()
     ropes: tuple[Rope | None, ...] = ()
+    ssm: Ssm = Ssm()
+    latent: Latent = Latent()
+    router: Router = Router()
 
     @classmethod
     def from_metadata(cls, fields: Mapping[str, Any]) -> Config:
@@ -72,9 +112,12 @@ class Config:
         if not isinstance(architecture, str):
             raise ModelError("general.architecture is missing: this GGUF file does not say what model it holds")
         refuse_unknown(architecture, fields)
-        read = _Reader(architecture, fields)
-        n_embd, n_head = read.count("embedding_length"), read.count("attention.head_count")
+        read = Reader(architecture, fields)
+        n_embd = read.count("embedding_length")
+        n_head = read.count("attention.head_count", 1 if architecture in _RECURRENT else None)
         head_k = read.count("attention.key_length", n_embd // n_head)
+        if not head_k:
+            raise ModelError(f"{architecture}: {n_head} heads are more than the {n_embd} values of embedding_length")
         n_expert = read.count("expert_count", 0)
         norm_eps = read.number("attention.layer_norm_epsilon", 0.0)
         rope, windows = _rope(read, head_k), _windows(read)
@@ -93,7 +136,7 @@ class Config:
             norm_eps=norm_eps,
             n_expert=n_expert,
             n_expert_used=read.count("expert_used_count", None if n_expert else 0),
-            attention_scale=_attention_scale(read, n_embd, n_head, head_k),
+            attention_scale=_attention_scale(read, n_embd, n_head, head_k, rope),
             embedding_scale=_embedding_scale(read, n_embd),
             residual_scale=read.own("residual_scale", read.number, 0.0) or 1.0,
             logit_scale=read.own("logit_scale", read.number, 1.0),
@@ -101,6 +144,9 @@ class Config:
             logit_cap=read.own("final_logit_softcapping", read.number, logit_cap),
             windows=windows,
             ropes=_ropes(read, rope, windows),
+            ssm=_ssm(read),
+            latent=_latent(read, rope),
+            router=_router(read, n_expert),
         )
         _check(config)
         if any(windows):
@@ -115,8 +161,10 @@ _CAPS = {"gemma2": (50.0, 30.0)}
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 
 
-def _attention_scale(read: _Reader, n_embd: int, n_head: int, head_k: int) -> float:
+def _attention_scale(read: Reader, n_embd: int, n_head: int, head_k: int, rope: Rope) -> float:
     """What attention's scores are multiplied by (src/models/*.cpp)."""
+    if read.architecture in _LATENT:
+        return _magnitude(rope) ** 2 / math.sqrt(read.count("attention.key_length_mla", head_k))
     stated = read.own("attention.scale", read.number, 0.0)
     if read.architecture == "granite":
         return stated or 1.0 / math.sqrt(head_k)
@@ -127,7 +175,14 @@ def _attention_scale(read: _Reader, n_embd: int, n_head: int, head_k: int) -> fl
     return scale
 
 
-def _embedding_scale(read: _Reader, n_embd: int) -> float:
+def _magnitude(rope: Rope) -> float:
+    """YaRN's attention temperature, which latent attention has in its scores (llama.cpp, discussion 7416)."""
+    stretch = 0.1 * math.log(rope.factor) if rope.factor > 0 else 0.0
+    plain = 1.0 if rope.yarn and (rope.log_mul or rope.factor <= 1) else 1.0 + stretch
+    return rope.attn_factor * plain * (1.0 + rope.log_mul * stretch)
+
+
+def _embedding_scale(read: Reader, n_embd: int) -> float:
     """What the token embeddings are multiplied by."""
     if read.architecture.startswith("gemma"):
         return math.sqrt(n_embd)
@@ -137,7 +192,7 @@ def _embedding_scale(read: _Reader, n_embd: int) -> float:
 _LONGROPE = ("phi3",)  # architectures that read rope_factors_long and rope_factors_short
 
 
-def _rope(read: _Reader, head_k: int) -> Rope:
+def _rope(read: Reader, head_k: int) -> Rope:
     """RoPE settings (llama.cpp, llama_model_base::load_hparams and the llama_context constructor)."""
     kind = read.text("rope.scaling.type", "linear")
     if kind == "longrope" and read.architecture in _LONGROPE:
@@ -153,6 +208,7 @@ def _rope(read: _Reader, head_k: int) -> Rope:
         yarn=kind == "yarn",
         attn_factor=read.number("rope.scaling.attn_factor", 1.0),
         n_ctx_orig=read.count("rope.scaling.original_context_length", n_ctx) or n_ctx,
+        log_mul=10 * read.own("rope.scaling.yarn_log_multiplier", read.number, 0.0),
     )
 
 
@@ -161,7 +217,7 @@ def _rope(read: _Reader, head_k: int) -> Rope:
 _WINDOWS = {"gemma2": (4096, 2), "gemma3": (0, 6), "gpt-oss": (None, 2), "olmo2": (0, 4)}
 
 
-def _windows(read: _Reader) -> tuple[int, ...]:
+def _windows(read: Reader) -> tuple[int, ...]:
     """Every layer's window (llama.cpp, load_swa_pattern and set_swa_pattern)."""
     n_layer = read.count("block_count")
     window, period = _WINDOWS.get(read.architecture, (0, 0))
@@ -178,9 +234,9 @@ def _windows(read: _Reader) -> tuple[int, ...]:
     return tuple(window if flag else 0 for flag in pattern[:n_layer])
 
 
-def _ropes(read: _Reader, rope: Rope, windows: tuple[int, ...]) -> tuple[Rope | None, ...]:
+def _ropes(read: Reader, rope: Rope, windows: tuple[int, ...]) -> tuple[Rope | None, ...]:
     """Every layer's RoPE: some layers have none, and those with a window may have one of their own."""
-    if read.architecture == "gpt2":
+    if read.architecture in ("gpt2", *_RECURRENT):
         return (None,) * len(windows)
     if read.architecture == "smollm3":  # llama.cpp, n_no_rope_layer_step
         return tuple(None if i % 4 == 3 else rope for i in range(len(windows)))
@@ -194,6 +250,75 @@ def _ropes(read: _Reader, rope: Rope, windows: tuple[int, ...]) -> tuple[Rope | 
         "olmo2": replace(plain, attn_factor=1.0),
     }.get(read.architecture, rope)
     return tuple(local if window else rope for window in windows)
+
+
+_RECURRENT = ("mamba2",)  # architectures without attention
+
+
+def _ssm(read: Reader) -> Ssm:
+    """Sizes of the scan (llama.cpp, src/models/mamba2.cpp)."""
+    if read.architecture not in _RECURRENT:
+        return Ssm()
+    ssm = Ssm(
+        d_conv=read.count("ssm.conv_kernel"),
+        d_inner=read.count("ssm.inner_size"),
+        d_state=read.count("ssm.state_size"),
+        n_head=read.count("ssm.time_step_rank"),
+        n_group=read.count("ssm.group_count"),
+    )
+    if ssm.d_inner % ssm.n_head or ssm.d_inner % ssm.n_group or ssm.n_head % ssm.n_group:
+        raise ModelError(f"{read.prefix}ssm: {ssm.d_inner} channels, {ssm.n_head} heads, {ssm.n_group} groups: uneven")
+    return ssm
+
+
+_LATENT = ("deepseek2",)  # architectures with latent attention
+
+
+def _latent(read: Reader, rope: Rope) -> Latent:
+    """Sizes of latent attention; key_length and value_length are a cache row's where those of MLA are given."""
+    if read.architecture not in _LATENT:
+        return Latent()
+    k, v = read.count("attention.key_length_mla", 0), read.count("attention.value_length_mla", 0)
+    n_head, n_head_kv = read.count("attention.head_count"), read.count("attention.head_count_kv")
+    if n_head_kv != (1 if k and v else n_head):
+        raise ModelError(
+            f"{read.prefix}attention.head_count_kv = {n_head_kv}: latent attention has 1, or {n_head} each"
+        )
+    lora_kv, lora_q = read.count("attention.kv_lora_rank"), read.count("attention.q_lora_rank", 0)
+    row = read.count("attention.key_length"), read.count("attention.value_length")
+    if k and v and row != (lora_kv + rope.n_rot, lora_kv):
+        raise ModelError(
+            f"{read.prefix}attention.key_length, value_length = {row}: a cache row has {lora_kv} values and RoPE's"
+        )
+    k, v = (k, v) if k and v else row
+    if k <= rope.n_rot:
+        raise ModelError(
+            f"{read.prefix}rope.dimension_count = {rope.n_rot}: must be less than the {k} values of a head"
+        )
+    return Latent(lora_kv, lora_q, head_k=k, head_v=v, n_nope=k - rope.n_rot)
+
+
+def _router(read: Reader, n_expert: int) -> Router:
+    """How experts are chosen (llama.cpp, src/models/deepseek2.cpp and build_moe_ffn)."""
+    if read.architecture not in _LATENT:
+        return Router()
+    gating = read.count("expert_gating_func", 0)
+    if not gating and read.count("block_count") in (47, 48) and read.vocabulary() == 154880:  # GLM 4.7 Flash
+        gating = 2
+    if gating > 2:
+        raise ModelError(f"{read.prefix}expert_gating_func = {gating}: the engine knows 1 (softmax) and 2 (sigmoid)")
+    router = Router(
+        sigmoid=gating == 2,
+        normalized=read.flag("expert_weights_norm"),
+        scale=read.number("expert_weights_scale", 0.0) or 1.0,
+        n_group=read.count("expert_group_count", 0),
+        n_group_used=read.count("expert_group_used_count", 0),
+    )
+    fits = router.n_group <= 1 or (0 < router.n_group_used < router.n_group and n_expert % router.n_group == 0)
+    if not fits or (router.n_group > 1 and n_expert < 2 * router.n_group):
+        said = f"{router.n_group_used} of {router.n_group} groups of {n_expert} experts"
+        raise ModelError(f"{read.prefix}expert_group_count: experts cannot be chosen from {said}")
+    return router
 
 
 def _check(config: Config) -> None:
@@ -219,52 +344,9 @@ def _check(config: Config) -> None:
             raise ModelError(f"{c.architecture}: {message}")
 
 
-def _check_twins(c: Config, read: _Reader) -> None:
+def _check_twins(c: Config, read: Reader) -> None:
     """Layers with a window have heads of the same sizes."""
     sizes = {"attention.key_length": c.head_k, "attention.value_length": c.head_v, "rope.dimension_count": c.rope.n_rot}
     for key, size in sizes.items():
         if read.count(f"{key}_swa", size) != size:
             raise ModelError(f"{read.prefix}{key}_swa: the engine implements one {key} for all layers")
-
-
-class _Reader:
-    """Typed access to the keys of one architecture."""
-
-    def __init__(self, architecture: str, fields: Mapping[str, Any]) -> None:
-        self.architecture, self.prefix = architecture, f"{architecture}."
-        self.fields = fields
-
-    def value(self, key: str, default: Any) -> Any:
-        value = self.fields.get(self.prefix + key, default)
-        if value is None:
-            raise ModelError(f"metadata key {self.prefix}{key} is missing: without it the model cannot be run")
-        if isinstance(value, list):
-            if not value or any(item != value[0] for item in value):
-                raise ModelError(f"{self.prefix}{key} differs between layers: the engine implements one value for all")
-            value = value[0]
-        return value
-
-    def own(self, key: str, read: Callable[[str, Number], Number], default: Number) -> Number:
-        """A key that means something in some architectures only: the default in the others."""
-        return read(key, default) if key in implemented(self.architecture) else default
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number >= 0; zero counts as unset where there is a default."""
-        value = self.value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ModelError(f"{self.prefix}{key} = {value!r}: expected a whole number")
-        if value == 0 and default is None:
-            raise ModelError(f"{self.prefix}{key} = 0: expected at least 1")
-        return value or default or 0
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.value(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ModelError(f"{self.prefix}{key} = {value!r}: expected a finite number")
-        return float(value)
-
-    def text(self, key: str, default: str) -> str:
-        value = self.value(key, default)
-        if not isinstance(value, str):
-            raise ModelError(f"{self.prefix}{key} = {value!r}: expected text")
-        return value

@@ -79,11 +79,16 @@ class Silent:
 
 @dataclass
 class Cache:
-    """Keys and values of the tokens seen so far, per layer: [b, s, k, d]; ``positions`` [s]."""
+    """Keys and values of the tokens seen so far, per layer: [b, s, k, d]; ``positions`` [s].
+
+    Of recurrent layers: the last inputs of the convolution, ``conv`` [b, k - 1, c], and ``states`` [b, h, d, n].
+    """
 
     positions: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     keys: dict[int, Array] = field(default_factory=dict)
     values: dict[int, Array] = field(default_factory=dict)
+    conv: dict[int, Array] = field(default_factory=dict)
+    states: dict[int, Array] = field(default_factory=dict)
 
     def append(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
         """Add rows of one layer and return all of its rows."""
@@ -316,6 +321,40 @@ class Engine:
 
         self.w.each_block(t, max(1, SCORES // (4 * b * h * len(step.key_positions))), attend)
         return out
+
+    def gate_up(self, x: Array, i: int, chosen: Array, tap: Tap) -> tuple[Array, Array]:
+        """Gate and up of the chosen experts of layer i, from two tensors or one that holds both."""
+        if f"blk.{i}.ffn_gate_up_exps.weight" in self.w:
+            gate, up = np.split(self.experts(x, f"blk.{i}.ffn_gate_up_exps", chosen, tap), 2, axis=-1)
+            return gate, up
+        gate, up = (self.experts(x, f"blk.{i}.ffn_{part}_exps", chosen, tap) for part in ("gate", "up"))
+        return gate, up
+
+    def heads(self, x: Array, name: str, tap: Tap) -> Array:
+        """Every head's product with a matrix of its own: [b, h, t, in] -> [b, h, t, out]."""
+        x, *sums = tap.operands(self.w.type(f"{name}.weight"), x)
+        shape = self.w.shape(f"{name}.weight")  # [h, out, in], or [out, in] of a single head
+        out = np.empty((*x.shape[:-1], shape[-2]), x.dtype)
+        for head in range(x.shape[1]):
+            of_head = (part[:, head] for part in (x, *sums))
+            out[:, head] = self.w.product(f"{name}.weight", *of_head, expert=head if len(shape) == 3 else None)
+        return out
+
+    def conv(self, x: Array, i: int, step: Step) -> Array:
+        """The causal convolution of layer i with its bias, over this pass's tokens and the last before: [b, t, c]."""
+        name, spans = f"blk.{i}.ssm_conv1d", self.config.ssm.d_conv
+        weight = self._vector(f"{name}.weight", x.shape[-1] * spans).reshape(x.shape[-1], spans)
+        before = step.cache.conv.get(i, np.zeros((len(x), spans - 1, x.shape[-1]), x.dtype))
+        rows = np.concatenate([before, x], axis=1)  # [b, k - 1 + t, c]
+        step.cache.conv[i] = rows[:, x.shape[1] :]
+        return np.asarray(self.ops.causal_conv(rows, weight) + self._vector(f"{name}.bias", x.shape[-1]))
+
+    def scan(self, x: Array, dt: Array, b: Array, c: Array, i: int, step: Step) -> Array:
+        """The selective scan of layer i, from the state that the tokens before left: [b, t, h, d]."""
+        state = step.cache.states.get(i, np.zeros((len(x), *x.shape[2:], b.shape[-1]), x.dtype))
+        a = self._vector(f"blk.{i}.ssm_a", x.shape[2])
+        y, step.cache.states[i] = self.ops.ssm_scan(x, dt, a, b, c, state)
+        return np.asarray(y)
 
     def vector(self, name: str, size: int) -> Array:
         """A small tensor whole -> [size], read once."""

@@ -1,4 +1,4 @@
-"""Which metadata keys matter to a forward pass, and what each must say for the engine to be right.
+"""Metadata: which keys matter to a forward pass, what each must say for the engine to be right, and how they are read.
 
 A key the engine does not know might change the computation, so it is an error that names the key:
 a reference that silently ignores a hyper-parameter is worse than none.
@@ -7,10 +7,12 @@ a reference that silently ignores a hyper-parameter is worse than none.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from llamaref.errors import ModelError
+
+Number = TypeVar("Number", int, float)
 
 # Read by config.py.
 IMPLEMENTED = frozenset({
@@ -25,6 +27,12 @@ _WINDOW = frozenset({"attention.sliding_window", "attention.sliding_window_patte
 
 # Read by config.py for these architectures only.
 OWN: Mapping[str, frozenset[str]] = {
+    "deepseek2": frozenset({
+        "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
+        "expert_weights_scale", "expert_weights_norm", "expert_gating_func", "expert_group_count",
+        "expert_group_used_count", "rope.scaling.yarn_log_multiplier",
+        "leading_dense_block_count", "expert_shared_count",  # the tensors say so
+    }),
     "gemma2": _WINDOW | {
         "attention.scale", "attn_logit_softcapping", "final_logit_softcapping", "rope.freq_base_swa",
     },
@@ -32,6 +40,10 @@ OWN: Mapping[str, frozenset[str]] = {
     "gpt-oss": _WINDOW | {"rope.freq_base_swa"},
     "granite": frozenset({
         "attention.scale", "embedding_scale", "residual_scale", "logit_scale", "rope.scaling.finetuned",
+    }),
+    "mamba2": frozenset({
+        "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count",
+        "attention.recurrent_layers",  # all of them, whatever it says
     }),
     "olmo2": _WINDOW,
     "phi3": frozenset({"attention.sliding_window"}),  # llama.cpp does not heed it (src/models/phi3.cpp)
@@ -118,3 +130,57 @@ def refuse_unknown(architecture: str, fields: Mapping[str, Any]) -> None:
 def _brief(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+class Reader:
+    """Typed access to the keys of one architecture."""
+
+    def __init__(self, architecture: str, fields: Mapping[str, Any]) -> None:
+        self.architecture, self.prefix = architecture, f"{architecture}."
+        self.fields = fields
+
+    def value(self, key: str, default: Any) -> Any:
+        value = self.fields.get(self.prefix + key, default)
+        if value is None:
+            raise ModelError(f"metadata key {self.prefix}{key} is missing: without it the model cannot be run")
+        if isinstance(value, list):
+            if not value or any(item != value[0] for item in value):
+                raise ModelError(f"{self.prefix}{key} differs between layers: the engine implements one value for all")
+            value = value[0]
+        return value
+
+    def own(self, key: str, read: Callable[[str, Number], Number], default: Number) -> Number:
+        """A key that means something in some architectures only: the default in the others."""
+        return read(key, default) if key in implemented(self.architecture) else default
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number >= 0; zero counts as unset where there is a default."""
+        value = self.value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ModelError(f"{self.prefix}{key} = {value!r}: expected a whole number")
+        if value == 0 and default is None:
+            raise ModelError(f"{self.prefix}{key} = 0: expected at least 1")
+        return value or default or 0
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.value(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ModelError(f"{self.prefix}{key} = {value!r}: expected a finite number")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self.value(key, False)
+        if not isinstance(value, bool):
+            raise ModelError(f"{self.prefix}{key} = {value!r}: expected true or false")
+        return value
+
+    def vocabulary(self) -> int:
+        """How many tokens the file says that there are."""
+        tokens = self.fields.get("tokenizer.ggml.tokens")
+        return self.count("vocab_size", len(tokens) if isinstance(tokens, list) else 0)
+
+    def text(self, key: str, default: str) -> str:
+        value = self.value(key, default)
+        if not isinstance(value, str):
+            raise ModelError(f"{self.prefix}{key} = {value!r}: expected text")
+        return value

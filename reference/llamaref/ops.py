@@ -50,9 +50,9 @@ def rope_theta(rope: Rope, positions: Array, freq_factors: Array | None = None) 
 def rope_magnitude(rope: Rope) -> float:
     """What cos and sin are multiplied by: YaRN's attention temperature, section 3.4 of the paper.
 
-    llama.cpp applies none for factors up to 1.
+    llama.cpp applies none for factors up to 1, and none where the scores have it (log_mul).
     """
-    stretched = rope.yarn and rope.factor > 1.0
+    stretched = rope.yarn and rope.factor > 1.0 and not rope.log_mul
     return rope.attn_factor * (1.0 + 0.1 * math.log(rope.factor) if stretched else 1.0)
 
 
@@ -184,10 +184,45 @@ def top_k(probs: Array, k: int) -> Array:
     return np.argsort(-probs, axis=-1, kind="stable")[..., :k].astype(np.int32)
 
 
+def best_groups(probs: Array, n_group: int, used: int) -> Array:
+    """Minus infinity for experts outside the best groups, those whose two best sum to most: [..., expert] -> the same.
+
+    DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2; 0 or 1 group: all of them.
+    """
+    if n_group <= 1:
+        return probs
+    grouped = probs.reshape(*probs.shape[:-1], n_group, -1)  # [..., group, expert / group]
+    best = top_k(np.sort(grouped, axis=-1)[..., -2:].sum(axis=-1), used)  # [..., used]
+    kept = (np.arange(n_group)[:, None] == best[..., None, :]).any(axis=-1)  # [..., group]
+    return np.where(kept[..., None], grouped, -np.inf).reshape(probs.shape).astype(probs.dtype)
+
+
 def normalized(weights: Array) -> Array:
     """Router weights made to sum to one; the sum is at least float16's smallest normal (llama.cpp, build_moe_ffn)."""
     total = weights.sum(axis=-1, keepdims=True)
     return np.asarray(weights / np.maximum(total, np.asarray(2.0**-14, weights.dtype)))
+
+
+def causal_conv(rows: Array, weight: Array) -> Array:
+    """Every channel's weighted sum over a token and those before it: [b, k - 1 + t, c], [c, k] -> [b, t, c]."""
+    spans = weight.shape[1]
+    t = rows.shape[1] - spans + 1
+    return np.asarray(sum(rows[:, back : back + t] * weight[:, back] for back in range(spans)))
+
+
+def ssm_scan(x: Array, dt: Array, a: Array, b: Array, c: Array, state: Array) -> tuple[Array, Array]:
+    """Selective scan with one decay a head (Dao & Gu 2024, arXiv:2405.21060): outputs as x, and the last state.
+
+    x [b, t, h, d], dt [b, t, h] before its softplus, a [h], b and c [b, t, g, n], state [b, h, d, n].
+    """
+    group, out = x.shape[2] // b.shape[2], np.empty_like(x)
+    dt = np.logaddexp(dt, np.zeros_like(dt))  # softplus
+    keep = np.exp(dt * a)  # [b, t, h]
+    for t in range(x.shape[1]):
+        write, read = (np.repeat(part[:, t], group, axis=1)[..., None, :] for part in (b, c))  # [b, h, 1, n]
+        state = state * keep[:, t, :, None, None] + write * (x * dt[..., None])[:, t, ..., None]  # [b, h, d, n]
+        out[:, t] = np.matmul(state, read.swapaxes(-1, -2))[..., 0]
+    return out, state
 
 
 def weighted_sum(experts: Array, weights: Array) -> Array:

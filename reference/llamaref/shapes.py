@@ -37,12 +37,12 @@ def _shape(c: Config, w: Weights, match: re.Match[str]) -> tuple[int, ...] | Non
     """The shape of one tensor; None if no product or norm of the engine reads it."""
     layer, stem, part = match.groups()
     prefix = "" if layer is None else f"blk.{layer}."
-    table = _outside(c, w) if layer is None else {**_attention(c), **_ffn(c, w, prefix)}
+    table = _outside(c, w) if layer is None else {**_attention(c), **_latent(c), **_ffn(c, w, prefix), **_scan(c)}
     weight = table.get(stem)
     if weight is None or part == "weight":
         return weight
-    if len(weight) == 1:  # a norm: it has neither
-        return None
+    if len(weight) == 1:  # a norm: LayerNorm's has a bias
+        return weight if part == "bias" else None
     if part == "scale":
         return weight[:-2] or (1,)
     return weight[:-1]
@@ -81,9 +81,11 @@ def _attention(c: Config) -> Mapping[str, tuple[int, ...]]:
 
 def _ffn(c: Config, w: Weights, prefix: str) -> Mapping[str, tuple[int, ...]]:
     """The width is what the layer's last matrix takes."""
-    downs = [f"{prefix}{stem}.weight" for stem in ("ffn_down", "ffn_down_exps")]
-    ff = next((w.shape(down)[-1:] for down in downs if down in w), None)
-    if ff is None:
+    ff, shared = (
+        next((w.shape(f"{prefix}{down}.weight")[-1:] for down in downs if f"{prefix}{down}.weight" in w), ())
+        for downs in (("ffn_down", "ffn_down_exps"), ("ffn_down_shexp",))
+    )
+    if not ff:
         return {}
     up = (2 * ff[0],) if c.architecture == "phi3" else ff  # with the gate
     return {
@@ -93,9 +95,44 @@ def _ffn(c: Config, w: Weights, prefix: str) -> Mapping[str, tuple[int, ...]]:
         "ffn_up": (*up, c.n_embd),
         "ffn_down": (c.n_embd, *ff),
         "ffn_gate_inp": (c.n_expert, c.n_embd),
+        "exp_probs_b": (c.n_expert, 0),  # it has a bias and no matrix
+        "ffn_gate_shexp": (*shared, c.n_embd),
+        "ffn_up_shexp": (*shared, c.n_embd),
+        "ffn_down_shexp": (c.n_embd, *shared),
+        "ffn_gate_up_exps": (c.n_expert, 2 * ff[0], c.n_embd),
         "ffn_gate_exps": (c.n_expert, *ff, c.n_embd),
         "ffn_up_exps": (c.n_expert, *ff, c.n_embd),
         "ffn_down_exps": (c.n_expert, c.n_embd, *ff),
+    }
+
+
+def _latent(c: Config) -> Mapping[str, tuple[int, ...]]:
+    """Q, and K and V from one row a token; attn_k_b and attn_v_b are one matrix a head."""
+    x, n = c.latent, c.n_head
+    if not x.n_lora_kv:
+        return {}
+    return {
+        "attn_q": (n * x.head_k, c.n_embd),
+        "attn_q_a": (x.n_lora_q, c.n_embd),
+        "attn_q_a_norm": (x.n_lora_q,),
+        "attn_q_b": (n * x.head_k, x.n_lora_q),
+        "attn_kv_a_mqa": (x.n_lora_kv + c.rope.n_rot, c.n_embd),
+        "attn_kv_a_norm": (x.n_lora_kv,),
+        "attn_kv_b": (n * (x.n_nope + x.head_v), x.n_lora_kv),
+        "attn_k_b": (n, x.n_lora_kv, x.n_nope),
+        "attn_v_b": (n, x.head_v, x.n_lora_kv),
+        "attn_output": (c.n_embd, n * x.head_v),
+    }
+
+
+def _scan(c: Config) -> Mapping[str, tuple[int, ...]]:
+    s = c.ssm
+    return {
+        "ssm_in": (s.d_inner + s.conv_dim + s.n_head, c.n_embd),
+        "ssm_conv1d": (s.conv_dim, s.d_conv),
+        "ssm_dt": (s.n_head, 0),  # it has a bias and no matrix
+        "ssm_norm": (s.n_group, s.d_inner // max(s.n_group, 1)),
+        "ssm_out": (c.n_embd, s.d_inner),
     }
 
 

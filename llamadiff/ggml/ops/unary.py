@@ -24,6 +24,14 @@ def _gelu(x: Array) -> Array:
     return np.asarray(0.5 * x * (1.0 + np.tanh(SQRT_2_OVER_PI * x * (1.0 + GELU_A * x * x))))
 
 
+def _gelu_single(x: Array) -> Array:
+    """The same in float32, as ggml fills its table; compilers fuse the first product with its sum (ggml-cpu/vec.h)."""
+    root, coefficient = np.float32(SQRT_2_OVER_PI), np.float32(GELU_A)
+    inner = (1.0 + (coefficient * x).astype(np.float64) * x).astype(np.float32)
+    tanh = np.tanh((root * x * inner).astype(np.float64)).astype(np.float32)
+    return np.asarray(np.float32(0.5) * x * (np.float32(1) + tanh))
+
+
 def _gelu_erf(x: Array) -> Array:
     return np.asarray(0.5 * x * (1.0 + _ERF(x / math.sqrt(2.0))))
 
@@ -40,7 +48,7 @@ def gelu(x: Array, exact: bool) -> Array:
     """GELU by tanh (Hendrycks & Gimpel 2016); ggml's table takes and gives float16 within +-10."""
     if exact:
         return _gelu(x.astype(np.float64)).astype(np.float32)
-    table = round_f16(_gelu(round_f16(x).astype(np.float64)).astype(np.float32))
+    table = round_f16(_gelu_single(round_f16(x).astype(np.float32)))
     return np.where(x <= -_TABLE_END, np.float32(0), np.where(x >= _TABLE_END, x, table))
 
 

@@ -1,0 +1,128 @@
+"""deepseek2: DeepSeek V2, V3, R1. Latent attention (MLA), RoPE in pairs of a part of each head, shared experts.
+
+Newer files keep K and V as one row of ``lora`` + ``rope`` values a token (attn_k_b and attn_v_b, absorbed into Q and
+the output), older ones unfold every head's K and V from it (attn_kv_b).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from llamaref.engine import Array, Engine, Step, Tap
+
+ROPE_PAIRS = True  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
+NORM = "RMS_NORM"  # ggml's op of its norms
+TRAITS = "PRE_NORM ATTENTION LATENT FFN SWIGLU"  # what its layers have (llamadiff/taps.py)
+FFN_SCALES = False  # whether llama.cpp's graph multiplies by ffn_*.scale where a file has it
+
+
+def forward(m: Engine, tokens: Array, step: Step) -> Array:
+    """[t] token ids -> logits [b, t, vocab]."""
+    tap = step.tap
+    x = tap("embd", m.embed(tokens))  # [b, t, embd]
+    for i in step.layers:
+        x = layer(m, i, x, step)
+    x = tap("result_norm", m.norm(x, "output_norm"))
+    return tap("result_output", m.logits(x, tap))
+
+
+def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
+    """One block: [b, t, embd] -> [b, t, embd]."""
+    c, tap = m.config.latent, step.tap
+    b, t, _ = x.shape
+    h = tap(f"attn_norm-{i}", m.norm(x, f"blk.{i}.attn_norm"))
+    q = query(m, i, h, tap).reshape(b, t, m.config.n_head, c.head_k)
+    kv = tap(f"kv_cmpr_pe-{i}", m.linear(h, f"blk.{i}.attn_kv_a_mqa", tap))  # [b, t, lora + rope]
+    k_pe = kv[..., c.n_lora_kv :][..., None, :]  # [b, t, 1, rope]
+    kv = tap(f"kv_cmpr-{i}", m.norm(kv[..., : c.n_lora_kv], f"blk.{i}.attn_kv_a_norm"))  # [b, t, lora]
+    k_pe = tap(f"k_pe-{i}", m.ops.rope_pairs(k_pe, step.cos, step.sin))
+    attend = absorbed if f"blk.{i}.attn_k_b.weight" in m.w else unfolded
+    a = attend(m, i, q, kv, k_pe, step)  # [b, t, head*dim_v]
+    a = tap(f"attn_out-{i}", m.linear(a, f"blk.{i}.attn_output", tap))
+    x = tap(f"ffn_inp-{i}", m.ops.add(a, x))
+    h = tap(f"ffn_norm-{i}", m.norm(x, f"blk.{i}.ffn_norm"))
+    f = moe(m, i, h, tap) if f"blk.{i}.ffn_gate_inp.weight" in m.w else ffn(m, i, h, tap)
+    return tap(f"l_out-{i}", m.ops.add(f, x))
+
+
+def query(m: Engine, i: int, h: Array, tap: Tap) -> Array:
+    """Q through a bottleneck, or straight in the lite models: [b, t, embd] -> [b, t, head*dim]."""
+    if f"blk.{i}.attn_q_a.weight" not in m.w:
+        return tap(f"Qcur_proj-{i}", m.linear(h, f"blk.{i}.attn_q", tap))
+    q = tap(f"q_a-{i}", m.linear(h, f"blk.{i}.attn_q_a", tap))  # [b, t, lora_q]
+    q = tap(f"q_a_norm-{i}", m.norm(q, f"blk.{i}.attn_q_a_norm"))
+    return tap(f"q_b-{i}", m.linear(q, f"blk.{i}.attn_q_b", tap))
+
+
+def absorbed(m: Engine, i: int, q: Array, kv: Array, k_pe: Array, step: Step) -> Array:
+    """Attention of all heads over one row a token, which is K and V: -> [b, t, head*dim_v]."""
+    c, tap = m.config.latent, step.tap
+    b, t, h, _ = q.shape
+    q_pe = tap(f"q_pe-{i}", m.ops.rope_pairs(q[..., c.n_nope :], step.cos, step.sin))  # [b, t, h, rope]
+    q_nope = q[..., : c.n_nope].transpose(0, 2, 1, 3)  # [b, h, t, nope]
+    q_nope = tap(f"q_nope_absorbed-{i}", m.heads(q_nope, f"blk.{i}.attn_k_b", tap))  # [b, h, t, lora]
+    q = np.concatenate([q_nope.transpose(0, 2, 1, 3), q_pe], axis=-1)  # [b, t, h, lora + rope]
+    k = np.concatenate([kv[..., None, :], k_pe], axis=-1)  # [b, t, 1, lora + rope]
+    keys, _ = step.cache.append(i, tap.stored("cache_k", k), k[..., :0])  # [b, s, 1, lora + rope]
+    values = keys[..., : c.n_lora_kv]  # [b, s, 1, lora]
+    q, keys = tap.operands("cache_k", q, keys)
+    scores = tap(f"kq-{i}", m.ops.attention_scores(q, keys))  # [b, h, t, s]
+    probs = m.ops.causal_softmax(scores, m.config.attention_scale, step.positions, step.key_positions)
+    probs, values = tap.operands("cache_v", tap(f"kq_soft_max-{i}", probs), values)
+    a = m.ops.attention_values(probs, values).reshape(b, t, h, c.n_lora_kv)
+    a = tap(f"kqv-{i}", a.transpose(0, 2, 1, 3))  # [b, h, t, lora]
+    a = tap(f"kqv_mla-{i}", m.heads(a, f"blk.{i}.attn_v_b", tap))  # [b, h, t, dim_v]
+    return tap(f"kqv_out-{i}", a.transpose(0, 2, 1, 3).reshape(b, t, h * c.head_v))
+
+
+def unfolded(m: Engine, i: int, q: Array, kv: Array, k_pe: Array, step: Step) -> Array:
+    """Attention with K and V of every head: -> [b, t, head*dim_v]."""
+    c, tap = m.config.latent, step.tap
+    b, t, h, _ = q.shape
+    kv = tap(f"kv-{i}", m.linear(kv, f"blk.{i}.attn_kv_b", tap)).reshape(b, t, h, c.n_nope + c.head_v)
+    q_pe = m.ops.rope_pairs(q[..., c.n_nope :], step.cos, step.sin)  # [b, t, h, rope]
+    q = tap(f"Qcur_rope-{i}", np.concatenate([q[..., : c.n_nope], q_pe], axis=-1))
+    k = np.concatenate([kv[..., : c.n_nope], np.broadcast_to(k_pe, q_pe.shape)], axis=-1)
+    return m.attention(i, q, k, kv[..., c.n_nope :], step, scale=m.config.attention_scale)
+
+
+def ffn(m: Engine, i: int, h: Array, tap: Tap) -> Array:
+    """down(silu(gate(h)) * up(h)): [b, t, embd] -> [b, t, embd]."""
+    g = tap(f"ffn_gate-{i}", m.linear(h, f"blk.{i}.ffn_gate", tap))  # [b, t, ff]
+    u = tap(f"ffn_up-{i}", m.linear(h, f"blk.{i}.ffn_up", tap))  # [b, t, ff]
+    a = tap(f"ffn_swiglu-{i}", m.ops.swiglu(g, u))
+    return tap(f"ffn_out-{i}", m.linear(a, f"blk.{i}.ffn_down", tap))
+
+
+def moe(m: Engine, i: int, h: Array, tap: Tap) -> Array:
+    """The weighted sum of each token's chosen experts, and the shared ones: [b, t, embd] -> [b, t, embd]."""
+    r = m.config.router
+    logits = tap(f"ffn_moe_logits-{i}", m.linear(h, f"blk.{i}.ffn_gate_inp", tap))  # [b, t, expert]
+    probs = tap(f"ffn_moe_probs-{i}", m.ops.sigmoid(logits) if r.sigmoid else m.ops.softmax(logits))
+    score = probs
+    if f"blk.{i}.exp_probs_b.bias" in m.w:
+        bias = m.vector(f"blk.{i}.exp_probs_b.bias", m.config.n_expert)
+        score = tap(f"ffn_moe_probs_biased-{i}", probs + bias)
+    score = m.ops.best_groups(score, r.n_group, r.n_group_used)
+    chosen = tap(f"ffn_moe_topk-{i}", m.ops.top_k(score, m.config.n_expert_used))  # [b, t, used]
+    w = tap(f"ffn_moe_weights-{i}", np.take_along_axis(probs, chosen, axis=-1))  # [b, t, used]
+    if r.normalized:
+        w = tap(f"ffn_moe_weights_norm-{i}", m.ops.normalized(w))
+    if r.scale != 1:
+        w = tap(f"ffn_moe_weights_scaled-{i}", w * np.asarray(r.scale, w.dtype))
+    g, u = m.gate_up(h[..., None, :], i, chosen, tap)  # [b, t, used, ff] each
+    g, u = tap(f"ffn_moe_gate-{i}", g), tap(f"ffn_moe_up-{i}", u)
+    a = tap(f"ffn_moe_swiglu-{i}", m.ops.swiglu(g, u))
+    d = tap(f"ffn_moe_down-{i}", m.experts(a, f"blk.{i}.ffn_down_exps", chosen, tap))  # [b, t, used, embd]
+    return tap(f"ffn_out-{i}", m.ops.weighted_sum(d, w) + shared(m, i, h, tap))
+
+
+def shared(m: Engine, i: int, h: Array, tap: Tap) -> Array:
+    """The experts that every token has, as one: [b, t, embd] -> [b, t, embd]."""
+    g = tap(f"ffn_gate_shexp-{i}", m.linear(h, f"blk.{i}.ffn_gate_shexp", tap))  # [b, t, ff]
+    u = tap(f"ffn_up_shexp-{i}", m.linear(h, f"blk.{i}.ffn_up_shexp", tap))  # [b, t, ff]
+    a = tap(f"ffn_swiglu-{i}", m.ops.swiglu(g, u))
+    return tap(f"ffn_shexp-{i}", m.linear(a, f"blk.{i}.ffn_down_shexp", tap))
