@@ -263,7 +263,7 @@ def judge(
     under_test = "baseline" if candidate is None else "candidate"
     seconds = explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # about as long as finding out what is wrong took
     diagnosis: tuple[Diagnosis, ...] = ()
-    if diagnose and isinstance(model, Model):
+    if diagnose:
         diagnosis = _diagnosed(model, study, under_test, seconds, explain > 0, progress)
     found = rows_of(study.findings, model.weight_names, model.weight_types, under_test)
     rows = with_explanations(found, diagnosis)
@@ -302,7 +302,7 @@ def judge(
 
 
 def _diagnosed(
-    model: Model, study: Study, under_test: str, seconds: float, thorough: bool, progress: Progress
+    model: Runnable, study: Study, under_test: str, seconds: float, thorough: bool, progress: Progress
 ) -> tuple[Diagnosis, ...]:
     """The causes of what is wrong."""
     judge = study.judge

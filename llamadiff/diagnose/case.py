@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from llamadiff import metrics, taps
 from llamadiff.carrier import Carrier
-from llamadiff.model import Model
+from llamadiff.ggml.graph import GraphEngine
+from llamadiff.model import Runnable
 
 Array = NDArray[Any]
 
@@ -30,7 +31,7 @@ class Run:
     ``shapes``: tap name -> the engine's shape of it, without the batch; ``known``: tap name -> which values are there.
     """
 
-    model: Model
+    model: Runnable
     tokens: tuple[int, ...]
     positions: Array
     n_prefill: int
@@ -69,7 +70,13 @@ class Case:
 
     @property
     def engine(self) -> Engine:
-        return self.run.model.engine
+        engine: Engine = self.run.model.engine
+        return engine
+
+    @property
+    def by_graph(self) -> bool:
+        """Whether the model is run through a recorded graph."""
+        return isinstance(self.run.model.engine, GraphEngine)
 
     @property
     def config(self) -> Config:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from llamadiff.diagnose.search import Clock, Fit, Outcome, replayed, search
 from llamadiff.diagnose.spans import replayed_span, search_span
 from llamadiff.judging import Finding, Local
 from llamadiff.lanes import JITTER, Source
-from llamadiff.model import Model
+from llamadiff.model import Model, Runnable
 from llamadiff.phase import Progress, silent
 
 Array = NDArray[Any]
@@ -46,7 +46,7 @@ class Diagnosis:
     ``taps`` maps each to the NMSE that replaying the cause leaves; ``right`` to what the right op leaves.
     ``causes`` are one, or several that this model cannot tell apart ("either ... or ..."), or none: then ``nearest``
     are those that come nearest, and fit not. ``harmless``: a way of computing and no mistake. ``complete``: no known
-    bug was left untried for want of time.
+    bug was left untried for want of time. ``by_graph``: the bugs that are known of nodes were tried.
     """
 
     tap: str
@@ -56,6 +56,7 @@ class Diagnosis:
     nearest: tuple[Cause, ...] = ()
     harmless: bool = False
     complete: bool = True
+    by_graph: bool = False
 
     @property
     def known(self) -> bool:
@@ -120,9 +121,14 @@ class Scene:
     progress: Progress
     thorough: bool
 
+    @property
+    def by_graph(self) -> bool:
+        """Whether recipes are parts of a graph, and reach through what was not recorded."""
+        return not isinstance(self.run.model, Model)
+
 
 def diagnose(
-    model: Model,
+    model: Runnable,
     source: Source,
     findings: Sequence[Finding],
     positions: Array,
@@ -143,7 +149,7 @@ def diagnose(
     for finding, local in wrong:
         progress(f"looking for the cause of {finding.tap.name}")
         _join(groups, scene, finding.tap, local)
-    return tuple(group.diagnosis() for group in groups)
+    return tuple(replace(group.diagnosis(), by_graph=scene.by_graph) for group in groups)
 
 
 def _wrong(finding: Finding, name: str) -> Local | None:
@@ -192,6 +198,8 @@ def _join(groups: list[_Group], scene: Scene, tap: taps.Tap, local: Local) -> No
 
 def _again(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit]:
     """Those of a group's causes that explain this tap too."""
+    if scene.by_graph:
+        return _replayed(group, scene, tap, local) if not local.span or _short(local) or scene.thorough else []
     words = {word for fit in group.fits for step in fit.steps for word in step.bug.words}
     if local.span:
         inside = {_word(name) for name in (*local.span, tap.name)}
@@ -199,17 +207,20 @@ def _again(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit
         if not spanned or not words & inside or not _short(local):
             return []
         return replayed_span(scene.run, scene.source, tap, local, group.fits)
-    if tap.kind.word not in words:
-        return []
+    return _replayed(group, scene, tap, local) if tap.kind.word in words else []
+
+
+def _replayed(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit]:
     case = _case(scene.run, scene.source, tap, local)
     found = [replayed(case, local.nmse, fit.key, [step.value for step in fit.steps]) for fit in group.fits]
     return [fit for fit in found if fit is not None]
 
 
 def _looked_for(scene: Scene, tap: taps.Tap, local: Local, first: bool) -> Outcome:
-    if not local.span:
+    near = scene.thorough or (_short(local) and first)
+    if not local.span or (scene.by_graph and near):
         return search(_case(scene.run, scene.source, tap, local), local.nmse, scene.clock, pairs=first)
-    if scene.thorough or (_short(local) and first):
+    if near and not scene.by_graph:
         return search_span(scene.run, scene.source, tap, local, scene.clock, scene.progress)
     return Outcome((), ())
 

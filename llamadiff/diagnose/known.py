@@ -2,13 +2,14 @@
 
 A recipe is one op with everything it uses laid open: inputs, weights, constants. ``recipe_of`` gives the right one for
 a tap. A bug changes a recipe; what the changed recipe computes from the inputs that a candidate recorded is what the
-candidate would have recorded if it had that bug.
+candidate would have recorded if it had that bug. Where a model is run through llama.cpp's graph, the recipe of every
+tap is the part of the graph that makes it, and bugs change its nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import Any, Protocol, TypeVar, get_type_hints
@@ -16,13 +17,15 @@ from typing import Any, Protocol, TypeVar, get_type_hints
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case, NotRecordedError
+from llamadiff.diagnose.subgraph import Subgraph, subgraph_of
 
 Array = NDArray[Any]
 
 # The likeliest first: of bugs that a model cannot tell apart, the first is named first.
 FAMILIES = (
     "rope", "norms", "softmax", "attention", "products", "activations", "residuals", "embedding", "blocks", "scales",
-    "router", "rounding",
+    "router", "nodes.rope", "nodes.norms", "nodes.attention", "nodes.products", "nodes.activations", "nodes.sums",
+    "nodes.router", "nodes.recurrent", "rounding",
 )  # fmt: skip
 
 
@@ -38,13 +41,18 @@ class Recipe(Protocol):
 class Change:
     """A recipe as a bug leaves it, and what the op does instead, as a clause without its subject.
 
-    ``value`` is a constant that was solved for, ``variant`` tells this change from the bug's others in every layer.
+    ``value`` is a constant that was solved for, ``variant`` tells this change from the bug's others in every layer;
+    ``at`` is the tap that it is at, if that is not the one that is judged.
     """
 
     recipe: Recipe
     says: str
     variant: str = ""
     value: float | None = None
+    at: str | None = None
+
+
+Changes = Callable[[Any, Case], Iterator[Change]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class Bug:
     ``words`` are the taps it can explain, ``about`` says what it is and ``fix`` what to do, ``source`` names threads
     where people had it. A ``general`` one has a constant to solve for and is asked when nothing exact fits. A
     ``harmless`` one is a way of computing, not a mistake: where it fits, the tap is noise. ``takes`` is the kind of
-    recipe that it changes.
+    recipe that it changes; ``nodes`` are functions that change a subgraph, ``ops`` those of the nodes they change.
     """
 
     name: str
@@ -66,11 +74,20 @@ class Bug:
     takes: Any
     general: bool = False
     harmless: bool = False
+    nodes: tuple[Changes, ...] = ()
+    ops: tuple[str, ...] = ()
+
+    def changes_to(self, recipe: Recipe) -> tuple[Changes, ...]:
+        """The functions that change such a recipe."""
+        if isinstance(recipe, Subgraph):
+            return self.nodes
+        return (self.changes,) if isinstance(recipe, self.takes) else ()
 
 
 Builder = TypeVar("Builder", bound="Callable[[Case], Recipe]")
 BUGS: dict[str, Bug] = {}
 _RECIPES: dict[str, Callable[[Case], Recipe]] = {}
+_NODES: dict[str, list[tuple[tuple[str, ...], Changes]]] = {}  # bug -> ops and what changes them
 
 
 def bug(
@@ -98,8 +115,28 @@ def recipe(*words: str) -> Callable[[Builder], Builder]:
     return register
 
 
+def define(
+    name: str, about: str, fix: str, source: str, general: bool, module: str, ops: tuple[str, ...], changes: Changes
+) -> None:
+    """Register a bug that is known of nodes alone; the ops stand for the taps where it shows."""
+
+    def no_changes(r: Subgraph, case: Case) -> Iterator[Change]:
+        yield from ()
+
+    no_changes.__module__ = module
+    BUGS[name] = Bug(name, ops, about, fix, source, no_changes, Subgraph, general)
+    extend(name, ops, changes)
+
+
+def extend(name: str, ops: tuple[str, ...], changes: Changes) -> None:
+    """Register a function that changes nodes with these ops as a bug does, one that is known of taps."""
+    _NODES.setdefault(name, []).append((ops, changes))
+
+
 def recipe_of(case: Case) -> Recipe:
     """The right recipe of a case's tap. Raises NotRecordedError where an input is missing, or there is no recipe."""
+    if case.by_graph:
+        return subgraph_of(case)
     build = _RECIPES.get(case.tap.kind.word)
     if build is None:
         raise NotRecordedError(case.tap.name)
@@ -118,6 +155,19 @@ def known_bugs() -> dict[str, Bug]:
         import_module(f"llamadiff.diagnose.{family}")
 
     def family_of(known: Bug) -> int:
-        return FAMILIES.index(known.changes.__module__.rpartition(".")[2])
+        return FAMILIES.index(known.changes.__module__.removeprefix("llamadiff.diagnose."))
 
-    return {known.name: known for known in sorted(BUGS.values(), key=family_of)}
+    return {known.name: _with_nodes(known) for known in sorted(BUGS.values(), key=family_of)}
+
+
+def _with_nodes(known: Bug) -> Bug:
+    found = _NODES.get(known.name, [])
+    ops = dict.fromkeys(op for own, _ in found for op in own)
+    return replace(known, nodes=tuple(changes for _, changes in found), ops=tuple(ops))
+
+
+def bugs_of(case: Case) -> list[Bug]:
+    """The bugs that a case's tap may have."""
+    if case.by_graph:
+        return [known for known in known_bugs().values() if known.nodes]
+    return [known for known in known_bugs().values() if case.tap.kind.word in known.words]

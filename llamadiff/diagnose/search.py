@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.known import Bug, Change, Recipe, known_bugs, recipe_of
+from llamadiff.diagnose.known import Bug, Change, Recipe, bugs_of, known_bugs, recipe_of
+from llamadiff.diagnose.subgraph import Subgraph
 
 SAMPLE = 64  # outputs of a product that are tried first
 EXPLAINS = 0.01  # what a fit may leave of the right op's error
@@ -91,13 +93,13 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
 
     ``right`` is the NMSE that the right op leaves. Inputs that were not recorded rule bugs out.
     """
-    bugs = [known for known in known_bugs().values() if case.tap.kind.word in known.words]
+    bugs = bugs_of(case)
     try:
         base = _right(case, right)
     except NotRecordedError:
         return Outcome((), ())
     case = replace(case, limit=min(case.limit, EXPLAINS * right))
-    quick = _sampled(case)
+    quick = _sampled(case, base)
     tried: list[Fit] = []
     for general in (False, True):
         found: list[Fit] = []
@@ -119,7 +121,7 @@ def replayed(case: Case, right: float, key: Sequence[tuple[str, str]], hints: Se
         base = _right(case, right)
     except NotRecordedError:
         return None
-    quick = _sampled(case)
+    quick = _sampled(case, base)
     for where in (quick, case):
         found = _chain(where, base, key, hints)
         if found is None or found.nmse > _screen(where, case):
@@ -141,11 +143,12 @@ def _right(case: Case, right: float) -> Recipe:
     return base
 
 
-def _sampled(case: Case) -> Case:
+def _sampled(case: Case, base: Recipe) -> Case:
     """The case on some of a product's outputs: the worst ones and some others. Elsewhere the case itself."""
     width = case.run.shapes[case.tap.name][-1]
     if (
-        not case.tap.kind.op.startswith("MUL_MAT")
+        isinstance(base, Subgraph)
+        or not case.tap.kind.op.startswith("MUL_MAT")
         or case.weight is None
         or width <= 2 * SAMPLE
         or case.recorded is None
@@ -163,9 +166,9 @@ def _screen(quick: Case, case: Case) -> float:
 
 def _singles(case: Case, base: Recipe, bugs: Iterable[Bug], clock: Clock) -> Iterator[Fit]:
     for known in bugs:
-        if clock.spent:
-            return
         for change in changes_of(known, base, case):
+            if clock.spent:
+                return
             yield Fit((_step(known, change),), _error(case, change.recipe))
 
 
@@ -225,12 +228,9 @@ def _chain(case: Case, base: Recipe, key: Sequence[tuple[str, str]], hints: Sequ
 
 def changes_of(known: Bug, recipe: Recipe, case: Case) -> Iterator[Change]:
     """A bug's changes to a recipe; none where it needs what was not recorded, or another kind of recipe."""
-    if not isinstance(recipe, known.takes):
-        return
-    try:
-        yield from known.changes(recipe, case)
-    except NotRecordedError:
-        return
+    for changes in known.changes_to(recipe):
+        with suppress(NotRecordedError):
+            yield from changes(recipe, case)
 
 
 def _error(case: Case, recipe: Recipe) -> float:
@@ -242,7 +242,7 @@ def _error(case: Case, recipe: Recipe) -> float:
 
 
 def _step(known: Bug, change: Change) -> Step:
-    return Step(known, change.variant, change.says, change.value)
+    return Step(known, change.variant, change.says, change.value, change.at)
 
 
 def _nearest(tried: Sequence[Fit], most: int = 3) -> Iterator[Fit]:

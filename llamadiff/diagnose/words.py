@@ -52,7 +52,11 @@ def proof(d: Diagnosis) -> str:
 
 def nearest(d: Diagnosis) -> str:
     """That nothing fits, and what comes nearest."""
-    text = f"none of the {count()} known bugs fits" if d.complete else "none of the known bugs tried in time fits"
+    text = (
+        f"none of the {count(d.by_graph)} known bugs fits"
+        if d.complete
+        else "none of the known bugs tried in time fits"
+    )
     if d.nearest:
         text += f"; nearest: {', '.join(f'{cause.name} (NMSE {cause.nmse:.1e})' for cause in d.nearest)}"
     return text
@@ -69,9 +73,10 @@ def names(causes: Iterable[Cause]) -> str:
     return " or ".join(dict.fromkeys(cause.name for cause in causes))
 
 
-def count() -> int:
-    """How many bugs are known."""
-    return sum(not known.harmless for known in known_bugs().values())
+def count(by_graph: bool = False) -> int:
+    """How many bugs are known of taps, or of a graph's nodes."""
+    own = [known for known in known_bugs().values() if (known.nodes if by_graph else known.words != known.ops)]
+    return sum(not known.harmless for known in own)
 
 
 def _size(nmse: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,12 @@ from llamadiff.lanes import NATIVE
 
 WRITES = ("SET_ROWS", "CPY")  # into the memory that they view
 CACHES = ("cache_k_l", "cache_v_l")  # llama-kv-cache.cpp's names, a layer's number behind
-LOOKS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "CONT", "CPY")
+STREAMED = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")  # a weight of the file is read as it is needed
+VIEWS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")  # the memory of another, as it lies there
+LOOKS = (*VIEWS, "CONT", "CPY")
+
+
+Alter = Callable[[Op], Op | Array]  # what a node computes instead: another op, or these values
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class Graph:
         """The taps that a tap is computed from, seen through the nodes that are none."""
         found: dict[str, None] = {}
         seen: set[int] = set()
-        waiting = self._reads(self.labelled[label])
+        waiting = self.reads(self.labelled[label])
         while waiting:
             number = waiting.pop()
             node = self.by_number.get(number)
@@ -102,7 +107,7 @@ class Graph:
             if node.label is not None and node.label != label:
                 found[node.label] = None
             else:
-                waiting.extend(self._reads(node))
+                waiting.extend(self.reads(node))
         order = list(self.labelled)
         return sorted(found, key=order.index)
 
@@ -118,29 +123,32 @@ class Graph:
             leaf = self.leaves.get(first) if first is not None else None
             if leaf is not None and leaf.number not in self.given and node.op in ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS"):
                 return leaf.name
-            waiting += self._reads(node)
+            waiting += self.reads(node)
         return None
 
-    def _reads(self, node: GraphNode) -> list[int]:
-        """Tensors that a node reads; a view of a cache reads what was last written into it."""
+    def reads(self, node: GraphNode) -> list[int]:
+        """Tensors that a node reads; a view of a cache reads what was written into it before."""
         numbers = [source for source in node.sources if source is not None]
         if node.view is not None:
-            numbers += [node.view[0], *self._written(node.view[0], node.number)]
+            written = self._writers.get(node.view[0], ())
+            numbers += [node.view[0], *(number for number in written if number < node.number)]
         return numbers
 
-    def _written(self, leaf: int, before: int) -> Iterator[int]:
+    @cached_property
+    def _writers(self) -> dict[int, list[int]]:
+        """Memory -> the nodes that write into it."""
+        out: dict[int, list[int]] = {}
         for node in self.nodes:
-            if node.number >= before:
-                return
-            if node.op in WRITES and node.view is not None and node.view[0] == leaf:
-                yield node.number
+            if node.op in WRITES and node.view is not None:
+                out.setdefault(node.view[0], []).append(node.number)
+        return out
 
 
 class GraphEngine:
-    """Runs a graph on the tokens that it was recorded with."""
+    """Runs a graph on the tokens that it was recorded with; ``altered`` nodes, by number, compute something else."""
 
-    def __init__(self, graph: Graph, weights: Weights) -> None:
-        self.graph, self.w = graph, weights
+    def __init__(self, graph: Graph, weights: Weights, altered: Mapping[int, Alter] | None = None) -> None:
+        self.graph, self.w, self.altered = graph, weights, altered or {}
         missing = {node.op for node in graph.nodes if node.op != "VIEW" and function_of(node.op) is None}
         if missing:
             raise UserError(f"the graph has ops that are not implemented: {', '.join(sorted(missing))}")
@@ -149,20 +157,26 @@ class GraphEngine:
         """Compute every node; at each that is a tap, go on with what the tap returns -> the last node's values."""
         if tuple(tokens) != self.graph.tokens:
             raise UserError("the graph was recorded with other tokens")
-        values: dict[int, Array] = {number: given[None] for number, given in self.graph.given.items()}
-        uses = self._last_uses()
-        x = np.zeros((1, 1))
+        values, uses, x = self.leaves(), self._last_uses(), np.zeros((1, 1))
         with np.errstate(all="ignore"):
             for node in self.graph.nodes:
-                x = self._computed(node, values, tap)
+                x = self.computed(node, values, tap, self.altered.get(node.number))
                 if node.label is not None:
                     x = self._tapped(node, x, tap)
-                if node.op in WRITES and node.view is not None:
-                    self._write(node, x, values)
-                values[node.number] = x
+                self.keep(node, x, values, node.label is not None and node.number not in self.altered)
                 for number in uses.get(node.number, ()):
                     values.pop(number, None)
         return x
+
+    def leaves(self) -> dict[int, Array]:
+        """The tensors that a run starts with: inputs, and empty caches."""
+        return {number: given[None] for number, given in self.graph.given.items()}
+
+    def keep(self, node: GraphNode, x: Array, values: dict[int, Array], recorded: bool = False) -> None:
+        """A node's values among the others, and in the memory that it writes to, or is a recorded view of."""
+        if node.view is not None and (node.op in WRITES or (node.op in VIEWS and recorded)):
+            self._write(node, x, values)
+        values[node.number] = x
 
     def _last_uses(self) -> dict[int, list[int]]:
         """Which nodes' values nobody reads after each node. Leaves stay: they are memory."""
@@ -188,26 +202,43 @@ class GraphEngine:
         whole[..., :n] = seen
         return whole.reshape(-1, *node.shape)
 
-    def _computed(self, node: GraphNode, values: dict[int, Array], tap: Any) -> Array:
-        if node.op == "VIEW":
-            assert node.view is not None
-            return _viewed(values[node.view[0]], node)
-        sources = tuple(None if s is None else self._operand(s, values) for s in node.sources)
-        n = Op(node.op, node.shape, node.kind, node.params, sources)
-        if node.op in ("MUL_MAT", "MUL_MAT_ID"):
+    def computed(self, node: GraphNode, values: dict[int, Array], tap: Any, alter: Alter | None = None) -> Array:
+        """What a node gives, [b, ne3, ne2, ne1, ne0]; ``alter`` is given its op with operands, and changes it.
+
+        Weights that are streamed have a name and no values yet.
+        """
+        n = self._op(node, values)
+        if alter is not None:
+            changed = alter(n if n.name in STREAMED else self._with_weights(n))
+            if not isinstance(changed, Op):
+                return changed.reshape(-1, *node.shape)
+            n = changed
+        if n.name == "VIEW":
+            return _viewed(n)
+        if n.name in ("MUL_MAT", "MUL_MAT_ID"):
             return self._product(n, self._read_from(node), tap)
         cache = self._cache(node.view[0] if node.op in WRITES and node.view else None)
         if cache:
             n = replace(n, sources=(self._stored(n, cache, tap), *n.sources[1:]))
         first = n.sources[0]
-        if node.op == "GET_ROWS" and first is not None and first.name:
+        if n.name == "GET_ROWS" and first is not None and first.name:
             return self.w.rows(first.name, n.x(1).reshape(-1)).reshape(1, *n.shape)
-        n = replace(n, sources=tuple(self._whole(s) if s is not None and s.name else s for s in n.sources))
-        function = function_of(node.op)
+        n = self._with_weights(n)
+        function = function_of(n.name)
         assert function is not None
-        if node.op not in ROUNDING:
+        if n.name not in ROUNDING:
             return function(n)
         return self._rounded(n, tap)
+
+    def _op(self, node: GraphNode, values: dict[int, Array]) -> Op:
+        if node.op == "VIEW":
+            assert node.view is not None
+            return Op("VIEW", node.shape, node.kind, node.view[1], (self._operand(node.view[0], values),))
+        sources = tuple(None if s is None else self._operand(s, values) for s in node.sources)
+        return Op(node.op, node.shape, node.kind, node.params, sources)
+
+    def _with_weights(self, n: Op) -> Op:
+        return replace(n, sources=tuple(self._whole(s) if s is not None and s.name else s for s in n.sources))
 
     def _cache(self, number: int | None) -> str:
         """``cache_k`` or ``cache_v``, if a tensor is one of those; empty if it is not."""
@@ -252,6 +283,8 @@ class GraphEngine:
         return Operand(values[number], node.kind if node else leaf.kind if leaf else "f32", "")
 
     def _whole(self, source: Operand) -> Operand:
+        if source.values.size:
+            return source
         w = self.w.whole(source.name)
         return Operand(w.reshape(1, *[1] * (4 - w.ndim), *w.shape), source.kind, source.name)
 
@@ -266,7 +299,11 @@ class GraphEngine:
             other = n.sources[2:] if n.name == "MUL_MAT_ID" else ()
             return function(replace(n, sources=(replace(weight, values=k), Operand(q), *other), exact=True))
         kind = weight.kind.upper()
-        if n.name == "MUL_MAT" and len([size for size in self.w.shape(weight.name) if size > 1]) <= 2:
+        if (
+            n.name == "MUL_MAT"
+            and not weight.values.size
+            and len([size for size in self.w.shape(weight.name) if size > 1]) <= 2
+        ):
             x, *sums = tap.operands(kind, n.x(1))
             y = self.w.product(weight.name, x, *sums)
             return y.reshape(len(y), *n.shape)
@@ -294,7 +331,9 @@ class GraphEngine:
         """A node that writes into another's memory: a cache."""
         assert node.view is not None
         base, place = node.view
-        memory = values[base]
+        memory = values.get(base)
+        if memory is None:
+            return
         if len(memory) != len(x):
             memory = np.repeat(memory, len(x), axis=0)
         memory = np.array(memory)
@@ -316,9 +355,8 @@ def tap_axes(label: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def _viewed(base: Array, node: GraphNode) -> Array:
-    assert node.view is not None
-    return np.array(_window(np.ascontiguousarray(base), node.shape, node.view[1]))
+def _viewed(n: Op) -> Array:
+    return np.array(_window(np.ascontiguousarray(n.x()), n.shape, n.params))
 
 
 def _window(memory: Array, shape: tuple[int, ...], place: bytes) -> Array:

@@ -128,9 +128,8 @@ class NodeChecker:
     def _streamed_heads(self, n: Op, weight: Operand) -> Array:
         """Each of the outer matrices times the rows of its own."""
         x, *sums = self._rounded(n.x(1), weight.kind, n.exact)  # [1, head, token, in]
-        decode = self.dequantizer.decoder(weight.name)
         heads = [
-            self.weights.product(weight.name, *(part[0, head] for part in (x, *sums)), expert=head, decode=decode)
+            self.weights.product(weight.name, *(part[0, head] for part in (x, *sums)), expert=head)
             for head in range(x.shape[-3])
         ]
         return np.stack(heads).reshape(n.shape)

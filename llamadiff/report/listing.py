@@ -49,7 +49,8 @@ def print_bugs() -> None:
         console.print(label)
         for line in (
             bug.about,
-            f"shows at {shows_at(bug)}",
+            f"shows at {shows_at(bug)}" if bug.words != bug.ops else "",
+            bug.ops and f"in a graph of llama.cpp at {', '.join(bug.ops)}",
             f"do: {bug.fix}",
             bug.source and f"known from {bug.source}",
         ):
@@ -61,12 +62,17 @@ def print_bugs() -> None:
 
 def bugs_as_markdown() -> str:
     """The known bugs as a table, for README.md."""
-    lines = ["| bug | what it is | shows at | known from |", "| --- | --- | --- | --- |"]
+    lines = ["| bug | what it is | shows at | in a graph at | known from |", "| --- | --- | --- | --- | --- |"]
     for bug in known_bugs().values():
         name = f"`{bug.name}`" + (" (noise)" if bug.harmless else "")
         where = shows_at(bug) if len(bug.words) <= 3 else f"{', '.join(bug.words[:2])} and {len(bug.words) - 2} more"
-        lines.append(f"| {name} | {bug.about} | {where} | {bug.source} |")
+        nodes = _few(bug.ops)
+        lines.append(f"| {name} | {bug.about} | {'' if bug.words == bug.ops else where} | {nodes} | {bug.source} |")
     return "\n".join(lines) + "\n"
+
+
+def _few(ops: tuple[str, ...]) -> str:
+    return ", ".join(ops) if len(ops) <= 3 else f"{', '.join(ops[:2])} and {len(ops) - 2} more"
 
 
 def shows_at(bug: Bug) -> str:

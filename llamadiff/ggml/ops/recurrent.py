@@ -36,8 +36,13 @@ def ssm_scan(n: Op) -> Array:
     states (Mamba 1). Groups of heads share B and C; ids say which of the states each sequence starts from.
     params[0]: how many states to give, newest first.
     """
+    return selective_scan(n, _softplus(_wide(n.x(2))))
+
+
+def selective_scan(n: Op, dt: Array) -> Array:
+    """The scan with step sizes dt [1, seq, token, head], whatever was made of the op's own."""
     x, decay = _wide(n.x(1)), _wide(n.x(3))[..., 0, :, :, :]  # [seq, token, head, dim], [1, head, state or 1]
-    step_size = _softplus(_wide(n.x(2))[..., 0, :, :, :, None])  # [seq, token, head, 1]
+    step_size = _wide(dt)[..., 0, :, :, :, None]  # [seq, token, head, 1]
     b, c = (np.repeat(_wide(n.x(i)), x.shape[-2] // n.x(i).shape[-2], axis=-2) for i in (4, 5))
 
     def step(s: Array, x: Array, dt: Array, b: Array, c: Array) -> tuple[Array, Array]:

@@ -1,0 +1,132 @@
+"""Activations and gates at nodes of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from llamadiff.diagnose.nodes.site import Edit, Site, at_nodes, renamed, takes, through, with_float
+from llamadiff.ggml.graph import Alter
+from llamadiff.ggml.op import Op, Operand, function_of
+
+UNARY = ("SILU", "GELU", "GELU_ERF", "GELU_QUICK", "RELU", "SIGMOID", "TANH", "SOFTPLUS", "EXP", "SQR")
+GLU = ("SWIGLU", "GEGLU", "REGLU", "GEGLU_ERF", "GEGLU_QUICK")
+CLAMPED = ("SWIGLU_OAI", "SWIGLU_CLAMP")
+NAMES = {
+    "SILU": "SiLU", "GELU": "GELU (tanh)", "GELU_ERF": "GELU (erf)", "GELU_QUICK": "quick GELU", "RELU": "ReLU",
+    "SIGMOID": "sigmoid", "TANH": "tanh", "SOFTPLUS": "softplus", "EXP": "exp", "SQR": "a square", "SWIGLU": "SiLU",
+    "GEGLU": "GELU (tanh)", "REGLU": "ReLU", "GEGLU_ERF": "GELU (erf)", "GEGLU_QUICK": "quick GELU",
+    "SWIGLU_OAI": "the clamped SwiGLU", "SWIGLU_CLAMP": "the clamped SwiGLU",
+}  # fmt: skip
+
+
+def _applied(name: str, x: Any) -> Any:
+    function = function_of(name)
+    assert function is not None
+    return function(Op(name, x.shape[-4:], "f32", b"\0" * 64, (Operand(x),), exact=True))
+
+
+def _halves(n: Op) -> tuple[Any, Any]:
+    """What is activated, and what it multiplies."""
+    other = n.optional(1)
+    if other is not None:
+        return n.x(), other
+    first, second = np.split(n.x(), 2, axis=-1)
+    return (second, first) if n.ints[1] else (first, second)
+
+
+@at_nodes(*UNARY, of="activation-other")
+def other(site: Site) -> Iterator[Edit]:
+    """Another function of each value."""
+    own = site.node.op
+    for name in UNARY:
+        if own not in (name, "SQR"):
+            yield Edit(renamed(name), f"takes {NAMES[name]}; this model takes {NAMES[own]}", name)
+    if own == "SQR":
+        below = site.source(0)
+        if below is not None and below.op == "RELU":
+            yield Edit(through, "takes ReLU; this model takes its square", "RELU")
+    elif own != "RELU":
+        yield Edit(
+            takes(lambda n: np.maximum(n.x(), 0) ** 2), f"takes ReLU's square; this model takes {NAMES[own]}", "2"
+        )
+
+
+@at_nodes(*GLU, *CLAMPED, of="activation-other")
+def other_gate(site: Site) -> Iterator[Edit]:
+    """Another function of the gate."""
+    own = site.node.op
+    for name in GLU:
+        if name != own:
+            yield Edit(renamed(name), f"takes {NAMES[name]} of the gate; this model takes {NAMES[own]}", name)
+    for name in ("SIGMOID", "TANH"):
+        says = f"takes {NAMES[name]} of the gate; this model takes {NAMES[own]}"
+        yield Edit(_gated_by(name), says, name)
+    says = f"takes ReLU's square of the gate; this model takes {NAMES[own]}"
+    yield Edit(_gated(lambda x, y: np.maximum(x, 0) ** 2 * y), says, "2")
+    if own == "SWIGLU_OAI":
+        yield Edit(with_float(p3=1e30), "does not clamp gate and up", "unclamped")
+        yield Edit(with_float(p2=1.0), "takes SiLU without its factor alpha", "alpha")
+        without = _gated(lambda x, y: _oai(site, x, y) / (np.clip(y, -_limit(site), _limit(site)) + 1) * y)
+        yield Edit(without, "does not add 1 to up", "plus one")
+
+
+def _limit(site: Site) -> float:
+    return float(site.floats[3])
+
+
+def _oai(site: Site, x: Any, y: Any) -> Any:
+    function = function_of("SWIGLU_OAI")
+    assert function is not None
+    return function(Op("SWIGLU_OAI", x.shape[-4:], "f32", site.node.params, (Operand(x), Operand(y)), exact=True))
+
+
+def _gated_by(name: str) -> Alter:
+    return _gated(lambda x, y: _applied(name, x) * y)
+
+
+def _gated(value: Callable[[Any, Any], Any]) -> Alter:
+    return takes(lambda n: value(*_halves(n)))
+
+
+@at_nodes(*UNARY, of="activation-missing")
+def missing(site: Site) -> Iterator[Edit]:
+    """Values as they come in."""
+    yield Edit(through, f"leaves out {NAMES[site.node.op]}")
+
+
+@at_nodes(*GLU, *CLAMPED, of="activation-missing")
+def missing_gate(site: Site) -> Iterator[Edit]:
+    """gate * up."""
+    yield Edit(_gated(lambda x, y: x * y), f"leaves out {NAMES[site.node.op]}: gate * up")
+
+
+@at_nodes(*GLU, *CLAMPED, of="activation-of-up")
+def of_up(site: Site) -> Iterator[Edit]:
+    """The halves, or the two factors, change places."""
+
+    def swapped(n: Op) -> Op:
+        x, y = _halves(n)
+        return replace(n, sources=(Operand(y), Operand(x), *n.sources[2:]))
+
+    yield Edit(swapped, "applies the activation to up, and multiplies by the gate", "up")
+
+
+@at_nodes(*GLU, *CLAMPED, of="up-missing")
+def up_missing(site: Site) -> Iterator[Edit]:
+    """One factor alone, or their sum."""
+    names = {"SWIGLU": "SILU", "GEGLU": "GELU", "REGLU": "RELU", "GEGLU_ERF": "GELU_ERF", "GEGLU_QUICK": "GELU_QUICK"}
+    name = names.get(site.node.op, "SILU")
+    yield Edit(_gated(lambda x, y: _applied(name, x)), "leaves out up: the activated gate goes on alone", "gate")
+    yield Edit(_gated(lambda x, y: y), "leaves out the gate: up goes on alone", "up")
+    yield Edit(_gated(lambda x, y: _applied(name, x) + y), "adds activated gate and up", "sum")
+
+
+@at_nodes("CLAMP", fix="clamp the values")
+def clamp_missing(site: Site) -> Iterator[Edit]:
+    """Values that the model clamps are not clamped."""
+    low, high = (float(value) for value in site.floats[:2])
+    yield Edit(through, f"does not clamp values to {low:.4g} and {high:.4g}")

@@ -1,0 +1,183 @@
+"""Norms at nodes of a graph: the op itself, and the product with its weight that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from llamadiff.diagnose.nodes.site import (
+    Constant,
+    Edit,
+    Site,
+    at_nodes,
+    renamed,
+    takes,
+    through,
+    with_float,
+    with_source,
+    with_weight,
+)  # fmt: skip
+from llamadiff.diagnose.norms import EPSILONS
+from llamadiff.ggml.graph import Alter
+from llamadiff.ggml.op import Op
+
+NORMS = ("RMS_NORM", "NORM")
+
+
+def _eps(site: Site) -> float:
+    return float(site.floats[0])
+
+
+@at_nodes(*NORMS, "L2_NORM", of="norm-epsilon")
+def epsilon(site: Site) -> Iterator[Constant]:
+    """Another epsilon, solved for."""
+    own = _eps(site)
+    says = lambda value: f"uses epsilon {value:.3g}; the file says {own:.3g}"  # noqa: E731
+    yield Constant(lambda value: with_float(p0=value), says, 1e-13, 1.0, EPSILONS)
+
+
+@at_nodes(*NORMS, of="norm-epsilon-missing")
+def epsilon_missing(site: Site) -> Iterator[Edit]:
+    """No epsilon."""
+    if _eps(site):
+        yield Edit(with_float(p0=0.0), f"adds no epsilon; the file says {_eps(site):.3g}")
+
+
+@at_nodes(*NORMS, of="norm-epsilon-outside")
+def epsilon_outside(site: Site) -> Iterator[Edit]:
+    """x / (root + epsilon)."""
+    says = f"adds epsilon ({_eps(site):.3g}) outside the square root"
+    yield Edit(_sized(lambda square, n: np.sqrt(square) + n.floats[0]), says)
+
+
+@at_nodes(*NORMS, of="norm-no-root")
+def no_root(site: Site) -> Iterator[Edit]:
+    """x / mean square."""
+    says = "divides by the mean square; its square root is missing"
+    yield Edit(_sized(lambda square, n: square + n.floats[0]), says)
+
+
+@at_nodes(*NORMS, of="norm-sum-for-mean")
+def sum_for_mean(site: Site) -> Iterator[Edit]:
+    """x / root of the sum of squares."""
+    size = site.node.shape[-1]
+    says = f"takes the sum of {size} squares for their mean"
+    yield Edit(_sized(lambda square, n: np.sqrt(square * size + n.floats[0])), says)
+
+
+@at_nodes("RMS_NORM", of="qk-norm-whole-row")
+def whole_row(site: Site) -> Iterator[Edit]:
+    """All heads of a row at once."""
+    if site.node.shape[-2] > 1 and site.node.shape[-3] == len(site.case.run.tokens):
+        says = f"normalises whole rows; this model normalises each {site.node.shape[-1]} values by themselves"
+        yield Edit(_sized(lambda square, n: np.sqrt(square.mean(axis=-2, keepdims=True) + n.floats[0])), says)
+
+
+@at_nodes("RMS_NORM", of="norm-mean-subtracted")
+def mean_subtracted(site: Site) -> Iterator[Edit]:
+    """LayerNorm."""
+    yield Edit(renamed("NORM"), "subtracts the mean, as LayerNorm does; this model has RMSNorm")
+
+
+@at_nodes("NORM", of="norm-mean-kept")
+def mean_kept(site: Site) -> Iterator[Edit]:
+    """RMSNorm."""
+    yield Edit(renamed("RMS_NORM"), "does not subtract the mean; this model has LayerNorm")
+
+
+@at_nodes(*NORMS, of="norm-missing")
+def missing(site: Site) -> Iterator[Edit]:
+    """What comes in goes out; with the norm's weight, or without."""
+    yield Edit(through, "does not normalise; the weight alone is applied", "weight")
+    more = {user.number: through for user in _scaling(site)}
+    if more:
+        yield Edit(through, "is left out: its input comes out as it is", "all", more)
+
+
+@at_nodes("L2_NORM", "RMS_NORM", fix="divide each vector by its length")
+def l2_norm_missing(site: Site) -> Iterator[Edit]:
+    """Keys or queries of linear attention are not normalised to length one."""
+    scales = {user.number: through for user in site.users() if user.op == "SCALE" and site.own(user)}
+    if site.node.op == "L2_NORM":
+        yield Edit(through, "does not normalise to length one")
+    elif scales:
+        yield Edit(through, "does not normalise to length one", "", scales)
+
+
+@at_nodes("MUL", of="norm-weight-missing")
+def weight_missing(site: Site) -> Iterator[Edit]:
+    """Not multiplied."""
+    if _is_weight(site):
+        yield Edit(through, f"is not multiplied by {site.weight(1)}")
+
+
+@at_nodes("MUL", of="norm-weight-twice")
+def weight_twice(site: Site) -> Iterator[Edit]:
+    """Multiplied twice."""
+    if _is_weight(site):
+        yield Edit(with_source(1, lambda n: n.x(1) ** 2), f"is multiplied by {site.weight(1)} twice")
+
+
+@at_nodes("MUL", of="norm-weight-plus-one")
+def weight_plus_one(site: Site) -> Iterator[Edit]:
+    """1 + weight."""
+    if _is_weight(site):
+        says = f"multiplies by 1 + {site.weight(1)}; the file's weight is used as it is"
+        yield Edit(with_source(1, lambda n: n.x(1) + np.float32(1)), says)
+
+
+@at_nodes("MUL", of="norm-weight-minus-one")
+def weight_minus_one(site: Site) -> Iterator[Edit]:
+    """weight - 1."""
+    if _is_weight(site):
+        says = f"multiplies by {site.weight(1)} - 1; the file's weight is used as it is"
+        yield Edit(with_source(1, lambda n: n.x(1) - np.float32(1)), says)
+
+
+@at_nodes("MUL", of="norm-other-weight")
+def other_weight(site: Site) -> Iterator[Edit]:
+    """Another norm's weight."""
+    if _is_weight(site):
+        for name, relative in site.others(site.weight(1)):
+            if "norm" in name:
+                yield Edit(with_weight(site, 1, name), f"uses {name} for {site.weight(1)}", relative)
+
+
+@at_nodes("ADD", of="norm-bias-missing")
+def bias_missing(site: Site) -> Iterator[Edit]:
+    """LayerNorm's bias is not added."""
+    below = site.source(0)
+    if site.weight(1) and below is not None and (below.op in NORMS or _is_weight(site.at(below))):
+        yield Edit(through, f"leaves out the norm's bias ({site.weight(1)})")
+
+
+def _is_weight(site: Site) -> bool:
+    """Whether a product is of a norm's result and its weight."""
+    below = site.source(0)
+    return bool(site.node.op == "MUL" and site.weight(1) and below is not None and below.op in (*NORMS, "L2_NORM"))
+
+
+def _scaling(site: Site) -> list[Any]:
+    """The norm's product with its weight, and the sum with its bias."""
+    out: list[Any] = []
+    at = site
+    for op in ("MUL", "ADD"):
+        user = next((user for user in at.users() if user.op == op and site.own(user) and at.at(user).weight(1)), None)
+        if user is None:
+            break
+        out.append(user)
+        at = at.at(user)
+    return out
+
+
+def _sized(size: Any) -> Alter:
+    """x / size(mean square), of centred values for LayerNorm."""
+
+    def value(n: Op) -> Any:
+        x = n.x().astype(np.float64)
+        x = x - x.mean(axis=-1, keepdims=True) if n.name == "NORM" else x
+        return x / size(np.mean(x * x, axis=-1, keepdims=True), n)
+
+    return takes(value)

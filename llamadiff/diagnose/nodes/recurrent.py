@@ -1,0 +1,137 @@
+"""Convolutions, state spaces and delta nets at nodes of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from llamadiff.diagnose.nodes.norms import NORMS
+from llamadiff.diagnose.nodes.site import Edit, Site, at_nodes, takes, through, with_source
+from llamadiff.ggml.graph import Alter
+from llamadiff.ggml.op import Op
+from llamadiff.ggml.ops.recurrent import selective_scan
+
+DT, A, B, C = 2, 3, 4, 5  # places among SSM_SCAN's sources
+
+
+@at_nodes("SSM_CONV", fix="multiply the newest value by the kernel's last weight")
+def convolution_reversed(site: Site) -> Iterator[Edit]:
+    """The kernel of the short convolution is reversed: the newest value meets the first weight."""
+    yield Edit(with_source(1, lambda n: n.x(1)[..., ::-1]), "runs through the convolution's kernel in reverse")
+
+
+@at_nodes("SSM_CONV", fix="give the convolution the values before a token and its own, no later ones")
+def convolution_shifted(site: Site) -> Iterator[Edit]:
+    """The short convolution is one token late, or early, or is left out."""
+    for shift in (1, -1):
+        says = "is one token late" if shift > 0 else "is one token early: it sees the token after"
+        yield Edit(_moved(shift), f"runs a convolution that {says}", f"{shift:+d}")
+    last = site.node.shape[-2]
+    missing = takes(lambda n: n.x()[..., -last:].swapaxes(-1, -2))
+    yield Edit(missing, "leaves out the convolution: values go on as they are", "missing")
+
+
+def _moved(shift: int) -> Alter:
+    """A convolution's input, its tokens later or earlier."""
+
+    def change(n: Op) -> Any:
+        x, out = n.x(), np.zeros_like(n.x())
+        if shift > 0:
+            out[..., shift:] = x[..., :-shift]
+        else:
+            out[..., :shift] = x[..., -shift:]
+        return out
+
+    return with_source(0, change)
+
+
+@at_nodes("CONCAT", fix="put the convolution's state before the new values")
+def state_behind(site: Site) -> Iterator[Edit]:
+    """The convolution's state is put behind the new values instead of before them."""
+    users = [user for user in site.users() if user.op == "SSM_CONV"]
+    if users:
+
+        def swapped(n: Op) -> Op:
+            return replace(n, sources=(n.sources[1], n.sources[0], *n.sources[2:]))
+
+        yield Edit(swapped, "puts the convolution's state behind the new values")
+
+
+@at_nodes("SSM_SCAN", fix="take softplus(dt + its bias) once for the step size")
+def step_size_wrong(site: Site) -> Iterator[Edit]:
+    """The step size of a state space is dt itself, or softplus is taken twice."""
+    plain = takes(lambda n: selective_scan(n, n.x(DT)))
+    yield Edit(plain, "takes dt for the step size; this model takes its softplus", "none")
+    twice = with_source(DT, lambda n: np.logaddexp(0, n.x(DT).astype(np.float64)).astype(np.float32))
+    yield Edit(twice, "takes softplus of dt twice", "twice")
+
+
+@at_nodes("SSM_SCAN", fix="take A as the file has it: it is -exp(A_log) there already")
+def decay_wrong(site: Site) -> Iterator[Edit]:
+    """A of a state space has the wrong sign, or is taken for its logarithm."""
+    name = site.named(A)
+    yield Edit(with_source(A, lambda n: -n.x(A)), f"takes {name} with the other sign", "sign")
+    yield Edit(with_source(A, lambda n: -np.exp(n.x(A))), f"takes -exp of {name}, which the file has already", "exp")
+    yield Edit(with_source(A, lambda n: np.log(-n.x(A))), f"takes the logarithm of -{name}", "log")
+    yield Edit(with_source(A, lambda n: 0 * n.x(A)), "does not let the state decay", "none")
+
+
+@at_nodes("SSM_SCAN", fix="take B, then C, from the row that holds both")
+def state_inputs_swapped(site: Site) -> Iterator[Edit]:
+    """B and C of a state space are swapped."""
+
+    def swapped(n: Op) -> Op:
+        return replace(n, sources=(*n.sources[:B], n.sources[C], n.sources[B], *n.sources[C + 1 :]))
+
+    if site.shape(B) == site.shape(C):
+        yield Edit(swapped, "swaps B and C")
+
+
+@at_nodes("MUL", fix="add D times the input to what the state gives")
+def skip_missing(site: Site) -> Iterator[Edit]:
+    """The skip connection of a state space, D times its input, is left out, or D is."""
+    name = site.weight(1)
+    if "ssm_d" in name and "ssm_dt" not in name:
+        yield Edit(takes(lambda n: np.zeros_like(n.x())), f"leaves out the skip connection ({name})", "all")
+        yield Edit(through, f"adds the input itself, not {name} times it", "one")
+
+
+@at_nodes("SWIGLU", fix="gate first, and normalise what comes of it")
+def gate_after_norm(site: Site) -> Iterator[Edit]:
+    """The gate of a state space is applied after the norm instead of before it."""
+    norm = next((user for user in site.users() if user.op in NORMS and site.own(user)), None)
+    weighted = [user for user in site.at(norm).users() if user.op == "MUL" and site.own(user)] if norm else []
+    if not weighted:
+        return
+    seen: dict[str, Any] = {}
+
+    def ungated(n: Op) -> Any:
+        seen["gate"] = n.x().astype(np.float64)
+        return n.x(1)
+
+    def gated(n: Op) -> Any:
+        z = seen["gate"].reshape(-1, *weighted[0].shape)
+        return np.asarray(n.x() * n.x(1) * (z / (1 + np.exp(-z))), np.float32)
+
+    yield Edit(ungated, "normalises first and gates afterwards", "", {weighted[0].number: gated})
+
+
+@at_nodes("GATED_DELTA_NET", fix="multiply the state by exp(g), and read it with q / sqrt(d)")
+def delta_net_wrong(site: Site) -> Iterator[Edit]:
+    """The gate of a delta net has the wrong sign or is left out, beta is 1, queries and keys are swapped."""
+    edits = {
+        "lets the state grow by exp(-g)": with_source(3, lambda n: -n.x(3)),
+        "does not let the state decay": with_source(3, lambda n: 0 * n.x(3)),
+        "takes 1 for beta": with_source(4, lambda n: np.ones_like(n.x(4))),
+        "does not scale queries by 1/sqrt(d)": with_source(0, lambda n: n.x() * np.float32(np.sqrt(n.x().shape[-1]))),
+    }  # fmt: skip
+    for says, alter in edits.items():
+        yield Edit(alter, says, says)
+
+    def swapped(n: Op) -> Op:
+        return replace(n, sources=(n.sources[1], n.sources[0], *n.sources[2:]))
+
+    yield Edit(swapped, "swaps queries and keys", "swapped")

@@ -1,0 +1,175 @@
+"""Sums, gates and constant factors at nodes of a graph: residuals, branches, multipliers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.diagnose.nodes.norms import NORMS
+from llamadiff.diagnose.nodes.site import (
+    Constant,
+    Edit,
+    Site,
+    at_nodes,
+    instead,
+    only,
+    takes,
+    through,
+    times,
+    with_float,
+    with_source,
+)  # fmt: skip
+
+Array = NDArray[Any]
+MOST = 40  # recorded taps that are tried in a residual's place
+
+
+def _sides(site: Site) -> tuple[int, int] | None:
+    """Which operand of a sum is the residual (the older one), and which the branch; None where one is a weight."""
+    first, second = site.number(0), site.number(1)
+    leaves = site.engine.graph.leaves
+    if first is None or second is None or first in leaves or second in leaves or site.shape(0) != site.shape(1):
+        return None
+    older = [site.source(place) for place in (0, 1)]
+    numbers = [node.number if node is not None else 0 for node in older]
+    return (0, 1) if numbers[0] < numbers[1] else (1, 0)
+
+
+@at_nodes("ADD", of="residual-missing")
+def residual_missing(site: Site) -> Iterator[Edit]:
+    """The branch alone."""
+    sides = _sides(site)
+    if sides is not None:
+        residual, branch = sides
+        yield Edit(only(branch), f"leaves out {site.named(residual)}: {site.named(branch)} goes on alone")
+
+
+@at_nodes("ADD", of="branch-missing")
+def branch_missing(site: Site) -> Iterator[Edit]:
+    """The residual alone; or what is added from the file."""
+    sides = _sides(site)
+    if sides is not None:
+        residual, branch = sides
+        if not _is_shared(site, branch):
+            says = f"leaves out {site.named(branch)}: {site.named(residual)} goes on alone"
+            yield Edit(only(residual), says)
+
+
+@at_nodes("ADD", fix="add the shared expert's result")
+def shared_expert_missing(site: Site) -> Iterator[Edit]:
+    """The shared expert's result is not added to that of the chosen ones."""
+    sides = _sides(site)
+    for place in sides or ():
+        if _is_shared(site, place):
+            yield Edit(only(1 - place), f"leaves out the shared expert ({site.named(place)})")
+
+
+def _is_shared(site: Site, place: int) -> bool:
+    """Whether an operand is made by a shared expert."""
+    node = site.source(place)
+    for _ in range(3):
+        if node is None:
+            return False
+        if "shexp" in site.at(node).weight(0):
+            return True
+        node = site.at(node).source(0)
+    return False
+
+
+@at_nodes("ADD", of="residual-doubled")
+def doubled(site: Site) -> Iterator[Edit]:
+    """Twice, or subtracted."""
+    sides = _sides(site)
+    for place in sides or ():
+        name, role = site.named(place), "residual" if sides and place == sides[0] else "branch"
+        yield Edit(times(place, 2), f"adds {name} twice", role)
+        yield Edit(times(place, -1), f"subtracts {name}", f"minus {role}")
+
+
+@at_nodes("ADD", of="residual-elsewhere")
+def elsewhere(site: Site) -> Iterator[Edit]:
+    """Another recorded tap is added."""
+    sides = _sides(site)
+    if sides is None:
+        return
+    for place in sides:
+        for label, x in islice(site.recorded(site.shape(place)), MOST):
+            says = f"adds {label}, not {site.named(place)}"
+            yield Edit(instead(place, x), says, f"{place} {_relative(label, site.case.tap.layer)}")
+
+
+def _relative(label: str, layer: int | None) -> str:
+    word, _, number = label.rpartition("-")
+    return f"{word} {int(number) - layer:+d}" if word and number.isdecimal() and layer is not None else label
+
+
+@at_nodes("ADD", of="branch-normed")
+def normed(site: Site) -> Iterator[Edit]:
+    """The sum, or the branch, is normalised without a weight."""
+    sides = _sides(site)
+    if sides is None:
+        return
+    eps = next((float(np.frombuffer(n.params, np.float32)[0]) for n in site.engine.graph.nodes if n.op in NORMS), 1e-5)
+
+    def norm(x: Array) -> Array:
+        wide = x.astype(np.float64)
+        return np.asarray(wide / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps), np.float32)
+
+    yield Edit(takes(lambda n: norm(n.x() + n.x(1))), "normalises the sum, without a weight", "bare")
+    branch = sides[1]
+    says = f"normalises {site.named(branch)} before it is added, without a weight"
+    yield Edit(with_source(branch, lambda n: norm(n.x(branch))), says, "branch")
+
+
+@at_nodes("ADD", of="residual-multiplied")
+def multiplied(site: Site) -> Iterator[Constant]:
+    """One side is multiplied by a constant."""
+    for role, place in zip(("residual", "branch"), _sides(site) or (), strict=False):
+        yield _factor(site, place, role)
+
+
+def _factor(site: Site, place: int, role: str) -> Constant:
+    name = site.named(place)
+    says = lambda value: f"adds {value:.5g} times {name}"  # noqa: E731
+    return Constant(lambda value: times(place, value), says, 1e-3, 1e3, (0.5, 2.0), role)
+
+
+@at_nodes("MUL", fix="multiply both")
+def gate_missing(site: Site) -> Iterator[Edit]:
+    """Of two tensors that the model multiplies, one goes on alone: a gate is left out."""
+    first, second = site.number(0), site.number(1)
+    leaves = site.engine.graph.leaves
+    if first is None or second is None or first in leaves or second in leaves:
+        return
+    yield Edit(through, f"leaves out the factor {site.named(1)}", "second")
+    if site.shape(1) == site.node.shape:
+        yield Edit(only(1), f"leaves out the factor {site.named(0)}", "first")
+        yield Edit(takes(lambda n: n.x() + n.x(1)), f"adds {site.named(0)} and {site.named(1)}", "sum")
+
+
+@at_nodes("SCALE", fix="multiply by the model's constant once")
+def multiplier_missing(site: Site) -> Iterator[Edit]:
+    """A constant factor of the model is left out, or applied wrongly: of embeddings, queries, residuals, logits."""
+    own = float(site.floats[0])
+    if own in (0.0, 1.0):
+        return
+    yield Edit(with_float(p0=1.0), f"does not multiply by {own:.5g}", "missing")
+    yield Edit(with_float(p0=1 / own), f"divides by {own:.5g}; the model multiplies by it", "inverse")
+    yield Edit(with_float(p0=own * own), f"multiplies by {own:.5g} twice", "twice")
+    if own > 0:
+        yield Edit(with_float(p0=own**0.5), f"multiplies by the root of {own:.5g}", "root")
+
+
+@at_nodes("SCALE", general=True, fix="read the constant from the file")
+def multiplier_other(site: Site) -> Iterator[Constant]:
+    """A constant factor is another than the model's."""
+    own = float(site.floats[0])
+    if own > 0:
+        yield Constant(
+            lambda value: with_float(p0=value), lambda value: f"multiplies by {value:.5g}; the model by {own:.5g}",
+            own / 1000, own * 1000, (0.5, 2.0),
+        )  # fmt: skip

@@ -1,0 +1,105 @@
+"""The nodes of a recorded graph between a tap and what was recorded before it: a recipe for any architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff import taps
+from llamadiff.diagnose.case import Case, NotRecordedError
+from llamadiff.ggml.graph import WRITES, Alter, GraphEngine, GraphNode, tap_shape
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """Nodes in order, the last of them the tap. ``given``: recorded values of those that a run starts from.
+
+    ``altered`` nodes compute something else. ``right`` holds every node's right values, once they were needed: nodes
+    that do not depend on an altered one are not computed again.
+    """
+
+    engine: GraphEngine
+    nodes: tuple[GraphNode, ...]
+    given: Mapping[int, Array]
+    altered: Mapping[int, Alter] = field(default_factory=dict)
+    right: dict[int, Array] = field(default_factory=dict)
+
+    def compute(self, case: Case) -> Array:
+        """The tap [b, ...], one batch entry for each arithmetic."""
+        if not self.right:
+            self.right.update(self._run(case, {}, everything=True))
+        node = self.nodes[-1]
+        x = self._run(case, self.altered, everything=False)[node.number] if self.altered else self.right[node.number]
+        x, known = x.reshape(-1, *tap_shape(node)), taps.parse(case.tap.name)
+        return x[..., : len(case.run.tokens)] if known is not None and known.causal else x
+
+    def _run(self, case: Case, altered: Mapping[int, Alter], everything: bool) -> dict[int, Array]:
+        graph, values, changed = self.engine.graph, self.engine.leaves(), set[int]()
+        with np.errstate(all="ignore"):
+            for node in self.nodes:
+                number = node.number
+                if number in self.given:
+                    self.engine.keep(node, self.given[number], values, recorded=True)
+                    continue
+                if everything or number in altered or not changed.isdisjoint(graph.reads(node)):
+                    x = self.engine.computed(node, values, case.carrier, altered.get(number))
+                    changed.add(number)
+                else:
+                    x = self.right[number]
+                self.engine.keep(node, x, values)
+        return values
+
+    def after(self, numbers: set[int]) -> list[GraphNode]:
+        """The nodes that depend on some of them."""
+        found, out = set(numbers), []
+        for node in self.nodes:
+            if node.number not in self.given and not found.isdisjoint(self.engine.graph.reads(node)):
+                found.add(node.number)
+                out.append(node)
+        return out
+
+    def computes(self, node: GraphNode) -> bool:
+        """Whether a node is computed here and not altered yet."""
+        return node.number not in self.given and node.number not in self.altered
+
+
+def subgraph_of(case: Case) -> Subgraph:
+    """The subgraph of a case's tap."""
+    engine: Any = case.engine
+    graph, last = engine.graph, engine.graph.labelled[case.tap.name]
+    inside, given = {last.number}, dict[int, Array]()
+    waiting = [last]
+    while waiting:
+        for number in graph.reads(waiting.pop()):
+            source = graph.by_number.get(number)
+            if source is None or number in inside:
+                continue
+            inside.add(number)
+            values = _recorded(source, case)
+            if values is None:
+                waiting.append(source)
+            else:
+                given[number] = values
+    return Subgraph(engine, tuple(node for node in graph.nodes if node.number in inside), given)
+
+
+def _recorded(node: GraphNode, case: Case) -> Array | None:
+    """A node's recorded values [1, ne3, ne2, ne1, ne0]; keys beyond the tokens are zero."""
+    if node.label is None or node.op in WRITES:
+        return None
+    try:
+        x = case.values(node.label)
+    except NotRecordedError:
+        return None
+    shape = tap_shape(node)
+    if x.shape[1:] != shape:
+        whole = np.zeros((1, *shape), x.dtype)
+        whole[..., : x.shape[-1]] = x
+        x = whole
+    return x.reshape(1, *node.shape)
