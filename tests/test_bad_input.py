@@ -784,7 +784,8 @@ def without_llama_cpp(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[d
     """An environment in which llama_cpp cannot be imported, and what is to be said of it."""
     if request.param == "broken":
         (tmp_path / "path" / "llama_cpp").mkdir(parents=True)
-        (tmp_path / "path" / "llama_cpp" / "__init__.py").write_text("raise ImportError('libgomp.so.1 is missing')")
+        (tmp_path / "path" / "llama_cpp" / "__init__.py").touch()
+        (tmp_path / "path" / "llama_cpp" / "llama_cpp.py").write_text("raise ImportError('libgomp.so.1 is missing')")
         words = ("cannot be loaded", "ImportError: libgomp.so.1 is missing", "pip install --force-reinstall")
     else:
         (tmp_path / "path").mkdir()

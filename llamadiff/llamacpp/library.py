@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from llamadiff.errors import UserError
 
+INSTALL = "llama-cpp-python==0.3.36"
+
+
+def package() -> ModuleSpec:
+    """llama-cpp-python's package, not imported. Raises UserError if it is not installed."""
+    try:
+        spec = find_spec("llama_cpp")
+    except ImportError:
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"llama-cpp-python is not installed, so there is no baseline: pip install {INSTALL}")
+    return spec
+
 
 @cache
 def load(stem: str) -> Any:
     """One of ggml's libraries, such as ``ggml-base``. Raises UserError if it is not there or cannot be loaded."""
-    spec = find_spec("llama_cpp")
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError("llama-cpp-python is not installed; run pip install llama-cpp-python")
-    folder = Path(spec.submodule_search_locations[0]) / "lib"
+    folder = Path((package().submodule_search_locations or [""])[0]) / "lib"
     for name in (f"lib{stem}.so", f"lib{stem}.dylib", f"{stem}.dll"):
         if (folder / name).exists():
             try:

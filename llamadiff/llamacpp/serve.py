@@ -14,18 +14,16 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from llamadiff.errors import UserError
+from llamadiff.llamacpp.library import INSTALL, package
 from llamadiff.llamacpp.request import Request
 from llamadiff.output import temporary_name
 
 Say = Callable[..., None]
-
-INSTALL = "llama-cpp-python==0.3.36"
 
 
 def main() -> None:
@@ -84,13 +82,11 @@ def _prepared() -> UserError | None:
     Of llama-cpp-python only the low-level module is wanted, and its package would import much else; so the package
     is put in place without being run.
     """
-    spec = find_spec("llama_cpp")
-    if spec is None:
-        return UserError(f"llama-cpp-python is not installed, so there is no baseline: pip install {INSTALL}")
-    package = ModuleType("llama_cpp")
-    package.__spec__, package.__path__ = spec, list(spec.submodule_search_locations or ())
-    sys.modules["llama_cpp"] = package
     try:
+        spec = package()
+        llama_cpp = ModuleType("llama_cpp")
+        llama_cpp.__spec__, llama_cpp.__path__ = spec, list(spec.submodule_search_locations or ())
+        sys.modules["llama_cpp"] = llama_cpp
         import llamadiff.llamacpp.worker  # noqa: F401
     except UserError as error:
         return error

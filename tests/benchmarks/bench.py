@@ -1,7 +1,8 @@
-"""Times ``llamadiff.compare`` against llama.cpp's own decode of the same tokens, on a synthetic model.
+"""Times ``llamadiff.compare`` beside llama.cpp's own decode, transformers and the least that float32 can take.
 
-``bench.py [--shape tinyllama] [--type Q4_K_M] [--tokens 14] [--runs 5] [--save FILE.json]``. Every measurement is a
-process of its own, the two kinds take turns, and medians are reported. No time is asserted; a run that fails is.
+``bench.py [CASE ...] [--runs 5] [--save FILE.json]``; a case is SHAPE:TYPE:TOKENS (tinyllama:Q4_K_M:14), ``standard``
+or ``matrix``. Models are synthesized. Every measurement is a process of its own, the kinds take turns, and medians are
+reported. No time is asserted; a run that fails is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,85 +32,139 @@ HERE = Path(__file__).parent
 CACHE = Path(tempfile.gettempdir()) / "llamadiff-bench"
 MB = 1e6
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes in a unit of ru_maxrss
+TOKENS = (1, 14, 128, 512)
+STANDARD = [
+    *(f"tinyllama:Q4_K_M:{count}" for count in TOKENS),
+    *(f"tinyllama:{kind}:14" for kind in ("F16", "Q8_0", "Q6_K")),
+    "qwen2.5-0.5b:Q4_K_M:14", "llama-3.2-1b:Q4_K_M:14", "llama-2-7b:Q4_K_M:14",
+]  # fmt: skip
+WITH_TRANSFORMERS = 1  # of a case's runs: they take a minute each
 
 Measures = dict[str, Any]
 
 
-def synthesized(shape: str, mix: str) -> Path:
-    """The model, from the cache if this very synthesize.py has written it."""
-    version = hashlib.sha256((HERE / "synthesize.py").read_bytes()).hexdigest()[:8]
-    path = CACHE / f"{shape}-{mix}-{version}.gguf"
-    if not path.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        for stale in CACHE.glob(f"{shape}-{mix}-????????.gguf"):
-            stale.unlink()
-        write(SHAPES[shape], mix, path)
-    return path
+@dataclass(frozen=True)
+class Case:
+    """A model's shape, the type of its weights, and how many tokens are run."""
+
+    shape: str
+    mix: str
+    tokens: int
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        shape, mix, tokens = text.split(":")
+        if shape not in SHAPES or mix not in MIXES:
+            raise ValueError(f"{text}: shapes are {', '.join(SHAPES)}; types are {', '.join(MIXES)}")
+        return cls(shape, mix, int(tokens))
+
+    def path(self) -> Path:
+        """The model, from the cache if this very synthesize.py has written it."""
+        version = hashlib.sha256((HERE / "synthesize.py").read_bytes()).hexdigest()[:8]
+        path = CACHE / f"{self.shape}-{self.mix}-{version}.gguf"
+        if not path.exists():
+            CACHE.mkdir(parents=True, exist_ok=True)
+            for stale in CACHE.glob(f"{self.shape}-{self.mix}-????????.gguf"):
+                stale.unlink()
+            write(SHAPES[self.shape], self.mix, path)
+        return path
+
+    def ids(self) -> list[int]:
+        """BOS, then ordinary words."""
+        rng = np.random.default_rng(0)
+        return [1, *rng.integers(3 + 256, SHAPES[self.shape].n_vocab, self.tokens - 1).tolist()]
 
 
-def some_tokens(shape: str, count: int) -> list[int]:
-    """BOS, then ordinary words."""
-    rng = np.random.default_rng(0)
-    return [1, *rng.integers(3 + 256, SHAPES[shape].n_vocab, count - 1).tolist()]
+def cases(words: Iterable[str]) -> Iterator[Case]:
+    """The cases that a command line names. Raises ValueError."""
+    for word in words:
+        if word == "standard":
+            yield from map(Case.parse, STANDARD)
+        elif word == "matrix":
+            yield from (Case(shape, mix, count) for shape in SHAPES if shape != "mini"
+                        for mix in MIXES for count in TOKENS)  # fmt: skip
+        else:
+            yield Case.parse(word)
 
 
-def run(script: str, path: Path, tokens: Sequence[int]) -> Measures:
+def run(kind: str, path: Path, tokens: Sequence[int]) -> Measures:
     """What a script says of itself, with the wall time of its whole process; peaks in bytes."""
-    command = [sys.executable, str(HERE / script), str(path), ",".join(map(str, tokens))]
+    command = [sys.executable, str(HERE / f"{kind}_once.py"), str(path), ",".join(map(str, tokens))]
     started = time.perf_counter()
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     wall = time.perf_counter() - started
     if ended.returncode != 0:
-        sys.exit(f"{script} failed with code {ended.returncode}:\n{ended.stderr[-2000:]}")
+        sys.exit(f"{kind}_once.py failed with code {ended.returncode}:\n{ended.stderr[-2000:]}")
     measures = json.loads(ended.stdout)
     peaks = {name: measures[name] * RSS_UNIT for name in measures if name.endswith("peak")}
     return {**measures, **peaks, "wall_s": wall}
 
 
-def measure(path: Path, tokens: Sequence[int], runs: int, console: Console) -> dict[str, list[Measures]]:
-    """All runs of both kinds, in turns: whatever else the machine does falls on both."""
-    results: dict[str, list[Measures]] = {"decode": [], "compare": []}
+def measure(case: Case, runs: int, console: Console) -> dict[str, list[Measures]]:
+    """All runs of all kinds, in turns: whatever else the machine does falls on each of them."""
+    path, tokens = case.path(), case.ids()
+    kinds = ["decode", "limit", "compare"]
+    results: dict[str, list[Measures]] = {kind: [] for kind in (*kinds, "transformers")}
     for number in range(runs):
-        for kind, measured in results.items():
-            with console.status(f"{kind}, run {number + 1} of {runs}"):
-                measured.append(run(f"{kind}_once.py", path, tokens))
+        peers = ["transformers"] if number < WITH_TRANSFORMERS and _has_transformers(case) else []
+        for kind in [*kinds, *peers]:
+            with console.status(f"{case.shape} {case.mix} {case.tokens}: {kind}, run {number + 1} of {runs}"):
+                results[kind].append(run(kind, path, tokens))
     return results
 
 
-def rows(results: dict[str, list[Measures]]) -> Iterator[tuple[str, list[float], str | None]]:
-    """A row of the table: what, its seconds in each run, and the measure that holds its peak memory."""
-    decode, compare = results["decode"], results["compare"]
-
-    def seconds(runs: list[Measures], name: str) -> list[float]:
-        return [one[name] for one in runs]
-
-    yield "llama.cpp: load", seconds(decode, "load_s"), None
-    yield "llama.cpp: decode", seconds(decode, "decode_s"), "decode.peak"
-    yield "compare, end to end", seconds(compare, "wall_s"), None
-    yield "  start, imports", [one["wall_s"] - one["total_s"] for one in compare], None
-    yield "  open, capture", seconds(compare, "capture_s"), "compare.child_peak"
-    yield "  engine, verdicts", seconds(compare, "engine_s"), "compare.peak"
-    yield "  result", seconds(compare, "compare_s"), None
+def _has_transformers(case: Case) -> bool:
+    """Whether it is installed, and the model dequantized fits into what most machines have."""
+    return find_spec("transformers") is not None and case.shape != "llama-2-7b"
 
 
-def table_of(results: dict[str, list[Measures]], title: str, size: int) -> Table:
-    """Medians, ranges, ratios to llama.cpp's decode, and peak memory above the file's size."""
-    table = Table(title=title)
-    table.add_column("case")
-    for heading in ("median s", "range s", "x decode", "MB above file"):
-        table.add_column(heading, justify="right")
-    unit = median(one["decode_s"] for one in results["decode"])
-    for name, seconds, peak in rows(results):
-        middle = median(seconds)
-        memory = "" if peak is None else f"{(peak_of(results, peak) - size) / MB:.0f}"
-        extent = f"{min(seconds):.2f} - {max(seconds):.2f}"
-        table.add_row(name, f"{middle:.3f}", extent, f"{middle / unit:.1f}", memory)
+def middle(results: dict[str, list[Measures]], kind: str, name: str) -> float:
+    """The median over the runs; NaN if there was none."""
+    return median(one[name] for one in results[kind]) if results[kind] else float("nan")
+
+
+def summary(case: Case, results: dict[str, list[Measures]]) -> dict[str, float]:
+    """Seconds, ratios and memory of one case."""
+    size = case.path().stat().st_size
+    total, decode = middle(results, "compare", "wall_s"), middle(results, "decode", "decode_s")
+    limit = middle(results, "limit", "read_s") + middle(results, "limit", "matmul_s")
+    phases = {name: middle(results, "compare", f"{name}_s") for name in ("capture", "engine", "compare", "total")}
+    loading = middle(results, "transformers", "load_s")
+    peaks = {name: middle(results, "compare", name) - size for name in ("peak", "child_peak")}
+    weights = middle(results, "limit", "weights")
+    return {
+        "total": total, "start": total - phases["total"], "capture": phases["capture"], "engine": phases["engine"],
+        "report": phases["compare"], "decode": decode, "decode again": middle(results, "decode", "again_s"),
+        "load": middle(results, "decode", "load_s"), "limit": limit, "transformers": loading,
+        "x decode": total / decode, "x again": total / middle(results, "decode", "again_s"), "x limit": total / limit,
+        "transformers x": loading / total, "MB": max(peaks.values()) / MB,
+        "ms a token": 1e3 * total / case.tokens, "s a G weights": total / (weights / 1e9),
+    }  # fmt: skip
+
+
+COLUMNS = {
+    "total": "{:.2f}", "start": "{:.2f}", "capture": "{:.2f}", "engine": "{:.2f}", "report": "{:.2f}",
+    "decode": "{:.3f}",
+    "x decode": "{:.1f}", "x again": "{:.1f}", "x limit": "{:.1f}", "transformers x": "{:.0f}", "MB": "{:.0f}",
+    "ms a token": "{:.0f}", "s a G weights": "{:.2f}",
+}  # fmt: skip
+NOTES = (
+    "seconds, medians: total is the process from start to end, engine the one pass that runs free, replays and judges. "
+    "x decode: against llama.cpp's decode of the prompt, the first of a fresh process; x again: against the same with "
+    "everything warm. x limit: against reading the file and one float32 matmul pass. transformers x: its loading of "
+    "the file, in totals. MB: peak of either process, above the file's size."
+)
+
+
+def table_of(summaries: dict[Case, dict[str, float]], runs: int) -> Table:
+    """A row for each case."""
+    table = Table(title=f"llamadiff compare, medians of {runs}")
+    for heading in ("model", "type", "tokens", *COLUMNS):
+        table.add_column(heading, justify="left" if heading in ("model", "type") else "right")
+    for case, values in summaries.items():
+        cells = ["" if np.isnan(values[name]) else form.format(values[name]) for name, form in COLUMNS.items()]
+        table.add_row(case.shape, case.mix, str(case.tokens), *cells)
     return table
-
-
-def peak_of(results: dict[str, list[Measures]], place: str) -> float:
-    kind, name = place.split(".")
-    return float(median(one[name] for one in results[kind]))
 
 
 def machine() -> dict[str, Any]:
@@ -119,24 +176,22 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     """Synthesize, measure, print, save."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=SHAPES, default="tinyllama")
-    parser.add_argument("--type", choices=MIXES, default="Q4_K_M")
-    parser.add_argument("--tokens", type=int, default=14)
+    parser.add_argument("cases", nargs="*", default=["standard"], metavar="CASE")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--save", type=Path, metavar="FILE.json")
     options = parser.parse_args()
-    console = Console()
-    with console.status("synthesizing the model"):
-        path = synthesized(options.shape, options.type)
-    before, size = machine(), path.stat().st_size
-    results = measure(path, some_tokens(options.shape, options.tokens), options.runs, console)
-    title = f"{options.shape} {options.type}, {size / MB:.0f} MB, {options.tokens} tokens, {options.runs} runs"
-    console.print(table_of(results, title, size))
-    console.print(f"{before['cpus']} CPUs, load before {before['load']}; {results['compare'][-1]['summary']}")
+    try:
+        wanted = list(cases(options.cases))
+    except ValueError as error:
+        parser.error(str(error))
+    console, before = Console(), machine()
+    results = {case: measure(case, options.runs, console) for case in wanted}
+    summaries = {case: summary(case, measured) for case, measured in results.items()}
+    Console(width=max(console.width, 150)).print(table_of(summaries, options.runs))
+    console.print(f"{NOTES}\n{before['cpus']} CPUs, load before {before['load']}")
     if options.save is not None:
-        report = {"shape": options.shape, "type": options.type, "tokens": options.tokens, "file_bytes": size}
-        report |= {"machine": before, "seconds": {name.strip(): median(s) for name, s, _ in rows(results)}}
-        options.save.write_text(json.dumps({**report, "runs": results}, indent=2) + "\n")
+        rows = [{**vars(case), "median": summaries[case], "runs": results[case]} for case in wanted]
+        options.save.write_text(json.dumps({"machine": before, "cases": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
