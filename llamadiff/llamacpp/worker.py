@@ -197,15 +197,16 @@ class Capture:
             name = tap_name(node.name, node.op, [source.name for source in node.sources])
             wanted = name is not None and (self.wanted is None or name in self.wanted)
             if ask:
-                self.weights_read.update(
-                    s.name for s in node.sources if s.op == "NONE" and s.name.endswith(WEIGHT_ENDINGS)
-                )
+                self._note_weights(node)
             elif wanted and name is not None:
                 self._record(name, node)
             return wanted if ask else True
         except BaseException as error:  # must not reach C
             self.failure = error
             return False
+
+    def _note_weights(self, node: Node) -> None:
+        self.weights_read.update(s.name for s in node.sources if s.op == "NONE" and s.name.endswith(WEIGHT_ENDINGS))
 
     def _record(self, name: str, node: Node) -> None:
         tap = taps.parse(name)
@@ -274,9 +275,7 @@ class NodeRun(Capture):
         try:
             node = Node(self.ggml, ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents)
             if ask:
-                self.weights_read.update(
-                    s.name for s in node.sources if s.op == "NONE" and s.name.endswith(WEIGHT_ENDINGS)
-                )
+                self._note_weights(node)
                 self.checker.asked(node)
             else:
                 self.checker.done(node)
@@ -329,6 +328,7 @@ class GraphRun(Capture):
             if self.alignment is not None:
                 return self._recorded(node, ask)
             if ask and self.new:
+                self._note_weights(node)
                 self.recorders[-1].asked(node)
             return self.whole  # values are looked at one by one, a structure is not
         except BaseException as error:  # must not reach C
