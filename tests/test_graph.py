@@ -94,6 +94,8 @@ def test_a_wrong_layer_is_named_through_what_was_not_recorded(small_model, by_gr
     result = compare(path, tokens=TOKENS, candidate=wrong, engine="graph")
     assert [row.tap for row in result.wrong] == ["l_out-1", "result_output"]  # computed from what was there before
     assert {"attn_norm-1", "Qcur_rope-1", "ffn_out-1"} <= set(result.first_divergence.span)
+    assert not result.only_engine_read
+    assert "does not read" not in result.summary
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)

@@ -19,7 +19,7 @@ from llamadiff.llamacpp.recorder import Alignment, GraphRecorder
 from llamadiff.llamacpp.replay import NodeChecker
 from llamadiff.llamacpp.request import Settings
 from llamadiff.llamacpp.serve import Say
-from llamadiff.llamacpp.worker import WEIGHT_ENDINGS, Capture
+from llamadiff.llamacpp.worker import Capture
 from llamadiff.trace import TraceWriter
 
 Array = NDArray[Any]
@@ -55,9 +55,7 @@ class NodeRun(Capture):
         try:
             node = Node(self.ggml, ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents)
             if ask:
-                self.weights_read.update(
-                    s.name for s in node.sources if s.op == "NONE" and s.name.endswith(WEIGHT_ENDINGS)
-                )
+                self._note_weights(node)
                 self.checker.asked(node)
             else:
                 self.checker.done(node)
@@ -110,6 +108,7 @@ class GraphRun(Capture):
             if self.alignment is not None:
                 return self._recorded(node, ask)
             if ask and self.new:
+                self._note_weights(node)
                 self.recorders[-1].asked(node)
             return self.whole  # values are looked at one by one, a structure is not
         except BaseException as error:  # must not reach C

@@ -200,9 +200,7 @@ class Capture:
             name = tap_name(node.name, node.op, [_seen(source).name for source in node.sources])
             wanted = name is not None and self._is_wanted(name)
             if ask:
-                self.weights_read.update(
-                    s.name for s in node.sources if s.op == "NONE" and s.name.endswith(WEIGHT_ENDINGS)
-                )
+                self._note_weights(node)
             elif wanted and name is not None:
                 self._record(name, node)
             return wanted if ask else True
@@ -214,6 +212,9 @@ class Capture:
         if self.total > LONG and not self.request.scores and name.startswith(SCORES):
             return False
         return self.wanted is None or name in self.wanted
+
+    def _note_weights(self, node: Node) -> None:
+        self.weights_read.update(s.name for s in node.sources if s.op == "NONE" and s.name.endswith(WEIGHT_ENDINGS))
 
     def _record(self, name: str, node: Node) -> None:
         tap = taps.parse(name)
