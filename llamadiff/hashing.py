@@ -35,6 +35,11 @@ def file_sha256(path: str | Path) -> str:
     return found
 
 
+def is_remembered(path: str | Path) -> bool:
+    """Whether a file's hash is there without reading the file."""
+    return _recalled(_memory(Path(path))) is not None
+
+
 def _memory(path: Path) -> Path | None:
     """Where the hash of a file as it is now is remembered; None if it is not."""
     about = path.stat()

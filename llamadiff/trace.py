@@ -101,15 +101,18 @@ class TraceWriter:
         if rows.ndim != len(shape) or start + rows.shape[axis] > shape[axis]:
             raise UserError(f"{name}: rows {list(rows.shape)} do not fit a tap of shape {list(shape)}")
         padded = _grown(rows, shape, axis)
+        if rows.shape == shape:
+            self._pwrite(rows, self._room + offset)
+            return
         size = DTYPES[kind].itemsize
         inner = int(np.prod(shape[axis + 1 :])) * size
         for outer in range(int(np.prod(shape[:axis]))):
             place = offset + (outer * shape[axis] + start) * inner
             run = padded.reshape(-1, rows.shape[axis], *shape[axis + 1 :])[outer]
-            self._pwrite(np.ascontiguousarray(run).tobytes(), self._room + place)
+            self._pwrite(np.ascontiguousarray(run), self._room + place)
 
-    def _pwrite(self, data: bytes, offset: int) -> None:
-        view = memoryview(data)
+    def _pwrite(self, data: bytes | Array, offset: int) -> None:
+        view = data.reshape(-1).view(np.uint8).data if isinstance(data, np.ndarray) else memoryview(data)
         try:
             while view:
                 written = os.pwrite(self._file.fileno(), view, offset)

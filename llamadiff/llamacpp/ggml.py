@@ -142,6 +142,13 @@ class Node:
             if base:
                 yield Node(self.ggml, base.contents)
 
+    def seen(self) -> NDArray[Any]:
+        """The tensor's values while the callback lasts: its own memory where that can be read in place."""
+        if self.type not in ("f32", "i32") or not self.is_plain or not self._is_host or not self.tensor.data:
+            return self.values()
+        memory = (ctypes.c_int32 * int(np.prod(self.shape))).from_address(self.tensor.data)
+        return np.ndarray(self.shape, _NUMPY[self.type], memoryview(memory))
+
     def values(self) -> NDArray[Any]:
         """A copy of the tensor's values, read through its strides: [ne3, ne2, ne1, ne0].
 
@@ -172,11 +179,15 @@ class Node:
 
     def _bytes(self, count: int) -> NDArray[Any]:
         raw = np.empty(count, np.uint8)
-        if self.tensor.buffer and not self.ggml.lib.ggml_backend_buffer_is_host(self.tensor.buffer):
+        if not self._is_host:
             self.ggml.lib.ggml_backend_tensor_get(ctypes.byref(self.tensor), raw.ctypes.data, 0, count)
         else:
             ctypes.memmove(raw.ctypes.data, self.tensor.data, count)
         return raw
+
+    @property
+    def _is_host(self) -> bool:
+        return not self.tensor.buffer or bool(self.ggml.lib.ggml_backend_buffer_is_host(self.tensor.buffer))
 
     def _steps(self, sizes: Any) -> int:
         """Bytes from the first value to the last."""

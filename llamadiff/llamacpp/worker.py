@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llamadiff import taps
 from llamadiff.errors import UserError
-from llamadiff.hashing import file_sha256
+from llamadiff.hashing import file_sha256, is_remembered
 from llamadiff.llamacpp.ggml import Ggml, Node, Tensor
 from llamadiff.llamacpp.names import tap_name
 from llamadiff.llamacpp.request import KV_TYPES, Request, Settings
@@ -117,7 +117,8 @@ class Capture:
         self.weights_read: set[str] = set()
         self.start = self.rows = 0
         small = os.path.getsize(request.model) < SMALL_MODEL
-        self.threads = request.settings.threads or (1 if small else max(1, (os.cpu_count() or 1) - 1))
+        hashing = 0 if is_remembered(request.model) else 1  # it takes a core, and ggml's threads do not share well
+        self.threads = request.settings.threads or (1 if small else max(1, (os.cpu_count() or 1) - hashing))
         self.failure: BaseException | None = None
         self._check_sizes()
         self.sha256 = ThreadPoolExecutor(1).submit(file_sha256, request.model)  # while llama.cpp works
@@ -219,7 +220,7 @@ class Capture:
     def _record(self, name: str, node: Node) -> None:
         tap = taps.parse(name)
         assert tap is not None
-        values = node.values()
+        values = node.seen()
         if tap.kind.op == "SSM_SCAN":  # one row: what it puts out, shaped as what it takes in, then its states
             taken = node.sources[1].shape
             values = values.reshape(-1)[: int(np.prod(taken))].reshape(taken)
