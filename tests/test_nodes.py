@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +183,47 @@ def test_a_fault_in_the_view_of_a_node_is_wrong_at_that_node(name, nodes):
         seen = [(fault(op) if i == number else op, found) for i, (op, found) in enumerate(every)]
         assert [i for i, (op, found) in enumerate(seen) if verdict(op, found) == "wrong"] == [number]
     assert chosen
+
+
+# sources that all lanes share: weights of products and of RoPE, sinks, positions, the numbers of rows written
+SHARED_BY_LANES = {"MUL_MAT": {0}, "MUL_MAT_ID": {0}, "ROPE": {1, 2}, "SOFT_MAX": {2}, "SET_ROWS": {1}}
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt-oss-mxfp4", "qwen3moe", "mamba2", "deepseek2"])
+def test_a_lane_is_computed_as_it_would_be_alone(model, nodes):
+    """Whichever sources have lanes: the rest have one for all."""
+    seen = set()
+    for op, found in nodes(model):
+        shapes = tuple(s and s.values.shape for s in op.sources)
+        if (op.name, shapes) in seen or op.name in ("VIEW", "RESHAPE") or not all(map(all, filter(None, shapes))):
+            continue
+        seen.add((op.name, shapes))
+        places = [i for i, s in enumerate(op.sources) if s and i not in SHARED_BY_LANES.get(op.name, ())]
+        for chosen in (c for count in range(1, len(places) + 1) for c in combinations(places, count)):
+            function, lanes = function_of(op.name), [_lane(op, chosen, lane) for lane in (0, 1)]
+            alone = np.stack([function(one).reshape(found.shape) for one in lanes])
+            both = function(_together(lanes, chosen))
+            message = f"{op.name} with lanes in {chosen}"
+            np.testing.assert_allclose(
+                np.broadcast_to(both.reshape(-1, *found.shape), alone.shape), alone, 1e-4, 1e-6, err_msg=message
+            )
+
+
+def _lane(op: Op, chosen: tuple[int, ...], lane: int) -> Op:
+    """The second lane's values are other ones: larger numbers, indices in another order."""
+    return replace(op, sources=tuple(
+        replace(s, values=_other(s.values)) if lane and i in chosen else s for i, s in enumerate(op.sources)))  # fmt: skip
+
+
+def _other(values: np.ndarray) -> np.ndarray:
+    return values[..., ::-1] if values.dtype.kind == "i" else np.asarray(values * 1.25, values.dtype)
+
+
+def _together(lanes: list[Op], chosen: tuple[int, ...]) -> Op:
+    def values(i: int) -> np.ndarray:
+        return np.stack([lane.sources[i].values for lane in lanes[: 2 if i in chosen else 1]])
+
+    return replace(lanes[0], sources=tuple(s and replace(s, values=values(i)) for i, s in enumerate(lanes[0].sources)))
 
 
 def test_a_node_of_an_op_without_a_function_is_unchecked_and_named(small_model, monkeypatch):

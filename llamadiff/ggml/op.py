@@ -72,6 +72,12 @@ class Op:
         assert source is not None
         return source.values
 
+    def alike(self, *places: int) -> list[Array]:
+        """The values of sources, each with the batch axes that they have together."""
+        found = [self.x(place) for place in places]
+        batch = np.broadcast_shapes(*(x.shape[:-4] for x in found))
+        return [np.broadcast_to(x, (*batch, *x.shape[-4:])) for x in found]
+
     def source_kind(self, place: int = 0) -> str:
         """ggml's name of a source's type."""
         source = self.sources[place]

@@ -48,12 +48,9 @@ def div(n: Op) -> Array:
 @op("ADD_ID")
 def add_id(n: Op) -> Array:
     """a [.., token, used, n] + rows of b [.., expert, n] by their numbers [.., token, used] (ggml_add_id)."""
-    a, b, ids = n.x(), n.x(1), n.x(2).astype(np.int64)
-    ids = ids.reshape(*ids.shape[:-2], -1, 1)  # [.., token * used, 1]
-    lanes = np.broadcast_shapes(b.shape[:-2], ids.shape[:-2])  # either may have some where the other has none
-    tables = np.broadcast_to(b, (*lanes, *b.shape[-2:]))
-    rows = np.take_along_axis(tables, np.broadcast_to(ids, (*lanes, *ids.shape[-2:])), axis=-2)
-    return np.asarray(a + rows.reshape(*lanes[:-1], *a.shape[-3:]))
+    a, b, ids = n.alike(0, 1, 2)
+    rows = np.take_along_axis(b[..., 0, 0, :, :], ids.astype(np.int64).reshape(*ids.shape[:-4], -1, 1), axis=-2)
+    return np.asarray(a + rows.reshape(a.shape))
 
 
 @op("SCALE")

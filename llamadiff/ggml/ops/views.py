@@ -66,12 +66,9 @@ def repeat(n: Op) -> Array:
 @op("GET_ROWS")
 def get_rows(n: Op) -> Array:
     """Rows of [ne3, ne2, rows, ne0] by their numbers [1, ne3, ne2, k] -> [ne3, ne2, k, ne0]."""
-    x, rows = n.x(), n.x(1).astype(np.int64)
-    rows = rows[..., 0, :, :, :]  # [..., a, b, k]: the row's own axes are the matrix's outer ones
-    a, b = x.shape[-4:-2]
-    rows = rows[..., :, :, :, None]  # [..., ne12, ne11, k, 1]
-    x = np.broadcast_to(x, (*rows.shape[:-4], *x.shape[-4:])) if rows.ndim > x.ndim else x
-    rows = np.broadcast_to(rows, (*x.shape[:-4], a, b, *rows.shape[-2:]))
+    x, rows = n.alike(0, 1)
+    rows = rows.astype(np.int64)[..., 0, :, :, :, None]  # [..., a, b, k, 1]: the matrix's outer axes come first
+    rows = np.broadcast_to(rows, (*x.shape[:-2], *rows.shape[-2:]))
     return np.take_along_axis(x, rows, axis=-2)
 
 
@@ -81,8 +78,8 @@ def set_rows(n: Op) -> Array:
 
     Numbers repeat over the outer axes where there are fewer.
     """
-    values, numbers, out = n.x(), n.x(1).astype(np.int64), n.x(2)
-    out = np.array(np.broadcast_to(out, (*values.shape[:-4], *out.shape[-4:])))
+    (values, out), numbers = n.alike(0, 2), n.x(1).astype(np.int64)
+    out = np.array(out)
     ne3, ne2 = values.shape[-4:-2]
     for i in range(ne3):
         for j in range(ne2):
