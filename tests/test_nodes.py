@@ -211,8 +211,8 @@ def test_a_lane_is_computed_as_it_would_be_alone(model, nodes):
 
 def _lane(op: Op, chosen: tuple[int, ...], lane: int) -> Op:
     """The second lane's values are other ones: larger numbers, indices in another order."""
-    return replace(op, sources=tuple(
-        replace(s, values=_other(s.values)) if lane and i in chosen else s for i, s in enumerate(op.sources)))  # fmt: skip
+    there = {i: replace(op.sources[i], values=_other(op.sources[i].values)) for i in chosen if lane}
+    return replace(op, sources=tuple(there.get(i, s) for i, s in enumerate(op.sources)))
 
 
 def _other(values: np.ndarray) -> np.ndarray:
