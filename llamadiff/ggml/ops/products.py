@@ -33,11 +33,11 @@ def _repeated(w: Array, outer: tuple[int, ...]) -> Array:
 @op("MUL_MAT_ID", rounds=True)
 def mul_mat_id(n: Op) -> Array:
     """w [1, expert, out, in], x [1, token, used or 1, in], ids [1, 1, token, used] -> [1, token, used, out]."""
-    w = n.x().reshape(n.x().shape[-3:])
+    w: Array = n.x().reshape(n.x().shape[-3:])
     x, ids = n.alike(1, 2)
     ids = ids.astype(np.int64)[..., 0, 0, :, :]  # [..., token, used]
     x = rounded(x[..., 0, :, :, :], n.source_kind(), n.exact)
-    x = np.broadcast_to(x, [*ids.shape, x.shape[-1]])  # [..., token, used, in]
+    x = np.broadcast_to(x, (*ids.shape, x.shape[-1]))  # [..., token, used, in]
     out = np.empty((*ids.shape, w.shape[-2]), np.float32)
     for expert in np.unique(ids):
         mine = ids == expert
