@@ -71,11 +71,11 @@ class TopToken:
 
 @dataclass(frozen=True)
 class Logits:
-    """The next-token distributions after the last token.
+    """The next-token distributions after the last token that both sides ran.
 
     ``kl`` is KL(baseline || candidate) in nats, ``margin`` the baseline's logit lead of its first token over
     its second, ``agreeing`` how many of all rows have the same first token;
-    ``partial``: not all of the candidate's logits were recorded.
+    ``partial``: not all of the candidate's logits were recorded; ``after`` so many tokens.
     """
 
     kl: float
@@ -86,6 +86,7 @@ class Logits:
     top: tuple[TopToken, ...]
     candidate_top: tuple[TopToken, ...]
     partial: bool = False
+    after: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ class Comparison:
     ``preflight`` is what was looked at before the layers; ``arithmetics`` says what the side under test rounds
     activations to before it multiplies weights of each type; ``profile`` says in words what the first error looks like;
     ``extra`` are names of the candidate that are no tap of the model, and were ignored; ``diagnosis`` says why taps are
-    wrong, in graph order.
+    wrong, in graph order; ``free_tokens``: over how many tokens the engine ran free, which drift without a candidate,
+    expected drift and distances are about.
     """
 
     verdict: str
@@ -130,6 +132,7 @@ class Comparison:
     extra: tuple[str, ...] = ()
     diagnosis: tuple[Diagnosis, ...] = ()
     decoding: Decoding = Decoding()
+    free_tokens: int | None = None
 
     @property
     def first_divergence(self) -> Row | None:
@@ -222,6 +225,7 @@ def compare_logits(baseline: Array, candidate: Array, text_of: Any, known: Array
         top=tuple(entry(int(token)) for token in b_order[:TOP]),
         candidate_top=tuple(entry(int(token)) for token in c_order[:TOP] if np.isfinite(c[token])),
         partial=known is not None,
+        after=len(baseline),
     )  # fmt: skip
 
 

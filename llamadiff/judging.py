@@ -42,7 +42,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Finding:
-    """All that a pass found out about one tap."""
+    """All that a pass found out about one tap; without a free run, nothing of that."""
 
     tap: taps.Tap
     shape: tuple[int, ...]
@@ -82,18 +82,19 @@ class Judge:
     ) -> Finding:
         """Judge one tap: ``x`` [lane, ...] computed, ``recorded`` and ``spans`` by source."""
         seen = _Seen(self, tap, x, lanes, recorded)
-        judged = {name: self._local(self.sources[name], seen, spans[name]) for name in recorded}
+        replayed = {lane.source for lane in lanes}
+        judged = {name: self._local(self.sources[name], seen, spans[name]) for name in recorded if name in replayed}
         local = {name: found for name, (found, _) in judged.items()}
-        free = seen.lane(FREE)
+        free = seen.lane(FREE) if FREE in lanes else None
         return Finding(
             tap=tap,
             shape=tuple(x.shape[1:]),
             local=local,
             at={name: seen.at(found.index) for name, found in local.items()},
-            stats={**{name: seen.stats(name) for name in recorded}, "engine": metrics.stats(free)},
+            stats={name: seen.stats(name) for name in recorded} | ({"engine": metrics.stats(free)} if free else {}),
             drift=self._drift(seen),
-            distance={name: seen.distance(name) for name in recorded},
-            noise=metrics.nmse_of(seen.lane(FREE_NATIVE), free) if FREE_NATIVE in lanes else None,
+            distance={name: seen.distance(name) for name in recorded} if free else {},
+            noise=metrics.nmse_of(seen.lane(FREE_NATIVE), free) if free and FREE_NATIVE in lanes else None,
             fitting={name: policies for name, (_, policies) in judged.items()},
         )
 
@@ -107,9 +108,10 @@ class Judge:
     def _drift(self, seen: _Seen) -> metrics.Difference | None:
         """The candidate against the baseline, where both have values; without a candidate, the free run."""
         recorded, every = seen.recorded, self.sources.values()
-        if "baseline" not in recorded or ("candidate" in self.sources and "candidate" not in recorded):
+        alone = "candidate" not in self.sources
+        if "baseline" not in recorded or (FREE not in seen.lanes if alone else "candidate" not in recorded):
             return None
-        other = seen.values("candidate", *every) if "candidate" in recorded else seen.lane(FREE, *every)
+        other = seen.lane(FREE, *every) if alone else seen.values("candidate", *every)
         return metrics.difference_of(other, seen.values("baseline", *every))
 
     def _local(self, source: Source, seen: _Seen, span: tuple[str, ...]) -> tuple[Local, tuple[frozenset[str], ...]]:
@@ -270,7 +272,8 @@ class _Seen:
 
     def at(self, index: tuple[int, ...]) -> dict[str, float]:
         """Every side's value at one place."""
-        sides = {**self.recorded, "engine": self.x[self.lanes.index(FREE)]}
+        free = {"engine": self.x[self.lanes.index(FREE)]} if FREE in self.lanes else {}
+        sides = {**self.recorded, **free}
         return {name: float(self.judge.defined(self.tap, array)[index]) for name, array in sides.items()}
 
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llamaref import ModelError
 from threadpoolctl import threadpool_limits
 
-from llamadiff import limits, sentence, taps
+from llamadiff import limits, sentence
 from llamadiff.admission import check_runnable, check_same_run
 from llamadiff.asking import request_for, text_request
 from llamadiff.comparison import (
@@ -32,25 +31,21 @@ from llamadiff.comparison import (
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.diagnose.diagnosis import diagnose as why
 from llamadiff.drift import drift_only
-from llamadiff.errors import UserError
 from llamadiff.ggml.replay import NodeCheck
 from llamadiff.graphmodel import by_its_graph
-from llamadiff.judging import Judge
-from llamadiff.lanes import F32, NATIVE, POLICIES, Source
 from llamadiff.llamacpp.capture import Child, capture, check_nodes, scratch_directory
 from llamadiff.llamacpp.request import Settings
 from llamadiff.model import Model, ModelFile, Runnable, check_same_model
 from llamadiff.nodes import compare_nodes
 from llamadiff.output import made_directory
+from llamadiff.passes import ENGINE_PRODUCER, Passes, run_passes
 from llamadiff.phase import Progress, silent
 from llamadiff.preflight import WEIGHTS, preflight
 from llamadiff.profile import in_words
-from llamadiff.study import Study, lanes_of
-from llamadiff.trace import Info, Trace, TraceWriter
+from llamadiff.trace import Trace
 
 GRAPH = "graph"
 LEAST_SECONDS = 10.0  # for the diagnosis of a small model
-ENGINE_PRODUCER = {"name": sentence.ENGINE, "version": "numpy"}
 
 
 def compare(
@@ -258,14 +253,14 @@ def judge(
         check_same_model(candidate.info.model, str(baseline.info.model.get("sha256", model.sha256)), "the candidate")
     checks = preflight(model, candidate) if candidate is not None else ()
     started = time.perf_counter()
-    study, engine_logits = _run(model, baseline, candidate, rules, keep, progress)
+    passes = run_passes(model, baseline, candidate, rules, keep, progress)
     ran = time.perf_counter()
     under_test = "baseline" if candidate is None else "candidate"
     seconds = explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # about as long as finding out what is wrong took
     diagnosis: tuple[Diagnosis, ...] = ()
     if diagnose:
-        diagnosis = _diagnosed(model, study, under_test, seconds, explain > 0, progress)
-    found = rows_of(study.findings, model.weight_names, model.weight_types, under_test)
+        diagnosis = _diagnosed(model, passes, under_test, seconds, explain > 0, progress)
+    found = rows_of(passes.findings, model.weight_names, model.weight_types, under_test)
     rows = with_explanations(found, diagnosis)
     verdict = limits.worst_of([limits.worst_of([row.verdict for row in rows]), *(check.verdict for check in checks)])
     other = candidate.info.producer if candidate is not None else ENGINE_PRODUCER
@@ -287,7 +282,7 @@ def judge(
         prompt=baseline.info.prompt,
         baseline=named,
         candidate=producer,
-        logits=_logits(baseline, candidate, engine_logits, model),
+        logits=_logits(baseline, candidate, passes.logits, model),
         only_baseline_read=tuple(sorted(read - model.weights.read)),
         only_engine_read=unread,
         timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran},
@@ -297,18 +292,19 @@ def judge(
         extra=_extra(model, candidate),
         profile=_described(rows, len(baseline.info.tokens)),
         diagnosis=diagnosis,
+        free_tokens=passes.free_tokens,
         decoding=Decoding(len(model.dequantizer.trusted), tuple(sorted(model.dequantizer.refused))),
     )
 
 
 def _diagnosed(
-    model: Runnable, study: Study, under_test: str, seconds: float, thorough: bool, progress: Progress
+    model: Runnable, passes: Passes, under_test: str, seconds: float, thorough: bool, progress: Progress
 ) -> tuple[Diagnosis, ...]:
     """The causes of what is wrong."""
-    judge = study.judge
+    judge = passes.judge
     where, rows = (judge.positions, judge.n_prefill), judge.sources[under_test]
     with threadpool_limits(1, "blas"):
-        return why(model, rows, study.findings, *where, seconds, thorough, progress)
+        return why(model, rows, passes.findings, *where, seconds, thorough, progress)
 
 
 def _extra(model: Runnable, candidate: Trace | None) -> tuple[str, ...]:
@@ -330,59 +326,13 @@ def _described(rows: Sequence[Row], n_tokens: int) -> tuple[str, ...]:
     return tuple(in_words(first.profile, n_tokens)) if first and first.profile else ()
 
 
-def _room(info: Info) -> int:
-    """How many tokens the producer of a trace made room for; 0 if it does not say."""
-    settings = info.producer.get("settings")
-    room = settings.get("n_ctx") if isinstance(settings, dict) else None
-    return room if isinstance(room, int) else 0
-
-
-def _run(
-    model: Runnable,
-    baseline: Trace,
-    candidate: Trace | None,
-    rules: Sequence[limits.Rule],
-    keep: Path | None,
-    progress: Progress,
-) -> tuple[Study, Any]:
-    """The engine's pass, with every lane that the question needs. -> the study, the free run's logits."""
-    info, kinds = baseline.info, set(model.weight_types.values())
-    model.make_room(_room(info))
-    sources = [Source.of("baseline", baseline, kinds, (F32, NATIVE))]
-    if candidate is not None:
-        sources.append(Source.of("candidate", candidate, kinds, POLICIES))
-    with ExitStack() as stack:
-        writer = stack.enter_context(TraceWriter(keep, len(model.taps))) if keep is not None else None
-
-        def at(name: str, x: Any) -> None:
-            tap = taps.parse(name)
-            if tap is not None and tap.kind.word in ("Qcur_proj", "q_a", "ssm_in"):
-                progress(f"checking layer {tap.layer} of {model.n_layer}")
-            if writer is not None:
-                writer.add(name, x)
-
-        judge = Judge(
-            {source.name: source for source in sources}, model.weight_types, rules,
-            np.asarray(info.positions), info.n_prefill, model.ropes,
-        )  # fmt: skip
-        study = Study(judge, lanes_of(sources, kinds), model.taps, model.inputs, model.sizes["expert"], at)
-        try:
-            # the engine's own threads multiply; BLAS threads beside them would fight for the same cores
-            with threadpool_limits(1, "blas"):
-                logits = study.run(model.engine, info.tokens, info.positions)
-        except ModelError as error:
-            raise UserError(f"{model.path}: {error}") from None
-        if writer is not None:
-            writer.finish(Info(info.tokens, info.positions, info.n_prefill, info.prompt, ENGINE_PRODUCER, info.model))
-    return study, logits
-
-
 def _logits(baseline: Trace, candidate: Trace | None, engine: Any, model: Runnable) -> Logits | None:
     name = "result_output"
     if name not in baseline or (candidate is not None and name not in candidate):
         return None
     if candidate is None:
-        return compare_logits(logit_rows(baseline[name]), logit_rows(engine), model.vocabulary.text)
+        free = logit_rows(engine)
+        return compare_logits(logit_rows(baseline[name])[: len(free)], free, model.vocabulary.text)
     mask = candidate.known.get(name)
     if mask is not None and not mask[-1].any():
         return None

@@ -112,6 +112,8 @@ def _drift(rows: Sequence[Row], is_engine: bool) -> str:
     if last.drift is None or last.ratio_to_noise is None:
         return "there is nothing to measure drift against"
     against = "exact arithmetic" if is_engine else "the baseline"
+    if last.local is not None and len(last.drift.per_token) < len(last.local.per_token):
+        against += f" over the first {len(last.drift.per_token)} tokens"
     noise = f"{last.ratio_to_noise:.1f}x" if last.ratio_to_noise < 100 else f"{last.ratio_to_noise:.0e}x"
     below = last.drift.nmse <= (last.expected_drift or 0.0)
     explained = "no more than" if below else f"{noise}"

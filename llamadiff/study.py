@@ -94,7 +94,7 @@ class Study(Carrier):
         if not self._n_layer:  # an engine that may go on computing in this memory
             x = x.copy()
         self.keep(name, x[0])
-        if name == "result_output":
+        if name == "result_output" and not self.lanes[0].source:
             self.free_logits = x[0]
         spans = {source.name: self._opened(source, tap) for source in self.sources.values()}
         recorded = {

@@ -11,7 +11,7 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -187,6 +187,15 @@ class Trace(Mapping[str, Array]):
         arrays = {name: np.array(array) for name, array in self._arrays.items()}
         return Trace(self.info, arrays, self.dtypes, None, self.known)
 
+    def head(self, n: int) -> Trace:
+        """What it recorded of its first ``n`` tokens; taps of other shapes than these tokens' are left out."""
+        cuts = {name: _cut(name, self.shape(name), len(self.info.tokens), n) for name in self}
+        arrays = {name: self._arrays[name][cut] for name, cut in cuts.items() if cut is not None}
+        known = {name: self.known[name][cuts[name]] for name in arrays if name in self.known}
+        info = self.info
+        info = replace(info, tokens=info.tokens[:n], positions=info.positions[:n], n_prefill=min(info.n_prefill, n))
+        return Trace(info, arrays, {name: self.dtypes[name] for name in arrays}, self.path, known)
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._arrays[name].shape)
 
@@ -220,6 +229,15 @@ class Trace(Mapping[str, Array]):
                 values = whole[start + first : start + last].view(DTYPES[entry["dtype"]])
                 arrays[name], dtypes[name] = values.reshape(entry["shape"]), entry["dtype"]
         return cls(info, arrays, dtypes, path)
+
+
+def _cut(name: str, shape: tuple[int, ...], tokens: int, n: int) -> tuple[slice, ...] | None:
+    """The first ``n`` tokens along each axis of a tap that runs over tokens; None if one has another length."""
+    tap = taps.parse(name)
+    along = [axis in ("token", "query", "key") for axis in tap.kind.axes] if tap is not None else []
+    if not along or len(shape) < len(along) or any(over and shape[i] != tokens for i, over in enumerate(along)):
+        return None
+    return tuple(slice(n) if over else slice(None) for over in along)
 
 
 def _mapping(array: Array) -> mmap.mmap | None:

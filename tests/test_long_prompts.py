@@ -10,6 +10,7 @@ from small import write_model
 from llamadiff import compare
 from llamadiff.candidates.engine import record
 from llamadiff.llamacpp.worker import LONG
+from llamadiff.passes import BEGINNING
 from llamadiff.pipeline import diff
 from llamadiff.trace import Trace
 
@@ -82,3 +83,43 @@ def test_scores_of_a_long_prompt_are_recorded_when_asked_for(paths):
         f"{word}-{i}" for word in ("kq", "kq_soft_max", "kqv_out") for i in (0, 1)
     }
     assert found.verdict == "noise"  # over what was not asked for
+
+
+def test_the_free_run_of_a_long_prompt_is_the_beginning_of_the_whole_one(paths, tmp_path):
+    tokens = [int(token) for token in np.random.default_rng(4).integers(3, 90, LONG + 1)]
+    short, whole = compare(paths["llama"], tokens=tokens), compare(paths["llama"], tokens=tokens, save=tmp_path)
+    assert (short.free_tokens, whole.free_tokens) == (BEGINNING, len(tokens))
+    assert short.verdict == whole.verdict == "match"
+    assert f"over the first {BEGINNING} tokens" in short.summary
+    assert "over the first" not in whole.summary
+    for a, b in zip(short.rows, whole.rows, strict=True):
+        assert (a.verdict, a.local.arithmetic) == (b.verdict, b.local.arithmetic)
+        assert a.local.nmse == pytest.approx(b.local.nmse, rel=0.5, abs=1e-13)
+        np.testing.assert_allclose(a.drift.per_token, b.drift.per_token[:BEGINNING], rtol=1e-3, atol=1e-13)
+    last, same = short.rows[-1], whole.rows[-1]
+    assert 0.3 < last.expected_drift / same.expected_drift < 3
+    assert (short.logits.rows, short.logits.after, whole.logits.after) == (BEGINNING, BEGINNING, len(tokens))
+
+
+def test_a_fault_late_in_a_long_prompt_is_found(paths):
+    """The free run does not come as far; the candidate's lanes do."""
+
+    class Late(Engine):
+        def norm(self, x, name):
+            x = super().norm(x, name)
+            if name == "blk.1.attn_norm":
+                x[..., LONG:, :] *= np.float32(3)
+            return x
+
+    tokens = [int(token) for token in np.random.default_rng(4).integers(3, 90, LONG + 9)]
+    right = without_scores(record(Engine(paths["llama"]), tokens, "right"))
+    wrong = without_scores(record(Late(paths["llama"]), tokens, "wrong"))
+    found = diff(right, wrong, paths["llama"], diagnose=False)
+    assert [row.tap for row in found.wrong] == ["attn_norm-1"]
+    local = found.wrong[0].local
+    assert [i for i, error in enumerate(local.per_token) if error > local.limit] == list(range(LONG, LONG + 9))
+    assert found.rows[-1].ratio_to_noise > 10
+    assert set(found.rows[-1].distance) == {"baseline", "candidate"}
+    clean = diff(right, right, paths["llama"])
+    assert clean.verdict == "match"
+    assert clean.free_tokens == BEGINNING

@@ -47,6 +47,7 @@ def to_object(comparison: Comparison) -> dict[str, Any]:
         "arithmetics": c.arithmetics,
         "profile": c.profile,
         "decoding": c.decoding,
+        "free_tokens": c.free_tokens,
         "next_steps": c.next_steps,
         "timing": c.timing,
     }
@@ -107,7 +108,7 @@ def _logits(logits: Logits | None) -> dict[str, Any] | None:
 
     return {
         "kl": logits.kl, "top1_agree": logits.top1_agree, "margin": logits.margin, "agreeing": logits.agreeing,
-        "rows": logits.rows, "top": top(logits.top), "candidate_top": top(logits.candidate_top),
+        "rows": logits.rows, "after": logits.after, "top": top(logits.top), "candidate_top": top(logits.candidate_top),
     }  # fmt: skip
 
 

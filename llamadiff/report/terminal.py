@@ -81,7 +81,7 @@ def render(comparison: Comparison, console: Console) -> None:
         _put_causes(page, comparison)
     if comparison.logits is not None:
         page.blank()
-        _put_logits(page, comparison.logits)
+        _put_logits(page, comparison.logits, len(comparison.tokens))
     _put_absences(page, comparison)
     _put_next_steps(page, comparison)
     _put_timing(page, comparison)
@@ -171,9 +171,10 @@ def _put_three_way(page: Page, comparison: Comparison) -> None:
         page.paragraph(Text("products     ", "dim"), Text(f"weights by activations: {', '.join(used)}"))
 
 
-def _put_logits(page: Page, logits: Logits) -> None:
+def _put_logits(page: Page, logits: Logits, n_tokens: int) -> None:
     divergence = f"KL {tiny(logits.kl)} nats" if not logits.partial else "not all were recorded"
-    head = Text(f"{divergence}; first token ")
+    after = f"after {logits.after} of {n_tokens} tokens: " if logits.after < n_tokens else ""
+    head = Text(f"{after}{divergence}; first token ")
     head.append("agrees" if logits.top1_agree else _disagreement(page, logits), "" if logits.top1_agree else "bold red")
     head.append(f", margin {number(logits.margin)}; {logits.agreeing}/{logits.rows} rows agree")
     page.paragraph(Text("logits       ", "dim"), head)

@@ -17,7 +17,8 @@ _FEW = 3
 
 def put_notes(page: Page, comparison: Comparison) -> None:
     """Print the notes, each kind at most a few lines."""
-    for note in (*_baseline_off(page, comparison), *_not_finite(page, comparison), *_spans(page, comparison)):
+    kinds = (_baseline_off(page, comparison), _not_finite(page, comparison), _spans(page, comparison))
+    for note in (*(note for notes in kinds for note in notes), *_short_run(comparison)):
         page.paragraph(Text("  "), note)
 
 
@@ -69,6 +70,16 @@ def _span(page: Page, rows: Sequence[Row]) -> str:
     others = [str(other.layer) for other in rows[1:] if other.layer is not None]
     also = f" (the same in layers {page.names(others)})" if others else ""
     return f"{page.data(row.tap)} answers for {through} too: not recorded{also}"
+
+
+def _short_run(comparison: Comparison) -> list[Text]:
+    """That the free run did not see all tokens."""
+    free, tokens = comparison.free_tokens, len(comparison.tokens)
+    if free is None or free >= tokens:
+        return []
+    about = "what rounding explains is" if any(row.distance.get("candidate") for row in comparison.rows) else "drift is"
+    words = f"{about} measured over the first {free} of {tokens} tokens, local errors over all; with --save both are"
+    return [Text(words, "dim")]
 
 
 def _word(name: str) -> str:

@@ -1,0 +1,127 @@
+"""The engine's passes over the tokens: one with every lane; of a long prompt, the free run's over its beginning alone.
+
+No token after the beginning can change what the engine computes there: the free run of a part is a part of the free
+run. It measures what rounding does to a run, and a lane less makes the pass over all tokens so much faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llamaref import Engine, ModelError
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from llamadiff import limits, sentence, taps
+from llamadiff.errors import UserError
+from llamadiff.judging import Finding, Judge
+from llamadiff.lanes import F32, NATIVE, POLICIES, Lane, Source
+from llamadiff.model import Runnable
+from llamadiff.phase import Progress
+from llamadiff.study import Study, lanes_of
+from llamadiff.trace import Info, Trace, TraceWriter
+
+Array = NDArray[Any]
+ENGINE_PRODUCER = {"name": sentence.ENGINE, "version": "numpy"}
+LONG, BEGINNING = 256, 64  # tokens of a prompt that is long, and how many of it the free run covers
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What the passes found: of every tap, who judged, and the free run's logits [token, vocab] over its tokens."""
+
+    findings: Sequence[Finding]
+    judge: Judge
+    logits: Array
+    free_tokens: int
+
+
+def run_passes(
+    model: Runnable,
+    baseline: Trace,
+    candidate: Trace | None,
+    rules: Sequence[limits.Rule],
+    keep: Path | None,
+    progress: Progress,
+) -> Passes:
+    """Run the engine with every lane that the question needs; ``keep``: a trace file for the whole free run.
+
+    Raises UserError for a trace that does not fit the model.
+    """
+    kinds = set(model.weight_types.values())
+    model.make_room(_room(baseline.info))
+    sources = [Source.of("baseline", baseline, kinds, (F32, NATIVE))]
+    if candidate is not None:
+        sources.append(Source.of("candidate", candidate, kinds, POLICIES))
+    lanes, n = lanes_of(sources, kinds), len(baseline.info.tokens)
+    # the engine's own threads multiply; BLAS threads beside them would fight for the same cores
+    with threadpool_limits(1, "blas"):
+        if n <= LONG or keep is not None or not isinstance(model.engine, Engine):
+            study, logits = _run(model, sources, lanes, baseline.info, rules, keep, progress)
+            return Passes(study.findings, study.judge, logits, n)
+        whole, _ = _run(model, sources, [lane for lane in lanes if lane.source], baseline.info, rules, None, progress)
+        free = [lane for lane in lanes if not lane.source]
+        heads = [replace(source, trace=source.trace.head(BEGINNING), spans={}) for source in sources]
+        head, logits = _run(model, heads, free, heads[0].trace.info, rules, None, progress)
+    return Passes(_together(whole.findings, head.findings), whole.judge, logits, BEGINNING)
+
+
+def _run(
+    model: Runnable,
+    sources: Sequence[Source],
+    lanes: Sequence[Lane],
+    info: Info,
+    rules: Sequence[limits.Rule],
+    keep: Path | None,
+    progress: Progress,
+) -> tuple[Study, Array]:
+    """One pass. -> the study, the first lane's logits."""
+    with ExitStack() as stack:
+        writer = stack.enter_context(TraceWriter(keep, len(model.taps))) if keep is not None else None
+
+        def at(name: str, x: Any) -> None:
+            tap = taps.parse(name)
+            if tap is not None and tap.kind.word in ("Qcur_proj", "q_a", "ssm_in"):
+                progress(f"checking layer {tap.layer} of {model.n_layer}")
+            if writer is not None:
+                writer.add(name, x)
+
+        judge = Judge(
+            {source.name: source for source in sources}, model.weight_types, rules,
+            np.asarray(info.positions), info.n_prefill, model.ropes,
+        )  # fmt: skip
+        study = Study(judge, lanes, model.taps, model.inputs, model.sizes["expert"], at)
+        try:
+            logits = study.run(model.engine, info.tokens, info.positions)
+        except ModelError as error:
+            raise UserError(f"{model.path}: {error}") from None
+        if writer is not None:
+            writer.finish(Info(info.tokens, info.positions, info.n_prefill, info.prompt, ENGINE_PRODUCER, info.model))
+    return study, logits
+
+
+def _together(whole: Sequence[Finding], head: Sequence[Finding]) -> list[Finding]:
+    """Findings over all tokens, with what the free run shows over the first ones."""
+    free = {finding.tap.name: finding for finding in head}
+    return [
+        replace(
+            finding,
+            drift=finding.drift or free[finding.tap.name].drift,
+            noise=free[finding.tap.name].noise,
+            distance=free[finding.tap.name].distance,
+        )
+        if finding.tap.name in free else finding
+        for finding in whole
+    ]  # fmt: skip
+
+
+def _room(info: Info) -> int:
+    """How many tokens the producer of a trace made room for; 0 if it does not say."""
+    settings = info.producer.get("settings")
+    room = settings.get("n_ctx") if isinstance(settings, dict) else None
+    return room if isinstance(room, int) else 0
