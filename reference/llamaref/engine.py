@@ -19,7 +19,7 @@ from llamaref.shapes import check_layers, check_shapes
 from llamaref.weights import Weights
 
 Array = NDArray[Any]
-SCORES = 1 << 24  # attention scores that exist at once: 64 MiB of float32
+SCORES = 1 << 20  # attention scores of more are made in blocks, a quarter of that at once in a thread
 
 
 class Tap(Protocol):

@@ -154,7 +154,7 @@ def attention_values(probs: Array, v: Array) -> Array:
 def sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x)); exp(-|x|) never overflows."""
     e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+    return np.asarray(np.where(x >= 0, x.dtype.type(1), e) / (1 + e))
 
 
 def silu(x: Array) -> Array:
