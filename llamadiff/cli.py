@@ -71,14 +71,17 @@ def compare(
     explain_output: Explain = False, budget: Budget = 600.0, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Run llama.cpp and the engine on the same tokens; say whether, where and why they part."""
-    from llamadiff import pipeline
+    from llamadiff.llamacpp.process import Child
 
-    with _progress() as progress:
+    with Child() as child, _progress() as progress:
+        from llamadiff import pipeline  # takes as long as llama.cpp's process takes to get ready
+
         result = pipeline.compare(
             model, prompt, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
             candidate=candidate, name_map=name_map, timeout=timeout, patterns=taps or (), layers=_layer_range(layers),
             settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), rules=_rules(tolerance), save=save,
             precision=precision, engine=engine, explain=budget if explain_output else 0.0, progress=progress,
+            child=child,
         )  # fmt: skip
     _report(result, json, csv)
     _exit(result.verdict, fail_on)

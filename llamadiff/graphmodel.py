@@ -9,7 +9,8 @@ from pathlib import Path
 
 from llamadiff import taps
 from llamadiff.ggml.graph import Graph, GraphEngine, GraphNode, tap_shape
-from llamadiff.llamacpp.capture import Child, capture
+from llamadiff.llamacpp.capture import capture
+from llamadiff.llamacpp.process import Child
 from llamadiff.llamacpp.request import Request
 from llamadiff.model import Runnable
 from llamadiff.phase import Progress, silent

@@ -13,7 +13,8 @@ from llamadiff import limits
 from llamadiff.comparison import Comparison, Decoding, Row, arithmetics_of
 from llamadiff.ggml.replay import NodeCheck
 from llamadiff.judging import Local
-from llamadiff.llamacpp.capture import Child, Nodes, check_nodes
+from llamadiff.llamacpp.capture import Nodes, check_nodes
+from llamadiff.llamacpp.process import Child
 from llamadiff.llamacpp.request import Request
 from llamadiff.model import ModelFile
 from llamadiff.phase import Progress, silent

@@ -33,7 +33,8 @@ from llamadiff.diagnose.diagnosis import diagnose as why
 from llamadiff.drift import drift_only
 from llamadiff.ggml.replay import NodeCheck
 from llamadiff.graphmodel import by_its_graph
-from llamadiff.llamacpp.capture import Child, capture, check_nodes, scratch_directory
+from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
+from llamadiff.llamacpp.process import Child
 from llamadiff.llamacpp.request import Settings
 from llamadiff.model import Model, ModelFile, Runnable, check_same_model
 from llamadiff.nodes import compare_nodes
@@ -68,6 +69,7 @@ def compare(
     diagnose: bool = True,
     explain: float = 0.0,
     progress: Progress = silent,
+    child: Child | None = None,
 ) -> Comparison:
     """Run llama.cpp and the engine on the same tokens, line up every tap, and judge.
 
@@ -76,13 +78,13 @@ def compare(
     ``prompt`` nor ``tokens`` is given. ``name_map`` names or is a map of its tensors' names. ``save`` keeps the
     traces in a directory. ``engine``: "numpy" or "graph", which checks llama.cpp's graph node by node (default: the
     engine where it knows the architecture). ``diagnose``: look for the causes of what is wrong; ``explain``: for so
-    many seconds, and through spans of any length, up to the whole model. Raises UserError for whatever a user can
-    mend.
+    many seconds, and through spans of any length, up to the whole model. ``child``: llama.cpp's process, if it was
+    started before. Raises UserError for whatever a user can mend.
     """
     started = time.perf_counter()
     settings = settings or Settings()
     with ExitStack() as stack:
-        child = stack.enter_context(Child())  # gets ready while the model is opened
+        child = stack.enter_context(child or Child())  # gets ready while the model is opened
         file = ModelFile(model, precision, settings.threads)
         by_graph = engine == GRAPH or (engine is None and not file.has_engine)
         if by_graph and candidate is None:

@@ -40,6 +40,7 @@ from llamadiff.trace import KEY, SCHEMA, Trace
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 TOKENS = (1, 17, 5)
 IDS = ("--tokens", "1,17,5")
+SERVE = "llamadiff.llamacpp.serve"
 
 
 # -- running the command ---------------------------------------------------------------------------
@@ -810,14 +811,15 @@ def test_without_llama_cpp(without_llama_cpp: tuple[dict[str, str], tuple[str, .
 
 
 def working(cli: Cli, model: Path, *more: str) -> tuple[subprocess.Popen[bytes], int]:
-    """A command in the middle of a long run, and the process of its llama.cpp."""
+    """A command in the middle of a long run, and the process of its llama.cpp, which is held there."""
     child = cli.start("capture", model, *IDS, "--n-predict", "250", "-o", "t.safetensors", *more)
-    for _ in range(2000):
-        partial = list(cli.folder.glob(".t.safetensors.*.part"))
-        workers = processes_of(child.place, "llamadiff.llamacpp.serve")
-        if partial and workers:
-            return child, int(workers[0].split()[0])
-        time.sleep(0.005)
+    worker = 0
+    for _ in range(5000):
+        worker = worker or next((int(line.split()[0]) for line in processes_of(child.place, SERVE)), 0)
+        if worker and list(cli.folder.glob(".t.safetensors.*.part")):
+            os.kill(worker, signal.SIGSTOP)
+            return child, worker
+        time.sleep(0.001)
     raise AssertionError("llama.cpp did not begin to write")
 
 
@@ -853,8 +855,9 @@ def test_a_comparison_is_stopped_at_any_time(files: SimpleNamespace, cli: Cli) -
 
 
 def test_a_killed_command_takes_llama_cpp_with_it(files: SimpleNamespace, cli: Cli) -> None:
-    child, _ = working(cli, files.model)
+    child, worker = working(cli, files.model)
     child.kill()
+    os.kill(worker, signal.SIGCONT)
     child.communicate()
     for _ in range(400):
         left = cli.left_by(child.place)
