@@ -1,4 +1,4 @@
-"""Times ``llamadiff.compare`` beside llama.cpp's own decode, transformers and the least that float32 can take.
+"""Times ``llamadiff compare`` beside llama.cpp's own decode, transformers and the least that float32 can take.
 
 ``bench.py [CASE ...] [--runs 5] [--save FILE.json]``; a case is SHAPE:TYPE:TOKENS (tinyllama:Q4_K_M:14), ``standard``
 or ``matrix``. Models are synthesized. Every measurement is a process of its own, the kinds take turns, and medians are
@@ -39,6 +39,8 @@ STANDARD = [
     "qwen2.5-0.5b:Q4_K_M:14", "llama-3.2-1b:Q4_K_M:14", "llama-2-7b:Q4_K_M:14",
 ]  # fmt: skip
 WITH_TRANSFORMERS = 1  # of a case's runs: they take a minute each
+
+COMPARE = "compare"  # the command; the other kinds are scripts beside this one
 
 Measures = dict[str, Any]
 
@@ -88,22 +90,31 @@ def cases(words: Iterable[str]) -> Iterator[Case]:
 
 
 def run(kind: str, path: Path, tokens: Sequence[int]) -> Measures:
-    """What a script says of itself, with the wall time of its whole process; peaks in bytes."""
-    command = [sys.executable, str(HERE / f"{kind}_once.py"), str(path), ",".join(map(str, tokens))]
-    started = time.perf_counter()
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    wall = time.perf_counter() - started
-    if ended.returncode != 0:
-        sys.exit(f"{kind}_once.py failed with code {ended.returncode}:\n{ended.stderr[-2000:]}")
+    """What a script says of itself, with the wall time of its whole process; the peak in bytes."""
+    ids = ",".join(map(str, tokens))
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        script = [str(HERE / f"{kind}_once.py"), str(path), ids]
+        command = ["-m", "llamadiff", kind, str(path), "--tokens", ids, "--json", str(report)]
+        started = time.perf_counter()
+        ended = subprocess.run(
+            [sys.executable, *(command if kind == COMPARE else script)], capture_output=True, text=True, check=False
+        )
+        wall = time.perf_counter() - started
+        if ended.returncode != 0:
+            sys.exit(f"{kind} failed with code {ended.returncode}:\n{ended.stderr[-2000:]}")
+        if kind == COMPARE:
+            timing = json.loads(report.read_text())["timing"]
+            return {**timing, "peak": timing["peak_rss_mb"] * (1 << 20), "wall_s": wall}
     measures = json.loads(ended.stdout)
-    peaks = {name: measures[name] * RSS_UNIT for name in measures if name.endswith("peak")}
-    return {**measures, **peaks, "wall_s": wall}
+    peak = {"peak": measures["peak"] * RSS_UNIT} if "peak" in measures else {}
+    return {**measures, **peak, "wall_s": wall}
 
 
 def measure(case: Case, runs: int, console: Console) -> dict[str, list[Measures]]:
     """All runs of all kinds, in turns: whatever else the machine does falls on each of them."""
     path, tokens = case.path(), case.ids()
-    kinds = ["decode", "limit", "compare"]
+    kinds = ["decode", "limit", COMPARE]
     results: dict[str, list[Measures]] = {kind: [] for kind in (*kinds, "transformers")}
     for number in range(runs):
         peers = ["transformers"] if number < WITH_TRANSFORMERS and _has_transformers(case) else []
@@ -130,14 +141,13 @@ def summary(case: Case, results: dict[str, list[Measures]]) -> dict[str, float]:
     limit = middle(results, "limit", "read_s") + middle(results, "limit", "matmul_s")
     phases = {name: middle(results, "compare", f"{name}_s") for name in ("capture", "engine", "compare", "total")}
     loading = middle(results, "transformers", "load_s")
-    peaks = {name: middle(results, "compare", name) - size for name in ("peak", "child_peak")}
     weights = middle(results, "limit", "weights")
     return {
         "total": total, "start": total - phases["total"], "capture": phases["capture"], "engine": phases["engine"],
         "report": phases["compare"], "decode": decode, "decode again": middle(results, "decode", "again_s"),
         "load": middle(results, "decode", "load_s"), "limit": limit, "transformers": loading,
         "x decode": total / decode, "x again": total / middle(results, "decode", "again_s"), "x limit": total / limit,
-        "transformers x": loading / total, "MB": max(peaks.values()) / MB,
+        "x faster": loading / total, "MB": (middle(results, COMPARE, "peak") - size) / MB,
         "ms a token": 1e3 * total / case.tokens, "s a G weights": total / (weights / 1e9),
     }  # fmt: skip
 
@@ -145,14 +155,14 @@ def summary(case: Case, results: dict[str, list[Measures]]) -> dict[str, float]:
 COLUMNS = {
     "total": "{:.2f}", "start": "{:.2f}", "capture": "{:.2f}", "engine": "{:.2f}", "report": "{:.2f}",
     "decode": "{:.3f}",
-    "x decode": "{:.1f}", "x again": "{:.1f}", "x limit": "{:.1f}", "transformers x": "{:.0f}", "MB": "{:.0f}",
+    "x decode": "{:.1f}", "x again": "{:.1f}", "x limit": "{:.1f}", "x faster": "{:.0f}", "MB": "{:.0f}",
     "ms a token": "{:.0f}", "s a G weights": "{:.2f}",
 }  # fmt: skip
 NOTES = (
     "seconds, medians: total is the process from start to end, engine the one pass that runs free, replays and judges. "
     "x decode: against llama.cpp's decode of the prompt, the first of a fresh process; x again: against the same with "
-    "everything warm. x limit: against reading the file and one float32 matmul pass. transformers x: its loading of "
-    "the file, in totals. MB: peak of either process, above the file's size."
+    "everything warm. x limit: against reading the file and one float32 matmul pass. x faster: than "
+    "transformers loads the file. MB: peak of either process, above the file's size."
 )
 
 
@@ -160,7 +170,7 @@ def table_of(summaries: dict[Case, dict[str, float]], runs: int) -> Table:
     """A row for each case."""
     table = Table(title=f"llamadiff compare, medians of {runs}")
     for heading in ("model", "type", "tokens", *COLUMNS):
-        table.add_column(heading, justify="left" if heading in ("model", "type") else "right")
+        table.add_column(heading, justify="left" if heading in ("model", "type") else "right", no_wrap=True)
     for case, values in summaries.items():
         cells = ["" if np.isnan(values[name]) else form.format(values[name]) for name, form in COLUMNS.items()]
         table.add_row(case.shape, case.mix, str(case.tokens), *cells)
