@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 BLOCK = 1 << 22  # values of a tensor that are widened at once
+_MADE = count()
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Rows:
         self.size = x.size
         step = max(1, BLOCK // max(1, x.size // max(1, len(self._x))))
         self.blocks = [slice(start, start + step) for start in range(0, len(self._x), step)]
-        self._errors: dict[int, tuple[Rows, Array]] = {}
+        self._number = next(_MADE)
+        self._errors: dict[Rows, Array] = {}  # against those made before: none holds one that holds it
 
     def block(self, rows: slice) -> Array:
         """Some rows: [row, value]."""
@@ -108,12 +111,10 @@ class Rows:
 
         Equal non-finite values on both sides count as no difference; on one side only, as an infinite one.
         """
-        found = self._errors.get(id(other))
-        if found is None:
-            errors = _joined([_sums_of_squares(_gap(self, other, rows)) for rows in self.blocks])
-            found = self._errors[id(other)] = other, errors  # the other is kept: its id stays its own
-            other._errors[id(self)] = self, errors
-        return found[1]
+        older, newer = (self, other) if self._number < other._number else (other, self)
+        if older not in newer._errors:
+            newer._errors[older] = _joined([_sums_of_squares(_gap(self, other, rows)) for rows in self.blocks])
+        return newer._errors[older]
 
     def reference(self) -> Array:
         """The sum of squares of each row's finite values."""
