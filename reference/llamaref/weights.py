@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import gguf
@@ -38,7 +39,8 @@ class Weights:
         self.read: set[str] = set()
         self.decoder: Callable[[str], Decode | None] = lambda name: None
         # A model may overflow: that is for the caller to see in the values, not on standard error.
-        self._pool = ThreadPoolExecutor(threads or os.cpu_count() or 1, initializer=partial(np.seterr, all="ignore"))
+        self._threads = threads or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self._threads, initializer=partial(np.seterr, all="ignore"))
         reader = open_gguf(path)
         self.fields = {name: _contents(path, name, field) for name, field in reader.fields.items()}
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -158,10 +160,24 @@ class Weights:
         return out
 
     def each_block(self, n_rows: int, step: int, work: Callable[[int, int], None]) -> None:
-        """Call ``work(start, stop)`` for every block of up to ``step`` rows, in the threads of this file."""
-        blocks = [(start, min(start + step, n_rows)) for start in range(0, n_rows, step)]
-        for _ in self._pool.map(lambda block: work(*block), blocks):
-            pass
+        """Call ``work(start, stop)`` for blocks of up to ``step`` rows, as many for each of this file's threads."""
+        turns = max(1, -(-n_rows // (step * self._threads)))
+        step = max(1, -(-n_rows // (turns * self._threads)))
+        starts, lock = iter(range(0, n_rows, step)), Lock()
+
+        def some() -> None:
+            """Blocks that nobody has begun, until there are none."""
+            while True:
+                with lock:
+                    start = next(starts, None)
+                if start is None:
+                    return
+                work(start, min(start + step, n_rows))
+
+        others = [self._pool.submit(some) for _ in range(min(self._threads, -(-n_rows // step)) - 1)]
+        some()
+        for other in others:
+            other.result()
 
     def _tensor(self, name: str) -> Any:
         if name not in self._tensors:
