@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 export CMAKE_ARGS
 
-.PHONY: install demo test lint capture bench readme model clean
+.PHONY: install demo test lint capture bench profile readme model clean
 
 install: $(VENV)/installed
 
@@ -33,6 +33,9 @@ capture: install  ## record captures/ anew
 
 bench: install  ## seconds and memory, beside llama.cpp's own decode
 	$(BIN)/python tests/benchmarks/bench.py
+
+profile: install  ## where the time goes: a summary of the main case in profile.txt
+	$(BIN)/python tests/benchmarks/profiled.py --save profile.txt
 
 readme: install  ## the pictures in README.md
 	$(BIN)/python tests/pictures.py
