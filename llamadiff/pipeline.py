@@ -288,7 +288,9 @@ def judge(
         only_baseline_read=tuple(sorted(read - model.weights.read)),
         only_engine_read=unread,
         timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran},
-        next_steps=sentence.next_steps(verdict, rows, missing, candidate is None, diagnosis),
+        next_steps=sentence.next_steps(
+            verdict, rows, missing, candidate is None, diagnosis, candidate is not None and isinstance(model, Model)
+        ),
         preflight=checks,
         arithmetics=arithmetics_of(rows),
         extra=_extra(model, candidate),

@@ -217,9 +217,17 @@ def _unchecked(whose: str, rows: Sequence[Row]) -> str:
 
 
 def next_steps(
-    verdict: str, rows: Sequence[Row], missing: Sequence[str], is_engine: bool, diagnosis: Sequence[Diagnosis] = ()
+    verdict: str,
+    rows: Sequence[Row],
+    missing: Sequence[str],
+    is_engine: bool,
+    diagnosis: Sequence[Diagnosis] = (),
+    has_graph: bool = False,
 ) -> tuple[str, ...]:
-    """What a reader should do now; ``missing`` are taps that were not recorded."""
+    """What a reader should do now.
+
+    ``missing`` are taps that were not recorded; ``has_graph``: llama.cpp's graph could judge instead.
+    """
     first = next((row for row in rows if row.verdict == limits.WRONG), None)
     if first is None:
         return _steps_when_right(verdict, rows, missing)
@@ -230,6 +238,8 @@ def next_steps(
         steps.append(_narrow_down(first.span) if first.span else _advice(first))
         if first.span and not any(first.tap in d.taps for d in diagnosis):
             steps.append("or run it with --explain-output: it replays every known bug through these taps")
+        if has_graph and not first.span:
+            steps.append("or compare with --engine graph: there more bugs are known, of caps, windows, sinks and scans")
     place = ", ".join(map(str, first.local.index))
     steps.append(
         f"worst value {first.tap}[{place}]: expected {first.local.expected:.6g} from the inputs recorded, "

@@ -318,3 +318,17 @@ def test_shared_models_are_exact(path):
     """Runs where the shared models lie beside the checkout."""
     given = {"prompt": "Once upon a time"} if path.name.startswith("stories") else {"tokens": TOKENS}
     judged(compare(path, n_predict=8, **given))
+
+
+def test_what_the_engine_cannot_explain_the_graph_may(small_model):
+    """A softcap left out: found with the engine, which says what to try; named with the graph, by one name."""
+    path = small_model("gemma2")
+    uncapped = SimpleNamespace(**{**vars(maths), "softcap": lambda x, cap: x})
+    wrong = record(Engine(path, maths=uncapped), TOKENS, "mine")
+    found = compare(path, tokens=TOKENS, candidate=wrong)
+    assert found.first_divergence.tap == "kq_soft_max-0"
+    assert not any(cause.known for cause in found.diagnosis)
+    assert any("--engine graph" in step for step in found.next_steps)
+    named = compare(path, tokens=TOKENS, candidate=wrong, engine="graph")
+    assert [cause.name for cause in named.diagnosis[0].causes] == ["softcap-missing"]
+    assert not any("--engine graph" in step for step in named.next_steps)

@@ -41,6 +41,7 @@ COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 TOKENS = (1, 17, 5)
 IDS = ("--tokens", "1,17,5")
 SERVE = "llamadiff.llamacpp.serve"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 # -- running the command ---------------------------------------------------------------------------
@@ -135,8 +136,14 @@ def processes_of(place: Path, command: str = "") -> list[str]:
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
-    return Cli(tmp_path)
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    """Commands heed the signals that ask them to stop, even where these tests run under nohup."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+    yield Cli(tmp_path)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -829,7 +836,7 @@ def test_llama_cpp_is_killed(files: SimpleNamespace, cli: Cli) -> None:
     cli.finish(child).refused("good.gguf: llama.cpp died of SIGKILL", "memory")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("send", [os.kill, os.killpg])
 def test_a_command_is_stopped(
     send: Callable[[int, int], None], number: signal.Signals, files: SimpleNamespace, cli: Cli

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from llamadiff.diagnose.nodes.attention import cap_around
 from llamadiff.diagnose.nodes.site import Edit, Site, at_nodes, renamed, takes, through, with_float
 from llamadiff.ggml.graph import Alter
 from llamadiff.ggml.op import Op, Operand, function_of
@@ -94,7 +95,9 @@ def _gated(value: Callable[[Any, Any], Any]) -> Alter:
 
 @at_nodes(*UNARY, of="activation-missing")
 def missing(site: Site) -> Iterator[Edit]:
-    """Values as they come in."""
+    """Values as they come in; without the tanh of a softcap, they are those without the softcap."""
+    if site.node.op == "TANH" and cap_around(site) is not None:
+        return
     yield Edit(through, f"leaves out {NAMES[site.node.op]}")
 
 

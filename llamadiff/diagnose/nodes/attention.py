@@ -192,7 +192,7 @@ def softcap_applied(site: Site) -> Iterator[Constant]:
         )
 
 
-def _cap(site: Site) -> tuple[Any, Any] | None:
+def cap_around(site: Site) -> tuple[Any, Any] | None:
     """The scalings before and after a tanh that caps; None if it is another one."""
     below = site.source(0)
     above = next((user for user in site.users() if user.op == "SCALE"), None)
@@ -202,7 +202,7 @@ def _cap(site: Site) -> tuple[Any, Any] | None:
 @at_nodes("TANH", fix="take cap * tanh(x / cap)")
 def softcap_missing(site: Site) -> Iterator[Edit]:
     """A softcap (cap * tanh(x / cap)) of attention scores or logits is left out, or one of its three steps is."""
-    around = _cap(site)
+    around = cap_around(site)
     if around is None or not site.own(around[1]):
         return
     below, above = around
@@ -219,7 +219,7 @@ def softcap_missing(site: Site) -> Iterator[Edit]:
 @at_nodes("TANH", general=True, fix="read the softcap from the file")
 def softcap_other(site: Site) -> Iterator[Constant]:
     """A softcap is another than the file's."""
-    around = _cap(site)
+    around = cap_around(site)
     if around is None or not site.own(around[1]):
         return
     below, above = around
