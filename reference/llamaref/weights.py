@@ -117,7 +117,7 @@ class Weights:
         """
         tensor = self._tensor(name)
         self.read.add(name)
-        data = (tensor.data if expert is None else tensor.data[expert])[rows]
+        data = np.atleast_2d(tensor.data if expert is None else tensor.data[expert])[rows]  # a vector is one row
         n_out, n_in = len(data), self.shape(name)[-1]
         decode = decode or self.decoder(name) or partial(_dequantized, name, kind=tensor.tensor_type)
         if x.shape[-1] != n_in:

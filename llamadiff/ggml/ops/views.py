@@ -7,7 +7,17 @@ import numpy as np
 from llamadiff.arithmetic import round_bf16, round_f16, round_q8_0
 from llamadiff.ggml.op import Array, Op, op
 
-_KEPT = {"f16": round_f16, "bf16": round_bf16, "q8_0": round_q8_0}
+
+def _as_float(x: Array) -> Array:
+    return np.asarray(x, np.float32)
+
+
+def _as_whole(x: Array) -> Array:
+    """Towards zero, as a cast in C."""
+    return np.asarray(x, np.int32) if x.dtype.kind != "f" else np.trunc(x).astype(np.int32)
+
+
+_KEPT = {"f32": _as_float, "i32": _as_whole, "f16": round_f16, "bf16": round_bf16, "q8_0": round_q8_0}
 
 
 def kept_as(x: Array, kind: str) -> Array:
