@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llamadiff import limits
 from llamadiff.comparison import Comparison, Decoding, Row, arithmetics_of
-from llamadiff.ggml.replay import NodeCheck
+from llamadiff.ggml.replay import NO_FUNCTION, NodeCheck
 from llamadiff.judging import Local
 from llamadiff.llamacpp.capture import Nodes, check_nodes
 from llamadiff.llamacpp.process import Child
@@ -128,17 +128,24 @@ def _filled(layers: Sequence[int | None]) -> list[int | None]:
     return out
 
 
+def _has_failed(row: Row) -> bool:
+    """Whether a node is unchecked though there is a function for its op."""
+    return row.explained is not None and not row.explained.startswith(NO_FUNCTION)
+
+
 def summarize(verdict: str, rows: Sequence[Row], found: Nodes, steps: int) -> str:
     """The one sentence about a graph."""
     name = found.info.producer.get("name")
     judged = [row for row in rows if row.local is not None]
-    unchecked = Counter(row.op for row in rows if row.local is None)
+    unchecked = [row for row in rows if row.local is None]
     wrong = [row for row in rows if row.verdict == limits.WRONG]
     passes = f"a prefill of {found.info.n_prefill} tokens" + (f" and {steps} decode steps" if steps else "")
     gaps = ""
-    if unchecked:
-        ops = ", ".join(f"{op} ({count})" for op, count in unchecked.most_common())
-        gaps = f"; {sum(unchecked.values())} nodes are unchecked, for want of a function: {ops}"
+    for why, failed in (("for want of a function", False), ("since their function failed", True)):
+        of = Counter(row.op for row in unchecked if _has_failed(row) == failed)
+        if of:
+            ops = ", ".join(f"{op} ({count})" for op, count in of.most_common())
+            gaps += f"; {of.total()} nodes are unchecked, {why}: {ops}"
     if wrong:
         first = wrong[0]
         assert first.local is not None

@@ -12,6 +12,7 @@ from llamadiff import metrics
 from llamadiff.arithmetic import PARTNER
 from llamadiff.ggml.op import ROUNDING, Array, Op, function_of
 
+NO_FUNCTION = "no function for"
 SORTED = ("ARGSORT", "TOP_K")
 LEFT_OPEN = ("SSM_SCAN", "GATED_DELTA_NET")  # ops that leave some states unwritten: NaN in what we compute
 
@@ -20,8 +21,9 @@ LEFT_OPEN = ("SSM_SCAN", "GATED_DELTA_NET")  # ops that leave some states unwrit
 class NodeCheck:
     """What was found out about one node in one pass (``step``: 0 for the prefill, then decode steps).
 
-    ``nmse`` is None where there is no function for the op; ``problem`` says why. ``expected`` and ``found`` are the two
-    values at ``index``, where they differ most. ``baseline`` and ``engine`` are moments of llama.cpp's values and ours.
+    ``nmse`` is None where there is no function for the op, or it failed; ``problem`` says why. ``expected`` and
+    ``found`` are the two values at ``index``, where they differ most. ``baseline`` and ``engine`` are moments of llama.cpp's values and
+    ours.
     """
 
     name: str

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from llamadiff import limits, metrics
 from llamadiff.arithmetic import PARTNER, ROUNDINGS, q8_1_sums
 from llamadiff.ggml.op import Op, Operand, function_of
-from llamadiff.ggml.replay import NodeCheck, Replay, replay
+from llamadiff.ggml.replay import NO_FUNCTION, NodeCheck, Replay, replay
 from llamadiff.ggml.saved import save
 from llamadiff.llamacpp.ggml import Node
 from llamadiff.llamacpp.names import tap_name
@@ -67,11 +67,15 @@ class NodeChecker:
             self._report(node, 0.0 if node.is_view_of_its_source() else float("inf"))
             return
         if function_of(n.name) is None:
-            self._report(node, None, problem=f"no function for {n.name}")
+            self._report(node, None, problem=f"{NO_FUNCTION} {n.name}")
             return
         found = node.values()
         rule = limits.rule_for(limits.RULES, node.name, n.name, "*")
-        best = replay(n, found, self._product(n), rule.match)
+        try:
+            best = replay(n, found, self._product(n), rule.match)
+        except Exception as error:  # operands of a kind that the function has not met: this node alone is not judged
+            self._report(node, None, problem=f"{type(error).__name__}: {error}")
+            return
         assert best is not None
         self._report(node, best.nmse, best, found, n)
         if self.keep is not None and (self.everything or best.nmse > 10 * rule.match):

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from llamadiff.ending import reason
 from llamadiff.errors import UserError
 from llamadiff.llamacpp.library import INSTALL, package
 from llamadiff.llamacpp.request import Request
@@ -42,10 +43,10 @@ def main() -> None:
         from llamadiff.llamacpp.worker import run
 
         run(request, say)
-    except UserError as error:
-        say(error=str(error))
     except MemoryError:
         say(error=f"{request.model}: there is not enough memory to run it in llama.cpp; give fewer tokens")
+    except Exception as error:  # our own faults too: the parent would lay them to llama.cpp
+        say(error=reason(error))
 
 
 def _die_quietly() -> None:
