@@ -22,8 +22,8 @@ class NodeCheck:
     """What was found out about one node in one pass (``step``: 0 for the prefill, then decode steps).
 
     ``nmse`` is None where there is no function for the op, or it failed; ``problem`` says why. ``expected`` and
-    ``found`` are the two values at ``index``, where they differ most. ``baseline`` and ``engine`` are moments of llama.cpp's values and
-    ours.
+    ``found`` are the two values at ``index``, where they differ most. ``baseline`` and ``engine`` are moments of
+    llama.cpp's values and ours.
     """
 
     name: str
