@@ -114,6 +114,12 @@ def test_products_use_the_weights_of_the_file(kind, tmp_path):
     assert weights.product("blk.1.ffn_up.weight", x) == pytest.approx(x @ matrix.T, abs=1e-4)
 
 
+def test_a_vector_is_multiplied_as_a_matrix_of_one_row(small_model):
+    weights, x = Weights(small_model()), random(3, EMBD)
+    vector = weights.vector("blk.0.attn_norm.weight", EMBD)
+    assert weights.product("blk.0.attn_norm.weight", x)[:, 0] == pytest.approx(x @ vector, rel=1e-5)
+
+
 def test_only_asked_for_rows_of_the_embedding_are_read(small_model):
     weights = Weights(small_model(kind="Q8_0"))
     seen = []

@@ -392,3 +392,9 @@ def test_windows_parted_and_joined(graph: Graph, height: int, width: int, window
     check(graph, "win_part", [normal(1, height, width, 5)], [INT], [window], SAME)
     count = -(-height // window) * -(-width // window)
     check(graph, "win_unpart", [normal(count, window, window, 5)], [INT] * 3, [width, height, window], SAME)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "int32"])
+def test_casts_truncate(graph: Graph, kind: str) -> None:
+    x = np.array([[[[-2.7, -0.5, 0.0, 0.5, 1.5, 2.5, 3.99, 70000.0]]]], np.float32)
+    check(graph, "cast", [x[..., :-1] if kind == "float16" else x], [INT], [TYPES[kind]], 0.0)

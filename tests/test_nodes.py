@@ -8,15 +8,18 @@ import sys
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from llamaref import Weights
 
 from llamadiff import compare, limits
-from llamadiff.ggml.op import Op, function_of
+from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.replay import replay
 from llamadiff.ggml.saved import load
 from llamadiff.llamacpp.capture import check_nodes
+from llamadiff.llamacpp.replay import NodeChecker
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.pipeline import graph, list_nodes
 
@@ -239,6 +242,21 @@ def test_a_node_of_an_op_without_a_function_is_unchecked_and_named(small_model, 
     info = check_nodes(Request(str(path), tokens=(1,), output=str(path.parent / "n.json"), nodes=True))
     text = summarize("unchecked", rows, info, 0)
     assert "4 nodes are unchecked, for want of a function: ROPE (4)" in text
+    failed = [replace(check, problem="ValueError: no") if check.op == "ROPE" else check for check in found]
+    text = summarize("unchecked", rows_of(failed, limits.RULES), info, 0)
+    assert "4 nodes are unchecked, since their function failed: ROPE (4)" in text
+
+
+def test_a_function_that_fails_leaves_its_node_unchecked(small_model):
+    checker = NodeChecker(Weights(small_model()), None, False, False)
+    x = np.ones((1, 1, 2, 8), np.float32)
+    node = SimpleNamespace(name="norm-0", op="RMS_NORM", type="f32", shape=x.shape, sources=(), values=lambda: x)
+    for params in (b"", np.float32(0).tobytes()):  # without its epsilon, and with it
+        checker._pending = Op("RMS_NORM", x.shape, "f32", params, (Operand(x),))
+        checker.done(node)
+    failed, right = checker.results
+    assert (failed.nmse, right.nmse, right.problem) == (None, 0.0, None)
+    assert failed.problem.startswith("IndexError")
 
 
 def test_wrong_ops_are_saved_with_their_inputs(nodes, tmp_path):
