@@ -7,7 +7,7 @@ import pytest
 from llamaref import Engine
 from small import write_model
 
-from llamadiff import pipeline
+from llamadiff import passes
 from llamadiff.carrier import Carrier
 from llamadiff.pipeline import diff
 from llamadiff.study import Study, _cover
@@ -64,7 +64,7 @@ def studies(monkeypatch):
             self.ran.append((name, len(self.lanes)))
             return super().__call__(name, x)
 
-    monkeypatch.setattr(pipeline, "Study", Watched)
+    monkeypatch.setattr(passes, "Study", Watched)
     return made
 
 

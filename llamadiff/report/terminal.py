@@ -173,7 +173,7 @@ def _put_three_way(page: Page, comparison: Comparison) -> None:
 
 def _put_logits(page: Page, logits: Logits, n_tokens: int) -> None:
     divergence = f"KL {tiny(logits.kl)} nats" if not logits.partial else "not all were recorded"
-    after = f"after {logits.after} of {n_tokens} tokens: " if logits.after < n_tokens else ""
+    after = f"after {logits.after} of {n_tokens} tokens: " if 0 < logits.after < n_tokens else ""
     head = Text(f"{after}{divergence}; first token ")
     head.append("agrees" if logits.top1_agree else _disagreement(page, logits), "" if logits.top1_agree else "bold red")
     head.append(f", margin {number(logits.margin)}; {logits.agreeing}/{logits.rows} rows agree")
