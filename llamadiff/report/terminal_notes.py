@@ -78,7 +78,7 @@ def _short_run(comparison: Comparison) -> list[Text]:
     if free is None or free >= tokens:
         return []
     about = "what rounding explains is" if any(row.distance.get("candidate") for row in comparison.rows) else "drift is"
-    words = f"{about} measured over the first {free} of {tokens} tokens, local errors over all; with --save DIR drift too"
+    words = f"{about} measured over the first {free} of {tokens} tokens, local errors over all; --save DIR does both"
     return [Text(words, "dim")]
 
 
