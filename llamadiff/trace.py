@@ -188,10 +188,11 @@ class Trace(Mapping[str, Array]):
         return Trace(self.info, arrays, self.dtypes, None, self.known)
 
     def head(self, n: int) -> Trace:
-        """What it recorded of its first ``n`` tokens; taps of other shapes than these tokens' are left out."""
+        """What it recorded of its first ``n`` tokens; taps without any, or of other shapes, are left out."""
         cuts = {name: _cut(name, self.shape(name), len(self.info.tokens), n) for name in self}
-        arrays = {name: self._arrays[name][cut] for name, cut in cuts.items() if cut is not None}
-        known = {name: self.known[name][cuts[name]] for name in arrays if name in self.known}
+        known = {name: mask[cuts[name]] for name, mask in self.known.items() if cuts.get(name) is not None}
+        there = [name for name in self if cuts[name] is not None and (name not in known or known[name].any())]
+        arrays = {name: self._arrays[name][cuts[name]] for name in there}
         info = self.info
         info = replace(info, tokens=info.tokens[:n], positions=info.positions[:n], n_prefill=min(info.n_prefill, n))
         return Trace(info, arrays, {name: self.dtypes[name] for name in arrays}, self.path, known)
