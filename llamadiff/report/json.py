@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from llamadiff import sentence
@@ -17,8 +17,19 @@ SCHEMA = "llamadiff.report/1"
 
 
 def to_json(comparison: Comparison) -> str:
-    """The report as JSON text; a number that is not finite is null."""
-    return json.dumps(to_object(comparison), indent=1, ensure_ascii=False, allow_nan=False)
+    """The report as JSON text, a line for each entry and for each tap; a number that is not finite is null."""
+    entries = [f"{_text(key)}: {_lines(value)}" for key, value in to_object(comparison).items()]
+    return "{\n" + ",\n".join(entries) + "\n}"
+
+
+def _lines(value: Any) -> str:
+    if not isinstance(value, list) or not any(isinstance(item, dict) for item in value):
+        return _text(value)
+    return "[\n" + ",\n".join(f" {_text(item)}" for item in value) + "\n]"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def to_object(comparison: Comparison) -> dict[str, Any]:
@@ -114,12 +125,12 @@ def _logits(logits: Logits | None) -> dict[str, Any] | None:
 
 def _finite(value: Any) -> Any:
     """Plain JSON values throughout: dataclasses opened, tuples as lists, non-finite numbers as null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
     return value
