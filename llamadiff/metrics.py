@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-BLOCK = 1 << 22  # values of a tensor that are widened at once
+BLOCK = 1 << 18  # values of a tensor that are widened at once: they stay in cache
 _MADE = count()
 
 

@@ -28,7 +28,7 @@ from llamadiff.trace import Info, Trace, TraceWriter
 
 Array = NDArray[Any]
 ENGINE_PRODUCER = {"name": sentence.ENGINE, "version": "numpy"}
-LONG, BEGINNING = 256, 32  # tokens of a prompt that is long, and how many of it the free run covers
+LONG, BEGINNING = 256, 16  # tokens of a prompt that is long, and how many of it the free run covers
 
 
 @dataclass(frozen=True)
