@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cached_property
+from threading import Lock, Thread
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,8 @@ class _Traits(ctypes.Structure):
 class Dequantizer:
     """Decoders of a file's tensors: ggml's, where it gives what gguf-py gives; else None, and gguf-py is used.
 
-    ``trusted`` and ``refused`` name the tensors that were compared. Without llama-cpp-python there are none.
+    ``trusted`` and ``refused`` name the tensors that were compared and asked for. Without llama-cpp-python there are
+    none.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -43,12 +45,26 @@ class Dequantizer:
         self.trusted: set[str] = set()
         self.refused: set[str] = set()
         self._decoders: dict[str, Callable[[Array], Array] | None] = {}
+        self._same: dict[str, bool] = {}
+        self._lock = Lock()
 
     def decoder(self, name: str) -> Callable[[Array], Array] | None:
         """What makes floats of a tensor's rows, [row, bytes] -> [row, in]; None: as gguf-py does."""
-        if name not in self._decoders:
-            self._decoders[name] = self._checked(name)
-        return self._decoders[name]
+        decoder = self._known(name)
+        if name in self._same:
+            (self.trusted if self._same[name] else self.refused).add(name)
+        return decoder
+
+    def check_ahead(self) -> None:
+        """Compare the decoders of all matrices in a thread, while this one waits for something else."""
+        names = [name for name in self.weights if len(self.weights.shape(name)) > 1]
+        Thread(target=lambda: [self._known(name) for name in names], daemon=True).start()
+
+    def _known(self, name: str) -> Callable[[Array], Array] | None:
+        with self._lock:
+            if name not in self._decoders:
+                self._decoders[name] = self._checked(name)
+            return self._decoders[name]
 
     def _checked(self, name: str) -> Callable[[Array], Array] | None:
         stored = self.weights.stored(name)
@@ -58,9 +74,8 @@ class Dequantizer:
         flat = stored.reshape(-1, stored.shape[-1])
         chosen = np.random.default_rng(len(flat)).integers(0, len(flat), SAMPLES)
         rows = flat[np.unique(np.concatenate([[0, len(flat) - 1], chosen]))]
-        same = np.array_equal(decode(rows), self.weights.decoded(name, rows), equal_nan=True)
-        (self.trusted if same else self.refused).add(name)
-        return decode if same else None
+        self._same[name] = np.array_equal(decode(rows), self.weights.decoded(name, rows), equal_nan=True)
+        return decode if self._same[name] else None
 
     def _ggmls(self, kind: str) -> Callable[[Array], Array] | None:
         """ggml's decoder of a type; None if there is no such function, or none is needed."""
