@@ -18,6 +18,7 @@ from llamadiff import Trace, compare, metrics
 from llamadiff.asking import text_request
 from llamadiff.candidates.engine import record
 from llamadiff.diagnose.subgraph import Subgraph
+from llamadiff.errors import UserError
 from llamadiff.ggml.graph import Graph, GraphEngine, GraphNode, Leaf
 from llamadiff.graphmodel import by_its_graph
 from llamadiff.llamacpp.request import Settings
@@ -176,6 +177,15 @@ def test_rows_of_a_quantized_cache_are_rounded(small_model, tmp_path):
     assert {parse(row.tap).kind.word for row in compare(path, candidate=liar, **how).wrong} == {"kq"}
 
 
+def test_an_encoder_sees_all_keys(tmp_path, by_graph):
+    path, trace = by_graph(write_model(tmp_path / "dream.gguf", "dream", "Q8_0"))
+    result = compare(path, tokens=TOKENS, candidate=trace, engine="graph")
+    assert result.verdict in ("match", "noise"), result.summary
+    assert not any(row.baseline_local.verdict == "wrong" for row in result.rows)
+    with pytest.raises(UserError, match="no decode steps"):
+        captured(path, 1, Settings(), tmp_path / "c.safetensors")
+
+
 def place(*strides: int, offset: int = 0) -> bytes:
     return np.array([offset, *strides], np.int64).tobytes()
 
@@ -236,6 +246,25 @@ def test_weights_may_be_viewed_and_whole_numbers(tmp_path):
     for count, expected in ((1, matrix[:, 1:]), (2, numbers[[3, 1]])):
         engine = engine_of(nodes[:count], given, weights, **names)
         assert np.array_equal(engine.forward((1, 2, 3), (0, 1, 2), Silent())[0, 0, 0], expected)
+
+
+def test_a_product_of_values_takes_the_type_they_are_kept_in(tmp_path):
+    """As a convolution: columns in float16, times a weight that is the second operand."""
+    kinds: list[str] = []
+
+    class Noting(Silent):
+        def operands(self, kind: str, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+            kinds.append(kind)
+            assert all(array.size for array in arrays)
+            return arrays
+
+    matrix, columns = ramp(4, 3), ramp(1, 1, 2, 3)
+    weights = Weights(write_model(tmp_path / "a.gguf", kind="F32", tensors={"some.weight": matrix}))
+    nodes = [replace(node(2, "CPY", (1, 1, 2, 3), 1), kind="f16"), node(3, "MUL_MAT", (1, 1, 4, 2), 2, 0)]
+    engine = engine_of(nodes, {0: matrix, 1: columns}, weights, w0="some.weight")
+    found = engine.forward((1, 2, 3), (0, 1, 2), Noting())
+    assert np.array_equal(found[0, 0, 0], matrix @ columns[0, 0].T)
+    assert kinds == ["F16"]
 
 
 def test_a_hypothesis_that_cannot_be_computed_is_not_the_cause():

@@ -259,14 +259,14 @@ class GraphEngine:
         return leaf.name[:7] if leaf is not None and leaf.name.startswith(CACHES) else ""
 
     def _read_from(self, node: GraphNode) -> str:
-        """The cache that a product's first operand lies in, seen through views; else what plain values are kept in."""
+        """The cache that a product's first operand lies in, seen through views; empty for other values."""
         number = node.sources[0]
         while number is not None and number in self.graph.by_number:
             source = self.graph.by_number[number]
             if source.op not in LOOKS:
                 break
             number = source.view[0] if source.view is not None else source.sources[0]
-        return self._cache(number) or "F32"
+        return self._cache(number)
 
     def _stored(self, n: Op, cache: str, tap: Any) -> Operand:
         """Rows on their way into a cache, as each lane's keeps them; a transposed cache is given one value a row."""
@@ -307,7 +307,8 @@ class GraphEngine:
         weight = n.sources[0]
         assert weight is not None
         if not weight.name:
-            q, k = tap.operands(cache, n.x(1), n.x())
+            n = self._with_weights(n)
+            q, k = tap.operands(cache or weight.kind.upper(), n.x(1), n.x())
             function = function_of(n.name)
             assert function is not None
             other = n.sources[2:] if n.name == "MUL_MAT_ID" else ()
