@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llamaref import Weights
 
 from llamadiff.ggml.op import Array, Op, Operand, function_of
 from llamadiff.llamacpp.ggml import Ggml, Node, Tensor, TensorPointer, _InitParams
+from llamadiff.llamacpp.replay import NodeChecker
 
 SCAN, PLAIN, SAME = 1e-9, 1e-12, 0.0
 TYPES = {"float32": 0, "float16": 1, "int32": 26}
@@ -311,6 +313,30 @@ def test_set(graph: Graph, kind: type, of: tuple[int, ...], written: tuple[int, 
     a, b = normal(*of, size=100).astype(kind), normal(*written, seed=1, size=100).astype(kind)
     offset = sum(place * stride for place, stride in zip(start, a.strides, strict=True))
     check(graph, "set", [a, b], [SIZE] * 4, [*a.strides[2::-1], offset], SAME)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_top_k_of_equal_values(graph: Graph, seed: int) -> None:
+    """Of values that are often equal, and often -inf."""
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(1, 60))
+    x = rng.integers(0, 1 + rng.integers(1, 12), (2, 1, 5, size)).astype(np.float32)
+    x[rng.random(x.shape) < 0.3] = -np.inf
+    check(graph, "top_k", [x], [INT], [int(rng.integers(1, size + 1))], SAME)
+
+
+def test_a_node_without_sources_is_checked(graph: Graph, small_model: Callable[..., Path]) -> None:
+    checker = NodeChecker(Weights(small_model()), None, False, False)
+    checker.begin(0)
+    with graph.context() as context:
+        made = graph.build(context, "arange", [], [FLOAT] * 3, [2.0, 9.0, 1.5])
+        node = Node(graph.ggml, made.contents)
+        checker.asked(node)
+        whole = graph.ggml.lib.ggml_new_graph(context)
+        graph.ggml.lib.ggml_build_forward_expand(whole, made)
+        assert graph.cpu.ggml_graph_compute_with_ctx(context, whole, 1) == 0
+        checker.done(node)
+    assert [result.nmse for result in checker.results] == [0.0]
 
 
 @pytest.mark.parametrize("shifts", [(1, 0, 0, 0), (-2, 3, 1, -1), (0, -1, 2, 1)])

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from faulty import BUGS
-from llamaref import Engine
+from llamaref import Engine, Weights
+from llamaref.engine import Silent
+from small import write_model
 
 from llamadiff import Trace, compare, metrics
 from llamadiff.asking import text_request
 from llamadiff.candidates.engine import record
+from llamadiff.diagnose.subgraph import Subgraph
+from llamadiff.errors import UserError
+from llamadiff.ggml.graph import Graph, GraphEngine, GraphNode, Leaf
 from llamadiff.graphmodel import by_its_graph
 from llamadiff.llamacpp.request import Settings
 from llamadiff.model import ModelFile
@@ -168,3 +175,106 @@ def test_rows_of_a_quantized_cache_are_rounded(small_model, tmp_path):
     liar = Trace(replace(trace.info, producer=producer), {name: np.array(trace[name]) for name in trace}, trace.dtypes)
     assert compare(path, candidate=trace, **how).verdict in ("match", "noise")
     assert {parse(row.tap).kind.word for row in compare(path, candidate=liar, **how).wrong} == {"kq"}
+
+
+def test_an_encoder_sees_all_keys(tmp_path, by_graph):
+    path, trace = by_graph(write_model(tmp_path / "dream.gguf", "dream", "Q8_0"))
+    result = compare(path, tokens=TOKENS, candidate=trace, engine="graph")
+    assert result.verdict in ("match", "noise"), result.summary
+    assert not any(row.baseline_local.verdict == "wrong" for row in result.rows)
+    with pytest.raises(UserError, match="no decode steps"):
+        captured(path, 1, Settings(), tmp_path / "c.safetensors")
+
+
+def place(*strides: int, offset: int = 0) -> bytes:
+    return np.array([offset, *strides], np.int64).tobytes()
+
+
+def node(
+    number: int, op: str, shape: tuple[int, ...], *sources: int, view: Any = None, params: bytes = b""
+) -> GraphNode:
+    return GraphNode(number, f"n{number}", None, op, "f32", shape, params, sources, view)
+
+
+def engine_of(nodes: list[GraphNode], given: dict[int, np.ndarray], weights: Any = None, **names: str) -> GraphEngine:
+    """Nodes over leaves: plain memory, or weights of a file by name (``w0``: leaf 0's)."""
+    leaves = {number: Leaf(number, names.get(f"w{number}", f"leaf_{number}"), "f32", x.shape)
+              for number, x in given.items()}  # fmt: skip
+    memory = {number: x for number, x in given.items() if not weights or leaves[number].name not in weights}
+    return GraphEngine(Graph(tuple(nodes), leaves, memory, (1, 2, 3)), weights)
+
+
+def ramp(*shape: int) -> np.ndarray:
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 1
+
+
+def test_a_view_shows_what_is_written_after_it():
+    given = {0: np.zeros((1, 1, 4, 6), np.float32), 1: ramp(1, 1, 2, 2), 2: np.array([[[[3, 1]]]], np.int32)}
+    window = (0, place(24, 24, 6, 1, offset=4))
+    nodes = [
+        node(3, "VIEW", (1, 1, 4, 2), 0, view=window),
+        node(4, "SET_ROWS", (1, 1, 4, 2), 1, 2, 3, view=window),
+        node(5, "GET_ROWS", (1, 1, 2, 2), 3, 2),
+    ]
+    engine = engine_of(nodes, given)
+    assert np.array_equal(engine.forward((1, 2, 3), (0, 1, 2), Silent())[0], given[1])
+    assert 4 in engine.graph.reads(nodes[2])
+
+
+def test_rows_of_a_cache_may_be_fewer_than_tokens():
+    given = {0: np.zeros((1, 1, 4, 4), np.float32), 1: ramp(1, 1, 2, 4), 2: np.array([[[[3, 1]]]], np.int32)}
+    window = (0, place(16, 16, 4, 1))
+    engine = engine_of([node(3, "SET_ROWS", (1, 1, 4, 4), 1, 2, 0, view=window)], given, w0="cache_k_l0")
+    assert np.array_equal(engine.forward((1, 2, 3), (0, 1, 2), Silent())[0, 0, 0, [3, 1]], given[1][0, 0])
+
+
+def test_nodes_need_no_sources():
+    engine = engine_of([node(0, "ARANGE", (1, 1, 1, 3), params=np.array([2, 5, 1], np.float32).tobytes())], {})
+    assert engine.forward((1, 2, 3), (0, 1, 2), Silent()).ravel().tolist() == [2, 3, 4]
+
+
+def test_weights_may_be_viewed_and_whole_numbers(tmp_path):
+    numbers, matrix = np.arange(12, dtype=np.int32).reshape(4, 3) + (1 << 24), ramp(4, 3)
+    path = write_model(tmp_path / "a.gguf", kind="F32", tensors={"ids.weight": numbers, "some.weight": matrix})
+    weights = Weights(path)
+    given = {0: matrix, 1: numbers, 2: np.array([[[[3, 1]]]], np.int32)}
+    nodes = [
+        node(3, "VIEW", (1, 1, 4, 2), 0, view=(0, place(12, 12, 3, 1, offset=1))),
+        node(4, "GET_ROWS", (1, 1, 2, 3), 1, 2),
+    ]
+    names = {"w0": "some.weight", "w1": "ids.weight"}
+    for count, expected in ((1, matrix[:, 1:]), (2, numbers[[3, 1]])):
+        engine = engine_of(nodes[:count], given, weights, **names)
+        assert np.array_equal(engine.forward((1, 2, 3), (0, 1, 2), Silent())[0, 0, 0], expected)
+
+
+def test_a_product_of_values_takes_the_type_they_are_kept_in(tmp_path):
+    """As a convolution: columns in float16, times a weight that is the second operand."""
+    kinds: list[str] = []
+
+    class Noting(Silent):
+        def operands(self, kind: str, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+            kinds.append(kind)
+            assert all(array.size for array in arrays)
+            return arrays
+
+    matrix, columns = ramp(4, 3), ramp(1, 1, 2, 3)
+    weights = Weights(write_model(tmp_path / "a.gguf", kind="F32", tensors={"some.weight": matrix}))
+    nodes = [replace(node(2, "CPY", (1, 1, 2, 3), 1), kind="f16"), node(3, "MUL_MAT", (1, 1, 4, 2), 2, 0)]
+    engine = engine_of(nodes, {0: matrix, 1: columns}, weights, w0="some.weight")
+    found = engine.forward((1, 2, 3), (0, 1, 2), Noting())
+    assert np.array_equal(found[0, 0, 0], matrix @ columns[0, 0].T)
+    assert kinds == ["F16"]
+
+
+def test_a_hypothesis_that_cannot_be_computed_is_not_the_cause():
+    def fails(op: Any) -> Any:
+        raise IndexError
+
+    nodes = [node(1, "SCALE", (1, 1, 1, 2), 0, params=np.array([2, 0], np.float32).tobytes())]
+    engine = engine_of(nodes, {0: ramp(1, 1, 1, 2)})
+    case: Any = SimpleNamespace(carrier=Silent(), tap=SimpleNamespace(name="n1"))
+    nodes[0] = replace(nodes[0], label="n1")
+    right = Subgraph(engine, tuple(nodes), {})
+    assert right.compute(case).ravel().tolist() == [2, 4]
+    assert np.isnan(replace(right, altered={1: fails}).compute(case)).all()

@@ -188,8 +188,8 @@ def test_a_fault_in_the_view_of_a_node_is_wrong_at_that_node(name, nodes):
     assert chosen
 
 
-# sources that all lanes share: weights of products and of RoPE, sinks, positions, the numbers of rows written
-SHARED_BY_LANES = {"MUL_MAT": {0}, "MUL_MAT_ID": {0}, "ROPE": {1, 2}, "SOFT_MAX": {2}, "SET_ROWS": {1}}
+# sources that all lanes share: weights of products and of RoPE, sinks, positions
+SHARED_BY_LANES = {"MUL_MAT": {0}, "MUL_MAT_ID": {0}, "ROPE": {1, 2}, "SOFT_MAX": {2}}
 
 
 @pytest.mark.parametrize("model", ["llama", "gpt-oss-mxfp4", "qwen3moe", "mamba2", "deepseek2"])

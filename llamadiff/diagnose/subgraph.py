@@ -35,9 +35,17 @@ class Subgraph:
         if not self.right:
             self.right.update(self._run(case, {}, everything=True))
         node = self.nodes[-1]
-        x = self._run(case, self.altered, everything=False)[node.number] if self.altered else self.right[node.number]
+        x = self._altered(case) if self.altered else self.right[node.number]
         x, known = x.reshape(-1, *tap_shape(node)), taps.parse(case.tap.name)
         return x[..., : len(case.run.tokens)] if known is not None and known.causal else x
+
+    def _altered(self, case: Case) -> Array:
+        """The tap with what is altered; NaN where a node cannot take what an altered one gives it."""
+        node = self.nodes[-1]
+        try:
+            return self._run(case, self.altered, everything=False)[node.number]
+        except (IndexError, ValueError):
+            return np.full((1, *node.shape), np.nan)
 
     def _run(self, case: Case, altered: Mapping[int, Alter], everything: bool) -> dict[int, Array]:
         graph, values, changed = self.engine.graph, self.engine.leaves(), set[int]()

@@ -129,10 +129,23 @@ class Graph:
     def reads(self, node: GraphNode) -> list[int]:
         """Tensors that a node reads; a view of a cache reads what was written into it before."""
         numbers = [source for source in node.sources if source is not None]
+        for view in [self.by_number[number] for number in numbers if number in self.by_number]:
+            if view.op in VIEWS and view.view is not None:
+                written = self._writers.get(view.view[0], ())
+                numbers += [number for number in written if view.number < number < node.number]
         if node.view is not None:
             written = self._writers.get(node.view[0], ())
             numbers += [node.view[0], *(number for number in written if number < node.number)]
         return numbers
+
+    @cached_property
+    def views(self) -> dict[int, list[GraphNode]]:
+        """Memory -> the nodes that look into it."""
+        out: dict[int, list[GraphNode]] = {}
+        for node in self.nodes:
+            if node.op in VIEWS and node.view is not None:
+                out.setdefault(node.view[0], []).append(node)
+        return out
 
     @cached_property
     def _writers(self) -> dict[int, list[int]]:
@@ -214,13 +227,13 @@ class GraphEngine:
                 return changed.reshape(-1, *node.shape)
             n = changed
         if n.name == "VIEW":
-            return _viewed(n)
+            return _viewed(self._with_weights(n))
         if n.name in ("MUL_MAT", "MUL_MAT_ID"):
             return self._product(n, self._read_from(node), tap)
         cache = self._cache(node.view[0] if node.op in WRITES and node.view else None)
         if cache:
             n = replace(n, sources=(self._stored(n, cache, tap), *n.sources[1:]))
-        first = n.sources[0]
+        first = n.sources[0] if n.sources else None
         if n.name == "GET_ROWS" and first is not None and first.name:
             return self.w.rows(first.name, n.x(1).reshape(-1)).reshape(1, *n.shape)
         n = self._with_weights(n)
@@ -246,21 +259,22 @@ class GraphEngine:
         return leaf.name[:7] if leaf is not None and leaf.name.startswith(CACHES) else ""
 
     def _read_from(self, node: GraphNode) -> str:
-        """The cache that a product's first operand lies in, seen through views; else what plain values are kept in."""
+        """The cache that a product's first operand lies in, seen through views; empty for other values."""
         number = node.sources[0]
         while number is not None and number in self.graph.by_number:
             source = self.graph.by_number[number]
             if source.op not in LOOKS:
                 break
             number = source.view[0] if source.view is not None else source.sources[0]
-        return self._cache(number) or "F32"
+        return self._cache(number)
 
     def _stored(self, n: Op, cache: str, tap: Any) -> Operand:
         """Rows on their way into a cache, as each lane's keeps them; a transposed cache is given one value a row."""
         rows = n.sources[0]
         assert rows is not None
         x = rows.values
-        kept = tap.stored(cache, x.reshape(len(x), len(self.graph.tokens), -1))
+        width = x.shape[-1] if x.shape[-1] > 1 else x[0].size // len(self.graph.tokens)
+        kept = tap.stored(cache, x.reshape(len(x), -1, width))
         return replace(rows, values=kept.reshape(len(kept), *x.shape[1:]))
 
     def _rounded(self, n: Op, tap: Any) -> Array:
@@ -293,7 +307,8 @@ class GraphEngine:
         weight = n.sources[0]
         assert weight is not None
         if not weight.name:
-            q, k = tap.operands(cache, n.x(1), n.x())
+            n = self._with_weights(n)
+            q, k = tap.operands(cache or weight.kind.upper(), n.x(1), n.x())
             function = function_of(n.name)
             assert function is not None
             other = n.sources[2:] if n.name == "MUL_MAT_ID" else ()
@@ -328,7 +343,7 @@ class GraphEngine:
         return out.reshape(len(x), *n.shape)
 
     def _write(self, node: GraphNode, x: Array, values: dict[int, Array]) -> None:
-        """A node that writes into another's memory: a cache."""
+        """A node that writes into another's memory: a cache. Views of it that are there already show what it wrote."""
         assert node.view is not None
         base, place = node.view
         memory = values.get(base)
@@ -339,6 +354,9 @@ class GraphEngine:
         memory = np.array(memory)
         _window(memory, node.shape, place)[...] = x
         values[base] = memory
+        for view in self.graph.views.get(base, ()):
+            if view.number in values and view.view is not None:
+                values[view.number] = np.array(_window(memory, view.shape, view.view[1]))
 
 
 def tap_shape(node: GraphNode) -> tuple[int, ...]:

@@ -100,7 +100,7 @@ class NodeChecker:
 
     def _product(self, n: Op) -> Callable[[Op], Array] | None:
         """Streamed products for weights of the file; other ops get their weights decoded."""
-        first = n.sources[0]
+        first = n.sources[0] if n.sources else None
         if first is not None and first.name in self.weights and n.name in ("MUL_MAT", "MUL_MAT_ID"):
             outer = [size for size in self.weights.shape(first.name) if size > 1][:-2]
             if n.name == "MUL_MAT" and not outer:

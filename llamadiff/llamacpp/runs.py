@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from llamadiff import taps
+from llamadiff.errors import UserError
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.ggml import Node, Tensor
 from llamadiff.llamacpp.recorder import Alignment, GraphRecorder
@@ -77,7 +78,10 @@ class GraphRun(Capture):
         self.weights, self.recorders = Weights(self.request.model), list[GraphRecorder]()
         self.whole = settings == plain and not self.request.n_predict
         self.alignment: Alignment | None = None
-        self._decode_all(self._context(), say)
+        context = self._context()
+        if self.request.n_predict and not self.remembers:
+            raise UserError(f"{self.request.model}: this model keeps nothing between passes; ask for no decode steps")
+        self._decode_all(context, say)
         graph = self.recorders[0] if self.whole else self._graph_of_all(plain)
         self.alignment = Alignment(graph, self.recorders)
         graph.write(Path(self.request.graph), self.tokens, self.alignment.rows)

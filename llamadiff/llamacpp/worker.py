@@ -174,6 +174,7 @@ class Capture:
         if not context:
             raise UserError(f"{self.request.model}: llama.cpp cannot make a context with these settings")
         self.n_ctx = int(llama_cpp.llama_n_ctx(context))
+        self.remembers = bool(llama_cpp.llama_get_memory(context))
         return context
 
     def _decode(self, context: Any, tokens: list[int], start: int) -> None:
@@ -234,8 +235,11 @@ class Capture:
         self.writer.add(name, values, tap.row_axis, tuple(shape), self.start)
 
     def _visible(self, tap: taps.Tap, values: Array) -> Array:
-        """Raw scores of hidden keys are arbitrary and left out; probabilities are kept as they are."""
-        if tap.kind.word != "kq":
+        """Raw scores of hidden keys are arbitrary and left out; probabilities are kept as they are.
+
+        A model that keeps nothing between passes is an encoder: its queries see all keys.
+        """
+        if tap.kind.word != "kq" or not self.remembers:
             return values
         queries = np.arange(self.start, self.start + self.rows)[:, None]
         return np.where(np.arange(values.shape[2])[None, :] <= queries, values, np.float32(0))

@@ -73,11 +73,11 @@ class Weights:
         return values.astype(self.dtype, copy=False)
 
     def rows(self, name: str, indices: Array) -> Array:
-        """Chosen rows of a matrix [n, in]: only they are dequantized."""
+        """Chosen rows of a matrix [n, in]: only they are dequantized; whole numbers stay such."""
         tensor = self._tensor(name)
         self.read.add(name)
         values = _dequantized(name, tensor.data[indices], tensor.tensor_type)
-        return values.astype(self.dtype, copy=False)
+        return values if values.dtype.kind == "i" else values.astype(self.dtype, copy=False)
 
     def stored(self, name: str, rows: Any = slice(None)) -> Array:
         """Rows of a tensor as the file keeps them, undecoded: floats, or bytes of blocks (``read`` is not told)."""
@@ -284,6 +284,8 @@ def _contents(path: str | Path, name: str, field: gguf.ReaderField) -> Any:
 
 def _dequantized(name: str, data: Array, kind: gguf.GGMLQuantizationType) -> Array:
     rows, width = np.asarray(data), gguf.GGML_QUANT_SIZES[kind][0] * data.shape[-1]
+    if rows.dtype.kind == "i":
+        return rows
     try:
         if rows.dtype != np.uint8:
             return np.asarray(dequantize(rows, kind))

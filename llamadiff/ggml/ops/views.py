@@ -88,13 +88,13 @@ def set_rows(n: Op) -> Array:
 
     Numbers repeat over the outer axes where there are fewer.
     """
-    (values, out), numbers = n.alike(0, 2), n.x(1).astype(np.int64)
-    out = np.array(out)
+    values, numbers, out = n.alike(0, 1, 2)
+    out, numbers = np.array(out), numbers.astype(np.int64)
     ne3, ne2 = values.shape[-4:-2]
     for i in range(ne3):
         for j in range(ne2):
-            rows = numbers[..., 0, i % numbers.shape[-3], j % numbers.shape[-2], :]
-            out[..., i, j, rows.reshape(-1), :] = kept_as(values[..., i, j, :, :], n.kind)
+            rows = numbers[..., 0, i % numbers.shape[-3], j % numbers.shape[-2], :, None]
+            np.put_along_axis(out[..., i, j, :, :], rows, kept_as(values[..., i, j, :, :], n.kind), axis=-2)
     return out
 
 
