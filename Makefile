@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 export CMAKE_ARGS
 
-.PHONY: install demo test lint capture bench profile readme model clean
+.PHONY: install demo test lint capture bench profile zoo readme model clean
 
 install: $(VENV)/installed
 
@@ -36,6 +36,9 @@ bench: install  ## seconds and memory, beside llama.cpp's own decode
 
 profile: install  ## where the time goes: a summary of the main case in profile.txt
 	$(BIN)/python tests/benchmarks/profiled.py --save profile.txt
+
+zoo: install  ## a tiny model of every architecture of llama.cpp, every node checked: minutes
+	$(BIN)/python tests/zoo/zoo.py
 
 readme: install  ## the pictures in README.md
 	$(BIN)/python tests/pictures.py
