@@ -21,6 +21,7 @@ from llamadiff import limits, sentence, taps
 from llamadiff.errors import UserError
 from llamadiff.judging import Finding, Judge
 from llamadiff.lanes import F32, NATIVE, POLICIES, Lane, Source
+from llamadiff.llamacpp.request import LONG
 from llamadiff.model import Runnable
 from llamadiff.phase import Progress
 from llamadiff.study import Study, lanes_of
@@ -28,7 +29,7 @@ from llamadiff.trace import Info, Trace, TraceWriter
 
 Array = NDArray[Any]
 ENGINE_PRODUCER = {"name": sentence.ENGINE, "version": "numpy"}
-LONG, BEGINNING = 256, 16  # tokens of a prompt that is long, and how many of it the free run covers
+BEGINNING = 16  # tokens of a long prompt that the free run covers
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def run_passes(
     Raises UserError for a trace that does not fit the model.
     """
     kinds = set(model.weight_types.values())
-    model.make_room(_room(baseline.info))
+    # LongRoPE goes by the room there is: for the beginning of a prompt it is that of the whole
+    model.make_room(_room(baseline.info) or len(baseline.info.tokens))
     sources = [Source.of("baseline", baseline, kinds, (F32, NATIVE))]
     if candidate is not None:
         sources.append(Source.of("candidate", candidate, kinds, POLICIES))

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from llamaref import Engine, engine
 from small import write_model
+from small_others import phi3
 
 from llamadiff import compare
 from llamadiff.candidates.engine import record
-from llamadiff.llamacpp.worker import LONG
+from llamadiff.llamacpp.request import LONG
 from llamadiff.passes import BEGINNING
 from llamadiff.pipeline import diff
 from llamadiff.trace import Trace
@@ -99,6 +100,18 @@ def test_the_free_run_of_a_long_prompt_is_the_beginning_of_the_whole_one(paths, 
     last, same = short.rows[-1], whole.rows[-1]
     assert 0.3 < last.expected_drift / same.expected_drift < 3
     assert (short.logits.rows, short.logits.after, whole.logits.after) == (BEGINNING, BEGINNING, len(tokens))
+
+
+def test_a_short_free_run_has_the_room_of_the_whole_prompt(tmp_path):
+    """LongRoPE chooses its factors by the tokens there are; a baseline may not say how many it made room for."""
+    path = write_model(
+        tmp_path / "m.gguf", **phi3(**{"rope.scaling.original_context_length": 64, "context_length": 512})
+    )
+    tokens = [int(token) for token in np.random.default_rng(4).integers(3, 90, LONG + 9)]
+    right = without_scores(record(Engine(path), tokens, "right"))
+    found = diff(right, right, path)
+    assert found.verdict == "match"
+    assert found.rows[-1].distance["candidate"] < 1e-11
 
 
 def test_a_fault_late_in_a_long_prompt_is_found(paths):

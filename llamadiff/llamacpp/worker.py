@@ -18,7 +18,7 @@ from llamadiff.errors import UserError
 from llamadiff.hashing import file_sha256, is_remembered
 from llamadiff.llamacpp.ggml import Ggml, Node, Tensor
 from llamadiff.llamacpp.names import tap_name
-from llamadiff.llamacpp.request import KV_TYPES, Request, Settings
+from llamadiff.llamacpp.request import KV_TYPES, LONG, Request, Settings
 from llamadiff.llamacpp.serve import Say
 from llamadiff.trace import Info, TraceWriter
 
@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 WEIGHT_ENDINGS = (".weight", ".bias", ".scale", ".ssm_a", ".ssm_d")
 LOG_ERROR = 4  # GGML_LOG_LEVEL_ERROR
-SCORES, LONG = ("kq-", "kq_soft_max-"), 256  # taps that grow as the square of the tokens; up to how many are kept
+SCORES = ("kq-", "kq_soft_max-")  # taps that grow as the square of the tokens
 SMALL_MODEL = 64 << 20  # bytes: below, waking a second thread for every op costs more than it saves
 
 

@@ -77,7 +77,7 @@ def _short_run(comparison: Comparison) -> list[Text]:
     free, tokens = comparison.free_tokens, len(comparison.tokens)
     if free is None or free >= tokens:
         return []
-    about = "what rounding explains is" if any(row.distance.get("candidate") for row in comparison.rows) else "drift is"
+    about = "what rounding explains is" if any("candidate" in row.distance for row in comparison.rows) else "drift is"
     words = f"{about} measured over the first {free} of {tokens} tokens, local errors over all; --save DIR does both"
     return [Text(words, "dim")]
 
