@@ -99,9 +99,9 @@ def compare(
             opened, baseline = by_its_graph(model, request, progress, child)
         else:
             assert isinstance(opened, Model)
-            opened.dequantizer.check_ahead()
-            wanted = request_for(opened, prompt, tokens, chat, n_predict, output, patterns, layers, settings)
-            baseline = capture(wanted, progress, child)
+            with opened.dequantizer.checking_ahead():
+                wanted = request_for(opened, prompt, tokens, chat, n_predict, output, patterns, layers, settings)
+                baseline = capture(wanted, progress, child)
         captured = time.perf_counter()
         trace = _loaded(candidate, opened, baseline, name_map, timeout, progress)
         keep = folder / "engine.safetensors" if save is not None else None

@@ -223,6 +223,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     small.write_model(folder / "aborts.gguf", arch="qwen3", qk_norm=True, extra={"rope.dimension_count": 32})
     small.write_model(folder / "layers.gguf", extra={"block_count": 4_000_000_000})
     small.write_model(folder / "shape.gguf", tensors={"blk.0.attn_q.weight": np.ones((128, 256), np.float32)})
+    blocks = np.ones((256, 512 // 256 * 292), np.uint8), gguf.GGMLQuantizationType.Q8_K
+    small.write_model(folder / "q8_k.gguf", kind="F32", tensors={"blk.0.ffn_down.weight": blocks})
     small.write_model(folder / "stray.gguf", tensors={"blk.0.stray.weight": np.ones((8, 256), np.float32)})
     vocabulary_only(folder / "vocabulary.gguf")
     vocabulary_only(folder / "other.gguf", "ge\x1b[31mmma")
@@ -283,6 +285,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "a pipe for a model": (("taps", "pipe"), ("pipe: is not a regular file",)),
     "a cut model": (("compare", "cut.gguf", *IDS), ("cut.gguf: damaged or truncated", "it ends at byte")),
     "llama.cpp aborts": (("compare", "aborts.gguf", *IDS), ("SIGABRT", "GGML_ASSERT(n_embd_head == n_rot)")),
+    "weights only for sums": (("compare", "q8_k.gguf", *IDS), ("q8_k.gguf", "llama.cpp")),
     "llama.cpp refuses": (("compare", "stray.gguf", *IDS), ("stray.gguf", "cannot load", "wrong number of tensors")),
     "unknown to llama.cpp": (("compare", "other.gguf", "hi"), ("unknown model architecture", r"ge\x1b[31mmma")),
     "unknown architecture": (("compare", "other.gguf", "hi", "--engine", "numpy"), ("llama, ",)),

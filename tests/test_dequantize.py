@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import gguf
 import numpy as np
 import pytest
@@ -15,7 +18,8 @@ from llamadiff.llamacpp.dequantize import Dequantizer
 
 TYPES = [
     "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M",
-    "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4",
+    "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
+    "Q1_0",
 ]  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # some bytes are scales that are not finite
 NAME = "blk.0.ffn_down.weight"
@@ -72,3 +76,31 @@ def test_without_the_library_gguf_py_decodes(some, monkeypatch):
     weights = Weights(some("Q4_K"))
     assert Dequantizer(weights).decoder(NAME) is None
     assert weights.product(NAME, np.ones((1, 512), np.float32)).shape == (1, 256)
+
+
+def test_no_thread_outlives_a_run_that_is_refused(some, monkeypatch):
+    """Python's exit while a thread is inside NumPy or ggml would abort the process."""
+    right = Dequantizer._checked
+
+    def slow(self, name):
+        time.sleep(0.05)
+        return right(self, name)
+
+    monkeypatch.setattr(Dequantizer, "_checked", slow)
+    before = threading.enumerate()
+    with pytest.raises(UserError, match="no chat template"):
+        llamadiff.compare(some("Q8_0"), "hi", chat=True)
+    assert threading.enumerate() == before
+
+
+def test_what_cannot_be_decoded_is_told_to_who_asks(some, monkeypatch, capfd):
+    def unable(self, name, data):
+        raise ValueError(name)
+
+    monkeypatch.setattr(Weights, "decoded", unable)
+    dequantizer = Dequantizer(Weights(some("Q8_0")))
+    with dequantizer.checking_ahead():
+        time.sleep(0.1)
+    assert capfd.readouterr().err == ""
+    with pytest.raises(ValueError, match=NAME):
+        dequantizer.decoder(NAME)

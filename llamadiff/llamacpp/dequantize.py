@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 import numpy as np
@@ -55,10 +56,29 @@ class Dequantizer:
             (self.trusted if self._same[name] else self.refused).add(name)
         return decoder
 
-    def check_ahead(self) -> None:
-        """Compare the decoders of all matrices in a thread, while this one waits for something else."""
+    @contextmanager
+    def checking_ahead(self) -> Iterator[None]:
+        """Compare the decoders of all matrices in a thread, while this one waits for something else.
+
+        The thread ends with the block: one that is inside NumPy or ggml when Python exits would abort the process.
+        """
         names = [name for name in self.weights if len(self.weights.shape(name)) > 1]
-        Thread(target=lambda: [self._known(name) for name in names], daemon=True).start()
+        stop = Event()
+
+        def check() -> None:
+            for name in names:
+                if stop.is_set():
+                    return
+                with suppress(Exception):  # whoever asks for this decoder is told
+                    self._known(name)
+
+        thread = Thread(target=check)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
 
     def _known(self, name: str) -> Callable[[Array], Array] | None:
         with self._lock:
@@ -104,7 +124,8 @@ class Dequantizer:
         described = traits.name, traits.block_size, traits.type_size
         expected = self._base.ggml_type_name(number), values, size
         fits = described == expected and expected[0].decode().upper() == kind
-        return traits.to_float if (fits and traits.is_quantized) or (kind == "BF16" and fits) else None
+        wanted = fits and (traits.is_quantized or kind == "BF16")
+        return traits.to_float if wanted and traits.to_float else None  # a null pointer for Q8_K
 
     @cached_property
     def _base(self) -> Any:

@@ -286,6 +286,8 @@ def _dequantized(name: str, data: Array, kind: gguf.GGMLQuantizationType) -> Arr
     rows, width = np.asarray(data), gguf.GGML_QUANT_SIZES[kind][0] * data.shape[-1]
     if rows.dtype.kind == "i":
         return rows
+    if kind.name == "Q1_0":
+        return _one_bit(rows)
     try:
         if rows.dtype != np.uint8:
             return np.asarray(dequantize(rows, kind))
@@ -294,6 +296,14 @@ def _dequantized(name: str, data: Array, kind: gguf.GGMLQuantizationType) -> Arr
         return np.asarray(values).reshape(*rows.shape[:-1], width // gguf.GGML_QUANT_SIZES[kind][1])
     except NotImplementedError:
         raise ModelError(f"{name}: gguf-py cannot dequantize {kind.name}") from None
+
+
+def _one_bit(rows: Array) -> Array:
+    """Q1_0, which gguf-py does not decode: a float16 scale, then 128 signs, the lowest bit first; 1 is plus."""
+    blocks = np.ascontiguousarray(rows).reshape(*rows.shape[:-1], -1, 18)
+    scales = blocks[..., :2].view(np.float16).astype(np.float32)
+    signs = np.unpackbits(blocks[..., 2:], axis=-1, bitorder="little")
+    return np.where(signs, scales, -scales).reshape(*rows.shape[:-1], -1)
 
 
 def _minima(rows: Array, kind: gguf.GGMLQuantizationType) -> Array:
