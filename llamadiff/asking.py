@@ -28,6 +28,24 @@ def request_for(
     return replace(request, wanted=_wanted(model, patterns, layers), scores=bool(patterns))
 
 
+def graph_request_for(
+    model: ModelFile,
+    prompt: str | None,
+    tokens: Sequence[int],
+    chat: bool,
+    n_predict: int,
+    output: Path,
+    patterns: Sequence[str],
+    layers: range | None,
+    settings: Settings | None,
+) -> Request:
+    """The same, of a run that sees llama.cpp's graph: which taps there are is found out when it runs."""
+    _check_layers(layers, model.describe("")["layers"])
+    request = text_request(model, prompt, tokens, chat, n_predict, output, settings)
+    bounds = None if layers is None else (layers.start, layers.stop)
+    return replace(request, patterns=tuple(patterns), layers=bounds)
+
+
 def text_request(
     model: ModelFile,
     prompt: str | None,
@@ -66,12 +84,17 @@ def _is_unicode(text: str) -> bool:
 
 def _wanted(model: Model, patterns: Sequence[str], layers: range | None) -> tuple[str, ...]:
     """The taps that are asked for. Raises UserError for a pattern that no tap fits, and for layers it has not."""
-    if layers is not None and not 0 <= layers.start < layers.stop <= model.n_layer:
-        raise UserError(f"--layers {layers.start}-{layers.stop - 1}: the model has layers 0 to {model.n_layer - 1}")
+    _check_layers(layers, model.n_layer)
     for pattern in patterns:
-        if not any(taps.selected(tap, [pattern], None) for tap in model.taps):
+        if not any(taps.selected(tap.name, tap.layer, [pattern], None) for tap in model.taps):
             raise UserError(f"no tap fits --taps {pattern}; llamadiff taps {model.path.name} lists them")
-    wanted = tuple(tap.name for tap in model.taps if taps.selected(tap, patterns, layers) and not tap.kind.optional)
+    asked = (tap for tap in model.taps if taps.selected(tap.name, tap.layer, patterns, layers))
+    wanted = tuple(tap.name for tap in asked if not tap.kind.optional)
     if not wanted:
         raise UserError(f"no tap of these layers fits --taps {' '.join(patterns)}")
     return wanted
+
+
+def _check_layers(layers: range | None, n_layer: int) -> None:
+    if layers is not None and not 0 <= layers.start < layers.stop <= n_layer:
+        raise UserError(f"--layers {layers.start}-{layers.stop - 1}: the model has layers 0 to {n_layer - 1}")

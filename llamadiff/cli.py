@@ -95,24 +95,14 @@ def capture(
     flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0,
 ) -> None:  # fmt: skip
     """Run llama.cpp alone and keep its trace."""
-    from llamadiff import asking, pipeline
-    from llamadiff.llamacpp.capture import capture as run
+    from llamadiff import pipeline
 
-    settings = _settings(kv_type, flash_attn, gpu_layers, repack, threads)
     with _progress() as progress:
-        opened = pipeline.open_model(model, "f32", settings)
-        request = asking.request_for(
-            opened,
-            prompt,
-            _token_ids(tokens, tokens_file),
-            chat,
-            n_predict,
-            output,
-            taps or (),
-            _layer_range(layers),
-            settings,
-        )
-        trace = run(request, progress)
+        trace = pipeline.record(
+            model, output, prompt, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
+            patterns=taps or (), layers=_layer_range(layers),
+            settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), progress=progress,
+        )  # fmt: skip
     typer.echo(f"{_shown(output)}: {len(trace)} taps of {len(trace.info.tokens)} tokens", err=True)
 
 
@@ -216,10 +206,10 @@ def taps(
     model: Model, tokens: Annotated[int, typer.Option("--n-tokens", min=1, help="Shapes for this many.")] = 14
 ) -> None:
     """Print what an engine should write: names, shapes, order; the dozen that matter most are marked."""
-    from llamadiff import pipeline
+    from llamadiff.opening import runnable
     from llamadiff.report import listing
 
-    listing.print_taps(pipeline.runnable(model, tokens), tokens)
+    listing.print_taps(runnable(model, tokens), tokens)
 
 
 @app.command()

@@ -100,6 +100,17 @@ class Decoding:
     refused: tuple[str, ...] = ()
 
 
+NUMPY, GRAPH = "numpy", "graph"
+
+
+@dataclass(frozen=True)
+class EngineUsed:
+    """Which engine judged: NUMPY, the reference engine, or GRAPH, llama.cpp's graph; ``because``: why not the first."""
+
+    name: str
+    because: str | None = None
+
+
 @dataclass(frozen=True)
 class Comparison:
     """All that one run found out; ``summary`` is the sentence.
@@ -108,7 +119,7 @@ class Comparison:
     activations to before it multiplies weights of each type; ``profile`` says in words what the first error looks like;
     ``extra`` are names of the candidate that are no tap of the model, and were ignored; ``diagnosis`` says why taps are
     wrong, in graph order; ``free_tokens``: over how many tokens the engine ran free, which drift without a candidate,
-    expected drift and distances are about.
+    expected drift and distances are about; ``engine``: None where no model was given.
     """
 
     verdict: str
@@ -133,6 +144,7 @@ class Comparison:
     diagnosis: tuple[Diagnosis, ...] = ()
     decoding: Decoding = Decoding()
     free_tokens: int | None = None
+    engine: EngineUsed | None = None
 
     @property
     def first_divergence(self) -> Row | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from llamadiff import limits, metrics, sentence, taps
-from llamadiff.comparison import Comparison, Logits, Row, compare_logits, logit_rows
+from llamadiff.comparison import Comparison, Row, compare_logits, logit_rows
 from llamadiff.errors import UserError
 from llamadiff.trace import Trace
 
@@ -68,7 +68,3 @@ def _unknown_model(info: Mapping[str, Any]) -> dict[str, Any]:
         "architecture": info.get("architecture"),
         **empty,
     }
-
-
-def _logits(baseline: Any, candidate: Any) -> Logits:
-    return compare_logits(logit_rows(baseline), logit_rows(candidate), lambda _: None)

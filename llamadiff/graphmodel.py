@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 from llamadiff import taps
 from llamadiff.ggml.graph import Graph, GraphEngine, GraphNode, tap_shape
-from llamadiff.llamacpp.capture import capture
+from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.process import Child
 from llamadiff.llamacpp.request import Request
 from llamadiff.model import Runnable
@@ -19,6 +20,8 @@ from llamadiff.trace import Trace
 
 class GraphModel(Runnable):
     """A GGUF file and a recorded graph of it; the taps are the graph's named nodes."""
+
+    producer: ClassVar[Mapping[str, str]] = {"name": "llama.cpp's graph", "version": "numpy"}
 
     def __init__(self, path: str | Path, graph: Graph, threads: int = 0) -> None:
         super().__init__(path, "f32", threads)
@@ -35,7 +38,8 @@ class GraphModel(Runnable):
         axes = [str(size) for size in tap_shape(node)]
         if node.rows is not None:
             axes[node.rows] = ("token", "query")[node.rows]
-        word, layer = _word_and_layer(label)
+        layer = taps.layer_of(label)
+        word = label if layer is None else label.rsplit("-", 1)[0]
         unnamed = "(" in label  # nobody is asked to write these
         kind = taps.Kind(word, node.op, "", tuple(axes), "", layered=layer is not None, optional=unnamed)
         return taps.Tap(kind, layer)
@@ -62,16 +66,11 @@ class GraphModel(Runnable):
         return self.graph.inputs(tap.name)
 
 
-def _word_and_layer(label: str) -> tuple[str, int | None]:
-    match = re.fullmatch(r"(.+)-(\d+)", label)
-    return (match[1], int(match[2])) if match else (label, None)
-
-
 def by_its_graph(
     model: str | Path, request: Request, progress: Progress = silent, child: Child | None = None
 ) -> tuple[GraphModel, Trace]:
     """Run llama.cpp: the model with the graph of all tokens in one go, and the trace of the run that was asked for."""
-    assert request.output is not None
-    path = Path(request.output).with_suffix(".graph")
-    trace = capture(replace(request, graph=str(path)), progress, child)
-    return GraphModel(model, Graph.read(path), request.settings.threads), trace
+    with scratch_directory() as folder:
+        path = Path(folder) / "graph"
+        trace = capture(replace(request, graph=str(path)), progress, child)
+        return GraphModel(model, Graph.read(path), request.settings.threads), trace

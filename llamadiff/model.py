@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from llamaref import Engine, ModelError, Weights
@@ -21,6 +21,7 @@ from llamadiff.taps import Tap
 from llamadiff.vocabulary import Vocabulary
 
 Opened = TypeVar("Opened")
+ENGINE = "the reference engine"
 
 
 class ModelFile:
@@ -102,6 +103,7 @@ def _largest(value: Any) -> int:
 class Runnable(ModelFile):
     """A file and an engine that runs it: its taps, what each is computed from, and which weight makes it."""
 
+    producer: ClassVar[Mapping[str, str]]  # who it is, as traces say it
     engine: Any
     n_layer: int
     taps: list[Tap]
@@ -138,6 +140,7 @@ class Runnable(ModelFile):
 class Model(Runnable):
     """A GGUF file, opened by the reference engine. Raises UserError in one line if it cannot be run."""
 
+    producer: ClassVar[Mapping[str, str]] = {"name": ENGINE, "version": "numpy"}
     engine: Engine
 
     def __init__(

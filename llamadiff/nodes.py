@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llamadiff import limits
+from llamadiff import limits, taps
 from llamadiff.comparison import Comparison, Decoding, Row, arithmetics_of
+from llamadiff.errors import UserError
 from llamadiff.ggml.replay import NO_FUNCTION, NodeCheck
 from llamadiff.judging import Local
 from llamadiff.llamacpp.capture import Nodes, check_nodes
 from llamadiff.llamacpp.process import Child
-from llamadiff.llamacpp.request import Request
+from llamadiff.llamacpp.request import Request, no_tap_fits
 from llamadiff.model import ModelFile
 from llamadiff.phase import Progress, silent
 
@@ -35,7 +36,10 @@ def compare_nodes(
     """
     started = time.perf_counter()
     found = check_nodes(replace(request, nodes=True), progress, child)
-    rows = rows_of(found.checks, rules)
+    rows = tuple(row for row in rows_of(found.checks, rules)
+                 if taps.selected(row.tap, row.layer, request.patterns, request.layer_range))  # fmt: skip
+    if not rows:
+        raise UserError(no_tap_fits(request))
     verdict = limits.worst_of([row.verdict for row in rows])
     capture_s = time.perf_counter() - started
     return Comparison(

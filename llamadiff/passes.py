@@ -17,7 +17,7 @@ from llamaref import Engine, ModelError
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from llamadiff import limits, sentence, taps
+from llamadiff import limits, taps
 from llamadiff.errors import UserError
 from llamadiff.judging import Finding, Judge
 from llamadiff.lanes import F32, NATIVE, POLICIES, Lane, Source
@@ -28,7 +28,6 @@ from llamadiff.study import Study, lanes_of
 from llamadiff.trace import Info, Trace, TraceWriter
 
 Array = NDArray[Any]
-ENGINE_PRODUCER = {"name": sentence.ENGINE, "version": "numpy"}
 BEGINNING = 16  # tokens of a long prompt that the free run covers
 
 
@@ -103,7 +102,7 @@ def _run(
         except ModelError as error:
             raise UserError(f"{model.path}: {error}") from None
         if writer is not None:
-            writer.finish(Info(info.tokens, info.positions, info.n_prefill, info.prompt, ENGINE_PRODUCER, info.model))
+            writer.finish(Info(info.tokens, info.positions, info.n_prefill, info.prompt, model.producer, info.model))
     return study, logits
 
 

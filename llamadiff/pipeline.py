@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff import limits, sentence
 from llamadiff.admission import check_runnable, check_same_run
-from llamadiff.asking import request_for, text_request
+from llamadiff.asking import graph_request_for, request_for, text_request
 from llamadiff.comparison import (
+    GRAPH,
     Comparison,
     Decoding,
+    EngineUsed,
     Logits,
     Row,
     arithmetics_of,
@@ -35,17 +37,17 @@ from llamadiff.ggml.replay import NodeCheck
 from llamadiff.graphmodel import by_its_graph
 from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
 from llamadiff.llamacpp.process import Child
-from llamadiff.llamacpp.request import Settings
+from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.model import Model, ModelFile, Runnable, check_same_model
 from llamadiff.nodes import compare_nodes
+from llamadiff.opening import in_engine, opened_for, or_what_the_engine_said
 from llamadiff.output import made_directory
-from llamadiff.passes import ENGINE_PRODUCER, Passes, run_passes
+from llamadiff.passes import Passes, run_passes
 from llamadiff.phase import Progress, silent
 from llamadiff.preflight import WEIGHTS, preflight
 from llamadiff.profile import in_words
 from llamadiff.trace import Trace
 
-GRAPH = "graph"
 LEAST_SECONDS = 10.0  # for the diagnosis of a small model
 
 
@@ -86,16 +88,21 @@ def compare(
     with ExitStack() as stack:
         child = stack.enter_context(child or Child())  # gets ready while the model is opened
         file = ModelFile(model, precision, settings.threads)
-        by_graph = engine == GRAPH or (engine is None and not file.has_engine)
-        if by_graph and candidate is None:
-            return _checked_graph(file, prompt, tokens, chat, n_predict, settings, rules, None, progress, child)
-        opened: Runnable | None = None if by_graph else Model(model, precision, settings.threads, file.weights)
+        opened: Runnable | None
+        opened, used = in_engine(file, engine, precision, settings.threads)
         stated = _stated_tokens(candidate) if candidate is not None else ()
         tokens = tokens or (stated if prompt is None else ())
         folder = Path(stack.enter_context(scratch_directory() if save is None else made_directory(Path(save))))
         output = folder / "baseline.safetensors"
+        keep = folder / "engine.safetensors" if save is not None else None
         if opened is None:
-            request = text_request(file, prompt, tokens, chat, n_predict, output, settings)
+            stack.enter_context(or_what_the_engine_said(file, used))
+            request = graph_request_for(file, prompt, tokens, chat, n_predict, output, patterns, layers, settings)
+            if candidate is None:
+                result = _checked_graph(file, request, rules, progress, child)
+                if keep is not None:
+                    run_passes(*by_its_graph(model, request, progress), None, rules, keep, progress)
+                return replace(result, engine=used)
             opened, baseline = by_its_graph(model, request, progress, child)
         else:
             assert isinstance(opened, Model)
@@ -104,10 +111,9 @@ def compare(
                 baseline = capture(wanted, progress, child)
         captured = time.perf_counter()
         trace = _loaded(candidate, opened, baseline, name_map, timeout, progress)
-        keep = folder / "engine.safetensors" if save is not None else None
         result = judge(opened, baseline, trace, rules, keep, diagnose, explain, progress)
     timing = {"capture_s": captured - started, **result.timing, "total_s": time.perf_counter() - started}
-    return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
+    return replace(result, engine=used, timing={**timing, "peak_rss_mb": peak_rss_mb()})
 
 
 def graph(
@@ -128,27 +134,43 @@ def graph(
     """
     with Child() as child:
         file = ModelFile(model)
-        return _checked_graph(file, prompt, tokens, chat, n_predict, settings, rules, keep, progress, child)
+        request = text_request(file, prompt, tokens, chat, n_predict, Path(), settings)
+        with made_directory(Path(keep)) if keep is not None else nullcontext(None) as folder:
+            return _checked_graph(file, replace(request, keep=folder), rules, progress, child)
 
 
 def _checked_graph(
-    file: ModelFile,
-    prompt: str | None,
-    tokens: Sequence[int],
-    chat: bool,
-    n_predict: int,
-    settings: Settings | None,
-    rules: Sequence[limits.Rule],
-    keep: str | Path | None,
-    progress: Progress,
-    child: Child,
+    file: ModelFile, request: Request, rules: Sequence[limits.Rule], progress: Progress, child: Child
 ) -> Comparison:
-    with ExitStack() as stack:
-        folder = stack.enter_context(made_directory(Path(keep))) if keep is not None else None
-        output = Path(stack.enter_context(scratch_directory())) / "nodes.json"
-        request = replace(text_request(file, prompt, tokens, chat, n_predict, output, settings), keep=folder)
+    """Every node that a request asks for, computed again."""
+    with scratch_directory() as folder:
+        request = replace(request, output=str(Path(folder) / "nodes.json"))
         result = compare_nodes(file, request, rules, progress, child)
-    return replace(result, timing={**result.timing, "peak_rss_mb": peak_rss_mb()})
+    return replace(result, engine=EngineUsed(GRAPH), timing={**result.timing, "peak_rss_mb": peak_rss_mb()})
+
+
+def record(
+    model: str | Path,
+    output: Path,
+    prompt: str | None = None,
+    *,
+    tokens: Sequence[int] = (),
+    chat: bool = False,
+    n_predict: int = 0,
+    patterns: Sequence[str] = (),
+    layers: range | None = None,
+    settings: Settings | None = None,
+    progress: Progress = silent,
+) -> Trace:
+    """llama.cpp alone, kept as a trace. Raises UserError for whatever a user can mend."""
+    with Child() as child:
+        file = ModelFile(model)
+        opened, used = in_engine(file, None, "f32", 0)
+        words = prompt, tokens, chat, n_predict, output, patterns, layers, settings
+        if opened is not None:
+            return capture(request_for(opened, *words), progress, child)
+        with or_what_the_engine_said(file, used):
+            return by_its_graph(model, graph_request_for(file, *words), progress, child)[1]
 
 
 def list_nodes(model: str | Path, n_tokens: int) -> tuple[NodeCheck, ...]:
@@ -157,16 +179,6 @@ def list_nodes(model: str | Path, n_tokens: int) -> tuple[NodeCheck, ...]:
     with scratch_directory() as folder:
         request = text_request(file, None, [0] * n_tokens, False, 0, Path(folder) / "nodes.json", Settings())
         return check_nodes(replace(request, nodes=True, only_list=True)).checks
-
-
-def runnable(model: str | Path, n_tokens: int) -> Runnable:
-    """The model in the reference engine; where that does not know the architecture, in llama.cpp's graph."""
-    file = ModelFile(model)
-    if file.has_engine:
-        return Model(model)
-    with scratch_directory() as folder:
-        request = text_request(file, None, [0] * n_tokens, False, 0, Path(folder) / "b.safetensors", Settings())
-        return by_its_graph(model, request)[0]
 
 
 def _stated_tokens(candidate: Trace | str | Path) -> tuple[int, ...]:
@@ -199,14 +211,13 @@ def _loaded(
 
 
 def check(trace: str | Path | Trace, model: str | Path, rules: Sequence[limits.Rule] = limits.RULES) -> Comparison:
-    """Judge a recorded llama.cpp trace with the engine; needs no llama.cpp."""
+    """Judge a recorded llama.cpp trace with the engine; needs no llama.cpp where the engine runs the file."""
     started = time.perf_counter()
     baseline = Trace.open(trace) if isinstance(trace, (str, Path)) else trace
-    opened = open_model(model, "f32", Settings())
-    check_same_model(baseline.info.model, opened.sha256, str(baseline.path or "the trace"))
+    opened, used = opened_for(model, baseline, str(baseline.path or "the trace"))
     result = judge(opened, baseline, None, rules)
     timing = {"capture_s": 0.0, **result.timing, "total_s": time.perf_counter() - started}
-    return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
+    return replace(result, engine=used, timing={**timing, "peak_rss_mb": peak_rss_mb()})
 
 
 def diff(
@@ -222,19 +233,13 @@ def diff(
     started = time.perf_counter()
     b, c = (Trace.open(side) if isinstance(side, (str, Path)) else side for side in (baseline, candidate))
     if model is not None:
-        opened = open_model(model, "f32", Settings())
-        check_same_model(b.info.model, opened.sha256, "the baseline")
-        result = judge(opened, b, c, rules, None, diagnose, explain, progress)
+        opened, used = opened_for(model, b, "the baseline", progress)
+        result = replace(judge(opened, b, c, rules, None, diagnose, explain, progress), engine=used)
     else:
         check_same_run(b, c)
         result = drift_only(b, c, rules)
     timing = {"capture_s": 0.0, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
-
-
-def open_model(path: str | Path, precision: str, settings: Settings) -> Model:
-    """The model file, in the engine."""
-    return Model(path, precision, settings.threads)
 
 
 @np.errstate(all="ignore")  # what overflows shows in the values
@@ -266,7 +271,7 @@ def judge(
     found = rows_of(passes.findings, model.weight_names, model.weight_types, under_test)
     rows = with_explanations(found, diagnosis)
     verdict = limits.worst_of([limits.worst_of([row.verdict for row in rows]), *(check.verdict for check in checks)])
-    other = candidate.info.producer if candidate is not None else ENGINE_PRODUCER
+    other = candidate.info.producer if candidate is not None else model.producer
     producer, named = {"name": "the candidate", **other}, {"name": "the baseline", **baseline.info.producer}
     trace = candidate if candidate is not None else baseline
     read = set(baseline.info.producer.get("weights_read", model.weights.read)) & set(model.tensors)

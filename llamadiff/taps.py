@@ -221,8 +221,13 @@ def shape_of(tap: Tap, n_tokens: int, sizes: Mapping[str, int]) -> tuple[int, ..
     return tuple(size(axis) for axis in tap.kind.axes)
 
 
-def selected(tap: Tap, patterns: Iterable[str], layers: range | None) -> bool:
+def selected(name: str, layer: int | None, patterns: Sequence[str], layers: range | None) -> bool:
     """Whether a tap is asked for: by name patterns (``l_out-*``; none: all) and by layer (taps outside always)."""
-    patterns = list(patterns)
-    by_name = not patterns or any(fnmatchcase(tap.name, pattern) for pattern in patterns)
-    return by_name and (layers is None or tap.layer is None or tap.layer in layers)
+    by_name = not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+    return by_name and (layers is None or layer is None or layer in layers)
+
+
+def layer_of(name: str) -> int | None:
+    """The layer that a name ends in: 3 of ``l_out-3``."""
+    match = re.fullmatch(r".+-(\d+)", name)
+    return int(match[1]) if match else None

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llamadiff.asking import request_for
 from llamadiff.demo import PROMPT, shipped_model
-from llamadiff.llamacpp.capture import capture
-from llamadiff.llamacpp.request import Settings
-from llamadiff.pipeline import open_model
+from llamadiff.pipeline import record
 
 FOLDER = Path(__file__).parent.parent / "captures"
 RUNS = (("tiny.F16", False, 0), ("tiny.Q4_K_M", True, 0), ("tiny.Q4_K_M.decode", True, 2))
@@ -16,9 +13,8 @@ RUNS = (("tiny.F16", False, 0), ("tiny.Q4_K_M", True, 0), ("tiny.Q4_K_M.decode",
 
 def main() -> None:
     for name, quantized, n_predict in RUNS:
-        model = open_model(shipped_model(quantized), "f32", Settings())
         output = FOLDER / f"{name}.safetensors"
-        trace = capture(request_for(model, PROMPT, (), False, n_predict, output, (), None, None))
+        trace = record(shipped_model(quantized), output, PROMPT, n_predict=n_predict)
         print(f"{output.name}: {len(trace)} taps of {len(trace.info.tokens)} tokens, {output.stat().st_size >> 10} KiB")
 
 

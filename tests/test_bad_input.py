@@ -291,7 +291,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unknown architecture": (("compare", "other.gguf", "hi", "--engine", "numpy"), ("llama, ",)),
     "vocabulary only": (("compare", "vocabulary.gguf", "hi"), ("vocabulary.gguf", "holds a vocabulary")),
     "too many layers": (("taps", "layers.gguf"), ("block_count = 4000000000", "2 layers")),
-    "a weight's shape": (("check", "good.safetensors", "--model", "shape.gguf"), ("blk.0.attn_q.weight", "[256, 256]")),
+    "a weight's shape": (("compare", "shape.gguf", *IDS), ("blk.0.attn_q.weight", "[256, 256]")),
     "no prompt": (("compare", "good.gguf"), ("the prompt is empty", "--tokens")),
     "empty prompt": (("compare", "good.gguf", ""), ("the prompt is empty", "--tokens")),
     "prompt and ids": ((*COMPARE, "hi"), ("a prompt or --tokens, not both",)),

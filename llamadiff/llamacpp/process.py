@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llamadiff import child as process
-from llamadiff.errors import UserError
+from llamadiff.errors import UnrunnableError, UserError
 from llamadiff.llamacpp.request import Request
 from llamadiff.output import temporary_name
 from llamadiff.phase import Progress
@@ -49,16 +49,17 @@ class Child:
                 temporary_name(self._output, child.pid).unlink()
 
     def ask(self, request: Request, progress: Progress) -> dict[str, Any]:
-        """Its answers to a request, merged. Raises UserError for what it says, or dies of."""
+        """Its answers to a request, merged. Raises UserError for what it says, UnrunnableError where it cannot run."""
         self._output = Path(request.output) if request.output is not None else None
         answers = self._conversation(request, progress)
         self._log.seek(0)
         noise = self._log.read().decode("utf-8", "replace")
         if "error" in answers:
-            raise UserError(_with_log(answers["error"], noise))
+            kind = UnrunnableError if answers.get("unrunnable") else UserError
+            raise kind(_with_log(answers["error"], noise))
         if "done" not in answers:
             about = f"{request.model}: " if request.model else ""
-            raise UserError(about + _with_log(_obituary(self._process.returncode, request), noise))
+            raise UnrunnableError(about + _with_log(_obituary(self._process.returncode, request), noise))
         return answers
 
     def _conversation(self, request: Request, progress: Progress) -> dict[str, Any]:

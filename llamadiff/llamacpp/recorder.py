@@ -22,8 +22,16 @@ UNNAMED = ("node_", "leaf_")
 MOVES = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "CONT", "CPY", "SET_ROWS")  # what these give was there before
 
 
+FROM_THE_PASS = ("q_decay_exp", "k_decay_exp", "diag_decay_exp")  # inputs that count tokens from the start of a pass
+
+
 class GraphRecorder:
-    """The nodes of one pass over ``rows`` tokens in order, and the leaves they read (``whole``: with their values)."""
+    """The nodes of one pass over ``rows`` tokens in order, and the leaves they read (``whole``: with their values).
+
+    ``in_steps``: the run that the graph stands for has several passes.
+    """
+
+    in_steps = False
 
     def __init__(self, weights: Weights, rows: int, whole: bool) -> None:
         self.weights, self.rows, self.whole = weights, rows, whole
@@ -63,7 +71,7 @@ class GraphRecorder:
         seen: Counter[str] = Counter()
         taps = {node["tap"]: node["number"] for node in self.nodes if node["tap"]}
         names = {node["name"]: node["number"] for node in self.nodes}
-        hidden = self._between_scores_and_probabilities()
+        hidden = self._before_the_mask() | self._from_the_pass()
         for node in self.nodes:
             if 0 in node["shape"] or node["number"] in hidden:
                 continue
@@ -79,13 +87,46 @@ class GraphRecorder:
                 labels[number] = label if seen[label] == 1 else f"{label} {seen[label]}"
         return labels
 
-    def _between_scores_and_probabilities(self) -> set[int]:
-        """Nodes whose values of keys that the mask hides mean nothing, and are different in decode steps."""
+    def _before_the_mask(self) -> set[int]:
+        """Nodes whose values of keys that the mask hides mean nothing, and are different in decode steps.
+
+        They follow raw scores, or rows of a cache that the graph itself chose, and end where the mask is applied.
+        """
         raw, scores = set[int](), {n["number"] for n in self.nodes if n["tap"] and n["tap"].startswith("kq-")}
+        probabilities = {n["number"] for n in self.nodes if n["op"] == "SOFT_MAX"}
+        chosen = self._chosen_from_caches()
         for node in self.nodes:
-            if not node["tap"] and not (raw | scores).isdisjoint(node["sources"]):
+            follows = not (raw | scores).isdisjoint(node["sources"]) and probabilities.isdisjoint(node["sources"])
+            if not node["tap"] and node["op"] != "SOFT_MAX" and (follows or node["number"] in chosen):
                 raw.add(node["number"])
         return raw
+
+    def _from_the_pass(self) -> set[int]:
+        """Nodes that several passes compute otherwise than one does, up to where both come to the same."""
+        if not self.in_steps:
+            return set()
+        found = {leaf["number"] for leaf in self.leaves if leaf["name"] in FROM_THE_PASS}
+        for node in self.nodes:
+            if not node["tap"] and not found.isdisjoint(node["sources"]):
+                found.add(node["number"])
+        return found
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether a pass leaves anything for the next one."""
+        return any(leaf["name"].startswith("cache_") for leaf in self.leaves)
+
+    def _chosen_from_caches(self) -> set[int]:
+        """Lookups of a cache's rows by numbers that were computed."""
+        bases = {node["number"]: node["view"][0] for node in self.nodes if node["view"] is not None}
+        leaves = {leaf["number"]: leaf["name"] for leaf in self.leaves}
+        chosen = set[int]()
+        for node in self.nodes:
+            if node["op"] == "GET_ROWS":
+                rows, numbers = (bases.get(source, source) for source in node["sources"])
+                if rows in leaves and leaves[rows] not in self.weights and numbers not in leaves:
+                    chosen.add(node["number"])
+        return chosen
 
     def keys(self) -> list[tuple[int, int]]:
         """What tells each node, whatever else is in the graph: op and name, or op and sources; and which of those."""

@@ -32,7 +32,8 @@ class Request:
     ``scores``: attention scores are recorded however long the prompt is. ``nodes``: every node is checked as it runs,
     and ``output`` is what was found, as JSON. ``keep`` is a directory for wrong ops' inputs and outputs (``keep_all``:
     for all ops'); ``only_list``: nodes are listed and not computed. ``graph`` is a file for the graph itself, with
-    every tap of it in ``output``, a trace.
+    every tap of it in ``output``, a trace; ``patterns`` and ``layers`` (from, to before) are the taps that are asked
+    for where llama.cpp's graph says which there are.
     """
 
     model: str
@@ -49,12 +50,26 @@ class Request:
     keep_all: bool = False
     only_list: bool = False
     graph: str | None = None
+    patterns: tuple[str, ...] = ()
+    layers: tuple[int, int] | None = None
+
+    @property
+    def layer_range(self) -> range | None:
+        return None if self.layers is None else range(*self.layers)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Request:
-        wanted = data["wanted"]
-        return cls(**{**data, "tokens": tuple(data["tokens"]), "wanted": None if wanted is None else tuple(wanted),
-                      "settings": Settings(**data["settings"])})  # fmt: skip
+        lists = {
+            name: tuple(data[name]) for name in ("tokens", "wanted", "patterns", "layers") if data[name] is not None
+        }
+        return cls(**{**data, **lists, "settings": Settings(**data["settings"])})
+
+
+def no_tap_fits(request: Request) -> str:
+    """That ``patterns`` and ``layers`` leave nothing."""
+    of = "" if request.layers is None else " of these layers"
+    name = request.model_info["file"]
+    return f"no tap{of} fits --taps {' '.join(request.patterns)}; llamadiff taps {name} lists them"

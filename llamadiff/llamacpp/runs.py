@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.ggml import Node, Tensor
 from llamadiff.llamacpp.recorder import Alignment, GraphRecorder
 from llamadiff.llamacpp.replay import NodeChecker
-from llamadiff.llamacpp.request import Settings
+from llamadiff.llamacpp.request import Settings, no_tap_fits
 from llamadiff.llamacpp.serve import Say
 from llamadiff.llamacpp.worker import Capture
 from llamadiff.trace import TraceWriter
@@ -79,13 +80,18 @@ class GraphRun(Capture):
         self.whole = settings == plain and not self.request.n_predict
         self.alignment: Alignment | None = None
         context = self._context()
+        self._decode_all(context, say)
+        self.remembers = self.recorders[0].has_cache
         if self.request.n_predict and not self.remembers:
             raise UserError(f"{self.request.model}: this model keeps nothing between passes; ask for no decode steps")
-        self._decode_all(context, say)
         graph = self.recorders[0] if self.whole else self._graph_of_all(plain)
+        graph.in_steps = bool(self.request.n_predict)
         self.alignment = Alignment(graph, self.recorders)
         graph.write(Path(self.request.graph), self.tokens, self.alignment.rows)
         self.shapes = self.alignment.shapes()
+        self.places = [self._asked_for(places) for places in self.alignment.places]
+        if not any(self.places):
+            raise UserError(no_tap_fits(self.request))
         with TraceWriter(self.request.output, expected_taps=len(self.shapes)) as writer:
             self.writer, context = writer, self._context()
             for step, start in enumerate([0, *range(n_prefill, self.total)]):
@@ -121,12 +127,16 @@ class GraphRun(Capture):
 
     def _recorded(self, node: Node, ask: bool) -> bool:
         """Whether a node is a tap; if it has been computed, its rows are kept."""
-        assert self.alignment is not None
         self.place += ask
-        label = self.alignment.places[self.number].get(self.place)
+        label = self.places[self.number].get(self.place)
         if label is not None and not ask:
             self._keep(label, node.values())
         return label is not None or not ask
+
+    def _asked_for(self, places: Mapping[int, str]) -> dict[int, str]:
+        patterns, layers = self.request.patterns, self.request.layer_range
+        return {place: tap for place, tap in places.items()
+                if taps.selected(tap, taps.layer_of(tap), patterns, layers)}  # fmt: skip
 
     def _keep(self, name: str, values: Array) -> None:
         """Rows of a tap on its own axes, without padding after the keys."""

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from llamadiff.ending import reason
-from llamadiff.errors import UserError
+from llamadiff.errors import UnrunnableError, UserError
 from llamadiff.llamacpp.library import INSTALL, package
 from llamadiff.llamacpp.request import Request
 from llamadiff.output import temporary_name
@@ -46,7 +46,7 @@ def main() -> None:
     except MemoryError:
         say(error=f"{request.model}: there is not enough memory to run it in llama.cpp; give fewer tokens")
     except Exception as error:  # our own faults too: the parent would lay them to llama.cpp
-        say(error=reason(error))
+        say(error=reason(error), unrunnable=isinstance(error, UnrunnableError))
 
 
 def _die_quietly() -> None:
@@ -77,7 +77,7 @@ def _end_with_parent(request: Request) -> None:
     os._exit(1)
 
 
-def _prepared() -> UserError | None:
+def _prepared() -> UnrunnableError | None:
     """Import llama.cpp and what records it -> what is wrong if it is not there, or cannot be loaded.
 
     Of llama-cpp-python only the low-level module is wanted, and its package would import much else; so the package
@@ -90,14 +90,14 @@ def _prepared() -> UserError | None:
         sys.modules["llama_cpp"] = llama_cpp
         import llamadiff.llamacpp.worker  # noqa: F401
     except UserError as error:
-        return error
+        return UnrunnableError(str(error))
     except Exception as error:  # a library that does not fit this machine fails in many ways
         return _unloadable(error)
     return None
 
 
-def _unloadable(error: Exception) -> UserError:
-    return UserError(
+def _unloadable(error: Exception) -> UnrunnableError:
+    return UnrunnableError(
         f"llama-cpp-python cannot be loaded ({type(error).__name__}: {error}), so there is no baseline: "
         f"pip install --force-reinstall --no-cache-dir {INSTALL}"
     )

@@ -14,7 +14,7 @@ from llama_cpp import llama_cpp
 from numpy.typing import NDArray
 
 from llamadiff import taps
-from llamadiff.errors import UserError
+from llamadiff.errors import UnrunnableError, UserError
 from llamadiff.hashing import file_sha256, is_remembered
 from llamadiff.llamacpp.ggml import Ggml, Node, Tensor
 from llamadiff.llamacpp.names import tap_name
@@ -84,7 +84,7 @@ def _load(request: Request) -> Any:
     params.use_extra_bufts = request.settings.repack
     model = llama_cpp.llama_model_load_from_file(os.fsencode(request.model), params)
     if not model:
-        raise UserError(f"{request.model}: llama.cpp cannot load the model")
+        raise UnrunnableError(f"{request.model}: llama.cpp cannot load the model")
     return model
 
 

@@ -59,6 +59,7 @@ def to_object(comparison: Comparison) -> dict[str, Any]:
         "profile": c.profile,
         "decoding": c.decoding,
         "free_tokens": c.free_tokens,
+        "engine": c.engine,
         "next_steps": c.next_steps,
         "timing": c.timing,
     }

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from llamadiff import limits, sentence
-from llamadiff.comparison import Comparison, Logits, TopToken
+from llamadiff.comparison import NUMPY, Comparison, EngineUsed, Logits, TopToken
 from llamadiff.diagnose import words as say
 from llamadiff.diagnose.diagnosis import UNKNOWN
+from llamadiff.model import ENGINE
 from llamadiff.report.tables import Column, table
 from llamadiff.report.terminal_notes import put_notes
 from llamadiff.report.terminal_page import VERDICTS, Page
@@ -92,6 +93,16 @@ def _put_subject(page: Page, comparison: Comparison) -> None:
     page.paragraph(Text("model        ", "dim"), _model(page, comparison.model))
     page.paragraph(Text("baseline  b  ", "dim"), _producer(page, comparison.baseline))
     page.paragraph(Text("candidate c  ", "dim"), _producer(page, comparison.candidate))
+    if comparison.engine is not None and comparison.candidate.get("name") != ENGINE:
+        page.paragraph(Text("engine       ", "dim"), Text(_engine(page, comparison.engine)))
+
+
+def _engine(page: Page, engine: EngineUsed) -> str:
+    """Who says what is right."""
+    if engine.name == NUMPY:
+        return f"{ENGINE}, in NumPy"
+    because = f": {ENGINE} does not run this file ({page.data(engine.because, 300)})" if engine.because else ""
+    return f"llama.cpp's graph, each node computed in NumPy{because}"
 
 
 def _put_preflight(page: Page, comparison: Comparison) -> None:

@@ -1,0 +1,71 @@
+"""Which engine runs a file: the reference engine where it can, llama.cpp's own graph elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llamadiff.asking import text_request
+from llamadiff.comparison import GRAPH, NUMPY, EngineUsed
+from llamadiff.errors import UnrunnableError, UserError
+from llamadiff.graphmodel import by_its_graph
+from llamadiff.llamacpp.capture import scratch_directory
+from llamadiff.llamacpp.request import Settings
+from llamadiff.model import Model, ModelFile, Runnable, check_same_model
+from llamadiff.phase import Progress, silent
+from llamadiff.trace import Trace
+
+
+def in_engine(file: ModelFile, engine: str | None, precision: str, threads: int) -> tuple[Model | None, EngineUsed]:
+    """The file in the reference engine; None where llama.cpp's graph has to do, for the reason that EngineUsed gives.
+
+    ``engine``: which one is asked for, if any. Raises UserError where what is asked for cannot be had.
+    """
+    if engine == GRAPH:
+        if precision != "f32":
+            raise UserError(f"--precision {precision} is the reference engine's; leave it out with --engine graph")
+        return None, EngineUsed(GRAPH)
+    try:
+        return Model(file.path, precision, threads, file.weights), EngineUsed(NUMPY)
+    except UserError as refused:
+        option = f"--precision {precision}" if engine is None else f"--engine {engine}"
+        if engine == NUMPY or precision != "f32":
+            raise UserError(f"{refused}; without {option}, llama.cpp's own graph is checked") from None
+        reason = str(refused).removeprefix(f"{file.path}: ")
+        return None, EngineUsed(GRAPH, reason.partition("; the engine has")[0])
+
+
+@contextmanager
+def or_what_the_engine_said(file: ModelFile, used: EngineUsed) -> Iterator[None]:
+    """Where llama.cpp cannot run a file either, the engine that knows its architecture says best what is wrong."""
+    try:
+        yield
+    except UnrunnableError:
+        if used.because is None or not file.has_engine:
+            raise
+        raise UserError(f"{file.path}: {used.because}") from None
+
+
+def opened_for(path: str | Path, trace: Trace, whose: str, progress: Progress = silent) -> tuple[Runnable, EngineUsed]:
+    """The model file in an engine that can go through a trace of it; llama.cpp is run where its graph is needed.
+
+    Raises UserError, also for a trace of another file.
+    """
+    file = ModelFile(path)
+    check_same_model(trace.info.model, file.sha256, whose)
+    return _in_any(file, trace.info.tokens, progress)
+
+
+def runnable(path: str | Path, n_tokens: int) -> Runnable:
+    """The model file in an engine, for so many tokens."""
+    return _in_any(ModelFile(path), (0,) * n_tokens, silent)[0]
+
+
+def _in_any(file: ModelFile, tokens: tuple[int, ...], progress: Progress) -> tuple[Runnable, EngineUsed]:
+    model, used = in_engine(file, None, "f32", 0)
+    if model is not None:
+        return model, used
+    with scratch_directory() as folder, or_what_the_engine_said(file, used):
+        request = text_request(file, None, tokens, False, 0, Path(folder) / "trace", Settings())
+        return by_its_graph(file.path, request, progress)[0], used
