@@ -189,7 +189,7 @@ def check(
     model: CheckModel = None,
     json: Json = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
-    """Check recorded llama.cpp traces against the engine; needs no llama.cpp."""
+    """Check recorded llama.cpp traces against the engine; needs no llama.cpp where the engine runs the file."""
     from llamadiff import checking, limits
 
     results = checking.check_all(paths, model, _rules(tolerance))

@@ -10,6 +10,7 @@ import numpy as np
 from llamadiff import limits, metrics, sentence, taps
 from llamadiff.comparison import Comparison, Row, compare_logits, logit_rows
 from llamadiff.errors import UserError
+from llamadiff.preflight import WEIGHTS
 from llamadiff.trace import Trace
 
 
@@ -18,17 +19,18 @@ def drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule]) 
     """Two traces without a model: taps that agree match, others cannot be judged."""
     rows = []
     for name in baseline:
-        tap = taps.parse(name)
-        if tap is None or name not in candidate:
+        if name not in candidate or name.startswith(WEIGHTS):
             continue
+        tap = taps.parse(name)  # None: a node of llama.cpp's graph that is no tap of the vocabulary
+        op, axis = (tap.kind.op, tap.row_axis) if tap is not None else ("-", 0)
         b, c = baseline[name], candidate[name]
-        if b.size != c.size or b.shape[tap.row_axis] != c.shape[tap.row_axis]:
+        if b.size != c.size or b.shape[axis : axis + 1] != c.shape[axis : axis + 1]:
             raise UserError(f"{name}: the baseline has shape {list(b.shape)}, the candidate {list(c.shape)}")
-        drift = metrics.difference(c.reshape(b.shape), b, tap.row_axis)
-        limit = limits.rule_for(rules, name, tap.kind.op, "*").match
+        drift = metrics.difference(c.reshape(b.shape), b, axis)
+        limit = limits.rule_for(rules, name, op, "*").match
         verdict = limits.MATCH if drift.nmse <= limit else limits.UNCHECKED
         rows.append(Row(
-            name, tap.layer, tap.kind.op, None, None, tuple(b.shape), verdict, None, None, drift, None, None,
+            name, taps.layer_of(name), op, None, None, tuple(b.shape), verdict, None, None, drift, None, None,
             metrics.stats(b), metrics.stats(c),
         ))  # fmt: skip
     verdict = limits.worst_of([row.verdict for row in rows])

@@ -143,3 +143,13 @@ def test_a_decoder_without_a_cache_takes_no_steps(other: Callable[[str], Path], 
     assert compare(path, candidate=record(path, output, tokens=TOKENS)).verdict == "match"
     with pytest.raises(UserError, match="keeps nothing between passes; ask for no decode steps"):
         record(path, output, tokens=TOKENS, n_predict=1, settings=Settings())
+
+
+def test_two_traces_alone_are_lined_up_by_all_their_names(other: Callable[[str], Path], tmp_path: Path) -> None:
+    """Also by names of llama.cpp's that are no words of the vocabulary."""
+    trace = record(other("falcon"), tmp_path / "t.safetensors", tokens=TOKENS)
+    assert {row.tap for row in diff(trace, trace).rows} == set(trace)
+    arrays = {name: np.array(trace[name]) for name in trace}
+    arrays["norm_w-0"] += np.float32(0.1)
+    apart = diff(trace, Trace(trace.info, arrays, trace.dtypes))
+    assert [row.tap for row in apart.rows if row.verdict != "match"] == ["norm_w-0"]

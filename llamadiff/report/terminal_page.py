@@ -24,6 +24,7 @@ class Page:
         self.console = console
         self.width = max(1, console.width)
         self.ascii_only = console.options.ascii_only
+        self._is_blank = False  # the line before
 
     def data(self, value: object, limit: int = 200) -> str:
         return text.shown(str(value), limit, ascii_only=self.ascii_only)
@@ -38,9 +39,13 @@ class Page:
         if self.ascii_only:
             line.plain = line.plain.translate(_PLAIN)
         self.console.print(line)
+        self._is_blank = False
 
     def blank(self) -> None:
-        self.console.print()
+        """An empty line between sections; one, however many of them had nothing to say."""
+        if not self._is_blank:
+            self.console.print()
+        self._is_blank = True
 
     def paragraph(self, label: Text, body: Text) -> None:
         """A label and text wrapped beside it, every line indented to the first one's start."""
