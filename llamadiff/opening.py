@@ -37,14 +37,14 @@ def in_engine(file: ModelFile, engine: str | None, precision: str, threads: int)
 
 
 @contextmanager
-def or_what_the_engine_said(file: ModelFile, used: EngineUsed) -> Iterator[None]:
-    """Where llama.cpp cannot run a file either, the engine that knows its architecture says best what is wrong."""
+def after_what_the_engine_said(file: ModelFile, used: EngineUsed) -> Iterator[None]:
+    """Where llama.cpp cannot run a file either, the engine that knows its architecture says first what is wrong."""
     try:
         yield
-    except UnrunnableError:
+    except UnrunnableError as error:
         if used.because is None or not file.has_engine:
             raise
-        raise UserError(f"{file.path}: {used.because}") from None
+        raise UserError(f"{file.path}: {used.because}; {str(error).removeprefix(f'{file.path}: ')}") from None
 
 
 def opened_for(path: str | Path, trace: Trace, whose: str, progress: Progress = silent) -> tuple[Runnable, EngineUsed]:
@@ -66,6 +66,6 @@ def _in_any(file: ModelFile, tokens: tuple[int, ...], progress: Progress) -> tup
     model, used = in_engine(file, None, "f32", 0)
     if model is not None:
         return model, used
-    with scratch_directory() as folder, or_what_the_engine_said(file, used):
+    with scratch_directory() as folder, after_what_the_engine_said(file, used):
         request = text_request(file, None, tokens, False, 0, Path(folder) / "trace", Settings())
         return by_its_graph(file.path, request, progress)[0], used

@@ -40,7 +40,7 @@ from llamadiff.llamacpp.process import Child
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.model import Model, ModelFile, Runnable, check_same_model
 from llamadiff.nodes import compare_nodes
-from llamadiff.opening import in_engine, opened_for, or_what_the_engine_said
+from llamadiff.opening import after_what_the_engine_said, in_engine, opened_for
 from llamadiff.output import made_directory
 from llamadiff.passes import Passes, run_passes
 from llamadiff.phase import Progress, silent
@@ -96,7 +96,7 @@ def compare(
         output = folder / "baseline.safetensors"
         keep = folder / "engine.safetensors" if save is not None else None
         if opened is None:
-            stack.enter_context(or_what_the_engine_said(file, used))
+            stack.enter_context(after_what_the_engine_said(file, used))
             request = graph_request_for(file, prompt, tokens, chat, n_predict, output, patterns, layers, settings)
             if candidate is None:
                 result = _checked_graph(file, request, rules, progress, child)
@@ -169,7 +169,7 @@ def record(
         words = prompt, tokens, chat, n_predict, output, patterns, layers, settings
         if opened is not None:
             return capture(request_for(opened, *words), progress, child)
-        with or_what_the_engine_said(file, used):
+        with after_what_the_engine_said(file, used):
             return by_its_graph(model, graph_request_for(file, *words), progress, child)[1]
 
 
