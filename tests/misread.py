@@ -315,3 +315,18 @@ class Misread(Weights):
         late = {"32 bytes late": 32, "one block late": block}.get(self.mistake, 0)
         found = np.fromfile(self.file, np.uint8, stored.size, offset=self.places[name] + late)
         return decode(kind, found.reshape(stored.shape), self.mistake)
+
+
+class Everywhere(Misread):
+    """A model's weights, of which all matrices of a type are misread; rows of the embedding are right."""
+
+    def __init__(self, path: Path, kind: str, mistake: str) -> None:
+        super().__init__(path, ".weight", mistake)
+        self.kind = kind
+
+    def product(self, name: str, x: Array, *args: Any, **options: Any) -> Array:
+        reading = Misread if self.type(name) == self.kind else Weights
+        return reading.product(self, name, x, *args, **options)
+
+    def rows(self, name: str, indices: Array) -> Array:
+        return Weights.rows(self, name, indices)

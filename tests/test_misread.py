@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from llamaref import Engine
-from misread import K_TYPES, LEGACY, MISTAKES, Misread, decode
+from misread import K_TYPES, LEGACY, MISTAKES, Everywhere, Misread, decode
 from small import EMBD, FF, VOCAB, write_model
 
+from llamadiff import Trace, limits
+from llamadiff.asking import text_request
 from llamadiff.candidates.engine import record
-from llamadiff.pipeline import diff
+from llamadiff.ggml.graph import GraphEngine
+from llamadiff.ggml.op import Op, Operand
+from llamadiff.graphmodel import by_its_graph
+from llamadiff.llamacpp.request import Settings
+from llamadiff.model import ModelFile
+from llamadiff.pipeline import diff, judge
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 OPTIONS = {
@@ -109,3 +118,80 @@ def test_misread_embedding_is_named(kind, cause, mistake, model):
     assert result.wrong[0].tap == "embd"
     assert cause in [found.name for found in result.diagnosis[0].causes]
     assert result.diagnosis[0].nmse <= 1e-9
+
+
+# through llama.cpp's graph
+
+
+@pytest.fixture(scope="module")
+def graph_model(model, tmp_path_factory):
+    """graph_model(arch, kind): the same, run through llama.cpp's graph."""
+    folder, made = tmp_path_factory.mktemp("graphs"), {}
+
+    def get(arch, kind):
+        if (arch, kind) not in made:
+            path, _ = model(arch, kind)
+            request = text_request(ModelFile(path), None, TOKENS, False, 0, folder / "b.safetensors", Settings())
+            made[arch, kind] = by_its_graph(path, request)[0]
+        return made[arch, kind]
+
+    return get
+
+
+@pytest.mark.parametrize(("kind", "cause", "mistake"), [case[1:] for case in CASES if case[0] == "llama"])
+def test_mistake_is_named_through_the_graph(kind, cause, mistake, model, graph_model):
+    path, right = model("llama", kind)
+    wide = kind in K_TYPES and cause == "block-size-wrong"
+    weight = "ffn_down" if wide else "ffn_up"
+    wrong = record(Engine(Misread(path, f"{weight}.weight", mistake)), TOKENS, "my engine")
+    result = judge(graph_model("llama", kind), right, wrong, limits.RULES)
+    assert result.wrong[0].tap == TAPS[weight]
+    assert cause in [found.name for found in result.diagnosis[0].causes]
+    assert result.diagnosis[0].nmse <= 1e-9
+
+
+@pytest.mark.parametrize(("kind", "cause", "mistake"), [
+    ("Q4_0", "nibbles-interleaved", "nibbles are neighbours"),
+    ("Q4_K", "nibbles-interleaved", "nibbles are neighbours"),
+    ("Q6_K", "nibbles-swapped", "nibbles swapped"),
+    ("Q8_0", "quants-offset", "unsigned"),
+])  # fmt: skip
+def test_a_type_misread_everywhere_is_named_through_what_was_not_recorded(kind, cause, mistake, model, graph_model):
+    path, right = model("llama", kind)
+    wrong = record(Engine(Everywhere(path, kind, mistake)), TOKENS, "my engine")
+    kept = {name: np.array(wrong[name]) for name in wrong if name.startswith(("embd", "l_out", "result"))}
+    result = judge(graph_model("llama", kind), right, Trace(wrong.info, kept, wrong.dtypes), limits.RULES)
+    assert (result.diagnosis[0].tap, [found.name for found in result.diagnosis[0].causes]) == ("l_out-0", [cause])
+
+
+@pytest.mark.parametrize(("kind", "cause", "mistake"), [
+    ("Q4_0", "nibbles-interleaved", "nibbles are neighbours"),
+    ("Q6_K", "nibbles-swapped", "nibbles swapped"),
+])  # fmt: skip
+def test_misread_embedding_is_named_through_the_graph(kind, cause, mistake, model, graph_model):
+    path, right = model("llama", kind)
+    wrong = record(Engine(Misread(path, "token_embd.weight", mistake)), TOKENS, "my engine")
+    result = judge(graph_model("llama", kind), right, wrong, limits.RULES)
+    assert (result.wrong[0].tap, cause in [found.name for found in result.diagnosis[0].causes]) == ("embd", True)
+
+
+@pytest.mark.parametrize("mistake", ["unsigned", "d left out"])
+def test_misread_experts_are_named_through_the_graph(mistake, tmp_path):
+    path = write_model(tmp_path / "moe.gguf", kind="Q8_0", experts=4)
+    request = text_request(ModelFile(path), None, TOKENS, False, 0, tmp_path / "b.safetensors", Settings())
+    by_graph, _ = by_its_graph(path, request)
+    cause = next(cause for cause, mistakes in MISTAKES.items() if mistake in mistakes)
+    misread = Misread(path, "blk.1.ffn_up_exps.weight", mistake)
+    node = by_graph.graph.labelled["ffn_moe_up-1"]
+
+    def faulty(n: Op) -> Op:
+        experts = misread.misread("blk.1.ffn_up_exps.weight").reshape(
+            by_graph.weights.shape("blk.1.ffn_up_exps.weight")
+        )
+        return replace(n, sources=(Operand(experts[None], "f32"), *n.sources[1:]))
+
+    right = record(by_graph.engine, TOKENS, "right")
+    wrong = record(GraphEngine(by_graph.graph, by_graph.weights, {node.number: faulty}), TOKENS, "my engine")
+    result = judge(by_graph, right, wrong, limits.RULES)
+    assert result.wrong[0].tap == "ffn_moe_up-1"
+    assert cause in [found.name for found in result.diagnosis[0].causes]

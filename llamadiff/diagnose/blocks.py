@@ -12,13 +12,13 @@ a block, by field (ggml-common.h):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case
+from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.embedding import Lookup
 from llamadiff.diagnose.known import Change, bug
 from llamadiff.diagnose.products import PRODUCTS, Product
@@ -57,9 +57,24 @@ def changed(blocks: Array, where: slice, to: Array | int) -> Array:
     return out
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A weight at a node of a graph; as a change, how its rows are read, or what is read in their place."""
+
+    name: str
+    read: Decode | None = None
+    beside: Array | None = None
+
+    def compute(self, case: Case) -> Array:
+        """A weight alone is no op."""
+        raise NotRecordedError(self.name)
+
+
 def misreads(r: Any, case: Case, misread: Misread, says: str, variant: str = "") -> Iterator[Change]:
     """The op with its weight's blocks read so."""
-    if isinstance(r, Lookup):
+    if isinstance(r, Stored):
+        yield Change(replace(r, read=_decoder(case, r.name, misread)), says, variant)
+    elif isinstance(r, Lookup):
         w, name = case.engine.w, "token_embd.weight"
         decode = _decoder(case, name, misread)
         reading = replace(r, read=lambda ids: decode(w.stored(name, ids)))

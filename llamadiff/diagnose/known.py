@@ -25,7 +25,7 @@ Array = NDArray[Any]
 FAMILIES = (
     "rope", "norms", "softmax", "attention", "products", "activations", "residuals", "embedding", "blocks", "scales",
     "router", "nodes.rope", "nodes.norms", "nodes.attention", "nodes.products", "nodes.activations", "nodes.sums",
-    "nodes.router", "nodes.recurrent", "rounding",
+    "nodes.blocks", "nodes.router", "nodes.recurrent", "rounding",
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from llamadiff.diagnose.blocks import (
     WITH_MINIMA,
     Decode,
     Misread,
+    Stored,
     block_type,
     changed,
     field_of,
@@ -187,16 +189,19 @@ def block_size_wrong(r: Any, case: Case) -> Iterator[Change]:
 )
 def tensor_offset_wrong(r: Any, case: Case) -> Iterator[Change]:
     """The tensor is read from the wrong place: off by a block, or by the alignment."""
-    if not isinstance(r, Product) or r.decode is not None or r.chosen is not None or r.transposed:
+    if isinstance(r, Product) and (r.decode is not None or r.chosen is not None or r.transposed):
         return
     w = case.engine.w
+    if not isinstance(r, (Product, Stored)) or len(w.shape(r.name)) != 2:
+        return
     raw = w.stored(r.name)
     size = BLOCK_BYTES.get(w.type(r.name), raw.dtype.itemsize)
     for shift in dict.fromkeys((32, -32, size, -size, 16, -16)):
         rows = w.stored_beside(r.name, shift)
         if rows is not None:
             says = f"reads {r.name} from {abs(shift)} bytes {'after' if shift > 0 else 'before'} its start"
-            yield Change(Beside(r, rows), says, f"{shift:+d}")
+            changed = replace(r, beside=rows) if isinstance(r, Stored) else Beside(r, rows)
+            yield Change(changed, says, f"{shift:+d}")
 
 
 class Beside:

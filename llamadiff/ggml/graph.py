@@ -235,7 +235,9 @@ class GraphEngine:
             n = replace(n, sources=(self._stored(n, cache, tap), *n.sources[1:]))
         first = n.sources[0] if n.sources else None
         if n.name == "GET_ROWS" and first is not None and first.name:
-            return self.w.rows(first.name, n.x(1).reshape(-1)).reshape(1, *n.shape)
+            rows = n.x(1).reshape(-1)
+            read = self.w.rows if first.decode is None else lambda name, of: first.decode(self.w.stored(name, of))
+            return np.asarray(read(first.name, rows)).reshape(1, *n.shape)
         n = self._with_weights(n)
         function = function_of(n.name)
         assert function is not None
@@ -299,7 +301,7 @@ class GraphEngine:
     def _whole(self, source: Operand) -> Operand:
         if source.values.size:
             return source
-        w = self.w.whole(source.name)
+        w = self.w.whole(source.name) if source.decode is None else source.decode(self.w.stored(source.name))
         return Operand(w.reshape(1, *[1] * (4 - w.ndim), *w.shape), source.kind, source.name)
 
     def _product(self, n: Op, cache: str, tap: Any) -> Array:
@@ -320,7 +322,7 @@ class GraphEngine:
             and len([size for size in self.w.shape(weight.name) if size > 1]) <= 2
         ):
             x, *sums = tap.operands(kind, n.x(1))
-            y = self.w.product(weight.name, x, *sums)
+            y = self.w.product(weight.name, x, *sums, decode=weight.decode)
             return y.reshape(len(y), *n.shape)
         if n.name == "MUL_MAT_ID":
             return self._experts(n, kind, tap)
@@ -339,7 +341,8 @@ class GraphEngine:
         out = np.empty((*ids.shape, n.shape[-1]), x.dtype)
         for expert in np.unique(ids):
             mine = ids == expert
-            out[mine] = self.w.product(weight.name, x[mine], *(part[mine] for part in sums), expert=int(expert))
+            some = (part[mine] for part in sums)
+            out[mine] = self.w.product(weight.name, x[mine], *some, expert=int(expert), decode=weight.decode)
         return out.reshape(len(x), *n.shape)
 
     def _write(self, node: GraphNode, x: Array, values: dict[int, Array]) -> None:

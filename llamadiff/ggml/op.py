@@ -33,11 +33,15 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Operand:
-    """One source of an op: its values, ggml's name of its type (``f32``, ``q8_0``, ``i32``) and its own name."""
+    """One source of an op: its values, ggml's name of its type (``f32``, ``q8_0``, ``i32``) and its own name.
+
+    ``decode`` makes floats of rows of a weight as the file keeps them, where that is not to be done as its type says.
+    """
 
     values: Array
     kind: str = "f32"
     name: str = ""
+    decode: Callable[[Array], Array] | None = None
 
 
 @dataclass(frozen=True)
