@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import gguf
 import numpy as np
+from gguf.quants import dequantize, quantize
 from llamaref import ops
 from llamaref.config import Rope
 from numpy.typing import NDArray
@@ -45,6 +47,21 @@ def round_q8_0(x: Array) -> Array:
     """Through ggml's Q8_0: blocks of 32, scale max|x| / 127 kept as float16, nearest even."""
     quants, scale = _q8_blocks(x)
     return (quants * round_f16(scale)).reshape(x.shape).astype(x.dtype)
+
+
+def round_q4_0(x: Array) -> Array:
+    """Through Q4_0 as gguf-py makes it, bit for bit as ggml: blocks of 32, eight steps below zero and seven above."""
+    return _through(gguf.GGMLQuantizationType.Q4_0, x)
+
+
+def round_q5_0(x: Array) -> Array:
+    """The same through Q5_0: sixteen steps below zero and fifteen above."""
+    return _through(gguf.GGMLQuantizationType.Q5_0, x)
+
+
+def _through(kind: gguf.GGMLQuantizationType, x: Array) -> Array:
+    rows = np.ascontiguousarray(x, np.float32).reshape(1, -1)
+    return np.asarray(dequantize(quantize(rows, kind), kind).reshape(x.shape), x.dtype)
 
 
 def q8_1_sums(x: Array) -> Array:
@@ -94,6 +111,8 @@ ROUNDINGS = {
     "Q8_0": round_q8_0,
     "Q8_1": round_q8_0,
     "Q8_K": round_q8_k,
+    "Q4_0": round_q4_0,
+    "Q5_0": round_q5_0,
 }
 
 

@@ -36,7 +36,8 @@ class Carrier:
             if to == "Q8_1":
                 sums = np.zeros((*out[0].shape[:-1], out[0].shape[-1] // 32), out[0].dtype) if sums is None else sums
                 sums[number] = arithmetic.q8_1_sums(out[0][number])
-            for array in out:
+            stands = policy == NATIVE and stored.get(kind, to) != to  # a cache's rows are as they were stored
+            for array in out[:1] if stands else out:
                 if array.dtype.kind != "i" and to in arithmetic.ROUNDINGS:
                     array[number] = arithmetic.ROUNDINGS[to](array[number])
         return (*out, sums) if sums is not None else tuple(out)

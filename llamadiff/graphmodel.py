@@ -35,7 +35,7 @@ class GraphModel(Runnable):
         known = taps.parse(label)
         if known is not None and known.causal:
             return replace(known, kind=replace(known.kind, op=node.op))
-        axes = [str(size) for size in tap_shape(node)]
+        axes = [str(size) for size in tap_shape(node, len(self.graph.tokens))]
         if node.rows is not None:
             axes[node.rows] = ("token", "query")[node.rows]
         layer = taps.layer_of(label)

@@ -69,7 +69,7 @@ KvType = Annotated[
     typer.Option(
         "--kv-type",
         callback=_one_of(*map(str.lower, KV_TYPES)),
-        help="Type of llama.cpp's KV cache: f32, f16, bf16, q8_0.",
+        help="Type of llama.cpp's KV cache: f32, f16, bf16, q8_0, q5_0, q4_0.",
     ),
 ]
 FlashAttn = Annotated[

@@ -23,6 +23,7 @@ from llamadiff.ggml.graph import Graph, GraphEngine, GraphNode, Leaf
 from llamadiff.graphmodel import by_its_graph
 from llamadiff.llamacpp.request import Settings
 from llamadiff.model import ModelFile
+from llamadiff.pipeline import record as recorded
 from llamadiff.taps import parse
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
@@ -117,6 +118,7 @@ def test_bugs_are_named_through_the_graph_as_through_the_engine(bug, small_model
 ASKED = {
     "decode": (3, Settings()), "f16": (3, Settings("F16", "F16")), "q8_0": (3, Settings("Q8_0", "F32")),
     "flash": (3, Settings(flash_attn=True)), "flash q8_0": (0, Settings("Q8_0", "Q8_0", flash_attn=True)),
+    "q4_0": (3, Settings("Q4_0", "F32")), "flash q5_0": (3, Settings("Q5_0", "Q4_0", flash_attn=True)),
 }  # fmt: skip
 
 
@@ -165,6 +167,17 @@ def test_a_fault_in_a_decode_step_is_named(asked, small_model, tmp_path):
         result = compare(path, candidate=wrong, **how)  # and what was computed from the right values follows
         assert result.first_divergence.tap == name
         assert len(result.wrong) <= 2
+
+
+@pytest.mark.parametrize("tokens", [(5,), (5, 9)], ids=["one token", "as many tokens as heads"])
+@pytest.mark.parametrize("name", ["llama", "moe", "gemma2", "deepseek2-old", "deepseek2"])
+def test_what_the_engine_calls_a_tap_the_graph_does(name, tokens, small_model, tmp_path):
+    """A trace that was recorded for the reference engine has the graph's axes too."""
+    path = small_model(name, "Q8_0")
+    trace = recorded(path, tmp_path / "t.safetensors", tokens=tokens)
+    result = compare(path, candidate=trace, engine="graph")
+    assert result.verdict == "match", result.summary
+    assert len(result.rows) == len(trace)
 
 
 def test_rows_of_a_quantized_cache_are_rounded(small_model, tmp_path):

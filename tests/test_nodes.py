@@ -46,6 +46,7 @@ def test_every_node_of_small_models_is_right(name, kind, small_model):
 SETTINGS = {
     "f16 cache": (Settings("F16", "F16"), 1e-11), "q8_0 cache": (Settings("Q8_0", "F32"), 1e-11),
     "flash attention": (Settings(flash_attn=True), 1e-7), "repacked": (Settings(repack=True), 1e-11),
+    "q5_0 K": (Settings("Q5_0", "F16"), 1e-11), "q4_0 cache": (Settings("Q4_0", "Q4_0", flash_attn=True), 1e-7),
 }  # fmt: skip
 
 

@@ -36,7 +36,7 @@ class Subgraph:
             self.right.update(self._run(case, {}, everything=True))
         node = self.nodes[-1]
         x = self._altered(case) if self.altered else self.right[node.number]
-        x, known = x.reshape(-1, *tap_shape(node)), taps.parse(case.tap.name)
+        x, known = x.reshape(-1, *tap_shape(node, len(self.engine.graph.tokens))), taps.parse(case.tap.name)
         return x[..., : len(case.run.tokens)] if known is not None and known.causal else x
 
     def _altered(self, case: Case) -> Array:
@@ -105,7 +105,7 @@ def _recorded(node: GraphNode, case: Case) -> Array | None:
         x = case.values(node.label)
     except NotRecordedError:
         return None
-    shape = tap_shape(node)
+    shape = tap_shape(node, len(case.run.tokens))
     if x.shape[1:] != shape:
         whole = np.zeros((1, *shape), x.dtype)
         whole[..., : x.shape[-1]] = x

@@ -205,7 +205,7 @@ class GraphEngine:
 
     def _tapped(self, node: GraphNode, x: Array, tap: Any) -> Array:
         """What a tap returns, in the node's shape; keys beyond the tokens are padding that no tap sees."""
-        shaped = x.reshape(len(x), *tap_shape(node))
+        shaped = x.reshape(len(x), *tap_shape(node, len(self.graph.tokens)))
         known = taps.parse(str(node.label))
         if known is None or not known.causal:
             return np.asarray(tap(node.label, shaped)).reshape(-1, *node.shape)
@@ -362,16 +362,21 @@ class GraphEngine:
                 values[view.number] = np.array(_window(memory, view.shape, view.view[1]))
 
 
-def tap_shape(node: GraphNode) -> tuple[int, ...]:
-    """A node's axes as a tap has them."""
-    return tap_axes(str(node.label), node.shape)
+def tap_shape(node: GraphNode, n_tokens: int) -> tuple[int, ...]:
+    """A node's axes as a tap has them, in a graph of so many tokens."""
+    return tap_axes(str(node.label), node.shape, n_tokens)
 
 
-def tap_axes(label: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """ggml's axes without ones at the outer end: two at least, three where there are heads, queries and keys."""
+def tap_axes(label: str, shape: tuple[int, ...], n_tokens: int) -> tuple[int, ...]:
+    """ggml's axes without ones at the outer end: two at least, three where heads are before tokens.
+
+    A one that is the only token stays.
+    """
     known = taps.parse(label)
-    least = 3 if known is not None and known.causal else 2
-    while len(shape) > least and shape[0] == 1:
+    heads_first = known is not None and known.row_axis == 1
+    while len(shape) > (3 if heads_first else 2) and shape[0] == 1:
+        if n_tokens == 1 and not heads_first and shape[1] != 1:
+            break
         shape = shape[1:]
     return shape
 

@@ -178,7 +178,7 @@ class Alignment:
     def shapes(self) -> dict[str, tuple[tuple[int, ...], int | None]]:
         """Tap -> its axes in the graph of all tokens, and which of them runs over tokens."""
         every = ((number, label, tuple(self._nodes[number]["shape"])) for number, label in self.labels.items())
-        return {label: (tap_axes(label, shape), self.rows[number]) for number, label, shape in every}
+        return {label: (tap_axes(label, shape, self.graph.rows), self.rows[number]) for number, label, shape in every}
 
     def _found(self, one: GraphRecorder) -> dict[int, tuple[int, dict[str, Any]]]:
         """The graph's taps that a pass has: number -> place and node in the pass."""
@@ -190,8 +190,10 @@ class Alignment:
     def _axis(self, number: int, shapes: Sequence[tuple[int, ...]]) -> int | None:
         """The first of a tap's axes that has as many rows as each pass has tokens, where the others are the same."""
         label, whole = self.labels[number], tuple(self._nodes[number]["shape"])
-        lead, causal = len(whole) - len(tap_axes(label, whole)), _causal(label)
-        for axis in (lead + 1,) if causal else (lead, lead + 1):
+        lead, causal = len(whole) - len(tap_axes(label, whole, self.graph.rows)), _causal(label)
+        tap = taps.parse(label)
+        likely = lead + (tap.row_axis if tap is not None else 0)
+        for axis in (likely,) if causal else (likely, lead, lead + 1):
             wanted = [(*whole[:axis], one.rows, *whole[axis + 1 :]) for one in self.passes]
             same = all(_alike(want, have, causal) for want, have in zip(wanted, shapes, strict=False))
             if whole[axis] == self.graph.rows and same:

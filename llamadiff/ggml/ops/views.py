@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llamadiff.arithmetic import round_bf16, round_f16, round_q8_0
+from llamadiff.arithmetic import round_bf16, round_f16, round_q4_0, round_q5_0, round_q8_0
 from llamadiff.ggml.op import Array, Op, op
 
 
@@ -17,11 +17,16 @@ def _as_whole(x: Array) -> Array:
     return np.asarray(x, np.int32) if x.dtype.kind != "f" else np.trunc(x).astype(np.int32)
 
 
-_KEPT = {"f32": _as_float, "i32": _as_whole, "f16": round_f16, "bf16": round_bf16, "q8_0": round_q8_0}
+_KEPT = {
+    "f32": _as_float, "i32": _as_whole, "i64": _as_whole, "f16": round_f16, "bf16": round_bf16,
+    "q8_0": round_q8_0, "q5_0": round_q5_0, "q4_0": round_q4_0,
+}  # fmt: skip
 
 
-def kept_as(x: Array, kind: str) -> Array:
-    """Values once they are stored in a type."""
+def kept_as(x: Array, kind: str, was: str = "f32") -> Array:
+    """Values once they are stored in a type. Raises ValueError for one whose rounding is not known."""
+    if kind not in _KEPT and kind != was:
+        raise ValueError(f"no rounding from {was} to {kind}")
     return _KEPT[kind](x) if kind in _KEPT else x
 
 
@@ -29,7 +34,7 @@ def kept_as(x: Array, kind: str) -> Array:
 def copy(n: Op) -> Array:
     """The same values in the same order, in the result's shape and type (ggml_compute_forward_dup)."""
     x = n.x()
-    return kept_as(np.ascontiguousarray(x).reshape(*x.shape[:-4], *n.shape), n.kind)
+    return kept_as(np.ascontiguousarray(x).reshape(*x.shape[:-4], *n.shape), n.kind, n.source_kind())
 
 
 @op("VIEW")
