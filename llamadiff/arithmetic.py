@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import gguf
 import numpy as np
-from gguf.quants import dequantize, quantize
 from llamaref import ops
 from llamaref.config import Rope
+from llamaref.weights import requantized
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -51,17 +50,12 @@ def round_q8_0(x: Array) -> Array:
 
 def round_q4_0(x: Array) -> Array:
     """Through Q4_0 as gguf-py makes it, bit for bit as ggml: blocks of 32, eight steps below zero and seven above."""
-    return _through(gguf.GGMLQuantizationType.Q4_0, x)
+    return requantized("Q4_0", x)
 
 
 def round_q5_0(x: Array) -> Array:
     """The same through Q5_0: sixteen steps below zero and fifteen above."""
-    return _through(gguf.GGMLQuantizationType.Q5_0, x)
-
-
-def _through(kind: gguf.GGMLQuantizationType, x: Array) -> Array:
-    rows = np.ascontiguousarray(x, np.float32).reshape(1, -1)
-    return np.asarray(dequantize(quantize(rows, kind), kind).reshape(x.shape), x.dtype)
+    return requantized("Q5_0", x)
 
 
 def q8_1_sums(x: Array) -> Array:

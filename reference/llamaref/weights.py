@@ -15,7 +15,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from llamaref.errors import ModelError
@@ -194,6 +194,13 @@ def block_sizes(kind: str) -> tuple[int, int]:
 def type_number(kind: str) -> int:
     """ggml's number of a type; KeyError for an unknown name."""
     return int(gguf.GGMLQuantizationType[kind.upper()])
+
+
+def requantized(kind: str, x: Array) -> Array:
+    """Values through the blocks of a type, as gguf-py makes them and reads them back."""
+    to = gguf.GGMLQuantizationType[kind]
+    rows = np.ascontiguousarray(x, np.float32).reshape(1, -1)
+    return np.asarray(dequantize(quantize(rows, to), to).reshape(x.shape), x.dtype)
 
 
 def decode(kind: str, rows: Array) -> Array:
