@@ -13,22 +13,6 @@ from llamadiff.model import Model, ModelFile
 
 
 def request_for(
-    model: Model,
-    prompt: str | None,
-    tokens: Sequence[int],
-    chat: bool,
-    n_predict: int,
-    output: Path,
-    patterns: Sequence[str],
-    layers: range | None,
-    settings: Settings | None,
-) -> Request:
-    """The capture that a user's words ask for. Raises UserError for words that ask for nothing, or for two things."""
-    request = text_request(model, prompt, tokens, chat, n_predict, output, settings)
-    return replace(request, wanted=_wanted(model, patterns, layers), scores=bool(patterns))
-
-
-def graph_request_for(
     model: ModelFile,
     prompt: str | None,
     tokens: Sequence[int],
@@ -39,9 +23,14 @@ def graph_request_for(
     layers: range | None,
     settings: Settings | None,
 ) -> Request:
-    """The same, of a run that sees llama.cpp's graph: which taps there are is found out when it runs."""
-    _check_layers(layers, model.describe("")["layers"])
+    """The capture that a user's words ask for. Raises UserError for words that ask for nothing, or for two things.
+
+    Of a model that no engine has opened, which taps there are is found out when llama.cpp runs.
+    """
     request = text_request(model, prompt, tokens, chat, n_predict, output, settings)
+    _check_layers(layers, model.describe("")["layers"])
+    if isinstance(model, Model):
+        return replace(request, wanted=_wanted(model, patterns, layers), scores=bool(patterns))
     bounds = None if layers is None else (layers.start, layers.stop)
     return replace(request, patterns=tuple(patterns), layers=bounds)
 
@@ -84,7 +73,6 @@ def _is_unicode(text: str) -> bool:
 
 def _wanted(model: Model, patterns: Sequence[str], layers: range | None) -> tuple[str, ...]:
     """The taps that are asked for. Raises UserError for a pattern that no tap fits, and for layers it has not."""
-    _check_layers(layers, model.n_layer)
     for pattern in patterns:
         if not any(taps.selected(tap.name, tap.layer, [pattern], None) for tap in model.taps):
             raise UserError(f"no tap fits --taps {pattern}; llamadiff taps {model.path.name} lists them")

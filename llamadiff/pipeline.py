@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff import limits, sentence
 from llamadiff.admission import check_runnable, check_same_run
-from llamadiff.asking import graph_request_for, request_for, text_request
+from llamadiff.asking import request_for, text_request
 from llamadiff.comparison import (
     GRAPH,
     Comparison,
@@ -97,7 +97,7 @@ def compare(
         keep = folder / "engine.safetensors" if save is not None else None
         if opened is None:
             stack.enter_context(after_what_the_engine_said(file, used))
-            request = graph_request_for(file, prompt, tokens, chat, n_predict, output, patterns, layers, settings)
+            request = request_for(file, prompt, tokens, chat, n_predict, output, patterns, layers, settings)
             if candidate is None:
                 result = _checked_graph(file, request, rules, progress, child)
                 if keep is not None:
@@ -170,7 +170,7 @@ def record(
         if opened is not None:
             return capture(request_for(opened, *words), progress, child)
         with after_what_the_engine_said(file, used):
-            return by_its_graph(model, graph_request_for(file, *words), progress, child)[1]
+            return by_its_graph(model, request_for(file, *words), progress, child)[1]
 
 
 def list_nodes(model: str | Path, n_tokens: int) -> tuple[NodeCheck, ...]:
