@@ -84,7 +84,8 @@ class ModelFile:
         sizes = {name: _largest(self.hyper_parameter(key)) for name, key in counts.items()}
         embedding = "token_embd.weight"
         return {
-            "file": self.path.name, "sha256": self.sha256 if sha256 is None else sha256, "architecture": self.architecture,
+            "file": self.path.name, "sha256": self.sha256 if sha256 is None else sha256,
+            "architecture": self.architecture,
             **sizes, "kv_heads": sizes["kv_heads"] or sizes["heads"],
             "vocab": self.weights.shape(embedding)[0] if embedding in self.weights else 0,
             "weight_types": dict(types.most_common()),
