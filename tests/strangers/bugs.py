@@ -1,0 +1,2 @@
+from strangers.engine import Bug
+BUGS: dict[str, Bug] = {}
