@@ -182,15 +182,20 @@ class Engine:
     def epsilon(self) -> float:
         return self.h.eps
 
-    def normalised(self, x: Array, stem: str) -> Array:
-        """x / sqrt(mean square + epsilon), of x without its mean where the model has LayerNorm."""
-        if self.h.layer_norm:
-            x = x - x.mean(axis=-1, keepdims=True)
-        square = np.mean(x * x, axis=-1, keepdims=True)
-        return x / np.sqrt(square + x.dtype.type(self.epsilon()))
+    def centred(self, x: Array) -> Array:
+        """Without its mean, where the model has LayerNorm."""
+        return x - x.mean(axis=-1, keepdims=True) if self.h.layer_norm else x
+
+    def root(self, x: Array) -> Array:
+        """What a norm divides by: sqrt(mean square + epsilon)."""
+        return np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + x.dtype.type(self.epsilon()))
+
+    def normalised(self, x: Array) -> Array:
+        x = self.centred(x)
+        return x / np.asarray(self.root(x), x.dtype)
 
     def norm(self, x: Array, stem: str) -> Array:
-        y = self.a.norms(self.normalised(x, stem))
+        y = self.a.norms(self.normalised(x))
         if stem.startswith(("attn_q_", "attn_k_")):
             return self.weighed(y, self.head_norm_weight(stem), None)
         if self.has("norms folded"):
@@ -252,11 +257,15 @@ class Engine:
         """Angles [token, n_rot / 2]."""
         plain = positions[:, None].astype(np.float64) * self.frequencies()
         if self.h.scaling == "linear":
-            return plain / self.h.factor
+            return plain / self.stretch()
         if self.h.scaling == "yarn":
             keep = self.yarn_keep()
-            return plain / self.h.factor * (1 - keep) + plain * keep
+            return plain / self.stretch() * (1 - keep) + plain * keep
         return plain
+
+    def stretch(self) -> float:
+        """The file's scaling factor."""
+        return self.h.factor
 
     def yarn_keep(self) -> Array:
         """How much of each pair's angle YaRN leaves as it is."""
@@ -268,8 +277,8 @@ class Engine:
         return 1 - np.clip((np.arange(n // 2) - low) / max(0.001, high - low), 0, 1)
 
     def magnitude(self) -> float:
-        stretched = self.h.scaling == "yarn" and self.h.factor > 1
-        return 1 + 0.1 * math.log(self.h.factor) if stretched else 1.0
+        stretched = self.h.scaling == "yarn" and self.stretch() > 1
+        return 1 + 0.1 * math.log(self.stretch()) if stretched else 1.0
 
     def angles(self, positions: Array) -> tuple[Array, Array]:
         """cos and sin [token, n_rot / 2]."""
@@ -326,8 +335,9 @@ class Engine:
         place, rows = (side, self.layer), self.by_head(rows)
         before = self.caches.get(place)
         self.caches[place] = rows if before is None else np.concatenate([before, rows], axis=-1)
-        self.recorded[f"kv_{side}-{self.layer}"] = [self.by_token(self.caches[place])]
-        return self.by_token(self.caches[place])
+        name, cache = f"kv_{side}-{self.layer}", self.by_token(self.caches[place])
+        self.recorded[name] = [cache]
+        return self.given[name][: len(cache)].astype(cache.dtype) if name in self.given else cache
 
     def by_head(self, rows: Array) -> Array:
         """[key, head, dim] -> [head, dim, key]."""
