@@ -159,7 +159,7 @@ class Allowance:
 
     @property
     def _width(self) -> int:
-        return self.right.size // max(1, self.right.shape[0])
+        return int(self.right.size // max(1, self.right.shape[0]))
 
     def _value(self, some: slice) -> Array:
         """The largest error of each value of some rows."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llamadiff import arithmetic, fit, limits, metrics, taps
 from llamadiff.allowance import WHOLE, Allowance, Sample
-from llamadiff.lanes import ANGLES, F32, FREE, FREE_NATIVE, GELU, Lane, Source, rounding_type
+from llamadiff.lanes import ANGLES, F32, FREE, FREE_NATIVE, GELU, JITTER, READ, READ_SHAKEN, Lane, Source, rounding_type
 from llamadiff.profile import Profile, profile, rotations
 
 Array = NDArray[Any]
@@ -130,7 +130,7 @@ class Judge:
         recorded = seen.values(source.name, source, ranked=True)
         errors, reference = [right.errors(recorded) for right in values], values[0].reference()
         best = [fit.nearest([error[phase] for error in errors], reference[phase]) for phase in self._phases]
-        label = rounding_type(lanes[best[-1]].policy, self._kind(tap), source.stored)
+        label = rounding_type(lanes[best[-1]].policy, self._kind(tap), source.stored, source.reading)
         expected, match = seen.in_phases([lanes[k] for k in best], self._phases, source), self._match(tap, label)
         per_row, reference = expected.errors(recorded), expected.reference()
         largest, worst = metrics.worst_of(recorded, expected)
@@ -221,13 +221,15 @@ class Judge:
         shows that one's own rounding: another way of doing it differs by a small part of that. Over a span of
         unrecorded ops rounding is chaotic, and may differ by all of it.
         """
-        exact, *others = (seen.lane(lane, source, ranked=True) for lane in seen.lanes_of(source) if not lane.shaken)
-        samples = [
-            Sample(SHAKEN if source.precision != F32 else SHAKEN_F32, seen.lane(lane, source, ranked=True), exact)
-            for lane in seen.lanes_of(source) if lane.shaken
-        ]  # fmt: skip
+        made = {lane.policy: seen.lane(lane, source, ranked=True) for lane in seen.lanes_of(source)}
+        exact, samples = next(iter(made.values())), []
+        if JITTER in made:
+            samples.append(Sample(SHAKEN if source.precision != F32 else SHAKEN_F32, made[JITTER], exact))
+        if READ_SHAKEN in made:
+            samples.append(Sample(SHAKEN, made[READ_SHAKEN], made[READ]))
         if not span:
             return [*samples, Sample(VARIANT, expected, exact)]
+        others = [values for policy, values in made.items() if policy not in (JITTER, F32)]
         rounded = self._rounding_of_span(seen.values(source.name, source, ranked=True), expected, exact, others, match)
         return samples if rounded is None else [*samples, Sample(SHAKEN, rounded, exact)]
 
