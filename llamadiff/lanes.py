@@ -123,7 +123,8 @@ def rounding_type(
 ) -> str:
     """The type that activations are rounded to before a product with weights (or a cache) of type ``kind``.
 
-    ``reading``: what policy READ does. Also what makes RoPE's angles (``kind`` ANGLES), and what GELU's argument and value are rounded to (GELU).
+    ``reading``: what policy READ does. Also what makes RoPE's angles (``kind`` ANGLES), and what GELU's argument and
+    value are rounded to (GELU).
     """
     if kind == ANGLES:
         return GGML_ANGLES if policy == NATIVE else "F32"

@@ -53,7 +53,8 @@ def run_passes(
 ) -> Passes:
     """Run the engine with every lane that the question needs; ``keep``: a trace file for the whole free run.
 
-    ``reading``: roundings that were read back from the candidate. Raises UserError for a trace that does not fit the model.
+    ``reading``: roundings that were read back from the candidate. Raises UserError for a trace that does not fit the
+    model.
     """
     kinds = set(model.weight_types.values())
     # LongRoPE goes by the room there is: for the beginning of a prompt it is that of the whole

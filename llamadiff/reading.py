@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import fit, limits
+from llamadiff import limits
 from llamadiff.diagnose.attention import Scores, Values
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.diagnosis import Scene, case_of
@@ -29,15 +29,18 @@ from llamadiff.rounding import BLOCKS, LEVELS, OWN, Rounding, steps
 from llamadiff.taps import Tap
 
 Array = NDArray[Any]
+Looks = dict[int, tuple[float, float]]  # what shares a step -> the largest movement over the rms, and the rms in steps
 
 EVEN = 8.0  # the largest movement over their rms: sqrt(3) of a rounding, up to this where roundings add up
 EIGHT_BITS = 1.25  # steps of 8 bits that activations may be moved by at most: 1 where values are cut off
 FOUR_BITS = LEVELS / 7 * EIGHT_BITS  # the same of a cache, which may have 4
 FLOATING = 2.0**-6  # of a value: sums and values of 16 bits are moved by less
+SUMMED = EVEN * 2.0**-7  # the same where an error is a sum of many
 LEFT = 0.05  # of the error, that the movement of inputs may leave unexplained
 STEADY = 0.8  # of the movement, that one factor or one vector may explain: more is no rounding
 MOST_WORK = 1e11  # multiplications of one least squares
 READ = 4  # taps of a kind that are read
+NEAR = 0.1  # of float32's error, that another arithmetic leaves where the engine's is a variant of it
 AGREE = 3.0  # sizes of one rounding, read at several taps, differ by less
 CACHED = {"kq": "cache_k", "kqv_out": "cache_v"}  # products of attention -> what they read
 KEPT = {"kv_k": "kept_k", "kv_v": "kept_v"}  # caches -> their rows on the way into them
@@ -56,23 +59,26 @@ class Reading:
         return {kind: rounding for kind, rounding in self.roundings.items() if rounding.size}
 
 
-def _like_rounding(d: Array, x: Array, base: str, most: float = EIGHT_BITS) -> Rounding | None:
-    """The rounding that a movement d of values x [token, n] looks like, if any: bounded, even, no factor, no vector."""
+def _like_rounding(d: Array, x: Array, most: float = EIGHT_BITS) -> Looks:
+    """The roundings that a movement d of values x [token, n] looks like: bounded, even, no factor, no vector."""
     if not np.isfinite(d).all() or not d.any() or _is_steady(d, x):
-        return None
+        return {}
     blocks = [block for block in BLOCKS if block <= 0 or x.shape[-1] % block == 0]
-    return _evenest(base, most, ((block, np.abs(d), steps(x, block)) for block in blocks))
+    return _even(most, ((block, np.abs(d), steps(x, block)) for block in blocks))
 
 
-def _evenest(base: str, most: float, movements: Iterable[tuple[int, Array, Array]]) -> Rounding | None:
-    """Of movements in several steps (block, movement, its steps), the evenest that is no larger than rounding is."""
-    found = []
+def _even(most: float, movements: Iterable[tuple[int, Array, Array]], own: float = FLOATING) -> Looks:
+    """Of movements in several steps (block, movement, its steps), those that are even and no larger than rounding is.
+
+    ``most``: how many steps rounding may move a value by; ``own``: the part of a value, where that is its own step.
+    """
+    found: Looks = {}
     for block, moved, step in movements:
         in_steps = moved[step > 0] / step[step > 0]
         size, peak = float(np.sqrt(np.mean(in_steps**2))), float(in_steps.max())
-        if peak <= min(FLOATING if block == OWN else most, EVEN * size):
-            found.append((peak / size, Rounding(base, block, size)))
-    return min(found, key=lambda pair: pair[0])[1] if found else None
+        if 0 < peak <= min(own if block == OWN else most, EVEN * size):
+            found[block] = peak / size, size
+    return found
 
 
 def _is_steady(d: Array, x: Array) -> bool:
@@ -135,40 +141,41 @@ def _is_determined(case: Case) -> bool:
     return bool(out >= n)
 
 
-def _agreed(found: Sequence[Rounding | None]) -> Rounding | None:
-    """What most of the readings say."""
-    some = [rounding for rounding in found if rounding is not None]
-    if not found or len(some) < MOSTLY * len(found):
+def _agreed(found: Sequence[tuple[str, Looks]]) -> Rounding | None:
+    """What most of the readings allow, in the steps in which it is evenest."""
+    bases = Counter(base for base, looks in found if looks)
+    blocks = Counter(block for _, looks in found for block in looks)
+    likely = [block for block, count in blocks.items() if count >= MOSTLY * len(found)]
+    if not likely:
         return None
-    (base, block), count = Counter((rounding.base, rounding.block) for rounding in some).most_common(1)[0]
-    alike = [rounding.size for rounding in some if (rounding.base, rounding.block) == (base, block)]
-    if count < MOSTLY * len(some) or max(alike) > AGREE * min(alike):
-        return None
-    return Rounding(base, block, max(alike))
+    alike = {block: [looks[block] for _, looks in found if block in looks] for block in likely}
+    best = min(likely, key=lambda block: float(np.mean([ratio for ratio, _ in alike[block]])))
+    sizes = [size for _, size in alike[best]]
+    return Rounding(bases.most_common(1)[0][0], best, max(sizes)) if max(sizes) <= AGREE * min(sizes) else None
 
 
-def _read(candidate: Beyond, clock: Clock) -> Rounding | None:
-    """The rounding of one tap's operands; None where a known bug explains it, or it is none."""
-    case, local = candidate.case, candidate.local
+def _read(beyond: Beyond, clock: Clock) -> tuple[str, Looks]:
+    """What is known of one tap's rounding, and what the rest looks like; nothing where a known bug explains it."""
+    case, local = beyond.case, beyond.local
     try:
         recipe = recipe_of(case)
         base, error = _nearest(case, recipe)
     except NotRecordedError:
-        return None
-    found = _looks(case, recipe, error, base)
-    if found is None or search(case, local.nmse, clock, pairs=False).fits:
-        return None
-    return found
+        return "F32", {}
+    looks = _looks(case, recipe, error)
+    if looks and search(case, local.nmse, clock, pairs=False).fits:
+        return base, {}
+    return base, looks
 
 
 def _nearest(case: Case, recipe: Any) -> tuple[str, Array]:
-    """The known arithmetic that comes nearest, and what it leaves [token, ...]."""
+    """The known arithmetic that comes near, float32 where none does, and what it leaves [token, ...]."""
     assert case.recorded is not None
     results = np.asarray(recipe.compute(case), np.float64)
     errors = [np.asarray(case.recorded, np.float64).reshape(y.shape) - y for y in results]
-    sums = [(error.reshape(len(error), -1) ** 2).sum(axis=1) for error in errors]
-    sizes = (results[0].reshape(len(results[0]), -1) ** 2).sum(axis=1)
-    best = fit.nearest(sums, sizes)
+    sums = [float((error**2).sum()) for error in errors]
+    best = int(np.argmin(sums))
+    best = best if sums[best] <= NEAR * sums[0] else 0
     policy, stored = case.carrier.ways[best]
     return rounding_type(policy, kind_of(case.tap, case.run.model) or "F32", stored), errors[best]
 
@@ -180,19 +187,19 @@ def kind_of(tap: Tap, model: Runnable) -> str | None:
     return CACHED.get(tap.kind.word) or model.weight_types.get(tap.name)
 
 
-def _looks(case: Case, recipe: Any, error: Array, base: str) -> Rounding | None:
-    """The rounding of operands that an error looks like, if any."""
+def _looks(case: Case, recipe: Any, error: Array) -> Looks:
+    """The roundings of operands that an error looks like."""
     if isinstance(recipe, Product):
-        return _of_product(case, recipe, error, base) if recipe.chosen is None else None
+        return _of_product(case, recipe, error) if recipe.chosen is None else {}
     if isinstance(recipe, Scores):
-        return _of_scores(case, recipe, error, base)
+        return _of_scores(case, recipe, error)
     if isinstance(recipe, Values):
-        return _of_values(recipe, error, base)
+        return _of_values(recipe, error)
     kept = np.asarray(recipe.compute(case)[0], np.float64) if case.tap.kind.word in KEPT else None
-    return None if kept is None else _like_rounding(error, kept, base, FOUR_BITS)
+    return {} if kept is None else _like_rounding(error, kept, FOUR_BITS)
 
 
-def _of_product(case: Case, product: Product, error: Array, base: str) -> Rounding | None:
+def _of_product(case: Case, product: Product, error: Array) -> Looks:
     """Of a product's inputs; if these cannot have been moved so, of every term of its sums."""
     x = np.asarray(product.x[0], np.float64)
     error = error.reshape(len(x), -1)
@@ -203,39 +210,39 @@ def _of_product(case: Case, product: Product, error: Array, base: str) -> Roundi
     if out >= n and out * n * n <= MOST_WORK:
         d = np.linalg.lstsq(w, error.T, rcond=None)[0].T
         left = error - d @ w.T
-        found = _like_rounding(d, x, base)
-        if found is not None and float((left * left).sum()) <= LEFT * float((error * error).sum()):
+        found = _like_rounding(d, x)
+        if found and float((left * left).sum()) <= LEFT * float((error * error).sum()):
             return found
     terms, result = np.sqrt((x * x) @ (w * w).T), x @ w.T
-    return None if _is_steady(error, result) else _evenest(base, 0.0, [(OWN, np.abs(error), terms)])
+    return {} if _is_steady(error, result) else _even(0.0, [(OWN, np.abs(error), terms)], SUMMED)
 
 
-def _of_scores(case: Case, recipe: Scores, error: Array, base: str) -> Rounding | None:
+def _of_scores(case: Case, recipe: Scores, error: Array) -> Looks:
     """Of Q and K, before their product."""
     q, k = np.asarray(recipe.q[0], np.float64), np.asarray(recipe.rows[0][:, recipe.reads], np.float64)
     seen = case.run.positions[None, :] <= case.run.positions[:, None]
     right = np.where(seen, np.einsum("thd,shd->hts", q, k), 0.0)
     error = np.where(seen, error, 0.0)
     if _is_steady(error.transpose(1, 0, 2).reshape(len(seen), -1), right.transpose(1, 0, 2).reshape(len(seen), -1)):
-        return None
+        return {}
 
     def spread(block: int) -> Array:
         dq, dk = steps(q, block), steps(k, block)
         moved = np.einsum("thd,shd->hts", q * q, dk * dk) + np.einsum("thd,shd->hts", dq * dq, k * k)
         return np.where(seen, np.sqrt(moved), 0.0)
 
-    return _evenest(base, EVEN * FOUR_BITS, ((block, np.abs(error), spread(block)) for block in BLOCKS))
+    return _even(EVEN * FOUR_BITS, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED)
 
 
-def _of_values(recipe: Values, error: Array, base: str) -> Rounding | None:
+def _of_values(recipe: Values, error: Array) -> Looks:
     """Of V, before it is weighed."""
     p, v = np.asarray(recipe.probs[0], np.float64), np.asarray(recipe.rows[0][:, recipe.reads], np.float64)
     right = np.einsum("hts,shd->thd", p, v)
     error = error.reshape(right.shape)
     if _is_steady(error.reshape(len(error), -1), right.reshape(len(right), -1)):
-        return None
+        return {}
 
     def spread(block: int) -> Array:
         return np.asarray(np.sqrt(np.einsum("hts,shd->thd", p * p, steps(v, block) ** 2)))
 
-    return _evenest(base, EVEN * FOUR_BITS, ((block, np.abs(error), spread(block)) for block in BLOCKS))
+    return _even(EVEN * FOUR_BITS, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED)
