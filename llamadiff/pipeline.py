@@ -326,8 +326,7 @@ def _read(model: Runnable, passes: Passes, seconds: float, progress: Progress) -
     if not isinstance(model, Model):
         return {}
     with threadpool_limits(1, "blas"):
-        found = read(_scene(model, passes, "candidate", seconds, False, progress), passes.findings)
-    return found.roundings if found is not None else {}
+        return read(_scene(model, passes, "candidate", seconds, False, progress), passes.findings)
 
 
 def _scene(
