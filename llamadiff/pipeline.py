@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 from llamadiff import limits, sentence
 from llamadiff.admission import check_runnable, check_same_run
 from llamadiff.asking import request_for, text_request
+from llamadiff.choices import Choice, suspected, without
 from llamadiff.comparison import (
     GRAPH,
     Comparison,
@@ -264,6 +265,9 @@ def judge(
     checks = preflight(model, candidate) if candidate is not None else ()
     started = time.perf_counter()
     passes = run_passes(model, baseline, candidate, rules, keep, progress)
+    choices: Sequence[Choice] = ()
+    if candidate is not None and isinstance(model, Model):
+        choices, candidate, passes = _with_choices(model, baseline, candidate, passes, rules, progress)
     under_test = "baseline" if candidate is None else "candidate"
     reading: Mapping[str, Rounding] = {}
     if candidate is not None:
@@ -319,6 +323,22 @@ def _diagnosed(
     """The causes of what is wrong."""
     with threadpool_limits(1, "blas"):
         return why(_scene(model, passes, under_test, seconds, thorough, progress), passes.findings)
+
+
+def _with_choices(
+    model: Model, baseline: Trace, candidate: Trace, passes: Passes, rules: Sequence[limits.Rule], progress: Progress
+) -> tuple[Sequence[Choice], Trace, Passes]:
+    """The legal choices that explain what looks wrong, the candidate without them, and what passes over it find."""
+    wrong = passes.wrong("candidate")
+    found = suspected(model, baseline, candidate, {tap.kind.word for tap in wrong.values()})
+    for choices in (found, *([choice] for choice in found if len(found) > 1)):
+        if choices:
+            plain = without(choices, model, candidate)
+            again = run_passes(model, baseline, plain, rules, None, progress)
+            if again.wrong("candidate").keys() < wrong.keys():
+                more, plain, again = _with_choices(model, baseline, plain, again, rules, progress)
+                return [*choices, *more], plain, again
+    return (), candidate, passes
 
 
 def _read(model: Runnable, passes: Passes, seconds: float, progress: Progress) -> Mapping[str, Rounding]:
