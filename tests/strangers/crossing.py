@@ -150,7 +150,7 @@ class Outcome:
     def missed(self) -> str | None:
         """A tap that should have been the first to be called wrong, at the latest."""
         names = [row.tap for row in self.comparison.rows]
-        if self.due is None or self.first and names.index(self.first.tap) <= names.index(self.due.tap):
+        if self.due is None or (self.first and names.index(self.first.tap) <= names.index(self.due.tap)):
             return None
         return self.due.tap
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class Engine:
         self.recorded, self.caches = {}, {}
         edges = [0, *range(self.n_prefill, len(tokens) + 1)]
         with np.errstate(all="ignore"):
-            for start, stop in zip(edges, edges[1:], strict=False):
+            for start, stop in pairwise(edges):
                 self.seen, self.start = {}, start
                 self.forward(np.asarray(tokens[start:stop]))
         return {name: self._joined(name, parts) for name, parts in self.recorded.items()}
@@ -125,13 +126,11 @@ class Engine:
         return self.file[self.name(stem)]
 
     def bias(self, stem: str) -> Array | None:
-        name = self.name(stem, "bias")
-        return self.file[name] if name in self.file else None
+        return self.file.tensors.get(self.name(stem, "bias"))
 
     def factor(self, stem: str) -> Array | None:
         """The weight's own scale, which attention and llama's FFN have."""
-        name = self.name(stem, "scale")
-        return self.file[name] if name in self.file else None
+        return self.file.tensors.get(self.name(stem, "scale"))
 
     def norm_weight(self, stem: str) -> Array:
         return self.file[self.name(stem)]
@@ -432,7 +431,8 @@ class Engine:
     def forward(self, tokens: Array) -> Array:
         self.layer = 0
         x = self.tap("embd", self.embed(tokens), layered=False)
-        for self.layer in range(self.h.layers):
+        for layer in range(self.h.layers):
+            self.layer = layer
             x = self.block(x)
         y = self.tap("result_norm", self.norm(x, "output_norm"), layered=False)
         return self.tap("result_output", self.a.logits(self.head(y)), layered=False)
