@@ -500,7 +500,8 @@ class Engine:
         return np.take_along_axis(probs, chosen, axis=-1)
 
     def summing_to_one(self, weights: Array) -> Array:
-        return weights / weights.sum(axis=-1, keepdims=True)
+        least = weights.dtype.type(2.0**-14)  # as llama.cpp, where scores went wrong
+        return weights / np.maximum(weights.sum(axis=-1, keepdims=True), least)
 
     def experts(self, x: Array, stem: str, chosen: Array) -> Array:
         """Every token's product with its experts' matrices: [token, used, in] -> [token, used, out]."""
