@@ -162,8 +162,11 @@ class Outcome:
 
     @property
     def misnamed(self) -> bool:
+        """Whether a bug that is found at its tap is called by other bugs' names alone."""
         injection = self.case.injection
-        return bool(self.causes) and injection is not None and injection.cause not in self.causes
+        if injection is None or self.first is None or self.first.tap not in self.faulty or not self.causes:
+            return False
+        return injection.cause not in {name for cause in self.causes for name in cause.split(" + ")}
 
 
 def hides(row: Row) -> float:

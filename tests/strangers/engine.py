@@ -74,7 +74,7 @@ class Engine:
         return {name: self._joined(name, parts) for name, parts in self.recorded.items()}
 
     def _joined(self, name: str, parts: list[Array]) -> Array:
-        axis = int(_is_scores(name))
+        axis = int(is_scores(name))
         if axis:
             room = max(part.shape[2] for part in parts)
             parts = [np.pad(part, ((0, 0), (0, 0), (0, room - part.shape[2]))) for part in parts]
@@ -94,9 +94,9 @@ class Engine:
         return x
 
     def _of_given(self, name: str, x: Array) -> Array:
-        rows = slice(self.start, self.start + x.shape[int(_is_scores(name))])
+        rows = slice(self.start, self.start + x.shape[int(is_scores(name))])
         values = self.given[name]
-        values = values[:, rows, : x.shape[2]] if _is_scores(name) else values[rows]
+        values = values[:, rows, : x.shape[2]] if is_scores(name) else values[rows]
         return values.reshape(x.shape).astype(x.dtype)
 
     def here(self, word: str, layer: int | None = None) -> Array:
@@ -516,6 +516,6 @@ class Engine:
         return (down * weights[..., None]).sum(axis=1)
 
 
-def _is_scores(name: str) -> bool:
+def is_scores(name: str) -> bool:
     """Whether a tap is [head, query, key]."""
     return name.startswith(("kq-", "kq_soft_max-"))

@@ -1,9 +1,9 @@
 """Strangers in C: a model is written flat for them, they are compiled and run, and what they dump is read back.
 
-A model: eleven 32-bit whole numbers (layers, embd, heads, KV heads, dim, ff, vocab, whether RoPE is in pairs, whether Q,
-K and V have biases, whether their heads have norms, tokens), epsilon and RoPE's base in float32, the token ids, then the
-tensors in the order of ``_names``; float32, or matrices as the file's own blocks. A dump: for every tap a line with its
-name and shape, and its values in float32.
+A model: eleven 32-bit whole numbers (layers, embd, heads, KV heads, dim, ff, vocab, whether RoPE is in pairs, whether
+Q, K and V have biases, whether their heads have norms, tokens), epsilon and RoPE's base in float32, the token ids, then
+the tensors in the order of ``_names``; float32, or matrices as the file's own blocks. A dump: for every tap a line with
+its name and shape, and its values in float32.
 """
 
 from __future__ import annotations
