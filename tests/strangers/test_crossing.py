@@ -13,7 +13,10 @@ from strangers.bugs import BUGS
 from strangers.crossing import BY_CAUSE, EVERY_KIND, RIGHT_MODELS, SHAPES, Case, Outcome, applies, judged
 
 MISNAMED = 0.02  # of the bugs that are found, how many may be called by another bug's name
-QUICK_BUGS = 6  # one in so many is crossed in the quick suite
+QUICK_BUGS = 12  # one in so many is crossed in the quick suite
+PARTS = (
+    3  # an arithmetic meets one in so many of the bugs here, and others than its neighbours; all: report.py --bug all
+)
 LENGTHS, DECODES = (12, 5, 24, 12, 1, 40), (0, 4, 0, 4, 0, 0)
 PRECISIONS = ("f32", "f32", "f32", "f16", "bf16")
 
@@ -123,7 +126,8 @@ def test_there_are_enough_right_runs():
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(ARITHMETICS)), ids=lambda number: ARITHMETICS[number].name)
 def test_every_bug_is_found(number: int, tmp_path: Path):
-    outcomes = [judged(case, tmp_path, diagnose=False) for case in _crossed(ARITHMETICS[number], number)]
+    cases = _crossed(ARITHMETICS[number], number)[number % PARTS :: PARTS]
+    outcomes = [judged(case, tmp_path, diagnose=False) for case in cases]
     assert {outcome.case.name: outcome.accused for outcome in outcomes if outcome.accused} == {}
     assert {outcome.case.name: outcome.missed for outcome in outcomes if outcome.missed} == {}
 
