@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamadiff import ending
+from llamadiff.collisions import Named, kept, refuse_collisions, saved
 from llamadiff.errors import UserError
 from llamadiff.options import (
     FAILING,
@@ -76,6 +77,10 @@ def compare(
     with Child() as child, _progress() as progress:
         from llamadiff import pipeline  # takes as long as llama.cpp's process takes to get ready
 
+        refuse_collisions(
+            [*pipeline.compared_files(model, candidate, name_map), *_settings_files(tolerance, tokens_file)],
+            [*saved(save), *_reports(json, csv)],
+        )
         result = pipeline.compare(
             model, prompt, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
             candidate=candidate, name_map=name_map, timeout=timeout, patterns=taps or (), layers=_layer_range(layers),
@@ -97,6 +102,7 @@ def capture(
     """Run llama.cpp alone and keep its trace."""
     from llamadiff import pipeline
 
+    refuse_collisions([("the model", model), *_settings_files(None, tokens_file)], [("--output", output)])
     with _progress() as progress:
         trace = pipeline.record(
             model, output, prompt, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
@@ -116,6 +122,7 @@ def diff(
     """Compare two traces; with --model, judge every op of both."""
     from llamadiff import pipeline
 
+    refuse_collisions(_two_traces(baseline, candidate, model, tolerance), _reports(json, csv))
     with _progress() as progress:
         result = pipeline.diff(baseline, candidate, model, _rules(tolerance), progress=progress)
     _report(result, json, csv)
@@ -133,6 +140,7 @@ def diagnose(
     """Say why the candidate is wrong: every known bug is replayed on what it recorded."""
     from llamadiff import pipeline
 
+    refuse_collisions(_two_traces(baseline, candidate, model, tolerance), _reports(json, None))
     explain = budget if explain_output else 0.0
     with _progress() as progress:
         result = pipeline.diff(baseline, candidate, model, _rules(tolerance), explain=explain, progress=progress)
@@ -151,6 +159,9 @@ def backend(
     """Check every node of llama.cpp's graph on its real inputs: for authors of backends and ports."""
     from llamadiff import pipeline
 
+    refuse_collisions(
+        [("the model", model), *_settings_files(tolerance, tokens_file)], [*kept(keep), *_reports(json, csv)]
+    )
     with _progress() as progress:
         result = pipeline.graph(
             model, prompt, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
@@ -192,7 +203,10 @@ def check(
     """Check recorded llama.cpp traces against the engine; needs no llama.cpp where the engine runs the file."""
     from llamadiff import checking, limits
 
-    results = checking.check_all(paths, model, _rules(tolerance))
+    traces = checking.traces_in(paths)
+    read = [("the model", model), *(("the trace", path) for path in traces), *_settings_files(tolerance, None)]
+    refuse_collisions(read, _reports(json, None))
+    results = checking.check_all(traces, model, _rules(tolerance))
     if json != "-":
         for path, result in results:
             typer.echo(f"{result.verdict.upper():6}  {_shown(path)}: {_shown(result.summary)}")
@@ -241,6 +255,19 @@ def doctor() -> None:
 
     good = listing.print_checks(examination.examine())
     raise typer.Exit(0 if good else 2)
+
+
+def _settings_files(tolerance: Path | None, tokens_file: Path | None) -> list[Named]:
+    return [("the tolerance file", tolerance), ("the tokens file", tokens_file)]
+
+
+def _two_traces(baseline: Path, candidate: Path, model: Path | None, tolerance: Path | None) -> list[Named]:
+    traces = [("the baseline", baseline), ("the candidate", candidate), ("the model", model)]
+    return [*traces, *_settings_files(tolerance, None)]
+
+
+def _reports(json: str | None, csv: str | None) -> list[Named]:
+    return [("--json", json), ("--csv", csv)]
 
 
 def _settings(kv_type: str, flash_attn: bool, gpu_layers: int, repack: bool, threads: int) -> Settings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,9 @@ from threadpoolctl import threadpool_limits
 from llamadiff import limits, sentence
 from llamadiff.admission import check_runnable, check_same_run
 from llamadiff.asking import request_for, text_request
+from llamadiff.candidates.layout import Map, identity_map, load_map
+from llamadiff.candidates.source import Context, Opened
+from llamadiff.collisions import Named, refuse_collisions, saved
 from llamadiff.comparison import (
     GRAPH,
     Comparison,
@@ -33,6 +36,7 @@ from llamadiff.comparison import (
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.diagnose.diagnosis import diagnose as why
 from llamadiff.drift import drift_only
+from llamadiff.errors import UserError
 from llamadiff.ggml.replay import NodeCheck
 from llamadiff.graphmodel import by_its_graph
 from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
@@ -85,13 +89,15 @@ def compare(
     """
     started = time.perf_counter()
     settings = settings or Settings()
+    refuse_collisions(compared_files(model, candidate, name_map), saved(save))
     with ExitStack() as stack:
         child = stack.enter_context(child or Child())  # gets ready while the model is opened
+        brought, mapping = _opened(candidate) if candidate is not None else None, _map(name_map)
         file = ModelFile(model, precision, settings.threads)
         opened: Runnable | None
         opened, used = in_engine(file, engine, precision, settings.threads)
-        stated = _stated_tokens(candidate) if candidate is not None else ()
-        tokens = tokens or (stated if prompt is None else ())
+        if brought is not None and prompt is None and not tokens:
+            tokens = _stated_tokens(brought)
         folder = Path(stack.enter_context(scratch_directory() if save is None else made_directory(Path(save))))
         output = folder / "baseline.safetensors"
         keep = folder / "engine.safetensors" if save is not None else None
@@ -110,7 +116,8 @@ def compare(
                 wanted = request_for(opened, prompt, tokens, chat, n_predict, output, patterns, layers, settings)
                 baseline = capture(wanted, progress, child)
         captured = time.perf_counter()
-        trace = _loaded(candidate, opened, baseline, name_map, timeout, progress)
+        facts = (baseline.info.tokens, baseline.info.n_prefill, mapping, timeout, progress)
+        trace = brought.load(Context(opened, *facts)) if brought is not None else None
         result = judge(opened, baseline, trace, rules, keep, diagnose, explain, progress)
     timing = {"capture_s": captured - started, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, engine=used, timing={**timing, "peak_rss_mb": peak_rss_mb()})
@@ -163,6 +170,7 @@ def record(
     progress: Progress = silent,
 ) -> Trace:
     """llama.cpp alone, kept as a trace. Raises UserError for whatever a user can mend."""
+    refuse_collisions([("the model", model)], [("--output", output)])
     with Child() as child:
         file = ModelFile(model)
         opened, used = in_engine(file, None, "f32", 0)
@@ -181,33 +189,40 @@ def list_nodes(model: str | Path, n_tokens: int) -> tuple[NodeCheck, ...]:
         return check_nodes(replace(request, nodes=True, only_list=True)).checks
 
 
-def _stated_tokens(candidate: Trace | str | Path) -> tuple[int, ...]:
-    from llamadiff.candidates import source_of, tokens_of
+def compared_files(
+    model: str | Path, candidate: Trace | str | Path | None = None, name_map: str | None = None
+) -> Iterator[Named]:
+    """The files that a comparison reads. Raises UserError for a candidate that is nothing."""
+    yield "the model", model
+    if name_map is not None and Path(name_map).is_file():
+        yield "the name map", name_map
+    if isinstance(candidate, Trace):
+        yield "the candidate", candidate.path
+    elif candidate is not None:
+        from llamadiff.candidates import files_of
+
+        yield from (("the candidate's" if str(path) != str(candidate) else "the candidate", path)
+                    for path in files_of(str(candidate)))  # fmt: skip
+
+
+def _opened(candidate: Trace | str | Path) -> Opened:
+    """A candidate, read before anything is run."""
+    from llamadiff.candidates import open_candidate
 
     if isinstance(candidate, Trace):
-        return candidate.info.tokens
-    source_of(str(candidate))  # a name that stands for nothing is said before anything is run
-    return tokens_of(str(candidate))
+        return Opened(lambda _: candidate, candidate.info.tokens)
+    return open_candidate(str(candidate))
 
 
-def _loaded(
-    candidate: Trace | str | Path | None,
-    model: Runnable,
-    baseline: Trace,
-    name_map: str | None,
-    timeout: float,
-    progress: Progress,
-) -> Trace | None:
-    """The candidate's trace, from wherever it comes."""
-    if candidate is None or isinstance(candidate, Trace):
-        return candidate
-    from llamadiff.candidates import resolve
-    from llamadiff.candidates.layout import identity_map, load_map
-    from llamadiff.candidates.source import Context
+def _stated_tokens(candidate: Opened) -> tuple[int, ...]:
+    """The token ids that a candidate states. Raises UserError if it could have, and does not."""
+    if candidate.untold and not candidate.tokens:
+        raise UserError(f"{candidate.untold}; or give the prompt that was run, or --tokens 1,2,3")
+    return candidate.tokens
 
-    mapping = load_map(name_map) if name_map is not None else identity_map()
-    info = baseline.info
-    return resolve(str(candidate), Context(model, info.tokens, info.n_prefill, mapping, timeout, progress))
+
+def _map(name_map: str | None) -> Map:
+    return load_map(name_map) if name_map is not None else identity_map()
 
 
 def check(trace: str | Path | Trace, model: str | Path, rules: Sequence[limits.Rule] = limits.RULES) -> Comparison:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +37,19 @@ class Context:
         return self.mapping == layout.identity_map()
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A candidate that was read, as far as that is possible before anything is run.
+
+    ``tokens`` are the ids that it states; ``untold`` says where it could have, if it states none. ``load`` makes it a
+    trace, once the tokens are known; raises UserError for what does not fit them or the model.
+    """
+
+    load: Callable[[Context], Trace]
+    tokens: tuple[int, ...] = ()
+    untold: str = ""
+
+
 class Source(Protocol):
     """One way to get a candidate."""
 
@@ -43,8 +57,12 @@ class Source(Protocol):
         """Whether a ``--candidate`` is of this kind."""
         ...
 
-    def load(self, spec: str, context: Context) -> Trace:
-        """The candidate's trace. Raises UserError."""
+    def files(self, spec: str) -> Iterable[Path]:
+        """The files that are read for it."""
+        ...
+
+    def open(self, spec: str) -> Opened:
+        """The candidate, read. Raises UserError if it cannot be."""
         ...
 
 
