@@ -58,7 +58,7 @@ def run_passes(
     model.make_room(_room(baseline.info) or len(baseline.info.tokens))
     sources = [Source.of("baseline", baseline, kinds, (F32, NATIVE))]
     if candidate is not None:
-        sources.append(Source.of("candidate", candidate, kinds, POLICIES))
+        sources.append(Source.of("candidate", candidate, kinds, POLICIES, model.taps))
     lanes, n = lanes_of(sources, kinds), len(baseline.info.tokens)
     # the engine's own threads multiply; BLAS threads beside them would fight for the same cores
     with threadpool_limits(1, "blas"):
