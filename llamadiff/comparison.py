@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff import limits, metrics
+from llamadiff.coverage import Coverage
 from llamadiff.diagnose.diagnosis import Diagnosis, explained
 from llamadiff.judging import Finding, Local
 from llamadiff.preflight import Check
@@ -119,7 +120,8 @@ class Comparison:
     activations to before it multiplies weights of each type; ``profile`` says in words what the first error looks like;
     ``extra`` are names of the candidate that are no tap of the model, and were ignored; ``diagnosis`` says why taps are
     wrong, in graph order; ``free_tokens``: over how many tokens the engine ran free, which drift without a candidate,
-    expected drift and distances are about; ``engine``: None where no model was given.
+    expected drift and distances are about; ``engine``: None where no model was given; ``coverage``: how much of the run
+    was judged.
     """
 
     verdict: str
@@ -145,6 +147,7 @@ class Comparison:
     decoding: Decoding = Decoding()
     free_tokens: int | None = None
     engine: EngineUsed | None = None
+    coverage: Coverage | None = None
 
     @property
     def first_divergence(self) -> Row | None:

@@ -33,6 +33,7 @@ from llamadiff.comparison import (
     rows_of,
     with_explanations,
 )  # fmt: skip
+from llamadiff.coverage import coverage_of
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.diagnose.diagnosis import diagnose as why
 from llamadiff.drift import drift_only
@@ -70,6 +71,7 @@ def compare(
     settings: Settings | None = None,
     rules: Sequence[limits.Rule] = limits.RULES,
     save: str | Path | None = None,
+    partial: bool = False,
     precision: str = "f32",
     engine: str | None = None,
     diagnose: bool = True,
@@ -82,10 +84,11 @@ def compare(
     Without ``candidate`` the engine is it, and llama.cpp's own ops are judged; with one (a trace, or what
     ``--candidate`` takes: a file, a dump, a command), the candidate's are; its token ids serve where neither
     ``prompt`` nor ``tokens`` is given. ``name_map`` names or is a map of its tensors' names. ``save`` keeps the
-    traces in a directory. ``engine``: "numpy" or "graph", which checks llama.cpp's graph node by node (default: the
-    engine where it knows the architecture). ``diagnose``: look for the causes of what is wrong; ``explain``: for so
-    many seconds, and through spans of any length, up to the whole model. ``child``: llama.cpp's process, if it was
-    started before. Raises UserError for whatever a user can mend.
+    traces in a directory. ``partial``: what was recorded is enough, though the logits are not among it (so it is where
+    ``patterns`` or ``layers`` ask for less). ``engine``: "numpy" or "graph", llama.cpp's graph node by node
+    (default: the engine where it knows the architecture). ``diagnose``: look for the causes of what is wrong;
+    ``explain``: for so many seconds, and through spans of any length, up to the whole model. ``child``: llama.cpp's
+    process, if it was started before. Raises UserError for whatever a user can mend.
     """
     started = time.perf_counter()
     settings = settings or Settings()
@@ -118,7 +121,8 @@ def compare(
         captured = time.perf_counter()
         facts = (baseline.info.tokens, baseline.info.n_prefill, mapping, timeout, progress)
         trace = brought.load(Context(opened, *facts)) if brought is not None else None
-        result = judge(opened, baseline, trace, rules, keep, diagnose, explain, progress)
+        less = partial or bool(patterns) or layers is not None
+        result = judge(opened, baseline, trace, rules, keep, diagnose, explain, progress, less)
     timing = {"capture_s": captured - started, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, engine=used, timing={**timing, "peak_rss_mb": peak_rss_mb()})
 
@@ -225,12 +229,17 @@ def _map(name_map: str | None) -> Map:
     return load_map(name_map) if name_map is not None else identity_map()
 
 
-def check(trace: str | Path | Trace, model: str | Path, rules: Sequence[limits.Rule] = limits.RULES) -> Comparison:
+def check(
+    trace: str | Path | Trace,
+    model: str | Path,
+    rules: Sequence[limits.Rule] = limits.RULES,
+    partial: bool = False,
+) -> Comparison:
     """Judge a recorded llama.cpp trace with the engine; needs no llama.cpp where the engine runs the file."""
     started = time.perf_counter()
     baseline = Trace.open(trace) if isinstance(trace, (str, Path)) else trace
     opened, used = opened_for(model, baseline, str(baseline.path or "the trace"))
-    result = judge(opened, baseline, None, rules)
+    result = judge(opened, baseline, None, rules, partial=partial)
     timing = {"capture_s": 0.0, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, engine=used, timing={**timing, "peak_rss_mb": peak_rss_mb()})
 
@@ -243,16 +252,20 @@ def diff(
     diagnose: bool = True,
     explain: float = 0.0,
     progress: Progress = silent,
+    partial: bool = False,
 ) -> Comparison:
-    """Two traces: drift alone, or with the model also the local errors of both."""
+    """Two traces: drift alone, or with the model also the local errors of both.
+
+    ``partial``: what the candidate recorded is enough, though the logits are not among it.
+    """
     started = time.perf_counter()
     b, c = (Trace.open(side) if isinstance(side, (str, Path)) else side for side in (baseline, candidate))
     if model is not None:
         opened, used = opened_for(model, b, "the baseline", progress)
-        result = replace(judge(opened, b, c, rules, None, diagnose, explain, progress), engine=used)
+        result = replace(judge(opened, b, c, rules, None, diagnose, explain, progress, partial), engine=used)
     else:
         check_same_run(b, c)
-        result = drift_only(b, c, rules)
+        result = drift_only(b, c, rules, partial)
     timing = {"capture_s": 0.0, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
 
@@ -267,6 +280,7 @@ def judge(
     diagnose: bool = True,
     explain: float = 0.0,
     progress: Progress = silent,
+    partial: bool = False,
 ) -> Comparison:
     """One engine pass over the baseline's tokens, and the Comparison it yields."""
     check_runnable(model, baseline, "the baseline")
@@ -291,11 +305,14 @@ def judge(
     trace = candidate if candidate is not None else baseline
     read = set(baseline.info.producer.get("weights_read", model.weights.read)) & set(model.tensors)
     unread, n_prefill = tuple(sorted(model.weights.read - read)), _prefill(baseline, candidate)
-    missing = tuple(tap.name for tap in model.taps if tap.name not in trace and not tap.kind.optional)
+    wanted, extra = [tap.name for tap in model.taps if not tap.kind.optional], _extra(model, candidate)
+    missing = tuple(name for name in wanted if name not in trace)
+    coverage = coverage_of(rows, missing, trace, wanted, extra, partial)
+    verdict = coverage.gated(verdict)
     return Comparison(
         verdict=verdict,
         summary=sentence.summarize(
-            verdict, rows, producer, named, candidate is None, unread, checks, n_prefill, missing, diagnosis
+            verdict, rows, producer, named, candidate is None, unread, checks, n_prefill, missing, diagnosis, coverage
         ),
         rows=rows,
         missing=missing,
@@ -310,11 +327,18 @@ def judge(
         only_engine_read=unread,
         timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran},
         next_steps=sentence.next_steps(
-            verdict, rows, missing, candidate is None, diagnosis, candidate is not None and isinstance(model, Model)
+            verdict,
+            rows,
+            missing,
+            candidate is None,
+            diagnosis,
+            candidate is not None and isinstance(model, Model),
+            coverage,
         ),
         preflight=checks,
         arithmetics=arithmetics_of(rows),
-        extra=_extra(model, candidate),
+        extra=extra,
+        coverage=coverage,
         profile=_described(rows, len(baseline.info.tokens)),
         diagnosis=diagnosis,
         free_tokens=passes.free_tokens,

@@ -7,6 +7,7 @@ from typing import Any
 
 from llamadiff import limits
 from llamadiff.comparison import Row
+from llamadiff.coverage import LOGITS, Coverage
 from llamadiff.diagnose import words
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.preflight import Check
@@ -31,13 +32,14 @@ def summarize(
     n_prefill: int = 0,
     missing: Sequence[str] = (),
     diagnosis: Sequence[Diagnosis] = (),
+    coverage: Coverage | None = None,
 ) -> str:
     """One sentence: which op is wrong since which layer, or that none is and how much noise there is.
 
     ``unread`` are tensors of the file that the baseline's graph does not use and the engine does;
-    ``diagnosis`` says why taps are wrong, or noise.
+    ``diagnosis`` says why taps are wrong, or noise; ``coverage`` how much was judged.
     """
-    text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing), diagnosis)
+    text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing), diagnosis, coverage)
     failed = [check for check in checks if check.verdict == limits.WRONG]
     if failed:
         text = f"before any layer, {failed[0].name}: {failed[0].found}; {text}"
@@ -46,7 +48,16 @@ def summarize(
     if unread:
         more = f" and {len(unread) - 1} more of the file's tensors" if len(unread) > 1 else ""
         text += f"; {baseline.get('name')} does not read {unread[0]}{more}, which the engine uses"
-    return text
+    return text + (_ignored(coverage, len(rows)) if coverage is not None and coverage.ignored.count else "")
+
+
+def _ignored(coverage: Coverage, n_rows: int) -> str:
+    """How many tensors stand for nothing, the first of them, and what they may be meant for."""
+    count, first = coverage.ignored.count, coverage.ignored.first
+    named = ", ".join(name if near is None else f"{name} ({near}?)" for name, near in first)
+    more = f" and {count - len(first)} more" if count > len(first) else ""
+    verb, whose = ("was", "that name") if count == 1 else ("were", "their names")
+    return f"; {count} of its {count + n_rows} tensors {verb} ignored, no tap has {whose}: {named}{more}"
 
 
 def _decode_steps(rows: Sequence[Row], n_prefill: int) -> str | None:
@@ -69,6 +80,7 @@ def _judgement(
     is_engine: bool,
     gaps: bool,
     diagnosis: Sequence[Diagnosis],
+    coverage: Coverage | None,
 ) -> str:
     whose = str(baseline.get("name")) if is_engine else str(candidate.get("name") or "the candidate")
     blamed = [] if is_engine else [row for row in rows if _is_wrong(row.baseline_local)]
@@ -79,7 +91,7 @@ def _judgement(
     if blamed:
         return f"{_right(whose, rows, gaps)}, and {_also_baseline(blamed, baseline)}"
     if verdict == limits.UNCHECKED or not rows:
-        return _unchecked(whose, rows)
+        return _unchecked(whose, rows, coverage)
     ways = [f"it {words.clause(d)}" for d in diagnosis if d.harmless][:2]
     return "; ".join((_right(whose, rows, gaps), *ways, _drift(rows, is_engine)))
 
@@ -94,15 +106,33 @@ def _also_baseline(blamed: Sequence[Row], baseline: Mapping[str, Any]) -> str:
 
 def _right(whose: str, rows: Sequence[Row], gaps: bool) -> str:
     judged = [row for row in rows if row.local is not None]
-    worst = max(judged, key=lambda row: row.local.nmse if row.local else 0.0)
-    assert worst.local is not None
     noisy = sum(row.verdict == limits.NOISE for row in rows)
     quality = f"right up to rounding ({noisy} of {len(rows)} taps are noise)" if noisy else "right"
     subject = f"what was recorded of {whose}" if gaps else f"every op of {whose}"
-    return (
-        f"{subject} is {quality} on the inputs it was given "
-        f"({len(judged)} taps, worst local NMSE {worst.local.nmse:.1e} at {worst.tap})"
-    )
+    return f"{subject} is {quality} on the inputs it was given ({len(judged)} taps, {_worst(judged)})"
+
+
+def _worst(judged: Sequence[Row]) -> str:
+    """The largest local error, and where."""
+    worst = max(judged, key=lambda row: row.local.nmse if row.local else 0.0)
+    assert worst.local is not None
+    return f"worst local NMSE {worst.local.nmse:.1e} at {worst.tap}"
+
+
+def _right_so_far(whose: str, rows: Sequence[Row], coverage: Coverage) -> str:
+    """That what was judged is right, and that it is not enough."""
+    judged = [row for row in rows if row.local is not None]
+    quality = "right up to rounding" if any(row.verdict == limits.NOISE for row in judged) else "right"
+    part = f"{coverage.judged} of {coverage.taps} taps ({_worst(judged)})"
+    return f"{whose} is {quality} as far as it was recorded: {part}; {what_is_lacking(rows, coverage)}"
+
+
+def what_is_lacking(rows: Sequence[Row], coverage: Coverage) -> str:
+    """That a run was not judged to its end."""
+    end = f"the logits ({coverage.end})" if coverage.end == LOGITS else coverage.end
+    if any(row.tap == coverage.end for row in rows):
+        return f"of {end} the last token's row is missing"
+    return f"{end} {'are' if coverage.end == LOGITS else 'is'} not among them"
 
 
 def _drift(rows: Sequence[Row], is_engine: bool) -> str:
@@ -203,9 +233,11 @@ def _the_rest(n_right: int, gaps: bool) -> str:
     return f"; the other {n_right} recorded taps are right" if gaps else "; every other op is right"
 
 
-def _unchecked(whose: str, rows: Sequence[Row]) -> str:
+def _unchecked(whose: str, rows: Sequence[Row], coverage: Coverage | None) -> str:
     if not rows:
         return f"nothing could be judged: {whose} recorded no tap of this model"
+    if coverage is not None and not coverage.is_enough and all(row.local is not None for row in rows):
+        return _right_so_far(whose, rows, coverage)
     differing = [row for row in rows if row.verdict == limits.UNCHECKED]
     if not differing:
         return f"{whose} recorded nothing that could be judged"
@@ -221,6 +253,7 @@ def next_steps(
     is_engine: bool,
     diagnosis: Sequence[Diagnosis] = (),
     has_graph: bool = False,
+    coverage: Coverage | None = None,
 ) -> tuple[str, ...]:
     """What a reader should do now.
 
@@ -228,7 +261,8 @@ def next_steps(
     """
     first = next((row for row in rows if row.verdict == limits.WRONG), None)
     if first is None:
-        return _steps_when_right(verdict, rows, missing)
+        lacking = steps_when_lacking(coverage) if coverage is not None else ()
+        return lacking if rows and lacking else (*lacking, *_steps_when_right(verdict, rows, missing))
     assert first.local is not None
     known = [d for d in diagnosis if d.known and not d.harmless]
     steps = [f"{d.tap}: {words.fix(d)}" for d in known[:4]]
@@ -248,6 +282,20 @@ def next_steps(
             "run llamadiff doctor: it says how this llama.cpp was built, and whether its settings are known to be bad"
         )
     return tuple(steps)
+
+
+def steps_when_lacking(coverage: Coverage) -> tuple[str, ...]:
+    """What to write, where less was judged than is needed."""
+    steps: tuple[str, ...] = ()
+    if coverage.ignored.count and (not coverage.is_enough or any(near for _, near in coverage.ignored.first)):
+        steps += ("rename the tensors that were ignored (llamadiff taps MODEL lists the names), or give a --map",)
+    if not coverage.is_enough:
+        end = coverage.end
+        steps += (
+            f"write {end} too, or the last token's row of it ({end}@-1): every op before it counts there",
+            "or give --partial, if this part is all that you want to have judged",
+        )
+    return steps
 
 
 def _narrow_down(span: Sequence[str]) -> str:

@@ -396,6 +396,7 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "producer.settings.type_v": (_is_text, "text"),
     "producer.settings.flash_attn": (_is_flag, "true or false"),
     "producer.weights_read": (_are_texts, "a list of names"),
+    "producer.asked": (_is_object, "an object"),
 }
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.candidates import text
-from llamadiff.candidates.source import Context, Opened, Piece, assemble, register
+from llamadiff.candidates.source import Context, Opened, Piece, assemble, named_row, register
 from llamadiff.errors import UserError
 from llamadiff.trace import Trace
 
@@ -26,7 +26,6 @@ Array = NDArray[Any]
 
 TEXT = (".txt", ".log", ".dat")
 RAW = {".f32": "<f4", ".f16": "<f2", ".bf16": "<u2"}
-_ROW = re.compile(r"(.+)@(-?\d+)")
 _TOKEN_FILES = ("tokens", "tokens.txt", "tokens.json")
 
 
@@ -99,9 +98,7 @@ def _pieces(folder: Path) -> Iterator[Piece]:
 
 
 def _name(path: Path) -> tuple[str, int | None]:
-    stem = path.with_suffix("").as_posix()
-    match = _ROW.fullmatch(stem)
-    return (match[1], int(match[2])) if match else (stem, None)
+    return named_row(path.with_suffix("").as_posix())
 
 
 def _npy(path: Path) -> Array:

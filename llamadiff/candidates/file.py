@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from llamadiff.candidates.source import Context, Opened, Piece, assemble, register
+from llamadiff.candidates.source import Context, Opened, Piece, assemble, named_row, register
 from llamadiff.trace import KEY, Trace
 
 
@@ -34,7 +34,10 @@ def _loaded(trace: Trace, context: Context) -> Trace:
     if not info.tokens:
         info = replace(info, tokens=context.tokens, positions=tuple(range(len(context.tokens))),
                        n_prefill=len(context.tokens))  # fmt: skip
-    if context.is_identity and any(tap.name in trace for tap in context.model.taps):
+    pieces = {name: named_row(name) for name in trace}
+    as_it_is = any(tap.name in trace for tap in context.model.taps) and all(row is None for _, row in pieces.values())
+    if context.is_identity and as_it_is:
         return trace.saying(info)
-    whole = assemble((Piece(name, trace[name]) for name in trace), context, info.producer, info.tokens)
-    return whole.saying(info)
+    made = (Piece(word, trace[name], row) for name, (word, row) in pieces.items())
+    whole = assemble(made, context, info.producer, info.tokens)
+    return whole.saying(replace(info, producer=whole.info.producer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +16,11 @@ from llamadiff.candidates import layout
 from llamadiff.errors import UserError
 from llamadiff.model import Runnable
 from llamadiff.phase import Progress, silent
+from llamadiff.preflight import WEIGHTS
 from llamadiff.trace import Info, Trace
 
 Array = NDArray[Any]
+_ROW = re.compile(r"(.+)@(-?\d{1,9})")
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Piece:
 def assemble(
     pieces: Iterable[Piece], context: Context, producer: Mapping[str, Any], tokens: tuple[int, ...] = ()
 ) -> Trace:
-    """Named tensors as a trace: names mapped, axes ordered, treatments undone, partial ones marked.
+    """Named tensors as a trace: names mapped, axes ordered, treatments undone, partial ones marked, weights kept.
 
     Names that no map entry has are kept as extras (named in the report). Raises UserError for a shape that
     does not fit, or if no name is known.
@@ -97,9 +100,13 @@ def assemble(
     run = tokens or context.tokens
     arrays: dict[str, Array] = {}
     known: dict[str, Array] = {}
+    weights: dict[str, Array] = {}
     extras: list[Piece] = []
     present = {tap.name: tap for tap in context.model.taps}
     for piece in pieces:
+        if piece.name.startswith(WEIGHTS):
+            weights[piece.name] = piece.array
+            continue
         found = layout.entry_of(piece.name, context.mapping)
         if found is None or found[0].name not in present:
             extras.append(piece)
@@ -113,12 +120,19 @@ def assemble(
             known[tap.name] = mask
         else:
             known.pop(tap.name, None)
-    if not arrays:
+    if not arrays and not weights:
         raise UserError(_nothing_known(extras, context, len(run)))
     positions = tuple(range(len(run)))
     n_prefill = min(context.n_prefill or len(run), len(run))
-    info = Info(run, positions, n_prefill, None, {**producer, "extra": [piece.name for piece in extras][:100]}, {})
+    info = Info(run, positions, n_prefill, None, {**producer, "extra": [piece.name for piece in extras]}, {})
+    arrays |= weights
     return Trace(info, arrays, dict.fromkeys(arrays, "F32"), known=known)
+
+
+def named_row(name: str) -> tuple[str, int | None]:
+    """A tensor's name without the token that it is of alone, and that: ``result_output@-1`` is the last one's row."""
+    match = _ROW.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, None)
 
 
 def _placed(

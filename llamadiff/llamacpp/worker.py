@@ -263,6 +263,7 @@ class Capture:
                 "build": build_flags(),
                 "weights_read": sorted(self.weights_read),
                 "prefill_s": prefill_s,
+                **self.request.asked,
             },
             model={**self.request.model_info, "sha256": self.sha256.result()},
         )

@@ -51,6 +51,7 @@ def to_object(comparison: Comparison) -> dict[str, Any]:
         "taps": [_row(row) for row in c.rows],
         "missing": c.missing,
         "extra": c.extra,
+        "coverage": c.coverage,
         "logits": _logits(c.logits),
         "only_baseline_read": c.only_baseline_read,
         "only_engine_read": c.only_engine_read,
