@@ -31,7 +31,7 @@ class Ignored:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many taps were judged, of how many; whether ``end``, the tap of the logits, was among them (``reached``).
+    """How many taps were judged, of how many; whether ``end``, the tap of the logits, was recorded (``reached``).
 
     ``asked``: the user asked for less than all of them.
     """
@@ -58,8 +58,7 @@ def coverage_of(
 ) -> Coverage:
     """What was judged of a trace; ``names`` are all taps that it could have, in order, ``extra`` names of no tap."""
     end = LOGITS if LOGITS in names or not names else names[-1]
-    row = next((row for row in rows if row.tap == end), None)
-    reached = row is not None and row.verdict != limits.UNCHECKED and _has_last_row(trace.known.get(end))
+    reached = any(row.tap == end for row in rows) and _has_last_row(trace.known.get(end))
     judged = sum(row.verdict != limits.UNCHECKED for row in rows)
     return Coverage(judged, len(rows) + len(missing), end, reached, asked or asked_for_less(trace.info.producer),
                     _ignored(extra, [name for name in names if name not in trace]))  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from llamadiff import limits, metrics, sentence, taps
+from llamadiff import limits, metrics, sentence, taps, unjudged
 from llamadiff.comparison import Comparison, Row, compare_logits, logit_rows
 from llamadiff.coverage import LOGITS, Coverage, asked_for_less, coverage_of
 from llamadiff.errors import UserError
@@ -32,10 +32,11 @@ def drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule], 
             raise UserError(f"{name}: the baseline has shape {list(b.shape)}, the candidate {list(c.shape)}")
         drift = metrics.difference(c.reshape(b.shape), b, axis)
         limit = limits.rule_for(rules, name, op, "*").match
-        verdict = limits.MATCH if drift.nmse <= limit else limits.UNCHECKED
+        stats = metrics.stats(b), metrics.stats(c)
+        agrees = drift.nmse <= limit and not any(side.nan or (side.inf and tap is not None) for side in stats)
+        verdict = limits.MATCH if agrees else limits.UNCHECKED
         rows.append(Row(
-            name, taps.layer_of(name), op, None, None, tuple(b.shape), verdict, None, None, drift, None, None,
-            metrics.stats(b), metrics.stats(c),
+            name, taps.layer_of(name), op, None, None, tuple(b.shape), verdict, None, None, drift, None, None, *stats,
         ))  # fmt: skip
     names = [name for name in baseline if not name.startswith(WEIGHTS)]
     missing, less = [name for name in names if name not in candidate], asked_for_less(baseline.info.producer)
@@ -60,7 +61,7 @@ def drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule], 
         else None,
         timing={"engine_s": 0.0, "compare_s": 0.0},
         next_steps=(
-            *sentence.steps_when_lacking(coverage),
+            *unjudged.steps_when_lacking(coverage),
             "give --model: with the model, every op of both sides is judged on its own inputs",
         ),
         coverage=coverage,
@@ -71,7 +72,7 @@ def _drift_sentence(rows: Sequence[Row], coverage: Coverage) -> str:
     if rows and all(row.verdict == limits.MATCH for row in rows):
         if coverage.is_enough:
             return f"the two traces agree on all {len(rows)} taps that both have"
-        part = f"{coverage.judged} of {coverage.taps} taps; {sentence.what_is_lacking(rows, coverage)}"
+        part = f"{coverage.judged} of {coverage.taps} taps; {unjudged.lacking(rows, coverage)}"
         return f"the two traces agree as far as both were recorded: {part}"
     return sentence.summarize(limits.UNCHECKED, rows, {}, {"name": "the baseline"}, False)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llamadiff import limits
+from llamadiff import limits, unjudged
 from llamadiff.comparison import Row
-from llamadiff.coverage import LOGITS, Coverage
+from llamadiff.coverage import Coverage
 from llamadiff.diagnose import words
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.preflight import Check
@@ -48,16 +48,8 @@ def summarize(
     if unread:
         more = f" and {len(unread) - 1} more of the file's tensors" if len(unread) > 1 else ""
         text += f"; {baseline.get('name')} does not read {unread[0]}{more}, which the engine uses"
-    return text + (_ignored(coverage, len(rows)) if coverage is not None and coverage.ignored.count else "")
-
-
-def _ignored(coverage: Coverage, n_rows: int) -> str:
-    """How many tensors stand for nothing, the first of them, and what they may be meant for."""
-    count, first = coverage.ignored.count, coverage.ignored.first
-    named = ", ".join(name if near is None else f"{name} ({near}?)" for name, near in first)
-    more = f" and {count - len(first)} more" if count > len(first) else ""
-    verb, whose = ("was", "that name") if count == 1 else ("were", "their names")
-    return f"; {count} of its {count + n_rows} tensors {verb} ignored, no tap has {whose}: {named}{more}"
+    unsure = "".join(f"; {c.name} could not be checked: {c.found}" for c in checks if c.verdict == limits.UNCHECKED)
+    return text + unsure + (unjudged.ignored(coverage, len(rows)) if coverage is not None else "")
 
 
 def _decode_steps(rows: Sequence[Row], n_prefill: int) -> str | None:
@@ -65,7 +57,7 @@ def _decode_steps(rows: Sequence[Row], n_prefill: int) -> str | None:
     first = next((row.local for row in rows if _is_wrong(row.local)), None)
     if first is None or not 0 < n_prefill < len(first.per_token):
         return None
-    wrong = [i for i, error in enumerate(first.per_token) if not error <= first.noise_limit]
+    wrong = [i for i, error in enumerate(first.per_token) if error > first.noise_limit]
     if not wrong or wrong[0] < n_prefill:
         return None
     step = wrong[0] - n_prefill
@@ -88,10 +80,13 @@ def _judgement(
     if wrong:
         text = _wrong(whose, wrong, rows, gaps, [d for d in diagnosis if not d.harmless])
         return text + (f"; {_also_baseline(blamed, baseline)}" if blamed else "")
+    if any(unjudged.has_open_places(row) for row in rows):
+        text = unjudged.unjudgeable(whose, str(baseline.get("name")), rows)
+        return text + (f"; {_also_baseline(blamed, baseline)}" if blamed else "")
     if blamed:
         return f"{_right(whose, rows, gaps)}, and {_also_baseline(blamed, baseline)}"
     if verdict == limits.UNCHECKED or not rows:
-        return _unchecked(whose, rows, coverage)
+        return _unchecked(whose, rows, gaps, coverage)
     ways = [f"it {words.clause(d)}" for d in diagnosis if d.harmless][:2]
     return "; ".join((_right(whose, rows, gaps), *ways, _drift(rows, is_engine)))
 
@@ -124,15 +119,7 @@ def _right_so_far(whose: str, rows: Sequence[Row], coverage: Coverage) -> str:
     judged = [row for row in rows if row.local is not None]
     quality = "right up to rounding" if any(row.verdict == limits.NOISE for row in judged) else "right"
     part = f"{coverage.judged} of {coverage.taps} taps ({_worst(judged)})"
-    return f"{whose} is {quality} as far as it was recorded: {part}; {what_is_lacking(rows, coverage)}"
-
-
-def what_is_lacking(rows: Sequence[Row], coverage: Coverage) -> str:
-    """That a run was not judged to its end."""
-    end = f"the logits ({coverage.end})" if coverage.end == LOGITS else coverage.end
-    if any(row.tap == coverage.end for row in rows):
-        return f"of {end} the last token's row is missing"
-    return f"{end} {'are' if coverage.end == LOGITS else 'is'} not among them"
+    return f"{whose} is {quality} as far as it was recorded: {part}; {unjudged.lacking(rows, coverage)}"
 
 
 def _drift(rows: Sequence[Row], is_engine: bool) -> str:
@@ -151,17 +138,15 @@ def _drift(rows: Sequence[Row], is_engine: bool) -> str:
 def _wrong(whose: str, wrong: Sequence[Row], rows: Sequence[Row], gaps: bool, diagnosis: Sequence[Diagnosis]) -> str:
     first = wrong[0]
     assert first.local is not None
-    rest = _the_rest(len(rows) - len(wrong), gaps)
+    rest = unjudged.other_origins(wrong[1:]) + unjudged.open_rest(rows) + _the_rest(rows, gaps)
     why = next((d for d in diagnosis if first.tap in d.taps), None)
     if why is not None and why.known:
         others = _other_causes([d for d in diagnosis if d is not why], rows)
         return f"{first.tap}: {_possessive(whose)} {_place(first)} {_known(why, rows)}{others}{rest}"
     local = first.local
-    size = (
-        "not finite where it should be"
-        if local.nmse == float("inf")
-        else f"local NMSE {local.nmse:.1e}, limit {local.limit:.0e}"
-    )
+    size = f"local NMSE {local.nmse:.1e}, limit {local.limit:.0e}"
+    if local.not_finite:
+        size = unjudged.where_not_finite(local)
     unknown = f", and {words.nearest(why).split(';')[0]}" if why is not None and not first.span else ""
     unnamed = [row for row in wrong if not any(d.known and row.tap in d.taps for d in diagnosis)]
     also = _others(unnamed) + _other_causes([d for d in diagnosis if d.known], rows) + rest
@@ -226,24 +211,28 @@ def _others(wrong: Sequence[Row]) -> str:
     return "; " + ", ".join(parts)
 
 
-def _the_rest(n_right: int, gaps: bool) -> str:
+def _the_rest(rows: Sequence[Row], gaps: bool) -> str:
     """What may be said of the other ops: only what was judged."""
-    if not n_right:
+    right = sum(row.verdict in (limits.MATCH, limits.NOISE) for row in rows)
+    if not right:
         return ""
-    return f"; the other {n_right} recorded taps are right" if gaps else "; every other op is right"
+    if not gaps and not any(unjudged.has_open_places(row) for row in rows):
+        return "; every other op is right"
+    return f"; the other {right} recorded taps are right" if right > 1 else "; the other recorded tap is right"
 
 
-def _unchecked(whose: str, rows: Sequence[Row], coverage: Coverage | None) -> str:
+def _unchecked(whose: str, rows: Sequence[Row], gaps: bool, coverage: Coverage | None) -> str:
     if not rows:
         return f"nothing could be judged: {whose} recorded no tap of this model"
-    if coverage is not None and not coverage.is_enough and all(row.local is not None for row in rows):
-        return _right_so_far(whose, rows, coverage)
     differing = [row for row in rows if row.verdict == limits.UNCHECKED]
-    if not differing:
-        return f"{whose} recorded nothing that could be judged"
-    return (
-        f"{differing[0].tap} is the first of {len(differing)} taps that differ; give --model to learn which op is wrong"
-    )
+    if differing:
+        first = differing[0]
+        sound = first.candidate is None or not (first.candidate.nan or first.candidate.inf)
+        which = "that differ" if sound else "that differ, or hold NaN or Inf,"
+        return f"{first.tap} is the first of {len(differing)} taps {which}; give --model to learn which op is wrong"
+    if coverage is not None and not coverage.is_enough:
+        return _right_so_far(whose, rows, coverage)
+    return _right(whose, rows, gaps)
 
 
 def next_steps(
@@ -261,8 +250,9 @@ def next_steps(
     """
     first = next((row for row in rows if row.verdict == limits.WRONG), None)
     if first is None:
-        lacking = steps_when_lacking(coverage) if coverage is not None else ()
-        return lacking if rows and lacking else (*lacking, *_steps_when_right(verdict, rows, missing))
+        lacking = unjudged.steps_when_lacking(coverage) if coverage is not None else ()
+        gaps = (*lacking, *unjudged.step_when_unjudgeable(rows))
+        return gaps if rows and gaps else (*gaps, *_steps_when_right(verdict, rows, missing))
     assert first.local is not None
     known = [d for d in diagnosis if d.known and not d.harmless]
     steps = [f"{d.tap}: {words.fix(d)}" for d in known[:4]]
@@ -282,20 +272,6 @@ def next_steps(
             "run llamadiff doctor: it says how this llama.cpp was built, and whether its settings are known to be bad"
         )
     return tuple(steps)
-
-
-def steps_when_lacking(coverage: Coverage) -> tuple[str, ...]:
-    """What to write, where less was judged than is needed."""
-    steps: tuple[str, ...] = ()
-    if coverage.ignored.count and (not coverage.is_enough or any(near for _, near in coverage.ignored.first)):
-        steps += ("rename the tensors that were ignored (llamadiff taps MODEL lists the names), or give a --map",)
-    if not coverage.is_enough:
-        end = coverage.end
-        steps += (
-            f"write {end} too, or the last token's row of it ({end}@-1): every op before it counts there",
-            "or give --partial, if this part is all that you want to have judged",
-        )
-    return steps
 
 
 def _narrow_down(span: Sequence[str]) -> str:

@@ -121,7 +121,8 @@ def _logits(logits: Logits | None) -> dict[str, Any] | None:
 
     return {
         "kl": logits.kl, "top1_agree": logits.top1_agree, "margin": logits.margin, "agreeing": logits.agreeing,
-        "rows": logits.rows, "after": logits.after, "top": top(logits.top), "candidate_top": top(logits.candidate_top),
+        "rows": logits.rows, "after": logits.after,
+        "not_finite": logits.not_finite, "top": top(logits.top), "candidate_top": top(logits.candidate_top),
     }  # fmt: skip
 
 
