@@ -78,14 +78,14 @@ def unjudgeable(whose: str, baseline: str, rows: Sequence[Row]) -> str:
     """That no finite values are right somewhere, though nothing is wrong: who has them, and what that leaves open."""
     first, *after = [row for row in rows if has_open_places(row)]
     assert first.local is not None
-    others = f", nor can {len(after)} taps that follow from it" if after else ""
+    others = f", nor can {_counted(len(after))} after it" if after else ""
     right = sum(row.verdict in (limits.MATCH, limits.NOISE) for row in rows)
     rest = f"; the other {right} taps are right" if right > 1 else "; the other tap is right" if right else ""
     both = whose != baseline and first.baseline is not None and (first.baseline.nan or first.baseline.inf)
     also = f"; {baseline}'s own run has NaN or Inf there too" if both else ""
     return (
-        f"{first.tap} cannot be judged{_in_tokens(first.local)}: on the inputs that {whose} recorded even the right op "
-        f"gives NaN or Inf{others}{rest}{also}"
+        f"{first.tap} cannot be judged{_in_tokens(first.local)}{others}: on the inputs that {whose} recorded even the "
+        f"right op gives NaN or Inf there{rest}{also}"
     )
 
 
@@ -108,6 +108,10 @@ def _in_tokens(local: Local) -> str:
     if len(tokens) <= FEW:
         return f" in token{'s' if len(tokens) > 1 else ''} {', '.join(map(str, tokens))}"
     return f" in {len(tokens)} of {count} tokens, from {tokens[0]} on"
+
+
+def _counted(count: int) -> str:
+    return f"{count} tap{'s' if count > 1 else ''}"
 
 
 def _value(value: float) -> str:

@@ -173,9 +173,9 @@ def test_outputs_of_their_own_are_written(names, place):
 def test_a_report_in_a_dump_is_no_part_of_it(place):
     (place / "dump" / "r.json").write_text("{}")
     (place / "d" / "r.json").write_text("{}")
-    for spec in ("dump", "cmd: ./x d/baseline.safetensors {out}"):
+    for spec in ("dump", "cmd: ./x d {out}"):
         folder = "dump" if spec == "dump" else "d"
-        refuse_collisions(compared_files("m.gguf", spec), [("--json", f"{folder}/r.json"), *saved("dump")])
+        refuse_collisions(compared_files("m.gguf", spec), [("--json", f"{folder}/r.json"), *saved("new")])
 
 
 # -- the candidate is read before anything is run or written --------------------------------------------------------

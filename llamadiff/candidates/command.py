@@ -19,6 +19,7 @@ from llamadiff.trace import Trace
 PREFIX = "cmd:"
 TAIL = 2000  # bytes of the command's output that are shown when it fails
 MAX_OUTPUT = 64 << 20
+REPORTS = (".json", ".csv")
 
 
 @register
@@ -29,13 +30,13 @@ class Command:
         return spec.startswith(PREFIX)
 
     def files(self, spec: str) -> Iterator[Path]:
-        """What its words name: files, and those that lie in directories."""
+        """What its words name: files, and those that lie in directories, but for what reports are usually called."""
         for word in _words(spec):
             for path in (Path(word), Path(word.partition("=")[2])):
                 if path.name and path.is_file():
                     yield path
                 elif path.name and path.is_dir():
-                    yield from (file for file in path.iterdir() if file.is_file())
+                    yield from (file for file in path.iterdir() if file.is_file() and file.suffix not in REPORTS)
 
     def open(self, spec: str) -> Opened:
         _words(spec)

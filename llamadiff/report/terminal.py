@@ -194,7 +194,7 @@ def _put_logits(page: Page, logits: Logits, n_tokens: int) -> None:
     margin = f", margin {number(logits.margin)}" if math.isfinite(logits.margin) else ""
     head.append(f"{margin}; {logits.agreeing}/{logits.rows} rows agree")
     page.paragraph(Text("logits       ", "dim"), head)
-    for line in table(_logit_columns(page, logits), page.width - 2):
+    for line in table(_logit_columns(page, logits), page.width - 2) if logits.top else ():
         page.put(Text("  ") + line)
 
 
