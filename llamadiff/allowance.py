@@ -8,7 +8,7 @@ is right as a whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -92,13 +92,14 @@ class Allowance:
     """The limits of one tap.
 
     ``right`` is what it should be, ``match`` the NMSE of right arithmetic, ``samples`` make those of its noise,
-    ``precision`` is what its values are kept in.
+    ``precision`` is what its values are kept in, ``besides`` an NMSE of each row that rounding leaves besides.
     """
 
     right: Rows
     match: float
     samples: Callable[[], Sequence[Sample]] = tuple
     precision: str = "f32"
+    besides: float = 0.0
 
     def verdict(self, errors: Array, largest: float, recorded: Rows) -> str:
         """MATCH, NOISE or WRONG, of rows' sums of squared errors and the largest difference of a value."""
@@ -130,7 +131,8 @@ class Allowance:
     @cached_property
     def noise(self) -> Noise:
         """What rounding leaves."""
-        return Noise.of(self.samples(), self.right)
+        found = Noise.of(self.samples(), self.right)
+        return replace(found, rows=found.rows + self.besides * self._size[:, None] / max(1, self._width))
 
     @cached_property
     def whole(self) -> float:
@@ -157,7 +159,7 @@ class Allowance:
 
     @property
     def _width(self) -> int:
-        return self.right.size // max(1, self.right.shape[0])
+        return int(self.right.size // max(1, self.right.shape[0]))
 
     def _value(self, some: slice) -> Array:
         """The largest error of each value of some rows."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from llamadiff import arithmetic, fit, limits, metrics, taps
 from llamadiff.allowance import WHOLE, Allowance, Sample
 from llamadiff.finiteness import open_places, qualified
-from llamadiff.lanes import ANGLES, F32, FREE, FREE_NATIVE, GELU, Lane, Source, rounding_type
+from llamadiff.lanes import ANGLES, F32, FREE, FREE_NATIVE, GELU, JITTER, READ, READ_SHAKEN, Lane, Source, rounding_type
 from llamadiff.profile import Profile, profile, rotations
 
 Array = NDArray[Any]
@@ -136,12 +136,14 @@ class Judge:
         recorded = seen.values(source.name, source, ranked=True)
         errors, reference = [right.errors(recorded) for right in values], values[0].reference()
         best = [fit.nearest([error[phase] for error in errors], reference[phase]) for phase in self._phases]
-        label = rounding_type(lanes[best[-1]].policy, self._kind(tap), source.stored)
+        label = rounding_type(lanes[best[-1]].policy, self._kind(tap), source.stored, source.reading)
         expected, match = seen.in_phases([lanes[k] for k in best], self._phases, source), self._match(tap, label)
         per_row, reference = expected.errors(recorded), expected.reference()
         largest, worst = metrics.worst_of(recorded, expected)
         kept = arithmetic.precision(seen.recorded[source.name])
-        bounds = Allowance(expected, match, lambda: self._noise(source, seen, expected, span, match), kept)
+        bounds = Allowance(
+            expected, match, lambda: self._noise(source, seen, expected, span, match), kept, self._flash(source, tap)
+        )
         verdict = bounds.verdict(per_row, largest, recorded)
         wrong, hiding = verdict == limits.WRONG, bounds.hiding()
         shape = None
@@ -220,6 +222,11 @@ class Judge:
         rope = self._rope(tap)
         return rule.match + (rule.angle * self.mean_square_angle[rope] if rope is not None else 0.0)
 
+    def _flash(self, source: Source, tap: taps.Tap) -> float:
+        """What flash attention's sums in float16 leave, one rounding a key (ggml-cpu/ops.cpp, flash_attn_ext)."""
+        in_half = source.flash_attn and tap.kind.word == "kqv_out" and source.stored["cache_v"] == "F16"
+        return 4 * limits.ROUNDING["f16"] * len(self.positions) if in_half else 0.0
+
     def _noise(
         self, source: Source, seen: _Seen, expected: metrics.Rows, span: Sequence[str], match: float
     ) -> list[Sample]:
@@ -229,13 +236,15 @@ class Judge:
         shows that one's own rounding: another way of doing it differs by a small part of that. Over a span of
         unrecorded ops rounding is chaotic, and may differ by all of it.
         """
-        exact, *others = (seen.lane(lane, source, ranked=True) for lane in seen.lanes_of(source) if not lane.shaken)
-        samples = [
-            Sample(SHAKEN if source.precision != F32 else SHAKEN_F32, seen.lane(lane, source, ranked=True), exact)
-            for lane in seen.lanes_of(source) if lane.shaken
-        ]  # fmt: skip
+        made = {lane.policy: seen.lane(lane, source, ranked=True) for lane in seen.lanes_of(source)}
+        exact, samples = next(iter(made.values())), []
+        if JITTER in made:
+            samples.append(Sample(SHAKEN if source.precision != F32 else SHAKEN_F32, made[JITTER], exact))
+        if READ_SHAKEN in made:
+            samples.append(Sample(SHAKEN, made[READ_SHAKEN], made[READ]))
         if not span:
             return [*samples, Sample(VARIANT, expected, exact)]
+        others = [values for policy, values in made.items() if policy not in (JITTER, F32)]
         rounded = self._rounding_of_span(seen.values(source.name, source, ranked=True), expected, exact, others, match)
         return samples if rounded is None else [*samples, Sample(SHAKEN, rounded, exact)]
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff import arithmetic
+from llamadiff.rounding import Rounding
 from llamadiff.taps import Tap
 from llamadiff.trace import Trace
 
@@ -24,6 +25,7 @@ F32, NATIVE, F16, BF16 = "f32", "native", "f16", "bf16"
 POLICIES = (F32, NATIVE, F16, BF16)
 JITTER = "jitter"  # float32 on values that are shaken by as much as their own rounding
 SAMPLE = 4096  # values of a tap that show what it is kept in
+READ, READ_SHAKEN = "read", "read, shaken"  # roundings read back from a trace: without, and with their noise
 ANGLES, GGML_ANGLES = "angles", "ggml angles"
 GELU = "gelu"
 
@@ -38,7 +40,7 @@ class Lane:
     @property
     def shaken(self) -> bool:
         """Whether it measures noise, and is no arithmetic of its own."""
-        return self.policy == JITTER
+        return self.policy in (JITTER, READ_SHAKEN)
 
 
 FREE, FREE_NATIVE = Lane(None, F32), Lane(None, NATIVE)
@@ -48,7 +50,8 @@ FREE, FREE_NATIVE = Lane(None, F32), Lane(None, NATIVE)
 class Source:
     """A trace under replay: its arithmetics, the types of its cache, and the taps it left open (unrecorded).
 
-    ``sparse``: so many are unrecorded that what float32 itself leaves is worth measuring.
+    ``sparse``: so many are unrecorded that what float32 itself leaves is worth measuring. ``reading``: its roundings
+    by kind of operand, where they were read back from it.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Source:
     flash_attn: bool = False
     precision: str = F32
     sparse: bool = False
+    reading: Mapping[str, Rounding] = field(default_factory=dict)
     spans: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -74,8 +78,9 @@ class Source:
 
     @property
     def lanes(self) -> list[Lane]:
-        policies = [*self.policies, JITTER] if self.sparse or self.precision != F32 else self.policies
-        return [Lane(self.name, policy) for policy in policies]
+        read = [READ, READ_SHAKEN] if self.reading else []
+        shaken = [JITTER] if self.sparse or self.precision != F32 else []
+        return [Lane(self.name, policy) for policy in (*self.policies, *read, *shaken)]
 
     def is_whole(self, name: str) -> bool:
         """Whether a tap was recorded in full: only such a tap can stand in for the op's result."""
@@ -113,10 +118,13 @@ def policies_for(kinds: Iterable[str], stored: Mapping[str, str], wanted: Sequen
     return list(kept.values())
 
 
-def rounding_type(policy: str, kind: str, stored: Mapping[str, str]) -> str:
+def rounding_type(
+    policy: str, kind: str, stored: Mapping[str, str], reading: Mapping[str, Rounding] | None = None
+) -> str:
     """The type that activations are rounded to before a product with weights (or a cache) of type ``kind``.
 
-    Also what makes RoPE's angles (``kind`` ANGLES), and what GELU's argument and value are rounded to (GELU).
+    ``reading``: what policy READ does. Also what makes RoPE's angles (``kind`` ANGLES), and what GELU's argument and
+    value are rounded to (GELU).
     """
     if kind == ANGLES:
         return GGML_ANGLES if policy == NATIVE else "F32"
@@ -124,6 +132,8 @@ def rounding_type(policy: str, kind: str, stored: Mapping[str, str]) -> str:
         return arithmetic.GELU_TABLE if policy == NATIVE else "F32"
     if policy == JITTER:
         return "F32"
+    if policy in (READ, READ_SHAKEN):
+        return reading[kind].base if reading and kind in reading else "F32"
     if policy == NATIVE:
         to = arithmetic.PARTNER.get(stored.get(kind, kind), "F32")
         return "F32" if kind == "cache_v" and to not in ("F16", "BF16") else to  # quantized V is dequantized

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from llamadiff.comparison import (
     with_explanations,
 )  # fmt: skip
 from llamadiff.coverage import coverage_of
-from llamadiff.diagnose.diagnosis import Diagnosis
+from llamadiff.diagnose.diagnosis import Diagnosis, Scene, scene_of
 from llamadiff.diagnose.diagnosis import diagnose as why
 from llamadiff.drift import drift_only
 from llamadiff.errors import UserError
@@ -51,6 +51,8 @@ from llamadiff.passes import Passes, run_passes
 from llamadiff.phase import Progress, silent
 from llamadiff.preflight import WEIGHTS, preflight
 from llamadiff.profile import in_words
+from llamadiff.reading import read
+from llamadiff.rounding import Rounding
 from llamadiff.trace import Trace
 
 LEAST_SECONDS = 10.0  # for the diagnosis of a small model
@@ -291,8 +293,12 @@ def judge(
     checks = preflight(model, candidate) if candidate is not None else ()
     started = time.perf_counter()
     passes = run_passes(model, baseline, candidate, rules, keep, progress)
-    ran = time.perf_counter()
     under_test = "baseline" if candidate is None else "candidate"
+    reading: Mapping[str, Rounding] = {}
+    if candidate is not None:
+        reading = _read(model, passes, LEAST_SECONDS, progress)
+        passes = run_passes(model, baseline, candidate, rules, None, progress, reading) if reading else passes
+    ran = time.perf_counter()
     seconds = explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # about as long as finding out what is wrong took
     diagnosis: tuple[Diagnosis, ...] = ()
     if diagnose:
@@ -350,10 +356,25 @@ def _diagnosed(
     model: Runnable, passes: Passes, under_test: str, seconds: float, thorough: bool, progress: Progress
 ) -> tuple[Diagnosis, ...]:
     """The causes of what is wrong."""
-    judge = passes.judge
-    where, rows = (judge.positions, judge.n_prefill), judge.sources[under_test]
     with threadpool_limits(1, "blas"):
-        return why(model, rows, passes.findings, *where, seconds, thorough, progress)
+        return why(_scene(model, passes, under_test, seconds, thorough, progress), passes.findings)
+
+
+def _read(model: Runnable, passes: Passes, seconds: float, progress: Progress) -> Mapping[str, Rounding]:
+    """The candidate's roundings, read back where no known one fits."""
+    if not isinstance(model, Model):
+        return {}
+    with threadpool_limits(1, "blas"):
+        found = read(_scene(model, passes, "candidate", seconds, False, progress), passes.findings)
+    return found.roundings if found is not None else {}
+
+
+def _scene(
+    model: Runnable, passes: Passes, under_test: str, seconds: float, thorough: bool, progress: Progress
+) -> Scene:
+    judge = passes.judge
+    source, where = judge.sources[under_test], (judge.positions, judge.n_prefill)
+    return scene_of(model, source, passes.findings, *where, seconds, thorough, progress)
 
 
 def _extra(model: Runnable, candidate: Trace | None) -> tuple[str, ...]:

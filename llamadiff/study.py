@@ -143,7 +143,8 @@ class Study(Carrier):
         """Go on with these lanes."""
         self.lanes = tuple(lanes)
         self._operands: tuple[tuple[Any, ...], tuple[Array, ...]] = (), ()
-        super().__init__([(lane.policy, self._stored(lane)) for lane in self.lanes])
+        reading = next((source.reading for source in self.sources.values() if source.reading), None)
+        super().__init__([(lane.policy, self._stored(lane)) for lane in self.lanes], reading)
 
     def _layer_begins(self, x: Array) -> None:
         self._collect()

@@ -1,0 +1,253 @@
+"""One run of a stranger held to the judge: the models, what is true of the run, and what was made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from conftest import OPTIONS
+from injected import INJECTIONS
+from injected.base import TOKENS, Injection
+from llamaref import Engine as Judging
+from small import write_model
+
+from llamadiff.candidates.engine import record
+from llamadiff.comparison import Comparison, Row
+from llamadiff.pipeline import diff
+from llamadiff.taps import parse
+from llamadiff.trace import Trace
+from strangers import recording
+from strangers.arithmetic import Arithmetic
+from strangers.bugs import BUGS
+from strangers.engine import NONE, Bug, Engine
+from strangers.model import File, read
+
+Array = np.ndarray
+SEEDED = np.random.default_rng(11)
+EVERY_KIND = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
+RIGHT_MODELS = ("llama", "qwen2", "qwen3", "moe")
+SHAPES = {"dense": (), "sparse": recording.SPARSE, "logits": recording.LOGITS}
+BY_CAUSE = {injection.name: injection for injection in INJECTIONS}
+NOTHING = 1e-14  # an op's error that is none: what float32 leaves where an engine computes in float64
+
+
+# -- models --------------------------------------------------------------------------------------------------------
+
+
+def model_file(folder: Path, model: str, kind: str, seed: int = 1) -> Path:
+    """A small model, written once."""
+    path = folder / f"{model}.{kind}.{seed}.gguf"
+    if path.exists():
+        return path
+    if kind not in ("Q4_K", "Q6_K"):
+        return write_model(path, kind=kind, seed=seed, **OPTIONS[model])
+    shapes = model_file(folder, model, "F32", seed)
+    tensors = {
+        name: (_blocks(values.shape, kind, seed), gguf.GGMLQuantizationType[kind])
+        for name, values in read(shapes).tensors.items()
+        if values.ndim > 1 and "ffn_gate_inp" not in name
+    }
+    return write_model(path, kind="F32", seed=seed, **{**OPTIONS[model], "tensors": tensors})
+
+
+def _blocks(shape: tuple[int, ...], kind: str, seed: int) -> Array:
+    """Bytes of random blocks of a K type, which gguf-py cannot make: weights of about 1 / sqrt(in)."""
+    rng = np.random.default_rng([seed, *shape])
+    count, size = int(np.prod(shape)) // 256, {"Q4_K": 144, "Q6_K": 210}[kind]
+    blocks = rng.integers(0, 256, (count, size), dtype=np.uint8)
+    typical = {"Q4_K": 1 / 250, "Q6_K": 1 / 1370}[kind] / np.sqrt(shape[-1])
+    d = (typical * rng.uniform(0.7, 1.3, count)).astype(np.float16).view(np.uint8).reshape(count, 2)
+    if kind == "Q4_K":
+        blocks[:, :2], blocks[:, 2:4] = d, (d.view(np.float16) * np.float16(7.5)).view(np.uint8)
+    else:
+        blocks[:, -2:] = d
+    return blocks.reshape(*shape[:-1], -1)
+
+
+@lru_cache(maxsize=32)
+def opened(path: Path) -> File:
+    return read(path)
+
+
+@lru_cache(maxsize=64)
+def baseline(path: Path, tokens: tuple[int, ...], n_prefill: int) -> Trace:
+    """The trusted trace: the package's own engine's."""
+    trace = record(Judging(path), tokens, "engine")
+    return Trace(replace(trace.info, n_prefill=n_prefill), {name: trace[name] for name in trace}, trace.dtypes)
+
+
+def prompt(seed: int, length: int) -> tuple[int, ...]:
+    """Tokens: those of the other tests, or random ones."""
+    if seed == 0 and length <= len(TOKENS):
+        return TOKENS[:length]
+    return tuple(int(token) for token in np.random.default_rng(seed).integers(0, 96, length))
+
+
+# -- one run -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A stranger's run: everything that decides it. ``shape``: which taps are recorded (SHAPES)."""
+
+    arithmetic: Arithmetic
+    model: str = "llama"
+    kind: str = "F16"
+    bug: str | None = None
+    shape: str = "dense"
+    seed: int = 0
+    length: int = len(TOKENS)
+    decode: int = 0
+    precision: str = "f32"
+    model_seed: int = 1
+
+    @property
+    def injection(self) -> Injection | None:
+        return BY_CAUSE[self.bug] if self.bug else None
+
+    @property
+    def name(self) -> str:
+        words = [self.arithmetic.name, self.bug, self.model, self.kind, self.shape, self.precision]
+        words += [f"s{self.seed}"] * bool(self.seed) + [f"n{self.length}"] * (self.length != len(TOKENS))
+        words += [f"d{self.decode}"] * bool(self.decode) + [f"m{self.model_seed}"] * (self.model_seed != 1)
+        return " | ".join(word for word in words if word)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the judge made of a run. ``truth``: the NMSE that the bug makes at each tap, against the right op under
+    the same arithmetic, on the same inputs."""
+
+    case: Case
+    comparison: Comparison
+    truth: Mapping[str, float]
+
+    @property
+    def first(self) -> Row | None:
+        return self.comparison.first_divergence
+
+    @property
+    def faulty(self) -> dict[str, float]:
+        """The taps that the bug is at."""
+        return {name: nmse for name, nmse in self.truth.items() if not nmse <= NOTHING}
+
+    @property
+    def due(self) -> Row | None:
+        """The first tap whose error is above what could hide there."""
+        return next((row for row in self.comparison.rows if not self.truth.get(row.tap, 0.0) <= hides(row)), None)
+
+    @property
+    def accused(self) -> str | None:
+        """A right op that is called wrong."""
+        return next((row.tap for row in self.comparison.wrong if row.tap not in self.faulty), None)
+
+    @property
+    def missed(self) -> str | None:
+        """A tap that should have been the first to be called wrong, at the latest."""
+        names = [row.tap for row in self.comparison.rows]
+        if self.due is None or self.first and names.index(self.first.tap) <= names.index(self.due.tap):
+            return None
+        return self.due.tap
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """What the first wrong tap's cause is called: several, where they are the same on this model."""
+        found = next((d for d in self.comparison.diagnosis if self.first and d.tap == self.first.tap), None)
+        return tuple(cause.name for cause in found.causes) if found else ()
+
+    @property
+    def misnamed(self) -> bool:
+        injection = self.case.injection
+        return bool(self.causes) and injection is not None and injection.cause not in self.causes
+
+
+def hides(row: Row) -> float:
+    """An error of this op below it could not be seen (NMSE)."""
+    if row.local is None:
+        return float("inf")
+    return float(getattr(row.local, "hides", row.local.noise_limit))
+
+
+def applies(arithmetic: Arithmetic, bug: Bug, model: str) -> bool:
+    """Whether an engine with this arithmetic can have the bug."""
+    return bug.needs.isdisjoint(arithmetic.lacks) and (not arithmetic.only or model in arithmetic.only)
+
+
+def bug_of(case: Case) -> Bug:
+    return BUGS[case.bug] if case.bug else NONE
+
+
+def taps_of(case: Case, path: Path) -> dict[str, Array]:
+    """What the stranger records of a run."""
+    taps = Engine(opened(path), case.arithmetic, bug_of(case)).run(*_tokens(case))
+    if SHAPES[case.shape]:
+        return recording.only(taps, SHAPES[case.shape])
+    return taps if case.seed % 2 else recording.without_cache(taps)
+
+
+def _tokens(case: Case) -> tuple[tuple[int, ...], int]:
+    return prompt(case.seed, case.length), case.length - _decode(case)
+
+
+def _decode(case: Case) -> int:
+    return case.injection.decode if case.injection is not None else case.decode
+
+
+def truth_of(case: Case, path: Path, taps: Mapping[str, Array]) -> dict[str, float]:
+    """Every tap against the right engine of the same arithmetic on the same recorded inputs: NMSE."""
+    if case.bug is None:
+        return {}
+    right = Engine(opened(path), case.arithmetic).run(*_tokens(case), given=taps)
+    return {name: nmse(values, right[name], name) for name, values in taps.items() if name in right}
+
+
+def nmse(values: Array, right: Array, name: str) -> float:
+    """sum((a-b)^2) / sum(b^2) of what is defined; infinite where one side alone is not finite."""
+    a, b = (np.asarray(side, np.float64).reshape(values.shape) for side in (values, right))
+    if name.startswith("kq-"):
+        seen = np.tri(a.shape[1], a.shape[2], a.shape[2] - a.shape[1], dtype=bool)
+        a, b = np.where(seen, a, 0), np.where(seen, b, 0)
+    with np.errstate(all="ignore"):
+        gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.nan_to_num((a - b) ** 2, nan=np.inf))
+        size = float((b[np.isfinite(b)] ** 2).sum())
+        return 0.0 if not gap.any() else float(gap.sum()) / size if size else float("inf")
+
+
+def judged(case: Case, folder: Path, diagnose: bool = True) -> Outcome:
+    """Record a run, and have it judged."""
+    path = model_file(folder, case.model, case.kind, case.model_seed)
+    taps = taps_of(case, path)
+    tokens, n_prefill = _tokens(case)
+    trace = recording.save(folder / "candidate.safetensors", taps, tokens, n_prefill, case.precision)
+    result = diff(baseline(path, tokens, n_prefill), trace, path, diagnose=diagnose)
+    return Outcome(case, result, truth_of(case, path, taps))
+
+
+def kind_of(tap: str) -> str:
+    found = parse(tap)
+    return found.kind.word if found else tap
+
+
+def figures(outcome: Outcome) -> list[str]:
+    """Each op's worst error among right taps, beside its limits: for a line of the report."""
+    worst: dict[str, Any] = {}
+    for row in outcome.comparison.rows:
+        if row.local and row.local.nmse > worst.get(kind_of(row.tap), (0.0, 0.0))[0] and row.verdict != "match":
+            worst[kind_of(row.tap)] = (row.local.nmse, hides(row), row.verdict)
+    return [f"{word} {nmse:.1e}/{limit:.0e} {verdict}" for word, (nmse, limit, verdict) in worst.items()]
+
+
+def right_cases(arithmetics: Sequence[Arithmetic], models: Sequence[str], kinds: Sequence[str]) -> list[Case]:
+    """Every arithmetic on every model and kind."""
+    return [
+        Case(arithmetic, model, kind)
+        for arithmetic in arithmetics
+        for model in models
+        for kind in kinds
+        if not arithmetic.only or model in arithmetic.only
+    ]

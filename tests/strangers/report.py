@@ -1,0 +1,128 @@
+"""One line for each run of a stranger: what the judge made of it. Filters are substrings, or `all`.
+
+python tests/strangers/report.py [--arith NAME] [--bug NAME] [--model M] [--kind K] [--shape dense] ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "reference"), str(ROOT)]
+
+from strangers.arithmetic import ARITHMETICS, Arithmetic  # noqa: E402
+from strangers.bugs import BUGS  # noqa: E402
+from strangers.crossing import (  # noqa: E402
+    BY_CAUSE,
+    EVERY_KIND,
+    RIGHT_MODELS,
+    Case,
+    Outcome,
+    applies,
+    figures,
+    judged,
+    model_file,
+)
+
+
+def main() -> None:
+    options = _options()
+    folder = Path(tempfile.gettempdir()) / "strangers"
+    folder.mkdir(exist_ok=True)
+    totals: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        for case in _cases(options):
+            _link(folder, Path(scratch), case)
+            started = time.perf_counter()
+            outcome = judged(case, Path(scratch), diagnose=not options.plain)
+            words = _findings(outcome)
+            totals.update(words or ["right" if case.bug is None else "found"])
+            if words or not options.quiet:
+                print(_line(outcome, words, time.perf_counter() - started), flush=True)
+    print("; ".join(f"{count} {word}" for word, count in totals.items()) or "no such run")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arith", default="all", help="arithmetics whose names hold this; =NAME: this one")
+    parser.add_argument("--bug", help="bugs whose names hold this, =NAME, or all; left out: right runs")
+    parser.add_argument("--model", default="", help="models, with commas; default: llama,qwen2,qwen3,moe; a bug's own")
+    parser.add_argument("--kind", default="", help="kinds of weights, with commas, or all; default F16,Q8_0; a bug's own")
+    parser.add_argument("--shape", default="dense", help="dense, sparse or logits, with commas")
+    parser.add_argument("--precision", default="f32", help="f32, f16, bf16: what the trace keeps")
+    parser.add_argument("--seed", type=int, default=0, help="of the prompt; odd ones record the cache as well")
+    parser.add_argument("--length", type=int, default=12, help="tokens")
+    parser.add_argument("--decode", type=int, default=0, help="how many of them are decode steps")
+    parser.add_argument("--quiet", action="store_true", help="only what is not as it should be")
+    parser.add_argument("--plain", action="store_true", help="no diagnosis: fast, and no causes")
+    return parser.parse_args()
+
+
+def _fits(name: str, wanted: str) -> bool:
+    return wanted == "all" or (name == wanted[1:] if wanted.startswith("=") else wanted in name)
+
+
+def _cases(options: argparse.Namespace) -> Iterator[Case]:
+    bugs = [None] if options.bug is None else [name for name in BUGS if _fits(name, options.bug)]
+    for bug in bugs:
+        models = options.model.split(",") if options.model else BY_CAUSE[bug].models if bug else RIGHT_MODELS
+        kinds = options.kind.split(",") if options.kind else BY_CAUSE[bug].kinds if bug else ("F16", "Q8_0")
+        kinds = EVERY_KIND if options.kind == "all" else kinds
+        for arithmetic in ARITHMETICS:
+            if not _fits(arithmetic.name, options.arith):
+                continue
+            for model in models:
+                if _possible(arithmetic, bug, model):
+                    for kind in kinds:
+                        for shape in options.shape.split(","):
+                            yield Case(arithmetic, model, kind, bug, shape, options.seed, options.length,
+                                       options.decode, options.precision)  # fmt: skip
+
+
+def _possible(arithmetic: Arithmetic, bug: str | None, model: str) -> bool:
+    return applies(arithmetic, BUGS[bug], model) if bug else not arithmetic.only or model in arithmetic.only
+
+
+def _link(kept: Path, scratch: Path, case: Case) -> None:
+    """Models are written once, and traces apart for every run of this script."""
+    for kind in (("F32", case.kind) if case.kind in ("Q4_K", "Q6_K") else (case.kind,)):
+        path = model_file(kept, case.model, kind, case.model_seed)
+        target = scratch / path.name
+        if not target.exists():
+            target.symlink_to(path)
+
+
+def _findings(outcome: Outcome) -> list[str]:
+    words = ["ACCUSED"] * (outcome.accused is not None)
+    if outcome.case.bug is not None:
+        words += ["MISSED"] * (outcome.missed is not None) + ["MISNAMED"] * outcome.misnamed
+        if not words and outcome.first is None:
+            words = ["hidden"]
+        elif not words and not outcome.causes:
+            words = ["unknown"]
+    return words
+
+
+def _line(outcome: Outcome, words: list[str], seconds: float) -> str:
+    result, first = outcome.comparison, outcome.first
+    parts = [f"{' '.join(words) or 'ok':9} {result.verdict:9} {outcome.case.name}"]
+    if first is not None:
+        parts.append(f"at {first.tap}{f' [{first.op}]' if first.span else ''}")
+        parts.append(f"cause {' or '.join(outcome.causes) or '-'}")
+    if outcome.missed:
+        parts.append(f"should be {outcome.missed} with {outcome.truth[outcome.missed]:.1e}")
+    if words and "ACCUSED" in words:
+        parts.append(f"accuses {outcome.accused}")
+    if outcome.case.bug is None:
+        parts.append(", ".join(figures(outcome)))
+    return "; ".join(part for part in parts if part) + f"  ({seconds:.1f} s)"
+
+
+if __name__ == "__main__":
+    main()
