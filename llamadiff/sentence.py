@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -129,6 +130,8 @@ def _drift(rows: Sequence[Row], is_engine: bool) -> str:
     against = "exact arithmetic" if is_engine else "the baseline"
     if last.local is not None and len(last.drift.per_token) < len(last.local.per_token):
         against += f" over the first {len(last.drift.per_token)} tokens"
+    if not math.isfinite(last.drift.nmse):
+        return f"{last.tap} holds NaN or Inf on one side, so that there is no drift from {against}"
     noise = f"{last.ratio_to_noise:.1f}x" if last.ratio_to_noise < 100 else f"{last.ratio_to_noise:.0e}x"
     below = last.drift.nmse <= (last.expected_drift or 0.0)
     explained = "no more than" if below else f"{noise}"

@@ -124,6 +124,17 @@ def test_several_origins_are_named(right, path):
     assert "ffn_up-1 has Inf at [4, 2]" in result.summary
 
 
+def test_a_right_engine_beside_a_baseline_of_nan_is_right(right, path):
+    result = diff(record(spoilt(np.nan, 3, 5)(path), TOKENS, "llama.cpp"), right, path)
+    assert result.verdict == "match"
+    assert "it is llama.cpp whose ffn_swiglu-0 is off on its own inputs" in result.summary
+    assert (result.logits.not_finite, result.logits.top1_agree, result.logits.top) == (("baseline",), None, ())
+    logits = np.array(right["result_output"])
+    logits[:] = np.inf
+    unknown = diff(changed(right, result_output=logits), right, path)
+    assert "drifts inf" not in unknown.summary
+
+
 # -- what a legal arithmetic, or the model itself, makes of large values -----------------------------------
 
 
