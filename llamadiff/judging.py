@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from llamadiff import arithmetic, fit, limits, metrics, taps
 from llamadiff.allowance import WHOLE, Allowance, Sample
+from llamadiff.finiteness import open_places, qualified
 from llamadiff.lanes import ANGLES, F32, FREE, FREE_NATIVE, GELU, JITTER, READ, READ_SHAKEN, Lane, Source, rounding_type
 from llamadiff.profile import Profile, profile, rotations
 
@@ -29,7 +30,9 @@ class Local:
     ``arithmetic`` is the one that fits (None where none does). ``expected`` and ``recorded`` are the two values
     at ``index``, where they differ most. ``span`` names the unrecorded taps this one answers for as well. ``hides`` is
     the largest NMSE that would be taken for rounding, ``hides_row`` that of one row, ``hides_value`` the largest
-    |error| / rms of one value.
+    |error| / rms of one value. ``not_finite`` values were recorded where finite ones are right; ``opened`` values could
+    not be judged, since no finite ones are right there on these inputs, in the rows of ``open_tokens``: errors are over
+    the others, NaN where there are none.
     """
 
     nmse: float
@@ -47,6 +50,9 @@ class Local:
     hides: float = 0.0
     hides_row: float = 0.0
     hides_value: float = 0.0
+    not_finite: int = 0
+    opened: int = 0
+    open_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ class Judge:
         seen = _Seen(self, tap, x, lanes, recorded)
         replayed = {lane.source for lane in lanes}
         judged = {name: self._local(self.sources[name], seen, spans[name]) for name in recorded if name in replayed}
-        local = {name: found for name, (found, _) in judged.items()}
+        local = {name: self._qualified(self.sources[name], seen, found) for name, (found, _) in judged.items()}
         free = seen.lane(FREE) if FREE in lanes else None
         return Finding(
             tap=tap,
@@ -160,6 +166,15 @@ class Judge:
             )
             for phase in self._phases if len(reference[phase])
         )  # fmt: skip
+
+    def _qualified(self, source: Source, seen: _Seen, local: Local) -> Local:
+        """A judgement in view of what is not finite."""
+        values, opened = seen.values(source.name, source, ranked=True), seen.opened(source)
+        if values.finite and opened is None:
+            return local
+        sides = (seen.recorded[source.name], seen.x[seen.lanes.index(seen.exact(source))])
+        recorded, right = (seen.comparable(side, source, ranked=True) for side in sides)
+        return qualified(local, recorded, right, opened, seen.tap.row_axis)
 
     @property
     def _phases(self) -> tuple[slice, slice]:
@@ -266,9 +281,24 @@ class _Seen:
     ) -> None:
         self.judge, self.tap, self.x, self.lanes, self.recorded = judge, tap, x, lanes, recorded
         self._rows: dict[Hashable, metrics.Rows] = {}
+        self._opened: dict[str, Array | None] = {}
 
     def lanes_of(self, source: Source) -> list[Lane]:
         return [lane for lane in self.lanes if lane.source == source.name]
+
+    def exact(self, source: Source) -> Lane:
+        """The lane of a source that rounds least."""
+        return next(lane for lane in self.lanes_of(source) if not lane.shaken)
+
+    def opened(self, source: Source) -> Array | None:
+        """Where a tap of a source cannot be judged."""
+        if source.name not in self._opened:
+            lane = self.exact(source)
+            finite = self.lane(lane, source).finite
+            right = self.comparable(self.x[self.lanes.index(lane)], source, ranked=False)
+            masks = taps.parse(self.tap.name) is None
+            self._opened[source.name] = None if finite else open_places(right, masks)
+        return self._opened[source.name]
 
     def in_phases(self, lanes: Sequence[Lane], phases: Sequence[slice], source: Source) -> metrics.Rows:
         """What lanes computed, each in its phase: rows in the order of the tokens."""
@@ -290,7 +320,8 @@ class _Seen:
 
     def _made(self, what: Hashable, x: Array, sources: Sequence[Source], ranked: bool) -> metrics.Rows:
         partial = [source for source in sources if self.tap.name in source.trace.known]
-        ranked = ranked and self.tap.kind.op == "ARGSORT"
+        sorts = self.tap.kind.op == "ARGSORT"
+        ranked = ranked and (sorts or any(self.opened(source) is not None for source in sources))
         key = (what, *(source.name for source in (sources if ranked else partial)), ranked)
         if key not in self._rows:
             for source in sources if ranked else partial or (None,):
@@ -301,12 +332,15 @@ class _Seen:
     def comparable(self, x: Array, source: Source | None, ranked: bool) -> Array:
         """A tap's defined values, and those that a source knows.
 
-        Chosen experts are ``ranked`` by what was recorded of them: of two that are equal, either may come first.
+        Chosen experts are ``ranked`` by what was recorded of them: of two that are equal, either may come first. Then
+        those that cannot be judged are left out too.
         """
         x = self.judge.defined(self.tap, x)
         if source is None:
             return x
         x = source.known(self.tap.name, x)
+        opened = self.opened(source) if ranked else None
+        x = x if opened is None else np.where(opened, x.dtype.type(0), x)
         if not ranked or self.tap.kind.op != "ARGSORT":
             return x
         scores = (f"{word}-{self.tap.layer}" for word in self.tap.kind.inputs.split("|"))

@@ -242,6 +242,8 @@ def log_softmax(logits: Array) -> Array:
 
 
 def kl_divergence(baseline: Array, candidate: Array) -> float:
-    """KL(baseline || candidate) in nats between the distributions of two logit vectors."""
-    p, q = log_softmax(baseline), log_softmax(candidate)
-    return float(max(0.0, (np.exp(p) * (p - q)).sum()))
+    """KL(baseline || candidate) in nats between the distributions of two logit vectors; NaN if they are none."""
+    with np.errstate(invalid="ignore"):
+        p, q = log_softmax(baseline), log_softmax(candidate)
+        total = float(np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q)).sum())
+    return total if np.isnan(total) else max(0.0, total)

@@ -7,7 +7,8 @@ A map is TOML, one table a tap:
     axes = "batch token head dim"
     done = ["permuted"]
 
-Everything is explicit and checked, nothing is guessed; but an error proposes the line that would fit.
+What a table leaves out is the tap's own, and so is all of a tap without a table. Everything is explicit and checked,
+nothing is guessed; but an error proposes the line that would fit.
 """
 
 from __future__ import annotations
@@ -65,14 +66,20 @@ def identity_map() -> dict[str, Entry]:
 
 
 def load_map(spec: str) -> Map:
-    """A built-in map by its name, or a TOML file. Raises UserError for an unknown tap, axis or treatment."""
+    """A built-in map by its name, or a TOML file; taps that it says nothing of have their own names.
+
+    Raises UserError for an unknown tap, axis or treatment.
+    """
     from llamadiff.candidates.builtin_maps import BUILT_IN
 
-    if spec in BUILT_IN:
-        return BUILT_IN[spec]
+    stated = BUILT_IN[spec] if spec in BUILT_IN else _read_map(spec, list(BUILT_IN))
+    return {**stated, **{word: entry for word, entry in identity_map().items() if word not in stated}}
+
+
+def _read_map(spec: str, built_in: Sequence[str]) -> Map:
     path = Path(spec)
     if not path.is_file():
-        raise UserError(f"--map {spec}: no such file, and no built-in map ({', '.join(BUILT_IN)})")
+        raise UserError(f"--map {spec}: no such file, and no built-in map ({', '.join(built_in)})")
     from llamadiff.limits import read_toml
 
     return {word: _entry(path, word, table) for word, table in read_toml(path).items()}
@@ -83,14 +90,15 @@ def _entry(path: Path, word: str, table: Any) -> Entry:
     if word not in taps.BY_WORD:
         near = get_close_matches(word, list(taps.BY_WORD), 1)
         raise UserError(f"{where} is no tap{f'; did you mean [{near[0]}]?' if near else ''}")
-    if not isinstance(table, dict) or not isinstance(table.get("name"), str) or set(table) - {"name", "axes", "done"}:
-        raise UserError(f'{where} needs name = "..." and may have axes = "..." and done = [...]; nothing else')
-    if taps.BY_WORD[word].layered and "{i}" not in table["name"]:
-        raise UserError(f"{where} name = {table['name']!r} has no {{i}} for the layer's number")
-    axes = table.get("axes")
-    return Entry(
-        word, table["name"], None if axes is None else _axes(where, word, axes), _done(where, table.get("done", []))
-    )
+    own = identity_map()[word].name
+    if not isinstance(table, dict) or set(table) - {"name", "axes", "done"}:
+        raise UserError(f'{where} may have name = "...", axes = "..." and done = [...]; nothing else')
+    name, axes = table.get("name", own), table.get("axes")
+    if not isinstance(name, str) or not name:
+        raise UserError(f"{where} name = {name!r} is no name; left out, it is {own!r}")
+    if taps.BY_WORD[word].layered and "{i}" not in name:
+        raise UserError(f"{where} name = {name!r} has no {{i}} for the layer's number")
+    return Entry(word, name, None if axes is None else _axes(where, word, axes), _done(where, table.get("done", [])))
 
 
 def _axes(where: str, word: str, text: Any) -> tuple[str, ...]:

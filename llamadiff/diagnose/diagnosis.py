@@ -196,7 +196,8 @@ def _join(groups: list[_Group], scene: Scene, tap: taps.Tap, local: Local) -> No
         return
     if not outcome.tried:
         return
-    group = _Group(outcome.fits, outcome.nearest, outcome.complete)
+    nearest = () if local.not_finite else outcome.nearest  # what comes near elsewhere says nothing of a NaN
+    group = _Group(outcome.fits, nearest, outcome.complete)
     group.add(tap.name, local.nmse, outcome.fits)
     groups.append(group)
 

@@ -23,7 +23,7 @@ class NodeCheck:
 
     ``nmse`` is None where there is no function for the op, or it failed; ``problem`` says why. ``expected`` and
     ``found`` are the two values at ``index``, where they differ most. ``baseline`` and ``engine`` are moments of
-    llama.cpp's values and ours.
+    llama.cpp's values and ours. ``opened`` values could not be judged: on these inputs NaN or Inf is right there.
     """
 
     name: str
@@ -43,6 +43,7 @@ class NodeCheck:
     baseline: metrics.Stats | None = None
     engine: metrics.Stats | None = None
     problem: str | None = None
+    opened: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -95,6 +96,13 @@ def distance(n: Op, values: Array, found: Array) -> float:
     if n.name in LEFT_OPEN:
         found = np.where(np.isnan(values), values, found)
     return metrics.nmse(found.reshape(1, -1), values.reshape(1, -1), 0)
+
+
+def opened(n: Op, values: Array) -> int:
+    """How many values cannot be judged, as they are NaN or Inf by rights; -Inf is what hides keys and experts."""
+    if n.name in LEFT_OPEN or np.asarray(values).dtype.kind != "f":
+        return 0
+    return int((np.isnan(values) | np.isposinf(values)).sum())
 
 
 def _arithmetic(n: Op) -> str:
