@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
+from machine import Machine
 from small import DIM, EMBD, VOCAB, write_model
 from small_others import deepseek2, gpt2, gpt_oss, mamba2, phi3
 
@@ -147,3 +148,9 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
         return path if path.exists() else write_model(path, kind=kind, **OPTIONS[name])
 
     return get
+
+
+@pytest.fixture(scope="session")
+def machine() -> Machine:
+    """machine.needs(settings, path): go on only where llama.cpp survives that."""
+    return Machine()

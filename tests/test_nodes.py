@@ -52,8 +52,9 @@ SETTINGS = {
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_node_is_right_with_other_settings(name, kind, small_model):
+def test_every_node_is_right_with_other_settings(name, kind, small_model, machine):
     settings, limit = SETTINGS[name]
+    machine.needs(settings, small_model("llama", kind))
     all_right(graph(small_model("llama", kind), tokens=TOKENS, n_predict=2, settings=settings), limit)
 
 
