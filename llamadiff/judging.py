@@ -204,10 +204,10 @@ class Judge:
         rule = limits.rule_for(self.rules, tap.name, tap.kind.op, label)
         rope = self._rope(tap)
         match = rule.match + (rule.angle * self.mean_square_angle[rope] if rope is not None else 0.0)
-        noise = max(10 * match, 16 * limits.ROUNDING[arithmetic.precision(seen.recorded[source.name])])
         if source.flash_attn and tap.kind.word == "kqv_out" and source.stored["cache_v"] == "F16":
-            # ggml sums such values in float16, one rounding a key (ggml-cpu/ops.cpp, flash_attn_ext)
-            noise += 4 * limits.ROUNDING["f16"] * len(self.positions)
+            # one rounding a key and one of each weight, as in ggml/ops/attention.py; sums grow to their last value
+            match += limits.ROUNDING["f16"] * (len(self.positions) + 1)
+        noise = max(10 * match, 16 * limits.ROUNDING[arithmetic.precision(seen.recorded[source.name])])
         if span or source.precision != F32:
             first, *others = [seen.lane(lane, source, ranked=True) for lane in seen.lanes_of(source)]
             spreads = [metrics.nmse_of(other, first) for other in others]

@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from machine import Machine
+from quick import mark_slow
 from small import DIM, EMBD, VOCAB, write_model
 from small_others import deepseek2, gpt2, gpt_oss, mamba2, phi3
 
 _RNG = np.random.default_rng(7)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_slow(items)
 
 
 def _matrix(rows: int, columns: int, size: float = 1.0) -> np.ndarray:
