@@ -48,7 +48,7 @@ STEADY = 0.8  # of the movement, that one factor or one vector may explain: more
 MOST_WORK = 1e11  # multiplications of one least squares
 READ = 4  # taps of a kind that are read
 NEAR = 0.1  # of float32's error, that another arithmetic leaves where the engine's is a variant of it
-ALIKE = 0.75  # the part of that by which one token may be moved more than the median one
+ALIKE = 6.0  # how many times the movement of the median token one may have
 UNEVEN = 100.0  # where what is rounded has hardly anything to lose: probabilities near one
 AGREE = 3.0  # sizes of one rounding, read at several taps, differ by less
 CACHED = {"kq": "cache_k", "kqv_out": "cache_v"}  # products of attention -> what they read
@@ -71,18 +71,18 @@ def _even(
 ) -> Looks:
     """Of movements [token, ...] in several steps (block, movement, its steps), those that rounding may make.
 
-    They are even over all values, in every token as in the others, and no larger than it.
-    ``most``: how many steps rounding may move a value by; ``own``: the part of a value, where that is its own step;
-    ``even``: how many times the rms one value may be moved by, and some fewer times as much one token.
+    They are even over all values, in every token as in the others, and no larger than it. ``most``: how many steps
+    rounding may move a value by; ``own``: the part of a value, where that is its own step; ``even``: how many times the
+    rms one value may be moved by.
     """
     found: Looks = {}
     for block, moved, step in movements:
         in_steps = np.divide(moved, step, out=np.zeros_like(moved), where=step > 0).reshape(len(moved), -1)
-        tokens = np.sqrt((in_steps**2).sum(axis=1) / np.maximum((step > 0).reshape(len(moved), -1).sum(axis=1), 1))
-        size, peak = float(np.sqrt((in_steps**2).sum() / max(1, (step > 0).sum()))), float(in_steps.max())
-        if 0 < peak <= min(own if block == OWN else most, even * size) and tokens.max() <= ALIKE * even * np.median(
-            tokens
-        ):
+        counts = (step > 0).reshape(len(moved), -1).sum(axis=1)
+        tokens = np.sqrt((in_steps**2).sum(axis=1) / np.maximum(counts, 1))
+        size, peak = float(np.sqrt((in_steps**2).sum() / max(1, counts.sum()))), float(in_steps.max())
+        alike = even >= UNEVEN or tokens.max() <= ALIKE * np.median(tokens)
+        if 0 < peak <= min(own if block == OWN else most, even * size) and alike:
             found[block] = peak / size, size
     return found
 
@@ -182,7 +182,7 @@ def _rounding_of(chosen: Sequence[Beyond], clock: Clock) -> Rounding | None:
     if base in OTHERS and max(left) <= VARIES:
         return Rounding(base)
     looks = [_looks(each.case, found[base]) for each, found in zip(chosen, errors, strict=True)]
-    agreed = _agreed(base, looks, AGREE if chosen[0].kind not in BY_TABLE else UNEVEN)
+    agreed = _agreed(base, looks, AGREE if chosen[0].case.weight is not None else UNEVEN)
     return None if agreed is None or _is_known(chosen, clock) else agreed
 
 
@@ -341,12 +341,12 @@ def _of_values(recipe: Values, error: Array) -> Looks:
     p, v = np.asarray(recipe.probs[0], np.float64), np.asarray(recipe.rows[0][:, recipe.reads], np.float64)
     right = np.einsum("hts,shd->thd", p, v)
     error = error.reshape(right.shape)
-    if _is_steady(error.reshape(len(error), -1), right.reshape(len(right), -1)):
-        return {}
 
     def spread(block: int) -> Array:
         return np.asarray(np.sqrt(np.einsum("hts,shd->thd", p * p, steps(v, block) ** 2)))
 
-    looks = _even(EVEN * STEPS_OF_4, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED)
-    terms = np.einsum("hts,shd->thd", p, np.abs(v))
-    return looks or _even(0.0, [(OWN, np.abs(error), terms)], CRUDE, UNEVEN)
+    looks: Looks = {}
+    if not _is_steady(error.reshape(len(error), -1), right.reshape(len(right), -1)):
+        looks = _even(EVEN * STEPS_OF_4, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED)
+    terms = np.einsum("hts,shd->thd", p, np.abs(v))  # of one weight near one, rounding is a factor
+    return looks or _even(0.0, [(OWN, np.abs(error), terms)], CRUDE / 2, UNEVEN)
