@@ -19,10 +19,8 @@ from llamadiff.rounding import Rounding
 from llamadiff.trace import Trace
 
 SECONDS = 10.0  # that it may take to ask whether a rounding is a known bug
-_OPERANDS = {
-    "cache_k": "Q and K, before their product,", "cache_v": "V, or its weights,", "kept_k": "its K cache",
-    "kept_v": "its V cache", "ROPE": "its RoPE", "SOFT_MAX": "its softmax", "SWIGLU": "its activation",
-}  # fmt: skip
+_OPERANDS = {"cache_k": "Q and K", "cache_v": "V or its weights", "kept_k": "its K cache", "kept_v": "its V cache"}
+_OPS = {"ROPE": "RoPE", "SOFT_MAX": "the softmax", "SWIGLU": "the activation"}
 
 
 @dataclass(frozen=True)
@@ -42,15 +40,18 @@ class Manner:
             yield f"it {choice.says} (a map states it: {choice.lines})"
         if self.precision != F32:
             yield f"its tensors were kept in {self.precision}"
-        for words in dict.fromkeys(rounding.words() for rounding in self.roundings.values()):
-            kinds = [kind for kind, rounding in self.roundings.items() if rounding.words() == words]
-            yield f"{_operands(kinds)} {words}"
+        for op, name in _OPS.items():
+            if op in self.roundings:
+                yield f"it computes {name} to about {self.roundings[op].bits} bits"
+        operands = {kind: rounding.words() for kind, rounding in self.roundings.items() if kind not in _OPS}
+        for words in dict.fromkeys(operands.values()):
+            yield f"it rounds {_operands([kind for kind in operands if operands[kind] == words])} to {words}"
 
 
 def _operands(kinds: Sequence[str]) -> str:
-    """What is rounded, in words: ``activations by Q4_K and Q6_K weights``."""
+    """What is rounded, in words: ``activations for Q4_K and Q6_K weights``."""
     weights = list(dict.fromkeys(kind.partition(":")[0] for kind in kinds if kind not in _OPERANDS))
-    named = [f"activations by {' and '.join(weights)} weights"] if weights else []
+    named = [f"activations for {' and '.join(weights)} weights"] if weights else []
     return " and ".join([*named, *(_OPERANDS[kind] for kind in kinds if kind in _OPERANDS)])
 
 
