@@ -29,10 +29,11 @@ def request_for(
     """
     request = text_request(model, prompt, tokens, chat, n_predict, output, settings)
     _check_layers(layers, model.describe("")["layers"])
+    bounds = None if layers is None else (layers.start, layers.stop)
+    request = replace(request, patterns=tuple(patterns), layers=bounds)
     if isinstance(model, Model):
         return replace(request, wanted=_wanted(model, patterns, layers), scores=bool(patterns))
-    bounds = None if layers is None else (layers.start, layers.stop)
-    return replace(request, patterns=tuple(patterns), layers=bounds)
+    return request
 
 
 def text_request(

@@ -10,7 +10,8 @@ from llamaref.config import Rope
 from numpy.typing import NDArray
 
 from llamadiff import arithmetic
-from llamadiff.lanes import NATIVE, rounding_type
+from llamadiff.lanes import NATIVE, READ_SHAKEN, rounding_type
+from llamadiff.rounding import Rounding
 
 Array = NDArray[Any]
 
@@ -18,12 +19,14 @@ Array = NDArray[Any]
 class Carrier:
     """The part of a llamaref.Tap that rounds: one arithmetic for each index of the batch axis.
 
-    ``ways`` are a policy and the types of the cache (``cache_k``, ``cache_v``) for each. Arrays whose batch is 1 are
-    widened where the ways differ.
+    ``ways`` are a policy and the types of the cache (``cache_k``, ``cache_v``) for each; ``reading`` is what the
+    policies READ and READ_SHAKEN do. Arrays whose batch is 1 are widened where the ways differ.
     """
 
-    def __init__(self, ways: Sequence[tuple[str, Mapping[str, str]]]) -> None:
-        self.ways = tuple(ways)
+    def __init__(
+        self, ways: Sequence[tuple[str, Mapping[str, str]]], reading: Mapping[str, Rounding] | None = None
+    ) -> None:
+        self.ways, self.reading = tuple(ways), reading or {}
 
     def __call__(self, name: str, x: Array) -> Array:
         return x
@@ -32,7 +35,7 @@ class Carrier:
         out = [array if array.dtype.kind == "i" else self._widened(array) for array in arrays]
         sums = None
         for number, (policy, stored) in enumerate(self.ways):
-            to = rounding_type(policy, kind, stored)
+            to = rounding_type(policy, kind, stored, self.reading)
             if to == "Q8_1":
                 sums = np.zeros((*out[0].shape[:-1], out[0].shape[-1] // 32), out[0].dtype) if sums is None else sums
                 sums[number] = arithmetic.q8_1_sums(out[0][number])
@@ -40,14 +43,18 @@ class Carrier:
             for array in out[:1] if stands else out:
                 if array.dtype.kind != "i" and to in arithmetic.ROUNDINGS:
                     array[number] = arithmetic.ROUNDINGS[to](array[number])
+                if policy == READ_SHAKEN and kind in self.reading:
+                    array[number] = self.reading[kind].shaken(array[number])
         return (*out, sums) if sums is not None else tuple(out)
 
     def stored(self, kind: str, x: Array) -> Array:
         x = self._widened(x)
-        for number, (_, stored) in enumerate(self.ways):
-            to = stored.get(kind, "F32")
+        for number, (policy, stored) in enumerate(self.ways):
+            to, kept = stored.get(kind, "F32"), kind.replace("cache", "kept")
             if to in arithmetic.ROUNDINGS:
                 x[number] = arithmetic.ROUNDINGS[to](x[number])
+            if policy == READ_SHAKEN and kept in self.reading:
+                x[number] = self.reading[kept].shaken(x[number])
         return x
 
     def wanted(self, name: str) -> bool:

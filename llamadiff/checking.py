@@ -17,14 +17,20 @@ from llamadiff.trace import Trace
 Results = Sequence[tuple[Path, Comparison]]
 
 
-def check_all(paths: Iterable[Path], model: Path | None, rules: Sequence[limits.Rule]) -> Results:
+def check_all(
+    paths: Iterable[Path], model: Path | None, rules: Sequence[limits.Rule], partial: bool = False
+) -> Results:
     """Check each trace, and each trace in each directory. Raises UserError if there is none or a model is missing."""
-    found = [trace for path in paths for trace in _traces(path)]
     results = []
-    for path in found:
+    for path in traces_in(paths):
         trace = Trace.open(path)
-        results.append((path, check(trace, model or _model_of(path, trace), rules)))
+        results.append((path, check(trace, model or _model_of(path, trace), rules, partial)))
     return results
+
+
+def traces_in(paths: Iterable[Path]) -> list[Path]:
+    """These traces, and those of these directories. Raises UserError for a directory that has none."""
+    return [trace for path in paths for trace in _traces(path)]
 
 
 def _traces(path: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamadiff import ending
+from llamadiff.collisions import Named, kept, refuse_collisions, saved
 from llamadiff.errors import UserError
 from llamadiff.options import (
     FAILING,
@@ -30,6 +31,7 @@ from llamadiff.options import (
     Model,
     NameMap,
     NPredict,
+    Partial,
     Precision,
     Prompt,
     Repack,
@@ -64,7 +66,7 @@ _LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
 def compare(
     model: Model, prompt: Prompt = None, tokens: Tokens = None, tokens_file: TokensFile = None, chat: Chat = False,
     n_predict: NPredict = 0, candidate: Candidate = None, name_map: NameMap = None, timeout: Timeout = 600.0,
-    taps: Taps = None, layers: Layers = None, json: Json = None,
+    taps: Taps = None, layers: Layers = None, partial: Partial = False, json: Json = None,
     csv: Csv = None, save: Save = None, kv_type: KvType = "f32", flash_attn: FlashAttn = False,
     gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0, precision: Precision = "f32",
     engine: Backend = None,
@@ -76,12 +78,16 @@ def compare(
     with Child() as child, _progress() as progress:
         from llamadiff import pipeline  # takes as long as llama.cpp's process takes to get ready
 
+        refuse_collisions(
+            [*pipeline.compared_files(model, candidate, name_map), *_settings_files(tolerance, tokens_file)],
+            [*saved(save), *_reports(json, csv)],
+        )
         result = pipeline.compare(
             model, prompt, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
             candidate=candidate, name_map=name_map, timeout=timeout, patterns=taps or (), layers=_layer_range(layers),
             settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), rules=_rules(tolerance), save=save,
-            precision=precision, engine=engine, explain=budget if explain_output else 0.0, progress=progress,
-            child=child,
+            partial=partial, precision=precision, engine=engine, explain=budget if explain_output else 0.0,
+            progress=progress, child=child,
         )  # fmt: skip
     _report(result, json, csv)
     _exit(result.verdict, fail_on)
@@ -97,6 +103,7 @@ def capture(
     """Run llama.cpp alone and keep its trace."""
     from llamadiff import pipeline
 
+    refuse_collisions([("the model", model), *_settings_files(None, tokens_file)], [("--output", output)])
     with _progress() as progress:
         trace = pipeline.record(
             model, output, prompt, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
@@ -110,14 +117,15 @@ def capture(
 def diff(
     baseline: Annotated[Path, typer.Argument(help="The trace that is trusted.")],
     candidate: Annotated[Path, typer.Argument(help="The trace under test.")],
-    model: DiffModel = None,
+    model: DiffModel = None, partial: Partial = False,
     json: Json = None, csv: Csv = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Compare two traces; with --model, judge every op of both."""
     from llamadiff import pipeline
 
+    refuse_collisions(_two_traces(baseline, candidate, model, tolerance), _reports(json, csv))
     with _progress() as progress:
-        result = pipeline.diff(baseline, candidate, model, _rules(tolerance), progress=progress)
+        result = pipeline.diff(baseline, candidate, model, _rules(tolerance), partial=partial, progress=progress)
     _report(result, json, csv)
     _exit(result.verdict, fail_on)
 
@@ -127,15 +135,18 @@ def diagnose(
     baseline: Annotated[Path, typer.Argument(help="The trace that is trusted.")],
     candidate: Annotated[Path, typer.Argument(help="The trace under test.")],
     model: Annotated[Path, typer.Option("--model", help="The .gguf file.", show_default=False)],
-    explain_output: Explain = False, budget: Budget = 600.0,
+    explain_output: Explain = False, budget: Budget = 600.0, partial: Partial = False,
     json: Json = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Say why the candidate is wrong: every known bug is replayed on what it recorded."""
     from llamadiff import pipeline
 
+    refuse_collisions(_two_traces(baseline, candidate, model, tolerance), _reports(json, None))
     explain = budget if explain_output else 0.0
     with _progress() as progress:
-        result = pipeline.diff(baseline, candidate, model, _rules(tolerance), explain=explain, progress=progress)
+        result = pipeline.diff(
+            baseline, candidate, model, _rules(tolerance), explain=explain, partial=partial, progress=progress
+        )
     _report(result, json, None, causes=True)
     _exit(result.verdict, fail_on)
 
@@ -151,6 +162,9 @@ def backend(
     """Check every node of llama.cpp's graph on its real inputs: for authors of backends and ports."""
     from llamadiff import pipeline
 
+    refuse_collisions(
+        [("the model", model), *_settings_files(tolerance, tokens_file)], [*kept(keep), *_reports(json, csv)]
+    )
     with _progress() as progress:
         result = pipeline.graph(
             model, prompt, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
@@ -186,13 +200,16 @@ def bugs() -> None:
 @app.command()
 def check(
     paths: Annotated[list[Path], typer.Argument(help="Recorded traces, or directories of them.")],
-    model: CheckModel = None,
+    model: CheckModel = None, partial: Partial = False,
     json: Json = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Check recorded llama.cpp traces against the engine; needs no llama.cpp where the engine runs the file."""
     from llamadiff import checking, limits
 
-    results = checking.check_all(paths, model, _rules(tolerance))
+    traces = checking.traces_in(paths)
+    read = [("the model", model), *(("the trace", path) for path in traces), *_settings_files(tolerance, None)]
+    refuse_collisions(read, _reports(json, None))
+    results = checking.check_all(traces, model, _rules(tolerance), partial)
     if json != "-":
         for path, result in results:
             typer.echo(f"{result.verdict.upper():6}  {_shown(path)}: {_shown(result.summary)}")
@@ -241,6 +258,19 @@ def doctor() -> None:
 
     good = listing.print_checks(examination.examine())
     raise typer.Exit(0 if good else 2)
+
+
+def _settings_files(tolerance: Path | None, tokens_file: Path | None) -> list[Named]:
+    return [("the tolerance file", tolerance), ("the tokens file", tokens_file)]
+
+
+def _two_traces(baseline: Path, candidate: Path, model: Path | None, tolerance: Path | None) -> list[Named]:
+    traces = [("the baseline", baseline), ("the candidate", candidate), ("the model", model)]
+    return [*traces, *_settings_files(tolerance, None)]
+
+
+def _reports(json: str | None, csv: str | None) -> list[Named]:
+    return [("--json", json), ("--csv", csv)]
 
 
 def _settings(kv_type: str, flash_attn: bool, gpu_layers: int, repack: bool, threads: int) -> Settings:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff import limits, metrics
+from llamadiff.coverage import Coverage
 from llamadiff.diagnose.diagnosis import Diagnosis, explained
 from llamadiff.judging import Finding, Local
 from llamadiff.preflight import Check
@@ -75,11 +76,12 @@ class Logits:
 
     ``kl`` is KL(baseline || candidate) in nats, ``margin`` the baseline's logit lead of its first token over
     its second, ``agreeing`` how many of all rows have the same first token;
-    ``partial``: not all of the candidate's logits were recorded; ``after`` so many tokens.
+    ``partial``: not all of the candidate's logits were recorded; ``after`` so many tokens. ``not_finite`` are the sides
+    ("baseline", "candidate") whose logits hold NaN or Inf: there is no KL then, and nothing is known to agree (None).
     """
 
     kl: float
-    top1_agree: bool
+    top1_agree: bool | None
     margin: float
     agreeing: int
     rows: int
@@ -87,6 +89,7 @@ class Logits:
     candidate_top: tuple[TopToken, ...]
     partial: bool = False
     after: int = 0
+    not_finite: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,8 @@ class Comparison:
     activations to before it multiplies weights of each type; ``profile`` says in words what the first error looks like;
     ``extra`` are names of the candidate that are no tap of the model, and were ignored; ``diagnosis`` says why taps are
     wrong, in graph order; ``free_tokens``: over how many tokens the engine ran free, which drift without a candidate,
-    expected drift and distances are about; ``engine``: None where no model was given.
+    expected drift and distances are about; ``engine``: None where no model was given; ``coverage``: how much of the run
+    was judged.
     """
 
     verdict: str
@@ -145,6 +149,7 @@ class Comparison:
     decoding: Decoding = Decoding()
     free_tokens: int | None = None
     engine: EngineUsed | None = None
+    coverage: Coverage | None = None
 
     @property
     def first_divergence(self) -> Row | None:
@@ -208,8 +213,12 @@ def with_explanations(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tu
 
 
 def _explained(row: Row, way: str) -> Row:
-    local = replace(row.local, verdict=limits.NOISE) if row.local else None
-    return replace(row, verdict=limits.NOISE, local=local, explained=way)
+    """The row as noise, unless there is more to say against it than an error that rounding may leave."""
+    if row.local is not None and row.local.not_finite:
+        return row
+    verdict = limits.UNCHECKED if row.local is not None and row.local.opened else limits.NOISE
+    local = replace(row.local, verdict=verdict) if row.local else None
+    return replace(row, verdict=verdict, local=local, explained=way)
 
 
 def compare_logits(baseline: Array, candidate: Array, text_of: Any, known: Array | None = None) -> Logits:
@@ -229,16 +238,25 @@ def compare_logits(baseline: Array, candidate: Array, text_of: Any, known: Array
         return TopToken(int(b_rank[token]), token, text_of(token), float(b[token]), value, int(c_rank[token]))
 
     rows = np.ones(len(baseline), bool) if known is None else known.any(axis=-1)
-    agreeing = int((np.argmax(baseline, -1) == np.argmax(candidate, -1))[rows].sum())
-    margin = float(b[b_order[0]] - b[b_order[1]]) if len(b) > 1 else 0.0
+    ranked = {"baseline": _can_be_ranked(baseline), "candidate": _can_be_ranked(candidate)}
+    agree = (np.argmax(baseline, -1) == np.argmax(candidate, -1)) & ranked["baseline"] & ranked["candidate"]
+    not_finite = tuple(side for side, sound in ranked.items() if not sound[-1])
+    margin = float(b[b_order[0]] - b[b_order[1]]) if len(b) > 1 else 0.0  # NaN where there is no first token
     return Logits(
         kl=metrics.kl_divergence(b, c) if known is None else float("nan"),
-        top1_agree=bool(b_order[0] == c_order[0]), margin=margin, agreeing=agreeing, rows=int(rows.sum()),
-        top=tuple(entry(int(token)) for token in b_order[:TOP]),
+        top1_agree=None if not_finite else bool(b_order[0] == c_order[0]),
+        margin=margin, agreeing=int(agree[rows].sum()), rows=int(rows.sum()),
+        top=() if "baseline" in not_finite else tuple(entry(int(token)) for token in b_order[:TOP]),
         candidate_top=tuple(entry(int(token)) for token in c_order[:TOP] if np.isfinite(c[token])),
         partial=known is not None,
         after=len(baseline),
+        not_finite=not_finite,
     )  # fmt: skip
+
+
+def _can_be_ranked(logits: Array) -> Array:
+    """Which rows have a first token: those without NaN and Inf; -Inf may be a token that is ruled out."""
+    return np.asarray(~(np.isnan(logits) | np.isposinf(logits)).any(axis=-1))
 
 
 def arithmetics_of(rows: Sequence[Row]) -> dict[str, str]:

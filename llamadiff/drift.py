@@ -7,16 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from llamadiff import limits, metrics, sentence, taps
+from llamadiff import limits, metrics, sentence, taps, unjudged
 from llamadiff.comparison import Comparison, Row, compare_logits, logit_rows
+from llamadiff.coverage import LOGITS, Coverage, asked_for_less, coverage_of
 from llamadiff.errors import UserError
 from llamadiff.preflight import WEIGHTS
 from llamadiff.trace import Trace
 
 
 @np.errstate(all="ignore")
-def drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule]) -> Comparison:
-    """Two traces without a model: taps that agree match, others cannot be judged."""
+def drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule], partial: bool = False) -> Comparison:
+    """Two traces without a model: taps that agree match, others cannot be judged.
+
+    ``partial``: what both recorded is enough, though the logits are not among it.
+    """
     rows = []
     for name in baseline:
         if name not in candidate or name.startswith(WEIGHTS):
@@ -28,20 +32,24 @@ def drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule]) 
             raise UserError(f"{name}: the baseline has shape {list(b.shape)}, the candidate {list(c.shape)}")
         drift = metrics.difference(c.reshape(b.shape), b, axis)
         limit = limits.rule_for(rules, name, op, "*").match
-        verdict = limits.MATCH if drift.nmse <= limit else limits.UNCHECKED
+        stats = metrics.stats(b), metrics.stats(c)
+        agrees = drift.nmse <= limit and not any(side.nan or (side.inf and tap is not None) for side in stats)
+        verdict = limits.MATCH if agrees else limits.UNCHECKED
         rows.append(Row(
-            name, taps.layer_of(name), op, None, None, tuple(b.shape), verdict, None, None, drift, None, None,
-            metrics.stats(b), metrics.stats(c),
+            name, taps.layer_of(name), op, None, None, tuple(b.shape), verdict, None, None, drift, None, None, *stats,
         ))  # fmt: skip
-    verdict = limits.worst_of([row.verdict for row in rows])
+    names = [name for name in baseline if not name.startswith(WEIGHTS)]
+    missing, less = [name for name in names if name not in candidate], asked_for_less(baseline.info.producer)
+    coverage = coverage_of(rows, missing, candidate, [*names, LOGITS], (), partial or less)
+    verdict = coverage.gated(limits.worst_of([row.verdict for row in rows]))
     producers = {"name": "the baseline", **baseline.info.producer}, {"name": "the candidate", **candidate.info.producer}
     name = "result_output"
     both = name in baseline and name in candidate
     return Comparison(
         verdict=verdict,
-        summary=_drift_sentence(verdict, rows),
+        summary=_drift_sentence(rows, coverage),
         rows=tuple(rows),
-        missing=tuple(name for name in baseline if name not in candidate),
+        missing=tuple(missing),
         model=_unknown_model(baseline.info.model),
         tokens=tuple((token, None) for token in baseline.info.tokens),
         n_prefill=baseline.info.n_prefill,
@@ -52,14 +60,21 @@ def drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule]) 
         if both
         else None,
         timing={"engine_s": 0.0, "compare_s": 0.0},
-        next_steps=("give --model: with the model, every op of both sides is judged on its own inputs",),
+        next_steps=(
+            *unjudged.steps_when_lacking(coverage),
+            "give --model: with the model, every op of both sides is judged on its own inputs",
+        ),
+        coverage=coverage,
     )
 
 
-def _drift_sentence(verdict: str, rows: Sequence[Row]) -> str:
-    if verdict == limits.MATCH:
-        return f"the two traces agree on all {len(rows)} taps that both have"
-    return sentence.summarize(verdict, rows, {}, {"name": "the baseline"}, False)
+def _drift_sentence(rows: Sequence[Row], coverage: Coverage) -> str:
+    if rows and all(row.verdict == limits.MATCH for row in rows):
+        if coverage.is_enough:
+            return f"the two traces agree on all {len(rows)} taps that both have"
+        part = f"{coverage.judged} of {coverage.taps} taps; {unjudged.lacking(rows, coverage)}"
+        return f"the two traces agree as far as both were recorded: {part}"
+    return sentence.summarize(limits.UNCHECKED, rows, {}, {"name": "the baseline"}, False)
 
 
 def _unknown_model(info: Mapping[str, Any]) -> dict[str, Any]:

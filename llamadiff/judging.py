@@ -10,12 +10,17 @@ import numpy as np
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
-from llamadiff import arithmetic, limits, metrics, taps
-from llamadiff.lanes import ANGLES, F32, FREE, FREE_NATIVE, GELU, JITTER, Lane, Source, rounding_type
+from llamadiff import arithmetic, fit, limits, metrics, taps
+from llamadiff.allowance import WHOLE, Allowance, Sample
+from llamadiff.finiteness import open_places, qualified
+from llamadiff.lanes import ANGLES, F32, FREE, FREE_NATIVE, GELU, JITTER, READ, READ_SHAKEN, Lane, Source, rounding_type
 from llamadiff.profile import Profile, profile, rotations
 
 Array = NDArray[Any]
 MOST = 200  # look-alikes that are compared
+# How many times the square of a sample of rounding counts: of a shaken lane, of one that is shaken in its last bits,
+# of an arithmetic that is done in another way.
+SHAKEN, SHAKEN_F32, VARIANT = 2.0, 64.0, 0.02
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,11 @@ class Local:
     """A recorded tap against what the engine computes from the same trace's inputs.
 
     ``arithmetic`` is the one that fits (None where none does). ``expected`` and ``recorded`` are the two values
-    at ``index``, where they differ most. ``span`` names the unrecorded taps this one answers for as well.
+    at ``index``, where they differ most. ``span`` names the unrecorded taps this one answers for as well. ``hides`` is
+    the largest NMSE that would be taken for rounding, ``hides_row`` that of one row, ``hides_value`` the largest
+    |error| / rms of one value. ``not_finite`` values were recorded where finite ones are right; ``opened`` values could
+    not be judged, since no finite ones are right there on these inputs, in the rows of ``open_tokens``: errors are over
+    the others, NaN where there are none.
     """
 
     nmse: float
@@ -38,6 +47,12 @@ class Local:
     per_token: tuple[float, ...]
     span: tuple[str, ...]
     profile: Profile | None = None
+    hides: float = 0.0
+    hides_row: float = 0.0
+    hides_value: float = 0.0
+    not_finite: int = 0
+    opened: int = 0
+    open_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +99,7 @@ class Judge:
         seen = _Seen(self, tap, x, lanes, recorded)
         replayed = {lane.source for lane in lanes}
         judged = {name: self._local(self.sources[name], seen, spans[name]) for name in recorded if name in replayed}
-        local = {name: found for name, (found, _) in judged.items()}
+        local = {name: self._qualified(self.sources[name], seen, found) for name, (found, _) in judged.items()}
         free = seen.lane(FREE) if FREE in lanes else None
         return Finding(
             tap=tap,
@@ -115,25 +130,36 @@ class Judge:
         return metrics.difference_of(other, seen.values("baseline", *every))
 
     def _local(self, source: Source, seen: _Seen, span: tuple[str, ...]) -> tuple[Local, tuple[frozenset[str], ...]]:
-        """The smallest error over the source's lanes, each phase (prefill, decode) for itself; and which fit."""
-        tap, lanes = seen.tap, [lane for lane in seen.lanes_of(source) if lane.policy != JITTER]
-        expected = [seen.lane(lane, source, ranked=True) for lane in lanes]
+        """A source's own error under the arithmetic that fits best, in each phase (prefill, decode); and which fit."""
+        tap, lanes = seen.tap, [lane for lane in seen.lanes_of(source) if not lane.shaken]
+        values = [seen.lane(lane, source, ranked=True) for lane in lanes]
         recorded = seen.values(source.name, source, ranked=True)
-        reference = expected[0].reference()
-        errors = [values.errors(recorded) for values in expected]
-        per_row, best = self._best(errors)
-        nmse = metrics.ratio(float(per_row.sum()), float(reference.sum()))
-        label = rounding_type(lanes[best].policy, self._kind(tap), source.stored)
-        match, noise = self._limits(source, seen, label, span)
-        verdict = limits.verdict(nmse, match, noise)
-        wrong = verdict == limits.WRONG
-        if wrong:  # the sum is the fault's; most values tell which arithmetic it was
-            best = int(np.argmin([_typical_gap(recorded, values) for values in expected]))
-        _, worst = metrics.worst_of(recorded, expected[best])
-        per_token = tuple(metrics.ratio(float(e), float(r)) for e, r in zip(per_row, reference, strict=True))
-        shape = self._profile(source, seen, lanes[best], match) if wrong else None
-        found = Local(nmse, None if wrong else label, match, noise, verdict, worst.token, worst.index,
-                      worst.baseline, worst.candidate, per_token, span, shape)  # fmt: skip
+        errors, reference = [right.errors(recorded) for right in values], values[0].reference()
+        best = [fit.nearest([error[phase] for error in errors], reference[phase]) for phase in self._phases]
+        label = rounding_type(lanes[best[-1]].policy, self._kind(tap), source.stored, source.reading)
+        expected = seen.in_phases([lanes[place] for place in best], self._phases, source)
+        match = self._match(source, tap, label)
+        per_row, reference = expected.errors(recorded), expected.reference()
+        largest, worst = metrics.worst_of(recorded, expected)
+        kept = arithmetic.precision(seen.recorded[source.name])
+        bounds = Allowance(
+            expected, match, lambda: self._noise(source, seen, expected, span, match), kept, self._besides(source, tap)
+        )
+        verdict = bounds.verdict(per_row, largest, recorded)
+        if verdict == limits.MATCH and label in arithmetic.EIGHT_BITS:
+            verdict = limits.NOISE
+        wrong, hiding = verdict == limits.WRONG, bounds.hiding()
+        shape = None
+        if wrong:  # rows are the fault's; most values tell which arithmetic it was
+            typical = int(np.argmin([_typical_gap(recorded, right) for right in values]))
+            shape = self._profile(source, seen, lanes[typical], match)
+        found = Local(
+            nmse=metrics.ratio(float(per_row.sum()), float(reference.sum())),
+            arithmetic=None if wrong else label, limit=match, noise_limit=hiding.whole, verdict=verdict,
+            token=worst.token, index=worst.index, expected=worst.baseline, recorded=worst.candidate,
+            per_token=tuple(metrics.ratio(float(e), float(r)) for e, r in zip(per_row, reference, strict=True)),
+            span=span, profile=shape, hides=hiding.whole, hides_row=hiding.row, hides_value=hiding.value,
+        )  # fmt: skip
         return found, tuple(
             frozenset(
                 lane.policy for lane, error in zip(lanes, errors, strict=True)
@@ -141,6 +167,15 @@ class Judge:
             )
             for phase in self._phases if len(reference[phase])
         )  # fmt: skip
+
+    def _qualified(self, source: Source, seen: _Seen, local: Local) -> Local:
+        """A judgement in view of what is not finite."""
+        values, opened = seen.values(source.name, source, ranked=True), seen.opened(source)
+        if values.finite and opened is None:
+            return local
+        sides = (seen.recorded[source.name], seen.x[seen.lanes.index(seen.exact(source))])
+        recorded, right = (seen.comparable(side, source, ranked=True) for side in sides)
+        return qualified(local, recorded, right, opened, seen.tap.row_axis)
 
     @property
     def _phases(self) -> tuple[slice, slice]:
@@ -179,40 +214,63 @@ class Judge:
                     out[label.format(name)] = trace[name]
         return out
 
-    def _best(self, errors: Sequence[Array]) -> tuple[Array, int]:
-        """Each row's error under the lane that fits its phase best, and the lane of the prefill."""
-        per_row, first = np.empty_like(errors[0]), 0
-        for phase in self._phases:
-            if len(per_row[phase]):
-                first = int(np.argmin([error[phase].sum() for error in errors]))
-                per_row[phase] = errors[first][phase]
-        return per_row, first
-
     def _kind(self, tap: taps.Tap) -> str:
         products = {"kq": "cache_k", "kqv": "cache_v", "kqv_out": "cache_v"}
         ops = {"ROPE": ANGLES, "GEGLU": GELU, "GELU": GELU}
         return products.get(tap.kind.word) or ops.get(tap.kind.op) or self.weight_types.get(tap.name, "F32")
 
-    def _limits(self, source: Source, seen: _Seen, label: str, span: Sequence[str]) -> tuple[float, float]:
-        """The match and the noise limit of one tap: the table's, widened by what is known of this tap.
-
-        A value kept in 16 bits carries its rounding, and the shaken lane measures what that of the op's inputs
-        makes of its result. Over a span of unrecorded ops rounding is chaotic, and the distance between the lanes'
-        arithmetics measures it.
-        """
-        tap = seen.tap
+    def _match(self, source: Source, tap: taps.Tap, label: str) -> float:
+        """The NMSE of right arithmetic, from the table."""
         rule = limits.rule_for(self.rules, tap.name, tap.kind.op, label)
         rope = self._rope(tap)
         match = rule.match + (rule.angle * self.mean_square_angle[rope] if rope is not None else 0.0)
-        noise = max(10 * match, 16 * limits.ROUNDING[arithmetic.precision(seen.recorded[source.name])])
         if source.flash_attn and tap.kind.word == "kqv_out" and source.stored["cache_v"] == "F16":
-            # ggml sums such values in float16, one rounding a key (ggml-cpu/ops.cpp, flash_attn_ext)
-            noise += 4 * limits.ROUNDING["f16"] * len(self.positions)
-        if span or source.precision != F32:
-            first, *others = [seen.lane(lane, source, ranked=True) for lane in seen.lanes_of(source)]
-            spreads = [metrics.nmse_of(other, first) for other in others]
-            noise += 4 * max((spread for spread in spreads if np.isfinite(spread)), default=0.0)  # float16 may overflow
-        return match, noise
+            # one rounding a key and one of each weight, as in ggml/ops/attention.py; sums grow to their last value
+            match += limits.ROUNDING["f16"] * (len(self.positions) + 1)
+        return match
+
+    def _besides(self, source: Source, tap: taps.Tap) -> float:
+        """What no lane shows: what was read back of the op itself."""
+        read = source.reading.get(tap.kind.op)
+        return SHAKEN * read.size**2 if read is not None else 0.0
+
+    def _noise(
+        self, source: Source, seen: _Seen, expected: metrics.Rows, span: Sequence[str], match: float
+    ) -> list[Sample]:
+        """Samples of what rounding makes of one tap of a source.
+
+        A shaken lane shows what the rounding of recorded values makes of the op's result. The lane of an arithmetic
+        shows that one's own rounding: another way of doing it differs by a small part of that. Over a span of
+        unrecorded ops rounding is chaotic, and may differ by all of it.
+        """
+        made = {lane.policy: seen.lane(lane, source, ranked=True) for lane in seen.lanes_of(source)}
+        exact, samples = next(iter(made.values())), []
+        if JITTER in made:
+            samples.append(Sample(SHAKEN if source.precision != F32 else SHAKEN_F32, made[JITTER], exact))
+        if READ_SHAKEN in made:
+            samples.append(Sample(SHAKEN, made[READ_SHAKEN], made[READ]))
+        if not span:
+            return [*samples, Sample(VARIANT, expected, exact)]
+        others = [values for policy, values in made.items() if policy not in (JITTER, F32)]
+        rounded = self._rounding_of_span(seen.values(source.name, source, ranked=True), expected, exact, others, match)
+        return samples if rounded is None else [*samples, Sample(SHAKEN, rounded, exact)]
+
+    def _rounding_of_span(
+        self,
+        recorded: metrics.Rows,
+        expected: metrics.Rows,
+        exact: metrics.Rows,
+        others: Sequence[metrics.Rows],
+        match: float,
+    ) -> metrics.Rows | None:
+        """The lane whose rounding a span has: the one that fits some rows exactly, or that errs by as much."""
+        errors, sizes = expected.errors(recorded), expected.reference()
+        spreads = [other.errors(exact) for other in others]
+        apart = [lane.errors(recorded) for lane in (exact, *others) if lane is not expected]
+        if fit.is_certain(errors, apart, sizes, WHOLE * match):
+            return expected
+        alike = fit.alike(float(exact.errors(recorded).sum()), [float(spread.sum()) for spread in spreads])
+        return None if alike is None else others[alike]
 
 
 class _Seen:
@@ -223,9 +281,34 @@ class _Seen:
     ) -> None:
         self.judge, self.tap, self.x, self.lanes, self.recorded = judge, tap, x, lanes, recorded
         self._rows: dict[Hashable, metrics.Rows] = {}
+        self._opened: dict[str, Array | None] = {}
 
     def lanes_of(self, source: Source) -> list[Lane]:
         return [lane for lane in self.lanes if lane.source == source.name]
+
+    def exact(self, source: Source) -> Lane:
+        """The lane of a source that rounds least."""
+        return next(lane for lane in self.lanes_of(source) if not lane.shaken)
+
+    def opened(self, source: Source) -> Array | None:
+        """Where a tap of a source cannot be judged."""
+        if source.name not in self._opened:
+            lane = self.exact(source)
+            finite = self.lane(lane, source).finite
+            right = self.comparable(self.x[self.lanes.index(lane)], source, ranked=False)
+            masks = taps.parse(self.tap.name) is None
+            self._opened[source.name] = None if finite else open_places(right, masks)
+        return self._opened[source.name]
+
+    def in_phases(self, lanes: Sequence[Lane], phases: Sequence[slice], source: Source) -> metrics.Rows:
+        """What lanes computed, each in its phase: rows in the order of the tokens."""
+        if len(set(lanes)) == 1:
+            return self.lane(lanes[0], source, ranked=True)
+        parts = sorted(zip(phases, lanes, strict=True), key=lambda part: part[0].start or 0)
+        whole = [self.comparable(self.x[self.lanes.index(lane)], source, ranked=True) for _, lane in parts]
+        axis = self.tap.row_axis
+        rows = [np.moveaxis(x, axis, 0)[phase] for x, (phase, _) in zip(whole, parts, strict=True)]
+        return metrics.Rows(np.moveaxis(np.concatenate(rows), 0, axis), axis)
 
     def lane(self, lane: Lane, *sources: Source, ranked: bool = False) -> metrics.Rows:
         """What a lane computed, where these sources have values."""
@@ -237,7 +320,8 @@ class _Seen:
 
     def _made(self, what: Hashable, x: Array, sources: Sequence[Source], ranked: bool) -> metrics.Rows:
         partial = [source for source in sources if self.tap.name in source.trace.known]
-        ranked = ranked and self.tap.kind.op == "ARGSORT"
+        sorts = self.tap.kind.op == "ARGSORT"
+        ranked = ranked and (sorts or any(self.opened(source) is not None for source in sources))
         key = (what, *(source.name for source in (sources if ranked else partial)), ranked)
         if key not in self._rows:
             for source in sources if ranked else partial or (None,):
@@ -248,12 +332,15 @@ class _Seen:
     def comparable(self, x: Array, source: Source | None, ranked: bool) -> Array:
         """A tap's defined values, and those that a source knows.
 
-        Chosen experts are ``ranked`` by what was recorded of them: of two that are equal, either may come first.
+        Chosen experts are ``ranked`` by what was recorded of them: of two that are equal, either may come first. Then
+        those that cannot be judged are left out too.
         """
         x = self.judge.defined(self.tap, x)
         if source is None:
             return x
         x = source.known(self.tap.name, x)
+        opened = self.opened(source) if ranked else None
+        x = x if opened is None else np.where(opened, x.dtype.type(0), x)
         if not ranked or self.tap.kind.op != "ARGSORT":
             return x
         scores = (f"{word}-{self.tap.layer}" for word in self.tap.kind.inputs.split("|"))

@@ -15,14 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff import arithmetic
+from llamadiff.rounding import Rounding
+from llamadiff.taps import Tap
 from llamadiff.trace import Trace
 
 Array = NDArray[Any]
 
 F32, NATIVE, F16, BF16 = "f32", "native", "f16", "bf16"
 POLICIES = (F32, NATIVE, F16, BF16)
-JITTER = "jitter"  # float32 on recorded values that are shaken by as much as their own rounding
+JITTER = "jitter"  # float32 on values that are shaken by as much as their own rounding
 SAMPLE = 4096  # values of a tap that show what it is kept in
+READ, READ_SHAKEN = "read", "read, shaken"  # roundings read back from a trace: without, and with their noise
 ANGLES, GGML_ANGLES = "angles", "ggml angles"
 GELU = "gelu"
 
@@ -34,13 +37,22 @@ class Lane:
     source: str | None
     policy: str
 
+    @property
+    def shaken(self) -> bool:
+        """Whether it measures noise, and is no arithmetic of its own."""
+        return self.policy in (JITTER, READ_SHAKEN)
+
 
 FREE, FREE_NATIVE = Lane(None, F32), Lane(None, NATIVE)
 
 
 @dataclass
 class Source:
-    """A trace under replay: its arithmetics, the types of its cache, and the taps it left open (unrecorded)."""
+    """A trace under replay: its arithmetics, the types of its cache, and the taps it left open (unrecorded).
+
+    ``sparse``: so many are unrecorded that what float32 itself leaves is worth measuring. ``reading``: its roundings
+    by kind of operand, where they were read back from it.
+    """
 
     name: str
     trace: Trace
@@ -48,20 +60,27 @@ class Source:
     stored: Mapping[str, str]  # cache_k, cache_v -> type
     flash_attn: bool = False
     precision: str = F32
+    sparse: bool = False
+    reading: Mapping[str, Rounding] = field(default_factory=dict)
     spans: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: str, trace: Trace, weight_types: Iterable[str], policies: Sequence[str]) -> Source:
-        """A trace with what its producer says of its settings."""
+    def of(
+        cls, name: str, trace: Trace, weight_types: Iterable[str], policies: Sequence[str], taps: Iterable[Tap] = ()
+    ) -> Source:
+        """A trace of a model with these ``taps``, and what its producer says of its settings."""
         stored = stored_types(trace)
         settings = trace.info.producer.get("settings")
         flash = isinstance(settings, dict) and bool(settings.get("flash_attn"))
-        return cls(name, trace, policies_for(weight_types, stored, policies), stored, flash, _precision(trace))
+        missing = any(tap.name not in trace for tap in taps if not (tap.kind.optional or tap.causal))
+        policies = policies_for(weight_types, stored, policies)
+        return cls(name, trace, policies, stored, flash, _precision(trace), missing)
 
     @property
     def lanes(self) -> list[Lane]:
-        policies = [*self.policies, JITTER] if self.precision != F32 else self.policies
-        return [Lane(self.name, policy) for policy in policies]
+        read = [READ, READ_SHAKEN] if self.reading else []
+        shaken = [JITTER] if self.sparse or self.precision != F32 else []
+        return [Lane(self.name, policy) for policy in (*self.policies, *read, *shaken)]
 
     def is_whole(self, name: str) -> bool:
         """Whether a tap was recorded in full: only such a tap can stand in for the op's result."""
@@ -99,10 +118,13 @@ def policies_for(kinds: Iterable[str], stored: Mapping[str, str], wanted: Sequen
     return list(kept.values())
 
 
-def rounding_type(policy: str, kind: str, stored: Mapping[str, str]) -> str:
+def rounding_type(
+    policy: str, kind: str, stored: Mapping[str, str], reading: Mapping[str, Rounding] | None = None
+) -> str:
     """The type that activations are rounded to before a product with weights (or a cache) of type ``kind``.
 
-    Also what makes RoPE's angles (``kind`` ANGLES), and what GELU's argument and value are rounded to (GELU).
+    ``reading``: what policy READ does. Also what makes RoPE's angles (``kind`` ANGLES), and what GELU's argument and
+    value are rounded to (GELU).
     """
     if kind == ANGLES:
         return GGML_ANGLES if policy == NATIVE else "F32"
@@ -110,6 +132,8 @@ def rounding_type(policy: str, kind: str, stored: Mapping[str, str]) -> str:
         return arithmetic.GELU_TABLE if policy == NATIVE else "F32"
     if policy == JITTER:
         return "F32"
+    if policy in (READ, READ_SHAKEN):
+        return reading[kind].base if reading and kind in reading else "F32"
     if policy == NATIVE:
         to = arithmetic.PARTNER.get(stored.get(kind, kind), "F32")
         return "F32" if kind == "cache_v" and to not in ("F16", "BF16") else to  # quantized V is dequantized
@@ -118,10 +142,11 @@ def rounding_type(policy: str, kind: str, stored: Mapping[str, str]) -> str:
 
 def shaken(values: Array) -> Array:
     """Values moved at random by up to half a step of the precision they are kept in."""
-    kind = arithmetic.precision(values) if values.dtype.kind == "f" else F32
-    step = {F32: 0.0, F16: 2.0**-11, BF16: 2.0**-8}[kind]
+    if values.dtype.kind != "f":
+        return values
+    step = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}[arithmetic.precision(values)]
     noise = np.random.default_rng(0).uniform(-step, step, values.shape)
-    return np.asarray(values * (1 + noise), values.dtype) if step else values
+    return np.asarray(values * (1 + noise), values.dtype)
 
 
 def _precision(trace: Trace) -> str:

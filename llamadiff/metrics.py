@@ -113,7 +113,7 @@ class Rows:
         """
         older, newer = (self, other) if self._number < other._number else (other, self)
         if older not in newer._errors:
-            newer._errors[older] = _joined([_sums_of_squares(_gap(self, other, rows)) for rows in self.blocks])
+            newer._errors[older] = _joined([_sums_of_squares(gaps(self, other, rows)) for rows in self.blocks])
         return newer._errors[older]
 
     def reference(self) -> Array:
@@ -136,8 +136,8 @@ def _sums_of_squares(values: Array) -> Array:
         return np.asarray(np.einsum("ij,ij->i", values, values))
 
 
-def _gap(c: Rows, b: Rows, rows: slice) -> Array:
-    """Differences of values; of those that are not finite: none where both are the same, else infinite."""
+def gaps(c: Rows, b: Rows, rows: slice) -> Array:
+    """Differences of some rows' values; of those that are not finite: none where both are the same, else infinite."""
     left, right = c.block(rows), b.block(rows)
     with np.errstate(invalid="ignore"):
         gap = left - right
@@ -196,7 +196,7 @@ def worst_of(candidate: Rows, baseline: Rows) -> tuple[float, Worst]:
     largest, place = -1.0, 0
     width = candidate.size // max(1, candidate.shape[0])
     for rows in candidate.blocks:
-        gap = np.abs(_gap(candidate, baseline, rows))
+        gap = np.abs(gaps(candidate, baseline, rows))
         here = int(gap.argmax()) if gap.size else 0
         if gap.size and gap.reshape(-1)[here] > largest:
             largest, place = float(gap.reshape(-1)[here]), rows.start * width + here
@@ -242,6 +242,8 @@ def log_softmax(logits: Array) -> Array:
 
 
 def kl_divergence(baseline: Array, candidate: Array) -> float:
-    """KL(baseline || candidate) in nats between the distributions of two logit vectors."""
-    p, q = log_softmax(baseline), log_softmax(candidate)
-    return float(max(0.0, (np.exp(p) * (p - q)).sum()))
+    """KL(baseline || candidate) in nats between the distributions of two logit vectors; NaN if they are none."""
+    with np.errstate(invalid="ignore"):
+        p, q = log_softmax(baseline), log_softmax(candidate)
+        total = float(np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q)).sum())
+    return total if np.isnan(total) else max(0.0, total)

@@ -20,6 +20,7 @@ from llamadiff.llamacpp.request import Request, no_tap_fits
 from llamadiff.model import ModelFile
 from llamadiff.phase import Progress, silent
 
+OPEN = "since on their inputs NaN or Inf is right"
 OPS = {"name": "ggml's ops in NumPy", "version": "float64 and float32"}
 
 
@@ -90,10 +91,11 @@ def _labels(checks: Sequence[NodeCheck]) -> dict[tuple[str, str], str]:
 
 def _row(check: NodeCheck, layer: int | None, name: str, rules: Sequence[limits.Rule]) -> Row:
     rule = limits.rule_for(rules, name, check.op, check.arithmetic or "F32")
-    match = rule.match
+    match = rule.match + check.rounding
     verdict = limits.UNCHECKED if check.nmse is None else limits.verdict(check.nmse, match, 10 * match)
-    local = None
-    if check.nmse is not None:
+    is_open = check.opened > 0 and verdict != limits.WRONG
+    verdict, local = limits.UNCHECKED if is_open else verdict, None
+    if check.nmse is not None and not is_open:
         wrong = verdict == limits.WRONG
         local = Local(
             check.nmse, None if wrong else check.arithmetic, match, 10 * match, verdict, None, check.index,
@@ -101,7 +103,7 @@ def _row(check: NodeCheck, layer: int | None, name: str, rules: Sequence[limits.
         )  # fmt: skip
     return Row(
         name, layer, check.op, check.weight, check.weight_type, check.shape, verdict, local, None, None, None,
-        None, check.baseline, check.engine, explained=check.problem,
+        None, check.baseline, check.engine, explained=OPEN if is_open else check.problem,
     )  # fmt: skip
 
 
@@ -132,9 +134,12 @@ def _filled(layers: Sequence[int | None]) -> list[int | None]:
     return out
 
 
-def _has_failed(row: Row) -> bool:
-    """Whether a node is unchecked though there is a function for its op."""
-    return row.explained is not None and not row.explained.startswith(NO_FUNCTION)
+def _why_unchecked(row: Row) -> str:
+    """Why a node is: for most, nobody has written its op."""
+    if row.explained == OPEN:
+        return OPEN
+    failed = row.explained is not None and not row.explained.startswith(NO_FUNCTION)
+    return "since their function failed" if failed else "for want of a function"
 
 
 def summarize(verdict: str, rows: Sequence[Row], found: Nodes, steps: int) -> str:
@@ -145,11 +150,13 @@ def summarize(verdict: str, rows: Sequence[Row], found: Nodes, steps: int) -> st
     wrong = [row for row in rows if row.verdict == limits.WRONG]
     passes = f"a prefill of {found.info.n_prefill} tokens" + (f" and {steps} decode steps" if steps else "")
     gaps = ""
-    for why, failed in (("for want of a function", False), ("since their function failed", True)):
-        of = Counter(row.op for row in unchecked if _has_failed(row) == failed)
+    for why in ("for want of a function", "since their function failed", OPEN):
+        of = Counter(row.op for row in unchecked if _why_unchecked(row) == why)
         if of:
             ops = ", ".join(f"{op} ({count})" for op, count in of.most_common())
-            gaps += f"; {of.total()} nodes are unchecked, {why}: {ops}"
+            begins = next(row.tap for row in unchecked if _why_unchecked(row) == why)
+            since = f", from {begins} on" if why == OPEN else ""
+            gaps += f"; {of.total()} nodes are unchecked{since}, {why}: {ops}"
     if wrong:
         first = wrong[0]
         assert first.local is not None

@@ -82,6 +82,9 @@ Repack = Annotated[
 Threads = Annotated[
     int, typer.Option("--threads", min=0, max=512, help="Threads for llama.cpp and the engine; 0: all cores.")
 ]
+Partial = Annotated[
+    bool, typer.Option("--partial", help="What was recorded is enough: pass without the logits, if it is right.")
+]
 Precision = Annotated[
     str, typer.Option("--precision", callback=_one_of("f32", "f64"), help="The engine's arithmetic: f32 or f64.")
 ]

@@ -6,7 +6,7 @@ run. It measures what rounding does to a run, and a lane less makes the pass ove
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from llamadiff.lanes import F32, NATIVE, POLICIES, Lane, Source
 from llamadiff.llamacpp.request import LONG
 from llamadiff.model import Runnable
 from llamadiff.phase import Progress
+from llamadiff.rounding import Rounding
 from llamadiff.study import Study, lanes_of
 from llamadiff.trace import Info, Trace, TraceWriter
 
@@ -40,6 +41,14 @@ class Passes:
     logits: Array
     free_tokens: int
 
+    def wrong(self, source: str) -> dict[str, taps.Tap]:
+        """The taps of a trace that are WRONG, by name."""
+        return {
+            finding.tap.name: finding.tap
+            for finding in self.findings
+            if source in finding.local and finding.local[source].verdict == limits.WRONG
+        }
+
 
 def run_passes(
     model: Runnable,
@@ -48,17 +57,20 @@ def run_passes(
     rules: Sequence[limits.Rule],
     keep: Path | None,
     progress: Progress,
+    reading: Mapping[str, Rounding] | None = None,
 ) -> Passes:
     """Run the engine with every lane that the question needs; ``keep``: a trace file for the whole free run.
 
-    Raises UserError for a trace that does not fit the model.
+    ``reading``: roundings that were read back from the candidate. Raises UserError for a trace that does not fit the
+    model.
     """
     kinds = set(model.weight_types.values())
     # LongRoPE goes by the room there is: for the beginning of a prompt it is that of the whole
     model.make_room(_room(baseline.info) or len(baseline.info.tokens))
     sources = [Source.of("baseline", baseline, kinds, (F32, NATIVE))]
     if candidate is not None:
-        sources.append(Source.of("candidate", candidate, kinds, POLICIES))
+        found = Source.of("candidate", candidate, kinds, POLICIES, model.taps)
+        sources.append(replace(found, reading=reading or {}))
     lanes, n = lanes_of(sources, kinds), len(baseline.info.tokens)
     # the engine's own threads multiply; BLAS threads beside them would fight for the same cores
     with threadpool_limits(1, "blas"):

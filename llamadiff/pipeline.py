@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,10 @@ from threadpoolctl import threadpool_limits
 from llamadiff import limits, sentence
 from llamadiff.admission import check_runnable, check_same_run
 from llamadiff.asking import request_for, text_request
+from llamadiff.candidates.layout import Map, identity_map, load_map
+from llamadiff.candidates.source import Context, Opened
+from llamadiff.choices import Choice, suspected, without
+from llamadiff.collisions import Named, refuse_collisions, saved
 from llamadiff.comparison import (
     GRAPH,
     Comparison,
@@ -30,9 +34,11 @@ from llamadiff.comparison import (
     rows_of,
     with_explanations,
 )  # fmt: skip
-from llamadiff.diagnose.diagnosis import Diagnosis
+from llamadiff.coverage import coverage_of
+from llamadiff.diagnose.diagnosis import Diagnosis, Scene, scene_of
 from llamadiff.diagnose.diagnosis import diagnose as why
 from llamadiff.drift import drift_only
+from llamadiff.errors import UserError
 from llamadiff.ggml.replay import NodeCheck
 from llamadiff.graphmodel import by_its_graph
 from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
@@ -46,6 +52,8 @@ from llamadiff.passes import Passes, run_passes
 from llamadiff.phase import Progress, silent
 from llamadiff.preflight import WEIGHTS, preflight
 from llamadiff.profile import in_words
+from llamadiff.reading import read
+from llamadiff.rounding import Rounding
 from llamadiff.trace import Trace
 
 LEAST_SECONDS = 10.0  # for the diagnosis of a small model
@@ -66,6 +74,7 @@ def compare(
     settings: Settings | None = None,
     rules: Sequence[limits.Rule] = limits.RULES,
     save: str | Path | None = None,
+    partial: bool = False,
     precision: str = "f32",
     engine: str | None = None,
     diagnose: bool = True,
@@ -78,20 +87,23 @@ def compare(
     Without ``candidate`` the engine is it, and llama.cpp's own ops are judged; with one (a trace, or what
     ``--candidate`` takes: a file, a dump, a command), the candidate's are; its token ids serve where neither
     ``prompt`` nor ``tokens`` is given. ``name_map`` names or is a map of its tensors' names. ``save`` keeps the
-    traces in a directory. ``engine``: "numpy" or "graph", which checks llama.cpp's graph node by node (default: the
-    engine where it knows the architecture). ``diagnose``: look for the causes of what is wrong; ``explain``: for so
-    many seconds, and through spans of any length, up to the whole model. ``child``: llama.cpp's process, if it was
-    started before. Raises UserError for whatever a user can mend.
+    traces in a directory. ``partial``: what was recorded is enough, though the logits are not among it (so it is where
+    ``patterns`` or ``layers`` ask for less). ``engine``: "numpy" or "graph", llama.cpp's graph node by node
+    (default: the engine where it knows the architecture). ``diagnose``: look for the causes of what is wrong;
+    ``explain``: for so many seconds, and through spans of any length, up to the whole model. ``child``: llama.cpp's
+    process, if it was started before. Raises UserError for whatever a user can mend.
     """
     started = time.perf_counter()
     settings = settings or Settings()
+    refuse_collisions(compared_files(model, candidate, name_map), saved(save))
     with ExitStack() as stack:
         child = stack.enter_context(child or Child())  # gets ready while the model is opened
+        brought, mapping = _opened(candidate) if candidate is not None else None, _map(name_map)
         file = ModelFile(model, precision, settings.threads)
         opened: Runnable | None
         opened, used = in_engine(file, engine, precision, settings.threads)
-        stated = _stated_tokens(candidate) if candidate is not None else ()
-        tokens = tokens or (stated if prompt is None else ())
+        if brought is not None and prompt is None and not tokens:
+            tokens = _stated_tokens(brought)
         folder = Path(stack.enter_context(scratch_directory() if save is None else made_directory(Path(save))))
         output = folder / "baseline.safetensors"
         keep = folder / "engine.safetensors" if save is not None else None
@@ -110,8 +122,10 @@ def compare(
                 wanted = request_for(opened, prompt, tokens, chat, n_predict, output, patterns, layers, settings)
                 baseline = capture(wanted, progress, child)
         captured = time.perf_counter()
-        trace = _loaded(candidate, opened, baseline, name_map, timeout, progress)
-        result = judge(opened, baseline, trace, rules, keep, diagnose, explain, progress)
+        facts = (baseline.info.tokens, baseline.info.n_prefill, mapping, timeout, progress)
+        trace = brought.load(Context(opened, *facts)) if brought is not None else None
+        less = partial or bool(patterns) or layers is not None
+        result = judge(opened, baseline, trace, rules, keep, diagnose, explain, progress, less)
     timing = {"capture_s": captured - started, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, engine=used, timing={**timing, "peak_rss_mb": peak_rss_mb()})
 
@@ -163,6 +177,7 @@ def record(
     progress: Progress = silent,
 ) -> Trace:
     """llama.cpp alone, kept as a trace. Raises UserError for whatever a user can mend."""
+    refuse_collisions([("the model", model)], [("--output", output)])
     with Child() as child:
         file = ModelFile(model)
         opened, used = in_engine(file, None, "f32", 0)
@@ -181,41 +196,53 @@ def list_nodes(model: str | Path, n_tokens: int) -> tuple[NodeCheck, ...]:
         return check_nodes(replace(request, nodes=True, only_list=True)).checks
 
 
-def _stated_tokens(candidate: Trace | str | Path) -> tuple[int, ...]:
-    from llamadiff.candidates import source_of, tokens_of
+def compared_files(
+    model: str | Path, candidate: Trace | str | Path | None = None, name_map: str | None = None
+) -> Iterator[Named]:
+    """The files that a comparison reads. Raises UserError for a candidate that is nothing."""
+    yield "the model", model
+    if name_map is not None and Path(name_map).is_file():
+        yield "the name map", name_map
+    if isinstance(candidate, Trace):
+        yield "the candidate", candidate.path
+    elif candidate is not None:
+        from llamadiff.candidates import files_of
+
+        yield from (("the candidate's" if str(path) != str(candidate) else "the candidate", path)
+                    for path in files_of(str(candidate)))  # fmt: skip
+
+
+def _opened(candidate: Trace | str | Path) -> Opened:
+    """A candidate, read before anything is run."""
+    from llamadiff.candidates import open_candidate
 
     if isinstance(candidate, Trace):
-        return candidate.info.tokens
-    source_of(str(candidate))  # a name that stands for nothing is said before anything is run
-    return tokens_of(str(candidate))
+        return Opened(lambda _: candidate, candidate.info.tokens)
+    return open_candidate(str(candidate))
 
 
-def _loaded(
-    candidate: Trace | str | Path | None,
-    model: Runnable,
-    baseline: Trace,
-    name_map: str | None,
-    timeout: float,
-    progress: Progress,
-) -> Trace | None:
-    """The candidate's trace, from wherever it comes."""
-    if candidate is None or isinstance(candidate, Trace):
-        return candidate
-    from llamadiff.candidates import resolve
-    from llamadiff.candidates.layout import identity_map, load_map
-    from llamadiff.candidates.source import Context
-
-    mapping = load_map(name_map) if name_map is not None else identity_map()
-    info = baseline.info
-    return resolve(str(candidate), Context(model, info.tokens, info.n_prefill, mapping, timeout, progress))
+def _stated_tokens(candidate: Opened) -> tuple[int, ...]:
+    """The token ids that a candidate states. Raises UserError if it could have, and does not."""
+    if candidate.untold and not candidate.tokens:
+        raise UserError(f"{candidate.untold}; or give the prompt that was run, or --tokens 1,2,3")
+    return candidate.tokens
 
 
-def check(trace: str | Path | Trace, model: str | Path, rules: Sequence[limits.Rule] = limits.RULES) -> Comparison:
+def _map(name_map: str | None) -> Map:
+    return load_map(name_map) if name_map is not None else identity_map()
+
+
+def check(
+    trace: str | Path | Trace,
+    model: str | Path,
+    rules: Sequence[limits.Rule] = limits.RULES,
+    partial: bool = False,
+) -> Comparison:
     """Judge a recorded llama.cpp trace with the engine; needs no llama.cpp where the engine runs the file."""
     started = time.perf_counter()
     baseline = Trace.open(trace) if isinstance(trace, (str, Path)) else trace
     opened, used = opened_for(model, baseline, str(baseline.path or "the trace"))
-    result = judge(opened, baseline, None, rules)
+    result = judge(opened, baseline, None, rules, partial=partial)
     timing = {"capture_s": 0.0, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, engine=used, timing={**timing, "peak_rss_mb": peak_rss_mb()})
 
@@ -228,16 +255,20 @@ def diff(
     diagnose: bool = True,
     explain: float = 0.0,
     progress: Progress = silent,
+    partial: bool = False,
 ) -> Comparison:
-    """Two traces: drift alone, or with the model also the local errors of both."""
+    """Two traces: drift alone, or with the model also the local errors of both.
+
+    ``partial``: what the candidate recorded is enough, though the logits are not among it.
+    """
     started = time.perf_counter()
     b, c = (Trace.open(side) if isinstance(side, (str, Path)) else side for side in (baseline, candidate))
     if model is not None:
         opened, used = opened_for(model, b, "the baseline", progress)
-        result = replace(judge(opened, b, c, rules, None, diagnose, explain, progress), engine=used)
+        result = replace(judge(opened, b, c, rules, None, diagnose, explain, progress, partial), engine=used)
     else:
         check_same_run(b, c)
-        result = drift_only(b, c, rules)
+        result = drift_only(b, c, rules, partial)
     timing = {"capture_s": 0.0, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
 
@@ -252,6 +283,7 @@ def judge(
     diagnose: bool = True,
     explain: float = 0.0,
     progress: Progress = silent,
+    partial: bool = False,
 ) -> Comparison:
     """One engine pass over the baseline's tokens, and the Comparison it yields."""
     check_runnable(model, baseline, "the baseline")
@@ -262,8 +294,15 @@ def judge(
     checks = preflight(model, candidate) if candidate is not None else ()
     started = time.perf_counter()
     passes = run_passes(model, baseline, candidate, rules, keep, progress)
-    ran = time.perf_counter()
+    choices: Sequence[Choice] = ()
+    if candidate is not None and isinstance(model, Model):
+        choices, candidate, passes = _with_choices(model, baseline, candidate, passes, rules, progress)
     under_test = "baseline" if candidate is None else "candidate"
+    reading: Mapping[str, Rounding] = {}
+    if candidate is not None:
+        reading = _read(model, passes, LEAST_SECONDS, progress)
+        passes = run_passes(model, baseline, candidate, rules, None, progress, reading) if reading else passes
+    ran = time.perf_counter()
     seconds = explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # about as long as finding out what is wrong took
     diagnosis: tuple[Diagnosis, ...] = ()
     if diagnose:
@@ -276,11 +315,14 @@ def judge(
     trace = candidate if candidate is not None else baseline
     read = set(baseline.info.producer.get("weights_read", model.weights.read)) & set(model.tensors)
     unread, n_prefill = tuple(sorted(model.weights.read - read)), _prefill(baseline, candidate)
-    missing = tuple(tap.name for tap in model.taps if tap.name not in trace and not tap.kind.optional)
+    wanted, extra = [tap.name for tap in model.taps if not tap.kind.optional], _extra(model, candidate)
+    missing = tuple(name for name in wanted if name not in trace)
+    coverage = coverage_of(rows, missing, trace, wanted, extra, partial)
+    verdict = coverage.gated(verdict)
     return Comparison(
         verdict=verdict,
         summary=sentence.summarize(
-            verdict, rows, producer, named, candidate is None, unread, checks, n_prefill, missing, diagnosis
+            verdict, rows, producer, named, candidate is None, unread, checks, n_prefill, missing, diagnosis, coverage
         ),
         rows=rows,
         missing=missing,
@@ -295,11 +337,18 @@ def judge(
         only_engine_read=unread,
         timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran},
         next_steps=sentence.next_steps(
-            verdict, rows, missing, candidate is None, diagnosis, candidate is not None and isinstance(model, Model)
+            verdict,
+            rows,
+            missing,
+            candidate is None,
+            diagnosis,
+            candidate is not None and isinstance(model, Model),
+            coverage,
         ),
         preflight=checks,
         arithmetics=arithmetics_of(rows),
-        extra=_extra(model, candidate),
+        extra=extra,
+        coverage=coverage,
         profile=_described(rows, len(baseline.info.tokens)),
         diagnosis=diagnosis,
         free_tokens=passes.free_tokens,
@@ -311,10 +360,40 @@ def _diagnosed(
     model: Runnable, passes: Passes, under_test: str, seconds: float, thorough: bool, progress: Progress
 ) -> tuple[Diagnosis, ...]:
     """The causes of what is wrong."""
-    judge = passes.judge
-    where, rows = (judge.positions, judge.n_prefill), judge.sources[under_test]
     with threadpool_limits(1, "blas"):
-        return why(model, rows, passes.findings, *where, seconds, thorough, progress)
+        return why(_scene(model, passes, under_test, seconds, thorough, progress), passes.findings)
+
+
+def _with_choices(
+    model: Model, baseline: Trace, candidate: Trace, passes: Passes, rules: Sequence[limits.Rule], progress: Progress
+) -> tuple[Sequence[Choice], Trace, Passes]:
+    """The legal choices that explain what looks wrong, the candidate without them, and what passes over it find."""
+    wrong = passes.wrong("candidate")
+    found = suspected(model, baseline, candidate, {tap.kind.word for tap in wrong.values()})
+    for choices in (found, *([choice] for choice in found if len(found) > 1)):
+        if choices:
+            plain = without(choices, model, candidate)
+            again = run_passes(model, baseline, plain, rules, None, progress)
+            if again.wrong("candidate").keys() < wrong.keys():
+                more, plain, again = _with_choices(model, baseline, plain, again, rules, progress)
+                return [*choices, *more], plain, again
+    return (), candidate, passes
+
+
+def _read(model: Runnable, passes: Passes, seconds: float, progress: Progress) -> Mapping[str, Rounding]:
+    """The candidate's roundings, read back where no known one fits."""
+    if not isinstance(model, Model):
+        return {}
+    with threadpool_limits(1, "blas"):
+        return read(_scene(model, passes, "candidate", seconds, False, progress), passes.findings)
+
+
+def _scene(
+    model: Runnable, passes: Passes, under_test: str, seconds: float, thorough: bool, progress: Progress
+) -> Scene:
+    judge = passes.judge
+    source, where = judge.sources[under_test], (judge.positions, judge.n_prefill)
+    return scene_of(model, source, passes.findings, *where, seconds, thorough, progress)
 
 
 def _extra(model: Runnable, candidate: Trace | None) -> tuple[str, ...]:

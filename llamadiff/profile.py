@@ -135,7 +135,9 @@ def _period(bad: Array) -> int | None:
 
 
 def _equals(recorded: Array, others: Mapping[str, Array]) -> str | None:
-    """The first of the others that has these values."""
+    """The first of the others that has these values; NaN is nobody's."""
+    if not np.isfinite(recorded).all():
+        return None
     for name, other in others.items():
         if other.size == recorded.size and metrics.nmse(recorded.reshape(other.shape), other, 0) < SAME:
             return name

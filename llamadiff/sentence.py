@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llamadiff import limits
+from llamadiff import limits, unjudged
 from llamadiff.comparison import Row
+from llamadiff.coverage import Coverage
 from llamadiff.diagnose import words
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.preflight import Check
@@ -31,13 +33,14 @@ def summarize(
     n_prefill: int = 0,
     missing: Sequence[str] = (),
     diagnosis: Sequence[Diagnosis] = (),
+    coverage: Coverage | None = None,
 ) -> str:
     """One sentence: which op is wrong since which layer, or that none is and how much noise there is.
 
     ``unread`` are tensors of the file that the baseline's graph does not use and the engine does;
-    ``diagnosis`` says why taps are wrong, or noise.
+    ``diagnosis`` says why taps are wrong, or noise; ``coverage`` how much was judged.
     """
-    text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing), diagnosis)
+    text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing), diagnosis, coverage)
     failed = [check for check in checks if check.verdict == limits.WRONG]
     if failed:
         text = f"before any layer, {failed[0].name}: {failed[0].found}; {text}"
@@ -46,7 +49,8 @@ def summarize(
     if unread:
         more = f" and {len(unread) - 1} more of the file's tensors" if len(unread) > 1 else ""
         text += f"; {baseline.get('name')} does not read {unread[0]}{more}, which the engine uses"
-    return text
+    unsure = "".join(f"; {c.name} could not be checked: {c.found}" for c in checks if c.verdict == limits.UNCHECKED)
+    return text + unsure + (unjudged.ignored(coverage, len(rows)) if coverage is not None else "")
 
 
 def _decode_steps(rows: Sequence[Row], n_prefill: int) -> str | None:
@@ -54,7 +58,7 @@ def _decode_steps(rows: Sequence[Row], n_prefill: int) -> str | None:
     first = next((row.local for row in rows if _is_wrong(row.local)), None)
     if first is None or not 0 < n_prefill < len(first.per_token):
         return None
-    wrong = [i for i, error in enumerate(first.per_token) if not error <= first.noise_limit]
+    wrong = [i for i, error in enumerate(first.per_token) if error > first.noise_limit]
     if not wrong or wrong[0] < n_prefill:
         return None
     step = wrong[0] - n_prefill
@@ -69,6 +73,7 @@ def _judgement(
     is_engine: bool,
     gaps: bool,
     diagnosis: Sequence[Diagnosis],
+    coverage: Coverage | None,
 ) -> str:
     whose = str(baseline.get("name")) if is_engine else str(candidate.get("name") or "the candidate")
     blamed = [] if is_engine else [row for row in rows if _is_wrong(row.baseline_local)]
@@ -76,10 +81,13 @@ def _judgement(
     if wrong:
         text = _wrong(whose, wrong, rows, gaps, [d for d in diagnosis if not d.harmless])
         return text + (f"; {_also_baseline(blamed, baseline)}" if blamed else "")
+    if any(unjudged.has_open_places(row) for row in rows):
+        text = unjudged.unjudgeable(whose, str(baseline.get("name")), rows)
+        return text + (f"; {_also_baseline(blamed, baseline)}" if blamed else "")
     if blamed:
         return f"{_right(whose, rows, gaps)}, and {_also_baseline(blamed, baseline)}"
     if verdict == limits.UNCHECKED or not rows:
-        return _unchecked(whose, rows)
+        return _unchecked(whose, rows, gaps, coverage)
     ways = [f"it {words.clause(d)}" for d in diagnosis if d.harmless][:2]
     return "; ".join((_right(whose, rows, gaps), *ways, _drift(rows, is_engine)))
 
@@ -94,15 +102,25 @@ def _also_baseline(blamed: Sequence[Row], baseline: Mapping[str, Any]) -> str:
 
 def _right(whose: str, rows: Sequence[Row], gaps: bool) -> str:
     judged = [row for row in rows if row.local is not None]
-    worst = max(judged, key=lambda row: row.local.nmse if row.local else 0.0)
-    assert worst.local is not None
     noisy = sum(row.verdict == limits.NOISE for row in rows)
     quality = f"right up to rounding ({noisy} of {len(rows)} taps are noise)" if noisy else "right"
     subject = f"what was recorded of {whose}" if gaps else f"every op of {whose}"
-    return (
-        f"{subject} is {quality} on the inputs it was given "
-        f"({len(judged)} taps, worst local NMSE {worst.local.nmse:.1e} at {worst.tap})"
-    )
+    return f"{subject} is {quality} on the inputs it was given ({len(judged)} taps, {_worst(judged)})"
+
+
+def _worst(judged: Sequence[Row]) -> str:
+    """The largest local error, and where."""
+    worst = max(judged, key=lambda row: row.local.nmse if row.local else 0.0)
+    assert worst.local is not None
+    return f"worst local NMSE {worst.local.nmse:.1e} at {worst.tap}"
+
+
+def _right_so_far(whose: str, rows: Sequence[Row], coverage: Coverage) -> str:
+    """That what was judged is right, and that it is not enough."""
+    judged = [row for row in rows if row.local is not None]
+    quality = "right up to rounding" if any(row.verdict == limits.NOISE for row in judged) else "right"
+    part = f"{coverage.judged} of {coverage.taps} taps ({_worst(judged)})"
+    return f"{whose} is {quality} as far as it was recorded: {part}; {unjudged.lacking(rows, coverage)}"
 
 
 def _drift(rows: Sequence[Row], is_engine: bool) -> str:
@@ -112,6 +130,8 @@ def _drift(rows: Sequence[Row], is_engine: bool) -> str:
     against = "exact arithmetic" if is_engine else "the baseline"
     if last.local is not None and len(last.drift.per_token) < len(last.local.per_token):
         against += f" over the first {len(last.drift.per_token)} tokens"
+    if not math.isfinite(last.drift.nmse):
+        return f"{last.tap} holds NaN or Inf on one side, so that there is no drift from {against}"
     noise = f"{last.ratio_to_noise:.1f}x" if last.ratio_to_noise < 100 else f"{last.ratio_to_noise:.0e}x"
     below = last.drift.nmse <= (last.expected_drift or 0.0)
     explained = "no more than" if below else f"{noise}"
@@ -121,17 +141,15 @@ def _drift(rows: Sequence[Row], is_engine: bool) -> str:
 def _wrong(whose: str, wrong: Sequence[Row], rows: Sequence[Row], gaps: bool, diagnosis: Sequence[Diagnosis]) -> str:
     first = wrong[0]
     assert first.local is not None
-    rest = _the_rest(len(rows) - len(wrong), gaps)
+    rest = unjudged.other_origins(wrong[1:]) + unjudged.open_rest(rows) + _the_rest(rows, gaps)
     why = next((d for d in diagnosis if first.tap in d.taps), None)
     if why is not None and why.known:
         others = _other_causes([d for d in diagnosis if d is not why], rows)
         return f"{first.tap}: {_possessive(whose)} {_place(first)} {_known(why, rows)}{others}{rest}"
     local = first.local
-    size = (
-        "not finite where it should be"
-        if local.nmse == float("inf")
-        else f"local NMSE {local.nmse:.1e}, limit {local.limit:.0e}"
-    )
+    size = f"local NMSE {local.nmse:.1e}, limit {local.limit:.0e}"
+    if local.not_finite:
+        size = unjudged.where_not_finite(local)
     unknown = f", and {words.nearest(why).split(';')[0]}" if why is not None and not first.span else ""
     unnamed = [row for row in wrong if not any(d.known and row.tap in d.taps for d in diagnosis)]
     also = _others(unnamed) + _other_causes([d for d in diagnosis if d.known], rows) + rest
@@ -196,22 +214,28 @@ def _others(wrong: Sequence[Row]) -> str:
     return "; " + ", ".join(parts)
 
 
-def _the_rest(n_right: int, gaps: bool) -> str:
+def _the_rest(rows: Sequence[Row], gaps: bool) -> str:
     """What may be said of the other ops: only what was judged."""
-    if not n_right:
+    right = sum(row.verdict in (limits.MATCH, limits.NOISE) for row in rows)
+    if not right:
         return ""
-    return f"; the other {n_right} recorded taps are right" if gaps else "; every other op is right"
+    if not gaps and not any(unjudged.has_open_places(row) for row in rows):
+        return "; every other op is right"
+    return f"; the other {right} recorded taps are right" if right > 1 else "; the other recorded tap is right"
 
 
-def _unchecked(whose: str, rows: Sequence[Row]) -> str:
+def _unchecked(whose: str, rows: Sequence[Row], gaps: bool, coverage: Coverage | None) -> str:
     if not rows:
         return f"nothing could be judged: {whose} recorded no tap of this model"
     differing = [row for row in rows if row.verdict == limits.UNCHECKED]
-    if not differing:
-        return f"{whose} recorded nothing that could be judged"
-    return (
-        f"{differing[0].tap} is the first of {len(differing)} taps that differ; give --model to learn which op is wrong"
-    )
+    if differing:
+        first = differing[0]
+        sound = first.candidate is None or not (first.candidate.nan or first.candidate.inf)
+        which = "that differ" if sound else "that differ, or hold NaN or Inf,"
+        return f"{first.tap} is the first of {len(differing)} taps {which}; give --model to learn which op is wrong"
+    if coverage is not None and not coverage.is_enough:
+        return _right_so_far(whose, rows, coverage)
+    return _right(whose, rows, gaps)
 
 
 def next_steps(
@@ -221,6 +245,7 @@ def next_steps(
     is_engine: bool,
     diagnosis: Sequence[Diagnosis] = (),
     has_graph: bool = False,
+    coverage: Coverage | None = None,
 ) -> tuple[str, ...]:
     """What a reader should do now.
 
@@ -228,7 +253,9 @@ def next_steps(
     """
     first = next((row for row in rows if row.verdict == limits.WRONG), None)
     if first is None:
-        return _steps_when_right(verdict, rows, missing)
+        lacking = unjudged.steps_when_lacking(coverage) if coverage is not None else ()
+        gaps = (*lacking, *unjudged.step_when_unjudgeable(rows))
+        return gaps if rows and gaps else (*gaps, *_steps_when_right(verdict, rows, missing))
     assert first.local is not None
     known = [d for d in diagnosis if d.known and not d.harmless]
     steps = [f"{d.tap}: {words.fix(d)}" for d in known[:4]]

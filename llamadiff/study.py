@@ -124,19 +124,17 @@ class Study(Carrier):
 
     def _followed(self, name: str, x: Array, recorded: Mapping[str, Array]) -> Array:
         """What the engine goes on with: the sources' own values in their lanes, where they have any."""
-        if not recorded:
+        if not recorded and not any(lane.shaken for lane in self.lanes):
             return x
-        if len(self.lanes) == 1 and self.sources[str(self.lanes[0].source)].is_whole(name):
+        if recorded and len(self.lanes) == 1 and self.sources[str(self.lanes[0].source)].is_whole(name):
             return recorded[str(self.lanes[0].source)][None].astype(x.dtype, copy=False)
         out = np.empty_like(x)
         for number, lane in enumerate(self.lanes):
-            if lane.source is None or lane.source not in recorded:
-                out[number] = x[number]
-                continue
-            values = recorded[lane.source]
-            rows = self.sources[lane.source].whole_rows(name)
-            values = shaken(values) if lane.policy == JITTER else values
-            out[number] = values if rows is None else np.where(_along_first(rows, values), values, x[number])
+            values = x[number]
+            if lane.source is not None and lane.source in recorded:
+                own, rows = recorded[lane.source], self.sources[lane.source].whole_rows(name)
+                values = own if rows is None else np.where(_along_first(rows, own), own, values)
+            out[number] = shaken(values) if lane.policy == JITTER else values
         return out
 
     # -- which lanes are worth their while ------------------------------------------------------------------------
@@ -145,7 +143,8 @@ class Study(Carrier):
         """Go on with these lanes."""
         self.lanes = tuple(lanes)
         self._operands: tuple[tuple[Any, ...], tuple[Array, ...]] = (), ()
-        super().__init__([(lane.policy, self._stored(lane)) for lane in self.lanes])
+        reading = next((source.reading for source in self.sources.values() if source.reading), None)
+        super().__init__([(lane.policy, self._stored(lane)) for lane in self.lanes], reading)
 
     def _layer_begins(self, x: Array) -> None:
         self._collect()

@@ -187,6 +187,10 @@ class Trace(Mapping[str, Array]):
         arrays = {name: np.array(array) for name, array in self._arrays.items()}
         return Trace(self.info, arrays, self.dtypes, None, self.known)
 
+    def saying(self, info: Info) -> Trace:
+        """The same values with other words about their run."""
+        return Trace(info, self._arrays, self.dtypes, self.path, self.known)
+
     def head(self, n: int) -> Trace:
         """What it recorded of its first ``n`` tokens; taps without any, or of other shapes, are left out."""
         cuts = {name: _cut(name, self.shape(name), len(self.info.tokens), n) for name in self}
@@ -212,15 +216,13 @@ class Trace(Mapping[str, Array]):
                     base.madvise(mmap.MADV_DONTNEED, first, start + array.nbytes - first)
 
     @classmethod
-    def open(cls, path: str | Path, tokens: tuple[int, ...] = ()) -> Trace:
-        """Map a trace file. ``tokens`` stand in for the metadata of a file that has none."""
+    def open(cls, path: str | Path, bare: bool = False) -> Trace:
+        """Map a trace file. ``bare``: it may lack the metadata; then it states no tokens."""
         path = Path(path)
         header, start = _read_header(path)
         metadata = header.pop("__metadata__", {})
         text = metadata.get(KEY) if isinstance(metadata, dict) else None
-        info = (
-            Info(tokens, tuple(range(len(tokens))), len(tokens)) if text is None and tokens else _parse_info(path, text)
-        )
+        info = Info(()) if text is None and bare else _parse_info(path, text)
         whole = np.memmap(path, np.uint8, "r")  # one for all taps: every map keeps a file descriptor
         arrays: dict[str, Array] = {}
         dtypes: dict[str, str] = {}
@@ -394,6 +396,7 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "producer.settings.type_v": (_is_text, "text"),
     "producer.settings.flash_attn": (_is_flag, "true or false"),
     "producer.weights_read": (_are_texts, "a list of names"),
+    "producer.asked": (_is_object, "an object"),
 }
 
 

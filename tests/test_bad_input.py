@@ -341,7 +341,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "output nowhere": (("capture", "good.gguf", *IDS, "-o", "no/t.safetensors"), ("no/t.safetensors: cannot",)),
     "output a directory": (("capture", "good.gguf", *IDS, "-o", "."), ("is a directory",)),
     "output a device": (("capture", "good.gguf", *IDS, "-o", "pipe"), ("pipe: is not a regular file",)),
-    "output the model": (("capture", "good.gguf", *IDS, "-o", "good.gguf"), ("good.gguf: is a model",)),
+    "output the model": (("capture", "good.gguf", *IDS, "-o", "good.gguf"), ("good.gguf is the model",)),
     "json the model": (("diff", "good.safetensors", "good.safetensors", "--json", "good.gguf"), ("is a model",)),
     "tolerance missing": ((*DIFF, "--tolerance", "no.toml"), ("no.toml: cannot be read",)),
     "tolerance a directory": ((*DIFF, "--tolerance", "."), ("cannot be read",)),

@@ -99,9 +99,9 @@ def as_command(trace, folder):
 FORMS = (as_trace, as_npy, as_npz, as_f32, as_f16, as_bf16, as_text, as_command)
 
 
-def judged(spec, path, baseline, mapping="llama.cpp", timeout=20.0):
+def judged(spec, path, baseline, mapping="llama.cpp", timeout=20.0, partial=False):
     context = Context(Model(path), TOKENS, len(TOKENS), load_map(mapping), timeout)
-    return diff(baseline, resolve(str(spec), context), path)
+    return diff(baseline, resolve(str(spec), context), path, partial=partial)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
@@ -145,7 +145,7 @@ def as_hf(trace, folder):
 
 def test_a_map_translates_names_axes_and_permutations(small_model, baseline, tmp_path):
     path = small_model()
-    result = judged(as_hf(record(Engine(path), TOKENS, "mine"), tmp_path), path, baseline("llama"), "hf")
+    result = judged(as_hf(record(Engine(path), TOKENS, "mine"), tmp_path), path, baseline("llama"), "hf", partial=True)
     assert result.verdict in ("match", "noise")
     assert {row.tap for row in result.rows} >= {"Qcur_proj-0", "Kcur_proj-1", "ffn_up-1"}
     assert all(row.local.nmse < 1e-9 for row in result.rows if "proj" in row.tap)
@@ -175,7 +175,7 @@ def test_treatments_are_undone(small_model, baseline, tmp_path):
         done = ["scaled"]
     """)
     )
-    result = judged(tmp_path / "t.npz", path, baseline("llama"), str(tmp_path / "map.toml"))
+    result = judged(tmp_path / "t.npz", path, baseline("llama"), str(tmp_path / "map.toml"), partial=True)
     assert [row.tap for row in result.rows] == ["attn_norm-0", "Kcur_rope-0", "kq-0"]
     assert result.verdict in ("match", "noise")
 
@@ -193,7 +193,7 @@ def test_copies_that_differ_are_no_copies(small_model, baseline, tmp_path):
     [
         ('[Qcur]\nname = "x{i}"', r"\[Qcur\] is no tap; did you mean \[Qcur_"),
         ('[l_out]\nname = "x"', r"no \{i\}"),
-        ("[l_out]\nfile = 3", "needs name"),
+        ("[l_out]\nfile = 3", "may have name"),
         ('[kq]\nname = "x{i}"\naxes = "head token dim"', "a kq has the axes head query key"),
         ('[kq]\nname = "x{i}"\ndone = ["fried"]', "'fried': known are"),
         ("l_out =", "not TOML"),
@@ -250,7 +250,7 @@ def test_the_first_values_of_a_tap_are_compared_alone(small_model, baseline, tmp
     trace = record(Engine(small_model()), TOKENS, "mine")
     head = trace["attn_norm-0"].ravel()[:10]
     (tmp_path / "attn_norm-0.txt").write_text("\n".join(map(str, head)))
-    assert judged(tmp_path, small_model(), baseline("llama")).verdict in ("match", "noise")
+    assert judged(tmp_path, small_model(), baseline("llama"), partial=True).verdict in ("match", "noise")
     (tmp_path / "attn_norm-0.txt").write_text("\n".join(map(str, -head)))
     assert judged(tmp_path, small_model(), baseline("llama")).verdict == "wrong"
 
@@ -387,7 +387,7 @@ def test_two_rows_of_one_token_are_judged_apart(small_model, baseline, tmp_path)
     result = judged(tmp_path, small_model(), baseline("llama"))
     assert [row.tap for row in result.wrong] == ["result_norm"]
     assert result.rows[1].span == ()
-    assert "the other 1 recorded taps are right" in result.summary
+    assert "the other recorded tap is right" in result.summary
 
 
 @pytest.mark.parametrize(

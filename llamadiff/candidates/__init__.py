@@ -7,13 +7,25 @@ from typing import TYPE_CHECKING
 from llamadiff.errors import UserError
 
 if TYPE_CHECKING:
-    from llamadiff.candidates.source import Context, Source
+    from pathlib import Path
+
+    from llamadiff.candidates.source import Context, Opened, Source
     from llamadiff.trace import Trace
+
+
+def open_candidate(spec: str) -> Opened:
+    """What a ``--candidate`` stands for, read. Raises UserError if it stands for nothing, or cannot be read."""
+    return source_of(spec).open(spec)
 
 
 def resolve(spec: str, context: Context) -> Trace:
     """The trace that a ``--candidate`` stands for. Raises UserError if it stands for none."""
-    return source_of(spec).load(spec, context)
+    return open_candidate(spec).load(context)
+
+
+def files_of(spec: str) -> list[Path]:
+    """The files that are read for a ``--candidate``."""
+    return list(source_of(spec).files(spec))
 
 
 def source_of(spec: str) -> Source:
@@ -29,12 +41,3 @@ def source_of(spec: str) -> Source:
         f"--candidate {spec}: no such trace or dump; give a .safetensors trace, a directory of arrays, "
         '"cmd: ./engine --tokens {tokens} --dump {out}", or transformers:'
     )
-
-
-def tokens_of(spec: str) -> tuple[int, ...]:
-    """The token ids that a candidate states before it is loaded; none if it does not."""
-    from pathlib import Path
-
-    from llamadiff.candidates import dump, file
-
-    return file.tokens_of(spec) if Path(spec).is_file() else dump.tokens_of(spec)

@@ -8,15 +8,18 @@ import shlex
 import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from llamadiff.candidates.source import Context, register
+from llamadiff.candidates.source import Context, Opened, register
 from llamadiff.errors import UserError
 from llamadiff.trace import Trace
 
 PREFIX = "cmd:"
 TAIL = 2000  # bytes of the command's output that are shown when it fails
 MAX_OUTPUT = 64 << 20
+REPORTS = (".json", ".csv")
 
 
 @register
@@ -26,29 +29,49 @@ class Command:
     def matches(self, spec: str) -> bool:
         return spec.startswith(PREFIX)
 
-    def load(self, spec: str, context: Context) -> Trace:
-        from llamadiff.candidates import resolve
+    def files(self, spec: str) -> Iterator[Path]:
+        """What its words name: files, and those that lie in directories, but for what reports are usually called."""
+        for word in _words(spec):
+            for path in (Path(word), Path(word.partition("=")[2])):
+                if path.name and path.is_file():
+                    yield path
+                elif path.name and path.is_dir():
+                    yield from (file for file in path.iterdir() if file.is_file() and file.suffix not in REPORTS)
 
-        folder = Path(tempfile.mkdtemp(prefix="llamadiff-"))
-        try:
-            out = folder / "out"
-            arguments = _arguments(spec, context, out)
-            context.progress(f"running {arguments[0]}")
-            _run(arguments, folder / "log", context.timeout)
-            trace = resolve(str(_written(out, spec)), context)
-            return trace.in_memory()
-        finally:
-            _remove(folder)
+    def open(self, spec: str) -> Opened:
+        _words(spec)
+        return Opened(partial(_loaded, spec))
 
 
-def _arguments(spec: str, context: Context, out: Path) -> list[str]:
-    values = {"model": str(context.model.path.resolve()), "tokens": ",".join(map(str, context.tokens)), "out": str(out)}
+def _loaded(spec: str, context: Context) -> Trace:
+    from llamadiff.candidates import resolve
+
+    folder = Path(tempfile.mkdtemp(prefix="llamadiff-"))
+    try:
+        out = folder / "out"
+        arguments = _arguments(spec, context, out)
+        context.progress(f"running {arguments[0]}")
+        _run(arguments, folder / "log", context.timeout)
+        trace = resolve(str(_written(out, spec)), context)
+        return trace.in_memory()
+    finally:
+        _remove(folder)
+
+
+def _words(spec: str) -> list[str]:
+    """The words of a command. Raises UserError if there are none."""
     try:
         words = shlex.split(spec.removeprefix(PREFIX))
     except ValueError as error:
         raise UserError(f"--candidate {spec}: {error}") from None
     if not words:
         raise UserError(f"--candidate {spec}: no command; expected cmd: ./engine --tokens {{tokens}} --dump {{out}}")
+    return words
+
+
+def _arguments(spec: str, context: Context, out: Path) -> list[str]:
+    values = {"model": str(context.model.path.resolve()), "tokens": ",".join(map(str, context.tokens)), "out": str(out)}
+    words = _words(spec)
     for name, value in values.items():
         words = [word.replace("{" + name + "}", value) for word in words]
     return words

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.candidates import text
-from llamadiff.candidates.source import Context, Piece, assemble, register
+from llamadiff.candidates.source import Context, Opened, Piece, assemble, named_row, register
 from llamadiff.errors import UserError
 from llamadiff.trace import Trace
 
 Array = NDArray[Any]
 
+TEXT = (".txt", ".log", ".dat")
 RAW = {".f32": "<f4", ".f16": "<f2", ".bf16": "<u2"}
-_ROW = re.compile(r"(.+)@(-?\d+)")
 _TOKEN_FILES = ("tokens", "tokens.txt", "tokens.json")
 
 
@@ -35,37 +36,55 @@ class Dump:
     def matches(self, spec: str) -> bool:
         return Path(spec).is_dir() or (spec.endswith(".npz") and Path(spec).is_file())
 
-    def load(self, spec: str, context: Context) -> Trace:
+    def files(self, spec: str) -> Iterator[Path]:
         path = Path(spec)
-        tokens = _tokens(path) if path.is_dir() else ()
-        pieces = _pieces(path) if path.is_dir() else _npz(path)
-        return assemble(pieces, context, {"name": "the dump"}, tokens)
+        if not path.is_dir():
+            yield path
+            return
+        yield from _token_files(path)
+        for file in _arrays(path):
+            yield file
+            if file.suffix in RAW:
+                yield file.with_suffix(".json")
+
+    def open(self, spec: str) -> Opened:
+        path = Path(spec)
+        if not path.is_dir():
+            return Opened(partial(_loaded, list(_npz(path)), ()), (), f"{spec}: an .npz states no token ids")
+        tokens = _tokens(path)
+        untold = f"{spec}: states no token ids; a file {path / 'tokens'} would hold them"
+        return Opened(partial(_loaded, list(_pieces(path)), tokens), tokens, untold)
 
 
-def tokens_of(spec: str) -> tuple[int, ...]:
-    """The token ids that a dump directory states; none if it states none."""
-    path = Path(spec)
-    return _tokens(path) if path.is_dir() else ()
+def _loaded(pieces: Sequence[Piece], tokens: tuple[int, ...], context: Context) -> Trace:
+    return assemble(pieces, context, {"name": "the dump"}, tokens)
+
+
+def _token_files(folder: Path) -> list[Path]:
+    paths = [folder / name for name in _TOKEN_FILES]
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
 
 
 def _tokens(folder: Path) -> tuple[int, ...]:
-    for name in _TOKEN_FILES:
-        path = folder / name
-        if path.is_file() and not path.is_symlink():
-            words = re.split(r"[\s,\[\]]+", path.read_text(errors="replace").strip())
-            ids = [word for word in words if word]
-            if not ids or not all(word.isascii() and word.isdigit() for word in ids):
-                raise UserError(f"{path}: expected token ids, whole numbers between white space or commas")
-            return tuple(map(int, ids))
+    for path in _token_files(folder):
+        words = re.split(r"[\s,\[\]]+", path.read_text(errors="replace").strip())
+        ids = [word for word in words if word]
+        if not ids or not all(word.isascii() and word.isdigit() for word in ids):
+            raise UserError(f"{path}: expected token ids, whole numbers between white space or commas")
+        return tuple(map(int, ids))
     return ()
+
+
+def _arrays(folder: Path) -> list[Path]:
+    """The files of a directory that are read as arrays."""
+    return [path for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.name not in _TOKEN_FILES and path.suffix in (".npy", *RAW, *TEXT)]  # fmt: skip
 
 
 def _pieces(folder: Path) -> Iterator[Piece]:
     """Every array of the directory; links out of it are not followed."""
     home = folder.resolve()
-    for path in sorted(folder.rglob("*")):
-        if not path.is_file() or path.name in _TOKEN_FILES or path.suffix == ".json":
-            continue
+    for path in _arrays(folder):
         if home not in path.resolve().parents:
             raise UserError(f"{path}: leads out of the dump directory")
         name, row = _name(path.relative_to(folder))
@@ -73,15 +92,13 @@ def _pieces(folder: Path) -> Iterator[Piece]:
             yield Piece(name, _npy(path), row)
         elif path.suffix in RAW:
             yield Piece(name, _raw(path), row)
-        elif path.suffix in (".txt", ".log", ".dat"):
+        else:
             indices, values = text.read_values(path)
             yield Piece(name, values, row, indices)
 
 
 def _name(path: Path) -> tuple[str, int | None]:
-    stem = path.with_suffix("").as_posix()
-    match = _ROW.fullmatch(stem)
-    return (match[1], int(match[2])) if match else (stem, None)
+    return named_row(path.with_suffix("").as_posix())
 
 
 def _npy(path: Path) -> Array:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from llamadiff.candidates.source import Context, Piece, assemble, register
-from llamadiff.errors import UserError
-from llamadiff.trace import Trace
+from llamadiff.candidates.source import Context, Opened, Piece, assemble, named_row, register
+from llamadiff.trace import KEY, Trace
 
 
 @register
@@ -17,18 +19,25 @@ class File:
         path = Path(spec)
         return path.is_file() and path.suffix != ".npz"
 
-    def load(self, spec: str, context: Context) -> Trace:
-        trace = Trace.open(spec, context.tokens)
-        present = {tap.name for tap in context.model.taps}
-        if present & set(trace) and context.is_identity:
-            return trace
-        whole = assemble((Piece(name, trace[name]) for name in trace), context, trace.info.producer, trace.info.tokens)
-        return Trace(trace.info, {name: whole[name] for name in whole}, whole.dtypes, None, whole.known)
+    def files(self, spec: str) -> Iterable[Path]:
+        return [Path(spec)]
+
+    def open(self, spec: str) -> Opened:
+        trace = Trace.open(spec, bare=True)
+        untold = f"{spec}: no {KEY!r} entry in __metadata__, which would hold the token ids (captures/README.md)"
+        return Opened(partial(_loaded, trace), trace.info.tokens, untold)
 
 
-def tokens_of(spec: str) -> tuple[int, ...]:
-    """The token ids of a trace; none if the file is no trace of its own."""
-    try:
-        return Trace.open(spec).info.tokens
-    except UserError:
-        return ()
+def _loaded(trace: Trace, context: Context) -> Trace:
+    """A trace as it is, where names and layouts are the taps' own; else what the map makes of it."""
+    info = trace.info
+    if not info.tokens:
+        info = replace(info, tokens=context.tokens, positions=tuple(range(len(context.tokens))),
+                       n_prefill=len(context.tokens))  # fmt: skip
+    pieces = {name: named_row(name) for name in trace}
+    as_it_is = any(tap.name in trace for tap in context.model.taps) and all(row is None for _, row in pieces.values())
+    if context.is_identity and as_it_is:
+        return trace.saying(info)
+    made = (Piece(word, trace[name], row) for name, (word, row) in pieces.items())
+    whole = assemble(made, context, info.producer, info.tokens)
+    return whole.saying(replace(info, producer=whole.info.producer))

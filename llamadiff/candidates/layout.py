@@ -7,7 +7,8 @@ A map is TOML, one table a tap:
     axes = "batch token head dim"
     done = ["permuted"]
 
-Everything is explicit and checked, nothing is guessed; but an error proposes the line that would fit.
+What a table leaves out is the tap's own, and so is all of a tap without a table. Everything is explicit and checked,
+nothing is guessed; but an error proposes the line that would fit.
 """
 
 from __future__ import annotations
@@ -34,9 +35,13 @@ Array = NDArray[Any]
 DONE = {
     "permuted": "each head of Q and K in halves (i, i+n/2), as Hugging Face has it, where a llama file has pairs",
     "repeated": "K or V heads repeated, one copy for each query head",
-    "scaled": "scores already divided by sqrt(head size)",
+    "scaled": "scores, Q or K already divided by sqrt(head size)",
+    "times 0.5": "multiplied by this or any other number",
     "unweighted": "normalised, but not yet multiplied by the norm's weight",
 }
+
+
+_TIMES = re.compile(r"times ([0-9]{1,9}(?:\.[0-9]{1,12})?(?:e-?[0-9]{1,2})?)")
 
 
 @dataclass(frozen=True)
@@ -61,14 +66,20 @@ def identity_map() -> dict[str, Entry]:
 
 
 def load_map(spec: str) -> Map:
-    """A built-in map by its name, or a TOML file. Raises UserError for an unknown tap, axis or treatment."""
+    """A built-in map by its name, or a TOML file; taps that it says nothing of have their own names.
+
+    Raises UserError for an unknown tap, axis or treatment.
+    """
     from llamadiff.candidates.builtin_maps import BUILT_IN
 
-    if spec in BUILT_IN:
-        return BUILT_IN[spec]
+    stated = BUILT_IN[spec] if spec in BUILT_IN else _read_map(spec, list(BUILT_IN))
+    return {**stated, **{word: entry for word, entry in identity_map().items() if word not in stated}}
+
+
+def _read_map(spec: str, built_in: Sequence[str]) -> Map:
     path = Path(spec)
     if not path.is_file():
-        raise UserError(f"--map {spec}: no such file, and no built-in map ({', '.join(BUILT_IN)})")
+        raise UserError(f"--map {spec}: no such file, and no built-in map ({', '.join(built_in)})")
     from llamadiff.limits import read_toml
 
     return {word: _entry(path, word, table) for word, table in read_toml(path).items()}
@@ -79,14 +90,15 @@ def _entry(path: Path, word: str, table: Any) -> Entry:
     if word not in taps.BY_WORD:
         near = get_close_matches(word, list(taps.BY_WORD), 1)
         raise UserError(f"{where} is no tap{f'; did you mean [{near[0]}]?' if near else ''}")
-    if not isinstance(table, dict) or not isinstance(table.get("name"), str) or set(table) - {"name", "axes", "done"}:
-        raise UserError(f'{where} needs name = "..." and may have axes = "..." and done = [...]; nothing else')
-    if taps.BY_WORD[word].layered and "{i}" not in table["name"]:
-        raise UserError(f"{where} name = {table['name']!r} has no {{i}} for the layer's number")
-    axes = table.get("axes")
-    return Entry(
-        word, table["name"], None if axes is None else _axes(where, word, axes), _done(where, table.get("done", []))
-    )
+    own = identity_map()[word].name
+    if not isinstance(table, dict) or set(table) - {"name", "axes", "done"}:
+        raise UserError(f'{where} may have name = "...", axes = "..." and done = [...]; nothing else')
+    name, axes = table.get("name", own), table.get("axes")
+    if not isinstance(name, str) or not name:
+        raise UserError(f"{where} name = {name!r} is no name; left out, it is {own!r}")
+    if taps.BY_WORD[word].layered and "{i}" not in name:
+        raise UserError(f"{where} name = {name!r} has no {{i}} for the layer's number")
+    return Entry(word, name, None if axes is None else _axes(where, word, axes), _done(where, table.get("done", [])))
 
 
 def _axes(where: str, word: str, text: Any) -> tuple[str, ...]:
@@ -103,7 +115,7 @@ def _axes(where: str, word: str, text: Any) -> tuple[str, ...]:
 
 def _done(where: str, value: Any) -> tuple[str, ...]:
     for treatment in value if isinstance(value, list) else [value]:
-        if treatment not in DONE:
+        if treatment not in DONE and not (isinstance(treatment, str) and _factor(treatment)):
             raise UserError(f"{where} done = {treatment!r}: known are {', '.join(DONE)}")
     return tuple(value)
 
@@ -119,7 +131,7 @@ def fitted(array: Array, tap: taps.Tap, entry: Entry, model: Runnable, n_tokens:
     shape = taps.shape_of(tap, n_tokens, sizes)
     if array.size != int(np.prod(shape)) or not _same_order(array.shape, shape):
         raise UserError(_misfit(array.shape, shape, tap, entry, sizes))
-    return _undone(array.reshape(shape), tap, entry, model)
+    return undone(array.reshape(shape), tap, entry, model)
 
 
 def _sizes(model: Runnable, n_tokens: int, entry: Entry) -> dict[str, int]:
@@ -155,7 +167,8 @@ def taps_shape(axes: Iterable[str], sizes: Mapping[str, int], own: Sequence[str]
     return tuple(int(np.prod([sizes[names.get(part, part)] for part in axis.split("*")])) for axis in axes)
 
 
-def _undone(array: Array, tap: taps.Tap, entry: Entry, model: Runnable) -> Array:
+def undone(array: Array, tap: taps.Tap, entry: Entry, model: Runnable) -> Array:
+    """A tap's values as they were before the treatments that an entry states."""
     if "repeated" in entry.done:
         array = _one_copy(array, tap, model)
     if "permuted" in entry.done and model.rope_pairs:
@@ -165,7 +178,15 @@ def _undone(array: Array, tap: taps.Tap, entry: Entry, model: Runnable) -> Array
     if "unweighted" in entry.done:
         name = model.weight_names[tap.name]
         array = array * model.weights.vector(name)
+    for factor in filter(None, map(_factor, entry.done)):
+        array = array / array.dtype.type(factor)
     return array
+
+
+def _factor(treatment: str) -> float | None:
+    """The number of ``times 0.5``; None for another treatment."""
+    match = _TIMES.fullmatch(treatment)
+    return float(match[1]) if match else None
 
 
 def _one_copy(array: Array, tap: taps.Tap, model: Runnable) -> Array:

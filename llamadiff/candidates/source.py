@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +16,11 @@ from llamadiff.candidates import layout
 from llamadiff.errors import UserError
 from llamadiff.model import Runnable
 from llamadiff.phase import Progress, silent
+from llamadiff.preflight import WEIGHTS
 from llamadiff.trace import Info, Trace
 
 Array = NDArray[Any]
+_ROW = re.compile(r"(.+)@(-?\d{1,9})")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,19 @@ class Context:
         return self.mapping == layout.identity_map()
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A candidate that was read, as far as that is possible before anything is run.
+
+    ``tokens`` are the ids that it states; ``untold`` says where it could have, if it states none. ``load`` makes it a
+    trace, once the tokens are known; raises UserError for what does not fit them or the model.
+    """
+
+    load: Callable[[Context], Trace]
+    tokens: tuple[int, ...] = ()
+    untold: str = ""
+
+
 class Source(Protocol):
     """One way to get a candidate."""
 
@@ -43,8 +60,12 @@ class Source(Protocol):
         """Whether a ``--candidate`` is of this kind."""
         ...
 
-    def load(self, spec: str, context: Context) -> Trace:
-        """The candidate's trace. Raises UserError."""
+    def files(self, spec: str) -> Iterable[Path]:
+        """The files that are read for it."""
+        ...
+
+    def open(self, spec: str) -> Opened:
+        """The candidate, read. Raises UserError if it cannot be."""
         ...
 
 
@@ -71,7 +92,7 @@ class Piece:
 def assemble(
     pieces: Iterable[Piece], context: Context, producer: Mapping[str, Any], tokens: tuple[int, ...] = ()
 ) -> Trace:
-    """Named tensors as a trace: names mapped, axes ordered, treatments undone, partial ones marked.
+    """Named tensors as a trace: names mapped, axes ordered, treatments undone, partial ones marked, weights kept.
 
     Names that no map entry has are kept as extras (named in the report). Raises UserError for a shape that
     does not fit, or if no name is known.
@@ -79,9 +100,13 @@ def assemble(
     run = tokens or context.tokens
     arrays: dict[str, Array] = {}
     known: dict[str, Array] = {}
+    weights: dict[str, Array] = {}
     extras: list[Piece] = []
     present = {tap.name: tap for tap in context.model.taps}
     for piece in pieces:
+        if piece.name.startswith(WEIGHTS):
+            weights[piece.name] = piece.array
+            continue
         found = layout.entry_of(piece.name, context.mapping)
         if found is None or found[0].name not in present:
             extras.append(piece)
@@ -95,12 +120,19 @@ def assemble(
             known[tap.name] = mask
         else:
             known.pop(tap.name, None)
-    if not arrays:
+    if not arrays and not weights:
         raise UserError(_nothing_known(extras, context, len(run)))
     positions = tuple(range(len(run)))
     n_prefill = min(context.n_prefill or len(run), len(run))
-    info = Info(run, positions, n_prefill, None, {**producer, "extra": [piece.name for piece in extras][:100]}, {})
+    info = Info(run, positions, n_prefill, None, {**producer, "extra": [piece.name for piece in extras]}, {})
+    arrays |= weights
     return Trace(info, arrays, dict.fromkeys(arrays, "F32"), known=known)
+
+
+def named_row(name: str) -> tuple[str, int | None]:
+    """A tensor's name without the token that it is of alone, and that: ``result_output@-1`` is the last one's row."""
+    match = _ROW.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, None)
 
 
 def _placed(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 
 from llamadiff.candidates.builtin_maps import HF
 from llamadiff.candidates.layout import Entry
-from llamadiff.candidates.source import Context, Piece, assemble, register
+from llamadiff.candidates.source import Context, Opened, Piece, assemble, register
 from llamadiff.errors import UserError
 from llamadiff.trace import Trace
 
@@ -53,25 +54,33 @@ class Transformers:
     def matches(self, spec: str) -> bool:
         return spec.startswith(PREFIX)
 
-    def load(self, spec: str, context: Context) -> Trace:
+    def files(self, spec: str) -> Iterator[Path]:
+        path, _ = _parsed(spec)
+        if path is not None:
+            yield from (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else (path,)
+
+    def open(self, spec: str) -> Opened:
         if find_spec("torch") is None or find_spec("transformers") is None:
             raise UserError(
                 "--candidate transformers: needs torch and transformers: pip install 'llamadiff[transformers]'"
             )
-        path, kind = _parsed(spec, context.model.path)
-        context.progress("loading the model into transformers")
-        model = _loaded(path, kind, context.model.sizes)
-        context.progress("running transformers")
-        pieces = list(_run(model, context.tokens))
-        import transformers
-
-        producer = {"name": "transformers", "version": f"{transformers.__version__}, {DTYPES[kind]}"}
-        mapped = Context(context.model, context.tokens, len(context.tokens), MAP)
-        return assemble(pieces, mapped, producer)
+        return Opened(partial(_recorded, *_parsed(spec)))
 
 
-def _parsed(spec: str, model: Path) -> tuple[Path, str]:
-    """The file or directory to load, and the type to compute in."""
+def _recorded(path: Path | None, kind: str, context: Context) -> Trace:
+    context.progress("loading the model into transformers")
+    model = _loaded(path or context.model.path, kind, context.model.sizes)
+    context.progress("running transformers")
+    pieces = list(_run(model, context.tokens))
+    import transformers
+
+    producer = {"name": "transformers", "version": f"{transformers.__version__}, {DTYPES[kind]}"}
+    mapped = Context(context.model, context.tokens, len(context.tokens), MAP)
+    return assemble(pieces, mapped, producer)
+
+
+def _parsed(spec: str) -> tuple[Path | None, str]:
+    """The file or directory to load (None: the model under study), and the type to compute in."""
     text = spec.removeprefix(PREFIX).strip()
     path, at, kind = text.rpartition("@")
     if not at:
@@ -80,7 +89,7 @@ def _parsed(spec: str, model: Path) -> tuple[Path, str]:
         raise UserError(f"--candidate {spec}: {kind!r} is no type; expected {', '.join(DTYPES)}")
     if path and not Path(path).exists():
         raise UserError(f"--candidate {spec}: no such file or directory")
-    return Path(path) if path else model, kind
+    return Path(path) if path else None, kind
 
 
 def _loaded(path: Path, kind: str, sizes: Mapping[str, int]) -> Any:

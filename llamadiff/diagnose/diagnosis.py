@@ -15,7 +15,7 @@ from llamadiff.diagnose.case import Case, NotRecordedError, Run
 from llamadiff.diagnose.search import Clock, Fit, Outcome, replayed, search
 from llamadiff.diagnose.spans import replayed_span, search_span
 from llamadiff.judging import Finding, Local
-from llamadiff.lanes import JITTER, Source
+from llamadiff.lanes import Source
 from llamadiff.model import Model, Runnable
 from llamadiff.phase import Progress, silent
 
@@ -127,7 +127,7 @@ class Scene:
         return not isinstance(self.run.model, Model)
 
 
-def diagnose(
+def scene_of(
     model: Runnable,
     source: Source,
     findings: Sequence[Finding],
@@ -136,19 +136,22 @@ def diagnose(
     seconds: float,
     thorough: bool = False,
     progress: Progress = silent,
-) -> tuple[Diagnosis, ...]:
-    """Explain every WRONG tap of one trace, in graph order, in about ``seconds``."""
-    wrong = [(finding, local) for finding in findings if (local := _wrong(finding, source.name)) is not None]
-    if not wrong:
-        return ()
-    carrier = Carrier([(lane.policy, source.stored) for lane in source.lanes if lane.policy != JITTER])
+) -> Scene:
+    """What causes of one trace's errors are looked for with, in about ``seconds``."""
+    carrier = Carrier([(lane.policy, source.stored) for lane in source.lanes if not lane.shaken], source.reading)
     shapes = {finding.tap.name: finding.shape for finding in findings}
     run = Run(model, source.trace.info.tokens, positions, n_prefill, carrier, shapes, source.trace.known)
-    scene = Scene(run, source, Clock.of(seconds), progress, thorough)
+    return Scene(run, source, Clock.of(seconds), progress, thorough)
+
+
+def diagnose(scene: Scene, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]:
+    """Explain every WRONG tap of one trace, in graph order."""
     groups: list[_Group] = []
-    for finding, local in wrong:
-        progress(f"looking for the cause of {finding.tap.name}")
-        _join(groups, scene, finding.tap, local)
+    for finding in findings:
+        local = _wrong(finding, scene.source.name)
+        if local is not None:
+            scene.progress(f"looking for the cause of {finding.tap.name}")
+            _join(groups, scene, finding.tap, local)
     return tuple(replace(group.diagnosis(), by_graph=scene.by_graph) for group in groups)
 
 
@@ -157,7 +160,9 @@ def _wrong(finding: Finding, name: str) -> Local | None:
     return local if local is not None and local.verdict == "wrong" else None
 
 
-def _case(run: Run, source: Source, tap: taps.Tap, local: Local) -> Case:
+def case_of(run: Run, source: Source, tap: taps.Tap, local: Local) -> Case:
+    """A tap's op laid open, on what was recorded."""
+
     def values(name: str) -> Array:
         if name not in source.trace or name not in run.shapes or not _complete(source, name, tap):
             raise NotRecordedError(name)
@@ -191,7 +196,8 @@ def _join(groups: list[_Group], scene: Scene, tap: taps.Tap, local: Local) -> No
         return
     if not outcome.tried:
         return
-    group = _Group(outcome.fits, outcome.nearest, outcome.complete)
+    nearest = () if local.not_finite else outcome.nearest  # what comes near elsewhere says nothing of a NaN
+    group = _Group(outcome.fits, nearest, outcome.complete)
     group.add(tap.name, local.nmse, outcome.fits)
     groups.append(group)
 
@@ -211,7 +217,7 @@ def _again(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit
 
 
 def _replayed(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit]:
-    case = _case(scene.run, scene.source, tap, local)
+    case = case_of(scene.run, scene.source, tap, local)
     found = [replayed(case, local.nmse, fit.key, [step.value for step in fit.steps]) for fit in group.fits]
     return [fit for fit in found if fit is not None]
 
@@ -219,7 +225,7 @@ def _replayed(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[
 def _looked_for(scene: Scene, tap: taps.Tap, local: Local, first: bool) -> Outcome:
     near = scene.thorough or (_short(local) and first)
     if not local.span or (scene.by_graph and near):
-        return search(_case(scene.run, scene.source, tap, local), local.nmse, scene.clock, pairs=first)
+        return search(case_of(scene.run, scene.source, tap, local), local.nmse, scene.clock, pairs=first)
     if near and not scene.by_graph:
         return search_span(scene.run, scene.source, tap, local, scene.clock, scene.progress)
     return Outcome((), ())

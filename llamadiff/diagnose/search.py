@@ -16,6 +16,7 @@ from llamadiff.diagnose.subgraph import Subgraph
 
 SAMPLE = 64  # outputs of a product that are tried first
 EXPLAINS = 0.01  # what a fit may leave of the right op's error
+VARIES = 0.05  # the same of a way of rounding: a value on the edge between two steps may go either way
 OTHER_SUMS = 3e-6  # of a result, root mean square: what sums in another order make of it
 TIE = 10.0  # fits this much worse than the best are still the best's equals, as both are rounding
 
@@ -98,14 +99,14 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
         base = _right(case, right)
     except NotRecordedError:
         return Outcome((), ())
-    case = replace(case, limit=min(case.limit, EXPLAINS * right))
+    case = _with_limits(case, right)
     quick = _sampled(case, base)
     tried: list[Fit] = []
     for general in (False, True):
         found: list[Fit] = []
         for fit in _singles(quick, base, [known for known in bugs if known.general == general], clock):
             tried.append(fit)
-            if fit.nmse <= _screen(quick, case):
+            if fit.nmse <= _screen(quick, case, fit):
                 found.append(fit)
         fits = _confirmed(case, base, found)
         if fits:
@@ -116,7 +117,7 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
 
 def replayed(case: Case, right: float, key: Sequence[tuple[str, str]], hints: Sequence[float | None]) -> Fit | None:
     """The same fit at another tap: None if it does not fit there."""
-    case = replace(case, limit=min(case.limit, EXPLAINS * right))
+    case = _with_limits(case, right)
     try:
         base = _right(case, right)
     except NotRecordedError:
@@ -124,11 +125,16 @@ def replayed(case: Case, right: float, key: Sequence[tuple[str, str]], hints: Se
     quick = _sampled(case, base)
     for where in (quick, case):
         found = _chain(where, base, key, hints)
-        if found is None or found.nmse > _screen(where, case):
+        if found is None or found.nmse > _screen(where, case, found):
             return None
         if quick is case:
             break
     return found
+
+
+def _with_limits(case: Case, right: float) -> Case:
+    """The case with what a fit may leave of the right op's error; a rounding that is done otherwise leaves more."""
+    return replace(case, limit=min(case.limit, EXPLAINS * right), slack=VARIES * right)
 
 
 def _right(case: Case, right: float) -> Recipe:
@@ -159,9 +165,10 @@ def _sampled(case: Case, base: Recipe) -> Case:
     return case.at(np.unique(np.linspace(0, width - 1, SAMPLE).astype(int)))
 
 
-def _screen(quick: Case, case: Case) -> float:
+def _screen(quick: Case, case: Case, fit: Fit) -> float:
     """A sample's NMSE is not the whole's: let a fit pass that is a few times over the limit."""
-    return case.limit if quick is case else 10 * case.limit
+    limit = case.slack if fit.harmless else case.limit
+    return limit if quick is case else 10 * limit
 
 
 def _singles(case: Case, base: Recipe, bugs: Iterable[Bug], clock: Clock) -> Iterator[Fit]:
@@ -193,8 +200,10 @@ def _confirmed(case: Case, base: Recipe, found: Sequence[Fit]) -> tuple[Fit, ...
     fits = []
     for fit in sorted(found, key=lambda fit: fit.nmse)[:12]:
         whole = _chain(case, base, fit.key, [step.value for step in fit.steps])
-        if whole is not None and whole.nmse <= case.limit:
+        if whole is not None and whole.nmse <= (case.slack if whole.harmless else case.limit):
             fits.append(whole)
+    if not all(fit.harmless for fit in fits):
+        fits = [fit for fit in fits if fit.nmse <= case.limit]
     assert case.recorded is not None
     if not np.isfinite(case.recorded).all():  # what is Inf or NaN is never noise
         fits = [fit for fit in fits if not fit.harmless]

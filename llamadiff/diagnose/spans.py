@@ -22,7 +22,7 @@ from llamadiff.diagnose.case import Case, NotRecordedError, Run
 from llamadiff.diagnose.known import Bug, Change, known_bugs, reads_blocks, recipe_of
 from llamadiff.diagnose.search import EXPLAINS, TIE, Clock, Fit, Outcome, Step, changes_of, likeliest_first
 from llamadiff.judging import Local
-from llamadiff.lanes import F32, JITTER, Source
+from llamadiff.lanes import F32, Source
 from llamadiff.phase import Progress
 from llamadiff.trace import Trace
 
@@ -275,7 +275,7 @@ class Trials:
 
     def finalists(self, lanes: Sequence[Lane]) -> list[Fit]:
         """Lanes in every arithmetic that the trace may have: fits, best first."""
-        policies = [lane.policy for lane in self.span.source.lanes if lane.policy != JITTER]
+        policies = [lane.policy for lane in self.span.source.lanes if not lane.shaken]
         self.run([replace(lane, policy=policy) for lane in lanes for policy in policies])
         fits = []
         for lane in lanes:

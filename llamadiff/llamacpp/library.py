@@ -25,6 +25,20 @@ def package() -> ModuleSpec:
     return spec
 
 
+def set_fields(parameters: ctypes.Structure, **values: Any) -> None:
+    """Set fields of one of llama.cpp's structures. Raises UserError for one that it has not: ctypes would not mind."""
+    there = {field[0] for field in parameters._fields_}
+    for name in values:
+        if name not in there:
+            kind = type(parameters).__name__
+            raise UserError(
+                f"this llama-cpp-python has no {name} in its {kind}, so that the setting would not be applied: "
+                f"pip install {INSTALL}"
+            )
+    for name, value in values.items():
+        setattr(parameters, name, value)
+
+
 @cache
 def load(stem: str) -> Any:
     """One of ggml's libraries, such as ``ggml-base``. Raises UserError if it is not there or cannot be loaded."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from llamadiff import limits, metrics
 from llamadiff.arithmetic import PARTNER, ROUNDINGS, q8_1_sums
 from llamadiff.ggml.op import Op, Operand, function_of
-from llamadiff.ggml.replay import NO_FUNCTION, NodeCheck, Replay, replay
+from llamadiff.ggml.replay import NO_FUNCTION, NodeCheck, Replay, opened, replay
 from llamadiff.ggml.saved import save
 from llamadiff.llamacpp.ggml import Node
 from llamadiff.llamacpp.names import tap_name
@@ -78,7 +78,7 @@ class NodeChecker:
             return
         assert best is not None
         self._report(node, best.nmse, best, found, n)
-        if self.keep is not None and (self.everything or best.nmse > 10 * rule.match):
+        if self.keep is not None and (self.everything or best.nmse > 10 * (rule.match + best.rounding)):
             save(self.keep / f"{self.step}-{len(self.results):05d}.safetensors", n, best.values, found, node.name)
 
     def _view(self, node: Node) -> Op | None:
@@ -178,5 +178,6 @@ class NodeChecker:
         arithmetic = best.arithmetic if best else None
         self.results.append(NodeCheck(
             label, tap, node.op, weight, kind, node.type, node.shape, sources, self.step, nmse, arithmetic, index,
-            expected, value, *stats, problem,
+            expected, value, *stats, problem, opened(n, best.values) if n is not None and best is not None else 0,
+            best.rounding if best else 0.0,
         ))  # fmt: skip

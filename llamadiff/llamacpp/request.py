@@ -32,8 +32,8 @@ class Request:
     ``scores``: attention scores are recorded however long the prompt is. ``nodes``: every node is checked as it runs,
     and ``output`` is what was found, as JSON. ``keep`` is a directory for wrong ops' inputs and outputs (``keep_all``:
     for all ops'); ``only_list``: nodes are listed and not computed. ``graph`` is a file for the graph itself, with
-    every tap of it in ``output``, a trace; ``patterns`` and ``layers`` (from, to before) are the taps that are asked
-    for where llama.cpp's graph says which there are.
+    every tap of it in ``output``, a trace. ``patterns`` and ``layers`` (from, to before) are the user's words for the
+    taps that are asked for; ``wanted`` are their names, where they are known before llama.cpp's graph is.
     """
 
     model: str
@@ -56,6 +56,14 @@ class Request:
     @property
     def layer_range(self) -> range | None:
         return None if self.layers is None else range(*self.layers)
+
+    @property
+    def asked(self) -> dict[str, dict[str, Any]]:
+        """What a trace says of a request for less than all taps (``layers``: the first and the last)."""
+        less: dict[str, Any] = {"taps": list(self.patterns)} if self.patterns else {}
+        if self.layers is not None:
+            less["layers"] = [self.layers[0], self.layers[1] - 1]
+        return {"asked": less} if less else {}
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -17,6 +17,7 @@ from llamadiff import taps
 from llamadiff.errors import UnrunnableError, UserError
 from llamadiff.hashing import file_sha256, is_remembered
 from llamadiff.llamacpp.ggml import Ggml, Node, Tensor
+from llamadiff.llamacpp.library import set_fields
 from llamadiff.llamacpp.names import tap_name
 from llamadiff.llamacpp.request import KV_TYPES, LONG, Request, Settings
 from llamadiff.llamacpp.serve import Say
@@ -79,9 +80,13 @@ class _Quiet:
 
 
 def _load(request: Request) -> Any:
-    params = llama_cpp.llama_model_default_params()
-    params.n_gpu_layers = request.settings.gpu_layers
-    params.use_extra_bufts = request.settings.repack
+    settings, params = request.settings, llama_cpp.llama_model_default_params()
+    if settings.gpu_layers and not llama_cpp.llama_supports_gpu_offload():
+        raise UserError(
+            f"--gpu-layers {settings.gpu_layers}: this llama.cpp was built without a GPU backend, or finds no GPU; "
+            "leave it out, or build llama-cpp-python for your GPU (CMAKE_ARGS=-DGGML_CUDA=on)"
+        )
+    set_fields(params, n_gpu_layers=settings.gpu_layers, use_extra_bufts=settings.repack)
     model = llama_cpp.llama_model_load_from_file(os.fsencode(request.model), params)
     if not model:
         raise UnrunnableError(f"{request.model}: llama.cpp cannot load the model")
@@ -162,14 +167,14 @@ class Capture:
 
     def _context(self, settings: Settings | None = None) -> Any:
         settings = settings or self.request.settings
-        params = llama_cpp.llama_context_default_params()
-        params.n_ctx = max(256, self.total)
-        params.n_batch = params.n_ubatch = max(32, len(self.tokens))
-        params.type_k, params.type_v = KV_TYPES[settings.type_k], KV_TYPES[settings.type_v]
-        params.flash_attn_type = int(settings.flash_attn)
-        params.n_threads = params.n_threads_batch = self.threads
+        params, at_once = llama_cpp.llama_context_default_params(), max(32, len(self.tokens))
         self.callback = llama_cpp.ggml_backend_sched_eval_callback(self._observe)  # kept alive with the context
-        params.cb_eval = self.callback
+        set_fields(
+            params, n_ctx=max(256, self.total), n_batch=at_once, n_ubatch=at_once,
+            type_k=KV_TYPES[settings.type_k], type_v=KV_TYPES[settings.type_v],
+            flash_attn_type=int(settings.flash_attn), n_threads=self.threads, n_threads_batch=self.threads,
+            cb_eval=self.callback,
+        )  # fmt: skip
         context = llama_cpp.llama_init_from_model(self.model, params)
         if not context:
             raise UserError(f"{self.request.model}: llama.cpp cannot make a context with these settings")
@@ -258,6 +263,7 @@ class Capture:
                 "build": build_flags(),
                 "weights_read": sorted(self.weights_read),
                 "prefill_s": prefill_s,
+                **self.request.asked,
             },
             model={**self.request.model_info, "sha256": self.sha256.result()},
         )

@@ -51,6 +51,7 @@ def to_object(comparison: Comparison) -> dict[str, Any]:
         "taps": [_row(row) for row in c.rows],
         "missing": c.missing,
         "extra": c.extra,
+        "coverage": c.coverage,
         "logits": _logits(c.logits),
         "only_baseline_read": c.only_baseline_read,
         "only_engine_read": c.only_engine_read,
@@ -120,7 +121,8 @@ def _logits(logits: Logits | None) -> dict[str, Any] | None:
 
     return {
         "kl": logits.kl, "top1_agree": logits.top1_agree, "margin": logits.margin, "agreeing": logits.agreeing,
-        "rows": logits.rows, "after": logits.after, "top": top(logits.top), "candidate_top": top(logits.candidate_top),
+        "rows": logits.rows, "after": logits.after,
+        "not_finite": logits.not_finite, "top": top(logits.top), "candidate_top": top(logits.candidate_top),
     }  # fmt: skip
 
 

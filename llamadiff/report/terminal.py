@@ -183,14 +183,27 @@ def _put_three_way(page: Page, comparison: Comparison) -> None:
 
 
 def _put_logits(page: Page, logits: Logits, n_tokens: int) -> None:
-    divergence = f"KL {tiny(logits.kl)} nats" if not logits.partial else "not all were recorded"
+    divergence = _divergence(logits)
     after = f"after {logits.after} of {n_tokens} tokens: " if 0 < logits.after < n_tokens else ""
     head = Text(f"{after}{divergence}; first token ")
-    head.append("agrees" if logits.top1_agree else _disagreement(page, logits), "" if logits.top1_agree else "bold red")
-    head.append(f", margin {number(logits.margin)}; {logits.agreeing}/{logits.rows} rows agree")
+    if logits.top1_agree is None:
+        head.append("unknown", "bold red")
+    else:
+        agrees = logits.top1_agree
+        head.append("agrees" if agrees else _disagreement(page, logits), "" if agrees else "bold red")
+    margin = f", margin {number(logits.margin)}" if math.isfinite(logits.margin) else ""
+    head.append(f"{margin}; {logits.agreeing}/{logits.rows} rows agree")
     page.paragraph(Text("logits       ", "dim"), head)
-    for line in table(_logit_columns(page, logits), page.width - 2):
+    for line in table(_logit_columns(page, logits), page.width - 2) if logits.top else ():
         page.put(Text("  ") + line)
+
+
+def _divergence(logits: Logits) -> str:
+    """KL, or why there is none."""
+    if logits.not_finite:
+        sides = " and ".join({"baseline": "b", "candidate": "c"}[side] for side in logits.not_finite)
+        return f"no KL: the last row of {sides} holds NaN or Inf"
+    return f"KL {tiny(logits.kl)} nats" if not logits.partial else "not all were recorded"
 
 
 def _disagreement(page: Page, logits: Logits) -> str:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from llamadiff import limits
 from llamadiff.comparison import Row
+from llamadiff.judging import Local
 from llamadiff.metrics import Stats
 from llamadiff.report.tables import Column
 from llamadiff.report.terminal_page import VERDICTS, Page
@@ -99,12 +100,17 @@ def _local(page: Page, lines: Sequence[Line]) -> list[Column]:
     locals_ = [line.worst.local for line in lines]
     if not any(locals_):
         return []
-    sizes = [Text(tiny(x.nmse if x else None), _emphasis(line)) for x, line in zip(locals_, lines, strict=True)]
+    sizes = [Text(_size(x), _emphasis(line)) for x, line in zip(locals_, lines, strict=True)]
     arithmetics = [
         Text(page.data("" if x is None or x.arithmetic in (None, "F32") else x.arithmetic, 11)) for x in locals_
     ]
     columns = [Column("local", sizes)]
     return [*columns, Column("", arithmetics, rank=3, left=True)] if any(arithmetics) else columns
+
+
+def _size(local: Local | None) -> str:
+    """A local error, where anything could be judged."""
+    return tiny(None if local is None or math.isnan(local.nmse) else local.nmse)
 
 
 def _drift(lines: Sequence[Line]) -> list[Column]:

@@ -48,7 +48,8 @@ def _not_finite(page: Page, comparison: Comparison) -> list[Text]:
 
 def _counts(stats: Stats) -> str:
     counts = ((stats.nan, "NaN"), (stats.inf, "infinite"))
-    return " and ".join(f"{count} {word}" for count, word in counts if count) + " values"
+    named = " and ".join(f"{count} {word}" for count, word in counts if count)
+    return f"{named} value{'s' if stats.nan + stats.inf > 1 else ''}"
 
 
 def _spans(page: Page, comparison: Comparison) -> list[Text]:

@@ -1,0 +1,64 @@
+"""No command writes over a file that it reads, whatever that is called: said before any work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from llamadiff.errors import UserError
+from llamadiff.output import is_stream
+
+Named: TypeAlias = tuple[str, str | os.PathLike[str] | None]  # words for a file, and the file; None: there is none
+STANDARD_OUTPUT = "-"
+
+
+def refuse_collisions(reads: Iterable[Named], writes: Iterable[Named]) -> None:
+    """Raise UserError if a file that is written is one that is read, or is written twice; links are seen through.
+
+    ``reads`` are such as ("the candidate", path), ``writes`` such as ("--json", path).
+    """
+    taken: dict[Hashable, str] = {}
+    for words, path in _files(reads):
+        for place in _places(path):
+            taken.setdefault(place, f"{words} {path}, which would be overwritten")
+    for words, path in _files(writes):
+        if path != Path(STANDARD_OUTPUT) and is_stream(path):
+            continue
+        places = _places(path)
+        taker = next((taken[place] for place in places if place in taken), None)
+        if taker is not None:
+            raise UserError(f"{words}: {_shown(path)} is {taker}; give another name")
+        taken |= dict.fromkeys(places, f"what {words} writes too")
+
+
+def saved(folder: str | os.PathLike[str] | None, words: str = "--save") -> Iterator[Named]:
+    """The files that a comparison keeps."""
+    if folder is not None:
+        yield from ((words, Path(folder) / name) for name in ("baseline.safetensors", "engine.safetensors"))
+
+
+def kept(folder: str | os.PathLike[str] | None) -> Iterator[Named]:
+    """The files among those of a directory that wrong ops may replace."""
+    if folder is not None:
+        yield from (("--keep", path) for path in Path(folder).glob("[0-9]*-[0-9]*.safetensors"))
+
+
+def _files(named: Iterable[Named]) -> Iterator[tuple[str, Path]]:
+    return ((words, Path(path)) for words, path in named if path is not None)
+
+
+def _places(path: Path) -> list[Hashable]:
+    """What tells a file: the name that its links lead to, and where it is kept, if it is there."""
+    if path == Path(STANDARD_OUTPUT):
+        return [STANDARD_OUTPUT]
+    try:
+        status = path.stat()
+    except OSError:
+        return [os.path.realpath(path)]
+    return [os.path.realpath(path), (status.st_dev, status.st_ino)]
+
+
+def _shown(path: Path) -> str:
+    return "standard output" if path == Path(STANDARD_OUTPUT) else str(path)

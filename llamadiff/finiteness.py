@@ -1,0 +1,68 @@
+"""Values that are not finite. Where they arise is wrong; what is computed from them cannot be judged, and is not right.
+
+An op can be judged where the right op gives a finite value on the inputs that were recorded. Where it does not, an
+input is NaN or Inf, or float32 overflows: that place is open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff import limits
+
+if TYPE_CHECKING:
+    from llamadiff.judging import Local
+
+Array = NDArray[Any]
+
+
+def open_places(right: Array, masks: bool) -> Array | None:
+    """Where a tap cannot be judged: flags in its shape; None if it can be everywhere.
+
+    ``masks``: -Inf is a value like any other, as where a graph hides keys or experts.
+    """
+    judged = np.isfinite(right) | (masks & (right == -np.inf))
+    return None if judged.all() else ~judged
+
+
+def qualified(local: Local, recorded: Array, right: Array, opened: Array | None, axis: int) -> Local:
+    """A judgement of the places that are not open, in view of what is not finite; both arrays are zero in the others.
+
+    A value that is not finite where the right one is makes the tap wrong. A tap that is right elsewhere is unchecked if
+    it has open places. ``axis`` runs over tokens.
+    """
+    broken = ~np.isfinite(recorded) & np.isfinite(right)
+    if broken.any():
+        local = _wrong(local, recorded, right, broken, axis)
+    if opened is None:
+        return local
+    rows = _rows(opened, axis)
+    whole = np.asarray(rows.all(axis=1))
+    return replace(
+        local,
+        verdict=local.verdict if local.verdict == limits.WRONG else limits.UNCHECKED,
+        nmse=float("nan") if whole.all() else local.nmse,
+        per_token=tuple(float("nan") if gone else error for error, gone in zip(local.per_token, whole, strict=True)),
+        opened=int(opened.sum()),
+        open_tokens=tuple(int(row) for row in np.flatnonzero(rows.any(axis=1))),
+    )
+
+
+def _wrong(local: Local, recorded: Array, right: Array, broken: Array, axis: int) -> Local:
+    """The same with the first of the values that are not finite as the worst one."""
+    index = tuple(int(i) for i in np.unravel_index(int(broken.argmax()), broken.shape))
+    rows = np.asarray(_rows(broken, axis).any(axis=1))
+    return replace(
+        local, nmse=float("inf"), arithmetic=None, verdict=limits.WRONG, token=index[axis], index=index,
+        expected=float(right[index]), recorded=float(recorded[index]), not_finite=int(broken.sum()),
+        per_token=tuple(float("inf") if bad else error for error, bad in zip(local.per_token, rows, strict=True)),
+    )  # fmt: skip
+
+
+def _rows(flags: Array, axis: int) -> Array:
+    """[row, value]."""
+    return np.moveaxis(flags, axis, 0).reshape(flags.shape[axis], -1)

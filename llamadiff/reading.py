@@ -1,0 +1,304 @@
+"""What an engine's arithmetic rounds, read back from what it recorded.
+
+A product with at least as many outputs as inputs tells how far its inputs must have been moved to give its outputs:
+W d = error, least squares for each token. Rounding moves each value by a part of a step, evenly; a bug moves some by a
+thousand. What is read this way is described, and sets the noise that the engine's other ops of this kind may have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff import limits
+from llamadiff.diagnose.activations import Gated
+from llamadiff.diagnose.attention import Scores, Values
+from llamadiff.diagnose.case import Case, NotRecordedError
+from llamadiff.diagnose.diagnosis import Scene, case_of
+from llamadiff.diagnose.known import recipe_of
+from llamadiff.diagnose.products import Product
+from llamadiff.diagnose.rope import Rope
+from llamadiff.diagnose.search import Clock, search
+from llamadiff.diagnose.softmax import Softmax
+from llamadiff.judging import Finding, Local
+from llamadiff.lanes import rounding_type
+from llamadiff.model import Runnable
+from llamadiff.rounding import BLOCKS, LEVELS, OWN, Rounding, steps
+from llamadiff.taps import Tap
+
+Array = NDArray[Any]
+Looks = dict[int, tuple[float, float]]  # what shares a step -> the largest movement over the rms, and the rms in steps
+
+EVEN = 8.0  # the largest movement over their rms: sqrt(3) of a rounding, up to this where roundings add up
+STEPS_OF_8 = 1.25  # steps of 8 bits that activations may be moved by at most: 1 where values are cut off
+STEPS_OF_4 = LEVELS / 7 * STEPS_OF_8  # the same of a cache, which may have 4
+FLOATING = 2.0**-6  # of a value: sums and values of 16 bits are moved by less
+SUMMED = EVEN * 2.0**-7  # the same where an error is a sum of many
+CRUDE = 2.0**-7  # of a value (an angle, an exponent), that a table or a polynomial of 16 bits is off by at most
+SMALLEST = 2.0**-14  # float16's smallest normal: below it values have no 16 bits
+LEFT = 0.05  # of the error, that the movement of inputs may leave unexplained
+STEADY = 0.8  # of the movement, that one factor or one vector may explain: more is no rounding
+MOST_WORK = 1e11  # multiplications of one least squares
+READ = 4  # taps of a kind that are read
+NEAR = 0.1  # of float32's error, that another arithmetic leaves where the engine's is a variant of it
+AGREE = 3.0  # sizes of one rounding, read at several taps, differ by less
+CACHED = {"kq": "cache_k", "kqv_out": "cache_v"}  # products of attention -> what they read
+BY_TABLE = ("ROPE", "SOFT_MAX", "SWIGLU")  # ops that engines look up or approximate
+KEPT = {"kv_k": "kept_k", "kv_v": "kept_v"}  # caches -> their rows on the way into them
+MOSTLY = 0.6  # of the taps of a kind must show it
+
+
+def _like_rounding(d: Array, x: Array, most: float = STEPS_OF_8) -> Looks:
+    """The roundings that a movement d of values x [token, n] looks like: bounded, even, no factor, no vector."""
+    if not np.isfinite(d).all() or not d.any() or _is_steady(d, x):
+        return {}
+    blocks = [block for block in BLOCKS if block <= 0 or x.shape[-1] % block == 0]
+    return _even(most, ((block, np.abs(d), steps(x, block)) for block in blocks))
+
+
+def _even(most: float, movements: Iterable[tuple[int, Array, Array]], own: float = FLOATING) -> Looks:
+    """Of movements in several steps (block, movement, its steps), those that are even and no larger than rounding is.
+
+    ``most``: how many steps rounding may move a value by; ``own``: the part of a value, where that is its own step.
+    """
+    found: Looks = {}
+    for block, moved, step in movements:
+        in_steps = moved[step > 0] / step[step > 0]
+        size, peak = float(np.sqrt(np.mean(in_steps**2))), float(in_steps.max())
+        if 0 < peak <= min(own if block == OWN else most, EVEN * size):
+            found[block] = peak / size, size
+    return found
+
+
+def _is_steady(d: Array, x: Array) -> bool:
+    """Whether one factor a token, or one vector for all tokens, makes most of a movement [token, n]."""
+    total = float((d * d).sum())
+    size = np.maximum((x * x).sum(axis=-1), 1e-300)
+    factors = (d * x).sum(axis=-1) ** 2 / size
+    rows = np.unique(x.reshape(-1, x.shape[-1]), axis=0, return_index=True)[1]
+    some = d.reshape(-1, d.shape[-1])[rows]
+    vector = len(some) * float((some.mean(axis=0) ** 2).sum()) / max(float((some * some).sum()), 1e-300)
+    return bool(factors.sum() > STEADY * total or (len(some) >= 4 and vector > STEADY))
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """A tap that is beyond every known arithmetic, ready to be read; ``kind``: what its op multiplies by."""
+
+    case: Case
+    local: Local
+    kind: str
+
+    @property
+    def is_determined(self) -> bool:
+        """Whether its outputs, being no fewer, tell its inputs."""
+        return self.case.weight is not None and self.shape[0] >= self.shape[1]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        weight = self.case.weight
+        *_, out, n = self.case.engine.w.shape(weight) if weight is not None else (0, 0)
+        return out, n
+
+
+@dataclass(frozen=True)
+class Read:
+    """One tap's rounding: ``ways`` of others that explain it, else the known ``base`` and what the rest looks like."""
+
+    base: str = "F32"
+    looks: Looks = field(default_factory=dict)
+    ways: tuple[str, ...] = ()
+
+
+def read(scene: Scene, findings: Sequence[Finding]) -> dict[str, Rounding]:
+    """The roundings of an engine by kind of operand; empty where all that it recorded has ggml's, or shows none.
+
+    Kinds are a weight type, ``cache_k`` and ``cache_v``, ``kept_k`` and ``kept_v``.
+    """
+    fitting: dict[str, Counter[str]] = {}
+    beyond: dict[str, list[Beyond]] = {}
+    for finding in findings:
+        local = finding.local.get(scene.source.name)
+        kind = kind_of(finding.tap, scene.run.model)
+        if local is None or local.span or kind is None:
+            continue
+        if local.verdict == limits.MATCH:
+            fitting.setdefault(kind, Counter())[local.arithmetic or "F32"] += 1
+        elif local.verdict == limits.WRONG and np.isfinite(local.nmse):
+            case = case_of(scene.run, scene.source, finding.tap, local)
+            beyond.setdefault(kind, []).append(Beyond(case, local, kind))
+    found: dict[str, Rounding] = {}
+    for kind, own in beyond.items():
+        if len(own) >= MOSTLY * (len(own) + fitting.get(kind, Counter()).total()):
+            agreed = _agreed(_readings(_chosen(own), scene.clock))
+            found |= {kind: agreed} if agreed is not None else {}
+    ggmls = {kind: Rounding(counts.most_common(1)[0][0]) for kind, counts in fitting.items()}
+    return ggmls | found if found else {}
+
+
+def _chosen(own: Sequence[Beyond]) -> list[Beyond]:
+    """The taps of a kind that are read: those that determine their inputs first; of each width and word one first."""
+    ordered = sorted(own, key=lambda each: not each.is_determined)
+    words = {each.case.tap.kind.word: each for each in reversed(ordered)}
+    widths = {each.shape[1]: each for each in reversed(ordered)}
+    firsts = [each for each in ordered if each in widths.values()]
+    firsts += [each for each in ordered if each in words.values() and each not in firsts]
+    return [*firsts, *(each for each in ordered if each not in firsts)][:READ]
+
+
+def _agreed(found: Sequence[Read]) -> Rounding | None:
+    """What most of the readings say: a way of others, or what they allow, in the steps in which it is evenest."""
+    ways = Counter(way for read in found for way in read.ways).most_common(1)
+    if ways and ways[0][1] >= MOSTLY * len(found):
+        return Rounding(ways[0][0])
+    blocks = Counter(block for read in found for block in read.looks)
+    likely = [block for block, count in blocks.items() if count >= MOSTLY * len(found)]
+    if not likely:
+        return None
+    alike = {block: [read.looks[block] for read in found if block in read.looks] for block in likely}
+    best = min(likely, key=lambda block: float(np.mean([ratio for ratio, _ in alike[block]])))
+    sizes = [size for _, size in alike[best]]
+    base = Counter(read.base for read in found).most_common(1)[0][0]
+    return Rounding(base, best, max(sizes)) if max(sizes) <= AGREE * min(sizes) else None
+
+
+def _readings(chosen: Sequence[Beyond], clock: Clock) -> list[Read]:
+    """The roundings of some taps; none where a known bug explains the first of its width: it is asked there alone."""
+    reads, asked, ways = [_read(each) for each in chosen], set[int](), list[set[str]]()
+    for each, read in zip(chosen, reads, strict=True):
+        if read.looks and each.shape[1] not in asked:
+            asked.add(each.shape[1])
+            fits = search(each.case, each.local.nmse, clock, pairs=False).fits
+            ways += [{fit.steps[0].variant for fit in fits if fit.causes == ("activations-rounded",)}] if fits else []
+    return [Read(ways=tuple(set.intersection(*ways)))] if ways else reads
+
+
+def _read(beyond: Beyond) -> Read:
+    """One tap's rounding; nothing where it looks like none."""
+    try:
+        recipe = recipe_of(beyond.case)
+        base, error = _nearest(beyond.case, recipe)
+    except NotRecordedError:
+        return Read()
+    return Read(base, _looks(beyond.case, recipe, error))
+
+
+def _nearest(case: Case, recipe: Any) -> tuple[str, Array]:
+    """The known arithmetic that comes near, float32 where none does, and what it leaves [token, ...]."""
+    assert case.recorded is not None
+    results = np.asarray(recipe.compute(case), np.float64)
+    errors = [np.asarray(case.recorded, np.float64).reshape(y.shape) - y for y in results]
+    sums = [float((error**2).sum()) for error in errors]
+    best = int(np.argmin(sums))
+    best = best if sums[best] <= NEAR * sums[0] else 0
+    policy, stored = case.carrier.ways[best]
+    return rounding_type(policy, kind_of(case.tap, case.run.model) or "F32", stored), errors[best]
+
+
+def kind_of(tap: Tap, model: Runnable) -> str | None:
+    """What a tap's op multiplies by, or keeps, or else the op itself where its numbers may be another's; or None."""
+    if not tap.kind.op.startswith("MUL_MAT"):
+        return KEPT.get(tap.kind.word, tap.kind.op if tap.kind.op in BY_TABLE else None)
+    return CACHED.get(tap.kind.word) or model.weight_types.get(tap.name)
+
+
+def _looks(case: Case, recipe: Any, error: Array) -> Looks:
+    """The roundings of operands that an error looks like."""
+    if isinstance(recipe, Product):
+        return _of_product(case, recipe, error) if recipe.chosen is None else {}
+    if isinstance(recipe, Scores):
+        return _of_scores(case, recipe, error)
+    if isinstance(recipe, Values):
+        return _of_values(recipe, error)
+    if case.tap.kind.op in BY_TABLE:
+        return _of_value(case, recipe, error)
+    kept = np.asarray(recipe.compute(case)[0], np.float64) if case.tap.kind.word in KEPT else None
+    return {} if kept is None else _like_rounding(error, kept, STEPS_OF_4)
+
+
+def _of_product(case: Case, product: Product, error: Array) -> Looks:
+    """Of a product's inputs; if these cannot have been moved so, of every term of its sums."""
+    x = np.asarray(product.x[0], np.float64)
+    error = error.reshape(len(x), -1)
+    w = np.asarray(case.engine.w.whole(product.name), np.float64)
+    w = w if product.rows is None else w[product.rows]
+    w = w if product.scale is None else w * product.scale
+    out, n = w.shape
+    if out >= n and out * n * n <= MOST_WORK:
+        d = np.linalg.lstsq(w, error.T, rcond=None)[0].T
+        left = error - d @ w.T
+        found = _like_rounding(d, x)
+        if found and float((left * left).sum()) <= LEFT * float((error * error).sum()):
+            return found
+    terms, result = np.sqrt((x * x) @ (w * w).T), x @ w.T
+    return {} if _is_steady(error, result) else _even(0.0, [(OWN, np.abs(error), terms)], SUMMED)
+
+
+def _of_value(case: Case, recipe: Any, error: Array) -> Looks:
+    """Of each value by itself, where sines, exponentials and the like are approximate.
+
+    An angle's error moves a pair by a part of its length; a score's, a probability by a part of itself for each unit.
+    """
+    right = np.asarray(recipe.compute(case)[0], np.float64)
+    size = np.abs(right)
+    if isinstance(recipe, Rope):
+        size = _lengths_of_pairs(right, recipe)
+    elif isinstance(recipe, Softmax):
+        scores = np.where(recipe.hidden, 0.0, np.asarray(recipe.scores[0], np.float64) * recipe.scale)
+        size = right * (1 + np.abs(scores).max(axis=-1, keepdims=True)) + SMALLEST
+        error, right, size = (x.swapaxes(0, 1) for x in (error, right, size))
+    elif isinstance(recipe, Gated):
+        gate, up = (np.abs(np.asarray(x[0], np.float64)) for x in (recipe.gate, recipe.up))
+        size = up * (gate + SMALLEST)
+    rows = error.reshape(len(error), -1), right.reshape(len(right), -1)
+    if _is_steady(*rows):
+        return {}
+    looks = _even(0.0, [(OWN, np.abs(error), size)], CRUDE)
+    return {block: (ratio, float(np.sqrt((error**2).sum() / (right**2).sum()))) for block, (ratio, _) in looks.items()}
+
+
+def _lengths_of_pairs(x: Array, recipe: Rope) -> Array:
+    """The length of the pair that each value [..., dim] was rotated in."""
+    n, size = recipe.rope.n_rot, np.abs(x)
+    shape, axis = ((-1, 2), -1) if recipe.pairs else ((2, -1), -2)
+    pairs = x[..., :n].reshape(*x.shape[:-1], *shape)
+    length = np.sqrt((pairs**2).sum(axis=axis, keepdims=True))
+    size[..., :n] = np.broadcast_to(length, pairs.shape).reshape(*x.shape[:-1], n)
+    return size
+
+
+def _of_scores(case: Case, recipe: Scores, error: Array) -> Looks:
+    """Of Q and K, before their product."""
+    q, k = np.asarray(recipe.q[0], np.float64), np.asarray(recipe.rows[0][:, recipe.reads], np.float64)
+    seen = case.run.positions[None, :] <= case.run.positions[:, None]
+    right = np.where(seen, np.einsum("thd,shd->hts", q, k), 0.0)
+    error = np.where(seen, error, 0.0)
+    if _is_steady(error.transpose(1, 0, 2).reshape(len(seen), -1), right.transpose(1, 0, 2).reshape(len(seen), -1)):
+        return {}
+
+    def spread(block: int) -> Array:
+        dq, dk = steps(q, block), steps(k, block)
+        moved = np.einsum("thd,shd->hts", q * q, dk * dk) + np.einsum("thd,shd->hts", dq * dq, k * k)
+        return np.where(seen, np.sqrt(moved), 0.0)
+
+    return _even(EVEN * STEPS_OF_4, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED)
+
+
+def _of_values(recipe: Values, error: Array) -> Looks:
+    """Of V, before it is weighed."""
+    p, v = np.asarray(recipe.probs[0], np.float64), np.asarray(recipe.rows[0][:, recipe.reads], np.float64)
+    right = np.einsum("hts,shd->thd", p, v)
+    error = error.reshape(right.shape)
+    if _is_steady(error.reshape(len(error), -1), right.reshape(len(right), -1)):
+        return {}
+
+    def spread(block: int) -> Array:
+        return np.asarray(np.sqrt(np.einsum("hts,shd->thd", p * p, steps(v, block) ** 2)))
+
+    return _even(EVEN * STEPS_OF_4, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED)

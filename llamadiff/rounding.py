@@ -1,0 +1,66 @@
+"""A rounding that no list names: described by how far it moves values, so that its noise can be made anew."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+OWN, ROW, TENSOR = 0, -1, -2  # what shares a step, where it is no block: each value by itself, a row, all of a tensor
+BLOCKS = (OWN, 16, 32, 64, 128, 256, ROW, TENSOR)
+LEVELS = 127  # steps from zero to the largest value, of 8 bits
+UNIFORM = 1 / math.sqrt(12)  # rms of what is rounded to the nearest, in steps
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Operands rounded to ``base`` (a ggml type), and moved by ``size`` more steps (rms).
+
+    A step is 1/127 of the largest of ``block`` values; of OWN, the value itself.
+    """
+
+    base: str
+    block: int = OWN
+    size: float = 0.0
+
+    def shaken(self, x: Array) -> Array:
+        """Values moved at random by as much."""
+        if not self.size or x.dtype.kind != "f":
+            return x
+        reach = self.size * math.sqrt(3)
+        noise = np.random.default_rng(0).uniform(-reach, reach, x.shape)
+        return np.asarray(x + steps(x, self.block) * noise, x.dtype)
+
+    @property
+    def bits(self) -> int:
+        """How many bits round as much, to the nearest."""
+        if self.block == OWN:
+            return max(1, round(-math.log2(2 * self.size / UNIFORM)) + 1) if self.size else 24
+        return max(2, round(math.log2(LEVELS * UNIFORM / self.size + 1) + 1)) if self.size else 24
+
+    def words(self) -> str:
+        """What it does, as a clause without its subject."""
+        if not self.size:
+            return f"rounds to {self.base}"
+        if self.base != "F32":
+            return f"rounds to {self.base} in a way of its own (apart from ggml's by {self.size:.2g} steps)"
+        shared = {OWN: "each value by itself", ROW: "one scale a row", TENSOR: "one scale for the tensor"}
+        return f"rounds to about {self.bits} bits, {shared.get(self.block, f'in blocks of {self.block}')}"
+
+
+def steps(x: Array, block: int) -> Array:
+    """The step of each value [..., n]: 1/127 of its block's largest; of OWN, its own size."""
+    size = np.abs(x)
+    if block == OWN:
+        return size
+    if block == TENSOR:
+        return np.broadcast_to(size.max(axis=(-2, -1), keepdims=True) / LEVELS, x.shape)
+    n = x.shape[-1]
+    width = block if block > 0 and n % block == 0 else n
+    peaks = size.reshape(*x.shape[:-1], -1, width).max(axis=-1, keepdims=True) / LEVELS
+    return np.broadcast_to(peaks, (*peaks.shape[:-1], width)).reshape(x.shape)

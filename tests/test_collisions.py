@@ -1,0 +1,212 @@
+"""No command writes over a file that it reads: refused in one line before any work, whatever the file is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llamaref import Engine
+from safetensors.numpy import save_file
+
+import llamadiff
+from llamadiff import UserError
+from llamadiff.candidates.engine import record
+from llamadiff.cli import app
+from llamadiff.collisions import refuse_collisions, saved
+from llamadiff.llamacpp.process import Child
+from llamadiff.pipeline import compared_files
+from llamadiff.pipeline import record as capture
+from llamadiff.trace import Trace, TraceWriter
+
+TOKENS = (1, 17, 5)
+IDS = ("--tokens", "1,17,5")
+
+
+def save(trace: Trace, path: Path) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with TraceWriter(path) as writer:
+        for name in trace:
+            writer.add(name, trace[name])
+        writer.finish(trace.info)
+    return path
+
+
+@pytest.fixture
+def place(small_model, tmp_path, monkeypatch) -> Path:
+    """A directory with one file of each kind that commands read; llama.cpp may not be asked for anything."""
+    trace = record(Engine(small_model()), TOKENS, "mine")
+    (tmp_path / "m.gguf").symlink_to(small_model())
+    for name in ("a", "b", "d/baseline", "e/engine"):
+        save(trace, tmp_path / f"{name}.safetensors")
+    (tmp_path / "f.toml").write_text('[[rule]]\nmatch = 1e-9\ntap = "none"\n')
+    (tmp_path / "map.toml").write_text('[embd]\nname = "embd"\n')
+    (tmp_path / "ids").write_text("1,17,5")
+    (tmp_path / "engine.py").write_text("raise SystemExit(3)")
+    (tmp_path / "dump").mkdir()
+    np.save(tmp_path / "dump" / "embd.npy", trace["embd"])
+    (tmp_path / "dump" / "l_out-0.json").write_text('{"shape": [3, 256]}')
+    trace["l_out-0"].tofile(tmp_path / "dump" / "l_out-0.f32")
+    (tmp_path / "dump" / "tokens").write_text("1 17 5")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Child, "ask", lambda *_: pytest.fail("llama.cpp was run"))
+    return tmp_path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# What is typed -> the file that would be lost.
+COLLISIONS = {
+    "compare --save, baseline": (("compare", "m.gguf", "--candidate", "d/baseline.safetensors", "--save", "d"),
+                                 "d/baseline.safetensors"),
+    "compare --save, engine": (("compare", "m.gguf", "--candidate", "e/engine.safetensors", "--save", "e"),
+                               "e/engine.safetensors"),
+    "compare --json candidate": (("compare", "m.gguf", "--candidate", "a.safetensors", "--json", "a.safetensors"),
+                                 "a.safetensors"),
+    "compare --csv tolerance": (("compare", "m.gguf", *IDS, "--tolerance", "f.toml", "--csv", "f.toml"), "f.toml"),
+    "compare --csv ids": (("compare", "m.gguf", "--tokens-file", "ids", "--csv", "ids"), "ids"),
+    "compare --json map": (
+        ("compare", "m.gguf", *IDS, "--candidate", "a.safetensors", "--map", "map.toml", "--json", "map.toml"),
+        "map.toml"),
+    "compare --json an array": (("compare", "m.gguf", "--candidate", "dump", "--json", "dump/embd.npy"),
+                                "dump/embd.npy"),
+    "compare --json a sidecar": (("compare", "m.gguf", "--candidate", "dump", "--json", "dump/l_out-0.json"),
+                                 "dump/l_out-0.json"),
+    "compare --csv a dump's ids": (("compare", "m.gguf", "--candidate", "dump", "--csv", "dump/tokens"), "dump/tokens"),
+    "compare --json a command": (
+        ("compare", "m.gguf", *IDS, "--candidate", f"cmd: {sys.executable} engine.py {{out}}", "--json", "engine.py"),
+        "engine.py"),
+    "compare --csv a command's file": (
+        ("compare", "m.gguf", *IDS, "--candidate", "cmd: ./x --from=a.safetensors {out}", "--csv", "a.safetensors"),
+        "a.safetensors"),
+    "compare --save beside a command": (
+        ("compare", "m.gguf", *IDS, "--candidate", "cmd: ./x d {out}", "--save", "d"), "d/baseline.safetensors"),
+    "compare --json transformers": (
+        ("compare", "m.gguf", *IDS, "--candidate", "transformers:dump", "--json", "dump/tokens"), "dump/tokens"),
+    "compare --json what --save keeps": (
+        ("compare", "m.gguf", *IDS, "--save", "e", "--json", "e/engine.safetensors"), "e/engine.safetensors"),
+    "compare one file twice": (("compare", "m.gguf", *IDS, "--json", "r.txt", "--csv", "./r.txt"), "r.txt"),
+    "standard output twice": (("diff", "a.safetensors", "b.safetensors", "--json", "-", "--csv", "-"),
+                              "standard output"),
+    "capture -o ids": (("capture", "m.gguf", "--tokens-file", "ids", "-o", "ids"), "ids"),
+    "diff --json baseline": (("diff", "a.safetensors", "b.safetensors", "--json", "a.safetensors"), "a.safetensors"),
+    "diff --json candidate": (("diff", "a.safetensors", "b.safetensors", "--json", "b.safetensors"), "b.safetensors"),
+    "diff --csv candidate": (("diff", "a.safetensors", "b.safetensors", "--csv", "b.safetensors"), "b.safetensors"),
+    "diagnose --json candidate": (
+        ("diagnose", "a.safetensors", "b.safetensors", "--model", "m.gguf", "--json", "b.safetensors"),
+        "b.safetensors"),
+    "check --json trace": (("check", "a.safetensors", "--model", "m.gguf", "--json", "a.safetensors"), "a.safetensors"),
+    "check --json a trace of several": (("check", "d", "e", "--model", "m.gguf", "--json", "e/engine.safetensors"),
+                                        "e/engine.safetensors"),
+    "backend --json tolerance": (("backend", "m.gguf", *IDS, "--tolerance", "f.toml", "--json", "f.toml"), "f.toml"),
+    "backend --csv ids": (("backend", "m.gguf", "--tokens-file", "ids", "--csv", "ids"), "ids"),
+}  # fmt: skip
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(UserError) as refused:
+        app([*map(str, arguments)], standalone_mode=False)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("name", COLLISIONS)
+def test_a_file_that_is_read_is_not_written(name, place):
+    arguments, lost = COLLISIONS[name]
+    before = contents(place)
+    said = refusal(*arguments)
+    assert lost in said
+    assert "give another" in said
+    assert "\n" not in said
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+@pytest.mark.parametrize("linked", ["output", "input"])
+def test_links_are_seen_through(link, linked, place):
+    link(place / "a.safetensors", place / "linked.safetensors")
+    names = ("a.safetensors", "linked.safetensors")
+    read, written = names if linked == "output" else names[::-1]
+    before = contents(place)
+    assert "the candidate" in refusal("diff", "b.safetensors", read, "--json", written)
+    assert "the candidate" in refusal("compare", "m.gguf", "--candidate", f"dump/../{read}", "--csv", written)
+    assert contents(place) == before
+
+
+def test_links_of_directories_are_seen_through(place):
+    (place / "linked").symlink_to(place / "d")
+    said = refusal("compare", "m.gguf", "--candidate", "d/baseline.safetensors", "--save", "linked")
+    assert "linked/baseline.safetensors is the candidate" in said
+    (place / "gone.json").symlink_to(place / "r.json")  # leads to nothing yet
+    said = refusal("diff", "a.safetensors", "b.safetensors", "--json", "r.json", "--csv", "gone.json")
+    assert "gone.json is what --json writes" in said
+
+
+def test_what_backend_keeps_overwrites_nothing_that_it_reads(place):
+    (place / "kept").mkdir()
+    (place / "kept" / "0-00012.safetensors").symlink_to(place / "f.toml")
+    said = refusal("backend", "m.gguf", *IDS, "--tolerance", "f.toml", "--keep", "kept")
+    assert "kept/0-00012.safetensors" in said
+
+
+def test_the_python_interface_refuses_too(place):
+    before, model = contents(place), "m.gguf"
+    for candidate in ("d/baseline.safetensors", Path("d/baseline.safetensors"), Trace.open("d/baseline.safetensors")):
+        with pytest.raises(UserError, match=r"d/baseline\.safetensors is the candidate"):
+            llamadiff.compare(model, candidate=candidate, save="d")
+    with pytest.raises(UserError, match=r"m\.gguf is the model"):
+        capture(model, Path("m.gguf"), tokens=TOKENS)
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("names", [("r.json", "r.csv"), ("/dev/null", "/dev/null"), ("r.json", "-"), ("dump/r.json",)])
+def test_outputs_of_their_own_are_written(names, place):
+    options = [word for pair in zip(("--json", "--csv"), names, strict=False) for word in pair]
+    for _ in range(2):  # the second time they are there
+        assert app(["diff", "a.safetensors", "b.safetensors", *options], standalone_mode=False) == 0
+    assert not names[0].endswith("json") or (place / names[0]).read_text().startswith("{")
+
+
+def test_a_report_in_a_dump_is_no_part_of_it(place):
+    (place / "dump" / "r.json").write_text("{}")
+    (place / "d" / "r.json").write_text("{}")
+    for spec in ("dump", "cmd: ./x d {out}"):
+        folder = "dump" if spec == "dump" else "d"
+        refuse_collisions(compared_files("m.gguf", spec), [("--json", f"{folder}/r.json"), *saved("new")])
+
+
+# -- the candidate is read before anything is run or written --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("x.safetensors", b"garbage", "x.safetensors: not a readable trace"),
+        ("x.npz", b"garbage", "x.npz: not a plain .npz"),
+        ("x/embd.npy", b"garbage", "embd.npy: not a plain .npy"),
+        ("x/tokens", b"one two", "expected token ids"),
+        ("x/embd.txt", b"0.1\nhello\n", "embd.txt:2"),
+    ],
+)
+@pytest.mark.parametrize("ids", [IDS, ("once upon a time",), ()])
+def test_a_candidate_that_cannot_be_read_is_said_first(ids, name, content, words, place):
+    (place / "x").mkdir()
+    (place / name).write_bytes(content)
+    spec = "x" if name.startswith("x/") else name
+    assert words in refusal("compare", "m.gguf", *ids, "--candidate", spec, "--save", "kept")
+    assert not (place / "kept").exists()
+
+
+def test_a_candidate_that_states_no_tokens_says_where_it_could(place):
+    trace = Trace.open("a.safetensors")
+    save_file({name: np.array(trace[name]) for name in trace}, place / "x.safetensors")
+    said = refusal("compare", "m.gguf", "--candidate", "x.safetensors")
+    assert "x.safetensors: no 'llamadiff' entry in __metadata__" in said
+    assert "--tokens" in said
+    (place / "dump" / "tokens").unlink()
+    assert "dump/tokens would hold them" in refusal("compare", "m.gguf", "--candidate", "dump")
+    assert "no such file, and no built-in map" in refusal("compare", "m.gguf", *IDS, "--candidate", "a.safetensors",
+                                                          "--map", "no.toml")  # fmt: skip
