@@ -126,6 +126,7 @@ def _link(kept: Path, scratch: Path, case: Case) -> None:
 def _findings(outcome: Outcome, named: bool) -> list[str]:
     words = ["ACCUSED"] * (outcome.accused is not None)
     if outcome.case.bug is not None:
+        words = words or ["BESIDE"] * bool(outcome.beside)
         words += ["MISSED"] * (outcome.missed is not None) + ["MISNAMED"] * outcome.misnamed
         if not words and outcome.first is None:
             words = ["hidden"]
@@ -141,9 +142,9 @@ def _line(outcome: Outcome, words: list[str], seconds: float) -> str:
         parts.append(f"at {first.tap}{f' [{first.op}]' if first.span else ''}")
         parts.append(f"cause {' or '.join(outcome.causes) or '-'}")
     if outcome.missed:
-        parts.append(f"should be {outcome.missed} with {outcome.truth[outcome.missed]:.1e}")
-    if words and "ACCUSED" in words:
-        parts.append(f"accuses {outcome.accused}")
+        parts.append(f"should be {outcome.missed} with {outcome.truth[outcome.missed].whole:.1e}")
+    if outcome.beside and outcome.case.bug is not None:
+        parts.append(f"accuses {', '.join(outcome.beside)}")
     if outcome.case.bug is None:
         parts.append(", ".join(figures(outcome)))
     return "; ".join(part for part in parts if part) + f"  ({seconds:.1f} s)"
