@@ -91,7 +91,7 @@ def prompt(seed: int, length: int) -> tuple[int, ...]:
 # -- one run -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Case:
     """A stranger's run: everything that decides it. ``shape``: which taps are recorded (SHAPES)."""
 
@@ -105,6 +105,9 @@ class Case:
     decode: int = 0
     precision: str = "f32"
     model_seed: int = 1
+
+    def __repr__(self) -> str:
+        return self.name
 
     @property
     def injection(self) -> Injection | None:
@@ -130,7 +133,7 @@ class Size(NamedTuple):
         return not all(size <= factor * limit for size, limit in zip(self, limits, strict=True))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome:
     """What the judge made of a run. ``truth``: the error that the bug makes at each tap, against the right op under the
     same arithmetic, on the same inputs."""
@@ -138,6 +141,9 @@ class Outcome:
     case: Case
     comparison: Comparison
     truth: Mapping[str, Size]
+
+    def __repr__(self) -> str:
+        return self.case.name
 
     @property
     def first(self) -> Row | None:
