@@ -72,10 +72,10 @@ def _same(own: Array, right: Array) -> bool:
 
 def _permuted(model: Model, pairs: Pairs) -> Iterator[Choice]:
     words = [word for word in (*Q_WORDS, *K_WORDS) if word in pairs]
-    shown = [word for word in words if _is_undone(model, pairs[word], "permuted")]
-    if model.rope_pairs and {"Qcur_proj", "Kcur_proj"} & set(shown):
-        says = "keeps Q and K in halves, as Hugging Face does, and rotates them so"
-        yield Choice(says, dict.fromkeys(words, "permuted"))
+    treatment, order = ("permuted", "halves") if model.rope_pairs else ("paired", "pairs")
+    shown = [word for word in words if _is_undone(model, pairs[word], treatment)]
+    if {"Qcur_proj", "Kcur_proj"} & set(shown):
+        yield Choice(f"keeps Q and K in {order} and rotates them so", dict.fromkeys(words, treatment))
 
 
 def _unweighted(model: Model, pairs: Pairs) -> Iterator[Choice]:

@@ -8,14 +8,16 @@ thousand. What is read this way is described, and sets the noise that the engine
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff import limits
+from llamadiff.arithmetic import EIGHT_BITS, ROUNDINGS
+from llamadiff.carrier import Carrier
 from llamadiff.diagnose.activations import Gated
 from llamadiff.diagnose.attention import Scores, Values
 from llamadiff.diagnose.case import Case, NotRecordedError
@@ -23,10 +25,10 @@ from llamadiff.diagnose.diagnosis import Scene, case_of
 from llamadiff.diagnose.known import recipe_of
 from llamadiff.diagnose.products import Product
 from llamadiff.diagnose.rope import Rope
-from llamadiff.diagnose.search import Clock, search
+from llamadiff.diagnose.search import VARIES, Clock, search
 from llamadiff.diagnose.softmax import Softmax
 from llamadiff.judging import Finding, Local
-from llamadiff.lanes import rounding_type
+from llamadiff.lanes import F32, rounding_type
 from llamadiff.model import Runnable
 from llamadiff.rounding import BLOCKS, LEVELS, OWN, Rounding, steps
 from llamadiff.taps import Tap
@@ -46,10 +48,12 @@ STEADY = 0.8  # of the movement, that one factor or one vector may explain: more
 MOST_WORK = 1e11  # multiplications of one least squares
 READ = 4  # taps of a kind that are read
 NEAR = 0.1  # of float32's error, that another arithmetic leaves where the engine's is a variant of it
+ALIKE = 6.0  # how many times the movement of the median token one may have
 AGREE = 3.0  # sizes of one rounding, read at several taps, differ by less
 CACHED = {"kq": "cache_k", "kqv_out": "cache_v"}  # products of attention -> what they read
 BY_TABLE = ("ROPE", "SOFT_MAX", "SWIGLU")  # ops that engines look up or approximate
 KEPT = {"kv_k": "kept_k", "kv_v": "kept_v"}  # caches -> their rows on the way into them
+OTHERS = {"Q8_0": 32, "Q8_K": 256, **dict.fromkeys(EIGHT_BITS, 1)}  # known roundings -> what rows must be multiples of
 MOSTLY = 0.6  # of the taps of a kind must show it
 
 
@@ -62,15 +66,17 @@ def _like_rounding(d: Array, x: Array, most: float = STEPS_OF_8) -> Looks:
 
 
 def _even(most: float, movements: Iterable[tuple[int, Array, Array]], own: float = FLOATING) -> Looks:
-    """Of movements in several steps (block, movement, its steps), those that are even and no larger than rounding is.
+    """Of movements [token, ...] in several steps (block, movement, its steps), those that rounding may make.
 
+    They are even over all values, in every token as in the others, and no larger than it.
     ``most``: how many steps rounding may move a value by; ``own``: the part of a value, where that is its own step.
     """
     found: Looks = {}
     for block, moved, step in movements:
-        in_steps = moved[step > 0] / step[step > 0]
-        size, peak = float(np.sqrt(np.mean(in_steps**2))), float(in_steps.max())
-        if 0 < peak <= min(own if block == OWN else most, EVEN * size):
+        in_steps = np.divide(moved, step, out=np.zeros_like(moved), where=step > 0).reshape(len(moved), -1)
+        tokens = np.sqrt((in_steps**2).sum(axis=1) / np.maximum((step > 0).reshape(len(moved), -1).sum(axis=1), 1))
+        size, peak = float(np.sqrt((in_steps**2).sum() / max(1, (step > 0).sum()))), float(in_steps.max())
+        if 0 < peak <= min(own if block == OWN else most, EVEN * size) and tokens.max() <= ALIKE * np.median(tokens):
             found[block] = peak / size, size
     return found
 
@@ -107,15 +113,6 @@ class Beyond:
         return out, n
 
 
-@dataclass(frozen=True)
-class Read:
-    """One tap's rounding: ``ways`` of others that explain it, else the known ``base`` and what the rest looks like."""
-
-    base: str = "F32"
-    looks: Looks = field(default_factory=dict)
-    ways: tuple[str, ...] = ()
-
-
 def read(scene: Scene, findings: Sequence[Finding]) -> dict[str, Rounding]:
     """The roundings of an engine by kind of operand; empty where all that it recorded has ggml's, or shows none.
 
@@ -130,13 +127,13 @@ def read(scene: Scene, findings: Sequence[Finding]) -> dict[str, Rounding]:
             continue
         if local.verdict == limits.MATCH:
             fitting.setdefault(kind, Counter())[local.arithmetic or "F32"] += 1
-        elif local.verdict == limits.WRONG and np.isfinite(local.nmse):
+        elif local.verdict == limits.WRONG and np.isfinite(local.nmse) and finding.tap.kind.op != "MUL_MAT_ID":
             case = case_of(scene.run, scene.source, finding.tap, local)
             beyond.setdefault(kind, []).append(Beyond(case, local, kind))
     found: dict[str, Rounding] = {}
     for kind, own in beyond.items():
         if len(own) >= MOSTLY * (len(own) + fitting.get(kind, Counter()).total()):
-            agreed = _agreed(_readings(_chosen(own), scene.clock))
+            agreed = _rounding_of(_chosen(own), scene.clock)
             found |= {kind: agreed} if agreed is not None else {}
     ggmls = {kind: Rounding(counts.most_common(1)[0][0]) for kind, counts in fitting.items()}
     return ggmls | found if found else {}
@@ -152,53 +149,77 @@ def _chosen(own: Sequence[Beyond]) -> list[Beyond]:
     return [*firsts, *(each for each in ordered if each not in firsts)][:READ]
 
 
-def _agreed(found: Sequence[Read]) -> Rounding | None:
-    """What most of the readings say: a way of others, or what they allow, in the steps in which it is evenest."""
-    ways = Counter(way for read in found for way in read.ways).most_common(1)
-    if ways and ways[0][1] >= MOSTLY * len(found):
-        return Rounding(ways[0][0])
-    blocks = Counter(block for read in found for block in read.looks)
-    likely = [block for block, count in blocks.items() if count >= MOSTLY * len(found)]
+def _rounding_of(chosen: Sequence[Beyond], clock: Clock) -> Rounding | None:
+    """The rounding that most of some taps show: a known one, and what is left of it in the steps that make it even."""
+    errors = [found for each in chosen if (found := _errors(each.case))]
+    if not errors:
+        return None
+    base = _base(errors)
+    left = [float((each[base] ** 2).sum() / (each["F32"] ** 2).sum()) for each in errors]
+    if base in OTHERS and max(left) <= VARIES:
+        return Rounding(base)
+    looks = [_looks(each.case, found[base]) for each, found in zip(chosen, errors, strict=True)]
+    agreed = _agreed(base, looks)
+    return None if agreed is None or _is_known(chosen, clock) else agreed
+
+
+def _agreed(base: str, looks: Sequence[Looks]) -> Rounding | None:
+    """What most taps look like, in the steps in which that is evenest."""
+    blocks = Counter(block for each in looks for block in each)
+    likely = [block for block, count in blocks.items() if count >= MOSTLY * len(looks)]
     if not likely:
         return None
-    alike = {block: [read.looks[block] for read in found if block in read.looks] for block in likely}
+    alike = {block: [each[block] for each in looks if block in each] for block in likely}
     best = min(likely, key=lambda block: float(np.mean([ratio for ratio, _ in alike[block]])))
     sizes = [size for _, size in alike[best]]
-    base = Counter(read.base for read in found).most_common(1)[0][0]
     return Rounding(base, best, max(sizes)) if max(sizes) <= AGREE * min(sizes) else None
 
 
-def _readings(chosen: Sequence[Beyond], clock: Clock) -> list[Read]:
-    """The roundings of some taps; none where a known bug explains the first of its width: it is asked there alone."""
-    reads, asked, ways = [_read(each) for each in chosen], set[int](), list[set[str]]()
-    for each, read in zip(chosen, reads, strict=True):
-        if read.looks and each.shape[1] not in asked:
-            asked.add(each.shape[1])
-            fits = search(each.case, each.local.nmse, clock, pairs=False).fits
-            ways += [{fit.steps[0].variant for fit in fits if fit.causes == ("activations-rounded",)}] if fits else []
-    return [Read(ways=tuple(set.intersection(*ways)))] if ways else reads
+def _is_known(chosen: Sequence[Beyond], clock: Clock) -> bool:
+    """Whether a known bug, or a known way that is none, explains a tap: asked of the first of each width."""
+    firsts = {each.shape[1]: each for each in reversed(chosen)}
+    return any(search(each.case, each.local.nmse, clock, pairs=False).fits for each in firsts.values())
 
 
-def _read(beyond: Beyond) -> Read:
-    """One tap's rounding; nothing where it looks like none."""
+def _base(errors: Sequence[Mapping[str, Array]]) -> str:
+    """The known rounding that comes nearest at all taps together; F32 where none comes near."""
+    common = [base for base in errors[0] if all(base in each for each in errors)]
+
+    def distance(base: str) -> float:
+        sums = [float((each[base] ** 2).sum() / max((each["F32"] ** 2).sum(), 1e-300)) for each in errors]
+        return float(np.mean(np.log(np.maximum(np.nan_to_num(sums, nan=np.inf), 1e-12))))
+
+    best = min(common, key=distance)
+    return best if distance(best) <= np.log(NEAR) else "F32"
+
+
+def _errors(case: Case) -> dict[str, Array]:
+    """What each known rounding of operands leaves of a tap [token, ...]; empty where its op is not laid open."""
     try:
-        recipe = recipe_of(beyond.case)
-        base, error = _nearest(beyond.case, recipe)
+        recipe = recipe_of(case)
+        results = dict(zip(_names(case), recipe.compute(case), strict=False))
     except NotRecordedError:
-        return Read()
-    return Read(base, _looks(beyond.case, recipe, error))
+        return {}
+    if isinstance(recipe, Product):
+        if recipe.chosen is not None:
+            return {}
+        results |= _by_others(case, recipe)
+    recorded = np.asarray(case.recorded, np.float64)
+    return {base: recorded.reshape(y.shape) - np.asarray(y, np.float64) for base, y in results.items()}
 
 
-def _nearest(case: Case, recipe: Any) -> tuple[str, Array]:
-    """The known arithmetic that comes near, float32 where none does, and what it leaves [token, ...]."""
-    assert case.recorded is not None
-    results = np.asarray(recipe.compute(case), np.float64)
-    errors = [np.asarray(case.recorded, np.float64).reshape(y.shape) - y for y in results]
-    sums = [float((error**2).sum()) for error in errors]
-    best = int(np.argmin(sums))
-    best = best if sums[best] <= NEAR * sums[0] else 0
-    policy, stored = case.carrier.ways[best]
-    return rounding_type(policy, kind_of(case.tap, case.run.model) or "F32", stored), errors[best]
+def _names(case: Case) -> list[str]:
+    """The roundings of a case's arithmetics, in their order."""
+    kind = kind_of(case.tap, case.run.model) or "F32"
+    return [rounding_type(policy, kind, stored) for policy, stored in case.carrier.ways]
+
+
+def _by_others(case: Case, product: Product) -> dict[str, Array]:
+    """A product as other engines round its activations, all in one pass over the weights."""
+    ways = {way: ROUNDINGS[way] for way in OTHERS if product.x.shape[-1] % OTHERS[way] == 0}
+    x = np.stack([rounding(product.x[0]) for rounding in ways.values()])
+    plain = replace(case, run=replace(case.run, carrier=Carrier([(F32, {})] * len(ways))))
+    return dict(zip(ways, replace(product, x=x).compute(plain), strict=True))
 
 
 def kind_of(tap: Tap, model: Runnable) -> str | None:
@@ -208,10 +229,11 @@ def kind_of(tap: Tap, model: Runnable) -> str | None:
     return CACHED.get(tap.kind.word) or model.weight_types.get(tap.name)
 
 
-def _looks(case: Case, recipe: Any, error: Array) -> Looks:
+def _looks(case: Case, error: Array) -> Looks:
     """The roundings of operands that an error looks like."""
+    recipe = recipe_of(case)
     if isinstance(recipe, Product):
-        return _of_product(case, recipe, error) if recipe.chosen is None else {}
+        return _of_product(case, recipe, error)
     if isinstance(recipe, Scores):
         return _of_scores(case, recipe, error)
     if isinstance(recipe, Values):
@@ -277,15 +299,15 @@ def _of_scores(case: Case, recipe: Scores, error: Array) -> Looks:
     """Of Q and K, before their product."""
     q, k = np.asarray(recipe.q[0], np.float64), np.asarray(recipe.rows[0][:, recipe.reads], np.float64)
     seen = case.run.positions[None, :] <= case.run.positions[:, None]
-    right = np.where(seen, np.einsum("thd,shd->hts", q, k), 0.0)
-    error = np.where(seen, error, 0.0)
-    if _is_steady(error.transpose(1, 0, 2).reshape(len(seen), -1), right.transpose(1, 0, 2).reshape(len(seen), -1)):
+    right = np.einsum("thd,shd->ths", q, k) * seen[:, None]
+    error = error.swapaxes(0, 1) * seen[:, None]  # [token, head, key]
+    if _is_steady(error.reshape(len(seen), -1), right.reshape(len(seen), -1)):
         return {}
 
     def spread(block: int) -> Array:
         dq, dk = steps(q, block), steps(k, block)
-        moved = np.einsum("thd,shd->hts", q * q, dk * dk) + np.einsum("thd,shd->hts", dq * dq, k * k)
-        return np.where(seen, np.sqrt(moved), 0.0)
+        moved = np.einsum("thd,shd->ths", q * q, dk * dk) + np.einsum("thd,shd->ths", dq * dq, k * k)
+        return np.asarray(np.sqrt(moved) * seen[:, None])
 
     return _even(EVEN * STEPS_OF_4, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED)
 

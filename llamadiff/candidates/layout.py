@@ -34,6 +34,7 @@ Array = NDArray[Any]
 # What may have been done to a tensor, and how it is undone.
 DONE = {
     "permuted": "each head of Q and K in halves (i, i+n/2), as Hugging Face has it, where a llama file has pairs",
+    "paired": "each head of Q and K in pairs (2i, 2i+1) where the file has halves",
     "repeated": "K or V heads repeated, one copy for each query head",
     "scaled": "scores, Q or K already divided by sqrt(head size)",
     "times 0.5": "multiplied by this or any other number",
@@ -173,6 +174,8 @@ def undone(array: Array, tap: taps.Tap, entry: Entry, model: Runnable) -> Array:
         array = _one_copy(array, tap, model)
     if "permuted" in entry.done and model.rope_pairs:
         array = _paired(array, model.sizes["dim"])
+    if "paired" in entry.done and not model.rope_pairs:
+        array = _halved(array, model.sizes["dim"])
     if "scaled" in entry.done:
         array = array * np.sqrt(model.sizes["dim"]).astype(array.dtype)
     if "unweighted" in entry.done:
@@ -204,6 +207,16 @@ def _paired(array: Array, dim: int) -> Array:
     heads = array.reshape(*array.shape[:-1], -1, dim) if array.shape[-1] != dim else array
     halves = heads.reshape(*heads.shape[:-1], 2, dim // 2)
     return np.ascontiguousarray(np.swapaxes(halves, -1, -2)).reshape(array.shape)
+
+
+def _halved(array: Array, dim: int) -> Array:
+    """Values of each head from pairs (2i, 2i + 1) to halves (i, i + n/2)."""
+    pairs = (
+        array.reshape(*array.shape[:-1], -1, dim // 2, 2)
+        if array.shape[-1] != dim
+        else array.reshape(*array.shape[:-1], dim // 2, 2)
+    )
+    return np.ascontiguousarray(np.swapaxes(pairs, -1, -2)).reshape(array.shape)
 
 
 def _misfit(have: Sequence[int], want: Sequence[int], tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]) -> str:
