@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -25,7 +25,7 @@ from llamadiff.trace import Trace
 from strangers import recording
 from strangers.arithmetic import Arithmetic
 from strangers.bugs import BUGS
-from strangers.engine import NONE, Bug, Engine
+from strangers.engine import NONE, Bug, Engine, is_scores
 from strangers.model import File, read
 
 Array = np.ndarray
@@ -91,7 +91,7 @@ def prompt(seed: int, length: int) -> tuple[int, ...]:
 # -- one run -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Case:
     """A stranger's run: everything that decides it. ``shape``: which taps are recorded (SHAPES)."""
 
@@ -106,6 +106,9 @@ class Case:
     precision: str = "f32"
     model_seed: int = 1
 
+    def __repr__(self) -> str:
+        return self.name
+
     @property
     def injection(self) -> Injection | None:
         return BY_CAUSE[self.bug] if self.bug else None
@@ -118,33 +121,54 @@ class Case:
         return " | ".join(word for word in words if word)
 
 
-@dataclass(frozen=True)
+class Size(NamedTuple):
+    """Of an error: the NMSE of the tensor and of the worst row, and the worst value's, in the tap's rms."""
+
+    whole: float
+    row: float
+    value: float
+
+    def above(self, limits: Size, factor: float = 1.0) -> bool:
+        """Whether any of the three is beyond ``factor`` times its limit."""
+        return not all(size <= factor * limit for size, limit in zip(self, limits, strict=True))
+
+
+@dataclass(frozen=True, repr=False)
 class Outcome:
-    """What the judge made of a run. ``truth``: the NMSE that the bug makes at each tap, against the right op under
-    the same arithmetic, on the same inputs."""
+    """What the judge made of a run. ``truth``: the error that the bug makes at each tap, against the right op under the
+    same arithmetic, on the same inputs."""
 
     case: Case
     comparison: Comparison
-    truth: Mapping[str, float]
+    truth: Mapping[str, Size]
+
+    def __repr__(self) -> str:
+        return self.case.name
 
     @property
     def first(self) -> Row | None:
         return self.comparison.first_divergence
 
     @property
-    def faulty(self) -> dict[str, float]:
+    def faulty(self) -> dict[str, Size]:
         """The taps that the bug is at."""
-        return {name: nmse for name, nmse in self.truth.items() if not nmse <= NOTHING}
+        return {name: size for name, size in self.truth.items() if size.above(Size(NOTHING, np.inf, np.inf))}
 
     @property
     def due(self) -> Row | None:
         """The first tap whose error is above what could hide there."""
-        return next((row for row in self.comparison.rows if not self.truth.get(row.tap, 0.0) <= hides(row)), None)
+        errors = ((row, self.truth.get(row.tap)) for row in self.comparison.rows)
+        return next((row for row, size in errors if size is not None and size.above(stated(row))), None)
 
     @property
     def accused(self) -> str | None:
-        """A right op that is called wrong."""
-        return next((row.tap for row in self.comparison.wrong if row.tap not in self.faulty), None)
+        """The first tap that is called wrong, where it is a right one."""
+        return self.first.tap if self.first and self.first.tap not in self.faulty else None
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Right taps that are called wrong beside the bug's."""
+        return tuple(row.tap for row in self.comparison.wrong if row.tap not in self.faulty)
 
     @property
     def missed(self) -> str | None:
@@ -169,11 +193,11 @@ class Outcome:
         return injection.cause not in {name for cause in self.causes for name in cause.split(" + ")}
 
 
-def hides(row: Row) -> float:
-    """An error of this op below it could not be seen (NMSE)."""
+def stated(row: Row) -> Size:
+    """What the report says could hide in a tap."""
     if row.local is None:
-        return float("inf")
-    return float(getattr(row.local, "hides", row.local.noise_limit))
+        return Size(np.inf, np.inf, np.inf)
+    return Size(row.local.hides, row.local.hides_row, row.local.hides_value)
 
 
 def applies(arithmetic: Arithmetic, bug: Bug, model: str) -> bool:
@@ -201,24 +225,38 @@ def _decode(case: Case) -> int:
     return case.injection.decode if case.injection is not None else case.decode
 
 
-def truth_of(case: Case, path: Path, taps: Mapping[str, Array]) -> dict[str, float]:
-    """Every tap against the right engine of the same arithmetic on the same recorded inputs: NMSE."""
+def truth_of(case: Case, path: Path, taps: Mapping[str, Array]) -> dict[str, Size]:
+    """Every tap against the right engine of the same arithmetic on the same recorded inputs."""
     if case.bug is None:
         return {}
     right = Engine(opened(path), case.arithmetic).run(*_tokens(case), given=taps)
-    return {name: nmse(values, right[name], name) for name, values in taps.items() if name in right}
+    return {name: size_of(values, right[name], name) for name, values in taps.items() if name in right}
 
 
-def nmse(values: Array, right: Array, name: str) -> float:
-    """sum((a-b)^2) / sum(b^2) of what is defined; infinite where one side alone is not finite."""
+def size_of(values: Array, right: Array, name: str) -> Size:
+    """How far values are from right ones, where they are defined; infinite where one side alone is not finite."""
     a, b = (np.asarray(side, np.float64).reshape(values.shape) for side in (values, right))
     if name.startswith("kq-"):
         seen = np.tri(a.shape[1], a.shape[2], a.shape[2] - a.shape[1], dtype=bool)
         a, b = np.where(seen, a, 0), np.where(seen, b, 0)
     with np.errstate(all="ignore"):
-        gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.nan_to_num((a - b) ** 2, nan=np.inf))
-        size = float((b[np.isfinite(b)] ** 2).sum())
-        return 0.0 if not gap.any() else float(gap.sum()) / size if size else float("inf")
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        gap = np.where(same, 0, np.nan_to_num((a - b) ** 2, nan=np.inf))
+        square = np.where(np.isfinite(b), b, 0) ** 2
+        axis = int(is_scores(name))
+        error, reference = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1).sum(axis=1) for x in (gap, square))
+        rows = [_ratio(float(e), float(r)) for e, r in zip(error, reference, strict=True)]
+        whole, typical = _ratio(float(error.sum()), float(reference.sum())), float(reference.sum()) / b.size
+        return Size(whole, max(rows), float(np.sqrt(_ratio(float(gap.max()), typical))))
+
+
+def _ratio(error: float, reference: float) -> float:
+    return 0.0 if error == 0 else error / reference if reference else np.inf
+
+
+def nmse(values: Array, right: Array, name: str) -> float:
+    """sum((a-b)^2) / sum(b^2) of what is defined."""
+    return size_of(values, right, name).whole
 
 
 def judged(case: Case, folder: Path, diagnose: bool = True) -> Outcome:
@@ -243,7 +281,7 @@ def figures(outcome: Outcome) -> list[str]:
     worst: dict[str, Any] = {}
     for row in outcome.comparison.rows:
         if row.local and row.local.nmse > worst.get(kind_of(row.tap), (0.0, 0.0))[0] and row.verdict != "match":
-            worst[kind_of(row.tap)] = (row.local.nmse, hides(row), row.verdict)
+            worst[kind_of(row.tap)] = (row.local.nmse, stated(row).whole, row.verdict)
     return [f"{word} {nmse:.1e}/{limit:.0e} {verdict}" for word, (nmse, limit, verdict) in worst.items()]
 
 

@@ -11,11 +11,11 @@ import numpy as np
 from conftest import OPTIONS
 from small import write_model
 
-from llamadiff.comparison import Comparison, Row
+from llamadiff.comparison import Comparison
 from llamadiff.pipeline import diff
 from strangers import recording
 from strangers.arithmetic import BY_NAME
-from strangers.crossing import baseline, hides, opened
+from strangers.crossing import Size, baseline, opened, size_of, stated
 from strangers.engine import Engine, is_scores
 
 Array = np.ndarray
@@ -53,22 +53,20 @@ class Lie:
 
 @dataclass(frozen=True)
 class Told:
-    """What became of a lie: its size as it is stored, of the tensor and of the worst row (NMSE), and of the worst value
-    (in rms); beside what is stated to hide in this report, and in that of the untouched trace."""
+    """What became of a lie: its size as it is stored, beside what is stated to hide in this report, and in that of the
+    untouched trace."""
 
     lie: Lie
     tap: str
-    moved: tuple[float, float, float]
-    stated: tuple[float, float, float]
-    untouched: tuple[float, float, float]
+    size: Size
+    stated: Size
+    untouched: Size
     comparison: Comparison
 
     @property
     def due(self) -> bool:
         """Whether it is larger than what is stated to hide."""
-        return any(size > limit for size, limit in zip(self.moved, self.stated, strict=True)) or any(
-            size > INFLATED * limit for size, limit in zip(self.moved, self.untouched, strict=True)
-        )
+        return self.size.above(self.stated) or self.size.above(self.untouched, INFLATED)
 
     @property
     def first(self) -> str | None:
@@ -85,7 +83,7 @@ class Told:
         parts = [words, self.comparison.verdict, f"{s.model} {s.kind} {s.arithmetic} n{s.length} {s.precision}"]
         parts += [f"sparse {s.sparse}" if s.sparse else "whole", f"{self.lie.place} of {self.tap}"]
         parts += [f"{name} {size:.1e}/{limit:.0e}/{before:.0e}" for name, size, limit, before in
-                  zip(("tensor", "row", "value"), self.moved, self.stated, self.untouched, strict=True)]  # fmt: skip
+                  zip(("tensor", "row", "value"), self.size, self.stated, self.untouched, strict=True)]  # fmt: skip
         return "; ".join([*parts, f"first wrong {self.first}", f"seed {self.lie.seed}"])
 
 
@@ -162,26 +160,6 @@ def _place(values: Array, name: str, place: str, rng: np.random.Generator) -> tu
     return {"row": (row,), "channel": (slice(None), *channel), "value": (row, *channel)}[place]
 
 
-def sizes(values: Array, right: Array, name: str) -> tuple[float, float, float]:
-    """How large a move is: NMSE of the tensor and of the worst row, and the worst value's error in rms."""
-    a, b = values.astype(np.float64), right.astype(np.float64)
-    if name.startswith("kq-"):
-        seen = np.tri(a.shape[1], dtype=bool)
-        a, b = np.where(seen, a, 0), np.where(seen, b, 0)
-    axis = int(is_scores(name))
-    error, square = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in ((a - b) ** 2, b**2))
-    rows, whole = square.sum(axis=1), square.sum()
-    worst = float(np.max(error.sum(axis=1) / np.where(rows > 0, rows, np.inf)))
-    return float(error.sum() / whole), worst, float(np.sqrt(error.max() / (whole / b.size)))
-
-
-def stated(row: Row) -> tuple[float, float, float]:
-    """What could hide in a tap, as the report says: of the tensor, of a row (NMSE), of a value (in rms)."""
-    whole = hides(row)
-    rows = float(getattr(row.local, "hides_row", whole))
-    return whole, rows, float(getattr(row.local, "hides_value", 16 * np.sqrt(whole)))
-
-
 @lru_cache(maxsize=256)
 def untouched(setting: Setting, folder: Path) -> Comparison:
     """The report on the right trace itself."""
@@ -204,4 +182,4 @@ def told(lie: Lie, folder: Path) -> Told:
     said, before = (
         stated(next(row for row in each.rows if row.tap == tap)) for each in (result, untouched(lie.setting, folder))
     )
-    return Told(lie, tap, sizes(changed, taps[tap], tap), said, before, result)
+    return Told(lie, tap, size_of(changed, taps[tap], tap), said, before, result)

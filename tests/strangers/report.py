@@ -29,23 +29,45 @@ from strangers.crossing import (  # noqa: E402
     judged,
     model_file,
 )
+from strangers.lies import drawn, told, untouched  # noqa: E402
 
 
 def main() -> None:
-    options = _options()
+    """Runs, or lies, and what became of them."""
+    options, totals = _options(), Counter[str]()
     folder = Path(tempfile.gettempdir()) / "strangers"
     folder.mkdir(exist_ok=True)
-    totals: Counter[str] = Counter()
+    if options.lies:
+        return _lies(options)
     with tempfile.TemporaryDirectory() as scratch:
         for case in _cases(options):
             _link(folder, Path(scratch), case)
             started = time.perf_counter()
             outcome = judged(case, Path(scratch), diagnose=not options.plain)
-            words = _findings(outcome)
+            words = _findings(outcome, not options.plain)
             totals.update(words or ["right" if case.bug is None else "found"])
             if words or not options.quiet:
                 print(_line(outcome, words, time.perf_counter() - started), flush=True)
+    _print_totals(totals)
+    return None
+
+
+def _print_totals(totals: Counter[str]) -> None:
     print("; ".join(f"{count} {word}" for word, count in totals.items()) or "no such run")
+
+
+def _lies(options: argparse.Namespace) -> None:
+    """Lies from --seed on."""
+    totals = Counter[str]()
+    with tempfile.TemporaryDirectory() as scratch:
+        for seed in range(options.seed, options.seed + options.lies):
+            result = told(drawn(seed), Path(scratch))
+            accused = [row.tap for row in untouched(result.lie.setting, Path(scratch)).wrong]
+            words = result.line.split(";")[0]
+            totals.update([f"{result.lie.setting.precision} {words}", *["ACCUSED"] * bool(accused)])
+            if accused or words == "MISSED" or not options.quiet:
+                print(result.line, f"ACCUSED {accused[0]}" if accused else "", flush=True)
+    _print_totals(totals)
 
 
 def _options() -> argparse.Namespace:
@@ -60,6 +82,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=12, help="tokens")
     parser.add_argument("--decode", type=int, default=0, help="how many of them are decode steps")
     parser.add_argument("--quiet", action="store_true", help="only what is not as it should be")
+    parser.add_argument("--once", action="store_true", help="a bug's first model and kind alone")
+    parser.add_argument("--lies", type=int, default=0, metavar="N", help="N lies instead (lies.py), from --seed on")
     parser.add_argument("--plain", action="store_true", help="no diagnosis: fast, and no causes")
     return parser.parse_args()
 
@@ -74,6 +98,7 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
         models = options.model.split(",") if options.model else BY_CAUSE[bug].models if bug else RIGHT_MODELS
         kinds = options.kind.split(",") if options.kind else BY_CAUSE[bug].kinds if bug else ("F16", "Q8_0")
         kinds = EVERY_KIND if options.kind == "all" else kinds
+        models, kinds = (models[:1], kinds[:1]) if options.once else (models, kinds)
         for arithmetic in ARITHMETICS:
             if not _fits(arithmetic.name, options.arith):
                 continue
@@ -98,13 +123,14 @@ def _link(kept: Path, scratch: Path, case: Case) -> None:
             target.symlink_to(path)
 
 
-def _findings(outcome: Outcome) -> list[str]:
+def _findings(outcome: Outcome, named: bool) -> list[str]:
     words = ["ACCUSED"] * (outcome.accused is not None)
     if outcome.case.bug is not None:
+        words = words or ["BESIDE"] * bool(outcome.beside)
         words += ["MISSED"] * (outcome.missed is not None) + ["MISNAMED"] * outcome.misnamed
         if not words and outcome.first is None:
             words = ["hidden"]
-        elif not words and not outcome.causes:
+        elif not words and named and not outcome.causes:
             words = ["unknown"]
     return words
 
@@ -116,9 +142,9 @@ def _line(outcome: Outcome, words: list[str], seconds: float) -> str:
         parts.append(f"at {first.tap}{f' [{first.op}]' if first.span else ''}")
         parts.append(f"cause {' or '.join(outcome.causes) or '-'}")
     if outcome.missed:
-        parts.append(f"should be {outcome.missed} with {outcome.truth[outcome.missed]:.1e}")
-    if words and "ACCUSED" in words:
-        parts.append(f"accuses {outcome.accused}")
+        parts.append(f"should be {outcome.missed} with {outcome.truth[outcome.missed].whole:.1e}")
+    if outcome.beside and outcome.case.bug is not None:
+        parts.append(f"accuses {', '.join(outcome.beside)}")
     if outcome.case.bug is None:
         parts.append(", ".join(figures(outcome)))
     return "; ".join(part for part in parts if part) + f"  ({seconds:.1f} s)"

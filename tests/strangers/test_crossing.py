@@ -106,6 +106,7 @@ def test_a_bug_is_found_at_its_tap(case: Case, judge: Judged):
     outcome = judge(case)
     assert outcome.accused is None
     assert outcome.missed is None
+    assert outcome.beside == () or case.arithmetic.elsewhere  # a layout may be too well hidden by a bug to be seen
 
 
 def test_bugs_are_called_by_their_names(judge: Judged):
@@ -130,6 +131,8 @@ def test_every_bug_is_found(number: int, tmp_path: Path):
     outcomes = [judged(case, tmp_path, diagnose=False) for case in cases]
     assert {outcome.case.name: outcome.accused for outcome in outcomes if outcome.accused} == {}
     assert {outcome.case.name: outcome.missed for outcome in outcomes if outcome.missed} == {}
+    plain = [outcome for outcome in outcomes if not outcome.case.arithmetic.elsewhere]
+    assert {outcome.case.name: outcome.beside for outcome in plain if outcome.beside} == {}
 
 
 @pytest.mark.slow
