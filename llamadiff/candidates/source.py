@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,12 +90,16 @@ class Piece:
 
 
 def assemble(
-    pieces: Iterable[Piece], context: Context, producer: Mapping[str, Any], tokens: tuple[int, ...] = ()
+    pieces: Iterable[Piece],
+    context: Context,
+    producer: Mapping[str, Any],
+    tokens: tuple[int, ...] = (),
+    unread: Sequence[str] = (),
 ) -> Trace:
     """Named tensors as a trace: names mapped, axes ordered, treatments undone, partial ones marked, weights kept.
 
-    Names that no map entry has are kept as extras (named in the report). Raises UserError for a shape that
-    does not fit, or if no name is known.
+    Names that no map entry has are kept as extras (named in the report), and so are those that were ``unread``.
+    Raises UserError for a shape that does not fit, or if no name is known.
     """
     run = tokens or context.tokens
     arrays: dict[str, Array] = {}
@@ -124,7 +128,8 @@ def assemble(
         raise UserError(_nothing_known(extras, context, len(run)))
     positions = tuple(range(len(run)))
     n_prefill = min(context.n_prefill or len(run), len(run))
-    info = Info(run, positions, n_prefill, None, {**producer, "extra": [piece.name for piece in extras]}, {})
+    ignored = [*(piece.name for piece in extras), *unread]
+    info = Info(run, positions, n_prefill, None, {**producer, "extra": ignored}, {})
     arrays |= weights
     return Trace(info, arrays, dict.fromkeys(arrays, "F32"), known=known)
 
