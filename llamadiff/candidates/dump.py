@@ -51,10 +51,12 @@ class Dump:
     def open(self, spec: str) -> Opened:
         path = Path(spec)
         if not path.is_dir():
-            return Opened(partial(_loaded, list(_npz(path)), (), ()), (), f"{spec}: an .npz states no token ids")
+            return Opened(
+                partial(_loaded, list(_npz(path)), (), ()), (), f"{spec}: an .npz states no token ids", recorded=True
+            )
         tokens = _tokens(path)
         untold = f"{spec}: states no token ids; a file {path / 'tokens'} would hold them"
-        return Opened(partial(_loaded, list(_pieces(path)), tokens, _unread(path)), tokens, untold)
+        return Opened(partial(_loaded, list(_pieces(path)), tokens, _unread(path)), tokens, untold, recorded=True)
 
 
 def _loaded(pieces: Sequence[Piece], tokens: tuple[int, ...], unread: Sequence[str], context: Context) -> Trace:
