@@ -6,24 +6,37 @@ BIN = $(VENV)/bin
 CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 export CMAKE_ARGS
 
-.PHONY: install demo test lint capture bench profile zoo readme model clean
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 
-install: $(VENV)/installed
+.PHONY: install develop demo test test-all lint capture bench profile zoo readme model clean
+
+install: $(VENV)/installed  ## what the tool needs, and no more
+
+develop: $(VENV)/developing  ## what its tests need besides: torch and transformers among it
 
 $(VENV)/installed: pyproject.toml
 	@echo "Installing into $(VENV). llama.cpp is compiled on the way, once: that takes minutes (about 6 on 2 cores)."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable '.[dev]'
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/developing: $(VENV)/installed
+	@echo "Installing what the tests need: torch and transformers among it, more than 1 GB."
+	$(PIP) --editable '.[dev]'
 	@touch $@
 
 demo: install  ## the main job on the shipped model, right and then with a bug in it
 	$(BIN)/llamadiff demo
 
-test: install  ## the tests, and the recorded traces against the engine
+test: develop  ## the quick tests, and the recorded traces against the engine
+	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/llamadiff check captures
+
+test-all: develop  ## every test, the slow ones too
 	$(BIN)/python -m pytest
 	$(BIN)/llamadiff check captures
 
-lint: install  ## style and types
+lint: develop  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -31,7 +44,7 @@ lint: install  ## style and types
 capture: install  ## record captures/ anew
 	$(BIN)/python tests/recapture.py
 
-bench: install  ## seconds and memory, beside llama.cpp's own decode
+bench: develop  ## seconds and memory, beside llama.cpp's own decode
 	$(BIN)/python tests/benchmarks/bench.py
 
 profile: install  ## where the time goes: a summary of the main case in profile.txt
@@ -44,7 +57,7 @@ readme: install  ## the pictures in README.md
 	$(BIN)/python tests/pictures.py
 
 model: install  ## train the shipped model anew
-	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev,train]'
+	$(PIP) --editable '.[train]'
 	$(BIN)/python -m llamadiff.shipped.train
 
 clean:

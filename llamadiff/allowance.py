@@ -92,7 +92,8 @@ class Allowance:
     """The limits of one tap.
 
     ``right`` is what it should be, ``match`` the NMSE of right arithmetic, ``samples`` make those of its noise,
-    ``precision`` is what its values are kept in, ``besides`` an NMSE of each row that rounding leaves besides.
+    ``precision`` is what its values are kept in, ``besides`` an NMSE that rounding
+    leaves of each row and each value besides.
     """
 
     right: Rows
@@ -132,7 +133,8 @@ class Allowance:
     def noise(self) -> Noise:
         """What rounding leaves."""
         found = Noise.of(self.samples(), self.right)
-        return replace(found, rows=found.rows + self.besides * self._size[:, None] / max(1, self._width))
+        rows = found.rows + self.besides * self._size[:, None] / max(1, self._width)
+        return replace(found, rows=rows, relative=found.relative + self.besides)
 
     @cached_property
     def whole(self) -> float:

@@ -7,6 +7,7 @@ consistent way through a whole model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ def round_in_table(x: Array) -> Array:
 GELU_TABLE = "ggml GELU table"
 SAMPLE = 4096  # values of a tensor that are looked at first
 
-ROUNDINGS = {
+ROUNDINGS: dict[str, Callable[[Array], Array]] = {
     GELU_TABLE: round_in_table,
     "F16": round_f16,
     "BF16": round_bf16,
@@ -108,6 +109,39 @@ ROUNDINGS = {
     "Q4_0": round_q4_0,
     "Q5_0": round_q5_0,
 }
+
+
+def round_blocks(x: Array, size: int, whole: Callable[[Array], Array] = np.rint) -> Array:
+    """Blocks of ``size`` (0, or where rows are no multiple: a row) through 8 bits, one float32 scale a block."""
+    n = x.shape[-1]
+    blocks = x.reshape(*x.shape[:-1], -1, size if size and n % size == 0 else n)
+    scale = np.abs(blocks).max(axis=-1, keepdims=True) / x.dtype.type(127)
+    quants = whole(np.divide(blocks, scale, where=scale > 0, out=np.zeros_like(blocks)))
+    return np.asarray(quants * scale, x.dtype).reshape(x.shape)
+
+
+def round_between(x: Array, whole_zero: bool = True) -> Array:
+    """Each row through 255 steps between its smallest and its largest value; zero is one of them if it is whole."""
+    low, high = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
+    step = np.maximum(high - low, np.finfo(x.dtype).tiny) / x.dtype.type(255)
+    if not whole_zero:
+        return np.asarray(np.rint((x - low) / step) * step + low, x.dtype)
+    zero = np.rint(-low / step)
+    return np.asarray((np.clip(np.rint(x / step) + zero, 0, 255) - zero) * step, x.dtype)
+
+
+# Ways of other engines to round activations to 8 bits, by what they do.
+EIGHT_BITS: dict[str, Callable[[Array], Array]] = {
+    "8 bits, one scale a row": lambda x: round_blocks(x, 0),
+    "8 bits, one scale and zero a row": round_between,
+    "8 bits, one scale and minimum a row": lambda x: round_between(x, whole_zero=False),
+    "8 bits, one float32 scale for 32": lambda x: round_blocks(x, 32),
+    "8 bits, one float32 scale for 64": lambda x: round_blocks(x, 64),
+    "8 bits, one float32 scale for 128": lambda x: round_blocks(x, 128),
+    "8 bits, one float32 scale for 256": lambda x: round_blocks(x, 256),
+    "8 bits by truncation, one float32 scale for 32": lambda x: round_blocks(x, 32, np.trunc),
+}
+ROUNDINGS |= EIGHT_BITS
 
 
 def precision(x: Array) -> str:

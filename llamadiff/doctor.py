@@ -53,12 +53,14 @@ def _llama_cpp() -> Iterator[Check]:
     layout = facts.layout or "ctypes sees ggml's tensors as they are"
     yield Check("tensor layout", facts.layout is None, layout)
     if facts.layout is None:
-        yield _decodes("plain decode", shipped_model(), Settings())
-        yield _decodes("quantized decode", shipped_model(quantized=True), Settings())
-        yield _decodes("quantized decode, repacked", shipped_model(quantized=True), Settings(repack=True))
+        yield decodes("plain decode", Settings())
+        yield decodes("quantized decode", Settings(), quantized=True)
+        yield decodes("quantized decode, repacked", Settings(repack=True), quantized=True)
 
 
-def _decodes(name: str, model: object, settings: Settings) -> Check:
+def decodes(name: str, settings: Settings, quantized: bool = False) -> Check:
+    """Whether llama.cpp survives the shipped model with these settings on this machine, or what it died of."""
+    model = shipped_model(quantized)
     with scratch_directory() as folder:
         output = f"{folder}/t.safetensors"
         request = Request(str(model), text="Once upon a time", output=output, wanted=("embd",), settings=settings)

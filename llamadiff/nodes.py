@@ -91,7 +91,7 @@ def _labels(checks: Sequence[NodeCheck]) -> dict[tuple[str, str], str]:
 
 def _row(check: NodeCheck, layer: int | None, name: str, rules: Sequence[limits.Rule]) -> Row:
     rule = limits.rule_for(rules, name, check.op, check.arithmetic or "F32")
-    match = rule.match
+    match = rule.match + check.rounding
     verdict = limits.UNCHECKED if check.nmse is None else limits.verdict(check.nmse, match, 10 * match)
     is_open = check.opened > 0 and verdict != limits.WRONG
     verdict, local = limits.UNCHECKED if is_open else verdict, None

@@ -41,6 +41,14 @@ class Passes:
     logits: Array
     free_tokens: int
 
+    def wrong(self, source: str) -> dict[str, taps.Tap]:
+        """The taps of a trace that are WRONG, by name."""
+        return {
+            finding.tap.name: finding.tap
+            for finding in self.findings
+            if source in finding.local and finding.local[source].verdict == limits.WRONG
+        }
+
 
 def run_passes(
     model: Runnable,

@@ -19,6 +19,7 @@ from llamadiff.admission import check_runnable, check_same_run
 from llamadiff.asking import request_for, text_request
 from llamadiff.candidates.layout import Map, identity_map, load_map
 from llamadiff.candidates.source import Context, Opened
+from llamadiff.choices import Choice, suspected, without
 from llamadiff.collisions import Named, refuse_collisions, saved
 from llamadiff.comparison import (
     GRAPH,
@@ -296,6 +297,9 @@ def judge(
     checks = preflight(model, candidate) if candidate is not None else ()
     started = time.perf_counter()
     passes = run_passes(model, baseline, candidate, rules, keep, progress)
+    choices: Sequence[Choice] = ()
+    if candidate is not None and isinstance(model, Model):
+        choices, candidate, passes = _with_choices(model, baseline, candidate, passes, rules, progress)
     under_test = "baseline" if candidate is None else "candidate"
     reading: Mapping[str, Rounding] = {}
     if candidate is not None:
@@ -363,13 +367,28 @@ def _diagnosed(
         return why(_scene(model, passes, under_test, seconds, thorough, progress), passes.findings)
 
 
+def _with_choices(
+    model: Model, baseline: Trace, candidate: Trace, passes: Passes, rules: Sequence[limits.Rule], progress: Progress
+) -> tuple[Sequence[Choice], Trace, Passes]:
+    """The legal choices that explain what looks wrong, the candidate without them, and what passes over it find."""
+    wrong = passes.wrong("candidate")
+    found = suspected(model, baseline, candidate, {tap.kind.word for tap in wrong.values()})
+    for choices in (found, *([choice] for choice in found if len(found) > 1)):
+        if choices:
+            plain = without(choices, model, candidate)
+            again = run_passes(model, baseline, plain, rules, None, progress)
+            if again.wrong("candidate").keys() < wrong.keys():
+                more, plain, again = _with_choices(model, baseline, plain, again, rules, progress)
+                return [*choices, *more], plain, again
+    return (), candidate, passes
+
+
 def _read(model: Runnable, passes: Passes, seconds: float, progress: Progress) -> Mapping[str, Rounding]:
     """The candidate's roundings, read back where no known one fits."""
     if not isinstance(model, Model):
         return {}
     with threadpool_limits(1, "blas"):
-        found = read(_scene(model, passes, "candidate", seconds, False, progress), passes.findings)
-    return found.roundings if found is not None else {}
+        return read(_scene(model, passes, "candidate", seconds, False, progress), passes.findings)
 
 
 def _scene(

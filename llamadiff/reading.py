@@ -8,20 +8,23 @@ thousand. What is read this way is described, and sets the noise that the engine
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff import limits
+from llamadiff.diagnose.activations import Gated
 from llamadiff.diagnose.attention import Scores, Values
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.diagnosis import Scene, case_of
 from llamadiff.diagnose.known import recipe_of
 from llamadiff.diagnose.products import Product
+from llamadiff.diagnose.rope import Rope
 from llamadiff.diagnose.search import Clock, search
+from llamadiff.diagnose.softmax import Softmax
 from llamadiff.judging import Finding, Local
 from llamadiff.lanes import rounding_type
 from llamadiff.model import Runnable
@@ -32,10 +35,12 @@ Array = NDArray[Any]
 Looks = dict[int, tuple[float, float]]  # what shares a step -> the largest movement over the rms, and the rms in steps
 
 EVEN = 8.0  # the largest movement over their rms: sqrt(3) of a rounding, up to this where roundings add up
-EIGHT_BITS = 1.25  # steps of 8 bits that activations may be moved by at most: 1 where values are cut off
-FOUR_BITS = LEVELS / 7 * EIGHT_BITS  # the same of a cache, which may have 4
+STEPS_OF_8 = 1.25  # steps of 8 bits that activations may be moved by at most: 1 where values are cut off
+STEPS_OF_4 = LEVELS / 7 * STEPS_OF_8  # the same of a cache, which may have 4
 FLOATING = 2.0**-6  # of a value: sums and values of 16 bits are moved by less
 SUMMED = EVEN * 2.0**-7  # the same where an error is a sum of many
+CRUDE = 2.0**-7  # of a value (an angle, an exponent), that a table or a polynomial of 16 bits is off by at most
+SMALLEST = 2.0**-14  # float16's smallest normal: below it values have no 16 bits
 LEFT = 0.05  # of the error, that the movement of inputs may leave unexplained
 STEADY = 0.8  # of the movement, that one factor or one vector may explain: more is no rounding
 MOST_WORK = 1e11  # multiplications of one least squares
@@ -43,23 +48,12 @@ READ = 4  # taps of a kind that are read
 NEAR = 0.1  # of float32's error, that another arithmetic leaves where the engine's is a variant of it
 AGREE = 3.0  # sizes of one rounding, read at several taps, differ by less
 CACHED = {"kq": "cache_k", "kqv_out": "cache_v"}  # products of attention -> what they read
+BY_TABLE = ("ROPE", "SOFT_MAX", "SWIGLU")  # ops that engines look up or approximate
 KEPT = {"kv_k": "kept_k", "kv_v": "kept_v"}  # caches -> their rows on the way into them
 MOSTLY = 0.6  # of the taps of a kind must show it
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Roundings by kind of operand: a weight type, ``cache_k``, ``cache_v``; those of size 0 are ggml's, exactly."""
-
-    roundings: Mapping[str, Rounding]
-
-    @property
-    def found(self) -> dict[str, Rounding]:
-        """Those that are nobody's we know."""
-        return {kind: rounding for kind, rounding in self.roundings.items() if rounding.size}
-
-
-def _like_rounding(d: Array, x: Array, most: float = EIGHT_BITS) -> Looks:
+def _like_rounding(d: Array, x: Array, most: float = STEPS_OF_8) -> Looks:
     """The roundings that a movement d of values x [token, n] looks like: bounded, even, no factor, no vector."""
     if not np.isfinite(d).all() or not d.any() or _is_steady(d, x):
         return {}
@@ -100,9 +94,33 @@ class Beyond:
     local: Local
     kind: str
 
+    @property
+    def is_determined(self) -> bool:
+        """Whether its outputs, being no fewer, tell its inputs."""
+        return self.case.weight is not None and self.shape[0] >= self.shape[1]
 
-def read(scene: Scene, findings: Sequence[Finding]) -> Reading | None:
-    """The roundings of an engine; None where all that it recorded has a known one, or shows none."""
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        weight = self.case.weight
+        *_, out, n = self.case.engine.w.shape(weight) if weight is not None else (0, 0)
+        return out, n
+
+
+@dataclass(frozen=True)
+class Read:
+    """One tap's rounding: ``ways`` of others that explain it, else the known ``base`` and what the rest looks like."""
+
+    base: str = "F32"
+    looks: Looks = field(default_factory=dict)
+    ways: tuple[str, ...] = ()
+
+
+def read(scene: Scene, findings: Sequence[Finding]) -> dict[str, Rounding]:
+    """The roundings of an engine by kind of operand; empty where all that it recorded has ggml's, or shows none.
+
+    Kinds are a weight type, ``cache_k`` and ``cache_v``, ``kept_k`` and ``kept_v``.
+    """
     fitting: dict[str, Counter[str]] = {}
     beyond: dict[str, list[Beyond]] = {}
     for finding in findings:
@@ -115,57 +133,60 @@ def read(scene: Scene, findings: Sequence[Finding]) -> Reading | None:
         elif local.verdict == limits.WRONG and np.isfinite(local.nmse):
             case = case_of(scene.run, scene.source, finding.tap, local)
             beyond.setdefault(kind, []).append(Beyond(case, local, kind))
-    roundings = {kind: Rounding(counts.most_common(1)[0][0]) for kind, counts in fitting.items()}
+    found: dict[str, Rounding] = {}
     for kind, own in beyond.items():
-        if len(own) < MOSTLY * (len(own) + fitting.get(kind, Counter()).total()):
-            continue
-        found = _agreed([_read(candidate, scene.clock) for candidate in _chosen(own)])
-        if found is not None:
-            roundings[kind] = found
-    reading = Reading(roundings)
-    return reading if reading.found else None
+        if len(own) >= MOSTLY * (len(own) + fitting.get(kind, Counter()).total()):
+            agreed = _agreed(_readings(_chosen(own), scene.clock))
+            found |= {kind: agreed} if agreed is not None else {}
+    ggmls = {kind: Rounding(counts.most_common(1)[0][0]) for kind, counts in fitting.items()}
+    return ggmls | found if found else {}
 
 
 def _chosen(own: Sequence[Beyond]) -> list[Beyond]:
-    """The taps of a kind that are read: one of each word first, those that determine their inputs before others."""
-    ordered = sorted(own, key=lambda candidate: -_is_determined(candidate.case))
-    firsts = {candidate.case.tap.kind.word: candidate for candidate in reversed(ordered)}
-    once = [candidate for candidate in ordered if firsts[candidate.case.tap.kind.word] is candidate]
-    return [*once, *(candidate for candidate in ordered if candidate not in once)][:READ]
+    """The taps of a kind that are read: those that determine their inputs first; of each width and word one first."""
+    ordered = sorted(own, key=lambda each: not each.is_determined)
+    words = {each.case.tap.kind.word: each for each in reversed(ordered)}
+    widths = {each.shape[1]: each for each in reversed(ordered)}
+    firsts = [each for each in ordered if each in widths.values()]
+    firsts += [each for each in ordered if each in words.values() and each not in firsts]
+    return [*firsts, *(each for each in ordered if each not in firsts)][:READ]
 
 
-def _is_determined(case: Case) -> bool:
-    if case.weight is None:
-        return False
-    *_, out, n = case.engine.w.shape(case.weight)
-    return bool(out >= n)
-
-
-def _agreed(found: Sequence[tuple[str, Looks]]) -> Rounding | None:
-    """What most of the readings allow, in the steps in which it is evenest."""
-    bases = Counter(base for base, looks in found if looks)
-    blocks = Counter(block for _, looks in found for block in looks)
+def _agreed(found: Sequence[Read]) -> Rounding | None:
+    """What most of the readings say: a way of others, or what they allow, in the steps in which it is evenest."""
+    ways = Counter(way for read in found for way in read.ways).most_common(1)
+    if ways and ways[0][1] >= MOSTLY * len(found):
+        return Rounding(ways[0][0])
+    blocks = Counter(block for read in found for block in read.looks)
     likely = [block for block, count in blocks.items() if count >= MOSTLY * len(found)]
     if not likely:
         return None
-    alike = {block: [looks[block] for _, looks in found if block in looks] for block in likely}
+    alike = {block: [read.looks[block] for read in found if block in read.looks] for block in likely}
     best = min(likely, key=lambda block: float(np.mean([ratio for ratio, _ in alike[block]])))
     sizes = [size for _, size in alike[best]]
-    return Rounding(bases.most_common(1)[0][0], best, max(sizes)) if max(sizes) <= AGREE * min(sizes) else None
+    base = Counter(read.base for read in found).most_common(1)[0][0]
+    return Rounding(base, best, max(sizes)) if max(sizes) <= AGREE * min(sizes) else None
 
 
-def _read(beyond: Beyond, clock: Clock) -> tuple[str, Looks]:
-    """What is known of one tap's rounding, and what the rest looks like; nothing where a known bug explains it."""
-    case, local = beyond.case, beyond.local
+def _readings(chosen: Sequence[Beyond], clock: Clock) -> list[Read]:
+    """The roundings of some taps; none where a known bug explains the first of its width: it is asked there alone."""
+    reads, asked, ways = [_read(each) for each in chosen], set[int](), list[set[str]]()
+    for each, read in zip(chosen, reads, strict=True):
+        if read.looks and each.shape[1] not in asked:
+            asked.add(each.shape[1])
+            fits = search(each.case, each.local.nmse, clock, pairs=False).fits
+            ways += [{fit.steps[0].variant for fit in fits if fit.causes == ("activations-rounded",)}] if fits else []
+    return [Read(ways=tuple(set.intersection(*ways)))] if ways else reads
+
+
+def _read(beyond: Beyond) -> Read:
+    """One tap's rounding; nothing where it looks like none."""
     try:
-        recipe = recipe_of(case)
-        base, error = _nearest(case, recipe)
+        recipe = recipe_of(beyond.case)
+        base, error = _nearest(beyond.case, recipe)
     except NotRecordedError:
-        return "F32", {}
-    looks = _looks(case, recipe, error)
-    if looks and search(case, local.nmse, clock, pairs=False).fits:
-        return base, {}
-    return base, looks
+        return Read()
+    return Read(base, _looks(beyond.case, recipe, error))
 
 
 def _nearest(case: Case, recipe: Any) -> tuple[str, Array]:
@@ -181,9 +202,9 @@ def _nearest(case: Case, recipe: Any) -> tuple[str, Array]:
 
 
 def kind_of(tap: Tap, model: Runnable) -> str | None:
-    """The kind of operand that a tap's op multiplies by, or keeps; None if it does neither."""
+    """What a tap's op multiplies by, or keeps, or else the op itself where its numbers may be another's; or None."""
     if not tap.kind.op.startswith("MUL_MAT"):
-        return KEPT.get(tap.kind.word)
+        return KEPT.get(tap.kind.word, tap.kind.op if tap.kind.op in BY_TABLE else None)
     return CACHED.get(tap.kind.word) or model.weight_types.get(tap.name)
 
 
@@ -195,8 +216,10 @@ def _looks(case: Case, recipe: Any, error: Array) -> Looks:
         return _of_scores(case, recipe, error)
     if isinstance(recipe, Values):
         return _of_values(recipe, error)
+    if case.tap.kind.op in BY_TABLE:
+        return _of_value(case, recipe, error)
     kept = np.asarray(recipe.compute(case)[0], np.float64) if case.tap.kind.word in KEPT else None
-    return {} if kept is None else _like_rounding(error, kept, FOUR_BITS)
+    return {} if kept is None else _like_rounding(error, kept, STEPS_OF_4)
 
 
 def _of_product(case: Case, product: Product, error: Array) -> Looks:
@@ -217,6 +240,39 @@ def _of_product(case: Case, product: Product, error: Array) -> Looks:
     return {} if _is_steady(error, result) else _even(0.0, [(OWN, np.abs(error), terms)], SUMMED)
 
 
+def _of_value(case: Case, recipe: Any, error: Array) -> Looks:
+    """Of each value by itself, where sines, exponentials and the like are approximate.
+
+    An angle's error moves a pair by a part of its length; a score's, a probability by a part of itself for each unit.
+    """
+    right = np.asarray(recipe.compute(case)[0], np.float64)
+    size = np.abs(right)
+    if isinstance(recipe, Rope):
+        size = _lengths_of_pairs(right, recipe)
+    elif isinstance(recipe, Softmax):
+        scores = np.where(recipe.hidden, 0.0, np.asarray(recipe.scores[0], np.float64) * recipe.scale)
+        size = right * (1 + np.abs(scores).max(axis=-1, keepdims=True)) + SMALLEST
+        error, right, size = (x.swapaxes(0, 1) for x in (error, right, size))
+    elif isinstance(recipe, Gated):
+        gate, up = (np.abs(np.asarray(x[0], np.float64)) for x in (recipe.gate, recipe.up))
+        size = up * (gate + SMALLEST)
+    rows = error.reshape(len(error), -1), right.reshape(len(right), -1)
+    if _is_steady(*rows):
+        return {}
+    looks = _even(0.0, [(OWN, np.abs(error), size)], CRUDE)
+    return {block: (ratio, float(np.sqrt((error**2).sum() / (right**2).sum()))) for block, (ratio, _) in looks.items()}
+
+
+def _lengths_of_pairs(x: Array, recipe: Rope) -> Array:
+    """The length of the pair that each value [..., dim] was rotated in."""
+    n, size = recipe.rope.n_rot, np.abs(x)
+    shape, axis = ((-1, 2), -1) if recipe.pairs else ((2, -1), -2)
+    pairs = x[..., :n].reshape(*x.shape[:-1], *shape)
+    length = np.sqrt((pairs**2).sum(axis=axis, keepdims=True))
+    size[..., :n] = np.broadcast_to(length, pairs.shape).reshape(*x.shape[:-1], n)
+    return size
+
+
 def _of_scores(case: Case, recipe: Scores, error: Array) -> Looks:
     """Of Q and K, before their product."""
     q, k = np.asarray(recipe.q[0], np.float64), np.asarray(recipe.rows[0][:, recipe.reads], np.float64)
@@ -231,7 +287,7 @@ def _of_scores(case: Case, recipe: Scores, error: Array) -> Looks:
         moved = np.einsum("thd,shd->hts", q * q, dk * dk) + np.einsum("thd,shd->hts", dq * dq, k * k)
         return np.where(seen, np.sqrt(moved), 0.0)
 
-    return _even(EVEN * FOUR_BITS, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED)
+    return _even(EVEN * STEPS_OF_4, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED)
 
 
 def _of_values(recipe: Values, error: Array) -> Looks:
@@ -245,4 +301,4 @@ def _of_values(recipe: Values, error: Array) -> Looks:
     def spread(block: int) -> Array:
         return np.asarray(np.sqrt(np.einsum("hts,shd->thd", p * p, steps(v, block) ** 2)))
 
-    return _even(EVEN * FOUR_BITS, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED)
+    return _even(EVEN * STEPS_OF_4, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED)

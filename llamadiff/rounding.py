@@ -45,6 +45,8 @@ class Rounding:
 
     def words(self) -> str:
         """What it does, as a clause without its subject."""
+        if not self.size:
+            return f"rounds to {self.base}"
         if self.base != "F32":
             return f"rounds to {self.base} in a way of its own (apart from ggml's by {self.size:.2g} steps)"
         shared = {OWN: "each value by itself", ROW: "one scale a row", TENSOR: "one scale for the tensor"}

@@ -8,10 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
+from machine import Machine
+from quick import mark_slow
 from small import DIM, EMBD, VOCAB, write_model
 from small_others import deepseek2, gpt2, gpt_oss, mamba2, phi3
 
 _RNG = np.random.default_rng(7)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_slow(items)
 
 
 def _matrix(rows: int, columns: int, size: float = 1.0) -> np.ndarray:
@@ -147,3 +154,9 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
         return path if path.exists() else write_model(path, kind=kind, **OPTIONS[name])
 
     return get
+
+
+@pytest.fixture(scope="session")
+def machine() -> Machine:
+    """machine.needs(settings, path): go on only where llama.cpp survives that."""
+    return Machine()

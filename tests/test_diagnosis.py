@@ -70,15 +70,17 @@ CLEAN = {
 
 @pytest.mark.parametrize("settings", CLEAN.values(), ids=CLEAN)
 @pytest.mark.parametrize("path", [path for path in SHARED_MODELS if path.exists()], ids=lambda path: path.stem)
-def test_no_bug_is_named_on_llama_cpp(path, settings):
+def test_no_bug_is_named_on_llama_cpp(path, settings, machine):
     """Runs where the shared models lie beside the checkout."""
+    machine.needs(settings, path)
     result = compare(path, tokens=TOKENS[:6], n_predict=4, settings=settings)
     assert (result.verdict in ("match", "noise"), result.diagnosis) == (True, ())
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("settings", CLEAN.values(), ids=CLEAN)
-def test_no_bug_is_named_on_llama_cpp_with_small_models(settings, kind, small_model):
+def test_no_bug_is_named_on_llama_cpp_with_small_models(settings, kind, small_model, machine):
+    machine.needs(settings, small_model("llama", kind))
     assert compare(small_model("llama", kind), tokens=TOKENS, settings=settings).diagnosis == ()
 
 

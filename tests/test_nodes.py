@@ -30,10 +30,11 @@ SMALL = ("llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "llama-yarn",
          "phi3", "gpt2", "gpt-oss-mxfp4", "mamba2", "deepseek2", "deepseek2-old")  # fmt: skip
 
 
-def all_right(result, limit=1e-11):
+def all_right(result):
+    """Flash attention is held to the limit that follows from its roundings: test_flash_attention.py."""
     assert result.verdict == "match", result.summary
     assert not [row.tap for row in result.rows if row.local is None]
-    assert max(row.local.nmse for row in result.rows) <= limit
+    assert max(row.local.nmse for row in result.rows if row.op != "FLASH_ATTN_EXT") <= 1e-11
     assert "every checked node" in result.summary
 
 
@@ -44,25 +45,24 @@ def test_every_node_of_small_models_is_right(name, kind, small_model):
 
 
 SETTINGS = {
-    "f16 cache": (Settings("F16", "F16"), 1e-11), "q8_0 cache": (Settings("Q8_0", "F32"), 1e-11),
-    "flash attention": (Settings(flash_attn=True), 1e-7), "repacked": (Settings(repack=True), 1e-11),
-    "q5_0 K": (Settings("Q5_0", "F16"), 1e-11), "q4_0 cache": (Settings("Q4_0", "Q4_0", flash_attn=True), 1e-7),
+    "f16 cache": Settings("F16", "F16"), "q8_0 cache": Settings("Q8_0", "F32"),
+    "flash attention": Settings(flash_attn=True), "repacked": Settings(repack=True),
+    "q5_0 K": Settings("Q5_0", "F16"), "q4_0 cache": Settings("Q4_0", "Q4_0", flash_attn=True),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_node_is_right_with_other_settings(name, kind, small_model):
-    settings, limit = SETTINGS[name]
-    all_right(graph(small_model("llama", kind), tokens=TOKENS, n_predict=2, settings=settings), limit)
+def test_every_node_is_right_with_other_settings(name, kind, small_model, machine):
+    machine.needs(SETTINGS[name], small_model("llama", kind))
+    all_right(graph(small_model("llama", kind), tokens=TOKENS, n_predict=2, settings=SETTINGS[name]))
 
 
 @pytest.mark.parametrize("flash", [False, True], ids=["plain", "flash"])
 @pytest.mark.parametrize("path", RANDOM, ids=lambda path: path.stem)
 def test_every_node_of_every_architecture_is_right(path, flash):
     """Runs where the shared models lie beside the checkout."""
-    result = graph(path, tokens=TOKENS, n_predict=4, settings=Settings(flash_attn=flash))
-    all_right(result, 1e-7 if flash else 1e-11)
+    all_right(graph(path, tokens=TOKENS, n_predict=4, settings=Settings(flash_attn=flash)))
 
 
 def test_compare_takes_the_graph_where_there_is_no_engine(small_model):
@@ -94,7 +94,8 @@ def nodes(small_model, tmp_path_factory):
 def verdict(op: Op, found: np.ndarray) -> str:
     rule = limits.rule_for(limits.RULES, op.name, op.name, "*")
     best = replay(op, found, enough=rule.match)
-    return limits.verdict(best.nmse, rule.match, 10 * rule.match)
+    match = rule.match + best.rounding
+    return limits.verdict(best.nmse, match, 10 * match)
 
 
 def other_number(op: Op, place: int, change) -> Op:

@@ -35,9 +35,13 @@ Array = NDArray[Any]
 DONE = {
     "permuted": "each head of Q and K in halves (i, i+n/2), as Hugging Face has it, where a llama file has pairs",
     "repeated": "K or V heads repeated, one copy for each query head",
-    "scaled": "scores already divided by sqrt(head size)",
+    "scaled": "scores, Q or K already divided by sqrt(head size)",
+    "times 0.5": "multiplied by this or any other number",
     "unweighted": "normalised, but not yet multiplied by the norm's weight",
 }
+
+
+_TIMES = re.compile(r"times ([0-9]{1,9}(?:\.[0-9]{1,12})?(?:e-?[0-9]{1,2})?)")
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ def _axes(where: str, word: str, text: Any) -> tuple[str, ...]:
 
 def _done(where: str, value: Any) -> tuple[str, ...]:
     for treatment in value if isinstance(value, list) else [value]:
-        if treatment not in DONE:
+        if treatment not in DONE and not (isinstance(treatment, str) and _factor(treatment)):
             raise UserError(f"{where} done = {treatment!r}: known are {', '.join(DONE)}")
     return tuple(value)
 
@@ -127,7 +131,7 @@ def fitted(array: Array, tap: taps.Tap, entry: Entry, model: Runnable, n_tokens:
     shape = taps.shape_of(tap, n_tokens, sizes)
     if array.size != int(np.prod(shape)) or not _same_order(array.shape, shape):
         raise UserError(_misfit(array.shape, shape, tap, entry, sizes))
-    return _undone(array.reshape(shape), tap, entry, model)
+    return undone(array.reshape(shape), tap, entry, model)
 
 
 def _sizes(model: Runnable, n_tokens: int, entry: Entry) -> dict[str, int]:
@@ -163,7 +167,8 @@ def taps_shape(axes: Iterable[str], sizes: Mapping[str, int], own: Sequence[str]
     return tuple(int(np.prod([sizes[names.get(part, part)] for part in axis.split("*")])) for axis in axes)
 
 
-def _undone(array: Array, tap: taps.Tap, entry: Entry, model: Runnable) -> Array:
+def undone(array: Array, tap: taps.Tap, entry: Entry, model: Runnable) -> Array:
+    """A tap's values as they were before the treatments that an entry states."""
     if "repeated" in entry.done:
         array = _one_copy(array, tap, model)
     if "permuted" in entry.done and model.rope_pairs:
@@ -173,7 +178,15 @@ def _undone(array: Array, tap: taps.Tap, entry: Entry, model: Runnable) -> Array
     if "unweighted" in entry.done:
         name = model.weight_names[tap.name]
         array = array * model.weights.vector(name)
+    for factor in filter(None, map(_factor, entry.done)):
+        array = array / array.dtype.type(factor)
     return array
+
+
+def _factor(treatment: str) -> float | None:
+    """The number of ``times 0.5``; None for another treatment."""
+    match = _TIMES.fullmatch(treatment)
+    return float(match[1]) if match else None
 
 
 def _one_copy(array: Array, tap: taps.Tap, model: Runnable) -> Array:

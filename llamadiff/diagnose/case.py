@@ -50,8 +50,8 @@ class Case:
     """One tap, its inputs by name, and what was recorded.
 
     ``values`` raises NotRecordedError for inputs that are not there. ``recorded`` is None inside a span. ``channels``
-    are the outputs of a product that are looked at (None: all). ``limit`` is the NMSE of a fit, ``slack`` that of a harmless one; ``hint`` a constant
-    that fitted elsewhere; ``hurried``: solve for no constants, try the familiar ones.
+    are the outputs of a product that are looked at (None: all). ``limit`` is the NMSE of a fit, ``slack`` that of a
+    harmless one; ``hint`` a constant that fitted elsewhere; ``hurried``: solve for no constants, try the familiar ones.
     """
 
     run: Run

@@ -67,43 +67,17 @@ class OfRounded:
         return replace(self.product, x=self.rounding(self.product.x)).compute(case)
 
 
-def round_blocks(x: Array, size: int, whole: Callable[[Array], Array] = np.rint) -> Array:
-    """Blocks of ``size`` through 8-bit whole numbers, one float32 scale a block."""
-    blocks = x.reshape(*x.shape[:-1], -1, size)
-    scale = np.abs(blocks).max(axis=-1, keepdims=True) / x.dtype.type(127)
-    quants = whole(np.divide(blocks, scale, where=scale > 0, out=np.zeros_like(blocks)))
-    return np.asarray(quants * scale, x.dtype).reshape(x.shape)
-
-
-def round_between(x: Array, whole_zero: bool = True) -> Array:
-    """Each row through 255 steps between its smallest and its largest value; zero is one of them if it is whole."""
-    low, high = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
-    step = np.maximum(high - low, np.finfo(x.dtype).tiny) / x.dtype.type(255)
-    if not whole_zero:
-        return np.asarray(np.rint((x - low) / step) * step + low, x.dtype)
-    zero = np.rint(-low / step)
-    return np.asarray((np.clip(np.rint(x / step) + zero, 0, 255) - zero) * step, x.dtype)
-
-
 @bug(*PRODUCTS, harmless=True, fix="nothing: activations in 8 bits round this much", source="aprender#3356, ferrox#108")
 def activations_rounded(r: Product, case: Case) -> Iterator[Change]:
     """Activations are rounded to 8 bits in another way than llama.cpp's before they are multiplied."""
-    n = r.x.shape[-1]
-    ways: dict[str, Callable[[Array], Array]] = {
-        "8 bits, one scale a row": lambda x: round_blocks(x, n),
-        "8 bits, one scale and zero a row": round_between,
-        "8 bits, one scale and minimum a row": lambda x: round_between(x, whole_zero=False),
-    }
-    for size in (32, 64, 128):
-        if n % size == 0:
-            ways[f"8 bits, one float32 scale for {size}"] = lambda x, size=size: round_blocks(x, size)  # type: ignore[misc]
-    if n % 32 == 0:
-        ways["Q8_0"] = arithmetic.round_q8_0
-        ways["8 bits by truncation, one float32 scale for 32"] = lambda x: round_blocks(x, 32, np.trunc)
-    if n % 256 == 0:
-        ways["Q8_K"] = arithmetic.round_q8_k
+    ways = arithmetic.EIGHT_BITS | {kind: arithmetic.ROUNDINGS[kind] for kind in ("Q8_0", "Q8_K") if _fits(kind, r.x)}
     for name, rounding in ways.items():
         yield Change(OfRounded(r, rounding), f"rounds activations to {name}", name)
+
+
+def _fits(kind: str, x: Array) -> bool:
+    """Whether rows are whole blocks of a type."""
+    return bool(x.shape[-1] % {"Q8_0": 32, "Q8_K": 256}[kind] == 0)
 
 
 @bug(*PRODUCTS, harmless=True, fix="nothing: weights kept in 16 bits round this much")

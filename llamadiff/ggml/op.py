@@ -6,8 +6,8 @@ works on the last four and broadcasts over the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -50,7 +50,8 @@ class Op:
 
     ``name`` is ggml's name of the op (of the unary op or GLU itself, where it is one); ``shape`` [ne3, ne2, ne1, ne0]
     and ``kind`` are the result's; ``params`` are the bytes of op_params; a missing source is None. ``exact``: in
-    float32 throughout; else rounded where ggml's CPU kernels round.
+    float32 throughout; else rounded where ggml's CPU kernels round, and where CPUs differ, as ``kernel`` says: a number
+    that the op's function knows.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Op:
     params: bytes
     sources: tuple[Operand | None, ...]
     exact: bool = False
+    kernel: int = 0
 
     @cached_property
     def ints(self) -> Array:
@@ -95,19 +97,50 @@ class Op:
 
 
 Function = Callable[[Op], Array]
+
+
+def _one_kernel(n: Op) -> tuple[int, ...]:
+    return (0,)
+
+
+def _no_rounding(n: Op) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How ggml rounds an op: its kernels on one CPU or another, and the NMSE of roundings that cannot be followed."""
+
+    kernels: Callable[[Op], tuple[int, ...]] = _one_kernel
+    unfollowed: Callable[[Op], float] = _no_rounding
+
+
 _OPS: dict[str, Function] = {}
-ROUNDING: set[str] = set()  # ops that ggml computes with roundings of its own, and exactly in some kernels
+ROUNDING: dict[str, Rounding] = {}  # ops that ggml computes with roundings of its own, and exactly in some kernels
 
 
-def op(*names: str, rounds: bool = False) -> Callable[[Function], Function]:
+def op(*names: str, rounds: bool | Rounding = False) -> Callable[[Function], Function]:
     """Register the function that computes these ops; ``rounds``: it heeds ``Op.exact``."""
 
     def register(function: Function) -> Function:
         _OPS.update(dict.fromkeys(names, function))
-        ROUNDING.update(names if rounds else ())
+        if rounds:
+            ROUNDING.update(dict.fromkeys(names, rounds if isinstance(rounds, Rounding) else Rounding()))
         return function
 
     return register
+
+
+def arithmetics(n: Op) -> Iterator[Op]:
+    """An op in every way in which ggml may compute it."""
+    if n.name in ROUNDING:
+        yield from (replace(n, exact=False, kernel=kernel) for kernel in ROUNDING[n.name].kernels(n))
+    yield replace(n, exact=True)
+
+
+def unfollowed(n: Op) -> float:
+    """NMSE of what ggml rounds within an op in an order that is not known: of its own result, at most."""
+    return ROUNDING[n.name].unfollowed(n) if n.name in ROUNDING else 0.0
 
 
 def function_of(name: str) -> Function | None:

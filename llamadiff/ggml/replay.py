@@ -10,7 +10,7 @@ import numpy as np
 
 from llamadiff import metrics
 from llamadiff.arithmetic import PARTNER
-from llamadiff.ggml.op import ROUNDING, Array, Op, function_of
+from llamadiff.ggml.op import Array, Op, arithmetics, function_of, unfollowed
 
 NO_FUNCTION = "no function for"
 SORTED = ("ARGSORT", "TOP_K")
@@ -24,6 +24,7 @@ class NodeCheck:
     ``nmse`` is None where there is no function for the op, or it failed; ``problem`` says why. ``expected`` and
     ``found`` are the two values at ``index``, where they differ most. ``baseline`` and ``engine`` are moments of
     llama.cpp's values and ours. ``opened`` values could not be judged: on these inputs NaN or Inf is right there.
+    ``rounding`` adds to the limit of ``nmse`` (``Replay``).
     """
 
     name: str
@@ -44,6 +45,7 @@ class NodeCheck:
     engine: metrics.Stats | None = None
     problem: str | None = None
     opened: int = 0
+    rounding: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,11 +59,15 @@ class NodeCheck:
 
 @dataclass(frozen=True)
 class Replay:
-    """The best of an op's arithmetics: its NMSE, what it rounds to, and what it gives."""
+    """The best of an op's arithmetics: its NMSE, what it rounds to, and what it gives.
+
+    ``rounding``: what roundings that cannot be followed add to the limit, where the error is beyond ``enough``.
+    """
 
     nmse: float
     arithmetic: str
     values: Array
+    rounding: float = 0.0
 
 
 def replay(n: Op, found: Array, compute: Callable[[Op], Array] | None = None, enough: float = 0.0) -> Replay | None:
@@ -74,15 +80,15 @@ def replay(n: Op, found: Array, compute: Callable[[Op], Array] | None = None, en
         return None
     best: Replay | None = None
     with np.errstate(all="ignore"):
-        for exact in (False, True) if n.name in ROUNDING else (True,):
-            tried = replace(n, exact=exact)
+        for tried in arithmetics(n):
             values = function(tried)
             nmse = distance(n, np.asarray(values), found)
             if best is None or nmse < best.nmse:
                 best = Replay(nmse, _arithmetic(tried), values)
             if nmse <= enough:
-                break
-    return best
+                return best
+        assert best is not None
+        return replace(best, rounding=unfollowed(n))
 
 
 def distance(n: Op, values: Array, found: Array) -> float:

@@ -78,7 +78,7 @@ class NodeChecker:
             return
         assert best is not None
         self._report(node, best.nmse, best, found, n)
-        if self.keep is not None and (self.everything or best.nmse > 10 * rule.match):
+        if self.keep is not None and (self.everything or best.nmse > 10 * (rule.match + best.rounding)):
             save(self.keep / f"{self.step}-{len(self.results):05d}.safetensors", n, best.values, found, node.name)
 
     def _view(self, node: Node) -> Op | None:
@@ -179,4 +179,5 @@ class NodeChecker:
         self.results.append(NodeCheck(
             label, tap, node.op, weight, kind, node.type, node.shape, sources, self.step, nmse, arithmetic, index,
             expected, value, *stats, problem, opened(n, best.values) if n is not None and best is not None else 0,
+            best.rounding if best else 0.0,
         ))  # fmt: skip

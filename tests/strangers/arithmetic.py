@@ -42,9 +42,7 @@ def _blocks(x: Array, size: int) -> Array:
     return x.reshape(*x.shape[:-1], -1, size if size and n % size == 0 else n)
 
 
-def eight(
-    x: Array, size: int = 32, to_whole: Rounding = np.rint, keep: Rounding = exact, late: bool = False
-) -> Array:
+def eight(x: Array, size: int = 32, to_whole: Rounding = np.rint, keep: Rounding = exact, late: bool = False) -> Array:
     """Whole numbers up to 127 and one scale for a block; ``keep`` rounds the scale, ``late``: after dividing by it."""
     blocks = _blocks(x, size)
     scale = np.maximum(np.abs(blocks).max(axis=-1, keepdims=True) / 127, TINY).astype(x.dtype)
@@ -89,7 +87,8 @@ def four_with_least(x: Array, size: int = 32) -> Array:
     blocks = _blocks(x, size)
     least, most = blocks.min(axis=-1, keepdims=True), blocks.max(axis=-1, keepdims=True)
     step = np.maximum((most - least) / 15, TINY)
-    return (np.clip(np.rint((blocks - least) / step), 0, 15) * half(step) + half(least)).astype(x.dtype).reshape(x.shape)
+    whole = np.clip(np.rint((blocks - least) / step), 0, 15)
+    return (whole * half(step) + half(least)).astype(x.dtype).reshape(x.shape)
 
 
 # -- sums ----------------------------------------------------------------------------------------------------------
@@ -296,7 +295,8 @@ ARITHMETICS = (
     Arithmetic("exp table", "exp of the softmax from a table of float16, as old ggml", exp=exp_of_table),
     Arithmetic("exp lines", "exp by straight lines between points, in softmax and SiLU", exp=exp_between,
                silu=silu_by(exp_between)),
-    Arithmetic("exp polynomial", "exp by a polynomial, in softmax and SiLU", exp=exp_of_bits, silu=silu_by(exp_of_bits)),
+    Arithmetic("exp polynomial", "exp by a polynomial, in softmax and SiLU", exp=exp_of_bits,
+               silu=silu_by(exp_of_bits)),
     Arithmetic("softmax bf16", "scores in bfloat16 before the softmax, and probabilities after it", scores=bfloat,
                probabilities=bfloat),
     Arithmetic("logits f16", "logits in float16", logits=half),

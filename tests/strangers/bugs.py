@@ -1,8 +1,8 @@
 """Every known mistake as an edit of the stranger's engine, by the name of its injection (tests/injected).
 
 An edit is called with the engine, the right op and the op's arguments. ``needs`` are places that not every arithmetic
-has: an engine that never keeps scores cannot take the softmax over the wrong axis, and where the scale is folded into Q,
-a scale that is missing is missing in another op.
+has: an engine that never keeps scores cannot take the softmax over the wrong axis, and where the scale is folded into
+Q, a scale that is missing is missing in another op.
 """
 
 from __future__ import annotations
@@ -158,11 +158,17 @@ add("norm: weight twice", weight_as(lambda w: w * w), NORM_WEIGHTS)
 add("norm: weight plus one", weight_as(lambda w: w + 1), NORM_WEIGHTS)
 add("norm: weight minus one", weight_as(lambda w: w - 1), NORM_WEIGHTS)
 add("norm: attention's and FFN's weights swapped", norms_renamed(swapping("attn_norm", "ffn_norm")), NORM_WEIGHTS)
-add("norm: attention's weight for the FFN's, with its bias right",
-    norms_renamed(lambda stem: "attn_norm" if stem == "ffn_norm" else stem, "norm_weight"), NORM_WEIGHTS)
+add(
+    "norm: attention's weight for the FFN's, with its bias right",
+    norms_renamed(lambda stem: "attn_norm" if stem == "ffn_norm" else stem, "norm_weight"),
+    NORM_WEIGHTS,
+)
 add("norm: next layer's weight", dict.fromkeys(("norm_weight", "bias"), norms_of_other_layer), NORM_WEIGHTS)
-add("norm: last layer's weight for the final norm",
-    norms_renamed(lambda stem: "ffn_norm" if stem == "output_norm" else stem), NORM_WEIGHTS)
+add(
+    "norm: last layer's weight for the final norm",
+    norms_renamed(lambda stem: "ffn_norm" if stem == "output_norm" else stem),
+    NORM_WEIGHTS,
+)
 add("norm: Q's and K's weights swapped", norms_renamed(swapping(*QK_NORMS)))
 add("norm: LayerNorm for RMSNorm", {"centred": lambda e, right, x: x - x.mean(axis=-1, keepdims=True)})
 add("norm: RMSNorm for LayerNorm", {"centred": lambda e, right, x: x})
@@ -405,8 +411,11 @@ def turning(change: Callable[[Engine, Edit, Array, str], Array]) -> dict[str, Ed
 
 AS_LINEAR = {"theta": lambda e, right, p: plain_theta(e, p, e.h.factor)}
 NO_TEMPERATURE = {"magnitude": lambda e, right: 1.0}
-add("rope: other layout", turning(lambda e, right, x, side: e.turned(x, *e.angles(e.positions), not e.in_pairs)),
-    OWN_PAIRS)
+add(
+    "rope: other layout",
+    turning(lambda e, right, x, side: e.turned(x, *e.angles(e.positions), not e.in_pairs)),
+    OWN_PAIRS,
+)
 add("rope: other layout with YaRN", BUGS["rope: other layout"].edits, OWN_PAIRS)
 add("rope: base 500000", pairs_of(base=500000.0))
 add("rope: base 1000000", pairs_of(base=1e6))
@@ -444,8 +453,11 @@ add("rope: none of K", turning(lambda e, right, x, side: x if side == "K" else r
 add("rope: twice", turning(lambda e, right, x, side: right(right(x, side), side)))
 add("rope: permuted to halves first", turning(lambda e, right, x, side: right(to_halves(x), side)), OWN_PAIRS)
 add("rope: permuted to pairs first", turning(lambda e, right, x, side: right(to_pairs(x), side)), OWN_PAIRS)
-add("rope: K permuted to halves first",
-    turning(lambda e, right, x, side: right(to_halves(x) if side == "K" else x, side)), OWN_PAIRS)
+add(
+    "rope: K permuted to halves first",
+    turning(lambda e, right, x, side: right(to_halves(x) if side == "K" else x, side)),
+    OWN_PAIRS,
+)
 
 
 # -- attention -----------------------------------------------------------------------------------------------------
@@ -671,11 +683,12 @@ add("router: worst experts", choosing(lambda p, n: np.argsort(p, axis=-1)[:, :n]
 add("router: first experts", choosing(lambda p, n: np.arange(n)))
 add("router: last experts", choosing(lambda p, n: np.arange(p.shape[-1])[-n:]))
 add("router: weights of the first", weighing(lambda e, p, chosen: p[:, : chosen.shape[1]]))
-add("router: scores for weights",
-    weighing(lambda e, p, chosen: np.take_along_axis(e.here("ffn_moe_logits"), chosen, -1)))
+add(
+    "router: scores for weights",
+    weighing(lambda e, p, chosen: np.take_along_axis(e.here("ffn_moe_logits"), chosen, -1)),
+)
 add("router: equal weights", weighing(lambda e, p, chosen: np.full(chosen.shape, 1 / chosen.shape[1])))
-add("router: weights in the other order",
-    weighing(lambda e, p, chosen: np.take_along_axis(p, chosen, -1)[:, ::-1]))
+add("router: weights in the other order", weighing(lambda e, p, chosen: np.take_along_axis(p, chosen, -1)[:, ::-1]))
 add("router: weights not normalised", {"summing_to_one": lambda e, right, w: w})
 add("router: weights through a softmax", {"summing_to_one": lambda e, right, w: e.softmax(w)})
 add("mixture: sum", mixing(lambda e, w: np.ones_like(w)))

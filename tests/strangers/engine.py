@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -67,13 +68,13 @@ class Engine:
         self.recorded, self.caches = {}, {}
         edges = [0, *range(self.n_prefill, len(tokens) + 1)]
         with np.errstate(all="ignore"):
-            for start, stop in zip(edges, edges[1:], strict=False):
+            for start, stop in pairwise(edges):
                 self.seen, self.start = {}, start
                 self.forward(np.asarray(tokens[start:stop]))
         return {name: self._joined(name, parts) for name, parts in self.recorded.items()}
 
     def _joined(self, name: str, parts: list[Array]) -> Array:
-        axis = int(_is_scores(name))
+        axis = int(is_scores(name))
         if axis:
             room = max(part.shape[2] for part in parts)
             parts = [np.pad(part, ((0, 0), (0, 0), (0, room - part.shape[2]))) for part in parts]
@@ -93,9 +94,9 @@ class Engine:
         return x
 
     def _of_given(self, name: str, x: Array) -> Array:
-        rows = slice(self.start, self.start + x.shape[int(_is_scores(name))])
+        rows = slice(self.start, self.start + x.shape[int(is_scores(name))])
         values = self.given[name]
-        values = values[:, rows, : x.shape[2]] if _is_scores(name) else values[rows]
+        values = values[:, rows, : x.shape[2]] if is_scores(name) else values[rows]
         return values.reshape(x.shape).astype(x.dtype)
 
     def here(self, word: str, layer: int | None = None) -> Array:
@@ -125,13 +126,11 @@ class Engine:
         return self.file[self.name(stem)]
 
     def bias(self, stem: str) -> Array | None:
-        name = self.name(stem, "bias")
-        return self.file[name] if name in self.file else None
+        return self.file.tensors.get(self.name(stem, "bias"))
 
     def factor(self, stem: str) -> Array | None:
         """The weight's own scale, which attention and llama's FFN have."""
-        name = self.name(stem, "scale")
-        return self.file[name] if name in self.file else None
+        return self.file.tensors.get(self.name(stem, "scale"))
 
     def norm_weight(self, stem: str) -> Array:
         return self.file[self.name(stem)]
@@ -432,7 +431,8 @@ class Engine:
     def forward(self, tokens: Array) -> Array:
         self.layer = 0
         x = self.tap("embd", self.embed(tokens), layered=False)
-        for self.layer in range(self.h.layers):
+        for layer in range(self.h.layers):
+            self.layer = layer
             x = self.block(x)
         y = self.tap("result_norm", self.norm(x, "output_norm"), layered=False)
         return self.tap("result_output", self.a.logits(self.head(y)), layered=False)
@@ -500,7 +500,8 @@ class Engine:
         return np.take_along_axis(probs, chosen, axis=-1)
 
     def summing_to_one(self, weights: Array) -> Array:
-        return weights / weights.sum(axis=-1, keepdims=True)
+        least = weights.dtype.type(2.0**-14)  # as llama.cpp, where scores went wrong
+        return weights / np.maximum(weights.sum(axis=-1, keepdims=True), least)
 
     def experts(self, x: Array, stem: str, chosen: Array) -> Array:
         """Every token's product with its experts' matrices: [token, used, in] -> [token, used, out]."""
@@ -515,6 +516,6 @@ class Engine:
         return (down * weights[..., None]).sum(axis=1)
 
 
-def _is_scores(name: str) -> bool:
+def is_scores(name: str) -> bool:
     """Whether a tap is [head, query, key]."""
     return name.startswith(("kq-", "kq_soft_max-"))

@@ -52,8 +52,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arith", default="all", help="arithmetics whose names hold this; =NAME: this one")
     parser.add_argument("--bug", help="bugs whose names hold this, =NAME, or all; left out: right runs")
-    parser.add_argument("--model", default="", help="models, with commas; default: llama,qwen2,qwen3,moe; a bug's own")
-    parser.add_argument("--kind", default="", help="kinds of weights, with commas, or all; default F16,Q8_0; a bug's own")
+    parser.add_argument("--model", default="", help="models, with commas; llama,qwen2,qwen3,moe; a bug's own")
+    parser.add_argument("--kind", default="", help="kinds of weights, with commas, or all; F16,Q8_0; a bug's own")
     parser.add_argument("--shape", default="dense", help="dense, sparse or logits, with commas")
     parser.add_argument("--precision", default="f32", help="f32, f16, bf16: what the trace keeps")
     parser.add_argument("--seed", type=int, default=0, help="of the prompt; odd ones record the cache as well")
@@ -91,7 +91,7 @@ def _possible(arithmetic: Arithmetic, bug: str | None, model: str) -> bool:
 
 def _link(kept: Path, scratch: Path, case: Case) -> None:
     """Models are written once, and traces apart for every run of this script."""
-    for kind in (("F32", case.kind) if case.kind in ("Q4_K", "Q6_K") else (case.kind,)):
+    for kind in ("F32", case.kind) if case.kind in ("Q4_K", "Q6_K") else (case.kind,):
         path = model_file(kept, case.model, kind, case.model_seed)
         target = scratch / path.name
         if not target.exists():

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
+from llamadiff import limits, metrics
 from llamadiff.arithmetic import round_f16
-from llamadiff.ggml.op import Array, Op, op
+from llamadiff.ggml.op import Array, Op, Rounding, op
 from llamadiff.ggml.ops.products import rounded
+
+# mean squares of rounding to float16: relative, and at the smallest numbers
+_U2, _STEP2 = limits.ROUNDING["f16"], 2.0**-48 / 12
 
 
 def slopes(n_head: int, max_bias: float) -> Array:
@@ -52,48 +57,119 @@ def soft_max(n: Op) -> Array:
     return probabilities(masked, n.optional(2)).astype(np.float32)
 
 
-@op("FLASH_ATTN_EXT", rounds=True)
+TILE = (
+    64  # queries from which on ggml computes tiles of scores, all in float32 (ggml-cpu/common.h, ggml_fa_tile_config)
+)
+LANES = (32, 128)  # float16 values in the step of a loop in float16: ARM, AVX512-FP16 (ggml-cpu/simd-mappings.h)
+
+
+def _in_tiles(n: Op) -> bool:
+    kinds = {n.source_kind(1), n.source_kind(2)}
+    return n.x().shape[-2] >= TILE and len(kinds) == 1 and kinds <= {"f16", "f32"}
+
+
+def _sums_in_half(n: Op) -> bool:
+    return n.source_kind(2) == "f16" and not _in_tiles(n)
+
+
+def _kernels(n: Op) -> tuple[int, ...]:
+    """Of how many channels of a head the weights are float16 too: none, all, or all but the rest of a step."""
+    if not _sums_in_half(n):
+        return () if _in_tiles(n) else (0,)
+    width = n.x(2).shape[-1]
+    return tuple(dict.fromkeys((0, width, *(width - width % lanes for lanes in LANES))))
+
+
+def _unfollowed(n: Op) -> float:
+    """NMSE of all the roundings to float16 in ``_Sums``, each as large as it can be on average."""
+    if not _sums_in_half(n):
+        return 0.0
+    sums = _Sums.of(*_scores_and_values(n), halves=n.x(2).shape[-1])
+    return metrics.ratio(float(sums.squared_error.sum()), float(np.square(sums.total, dtype=np.float64).sum()))
+
+
+@op("FLASH_ATTN_EXT", rounds=Rounding(_kernels, _unfollowed))
 def flash_attn_ext(n: Op) -> Array:
     """q [.., head, t, d], k and v [.., kv, s, d], mask, sinks -> [.., t, head, d] (arXiv:2205.14135).
 
-    params: scale, max_bias, softcap. Queries are rounded as K's type asks.
+    params: scale, max_bias, softcap. What is rounded depends on the CPU, the types and the number of queries
+    (ggml-cpu/ops.cpp, ggml_compute_forward_flash_attn_ext_f16): with 64 queries or more, and K and V both float16 or
+    both float32, nothing is. Else queries are rounded as K's type asks, and where V is float16 sums are kept in it.
     """
-    q, k, v = rounded(n.x(), n.source_kind(1), n.exact).astype(np.float64), n.x(1), n.x(2)
-    scale, max_bias, cap = (float(value) for value in n.floats[:3])
-    k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3).astype(np.float64) for x in (k, v))
-    scores = np.matmul(q, k.swapaxes(-1, -2)) * scale
-    scores = cap * np.tanh(scores / cap) if cap else scores
-    scores = _masked(scores, n.optional(3), max_bias)
-    if n.source_kind(2) == "f16" and not n.exact:
-        return _summed_in_half(scores, v, n.optional(4)).swapaxes(-2, -3)
+    scores, v = _scores_and_values(n)
+    if _sums_in_half(n) and not n.exact:
+        return _Sums.of(scores, v, n.kernel).over(n.optional(4)).swapaxes(-2, -3)
     probs = probabilities(scores, n.optional(4))
     return np.asarray(np.matmul(probs, v).swapaxes(-2, -3), np.float32)
 
 
-def _summed_in_half(scores: Array, v: Array, sinks: Array | None) -> Array:
-    """Key after key, as ggml does with V in float16: the sum is kept in float16 and scaled anew at each new maximum.
+def _scores_and_values(n: Op) -> tuple[Array, Array]:
+    """Scores [.., head, t, s] with scale, cap and mask, and v [.., head, s, d], both float64."""
+    q = rounded(n.x(), n.source_kind(1), n.exact or _in_tiles(n)).astype(np.float64)
+    k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3).astype(np.float64) for x in (n.x(1), n.x(2)))
+    scale, max_bias, cap = (float(value) for value in n.floats[:3])
+    scores = np.matmul(q, k.swapaxes(-1, -2)) * scale
+    scores = cap * np.tanh(scores / cap) if cap else scores
+    return _masked(scores, n.optional(3), max_bias), v
 
-    Scores [.., head, t, s], v [.., head, s, d] -> [.., head, t, d]; from ops.cpp,
-    ggml_compute_forward_flash_attn_ext_f16_one_chunk.
+
+@dataclass
+class _Sums:
+    """Weighted values, summed key after key as ggml does with V in float16 (flash_attn_ext_f16_one_chunk).
+
+    ``total`` [.., head, t, d] is kept in float16, and scaled anew when a score ``peak``s; ``size`` is the sum of the
+    weights. Each key rounds the sum (vec.h, ggml_vec_mad_f16). Where the CPU multiplies in float16 the weight itself is
+    rounded as well: in the first ``halves`` channels of each head. A new peak rounds the sum (ggml_vec_scale_f16) and
+    there its factor. ``squared_error``: what all of these leave on average at most, u^2 times the square of what is
+    rounded, u^2 = 2^-22 / 3, and the step of the smallest numbers, 2^-24.
     """
-    scores = scores.astype(np.float32)
-    total = np.zeros((*scores.shape[:-1], v.shape[-1]), np.float32)
-    peak, size = np.full(scores.shape[:-1], -np.inf, np.float32), np.zeros(scores.shape[:-1], np.float32)
-    for key in range(scores.shape[-1]):
-        s = scores[..., key]
+
+    total: Array
+    size: Array
+    peak: Array
+    halves: Array
+    squared_error: Array
+
+    @classmethod
+    def of(cls, scores: Array, v: Array, halves: int) -> _Sums:
+        """Sums over all keys of scores [.., head, t, s] and v [.., head, s, d]."""
+        shape, scores = (*scores.shape[:-1], v.shape[-1]), scores.astype(np.float32)
+        one = np.zeros(shape[:-1], np.float32)
+        sums = cls(np.zeros(shape), one, one - np.inf, np.arange(shape[-1]) < halves, np.zeros(shape))
+        for key in range(scores.shape[-1]):
+            if np.isfinite(scores[..., key]).any():
+                sums._add(scores[..., key], v[..., key, None, :])
+        return sums
+
+    def _add(self, s: Array, v: Array) -> None:
         seen = np.isfinite(s)
-        if not seen.any():
-            continue
-        new = seen & (s > peak)
-        shrink = np.where(new, np.where(np.isfinite(peak), np.exp(peak - s), 0), 1).astype(np.float32)
-        peak = np.where(new, s, peak)
-        weight = np.where(seen, np.exp(np.where(seen, s - peak, 0)), 0).astype(np.float32)
-        total = np.where(new[..., None], round_f16(total * shrink[..., None]), total)
-        added = round_f16(total + v[..., key, None, :].astype(np.float32) * weight[..., None])
-        total = np.where(seen[..., None], added, total)
-        size = size * shrink + weight
-    if sinks is not None:
-        sink = sinks.reshape(*sinks.shape[:-4], -1)[..., :, None].astype(np.float32)
-        shrink = np.exp(np.minimum(peak - sink, 0))
-        total, size = total * shrink[..., None], size * shrink + np.exp(np.minimum(sink - peak, 0))
-    return np.divide(total, size[..., None], out=np.zeros_like(total), where=size[..., None] > 0)
+        new = seen & (s > self.peak)
+        shrink = np.exp(np.where(new & np.isfinite(self.peak), self.peak - s, np.where(new, -np.inf, 0)))
+        self.peak = np.where(new, s, self.peak)
+        weight = np.exp(np.where(seen, s - self.peak, -np.inf))
+        self.size = self.size * shrink + weight
+        factor, weights = self._factor(shrink), self._factor(weight)
+        before = self.total
+        self.total = np.where(new[..., None], self._rounded(before * factor), before)
+        added = v * weights
+        self.total = np.where(seen[..., None], self._rounded(self.total + added), before)
+        self.squared_error *= shrink[..., None].astype(np.float64) ** 2
+        self.squared_error += new[..., None] * (2 * _U2 * (before * factor) ** 2 + _STEP2)
+        self.squared_error += seen[..., None] * (_U2 * (self.total**2 + added**2) + _STEP2 * (1 + v**2))
+
+    def _factor(self, x: Array) -> Array:
+        """A number for each row as its channels are multiplied by it."""
+        return np.where(self.halves, round_f16(x)[..., None], x[..., None]).astype(np.float64)
+
+    def _rounded(self, x: Array) -> Array:
+        """To float16: at once, or through float32."""
+        return np.where(self.halves, round_f16(x), round_f16(x.astype(np.float32)))
+
+    def over(self, sinks: Array | None) -> Array:
+        """The sums divided by the weights' sum; a sink [head] is one more weight."""
+        total, size = self.total.astype(np.float32), self.size
+        if sinks is not None:
+            sink = sinks.reshape(*sinks.shape[:-4], -1)[..., :, None].astype(np.float32)
+            shrink = np.exp(np.minimum(self.peak - sink, 0))
+            total, size = total * shrink[..., None], size * shrink + np.exp(np.minimum(sink - self.peak, 0))
+        return np.divide(total, size[..., None], out=np.zeros_like(total), where=size[..., None] > 0)

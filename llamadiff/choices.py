@@ -1,0 +1,130 @@
+"""Legal choices that cancel: an engine may keep Q, K or a norm otherwise than the file has them, and still be right.
+
+A scale is folded into Q or K, heads are un-permuted at load and rotated in halves, norms' weights are folded into the
+matrices behind them. Each makes several taps look wrong that are right together. A choice is suspected where a tap is
+the baseline's once it is undone, and believed only where undoing it leaves fewer taps wrong, and no other ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff import metrics
+from llamadiff.candidates.layout import Entry, undone
+from llamadiff.model import Model
+from llamadiff.taps import Tap, parse, shape_of
+from llamadiff.trace import Trace
+
+Array = NDArray[Any]
+
+Q_WORDS, K_WORDS = ("Qcur_proj", "Qcur_normed", "Qcur_rope"), ("Kcur_proj", "Kcur_normed", "Kcur_rope", "kv_k")
+SCORES = "kq"
+ALIKE = 0.01  # NMSE of taps that are one but for rounding and what went wrong before them
+NEAR = 0.01  # how near a measured factor must be to one that is folded
+PARTS = (1, 0.5, 0.25)  # of the attention scale that one side may have
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What an engine does, as a clause without its subject, and the map lines that state it: word -> done."""
+
+    says: str
+    done: Mapping[str, str]
+
+    @property
+    def lines(self) -> str:
+        """How a map states it."""
+        return "  ".join(f'[{word}] done = ["{treatment}"]' for word, treatment in self.done.items())
+
+
+def suspected(model: Model, baseline: Trace, candidate: Trace, wrong: Collection[str]) -> list[Choice]:
+    """The choices that the first layer of a candidate may show, of those that would explain a ``wrong`` tap's word."""
+    first = [tap for tap in model.taps if tap.layer in (0, None) and tap.name in baseline and tap.name in candidate
+             and tap.name not in candidate.known]  # fmt: skip
+    pairs = {tap.kind.word: (tap, candidate[tap.name].reshape(baseline.shape(tap.name)), baseline[tap.name])
+             for tap in first if candidate[tap.name].size == baseline[tap.name].size}  # fmt: skip
+    found = [*_permuted(model, pairs), *_scaled(model, pairs), *_unweighted(model, pairs)]
+    return [choice for choice in found if set(choice.done) & set(wrong)]
+
+
+Pairs = Mapping[str, tuple[Tap, Array, Array]]  # word -> tap, the candidate's values, the baseline's
+
+
+def _is_undone(model: Model, pair: tuple[Tap, Array, Array], treatment: str) -> bool:
+    """Whether a tap is the baseline's once a treatment is undone, and not before."""
+    tap, own, right = pair
+    return _same(undone(own, tap, _entry(tap.kind.word, treatment), model), right) and not _same(own, right)
+
+
+def _entry(word: str, treatment: str) -> Entry:
+    return Entry(word, word, None, (treatment,))
+
+
+def _same(own: Array, right: Array) -> bool:
+    return metrics.nmse(own, right, 0) <= ALIKE
+
+
+def _permuted(model: Model, pairs: Pairs) -> Iterator[Choice]:
+    words = [word for word in (*Q_WORDS, *K_WORDS) if word in pairs]
+    shown = [word for word in words if _is_undone(model, pairs[word], "permuted")]
+    if model.rope_pairs and {"Qcur_proj", "Kcur_proj"} & set(shown):
+        says = "keeps Q and K in halves, as Hugging Face does, and rotates them so"
+        yield Choice(says, dict.fromkeys(words, "permuted"))
+
+
+def _unweighted(model: Model, pairs: Pairs) -> Iterator[Choice]:
+    norms = [word for word, (tap, *_) in pairs.items() if tap.kind.op in ("RMS_NORM", "NORM") and "cur" not in word]
+    folded = [word for word in norms if _is_undone(model, pairs[word], "unweighted")]
+    if folded:
+        yield Choice("has the weights of its norms in the matrices behind them", dict.fromkeys(folded, "unweighted"))
+
+
+def _scaled(model: Model, pairs: Pairs) -> Iterator[Choice]:
+    """A part of the attention scale in Q, in K, or in both, or in the scores; for exp2, times log2(e)."""
+    scale = 1 / math.sqrt(model.sizes["dim"])
+    sides = {word: _factor(pairs[word], scale) for word in (*Q_WORDS, *K_WORDS, SCORES) if word in pairs}
+    factors = {word: factor for word, factor in sides.items() if factor is not None}
+    done = {word: "scaled" if factor == scale else f"times {factor:.12f}" for word, factor in factors.items()}
+    if not done:
+        return
+    where = [name for name, words in (("Q", Q_WORDS), ("K", K_WORDS)) if set(words) & set(done)] or ["the scores"]
+    yield Choice(f"has the attention scale in {' and '.join(where)}", done)
+
+
+def _factor(pair: tuple[Tap, Array, Array], scale: float) -> float | None:
+    """The folded factor that a tap has against the baseline's; None if it has none."""
+    own, right = (np.asarray(x, np.float64) for x in pair[1:])
+    if pair[0].causal:
+        own, right = np.tril(own), np.tril(right)
+    size = float((right * right).sum())
+    if not size or not np.isfinite(own).all():
+        return None
+    ratio = float((own * right).sum()) / size
+    if not ratio > 0 or metrics.nmse(own / ratio, right, 0) > ALIKE:
+        return None
+    folded = [scale**part * base for part in PARTS for base in (1.0, math.log2(math.e))]
+    near = min(folded, key=lambda factor: abs(math.log(factor / ratio)))
+    return near if abs(math.log(near / ratio)) <= NEAR else None
+
+
+def without(choices: Sequence[Choice], model: Model, trace: Trace) -> Trace:
+    """A trace with choices undone, as a map that states them would have it."""
+    done = {word: treatment for choice in choices for word, treatment in choice.done.items()}
+    by_name = {tap.name: tap for tap in model.taps}
+    arrays = {}
+    for name in trace:
+        tap = parse(name)
+        treatment = done.get(tap.kind.word) if tap is not None and name in by_name else None
+        arrays[name] = trace[name] if treatment is None else _as_it_was(trace[name], by_name[name], treatment, model)
+    return Trace(trace.info, arrays, {**trace.dtypes, **dict.fromkeys(done, "F32")}, trace.path, trace.known)
+
+
+def _as_it_was(values: Array, tap: Tap, treatment: str, model: Model) -> Array:
+    own = shape_of(tap, values.shape[tap.row_axis], model.sizes)
+    return undone(np.asarray(values, np.float32).reshape(own), tap, _entry(tap.kind.word, treatment), model)

@@ -1,0 +1,50 @@
+"""Which tests are quick: of each parametrized test, as many cases as show every value of every parameter once.
+
+The rest is marked slow: ``make test`` leaves it out, ``make test-all`` runs it. Of cases that would show the same, a
+checksum of their names decides, so that the values meet in all sorts of combinations, and in the same ones every day.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from zlib import crc32
+
+import pytest
+
+
+def mark_slow(items: Iterable[pytest.Item]) -> None:
+    """Mark all cases that show nothing new."""
+    families: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        families[item.nodeid.partition("[")[0]].append(item)
+    for family in families.values():
+        quick = set(spread([(item.nodeid, _values(item)) for item in family]))
+        for item in family:
+            if item.nodeid not in quick:
+                item.add_marker(pytest.mark.slow)
+
+
+def spread(cases: Sequence[tuple[str, frozenset[Hashable]]]) -> list[str]:
+    """The names of cases that show all values between them: each shows one that those before it do not."""
+    seen: set[Hashable] = set()
+    chosen = []
+    for name, values in sorted(cases, key=lambda case: crc32(case[0].encode())):
+        if not values <= seen or not values:
+            chosen.append(name)
+            seen |= values
+    return chosen
+
+
+def _values(item: pytest.Item) -> frozenset[Hashable]:
+    callspec = getattr(item, "callspec", None)
+    parameters = callspec.params if callspec is not None else {}
+    return frozenset((name, _comparable(value)) for name, value in parameters.items())
+
+
+def _comparable(value: object) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return value

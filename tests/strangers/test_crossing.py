@@ -1,0 +1,143 @@
+"""Every right arithmetic alone, where nothing is wrong; and with every known mistake, which is found at its tap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from strangers.arithmetic import ARITHMETICS, Arithmetic
+from strangers.bugs import BUGS
+from strangers.crossing import BY_CAUSE, EVERY_KIND, RIGHT_MODELS, SHAPES, Case, Outcome, applies, judged
+
+MISNAMED = 0.02  # of the bugs that are found, how many may be called by another bug's name
+QUICK_BUGS = 12  # one in so many is crossed in the quick suite
+PARTS = (
+    3  # an arithmetic meets one in so many of the bugs here, and others than its neighbours; all: report.py --bug all
+)
+LENGTHS, DECODES = (12, 5, 24, 12, 1, 40), (0, 4, 0, 4, 0, 0)
+PRECISIONS = ("f32", "f32", "f32", "f16", "bf16")
+
+Judged = Callable[[Case], Outcome]
+
+
+def _right(arithmetics: Sequence[Arithmetic], models: Sequence[str], shapes: Sequence[str], offset: int) -> list[Case]:
+    """Arithmetics on models, in shapes: kinds of weights, prompts and precisions in turn."""
+    named = [
+        (arithmetic, model, shape)
+        for arithmetic in arithmetics
+        for model in models
+        for shape in shapes
+        if not arithmetic.only or model in arithmetic.only
+    ]
+    return [
+        Case(arithmetic, model, EVERY_KIND[number % 7], shape=shape, seed=number % 5, length=LENGTHS[number % 6],
+             decode=DECODES[number % 6], precision=PRECISIONS[number % 5], model_seed=1 + number // 2 % 3)
+        for number, (arithmetic, model, shape) in enumerate(named, offset)
+    ]  # fmt: skip
+
+
+def _quick_right() -> list[Case]:
+    """Every arithmetic once as the other tests run, models, kinds and shapes in turn."""
+    turns = zip(ARITHMETICS, cycle(RIGHT_MODELS), cycle(EVERY_KIND), cycle(("dense", "dense", "sparse")), strict=False)
+    return [Case(arithmetic, model, kind, shape=shape) for arithmetic, model, kind, shape in turns]
+
+
+def _crossed(arithmetic: Arithmetic, number: int) -> list[Case]:
+    """One arithmetic with every bug that it can have, on one of the bug's models and types."""
+    return [
+        Case(arithmetic, injection.models[number % len(injection.models)], injection.kinds[at % len(injection.kinds)],
+             name)
+        for at, (name, bug) in enumerate(BUGS.items())
+        for injection in [BY_CAUSE[name]]
+        if applies(arithmetic, bug, injection.models[number % len(injection.models)])
+    ]  # fmt: skip
+
+
+def _spread() -> list[Case]:
+    """Some bugs, each with another arithmetic."""
+    cases = [_crossed(arithmetic, number) for number, arithmetic in enumerate(ARITHMETICS)]
+    wanted = list(BUGS)[::QUICK_BUGS]
+    found = []
+    for number, name in enumerate(wanted):
+        able = [case for crossed in cases for case in crossed if case.bug == name]
+        found.append(able[(7 * number) % len(able)])
+    return found
+
+
+def _each_bug_once() -> list[Case]:
+    """All bugs, arithmetics in turn."""
+    cases = [_crossed(arithmetic, number) for number, arithmetic in enumerate(ARITHMETICS)]
+    by_bug = {name: [case for crossed in cases for case in crossed if case.bug == name] for name in BUGS}
+    return [able[(5 * number) % len(able)] for number, able in enumerate(by_bug.values())]
+
+
+QUICK, SPREAD = _quick_right(), _spread()
+RIGHT = _right(ARITHMETICS, RIGHT_MODELS, tuple(SHAPES), 0)
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    """judge(case): its outcome, found out once."""
+    folder, known = tmp_path_factory.mktemp("crossing"), dict[str, Outcome]()
+
+    def get(case: Case) -> Outcome:
+        if case.name not in known:
+            known[case.name] = judged(case, folder)
+        return known[case.name]
+
+    return get
+
+
+def _accusations(outcome: Outcome) -> list[str]:
+    rows = outcome.comparison.wrong
+    return [f"{row.tap}: {row.local.nmse:.1e} against {row.local.noise_limit:.0e}" for row in rows if row.local]
+
+
+@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
+def test_a_right_engine_is_not_accused(case: Case, judge: Judged):
+    assert _accusations(judge(case)) == []
+
+
+@pytest.mark.parametrize("case", SPREAD, ids=lambda case: case.name)
+def test_a_bug_is_found_at_its_tap(case: Case, judge: Judged):
+    outcome = judge(case)
+    assert outcome.accused is None
+    assert outcome.missed is None
+
+
+def test_bugs_are_called_by_their_names(judge: Judged):
+    _assert_well_named([judge(case) for case in SPREAD])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda arithmetic: arithmetic.name)
+def test_right_runs_are_not_accused(arithmetic: Arithmetic, tmp_path: Path):
+    outcomes = [judged(case, tmp_path) for case in RIGHT if case.arithmetic is arithmetic]
+    assert {outcome.case.name: _accusations(outcome) for outcome in outcomes if outcome.comparison.wrong} == {}
+
+
+def test_there_are_enough_right_runs():
+    assert len({case.name for case in (*QUICK, *RIGHT)}) >= 400
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(ARITHMETICS)), ids=lambda number: ARITHMETICS[number].name)
+def test_every_bug_is_found(number: int, tmp_path: Path):
+    cases = _crossed(ARITHMETICS[number], number)[number % PARTS :: PARTS]
+    outcomes = [judged(case, tmp_path, diagnose=False) for case in cases]
+    assert {outcome.case.name: outcome.accused for outcome in outcomes if outcome.accused} == {}
+    assert {outcome.case.name: outcome.missed for outcome in outcomes if outcome.missed} == {}
+
+
+@pytest.mark.slow
+def test_every_bug_is_called_by_its_name(tmp_path: Path):
+    _assert_well_named([judged(case, tmp_path) for case in _each_bug_once()])
+
+
+def _assert_well_named(outcomes: Sequence[Outcome]) -> None:
+    found = [outcome for outcome in outcomes if outcome.first is not None]
+    misnamed = {outcome.case.name: outcome.causes for outcome in found if outcome.misnamed}
+    assert len(misnamed) <= MISNAMED * len(found), misnamed

@@ -1,0 +1,81 @@
+"""What is installed for whom: the tool alone comes without torch, and its tests' needs are added to the same place."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from importlib.metadata import PackageNotFoundError, requires
+
+import pytest
+from packaging.requirements import Requirement
+from pictures import ROOT
+
+from llamadiff.limits import read_toml
+
+HEAVY = {"torch", "transformers", "accelerate", "tokenizers", "triton"}
+PROJECT = read_toml(ROOT / "pyproject.toml")["project"]
+
+
+def closure(stated: list[str]) -> set[str]:
+    """The names of all that these requirements bring, as far as it is installed here."""
+    found: set[str] = set()
+    pending = [(Requirement(text), "") for text in stated]
+    while pending:
+        requirement, extra = pending.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        for wanted in {"", *requirement.extras} if name not in found else requirement.extras:
+            pending += [(Requirement(text), wanted) for text in _required(name)]
+        found.add(name)
+    return found
+
+
+def _required(name: str) -> list[str]:
+    try:
+        return requires(name) or []
+    except PackageNotFoundError:  # for other systems, or not installed
+        return []
+
+
+def test_the_tool_is_installed_without_torch():
+    brought = closure(PROJECT["dependencies"])
+    assert brought > {"numpy", "gguf", "llama-cpp-python", "typer", "markupsafe"}  # jinja2's own: it is followed
+    assert not brought & HEAVY
+    assert not [name for name in brought if name.startswith("nvidia")]
+
+
+def test_a_heavy_package_would_be_seen():
+    assert closure([*PROJECT["dependencies"], "accelerate>=1"]) >= {"accelerate", "torch"}
+
+
+def planned(target: str, venv: object) -> list[str]:
+    """The commands of a make target, in an environment that is not made yet."""
+    command = ["make", "--dry-run", "--always-make", f"VENV={venv}", target]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [line for line in done.stdout.splitlines() if not line.startswith("echo")]
+
+
+def installs(target: str, venv: object) -> list[str]:
+    """What pip is asked for, in order."""
+    return [line.rpartition(" ")[2] for line in planned(target, venv) if "pip install" in line]
+
+
+@pytest.mark.parametrize("target", ["demo", "install", "capture", "zoo"])
+def test_the_first_command_installs_the_tool_alone(target, tmp_path):
+    assert installs(target, tmp_path / "venv") == ["."]
+
+
+@pytest.mark.parametrize("target", ["test", "test-all", "lint"])
+def test_what_the_tests_need_is_added_in_the_same_place(target, tmp_path):
+    assert installs(target, tmp_path / "venv") == [".", "'.[dev]'"]
+
+
+def test_the_quick_tests_leave_out_the_slow_ones_and_the_whole_suite_none(tmp_path):
+    quick, whole = (
+        [line for line in planned(target, tmp_path / "venv") if "-m pytest" in line] for target in ("test", "test-all")
+    )
+    assert [line.partition("-m pytest")[2].strip() for line in (*quick, *whole)] == ['-m "not slow"', ""]
+    readme = (ROOT / "README.md").read_text()
+    assert "make test " in readme
+    assert "make test-all " in readme
