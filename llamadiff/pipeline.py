@@ -211,7 +211,7 @@ def compared_files(
     elif candidate is not None:
         from llamadiff.candidates import files_of
 
-        yield from (("the candidate's" if str(path) != str(candidate) else "the candidate", path)
+        yield from (("a file of the candidate" if str(path) != str(candidate) else "the candidate", path)
                     for path in files_of(str(candidate)))  # fmt: skip
 
 
