@@ -102,6 +102,9 @@ def compare(
         opened, used = in_engine(file, engine, precision, settings.threads)
         if brought is not None and prompt is None and not tokens:
             tokens = _stated_tokens(brought)
+        trace, facts = None, (mapping, timeout, progress)
+        if brought is not None and brought.recorded and opened is not None and tokens and not n_predict:
+            trace = brought.load(Context(opened, tuple(tokens), len(tokens), *facts))  # what does not fit is said first
         folder = Path(stack.enter_context(scratch_directory() if save is None else made_directory(Path(save))))
         output = folder / "baseline.safetensors"
         keep = folder / "engine.safetensors" if save is not None else None
@@ -120,8 +123,8 @@ def compare(
                 wanted = request_for(opened, prompt, tokens, chat, n_predict, output, patterns, layers, settings)
                 baseline = capture(wanted, progress, child)
         captured = time.perf_counter()
-        facts = (baseline.info.tokens, baseline.info.n_prefill, mapping, timeout, progress)
-        trace = brought.load(Context(opened, *facts)) if brought is not None else None
+        if brought is not None and trace is None:
+            trace = brought.load(Context(opened, baseline.info.tokens, baseline.info.n_prefill, *facts))
         less = partial or bool(patterns) or layers is not None
         result = judge(opened, baseline, trace, rules, keep, diagnose, explain, progress, less)
     timing = {"capture_s": captured - started, **result.timing, "total_s": time.perf_counter() - started}
@@ -206,7 +209,7 @@ def compared_files(
     elif candidate is not None:
         from llamadiff.candidates import files_of
 
-        yield from (("the candidate's" if str(path) != str(candidate) else "the candidate", path)
+        yield from (("a file of the candidate" if str(path) != str(candidate) else "the candidate", path)
                     for path in files_of(str(candidate)))  # fmt: skip
 
 
