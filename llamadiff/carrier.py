@@ -33,9 +33,9 @@ class Carrier:
         sums = None
         for number, (policy, stored) in enumerate(self.ways):
             to = rounding_type(policy, kind, stored)
-            if to == "Q8_1":
+            if arithmetic.is_q8_1(to):
                 sums = np.zeros((*out[0].shape[:-1], out[0].shape[-1] // 32), out[0].dtype) if sums is None else sums
-                sums[number] = arithmetic.q8_1_sums(out[0][number])
+                sums[number] = arithmetic.sums_as(to, out[0][number])
             stands = policy == NATIVE and stored.get(kind, to) != to  # a cache's rows are as they were stored
             for array in out[:1] if stands else out:
                 if array.dtype.kind != "i" and to in arithmetic.ROUNDINGS:
@@ -45,7 +45,7 @@ class Carrier:
     def stored(self, kind: str, x: Array) -> Array:
         x = self._widened(x)
         for number, (_, stored) in enumerate(self.ways):
-            to = stored.get(kind, "F32")
+            to = arithmetic.as_cpu(stored.get(kind, "F32"), stored.get("q8", arithmetic.AVX))
             if to in arithmetic.ROUNDINGS:
                 x[number] = arithmetic.ROUNDINGS[to](x[number])
         return x
