@@ -37,9 +37,9 @@ class Carrier:
         for number, (policy, stored) in enumerate(self.ways):
             read = self._read(kind, arrays[0].shape[-1]) if policy in (READ, READ_SHAKEN) else None
             to = read.base if read is not None else rounding_type(policy, kind, stored)
-            if to == "Q8_1":
+            if arithmetic.is_q8_1(to):
                 sums = np.zeros((*out[0].shape[:-1], out[0].shape[-1] // 32), out[0].dtype) if sums is None else sums
-                sums[number] = arithmetic.q8_1_sums(out[0][number])
+                sums[number] = arithmetic.sums_as(to, out[0][number])
             stands = policy == NATIVE and stored.get(kind, to) != to  # a cache's rows are as they were stored
             for array in out[:1] if stands else out:
                 if array.dtype.kind != "i" and to in arithmetic.ROUNDINGS:
@@ -55,7 +55,8 @@ class Carrier:
     def stored(self, kind: str, x: Array) -> Array:
         x = self._widened(x)
         for number, (policy, stored) in enumerate(self.ways):
-            to, kept = stored.get(kind, "F32"), kind.replace("cache", "kept")
+            to = arithmetic.as_cpu(stored.get(kind, "F32"), stored.get("q8", arithmetic.AVX))
+            kept = kind.replace("cache", "kept")
             if to in arithmetic.ROUNDINGS:
                 x[number] = arithmetic.ROUNDINGS[to](x[number])
             if policy == READ_SHAKEN and kept in self.reading:
