@@ -155,7 +155,8 @@ def _sorted(scene: Scene, findings: Sequence[Finding]) -> tuple[dict[str, Counte
         kind = kind_of(finding.tap, scene.run.model)
         if local is None or local.span or kind is None:
             continue
-        if local.verdict == limits.MATCH:
+        in_half = scene.source.precision != F32  # then what is right is noise
+        if local.verdict == limits.MATCH or (local.verdict == limits.NOISE and in_half):
             fitting.setdefault(kind, Counter())[local.arithmetic or "F32"] += 1
         elif local.verdict == limits.WRONG and np.isfinite(local.nmse) and finding.tap.kind.op != "MUL_MAT_ID":
             beyond.append(Beyond(case_of(scene.run, scene.source, finding.tap, local), local, kind))
@@ -283,7 +284,7 @@ def _of_product(case: Case, product: Product, error: Array) -> Looks:
         if found and float((left * left).sum()) <= LEFT * float((error * error).sum()):
             return found
     terms, result = np.sqrt((x * x) @ (w * w).T), x @ w.T
-    return {} if _is_steady(error, result) else _even(0.0, [(OWN, np.abs(error), terms)], SUMMED)
+    return {} if _is_steady(error, result) else _even(0.0, [(OWN, np.abs(error), terms)], SUMMED, 2 * EVEN)
 
 
 def _of_value(case: Case, recipe: Any, error: Array) -> Looks:
