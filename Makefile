@@ -8,7 +8,16 @@ export CMAKE_ARGS
 
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 
-.PHONY: install develop demo test test-all lint capture bench profile zoo readme model clean
+# llama.cpp as other x86 machines have it. pip keeps one wheel of a source whatever CMAKE_ARGS says: each has its own.
+BUILDS = native avx2 plain
+OFF = -DGGML_NATIVE=OFF -DGGML_AVX512=OFF
+FLAGS_avx2 = $(OFF) -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON
+FLAGS_plain = $(OFF) -DGGML_SSE42=OFF -DGGML_AVX=OFF -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF
+BUILD_TESTS = $(addprefix tests/test_,architectures.py dequantize.py diagnosis.py flash_attention.py graph.py nodes.py \
+	quantizing.py)
+LLAMA_CPP = $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
+
+.PHONY: install develop demo test test-all builds lint capture bench profile zoo readme model clean
 
 install: $(VENV)/installed  ## what the tool needs, and no more
 
@@ -36,6 +45,26 @@ test-all: develop  ## every test, the slow ones too
 	$(BIN)/python -m pytest
 	$(BIN)/llamadiff check captures
 
+builds: $(BUILDS:%=build/%/tested)  ## llama.cpp built three times, and the tests of what it computes on each
+
+build/%/tested: build/%/installed FORCE
+	build/$*/bin/python -m pytest $(BUILD_TESTS)
+	build/$*/bin/llamadiff check captures
+	build/$*/bin/python tests/kernels.py > $@
+	@cat $@
+
+build/%/installed: pyproject.toml
+	$(PYTHON) -m venv build/$*
+	ls build/$*/wheel/*.whl || CMAKE_ARGS="$(CMAKE_ARGS) $(FLAGS_$*)" build/$*/bin/python -m pip wheel --no-deps \
+		$(if $(FLAGS_$*),--no-cache-dir) --wheel-dir build/$*/wheel $(LLAMA_CPP)
+	build/$*/bin/python -m pip install --disable-pip-version-check build/$*/wheel/*.whl
+	build/$*/bin/python -m pip install --disable-pip-version-check --editable . pytest
+	@touch $@
+
+.PRECIOUS: build/%/installed
+
+FORCE:
+
 lint: develop  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -61,4 +90,4 @@ model: install  ## train the shipped model anew
 	$(BIN)/python -m llamadiff.shipped.train
 
 clean:
-	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

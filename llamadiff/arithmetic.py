@@ -8,6 +8,7 @@ consistent way through a whole model.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,9 +44,15 @@ def round_bf16(x: Array) -> Array:
     return np.asarray(kept.view(np.float32), x.dtype)
 
 
-def round_q8_0(x: Array) -> Array:
-    """Through ggml's Q8_0: blocks of 32, scale max|x| / 127 kept as float16, nearest even."""
-    quants, scale = _q8_blocks(x)
+# How CPUs carry out the rounding to Q8_0 and Q8_1 (ggml-cpu/arch/*/quants.c and ggml-quants.c, quantize_row_q8_0_ref):
+# AVX multiplies by 127 / max, the others by 1 / (max / 127), and plain C rounds halves away from zero, not to even.
+AVX, NEON, PLAIN = "", "NEON", "plain C"
+Q8_WAYS = (AVX, NEON, PLAIN)
+
+
+def round_q8_0(x: Array, way: str = AVX) -> Array:
+    """Through ggml's Q8_0: blocks of 32, scale max|x| / 127 kept as float16, the nearest whole numbers."""
+    quants, scale = _q8_blocks(x, way)
     return (quants * round_f16(scale)).reshape(x.shape).astype(x.dtype)
 
 
@@ -59,25 +66,33 @@ def round_q5_0(x: Array) -> Array:
     return requantized("Q5_0", x)
 
 
-def q8_1_sums(x: Array) -> Array:
+def q8_1_sums(x: Array, way: str = AVX) -> Array:
     """What Q8_1 adds to the sum of each block's rounded values: [..., n] -> [..., n / 32].
 
     Its block also keeps s, that sum with the scale not yet rounded, in float16, and the weights' minimum is
     multiplied by s (ggml-cpu, quantize_row_q8_1).
     """
-    quants, scale = _q8_blocks(x)
+    quants, scale = _q8_blocks(x, way)
     total = quants.sum(axis=1, keepdims=True)
     sums = round_f16(total * scale) - total * round_f16(scale)
     return np.asarray(sums.reshape(*x.shape[:-1], -1), x.dtype)
 
 
-def _q8_blocks(x: Array) -> tuple[Array, Array]:
+def _q8_blocks(x: Array, way: str) -> tuple[Array, Array]:
     """Whole numbers [block, 32] and scales [block, 1], float32."""
     blocks = np.ascontiguousarray(x, np.float32).reshape(-1, 32)
     peak = np.abs(blocks).max(axis=1, keepdims=True)
+    scale = peak / np.float32(127)
     with np.errstate(divide="ignore"):
-        inverse = np.where(peak > 0, np.float32(127) / peak, np.float32(0))
-    return np.rint(blocks * inverse), peak / np.float32(127)
+        inverse = np.where(peak > 0, np.float32(127) / peak if way == AVX else np.float32(1) / scale, np.float32(0))
+    steps = blocks * inverse
+    return (_half_away(steps) if way == PLAIN else np.rint(steps)), scale
+
+
+def _half_away(x: Array) -> Array:
+    """The nearest whole number, of two the one farther from zero: C's roundf."""
+    wide = x.astype(np.float64)
+    return np.asarray(np.trunc(wide + np.copysign(0.5, wide)), x.dtype)
 
 
 def round_q8_k(x: Array) -> Array:
@@ -108,6 +123,7 @@ ROUNDINGS: dict[str, Callable[[Array], Array]] = {
     "Q8_K": round_q8_k,
     "Q4_0": round_q4_0,
     "Q5_0": round_q5_0,
+    **{f"{kind} {way}": partial(round_q8_0, way=way) for kind in ("Q8_0", "Q8_1") for way in (NEON, PLAIN)},
 }
 
 
@@ -142,6 +158,21 @@ EIGHT_BITS: dict[str, Callable[[Array], Array]] = {
     "8 bits by truncation, one float32 scale for 32": lambda x: round_blocks(x, 32, np.trunc),
 }
 ROUNDINGS |= EIGHT_BITS
+
+
+def as_cpu(kind: str, way: str) -> str:
+    """The rounding to a type as a CPU carries it out: a key of ROUNDINGS."""
+    return f"{kind} {way}" if kind in ("Q8_0", "Q8_1") and way in (NEON, PLAIN) else kind
+
+
+def is_q8_1(kind: str) -> bool:
+    """Whether a rounding brings sums of its own."""
+    return kind.startswith("Q8_1")
+
+
+def sums_as(kind: str, x: Array) -> Array:
+    """``q8_1_sums`` of a rounding, a key of ROUNDINGS."""
+    return q8_1_sums(x, kind.partition(" ")[2])
 
 
 def precision(x: Array) -> str:

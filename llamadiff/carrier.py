@@ -10,7 +10,7 @@ from llamaref.config import Rope
 from numpy.typing import NDArray
 
 from llamadiff import arithmetic
-from llamadiff.lanes import NATIVE, READ_SHAKEN, rounding_type
+from llamadiff.lanes import NATIVE, READ, READ_SHAKEN, rounding_type
 from llamadiff.rounding import Rounding
 
 Array = NDArray[Any]
@@ -35,22 +35,28 @@ class Carrier:
         out = [array if array.dtype.kind == "i" else self._widened(array) for array in arrays]
         sums = None
         for number, (policy, stored) in enumerate(self.ways):
-            to = rounding_type(policy, kind, stored, self.reading)
-            if to == "Q8_1":
+            read = self._read(kind, arrays[0].shape[-1]) if policy in (READ, READ_SHAKEN) else None
+            to = read.base if read is not None else rounding_type(policy, kind, stored)
+            if arithmetic.is_q8_1(to):
                 sums = np.zeros((*out[0].shape[:-1], out[0].shape[-1] // 32), out[0].dtype) if sums is None else sums
-                sums[number] = arithmetic.q8_1_sums(out[0][number])
+                sums[number] = arithmetic.sums_as(to, out[0][number])
             stands = policy == NATIVE and stored.get(kind, to) != to  # a cache's rows are as they were stored
             for array in out[:1] if stands else out:
                 if array.dtype.kind != "i" and to in arithmetic.ROUNDINGS:
                     array[number] = arithmetic.ROUNDINGS[to](array[number])
-                if policy == READ_SHAKEN and kind in self.reading:
-                    array[number] = self.reading[kind].shaken(array[number])
+                if policy == READ_SHAKEN and read is not None:
+                    array[number] = read.shaken(array[number])
         return (*out, sums) if sums is not None else tuple(out)
+
+    def _read(self, kind: str, width: int) -> Rounding | None:
+        """What was read back of such operands, if anything was."""
+        return self.reading.get(f"{kind}:{width}", self.reading.get(kind))
 
     def stored(self, kind: str, x: Array) -> Array:
         x = self._widened(x)
         for number, (policy, stored) in enumerate(self.ways):
-            to, kept = stored.get(kind, "F32"), kind.replace("cache", "kept")
+            to = arithmetic.as_cpu(stored.get(kind, "F32"), stored.get("q8", arithmetic.AVX))
+            kept = kind.replace("cache", "kept")
             if to in arithmetic.ROUNDINGS:
                 x[number] = arithmetic.ROUNDINGS[to](x[number])
             if policy == READ_SHAKEN and kept in self.reading:

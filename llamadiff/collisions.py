@@ -19,18 +19,20 @@ def refuse_collisions(reads: Iterable[Named], writes: Iterable[Named]) -> None:
 
     ``reads`` are such as ("the candidate", path), ``writes`` such as ("--json", path).
     """
-    taken: dict[Hashable, str] = {}
+    taken: dict[Hashable, tuple[str, Path, str]] = {}
     for words, path in _files(reads):
         for place in _places(path):
-            taken.setdefault(place, f"{words} {path}, which would be overwritten")
+            taken.setdefault(place, (words, path, ", which would be overwritten"))
     for words, path in _files(writes):
         if path != Path(STANDARD_OUTPUT) and is_stream(path):
             continue
         places = _places(path)
         taker = next((taken[place] for place in places if place in taken), None)
         if taker is not None:
-            raise UserError(f"{words}: {_shown(path)} is {taker}; give another name")
-        taken |= dict.fromkeys(places, f"what {words} writes too")
+            what, other, loss = taker
+            called = "" if other == path else f" ({other})"
+            raise UserError(f"{words}: {_shown(path)} is {what}{called}{loss}; give another name")
+        taken |= dict.fromkeys(places, (f"what {words} writes too", path, ""))
 
 
 def saved(folder: str | os.PathLike[str] | None, words: str = "--save") -> Iterator[Named]:

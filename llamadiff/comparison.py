@@ -19,6 +19,8 @@ from llamadiff.preflight import Check
 if TYPE_CHECKING:
     import pandas as pd
 
+    from llamadiff.manner import Manner
+
 Array = NDArray[Any]
 TOP = 10
 
@@ -149,6 +151,7 @@ class Comparison:
     decoding: Decoding = Decoding()
     free_tokens: int | None = None
     engine: EngineUsed | None = None
+    manner: Manner | None = None
     coverage: Coverage | None = None
 
     @property

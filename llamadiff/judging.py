@@ -139,6 +139,8 @@ class Judge:
         label = rounding_type(lanes[best[-1]].policy, self._kind(tap), source.stored, source.reading)
         expected = seen.in_phases([lanes[place] for place in best], self._phases, source)
         match = self._match(source, tap, label)
+        read = source.reading.get(self._kind(tap))
+        label = f"about {read.bits} bits" if read is not None and read.size else label
         per_row, reference = expected.errors(recorded), expected.reference()
         largest, worst = metrics.worst_of(recorded, expected)
         kept = arithmetic.precision(seen.recorded[source.name])

@@ -100,12 +100,15 @@ class Source:
 def stored_types(trace: Trace) -> dict[str, str]:
     """The types that K and V rows have in the cache of a trace's producer; float32 unless it says otherwise.
 
+    Also how its CPU rounds to eight bits (``q8``), where it says that this is not as on most.
     llama.cpp's flash attention casts a float32 cache to float16 (llama-graph.cpp, build_attn_mha).
     """
     settings = trace.info.producer.get("settings")
     settings = settings if isinstance(settings, dict) else {}
     types = {f"cache_{side}": str(settings.get(f"type_{side}", "F32")).upper() for side in "kv"}
-    return {side: "F16" if settings.get("flash_attn") and kind == "F32" else kind for side, kind in types.items()}
+    cache = {side: "F16" if settings.get("flash_attn") and kind == "F32" else kind for side, kind in types.items()}
+    way = settings.get("q8")
+    return {**cache, "q8": way} if way in (arithmetic.NEON, arithmetic.PLAIN) else cache
 
 
 def policies_for(kinds: Iterable[str], stored: Mapping[str, str], wanted: Sequence[str]) -> list[str]:
@@ -136,7 +139,8 @@ def rounding_type(
         return reading[kind].base if reading and kind in reading else "F32"
     if policy == NATIVE:
         to = arithmetic.PARTNER.get(stored.get(kind, kind), "F32")
-        return "F32" if kind == "cache_v" and to not in ("F16", "BF16") else to  # quantized V is dequantized
+        to = "F32" if kind == "cache_v" and to not in ("F16", "BF16") else to  # quantized V is dequantized
+        return arithmetic.as_cpu(to, stored.get("q8", arithmetic.AVX))
     return policy.upper()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,6 @@ from llamadiff.admission import check_runnable, check_same_run
 from llamadiff.asking import request_for, text_request
 from llamadiff.candidates.layout import Map, identity_map, load_map
 from llamadiff.candidates.source import Context, Opened
-from llamadiff.choices import Choice, suspected, without
 from llamadiff.collisions import Named, refuse_collisions, saved
 from llamadiff.comparison import (
     GRAPH,
@@ -35,7 +34,7 @@ from llamadiff.comparison import (
     with_explanations,
 )  # fmt: skip
 from llamadiff.coverage import coverage_of
-from llamadiff.diagnose.diagnosis import Diagnosis, Scene, scene_of
+from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.diagnose.diagnosis import diagnose as why
 from llamadiff.drift import drift_only
 from llamadiff.errors import UserError
@@ -44,6 +43,7 @@ from llamadiff.graphmodel import by_its_graph
 from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
 from llamadiff.llamacpp.process import Child
 from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.manner import Manner, scene, understood
 from llamadiff.model import Model, ModelFile, Runnable, check_same_model
 from llamadiff.nodes import compare_nodes
 from llamadiff.opening import after_what_the_engine_said, in_engine, opened_for
@@ -52,8 +52,6 @@ from llamadiff.passes import Passes, run_passes
 from llamadiff.phase import Progress, silent
 from llamadiff.preflight import WEIGHTS, preflight
 from llamadiff.profile import in_words
-from llamadiff.reading import read
-from llamadiff.rounding import Rounding
 from llamadiff.trace import Trace
 
 LEAST_SECONDS = 10.0  # for the diagnosis of a small model
@@ -104,6 +102,9 @@ def compare(
         opened, used = in_engine(file, engine, precision, settings.threads)
         if brought is not None and prompt is None and not tokens:
             tokens = _stated_tokens(brought)
+        trace, facts = None, (mapping, timeout, progress)
+        if brought is not None and brought.recorded and opened is not None and tokens and not n_predict:
+            trace = brought.load(Context(opened, tuple(tokens), len(tokens), *facts))  # what does not fit is said first
         folder = Path(stack.enter_context(scratch_directory() if save is None else made_directory(Path(save))))
         output = folder / "baseline.safetensors"
         keep = folder / "engine.safetensors" if save is not None else None
@@ -122,8 +123,8 @@ def compare(
                 wanted = request_for(opened, prompt, tokens, chat, n_predict, output, patterns, layers, settings)
                 baseline = capture(wanted, progress, child)
         captured = time.perf_counter()
-        facts = (baseline.info.tokens, baseline.info.n_prefill, mapping, timeout, progress)
-        trace = brought.load(Context(opened, *facts)) if brought is not None else None
+        if brought is not None and trace is None:
+            trace = brought.load(Context(opened, baseline.info.tokens, baseline.info.n_prefill, *facts))
         less = partial or bool(patterns) or layers is not None
         result = judge(opened, baseline, trace, rules, keep, diagnose, explain, progress, less)
     timing = {"capture_s": captured - started, **result.timing, "total_s": time.perf_counter() - started}
@@ -208,7 +209,7 @@ def compared_files(
     elif candidate is not None:
         from llamadiff.candidates import files_of
 
-        yield from (("the candidate's" if str(path) != str(candidate) else "the candidate", path)
+        yield from (("a file of the candidate" if str(path) != str(candidate) else "the candidate", path)
                     for path in files_of(str(candidate)))  # fmt: skip
 
 
@@ -294,14 +295,9 @@ def judge(
     checks = preflight(model, candidate) if candidate is not None else ()
     started = time.perf_counter()
     passes = run_passes(model, baseline, candidate, rules, keep, progress)
-    choices: Sequence[Choice] = ()
+    under_test, manner = "baseline" if candidate is None else "candidate", Manner()
     if candidate is not None and isinstance(model, Model):
-        choices, candidate, passes = _with_choices(model, baseline, candidate, passes, rules, progress)
-    under_test = "baseline" if candidate is None else "candidate"
-    reading: Mapping[str, Rounding] = {}
-    if candidate is not None:
-        reading = _read(model, passes, LEAST_SECONDS, progress)
-        passes = run_passes(model, baseline, candidate, rules, None, progress, reading) if reading else passes
+        manner, candidate, passes = understood(model, baseline, candidate, passes, rules, progress)
     ran = time.perf_counter()
     seconds = explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # about as long as finding out what is wrong took
     diagnosis: tuple[Diagnosis, ...] = ()
@@ -322,7 +318,18 @@ def judge(
     return Comparison(
         verdict=verdict,
         summary=sentence.summarize(
-            verdict, rows, producer, named, candidate is None, unread, checks, n_prefill, missing, diagnosis, coverage
+            verdict,
+            rows,
+            producer,
+            named,
+            candidate is None,
+            unread,
+            checks,
+            n_prefill,
+            missing,
+            diagnosis,
+            coverage,
+            manner,
         ),
         rows=rows,
         missing=missing,
@@ -351,6 +358,7 @@ def judge(
         coverage=coverage,
         profile=_described(rows, len(baseline.info.tokens)),
         diagnosis=diagnosis,
+        manner=manner,
         free_tokens=passes.free_tokens,
         decoding=Decoding(len(model.dequantizer.trusted), tuple(sorted(model.dequantizer.refused))),
     )
@@ -361,39 +369,7 @@ def _diagnosed(
 ) -> tuple[Diagnosis, ...]:
     """The causes of what is wrong."""
     with threadpool_limits(1, "blas"):
-        return why(_scene(model, passes, under_test, seconds, thorough, progress), passes.findings)
-
-
-def _with_choices(
-    model: Model, baseline: Trace, candidate: Trace, passes: Passes, rules: Sequence[limits.Rule], progress: Progress
-) -> tuple[Sequence[Choice], Trace, Passes]:
-    """The legal choices that explain what looks wrong, the candidate without them, and what passes over it find."""
-    wrong = passes.wrong("candidate")
-    found = suspected(model, baseline, candidate, {tap.kind.word for tap in wrong.values()})
-    for choices in (found, *([choice] for choice in found if len(found) > 1)):
-        if choices:
-            plain = without(choices, model, candidate)
-            again = run_passes(model, baseline, plain, rules, None, progress)
-            if again.wrong("candidate").keys() < wrong.keys():
-                more, plain, again = _with_choices(model, baseline, plain, again, rules, progress)
-                return [*choices, *more], plain, again
-    return (), candidate, passes
-
-
-def _read(model: Runnable, passes: Passes, seconds: float, progress: Progress) -> Mapping[str, Rounding]:
-    """The candidate's roundings, read back where no known one fits."""
-    if not isinstance(model, Model):
-        return {}
-    with threadpool_limits(1, "blas"):
-        return read(_scene(model, passes, "candidate", seconds, False, progress), passes.findings)
-
-
-def _scene(
-    model: Runnable, passes: Passes, under_test: str, seconds: float, thorough: bool, progress: Progress
-) -> Scene:
-    judge = passes.judge
-    source, where = judge.sources[under_test], (judge.positions, judge.n_prefill)
-    return scene_of(model, source, passes.findings, *where, seconds, thorough, progress)
+        return why(scene(model, passes, under_test, seconds, thorough, progress), passes.findings)
 
 
 def _extra(model: Runnable, candidate: Trace | None) -> tuple[str, ...]:

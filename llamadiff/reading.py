@@ -49,6 +49,7 @@ MOST_WORK = 1e11  # multiplications of one least squares
 READ = 4  # taps of a kind that are read
 NEAR = 0.1  # of float32's error, that another arithmetic leaves where the engine's is a variant of it
 ALIKE = 6.0  # how many times the movement of the median token one may have
+UNEVEN = 100.0  # where what is rounded has hardly anything to lose: probabilities near one
 AGREE = 3.0  # sizes of one rounding, read at several taps, differ by less
 CACHED = {"kq": "cache_k", "kqv_out": "cache_v"}  # products of attention -> what they read
 BY_TABLE = ("ROPE", "SOFT_MAX", "SWIGLU")  # ops that engines look up or approximate
@@ -65,18 +66,23 @@ def _like_rounding(d: Array, x: Array, most: float = STEPS_OF_8) -> Looks:
     return _even(most, ((block, np.abs(d), steps(x, block)) for block in blocks))
 
 
-def _even(most: float, movements: Iterable[tuple[int, Array, Array]], own: float = FLOATING) -> Looks:
+def _even(
+    most: float, movements: Iterable[tuple[int, Array, Array]], own: float = FLOATING, even: float = EVEN
+) -> Looks:
     """Of movements [token, ...] in several steps (block, movement, its steps), those that rounding may make.
 
-    They are even over all values, in every token as in the others, and no larger than it.
-    ``most``: how many steps rounding may move a value by; ``own``: the part of a value, where that is its own step.
+    They are even over all values, in every token as in the others, and no larger than it. ``most``: how many steps
+    rounding may move a value by; ``own``: the part of a value, where that is its own step; ``even``: how many times the
+    rms one value may be moved by.
     """
     found: Looks = {}
     for block, moved, step in movements:
         in_steps = np.divide(moved, step, out=np.zeros_like(moved), where=step > 0).reshape(len(moved), -1)
-        tokens = np.sqrt((in_steps**2).sum(axis=1) / np.maximum((step > 0).reshape(len(moved), -1).sum(axis=1), 1))
-        size, peak = float(np.sqrt((in_steps**2).sum() / max(1, (step > 0).sum()))), float(in_steps.max())
-        if 0 < peak <= min(own if block == OWN else most, EVEN * size) and tokens.max() <= ALIKE * np.median(tokens):
+        counts = (step > 0).reshape(len(moved), -1).sum(axis=1)
+        tokens = np.sqrt((in_steps**2).sum(axis=1) / np.maximum(counts, 1))
+        size, peak = float(np.sqrt((in_steps**2).sum() / max(1, counts.sum()))), float(in_steps.max())
+        alike = even >= UNEVEN or tokens.max() <= ALIKE * np.median(tokens)
+        if 0 < peak <= min(own if block == OWN else most, even * size) and alike:
             found[block] = peak / size, size
     return found
 
@@ -116,32 +122,50 @@ class Beyond:
 def read(scene: Scene, findings: Sequence[Finding]) -> dict[str, Rounding]:
     """The roundings of an engine by kind of operand; empty where all that it recorded has ggml's, or shows none.
 
-    Kinds are a weight type, ``cache_k`` and ``cache_v``, ``kept_k`` and ``kept_v``.
+    Kinds are a weight type (``Q4_K``; ``Q4_K:512`` where rows of that width have another), ``cache_k`` and ``cache_v``,
+    ``kept_k`` and ``kept_v``, and ops.
     """
+    fitting, beyond = _sorted(scene, findings)
+    found: dict[str, Rounding] = {}
+    for kind in dict.fromkeys(each.kind for each in beyond):
+        own = [each for each in beyond if each.kind == kind]
+        mostly = len(own) >= MOSTLY * (len(own) + fitting.get(kind, Counter()).total())
+        for key, taps in {kind: own}.items() if mostly else _by_width(own).items():
+            agreed = _rounding_of(_chosen(taps), scene.clock)
+            found |= {key: agreed} if agreed is not None else {}
+    ggmls = {kind: Rounding(counts.most_common(1)[0][0]) for kind, counts in fitting.items()}
+    return ggmls | found if found else {}
+
+
+def _by_width(own: Sequence[Beyond]) -> dict[str, list[Beyond]]:
+    """Products by the width of their inputs."""
+    out: dict[str, list[Beyond]] = {}
+    for each in own:
+        if each.case.weight is not None:
+            out.setdefault(f"{each.kind}:{each.shape[1]}", []).append(each)
+    return out
+
+
+def _sorted(scene: Scene, findings: Sequence[Finding]) -> tuple[dict[str, Counter[str]], list[Beyond]]:
+    """Of each kind, how many taps fit which known arithmetic; and the taps that fit none."""
     fitting: dict[str, Counter[str]] = {}
-    beyond: dict[str, list[Beyond]] = {}
+    beyond: list[Beyond] = []
     for finding in findings:
         local = finding.local.get(scene.source.name)
         kind = kind_of(finding.tap, scene.run.model)
         if local is None or local.span or kind is None:
             continue
-        if local.verdict == limits.MATCH:
+        in_half = scene.source.precision != F32  # then what is right is noise
+        if local.verdict == limits.MATCH or (local.verdict == limits.NOISE and in_half):
             fitting.setdefault(kind, Counter())[local.arithmetic or "F32"] += 1
         elif local.verdict == limits.WRONG and np.isfinite(local.nmse) and finding.tap.kind.op != "MUL_MAT_ID":
-            case = case_of(scene.run, scene.source, finding.tap, local)
-            beyond.setdefault(kind, []).append(Beyond(case, local, kind))
-    found: dict[str, Rounding] = {}
-    for kind, own in beyond.items():
-        if len(own) >= MOSTLY * (len(own) + fitting.get(kind, Counter()).total()):
-            agreed = _rounding_of(_chosen(own), scene.clock)
-            found |= {kind: agreed} if agreed is not None else {}
-    ggmls = {kind: Rounding(counts.most_common(1)[0][0]) for kind, counts in fitting.items()}
-    return ggmls | found if found else {}
+            beyond.append(Beyond(case_of(scene.run, scene.source, finding.tap, local), local, kind))
+    return fitting, beyond
 
 
 def _chosen(own: Sequence[Beyond]) -> list[Beyond]:
-    """The taps of a kind that are read: those that determine their inputs first; of each width and word one first."""
-    ordered = sorted(own, key=lambda each: not each.is_determined)
+    """The taps of a kind that are read: those that determine their inputs, if any; of each width and word one first."""
+    ordered = [each for each in own if each.is_determined] or list(own)
     words = {each.case.tap.kind.word: each for each in reversed(ordered)}
     widths = {each.shape[1]: each for each in reversed(ordered)}
     firsts = [each for each in ordered if each in widths.values()]
@@ -159,11 +183,11 @@ def _rounding_of(chosen: Sequence[Beyond], clock: Clock) -> Rounding | None:
     if base in OTHERS and max(left) <= VARIES:
         return Rounding(base)
     looks = [_looks(each.case, found[base]) for each, found in zip(chosen, errors, strict=True)]
-    agreed = _agreed(base, looks)
+    agreed = _agreed(base, looks, AGREE if chosen[0].case.weight is not None else UNEVEN)
     return None if agreed is None or _is_known(chosen, clock) else agreed
 
 
-def _agreed(base: str, looks: Sequence[Looks]) -> Rounding | None:
+def _agreed(base: str, looks: Sequence[Looks], agree: float) -> Rounding | None:
     """What most taps look like, in the steps in which that is evenest."""
     blocks = Counter(block for each in looks for block in each)
     likely = [block for block, count in blocks.items() if count >= MOSTLY * len(looks)]
@@ -172,13 +196,14 @@ def _agreed(base: str, looks: Sequence[Looks]) -> Rounding | None:
     alike = {block: [each[block] for each in looks if block in each] for block in likely}
     best = min(likely, key=lambda block: float(np.mean([ratio for ratio, _ in alike[block]])))
     sizes = [size for _, size in alike[best]]
-    return Rounding(base, best, max(sizes)) if max(sizes) <= AGREE * min(sizes) else None
+    return Rounding(base, best, max(sizes)) if max(sizes) <= agree * min(sizes) else None
 
 
 def _is_known(chosen: Sequence[Beyond], clock: Clock) -> bool:
-    """Whether a known bug, or a known way that is none, explains a tap: asked of the first of each width."""
+    """Whether a known bug, or another known way that is none, explains a tap: asked of the first of each width."""
     firsts = {each.shape[1]: each for each in reversed(chosen)}
-    return any(search(each.case, each.local.nmse, clock, pairs=False).fits for each in firsts.values())
+    fits = [fit for each in firsts.values() for fit in search(each.case, each.local.nmse, clock, pairs=False).fits]
+    return any(fit.causes != ("activations-rounded",) for fit in fits)
 
 
 def _base(errors: Sequence[Mapping[str, Array]]) -> str:
@@ -259,7 +284,7 @@ def _of_product(case: Case, product: Product, error: Array) -> Looks:
         if found and float((left * left).sum()) <= LEFT * float((error * error).sum()):
             return found
     terms, result = np.sqrt((x * x) @ (w * w).T), x @ w.T
-    return {} if _is_steady(error, result) else _even(0.0, [(OWN, np.abs(error), terms)], SUMMED)
+    return {} if _is_steady(error, result) else _even(0.0, [(OWN, np.abs(error), terms)], SUMMED, 2 * EVEN)
 
 
 def _of_value(case: Case, recipe: Any, error: Array) -> Looks:
@@ -313,14 +338,16 @@ def _of_scores(case: Case, recipe: Scores, error: Array) -> Looks:
 
 
 def _of_values(recipe: Values, error: Array) -> Looks:
-    """Of V, before it is weighed."""
+    """Of V before it is weighed, or of its weights."""
     p, v = np.asarray(recipe.probs[0], np.float64), np.asarray(recipe.rows[0][:, recipe.reads], np.float64)
     right = np.einsum("hts,shd->thd", p, v)
     error = error.reshape(right.shape)
-    if _is_steady(error.reshape(len(error), -1), right.reshape(len(right), -1)):
-        return {}
 
     def spread(block: int) -> Array:
         return np.asarray(np.sqrt(np.einsum("hts,shd->thd", p * p, steps(v, block) ** 2)))
 
-    return _even(EVEN * STEPS_OF_4, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED)
+    looks: Looks = {}
+    if not _is_steady(error.reshape(len(error), -1), right.reshape(len(right), -1)):
+        looks = _even(EVEN * STEPS_OF_4, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED)
+    terms = np.einsum("hts,shd->thd", p, np.abs(v))  # of one weight near one, rounding is a factor
+    return looks or _even(0.0, [(OWN, np.abs(error), terms)], CRUDE / 2, UNEVEN)

@@ -44,13 +44,13 @@ class Rounding:
         return max(2, round(math.log2(LEVELS * UNIFORM / self.size + 1) + 1)) if self.size else 24
 
     def words(self) -> str:
-        """What it does, as a clause without its subject."""
+        """To what it rounds, in words that follow "rounds ... to"."""
         if not self.size:
-            return f"rounds to {self.base}"
+            return self.base
         if self.base != "F32":
-            return f"rounds to {self.base} in a way of its own (apart from ggml's by {self.size:.2g} steps)"
+            return f"{self.base} in a way of its own, {self.size:.2g} steps off"
         shared = {OWN: "each value by itself", ROW: "one scale a row", TENSOR: "one scale for the tensor"}
-        return f"rounds to about {self.bits} bits, {shared.get(self.block, f'in blocks of {self.block}')}"
+        return f"about {self.bits} bits, {shared.get(self.block, f'in blocks of {self.block}')}"
 
 
 def steps(x: Array, block: int) -> Array:

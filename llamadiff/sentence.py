@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from llamadiff import limits, unjudged
 from llamadiff.comparison import Row
@@ -12,6 +12,9 @@ from llamadiff.coverage import Coverage
 from llamadiff.diagnose import words
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.preflight import Check
+
+if TYPE_CHECKING:
+    from llamadiff.manner import Manner
 
 _OPS = {
     "GET_ROWS": "row lookup", "RMS_NORM": "RMSNorm", "NORM": "LayerNorm", "MUL_MAT": "matrix product",
@@ -34,13 +37,15 @@ def summarize(
     missing: Sequence[str] = (),
     diagnosis: Sequence[Diagnosis] = (),
     coverage: Coverage | None = None,
+    manner: Manner | None = None,
 ) -> str:
     """One sentence: which op is wrong since which layer, or that none is and how much noise there is.
 
     ``unread`` are tensors of the file that the baseline's graph does not use and the engine does;
-    ``diagnosis`` says why taps are wrong, or noise; ``coverage`` how much was judged.
+    ``diagnosis`` says why taps are wrong, or noise; ``coverage`` how much was judged;
+    ``manner`` what is the candidate's own.
     """
-    text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing), diagnosis, coverage)
+    text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing), diagnosis, coverage, manner)
     failed = [check for check in checks if check.verdict == limits.WRONG]
     if failed:
         text = f"before any layer, {failed[0].name}: {failed[0].found}; {text}"
@@ -74,6 +79,7 @@ def _judgement(
     gaps: bool,
     diagnosis: Sequence[Diagnosis],
     coverage: Coverage | None,
+    manner: Manner | None,
 ) -> str:
     whose = str(baseline.get("name")) if is_engine else str(candidate.get("name") or "the candidate")
     blamed = [] if is_engine else [row for row in rows if _is_wrong(row.baseline_local)]
@@ -89,7 +95,17 @@ def _judgement(
     if verdict == limits.UNCHECKED or not rows:
         return _unchecked(whose, rows, gaps, coverage)
     ways = [f"it {words.clause(d)}" for d in diagnosis if d.harmless][:2]
-    return "; ".join((_right(whose, rows, gaps), *ways, _drift(rows, is_engine)))
+    own = manner.clauses() if manner is not None else ()
+    return "; ".join((_right(whose, rows, gaps), *own, *ways, *_hidden(rows), _drift(rows, is_engine)))
+
+
+def _hidden(rows: Sequence[Row]) -> Iterator[str]:
+    """How large a mistake the noise could hide, where there is any."""
+    noisy = [row for row in rows if row.verdict == limits.NOISE and row.local is not None]
+    if noisy:
+        worst = max(noisy, key=lambda row: row.local.hides if row.local else 0.0)
+        assert worst.local is not None
+        yield f"a mistake below an NMSE of {worst.local.hides:.0e} could hide in it (at {worst.tap})"
 
 
 def _is_wrong(local: Any) -> bool:

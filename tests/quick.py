@@ -2,12 +2,14 @@
 
 The rest is marked slow: ``make test`` leaves it out, ``make test-all`` runs it. Of cases that would show the same, a
 checksum of their names decides, so that the values meet in all sorts of combinations, and in the same ones every day.
+Model files (those that lie beside the checkout) are told apart by their type of weights.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -43,6 +45,8 @@ def _values(item: pytest.Item) -> frozenset[Hashable]:
 
 
 def _comparable(value: object) -> Hashable:
+    if isinstance(value, Path) and value.suffix == ".gguf":
+        return value.suffixes[0]  # qwen2.F16.gguf
     try:
         hash(value)
     except TypeError:

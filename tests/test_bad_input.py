@@ -342,6 +342,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "output a directory": (("capture", "good.gguf", *IDS, "-o", "."), ("is a directory",)),
     "output a device": (("capture", "good.gguf", *IDS, "-o", "pipe"), ("pipe: is not a regular file",)),
     "output the model": (("capture", "good.gguf", *IDS, "-o", "good.gguf"), ("good.gguf is the model",)),
+    "json the trace": ((*DIFF, "--json", "./good.safetensors"), ("good.safetensors is the baseline", "another name")),
+    "one report over the other": ((*DIFF, "--json", "r.txt", "--csv", "r.txt"), ("r.txt is what --json writes",)),
+    "output the ids": (
+        ("capture", "good.gguf", "--tokens-file", "notes.txt", "-o", "notes.txt"), ("notes.txt is the tokens file",)),
     "json the model": (("diff", "good.safetensors", "good.safetensors", "--json", "good.gguf"), ("is a model",)),
     "tolerance missing": ((*DIFF, "--tolerance", "no.toml"), ("no.toml: cannot be read",)),
     "tolerance a directory": ((*DIFF, "--tolerance", "."), ("cannot be read",)),

@@ -200,6 +200,12 @@ def test_a_candidate_that_cannot_be_read_is_said_first(ids, name, content, words
     assert not (place / "kept").exists()
 
 
+def test_a_shape_that_does_not_fit_is_said_first(place):
+    np.save(place / "dump" / "embd.npy", np.zeros((3, 7), np.float32))
+    assert "embd has shape [3, 7]" in refusal("compare", "m.gguf", "--candidate", "dump", "--save", "kept")
+    assert not (place / "kept").exists()
+
+
 def test_a_candidate_that_states_no_tokens_says_where_it_could(place):
     trace = Trace.open("a.safetensors")
     save_file({name: np.array(trace[name]) for name in trace}, place / "x.safetensors")

@@ -143,6 +143,16 @@ def test_most_names_misspelt_is_no_pass(right, small_model, tmp_path):
     assert "result_outputx" in " ".join(result.extra)
 
 
+def test_files_that_cannot_be_read_are_named(right, small_model, tmp_path):
+    for name in right:
+        np.save(tmp_path / f"{name}.npy", right[name])
+    (tmp_path / "ffn_up-0.npy").rename(tmp_path / "ffn_up-0.bin")
+    (tmp_path / "README.md").write_text("how this was made")
+    result = compare(small_model(), tokens=TOKENS, candidate=tmp_path)
+    assert result.extra == ("ffn_up-0.bin",)
+    assert "1 of its 41 tensors was ignored, no tap has that name: ffn_up-0.bin (ffn_up-0?)" in result.summary
+
+
 def test_weights_are_no_names_left_over(right, small_model, tmp_path):
     weight = Engine(small_model()).w.whole("blk.0.attn_q.weight")
     arrays = {name: np.array(right[name]) for name in right} | {"weights/blk.0.attn_q.weight": weight}

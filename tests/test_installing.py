@@ -79,3 +79,13 @@ def test_the_quick_tests_leave_out_the_slow_ones_and_the_whole_suite_none(tmp_pa
     readme = (ROOT / "README.md").read_text()
     assert "make test " in readme
     assert "make test-all " in readme
+
+
+def test_each_build_of_llama_cpp_is_compiled_apart(tmp_path):
+    """pip would take the same wheel for all: it goes by the source alone."""
+    lines = planned("builds", tmp_path / "venv")
+    wheels = {line.rpartition("--wheel-dir ")[2].split()[0]: line for line in lines if "--wheel-dir" in line}
+    assert set(wheels) == {f"build/{name}/wheel" for name in ("native", "avx2", "plain")}
+    assert {name for name, line in wheels.items() if "--no-cache-dir" in line} == set(wheels) - {"build/native/wheel"}
+    assert not [line for line in lines if line.startswith("rm ")]
+    assert sum("-m pytest" in line and "test_nodes.py" in line for line in lines) == 3

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff import taps
 from llamadiff.candidates import text
 from llamadiff.candidates.source import Context, Opened, Piece, assemble, named_row, register
 from llamadiff.errors import UserError
@@ -50,14 +51,16 @@ class Dump:
     def open(self, spec: str) -> Opened:
         path = Path(spec)
         if not path.is_dir():
-            return Opened(partial(_loaded, list(_npz(path)), ()), (), f"{spec}: an .npz states no token ids")
+            return Opened(
+                partial(_loaded, list(_npz(path)), (), ()), (), f"{spec}: an .npz states no token ids", recorded=True
+            )
         tokens = _tokens(path)
         untold = f"{spec}: states no token ids; a file {path / 'tokens'} would hold them"
-        return Opened(partial(_loaded, list(_pieces(path)), tokens), tokens, untold)
+        return Opened(partial(_loaded, list(_pieces(path)), tokens, _unread(path)), tokens, untold, recorded=True)
 
 
-def _loaded(pieces: Sequence[Piece], tokens: tuple[int, ...], context: Context) -> Trace:
-    return assemble(pieces, context, {"name": "the dump"}, tokens)
+def _loaded(pieces: Sequence[Piece], tokens: tuple[int, ...], unread: Sequence[str], context: Context) -> Trace:
+    return assemble(pieces, context, {"name": "the dump"}, tokens, unread)
 
 
 def _token_files(folder: Path) -> list[Path]:
@@ -79,6 +82,13 @@ def _arrays(folder: Path) -> list[Path]:
     """The files of a directory that are read as arrays."""
     return [path for path in sorted(folder.rglob("*"))
             if path.is_file() and path.name not in _TOKEN_FILES and path.suffix in (".npy", *RAW, *TEXT)]  # fmt: skip
+
+
+def _unread(folder: Path) -> list[str]:
+    """Files that are called like a tap, and are of no kind that is read."""
+    named = {path.name: taps.parse(_name(Path(path.name))[0]) for path in sorted(folder.rglob("*")) if path.is_file()}
+    return [name for name, tap in named.items()
+            if tap is not None and Path(name).suffix not in (".npy", ".json", *RAW, *TEXT)]  # fmt: skip
 
 
 def _pieces(folder: Path) -> Iterator[Piece]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,12 +45,14 @@ class Opened:
     """A candidate that was read, as far as that is possible before anything is run.
 
     ``tokens`` are the ids that it states; ``untold`` says where it could have, if it states none. ``load`` makes it a
-    trace, once the tokens are known; raises UserError for what does not fit them or the model.
+    trace, once the tokens are known; raises UserError for what does not fit them or the model. ``recorded``: it is
+    there already, nothing has to be run for it.
     """
 
     load: Callable[[Context], Trace]
     tokens: tuple[int, ...] = ()
     untold: str = ""
+    recorded: bool = False
 
 
 class Source(Protocol):
@@ -90,12 +92,16 @@ class Piece:
 
 
 def assemble(
-    pieces: Iterable[Piece], context: Context, producer: Mapping[str, Any], tokens: tuple[int, ...] = ()
+    pieces: Iterable[Piece],
+    context: Context,
+    producer: Mapping[str, Any],
+    tokens: tuple[int, ...] = (),
+    unread: Sequence[str] = (),
 ) -> Trace:
     """Named tensors as a trace: names mapped, axes ordered, treatments undone, partial ones marked, weights kept.
 
-    Names that no map entry has are kept as extras (named in the report). Raises UserError for a shape that
-    does not fit, or if no name is known.
+    Names that no map entry has are kept as extras (named in the report), and so are those that were ``unread``.
+    Raises UserError for a shape that does not fit, or if no name is known.
     """
     run = tokens or context.tokens
     arrays: dict[str, Array] = {}
@@ -124,7 +130,8 @@ def assemble(
         raise UserError(_nothing_known(extras, context, len(run)))
     positions = tuple(range(len(run)))
     n_prefill = min(context.n_prefill or len(run), len(run))
-    info = Info(run, positions, n_prefill, None, {**producer, "extra": [piece.name for piece in extras]}, {})
+    ignored = [*(piece.name for piece in extras), *unread]
+    info = Info(run, positions, n_prefill, None, {**producer, "extra": ignored}, {})
     arrays |= weights
     return Trace(info, arrays, dict.fromkeys(arrays, "F32"), known=known)
 

@@ -51,7 +51,7 @@ class Op:
     ``name`` is ggml's name of the op (of the unary op or GLU itself, where it is one); ``shape`` [ne3, ne2, ne1, ne0]
     and ``kind`` are the result's; ``params`` are the bytes of op_params; a missing source is None. ``exact``: in
     float32 throughout; else rounded where ggml's CPU kernels round, and where CPUs differ, as ``kernel`` says: a number
-    that the op's function knows.
+    that the op's function knows. ``q8``: how the CPU rounds to eight bits (arithmetic.Q8_WAYS).
     """
 
     name: str
@@ -61,6 +61,7 @@ class Op:
     sources: tuple[Operand | None, ...]
     exact: bool = False
     kernel: int = 0
+    q8: str = ""
 
     @cached_property
     def ints(self) -> Array:

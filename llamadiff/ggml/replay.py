@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from llamadiff import metrics
-from llamadiff.arithmetic import PARTNER
+from llamadiff.arithmetic import PARTNER, as_cpu
 from llamadiff.ggml.op import Array, Op, arithmetics, function_of, unfollowed
 
 NO_FUNCTION = "no function for"
@@ -115,4 +115,4 @@ def _arithmetic(n: Op) -> str:
     """What products round activations to; for other ops, float32."""
     if n.exact or not n.name.startswith("MUL_MAT"):
         return "F32"
-    return PARTNER.get(n.source_kind().upper(), "F32")
+    return as_cpu(PARTNER.get(n.source_kind().upper(), "F32"), n.q8)

@@ -20,7 +20,7 @@ def save(path: Path, n: Op, expected: Array, found: Array, name: str) -> None:
     arrays = {f"source.{i}": np.ascontiguousarray(s.values) for i, s in enumerate(n.sources) if s is not None}
     arrays |= {"expected": np.ascontiguousarray(expected).reshape(found.shape), "found": np.ascontiguousarray(found)}
     about = {
-        "op": n.name, "shape": n.shape, "type": n.kind, "params": n.params.hex(), "node": name,
+        "op": n.name, "shape": n.shape, "type": n.kind, "params": n.params.hex(), "node": name, "q8": n.q8,
         "sources": [None if s is None else {"type": s.kind, "name": s.name} for s in n.sources],
     }  # fmt: skip
     save_file(arrays, path, {KEY: json.dumps(about)})
@@ -44,5 +44,6 @@ def load(path: Path) -> tuple[Op, Array, Array, str]:
             None if s is None else Operand(_floats(file.get_tensor(f"source.{i}"), s["type"]), s["type"], s["name"])
             for i, s in enumerate(about["sources"])
         )
-        op = Op(about["op"], tuple(about["shape"]), about["type"], bytes.fromhex(about["params"]), sources)
+        params, q8 = bytes.fromhex(about["params"]), about.get("q8", "")
+        op = Op(about["op"], tuple(about["shape"]), about["type"], params, sources, q8=q8)
         return op, file.get_tensor("expected"), file.get_tensor("found"), about["node"]

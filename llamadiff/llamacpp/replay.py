@@ -16,12 +16,13 @@ from llamaref import Weights
 from numpy.typing import NDArray
 
 from llamadiff import limits, metrics
-from llamadiff.arithmetic import PARTNER, ROUNDINGS, q8_1_sums
+from llamadiff.arithmetic import PARTNER, ROUNDINGS, as_cpu, is_q8_1, sums_as
 from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.replay import NO_FUNCTION, NodeCheck, Replay, opened, replay
 from llamadiff.ggml.saved import save
 from llamadiff.llamacpp.ggml import Node
 from llamadiff.llamacpp.names import tap_name
+from llamadiff.llamacpp.quantizing import q8_way
 
 Array = NDArray[Any]
 SMALL = 1 << 20  # bytes of memory that a view of it is checked by its values, not by its place alone
@@ -55,7 +56,7 @@ class NodeChecker:
             self._pending = self._view(node)
             return
         sources = tuple(self._operand(source) for source in node.sources)
-        self._pending = Op(node.op, node.shape, node.type, node.parameters, sources)
+        self._pending = Op(node.op, node.shape, node.type, node.parameters, sources, q8=q8_way())
 
     def done(self, node: Node) -> None:
         """After a node ran: compute it again, and compare."""
@@ -125,13 +126,13 @@ class NodeChecker:
         return Operand(values.reshape(*[1] * (4 - values.ndim), *values.shape), source.kind, source.name)
 
     def _streamed(self, n: Op, weight: Operand) -> Array:
-        x, *sums = self._rounded(n.x(1), weight.kind, n.exact)
+        x, *sums = self._rounded(n, n.x(1), weight.kind)
         y = self.weights.product(weight.name, x, *sums)
         return y.reshape(n.shape)
 
     def _streamed_heads(self, n: Op, weight: Operand) -> Array:
         """Each of the outer matrices times the rows of its own."""
-        x, *sums = self._rounded(n.x(1), weight.kind, n.exact)  # [1, head, token, in]
+        x, *sums = self._rounded(n, n.x(1), weight.kind)  # [1, head, token, in]
         heads = [
             self.weights.product(weight.name, *(part[0, head] for part in (x, *sums)), expert=head)
             for head in range(x.shape[-3])
@@ -141,7 +142,7 @@ class NodeChecker:
     def _streamed_experts(self, n: Op, weight: Operand) -> Array:
         ids = n.x(2)[0, 0].astype(np.int64)  # [token, used]
         x = np.broadcast_to(n.x(1)[0], (*ids.shape, n.x(1).shape[-1]))
-        x, *sums = self._rounded(np.ascontiguousarray(x), weight.kind, n.exact)
+        x, *sums = self._rounded(n, np.ascontiguousarray(x), weight.kind)
         out = np.empty((*ids.shape, n.shape[-1]), np.float32)
         for expert in np.unique(ids):
             mine = ids == expert
@@ -149,11 +150,11 @@ class NodeChecker:
             out[mine] = self.weights.product(weight.name, x[mine], *parts, expert=int(expert))
         return out.reshape(n.shape)
 
-    def _rounded(self, x: Array, kind: str, exact: bool) -> tuple[Array, ...]:
-        to = PARTNER.get(kind.upper(), "F32")
-        if exact or to not in ROUNDINGS:
+    def _rounded(self, n: Op, x: Array, kind: str) -> tuple[Array, ...]:
+        to = as_cpu(PARTNER.get(kind.upper(), "F32"), n.q8)
+        if n.exact or to not in ROUNDINGS:
             return (x,)
-        return (ROUNDINGS[to](x), q8_1_sums(x)) if to == "Q8_1" else (ROUNDINGS[to](x),)
+        return (ROUNDINGS[to](x), sums_as(to, x)) if is_q8_1(to) else (ROUNDINGS[to](x),)
 
     def _report(
         self, node: Node, nmse: float | None, best: Replay | None = None, found: Array | None = None,

@@ -19,6 +19,7 @@ from llamadiff.hashing import file_sha256, is_remembered
 from llamadiff.llamacpp.ggml import Ggml, Node, Tensor
 from llamadiff.llamacpp.library import set_fields
 from llamadiff.llamacpp.names import tap_name
+from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import KV_TYPES, LONG, Request, Settings
 from llamadiff.llamacpp.serve import Say
 from llamadiff.trace import Info, TraceWriter
@@ -259,7 +260,7 @@ class Capture:
             producer={
                 "name": "llama.cpp",
                 "version": build_version(),
-                "settings": {**settings.to_json(), "n_ctx": self.n_ctx, "threads": self.threads},
+                "settings": {**settings.to_json(), "n_ctx": self.n_ctx, "threads": self.threads, "q8": q8_way()},
                 "build": build_flags(),
                 "weights_read": sorted(self.weights_read),
                 "prefill_s": prefill_s,

@@ -61,6 +61,7 @@ def to_object(comparison: Comparison) -> dict[str, Any]:
         "decoding": c.decoding,
         "free_tokens": c.free_tokens,
         "engine": c.engine,
+        "manner": c.manner,
         "next_steps": c.next_steps,
         "timing": c.timing,
     }

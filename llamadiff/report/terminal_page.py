@@ -11,7 +11,7 @@ from llamadiff import limits
 from llamadiff.report import text
 
 PROSE = 100  # cells; longer lines are hard to read
-VERDICTS = {limits.MATCH: "green", limits.NOISE: "yellow", limits.WRONG: "red", limits.UNCHECKED: "cyan"}
+VERDICTS = {limits.MATCH: "green", limits.NOISE: "green", limits.WRONG: "red", limits.UNCHECKED: "cyan"}
 
 # What the renderer itself writes beyond ASCII, and one ASCII character for each.
 _PLAIN = str.maketrans("✗·×▸•│─━╸", "x.x>*|-=-")

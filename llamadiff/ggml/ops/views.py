@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llamadiff.arithmetic import round_bf16, round_f16, round_q4_0, round_q5_0, round_q8_0
+from llamadiff.arithmetic import AVX, ROUNDINGS, as_cpu
 from llamadiff.ggml.op import Array, Op, op
 
 
@@ -18,23 +18,27 @@ def _as_whole(x: Array) -> Array:
 
 
 _KEPT = {
-    "f32": _as_float, "i32": _as_whole, "i64": _as_whole, "f16": round_f16, "bf16": round_bf16,
-    "q8_0": round_q8_0, "q5_0": round_q5_0, "q4_0": round_q4_0,
+    "f32": _as_float, "i32": _as_whole, "i64": _as_whole,
 }  # fmt: skip
+_ROUNDED = ("f16", "bf16", "q8_0", "q5_0", "q4_0")
 
 
-def kept_as(x: Array, kind: str, was: str = "f32") -> Array:
+def kept_as(x: Array, kind: str, was: str = "f32", q8: str = AVX) -> Array:
     """Values once they are stored in a type. Raises ValueError for one whose rounding is not known."""
-    if kind not in _KEPT and kind != was:
+    if kind in _KEPT:
+        return _KEPT[kind](x)
+    if kind in _ROUNDED:
+        return ROUNDINGS[as_cpu(kind.upper(), q8)](x)
+    if kind != was:
         raise ValueError(f"no rounding from {was} to {kind}")
-    return _KEPT[kind](x) if kind in _KEPT else x
+    return x
 
 
 @op("CONT", "DUP", "CPY", "RESHAPE")
 def copy(n: Op) -> Array:
     """The same values in the same order, in the result's shape and type (ggml_compute_forward_dup)."""
     x = n.x()
-    return kept_as(np.ascontiguousarray(x).reshape(*x.shape[:-4], *n.shape), n.kind, n.source_kind())
+    return kept_as(np.ascontiguousarray(x).reshape(*x.shape[:-4], *n.shape), n.kind, n.source_kind(), n.q8)
 
 
 @op("VIEW")
@@ -99,7 +103,7 @@ def set_rows(n: Op) -> Array:
     for i in range(ne3):
         for j in range(ne2):
             rows = numbers[..., 0, i % numbers.shape[-3], j % numbers.shape[-2], :, None]
-            np.put_along_axis(out[..., i, j, :, :], rows, kept_as(values[..., i, j, :, :], n.kind), axis=-2)
+            np.put_along_axis(out[..., i, j, :, :], rows, kept_as(values[..., i, j, :, :], n.kind, q8=n.q8), axis=-2)
     return out
 
 

@@ -1,0 +1,96 @@
+"""How a candidate does right things in its own way: what it rounds, and which legal choices it made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from threadpoolctl import threadpool_limits
+
+from llamadiff import arithmetic, limits
+from llamadiff.choices import Choice, suspected, without
+from llamadiff.diagnose.diagnosis import Scene, scene_of
+from llamadiff.lanes import F32
+from llamadiff.model import Model, Runnable
+from llamadiff.passes import Passes, run_passes
+from llamadiff.phase import Progress
+from llamadiff.reading import read
+from llamadiff.rounding import Rounding
+from llamadiff.trace import Trace
+
+SECONDS = 10.0  # that it may take to ask whether a rounding is a known bug
+_OPERANDS = {"cache_k": "Q and K", "cache_v": "V or its weights", "kept_k": "its K cache", "kept_v": "its V cache"}
+_OPS = {"ROPE": "RoPE", "SOFT_MAX": "the softmax", "SWIGLU": "the activation"}
+
+
+@dataclass(frozen=True)
+class Manner:
+    """What is an engine's own and no mistake.
+
+    ``precision``: what its tensors were kept in; ``roundings`` by kind of operand, where they are not ggml's.
+    """
+
+    choices: tuple[Choice, ...] = ()
+    roundings: Mapping[str, Rounding] = field(default_factory=dict)
+    precision: str = F32
+
+    def clauses(self) -> Iterator[str]:
+        """Each in words, as a clause."""
+        for choice in self.choices:
+            yield f"it {choice.says} (a map states it: {choice.lines})"
+        if self.precision != F32:
+            yield f"its tensors were kept in {self.precision}"
+        for op, name in _OPS.items():
+            if op in self.roundings:
+                yield f"it computes {name} to about {self.roundings[op].bits} bits"
+        operands = {kind: rounding.words() for kind, rounding in self.roundings.items() if kind not in _OPS}
+        for words in dict.fromkeys(operands.values()):
+            yield f"it rounds {_operands([kind for kind in operands if operands[kind] == words])} to {words}"
+
+
+def _operands(kinds: Sequence[str]) -> str:
+    """What is rounded, in words: ``activations for Q4_K and Q6_K weights``."""
+    weights = list(dict.fromkeys(kind.partition(":")[0] for kind in kinds if kind not in _OPERANDS))
+    named = [f"activations for {' and '.join(weights)} weights"] if weights else []
+    return " and ".join([*named, *(_OPERANDS[kind] for kind in kinds if kind in _OPERANDS)])
+
+
+def understood(
+    model: Model, baseline: Trace, candidate: Trace, passes: Passes, rules: Sequence[limits.Rule], progress: Progress
+) -> tuple[Manner, Trace, Passes]:
+    """A candidate's manner, its trace as it would be without its choices, and what passes in this manner find.
+
+    Costs nothing where everything is right in a way that is known; else another pass for each thing found out.
+    """
+    choices, candidate, passes = _with_choices(model, baseline, candidate, passes, rules, progress)
+    with threadpool_limits(1, "blas"):
+        roundings = read(scene(model, passes, "candidate", SECONDS, False, progress), passes.findings)
+    if roundings:
+        passes = run_passes(model, baseline, candidate, rules, None, progress, roundings)
+    own = {kind: r for kind, r in roundings.items() if r.size or r.base in arithmetic.EIGHT_BITS}
+    return Manner(tuple(choices), own, passes.judge.sources["candidate"].precision), candidate, passes
+
+
+def _with_choices(
+    model: Model, baseline: Trace, candidate: Trace, passes: Passes, rules: Sequence[limits.Rule], progress: Progress
+) -> tuple[Sequence[Choice], Trace, Passes]:
+    """The legal choices that explain what looks wrong, the candidate without them, and what passes over it find."""
+    wrong = passes.wrong("candidate")
+    found = suspected(model, baseline, candidate, {tap.kind.word for tap in wrong.values()})
+    for choices in (found, *([choice] for choice in found if len(found) > 1)):
+        if choices:
+            plain = without(choices, model, candidate)
+            again = run_passes(model, baseline, plain, rules, None, progress)
+            if again.wrong("candidate").keys() < wrong.keys():
+                more, plain, again = _with_choices(model, baseline, plain, again, rules, progress)
+                return [*choices, *more], plain, again
+    return (), candidate, passes
+
+
+def scene(
+    model: Runnable, passes: Passes, under_test: str, seconds: float, thorough: bool, progress: Progress
+) -> Scene:
+    """What causes are looked for with, after these passes."""
+    judge = passes.judge
+    source, where = judge.sources[under_test], (judge.positions, judge.n_prefill)
+    return scene_of(model, source, passes.findings, *where, seconds, thorough, progress)

@@ -1,0 +1,118 @@
+"""CPUs differ in how they round to eight bits: this one's way is measured, and each is judged by its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from llamadiff import Trace, arithmetic, limits
+from llamadiff.carrier import Carrier
+from llamadiff.ggml.op import Op, Operand
+from llamadiff.ggml.replay import replay
+from llamadiff.ggml.saved import load, save
+from llamadiff.lanes import NATIVE, policies_for, rounding_type, stored_types
+from llamadiff.llamacpp import quantizing
+from llamadiff.llamacpp.quantizing import near_halves, q8_way, way_of
+from llamadiff.llamacpp.request import Settings
+from llamadiff.pipeline import record
+from llamadiff.trace import Info
+
+OTHERS = (arithmetic.NEON, arithmetic.PLAIN)
+X = near_halves()[:64].reshape(8, 256)
+
+
+def one_by_one(x: np.ndarray, way: str) -> np.ndarray:
+    """Q8_0 as ggml's sources have it, a number at a time, written anew."""
+    out = []
+    for block in x.astype(np.float32).reshape(-1, 32):
+        peak = np.abs(block).max()
+        scale = peak / np.float32(127)
+        inverse = np.float32(127) / peak if way == "" else np.float32(1) / scale
+        for value in block:
+            step = np.float32(value * inverse)
+            below = np.floor(np.float64(step))
+            rest = np.float64(step) - below
+            up = rest > 0.5 or (rest == 0.5 and (step > 0 if way == arithmetic.PLAIN else below % 2))
+            out.append((below + up) * np.float32(np.float16(scale)))
+    return np.array(out, np.float32).reshape(x.shape)
+
+
+@pytest.mark.parametrize("way", arithmetic.Q8_WAYS)
+def test_a_way_is_what_the_sources_say_and_known_from_what_it_gives(way):
+    x = np.concatenate([X, -X])
+    assert np.array_equal(arithmetic.round_q8_0(x, way), one_by_one(x, way))
+    assert way_of(lambda values: one_by_one(values, way)) == way
+
+
+def test_an_unknown_way_is_taken_for_the_usual_one():
+    assert way_of(np.zeros_like) == arithmetic.AVX
+
+
+def test_this_machines_ggml_has_one_of_them(small_model, tmp_path):
+    """And its captures say which; without ggml the usual one is assumed."""
+    assert q8_way() in arithmetic.Q8_WAYS
+    trace = record(small_model("llama", "Q8_0"), tmp_path / "t.safetensors", tokens=(1, 5))
+    assert trace.info.producer["settings"]["q8"] == q8_way()
+
+
+def test_without_ggml_the_usual_way_is_assumed(monkeypatch):
+    def missing(stem: str) -> None:
+        raise AttributeError(stem)
+
+    monkeypatch.setattr(quantizing, "load", missing)
+    assert quantizing.q8_way.__wrapped__() == arithmetic.AVX
+
+
+def product(way: str, kind: str = "q8_0") -> Op:
+    weight = arithmetic.round_q8_0(np.random.default_rng(3).standard_normal((1, 1, 16, 256)).astype(np.float32))
+    return Op("MUL_MAT", (1, 1, len(X), 16), "f32", b"", (Operand(weight, kind), Operand(X[None, None])), q8=way)
+
+
+def verdict(n: Op, found: np.ndarray) -> str:
+    rule = limits.rule_for(limits.RULES, n.name, n.name, "*")
+    best = replay(n, found, enough=rule.match)
+    assert best is not None
+    return limits.verdict(best.nmse, rule.match, 10 * rule.match)
+
+
+@pytest.mark.parametrize("way", OTHERS)
+def test_a_product_is_judged_as_its_cpu_rounds(way, tmp_path):
+    n = product(way)
+    found = one_by_one(X, way).astype(np.float64) @ n.x()[0, 0].T.astype(np.float64)
+    assert verdict(n, found[None, None].astype(np.float32)) == "match"
+    assert verdict(replace(n, q8=arithmetic.AVX), found[None, None].astype(np.float32)) == "wrong"
+    save(tmp_path / "a.safetensors", n, found, found, "node")
+    assert load(tmp_path / "a.safetensors")[0].q8 == way
+
+
+def test_rows_of_a_cache_are_kept_as_the_cpu_rounds():
+    rows = Op("CPY", (1, 1, *X.shape), "q8_0", b"", (Operand(X[None, None]),), q8=arithmetic.PLAIN)
+    found = one_by_one(X, arithmetic.PLAIN)[None, None]
+    assert verdict(rows, found) == "match"
+    assert verdict(replace(rows, q8=arithmetic.AVX), found) == "wrong"
+
+
+@pytest.mark.parametrize("way", OTHERS)
+def test_a_trace_is_judged_as_its_own_cpu_rounds(way):
+    info = Info((1,), (0,), 1, None, {"name": "llama.cpp", "settings": {**Settings().to_json(), "q8": way}}, {})
+    stored = stored_types(Trace(info, {}, {}))
+    assert rounding_type(NATIVE, "Q4_0", stored) == f"Q8_0 {way}"
+    assert policies_for(["Q4_0"], stored, ["f32", NATIVE]) == ["f32", NATIVE]
+    carrier = Carrier([(NATIVE, stored), (NATIVE, {})])
+    mine, usual = carrier.operands("Q4_0", X[None])[0]
+    assert np.array_equal(mine, one_by_one(X, way))
+    assert np.array_equal(usual, one_by_one(X, arithmetic.AVX))
+    with_sums, sums = carrier.operands("Q5_1", X[None])
+    assert np.array_equal(with_sums[0], mine)
+    assert np.array_equal(sums[0], arithmetic.q8_1_sums(X, way))
+    assert not np.array_equal(sums[0], sums[1])
+    kept = Carrier([(NATIVE, {**stored, "cache_k": "Q8_0"})]).stored("cache_k", X[None])
+    assert np.array_equal(kept[0], mine)
+
+
+@pytest.mark.parametrize("said", ["", "of its own", 7, None])
+def test_a_way_that_nobody_knows_is_the_usual_one(said):
+    info = Info((1,), (0,), 1, None, {"name": "x", "settings": {"q8": said}}, {})
+    assert "q8" not in stored_types(Trace(info, {}, {}))
