@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from llamadiff.pipeline import diff
 from llamadiff.taps import parse
 from llamadiff.trace import Trace
 from strangers import recording
-from strangers.arithmetic import Arithmetic
+from strangers.arithmetic import BY_NAME, Arithmetic, bfloat, half
 from strangers.bugs import BUGS
 from strangers.engine import NONE, Bug, Engine, is_scores
 from strangers.model import File, read
@@ -33,6 +33,9 @@ EVERY_KIND = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
 RIGHT_MODELS = ("llama", "qwen2", "qwen3", "moe")
 SHAPES = {"dense": (), "sparse": recording.SPARSE, "logits": recording.LOGITS}
 BY_CAUSE = {injection.name: injection for injection in INJECTIONS}
+INFLATED = 4.0  # how much more may be stated to hide in a wrong trace than in the same without what is wrong
+# NMSE of what no report can see: float32 sums in another order, and one rounding to 16 bits
+ROUNDING = {"f32": 1e-10, "f16": 2.0**-22 / 3, "bf16": 2.0**-16 / 3}
 NOTHING = 1e-14  # an op's error that is none: what float32 leaves where an engine computes in float64
 
 
@@ -136,11 +139,12 @@ class Size(NamedTuple):
 @dataclass(frozen=True, repr=False)
 class Outcome:
     """What the judge made of a run. ``truth``: the error that the bug makes at each tap, against the right op under the
-    same arithmetic, on the same inputs."""
+    same arithmetic, on the same inputs. ``untouched``: what is stated to hide in a right run of that arithmetic."""
 
     case: Case
     comparison: Comparison
     truth: Mapping[str, Size]
+    untouched: Mapping[str, Size]
 
     def __repr__(self) -> str:
         return self.case.name
@@ -157,8 +161,11 @@ class Outcome:
     @property
     def due(self) -> Row | None:
         """The first tap whose error is above what could hide there."""
-        errors = ((row, self.truth.get(row.tap)) for row in self.comparison.rows)
-        return next((row for row, size in errors if size is not None and size.above(stated(row))), None)
+        return next((row for row in self.comparison.rows if self._is_due(row)), None)
+
+    def _is_due(self, row: Row) -> bool:
+        size, right = self.truth.get(row.tap), self.untouched.get(row.tap)
+        return size is not None and (size.above(stated(row)) or (right is not None and size.above(right, INFLATED)))
 
     @property
     def accused(self) -> str | None:
@@ -265,10 +272,39 @@ def judged(case: Case, folder: Path, diagnose: bool = True) -> Outcome:
     with threadpool_limits(1, "blas"):  # such small products gain nothing from two
         taps = taps_of(case, path)
         truth = truth_of(case, path, taps)
+    right = stated_when_right(replace(case, bug=None, decode=_decode(case)), folder) if case.bug else {}
     tokens, n_prefill = _tokens(case)
     trace = recording.save(folder / "candidate.safetensors", taps, tokens, n_prefill, case.precision)
     result = diff(baseline(path, tokens, n_prefill), trace, path, diagnose=diagnose)
-    return Outcome(case, result, truth)
+    return Outcome(case, result, truth, right)
+
+
+def rounding_of(case: Case, folder: Path) -> dict[str, float]:
+    """How far a right run's ops are from exact ones of the same layout, on the same recorded inputs: NMSE.
+
+    At least what the precision explains in which a tap's values are kept, whatever they are stored as.
+    """
+    path = model_file(folder, case.model, case.kind, case.model_seed)
+    taps = taps_of(case, path)
+    exact = replace(BY_NAME["float64"], layout=case.arithmetic.layout, online=case.arithmetic.online)
+    right = Engine(opened(path), exact).run(*_tokens(case), given=taps)
+    floats = {name: values for name, values in taps.items() if values.dtype.kind == "f"}
+    return {name: max(nmse(values, right[name], name), ROUNDING[kept_in(values)]) for name, values in floats.items()}
+
+
+def kept_in(values: Array) -> str:
+    """The coarsest precision that has all values."""
+    values = values.astype(np.float32)
+    for name, rounding in (("bf16", bfloat), ("f16", half)):
+        if np.array_equal(rounding(values), values, equal_nan=True):
+            return name
+    return "f32"
+
+
+@lru_cache(maxsize=256)
+def stated_when_right(case: Case, folder: Path) -> dict[str, Size]:
+    """What could hide in the taps of a right run, as its report says."""
+    return {row.tap: stated(row) for row in judged(case, folder, diagnose=False).comparison.rows}
 
 
 def kind_of(tap: str) -> str:
@@ -285,12 +321,6 @@ def figures(outcome: Outcome) -> list[str]:
     return [f"{word} {nmse:.1e}/{limit:.0e} {verdict}" for word, (nmse, limit, verdict) in worst.items()]
 
 
-def right_cases(arithmetics: Sequence[Arithmetic], models: Sequence[str], kinds: Sequence[str]) -> list[Case]:
-    """Every arithmetic on every model and kind."""
-    return [
-        Case(arithmetic, model, kind)
-        for arithmetic in arithmetics
-        for model in models
-        for kind in kinds
-        if not arithmetic.only or model in arithmetic.only
-    ]
+def figures_of(size: Size | None) -> str:
+    """The three sizes of an error, briefly."""
+    return "/".join(f"{value:.0e}" for value in size) if size is not None else "-"

@@ -15,7 +15,7 @@ from llamadiff.comparison import Comparison
 from llamadiff.pipeline import diff
 from strangers import recording
 from strangers.arithmetic import BY_NAME
-from strangers.crossing import Size, baseline, opened, size_of, stated
+from strangers.crossing import INFLATED, Size, baseline, opened, size_of, stated
 from strangers.engine import Engine, is_scores
 
 Array = np.ndarray
@@ -25,7 +25,6 @@ LENGTHS, LONG = (5, 8, 12, 24, 48), (200, 600)
 MODELS = (("llama", "F32"), ("qwen3", "F16"), ("llama", "Q8_0"), ("moe", "F32"), ("qwen2", "Q8_0"))
 ARITHMETICS = {"F32": ("float32",), "F16": ("float32", "f16 operands"), "Q8_0": ("float32", "Q8_0")}
 KEPT = 0.4  # of the taps, in a sparse trace
-INFLATED = 4.0  # how much more may be stated to hide in a trace with a lie than in the same without
 
 
 @dataclass(frozen=True)

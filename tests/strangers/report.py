@@ -26,6 +26,7 @@ from strangers.crossing import (  # noqa: E402
     Outcome,
     applies,
     figures,
+    figures_of,
     judged,
     model_file,
 )
@@ -142,7 +143,8 @@ def _line(outcome: Outcome, words: list[str], seconds: float) -> str:
         parts.append(f"at {first.tap}{f' [{first.op}]' if first.span else ''}")
         parts.append(f"cause {' or '.join(outcome.causes) or '-'}")
     if outcome.missed:
-        parts.append(f"should be {outcome.missed} with {outcome.truth[outcome.missed].whole:.1e}")
+        size, right = outcome.truth[outcome.missed], outcome.untouched.get(outcome.missed)
+        parts.append(f"should be {outcome.missed} with {figures_of(size)}; when right, {figures_of(right)} could hide")
     if outcome.beside and outcome.case.bug is not None:
         parts.append(f"accuses {', '.join(outcome.beside)}")
     if outcome.case.bug is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 
@@ -10,8 +11,19 @@ import pytest
 
 from strangers.arithmetic import ARITHMETICS, Arithmetic
 from strangers.bugs import BUGS
-from strangers.crossing import BY_CAUSE, EVERY_KIND, RIGHT_MODELS, SHAPES, Case, Outcome, applies, judged
+from strangers.crossing import (
+    BY_CAUSE,
+    EVERY_KIND,
+    RIGHT_MODELS,
+    SHAPES,
+    Case,
+    Outcome,
+    applies,
+    judged,
+    rounding_of,
+)
 
+GENEROUS = 100  # how many times a right op's own rounding may be stated to hide there
 MISNAMED = 0.02  # of the bugs that are found, how many may be called by another bug's name
 QUICK_BUGS = 12  # one in so many is crossed in the quick suite
 PARTS = (
@@ -20,7 +32,18 @@ PARTS = (
 LENGTHS, DECODES = (12, 5, 24, 12, 1, 40), (0, 4, 0, 4, 0, 0)
 PRECISIONS = ("f32", "f32", "f32", "f16", "bf16")
 
-Judged = Callable[[Case], Outcome]
+
+@dataclass
+class Judged:
+    """judge(case): its outcome, found out once."""
+
+    folder: Path
+    known: dict[str, Outcome] = field(default_factory=dict)
+
+    def __call__(self, case: Case) -> Outcome:
+        if case.name not in self.known:
+            self.known[case.name] = judged(case, self.folder)
+        return self.known[case.name]
 
 
 def _right(arithmetics: Sequence[Arithmetic], models: Sequence[str], shapes: Sequence[str], offset: int) -> list[Case]:
@@ -80,15 +103,7 @@ RIGHT = _right(ARITHMETICS, RIGHT_MODELS, tuple(SHAPES), 0)
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    """judge(case): its outcome, found out once."""
-    folder, known = tmp_path_factory.mktemp("crossing"), dict[str, Outcome]()
-
-    def get(case: Case) -> Outcome:
-        if case.name not in known:
-            known[case.name] = judged(case, folder)
-        return known[case.name]
-
-    return get
+    return Judged(tmp_path_factory.mktemp("crossing"))
 
 
 def _accusations(outcome: Outcome) -> list[str]:
@@ -99,6 +114,17 @@ def _accusations(outcome: Outcome) -> list[str]:
 @pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
 def test_a_right_engine_is_not_accused(case: Case, judge: Judged):
     assert _accusations(judge(case)) == []
+
+
+@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
+def test_little_can_hide(case: Case, judge: Judged):
+    """What is stated to hide in a right run is of the size of the rounding that is there."""
+    rows = {row.tap: row.local for row in judge(case).comparison.rows if row.local}
+    rounding = rounding_of(case, judge.folder)
+    generous = {
+        tap: (rows[tap].hides, size) for tap, size in rounding.items() if not rows[tap].hides <= GENEROUS * size
+    }
+    assert generous == {}
 
 
 @pytest.mark.parametrize("case", SPREAD, ids=lambda case: case.name)
