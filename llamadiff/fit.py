@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 EXACT = 1e-13  # NMSE of a row: closer fits say no more
-DISTINCT = 1000.0  # how many times an exact fit's limit another arithmetic must miss a row by, to be told from it
+DISTINCT = 10.0  # how many times an exact fit's limit another arithmetic must miss a row by, to be told from it
 ALIKE = 5.0  # noise of the same kind: within this factor either way
 
 

@@ -11,7 +11,7 @@ from llamaref.config import Rope
 from numpy.typing import NDArray
 
 from llamadiff import arithmetic, fit, limits, metrics, taps
-from llamadiff.allowance import WHOLE, Allowance, Sample
+from llamadiff.allowance import OWN, WHOLE, Allowance, Sample
 from llamadiff.finiteness import open_places, qualified
 from llamadiff.lanes import ANGLES, F32, FREE, FREE_NATIVE, GELU, JITTER, READ, READ_SHAKEN, Lane, Source, rounding_type
 from llamadiff.profile import Profile, profile, rotations
@@ -21,6 +21,7 @@ MOST = 200  # look-alikes that are compared
 # How many times the square of a sample of rounding counts: of a shaken lane, of one that is shaken in its last bits,
 # of an arithmetic that is done in another way.
 SHAKEN, SHAKEN_F32, VARIANT = 2.0, 64.0, 0.02
+APART = 10.0  # an arithmetic that misses a product by so many times as much as another is not the engine's
 FLIPPED = 1.0  # of an arithmetic on inputs that were kept in 16 bits: what is rounded again may go the other way
 
 
@@ -76,7 +77,8 @@ class Judge:
     """The facts of one run that every tap is judged by.
 
     ``weight_types``: tap name -> type of the weight it multiplies by; ``ropes`` of the layers, and
-    ``mean_square_angle`` of each of them, radians. ``described``: errors that have a profile already.
+    ``mean_square_angle`` of each of them, radians. ``described``: errors that have a profile already;
+    ``shown``: by source and kind of operand, the arithmetics that products have shown it not to have.
     """
 
     sources: Mapping[str, Source]
@@ -87,6 +89,7 @@ class Judge:
     ropes: Sequence[Rope | None]
     mean_square_angle: dict[Rope, float] = field(default_factory=dict)
     described: set[tuple[str, str]] = field(default_factory=set)
+    shown: dict[str, dict[str, set[str]]] = field(default_factory=dict)
 
     def finding(
         self,
@@ -152,6 +155,10 @@ class Judge:
         if verdict == limits.MATCH and label in arithmetic.EIGHT_BITS:
             verdict = limits.NOISE
         wrong, hiding = verdict == limits.WRONG, bounds.hiding()
+        if not (wrong or span) and tap.kind.op.startswith("MUL_MAT"):
+            least = max(APART * float(per_row.sum()), bounds.whole)
+            missed = {lane.policy for lane, error in zip(lanes, errors, strict=True) if error.sum() > least}
+            self.shown.setdefault(source.name, {}).setdefault(self._kind(tap), missed).intersection_update(missed)
         shape = None
         if wrong:  # rows are the fault's; most values tell which arithmetic it was
             typical = int(np.argmin([_typical_gap(recorded, right) for right in values]))
@@ -254,8 +261,11 @@ class Judge:
             samples.append(Sample(SHAKEN, made[READ_SHAKEN], made[READ]))
         if not span:
             return [*samples, Sample(VARIANT if source.precision == F32 else FLIPPED, expected, exact)]
-        others = [values for policy, values in made.items() if policy not in (JITTER, F32)]
-        rounded = self._rounding_of_span(seen.values(source.name, source, ranked=True), expected, exact, others, match)
+        shown = self.shown.get(source.name, {}).values()
+        never = set.intersection(*shown) if shown else set()  # the arithmetics that no kind of product has
+        others = [values for policy, values in made.items() if policy not in (JITTER, F32, *never)]
+        limit = WHOLE * match + (OWN * 2 * limits.ROUNDING[source.precision] if source.precision != F32 else 0.0)
+        rounded = self._rounding_of_span(seen.values(source.name, source, ranked=True), expected, exact, others, limit)
         return samples if rounded is None else [*samples, Sample(SHAKEN, rounded, exact)]
 
     def _rounding_of_span(
@@ -264,13 +274,13 @@ class Judge:
         expected: metrics.Rows,
         exact: metrics.Rows,
         others: Sequence[metrics.Rows],
-        match: float,
+        limit: float,
     ) -> metrics.Rows | None:
         """The lane whose rounding a span has: the one that fits some rows exactly, or that errs by as much."""
         errors, sizes = expected.errors(recorded), expected.reference()
         spreads = [other.errors(exact) for other in others]
         apart = [lane.errors(recorded) for lane in (exact, *others) if lane is not expected]
-        if fit.is_certain(errors, apart, sizes, WHOLE * match):
+        if fit.is_certain(errors, apart, sizes, limit):
             return expected
         alike = fit.alike(float(exact.errors(recorded).sum()), [float(spread.sum()) for spread in spreads])
         return None if alike is None else others[alike]
