@@ -10,7 +10,7 @@ import pytest
 from strangers.crossing import size_of
 from strangers.lies import MODELS, PLACES, PRECISIONS, Lie, Setting, drawn, moved, right_taps, told, untouched
 
-QUICK, SLOW, LONG = 36, 1000, 40
+QUICK, SLOW, LONG = 24, 1000, 40
 
 RIGHT = [
     Setting(model, kind, "float32", length, precision, sparse)
