@@ -23,7 +23,15 @@ PLACES = ("row", "head", "channel", "value")
 PRECISIONS = ("f32", "f16", "bf16")
 LENGTHS, LONG = (5, 8, 12, 24, 48), (200, 600)
 MODELS = (("llama", "F32"), ("qwen3", "F16"), ("llama", "Q8_0"), ("moe", "F32"), ("qwen2", "Q8_0"))
-ARITHMETICS = {"F32": ("float32",), "F16": ("float32", "f16 operands"), "Q8_0": ("float32", "Q8_0")}
+ARITHMETICS = {
+    "F32": ("float32", "cache f16"),
+    "F16": ("float32", "f16 operands"),
+    "Q8_0": ("float32", "Q8_0", "int8 of 64"),
+}
+LEAST, MOST = (
+    {"f32": 1e-6, "f16": 1e-4, "bf16": 1e-3},
+    10.0,
+)  # what is moved, in the tap's rms: less would be rounded off
 KEPT = 0.4  # of the taps, in a sparse trace
 
 
@@ -94,7 +102,7 @@ def drawn(seed: int, long: bool = False) -> Lie:
         model, kind, str(rng.choice(ARITHMETICS[kind])), int(rng.choice(LONG if long else LENGTHS)),
         PRECISIONS[seed // 2 % 3], int(rng.integers(1, 5)) if seed % 2 else 0,
     )  # fmt: skip
-    size = float(np.exp(rng.uniform(np.log(1e-6), np.log(10))))
+    size = float(np.exp(rng.uniform(np.log(LEAST[setting.precision]), np.log(MOST))))
     return Lie(setting, seed, str(rng.choice(PLACES)), size, bool(rng.integers(2)))
 
 
