@@ -21,6 +21,7 @@ MOST = 200  # look-alikes that are compared
 # How many times the square of a sample of rounding counts: of a shaken lane, of one that is shaken in its last bits,
 # of an arithmetic that is done in another way.
 SHAKEN, SHAKEN_F32, VARIANT = 2.0, 64.0, 0.02
+FLIPPED = 1.0  # of an arithmetic on inputs that were kept in 16 bits: what is rounded again may go the other way
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ class Judge:
         if READ_SHAKEN in made:
             samples.append(Sample(SHAKEN, made[READ_SHAKEN], made[READ]))
         if not span:
-            return [*samples, Sample(VARIANT, expected, exact)]
+            return [*samples, Sample(VARIANT if source.precision == F32 else FLIPPED, expected, exact)]
         others = [values for policy, values in made.items() if policy not in (JITTER, F32)]
         rounded = self._rounding_of_span(seen.values(source.name, source, ranked=True), expected, exact, others, match)
         return samples if rounded is None else [*samples, Sample(SHAKEN, rounded, exact)]

@@ -7,7 +7,7 @@ thousand. What is read this way is described, and sets the noise that the engine
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,7 +50,7 @@ READ = 4  # taps of a kind that are read
 NEAR = 0.1  # of float32's error, that another arithmetic leaves where the engine's is a variant of it
 ALIKE = 6.0  # how many times the movement of the median token one may have
 UNEVEN = 100.0  # where what is rounded has hardly anything to lose: probabilities near one
-AGREE = 3.0  # sizes of one rounding, read at several taps, differ by less
+AGREE = 5.0  # sizes of one rounding, read at several taps, differ by less
 CACHED = {"kq": "cache_k", "kqv_out": "cache_v"}  # products of attention -> what they read
 BY_TABLE = ("ROPE", "SOFT_MAX", "SWIGLU")  # ops that engines look up or approximate
 KEPT = {"kv_k": "kept_k", "kv_v": "kept_v"}  # caches -> their rows on the way into them
@@ -129,12 +129,17 @@ def read(scene: Scene, findings: Sequence[Finding]) -> dict[str, Rounding]:
     found: dict[str, Rounding] = {}
     for kind in dict.fromkeys(each.kind for each in beyond):
         own = [each for each in beyond if each.kind == kind]
-        mostly = len(own) >= MOSTLY * (len(own) + fitting.get(kind, Counter()).total())
-        for key, taps in {kind: own}.items() if mostly else _by_width(own).items():
-            agreed = _rounding_of(_chosen(taps), scene.clock)
+        groups = {kind: own} if _are_most(own, fitting[kind]) else _by_width(own)
+        for key, taps in groups.items():
+            agreed = _rounding_of(_chosen(taps), scene.clock) if _are_most(taps, fitting[key]) else None
             found |= {key: agreed} if agreed is not None else {}
-    ggmls = {kind: Rounding(counts.most_common(1)[0][0]) for kind, counts in fitting.items()}
+    ggmls = {kind: Rounding(counts.most_common(1)[0][0]) for kind, counts in fitting.items() if counts}
     return ggmls | found if found else {}
+
+
+def _are_most(own: Sequence[Beyond], fitting: Counter[str]) -> bool:
+    """Whether taps that fit nothing are most of their kind."""
+    return len(own) >= MOSTLY * (len(own) + fitting.total())
 
 
 def _by_width(own: Sequence[Beyond]) -> dict[str, list[Beyond]]:
@@ -146,20 +151,23 @@ def _by_width(own: Sequence[Beyond]) -> dict[str, list[Beyond]]:
     return out
 
 
-def _sorted(scene: Scene, findings: Sequence[Finding]) -> tuple[dict[str, Counter[str]], list[Beyond]]:
-    """Of each kind, how many taps fit which known arithmetic; and the taps that fit none."""
-    fitting: dict[str, Counter[str]] = {}
+def _sorted(scene: Scene, findings: Sequence[Finding]) -> tuple[defaultdict[str, Counter[str]], list[Beyond]]:
+    """Of each kind, and each width of it, how many taps fit which known arithmetic; and the taps that fit none."""
+    fitting: defaultdict[str, Counter[str]] = defaultdict(Counter)
     beyond: list[Beyond] = []
+    right = (limits.MATCH, limits.NOISE) if scene.source.precision != F32 else (limits.MATCH,)  # 16 bits are noise
     for finding in findings:
-        local = finding.local.get(scene.source.name)
-        kind = kind_of(finding.tap, scene.run.model)
+        local, tap, model = finding.local.get(scene.source.name), finding.tap, scene.run.model
+        kind = kind_of(tap, model)
         if local is None or local.span or kind is None:
             continue
-        in_half = scene.source.precision != F32  # then what is right is noise
-        if local.verdict == limits.MATCH or (local.verdict == limits.NOISE and in_half):
-            fitting.setdefault(kind, Counter())[local.arithmetic or "F32"] += 1
-        elif local.verdict == limits.WRONG and np.isfinite(local.nmse) and finding.tap.kind.op != "MUL_MAT_ID":
-            beyond.append(Beyond(case_of(scene.run, scene.source, finding.tap, local), local, kind))
+        if local.verdict in right:
+            weight = model.weight_names.get(tap.name)
+            widths = [f"{kind}:{model.weights.shape(weight)[-1]}"] if weight is not None else []
+            for key in (kind, *widths):
+                fitting[key][local.arithmetic or "F32"] += 1
+        elif local.verdict == limits.WRONG and np.isfinite(local.nmse) and tap.kind.op != "MUL_MAT_ID":
+            beyond.append(Beyond(case_of(scene.run, scene.source, tap, local), local, kind))
     return fitting, beyond
 
 
