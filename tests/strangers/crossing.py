@@ -267,7 +267,8 @@ def nmse(values: Array, right: Array, name: str) -> float:
 
 
 def judged(case: Case, folder: Path, diagnose: bool = True) -> Outcome:
-    """Record a run, and have it judged."""
+    """Record a run, and have it judged; without ``diagnose`` causes are looked for only where a right op is accused,
+    which a harmless one may explain."""
     path = model_file(folder, case.model, case.kind, case.model_seed)
     with threadpool_limits(1, "blas"):  # such small products gain nothing from two
         taps = taps_of(case, path)
@@ -275,8 +276,11 @@ def judged(case: Case, folder: Path, diagnose: bool = True) -> Outcome:
     right = stated_when_right(replace(case, bug=None, decode=_decode(case)), folder) if case.bug else {}
     tokens, n_prefill = _tokens(case)
     trace = recording.save(folder / "candidate.safetensors", taps, tokens, n_prefill, case.precision)
-    result = diff(baseline(path, tokens, n_prefill), trace, path, diagnose=diagnose)
-    return Outcome(case, result, truth, right)
+    right_trace = baseline(path, tokens, n_prefill)
+    outcome = Outcome(case, diff(right_trace, trace, path, diagnose=diagnose), truth, right)
+    if diagnose or not outcome.beside:
+        return outcome
+    return replace(outcome, comparison=diff(right_trace, trace, path))
 
 
 def rounding_of(case: Case, folder: Path) -> dict[str, float]:

@@ -28,7 +28,6 @@ from strangers.crossing import (  # noqa: E402
     figures,
     figures_of,
     judged,
-    model_file,
 )
 from strangers.lies import drawn, told, untouched  # noqa: E402
 
@@ -36,13 +35,10 @@ from strangers.lies import drawn, told, untouched  # noqa: E402
 def main() -> None:
     """Runs, or lies, and what became of them."""
     options, totals = _options(), Counter[str]()
-    folder = Path(tempfile.gettempdir()) / "strangers"
-    folder.mkdir(exist_ok=True)
     if options.lies:
         return _lies(options)
     with tempfile.TemporaryDirectory() as scratch:
         for case in _cases(options):
-            _link(folder, Path(scratch), case)
             started = time.perf_counter()
             outcome = judged(case, Path(scratch), diagnose=not options.plain)
             words = _findings(outcome, not options.plain)
@@ -113,15 +109,6 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
 
 def _possible(arithmetic: Arithmetic, bug: str | None, model: str) -> bool:
     return applies(arithmetic, BUGS[bug], model) if bug else not arithmetic.only or model in arithmetic.only
-
-
-def _link(kept: Path, scratch: Path, case: Case) -> None:
-    """Models are written once, and traces apart for every run of this script."""
-    for kind in ("F32", case.kind) if case.kind in ("Q4_K", "Q6_K") else (case.kind,):
-        path = model_file(kept, case.model, kind, case.model_seed)
-        target = scratch / path.name
-        if not target.exists():
-            target.symlink_to(path)
 
 
 def _findings(outcome: Outcome, named: bool) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from strangers.crossing import size_of
 from strangers.lies import MODELS, PLACES, PRECISIONS, Lie, Setting, drawn, moved, right_taps, told, untouched
 
-QUICK, SLOW, LONG = 36, 1000, 40
+QUICK, SLOW, LONG = 24, 1000, 20
 
 RIGHT = [
     Setting(model, kind, "float32", length, precision, sparse)
@@ -41,6 +41,10 @@ def test_a_lie_is_found(seed: int, folder: Path):
 def test_lies_are_found(start: int, folder: Path):
     results = [told(drawn(seed), folder) for seed in range(start, min(start + 47, SLOW))]
     assert [found.line for found in results if found.missed] == []
+    settings = {found.lie.setting for found in results}
+    assert {
+        setting: rows for setting in settings if (rows := [row.tap for row in untouched(setting, folder).wrong])
+    } == {}
 
 
 @pytest.mark.slow
