@@ -6,6 +6,8 @@ BIN = $(VENV)/bin
 CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 export CMAKE_ARGS
 
+# One test a core: most of a test is one process at a time. Neighbours stay together, for what a file's tests share.
+PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 
 # llama.cpp as other x86 machines have it. pip keeps one wheel of a source whatever CMAKE_ARGS says: each has its own.
@@ -38,11 +40,11 @@ demo: install  ## the main job on the shipped model, right and then with a bug i
 	$(BIN)/llamadiff demo
 
 test: develop  ## the quick tests, and the recorded traces against the engine
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 	$(BIN)/llamadiff check captures
 
 test-all: develop  ## every test, the slow ones too
-	$(BIN)/python -m pytest
+	$(PYTEST)
 	$(BIN)/llamadiff check captures
 
 builds: $(BUILDS:%=build/%/tested)  ## llama.cpp built three times, and the tests of what it computes on each

@@ -57,7 +57,7 @@ class Source:
     name: str
     trace: Trace
     policies: Sequence[str]
-    stored: Mapping[str, str]  # cache_k, cache_v -> type
+    stored: Mapping[str, str]  # cache_k, cache_v -> type; q8 -> how it is rounded to
     flash_attn: bool = False
     precision: str = F32
     sparse: bool = False
@@ -69,9 +69,7 @@ class Source:
         cls, name: str, trace: Trace, weight_types: Iterable[str], policies: Sequence[str], taps: Iterable[Tap] = ()
     ) -> Source:
         """A trace of a model with these ``taps``, and what its producer says of its settings."""
-        stored = stored_types(trace)
-        settings = trace.info.producer.get("settings")
-        flash = isinstance(settings, dict) and bool(settings.get("flash_attn"))
+        stored, flash = kept(trace), bool(_settings(trace).get("flash_attn"))
         missing = any(tap.name not in trace for tap in taps if not (tap.kind.optional or tap.causal))
         policies = policies_for(weight_types, stored, policies)
         return cls(name, trace, policies, stored, flash, _precision(trace), missing)
@@ -100,15 +98,22 @@ class Source:
 def stored_types(trace: Trace) -> dict[str, str]:
     """The types that K and V rows have in the cache of a trace's producer; float32 unless it says otherwise.
 
-    Also how its CPU rounds to eight bits (``q8``), where it says that this is not as on most.
     llama.cpp's flash attention casts a float32 cache to float16 (llama-graph.cpp, build_attn_mha).
     """
-    settings = trace.info.producer.get("settings")
-    settings = settings if isinstance(settings, dict) else {}
+    settings = _settings(trace)
     types = {f"cache_{side}": str(settings.get(f"type_{side}", "F32")).upper() for side in "kv"}
-    cache = {side: "F16" if settings.get("flash_attn") and kind == "F32" else kind for side, kind in types.items()}
-    way = settings.get("q8")
-    return {**cache, "q8": way} if way in (arithmetic.NEON, arithmetic.PLAIN) else cache
+    return {side: "F16" if settings.get("flash_attn") and kind == "F32" else kind for side, kind in types.items()}
+
+
+def kept(trace: Trace) -> dict[str, str]:
+    """The types of the cache, and how the CPU rounds to eight bits (``q8``), where the producer says: not as most."""
+    way = _settings(trace).get("q8")
+    return stored_types(trace) | ({"q8": way} if way in (arithmetic.NEON, arithmetic.PLAIN) else {})
+
+
+def _settings(trace: Trace) -> dict[str, Any]:
+    settings = trace.info.producer.get("settings")
+    return settings if isinstance(settings, dict) else {}
 
 
 def policies_for(kinds: Iterable[str], stored: Mapping[str, str], wanted: Sequence[str]) -> list[str]:

@@ -6,17 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from llamaref import Engine
 
 from llamadiff import Trace, arithmetic, limits
+from llamadiff.candidates.engine import record as recorded
 from llamadiff.carrier import Carrier
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.ggml.replay import replay
 from llamadiff.ggml.saved import load, save
-from llamadiff.lanes import NATIVE, policies_for, rounding_type, stored_types
+from llamadiff.lanes import NATIVE, kept, policies_for, rounding_type, stored_types
 from llamadiff.llamacpp import quantizing
 from llamadiff.llamacpp.quantizing import near_halves, q8_way, way_of
 from llamadiff.llamacpp.request import Settings
-from llamadiff.pipeline import record
+from llamadiff.pipeline import diff, record
 from llamadiff.trace import Info
 
 OTHERS = (arithmetic.NEON, arithmetic.PLAIN)
@@ -97,7 +99,7 @@ def test_rows_of_a_cache_are_kept_as_the_cpu_rounds():
 @pytest.mark.parametrize("way", OTHERS)
 def test_a_trace_is_judged_as_its_own_cpu_rounds(way):
     info = Info((1,), (0,), 1, None, {"name": "llama.cpp", "settings": {**Settings().to_json(), "q8": way}}, {})
-    stored = stored_types(Trace(info, {}, {}))
+    stored = kept(Trace(info, {}, {}))
     assert rounding_type(NATIVE, "Q4_0", stored) == f"Q8_0 {way}"
     assert policies_for(["Q4_0"], stored, ["f32", NATIVE]) == ["f32", NATIVE]
     carrier = Carrier([(NATIVE, stored), (NATIVE, {})])
@@ -108,11 +110,21 @@ def test_a_trace_is_judged_as_its_own_cpu_rounds(way):
     assert np.array_equal(with_sums[0], mine)
     assert np.array_equal(sums[0], arithmetic.q8_1_sums(X, way))
     assert not np.array_equal(sums[0], sums[1])
-    kept = Carrier([(NATIVE, {**stored, "cache_k": "Q8_0"})]).stored("cache_k", X[None])
-    assert np.array_equal(kept[0], mine)
+    rows = Carrier([(NATIVE, {**stored, "cache_k": "Q8_0"})]).stored("cache_k", X[None])
+    assert np.array_equal(rows[0], mine)
+
+
+@pytest.mark.parametrize("way", OTHERS)
+def test_a_trace_of_another_cpu_is_admitted_and_judged(way, small_model):
+    """Rounding parts so seldom that these few values do not show it: nothing else may change."""
+    path = small_model("llama", "Q8_0")
+    trace = recorded(Engine(path), (1, 5, 9), "engine")
+    there = Trace(replace(trace.info, producer={"name": "x", "settings": {"q8": way}}), trace, trace.dtypes)
+    assert set(stored_types(there)) == {"cache_k", "cache_v"}
+    assert diff(trace, there, path).verdict == "match"
 
 
 @pytest.mark.parametrize("said", ["", "of its own", 7, None])
 def test_a_way_that_nobody_knows_is_the_usual_one(said):
     info = Info((1,), (0,), 1, None, {"name": "x", "settings": {"q8": said}}, {})
-    assert "q8" not in stored_types(Trace(info, {}, {}))
+    assert "q8" not in kept(Trace(info, {}, {}))
