@@ -10,10 +10,13 @@ from llamaref.config import Rope
 from numpy.typing import NDArray
 
 from llamadiff import arithmetic
-from llamadiff.lanes import NATIVE, READ, READ_SHAKEN, rounding_type
-from llamadiff.rounding import Rounding
+from llamadiff.lanes import NATIVE, READ, READ_SHAKEN, ROUGH, ROUGH_CACHE, rounding_type
+from llamadiff.rounding import ROW, Rounding
 
 Array = NDArray[Any]
+
+CACHES = ("cache_k", "cache_v")
+_ROUGH = {ROUGH: Rounding.to_bits(8, ROW), ROUGH_CACHE: Rounding.to_bits(4, 32)}
 
 
 class Carrier:
@@ -46,6 +49,9 @@ class Carrier:
                     array[number] = arithmetic.ROUNDINGS[to](array[number])
                 if policy == READ_SHAKEN and read is not None:
                     array[number] = read.shaken(array[number])
+            if policy == (ROUGH_CACHE if kind in CACHES else ROUGH):
+                rough = out[1] if kind in CACHES else out[0]
+                rough[number] = _ROUGH[policy].shaken(rough[number])
         return (*out, sums) if sums is not None else tuple(out)
 
     def _read(self, kind: str, width: int) -> Rounding | None:

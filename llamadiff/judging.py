@@ -13,7 +13,21 @@ from numpy.typing import NDArray
 from llamadiff import arithmetic, fit, limits, metrics, taps
 from llamadiff.allowance import OWN, WHOLE, Allowance, Sample
 from llamadiff.finiteness import open_places, qualified
-from llamadiff.lanes import ANGLES, F32, FREE, FREE_NATIVE, GELU, JITTER, READ, READ_SHAKEN, Lane, Source, rounding_type
+from llamadiff.lanes import (
+    ANGLES,
+    F32,
+    FREE,
+    FREE_NATIVE,
+    GELU,
+    JITTER,
+    READ,
+    READ_SHAKEN,
+    ROUGH,
+    ROUGH_CACHE,
+    Lane,
+    Source,
+    rounding_type,
+)
 from llamadiff.profile import Profile, profile, rotations
 
 Array = NDArray[Any]
@@ -21,6 +35,7 @@ MOST = 200  # look-alikes that are compared
 # How many times the square of a sample of rounding counts: of a shaken lane, of one that is shaken in its last bits,
 # of an arithmetic that is done in another way.
 SHAKEN, SHAKEN_F32, VARIANT = 2.0, 64.0, 0.02
+SURE = 1e-9  # NMSE of a row that an arithmetic has exactly, through a span
 APART = 10.0  # an arithmetic that misses a product by so many times as much as another is not the engine's
 FLIPPED = 1.0  # of an arithmetic on inputs that were kept in 16 bits: what is rounded again may go the other way
 
@@ -32,7 +47,7 @@ class Local:
     ``arithmetic`` is the one that fits (None where none does). ``expected`` and ``recorded`` are the two values
     at ``index``, where they differ most. ``span`` names the unrecorded taps this one answers for as well. ``hides`` is
     the largest NMSE that would be taken for rounding, ``hides_row`` that of one row, ``hides_value`` the largest
-    |error| / rms of one value. ``not_finite`` values were recorded where finite ones are right; ``opened`` values could
+    |error| / rms of one value. ``unclear``: unchecked, since an unknown rounding in the span may err as much. ``not_finite`` values were recorded where finite ones are right; ``opened`` values could
     not be judged, since no finite ones are right there on these inputs, in the rows of ``open_tokens``: errors are over
     the others, NaN where there are none.
     """
@@ -52,6 +67,7 @@ class Local:
     hides: float = 0.0
     hides_row: float = 0.0
     hides_value: float = 0.0
+    unclear: bool = False
     not_finite: int = 0
     opened: int = 0
     open_tokens: tuple[int, ...] = ()
@@ -78,7 +94,8 @@ class Judge:
 
     ``weight_types``: tap name -> type of the weight it multiplies by; ``ropes`` of the layers, and
     ``mean_square_angle`` of each of them, radians. ``described``: errors that have a profile already;
-    ``shown``: by source and kind of operand, the arithmetics that products have shown it not to have.
+    ``shown``: by source and kind of operand, the arithmetics that products have shown it not to have; ``known``:
+    sources that have shown which arithmetic they do have.
     """
 
     sources: Mapping[str, Source]
@@ -90,6 +107,7 @@ class Judge:
     mean_square_angle: dict[Rope, float] = field(default_factory=dict)
     described: set[tuple[str, str]] = field(default_factory=set)
     shown: dict[str, dict[str, set[str]]] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
 
     def finding(
         self,
@@ -154,11 +172,13 @@ class Judge:
         verdict = bounds.verdict(per_row, largest, recorded)
         if verdict == limits.MATCH and label in arithmetic.EIGHT_BITS:
             verdict = limits.NOISE
+        if verdict == limits.WRONG and span and self._is_unclear(source, seen, per_row, errors):
+            verdict = limits.UNCHECKED
         wrong, hiding = verdict == limits.WRONG, bounds.hiding()
-        if not (wrong or span) and tap.kind.op.startswith("MUL_MAT"):
+        if verdict in (limits.MATCH, limits.NOISE):
             least = max(APART * float(per_row.sum()), bounds.whole)
             missed = {lane.policy for lane, error in zip(lanes, errors, strict=True) if error.sum() > least}
-            self.shown.setdefault(source.name, {}).setdefault(self._kind(tap), missed).intersection_update(missed)
+            self._note(source, tap, missed, bool(span))
         shape = None
         if wrong:  # rows are the fault's; most values tell which arithmetic it was
             typical = int(np.argmin([_typical_gap(recorded, right) for right in values]))
@@ -168,7 +188,7 @@ class Judge:
             arithmetic=None if wrong else label, limit=match, noise_limit=hiding.whole, verdict=verdict,
             token=worst.token, index=worst.index, expected=worst.baseline, recorded=worst.candidate,
             per_token=tuple(metrics.ratio(float(e), float(r)) for e, r in zip(per_row, reference, strict=True)),
-            span=span, profile=shape, hides=hiding.whole, hides_row=hiding.row, hides_value=hiding.value,
+            span=span, profile=shape, unclear=verdict == limits.UNCHECKED, hides=hiding.whole, hides_row=hiding.row, hides_value=hiding.value,
         )  # fmt: skip
         return found, tuple(
             frozenset(
@@ -244,6 +264,27 @@ class Judge:
         read = source.reading.get(tap.kind.op)
         return SHAKEN * read.size**2 if read is not None else 0.0
 
+    def _note(self, source: Source, tap: taps.Tap, missed: set[str], in_span: bool) -> None:
+        """What a right tap shows of a source's arithmetic: the policies that it cannot have."""
+        if missed:
+            self.known.add(source.name)
+        if not in_span and tap.kind.op.startswith("MUL_MAT"):
+            self.shown.setdefault(source.name, {}).setdefault(self._kind(tap), missed).intersection_update(missed)
+
+    def _is_unclear(self, source: Source, seen: _Seen, nearest: Array, errors: Sequence[Array]) -> bool:
+        """Whether a span errs as one in unknown arithmetic may: by what 8 bits, or a cache of 4 bits, would do.
+
+        Not where another tap, or a row, has shown which arithmetic the source has. ``nearest`` are the rows' errors
+        under the arithmetic that fits best, ``errors`` those under each.
+        """
+        made = {lane.policy: seen.lane(lane, source, ranked=True) for lane in seen.lanes_of(source)}
+        exact = next(iter(made.values()))
+        others = [error for error in errors if error is not nearest]
+        if source.name in self.known or fit.is_certain(nearest, others, exact.reference(), SURE):
+            return False
+        rough = [float(made[policy].errors(exact).sum()) for policy in (ROUGH, ROUGH_CACHE) if policy in made]
+        return fit.alike(float(errors[0].sum()), rough) is not None
+
     def _noise(
         self, source: Source, seen: _Seen, expected: metrics.Rows, span: Sequence[str], match: float
     ) -> list[Sample]:
@@ -263,7 +304,7 @@ class Judge:
             return [*samples, Sample(VARIANT if source.precision == F32 else FLIPPED, expected, exact)]
         shown = self.shown.get(source.name, {}).values()
         never = set.intersection(*shown) if shown else set()  # the arithmetics that no kind of product has
-        others = [values for policy, values in made.items() if policy not in (JITTER, F32, *never)]
+        others = [values for policy, values in made.items() if policy not in (JITTER, ROUGH, ROUGH_CACHE, F32, *never)]
         limit = WHOLE * match + (OWN * 2 * limits.ROUNDING[source.precision] if source.precision != F32 else 0.0)
         rounded = self._rounding_of_span(seen.values(source.name, source, ranked=True), expected, exact, others, limit)
         return samples if rounded is None else [*samples, Sample(SHAKEN, rounded, exact)]

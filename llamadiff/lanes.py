@@ -26,7 +26,14 @@ POLICIES = (F32, NATIVE, F16, BF16)
 JITTER = "jitter"  # float32 on values that are shaken by as much as their own rounding
 SAMPLE = 4096  # values of a tap that show what it is kept in
 READ, READ_SHAKEN = "read", "read, shaken"  # roundings read back from a trace: without, and with their noise
+ROUGH, ROUGH_CACHE = "8 bits", "4-bit cache"  # what unknown arithmetics may do to a span: activations, K and V
 ANGLES, GGML_ANGLES = "angles", "ggml angles"
+SHAKEN = {
+    JITTER,
+    READ_SHAKEN,
+    ROUGH,
+    ROUGH_CACHE,
+}  # policies that measure noise
 GELU = "gelu"
 
 
@@ -40,7 +47,7 @@ class Lane:
     @property
     def shaken(self) -> bool:
         """Whether it measures noise, and is no arithmetic of its own."""
-        return self.policy in (JITTER, READ_SHAKEN)
+        return self.policy in SHAKEN
 
 
 FREE, FREE_NATIVE = Lane(None, F32), Lane(None, NATIVE)
@@ -78,6 +85,7 @@ class Source:
     def lanes(self) -> list[Lane]:
         read = [READ, READ_SHAKEN] if self.reading else []
         shaken = [JITTER] if self.sparse or self.precision != F32 else []
+        shaken += [ROUGH, ROUGH_CACHE] if self.sparse else []
         return [Lane(self.name, policy) for policy in (*self.policies, *read, *shaken)]
 
     def is_whole(self, name: str) -> bool:
@@ -138,7 +146,7 @@ def rounding_type(
         return GGML_ANGLES if policy == NATIVE else "F32"
     if kind == GELU:
         return arithmetic.GELU_TABLE if policy == NATIVE else "F32"
-    if policy == JITTER:
+    if policy in (JITTER, ROUGH, ROUGH_CACHE):
         return "F32"
     if policy in (READ, READ_SHAKEN):
         return reading[kind].base if reading and kind in reading else "F32"

@@ -36,6 +36,11 @@ class Rounding:
         noise = np.random.default_rng(0).uniform(-reach, reach, x.shape)
         return np.asarray(x + steps(x, self.block) * noise, x.dtype)
 
+    @classmethod
+    def to_bits(cls, bits: int, block: int) -> Rounding:
+        """That of whole numbers of so many bits, to the nearest."""
+        return cls("F32", block, UNIFORM * LEVELS / (2 ** (bits - 1) - 1))
+
     @property
     def bits(self) -> int:
         """How many bits round as much, to the nearest."""

@@ -244,6 +244,8 @@ def _unchecked(whose: str, rows: Sequence[Row], gaps: bool, coverage: Coverage |
     if not rows:
         return f"nothing could be judged: {whose} recorded no tap of this model"
     differing = [row for row in rows if row.verdict == limits.UNCHECKED]
+    if differing and differing[0].local is not None and differing[0].local.unclear:
+        return unjudged.unclear(whose, differing)
     if differing:
         first = differing[0]
         sound = first.candidate is None or not (first.candidate.nan or first.candidate.inf)

@@ -100,6 +100,17 @@ def step_when_unjudgeable(rows: Sequence[Row]) -> tuple[str, ...]:
     )
 
 
+def unclear(whose: str, rows: Sequence[Row]) -> str:
+    """That a span is off by as much as a rounding that cannot be seen may leave."""
+    first = rows[0]
+    assert first.local is not None
+    return (
+        f"{first.tap} cannot be judged: what was not recorded before it ({first.span[0]} to {first.span[-1]}) is off by "
+        f"an NMSE of {first.local.nmse:.1e}; rounding to 8 bits, or a cache of 4 bits, may leave as much, and no tap "
+        f"shows whether {whose} rounds so"
+    )
+
+
 def _in_tokens(local: Local) -> str:
     """Which rows are concerned, if not all are."""
     tokens, count = local.open_tokens, len(local.per_token)
