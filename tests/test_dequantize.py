@@ -90,7 +90,7 @@ def test_no_thread_outlives_a_run_that_is_refused(some, monkeypatch):
     before = threading.enumerate()
     with pytest.raises(UserError, match="no chat template"):
         llamadiff.compare(some("Q8_0"), "hi", chat=True)
-    assert threading.enumerate() == before
+    assert set(threading.enumerate()) <= set(before)  # others may have ended meanwhile
 
 
 def test_what_cannot_be_decoded_is_told_to_who_asks(some, monkeypatch, capfd):
