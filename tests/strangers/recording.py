@@ -39,6 +39,7 @@ def save(
         parts.append(data)
         end += len(data)
     text = json.dumps(header).encode()
+    path.unlink(missing_ok=True)  # a file of its own: what was there may still be mapped
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
     return path
 
