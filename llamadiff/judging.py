@@ -47,9 +47,10 @@ class Local:
     ``arithmetic`` is the one that fits (None where none does). ``expected`` and ``recorded`` are the two values
     at ``index``, where they differ most. ``span`` names the unrecorded taps this one answers for as well. ``hides`` is
     the largest NMSE that would be taken for rounding, ``hides_row`` that of one row, ``hides_value`` the largest
-    |error| / rms of one value. ``unclear``: unchecked, since an unknown rounding in the span may err as much. ``not_finite`` values were recorded where finite ones are right; ``opened`` values could
-    not be judged, since no finite ones are right there on these inputs, in the rows of ``open_tokens``: errors are over
-    the others, NaN where there are none.
+    |error| / rms of one value. ``unclear``: unchecked, since an unknown rounding in the span may err as much.
+    ``not_finite`` values were recorded where finite ones are right; ``opened`` values could not be judged, since no
+    finite ones are right there on these inputs, in the rows of ``open_tokens``: errors are over the others, NaN where
+    there are none.
     """
 
     nmse: float
@@ -188,7 +189,8 @@ class Judge:
             arithmetic=None if wrong else label, limit=match, noise_limit=hiding.whole, verdict=verdict,
             token=worst.token, index=worst.index, expected=worst.baseline, recorded=worst.candidate,
             per_token=tuple(metrics.ratio(float(e), float(r)) for e, r in zip(per_row, reference, strict=True)),
-            span=span, profile=shape, unclear=verdict == limits.UNCHECKED, hides=hiding.whole, hides_row=hiding.row, hides_value=hiding.value,
+            span=span, profile=shape, unclear=verdict == limits.UNCHECKED,
+            hides=hiding.whole, hides_row=hiding.row, hides_value=hiding.value,
         )  # fmt: skip
         return found, tuple(
             frozenset(

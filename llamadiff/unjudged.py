@@ -104,8 +104,9 @@ def unclear(whose: str, rows: Sequence[Row]) -> str:
     """That a span is off by as much as a rounding that cannot be seen may leave."""
     first = rows[0]
     assert first.local is not None
+    where = f"{first.span[0]} to {first.span[-1]}"
     return (
-        f"{first.tap} cannot be judged: what was not recorded before it ({first.span[0]} to {first.span[-1]}) is off by "
+        f"{first.tap} cannot be judged: what was not recorded before it ({where}) is off by "
         f"an NMSE of {first.local.nmse:.1e}; rounding to 8 bits, or a cache of 4 bits, may leave as much, and no tap "
         f"shows whether {whose} rounds so"
     )
