@@ -146,6 +146,11 @@ class Allowance:
         """The same of each row."""
         return self._part(self._size, self._sums.rows, self._width)
 
+    @property
+    def unseen(self) -> Hiding:
+        """What could hide in a match, whatever noise there might be."""
+        return Hiding(self.match, ROW * self.match, float(np.sqrt(VALUE * self.match)))
+
     def hiding(self) -> Hiding:
         """What could hide below these limits."""
         total = float(self._size.sum())

@@ -175,8 +175,9 @@ class Judge:
             verdict = limits.NOISE
         if verdict == limits.WRONG and span and self._is_unclear(source, seen, per_row, errors):
             verdict = limits.UNCHECKED
-        wrong, hiding = verdict == limits.WRONG, bounds.hiding()
-        if verdict in (limits.MATCH, limits.NOISE):
+        wrong, trusted = verdict == limits.WRONG, source.name == "baseline"
+        hiding = bounds.unseen if trusted and verdict == limits.MATCH else bounds.hiding()
+        if not trusted and verdict in (limits.MATCH, limits.NOISE):
             least = max(APART * float(per_row.sum()), bounds.whole)
             missed = {lane.policy for lane, error in zip(lanes, errors, strict=True) if error.sum() > least}
             self._note(source, tap, missed, bool(span))
