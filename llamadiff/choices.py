@@ -62,6 +62,13 @@ def _is_undone(model: Model, pair: tuple[Tap, Array, Array], treatment: str) -> 
     return _same(undone(own, tap, _entry(tap.kind.word, treatment), model), right) and not _same(own, right)
 
 
+def _is_nearer(model: Model, pair: tuple[Tap, Array, Array], treatment: str) -> bool:
+    """Whether undoing a treatment brings a tap nearer to the baseline's, however far that has drifted."""
+    tap, own, right = pair
+    plain = undone(own, tap, _entry(tap.kind.word, treatment), model)
+    return metrics.nmse(plain, right, 0) < metrics.nmse(own, right, 0)
+
+
 def _entry(word: str, treatment: str) -> Entry:
     return Entry(word, word, None, (treatment,))
 
@@ -80,8 +87,8 @@ def _permuted(model: Model, pairs: Pairs) -> Iterator[Choice]:
 
 def _unweighted(model: Model, pairs: Pairs) -> Iterator[Choice]:
     norms = [word for word, (tap, *_) in pairs.items() if tap.kind.op in ("RMS_NORM", "NORM") and "cur" not in word]
-    folded = [word for word in norms if _is_undone(model, pairs[word], "unweighted")]
-    if folded:
+    if any(_is_undone(model, pairs[word], "unweighted") for word in norms):
+        folded = [word for word in norms if _is_nearer(model, pairs[word], "unweighted")]
         yield Choice("has the weights of its norms in the matrices behind them", dict.fromkeys(folded, "unweighted"))
 
 

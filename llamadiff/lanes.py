@@ -157,11 +157,12 @@ def rounding_type(
     return policy.upper()
 
 
-def shaken(values: Array) -> Array:
-    """Values moved at random by up to half a step of the precision they are kept in."""
+def shaken(values: Array, in_half: bool) -> Array:
+    """Values moved at random by up to half a step of what they are kept in; ``in_half``: if that is 16 bits."""
     if values.dtype.kind != "f":
         return values
-    step = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}[arithmetic.precision(values)]
+    kept = arithmetic.precision(values) if in_half else F32
+    step = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}[kept]
     noise = np.random.default_rng(0).uniform(-step, step, values.shape)
     return np.asarray(values * (1 + noise), values.dtype)
 

@@ -30,7 +30,7 @@ from llamadiff.diagnose.softmax import Softmax
 from llamadiff.judging import Finding, Local
 from llamadiff.lanes import F32, rounding_type
 from llamadiff.model import Runnable
-from llamadiff.rounding import BLOCKS, LEVELS, OWN, Rounding, steps
+from llamadiff.rounding import BLOCKS, LEVELS, OWN, UNIFORM, Rounding, steps
 from llamadiff.taps import Tap
 
 Array = NDArray[Any]
@@ -39,6 +39,7 @@ Looks = dict[int, tuple[float, float]]  # what shares a step -> the largest move
 EVEN = 8.0  # the largest movement over their rms: sqrt(3) of a rounding, up to this where roundings add up
 STEPS_OF_8 = 1.25  # steps of 8 bits that activations may be moved by at most: 1 where values are cut off
 STEPS_OF_4 = LEVELS / 7 * STEPS_OF_8  # the same of a cache, which may have 4
+USUAL = 1.5 * UNIFORM * LEVELS / 7  # the rms of 4 bits, in steps of 8, with some room
 FLOATING = 2.0**-6  # of a value: sums and values of 16 bits are moved by less
 SUMMED = EVEN * 2.0**-7  # the same where an error is a sum of many
 CRUDE = 2.0**-7  # of a value (an angle, an exponent), that a table or a polynomial of 16 bits is off by at most
@@ -67,13 +68,17 @@ def _like_rounding(d: Array, x: Array, most: float = STEPS_OF_8) -> Looks:
 
 
 def _even(
-    most: float, movements: Iterable[tuple[int, Array, Array]], own: float = FLOATING, even: float = EVEN
+    most: float,
+    movements: Iterable[tuple[int, Array, Array]],
+    own: float = FLOATING,
+    even: float = EVEN,
+    usual: float = np.inf,
 ) -> Looks:
     """Of movements [token, ...] in several steps (block, movement, its steps), those that rounding may make.
 
     They are even over all values, in every token as in the others, and no larger than it. ``most``: how many steps
     rounding may move a value by; ``own``: the part of a value, where that is its own step; ``even``: how many times the
-    rms one value may be moved by.
+    rms one value may be moved by; ``usual``: the largest rms, in steps.
     """
     found: Looks = {}
     for block, moved, step in movements:
@@ -82,7 +87,7 @@ def _even(
         tokens = np.sqrt((in_steps**2).sum(axis=1) / np.maximum(counts, 1))
         size, peak = float(np.sqrt((in_steps**2).sum() / max(1, counts.sum()))), float(in_steps.max())
         alike = even >= UNEVEN or tokens.max() <= ALIKE * np.median(tokens)
-        if 0 < peak <= min(own if block == OWN else most, even * size) and alike:
+        if 0 < peak <= min(own if block == OWN else most, even * size) and size <= usual and alike:
             found[block] = peak / size, size
     return found
 
@@ -342,7 +347,7 @@ def _of_scores(case: Case, recipe: Scores, error: Array) -> Looks:
         moved = np.einsum("thd,shd->ths", q * q, dk * dk) + np.einsum("thd,shd->ths", dq * dq, k * k)
         return np.asarray(np.sqrt(moved) * seen[:, None])
 
-    return _even(EVEN * STEPS_OF_4, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED)
+    return _even(np.inf, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED, EVEN, USUAL)
 
 
 def _of_values(recipe: Values, error: Array) -> Looks:
@@ -356,6 +361,6 @@ def _of_values(recipe: Values, error: Array) -> Looks:
 
     looks: Looks = {}
     if not _is_steady(error.reshape(len(error), -1), right.reshape(len(right), -1)):
-        looks = _even(EVEN * STEPS_OF_4, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED)
+        looks = _even(np.inf, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED, EVEN, USUAL)
     terms = np.einsum("hts,shd->thd", p, np.abs(v))  # of one weight near one, rounding is a factor
     return looks or _even(0.0, [(OWN, np.abs(error), terms)], CRUDE / 2, UNEVEN)

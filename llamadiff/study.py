@@ -134,7 +134,9 @@ class Study(Carrier):
             if lane.source is not None and lane.source in recorded:
                 own, rows = recorded[lane.source], self.sources[lane.source].whole_rows(name)
                 values = own if rows is None else np.where(_along_first(rows, own), own, values)
-            out[number] = shaken(values) if lane.policy == JITTER else values
+            if lane.policy == JITTER and lane.source is not None:
+                values = shaken(values, self.sources[lane.source].precision != F32)
+            out[number] = values
         return out
 
     # -- which lanes are worth their while ------------------------------------------------------------------------
