@@ -210,9 +210,18 @@ def rows_of(
 
 
 def with_explanations(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tuple[Row, ...]:
-    """The rows, those noise that a harmless way of computing explains."""
+    """The rows, those noise that a harmless way of computing explains, and those wrong that a known bug does."""
     ways = explained(diagnosis)
-    return tuple(_explained(row, ways[row.tap]) if row.tap in ways else row for row in rows)
+    wrong = {tap for d in diagnosis if d.known and not d.harmless for tap in d.taps}
+    return tuple(
+        _explained(row, ways[row.tap]) if row.tap in ways else _wrong(row) if row.tap in wrong else row for row in rows
+    )
+
+
+def _wrong(row: Row) -> Row:
+    """A row that a known bug explains, whatever else might."""
+    local = replace(row.local, verdict=limits.WRONG, unclear=False) if row.local else None
+    return replace(row, verdict=limits.WRONG, local=local)
 
 
 def _explained(row: Row, way: str) -> Row:

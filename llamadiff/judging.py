@@ -286,7 +286,7 @@ class Judge:
         if source.name in self.known or fit.is_certain(nearest, others, exact.reference(), SURE):
             return False
         rough = [float(made[policy].errors(exact).sum()) for policy in (ROUGH, ROUGH_CACHE) if policy in made]
-        return fit.alike(float(errors[0].sum()), rough) is not None
+        return bool(errors[0].sum() <= fit.ALIKE * max(rough, default=0.0))
 
     def _noise(
         self, source: Source, seen: _Seen, expected: metrics.Rows, span: Sequence[str], match: float

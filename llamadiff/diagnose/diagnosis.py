@@ -79,6 +79,7 @@ class _Group:
     fits: tuple[Fit, ...]
     nearest: tuple[Fit, ...]
     complete: bool
+    unclear: bool = False
     right: dict[str, float] = field(default_factory=dict)
     left: dict[str, dict[Any, float]] = field(default_factory=dict)  # tap -> fit's key -> NMSE
 
@@ -152,12 +153,13 @@ def diagnose(scene: Scene, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]
         if local is not None:
             scene.progress(f"looking for the cause of {finding.tap.name}")
             _join(groups, scene, finding.tap, local)
-    return tuple(replace(group.diagnosis(), by_graph=scene.by_graph) for group in groups)
+    kept = [group for group in groups if group.fits or not group.unclear]  # what is unclear may be no mistake
+    return tuple(replace(group.diagnosis(), by_graph=scene.by_graph) for group in kept)
 
 
 def _wrong(finding: Finding, name: str) -> Local | None:
     local = finding.local.get(name)
-    return local if local is not None and local.verdict == "wrong" else None
+    return local if local is not None and (local.verdict == "wrong" or local.unclear) else None
 
 
 def case_of(run: Run, source: Source, tap: taps.Tap, local: Local) -> Case:
@@ -197,7 +199,7 @@ def _join(groups: list[_Group], scene: Scene, tap: taps.Tap, local: Local) -> No
     if not outcome.tried:
         return
     nearest = () if local.not_finite else outcome.nearest  # what comes near elsewhere says nothing of a NaN
-    group = _Group(outcome.fits, nearest, outcome.complete)
+    group = _Group(outcome.fits, nearest, outcome.complete, local.unclear)
     group.add(tap.name, local.nmse, outcome.fits)
     groups.append(group)
 
