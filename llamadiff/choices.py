@@ -86,7 +86,11 @@ def _permuted(model: Model, pairs: Pairs) -> Iterator[Choice]:
 
 
 def _unweighted(model: Model, pairs: Pairs) -> Iterator[Choice]:
-    norms = [word for word, (tap, *_) in pairs.items() if tap.kind.op in ("RMS_NORM", "NORM") and "cur" not in word]
+    norms = [
+        word for word, (tap, own, _) in pairs.items()
+        if tap.kind.op in ("RMS_NORM", "NORM") and "cur" not in word
+        and model.weights.shape(model.weight_names[tap.name]) == own.shape[-1:]
+    ]  # fmt: skip
     if any(_is_undone(model, pairs[word], "unweighted") for word in norms):
         folded = [word for word in norms if _is_nearer(model, pairs[word], "unweighted")]
         yield Choice("has the weights of its norms in the matrices behind them", dict.fromkeys(folded, "unweighted"))

@@ -45,8 +45,9 @@ class Local:
     """A recorded tap against what the engine computes from the same trace's inputs.
 
     ``arithmetic`` is the one that fits (None where none does). ``expected`` and ``recorded`` are the two values
-    at ``index``, where they differ most. ``span`` names the unrecorded taps this one answers for as well. ``hides`` is
-    the largest NMSE that would be taken for rounding, ``hides_row`` that of one row, ``hides_value`` the largest
+    at ``index``, where they differ most. ``span`` names the unrecorded taps this one answers for as well. ``least`` is
+    the smallest NMSE that an arithmetic leaves, if it has one error for all rows; ``hides`` the largest that would be
+    taken for rounding, ``hides_row`` that of one row, ``hides_value`` the largest
     |error| / rms of one value. ``unclear``: unchecked, since an unknown rounding in the span may err as much.
     ``not_finite`` values were recorded where finite ones are right; ``opened`` values could not be judged, since no
     finite ones are right there on these inputs, in the rows of ``open_tokens``: errors are over the others, NaN where
@@ -65,6 +66,7 @@ class Local:
     per_token: tuple[float, ...]
     span: tuple[str, ...]
     profile: Profile | None = None
+    least: float = 0.0
     hides: float = 0.0
     hides_row: float = 0.0
     hides_value: float = 0.0
@@ -190,7 +192,7 @@ class Judge:
             arithmetic=None if wrong else label, limit=match, noise_limit=hiding.whole, verdict=verdict,
             token=worst.token, index=worst.index, expected=worst.baseline, recorded=worst.candidate,
             per_token=tuple(metrics.ratio(float(e), float(r)) for e, r in zip(per_row, reference, strict=True)),
-            span=span, profile=shape, unclear=verdict == limits.UNCHECKED,
+            least=self._least(errors, reference), span=span, profile=shape, unclear=verdict == limits.UNCHECKED,
             hides=hiding.whole, hides_row=hiding.row, hides_value=hiding.value,
         )  # fmt: skip
         return found, tuple(
@@ -267,6 +269,11 @@ class Judge:
         read = source.reading.get(tap.kind.op)
         return SHAKEN * read.size**2 if read is not None else 0.0
 
+    def _least(self, errors: Sequence[Array], reference: Array) -> float:
+        """The NMSE under the arithmetic that has the smallest error in each phase."""
+        total = sum(min(float(error[phase].sum()) for error in errors) for phase in self._phases)
+        return metrics.ratio(total, float(reference.sum()))
+
     def _note(self, source: Source, tap: taps.Tap, missed: set[str], in_span: bool) -> None:
         """What a right tap shows of a source's arithmetic: the policies that it cannot have."""
         if missed:
@@ -286,7 +293,7 @@ class Judge:
         if source.name in self.known or fit.is_certain(nearest, others, exact.reference(), SURE):
             return False
         rough = [float(made[policy].errors(exact).sum()) for policy in (ROUGH, ROUGH_CACHE) if policy in made]
-        return bool(errors[0].sum() <= fit.ALIKE * max(rough, default=0.0))
+        return bool(errors[0].sum() <= max(rough, default=0.0))
 
     def _noise(
         self, source: Source, seen: _Seen, expected: metrics.Rows, span: Sequence[str], match: float

@@ -188,14 +188,15 @@ def _chosen(own: Sequence[Beyond]) -> list[Beyond]:
 
 def _rounding_of(chosen: Sequence[Beyond], clock: Clock) -> Rounding | None:
     """The rounding that most of some taps show: a known one, and what is left of it in the steps that make it even."""
-    errors = [found for each in chosen if (found := _errors(each.case))]
-    if not errors:
+    read = [(each, found) for each in chosen if (found := _errors(each.case))]
+    if not read:
         return None
+    errors = [found for _, found in read]
     base = _base(errors)
     left = [float((each[base] ** 2).sum() / (each["F32"] ** 2).sum()) for each in errors]
     if base in OTHERS and max(left) <= VARIES:
         return Rounding(base)
-    looks = [_looks(each.case, found[base]) for each, found in zip(chosen, errors, strict=True)]
+    looks = [_looks(each.case, found[base]) for each, found in read]
     agreed = _agreed(base, looks, AGREE if chosen[0].case.weight is not None else UNEVEN)
     return None if agreed is None or _is_known(chosen, clock) else agreed
 
@@ -215,7 +216,7 @@ def _agreed(base: str, looks: Sequence[Looks], agree: float) -> Rounding | None:
 def _is_known(chosen: Sequence[Beyond], clock: Clock) -> bool:
     """Whether a known bug, or another known way that is none, explains a tap: asked of the first of each width."""
     firsts = {each.shape[1]: each for each in reversed(chosen)}
-    fits = [fit for each in firsts.values() for fit in search(each.case, each.local.nmse, clock, pairs=False).fits]
+    fits = [fit for each in firsts.values() for fit in search(each.case, each.local.least, clock, pairs=False).fits]
     return any(fit.causes != ("activations-rounded",) for fit in fits)
 
 

@@ -65,7 +65,7 @@ def test_a_decoder_that_is_off_by_one_bit_is_refused_and_named(some, monkeypatch
     after = llamadiff.compare(path, tokens=[1, 2, 3])
     assert (before.decoding.by_ggml, before.decoding.refused) == (1, ())
     assert (after.decoding.by_ggml, after.decoding.refused) == (0, (NAME,))
-    assert [row.local.nmse for row in after.rows] == [row.local.nmse for row in before.rows]
+    np.testing.assert_array_equal(*([row.local.nmse for row in result.rows] for result in (after, before)))
 
 
 def test_without_the_library_gguf_py_decodes(some, monkeypatch):

@@ -27,7 +27,8 @@ BUGS = [
     for model in injection.models
     for kind in injection.kinds
 ]
-WRONG = [case for case in BUGS if not case.values[0].harmless]
+WRONG = [case for case in BUGS if not (case.values[0].harmless or case.values[0].choice)]
+CHOICES = [case for case in BUGS if case.values[0].choice]
 HARMLESS = [case for case in BUGS if case.values[0].harmless]
 
 
@@ -83,6 +84,14 @@ def test_a_harmless_difference_is_noise(injection: Injection, model: str, kind: 
     assert result.verdict == "noise"
     assert all(known_bugs()[cause.name].harmless for found in result.diagnosis for cause in found.causes)
     assert injection.cause in {cause.name for found in result.diagnosis for cause in found.causes} or not result.wrong
+
+
+@pytest.mark.parametrize(("injection", "model", "kind"), CHOICES)
+def test_a_choice_that_cancels_is_named_and_no_mistake(injection: Injection, model: str, kind: str, compared):
+    result = compared(injection, model, kind)
+    assert result.verdict == "match"
+    assert len(result.manner.choices) == 1
+    assert result.manner.choices[0].lines in result.summary
 
 
 @pytest.mark.parametrize("model", sorted({model for injection in INJECTIONS for model in injection.models}))

@@ -220,14 +220,14 @@ def _again(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit
 
 def _replayed(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit]:
     case = case_of(scene.run, scene.source, tap, local)
-    found = [replayed(case, local.nmse, fit.key, [step.value for step in fit.steps]) for fit in group.fits]
+    found = [replayed(case, local.least, fit.key, [step.value for step in fit.steps]) for fit in group.fits]
     return [fit for fit in found if fit is not None]
 
 
 def _looked_for(scene: Scene, tap: taps.Tap, local: Local, first: bool) -> Outcome:
     near = scene.thorough or (_short(local) and first)
     if not local.span or (scene.by_graph and near):
-        return search(case_of(scene.run, scene.source, tap, local), local.nmse, scene.clock, pairs=first)
+        return search(case_of(scene.run, scene.source, tap, local), local.least, scene.clock, pairs=first)
     if near and not scene.by_graph:
         return search_span(scene.run, scene.source, tap, local, scene.clock, scene.progress)
     return Outcome((), ())

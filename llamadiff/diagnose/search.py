@@ -17,7 +17,6 @@ from llamadiff.diagnose.subgraph import Subgraph
 SAMPLE = 64  # outputs of a product that are tried first
 EXPLAINS = 0.01  # what a fit may leave of the right op's error
 VARIES = 0.05  # the same of a way of rounding: a value on the edge between two steps may go either way
-SAME = 0.5  # of the right op's distance, that the nearest of its arithmetics has at least
 OTHER_SUMS = 3e-6  # of a result, root mean square: what sums in another order make of it
 TIE = 10.0  # fits this much worse than the best are still the best's equals, as both are rounding
 
@@ -145,7 +144,7 @@ def _right(case: Case, right: float) -> Recipe:
     """
     base = recipe_of(case)
     distance, ours = math.sqrt(right), math.sqrt(_error(case, base))
-    if math.isfinite(right) and not SAME * distance - OTHER_SUMS <= ours <= 1.001 * distance + OTHER_SUMS:
+    if math.isfinite(right) and abs(ours - distance) > 0.001 * distance + OTHER_SUMS:
         raise NotRecordedError(case.tap.name)
     return base
 

@@ -212,7 +212,7 @@ INJECTIONS = (
     Injection("scores of unrotated K", "scores-before-rope", KQ, _unrotated("k")),
     Injection("scores of what is normed again", "qk-norm-after-rope", KQ, altered(kq=_normed_scores), ("qwen3",)),
     Injection("scores of what is normed without weight", "qk-norm-applied", KQ, altered(kq=_normed_scores)),
-    Injection("scale in the scores", "scores-scaled", KQ + SOFTMAX, _scaled_in_product(1.0), DENSE),
+    Injection("scale in the scores", "scores-scaled", KQ + SOFTMAX, _scaled_in_product(1.0), DENSE, choice=True),
     Injection("scale in the scores as well", "scores-scaled", KQ, _scaled_in_product(None)),
     Injection("cache: row of the token before", "cache-row-off", KQ + KQV, _cache(_row_before), DENSE),
     Injection("cache: keys' row of the token before", "cache-row-off", KQ, with_maths(**_keys(_row_before))),

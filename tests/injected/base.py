@@ -27,7 +27,7 @@ class Injection:
     """A known mistake (``cause``) as somebody's engine would make it, on small models and types of weights.
 
     ``words`` are the taps it falsifies, first the one to be named, at ``layer`` (or outside the layers).
-    ``decode``: how many of the last tokens are decode steps.
+    ``decode``: how many of the last tokens are decode steps. A ``choice`` is legal: what it falsifies cancels.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Injection:
     decode: int = 0
     layer: int = 0
     harmless: bool = False
+    choice: bool = False
 
 
 class Run:
