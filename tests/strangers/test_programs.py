@@ -50,10 +50,10 @@ def run(folder: Path) -> Run:
     return get
 
 
-def _judged(folder: Path, model: str, kind: str, taps: dict[str, Array]) -> Comparison:
+def _judged(folder: Path, model: str, kind: str, taps: dict[str, Array], diagnose: bool = False) -> Comparison:
     path = model_file(folder, model, kind)
     trace = recording.save(folder / "trace.safetensors", taps, TOKENS, name="a stranger in C")
-    return diff(baseline(path, TOKENS, len(TOKENS)), trace, path, diagnose=False)
+    return diff(baseline(path, TOKENS, len(TOKENS)), trace, path, diagnose=diagnose)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
@@ -69,7 +69,8 @@ def test_it_computes_what_the_other_strangers_do(program: Program, run: Run, fol
 @pytest.mark.parametrize(("program", "model", "kind", "shape"), RIGHT)
 def test_a_right_program_is_not_accused(program: Program, model: str, kind: str, shape: str, run: Run, folder: Path):
     taps = run(program, model, kind, "")
-    result = _judged(folder, model, kind, recording.only(taps, SHAPES[shape]) if SHAPES[shape] else taps)
+    some = recording.only(taps, SHAPES[shape]) if SHAPES[shape] else taps
+    result = _judged(folder, model, kind, some, diagnose=True)  # a known way of rounding is a cause, and harmless
     assert [row.tap for row in result.wrong] == []
 
 
