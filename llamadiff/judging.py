@@ -192,8 +192,8 @@ class Judge:
             arithmetic=None if wrong else label, limit=match, noise_limit=hiding.whole, verdict=verdict,
             token=worst.token, index=worst.index, expected=worst.baseline, recorded=worst.candidate,
             per_token=tuple(metrics.ratio(float(e), float(r)) for e, r in zip(per_row, reference, strict=True)),
-            least=self._least(errors, values[0].reference()), span=span, profile=shape, unclear=verdict == limits.UNCHECKED,
-            hides=hiding.whole, hides_row=hiding.row, hides_value=hiding.value,
+            least=self._least(errors, values[0].reference()), span=span, profile=shape,
+            unclear=verdict == limits.UNCHECKED, hides=hiding.whole, hides_row=hiding.row, hides_value=hiding.value,
         )  # fmt: skip
         return found, tuple(
             frozenset(
