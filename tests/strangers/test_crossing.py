@@ -108,7 +108,7 @@ def _open(cases: Sequence[Case], open_cases: Mapping[str, str]) -> list[Any]:
 
 
 QUICK, SPREAD = _quick_right(), _spread()
-TABLES = (
+TABLES = "token 0 is exact and shows the products' arithmetic; a table of 16 bits is then taken for a mistake"
     "token 0 is exact and shows the products' arithmetic; a table in 16 bits is then taken for a mistake in the span"
 )
 ACCUSED = dict.fromkeys(
