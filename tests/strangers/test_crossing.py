@@ -109,8 +109,6 @@ def _open(cases: Sequence[Case], open_cases: Mapping[str, str]) -> list[Any]:
 
 QUICK, SPREAD = _quick_right(), _spread()
 TABLES = "token 0 is exact and shows the products' arithmetic; a table of 16 bits is then taken for a mistake"
-    "token 0 is exact and shows the products' arithmetic; a table in 16 bits is then taken for a mistake in the span"
-)
 ACCUSED = dict.fromkeys(
     ("angles f16 | llama | Q4_0 | sparse | f32", "softmax bf16 | qwen3 | Q8_0 | sparse | f32"), TABLES
 )
