@@ -81,8 +81,13 @@ class Told:
         return row.tap if row else None
 
     @property
+    def unclear(self) -> bool:
+        """Whether the report says that it cannot tell, at this tap: that lets nothing pass either."""
+        return any(row.tap == self.tap and row.local is not None and row.local.unclear for row in self.comparison.rows)
+
+    @property
     def missed(self) -> bool:
-        return self.due and self.first != self.tap
+        return self.due and self.first != self.tap and not self.unclear
 
     @property
     def line(self) -> str:
