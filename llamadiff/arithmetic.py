@@ -204,3 +204,10 @@ def ggml_angles(rope: Rope, positions: Array, freq_factors: Array | None) -> tup
     theta = stretched * (1 - keep) + theta * keep
     magnitude = np.float32(ops.rope_magnitude(rope))
     return np.cos(theta) * magnitude, np.sin(theta) * magnitude
+
+
+def bf16_angles(rope: Rope, positions: Array, freq_factors: Array | None) -> tuple[Array, Array]:
+    """cos and sin of RoPE of angles that are kept in bfloat16: [token, n_rot / 2], float32."""
+    theta = round_bf16(ops.rope_theta(rope, positions, freq_factors).astype(np.float32))
+    magnitude = np.float32(ops.rope_magnitude(rope))
+    return np.cos(theta) * magnitude, np.sin(theta) * magnitude

@@ -10,11 +10,12 @@ from llamaref.config import Rope
 from numpy.typing import NDArray
 
 from llamadiff import arithmetic
-from llamadiff.lanes import NATIVE, READ, READ_SHAKEN, ROUGH, ROUGH_CACHE, rounding_type
+from llamadiff.lanes import NATIVE, READ, READ_SHAKEN, ROUGH, ROUGH_CACHE, ROUGH_SCORES, rounding_type
 from llamadiff.rounding import ROW, Rounding
 
 Array = NDArray[Any]
 
+BF16_STEP = 2.0**-8  # of a value between two powers of two, at most
 CACHES = ("cache_k", "cache_v")
 _ROUGH = {ROUGH: Rounding.to_bits(8, ROW), ROUGH_CACHE: Rounding.to_bits(4, 32)}
 
@@ -52,6 +53,10 @@ class Carrier:
             if policy == (ROUGH_CACHE if kind in CACHES else ROUGH):
                 rough = out[1] if kind in CACHES else out[0]
                 rough[number] = _ROUGH[policy].shaken(rough[number])
+            if policy == ROUGH_SCORES and kind == "cache_k":
+                out[1][number] = _scores_moved(out[1][number])
+            elif policy == ROUGH_SCORES and kind == "cache_v":
+                out[0][number] = arithmetic.round_bf16(out[0][number])
         return (*out, sums) if sums is not None else tuple(out)
 
     def _read(self, kind: str, width: int) -> Rounding | None:
@@ -75,10 +80,18 @@ class Carrier:
     def angles(
         self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
     ) -> tuple[Array, Array]:
-        exact, rounded = (cos, sin), arithmetic.ggml_angles(rope, positions, factors)
-        chosen = [rounded if policy == NATIVE else exact for policy, _ in self.ways]
+        made = {NATIVE: arithmetic.ggml_angles(rope, positions, factors)}
+        if any(policy == ROUGH_SCORES for policy, _ in self.ways):
+            made[ROUGH_SCORES] = arithmetic.bf16_angles(rope, positions, factors)
+        chosen = [made.get(policy, (cos, sin)) for policy, _ in self.ways]
         return np.stack([c for c, _ in chosen]), np.stack([s for _, s in chosen])
 
     def _widened(self, x: Array) -> Array:
         """A copy with one batch entry a way."""
         return np.array(x) if len(x) == len(self.ways) else np.repeat(x, len(self.ways), axis=0)
+
+
+def _scores_moved(keys: Array) -> Array:
+    """Keys [..., d], each times a factor of its own: their scores move as where they are kept in bfloat16."""
+    factors = np.random.default_rng(0).uniform(-BF16_STEP, BF16_STEP, (*keys.shape[:-1], 1))
+    return np.asarray(keys * (1 + factors), keys.dtype)

@@ -26,14 +26,10 @@ POLICIES = (F32, NATIVE, F16, BF16)
 JITTER = "jitter"  # float32 on values that are shaken by as much as their own rounding
 SAMPLE = 4096  # values of a tap that show what it is kept in
 READ, READ_SHAKEN = "read", "read, shaken"  # roundings read back from a trace: without, and with their noise
-ROUGH, ROUGH_CACHE = "8 bits", "4-bit cache"  # what unknown arithmetics may do to a span: activations, K and V
+# what unknown arithmetics may do to a span: to activations; to K and V; to angles, Q and the softmax's weights
+ROUGH, ROUGH_CACHE, ROUGH_SCORES = "8 bits", "4-bit cache", "16-bit scores"
 ANGLES, GGML_ANGLES = "angles", "ggml angles"
-SHAKEN = {
-    JITTER,
-    READ_SHAKEN,
-    ROUGH,
-    ROUGH_CACHE,
-}  # policies that measure noise
+MEASURING = (JITTER, ROUGH, ROUGH_CACHE, ROUGH_SCORES)  # policies that are float32 but for the noise they measure
 GELU = "gelu"
 
 
@@ -47,7 +43,7 @@ class Lane:
     @property
     def shaken(self) -> bool:
         """Whether it measures noise, and is no arithmetic of its own."""
-        return self.policy in SHAKEN
+        return self.policy in MEASURING or self.policy == READ_SHAKEN
 
 
 FREE, FREE_NATIVE = Lane(None, F32), Lane(None, NATIVE)
@@ -85,8 +81,13 @@ class Source:
     def lanes(self) -> list[Lane]:
         read = [READ, READ_SHAKEN] if self.reading else []
         shaken = [JITTER] if self.sparse or self.precision != F32 else []
-        shaken += [ROUGH, ROUGH_CACHE] if self.sparse else []
+        shaken += [ROUGH, ROUGH_CACHE, ROUGH_SCORES] if self.sparse else []
         return [Lane(self.name, policy) for policy in (*self.policies, *read, *shaken)]
+
+    def multiplies(self, tap: Tap) -> bool:
+        """Whether a tap is a product: the sum of experts' results is none, where these were recorded."""
+        sums = tap.kind.word == "ffn_out" and f"ffn_moe_down-{tap.layer}" in self.trace
+        return tap.kind.op.startswith("MUL_MAT") and not sums
 
     def is_whole(self, name: str) -> bool:
         """Whether a tap was recorded in full: only such a tap can stand in for the op's result."""
@@ -146,7 +147,7 @@ def rounding_type(
         return GGML_ANGLES if policy == NATIVE else "F32"
     if kind == GELU:
         return arithmetic.GELU_TABLE if policy == NATIVE else "F32"
-    if policy in (JITTER, ROUGH, ROUGH_CACHE):
+    if policy in MEASURING:
         return "F32"
     if policy in (READ, READ_SHAKEN):
         return reading[kind].base if reading and kind in reading else "F32"

@@ -8,7 +8,7 @@ thousand. What is read this way is described, and sets the noise that the engine
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff import limits
-from llamadiff.arithmetic import EIGHT_BITS, ROUNDINGS
+from llamadiff.arithmetic import EIGHT_BITS, ROUNDINGS, precision
 from llamadiff.carrier import Carrier
 from llamadiff.diagnose.activations import Gated
 from llamadiff.diagnose.attention import Scores, Values
@@ -28,7 +28,7 @@ from llamadiff.diagnose.rope import Rope
 from llamadiff.diagnose.search import VARIES, Clock, search
 from llamadiff.diagnose.softmax import Softmax
 from llamadiff.judging import Finding, Local
-from llamadiff.lanes import F32, rounding_type
+from llamadiff.lanes import F32, rounding_type, shaken
 from llamadiff.model import Runnable
 from llamadiff.rounding import BLOCKS, LEVELS, OWN, UNIFORM, Rounding, steps
 from llamadiff.taps import Tap
@@ -48,7 +48,11 @@ LEFT = 0.05  # of the error, that the movement of inputs may leave unexplained
 STEADY = 0.8  # of the movement, that one factor or one vector may explain: more is no rounding
 MOST_WORK = 1e11  # multiplications of one least squares
 READ = 4  # taps of a kind that are read
+CLEAR = 3.0  # how far below the limit of noise a tap is that 16 bits alone explain
 NEAR = 0.1  # of float32's error, that another arithmetic leaves where the engine's is a variant of it
+EQUAL = 1.25  # errors of two known roundings that differ by less do not tell them apart
+FLIPS = 4.0  # how many times what is rounded the other way, in a sample of it, may be left
+F32_BASE = "F32"
 ALIKE = 6.0  # how many times the movement of the median token one may have
 UNEVEN = 100.0  # where what is rounded has hardly anything to lose: probabilities near one
 AGREE = 5.0  # sizes of one rounding, read at several taps, differ by less
@@ -157,23 +161,35 @@ def _by_width(own: Sequence[Beyond]) -> dict[str, list[Beyond]]:
 
 
 def _sorted(scene: Scene, findings: Sequence[Finding]) -> tuple[defaultdict[str, Counter[str]], list[Beyond]]:
-    """Of each kind, and each width of it, how many taps fit which known arithmetic; and the taps that fit none."""
+    """Of each kind, and each width of it, how many taps fit which known arithmetic; and the taps that fit none.
+
+    16 bits are noise of their own. Where some taps of a kind are beyond it, those that come near its limit fit nothing.
+    """
     fitting: defaultdict[str, Counter[str]] = defaultdict(Counter)
     beyond: list[Beyond] = []
-    right = (limits.MATCH, limits.NOISE) if scene.source.precision != F32 else (limits.MATCH,)  # 16 bits are noise
-    for finding in findings:
-        local, tap, model = finding.local.get(scene.source.name), finding.tap, scene.run.model
-        kind = kind_of(tap, model)
-        if local is None or local.span or kind is None:
-            continue
-        if local.verdict in right:
-            weight = model.weight_names.get(tap.name)
-            widths = [f"{kind}:{model.weights.shape(weight)[-1]}"] if weight is not None else []
+    judged = list(_judged(scene, findings))
+    wrong = {kind for kind, _, local in judged if local.verdict == limits.WRONG}
+    for kind, tap, local in judged:
+        near = kind in wrong and local.nmse * CLEAR > local.noise_limit
+        is_noise = local.verdict == limits.NOISE and scene.source.precision != F32
+        if local.verdict == limits.MATCH or (is_noise and not near):
+            weight = scene.run.model.weight_names.get(tap.name)
+            widths = [f"{kind}:{scene.run.model.weights.shape(weight)[-1]}"] if weight is not None else []
             for key in (kind, *widths):
-                fitting[key][local.arithmetic or "F32"] += 1
-        elif local.verdict == limits.WRONG and np.isfinite(local.nmse) and tap.kind.op != "MUL_MAT_ID":
+                fitting[key][local.arithmetic or F32_BASE] += 1
+        elif local.verdict == limits.WRONG or is_noise:
             beyond.append(Beyond(case_of(scene.run, scene.source, tap, local), local, kind))
     return fitting, beyond
+
+
+def _judged(scene: Scene, findings: Sequence[Finding]) -> Iterator[tuple[str, Tap, Local]]:
+    """The taps that may show a rounding, each with its kind: no span, no sum of other taps, nothing infinite."""
+    for finding in findings:
+        local, tap = finding.local.get(scene.source.name), finding.tap
+        kind = kind_of(tap, scene.run.model)
+        summed = tap.kind.op.startswith("MUL_MAT") and not scene.source.multiplies(tap)
+        if local is not None and kind is not None and not (local.span or summed) and np.isfinite(local.nmse):
+            yield kind, tap, local
 
 
 def _chosen(own: Sequence[Beyond]) -> list[Beyond]:
@@ -191,14 +207,31 @@ def _rounding_of(chosen: Sequence[Beyond], clock: Clock) -> Rounding | None:
     read = [(each, found) for each in chosen if (found := _errors(each.case))]
     if not read:
         return None
-    errors = [found for _, found in read]
-    base = _base(errors)
-    left = [float((each[base] ** 2).sum() / (each["F32"] ** 2).sum()) for each in errors]
-    if base in OTHERS and max(left) <= VARIES:
-        return Rounding(base)
+    nearest, distance = _nearest([found for _, found in read])
+    if nearest in OTHERS and all(_is_all(each.case, nearest, found) for each, found in read):
+        return Rounding(nearest)
+    base = nearest if distance <= NEAR else F32_BASE
     looks = [_looks(each.case, found[base]) for each, found in read]
     agreed = _agreed(base, looks, AGREE if chosen[0].case.weight is not None else UNEVEN)
     return None if agreed is None or _is_known(chosen, clock) else agreed
+
+
+def _is_all(case: Case, base: str, errors: Mapping[str, Array]) -> bool:
+    """Whether a known rounding is all that a product does: next to nothing is left of its error.
+
+    Where inputs were kept in 16 bits, some of them are rounded the other way: as much as that may be left.
+    """
+    left, whole = (float(np.square(errors[way]).sum()) for way in (base, F32_BASE))
+    if left <= VARIES * whole:
+        return True
+    product = recipe_of(case)
+    assert isinstance(product, Product)
+    kept = precision(product.x)
+    if kept == F32 or not np.isfinite(left):
+        return False
+    moved = np.asarray(shaken(product.x[0], in_half=True), product.x.dtype)
+    flipped = _by_others(case, replace(product, x=moved[None]))[base] - _by_others(case, product)[base]
+    return left <= FLIPS * float(np.square(np.asarray(flipped, np.float64)).sum())
 
 
 def _agreed(base: str, looks: Sequence[Looks], agree: float) -> Rounding | None:
@@ -220,16 +253,21 @@ def _is_known(chosen: Sequence[Beyond], clock: Clock) -> bool:
     return any(fit.causes != ("activations-rounded",) for fit in fits)
 
 
-def _base(errors: Sequence[Mapping[str, Array]]) -> str:
-    """The known rounding that comes nearest at all taps together; F32 where none comes near."""
+def _nearest(errors: Sequence[Mapping[str, Array]]) -> tuple[str, float]:
+    """The known rounding that comes nearest at all taps together, ggml's own before its equals; and how near.
+
+    That is, what it leaves of float32's error.
+    """
     common = [base for base in errors[0] if all(base in each for each in errors)]
 
     def distance(base: str) -> float:
-        sums = [float((each[base] ** 2).sum() / max((each["F32"] ** 2).sum(), 1e-300)) for each in errors]
-        return float(np.mean(np.log(np.maximum(np.nan_to_num(sums, nan=np.inf), 1e-12))))
+        sums = [float(np.square(each[base]).sum() / max(np.square(each[F32_BASE]).sum(), 1e-300)) for each in errors]
+        return float(np.exp(np.mean(np.log(np.maximum(np.nan_to_num(sums, nan=np.inf), 1e-12)))))
 
-    best = min(common, key=distance)
-    return best if distance(best) <= np.log(NEAR) else "F32"
+    distances = {base: distance(base) for base in common}
+    least = min(distances.values())
+    nearest = next(base for base, found in distances.items() if found <= EQUAL * least)
+    return nearest, distances[nearest]
 
 
 def _errors(case: Case) -> dict[str, Array]:
@@ -240,8 +278,6 @@ def _errors(case: Case) -> dict[str, Array]:
     except NotRecordedError:
         return {}
     if isinstance(recipe, Product):
-        if recipe.chosen is not None:
-            return {}
         results |= _by_others(case, recipe)
     recorded = np.asarray(case.recorded, np.float64)
     return {base: recorded.reshape(y.shape) - np.asarray(y, np.float64) for base, y in results.items()}
@@ -285,20 +321,48 @@ def _looks(case: Case, error: Array) -> Looks:
 
 def _of_product(case: Case, product: Product, error: Array) -> Looks:
     """Of a product's inputs; if these cannot have been moved so, of every term of its sums."""
-    x = np.asarray(product.x[0], np.float64)
-    error = error.reshape(len(x), -1)
-    w = np.asarray(case.engine.w.whole(product.name), np.float64)
-    w = w if product.rows is None else w[product.rows]
-    w = w if product.scale is None else w * product.scale
-    out, n = w.shape
-    if out >= n and out * n * n <= MOST_WORK:
-        d = np.linalg.lstsq(w, error.T, rcond=None)[0].T
-        left = error - d @ w.T
-        found = _like_rounding(d, x)
-        if found and float((left * left).sum()) <= LEFT * float((error * error).sum()):
+    matrices = list(_matrices(case, product, error))
+    out, n = matrices[0].w.shape
+    moved, explained = [], 0.0
+    if out >= n and len(matrices) * out * n * n <= MOST_WORK:
+        for one in matrices:
+            d = np.linalg.lstsq(one.w, one.error.T, rcond=None)[0].T
+            moved.append(d)
+            explained += float(np.square(one.error - d @ one.w.T).sum())
+        found = _like_rounding(np.concatenate(moved), np.concatenate([one.x for one in matrices]))
+        if found and explained <= LEFT * float((error * error).sum()):
             return found
-    terms, result = np.sqrt((x * x) @ (w * w).T), x @ w.T
-    return {} if _is_steady(error, result) else _even(0.0, [(OWN, np.abs(error), terms)], SUMMED, 2 * EVEN)
+    terms = np.concatenate([np.sqrt(np.square(one.x) @ np.square(one.w).T) for one in matrices])
+    result = np.concatenate([one.x @ one.w.T for one in matrices])
+    errors = np.concatenate([one.error for one in matrices])
+    return {} if _is_steady(errors, result) else _even(0.0, [(OWN, np.abs(errors), terms)], SUMMED, 2 * EVEN)
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A matrix [out, in], the rows [row, in] that it multiplied, and the errors [row, out] of the result."""
+
+    w: Array
+    x: Array
+    error: Array
+
+
+def _matrices(case: Case, product: Product, error: Array) -> Iterator[_Matrix]:
+    """A product's matrix, or those of its chosen experts."""
+    stored = case.engine.w.stored(product.name)
+    scale = 1.0 if product.scale is None else np.asarray(product.scale, np.float64)
+    x = np.asarray(product.x[0], np.float64)
+    if product.chosen is None:
+        w = np.asarray(case.engine.w.decoded(product.name, stored), np.float64) * scale
+        yield _Matrix(w if product.rows is None else w[product.rows], x, error.reshape(len(x), -1))
+        return
+    chosen = product.chosen[0]
+    x = np.broadcast_to(x, (*chosen.shape, x.shape[-1]))
+    for expert in np.unique(chosen):
+        mine = chosen == expert
+        w = np.asarray(case.engine.w.decoded(product.name, stored[expert]), np.float64)
+        w = w * (scale if product.scale is None else product.scale[expert])
+        yield _Matrix(w, x[mine], error.reshape(*chosen.shape, -1)[mine])
 
 
 def _of_value(case: Case, recipe: Any, error: Array) -> Looks:

@@ -64,7 +64,7 @@ def steps(x: Array, block: int) -> Array:
     if block == OWN:
         return size
     if block == TENSOR:
-        return np.broadcast_to(size.max(axis=(-2, -1), keepdims=True) / LEVELS, x.shape)
+        return np.broadcast_to(size.max(initial=0.0) / LEVELS, x.shape)
     n = x.shape[-1]
     width = block if block > 0 and n % block == 0 else n
     peaks = size.reshape(*x.shape[:-1], -1, width).max(axis=-1, keepdims=True) / LEVELS

@@ -13,12 +13,21 @@ from quick import mark_slow
 from small import DIM, EMBD, VOCAB, write_model
 from small_others import deepseek2, gpt2, gpt_oss, mamba2, phi3
 
+from llamadiff import manner, pipeline
+
 _RNG = np.random.default_rng(7)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_slow(items)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for causes ends when it is through, not when a busy machine's time is up."""
+    monkeypatch.setattr(pipeline, "LEAST_SECONDS", 600.0)
+    monkeypatch.setattr(manner, "SECONDS", 600.0)
 
 
 def _matrix(rows: int, columns: int, size: float = 1.0) -> np.ndarray:

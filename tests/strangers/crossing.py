@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff.candidates.engine import record
 from llamadiff.comparison import Comparison, Row
+from llamadiff.model import Model
 from llamadiff.pipeline import diff
 from llamadiff.taps import parse
 from llamadiff.trace import Trace
@@ -286,14 +287,20 @@ def judged(case: Case, folder: Path, diagnose: bool = True) -> Outcome:
 def rounding_of(case: Case, folder: Path) -> dict[str, float]:
     """How far a right run's ops are from exact ones of the same layout, on the same recorded inputs: NMSE.
 
-    At least what the precision explains in which a tap's values are kept, whatever they are stored as.
+    At least what the precision explains in which a tap's values are kept, or those that it is computed from: no trace
+    shows whether its engine went on with what was written, or with what was rounded for that.
     """
     path = model_file(folder, case.model, case.kind, case.model_seed)
     taps = taps_of(case, path)
     exact = replace(BY_NAME["float64"], layout=case.arithmetic.layout, online=case.arithmetic.online)
     right = Engine(opened(path), exact).run(*_tokens(case), given=taps)
     floats = {name: values for name, values in taps.items() if values.dtype.kind == "f"}
-    return {name: max(nmse(values, right[name], name), ROUNDING[kept_in(values)]) for name, values in floats.items()}
+    inputs = Model(path).inputs
+    kept = {name: ROUNDING[kept_in(values)] for name, values in floats.items()}
+    return {
+        name: max(nmse(values, right[name], name), kept[name], *(kept.get(i, 0.0) for i in inputs(parse(name))))
+        for name, values in floats.items()
+    }
 
 
 def kept_in(values: Array) -> str:

@@ -1,0 +1,121 @@
+"""One tap as it is compared: what was recorded of it, and what each lane computed."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff import metrics, taps
+from llamadiff.finiteness import open_places
+from llamadiff.lanes import FREE, Lane, Source
+
+Array = NDArray[Any]
+
+
+class Compared:
+    """One tap's arrays as they are compared; each is widened once, however often it is compared."""
+
+    def __init__(
+        self,
+        tap: taps.Tap,
+        x: Array,
+        lanes: Sequence[Lane],
+        recorded: Mapping[str, Array],
+        sources: Mapping[str, Source],
+        positions: Array,
+    ) -> None:
+        """``x`` [lane, ...] computed, ``recorded`` by source; ``positions`` [token]."""
+        self.tap, self.x, self.lanes, self.recorded = tap, x, lanes, recorded
+        self.sources, self.positions = sources, positions
+        self._rows: dict[Hashable, metrics.Rows] = {}
+        self._opened: dict[str, Array | None] = {}
+
+    def lanes_of(self, source: Source) -> list[Lane]:
+        return [lane for lane in self.lanes if lane.source == source.name]
+
+    def exact(self, source: Source) -> Lane:
+        """The lane of a source that rounds least."""
+        return next(lane for lane in self.lanes_of(source) if not lane.shaken)
+
+    def opened(self, source: Source) -> Array | None:
+        """Where a tap of a source cannot be judged."""
+        if source.name not in self._opened:
+            lane = self.exact(source)
+            finite = self.lane(lane, source).finite
+            right = self.comparable(self.x[self.lanes.index(lane)], source, ranked=False)
+            masks = taps.parse(self.tap.name) is None
+            self._opened[source.name] = None if finite else open_places(right, masks)
+        return self._opened[source.name]
+
+    def in_phases(self, lanes: Sequence[Lane], phases: Sequence[slice], source: Source) -> metrics.Rows:
+        """What lanes computed, each in its phase: rows in the order of the tokens."""
+        if len(set(lanes)) == 1:
+            return self.lane(lanes[0], source, ranked=True)
+        parts = sorted(zip(phases, lanes, strict=True), key=lambda part: part[0].start or 0)
+        whole = [self.comparable(self.x[self.lanes.index(lane)], source, ranked=True) for _, lane in parts]
+        axis = self.tap.row_axis
+        rows = [np.moveaxis(x, axis, 0)[phase] for x, (phase, _) in zip(whole, parts, strict=True)]
+        return metrics.Rows(np.moveaxis(np.concatenate(rows), 0, axis), axis)
+
+    def lane(self, lane: Lane, *sources: Source, ranked: bool = False) -> metrics.Rows:
+        """What a lane computed, where these sources have values."""
+        return self._made(lane, self.x[self.lanes.index(lane)], sources, ranked)
+
+    def values(self, name: str, *sources: Source, ranked: bool = False) -> metrics.Rows:
+        """What a source recorded, where these sources have values."""
+        return self._made(name, self.recorded[name], sources, ranked)
+
+    def _made(self, what: Hashable, x: Array, sources: Sequence[Source], ranked: bool) -> metrics.Rows:
+        partial = [source for source in sources if self.tap.name in source.trace.known]
+        sorts = self.tap.kind.op == "ARGSORT"
+        ranked = ranked and (sorts or any(self.opened(source) is not None for source in sources))
+        key = (what, *(source.name for source in (sources if ranked else partial)), ranked)
+        if key not in self._rows:
+            for source in sources if ranked else partial or (None,):
+                x = self.comparable(x, source, ranked)
+            self._rows[key] = metrics.Rows(x, self.tap.row_axis)
+        return self._rows[key]
+
+    def comparable(self, x: Array, source: Source | None, ranked: bool) -> Array:
+        """A tap's defined values, and those that a source knows.
+
+        Chosen experts are ``ranked`` by what was recorded of them: of two that are equal, either may come first. Then
+        those that cannot be judged are left out too.
+        """
+        x = self._defined(x)
+        if source is None:
+            return x
+        x = source.known(self.tap.name, x)
+        opened = self.opened(source) if ranked else None
+        x = x if opened is None else np.where(opened, x.dtype.type(0), x)
+        if not ranked or self.tap.kind.op != "ARGSORT":
+            return x
+        scores = (f"{word}-{self.tap.layer}" for word in self.tap.kind.inputs.split("|"))
+        probs = next((name for name in scores if source.is_whole(name)), None)
+        return x if probs is None else np.take_along_axis(source.trace[probs], x.astype(np.int64), axis=-1)
+
+    def stats(self, name: str) -> metrics.Stats:
+        mask = self.sources[name].trace.known.get(self.tap.name)
+        values = self._defined(self.recorded[name])
+        return metrics.stats(self.values(name) if mask is None else values[mask])
+
+    def distance(self, name: str) -> float:
+        """A source's values against the free run's, where it has any."""
+        source = self.sources[name]
+        return metrics.nmse_of(self.values(name, source), self.lane(FREE, source))
+
+    def at(self, index: tuple[int, ...]) -> dict[str, float]:
+        """Every side's value at one place."""
+        free = {"engine": self.x[self.lanes.index(FREE)]} if FREE in self.lanes else {}
+        sides = {**self.recorded, **free}
+        return {name: float(self._defined(array)[index]) for name, array in sides.items()}
+
+    def _defined(self, x: Array) -> Array:
+        """Raw scores are defined on the causal triangle only: elsewhere both sides count as zero."""
+        if self.tap.kind.word != "kq":
+            return x
+        hidden = self.positions[None, :] > self.positions[:, None]
+        return np.where(hidden, x.dtype.type(0), x)

@@ -1,0 +1,121 @@
+"""What rounding may have made of one tap of a source, as the source's own lanes and its other taps show it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from llamadiff import fit, limits, metrics
+from llamadiff.allowance import OWN, WHOLE, Sample
+from llamadiff.compared import Compared
+from llamadiff.lanes import (
+    F32,
+    JITTER,
+    MEASURING,
+    READ,
+    READ_SHAKEN,
+    ROUGH,
+    ROUGH_CACHE,
+    ROUGH_SCORES,
+    Source,
+)
+
+Array = NDArray[Any]
+# How many times the square of a sample of rounding counts: of a shaken lane, of one that is shaken in its last bits,
+# of an arithmetic that is done in another way, of one on inputs in 16 bits: what is rounded again may go the other way.
+SHAKEN, SHAKEN_F32, VARIANT, FLIPPED = 2.0, 64.0, 0.02, 1.0
+SURE = 1e-9  # NMSE of a row that an arithmetic has exactly, through a span
+
+
+@dataclass
+class Shown:
+    """What right taps have shown of a source's arithmetic.
+
+    ``missed``: by kind of operand, the policies that missed all of its products. ``known``: some policy missed a tap
+    that another one fits.
+    """
+
+    missed: dict[str, set[str]] = field(default_factory=dict)
+    known: bool = False
+
+    def note(self, missed: set[str], product_of: str | None) -> None:
+        """Of one tap, the policies that missed it; ``product_of``: the kind of its operand, if it is a product."""
+        self.known |= bool(missed)
+        if product_of is not None:
+            self.missed.setdefault(product_of, missed).intersection_update(missed)
+
+    @property
+    def never(self) -> set[str]:
+        """The arithmetics that no kind of product has."""
+        return set.intersection(*self.missed.values()) if self.missed else set()
+
+
+@dataclass(frozen=True)
+class TapNoise:
+    """One tap of a source: ``expected`` are its values under the arithmetic that fits best."""
+
+    source: Source
+    seen: Compared
+    expected: metrics.Rows
+    span: Sequence[str]
+    shown: Shown
+
+    @property
+    def _made(self) -> dict[str, metrics.Rows]:
+        """Policy -> what its lane computed; the first is the one that rounds least."""
+        lanes = self.seen.lanes_of(self.source)
+        return {lane.policy: self.seen.lane(lane, self.source, ranked=True) for lane in lanes}
+
+    def samples(self, match: float) -> list[Sample]:
+        """Samples of what rounding makes of the tap; ``match`` is the NMSE of right arithmetic.
+
+        A shaken lane shows what the rounding of recorded values makes of the op's result. The lane of an arithmetic
+        shows that one's own rounding: another way of doing it differs by a small part of that. Over a span of
+        unrecorded ops rounding is chaotic, and may differ by all of it.
+        """
+        made, in_f32 = self._made, self.source.precision == F32
+        exact, samples = next(iter(made.values())), []
+        if JITTER in made:
+            samples.append(Sample(SHAKEN_F32 if in_f32 else SHAKEN, made[JITTER], exact))
+        if READ_SHAKEN in made:
+            samples.append(Sample(SHAKEN, made[READ_SHAKEN], made[READ]))
+        if not self.span:
+            return [*samples, Sample(VARIANT if in_f32 else FLIPPED, self.expected, exact)]
+        never = (*MEASURING, F32, *self.shown.never)
+        others = [values for policy, values in made.items() if policy not in never]
+        rounded = self._rounding_of_span(exact, others, match)
+        return samples if rounded is None else [*samples, Sample(SHAKEN, rounded, exact)]
+
+    def _rounding_of_span(
+        self, exact: metrics.Rows, others: Sequence[metrics.Rows], match: float
+    ) -> metrics.Rows | None:
+        """The lane whose rounding a span has: the one that fits some rows exactly, or that errs by as much."""
+        kept = limits.ROUNDING[self.source.precision] if self.source.precision != F32 else 0.0
+        recorded = self.seen.values(self.source.name, self.source, ranked=True)
+        errors, sizes = self.expected.errors(recorded), self.expected.reference()
+        apart = [lane.errors(recorded) for lane in (exact, *others) if lane is not self.expected]
+        if fit.is_certain(errors, apart, sizes, WHOLE * match + OWN * 2 * kept):
+            return self.expected
+        spreads = [float(other.errors(exact).sum()) for other in others]
+        alike = fit.alike(float(exact.errors(recorded).sum()), spreads)
+        return None if alike is None else others[alike]
+
+    def is_unclear(self, nearest: Array, errors: Sequence[Array]) -> bool:
+        """Whether a span errs as one in unknown arithmetic may: by what 8 bits, or a cache of 4 bits, would do.
+
+        Where another tap, or a row, has shown which arithmetic the source's products have, only that of angles and
+        scores is unknown: nothing shows it at the first token. ``nearest`` are the rows' errors under the arithmetic
+        that fits best, ``errors`` those under each.
+        """
+        made = self._made
+        exact = next(iter(made.values()))
+        others = [error for error in errors if error is not nearest]
+        if self.shown.known or fit.is_certain(nearest, others, exact.reference(), SURE):
+            unknown, error = [ROUGH_SCORES], nearest
+        else:
+            unknown, error = [ROUGH, ROUGH_CACHE], errors[0]
+        rough = [float(made[policy].errors(exact).sum()) for policy in unknown if policy in made]
+        return bool(error.sum() <= max(rough, default=0.0))
