@@ -83,7 +83,9 @@ class TapNoise:
         if READ_SHAKEN in made:
             samples.append(Sample(SHAKEN, made[READ_SHAKEN], made[READ]))
         if not self.span:
-            return [*samples, Sample(VARIANT if in_f32 else FLIPPED, self.expected, exact)]
+            # which arithmetic a tap has can be lost among flips; what was read of the engine holds for it too
+            own = made.get(READ, self.expected) if not in_f32 else self.expected
+            return [*samples, *(Sample(VARIANT if in_f32 else FLIPPED, one, exact) for one in {own, self.expected})]
         never = (*MEASURING, F32, *self.shown.never)
         others = [values for policy, values in made.items() if policy not in never]
         rounded = self._rounding_of_span(exact, others, match)

@@ -34,12 +34,13 @@ from llamadiff.rounding import BLOCKS, LEVELS, OWN, UNIFORM, Rounding, steps
 from llamadiff.taps import Tap
 
 Array = NDArray[Any]
-Looks = dict[int, tuple[float, float]]  # what shares a step -> the largest movement over the rms, and the rms in steps
+Looks = dict[int, tuple[float, float]]  # what shares a step -> the kurtosis of movements in steps, and their rms
 
 EVEN = 8.0  # the largest movement over their rms: sqrt(3) of a rounding, up to this where roundings add up
 STEPS_OF_8 = 1.25  # steps of 8 bits that activations may be moved by at most: 1 where values are cut off
 STEPS_OF_4 = LEVELS / 7 * STEPS_OF_8  # the same of a cache, which may have 4
 USUAL = 1.5 * UNIFORM * LEVELS / 7  # the rms of 4 bits, in steps of 8, with some room
+USUAL_OF_8 = 0.75  # the rms of 8 bits, in steps: 0.58 where values are cut off
 FLOATING = 2.0**-6  # of a value: sums and values of 16 bits are moved by less
 SUMMED = EVEN * 2.0**-7  # the same where an error is a sum of many
 CRUDE = 2.0**-7  # of a value (an angle, an exponent), that a table or a polynomial of 16 bits is off by at most
@@ -92,7 +93,8 @@ def _even(
         size, peak = float(np.sqrt((in_steps**2).sum() / max(1, counts.sum()))), float(in_steps.max())
         alike = even >= UNEVEN or tokens.max() <= ALIKE * np.median(tokens)
         if 0 < peak <= min(own if block == OWN else most, even * size) and size <= usual and alike:
-            found[block] = peak / size, size
+            fourth = float((in_steps**4).sum() / max(1, counts.sum()))
+            found[block] = fourth / size**4, size
     return found
 
 
@@ -136,13 +138,15 @@ def read(scene: Scene, findings: Sequence[Finding]) -> dict[str, Rounding]:
     """
     fitting, beyond = _sorted(scene, findings)
     found: dict[str, Rounding] = {}
+    ggmls = {kind: Rounding(counts.most_common(1)[0][0]) for kind, counts in fitting.items()}
     for kind in dict.fromkeys(each.kind for each in beyond):
         own = [each for each in beyond if each.kind == kind]
-        groups = {kind: own} if _are_most(own, fitting[kind]) else _by_width(own)
-        for key, taps in groups.items():
+        widths = _by_width(own)
+        for key, taps in ({kind: own} if _are_most(own, fitting[kind]) else widths).items():
             agreed = _rounding_of(_chosen(taps), scene.clock) if _are_most(taps, fitting[key]) else None
             found |= {key: agreed} if agreed is not None else {}
-    ggmls = {kind: Rounding(counts.most_common(1)[0][0]) for kind, counts in fitting.items() if counts}
+        for key in [key for key, taps in widths.items() if _are_most(taps, fitting[key])]:
+            ggmls.pop(key, None)
     return ggmls | found if found else {}
 
 
@@ -241,7 +245,7 @@ def _agreed(base: str, looks: Sequence[Looks], agree: float) -> Rounding | None:
     if not likely:
         return None
     alike = {block: [each[block] for each in looks if block in each] for block in likely}
-    best = min(likely, key=lambda block: float(np.mean([ratio for ratio, _ in alike[block]])))
+    best = min(likely, key=lambda block: float(np.mean([kurtosis for kurtosis, _ in alike[block]])))
     sizes = [size for _, size in alike[best]]
     return Rounding(base, best, max(sizes)) if max(sizes) <= agree * min(sizes) else None
 
@@ -320,22 +324,37 @@ def _looks(case: Case, error: Array) -> Looks:
 
 
 def _of_product(case: Case, product: Product, error: Array) -> Looks:
-    """Of a product's inputs; if these cannot have been moved so, of every term of its sums."""
+    """Of a product's inputs; if these cannot have been moved so, of every term of its sums.
+
+    A result's own 16 bits hide how each input was moved: then all movements count that would make sums as uneven.
+    """
     matrices = list(_matrices(case, product, error))
-    out, n = matrices[0].w.shape
-    moved, explained = [], 0.0
-    if out >= n and len(matrices) * out * n * n <= MOST_WORK:
-        for one in matrices:
-            d = np.linalg.lstsq(one.w, one.error.T, rcond=None)[0].T
-            moved.append(d)
-            explained += float(np.square(one.error - d @ one.w.T).sum())
-        found = _like_rounding(np.concatenate(moved), np.concatenate([one.x for one in matrices]))
-        if found and explained <= LEFT * float((error * error).sum()):
-            return found
-    terms = np.concatenate([np.sqrt(np.square(one.x) @ np.square(one.w).T) for one in matrices])
-    result = np.concatenate([one.x @ one.w.T for one in matrices])
     errors = np.concatenate([one.error for one in matrices])
-    return {} if _is_steady(errors, result) else _even(0.0, [(OWN, np.abs(errors), terms)], SUMMED, 2 * EVEN)
+    if _is_steady(errors, np.concatenate([one.x @ one.w.T for one in matrices])):
+        return {}
+
+    def spread(block: int) -> Array:
+        """What moving every input by a step makes of the sums."""
+        squares = [np.square(steps(one.x, block)) @ np.square(one.w).T for one in matrices]
+        return np.asarray(np.sqrt(np.concatenate(squares)))
+
+    terms = _even(0.0, [(OWN, np.abs(errors), spread(OWN))], SUMMED, 2 * EVEN)
+    if precision(np.asarray(case.recorded)) == F32:
+        return _of_inputs(matrices) or terms
+    blocks = ((block, np.abs(errors), spread(block)) for block in BLOCKS if block != OWN)
+    return terms | _even(np.inf, blocks, SUMMED, EVEN, USUAL_OF_8)
+
+
+def _of_inputs(matrices: Sequence[_Matrix]) -> Looks:
+    """Of inputs that are determined by the results: least squares for each token."""
+    out, n = matrices[0].w.shape
+    if out < n or len(matrices) * out * n * n > MOST_WORK:
+        return {}
+    moved = [np.linalg.lstsq(one.w, one.error.T, rcond=None)[0].T for one in matrices]
+    left = sum(float(np.square(one.error - d @ one.w.T).sum()) for one, d in zip(matrices, moved, strict=True))
+    whole = sum(float(np.square(one.error).sum()) for one in matrices)
+    found = _like_rounding(np.concatenate(moved), np.concatenate([one.x for one in matrices]))
+    return found if left <= LEFT * whole else {}
 
 
 @dataclass(frozen=True)
@@ -385,7 +404,8 @@ def _of_value(case: Case, recipe: Any, error: Array) -> Looks:
     if _is_steady(*rows):
         return {}
     looks = _even(0.0, [(OWN, np.abs(error), size)], CRUDE)
-    return {block: (ratio, float(np.sqrt((error**2).sum() / (right**2).sum()))) for block, (ratio, _) in looks.items()}
+    whole = float(np.sqrt((error**2).sum() / (right**2).sum()))
+    return {block: (kurtosis, whole) for block, (kurtosis, _) in looks.items()}
 
 
 def _lengths_of_pairs(x: Array, recipe: Rope) -> Array:
