@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from threadpoolctl import threadpool_limits
 
-from llamadiff import arithmetic, limits
+from llamadiff import limits
 from llamadiff.choices import Choice, suspected, without
 from llamadiff.diagnose.diagnosis import Scene, scene_of
 from llamadiff.lanes import F32
@@ -64,10 +64,9 @@ def understood(
     """
     choices, candidate, passes = _with_choices(model, baseline, candidate, passes, rules, progress)
     with threadpool_limits(1, "blas"):
-        roundings = read(scene(model, passes, "candidate", SECONDS, False, progress), passes.findings)
+        own, roundings = read(scene(model, passes, "candidate", SECONDS, False, progress), passes.findings)
     if roundings:
         passes = run_passes(model, baseline, candidate, rules, None, progress, roundings)
-    own = {kind: r for kind, r in roundings.items() if r.size or r.base in arithmetic.EIGHT_BITS}
     return Manner(tuple(choices), own, passes.judge.sources["candidate"].precision), candidate, passes
 
 

@@ -51,6 +51,7 @@ MOST_WORK = 1e11  # multiplications of one least squares
 READ = 4  # taps of a kind that are read
 CLEAR = 3.0  # how far below the limit of noise a tap is that 16 bits alone explain
 NEAR = 0.1  # of float32's error, that another arithmetic leaves where the engine's is a variant of it
+APART = 1.03  # kurtoses of two kinds of steps that differ by less do not tell them apart
 EQUAL = 1.25  # errors of two known roundings that differ by less do not tell them apart
 FLIPS = 4.0  # how many times what is rounded the other way, in a sample of it, may be left
 F32_BASE = "F32"
@@ -130,11 +131,12 @@ class Beyond:
         return out, n
 
 
-def read(scene: Scene, findings: Sequence[Finding]) -> dict[str, Rounding]:
-    """The roundings of an engine by kind of operand; empty where all that it recorded has ggml's, or shows none.
+def read(scene: Scene, findings: Sequence[Finding]) -> tuple[dict[str, Rounding], dict[str, Rounding]]:
+    """The roundings of an engine by kind of operand: its own, and those with ggml's that it has elsewhere.
 
-    Kinds are a weight type (``Q4_K``; ``Q4_K:512`` where rows of that width have another), ``cache_k`` and ``cache_v``,
-    ``kept_k`` and ``kept_v``, and ops.
+    Both are empty where all that it recorded has ggml's, or shows none. Kinds are a weight type (``Q4_K``;
+    ``Q4_K:512`` where rows of that width have another), ``cache_k`` and ``cache_v``, ``kept_k`` and ``kept_v``, and
+    ops.
     """
     fitting, beyond = _sorted(scene, findings)
     found: dict[str, Rounding] = {}
@@ -147,7 +149,7 @@ def read(scene: Scene, findings: Sequence[Finding]) -> dict[str, Rounding]:
             found |= {key: agreed} if agreed is not None else {}
         for key in [key for key, taps in widths.items() if _are_most(taps, fitting[key])]:
             ggmls.pop(key, None)
-    return ggmls | found if found else {}
+    return found, ggmls | found if found else {}
 
 
 def _are_most(own: Sequence[Beyond], fitting: Counter[str]) -> bool:
@@ -211,9 +213,9 @@ def _rounding_of(chosen: Sequence[Beyond], clock: Clock) -> Rounding | None:
     read = [(each, found) for each in chosen if (found := _errors(each.case))]
     if not read:
         return None
-    nearest, distance = _nearest([found for _, found in read])
+    nearest, distance, alone = _nearest([found for _, found in read])
     if nearest in OTHERS and all(_is_all(each.case, nearest, found) for each, found in read):
-        return Rounding(nearest)
+        return Rounding(nearest, sure=alone and distance <= VARIES)
     base = nearest if distance <= NEAR else F32_BASE
     looks = [_looks(each.case, found[base]) for each, found in read]
     agreed = _agreed(base, looks, AGREE if chosen[0].case.weight is not None else UNEVEN)
@@ -245,9 +247,11 @@ def _agreed(base: str, looks: Sequence[Looks], agree: float) -> Rounding | None:
     if not likely:
         return None
     alike = {block: [each[block] for each in looks if block in each] for block in likely}
-    best = min(likely, key=lambda block: float(np.mean([kurtosis for kurtosis, _ in alike[block]])))
+    spread = {block: float(np.mean([kurtosis for kurtosis, _ in alike[block]])) for block in likely}
+    best = min(spread, key=lambda block: spread[block])
     sizes = [size for _, size in alike[best]]
-    return Rounding(base, best, max(sizes)) if max(sizes) <= agree * min(sizes) else None
+    sure = all(block == best or spread[block] > APART * spread[best] for block in spread)
+    return Rounding(base, best, max(sizes), sure) if max(sizes) <= agree * min(sizes) else None
 
 
 def _is_known(chosen: Sequence[Beyond], clock: Clock) -> bool:
@@ -257,10 +261,10 @@ def _is_known(chosen: Sequence[Beyond], clock: Clock) -> bool:
     return any(fit.causes != ("activations-rounded",) for fit in fits)
 
 
-def _nearest(errors: Sequence[Mapping[str, Array]]) -> tuple[str, float]:
-    """The known rounding that comes nearest at all taps together, ggml's own before its equals; and how near.
+def _nearest(errors: Sequence[Mapping[str, Array]]) -> tuple[str, float, bool]:
+    """The known rounding nearest at all taps together, what it leaves of float32's error, and whether it is alone.
 
-    That is, what it leaves of float32's error.
+    Of equals ggml's own comes first.
     """
     common = [base for base in errors[0] if all(base in each for each in errors)]
 
@@ -270,8 +274,8 @@ def _nearest(errors: Sequence[Mapping[str, Array]]) -> tuple[str, float]:
 
     distances = {base: distance(base) for base in common}
     least = min(distances.values())
-    nearest = next(base for base, found in distances.items() if found <= EQUAL * least)
-    return nearest, distances[nearest]
+    equals = [base for base, found in distances.items() if found <= EQUAL * least]
+    return equals[0], distances[equals[0]], len(equals) == 1
 
 
 def _errors(case: Case) -> dict[str, Array]:
@@ -324,9 +328,9 @@ def _looks(case: Case, error: Array) -> Looks:
 
 
 def _of_product(case: Case, product: Product, error: Array) -> Looks:
-    """Of a product's inputs; if these cannot have been moved so, of every term of its sums.
+    """Of a product's inputs, or of every term of its sums.
 
-    A result's own 16 bits hide how each input was moved: then all movements count that would make sums as uneven.
+    Where results do not determine inputs, or have 16 bits themselves, all movements count that make sums as uneven.
     """
     matrices = list(_matrices(case, product, error))
     errors = np.concatenate([one.error for one in matrices])
@@ -339,7 +343,8 @@ def _of_product(case: Case, product: Product, error: Array) -> Looks:
         return np.asarray(np.sqrt(np.concatenate(squares)))
 
     terms = _even(0.0, [(OWN, np.abs(errors), spread(OWN))], SUMMED, 2 * EVEN)
-    if precision(np.asarray(case.recorded)) == F32:
+    out, n = matrices[0].w.shape
+    if out >= n and len(matrices) * out * n * n <= MOST_WORK and precision(np.asarray(case.recorded)) == F32:
         return _of_inputs(matrices) or terms
     blocks = ((block, np.abs(errors), spread(block)) for block in BLOCKS if block != OWN)
     return terms | _even(np.inf, blocks, SUMMED, EVEN, USUAL_OF_8)
@@ -347,9 +352,6 @@ def _of_product(case: Case, product: Product, error: Array) -> Looks:
 
 def _of_inputs(matrices: Sequence[_Matrix]) -> Looks:
     """Of inputs that are determined by the results: least squares for each token."""
-    out, n = matrices[0].w.shape
-    if out < n or len(matrices) * out * n * n > MOST_WORK:
-        return {}
     moved = [np.linalg.lstsq(one.w, one.error.T, rcond=None)[0].T for one in matrices]
     left = sum(float(np.square(one.error - d @ one.w.T).sum()) for one, d in zip(matrices, moved, strict=True))
     whole = sum(float(np.square(one.error).sum()) for one in matrices)

@@ -21,12 +21,14 @@ UNIFORM = 1 / math.sqrt(12)  # rms of what is rounded to the nearest, in steps
 class Rounding:
     """Operands rounded to ``base`` (a ggml type), and moved by ``size`` more steps (rms).
 
-    A step is 1/127 of the largest of ``block`` values; of OWN, the value itself.
+    A step is 1/127 of the largest of ``block`` values; of OWN, the value itself. ``sure``: no other base or block does
+    as well; else only how coarse it is can be told.
     """
 
     base: str
     block: int = OWN
     size: float = 0.0
+    sure: bool = True
 
     def shaken(self, x: Array) -> Array:
         """Values moved at random by as much."""
@@ -44,12 +46,16 @@ class Rounding:
     @property
     def bits(self) -> int:
         """How many bits round as much, to the nearest."""
+        if not self.size:
+            return 24 if self.base == "F32" else 8
         if self.block == OWN:
-            return max(1, round(-math.log2(2 * self.size / UNIFORM)) + 1) if self.size else 24
-        return max(2, round(math.log2(LEVELS * UNIFORM / self.size + 1) + 1)) if self.size else 24
+            return max(1, round(-math.log2(2 * self.size / UNIFORM)) + 1)
+        return max(2, round(math.log2(LEVELS * UNIFORM / self.size + 1) + 1))
 
     def words(self) -> str:
         """To what it rounds, in words that follow "rounds ... to"."""
+        if not self.sure:
+            return f"about {self.bits} bits"
         if not self.size:
             return self.base
         if self.base != "F32":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from strangers.arithmetic import ARITHMETICS, Arithmetic
+from strangers.arithmetic import ARITHMETICS, BY_NAME, Arithmetic
 from strangers.bugs import BUGS
 from strangers.crossing import (
     BY_CAUSE,
@@ -125,6 +125,37 @@ def test_little_can_hide(case: Case, judge: Judged):
         tap: (rows[tap].hides, size) for tap, size in rounding.items() if not rows[tap].hides <= GENEROUS * size
     }
     assert generous == {}
+
+
+# arithmetic -> what shares a scale, in words that may be said of it; rows here have 256 and 512 values
+SHARES = {
+    "int8 row": ("a row",),
+    "int8 tensor": ("the tensor",),
+    "int8 of 16": ("of 16",),
+    "int8 of 32": ("for 32", "of 32", "Q8_0"),
+    "int8 of 64": ("for 64", "of 64"),
+    "int8 of 128": ("for 128", "of 128"),
+    "int8 of 256": ("for 256", "of 256", "Q8_K"),
+    "int8 cut": ("by truncation, one float32 scale for 32",),
+    "int8 zero point": ("and minimum a row",),
+    "Q8_0 scale first": ("of 32", "for 32", "Q8_0"),
+    "Q8_0 cut scale": ("of 32", "for 32", "Q8_0"),
+}
+READ = [("llama", "Q8_0", "f32"), ("qwen3", "Q4_K", "f32"), ("moe", "F16", "f32"), ("qwen2", "Q6_K", "bf16")]
+
+
+@pytest.mark.parametrize("where", READ, ids=" ".join)
+@pytest.mark.parametrize("name", SHARES)
+def test_what_is_said_of_a_rounding_is_true(name: str, where: tuple[str, str, str], judge: Judged):
+    """Either nothing of what shares a scale, or the truth."""
+    model, kind, precision = where
+    manner = judge(Case(BY_NAME[name], model, kind, precision=precision)).comparison.manner
+    assert manner is not None
+    said = [rounding.words() for rounding in manner.roundings.values()]
+    assert [
+        words for words in said if not words.endswith("bits") and not any(true in words for true in SHARES[name])
+    ] == []
+    assert all("8 bits" in words or "Q8" in words for words in said)
 
 
 @pytest.mark.parametrize("case", SPREAD, ids=lambda case: case.name)
