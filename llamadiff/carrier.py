@@ -10,14 +10,15 @@ from llamaref.config import Rope
 from numpy.typing import NDArray
 
 from llamadiff import arithmetic
-from llamadiff.lanes import NATIVE, READ, READ_SHAKEN, ROUGH, ROUGH_CACHE, ROUGH_SCORES, rounding_type
+from llamadiff.lanes import NATIVE, READ, READ_SHAKEN, ROUGH, ROUGH_ATTENTION, ROUGH_CACHE, rounding_type
 from llamadiff.rounding import ROW, Rounding
 
 Array = NDArray[Any]
 
-BF16_STEP = 2.0**-8  # of a value between two powers of two, at most
+MOVED = 2.0**-7  # of a score: twice what bfloat16 does that cuts off, for that of the softmax's own sums
 CACHES = ("cache_k", "cache_v")
-_ROUGH = {ROUGH: Rounding.to_bits(8, ROW), ROUGH_CACHE: Rounding.to_bits(4, 32)}
+# what is cut off to 8 bits, and not rounded, errs as what is rounded to 7
+_ROUGH = {ROUGH: Rounding.to_bits(7, ROW), ROUGH_CACHE: Rounding.to_bits(4, 32)}
 
 
 class Carrier:
@@ -53,10 +54,10 @@ class Carrier:
             if policy == (ROUGH_CACHE if kind in CACHES else ROUGH):
                 rough = out[1] if kind in CACHES else out[0]
                 rough[number] = _ROUGH[policy].shaken(rough[number])
-            if policy == ROUGH_SCORES and kind == "cache_k":
+            if policy == ROUGH_ATTENTION and kind == "cache_k":
                 out[1][number] = _scores_moved(out[1][number])
-            elif policy == ROUGH_SCORES and kind == "cache_v":
-                out[0][number] = arithmetic.round_bf16(out[0][number])
+            elif policy == ROUGH_ATTENTION and kind == "cache_v":
+                out[0][number], out[1][number] = (arithmetic.round_bf16(array[number]) for array in out)
         return (*out, sums) if sums is not None else tuple(out)
 
     def _read(self, kind: str, width: int) -> Rounding | None:
@@ -81,8 +82,8 @@ class Carrier:
         self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
     ) -> tuple[Array, Array]:
         made = {NATIVE: arithmetic.ggml_angles(rope, positions, factors)}
-        if any(policy == ROUGH_SCORES for policy, _ in self.ways):
-            made[ROUGH_SCORES] = arithmetic.bf16_angles(rope, positions, factors)
+        if any(policy == ROUGH_ATTENTION for policy, _ in self.ways):
+            made[ROUGH_ATTENTION] = arithmetic.bf16_angles(rope, positions, factors)
         chosen = [made.get(policy, (cos, sin)) for policy, _ in self.ways]
         return np.stack([c for c, _ in chosen]), np.stack([s for _, s in chosen])
 
@@ -93,5 +94,5 @@ class Carrier:
 
 def _scores_moved(keys: Array) -> Array:
     """Keys [..., d], each times a factor of its own: their scores move as where they are kept in bfloat16."""
-    factors = np.random.default_rng(0).uniform(-BF16_STEP, BF16_STEP, (*keys.shape[:-1], 1))
+    factors = np.random.default_rng(0).uniform(-MOVED, MOVED, (*keys.shape[:-1], 1))
     return np.asarray(keys * (1 + factors), keys.dtype)

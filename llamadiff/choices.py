@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff import metrics
+from llamadiff.arithmetic import precision
 from llamadiff.candidates.layout import Entry, undone
 from llamadiff.model import Model
 from llamadiff.taps import Tap, parse, shape_of
@@ -131,12 +132,16 @@ def without(choices: Sequence[Choice], model: Model, trace: Trace) -> Trace:
     """A trace with choices undone, as a map that states them would have it."""
     done = {word: treatment for choice in choices for word, treatment in choice.done.items()}
     by_name = {tap.name: tap for tap in model.taps}
-    arrays = {}
+    arrays, kept = dict[str, Array](), dict(trace.kept)
     for name in trace:
-        tap = parse(name)
+        tap, values = parse(name), trace[name]
         treatment = done.get(tap.kind.word) if tap is not None and name in by_name else None
-        arrays[name] = trace[name] if treatment is None else _as_it_was(trace[name], by_name[name], treatment, model)
-    return Trace(trace.info, arrays, {**trace.dtypes, **dict.fromkeys(done, "F32")}, trace.path, trace.known)
+        if treatment is not None:
+            kept.setdefault(name, precision(values))
+            values = _as_it_was(values, by_name[name], treatment, model)
+        arrays[name] = values
+    widened = {name: "F32" if kind == "BF16" or name in kept else kind for name, kind in trace.dtypes.items()}
+    return Trace(trace.info, arrays, widened, trace.path, trace.known, kept)
 
 
 def _as_it_was(values: Array, tap: Tap, treatment: str, model: Model) -> Array:

@@ -136,7 +136,7 @@ class Judge:
         match = self._match(source, tap, label)
         expected, shown = fitted.expected(seen, source), self.shown.setdefault(source.name, Shown())
         noise = TapNoise(source, seen, expected, span, shown)
-        kept = arithmetic.precision(seen.recorded[source.name])
+        kept = source.precision_of(tap.name)
         bounds = Allowance(expected, match, lambda: noise.samples(match), kept, self._besides(source, tap))
         per_row, sizes = expected.errors(recorded), expected.reference()
         largest, worst = metrics.worst_of(recorded, expected)

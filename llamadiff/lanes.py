@@ -23,13 +23,13 @@ Array = NDArray[Any]
 
 F32, NATIVE, F16, BF16 = "f32", "native", "f16", "bf16"
 POLICIES = (F32, NATIVE, F16, BF16)
-JITTER = "jitter"  # float32 on values that are shaken by as much as their own rounding
+JITTERS = ("jitter", "jitter 2", "jitter 3", "jitter 4")  # float32 on values that are shaken by their own rounding
 SAMPLE = 4096  # values of a tap that show what it is kept in
 READ, READ_SHAKEN = "read", "read, shaken"  # roundings read back from a trace: without, and with their noise
-# what unknown arithmetics may do to a span: to activations; to K and V; to angles, Q and the softmax's weights
-ROUGH, ROUGH_CACHE, ROUGH_SCORES = "8 bits", "4-bit cache", "16-bit scores"
+# what unknown arithmetics may do to a span: to activations; to K and V; to all that attention does
+ROUGH, ROUGH_CACHE, ROUGH_ATTENTION = "8 bits", "4-bit cache", "16-bit attention"
 ANGLES, GGML_ANGLES = "angles", "ggml angles"
-MEASURING = (JITTER, ROUGH, ROUGH_CACHE, ROUGH_SCORES)  # policies that are float32 but for the noise they measure
+MEASURING = (*JITTERS, ROUGH, ROUGH_CACHE, ROUGH_ATTENTION)  # policies that are float32 but for the noise they measure
 GELU = "gelu"
 
 
@@ -53,8 +53,8 @@ FREE, FREE_NATIVE = Lane(None, F32), Lane(None, NATIVE)
 class Source:
     """A trace under replay: its arithmetics, the types of its cache, and the taps it left open (unrecorded).
 
-    ``sparse``: so many are unrecorded that what float32 itself leaves is worth measuring. ``reading``: its roundings
-    by kind of operand, where they were read back from it.
+    ``sparse``: so many are unrecorded that what float32 itself leaves is worth measuring, in so many ``draws``.
+    ``reading``: its roundings by kind of operand, where they were read back from it.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Source:
     flash_attn: bool = False
     precision: str = F32
     sparse: bool = False
+    draws: int = 1
     reading: Mapping[str, Rounding] = field(default_factory=dict)
     spans: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -80,8 +81,8 @@ class Source:
     @property
     def lanes(self) -> list[Lane]:
         read = [READ, READ_SHAKEN] if self.reading else []
-        shaken = [JITTER] if self.sparse or self.precision != F32 else []
-        shaken += [ROUGH, ROUGH_CACHE, ROUGH_SCORES] if self.sparse else []
+        shaken = [*JITTERS[: self.draws]] if self.sparse or self.precision != F32 else []
+        shaken += [ROUGH, ROUGH_CACHE, ROUGH_ATTENTION] if self.sparse else []
         return [Lane(self.name, policy) for policy in (*self.policies, *read, *shaken)]
 
     def multiplies(self, tap: Tap) -> bool:
@@ -92,6 +93,12 @@ class Source:
     def is_whole(self, name: str) -> bool:
         """Whether a tap was recorded in full: only such a tap can stand in for the op's result."""
         return name in self.trace and name not in self.trace.known
+
+    def precision_of(self, name: str) -> str:
+        """What a tap's values were kept in; float32 for one that was not recorded."""
+        if name not in self.trace:
+            return F32
+        return self.trace.kept.get(name) or arithmetic.precision(self.trace[name])
 
     def whole_rows(self, name: str) -> Array | None:
         """Which tokens' rows of a partial tap are complete; None for a tap that is whole, or attention scores."""
@@ -158,20 +165,19 @@ def rounding_type(
     return policy.upper()
 
 
-def shaken(values: Array, in_half: bool) -> Array:
-    """Values moved at random by up to half a step of what they are kept in; ``in_half``: if that is 16 bits."""
+def shaken(values: Array, kept: str, draw: int = 0) -> Array:
+    """Values moved at random by up to half a step of what they are kept in."""
     if values.dtype.kind != "f":
         return values
-    kept = arithmetic.precision(values) if in_half else F32
     step = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}[kept]
-    noise = np.random.default_rng(0).uniform(-step, step, values.shape)
+    noise = np.random.default_rng(draw).uniform(-step, step, values.shape)
     return np.asarray(values * (1 + noise), values.dtype)
 
 
 def _precision(trace: Trace) -> str:
     """The coarsest precision that a trace keeps a quarter of its taps in; the embedding's own does not count."""
     kept = [
-        arithmetic.precision(trace[name].reshape(-1)[:SAMPLE])
+        trace.kept.get(name) or arithmetic.precision(trace[name].reshape(-1)[:SAMPLE])
         for name in list(trace)[1:]
         if trace[name].dtype.kind == "f"
     ]

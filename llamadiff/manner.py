@@ -10,7 +10,8 @@ from threadpoolctl import threadpool_limits
 from llamadiff import limits
 from llamadiff.choices import Choice, suspected, without
 from llamadiff.diagnose.diagnosis import Scene, scene_of
-from llamadiff.lanes import F32
+from llamadiff.judging import Local
+from llamadiff.lanes import F32, JITTERS
 from llamadiff.model import Model, Runnable
 from llamadiff.passes import Passes, run_passes
 from llamadiff.phase import Progress
@@ -67,7 +68,14 @@ def understood(
         own, roundings = read(scene(model, passes, "candidate", SECONDS, False, progress), passes.findings)
     if roundings:
         passes = run_passes(model, baseline, candidate, rules, None, progress, roundings)
+    if any(_stands_out(finding.local.get("candidate")) for finding in passes.findings):
+        passes = run_passes(model, baseline, candidate, rules, None, progress, roundings, len(JITTERS))
     return Manner(tuple(choices), own, passes.judge.sources["candidate"].precision), candidate, passes
+
+
+def _stands_out(local: Local | None) -> bool:
+    """Whether only a part of a tap is wrong: then what rounding does to that part is worth more than one sample."""
+    return local is not None and local.verdict == limits.WRONG and local.limit < local.nmse <= local.noise_limit
 
 
 def _with_choices(

@@ -13,13 +13,13 @@ from llamadiff.allowance import OWN, WHOLE, Sample
 from llamadiff.compared import Compared
 from llamadiff.lanes import (
     F32,
-    JITTER,
+    JITTERS,
     MEASURING,
     READ,
     READ_SHAKEN,
     ROUGH,
+    ROUGH_ATTENTION,
     ROUGH_CACHE,
-    ROUGH_SCORES,
     Source,
 )
 
@@ -78,8 +78,9 @@ class TapNoise:
         """
         made, in_f32 = self._made, self.source.precision == F32
         exact, samples = next(iter(made.values())), []
-        if JITTER in made:
-            samples.append(Sample(SHAKEN_F32 if in_f32 else SHAKEN, made[JITTER], exact))
+        drawn = [made[policy] for policy in JITTERS if policy in made]
+        weight = (SHAKEN_F32 if in_f32 else SHAKEN) / max(1, len(drawn))
+        samples += [Sample(weight, one, exact) for one in drawn]
         if READ_SHAKEN in made:
             samples.append(Sample(SHAKEN, made[READ_SHAKEN], made[READ]))
         if not self.span:
@@ -108,15 +109,15 @@ class TapNoise:
     def is_unclear(self, nearest: Array, errors: Sequence[Array]) -> bool:
         """Whether a span errs as one in unknown arithmetic may: by what 8 bits, or a cache of 4 bits, would do.
 
-        Where another tap, or a row, has shown which arithmetic the source's products have, only that of angles and
-        scores is unknown: nothing shows it at the first token. ``nearest`` are the rows' errors under the arithmetic
+        Where another tap, or a row, has shown which arithmetic the source's products have, only that of attention
+        is unknown: angles, scores and the cache may have 16 bits. ``nearest`` are the rows' errors under the arithmetic
         that fits best, ``errors`` those under each.
         """
         made = self._made
         exact = next(iter(made.values()))
         others = [error for error in errors if error is not nearest]
         if self.shown.known or fit.is_certain(nearest, others, exact.reference(), SURE):
-            unknown, error = [ROUGH_SCORES], nearest
+            unknown, error = [ROUGH_ATTENTION], nearest
         else:
             unknown, error = [ROUGH, ROUGH_CACHE], errors[0]
         rough = [float(made[policy].errors(exact).sum()) for policy in unknown if policy in made]

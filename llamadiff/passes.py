@@ -58,11 +58,12 @@ def run_passes(
     keep: Path | None,
     progress: Progress,
     reading: Mapping[str, Rounding] | None = None,
+    draws: int = 1,
 ) -> Passes:
     """Run the engine with every lane that the question needs; ``keep``: a trace file for the whole free run.
 
-    ``reading``: roundings that were read back from the candidate. Raises UserError for a trace that does not fit the
-    model.
+    ``reading``: roundings that were read back from the candidate; ``draws``: samples of what 16 bits do. Raises
+    UserError for a trace that does not fit the model.
     """
     kinds = set(model.weight_types.values())
     # LongRoPE goes by the room there is: for the beginning of a prompt it is that of the whole
@@ -70,7 +71,7 @@ def run_passes(
     sources = [Source.of("baseline", baseline, kinds, (F32, NATIVE))]
     if candidate is not None:
         found = Source.of("candidate", candidate, kinds, POLICIES, model.taps)
-        sources.append(replace(found, reading=reading or {}))
+        sources.append(replace(found, reading=reading or {}, draws=draws))
     lanes, n = lanes_of(sources, kinds), len(baseline.info.tokens)
     # the engine's own threads multiply; BLAS threads beside them would fight for the same cores
     with threadpool_limits(1, "blas"):

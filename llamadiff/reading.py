@@ -8,8 +8,9 @@ thousand. What is read this way is described, and sets the noise that the engine
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from llamadiff.diagnose.softmax import Softmax
 from llamadiff.judging import Finding, Local
 from llamadiff.lanes import F32, rounding_type, shaken
 from llamadiff.model import Runnable
-from llamadiff.rounding import BLOCKS, LEVELS, OWN, UNIFORM, Rounding, steps
+from llamadiff.rounding import BLOCKS, LEVELS, OWN, TENSOR, UNIFORM, Rounding, steps
 from llamadiff.taps import Tap
 
 Array = NDArray[Any]
@@ -47,7 +48,8 @@ CRUDE = 2.0**-7  # of a value (an angle, an exponent), that a table or a polynom
 SMALLEST = 2.0**-14  # float16's smallest normal: below it values have no 16 bits
 LEFT = 0.05  # of the error, that the movement of inputs may leave unexplained
 STEADY = 0.8  # of the movement, that one factor or one vector may explain: more is no rounding
-MOST_WORK = 1e11  # multiplications of one least squares
+MOST_WORK = 3e10  # multiplications of one least squares
+RIDGE = 1e-14  # of the squares' trace: keeps what is not determined small
 READ = 4  # taps of a kind that are read
 CLEAR = 3.0  # how far below the limit of noise a tap is that 16 bits alone explain
 NEAR = 0.1  # of float32's error, that another arithmetic leaves where the engine's is a variant of it
@@ -65,12 +67,12 @@ OTHERS = {"Q8_0": 32, "Q8_K": 256, **dict.fromkeys(EIGHT_BITS, 1)}  # known roun
 MOSTLY = 0.6  # of the taps of a kind must show it
 
 
-def _like_rounding(d: Array, x: Array, most: float = STEPS_OF_8) -> Looks:
-    """The roundings that a movement d of values x [token, n] looks like: bounded, even, no factor, no vector."""
+def _like_rounding(d: Array, x: Array, most: float = STEPS_OF_8, step: Callable[[Array, int], Array] = steps) -> Looks:
+    """The roundings that a movement d of values x [token, ..., n] looks like: bounded, even, no factor, no vector."""
     if not np.isfinite(d).all() or not d.any() or _is_steady(d, x):
         return {}
     blocks = [block for block in BLOCKS if block <= 0 or x.shape[-1] % block == 0]
-    return _even(most, ((block, np.abs(d), steps(x, block)) for block in blocks))
+    return _even(most, ((block, np.abs(d), step(x, block)) for block in blocks))
 
 
 def _even(
@@ -120,8 +122,10 @@ class Beyond:
 
     @property
     def is_determined(self) -> bool:
-        """Whether its outputs, being no fewer, tell its inputs."""
-        return self.case.weight is not None and self.shape[0] >= self.shape[1]
+        """Whether its outputs, being no fewer and in float32, tell its inputs."""
+        out, n = self.shape
+        enough = self.case.weight is not None and out >= n and out * n * n <= MOST_WORK
+        return enough and precision(np.asarray(self.case.recorded)) == F32
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -235,7 +239,7 @@ def _is_all(case: Case, base: str, errors: Mapping[str, Array]) -> bool:
     kept = precision(product.x)
     if kept == F32 or not np.isfinite(left):
         return False
-    moved = np.asarray(shaken(product.x[0], in_half=True), product.x.dtype)
+    moved = np.asarray(shaken(product.x[0], kept), product.x.dtype)
     flipped = _by_others(case, replace(product, x=moved[None]))[base] - _by_others(case, product)[base]
     return left <= FLIPS * float(np.square(np.asarray(flipped, np.float64)).sum())
 
@@ -332,58 +336,74 @@ def _of_product(case: Case, product: Product, error: Array) -> Looks:
 
     Where results do not determine inputs, or have 16 bits themselves, all movements count that make sums as uneven.
     """
-    matrices = list(_matrices(case, product, error))
-    errors = np.concatenate([one.error for one in matrices])
-    if _is_steady(errors, np.concatenate([one.x @ one.w.T for one in matrices])):
+    x = np.asarray(product.x[0], np.float64)
+    if product.chosen is not None:
+        x = np.broadcast_to(x, (*product.chosen.shape[1:], x.shape[-1]))
+    error = error.reshape(*x.shape[:-1], -1)
+    matrices = list(_matrices(case, product))
+    if _is_steady(error, _each(matrices, x)):
         return {}
 
     def spread(block: int) -> Array:
         """What moving every input by a step makes of the sums."""
-        squares = [np.square(steps(one.x, block)) @ np.square(one.w).T for one in matrices]
-        return np.asarray(np.sqrt(np.concatenate(squares)))
+        moved = np.square(_steps_of(case, x, block))
+        return np.asarray(np.sqrt(_each([replace(one, w=np.square(one.w)) for one in matrices], moved)))
 
-    terms = _even(0.0, [(OWN, np.abs(errors), spread(OWN))], SUMMED, 2 * EVEN)
+    terms = _even(0.0, [(OWN, np.abs(error), spread(OWN))], SUMMED, 2 * EVEN)
     out, n = matrices[0].w.shape
     if out >= n and len(matrices) * out * n * n <= MOST_WORK and precision(np.asarray(case.recorded)) == F32:
-        return _of_inputs(matrices) or terms
-    blocks = ((block, np.abs(errors), spread(block)) for block in BLOCKS if block != OWN)
+        return _of_inputs(case, matrices, x, error) or terms
+    blocks = ((block, np.abs(error), spread(block)) for block in BLOCKS if block != OWN)
     return terms | _even(np.inf, blocks, SUMMED, EVEN, USUAL_OF_8)
 
 
-def _of_inputs(matrices: Sequence[_Matrix]) -> Looks:
-    """Of inputs that are determined by the results: least squares for each token."""
-    moved = [np.linalg.lstsq(one.w, one.error.T, rcond=None)[0].T for one in matrices]
-    left = sum(float(np.square(one.error - d @ one.w.T).sum()) for one, d in zip(matrices, moved, strict=True))
-    whole = sum(float(np.square(one.error).sum()) for one in matrices)
-    found = _like_rounding(np.concatenate(moved), np.concatenate([one.x for one in matrices]))
-    return found if left <= LEFT * whole else {}
+def _of_inputs(case: Case, matrices: Sequence[_Matrix], x: Array, error: Array) -> Looks:
+    """Of inputs x that are determined by the results: least squares for each token, by the normal equations."""
+    d = np.zeros_like(x)
+    for one in matrices:
+        squares = one.w.T @ one.w
+        squares.flat[:: len(squares) + 1] += RIDGE * np.trace(squares)
+        d[one.rows] = np.linalg.solve(squares, (error[one.rows] @ one.w).T).T
+    left = error - _each(matrices, d)
+    enough = float(np.square(left).sum()) <= LEFT * float(np.square(error).sum())
+    return _like_rounding(d, x, step=partial(_steps_of, case)) if enough else {}
+
+
+def _steps_of(case: Case, x: Array, block: int) -> Array:
+    """The steps of values [token, ...]; what the tokens of a batch share, those of another do not."""
+    if block != TENSOR:
+        return steps(x, block)
+    calls = np.split(x, range(case.run.n_prefill, len(x)))
+    return np.concatenate([steps(part, block) for part in calls if len(part)])
 
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A matrix [out, in], the rows [row, in] that it multiplied, and the errors [row, out] of the result."""
+    """A matrix [out, in], and which of the inputs it multiplied."""
 
     w: Array
-    x: Array
-    error: Array
+    rows: Any
 
 
-def _matrices(case: Case, product: Product, error: Array) -> Iterator[_Matrix]:
+def _matrices(case: Case, product: Product) -> Iterator[_Matrix]:
     """A product's matrix, or those of its chosen experts."""
     stored = case.engine.w.stored(product.name)
-    scale = 1.0 if product.scale is None else np.asarray(product.scale, np.float64)
-    x = np.asarray(product.x[0], np.float64)
-    if product.chosen is None:
-        w = np.asarray(case.engine.w.decoded(product.name, stored), np.float64) * scale
-        yield _Matrix(w if product.rows is None else w[product.rows], x, error.reshape(len(x), -1))
-        return
-    chosen = product.chosen[0]
-    x = np.broadcast_to(x, (*chosen.shape, x.shape[-1]))
-    for expert in np.unique(chosen):
-        mine = chosen == expert
-        w = np.asarray(case.engine.w.decoded(product.name, stored[expert]), np.float64)
-        w = w * (scale if product.scale is None else product.scale[expert])
-        yield _Matrix(w, x[mine], error.reshape(*chosen.shape, -1)[mine])
+    experts = [None] if product.chosen is None else [int(expert) for expert in np.unique(product.chosen)]
+    for expert in experts:
+        data = stored if expert is None else stored[expert]
+        w = np.asarray(case.engine.w.decoded(product.name, data), np.float64)
+        w = w if product.rows is None else w[product.rows]
+        if product.scale is not None:
+            w = w * (product.scale if expert is None else product.scale[expert])
+        yield _Matrix(w, slice(None) if product.chosen is None else product.chosen[0] == expert)
+
+
+def _each(matrices: Sequence[_Matrix], x: Array) -> Array:
+    """Every input x [..., in] by its matrix: [..., out]."""
+    result = np.empty((*x.shape[:-1], len(matrices[0].w)))
+    for one in matrices:
+        result[one.rows] = x[one.rows] @ one.w.T
+    return result
 
 
 def _of_value(case: Case, recipe: Any, error: Array) -> Looks:

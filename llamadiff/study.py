@@ -21,7 +21,7 @@ from llamadiff import limits, taps
 from llamadiff.carrier import Carrier
 from llamadiff.errors import UserError
 from llamadiff.judging import Finding, Judge
-from llamadiff.lanes import F32, FREE, FREE_NATIVE, JITTER, NATIVE, Lane, Source, policies_for, shaken
+from llamadiff.lanes import F32, FREE, FREE_NATIVE, JITTERS, NATIVE, Lane, Source, policies_for, shaken
 
 Array = NDArray[Any]
 # the ops in which a token's row depends on other tokens' rows
@@ -134,8 +134,11 @@ class Study(Carrier):
             if lane.source is not None and lane.source in recorded:
                 own, rows = recorded[lane.source], self.sources[lane.source].whole_rows(name)
                 values = own if rows is None else np.where(_along_first(rows, own), own, values)
-            if lane.policy == JITTER and lane.source is not None:
-                values = shaken(values, self.sources[lane.source].precision != F32)
+            if lane.policy in JITTERS and lane.source is not None:
+                source = self.sources[lane.source]
+                values = shaken(
+                    values, F32 if source.precision == F32 else source.precision_of(name), JITTERS.index(lane.policy)
+                )
             out[number] = values
         return out
 

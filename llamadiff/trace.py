@@ -164,12 +164,17 @@ class Trace(Mapping[str, Array]):
         dtypes: Mapping[str, str],
         path: Path | None = None,
         known: Mapping[str, Array] | None = None,
+        kept: Mapping[str, str] | None = None,
     ) -> None:
-        """``known`` marks the values of partial taps that are there; the others are zero and mean nothing."""
+        """``known`` marks the values of partial taps that are there; the others are zero and mean nothing.
+
+        ``kept``: the precisions (``bf16``) that taps had before something was undone in them.
+        """
         self.info = info
         self.path = path
         self.dtypes = dtypes
         self.known = known or {}
+        self.kept = kept or {}
         self._arrays = arrays
 
     def __getitem__(self, name: str) -> Array:
@@ -185,11 +190,11 @@ class Trace(Mapping[str, Array]):
     def in_memory(self) -> Trace:
         """A copy that no longer needs its file."""
         arrays = {name: np.array(array) for name, array in self._arrays.items()}
-        return Trace(self.info, arrays, self.dtypes, None, self.known)
+        return Trace(self.info, arrays, self.dtypes, None, self.known, self.kept)
 
     def saying(self, info: Info) -> Trace:
         """The same values with other words about their run."""
-        return Trace(info, self._arrays, self.dtypes, self.path, self.known)
+        return Trace(info, self._arrays, self.dtypes, self.path, self.known, self.kept)
 
     def head(self, n: int) -> Trace:
         """What it recorded of its first ``n`` tokens; taps without any, or of other shapes, are left out."""
@@ -199,7 +204,7 @@ class Trace(Mapping[str, Array]):
         arrays = {name: self._arrays[name][cuts[name]] for name in there}
         info = self.info
         info = replace(info, tokens=info.tokens[:n], positions=info.positions[:n], n_prefill=min(info.n_prefill, n))
-        return Trace(info, arrays, {name: self.dtypes[name] for name in arrays}, self.path, known)
+        return Trace(info, arrays, {name: self.dtypes[name] for name in arrays}, self.path, known, self.kept)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._arrays[name].shape)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff import taps
+from llamadiff.arithmetic import precision
 from llamadiff.candidates import layout
 from llamadiff.errors import UserError
 from llamadiff.model import Runnable
@@ -106,6 +107,7 @@ def assemble(
     run = tokens or context.tokens
     arrays: dict[str, Array] = {}
     known: dict[str, Array] = {}
+    kept: dict[str, str] = {}
     weights: dict[str, Array] = {}
     extras: list[Piece] = []
     present = {tap.name: tap for tap in context.model.taps}
@@ -118,6 +120,8 @@ def assemble(
             extras.append(piece)
             continue
         tap, entry = present[found[0].name], found[1]
+        if entry.done:
+            kept.setdefault(tap.name, precision(piece.array))
         values, mask = _placed(piece, tap, entry, context.model, len(run))
         if mask is not None and tap.name in known:  # several rows of one tap
             values, mask = np.where(mask, values, arrays[tap.name]), mask | known[tap.name]
@@ -133,7 +137,7 @@ def assemble(
     ignored = [*(piece.name for piece in extras), *unread]
     info = Info(run, positions, n_prefill, None, {**producer, "extra": ignored}, {})
     arrays |= weights
-    return Trace(info, arrays, dict.fromkeys(arrays, "F32"), known=known)
+    return Trace(info, arrays, dict.fromkeys(arrays, "F32"), known=known, kept=kept)
 
 
 def named_row(name: str) -> tuple[str, int | None]:
