@@ -17,6 +17,7 @@ from llamadiff.diagnose.subgraph import Subgraph
 SAMPLE = 64  # outputs of a product that are tried first
 EXPLAINS = 0.01  # what a fit may leave of the right op's error
 VARIES = 0.05  # the same of a way of rounding: a value on the edge between two steps may go either way
+MOST = 0.5  # the same, where noise is as large: in 16 bits many values are on edges
 OTHER_SUMS = 3e-6  # of a result, root mean square: what sums in another order make of it
 TIE = 10.0  # fits this much worse than the best are still the best's equals, as both are rounding
 
@@ -134,7 +135,8 @@ def replayed(case: Case, right: float, key: Sequence[tuple[str, str]], hints: Se
 
 def _with_limits(case: Case, right: float) -> Case:
     """The case with what a fit may leave of the right op's error; a rounding that is done otherwise leaves more."""
-    return replace(case, limit=min(case.limit, EXPLAINS * right), slack=VARIES * right)
+    slack = max(VARIES * right, min(case.limit, MOST * right))
+    return replace(case, limit=min(case.limit, EXPLAINS * right), slack=slack)
 
 
 def _right(case: Case, right: float) -> Recipe:
