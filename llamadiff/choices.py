@@ -102,6 +102,9 @@ def _scaled(model: Model, pairs: Pairs) -> Iterator[Choice]:
     scale = 1 / math.sqrt(model.sizes["dim"])
     sides = {word: _factor(pairs[word], scale) for word in (*Q_WORDS, *K_WORDS, SCORES) if word in pairs}
     factors = {word: factor for word, factor in sides.items() if factor is not None}
+    for before, word in (("Qcur_proj", "Qcur_rope"), ("Kcur_proj", "Kcur_rope")):  # whatever else RoPE gets wrong
+        if before in factors and word in pairs and f"{word[:4]}_normed" not in pairs:
+            factors.setdefault(word, factors[before])
     last = [next((factors[word] for word in reversed(words) if word in factors), 1.0) for words in (Q_WORDS, K_WORDS)]
     if SCORES in pairs and math.prod(last) != 1.0:  # scores have both sides' factors, whatever else is wrong with them
         factors[SCORES] = math.prod(last)

@@ -50,7 +50,7 @@ LEFT = 0.05  # of the error, that the movement of inputs may leave unexplained
 STEADY = 0.8  # of the movement, that one factor or one vector may explain: more is no rounding
 MOST_WORK = 3e10  # multiplications of one least squares
 RIDGE = 1e-14  # of the squares' trace: keeps what is not determined small
-READ = 4  # taps of a kind that are read
+READ = 6  # taps of a kind that are read
 CLEAR = 3.0  # how far below the limit of noise a tap is that 16 bits alone explain
 NEAR = 0.1  # of float32's error, that another arithmetic leaves where the engine's is a variant of it
 APART = 1.03  # kurtoses of two kinds of steps that differ by less do not tell them apart
@@ -149,7 +149,7 @@ def read(scene: Scene, findings: Sequence[Finding]) -> tuple[dict[str, Rounding]
         own = [each for each in beyond if each.kind == kind]
         widths = _by_width(own)
         for key, taps in ({kind: own} if _are_most(own, fitting[kind]) else widths).items():
-            agreed = _rounding_of(_chosen(taps), scene.clock) if _are_most(taps, fitting[key]) else None
+            agreed = _rounding_of(taps, scene.clock) if _are_most(taps, fitting[key]) else None
             found |= {key: agreed} if agreed is not None else {}
         for key in [key for key, taps in widths.items() if _are_most(taps, fitting[key])]:
             ggmls.pop(key, None)
@@ -203,17 +203,31 @@ def _judged(scene: Scene, findings: Sequence[Finding]) -> Iterator[tuple[str, Ta
 
 
 def _chosen(own: Sequence[Beyond]) -> list[Beyond]:
-    """The taps of a kind that are read: those that determine their inputs, if any; of each width and word one first."""
-    ordered = [each for each in own if each.is_determined] or list(own)
-    words = {each.case.tap.kind.word: each for each in reversed(ordered)}
-    widths = {each.shape[1]: each for each in reversed(ordered)}
-    firsts = [each for each in ordered if each in widths.values()]
-    firsts += [each for each in ordered if each in words.values() and each not in firsts]
-    return [*firsts, *(each for each in ordered if each not in firsts)][:READ]
+    """The taps of a kind that are read: of each word one first, those that determine their inputs before others."""
+    ordered = sorted(own, key=lambda each: not each.is_determined)
+    firsts = {each.case.tap.kind.word: each for each in reversed(ordered)}.values()
+    return [*(each for each in ordered if each in firsts), *(each for each in ordered if each not in firsts)][:READ]
 
 
-def _rounding_of(chosen: Sequence[Beyond], clock: Clock) -> Rounding | None:
-    """The rounding that most of some taps show: a known one, and what is left of it in the steps that make it even."""
+def _rounding_of(taps: Sequence[Beyond], clock: Clock) -> Rounding | None:
+    """The rounding that most of some taps show, but for those that a known bug explains."""
+    while taps:
+        chosen = _chosen(taps)
+        found = _shown(chosen)
+        explained = set[str]() if found is None or _is_listed(found) else _explained(chosen, clock)
+        if not explained:
+            return found
+        taps = [each for each in taps if each.case.tap.kind.word not in explained]
+    return None
+
+
+def _is_listed(found: Rounding) -> bool:
+    """Whether it is a known one, with nothing left of it."""
+    return found.base in OTHERS and not found.size
+
+
+def _shown(chosen: Sequence[Beyond]) -> Rounding | None:
+    """A known rounding, and what is left of it in the steps that make it even."""
     read = [(each, found) for each in chosen if (found := _errors(each.case))]
     if not read:
         return None
@@ -222,8 +236,7 @@ def _rounding_of(chosen: Sequence[Beyond], clock: Clock) -> Rounding | None:
         return Rounding(nearest, sure=alone and distance <= VARIES)
     base = nearest if distance <= NEAR else F32_BASE
     looks = [_looks(each.case, found[base]) for each, found in read]
-    agreed = _agreed(base, looks, AGREE if chosen[0].case.weight is not None else UNEVEN)
-    return None if agreed is None or _is_known(chosen, clock) else agreed
+    return _agreed(base, looks, AGREE if chosen[0].case.weight is not None else UNEVEN)
 
 
 def _is_all(case: Case, base: str, errors: Mapping[str, Array]) -> bool:
@@ -247,7 +260,8 @@ def _is_all(case: Case, base: str, errors: Mapping[str, Array]) -> bool:
 def _agreed(base: str, looks: Sequence[Looks], agree: float) -> Rounding | None:
     """What most taps look like, in the steps in which that is evenest."""
     blocks = Counter(block for each in looks for block in each)
-    likely = [block for block, count in blocks.items() if count >= MOSTLY * len(looks)]
+    shown = sum(map(bool, looks))  # the others are wrong, or of another kind
+    likely = [block for block, count in blocks.items() if count >= max(MOSTLY * shown, len(looks) / 2)]
     if not likely:
         return None
     alike = {block: [each[block] for each in looks if block in each] for block in likely}
@@ -258,11 +272,15 @@ def _agreed(base: str, looks: Sequence[Looks], agree: float) -> Rounding | None:
     return Rounding(base, best, max(sizes), sure) if max(sizes) <= agree * min(sizes) else None
 
 
-def _is_known(chosen: Sequence[Beyond], clock: Clock) -> bool:
-    """Whether a known bug, or another known way that is none, explains a tap: asked of the first of each width."""
-    firsts = {each.shape[1]: each for each in reversed(chosen)}
-    fits = [fit for each in firsts.values() for fit in search(each.case, each.local.least, clock, pairs=False).fits]
-    return any(fit.causes != ("activations-rounded",) for fit in fits)
+def _explained(chosen: Sequence[Beyond], clock: Clock) -> set[str]:
+    """The words of taps that a known bug explains, of the first of each width; all, where another known way does."""
+    found: set[str] = set()
+    for each in {each.shape[1]: each for each in reversed(chosen)}.values():
+        for fit in search(each.case, each.local.least, clock, pairs=False).fits:
+            if fit.harmless and fit.causes != ("activations-rounded",):
+                return {each.case.tap.kind.word for each in chosen}
+            found |= set() if fit.harmless else {each.case.tap.kind.word}
+    return found
 
 
 def _nearest(errors: Sequence[Mapping[str, Array]]) -> tuple[str, float, bool]:

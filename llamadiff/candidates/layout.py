@@ -38,7 +38,7 @@ DONE = {
     "repeated": "K or V heads repeated, one copy for each query head",
     "scaled": "scores, Q or K already divided by sqrt(head size)",
     "times 0.5": "multiplied by this or any other number",
-    "unweighted": "normalised, but not yet multiplied by the norm's weight",
+    "unweighted": "normalised, but not yet multiplied by the norm's weight, nor its bias added",
 }
 
 
@@ -180,7 +180,9 @@ def undone(array: Array, tap: taps.Tap, entry: Entry, model: Runnable) -> Array:
         array = array * np.sqrt(model.sizes["dim"]).astype(array.dtype)
     if "unweighted" in entry.done:
         name = model.weight_names[tap.name]
+        bias = name.replace(".weight", ".bias")
         array = array * model.weights.vector(name)
+        array = array + model.weights.vector(bias) if bias in model.weights else array
     for factor in filter(None, map(_factor, entry.done)):
         array = array / array.dtype.type(factor)
     return array

@@ -147,6 +147,9 @@ class Engine:
 
     def loaded_bias(self, stem: str) -> Array | None:
         b = self.bias(stem)
+        if self.has("norms folded") and self.h.layer_norm and stem in FOLDED:
+            shift = self.matrix(stem) @ self.bias(FOLDED[stem])
+            b = shift if b is None else b + shift
         return None if b is None else self._reordered(stem, b).astype(self.a.dtype)
 
     def _reordered(self, stem: str, rows: Array) -> Array:
