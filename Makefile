@@ -7,7 +7,8 @@ CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 export CMAKE_ARGS
 
 # One test a core: most of a test is one process at a time. Neighbours stay together, for what a file's tests share.
-PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+PYTEST = -m pytest -n logical --maxprocesses 8 --dist worksteal
+export OMP_WAIT_POLICY = passive
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 
 # llama.cpp as other x86 machines have it. pip keeps one wheel of a source whatever CMAKE_ARGS says: each has its own.
@@ -15,8 +16,6 @@ BUILDS = native avx2 plain
 OFF = -DGGML_NATIVE=OFF -DGGML_AVX512=OFF
 FLAGS_avx2 = $(OFF) -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON
 FLAGS_plain = $(OFF) -DGGML_SSE42=OFF -DGGML_AVX=OFF -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF
-BUILD_TESTS = $(addprefix tests/test_,architectures.py dequantize.py diagnosis.py flash_attention.py graph.py nodes.py \
-	quantizing.py)
 LLAMA_CPP = $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 
 .PHONY: install develop demo test test-all builds lint capture bench profile zoo readme model clean
@@ -40,17 +39,17 @@ demo: install  ## the main job on the shipped model, right and then with a bug i
 	$(BIN)/llamadiff demo
 
 test: develop  ## the quick tests, and the recorded traces against the engine
-	$(PYTEST) -m "not slow"
+	$(BIN)/python $(PYTEST) -m "not slow"
 	$(BIN)/llamadiff check captures
 
 test-all: develop  ## every test, the slow ones too
-	$(PYTEST)
+	$(BIN)/python $(PYTEST)
 	$(BIN)/llamadiff check captures
 
-builds: $(BUILDS:%=build/%/tested)  ## llama.cpp built three times, and the tests of what it computes on each
+builds: $(BUILDS:%=build/%/tested)  ## llama.cpp built three times, and the quick tests on each
 
 build/%/tested: build/%/installed FORCE
-	build/$*/bin/python -m pytest $(BUILD_TESTS)
+	build/$*/bin/python $(PYTEST) -m "not slow"
 	build/$*/bin/llamadiff check captures
 	build/$*/bin/python tests/kernels.py > $@
 	@cat $@
@@ -60,7 +59,7 @@ build/%/installed: pyproject.toml
 	ls build/$*/wheel/*.whl || CMAKE_ARGS="$(CMAKE_ARGS) $(FLAGS_$*)" build/$*/bin/python -m pip wheel --no-deps \
 		$(if $(FLAGS_$*),--no-cache-dir) --wheel-dir build/$*/wheel $(LLAMA_CPP)
 	build/$*/bin/python -m pip install --disable-pip-version-check build/$*/wheel/*.whl
-	build/$*/bin/python -m pip install --disable-pip-version-check --editable . pytest
+	build/$*/bin/python -m pip install --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 .PRECIOUS: build/%/installed

@@ -8,7 +8,7 @@ is right as a whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -92,8 +92,8 @@ class Allowance:
     """The limits of one tap.
 
     ``right`` is what it should be, ``match`` the NMSE of right arithmetic, ``samples`` make those of its noise,
-    ``precision`` is what its values are kept in, ``besides`` an NMSE that rounding
-    leaves of each row and each value besides.
+    ``precision`` is what its values are kept in, ``besides`` an NMSE that rounding leaves of each row besides, and
+    ``peaked`` times that of some of its values.
     """
 
     right: Rows
@@ -101,6 +101,7 @@ class Allowance:
     samples: Callable[[], Sequence[Sample]] = tuple
     precision: str = "f32"
     besides: float = 0.0
+    peaked: float = 1.0
 
     def verdict(self, errors: Array, largest: float, recorded: Rows) -> str:
         """MATCH, NOISE or WRONG, of rows' sums of squared errors and the largest difference of a value."""
@@ -132,9 +133,7 @@ class Allowance:
     @cached_property
     def noise(self) -> Noise:
         """What rounding leaves."""
-        found = Noise.of(self.samples(), self.right)
-        rows = found.rows + self.besides * self._size[:, None] / max(1, self._width)
-        return replace(found, rows=rows, relative=found.relative + self.besides)
+        return Noise.of(self.samples(), self.right)
 
     @cached_property
     def whole(self) -> float:
@@ -173,12 +172,15 @@ class Allowance:
         right = self.right.block(some)
         size = _at_least(self._size)[some, None] / max(1, self._width)
         return np.asarray(
-            np.sqrt(VALUE * self.match * size + PEAK * self._expected(right, some)) + ULPS[self.precision] * abs(right)
+            np.sqrt(VALUE * self.match * size + PEAK * self._expected(right, some, self.peaked))
+            + ULPS[self.precision] * abs(right)
         )
 
-    def _expected(self, right: Array, some: slice) -> Array:
+    def _expected(self, right: Array, some: slice, peaked: float = 1.0) -> Array:
         """The mean square that rounding of other values leaves of each."""
-        return np.asarray(self.noise.rows[some] * self.noise.channels + self.noise.relative * np.square(right))
+        sampled = self.noise.rows[some] * self.noise.channels + self.noise.relative * np.square(right)
+        size = self._size[some, None] / max(1, self._width)
+        return np.asarray(sampled + self.besides * (peaked * size + np.square(right)))
 
     @cached_property
     def _sums(self) -> _Sums:
@@ -187,9 +189,9 @@ class Allowance:
         own = OWN * limits.ROUNDING[self.precision]
         for some in self.right.blocks:
             squares = np.square(self.right.block(some))
-            expected = self._expected(self.right.block(some), some) + own * squares
-            rows[some] = expected.sum(axis=1)
-            channels += expected.sum(axis=0)
+            values = self.right.block(some)
+            rows[some] = (self._expected(values, some) + own * squares).sum(axis=1)
+            channels += (self._expected(values, some, self.peaked) + own * squares).sum(axis=0)
             right += squares.sum(axis=0)
         return _Sums(rows, channels, right)
 

@@ -137,7 +137,8 @@ class Judge:
         expected, shown = fitted.expected(seen, source), self.shown.setdefault(source.name, Shown())
         noise = TapNoise(source, seen, expected, span, shown)
         kept = source.precision_of(tap.name)
-        bounds = Allowance(expected, match, lambda: noise.samples(match), kept, self._besides(source, tap))
+        besides, peaked = self._besides(source, tap)
+        bounds = Allowance(expected, match, lambda: noise.samples(match), kept, besides, peaked)
         per_row, sizes = expected.errors(recorded), expected.reference()
         largest, worst = metrics.worst_of(recorded, expected)
         verdict = bounds.verdict(per_row, largest, recorded)
@@ -229,10 +230,14 @@ class Judge:
             match += limits.ROUNDING["f16"] * (len(self.positions) + 1)
         return match
 
-    def _besides(self, source: Source, tap: taps.Tap) -> float:
-        """What no lane shows: what was read back of the op itself."""
-        read = source.reading.get(tap.kind.op)
-        return SHAKEN * read.size**2 if read is not None else 0.0
+    def _besides(self, source: Source, tap: taps.Tap) -> tuple[float, float]:
+        """What no lane shows: what was read back of the op itself, and how many times that some values may have.
+
+        Of RoPE's angles one pair in a head may have all of the error.
+        """
+        read, rope = source.reading.get(tap.kind.op), self._rope(tap)
+        pairs = source.trace.shape(tap.name)[-1] / 2 if rope is not None else 1.0
+        return (SHAKEN * read.size**2, pairs) if read is not None else (0.0, 1.0)
 
 
 @dataclass(frozen=True)

@@ -107,8 +107,8 @@ def unclear(whose: str, rows: Sequence[Row]) -> str:
     where = f"{first.span[0]} to {first.span[-1]}"
     return (
         f"{first.tap} cannot be judged: what was not recorded before it ({where}) is off by "
-        f"an NMSE of {first.local.nmse:.1e}; rounding to 8 bits, or a cache of 4 bits, may leave as much, and no tap "
-        f"shows whether {whose} rounds so"
+        f"an NMSE of {first.local.nmse:.1e}; rounding to 8 bits, a cache of 4 bits or attention in 16 bits may "
+        f"leave as much, and no tap shows whether {whose} rounds so"
     )
 
 
