@@ -175,10 +175,11 @@ def shaken(values: Array, kept: str, draw: int = 0) -> Array:
 
 
 def _precision(trace: Trace) -> str:
-    """The coarsest precision that a trace keeps a quarter of its taps in; the embedding's own does not count."""
-    kept = [
-        trace.kept.get(name) or arithmetic.precision(trace[name].reshape(-1)[:SAMPLE])
-        for name in list(trace)[1:]
-        if trace[name].dtype.kind == "f"
-    ]
+    """The coarsest precision that a trace keeps a quarter of its taps in; the embedding's own does not count.
+
+    Nor do taps that are zero, or not finite: any precision holds those.
+    """
+    first = {name: trace[name].reshape(-1)[:SAMPLE] for name in list(trace)[1:] if trace[name].dtype.kind == "f"}
+    telling = {name: some for name, some in first.items() if np.isfinite(some).all() and some.any()}
+    kept = [trace.kept.get(name) or arithmetic.precision(some) for name, some in telling.items()]
     return next((kind for kind in (BF16, F16) if kept.count(kind) > len(kept) / 4), F32)

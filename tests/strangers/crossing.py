@@ -37,6 +37,7 @@ BY_CAUSE = {injection.name: injection for injection in INJECTIONS}
 INFLATED = 4.0  # how much more may be stated to hide in a wrong trace than in the same without what is wrong
 # NMSE of what no report can see: float32 sums in another order, and one rounding to 16 bits
 ROUNDING = {"f32": 1e-10, "f16": 2.0**-22 / 3, "bf16": 2.0**-16 / 3}
+PEAK = 8.0  # how many times the rms a tap's largest values are
 NOTHING = 1e-14  # an op's error that is none: what float32 leaves where an engine computes in float64
 
 
@@ -131,6 +132,12 @@ class Size(NamedTuple):
     whole: float
     row: float
     value: float
+
+    def with_room_for(self, precision: str) -> Size:
+        """At least what the roundings of one tap to 16 bits may be taken for, if it is kept in them."""
+        once = ROUNDING[precision]
+        room = Size(once, once, float(PEAK * np.sqrt(once)))
+        return self if precision == "f32" else Size(*map(max, self, room))
 
     def above(self, limits: Size, factor: float = 1.0) -> bool:
         """Whether any of the three is beyond ``factor`` times its limit."""
@@ -275,6 +282,7 @@ def judged(case: Case, folder: Path, diagnose: bool = True) -> Outcome:
         taps = taps_of(case, path)
         truth = truth_of(case, path, taps)
     right = stated_when_right(replace(case, bug=None, decode=_decode(case)), folder) if case.bug else {}
+    right = {name: size.with_room_for(kept_in(taps[name])) for name, size in right.items() if name in taps}
     tokens, n_prefill = _tokens(case)
     trace = recording.save(folder / "candidate.safetensors", taps, tokens, n_prefill, case.precision)
     right_trace = baseline(path, tokens, n_prefill)
