@@ -135,7 +135,8 @@ class Judge:
         label = self._label(source, tap, fitted.policy)
         match = self._match(source, tap, label)
         expected, shown = fitted.expected(seen, source), self.shown.setdefault(source.name, Shown())
-        noise = TapNoise(source, seen, expected, span, shown)
+        kind = self._kind(tap) if source.multiplies(tap) and not span else None
+        noise = TapNoise(source, seen, expected, span, shown, kind is not None and (kind, label) in shown.exact)
         kept = source.precision_of(tap.name)
         besides, peaked = self._besides(source, tap)
         bounds = Allowance(expected, match, lambda: noise.samples(match), kept, besides, peaked)
@@ -149,7 +150,7 @@ class Judge:
         wrong, trusted = verdict == limits.WRONG, source.name == "baseline"
         if not trusted and verdict in (limits.MATCH, limits.NOISE):
             missed = fitted.missed(max(APART * float(per_row.sum()), bounds.whole))
-            shown.note(missed, self._kind(tap) if source.multiplies(tap) and not span else None)
+            shown.note(missed, kind, label if verdict == limits.MATCH else None)
         hiding = bounds.unseen if trusted and verdict == limits.MATCH else bounds.hiding()
         found = Local(
             nmse=metrics.ratio(float(per_row.sum()), float(sizes.sum())),

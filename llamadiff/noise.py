@@ -34,18 +34,23 @@ SURE = 1e-9  # NMSE of a row that an arithmetic has exactly, through a span
 class Shown:
     """What right taps have shown of a source's arithmetic.
 
-    ``missed``: by kind of operand, the policies that missed all of its products. ``known``: some policy missed a tap
-    that another one fits.
+    ``missed``: by kind of operand, the policies that missed all of its products. ``exact``: kinds, each with what a
+    product of it was rounded to exactly. ``known``: some policy missed a tap that another one fits.
     """
 
     missed: dict[str, set[str]] = field(default_factory=dict)
+    exact: set[tuple[str, str]] = field(default_factory=set)
     known: bool = False
 
-    def note(self, missed: set[str], product_of: str | None) -> None:
-        """Of one tap, the policies that missed it; ``product_of``: the kind of its operand, if it is a product."""
+    def note(self, missed: set[str], product_of: str | None, rounded_to: str | None) -> None:
+        """Of one tap, the policies that missed it; ``product_of``: the kind of its operand, if it is a product.
+
+        ``rounded_to``: what that is rounded to, if so exactly.
+        """
         self.known |= bool(missed)
         if product_of is not None:
             self.missed.setdefault(product_of, missed).intersection_update(missed)
+            self.exact |= {(product_of, rounded_to)} if rounded_to is not None else set()
 
     @property
     def never(self) -> set[str]:
@@ -55,13 +60,17 @@ class Shown:
 
 @dataclass(frozen=True)
 class TapNoise:
-    """One tap of a source: ``expected`` are its values under the arithmetic that fits best."""
+    """One tap of a source: ``expected`` are its values under the arithmetic that fits best.
+
+    ``is_exact``: other taps have shown that the source has this arithmetic, and no variant of it.
+    """
 
     source: Source
     seen: Compared
     expected: metrics.Rows
     span: Sequence[str]
     shown: Shown
+    is_exact: bool
 
     @property
     def _made(self) -> dict[str, metrics.Rows]:
@@ -86,6 +95,8 @@ class TapNoise:
         if not self.span:
             # which arithmetic a tap has can be lost among flips; what was read of the engine holds for it too
             own = made.get(READ, self.expected) if not in_f32 else self.expected
+            if in_f32 and self.is_exact:
+                return samples
             return [*samples, *(Sample(VARIANT if in_f32 else FLIPPED, one, exact) for one in {own, self.expected})]
         never = (*MEASURING, F32, *self.shown.never)
         others = [values for policy, values in made.items() if policy not in never]

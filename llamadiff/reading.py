@@ -92,9 +92,9 @@ def _even(
     for block, moved, step in movements:
         in_steps = np.divide(moved, step, out=np.zeros_like(moved), where=step > 0).reshape(len(moved), -1)
         counts = (step > 0).reshape(len(moved), -1).sum(axis=1)
-        tokens = np.sqrt((in_steps**2).sum(axis=1) / np.maximum(counts, 1))
+        tokens = np.sqrt((in_steps**2).sum(axis=1) / np.maximum(counts, 1))[counts > 0]
         size, peak = float(np.sqrt((in_steps**2).sum() / max(1, counts.sum()))), float(in_steps.max())
-        alike = even >= UNEVEN or tokens.max() <= ALIKE * np.median(tokens)
+        alike = even >= UNEVEN or not len(tokens) or tokens.max() <= ALIKE * np.median(tokens)
         if 0 < peak <= min(own if block == OWN else most, even * size) and size <= usual and alike:
             fourth = float((in_steps**4).sum() / max(1, counts.sum()))
             found[block] = fourth / size**4, size
@@ -440,6 +440,8 @@ def _of_value(case: Case, recipe: Any, error: Array) -> Looks:
     elif isinstance(recipe, Gated):
         gate, up = (np.abs(np.asarray(x[0], np.float64)) for x in (recipe.gate, recipe.up))
         size = up * (gate + SMALLEST)
+    there = np.isfinite(error).reshape(len(error), -1).all(axis=1)
+    error, right, size = (x[there] for x in (error, right, size))
     rows = error.reshape(len(error), -1), right.reshape(len(right), -1)
     if _is_steady(*rows):
         return {}
