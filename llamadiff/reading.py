@@ -358,6 +358,8 @@ def _of_product(case: Case, product: Product, error: Array) -> Looks:
     if product.chosen is not None:
         x = np.broadcast_to(x, (*product.chosen.shape[1:], x.shape[-1]))
     error = error.reshape(*x.shape[:-1], -1)
+    there = np.isfinite(error).all(axis=-1, keepdims=True)
+    x, error = np.where(there, x, 0.0), np.where(there, error, 0.0)
     matrices = list(_matrices(case, product))
     if _is_steady(error, _each(matrices, x)):
         return {}
