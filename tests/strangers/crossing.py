@@ -304,7 +304,8 @@ def rounding_of(case: Case, folder: Path) -> dict[str, float]:
     right = Engine(opened(path), exact).run(*_tokens(case), given=taps)
     floats = {name: values for name, values in taps.items() if values.dtype.kind == "f"}
     inputs = Model(path).inputs
-    kept = {name: ROUNDING[kept_in(values)] for name, values in floats.items()}
+    written = ROUNDING[case.precision]
+    kept = {name: max(written, ROUNDING[kept_in(values)]) for name, values in floats.items()}
     return {
         name: max(nmse(values, right[name], name), kept[name], *(kept.get(i, 0.0) for i in inputs(parse(name))))
         for name, values in floats.items()
