@@ -274,8 +274,9 @@ def _can_be_ranked(logits: Array) -> Array:
 def arithmetics_of(rows: Sequence[Row]) -> dict[str, str]:
     """Weight type -> what activations are rounded to before the product, by most of the right products."""
     counts: dict[str, Counter[str]] = {}
+    sums = {f"ffn_out-{row.layer}" for row in rows if row.tap.startswith("ffn_moe_down-")}  # of experts' products
     for row in rows:
-        right = row.local is not None and row.local.verdict == limits.MATCH and not row.span
+        right = row.local is not None and row.local.verdict == limits.MATCH and not row.span and row.tap not in sums
         if right and row.op.startswith("MUL_MAT") and row.weight_type and row.local and row.local.arithmetic:
             counts.setdefault(row.weight_type, Counter())[row.local.arithmetic] += 1
     return {kind: count.most_common(1)[0][0] for kind, count in counts.items()}
