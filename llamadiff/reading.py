@@ -49,6 +49,7 @@ SMALLEST = 2.0**-14  # float16's smallest normal: below it values have no 16 bit
 LEFT = 0.05  # of the error, that the movement of inputs may leave unexplained
 STEADY = 0.8  # of the movement, that one factor or one vector may explain: more is no rounding
 MOST_WORK = 3e10  # multiplications of one least squares
+LARGE = 1 << 22  # weights, or results, that are looked at of one product
 RIDGE = 1e-14  # of the squares' trace: keeps what is not determined small
 READ = 6  # taps of a kind that are read
 CLEAR = 3.0  # how far below the limit of noise a tap is that 16 bits alone explain
@@ -124,8 +125,17 @@ class Beyond:
     def is_determined(self) -> bool:
         """Whether its outputs, being no fewer and in float32, tell its inputs."""
         out, n = self.shape
-        enough = self.case.weight is not None and out >= n and out * n * n <= MOST_WORK
+        enough = self.case.weight is not None and _is_enough(out, n, self.case)
         return enough and precision(np.asarray(self.case.recorded)) == F32
+
+    @property
+    def looked_at(self) -> Case:
+        """The case on as many outputs as show how even errors are; on all, if they tell the inputs."""
+        width = self.case.run.shapes[self.case.tap.name][-1]
+        most = LARGE // max(1, self.shape[1], len(self.case.run.positions))
+        if self.case.weight is None or self.is_determined or width <= most:
+            return self.case
+        return self.case.at(np.unique(np.linspace(0, width - 1, most).astype(int)))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -228,14 +238,14 @@ def _is_listed(found: Rounding) -> bool:
 
 def _shown(chosen: Sequence[Beyond]) -> Rounding | None:
     """A known rounding, and what is left of it in the steps that make it even."""
-    read = [(each, found) for each in chosen if (found := _errors(each.case))]
+    read = [(case, found) for case in (each.looked_at for each in chosen) if (found := _errors(case))]
     if not read:
         return None
     nearest, distance, alone = _nearest([found for _, found in read])
-    if nearest in OTHERS and all(_is_all(each.case, nearest, found) for each, found in read):
+    if nearest in OTHERS and all(_is_all(case, nearest, found) for case, found in read):
         return Rounding(nearest, sure=alone and distance <= VARIES)
     base = nearest if distance <= NEAR else F32_BASE
-    looks = [_looks(each.case, found[base]) for each, found in read]
+    looks = [_looks(case, found[base]) for case, found in read]
     return _agreed(base, looks, AGREE if chosen[0].case.weight is not None else UNEVEN)
 
 
@@ -310,6 +320,8 @@ def _errors(case: Case) -> dict[str, Array]:
     if isinstance(recipe, Product):
         results |= _by_others(case, recipe)
     recorded = np.asarray(case.recorded, np.float64)
+    if case.channels is not None:
+        recorded = recorded[..., case.channels]
     return {base: recorded.reshape(y.shape) - np.asarray(y, np.float64) for base, y in results.items()}
 
 
@@ -371,10 +383,18 @@ def _of_product(case: Case, product: Product, error: Array) -> Looks:
 
     terms = _even(0.0, [(OWN, np.abs(error), spread(OWN))], SUMMED, 2 * EVEN)
     out, n = matrices[0].w.shape
-    if out >= n and len(matrices) * out * n * n <= MOST_WORK and precision(np.asarray(case.recorded)) == F32:
+    if case.channels is None and _is_enough(out, n, case) and precision(np.asarray(case.recorded)) == F32:
         return _of_inputs(case, matrices, x, error) or terms
     blocks = ((block, np.abs(error), spread(block)) for block in BLOCKS if block != OWN)
     return terms | _even(np.inf, blocks, SUMMED, EVEN, USUAL_OF_8)
+
+
+def _is_enough(out: int, n: int, case: Case) -> bool:
+    """Whether so many outputs tell so many inputs, with no more work and memory than that is worth."""
+    experts = case.engine.w.shape(str(case.weight))[:-2]
+    return (
+        out >= n and int(np.prod(experts)) * out * n * n <= MOST_WORK and int(np.prod(experts)) * out * n <= 4 * LARGE
+    )
 
 
 def _of_inputs(case: Case, matrices: Sequence[_Matrix], x: Array, error: Array) -> Looks:
@@ -406,13 +426,15 @@ class _Matrix:
 
 
 def _matrices(case: Case, product: Product) -> Iterator[_Matrix]:
-    """A product's matrix, or those of its chosen experts."""
+    """A product's matrix, or those of its chosen experts: the outputs that are looked at."""
     stored = case.engine.w.stored(product.name)
+    rows: Any = slice(None) if product.rows is None else product.rows
+    if case.channels is not None:
+        rows = case.channels if product.rows is None else rows[case.channels]
     experts = [None] if product.chosen is None else [int(expert) for expert in np.unique(product.chosen)]
     for expert in experts:
-        data = stored if expert is None else stored[expert]
+        data = (stored if expert is None else stored[expert])[rows]
         w = np.asarray(case.engine.w.decoded(product.name, data), np.float64)
-        w = w if product.rows is None else w[product.rows]
         if product.scale is not None:
             w = w * (product.scale if expert is None else product.scale[expert])
         yield _Matrix(w, slice(None) if product.chosen is None else product.chosen[0] == expert)
