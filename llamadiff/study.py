@@ -21,7 +21,19 @@ from llamadiff import limits, taps
 from llamadiff.carrier import Carrier
 from llamadiff.errors import UserError
 from llamadiff.judging import Finding, Judge
-from llamadiff.lanes import F32, FREE, FREE_NATIVE, JITTERS, NATIVE, Lane, Source, policies_for, shaken
+from llamadiff.lanes import (
+    F32,
+    FREE,
+    FREE_NATIVE,
+    JITTERS,
+    NATIVE,
+    READ,
+    READ_SHAKEN,
+    Lane,
+    Source,
+    policies_for,
+    shaken,
+)
 
 Array = NDArray[Any]
 # the ops in which a token's row depends on other tokens' rows
@@ -209,7 +221,10 @@ class Study(Carrier):
         needed = {policies for phases in shown for policies in phases if policies}
         if not needed:
             return own
-        return [Lane(source.name, policy) for policy in _cover([lane.policy for lane in own], needed)]
+        policies = {*_cover([lane.policy for lane in own], needed)}
+        if source.reading:  # which fits nothing to the last bit, and is the engine's all the same
+            policies |= {own[0].policy, READ, READ_SHAKEN}
+        return [lane for lane in own if lane.policy in policies]
 
     def _go_on(self, layer: int, lanes: Sequence[Lane], x: Array) -> None:
         """Leave the pass, to go on from a layer with other lanes; those of one source have the same values there."""

@@ -46,6 +46,7 @@ _SIZES = np.where(np.arange(VOCAB) % 2, 960.0, 16.0)[:, None].astype(np.float32)
 
 OPTIONS = {
     "llama": {},
+    "llama-deep": {"layers": 6},
     "moe": {"arch": "llama", "experts": 4},
     "qwen2": {"arch": "qwen2", "bias": True, "kv_heads": 4},
     "qwen3": {"arch": "qwen3", "qk_norm": True},

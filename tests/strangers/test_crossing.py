@@ -105,6 +105,7 @@ def _once_accused() -> list[Case]:
         return Case(BY_NAME[name], model, kind, **how)
 
     return [
+        case("int8 of 16", "llama-deep", "Q4_K"),  # what was read was forgotten after two layers
         case("int8 of 16", "moe", "Q4_K"),  # experts' products were not read
         case("int8 tensor", "moe", "Q4_K"),  # one scale for all experts
         case("half sums", "moe", "Q4_K"),  # the sum of experts was taken for a product
