@@ -140,9 +140,14 @@ class Dequantizer:
 
     @cached_property
     def _halves(self) -> Any:
-        """ggml's conversion of float16 by the processor's own instruction: ``to_float`` looks each value up."""
+        """ggml's conversion of float16 by the processor's own instruction: ``to_float`` looks each value up.
+
+        Where the processor has none, this looks them up too, in a table that is to be made first.
+        """
         try:
-            function = load("ggml-cpu").ggml_cpu_fp16_to_fp32
+            library = load("ggml-cpu")
+            library.ggml_cpu_init()
+            function = library.ggml_cpu_fp16_to_fp32
         except (UserError, AttributeError):
             return None
         function.restype, function.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
