@@ -63,6 +63,8 @@ class Noise:
     def of(cls, samples: Sequence[Sample], right: Rows) -> Noise:
         """As samples show it; of them, values that are not finite say nothing."""
         count, width = right.shape[0], right.size // max(1, right.shape[0])
+        if not samples:
+            return cls(np.zeros((count, 1)), np.ones((1, width)), 0.0)
         rows, channels = np.zeros(count), np.zeros(width)
         for sample in samples:
             for some in right.blocks:
@@ -138,12 +140,24 @@ class Allowance:
     @cached_property
     def whole(self) -> float:
         """The largest sum of squared errors."""
-        return float(WHOLE * self.match * self._size.sum() + self._sums.rows.sum())
+        return float(WHOLE * self.match * self._size.sum() + self._rows.sum())
 
     @cached_property
     def row(self) -> Array:
         """The same of each row."""
-        return self._part(self._size, self._sums.rows, self._width)
+        return self._part(self._size, self._rows, self._width)
+
+    @cached_property
+    def _rows(self) -> Array:
+        """What rounding leaves in each row."""
+        if self._is_exact:
+            return np.asarray(OWN * limits.ROUNDING[self.precision] * self._size)
+        return self._sums.rows
+
+    @property
+    def _is_exact(self) -> bool:
+        """Whether nothing is rounded but the values themselves, to float32: then no value is to be looked at."""
+        return not self.noise.relative and not self.besides and not ULPS[self.precision]
 
     @property
     def unseen(self) -> Hiding:
@@ -156,7 +170,10 @@ class Allowance:
         if not total:
             return Hiding(0.0, 0.0, 0.0)
         rms = np.sqrt(total / self.right.size)
-        value = max(float(self._value(some).max()) for some in self.right.blocks)
+        if self._is_exact:
+            value = float(np.sqrt(VALUE * self.match * _at_least(self._size).max() / max(1, self._width)))
+        else:
+            value = max(float(self._value(some).max()) for some in self.right.blocks)
         return Hiding(self.whole / total, float((self.row / _at_least(self._size)).max()), value / rms)
 
     @property
@@ -188,8 +205,8 @@ class Allowance:
         rows, channels, right = np.zeros(self.right.shape[0]), np.zeros(self._width), np.zeros(self._width)
         own = OWN * limits.ROUNDING[self.precision]
         for some in self.right.blocks:
-            squares = np.square(self.right.block(some))
             values = self.right.block(some)
+            squares = np.square(values)
             rows[some] = (self._expected(values, some) + own * squares).sum(axis=1)
             channels += (self._expected(values, some, self.peaked) + own * squares).sum(axis=0)
             right += squares.sum(axis=0)

@@ -97,7 +97,8 @@ class TapNoise:
             own = made.get(READ, self.expected) if not in_f32 else self.expected
             if in_f32 and self.is_exact:
                 return samples
-            return [*samples, *(Sample(VARIANT if in_f32 else FLIPPED, one, exact) for one in {own, self.expected})]
+            variants = {own, self.expected} - {exact}
+            return [*samples, *(Sample(VARIANT if in_f32 else FLIPPED, one, exact) for one in variants)]
         never = (*MEASURING, F32, *self.shown.never)
         others = [values for policy, values in made.items() if policy not in never]
         rounded = self._rounding_of_span(exact, others, match)
