@@ -20,6 +20,7 @@ Array = NDArray[Any]
 
 PERIODS = (16, 32, 64, 128, 256)
 SAME = 1e-4  # NMSE below which two tensors are taken for one (drift before the op leaves about this much)
+MOVED = 1000.0  # how many times nearer sorting brings values that are in another order
 
 
 @dataclass(frozen=True)
@@ -145,9 +146,12 @@ def _equals(recorded: Array, others: Mapping[str, Array]) -> str | None:
 
 
 def _is_permutation(r: Array, e: Array) -> bool:
-    """Whether every row has the right values in another order."""
-    a, b = (np.sort(x.reshape(len(x), -1), axis=1) for x in (r, e))
-    return bool(np.isfinite(r).all() and metrics.nmse(a, b, 0) < SAME)
+    """Whether every row has the right values in another order: sorting must bring them together, not just nearer."""
+    if not np.isfinite(r).all():
+        return False
+    a, b = (x.reshape(len(x), -1) for x in (r, e))
+    apart, together = metrics.nmse(a, b, 0), metrics.nmse(np.sort(a, axis=1), np.sort(b, axis=1), 0)
+    return bool(together < SAME and together * MOVED < apart)
 
 
 def rotations(recorded: Array, expected: Array, positions: Sequence[int], rope: Rope) -> tuple[int, ...] | None:

@@ -119,7 +119,7 @@ def _also_baseline(blamed: Sequence[Row], baseline: Mapping[str, Any]) -> str:
 def _right(whose: str, rows: Sequence[Row], gaps: bool) -> str:
     judged = [row for row in rows if row.local is not None]
     noisy = sum(row.verdict == limits.NOISE for row in rows)
-    quality = f"right up to rounding ({noisy} of {len(rows)} taps are noise)" if noisy else "right"
+    quality = _quality(rows) + (f" ({noisy} of {len(rows)} taps are noise)" if noisy else "")
     subject = f"what was recorded of {whose}" if gaps else f"every op of {whose}"
     return f"{subject} is {quality} on the inputs it was given ({len(judged)} taps, {_worst(judged)})"
 
@@ -134,9 +134,8 @@ def _worst(judged: Sequence[Row]) -> str:
 def _right_so_far(whose: str, rows: Sequence[Row], coverage: Coverage) -> str:
     """That what was judged is right, and that it is not enough."""
     judged = [row for row in rows if row.local is not None]
-    quality = "right up to rounding" if any(row.verdict == limits.NOISE for row in judged) else "right"
     part = f"{coverage.judged} of {coverage.taps} taps ({_worst(judged)})"
-    return f"{whose} is {quality} as far as it was recorded: {part}; {unjudged.lacking(rows, coverage)}"
+    return f"{whose} is {_quality(judged)} as far as it was recorded: {part}; {unjudged.lacking(rows, coverage)}"
 
 
 def _drift(rows: Sequence[Row], is_engine: bool) -> str:
@@ -236,8 +235,14 @@ def _the_rest(rows: Sequence[Row], gaps: bool) -> str:
     if not right:
         return ""
     if not gaps and not any(unjudged.has_open_places(row) for row in rows):
-        return "; every other op is right"
-    return f"; the other {right} recorded taps are right" if right > 1 else "; the other recorded tap is right"
+        return f"; every other op is {_quality(rows)}"
+    others = f"the other {right} recorded taps are" if right > 1 else "the other recorded tap is"
+    return f"; {others} {_quality(rows)}"
+
+
+def _quality(rows: Sequence[Row]) -> str:
+    """How right those are that are not wrong."""
+    return "right up to rounding" if any(row.verdict == limits.NOISE for row in rows) else "right"
 
 
 def _unchecked(whose: str, rows: Sequence[Row], gaps: bool, coverage: Coverage | None) -> str:

@@ -246,6 +246,16 @@ def test_what_the_error_looks_like(traces):
     assert "the wrong channels repeat every 32" in described(ffn_up_1=periodic)
 
 
+def test_values_are_in_another_order_only_if_sorting_brings_them_together(traces):
+    path, right = traces["F16"]
+    up = right["ffn_up-1"]
+    order = "every token has the right values in another order"
+    assert order in diff(right, changed(right, ffn_up_1=np.roll(up, 3, axis=1)), path).profile
+    slightly = up * (1 + 0.003 * np.sin(np.arange(up.shape[1]))).astype(np.float32)
+    result = diff(right, changed(right, ffn_up_1=slightly), path)
+    assert result.verdict == "wrong" and order not in result.profile
+
+
 def test_rope_says_which_positions_it_used(traces):
     path, right = traces["F16"]
     shifted = with_maths(
