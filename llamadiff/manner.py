@@ -20,6 +20,7 @@ from llamadiff.rounding import Rounding
 from llamadiff.trace import Trace
 
 SECONDS = 10.0  # that it may take to ask whether a rounding is a known bug
+WORSE = 10.0  # how many times the error that a tap had is too much where a choice is undone
 _OPERANDS = {"cache_k": "Q and K", "cache_v": "V or its weights", "kept_k": "its K cache", "kept_v": "its V cache"}
 _OPS = {"ROPE": "RoPE", "SOFT_MAX": "the softmax", "SWIGLU": "the activation"}
 
@@ -81,17 +82,31 @@ def _stands_out(local: Local | None) -> bool:
 def _with_choices(
     model: Model, baseline: Trace, candidate: Trace, passes: Passes, rules: Sequence[limits.Rule], progress: Progress
 ) -> tuple[Sequence[Choice], Trace, Passes]:
-    """The legal choices that explain what looks wrong, the candidate without them, and what passes over it find."""
+    """The legal choices that explain what looks wrong, the candidate without them, and what passes over it find.
+
+    A choice that is none makes some taps right, and others worse than they were.
+    """
     wrong = passes.wrong("candidate")
     found = suspected(model, baseline, candidate, {tap.kind.word for tap in wrong.values()})
     for choices in (found, *([choice] for choice in found if len(found) > 1)):
         if choices:
             plain = without(choices, model, candidate)
             again = run_passes(model, baseline, plain, rules, None, progress)
-            if again.wrong("candidate").keys() < wrong.keys():
+            if again.wrong("candidate").keys() < wrong.keys() and not _is_worse(again, passes):
                 more, plain, again = _with_choices(model, baseline, plain, again, rules, progress)
                 return [*choices, *more], plain, again
     return (), candidate, passes
+
+
+def _is_worse(again: Passes, before: Passes) -> bool:
+    """Whether a tap that is wrong is much further off than it was."""
+    errors = {f.tap.name: f.local["candidate"].nmse for f in before.findings if "candidate" in f.local}
+    wrong = again.wrong("candidate")
+    return any(
+        finding.local["candidate"].nmse > WORSE * errors[finding.tap.name]
+        for finding in again.findings
+        if finding.tap.name in wrong
+    )
 
 
 def scene(

@@ -169,16 +169,16 @@ def weight_of_other_layer(r: Product, case: Case) -> Iterator[Change]:
         name = f"blk.{layer}.{stem}"
         if layer != case.layer and name in case.engine.w and _same_shape(case, name, r.name):
             changed, says = replace(r, name=name), f"multiplies by {name}"
-            yield Change(replace(changed, bias=_bias_of(case, name, r)), says, f"{layer - case.layer:+d}")
+            bias = _bias_of(case, name, r) if r.bias is not None else None
+            yield Change(replace(changed, bias=bias if bias is not None else r.bias), says, f"{layer - case.layer:+d}")
             if r.bias is not None:
                 yield Change(changed, f"{says}, but adds its own bias", f"{layer - case.layer:+d} own bias")
 
 
 def _bias_of(case: Case, name: str, r: Product) -> Array | None:
-    if r.bias is None:
-        return None
+    """The bias that goes with another weight of the same shape; of a fused one this op's part."""
     bias = case.vector(name.replace(".weight", ".bias"))
-    return r.bias if bias is None or bias.shape != r.bias.shape else bias
+    return bias if bias is None or r.rows is None else bias[r.rows]
 
 
 def _same_shape(case: Case, a: str, b: str) -> bool:
@@ -211,7 +211,7 @@ def weight_of_other_tensor(r: Product, case: Case) -> Iterator[Change]:
         if same and (prefix or not name.startswith("blk.")) and _same_shape(case, name, r.name):
             if name.split(".")[-2] == swapped or name == "token_embd.weight":
                 continue
-            bias = case.vector(name.replace(".weight", ".bias"))
+            bias = _bias_of(case, name, r)
             if bias is not None or r.bias is None:
                 yield Change(replace(r, name=name, bias=bias), f"multiplies by {name}", _relative(name, case))
             yield Change(replace(r, name=name), f"multiplies by {name}", _relative(name, case) + " own bias")
