@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,14 @@ from numpy.typing import NDArray
 from llamadiff import arithmetic, fit, limits, metrics, taps
 from llamadiff.allowance import Allowance
 from llamadiff.compared import Compared
+from llamadiff.deviation import Deviation, Fact
 from llamadiff.finiteness import qualified
 from llamadiff.lanes import ANGLES, FREE, FREE_NATIVE, GELU, Lane, Source, rounding_type
 from llamadiff.noise import SHAKEN, Shown, TapNoise
-from llamadiff.profile import Profile, profile, rotations
+from llamadiff.profile import profile
 
 Array = NDArray[Any]
+DESCRIBED = 3  # wrong taps of a kind whose errors are described
 MOST = 200  # look-alikes that are compared
 APART = 10.0  # an arithmetic that misses a product by so many times as much as another is not the engine's
 
@@ -48,7 +52,7 @@ class Local:
     recorded: float
     per_token: tuple[float, ...]
     span: tuple[str, ...]
-    profile: Profile | None = None
+    facts: tuple[Fact, ...] = ()
     least: float = 0.0
     hides: float = 0.0
     hides_row: float = 0.0
@@ -79,7 +83,7 @@ class Judge:
     """The facts of one run that every tap is judged by.
 
     ``weight_types``: tap name -> type of the weight it multiplies by; ``ropes`` of the layers, and
-    ``mean_square_angle`` of each of them, radians. ``described``: errors that have a profile already;
+    ``mean_square_angle`` of each of them, radians. ``described``: how many errors of a kind have facts already;
     ``shown``: by source, what right taps have shown of its arithmetic.
     """
 
@@ -89,8 +93,9 @@ class Judge:
     positions: Array
     n_prefill: int
     ropes: Sequence[Rope | None]
+    sizes: Mapping[str, int]
     mean_square_angle: dict[Rope, float] = field(default_factory=dict)
-    described: set[tuple[str, str]] = field(default_factory=set)
+    described: Counter[tuple[str, str]] = field(default_factory=Counter)
     shown: dict[str, Shown] = field(default_factory=dict)
 
     def finding(
@@ -158,7 +163,7 @@ class Judge:
             token=worst.token, index=worst.index, expected=worst.baseline, recorded=worst.candidate,
             per_token=tuple(metrics.ratio(float(e), float(r)) for e, r in zip(per_row, sizes, strict=True)),
             least=fitted.least, span=span, unclear=verdict == limits.UNCHECKED,
-            profile=self._profile(source, seen, fitted.typical(seen, source), match) if wrong else None,
+            facts=self._facts(source, seen, fitted.typical(seen, source), match) if wrong else (),
             hides=hiding.whole, hides_row=hiding.row, hides_value=hiding.value,
         )  # fmt: skip
         return found, fitted.policies(match)
@@ -184,20 +189,19 @@ class Judge:
         """Rows of the decode steps, and of the prefill."""
         return slice(self.n_prefill, None), slice(0, self.n_prefill)
 
-    def _profile(self, source: Source, seen: Compared, lane: Lane, limit: float) -> Profile | None:
-        """What the error of the first wrong tap of each kind looks like; the other layers' is most likely the same."""
-        tap = seen.tap
-        if (source.name, tap.kind.word) in self.described or tap.name in source.trace.known:
-            return None
-        self.described.add((source.name, tap.kind.word))
+    def _facts(self, source: Source, seen: Compared, lane: Lane, limit: float) -> tuple[Fact, ...]:
+        """What the errors of the first wrong taps of each kind look like; other layers' are most likely the same."""
+        tap, key = seen.tap, (source.name, seen.tap.kind.word)
+        if self.described[key] >= DESCRIBED or tap.name in source.trace.known:
+            return ()
+        self.described[key] += 1
         values = (seen.recorded[source.name], seen.x[seen.lanes.index(lane)])
         recorded, expected = (seen.comparable(array, source, ranked=True) for array in values)
-        found = profile(tap, recorded, expected, limit, self._look_alikes(source, tap, recorded.size))
-        rope = self._rope(tap)
-        if rope is not None:
-            turned = rotations(recorded, expected, [int(p) for p in self.positions], rope)
-            found = replace(found, positions=turned)
-        return found
+        return profile(Deviation.of(
+            tap, recorded, expected, limit, others=self._look_alikes(source, tap, recorded.size),
+            inputs=_inputs(source, tap), rope=self._rope(tap), positions=[int(p) for p in self.positions],
+            dim=self.sizes.get("dim_v" if "dim_v" in tap.kind.axes[-1] else "dim"),
+        ))  # fmt: skip
 
     def _rope(self, tap: taps.Tap) -> Rope | None:
         """The RoPE that a tap is the result of, where it is known."""
@@ -307,3 +311,10 @@ def _typical_gap(a: metrics.Rows, b: metrics.Rows) -> float:
     """The median distance of two tensors' values."""
     gap = np.abs(a.values - b.values)
     return float(np.median(np.where(np.isnan(gap), np.inf, gap)))
+
+
+def _inputs(source: Source, tap: taps.Tap) -> dict[str, Array]:
+    """What a source recorded of the taps that one may read in its layer."""
+    words = [*re.split(r"[ |]", tap.kind.inputs), *(["Vcur_proj"] if tap.kind.word == "kqv_out" else [])]
+    names = [f"{word}-{tap.layer}" for word in words]
+    return {name: source.trace[name] for name in names if name in source.trace and name not in source.trace.known}

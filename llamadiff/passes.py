@@ -107,7 +107,7 @@ def _run(
 
         judge = Judge(
             {source.name: source for source in sources}, model.weight_types, rules,
-            np.asarray(info.positions), info.n_prefill, model.ropes,
+            np.asarray(info.positions), info.n_prefill, model.ropes, model.sizes,
         )  # fmt: skip
         study = Study(judge, lanes, model.taps, model.inputs, model.sizes["expert"], at)
         try:

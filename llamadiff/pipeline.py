@@ -51,7 +51,6 @@ from llamadiff.output import made_directory
 from llamadiff.passes import Passes, run_passes
 from llamadiff.phase import Progress, silent
 from llamadiff.preflight import WEIGHTS, preflight
-from llamadiff.profile import in_words
 from llamadiff.trace import Trace
 
 LEAST_SECONDS = 10.0  # for the diagnosis of a small model
@@ -356,7 +355,7 @@ def judge(
         arithmetics=arithmetics_of(rows),
         extra=extra,
         coverage=coverage,
-        profile=_described(rows, len(baseline.info.tokens)),
+        profile=_described(rows),
         diagnosis=diagnosis,
         manner=manner,
         free_tokens=passes.free_tokens,
@@ -386,9 +385,10 @@ def _prefill(baseline: Trace, candidate: Trace | None) -> int:
     return min(baseline.info.n_prefill, candidate.info.n_prefill) if candidate else baseline.info.n_prefill
 
 
-def _described(rows: Sequence[Row], n_tokens: int) -> tuple[str, ...]:
-    first = next((row.local for row in rows if row.local and row.local.profile), None)
-    return tuple(in_words(first.profile, n_tokens)) if first and first.profile else ()
+def _described(rows: Sequence[Row]) -> tuple[str, ...]:
+    """What the first error looks like that is described."""
+    wrong = (row.local for row in rows if row.verdict == limits.WRONG and row.local is not None)
+    return next((tuple(fact.says for fact in local.facts) for local in wrong if local.facts), ())
 
 
 def _logits(baseline: Trace, candidate: Trace | None, engine: Any, model: Runnable) -> Logits | None:

@@ -6,6 +6,7 @@ others are left out of the layers after it, and a layer that does not fit is run
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -71,7 +72,7 @@ class Study(Carrier):
         self._n_layer = 0  # 0: an engine that cannot go on from a layer
         self._resumed: Array | None = None  # what the layers go on with
         self._begun: Array | None = None  # what the present layer began with
-        self._judged, self._described = 0, set[tuple[str, str]]()  # before the present layer
+        self._judged, self._described = 0, Counter[tuple[str, str]]()  # before the present layer
         self._tried: set[tuple[str, str]] = set()  # sources and words for which the present layer is run again
         self._excused: set[tuple[str, str]] = set()  # those that no lane fitted
         self._stays: set[str] = set()  # sources whose lanes are all kept
@@ -165,7 +166,7 @@ class Study(Carrier):
 
     def _layer_begins(self, x: Array) -> None:
         self._collect()
-        self._begun, self._judged, self._described = x, len(self.findings), set(self.judge.described)
+        self._begun, self._judged, self._described = x, len(self.findings), Counter(self.judge.described)
 
     def _layer_ends(self, layer: int, x: Array) -> None:
         """Look at what the layer showed, and choose the next one's lanes."""

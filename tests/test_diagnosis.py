@@ -259,11 +259,11 @@ def _one_head(x, cos, sin):
 
 
 UNLISTED = {
-    "reversed": ("attn_out-0", (_Reversed,), {}, "every token has the right values in another order"),
-    "truncated": ("ffn_up-0", (_Truncated,), {}, "128 channels are wrong, from 384 on"),
-    "one token": ("ffn_norm-0", (_OneToken,), {}, "only tokens 3 are wrong"),
+    "reversed": ("attn_out-0", (_Reversed,), {}, "every token's channels are in reverse order"),
+    "truncated": ("ffn_up-0", (_Truncated,), {}, "only channels 384 to 511 are wrong"),
+    "one token": ("ffn_norm-0", (_OneToken,), {}, "only token 3 is wrong"),
     "constant": ("result_norm", (_Shifted,), {}, "it is off by the constant 0.1"),
-    "one head": ("Qcur_rope-0", (), {"rope_pairs": _one_head}, "only heads 1 are wrong"),
+    "one head": ("Qcur_rope-0", (), {"rope_pairs": _one_head}, "only head 1 is wrong"),
 }
 
 

@@ -21,6 +21,7 @@ from llamadiff.phase import Progress, silent
 
 Array = NDArray[Any]
 UNKNOWN = "unknown"
+NEARER = 0.5  # of the right op's error: what leaves less of it is near
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,9 @@ class _Group:
     def add(self, tap: str, right: float, fits: Sequence[Fit]) -> None:
         self.right[tap] = right
         self.left[tap] = {fit.key: fit.nmse for fit in fits}
+
+    def drop(self, tap: str) -> None:
+        del self.right[tap], self.left[tap]
 
     def narrowed(self, fits: Sequence[Fit]) -> None:
         """Keep the alternatives that fit here too."""
@@ -153,6 +157,7 @@ def diagnose(scene: Scene, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]
         if local is not None:
             scene.progress(f"looking for the cause of {finding.tap.name}")
             _join(groups, scene, finding.tap, local)
+    _join_unknown(groups, scene, findings)
     kept = [group for group in groups if group.fits or not group.unclear]  # what is unclear may be no mistake
     return tuple(replace(group.diagnosis(), by_graph=scene.by_graph) for group in kept)
 
@@ -198,10 +203,27 @@ def _join(groups: list[_Group], scene: Scene, tap: taps.Tap, local: Local) -> No
         return
     if not outcome.tried:
         return
-    nearest = () if local.not_finite else outcome.nearest  # what comes near elsewhere says nothing of a NaN
+    # what comes near elsewhere says nothing of a NaN, and what is further off than the right op is not near
+    nearest = () if local.not_finite else tuple(fit for fit in outcome.nearest if fit.nmse < NEARER * local.nmse)
     group = _Group(outcome.fits, nearest, outcome.complete, local.unclear)
     group.add(tap.name, local.nmse, outcome.fits)
     groups.append(group)
+
+
+def _join_unknown(groups: list[_Group], scene: Scene, findings: Sequence[Finding]) -> None:
+    """Give taps that nothing explained to causes that were found at later ones."""
+    locals_ = {f.tap.name: (f.tap, f.local[scene.source.name]) for f in findings if scene.source.name in f.local}
+    for unknown in [group for group in groups if not group.fits]:
+        for name in list(unknown.right):
+            tap, local = locals_[name]
+            for group in [group for group in groups if group.fits]:
+                fits = _again(group, scene, tap, local)
+                if fits:
+                    group.narrowed(fits)
+                    group.add(name, local.nmse, fits)
+                    unknown.drop(name)
+                    break
+    groups[:] = [group for group in groups if group.right]
 
 
 def _again(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit]:
@@ -235,7 +257,8 @@ def _looked_for(scene: Scene, tap: taps.Tap, local: Local, first: bool) -> Outco
 
 def _short(local: Local) -> bool:
     """Whether a span is within one layer: then replaying bugs through it takes little time."""
-    return len({tap.layer for name in local.span if (tap := taps.parse(name)) is not None}) <= 1
+    layers = {tap.layer for name in local.span if (tap := taps.parse(name)) is not None}
+    return len(layers - {None}) <= 1
 
 
 def _word(tap: str) -> str:

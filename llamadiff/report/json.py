@@ -12,6 +12,7 @@ from llamadiff import sentence
 from llamadiff.comparison import Comparison, Logits, Row, TopToken
 from llamadiff.diagnose import words
 from llamadiff.diagnose.diagnosis import UNKNOWN, Cause, Diagnosis
+from llamadiff.judging import Local
 
 SCHEMA = "llamadiff.report/1"
 
@@ -106,11 +107,18 @@ def _row(row: Row) -> dict[str, Any]:
             "ratio_to_noise": row.ratio_to_noise, "expected": row.expected_drift, "per_token": drift.per_token,
         },
         "explained": row.explained,
-        "distance_to_engine": row.distance, "local": local, "baseline_local": row.baseline_local,
+        "distance_to_engine": row.distance, "local": _local(local), "baseline_local": _local(row.baseline_local),
         "baseline": row.baseline, "candidate": row.candidate,
         "mean_drift": drift.mean_drift if drift else None,
         "worst": drift.worst if drift else None,
     }  # fmt: skip
+
+
+def _local(local: Local | None) -> dict[str, Any] | None:
+    """A tap's own error; what it looks like in words."""
+    if local is None:
+        return None
+    return {field.name: getattr(local, field.name) for field in fields(local)} | {"facts": [f.says for f in local.facts]}
 
 
 def _logits(logits: Logits | None) -> dict[str, Any] | None:

@@ -1,0 +1,122 @@
+"""A tap's recorded values beside the right ones: what facts about an error are drawn from. Arrays in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from llamaref.config import Rope
+from numpy.typing import NDArray
+
+from llamadiff.taps import Tap
+
+Array = NDArray[Any]
+
+SAME = 1e-4  # NMSE below which two tensors are taken for one (drift before the op leaves about this much)
+LEFT = 0.01  # of an error, that what explains it may leave
+ODD = 0.5  # of an error's rms, that it may leave of one value
+MERGED = ("head*dim", "kv_head*dim")
+SHOWN = 5  # numbers, or runs of them, that a fact lists
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One true statement about an error: its kind, the words that follow "in TAP:", and the values that it states."""
+
+    kind: str
+    says: str
+    values: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One tap's error: ``recorded`` and ``expected`` [row, ...]; ``limit``: the NMSE that rounding explains.
+
+    ``others`` are tensors that the values may be instead, by what they are called; ``inputs`` what the op read, by tap;
+    ``rope`` and ``positions`` those of a RoPE tap; ``dim``: the size of a head.
+    """
+
+    tap: Tap
+    recorded: Array
+    expected: Array
+    limit: float
+    others: Mapping[str, Array] = field(default_factory=dict)
+    inputs: Mapping[str, Array] = field(default_factory=dict)
+    rope: Rope | None = None
+    positions: Sequence[int] = ()
+    dim: int | None = None
+
+    @classmethod
+    def of(cls, tap: Tap, recorded: Array, expected: Array, limit: float, **more: Any) -> Deviation:
+        """From values of the tap's own shape."""
+        r, e = (np.moveaxis(np.asarray(x, np.float64), tap.row_axis, 0) for x in (recorded, expected))
+        return cls(tap, r, e, limit, **more)
+
+    @cached_property
+    def axes(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """The tap's axes and their sizes; merged heads apart."""
+        names, shape = self.tap.kind.axes, self.recorded.shape
+        if self.dim and len(shape) == 2 and names[-1] in MERGED and shape[-1] % self.dim == 0:
+            return (*names[:-1], *names[-1].split("*")), (shape[0], shape[1] // self.dim, self.dim)
+        return names, shape
+
+    @cached_property
+    def finite(self) -> bool:
+        """Whether all of both sides is."""
+        return bool(np.isfinite(self.recorded).all() and np.isfinite(self.expected).all())
+
+    @cached_property
+    def error(self) -> Array:
+        """Squared, of each value; infinite where it is not finite."""
+        error = np.square(self.recorded - self.expected)
+        return np.where(np.isfinite(error), error, np.inf)
+
+    @cached_property
+    def bad(self) -> Array:
+        """Which values are wrong: their error is out of proportion to the tensor's size."""
+        size = float(np.mean(np.square(self.expected))) or 1.0
+        return np.asarray(self.error > max(100 * self.limit, 1e-12) * size)
+
+    @cached_property
+    def bad_rows(self) -> Array:
+        """Which rows hold a wrong value."""
+        return np.asarray(self.bad.reshape(len(self.bad), -1).any(axis=1))
+
+    def explained_by(self, values: Array) -> bool:
+        """Whether the recorded values are these rather than the right ones: of the error next to nothing is left."""
+        if not self.finite:
+            return False
+        rest = np.square(self.recorded - values)
+        left, error, n = float(rest.sum()), float(self.error.sum()), rest.size
+        size = min(float(np.square(x).sum()) for x in (self.expected, values))
+        return left <= LEFT * error and left <= SAME * size and float(rest.max()) <= ODD**2 * error / n
+
+
+def runs_of(numbers: Sequence[int]) -> list[list[int]]:
+    """Ascending numbers as runs of neighbours."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
+
+
+def numbered(numbers: Sequence[int]) -> str:
+    """Ascending numbers, runs of them as such: ``0, 3 to 7 and 9``; of many the first ones, and how many more."""
+    runs = runs_of(numbers)
+    shown = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs[:SHOWN]]
+    more = sum(map(len, runs[SHOWN:]))
+    if more:
+        return f"{', '.join(shown)} and {more} more"
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+
+
+def listed(numbers: Sequence[object]) -> str:
+    """The first of some values in their order, and how many more."""
+    more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
+    return ", ".join(map(str, numbers[:SHOWN])) + more

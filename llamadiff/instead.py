@@ -1,0 +1,200 @@
+"""What wrong values are instead of the right ones: zero, another's, in another order, multiplied, shifted, turned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from llamaref import ops
+from numpy.typing import NDArray
+
+from llamadiff import metrics
+from llamadiff.deviation import SAME, Deviation, Fact, listed, numbered
+from llamadiff.ordering import order_in_words
+
+Array = NDArray[Any]
+
+MOVED = 1000.0  # how many times nearer sorting brings values that are in another order
+MOST_ROWS, MOST_CHANNELS = 512, 4096  # that are matched with one another
+LEAST_ROWS = 3  # by which a channel is known again among thousands
+
+
+def zeros(d: Deviation) -> Iterator[Fact]:
+    """Values that nobody wrote."""
+    empty = ~d.recorded.reshape(len(d.recorded), -1).any(axis=1)
+    wanted = d.expected.reshape(len(d.expected), -1).any(axis=1)
+    rows = np.flatnonzero(empty & wanted)
+    if len(rows) == wanted.sum() > 0:
+        yield Fact("zero", "all of its values are zero")
+    elif len(rows):
+        yield Fact("zero", f"{_tokens(rows)} all zero", tuple(int(i) for i in rows))
+
+
+def another_tensor(d: Deviation) -> Iterator[Fact]:
+    """The first of the others that has these values."""
+    if not d.finite or not d.recorded.any():
+        return
+    shape = np.moveaxis(d.recorded, 0, d.tap.row_axis).shape
+    for name, other in d.others.items():
+        if other.size == d.recorded.size and d.explained_by(np.moveaxis(other.reshape(shape), d.tap.row_axis, 0)):
+            yield Fact("equals", f"the values are those of {name}", (name,))
+            return
+
+
+def other_axes(d: Deviation) -> Iterator[Fact]:
+    """Values written with two axes swapped: what lies in memory is another order of axes than the tap's."""
+    names, shape = d.axes
+    if len(names) != len(shape) or d.tap.causal or not d.finite:
+        return
+    for first, second in combinations(range(len(names)), 2):
+        order = list(range(len(names)))
+        order[first], order[second] = second, first
+        written = np.ascontiguousarray(d.expected.reshape(shape).transpose(order))
+        if d.explained_by(written.reshape(d.expected.shape)):
+            was = ", ".join(names[axis] for axis in order)
+            yield Fact("axes", f"it was written as [{was}], where [{', '.join(names)}] is right", tuple(order))
+            return
+
+
+def other_rows(d: Deviation) -> Iterator[Fact]:
+    """Tokens that have the values of other tokens."""
+    n = len(d.recorded)
+    if not d.finite or not 1 < n <= MOST_ROWS or not d.bad_rows.any():
+        return
+    near = _distances(d.recorded.reshape(n, -1), d.expected.reshape(n, -1))
+    source = np.where(d.bad_rows, near.argmin(axis=1), np.arange(n))
+    if (near[np.arange(n), source] > SAME)[d.bad_rows].any() or not d.explained_by(d.expected[source]):
+        return
+    moved = np.flatnonzero(source != np.arange(n))
+    steps = source[moved] - moved
+    if len(moved) > 1 and len(moved) >= n - 1 and (steps == steps[0]).all():
+        says = f"every token has the values of the one {abs(steps[0])} {'before' if steps[0] < 0 else 'after'} it"
+    else:
+        says = listed([f"token {i} has the values of token {source[i]}" for i in moved])
+    yield Fact("rows", says, tuple(int(i) for i in source))
+
+
+def other_channels(d: Deviation) -> Iterator[Fact]:
+    """Channels that have the values of other channels, the same in every token; or values in any other order."""
+    n = len(d.recorded)
+    r, e = (x.reshape(n, -1) for x in (d.recorded, d.expected))
+    if not d.finite or d.tap.causal:
+        return
+    if n >= LEAST_ROWS and r.shape[1] <= MOST_CHANNELS:
+        source = _distances(r.T, e.T).argmin(axis=1)
+        source = np.where(d.bad.reshape(n, -1).any(axis=0), source, np.arange(r.shape[1]))
+        if len(set(source)) == len(source) and d.explained_by(e[:, source].reshape(d.expected.shape)):
+            dim = d.axes[1][-1] if len(d.axes[1]) > 2 else None
+            yield Fact("channels", order_in_words(source, dim), tuple(int(i) for i in source))
+            return
+    apart, together = metrics.nmse(r, e, 0), metrics.nmse(np.sort(r, axis=1), np.sort(e, axis=1), 0)
+    if together < SAME and together * MOVED < apart:
+        yield Fact("sorted", "every token has the right values in another order")
+
+
+def factors(d: Deviation) -> Iterator[Fact]:
+    """One factor everywhere, or one for each token, or one for each token and head."""
+    if not d.finite or not d.recorded.any():
+        return
+    for axes, kind, whose in _sharing(d):
+        found = _quotients(d, axes)
+        if found is None or not d.explained_by(found * d.expected):
+            continue
+        if kind == "ratio":
+            yield Fact(
+                kind, f"it is {float(found.flat[0]):.4g} times what it should be, everywhere", (float(found.flat[0]),)
+            )
+        else:
+            low, high = float(found.min()), float(found.max())
+            yield Fact(
+                kind, f"each {whose} has a factor of its own, from {low:.4g} to {high:.4g}", tuple(found.ravel())
+            )
+        return
+
+
+def _sharing(d: Deviation) -> Iterator[tuple[tuple[int, ...], str, str]]:
+    """Over which axes a factor may be the same, and what to call those that share it."""
+    axes = tuple(range(d.recorded.ndim))
+    yield axes, "ratio", ""
+    if len(d.recorded) > 1 and d.recorded[0].size > 1:
+        yield axes[1:], "row factor", "token"
+    if d.recorded.ndim == 3 and d.recorded.shape[1] > 1 and d.recorded.shape[2] > 2:
+        yield axes[2:], "head factor", "head of each token"
+
+
+def _quotients(d: Deviation, axes: tuple[int, ...]) -> Array | None:
+    """The factors that fit best, or None where there is nothing to divide by."""
+    size = np.square(d.expected).sum(axis=axes, keepdims=True)
+    if not size.all():
+        return None
+    return np.asarray((d.recorded * d.expected).sum(axis=axes, keepdims=True) / size)
+
+
+def _precisely(factor: float) -> str:
+    """A factor with four digits of what it differs from one by."""
+    places = 3 - math.floor(math.log10(abs(factor - 1))) if 0 < abs(factor - 1) < 0.1 else 0
+    return f"{factor:.{places}f}" if places else f"{factor:.4g}"
+
+
+def shifts(d: Deviation) -> Iterator[Fact]:
+    """One constant everywhere, or one vector in every token."""
+    if not d.finite:
+        return
+    gap = d.recorded - d.expected
+    offset = float(gap.mean())
+    if offset and d.explained_by(d.expected + offset):
+        yield Fact("offset", f"it is off by the constant {offset:.4g}", (offset,))
+    elif len(gap) > 1 and d.explained_by(d.expected + gap.mean(axis=0)):
+        yield Fact("vector", "every token is off by the same vector, as when a bias is dropped")
+
+
+def turns(d: Deviation) -> Iterator[Fact]:
+    """The positions that RoPE's rows seem to have been rotated by, where those are not the right ones."""
+    found = _positions(d) if d.rope is not None and d.finite else None
+    if found is None:
+        return
+    moved = [(row, by, right) for row, (by, right) in enumerate(zip(found, d.positions, strict=True)) if by != right]
+    steps = {by - right for _, by, right in moved}
+    if len(moved) == len(found) > 1 and len(steps) == 1:
+        says = f"every token is rotated by its position {steps.pop():+d}"
+    elif moved:
+        says = listed([f"token {row} is rotated by position {by}, where {right} is right" for row, by, right in moved])
+    else:
+        return
+    yield Fact("turns", says, found)
+
+
+def _positions(d: Deviation) -> tuple[int, ...] | None:
+    """Rotations add up, so a row is the right one turned further: every turn up to the last position is tried."""
+    assert d.rope is not None
+    reach = min(max(d.positions) + 2, 512)
+    tried = np.arange(-reach, reach + 1)
+    cos, sin = ops.rope_angles(d.rope, tried)
+    for rotate in (ops.rope_pairs, ops.rope_halves):
+        found = [_turn(rotate, row, right, cos, sin) for row, right in zip(d.recorded, d.expected, strict=True)]
+        if all(error < SAME for _, error in found):
+            return tuple(int(p + tried[turn]) for p, (turn, _) in zip(d.positions, found, strict=True))
+    return None
+
+
+def _turn(rotate: Callable[..., Array], row: Array, right: Array, cos: Array, sin: Array) -> tuple[int, float]:
+    """Which turn of the right row comes nearest to the one recorded, and the NMSE it leaves."""
+    turned = rotate(np.broadcast_to(right, (len(cos), *right.shape)), cos, sin)
+    errors = np.square(turned - row).sum(axis=(1, 2)) / max(float(np.square(row).sum()), 1e-300)
+    best = int(np.argmin(errors))
+    still = len(errors) // 2  # a row that is right as it is was not turned
+    return (still, float(errors[still])) if errors[still] <= errors[best] + SAME / 100 else (best, float(errors[best]))
+
+
+def _distances(a: Array, b: Array) -> Array:
+    """NMSE of every row of ``a`` against every row of ``b``."""
+    sizes = np.square(b).sum(axis=1)
+    squares = np.square(a).sum(axis=1)[:, None] + sizes - 2 * (a @ b.T)
+    return np.asarray(np.maximum(squares, 0.0) / np.maximum(sizes, 1e-300))
+
+
+def _tokens(rows: Array) -> str:
+    return f"token{'s' if len(rows) > 1 else ''} {numbered([int(i) for i in rows])} {'are' if len(rows) > 1 else 'is'}"

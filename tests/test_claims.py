@@ -1,0 +1,398 @@
+"""Every sentence that describes an error is held to what was done: random errors are put into right taps.
+
+The checks are written for the sentences, and share nothing with the code that found them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from llamaref import Engine
+from numpy.typing import NDArray
+
+from llamadiff.candidates.engine import record
+from llamadiff.deviation import Deviation
+from llamadiff.profile import profile
+from llamadiff.taps import Tap
+
+Array = NDArray[Any]
+
+TOKENS = (1, 17, 5, 80, 42, 17, 33, 61)
+LIMIT = 1e-12
+QUICK, THOROUGH = 28, 2000  # errors that are put into each tap
+ROUNDING = 20 * np.sqrt(LIMIT)  # of a tensor's rms: what no sentence needs to know of
+
+
+@dataclass(frozen=True)
+class Right:
+    """A right run: what every tap holds [row, ...], and what its ops read."""
+
+    taps: Mapping[str, Array]
+    kinds: Mapping[str, Tap]
+    rope: Any
+    dim: int
+
+    def rows(self, name: str) -> Array:
+        return np.moveaxis(np.asarray(self.taps[name], np.float64), self.kinds[name].row_axis, 0)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def right(request, small_model) -> Right:
+    from llamadiff.model import Model
+
+    model = Model(small_model(request.param, "F16"))
+    trace = record(Engine(model.path), TOKENS, "right")
+    kinds = {tap.name: tap for tap in model.taps if tap.name in trace and not tap.name.startswith("ffn_moe_topk")}
+    taps = {name: np.asarray(trace[name]) for name in kinds}
+    return Right(taps, kinds, model.ropes[0], model.sizes["dim"])
+
+
+# errors: (right [row, ...], random, all other taps of this size) -> wrong [row, ...]
+
+
+def _some(rng: np.random.Generator, n: int) -> Array:
+    return rng.choice(n, rng.integers(1, max(2, n // 2 + 1)), replace=False)
+
+
+def _size(rng: np.random.Generator) -> float:
+    return float(10 ** rng.uniform(-3, 1))
+
+
+def _noise(x: Array, rng: np.random.Generator) -> Array:
+    return _size(rng) * np.sqrt(np.mean(x * x)) * rng.standard_normal(x.shape)
+
+
+def _along(axis: int, change: Callable[[Array, np.random.Generator], Array]) -> Callable[..., Array]:
+    """A change of some rows, heads or channels."""
+
+    def apply(x: Array, rng: np.random.Generator, _: Right) -> Array:
+        at = axis % x.ndim
+        some = np.isin(np.arange(x.shape[at]), _some(rng, x.shape[at]))
+        mask = some.reshape([-1 if i == at else 1 for i in range(x.ndim)])
+        return np.where(mask, change(x, rng), x)
+
+    return apply
+
+
+def _order(x: Array, rng: np.random.Generator, right: Right) -> Array:
+    """Channels in another order: one of those that people's engines have, or any."""
+    flat, dim = x.reshape(len(x), -1), right.dim
+    n = flat.shape[1]
+    heads = np.arange(n).reshape(-1, dim) if n % dim == 0 else np.arange(n)[None]
+    orders = [
+        np.roll(np.arange(n), rng.integers(1, n)), rng.permutation(n), np.arange(n)[::-1],
+        heads[rng.permutation(len(heads))].ravel(), heads.T.ravel(), np.argsort(heads.T.ravel()),
+    ]  # fmt: skip
+    if heads.shape[1] % 2 == 0:
+        halves = heads.reshape(len(heads), -1, 2).swapaxes(1, 2).ravel()
+        orders += [halves, np.argsort(halves)]
+    return flat[:, orders[rng.integers(len(orders))]].reshape(x.shape)
+
+
+def _axes(x: Array, rng: np.random.Generator, right: Right) -> Array:
+    shape = x.shape if x.ndim > 2 or x.shape[1] % right.dim else (len(x), x.shape[1] // right.dim, right.dim)
+    if rng.integers(2):
+        shape = x.shape
+    first, second = rng.choice(len(shape), 2, replace=False)
+    return np.ascontiguousarray(x.reshape(shape).swapaxes(first, second)).reshape(x.shape)
+
+
+def _rows(x: Array, rng: np.random.Generator, _: Right) -> Array:
+    n = len(x)
+    sources = [np.maximum(np.arange(n) - 1, 0), rng.permutation(n), np.arange(n)[::-1], np.roll(np.arange(n), 1),
+               rng.integers(0, n, n), np.where(np.arange(n) == rng.integers(n), 0, np.arange(n))]  # fmt: skip
+    return x[sources[rng.integers(len(sources))]]
+
+
+def _turned(x: Array, rng: np.random.Generator, right: Right) -> Array:
+    """Rotated further, as complex numbers."""
+    if x.ndim != 3 or x.shape[-1] != right.dim:
+        return x + _noise(x, rng)
+    n = len(x)
+    by = [rng.integers(-n, n, n), np.where(np.arange(n) > rng.integers(n), -1, 0), np.full(n, rng.integers(1, 9))]
+    return _rotated(x, by[rng.integers(3)], right, halves=bool(rng.integers(2)))
+
+
+def _rotated(x: Array, by: Array, right: Right, halves: bool) -> Array:
+    n = right.dim
+    angle = by[:, None, None] * right.rope.base ** (-2 * np.arange(n // 2) / n)
+    pairs = x.reshape(*x.shape[:-1], 2, -1).swapaxes(-1, -2) if halves else x.reshape(*x.shape[:-1], -1, 2)
+    turned = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * angle)
+    out = np.stack([turned.real, turned.imag], -1)
+    return (out.swapaxes(-1, -2) if halves else out).reshape(x.shape)
+
+
+def _other(x: Array, rng: np.random.Generator, right: Right) -> Array:
+    same = [name for name, values in right.taps.items() if values.size == x.size]
+    return right.rows(same[rng.integers(len(same))]).reshape(x.shape)
+
+
+def _not_finite(x: Array, rng: np.random.Generator) -> Array:
+    return np.full_like(x, [np.nan, np.inf, -np.inf][rng.integers(3)])
+
+
+ERRORS: dict[str, Callable[..., Array]] = {
+    "noise": lambda x, rng, _: x + _noise(x, rng),
+    "scale": lambda x, rng, _: x * (1 + rng.choice([-1, 1]) * _size(rng)),
+    "offset": lambda x, rng, _: x + _size(rng),
+    "vector": lambda x, rng, _: x + _noise(x[:1], rng),
+    "row factors": lambda x, rng, _: x * rng.uniform(0.2, 2, len(x)).reshape([-1] + [1] * (x.ndim - 1)),
+    "head factors": lambda x, rng, _: x * rng.uniform(0.2, 2, (*x.shape[: x.ndim - 1], 1)),
+    "one value": lambda x, rng, _: x + (np.arange(x.size) == rng.integers(x.size)).reshape(x.shape) * _noise(x, rng),
+    "some rows noise": _along(0, lambda x, rng: x + _noise(x, rng)),
+    "some rows scaled": _along(0, lambda x, rng: x * (1 + _size(rng))),
+    "some rows zero": _along(0, lambda x, rng: np.zeros_like(x)),
+    "some heads": _along(1, lambda x, rng: x + _noise(x, rng)),
+    "some heads scaled": _along(1, lambda x, rng: x * (1 + _size(rng))),
+    "some channels": _along(-1, lambda x, rng: x + _noise(x, rng)),
+    "last channels zero": lambda x, rng, _: x * (np.arange(x.shape[-1]) < rng.integers(x.shape[-1])),
+    "periodic": lambda x, rng, _: x + (np.arange(x.shape[-1]) % 32 == rng.integers(32)) * _noise(x, rng),
+    "growing": lambda x, rng, _: x + _noise(x, rng) * (
+        10.0 ** np.linspace(-4, 0, len(x)).reshape([-1] + [1] * (x.ndim - 1))),
+    "zero": lambda x, rng, _: np.zeros_like(x),
+    "not finite": _along(0, _not_finite), "not finite channels": _along(-1, _not_finite),
+    "order": _order, "axes": _axes, "rows": _rows, "turned": _turned, "other": _other,
+    "beyond a bound": lambda x, rng, _: np.where(x < np.quantile(x, rng.uniform(0.02, 0.4)), x + _noise(x, rng), x),
+    "order and scale": lambda x, rng, right: _order(x, rng, right) * (1 + _size(rng)),
+    "rows and noise": lambda x, rng, right: _rows(x, rng, right) + 1e-3 * _noise(x, rng),
+}  # fmt: skip
+
+
+# checks: a sentence's words -> whether they are true of (recorded, expected)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a sentence is held to."""
+
+    r: Array
+    e: Array
+    deviation: Deviation
+    right: Right
+
+    def are(self, values: Array) -> bool:
+        """Whether the recorded values are these: no value is off by more than half of the error's size."""
+        error = np.sqrt(np.mean(np.square(self.r - self.e)))
+        return bool(np.abs(self.r - values).max() <= 0.5 * error + 1e-12)
+
+    def differ(self, axis: int) -> Array:
+        """Which rows, heads or channels differ at all; and those that differ by more than rounding."""
+        gap = np.nan_to_num(np.abs(self.r - self.e), nan=np.inf, posinf=np.inf)
+        return np.moveaxis(gap, axis, 0).reshape(self.r.shape[axis], -1).max(axis=1)
+
+    def only(self, axis: int, numbers: set[int]) -> bool:
+        """Whether just these differ."""
+        size, gaps = np.sqrt(np.mean(np.square(self.e))) or 1.0, self.differ(axis)
+        outside = np.array([i not in numbers for i in range(len(gaps))])
+        return bool((gaps[outside] <= ROUNDING * size).all() and (gaps[~outside] > 0).all())
+
+
+def _numbers(text: str, fact: Any) -> set[int]:
+    """The numbers of a list, which may go on with "and 7 more": those are taken from the fact, and counted."""
+    more = re.search(r" and (\d+) more", text)
+    numbers: set[int] = set()
+    for first, last in re.findall(r"(\d+)(?: to (\d+))?", text[: more.start()] if more else text):
+        numbers |= set(range(int(first), int(last or first) + 1))
+    if more:
+        assert numbers < set(fact.values)
+        assert len(fact.values) - len(numbers) == int(more.group(1))
+        numbers = set(fact.values)
+    return numbers
+
+
+AXES = {"token": 0, "head": 1, "channel": -1}
+
+
+def _check_only(said: Said, fact: Any, what: str, numbers: str) -> bool:
+    return said.only(AXES[what], _numbers(numbers, fact))
+
+
+def _check_but(said: Said, fact: Any, what: str, numbers: str) -> bool:
+    right = _numbers(numbers, fact)
+    return said.only(AXES[what], set(range(said.r.shape[AXES[what]])) - right)
+
+
+def _check_written(said: Said, fact: Any, was: str, should: str) -> bool:
+    names, order = should.split(", "), was.split(", ")
+    shape = said.e.shape if len(names) == said.e.ndim else (len(said.e), -1, said.right.dim)
+    swapped = said.e.reshape(shape).transpose([names.index(name) for name in order])
+    return said.are(np.ascontiguousarray(swapped).reshape(said.e.shape))
+
+
+def _flat(x: Array) -> Array:
+    return x.reshape(len(x), -1)
+
+
+def _check_channels(said: Said, source: Array) -> bool:
+    return said.are(_flat(said.e)[:, source].reshape(said.e.shape))
+
+
+def _check_halves(said: Said, size: str, how: str) -> bool:
+    heads = np.arange(said.e[0].size).reshape(-1, int(size))
+    even_first = np.concatenate([heads[:, 0::2], heads[:, 1::2]], axis=1).ravel()
+    return _check_channels(said, even_first if how.startswith("even") else np.argsort(even_first))
+
+
+def _check_each(said: Said, fact: Any, whose: str, low: str, high: str) -> bool:
+    axes = (1, 2) if whose == "token" and said.r.ndim == 3 else (-1,)
+    factors = np.array(fact.values).reshape([n if i not in {a % said.r.ndim for a in axes} else 1
+                                             for i, n in enumerate(said.r.shape)])  # fmt: skip
+    near = [
+        np.isclose(factors.min(), float(low), rtol=1e-3, atol=1e-9),
+        np.isclose(factors.max(), float(high), rtol=1e-3),
+    ]
+    return all(near) and said.are(factors * said.e)
+
+
+def _check_pairwise(said: Said, fact: Any, what: str, text: str) -> bool:
+    """``token 3 has the values of token 1, token 4 has ...``: those listed, and the fact for the others."""
+    pairs = [(int(a), int(b)) for a, b in re.findall(rf"{what} (\d+) has the values of {what} (\d+)", text)]
+    source = np.array(fact.values)
+    if any(source[a] != b for a, b in pairs) or not pairs:
+        return False
+    moved = int((source != np.arange(len(source))).sum())
+    more = re.search(r" and (\d+) more", text)
+    if moved != len(pairs) + (int(more.group(1)) if more else 0):
+        return False
+    return said.are(said.e[source]) if what == "token" else _check_channels(said, source)
+
+
+def _check_blocks(said: Said, fact: Any, block: int, text: str) -> bool:
+    source, n = np.array(fact.values), said.e[0].size
+    order = [int(i) for i in re.findall(r"\d+", text.split(" and ", maxsplit=1)[0])]
+    starts = source[::block]
+    whole = np.array_equal(source, (starts[:, None] + np.arange(block)).ravel()) and (starts % block == 0).all()
+    return whole and n == len(source) and list(starts[: len(order)] // block) == order and _check_channels(said, source)
+
+
+def _check_turned(said: Said, by: Array) -> bool:
+    return any(said.are(_rotated(said.e, by, said.right, halves)) for halves in (False, True))
+
+
+def _check_positions(said: Said, fact: Any, text: str) -> bool:
+    found, right = np.array(fact.values), np.arange(len(said.e))
+    for token, by, is_right in re.findall(r"token (\d+) is rotated by position (-?\d+), where (\d+) is right", text):
+        if found[int(token)] != int(by) or right[int(token)] != int(is_right) or int(by) == int(is_right):
+            return False
+    return _check_turned(said, found - right)
+
+
+def _check_bound(said: Said, name: str, side: str, bound: str) -> bool:
+    x = np.asarray(said.deviation.inputs[name], np.float64).reshape(said.r.shape)
+    at = float(bound)
+    at += (1 if side == "<=" else -1) * 1e-3 * abs(at)  # it is printed with four digits
+    beyond = x <= at if side == "<=" else x >= at
+    size = np.sqrt(np.mean(np.square(said.e)))
+    return bool((np.abs(said.r - said.e)[~beyond] <= ROUNDING * size).all() and (~beyond).any())
+
+
+def _check_own_v(said: Said, own: bool) -> bool:
+    v = np.asarray(
+        next(x for name, x in said.deviation.inputs.items() if name.startswith(("kv_v", "Vcur"))), np.float64
+    )[0]
+    heads = said.r[0].reshape(-1, said.right.dim)
+    v = v.reshape(-1, said.right.dim)
+    group = len(heads) // len(v)
+    gap = max(np.abs(head - v[at // group]).max() for at, head in enumerate(heads))
+    rms = np.sqrt(np.mean(v * v))
+    return gap < 0.5 * rms if own else gap > 1e-3 * rms
+
+
+def _check_growth(said: Said) -> bool:
+    error = np.square(_flat(said.r - said.e)).sum(1) / np.maximum(np.square(_flat(said.e)).sum(1), 1e-300)
+    half = len(error) // 2
+    return float(np.median(error[half:])) > float(np.median(error[:half]))
+
+
+CHECKS: dict[str, Callable[..., bool]] = {
+    r"all of its values are zero": lambda said, fact: not said.r.any() and said.e.any(),
+    r"tokens? (.*) (?:is|are) all zero": lambda said, fact, tokens: not said.r[list(_numbers(tokens, fact))].any(),
+    r"the values are those of (.*)": lambda said, fact, name: bool(
+        np.abs(said.r - np.moveaxis(np.asarray(said.deviation.others[name], np.float64).reshape(
+            np.moveaxis(said.r, 0, said.deviation.tap.row_axis).shape), said.deviation.tap.row_axis, 0)).max()
+        <= 0.05 * np.abs(said.r).max()),
+    r"it was written as \[(.*)\], where \[(.*)\] is right": _check_written,
+    r"every token has the values of the one (\d+) (before|after) it": lambda said, fact, by, way: said.are(
+        said.e[np.clip(np.arange(len(said.e)) + int(by) * (-1 if way == "before" else 1), 0, len(said.e) - 1)]),
+    r"(token \d+ has the values of .*)": lambda said, fact, text: _check_pairwise(said, fact, "token", text),
+    r"(channel \d+ has the values of .*)": lambda said, fact, text: _check_pairwise(said, fact, "channel", text),
+    r"every token's channels are rolled by (-?\d+)": lambda said, fact, by: said.are(
+        np.roll(_flat(said.e), int(by), axis=1).reshape(said.e.shape)),
+    r"every token's channels are in reverse order": lambda said, fact: said.are(
+        _flat(said.e)[:, ::-1].reshape(said.e.shape)),
+    r"every token's channels are those of \[(\d+), (\d+)\] written as \[\2, \1\]": lambda said, fact, a, b:
+        _check_channels(said, np.arange(int(a) * int(b)).reshape(int(a), int(b)).T.ravel()),
+    r"in every (\d+) channels (even|those).*": lambda said, fact, size, how: _check_halves(said, size, how),
+    r"heads are in the order (.*)": lambda said, fact, text: _check_blocks(said, fact, said.right.dim, text),
+    r"blocks of (\d+) channels are in the order (.*)": lambda said, fact, n, text: _check_blocks(
+        said, fact, int(n), text),
+    r"every token has the right values in another order": lambda said, fact: bool(
+        np.abs(np.sort(_flat(said.r), 1) - np.sort(_flat(said.e), 1)).max() <= 0.2 * np.abs(said.e).max()),
+    r"it is (\S+) times what it should be, everywhere": lambda said, fact, k: said.are(float(k) * said.e),
+    r"each (token|head of each token) has a factor of its own, from (\S+) to (\S+)": _check_each,
+    r"it is off by the constant (\S+)": lambda said, fact, c: said.are(said.e + float(c)),
+    r"every token is off by the same vector, as when a bias is dropped": lambda said, fact: said.are(
+        said.e + (said.r - said.e)[len(said.r) // 2]),
+    r"every token is rotated by its position ([+-]\d+)": lambda said, fact, by: _check_turned(
+        said, np.full(len(said.e), int(by))),
+    r"(token \d+ is rotated by position .*)": _check_positions,
+    r"the first token is right": lambda said, fact: said.only(0, set(range(1, len(said.r)))),
+    r"only (token|head|channel)s? (.*) (?:is|are) wrong": _check_only,
+    r"every (token|head|channel) but (.*) is wrong": _check_but,
+    r"the wrong channels repeat every (\d+)": lambda said, fact, period: (
+        said.only(-1, set(fact.values[1:])) and len({i % int(period) for i in fact.values[1:]}) * said.r.shape[-1]
+        == len(fact.values[1:]) * int(period)),
+    r"the error grows with the position": lambda said, fact: _check_growth(said),
+    r"it is wrong only where (\S+) (<=|>=) (\S+)": lambda said, fact, *bound: _check_bound(said, *bound),
+    r"its first token is its own V, as it must be": lambda said, fact: _check_own_v(said, True),
+    r"its first token is not its own V, though it sees nothing else": lambda said, fact: _check_own_v(said, False),
+}  # fmt: skip
+
+
+def _is_true(fact: Any, said: Said) -> bool:
+    found = [(check, match) for words, check in CHECKS.items() if (match := re.fullmatch(words, fact.says))]
+    assert len(found) == 1, f"a sentence without a check: {fact.says}"
+    check, match = found[0]
+    return check(said, fact, *match.groups())
+
+
+def _deviation(right: Right, name: str, recorded: Array) -> Deviation:
+    tap = right.kinds[name]
+    others = {f"its own {other}": values for other, values in right.taps.items()
+              if other != name and values.size == recorded.size}  # fmt: skip
+    words = [*tap.kind.inputs.replace("|", " ").split(), "Vcur_proj"]
+    inputs = {other: right.taps[other] for word in words if (other := f"{word}-{tap.layer}") in right.taps}
+    return Deviation(tap, recorded, right.rows(name), LIMIT, others, inputs,
+                     right.rope if tap.kind.op == "ROPE" else None, range(len(TOKENS)), right.dim)  # fmt: skip
+
+
+def _false_statements(right: Right, name: str, count: int, seed: int) -> list[str]:
+    rng, kinds, found = np.random.default_rng([seed, *name.encode()]), list(ERRORS), list[str]()
+    e = right.rows(name)
+    for number in range(count):
+        kind = kinds[number % len(kinds)]
+        recorded = ERRORS[kind](e, rng, right)
+        deviation = _deviation(right, name, recorded)
+        if not deviation.bad.any():
+            continue
+        with np.errstate(all="ignore"):
+            facts = profile(deviation)
+            said = Said(recorded, e, deviation, right)
+            found += [f"{kind} ({number}): {fact.says}" for fact in facts if not _is_true(fact, said)]
+    return found
+
+
+def test_what_is_said_of_an_error_is_true(right):
+    false = {name: found for name in right.taps if (found := _false_statements(right, name, QUICK, 1))}
+    assert false == {}
+
+
+@pytest.mark.slow
+def test_what_is_said_of_thousands_of_errors_is_true(right):
+    false = {name: found for name in right.taps if (found := _false_statements(right, name, THOROUGH, 2))}
+    assert false == {}
