@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 TOP = 10
+SLIGHT = 1e-6  # NMSE of a WRONG tap that is said after others
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Row:
 
     ``local`` is that side's own error; ``baseline_local`` llama.cpp's, where the candidate is another trace.
     ``distance`` is each trace's NMSE against the engine's own free run: who is nearer to exact arithmetic.
-    ``explained``: the way of computing that makes it noise, where one was found.
+    ``explained``: the way of computing that makes it noise, where one was found. ``misrecorded``: computed rightly, and
+    written wrongly.
     ``at`` holds each side's value (baseline, candidate, engine's free run) where the local error is largest.
     ``expected_drift`` is what the baseline's arithmetic alone does to an exact engine, and ``ratio_to_noise``
     the drift over it. ``span`` names unrecorded taps that this one answers for.
@@ -54,6 +56,7 @@ class Row:
     distance: Mapping[str, float] = field(default_factory=dict)
     at: Mapping[str, float] = field(default_factory=dict)
     explained: str | None = None
+    misrecorded: bool = False
 
     @property
     def span(self) -> tuple[str, ...]:
@@ -159,6 +162,11 @@ class Comparison:
         return next((row for row in self.rows if row.verdict == limits.WRONG), None)
 
     @property
+    def leading(self) -> Row | None:
+        """The WRONG tap that matters first: the first one, unless it is hardly off and a later one is."""
+        return leading(self.wrong, self.diagnosis)
+
+    @property
     def wrong(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.verdict == limits.WRONG)
 
@@ -167,6 +175,20 @@ class Comparison:
         import pandas as pd
 
         return pd.DataFrame([_flat(row) for row in self.rows])
+
+
+def leading(wrong: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> Row | None:
+    """Of WRONG taps the first whose op is more than slightly wrong; then a wrong record; then the first."""
+    grave = [row for row in wrong if not is_slight(row, diagnosis)]
+    computed = [row for row in grave if not row.misrecorded]
+    return next(iter([*computed, *grave, *wrong]), None)
+
+
+def is_slight(row: Row, diagnosis: Sequence[Diagnosis]) -> bool:
+    """Whether a WRONG tap is hardly off, for no known reason: most likely arithmetic."""
+    known = any(row.tap in d.taps for d in diagnosis if d.known and not d.harmless)
+    sure = known or row.misrecorded or row.local is None or row.local.not_finite > 0
+    return not sure and row.local is not None and row.local.nmse <= SLIGHT
 
 
 def _flat(row: Row) -> dict[str, Any]:
@@ -186,7 +208,11 @@ def _flat(row: Row) -> dict[str, Any]:
 
 
 def rows_of(
-    findings: Sequence[Finding], names: Mapping[str, str], types: Mapping[str, str], under_test: str
+    findings: Sequence[Finding],
+    names: Mapping[str, str],
+    types: Mapping[str, str],
+    under_test: str,
+    misrecorded: Collection[str] = (),
 ) -> tuple[Row, ...]:
     """The rows of a study: one for each tap that the side under test recorded."""
     rows = []
@@ -204,7 +230,7 @@ def rows_of(
             drift=drift, expected_drift=expected, ratio_to_noise=drift.nmse / expected if drift else None,
             baseline=finding.stats.get("baseline"),
             candidate=finding.stats.get("candidate" if under_test == "candidate" else "engine"),
-            distance=finding.distance, at=finding.at[under_test],
+            distance=finding.distance, at=finding.at[under_test], misrecorded=name in misrecorded,
         ))  # fmt: skip
     return tuple(rows)
 

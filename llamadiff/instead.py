@@ -103,15 +103,11 @@ def factors(d: Deviation) -> Iterator[Fact]:
         found = _quotients(d, axes)
         if found is None or not d.explained_by(found * d.expected):
             continue
+        low, high = float(found.min()), float(found.max())
+        says = f"each {whose} has a factor of its own, from {low:.4g} to {high:.4g}"
         if kind == "ratio":
-            yield Fact(
-                kind, f"it is {float(found.flat[0]):.4g} times what it should be, everywhere", (float(found.flat[0]),)
-            )
-        else:
-            low, high = float(found.min()), float(found.max())
-            yield Fact(
-                kind, f"each {whose} has a factor of its own, from {low:.4g} to {high:.4g}", tuple(found.ravel())
-            )
+            says = f"it is {_precisely(low)} times what it should be, everywhere"
+        yield Fact(kind, says, tuple(float(factor) for factor in found.flat))
         return
 
 

@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff import limits, sentence
 from llamadiff.admission import check_runnable, check_same_run
+from llamadiff.advice import next_steps
 from llamadiff.asking import request_for, text_request
 from llamadiff.candidates.layout import Map, identity_map, load_map
 from llamadiff.candidates.source import Context, Opened
@@ -29,6 +30,7 @@ from llamadiff.comparison import (
     Row,
     arithmetics_of,
     compare_logits,
+    leading,
     logit_rows,
     rows_of,
     with_explanations,
@@ -44,6 +46,7 @@ from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
 from llamadiff.llamacpp.process import Child
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.manner import Manner, scene, understood
+from llamadiff.misrecorded import misrecorded
 from llamadiff.model import Model, ModelFile, Runnable, check_same_model
 from llamadiff.nodes import compare_nodes
 from llamadiff.opening import after_what_the_engine_said, in_engine, opened_for
@@ -294,15 +297,17 @@ def judge(
     checks = preflight(model, candidate) if candidate is not None else ()
     started = time.perf_counter()
     passes = run_passes(model, baseline, candidate, rules, keep, progress)
-    under_test, manner = "baseline" if candidate is None else "candidate", Manner()
+    under_test, manner, records = "baseline" if candidate is None else "candidate", Manner(), tuple[str, ...]()
     if candidate is not None and isinstance(model, Model):
         manner, candidate, passes = understood(model, baseline, candidate, passes, rules, progress)
+        records, passes = misrecorded(model, baseline, candidate, passes, rules, progress)
     ran = time.perf_counter()
     seconds = explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # about as long as finding out what is wrong took
     diagnosis: tuple[Diagnosis, ...] = ()
     if diagnose:
-        diagnosis = _diagnosed(model, passes, under_test, seconds, explain > 0, progress)
-    found = rows_of(passes.findings, model.weight_names, model.weight_types, under_test)
+        computed = replace(passes, findings=[f for f in passes.findings if f.tap.name not in records])
+        diagnosis = _diagnosed(model, computed, under_test, seconds, explain > 0, progress)
+    found = rows_of(passes.findings, model.weight_names, model.weight_types, under_test, records)
     rows = with_explanations(found, diagnosis)
     verdict = limits.worst_of([limits.worst_of([row.verdict for row in rows]), *(check.verdict for check in checks)])
     other = candidate.info.producer if candidate is not None else model.producer
@@ -342,7 +347,7 @@ def judge(
         only_baseline_read=tuple(sorted(read - model.weights.read)),
         only_engine_read=unread,
         timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran},
-        next_steps=sentence.next_steps(
+        next_steps=next_steps(
             verdict,
             rows,
             missing,
@@ -355,7 +360,7 @@ def judge(
         arithmetics=arithmetics_of(rows),
         extra=extra,
         coverage=coverage,
-        profile=_described(rows),
+        profile=_described(rows, diagnosis),
         diagnosis=diagnosis,
         manner=manner,
         free_tokens=passes.free_tokens,
@@ -385,10 +390,10 @@ def _prefill(baseline: Trace, candidate: Trace | None) -> int:
     return min(baseline.info.n_prefill, candidate.info.n_prefill) if candidate else baseline.info.n_prefill
 
 
-def _described(rows: Sequence[Row]) -> tuple[str, ...]:
-    """What the first error looks like that is described."""
-    wrong = (row.local for row in rows if row.verdict == limits.WRONG and row.local is not None)
-    return next((tuple(fact.says for fact in local.facts) for local in wrong if local.facts), ())
+def _described(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tuple[str, ...]:
+    """What the leading error looks like."""
+    first = leading([row for row in rows if row.verdict == limits.WRONG], diagnosis)
+    return tuple(fact.says for fact in first.local.facts) if first is not None and first.local is not None else ()
 
 
 def _logits(baseline: Trace, candidate: Trace | None, engine: Any, model: Runnable) -> Logits | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamadiff import limits, unjudged
-from llamadiff.comparison import Row
+from llamadiff.comparison import Row, is_slight, leading
 from llamadiff.coverage import Coverage
 from llamadiff.diagnose import words
 from llamadiff.diagnose.diagnosis import Diagnosis
@@ -22,6 +22,7 @@ _OPS = {
     "ARGSORT": "top-k", "DIV": "division", "SET_ROWS": "cache",
 }  # fmt: skip
 
+_FEW = 3  # wrong records that are told one by one
 _WORDS = {"kq": "attention scores", "kqv_out": "weighted sum of values"}
 
 
@@ -154,22 +155,46 @@ def _drift(rows: Sequence[Row], is_engine: bool) -> str:
 
 
 def _wrong(whose: str, wrong: Sequence[Row], rows: Sequence[Row], gaps: bool, diagnosis: Sequence[Diagnosis]) -> str:
-    first = wrong[0]
-    assert first.local is not None
-    rest = unjudged.other_origins(wrong[1:]) + unjudged.open_rest(rows) + _the_rest(rows, gaps)
+    first = leading(wrong, diagnosis)
+    assert first is not None
+    records = [row for row in wrong if row.misrecorded]
+    others = [row for row in wrong if row is not first and row not in records]
+    slight = [row for row in others if is_slight(row, diagnosis)]
+    if first.misrecorded:
+        return _misrecorded(records, rows, whose) + _slight(slight) + _the_rest(rows, gaps)
+    diagnosis = [d for d in diagnosis if not {row.tap for row in slight} >= set(d.taps)]
     why = next((d for d in diagnosis if first.tap in d.taps), None)
+    known = [d for d in diagnosis if d.known and d is not why]
+    rest = (f"; {_misrecorded(records, rows, whose)}" if records else "") + _slight(slight)
+    rest += unjudged.other_origins(others) + unjudged.open_rest(rows) + _the_rest(rows, gaps)
     if why is not None and why.known:
-        others = _other_causes([d for d in diagnosis if d is not why], rows)
-        return f"{first.tap}: {_possessive(whose)} {_place(first)} {_known(why, rows)}{others}{rest}"
-    local = first.local
-    size = f"local NMSE {local.nmse:.1e}, limit {local.limit:.0e}"
-    if local.not_finite:
-        size = unjudged.where_not_finite(local)
-    unknown = f", and {words.nearest(why).split(';')[0]}" if why is not None and not first.span else ""
-    unnamed = [row for row in wrong if not any(d.known and row.tap in d.taps for d in diagnosis)]
-    also = _others(unnamed) + _other_causes([d for d in diagnosis if d.known], rows) + rest
-    place = f"{first.tap}: {_possessive(whose)} {_place(first)}"
-    return f"{place} is wrong on the inputs it was given ({size}){unknown}{also}"
+        causes = _other_causes([d for d in diagnosis if d is not why], rows, why)
+        return f"{first.tap}: {_possessive(whose)} {_place(first)} {_known(why, rows)}{causes}{rest}"
+    named = {row.tap for row in slight}.union(*(d.taps for d in known))
+    also = _others(first, [row for row in others if row.tap not in named]) + _other_causes(known, rows)
+    return f"{first.tap}: {_possessive(whose)} {_place(first)} {_unknown(first, why)}{also}{rest}"
+
+
+def _misrecorded(records: Sequence[Row], rows: Sequence[Row], whose: str) -> str:
+    """That taps were written wrongly, what shows that they were computed rightly, and what they hold instead."""
+    said = []
+    for row in records[:_FEW]:
+        readers = [other.tap for other in rows if row.tap in other.span]
+        facts = [fact.says for fact in row.local.facts[:1]] if row.local is not None else []
+        proof = f"{', '.join(readers[:_FEW]) or 'what reads it'} {'are' if len(readers) > 1 else 'is'} right without it"
+        said.append("; ".join([f"{row.tap}: {whose} recorded it wrongly and computed it rightly: {proof}", *facts]))
+    more = [f"{len(records) - _FEW} more taps were recorded wrongly"] if len(records) > _FEW else []
+    return "; ".join([*said, *more])
+
+
+def _unknown(row: Row, why: Diagnosis | None) -> str:
+    """That an op is wrong, by how much, and that no known bug is it."""
+    assert row.local is not None
+    size = f"local NMSE {row.local.nmse:.1e}, limit {row.local.limit:.0e}"
+    if row.local.not_finite:
+        size = unjudged.where_not_finite(row.local)
+    unknown = f", and {words.nearest(why).split(';')[0]}" if why is not None and not row.span else ""
+    return f"is wrong on the inputs it was given ({size}){unknown}"
 
 
 def _known(why: Diagnosis, rows: Sequence[Row]) -> str:
@@ -184,13 +209,14 @@ def explanation(d: Diagnosis, rows: Sequence[Row]) -> str:
     return f"{_place(row)} {words.clause(d)}" if d.known else f"{_place(row)}: {words.nearest(d)}"
 
 
-def _other_causes(diagnosis: Sequence[Diagnosis], rows: Sequence[Row]) -> str:
-    """The causes of the other WRONG taps: the known ones in their words."""
+def _other_causes(diagnosis: Sequence[Diagnosis], rows: Sequence[Row], said: Diagnosis | None = None) -> str:
+    """The causes of the other WRONG taps: the known ones in their words, but for one that was ``said`` already."""
     known, unknown = [d for d in diagnosis if d.known], [d for d in diagnosis if not d.known]
     text = ""
     for d in known[:3]:
         row = next(row for row in rows if row.tap == d.tap)
-        text += f"; {d.tap}: {_place(row)} {_known(d, rows)}"
+        same = said is not None and words.names(d.causes) == words.names(said.causes)
+        text += f"; {d.tap} likewise: it {words.clause(d)}" if same else f"; {d.tap}: {_place(row)} {_known(d, rows)}"
     if len(known) > 3:
         text += f"; {len(known) - 3} more causes are listed below"
     if unknown:
@@ -212,9 +238,18 @@ def _place(row: Row) -> str:
     return f"{op}{weight}{where}"
 
 
-def _others(wrong: Sequence[Row]) -> str:
+def _slight(rows: Sequence[Row]) -> str:
+    """WRONG taps that are hardly off: they come after what matters."""
+    if not rows:
+        return ""
+    named = ", ".join(row.tap for row in rows[:3]) + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")
+    most = max(row.local.nmse for row in rows if row.local is not None)
+    verb = "differs by" if len(rows) == 1 else "differ by at most"
+    return f"; {named} {verb} an NMSE of {most:.1e}, for no known reason: arithmetic"
+
+
+def _others(first: Row, rest: Sequence[Row]) -> str:
     """The rest of the WRONG taps: the same op in other layers, then other ops."""
-    first, rest = wrong[0], wrong[1:]
     if not rest:
         return ""
     word = first.tap.rsplit("-", 1)[0]
@@ -259,87 +294,3 @@ def _unchecked(whose: str, rows: Sequence[Row], gaps: bool, coverage: Coverage |
     if coverage is not None and not coverage.is_enough:
         return _right_so_far(whose, rows, coverage)
     return _right(whose, rows, gaps)
-
-
-def next_steps(
-    verdict: str,
-    rows: Sequence[Row],
-    missing: Sequence[str],
-    is_engine: bool,
-    diagnosis: Sequence[Diagnosis] = (),
-    has_graph: bool = False,
-    coverage: Coverage | None = None,
-) -> tuple[str, ...]:
-    """What a reader should do now.
-
-    ``missing`` are taps that were not recorded; ``has_graph``: llama.cpp's graph could judge instead.
-    """
-    first = next((row for row in rows if row.verdict == limits.WRONG), None)
-    if first is None:
-        lacking = unjudged.steps_when_lacking(coverage) if coverage is not None else ()
-        gaps = (*lacking, *unjudged.step_when_unjudgeable(rows))
-        return gaps if rows and gaps else (*gaps, *_steps_when_right(verdict, rows, missing))
-    assert first.local is not None
-    known = [d for d in diagnosis if d.known and not d.harmless]
-    steps = [f"{d.tap}: {words.fix(d)}" for d in known[:4]]
-    if not any(first.tap in d.taps for d in known):
-        steps.append(_narrow_down(first.span) if first.span else _advice(first))
-        if first.span and not any(first.tap in d.taps for d in diagnosis):
-            steps.append("or run it with --explain-output: it replays every known bug through these taps")
-        if has_graph and not first.span:
-            steps.append("or compare with --engine graph: there more bugs are known, of caps, windows, sinks and scans")
-    place = ", ".join(map(str, first.local.index))
-    steps.append(
-        f"worst value {first.tap}[{place}]: expected {first.local.expected:.6g} from the inputs recorded, "
-        f"found {first.local.recorded:.6g}"
-    )
-    if is_engine:
-        steps.append(
-            "run llamadiff doctor: it says how this llama.cpp was built, and whether its settings are known to be bad"
-        )
-    return tuple(steps)
-
-
-def _narrow_down(span: Sequence[str]) -> str:
-    """Which taps to write next: a layer's outputs while the layer is unknown, then the ops of the layer."""
-    outputs = [name for name in span if name.startswith("l_out-")]
-    if outputs:
-        return f"write {outputs[0]} to {outputs[-1]} next: they say which layer is wrong" if len(outputs) > 1 else (
-            f"write {outputs[0]} next: it says on which side of it the fault is")  # fmt: skip
-    more = f" and {len(span) - 8} more" if len(span) > 8 else ""
-    return f"write {', '.join(span[:8])}{more} next: one of these ops is the wrong one"
-
-
-def _advice(row: Row) -> str:
-    return {
-        "ROPE": "check what is rotated, pairs (2i, 2i+1) or halves (i, i+n/2), and the base, scaling and positions",
-        "RMS_NORM": "check epsilon (inside the root), the weight, and that the mean is not subtracted",
-        "NORM": "check epsilon (inside the root), the weight and the bias, and that the mean is subtracted",
-        "SOFT_MAX": "check the scale 1/sqrt(head size), the causal mask, and the axis",
-        "ADD": "check that both terms are there: the branch and the residual from before the norm",
-        "SWIGLU": "check silu(gate) * up: which is gate, and which activation",
-        "GET_ROWS": "check the rows that your embedding reads: token id, row size, type",
-    }.get(row.op) or _product_advice(row)
-
-
-def _product_advice(row: Row) -> str:
-    word = row.tap.rsplit("-", 1)[0]
-    if word == "kq":
-        return "check which K head each Q head reads (h reads h // group), and that scores have no scale or mask yet"
-    if word == "kqv_out":
-        return "check which V head each head reads, and how heads are merged"
-    kind = f" ({row.weight_type})" if row.weight_type else ""
-    return f"check {row.weight}{kind}: the right tensor, its orientation, its dequantization, and the bias"
-
-
-def _steps_when_right(verdict: str, rows: Sequence[Row], missing: Sequence[str]) -> tuple[str, ...]:
-    if verdict == limits.UNCHECKED or not rows:
-        return ("record more taps; llamadiff taps MODEL lists them with their shapes",)
-    judged = [row.local.nmse for row in rows if row.local is not None]
-    steps = [f"the smallest tolerance that still passes: match = {max(judged):.1e}"] if judged else []
-    if missing and len(missing) > len(rows):
-        steps.append(f"{len(missing)} taps were not recorded; {_narrow_down(missing)}")
-    return (
-        *steps,
-        "if the text is still wrong, look at what comes after the logits: sampling, detokenization, the prompt",
-    )

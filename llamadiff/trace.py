@@ -10,7 +10,7 @@ import mmap
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -195,6 +195,11 @@ class Trace(Mapping[str, Array]):
     def saying(self, info: Info) -> Trace:
         """The same values with other words about their run."""
         return Trace(info, self._arrays, self.dtypes, self.path, self.known, self.kept)
+
+    def lacking(self, names: Collection[str]) -> Trace:
+        """The same run as if some taps had not been recorded."""
+        arrays = {name: array for name, array in self._arrays.items() if name not in names}
+        return Trace(self.info, arrays, self.dtypes, self.path, self.known, self.kept)
 
     def head(self, n: int) -> Trace:
         """What it recorded of its first ``n`` tokens; taps without any, or of other shapes, are left out."""

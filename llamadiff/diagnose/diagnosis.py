@@ -212,18 +212,20 @@ def _join(groups: list[_Group], scene: Scene, tap: taps.Tap, local: Local) -> No
 
 def _join_unknown(groups: list[_Group], scene: Scene, findings: Sequence[Finding]) -> None:
     """Give taps that nothing explained to causes that were found at later ones."""
-    locals_ = {f.tap.name: (f.tap, f.local[scene.source.name]) for f in findings if scene.source.name in f.local}
-    for unknown in [group for group in groups if not group.fits]:
-        for name in list(unknown.right):
-            tap, local = locals_[name]
-            for group in [group for group in groups if group.fits]:
-                fits = _again(group, scene, tap, local)
-                if fits:
-                    group.narrowed(fits)
-                    group.add(name, local.nmse, fits)
-                    unknown.drop(name)
-                    break
-    groups[:] = [group for group in groups if group.right]
+    wrong = {f.tap.name: (f.tap, f.local[scene.source.name]) for f in findings if scene.source.name in f.local}
+    known, unknown = [group for group in groups if group.fits], [group for group in groups if not group.fits]
+    for stray, name in [(group, name) for group in unknown for name in group.right]:
+        tap, local = wrong[name]
+        for other in known:
+            if fits := _again(other, scene, tap, local):
+                other.narrowed(fits)
+                other.add(name, local.nmse, fits)
+                stray.drop(name)
+                break
+    order = list(wrong).index
+    for group in known:
+        group.right = dict(sorted(group.right.items(), key=lambda item: order(item[0])))
+    groups[:] = sorted((group for group in groups if group.right), key=lambda group: order(next(iter(group.right))))
 
 
 def _again(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit]:

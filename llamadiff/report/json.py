@@ -106,7 +106,7 @@ def _row(row: Row) -> dict[str, Any]:
             "nmse": drift.nmse, "cosine": drift.cosine, "max_abs": drift.max_abs,
             "ratio_to_noise": row.ratio_to_noise, "expected": row.expected_drift, "per_token": drift.per_token,
         },
-        "explained": row.explained,
+        "explained": row.explained, "misrecorded": row.misrecorded,
         "distance_to_engine": row.distance, "local": _local(local), "baseline_local": _local(row.baseline_local),
         "baseline": row.baseline, "candidate": row.candidate,
         "mean_drift": drift.mean_drift if drift else None,
@@ -118,7 +118,8 @@ def _local(local: Local | None) -> dict[str, Any] | None:
     """A tap's own error; what it looks like in words."""
     if local is None:
         return None
-    return {field.name: getattr(local, field.name) for field in fields(local)} | {"facts": [f.says for f in local.facts]}
+    values = {field.name: getattr(local, field.name) for field in fields(local)}
+    return {**values, "facts": [fact.says for fact in local.facts]}
 
 
 def _logits(logits: Logits | None) -> dict[str, Any] | None:

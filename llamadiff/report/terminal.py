@@ -14,7 +14,7 @@ from rich.text import Text
 from llamadiff import limits, sentence
 from llamadiff.comparison import NUMPY, Comparison, EngineUsed, Logits, TopToken
 from llamadiff.diagnose import words as say
-from llamadiff.diagnose.diagnosis import UNKNOWN
+from llamadiff.diagnose.diagnosis import UNKNOWN, Diagnosis
 from llamadiff.model import ENGINE
 from llamadiff.report.tables import Column, table
 from llamadiff.report.terminal_notes import put_notes
@@ -120,33 +120,44 @@ def _put_preflight(page: Page, comparison: Comparison) -> None:
 
 
 def _put_profile(page: Page, comparison: Comparison) -> None:
-    """What the first error looks like, in a paragraph."""
-    first = comparison.first_divergence
-    if first is not None and comparison.profile:
+    """What the leading error looks like, and others that have no known cause."""
+    first, known = comparison.leading, {tap for d in comparison.diagnosis if d.known for tap in d.taps}
+    others = [row for row in comparison.wrong if row is not first and row.tap not in known]
+    shown = [row for row in (first, *others) if row is not None and row.local is not None and row.local.facts]
+    for row in shown[:_FEW_CAUSES]:
+        assert row.local is not None
         page.blank()
-        facts = "; ".join(page.data(fact, 400) for fact in comparison.profile)
-        page.paragraph(Text("the error    ", "dim"), Text(f"in {page.data(first.tap)}: {facts}"))
+        facts = "; ".join(page.data(fact.says, 400) for fact in row.local.facts)
+        page.paragraph(Text("the error    ", "dim"), Text(f"in {page.data(row.tap)}: {facts}"))
 
 
 def _put_causes(page: Page, comparison: Comparison) -> None:
-    """Why taps are wrong: each cause, where it is, the proof, and who had it before."""
-    taps = [row.tap for row in comparison.rows]
-    for d in comparison.diagnosis[:_FEW_CAUSES]:
+    """Why taps are wrong: the known causes, each in a paragraph; all unknown ones in one line."""
+    known = [d for d in comparison.diagnosis if d.known]
+    for d in known[:_FEW_CAUSES]:
+        _put_cause(page, comparison, d)
+    if len(known) > _FEW_CAUSES:
+        page.paragraph(Text("the cause    ", "dim"), Text(f"{len(known) - _FEW_CAUSES} more are in the JSON report"))
+    unknown = [d for d in comparison.diagnosis if not d.known]
+    if unknown:
         page.blank()
-        label = "noise        " if d.harmless else "the cause    "
-        name = say.names(d.causes) if d.known else UNKNOWN
-        said = sentence.explanation(d, comparison.rows)
-        page.paragraph(Text(label, "dim"), Text.assemble((page.data(name, 120), "bold"), f": {page.data(said, 1000)}"))
-        if d.known:
-            where = say.where(d, taps)
-            page.paragraph(
-                Text(" " * len(label)), Text(page.data(f"{where}; {say.proof(d)}" if where else say.proof(d)))
-            )
-            if d.causes[0].source:
-                page.paragraph(Text(" " * len(label)), Text(page.data(f"known from {d.causes[0].source}"), "dim"))
-    left = len(comparison.diagnosis) - _FEW_CAUSES
-    if left > 0:
-        page.paragraph(Text("the cause    ", "dim"), Text(f"{left} more are in the JSON report"))
+        taps = ", ".join(page.data(d.tap) for d in unknown[:_FEW_CAUSES])
+        more = f" and {len(unknown) - _FEW_CAUSES} more" if len(unknown) > _FEW_CAUSES else ""
+        said = Text.assemble((UNKNOWN, "bold"), f": {taps}{more}: {page.data(say.nearest(unknown[0]), 1000)}")
+        page.paragraph(Text("the cause    ", "dim"), said)
+
+
+def _put_cause(page: Page, comparison: Comparison, d: Diagnosis) -> None:
+    """What an op does, where, the proof, and who had it before."""
+    page.blank()
+    label = "noise        " if d.harmless else "the cause    "
+    said = page.data(sentence.explanation(d, comparison.rows), 1000)
+    page.paragraph(Text(label, "dim"), Text.assemble((page.data(say.names(d.causes), 120), "bold"), f": {said}"))
+    where = say.where(d, [row.tap for row in comparison.rows])
+    proof = f"{where}; {say.proof(d)}" if where else say.proof(d)
+    page.paragraph(Text(" " * len(label)), Text(page.data(proof)))
+    if d.causes[0].source:
+        page.paragraph(Text(" " * len(label)), Text(page.data(f"known from {d.causes[0].source}"), "dim"))
 
 
 def _model(page: Page, model: Mapping[str, Any]) -> Text:

@@ -1,0 +1,128 @@
+"""What to do next, in words: which fix, which op to look at, which taps to write. Computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llamadiff import limits, unjudged
+from llamadiff.comparison import Row, leading
+from llamadiff.coverage import Coverage
+from llamadiff.diagnose import words
+from llamadiff.diagnose.diagnosis import Diagnosis
+
+_FUSED = {"kq", "kq_soft_max", "kqv", "kqv_mla"}  # what a fused attention has no tensors of
+_FEW = 3  # wrong ops without a known cause that advice is given for
+
+
+def next_steps(
+    verdict: str,
+    rows: Sequence[Row],
+    missing: Sequence[str],
+    is_engine: bool,
+    diagnosis: Sequence[Diagnosis] = (),
+    has_graph: bool = False,
+    coverage: Coverage | None = None,
+) -> tuple[str, ...]:
+    """What a reader should do now.
+
+    ``missing`` are taps that were not recorded; ``has_graph``: llama.cpp's graph could judge instead.
+    """
+    wrong = [row for row in rows if row.verdict == limits.WRONG]
+    first = leading(wrong, diagnosis)
+    if first is None:
+        lacking = unjudged.steps_when_lacking(coverage) if coverage is not None else ()
+        gaps = (*lacking, *unjudged.step_when_unjudgeable(rows))
+        return gaps if rows and gaps else (*gaps, *_steps_when_right(verdict, rows, missing))
+    known = [d for d in diagnosis if d.known and not d.harmless]
+    steps = [f"{d.tap}: {words.fix(d)}" for d in known[:4]]
+    if first.misrecorded:
+        steps.append(f"look at what writes {first.tap}: its axes, and whether its memory was used again before")
+    elif not any(first.tap in d.taps for d in known):
+        steps += _steps_when_unknown(first, wrong, known, diagnosis, has_graph)
+    steps.append(_worst_value(first))
+    if is_engine:
+        steps.append(
+            "run llamadiff doctor: it says how this llama.cpp was built, and whether its settings are known to be bad"
+        )
+    return tuple(steps)
+
+
+def _steps_when_unknown(
+    first: Row, wrong: Sequence[Row], known: Sequence[Diagnosis], diagnosis: Sequence[Diagnosis], has_graph: bool
+) -> list[str]:
+    """Where to look for a cause that is not known: at the leading op, and at others of another kind."""
+    named = {tap for d in known for tap in d.taps}
+    unnamed = [row for row in wrong if row.tap not in named and not row.misrecorded]
+    others = {word(row): row for row in reversed(unnamed) if word(row) != word(first)}
+    others = {row.op: row for row in reversed(others.values()) if not row.span and row.op != first.op}
+    steps = [_narrow_down(first.span, first.tap) if first.span else _advice(first)]
+    if first.span and not any(first.tap in d.taps for d in diagnosis):
+        steps.append("or run it with --explain-output: it replays every known bug through these taps")
+    if has_graph and not first.span:
+        steps.append("or compare with --engine graph: there more bugs are known, of caps, windows, sinks and scans")
+    return [*steps, *(f"{row.tap}: {_advice(row)}" for row in list(others.values())[: _FEW - 1])]
+
+
+def word(row: Row) -> str:
+    """A tap's name without its layer."""
+    return row.tap.rsplit("-", 1)[0]
+
+
+def _worst_value(row: Row) -> str:
+    assert row.local is not None
+    place = ", ".join(map(str, row.local.index))
+    return (
+        f"worst value {row.tap}[{place}]: expected {row.local.expected:.6g} from the inputs recorded, "
+        f"found {row.local.recorded:.6g}"
+    )
+
+
+def _narrow_down(span: Sequence[str], end: str | None = None) -> str:
+    """Which taps to write next: a layer's outputs while the layer is unknown, then the ops of the layer.
+
+    ``end`` is the tap that answers for them, and may be wrong itself.
+    """
+    outputs = [name for name in span if name.startswith("l_out-")]
+    if outputs:
+        return f"write {outputs[0]} to {outputs[-1]} next: they say which layer is wrong" if len(outputs) > 1 else (
+            f"write {outputs[0]} next: it says on which side of it the fault is")  # fmt: skip
+    more = f" and {len(span) - 8} more" if len(span) > 8 else ""
+    which = f"one of these ops is wrong, or {end} itself" if end else "one of these ops is the wrong one"
+    fused = {name.rsplit("-", 1)[0] for name in span} <= _FUSED and any(name.startswith("kq") for name in span)
+    without = "; a fused attention has none of them: check its scale, mask and heads" if fused else ""
+    return f"write {', '.join(span[:8])}{more} next: {which}{without}"
+
+
+def _advice(row: Row) -> str:
+    return {
+        "ROPE": "check what is rotated, pairs (2i, 2i+1) or halves (i, i+n/2), and the base, scaling and positions",
+        "RMS_NORM": "check epsilon (inside the root), the weight, and that the mean is not subtracted",
+        "NORM": "check epsilon (inside the root), the weight and the bias, and that the mean is subtracted",
+        "SOFT_MAX": "check the scale 1/sqrt(head size), the causal mask, and the axis",
+        "ADD": "check that both terms are there: the branch and the residual from before the norm",
+        "SWIGLU": "check silu(gate) * up: which is gate, and which activation",
+        "GET_ROWS": "check the rows that your embedding reads: token id, row size, type",
+    }.get(row.op) or _product_advice(row)
+
+
+def _product_advice(row: Row) -> str:
+    word = row.tap.rsplit("-", 1)[0]
+    if word == "kq":
+        return "check which K head each Q head reads (h reads h // group), and that scores have no scale or mask yet"
+    if word == "kqv_out":
+        return "check which V head each head reads, and how heads are merged"
+    kind = f" ({row.weight_type})" if row.weight_type else ""
+    return f"check {row.weight}{kind}: the right tensor, its orientation, its dequantization, and the bias"
+
+
+def _steps_when_right(verdict: str, rows: Sequence[Row], missing: Sequence[str]) -> tuple[str, ...]:
+    if verdict == limits.UNCHECKED or not rows:
+        return ("record more taps; llamadiff taps MODEL lists them with their shapes",)
+    judged = [row.local.nmse for row in rows if row.local is not None]
+    steps = [f"the smallest tolerance that still passes: match = {max(judged):.1e}"] if judged else []
+    if missing and len(missing) > len(rows):
+        steps.append(f"{len(missing)} taps were not recorded; {_narrow_down(missing)}")
+    return (
+        *steps,
+        "if the text is still wrong, look at what comes after the logits: sampling, detokenization, the prompt",
+    )
