@@ -109,11 +109,11 @@ def runs_of(numbers: Sequence[int]) -> list[list[int]]:
 def numbered(numbers: Sequence[int]) -> str:
     """Ascending numbers, runs of them as such: ``0, 3 to 7 and 9``; of many the first ones, and how many more."""
     runs = runs_of(numbers)
-    shown = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs[:SHOWN]]
+    shown = [f"{run[0]} to {run[-1]}" if len(run) > 2 else " and ".join(map(str, run)) for run in runs[:SHOWN]]
     more = sum(map(len, runs[SHOWN:]))
     if more:
         return f"{', '.join(shown)} and {more} more"
-    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def listed(numbers: Sequence[object]) -> str:

@@ -71,7 +71,8 @@ def other_rows(d: Deviation) -> Iterator[Fact]:
     moved = np.flatnonzero(source != np.arange(n))
     steps = source[moved] - moved
     if len(moved) > 1 and len(moved) >= n - 1 and (steps == steps[0]).all():
-        says = f"every token has the values of the one {abs(steps[0])} {'before' if steps[0] < 0 else 'after'} it"
+        far = f"{abs(steps[0])} " if abs(steps[0]) > 1 else ""
+        says = f"every token has the values of the one {far}{'before' if steps[0] < 0 else 'after'} it"
     else:
         says = listed([f"token {i} has the values of token {source[i]}" for i in moved])
     yield Fact("rows", says, tuple(int(i) for i in source))

@@ -317,8 +317,8 @@ CHECKS: dict[str, Callable[..., bool]] = {
             np.moveaxis(said.r, 0, said.deviation.tap.row_axis).shape), said.deviation.tap.row_axis, 0)).max()
         <= 0.05 * np.abs(said.r).max()),
     r"it was written as \[(.*)\], where \[(.*)\] is right": _check_written,
-    r"every token has the values of the one (\d+) (before|after) it": lambda said, fact, by, way: said.are(
-        said.e[np.clip(np.arange(len(said.e)) + int(by) * (-1 if way == "before" else 1), 0, len(said.e) - 1)]),
+    r"every token has the values of the one (?:(\d+) )?(before|after) it": lambda said, fact, by, way: said.are(
+        said.e[np.clip(np.arange(len(said.e)) + int(by or 1) * (-1 if way == "before" else 1), 0, len(said.e) - 1)]),
     r"(token \d+ has the values of .*)": lambda said, fact, text: _check_pairwise(said, fact, "token", text),
     r"(channel \d+ has the values of .*)": lambda said, fact, text: _check_pairwise(said, fact, "channel", text),
     r"every token's channels are rolled by (-?\d+)": lambda said, fact, by: said.are(
@@ -396,3 +396,46 @@ def test_what_is_said_of_an_error_is_true(right):
 def test_what_is_said_of_thousands_of_errors_is_true(right):
     false = {name: found for name in right.taps if (found := _false_statements(right, name, THOROUGH, 2))}
     assert false == {}
+
+
+FACTORS = np.linspace(0.3, 1.7, len(TOKENS))
+# what was done -> tap, how, and the words of it that must be among the facts
+FOUND: dict[str, tuple[str, Callable[[Array], Array], str]] = {
+    "all zero": ("attn_out-0", np.zeros_like, "all of its values are zero"),
+    "rows zero": ("attn_out-0", lambda x: np.where(np.arange(len(x))[:, None] > 5, 0, x), "tokens 6 and 7 are all zero"),
+    "a factor a row": ("ffn_norm-1", lambda x: x * FACTORS[:, None],
+                       "each token has a factor of its own, from 0.3 to 1.7"),
+    "a factor a head": ("Qcur_rope-0", lambda x: x * (1 + np.outer(FACTORS, [1, -0.5, 2, 0.1]))[..., None],
+                        "each head of each token has a factor of its own, from 0.15 to 4.4"),
+    "a late row": ("Kcur_rope-1", lambda x: x[np.maximum(np.arange(len(x)) - 1, 0)],
+                   "every token has the values of the one before it"),
+    "a stale row": ("Vcur_proj-0", lambda x: np.where(np.arange(len(x))[:, None] == 5, x[4], x),
+                    "token 5 has the values of token 4"),
+    "rolled": ("result_output", lambda x: np.roll(x, 1, axis=-1), "every token's channels are rolled by 1"),
+    "heads rolled": ("Qcur_rope-1", lambda x: np.roll(x, 1, axis=1), "every token's channels are rolled by 64"),
+    "heads regrouped": ("Qcur_rope-1", lambda x: x[:, [0, 2, 1, 3]], "heads are in the order 0, 2, 1, 3"),
+    "heads and channels": ("kqv_out-0", lambda x: x.reshape(len(x), -1, 64).swapaxes(1, 2).reshape(x.shape),
+                           "it was written as [token, dim, head], where [token, head, dim] is right"),
+    "to halves": ("Qcur_proj-0", lambda x: x.reshape(len(x), -1, 32, 2).swapaxes(2, 3).reshape(x.shape),
+                  "in every 64 channels even ones come first, then odd ones"),
+    "wrong below": ("ffn_swiglu-1", None, "it is wrong only where ffn_gate-1 <= "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("done", FOUND)
+def test_what_was_done_is_found(done, right):
+    name, change, words = FOUND[done]
+    e = right.rows(name)
+    gate = np.asarray(right.taps["ffn_gate-1"], np.float64)
+    recorded = change(e) if change else np.where(gate < np.quantile(gate, 0.1), 1.1 * e + 1e-3, e)
+    facts = profile(_deviation(right, name, recorded))
+    assert any(fact.says.startswith(words) for fact in facts), [fact.says for fact in facts]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_first_tokens_attention_is_held_to_its_v(own, right):
+    e = right.rows("kqv_out-0")
+    wrong = np.random.default_rng(1).standard_normal(e.shape)
+    recorded = np.where(np.arange(len(e))[:, None] > 0, wrong, e) if own else wrong
+    words = "its first token is its own V, as it must be" if own else "its first token is not its own V"
+    assert any(fact.says.startswith(words) for fact in profile(_deviation(right, "kqv_out-0", recorded)))
