@@ -402,7 +402,8 @@ FACTORS = np.linspace(0.3, 1.7, len(TOKENS))
 # what was done -> tap, how, and the words of it that must be among the facts
 FOUND: dict[str, tuple[str, Callable[[Array], Array], str]] = {
     "all zero": ("attn_out-0", np.zeros_like, "all of its values are zero"),
-    "rows zero": ("attn_out-0", lambda x: np.where(np.arange(len(x))[:, None] > 5, 0, x), "tokens 6 and 7 are all zero"),
+    "rows zero": ("attn_out-0", lambda x: np.where(np.arange(len(x))[:, None] > 5, 0, x),
+                  "tokens 6 and 7 are all zero"),
     "a factor a row": ("ffn_norm-1", lambda x: x * FACTORS[:, None],
                        "each token has a factor of its own, from 0.3 to 1.7"),
     "a factor a head": ("Qcur_rope-0", lambda x: x * (1 + np.outer(FACTORS, [1, -0.5, 2, 0.1]))[..., None],
