@@ -8,12 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from llamadiff.errors import UserError
-
-
-def temporary_name(path: Path, pid: int) -> Path:
-    """Where process ``pid`` keeps a file until it is complete: whoever outlives the process can remove it."""
-    path = Path(os.path.realpath(path))  # a link stays one: its target is what is replaced
-    return path.with_name(f".{path.name}.{pid}.part")
+from llamadiff.leftovers import temporary_file
 
 
 def check_target(path: Path) -> None:
@@ -51,18 +46,20 @@ def is_stream(path: Path) -> bool:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file as UTF-8. Raises UserError, and leaves what was there, if it cannot be written whole."""
-    data = encoded(text)
-    temporary = path if is_stream(path) else temporary_name(path, os.getpid())
     try:
-        temporary.write_bytes(data)
-        if temporary != path:
-            os.replace(temporary, os.path.realpath(path))
+        if is_stream(path):
+            path.write_bytes(encoded(text))
+        else:
+            write_whole(path, encoded(text))
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
-    finally:
-        if temporary != path:
-            with suppress(OSError):  # gone: it has its name now, or never was
-                temporary.unlink()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that appears when it is complete. Raises OSError, and leaves what was there, if it cannot be."""
+    with temporary_file(path) as temporary:
+        temporary.write_bytes(data)
+        os.replace(temporary, os.path.realpath(path))
 
 
 def encoded(text: str) -> bytes:

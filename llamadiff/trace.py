@@ -11,6 +11,7 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,8 @@ from numpy.typing import NDArray
 
 from llamadiff import taps
 from llamadiff.errors import UserError
-from llamadiff.output import check_target, temporary_name
+from llamadiff.leftovers import temporary_file
+from llamadiff.output import check_target
 
 Array = NDArray[Any]
 
@@ -67,19 +69,19 @@ class TraceWriter:
 
     def __enter__(self) -> TraceWriter:
         check_target(self.path)
-        self._temporary = temporary_name(self.path, os.getpid())
-        try:
-            self._file = self._temporary.open("w+b", buffering=0)
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be written ({error.strerror})") from None
+        with ExitStack() as stack:
+            try:
+                self._temporary = stack.enter_context(temporary_file(self.path))
+                self._file = stack.enter_context(self._temporary.open("r+b", buffering=0))
+            except OSError as error:
+                raise UserError(f"{self.path}: cannot be written ({error.strerror})") from None
+            self._open = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        self._open.close()
 
     def add(self, name: str, rows: Array, axis: int = 0, shape: tuple[int, ...] | None = None, start: int = 0) -> None:
         """Write rows ``start`` onwards along ``axis`` of a tap that has ``shape`` in the end (default: these are all).
