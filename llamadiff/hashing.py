@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from llamadiff.errors import UserError
 from llamadiff.leftovers import cache_directory
 from llamadiff.output import write_whole
 
@@ -65,7 +66,7 @@ def _recalled(memory: Path | None) -> str | None:
 
 def _remember(memory: Path, found: str) -> None:
     """Keep a hash; where nothing can be written, it is not kept."""
-    with suppress(OSError):
+    with suppress(OSError, UserError):
         memory.parent.mkdir(parents=True, exist_ok=True)
         write_whole(memory, found.encode())
         for old in sorted(memory.parent.iterdir(), key=lambda file: file.stat().st_mtime)[:-MOST]:

@@ -64,7 +64,7 @@ def sweep() -> None:
         with suppress(OSError):
             _check_private(place)
             for name in os.listdir(place):
-                with suppress(OSError):
+                with suppress(OSError, ValueError, RecursionError):
                     _sweep_one(place / name)
             os.rmdir(place)  # where nothing is left in it
 
@@ -175,7 +175,7 @@ def _forget_parents() -> None:
     """A fork has no part in its parent's ledger: were it to keep the lock, the parent would never count as dead."""
     if _process.ledger is not None:
         os.close(_process.ledger.file)
-    _process.__init__()  # type: ignore[misc]
+    _process.ledger, _process.lock = None, threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget_parents)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shutil import disk_usage
 
-from llamadiff.errors import UserError
+from llamadiff.errors import NoRoomError, UserError
 from llamadiff.leftovers import temporary_file
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def check_target(path: Path) -> None:
@@ -52,14 +56,26 @@ def write_text(path: Path, text: str) -> None:
         else:
             write_whole(path, encoded(text))
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+        raise unwritten(path, error) from None
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that appears when it is complete. Raises OSError, and leaves what was there, if it cannot be."""
-    with temporary_file(path) as temporary:
-        temporary.write_bytes(data)
-        os.replace(temporary, os.path.realpath(path))
+    """Write a file that appears when it is complete. Raises UserError, and leaves what was there, if it cannot be."""
+    try:
+        with temporary_file(path) as temporary:
+            temporary.write_bytes(data)
+            os.replace(temporary, os.path.realpath(path))
+    except OSError as error:
+        raise unwritten(path, error, len(data)) from None
+
+
+def unwritten(path: Path, error: OSError, size: int = 0) -> UserError:
+    """What is said of a file that cannot be written; of a full disk, how large (in bytes) the file would have been."""
+    said = f"{path}: cannot be written ({error.strerror})"
+    if error.errno not in NO_ROOM:
+        return UserError(said)
+    needs = f"{size / 1e6:.1f} MB are needed, {disk_usage(path.parent).free / 1e6:.1f} MB are free"
+    return NoRoomError(f"{said}: {needs}", needs)
 
 
 def encoded(text: str) -> bytes:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamadiff.errors import UserError
+from llamadiff.errors import NoRoomError, UserError
 from llamadiff.ggml.replay import NodeCheck
 from llamadiff.leftovers import temporary_directory, temporary_place
 from llamadiff.llamacpp.process import Child
@@ -82,4 +82,9 @@ def scratch_directory() -> Iterator[str]:
                 f"{temporary_place()}: cannot be written ({error.strerror}); "
                 "set TMPDIR to a directory with room for the trace"
             ) from None
-        yield str(place)
+        try:
+            yield str(place)
+        except NoRoomError as error:
+            raise UserError(
+                f"{place.parent}: no room for what is recorded ({error.needs}); set TMPDIR to a directory with room"
+            ) from None

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from llamadiff import child as process
-from llamadiff.errors import UnrunnableError, UserError
+from llamadiff.errors import NoRoomError, UnrunnableError, UserError
 from llamadiff.leftovers import sweep
 from llamadiff.llamacpp.request import TOKENIZING, Request
 from llamadiff.phase import Progress
@@ -56,8 +56,7 @@ class Child:
         self._log.seek(0)
         noise = self._log.read(MAX_LOG).decode("utf-8", "replace")
         if "error" in answers:
-            kind = UnrunnableError if answers.get("unrunnable") else UserError
-            raise kind(_with_log(answers["error"], noise))
+            raise _refusal(answers, noise)
         if "done" not in answers:
             raise _death(self._process.returncode, request, answers.get("phase", ""), noise)
         return answers
@@ -82,6 +81,13 @@ class Child:
             pass  # it died; its return code says how
         child.wait()
         return answers
+
+
+def _refusal(answers: dict[str, Any], log: str) -> UserError:
+    """The error that it answered with."""
+    if "needs" in answers:
+        return NoRoomError(answers["error"], answers["needs"])
+    return (UnrunnableError if answers.get("unrunnable") else UserError)(_with_log(answers["error"], log))
 
 
 def _nameless_file() -> IO[bytes]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from llamadiff.child import asked
 from llamadiff.ending import reason
-from llamadiff.errors import UnrunnableError, UserError
+from llamadiff.errors import NoRoomError, UnrunnableError, UserError
 from llamadiff.leftovers import remove_own, sweep
 from llamadiff.llamacpp.library import INSTALL, package
 from llamadiff.llamacpp.request import Request
@@ -40,6 +40,8 @@ def main() -> None:
         run(request, say)
     except MemoryError:
         say(error=f"{request.model}: there is not enough memory to run it in llama.cpp; give fewer tokens")
+    except NoRoomError as error:
+        say(error=str(error), needs=error.needs)
     except Exception as error:  # our own faults too: the parent would lay them to llama.cpp
         say(error=reason(error), unrunnable=isinstance(error, UnrunnableError))
 
