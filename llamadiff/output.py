@@ -74,8 +74,14 @@ def unwritten(path: Path, error: OSError, size: int = 0) -> UserError:
     said = f"{path}: cannot be written ({error.strerror})"
     if error.errno not in NO_ROOM:
         return UserError(said)
-    needs = f"{size / 1e6:.1f} MB are needed, {disk_usage(path.parent).free / 1e6:.1f} MB are free"
+    needs = f"{_amount(size)} are needed, {_amount(disk_usage(path.parent).free)} are free"
     return NoRoomError(f"{said}: {needs}", needs)
+
+
+def _amount(size: int) -> str:
+    """Bytes, as a reader takes them in."""
+    unit = min(max((len(str(size)) - 1) // 3, 1), 4)
+    return f"{size / 1000**unit:.0f} {'kMGT'[unit - 1]}B"
 
 
 def encoded(text: str) -> bytes:
