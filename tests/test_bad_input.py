@@ -299,7 +299,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "prompt of stray bytes": (("compare", "text.gguf", "a\udcff"), ("not valid Unicode", "--tokens")),
     "letters it lacks": (
         ("compare", "text.gguf", "Ab\u00e9c \u4e2dA"),
-        ('no token for "A" (U+0041), "\u00e9" (U+00E9), "\u4e2d" (U+4E2D), nor tokens for', "leave these characters out"),
+        ('no token for "A" (U+0041), "\u00e9" (U+00E9), "\u4e2d" (U+4E2D), nor tokens for', "leave these out"),
     ),
     "no tokenizer": (("compare", "good.gguf", "hi"), ("good.gguf: the file has no tokenizer", "--tokens")),
     "id out of range": (("compare", "good.gguf", "--tokens", "1,96"), ("id 96 is out of range", "96 entries")),

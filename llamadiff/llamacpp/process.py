@@ -115,7 +115,7 @@ def _death_of_a_prompt(code: int, request: Request, log: str) -> UserError:
         named = ", ".join(f'"{character}" (U+{ord(character):04X})' for character in lacking[:MOST])
         return UserError(
             f"{request.model}: the vocabulary has no token for {named}{more}, nor tokens for single bytes, and "
-            "llama.cpp's tokenizer aborts on such a prompt; leave these characters out, or give ids with --tokens 1,2,3"
+            "llama.cpp's tokenizer aborts on such a prompt; leave these out, or give token ids with --tokens 1,2,3"
         )
     words = f"llama.cpp died of {_cause(code)} while it tokenized this prompt"
     return UserError(f"{request.model}: {_with_log(words, log)}; give another prompt, or token ids with --tokens 1,2,3")
