@@ -63,8 +63,8 @@ def _die_of(number: int) -> int:
     return 128 + number
 
 
-def reason(error: BaseException) -> str:
-    """What ended a command, in words."""
+def reason(error: BaseException, unnamed: str = "standard output") -> str:
+    """What ended a command, in words. ``unnamed``: the one file whose errors do not name it."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, Stopped):
@@ -72,20 +72,10 @@ def reason(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "there is not enough memory; give fewer tokens"
     if isinstance(error, OSError):
-        where = error.filename or ("standard output" if _output_fails() else "a file or device")
-        return f"{where}: {error.strerror or error}"
+        return f"{error.filename or unnamed}: {error.strerror or error}"
     if hasattr(error, "format_message"):  # the command line was not understood
         return f"{error.format_message()}{_given(error)} (llamadiff --help; llamadiff COMMAND --help)"
     return f"a fault in llamadiff, please report it: {type(error).__name__}: {error} ({_place(error)})"
-
-
-def _output_fails() -> bool:
-    """Whether standard output is what cannot be written to: what it could not write is still to be written."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        return True
-    return False
 
 
 def _given(error: BaseException) -> str:

@@ -43,7 +43,7 @@ def main() -> None:
     except NoRoomError as error:
         say(error=str(error), needs=error.needs)
     except Exception as error:  # our own faults too: the parent would lay them to llama.cpp
-        say(error=reason(error), unrunnable=isinstance(error, UnrunnableError))
+        say(error=reason(error, "llama.cpp's process"), unrunnable=isinstance(error, UnrunnableError))
 
 
 def _die_quietly() -> None:
