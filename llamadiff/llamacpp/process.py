@@ -58,7 +58,7 @@ class Child:
         if "error" in answers:
             raise _refusal(answers, noise)
         if "done" not in answers:
-            raise _death(self._process.returncode, request, answers.get("phase", ""), noise)
+            raise death(self._process.returncode, request, answers.get("phase", ""), noise)
         return answers
 
     def _conversation(self, request: Request, progress: Progress) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _nameless_file() -> IO[bytes]:
     return os.fdopen(os.memfd_create("log"), "w+b") if sys.platform == "linux" else tempfile.TemporaryFile()
 
 
-def _death(code: int, request: Request, phase: str, log: str) -> UserError:
+def death(code: int, request: Request, phase: str, log: str) -> UserError:
     """What is known of a death: by another's hand, of the prompt's characters, or by a fault of its own."""
     about = f"{request.model}: " if request.model else ""
     if not process.is_fault(code):
