@@ -8,9 +8,10 @@ comparison.frame()  # a pandas DataFrame, one row a tap
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing's own is not worth its import: the sooner the command is ready for Ctrl-C, the better
 if TYPE_CHECKING:
+    from typing import Any
+
     from llamadiff.comparison import Comparison
     from llamadiff.errors import UserError
     from llamadiff.pipeline import check, compare, diff

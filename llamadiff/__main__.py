@@ -1,5 +1,16 @@
-"""python -m llamadiff."""
+"""The command llamadiff, and python -m llamadiff: ready for Ctrl-C before anything is imported."""
 
-from llamadiff.cli import main
+import signal
 
-main()
+
+def main() -> None:
+    """While the rest is imported there is nothing to clean up: Ctrl-C ends the process, without Python's traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from llamadiff.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -75,6 +75,7 @@ def main() -> None:
     ):  # fmt: skip
         with suppress(OSError, ValueError):  # not every system has every limit
             resource.setrlimit(limit, (value, value + 1))  # at the second of CPU time's two, the signal is SIGKILL
+    child.die_with_parent()
     json.dump(_rendered(**json.load(sys.stdin)), sys.stdout)
 
 

@@ -6,48 +6,65 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from llamadiff.errors import UserError
+from llamadiff.leftovers import sweep
 
 COULD_NOT_TELL = 2
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they ask a command to stop
 PATIENCE = 2.0  # seconds that stopping may take
+SOON = 0.01  # seconds
 
 
 class Stopped(BaseException):
     """The command was asked to stop: Ctrl-C, SIGTERM, a closed terminal. Cleans up on its way out, as any exception."""
+
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__()
+        self.number = number
 
 
 def run(command: Callable[[], Any], say: Callable[[str], None]) -> int:
     """The exit code of a command. ``say`` is given one line if it ends before its time.
 
     A program error gives one line as well, since Python's own exit code for it would mean "wrong"; in Python's
-    development mode (-X dev) it keeps its traceback.
+    development mode (-X dev) it keeps its traceback. What was stopped by a signal, or lost its reader, has no exit
+    code: when all is cleaned up, it dies of the signal, as it would have without cleaning up.
     """
     _open_streams()
     _listen()
+    code, fatal = COULD_NOT_TELL, 0
     try:
-        code = command()
+        sweep()
+        code = int(command() or 0)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # rich and typer exit when a reader such as head has gone
-        code = COULD_NOT_TELL
+        fatal = signal.SIGPIPE
     except (Exception, Stopped) as error:
         if sys.flags.dev_mode:
             raise
         say(reason(error))
-        code = COULD_NOT_TELL
-    for number in SIGNALS:  # too late to stop anything: the exit code stands
+        code, fatal = COULD_NOT_TELL, error.number if isinstance(error, Stopped) else 0
+    for number in SIGNALS:  # too late to stop anything: the end stands
         signal.signal(number, signal.SIG_IGN)
     _finish_output()
-    return int(code or 0)
+    return _die_of(fatal) if fatal else code
 
 
-def reason(error: BaseException) -> str:
-    """What ended a command, in words."""
+def _die_of(number: int) -> int:
+    """End of a signal -> the exit code where that does not end a process, the first one of a container for one."""
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+    return 128 + number
+
+
+def reason(error: BaseException, unnamed: str = "standard output") -> str:
+    """What ended a command, in words. ``unnamed``: the one file whose errors do not name it."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, Stopped):
@@ -55,7 +72,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "there is not enough memory; give fewer tokens"
     if isinstance(error, OSError):
-        return f"{error.filename or 'standard output'}: {error.strerror or error}"
+        return f"{error.filename or unnamed}: {error.strerror or error}"
     if hasattr(error, "format_message"):  # the command line was not understood
         return f"{error.format_message()}{_given(error)} (llamadiff --help; llamadiff COMMAND --help)"
     return f"a fault in llamadiff, please report it: {type(error).__name__}: {error} ({_place(error)})"
@@ -77,17 +94,31 @@ def _place(error: BaseException) -> str:
 
 def _listen() -> None:
     """Turn the signals into Stopped, except those that the command was started to ignore (nohup)."""
-    last = -math.inf
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        nonlocal last
-        before, last = last, time.monotonic()
-        if last - before > PATIENCE:  # a second signal must not interrupt the cleaning up
-            raise Stopped
-
+    listener = _Listener()
+    sys.unraisablehook = listener.repeat
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, stop)
+            signal.signal(number, listener.stop)
+
+
+class _Listener:
+    """Raises Stopped where a signal finds the command, and again where that was lost."""
+
+    def __init__(self) -> None:
+        self.last = -math.inf
+
+    def stop(self, number: int, _frame: FrameType | None) -> None:
+        before, self.last = self.last, time.monotonic()
+        if self.last - before > PATIENCE:  # a second signal must not interrupt the cleaning up
+            raise Stopped(number)
+
+    def repeat(self, lost: sys.UnraisableHookArgs) -> None:
+        """Python prints, and drops, what is raised in a destructor or while a module's lock is let go."""
+        if isinstance(lost.exc_value, Stopped):
+            self.last = -math.inf
+            threading.Timer(SOON, os.kill, (os.getpid(), lost.exc_value.number)).start()
+        else:
+            sys.__unraisablehook__(lost)
 
 
 def _open_streams() -> None:

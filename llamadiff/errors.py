@@ -5,5 +5,13 @@ class UserError(Exception):
     """Ends a command with exit code 2 and its one line; never shown as a traceback."""
 
 
+class NoRoomError(UserError):
+    """A disk is full. ``needs`` says what there should be room for."""
+
+    def __init__(self, message: str, needs: str = "") -> None:
+        super().__init__(message)
+        self.needs = needs
+
+
 class UnrunnableError(UserError):
     """llama.cpp is not there, cannot load the file, or dies of it."""

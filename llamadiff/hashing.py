@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import time
 from contextlib import suppress
 from pathlib import Path
+
+from llamadiff.errors import UserError
+from llamadiff.leftovers import cache_directory
+from llamadiff.output import write_whole
 
 LARGE = 64 << 20  # bytes: what is smaller is hashed in no time
 SETTLED = 2.0  # seconds: a file that changed so lately may change again within the same tick of its clock
@@ -47,11 +50,8 @@ def _memory(path: Path) -> Path | None:
     if about.st_size < LARGE or not 0 <= changed < time.time_ns() - SETTLED * 1e9:
         return None
     key = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # nobody's home
-        return None
-    return cache / "llamadiff" / "sha256" / "-".join(f"{part:x}" for part in key)
+    cache = cache_directory()
+    return cache / "sha256" / "-".join(f"{part:x}" for part in key) if cache is not None else None
 
 
 def _recalled(memory: Path | None) -> str | None:
@@ -66,10 +66,8 @@ def _recalled(memory: Path | None) -> str | None:
 
 def _remember(memory: Path, found: str) -> None:
     """Keep a hash; where nothing can be written, it is not kept."""
-    with suppress(OSError):
+    with suppress(OSError, UserError):
         memory.parent.mkdir(parents=True, exist_ok=True)
-        temporary = memory.with_name(f".{memory.name}.{os.getpid()}")
-        temporary.write_text(found)
-        os.replace(temporary, memory)
+        write_whole(memory, found.encode())
         for old in sorted(memory.parent.iterdir(), key=lambda file: file.stat().st_mtime)[:-MOST]:
             old.unlink()

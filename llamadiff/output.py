@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shutil import disk_usage
 
-from llamadiff.errors import UserError
+from llamadiff.errors import NoRoomError, UserError
+from llamadiff.leftovers import temporary_file
 
-
-def temporary_name(path: Path, pid: int) -> Path:
-    """Where process ``pid`` keeps a file until it is complete: whoever outlives the process can remove it."""
-    path = Path(os.path.realpath(path))  # a link stays one: its target is what is replaced
-    return path.with_name(f".{path.name}.{pid}.part")
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def check_target(path: Path) -> None:
@@ -51,18 +50,38 @@ def is_stream(path: Path) -> bool:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file as UTF-8. Raises UserError, and leaves what was there, if it cannot be written whole."""
-    data = encoded(text)
-    temporary = path if is_stream(path) else temporary_name(path, os.getpid())
     try:
-        temporary.write_bytes(data)
-        if temporary != path:
+        if is_stream(path):
+            path.write_bytes(encoded(text))
+        else:
+            write_whole(path, encoded(text))
+    except OSError as error:
+        raise unwritten(path, error) from None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that appears when it is complete. Raises UserError, and leaves what was there, if it cannot be."""
+    try:
+        with temporary_file(path) as temporary:
+            temporary.write_bytes(data)
             os.replace(temporary, os.path.realpath(path))
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
-    finally:
-        if temporary != path:
-            with suppress(OSError):  # gone: it has its name now, or never was
-                temporary.unlink()
+        raise unwritten(path, error, len(data)) from None
+
+
+def unwritten(path: Path, error: OSError, size: int = 0) -> UserError:
+    """What is said of a file that cannot be written; of a full disk, how large (in bytes) the file would have been."""
+    said = f"{path}: cannot be written ({error.strerror})"
+    if error.errno not in NO_ROOM:
+        return UserError(said)
+    needs = f"{_amount(size)} are needed, {_amount(disk_usage(path.parent).free)} are free"
+    return NoRoomError(f"{said}: {needs}", needs)
+
+
+def _amount(size: int) -> str:
+    """Bytes, as a reader takes them in."""
+    unit = min(max((len(str(size)) - 1) // 3, 1), 4)
+    return f"{size / 1000**unit:.0f} {'kMGT'[unit - 1]}B"
 
 
 def encoded(text: str) -> bytes:

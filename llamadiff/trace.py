@@ -11,6 +11,7 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,8 @@ from numpy.typing import NDArray
 
 from llamadiff import taps
 from llamadiff.errors import UserError
-from llamadiff.output import check_target, temporary_name
+from llamadiff.leftovers import temporary_file
+from llamadiff.output import NO_ROOM, check_target, unwritten
 
 Array = NDArray[Any]
 
@@ -64,22 +66,23 @@ class TraceWriter:
         self._entries: dict[str, tuple[str, tuple[int, ...], int]] = {}  # name -> dtype, shape, offset
         self._end = 0
         self._file: Any = None
+        self._full: OSError | None = None  # the disk: what is added is counted, not written
 
     def __enter__(self) -> TraceWriter:
         check_target(self.path)
-        self._temporary = temporary_name(self.path, os.getpid())
-        try:
-            self._file = self._temporary.open("w+b", buffering=0)
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be written ({error.strerror})") from None
+        with ExitStack() as stack:
+            try:
+                self._temporary = stack.enter_context(temporary_file(self.path))
+                self._file = stack.enter_context(self._temporary.open("r+b", buffering=0))
+            except OSError as error:
+                raise unwritten(self.path, error, self._room) from None
+            self._open = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        self._open.close()
 
     def add(self, name: str, rows: Array, axis: int = 0, shape: tuple[int, ...] | None = None, start: int = 0) -> None:
         """Write rows ``start`` onwards along ``axis`` of a tap that has ``shape`` in the end (default: these are all).
@@ -93,6 +96,8 @@ class TraceWriter:
         if name not in self._entries:
             self._entries[name] = (kind, shape or rows.shape, self._end)
             self._end += int(np.prod(shape or rows.shape)) * rows.itemsize
+        else:
+            self._check_room()  # every tap has been seen once
         self._write_rows(name, rows, axis, start)
 
     def _write_rows(self, name: str, rows: Array, axis: int, start: int) -> None:
@@ -114,14 +119,23 @@ class TraceWriter:
     def _pwrite(self, data: bytes | Array, offset: int) -> None:
         view = data.reshape(-1).view(np.uint8).data if isinstance(data, np.ndarray) else memoryview(data)
         try:
-            while view:
+            while view and self._full is None:
                 written = os.pwrite(self._file.fileno(), view, offset)
                 view, offset = view[written:], offset + written
         except OSError as error:
-            raise UserError(f"{self.path}: cannot be written ({error.strerror})") from None
+            if error.errno not in NO_ROOM:
+                raise unwritten(self.path, error) from None
+            self._full = error
+            os.ftruncate(self._file.fileno(), 0)
+
+    def _check_room(self) -> None:
+        """Raise UserError if the disk was full: by now it is known how much is needed."""
+        if self._full is not None:
+            raise unwritten(self.path, self._full, self._room + self._end)
 
     def finish(self, info: Info) -> None:
         """Write the header and give the file its name."""
+        self._check_room()
         header: dict[str, Any] = {"__metadata__": {KEY: info.to_json()}}
         for name, (kind, shape, offset) in self._entries.items():
             size = int(np.prod(shape)) * DTYPES[kind].itemsize
@@ -130,11 +144,12 @@ class TraceWriter:
         if len(text) + 8 > self._room:
             self._move_data(-(-(len(text) + 8) // 4096) * 4096)
         self._pwrite(struct.pack("<Q", self._room - 8) + text.ljust(self._room - 8), 0)
+        self._check_room()
         try:
             os.ftruncate(self._file.fileno(), self._room + self._end)
             os.replace(self._temporary, os.path.realpath(self.path))
         except OSError as error:
-            raise UserError(f"{self.path}: cannot be written ({error.strerror})") from None
+            raise unwritten(self.path, error, self._room + self._end) from None
 
     def _move_data(self, room: int) -> None:
         """Make the header larger: move the data back, last part first."""

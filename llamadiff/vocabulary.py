@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+_WHOLE = (3, 4)  # token types: control, user-defined; found in a text before it is taken apart
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -17,6 +19,10 @@ class Vocabulary:
         tokens = fields.get("tokenizer.ggml.tokens")
         self._tokens: Sequence[Any] = tokens if isinstance(tokens, list) else []
         self._byte_level = fields.get("tokenizer.ggml.model") == "gpt2"
+        self._in_pieces = fields.get("tokenizer.ggml.model") == "llama"
+        types = fields.get("tokenizer.ggml.token_type")
+        self._types: Sequence[Any] = types if isinstance(types, list) else []
+        self._prefixed = fields.get("tokenizer.ggml.add_space_prefix") is not False
 
     def text(self, token: int) -> str | None:
         """What a token stands for, as the reader would type it (bytes that are no UTF-8 shown as replacements)."""
@@ -29,6 +35,32 @@ class Vocabulary:
         if byte:
             return bytes([int(byte[1], 16)]).decode("utf-8", "replace")
         return piece.replace("\u2581", " ")
+
+    def lacking(self, text: str) -> tuple[str, ...]:
+        """The characters of a text that have no token of their own, nor tokens for their bytes, in order.
+
+        Only of a vocabulary that llama.cpp goes through as SentencePiece does (llama-vocab.cpp: byte_to_token).
+        """
+        if not self._in_pieces:
+            return ()
+        for piece, kind in zip(self._tokens, self._types, strict=False):
+            if kind in _WHOLE and piece:
+                text = text.replace(str(piece), "")
+        known = set(map(str, self._tokens))
+        characters = dict.fromkeys(("\u2581" * self._prefixed + text).replace(" ", "\u2581"))
+        return tuple(c for c in characters if c not in known and not _bytes_of(c) <= known)
+
+
+def of_file(path: str | Path) -> Vocabulary:
+    """The vocabulary of a GGUF file."""
+    from llamaref import Weights
+
+    return Vocabulary(Weights(Path(path)).fields)
+
+
+def _bytes_of(character: str) -> set[str]:
+    """The tokens that spell a character."""
+    return {f"<0x{byte:02X}>" for byte in character.encode()}
 
 
 def _from_byte_level(piece: str) -> str:

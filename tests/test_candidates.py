@@ -302,6 +302,8 @@ def test_a_dump_of_other_tokens_is_refused(small_model, baseline, tmp_path):
     [
         ("cmd: {python} -c 'import sys; print(\"boom\"); sys.exit(3)' {{out}}", "exit code 3; its last words: boom"),
         ("cmd: {python} -c 'import os; os.abort()'", "died of SIGABRT"),
+        ("cmd: {python} -c 'import os; os.kill(os.getpid(), 15)'", r"was killed by signal 15 \(SIGTERM\)"),
+        ("cmd: {python} -c 'import os; os.kill(os.getpid(), 40)'", "was killed by signal 40"),
         ("cmd: {python} -c 'import time; time.sleep(60)' {{out}}", "still running after 1 s"),
         ("cmd: {python} -c 'while True: print(\"x\" * 1000000)'", r"printed more than|still running"),
         ("cmd: {python} -c pass {{out}}", "wrote nothing"),
@@ -317,7 +319,7 @@ def test_commands_that_fail_say_how(command, message, small_model, baseline):
 
 
 def test_a_command_gets_the_model_and_leaves_nothing(small_model, baseline, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     script = tmp_path.parent / "engine.py"
     script.write_text(
         textwrap.dedent("""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import json
 import shlex
-import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
+from llamadiff import child
 from llamadiff.candidates.source import Context, Opened, register
 from llamadiff.errors import UserError
+from llamadiff.llamacpp.capture import scratch_directory
+from llamadiff.supervisor import PATIENCE
 from llamadiff.trace import Trace
 
 PREFIX = "cmd:"
@@ -46,16 +48,14 @@ class Command:
 def _loaded(spec: str, context: Context) -> Trace:
     from llamadiff.candidates import resolve
 
-    folder = Path(tempfile.mkdtemp(prefix="llamadiff-"))
-    try:
+    with scratch_directory() as place:
+        folder = Path(place)
         out = folder / "out"
         arguments = _arguments(spec, context, out)
         context.progress(f"running {arguments[0]}")
         _run(arguments, folder / "log", context.timeout)
         trace = resolve(str(_written(out, spec)), context)
         return trace.in_memory()
-    finally:
-        _remove(folder)
 
 
 def _words(spec: str) -> list[str]:
@@ -79,30 +79,53 @@ def _arguments(spec: str, context: Context, out: Path) -> list[str]:
 
 def _run(arguments: list[str], log: Path, timeout: float) -> None:
     """Raises UserError, with the end of what it printed, if the command fails, hangs or prints without end."""
-    with log.open("wb") as output:
-        try:
-            child = subprocess.Popen(  # noqa: S603
-                arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        except OSError as error:
-            raise UserError(f"{arguments[0]}: cannot be run ({error.strerror})") from None
-        try:
-            reason = _watch(child, log, timeout)
-        finally:
-            _end(child)
-    if reason is None and child.returncode != 0:
-        code = child.returncode
-        reason = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    with log.open("wb") as output, _supervised(arguments, output) as supervisor:
+        reason = _watch(supervisor, log, timeout) or _failure(arguments, supervisor)
     if reason is not None:
         raise UserError(f"{arguments[0]}: {reason}{_tail(log)}")
 
 
-def _watch(child: subprocess.Popen[bytes], log: Path, timeout: float) -> str | None:
+@contextlib.contextmanager
+def _supervised(arguments: list[str], output: BinaryIO) -> Iterator[subprocess.Popen[bytes]]:
+    """The process that runs the command: it ends the command's processes when its input is closed, or ends with us."""
+    supervisor = subprocess.Popen(  # noqa: S603
+        child.command("llamadiff.supervisor"),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, start_new_session=True,
+    )  # fmt: skip
+    assert supervisor.stdin is not None
+    assert supervisor.stdout is not None
+    try:
+        with contextlib.suppress(BrokenPipeError):  # killed already: its return code says so
+            supervisor.stdin.write(json.dumps({"arguments": arguments}).encode() + b"\n")
+            supervisor.stdin.flush()
+        yield supervisor
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            supervisor.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            supervisor.wait(2 * PATIENCE)
+        supervisor.kill()
+        supervisor.wait()
+        supervisor.stdout.close()
+
+
+def _failure(arguments: list[str], supervisor: subprocess.Popen[bytes]) -> str | None:
+    """How a command that has ended failed, if it did."""
+    assert supervisor.stdout is not None
+    answer = json.loads(supervisor.stdout.read() or "{}")
+    if "error" in answer:
+        raise UserError(f"{arguments[0]}: cannot be run ({answer['error']})")
+    if "code" not in answer:
+        return f"its supervising process {child.how_it_ended(supervisor.returncode)}"
+    return child.how_it_ended(answer["code"]) if answer["code"] else None
+
+
+def _watch(supervisor: subprocess.Popen[bytes], log: Path, timeout: float) -> str | None:
     """Wait for the end; says why it was not waited for longer."""
     waited = 0.0
     while True:
         try:
-            child.wait(0.2)
+            supervisor.wait(0.2)
         except subprocess.TimeoutExpired:
             waited += 0.2
         else:
@@ -111,13 +134,6 @@ def _watch(child: subprocess.Popen[bytes], log: Path, timeout: float) -> str | N
             return f"still running after {timeout:g} s (--timeout)"
         if log.stat().st_size > MAX_OUTPUT:
             return f"printed more than {MAX_OUTPUT >> 20} MiB"
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """No process of the command's session survives."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
 
 
 def _tail(log: Path) -> str:
@@ -133,9 +149,3 @@ def _written(out: Path, spec: str) -> Path:
             return path
     hint = "" if "{out}" in spec else "; the command has no {out}, the place to write to"
     raise UserError(f"--candidate {spec}: the command wrote nothing to {{out}}{hint}")
-
-
-def _remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)

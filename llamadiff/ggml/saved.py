@@ -9,13 +9,14 @@ import numpy as np
 from llamaref.weights import decode
 
 from llamadiff.ggml.op import Array, Op, Operand
+from llamadiff.output import write_whole
 
 KEY = "llamadiff.op"
 
 
 def save(path: Path, n: Op, expected: Array, found: Array, name: str) -> None:
     """Write an op as a .safetensors file: source.0, source.1, ..., expected, found; its description in the metadata."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save as packed
 
     arrays = {f"source.{i}": np.ascontiguousarray(s.values) for i, s in enumerate(n.sources) if s is not None}
     arrays |= {"expected": np.ascontiguousarray(expected).reshape(found.shape), "found": np.ascontiguousarray(found)}
@@ -23,7 +24,7 @@ def save(path: Path, n: Op, expected: Array, found: Array, name: str) -> None:
         "op": n.name, "shape": n.shape, "type": n.kind, "params": n.params.hex(), "node": name, "q8": n.q8,
         "sources": [None if s is None else {"type": s.kind, "name": s.name} for s in n.sources],
     }  # fmt: skip
-    save_file(arrays, path, {KEY: json.dumps(about)})
+    write_whole(path, packed(arrays, {KEY: json.dumps(about)}))
 
 
 def _floats(values: Array, kind: str) -> Array:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamadiff.errors import UserError
+from llamadiff.errors import NoRoomError, UserError
 from llamadiff.ggml.replay import NodeCheck
+from llamadiff.leftovers import temporary_directory, temporary_place
 from llamadiff.llamacpp.process import Child
 from llamadiff.llamacpp.request import Request
 from llamadiff.output import check_target
@@ -70,13 +71,20 @@ def probe() -> Facts:
     return Facts(answers["version"], answers["build"], answers["layout"])
 
 
-def scratch_directory() -> tempfile.TemporaryDirectory[str]:
+@contextmanager
+def scratch_directory() -> Iterator[str]:
     """A directory for traces nobody asked to keep, gone at the end. Raises UserError if it cannot be made."""
-    place = os.environ.get("TMPDIR") or None
-    try:
-        return tempfile.TemporaryDirectory(prefix="llamadiff-", dir=place)
-    except OSError as error:
-        raise UserError(
-            f"{place or 'the temporary directory'}: cannot be written ({error.strerror}); "
-            "set TMPDIR to a directory with room for the trace"
-        ) from None
+    with ExitStack() as stack:
+        try:
+            place = stack.enter_context(temporary_directory())
+        except OSError as error:
+            raise UserError(
+                f"{temporary_place()}: cannot be written ({error.strerror}); "
+                "set TMPDIR to a directory with room for the trace"
+            ) from None
+        try:
+            yield str(place)
+        except NoRoomError as error:
+            raise UserError(
+                f"{place.parent}: no room for what is recorded ({error.needs}); set TMPDIR to a directory with room"
+            ) from None

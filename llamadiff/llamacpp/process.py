@@ -6,30 +6,33 @@ Little is imported here, so that a command can start the process before it impor
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from llamadiff import child as process
-from llamadiff.errors import UnrunnableError, UserError
-from llamadiff.llamacpp.request import Request
-from llamadiff.output import temporary_name
+from llamadiff.errors import NoRoomError, UnrunnableError, UserError
+from llamadiff.leftovers import sweep
+from llamadiff.llamacpp.request import TOKENIZING, Request
 from llamadiff.phase import Progress
+
+MAX_LOG = 1 << 24  # bytes
+MOST = 8  # characters that are named
 
 
 class Child:
     """A process that gets llama.cpp ready as soon as it is made, and serves one request. A context manager."""
 
     def __init__(self) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
+        self._log = _nameless_file()
         command = process.command("llamadiff.llamacpp.serve")
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, text=True)
-        self._output: Path | None = None
 
     def __enter__(self) -> Child:
         return self
@@ -44,22 +47,18 @@ class Child:
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
-        if self._output is not None:
-            with suppress(OSError):
-                temporary_name(self._output, child.pid).unlink()
+        if child.returncode != 0:
+            sweep()
 
     def ask(self, request: Request, progress: Progress) -> dict[str, Any]:
         """Its answers to a request, merged. Raises UserError for what it says, UnrunnableError where it cannot run."""
-        self._output = Path(request.output) if request.output is not None else None
         answers = self._conversation(request, progress)
         self._log.seek(0)
-        noise = self._log.read().decode("utf-8", "replace")
+        noise = self._log.read(MAX_LOG).decode("utf-8", "replace")
         if "error" in answers:
-            kind = UnrunnableError if answers.get("unrunnable") else UserError
-            raise kind(_with_log(answers["error"], noise))
+            raise _refusal(answers, noise)
         if "done" not in answers:
-            about = f"{request.model}: " if request.model else ""
-            raise UnrunnableError(about + _with_log(_obituary(self._process.returncode, request), noise))
+            raise death(self._process.returncode, request, answers.get("phase", ""), noise)
         return answers
 
     def _conversation(self, request: Request, progress: Progress) -> dict[str, Any]:
@@ -84,15 +83,55 @@ class Child:
         return answers
 
 
+def _refusal(answers: dict[str, Any], log: str) -> UserError:
+    """The error that it answered with."""
+    if "needs" in answers:
+        return NoRoomError(answers["error"], answers["needs"])
+    return (UnrunnableError if answers.get("unrunnable") else UserError)(_with_log(answers["error"], log))
+
+
+def _nameless_file() -> IO[bytes]:
+    """A file that ends with the processes that have it open: in memory, where the system can."""
+    return os.fdopen(os.memfd_create("log"), "w+b") if sys.platform == "linux" else tempfile.TemporaryFile()
+
+
+def death(code: int, request: Request, phase: str, log: str) -> UserError:
+    """What is known of a death: by another's hand, of the prompt's characters, or by a fault of its own."""
+    about = f"{request.model}: " if request.model else ""
+    if not process.is_fault(code):
+        likely = "perhaps by the system, for want of memory; give fewer tokens, or" if code == -9 else "from outside;"
+        return UserError(f"{about}llama.cpp's process {process.how_it_ended(code)}, {likely} run it again")
+    if phase == TOKENIZING:
+        return _death_of_a_prompt(code, request, log)
+    return UnrunnableError(about + _with_log(_obituary(code, request), log))
+
+
+def _death_of_a_prompt(code: int, request: Request, log: str) -> UserError:
+    from llamadiff.vocabulary import of_file
+
+    lacking = of_file(request.model).lacking(request.text or "")
+    if lacking:
+        more = f" and {len(lacking) - MOST} more" if len(lacking) > MOST else ""
+        named = ", ".join(f'"{character}" (U+{ord(character):04X})' for character in lacking[:MOST])
+        return UserError(
+            f"{request.model}: the vocabulary has no token for {named}{more}, nor tokens for single bytes, and "
+            "llama.cpp's tokenizer aborts on such a prompt; leave these out, or give token ids with --tokens 1,2,3"
+        )
+    words = f"llama.cpp died of {_cause(code)} while it tokenized this prompt"
+    return UserError(f"{request.model}: {_with_log(words, log)}; give another prompt, or token ids with --tokens 1,2,3")
+
+
 def _obituary(code: int, request: Request) -> str:
-    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    advice = {
-        "SIGABRT": "it aborts on files it takes for damaged or unsupported",
-        "SIGKILL": "it was killed, perhaps for want of memory",
-    }.get(name, "that is a fault in llama.cpp")
-    if request.settings.repack and name != "SIGKILL":
+    advice = "it aborts on files it takes for damaged or unsupported"
+    if code != -signal.SIGABRT:
+        advice = "that is a fault in llama.cpp"
+    if request.settings.repack:
         advice = "its repacked kernels crash on some CPUs; run again without --repack"
-    return f"llama.cpp died of {name}: {advice}"
+    return f"llama.cpp died of {_cause(code)}: {advice}"
+
+
+def _cause(code: int) -> str:
+    return process.signal_name(-code) if code < 0 else f"exit code {code}"
 
 
 def _with_log(message: str, log: str) -> str:

@@ -16,6 +16,7 @@ from llamadiff import taps
 from llamadiff.ggml.graph import tap_axes
 from llamadiff.llamacpp.ggml import Node
 from llamadiff.llamacpp.names import tap_name
+from llamadiff.output import write_whole
 
 Array = NDArray[Any]
 UNNAMED = ("node_", "leaf_")
@@ -148,14 +149,14 @@ class GraphRecorder:
 
     def write(self, path: Path, tokens: list[int], rows: Mapping[int, int | None]) -> None:
         """Write the graph: leaves' values as tensors, all else in the metadata. ``rows``: node -> its tap's axis."""
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
         labels = self.label()
         for node in self.nodes:
             node["label"], node["rows"] = labels.get(node["number"]), rows.get(node["number"])
         about = {"nodes": self.nodes, "leaves": self.leaves, "tokens": tokens}
         arrays = {name: np.ascontiguousarray(values) for name, values in self.given.items()}
-        save_file(arrays, path, {"llamadiff.graph": json.dumps(about)})
+        write_whole(path, save(arrays, {"llamadiff.graph": json.dumps(about)}))
 
 
 class Alignment:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 LONG = 256  # tokens; of longer prompts, what grows as their square is not recorded, and the free run is short
+TOKENIZING = "tokenizing the prompt"  # what llama.cpp is said to do meanwhile: it may die of a prompt
 KV_TYPES = {"F32": 0, "F16": 1, "BF16": 30, "Q8_0": 8, "Q5_0": 6, "Q4_0": 2}  # ggml_type numbers (ggml.h)
 
 

@@ -22,6 +22,7 @@ from llamadiff.llamacpp.replay import NodeChecker
 from llamadiff.llamacpp.request import Settings, no_tap_fits
 from llamadiff.llamacpp.serve import Say
 from llamadiff.llamacpp.worker import Capture
+from llamadiff.output import write_whole
 from llamadiff.trace import TraceWriter
 
 Array = NDArray[Any]
@@ -46,7 +47,7 @@ class NodeRun(Capture):
             "nodes": [found.to_json() for found in self.checker.results],
             "trusted": len(dequantizer.trusted), "refused": sorted(dequantizer.refused),
         }  # fmt: skip
-        Path(self.request.output).write_text(json.dumps(report))
+        write_whole(Path(self.request.output), json.dumps(report).encode())
 
     def _decode(self, context: Any, tokens: list[int], start: int) -> None:
         self.checker.begin(0 if start == 0 else self.checker.step + 1)

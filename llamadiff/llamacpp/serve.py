@@ -11,18 +11,16 @@ import os
 import resource
 import signal
 import sys
-import threading
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from llamadiff.child import asked
 from llamadiff.ending import reason
-from llamadiff.errors import UnrunnableError, UserError
+from llamadiff.errors import NoRoomError, UnrunnableError, UserError
+from llamadiff.leftovers import remove_own, sweep
 from llamadiff.llamacpp.library import INSTALL, package
 from llamadiff.llamacpp.request import Request
-from llamadiff.output import temporary_name
 
 Say = Callable[..., None]
 
@@ -31,12 +29,9 @@ def main() -> None:
     """Serve one request."""
     _die_quietly()
     say = _only_voice()
+    wait = asked(_leave)
     problem = _prepared()  # while the parent opens the model
-    line = sys.stdin.readline()
-    if not line:
-        return
-    request = Request.from_json(json.loads(line))
-    threading.Thread(target=_end_with_parent, args=(request,), daemon=True).start()
+    request = Request.from_json(json.loads(wait()))
     try:
         if problem is not None:
             raise problem
@@ -45,8 +40,10 @@ def main() -> None:
         run(request, say)
     except MemoryError:
         say(error=f"{request.model}: there is not enough memory to run it in llama.cpp; give fewer tokens")
+    except NoRoomError as error:
+        say(error=str(error), needs=error.needs)
     except Exception as error:  # our own faults too: the parent would lay them to llama.cpp
-        say(error=reason(error), unrunnable=isinstance(error, UnrunnableError))
+        say(error=reason(error, "llama.cpp's process"), unrunnable=isinstance(error, UnrunnableError))
 
 
 def _die_quietly() -> None:
@@ -67,14 +64,10 @@ def _only_voice() -> Say:
     return say
 
 
-def _end_with_parent(request: Request) -> None:
-    """Standard input ends with the parent, even one that was killed: leave nothing behind, and go."""
-    while os.read(0, 1):
-        pass
-    if request.output is not None:
-        with suppress(OSError):
-            temporary_name(Path(request.output), os.getpid()).unlink()
-    os._exit(1)
+def _leave() -> None:
+    """The parent is gone, perhaps killed: leave nothing of what this process made, nor of what that one did."""
+    remove_own()
+    sweep()
 
 
 def _prepared() -> UnrunnableError | None:

@@ -20,7 +20,7 @@ from llamadiff.llamacpp.ggml import Ggml, Node, Tensor
 from llamadiff.llamacpp.library import set_fields
 from llamadiff.llamacpp.names import tap_name
 from llamadiff.llamacpp.quantizing import q8_way
-from llamadiff.llamacpp.request import KV_TYPES, LONG, Request, Settings
+from llamadiff.llamacpp.request import KV_TYPES, LONG, TOKENIZING, Request, Settings
 from llamadiff.llamacpp.serve import Say
 from llamadiff.trace import Info, TraceWriter
 
@@ -49,6 +49,8 @@ def run(request: Request, say: Say) -> None:
     say(phase="loading the model into llama.cpp")
     with _Quiet():
         model = _load(request)
+        if not request.tokens:
+            say(phase=TOKENIZING)
         tokens = list(request.tokens) or _tokenize(model, request)
         say(tokens=tokens, loaded=time.perf_counter() - started)
         say(phase="running llama.cpp")
