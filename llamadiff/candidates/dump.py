@@ -25,6 +25,7 @@ MAX_FILES = 100_000
 MAX_TOKENS_FILE = 1 << 24  # bytes
 _TOKEN_FILES = ("tokens", "tokens.txt", "tokens.json")
 _KINDS = {".npy": npy, **dict.fromkeys(RAW, raw)}
+_READ = (*_KINDS, *TEXT)
 
 
 @register
@@ -86,15 +87,13 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _arrays(folder: Path) -> list[Path]:
     """The files of a directory that are read as arrays."""
-    return [
-        path for path in sorted(_files(folder)) if path.name not in _TOKEN_FILES and path.suffix in (*_KINDS, *TEXT)
-    ]
+    return [path for path in sorted(_files(folder)) if path.suffix in _READ and path.name not in _TOKEN_FILES]
 
 
 def _unread(folder: Path) -> list[str]:
     """Files that are called like a tap, and are of no kind that is read."""
-    return [path.name for path in _files(folder)
-            if taps.parse(_name(Path(path.name))[0]) is not None and path.suffix not in (*_KINDS, ".json", *TEXT)]  # fmt: skip
+    others = (path.name for path in _files(folder) if path.suffix not in (*_READ, ".json"))
+    return [name for name in others if taps.parse(_name(Path(name))[0]) is not None]
 
 
 def _pieces(folder: Path) -> Iterator[Unread]:

@@ -101,9 +101,8 @@ def _entry(path: Path, word: str, table: Any) -> Entry:
         raise UserError(f"{where} name = {brief(name)} is no name; left out, it is {own!r}")
     if taps.BY_WORD[word].layered and "{i}" not in name:
         raise UserError(f"{where} name = {brief(name)} has no {{i}} for the layer's number")
-    return Entry(
-        word, name, None if axes is None else _axes(where, word, axes), _done(where, word, table.get("done", []))
-    )
+    done = _done(where, word, table.get("done", []))
+    return Entry(word, name, None if axes is None else _axes(where, word, axes), done)
 
 
 def _axes(where: str, word: str, text: Any) -> tuple[str, ...]:
@@ -113,9 +112,8 @@ def _axes(where: str, word: str, text: Any) -> tuple[str, ...]:
     stated = [part for axis in axes for part in axis.split("*") if part != "batch"]
     renamed = {"head" if part == "kv_head" else part for part in own}
     if sorted(stated) not in (sorted(own), sorted(renamed)) or batches not in ([], ["batch"]):
-        raise UserError(
-            f"{where} axes = {brief(text)}: a {word} has the axes {' '.join(taps.BY_WORD[word].axes)} (and perhaps batch)"
-        )
+        known = " ".join(taps.BY_WORD[word].axes)
+        raise UserError(f"{where} axes = {brief(text)}: a {word} has the axes {known} (and perhaps batch)")
     return axes
 
 
@@ -183,8 +181,10 @@ def _ordered(array: Array, tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]
     if "kv_head" in own and "kv_head" not in stated:
         stated = ["kv_head" if part == "head" else part for part in stated]
     if not set(own) <= set(stated) <= set(sizes):  # llama.cpp's graph knows the sizes of axes, and not their names
-        raise UserError(f"{entry.names(tap.layer)}: axes = \"{' '.join(entry.axes)}\" cannot be told apart in llama.cpp's "
-                        f"graph of this model; leave axes out and write {tap.name} as it has it")  # fmt: skip
+        raise UserError(
+            f"{entry.names(tap.layer)}: the axes of llama.cpp's graph have no names; leave axes out, and write "
+            f"{tap.name} as [{', '.join(tap.kind.axes)}]"
+        )
     split = tuple(sizes[part] for part in stated)
     if array.shape != taps_shape(entry.axes, dict(zip(stated, split, strict=True)), own):
         raise UserError(_misfit(array.shape, split, tap, entry, sizes))

@@ -174,7 +174,7 @@ def assemble(
 
 
 def _weight(piece: Piece | Unread, model: Runnable) -> Array:
-    """A dumped weight; of one that the file does not have, nothing is read. Raises UserError for one of another size."""
+    """A dumped weight; of one that the file does not have, nothing is read. Raises UserError for one far too large."""
     tensor = piece.name.removeprefix(WEIGHTS)
     if tensor not in model.weights:
         return np.zeros(0, np.float32)
