@@ -61,11 +61,12 @@ def _loaded(pieces: Sequence[Unread], unread: Sequence[str], tokens: tuple[int, 
 
 def _token_files(folder: Path) -> list[Path]:
     paths = [folder / name for name in _TOKEN_FILES]
-    return [path for path in paths if path.exists() and not path.is_symlink()]
+    return [path for path in paths if os.path.lexists(path)]
 
 
 def _tokens(folder: Path) -> tuple[int, ...]:
     for path in _token_files(folder):
+        _check_inside(folder, path)
         words = read_text(path, MAX_TOKENS_FILE, "token ids").translate(str.maketrans(",[]", "   ")).split()
         ids = [number for word in words if (number := whole(word)) is not None and number < MAX_ID]
         if not ids or len(ids) != len(words):
@@ -98,16 +99,20 @@ def _unread(folder: Path) -> list[str]:
 
 def _pieces(folder: Path) -> Iterator[Unread]:
     """Every array of the directory; links out of it are not followed."""
-    home = folder.resolve()
     for path in _arrays(folder):
-        if home not in path.resolve().parents:
-            raise UserError(f"{path}: leads out of the dump directory")
+        _check_inside(folder, path)
         name, row = _name(path.relative_to(folder))
         if path.suffix in _KINDS:
             yield _KINDS[path.suffix](path, name, row)
         else:
             check_regular(path, "a text file of numbers")
             yield Unread(name, row, None, partial(text.read_values, path))
+
+
+def _check_inside(folder: Path, path: Path) -> None:
+    """Raise UserError for a link that leads out of a dump: what lies elsewhere was not given to be read."""
+    if path.is_symlink() and folder.resolve() not in path.resolve().parents:
+        raise UserError(f"{path}: leads out of the dump directory; copy the file into it")
 
 
 def _name(path: Path) -> tuple[str, int | None]:

@@ -17,6 +17,7 @@ Array = NDArray[Any]
 
 MAX_LINE = 1000  # bytes
 MAX_BYTES = 1 << 30
+_EXPECTED = "expected lines such as [12] = 0.581"
 
 
 def read_values(path: Path, most: int) -> tuple[Array, Array]:
@@ -33,10 +34,12 @@ def read_values(path: Path, most: int) -> tuple[Array, Array]:
             line_number = 0
             while line := file.readline(MAX_LINE + 1):
                 line_number += 1
+                if len(line) > MAX_LINE:
+                    raise UserError(f"{path}:{line_number}: a line of more than {MAX_LINE} bytes; {_EXPECTED}")
                 stripped = line.decode(errors="replace").strip()
                 if not stripped or stripped.startswith("#"):
                     continue
-                index, value = _parsed(f"{path}:{line_number}", line, stripped)
+                index, value = _parsed(f"{path}:{line_number}", stripped)
                 indices.append(len(values) if index is None else index)
                 values.append(value)
                 if len(values) > most:
@@ -47,13 +50,11 @@ def read_values(path: Path, most: int) -> tuple[Array, Array]:
         return np.array(values, np.float64).astype(np.float32), np.array(indices, np.int64)
 
 
-def _parsed(where: str, line: bytes, text: str) -> tuple[int | None, float]:
+def _parsed(where: str, text: str) -> tuple[int | None, float]:
     """The index, where there is one, and the value of a line. Raises UserError if it has no value."""
-    if len(line) > MAX_LINE:
-        raise UserError(f"{where}: a line of more than {MAX_LINE} bytes; expected lines such as [12] = 0.581")
     left, sign, right = text.partition("=") if "=" in text else text.partition(":")
     value = number((right if sign else left).strip().removesuffix(",").rstrip())
     index = whole(left.strip().removeprefix("[").removesuffix("]").strip()) if sign else None
     if value is None or (sign and index is None):
-        raise UserError(f"{where}: {text[:40]!r} is no value; expected lines such as [12] = 0.581")
+        raise UserError(f"{where}: {text[:40]!r} is no value; {_EXPECTED}")
     return index, value
