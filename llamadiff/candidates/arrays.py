@@ -82,7 +82,10 @@ def _header(where: str, start: bytes, length: int) -> Header:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Python 2's headers, and of odd escapes
-            shape, by_columns, dtype = kinds[np.lib.format.read_magic(file)[0]](file, max_header_size=MAX_HEADER)
+            version, _ = np.lib.format.read_magic(file)
+            if version not in kinds:
+                raise ValueError(f"its header is of version {version}")
+            shape, by_columns, dtype = kinds[version](file, max_header_size=MAX_HEADER)
     except Exception as error:  # numpy, and the parser under it, raise many kinds
         raise UserError(f"{where}: not a plain .npy array ({reason(error)}); {_SAVE}") from None
     if dtype.kind not in "fiu":
