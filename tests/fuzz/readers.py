@@ -400,7 +400,7 @@ def open_model(path: Path) -> None:
 
 
 TEMPLATE = """{{ bos_token }}{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}[{{ m.role }}]
-{{ m.content | trim }}{% endfor %}{% if add_generation_prompt %}{{ raise_exception('no') if false else '[a]' }}{% endif %}
+{{ m.content | trim }}{% endfor %}{% if add_generation_prompt %}{{ raise_exception('no') if false }}{% endif %}
 {{ strftime_now('%Y') }}{% set x = namespace(n=3) %}{% for i in range(9) %}{{ 'a' * 7 }}{% endfor %}"""
 
 
