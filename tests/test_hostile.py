@@ -13,14 +13,15 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
 import pytest
 import small
 
-from llamadiff import UserError
-from llamadiff.candidates import resolve
+from llamadiff import UserError, taps
+from llamadiff.candidates import layout, resolve
 from llamadiff.candidates.layout import load_map
 from llamadiff.candidates.source import Context
 from llamadiff.limits import load_rules
@@ -370,6 +371,19 @@ def test_hostile_tolerances_are_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"t\.toml: ") as caught:
         load_rules(tmp_path / "t.toml")
     assert len(str(caught.value)) < 400
+
+
+def test_axes_of_a_graph_are_named_by_the_vocabulary() -> None:
+    tap = taps.Tap(taps.Kind("embd", "GET_ROWS", "", ("token", "256"), ""), None)
+    graph = SimpleNamespace(sizes={"head": 4, "kv_head": 2, "dim": 64})
+    rows = np.arange(768, dtype=np.float32).reshape(1, 3, 256)
+    np.testing.assert_array_equal(layout.fitted(rows, tap, load_map("hf")["embd"], graph, 3), rows[0])
+    for shape in ((3, 255), (2, 3, 256), (256, 3)):
+        with pytest.raises(UserError, match=r"needs \[3, 256\]"):
+            layout.fitted(np.ones(shape, np.float32), tap, load_map("llama.cpp")["embd"], graph, 3)
+    odd = taps.Tap(taps.Kind("l_out", "ADD", "", ("2", "token", "128"), ""), 0)
+    with pytest.raises(UserError, match="its axes have no names"):
+        layout.fitted(rows, odd, load_map("hf")["l_out"], graph, 3)
 
 
 # -- what is no file -------------------------------------------------------------------------------

@@ -177,19 +177,27 @@ def _ordered(array: Array, tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]
     """Transpose from the stated axes to the tap's."""
     assert entry.axes is not None
     stated = [part for axis in entry.axes for part in axis.split("*")]
-    own = [part for axis in tap.kind.axes for part in axis.split("*")]
+    own, sizes = _named(tap, entry, sizes)
     if "kv_head" in own and "kv_head" not in stated:
         stated = ["kv_head" if part == "head" else part for part in stated]
-    if not set(own) <= set(stated) <= set(sizes):  # llama.cpp's graph knows the sizes of axes, and not their names
-        raise UserError(
-            f"{entry.names(tap.layer)}: the axes of llama.cpp's graph have no names; leave axes out, and write "
-            f"{tap.name} as [{', '.join(tap.kind.axes)}]"
-        )
+    if not set(own) <= set(stated) <= set(sizes):
+        axes = ", ".join(tap.kind.axes)
+        raise UserError(f"{entry.names(tap.layer)}: its axes have no names in llama.cpp's graph; write [{axes}]")
     split = tuple(sizes[part] for part in stated)
     if array.shape != taps_shape(entry.axes, dict(zip(stated, split, strict=True)), own):
         raise UserError(_misfit(array.shape, split, tap, entry, sizes))
     moved = array.reshape(split).transpose([stated.index(part) for part in ["batch"] * ("batch" in stated) + own])
     return np.ascontiguousarray(moved[0] if "batch" in stated else moved)
+
+
+def _named(tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]) -> tuple[list[str], Mapping[str, int]]:
+    """The names and sizes of a tap's own axes: llama.cpp's graph has sizes alone, and the vocabulary the names."""
+    axes = tap.kind.axes
+    known = taps.BY_WORD[entry.word].axes
+    if any(axis.isdigit() for axis in axes) and len(known) == len(axes):
+        sizes = {**sizes, **{name: taps.size_of(axis, sizes) for name, axis in zip(known, axes, strict=True)}}
+        axes = known
+    return [part for axis in axes for part in axis.split("*")], sizes
 
 
 def taps_shape(axes: Iterable[str], sizes: Mapping[str, int], own: Sequence[str]) -> tuple[int, ...]:
