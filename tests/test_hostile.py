@@ -22,10 +22,12 @@ import small
 
 from llamadiff import UserError, taps
 from llamadiff.candidates import layout, resolve
+from llamadiff.candidates.engine import record
 from llamadiff.candidates.layout import load_map
 from llamadiff.candidates.source import Context
-from llamadiff.limits import load_rules
+from llamadiff.limits import RULES, load_rules
 from llamadiff.model import Model
+from llamadiff.pipeline import judge
 from llamadiff.trace import KEY, SCHEMA, Trace
 
 TOKENS = (1, 17, 5)
@@ -303,6 +305,19 @@ def test_a_directory_of_everything_is_no_dump(model: Model, tmp_path: Path, monk
 def test_a_trace_of_a_hostile_header_is_refused(size: int, header: bytes, model: Model, tmp_path: Path) -> None:
     (tmp_path / "t.safetensors").write_bytes(struct.pack("<Q", size) + header)
     assert "not a readable trace" in refused(tmp_path / "t.safetensors", model)
+
+
+@pytest.mark.parametrize(
+    "stated", [{"model": {"sha256": "f" * 100_000}}, {"producer": {"settings": {"type_v": "F" * 100_000}}}], ids=list
+)
+def test_a_long_value_is_quoted_in_part(stated: dict[str, object], model: Model, tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    metadata = {KEY: json.dumps({"schema": SCHEMA, "tokens": TOKENS, **stated})}
+    save_file({"embd": ROWS}, tmp_path / "t.safetensors", metadata)
+    with pytest.raises(UserError, match=r"the candidate was recorded with") as caught:
+        judge(model, record(model.engine, TOKENS, "right"), loaded(tmp_path / "t.safetensors", model), RULES)
+    assert len(str(caught.value)) < 400
 
 
 def test_a_trace_of_other_digits_has_no_such_tap(model: Model, tmp_path: Path) -> None:
