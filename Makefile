@@ -18,7 +18,7 @@ FLAGS_avx2 = $(OFF) -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -
 FLAGS_plain = $(OFF) -DGGML_SSE42=OFF -DGGML_AVX=OFF -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF
 LLAMA_CPP = $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: install develop demo test test-all builds lint capture bench profile zoo readme model clean
+.PHONY: install develop demo test test-all builds fuzz lint capture bench profile zoo readme model clean
 
 install: $(VENV)/installed  ## what the tool needs, and no more
 
@@ -65,6 +65,9 @@ build/%/installed: pyproject.toml
 .PRECIOUS: build/%/installed
 
 FORCE:
+
+fuzz: develop  ## 10,000 hostile files for every reader: half an hour
+	$(BIN)/python tests/fuzz/run.py --cases 10000
 
 lint: develop  ## style and types
 	$(BIN)/ruff check .

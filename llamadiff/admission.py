@@ -19,7 +19,7 @@ def check_runnable(model: Runnable, trace: Trace, whose: str) -> None:
         raise UserError(f"{whose} has {count} tokens, more than the model's context of {limit}")
     for side, kind in stored_types(trace).items():
         if kind not in KV_TYPES:
-            raise UserError(f"{whose} was recorded with a {side} of type {kind}; known are {', '.join(KV_TYPES)}")
+            raise UserError(f"{whose} was recorded with a {side} of type {kind[:40]}; known are {', '.join(KV_TYPES)}")
         size = model.sizes.get("cached", model.sizes["dim"])
         if kind.startswith("Q") and size % 32:
             raise UserError(f"{whose} was recorded with a {side} of type {kind}, which heads of "

@@ -12,6 +12,7 @@ import typer
 from llamadiff import ending
 from llamadiff.collisions import Named, kept, refuse_collisions, saved
 from llamadiff.errors import UserError
+from llamadiff.input import read_text
 from llamadiff.options import (
     FAILING,
     Backend,
@@ -290,7 +291,7 @@ def _token_ids(text: str | None, file: Path | None) -> tuple[int, ...]:
     if text is not None and file is not None:
         raise UserError("give --tokens or --tokens-file, not both")
     if file is not None:
-        text = _read_text(file)
+        text = read_text(file, MAX_TOKENS_FILE, "a text file of token ids such as 1,15043,29892")
     if text is None:
         return ()
     where = "--tokens" if file is None else str(file)
@@ -301,19 +302,6 @@ def _token_ids(text: str | None, file: Path | None) -> tuple[int, ...]:
     if not words:
         raise UserError(f"{where}: no token ids given; expected whole numbers such as 1,15043,29892")
     return tuple(int(word) for word in words)
-
-
-def _read_text(file: Path) -> str:
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_TOKENS_FILE + 1)
-        if len(data) > MAX_TOKENS_FILE:
-            raise UserError(f"{file}: more than {MAX_TOKENS_FILE >> 20} MiB; expected a text file of token ids")
-        return data.decode()
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{file}: is not text; expected token ids such as 1,15043,29892") from None
 
 
 def _layer_range(text: str | None) -> range | None:

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from llamadiff.errors import UserError
+from llamadiff.stated import brief, read_toml
 
 MATCH, NOISE, WRONG, UNCHECKED = "match", "noise", "wrong", "unchecked"
 SEVERITY = (MATCH, NOISE, UNCHECKED, WRONG)
 
 LARGEST = 1e9  # limit of a rule
+MAX_RULES = 1000  # of a file
 
 # Mean squared relative error of rounding once to a type: 2^-2(p+1) / 3 for p stored bits.
 ROUNDING = {"f32": 2.0**-48 / 3, "f16": 2.0**-22 / 3, "bf16": 2.0**-16 / 3}
@@ -78,19 +79,9 @@ def load_rules(path: Path) -> tuple[Rule, ...]:
     entries = data.get("rule")
     if not isinstance(entries, list) or set(data) != {"rule"}:
         raise UserError(f"{path}: expected [[rule]] entries and nothing else")
+    if len(entries) > MAX_RULES:
+        raise UserError(f"{path}: {len(entries)} rules; give no more than {MAX_RULES}")
     return tuple(_rule(path, number, entry) for number, entry in enumerate(entries, 1)) + RULES
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file's tables. Raises UserError if it cannot be read or is none."""
-    try:
-        with path.open("rb") as file:
-            data: dict[str, Any] = _toml_reader().load(file)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not TOML ({error})") from None
-    return data
 
 
 def _rule(path: Path, number: int, entry: object) -> Rule:
@@ -98,21 +89,12 @@ def _rule(path: Path, number: int, entry: object) -> Rule:
     if not isinstance(entry, dict) or "match" not in entry:
         raise UserError(f"{path}: rule {number} has no match = NMSE")
     for key, value in entry.items():
+        stated = f"{path}: rule {number}: {key[:40]} = {brief(value)}"
         if key not in kinds or not isinstance(value, kinds[key]) or isinstance(value, bool):
-            raise UserError(
-                f"{path}: rule {number}: {key} = {value!r} is not one of {', '.join(kinds)} of the right type"
-            )
+            raise UserError(f"{stated} is not one of {', '.join(kinds)} of the right type")
         if isinstance(value, (int, float)) and not 0 <= value <= LARGEST:
-            raise UserError(f"{path}: rule {number}: {key} = {value} is not between 0 and {LARGEST:g}")
+            raise UserError(f"{stated} is not between 0 and {LARGEST:g}")
     return Rule(**entry)
-
-
-def _toml_reader() -> Any:
-    try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef,import-not-found]
-    return tomllib
 
 
 # Drift that float32 sums in another order leave after each layer: nothing smaller is worth a ratio.

@@ -226,6 +226,6 @@ class Model(Runnable):
 
 def check_same_model(info: Mapping[str, Any], sha256: str, whose: str) -> None:
     """Raise UserError if a trace names another model file."""
-    named = info.get("sha256")
+    named: str | None = info.get("sha256")
     if named is not None and named != sha256:
-        raise UserError(f"{whose} was recorded with another model: its sha256 is {named}, this file's is {sha256}")
+        raise UserError(f"{whose} was recorded with another model: its sha256 is {named[:80]}, this file's is {sha256}")

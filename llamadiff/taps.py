@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -122,7 +123,7 @@ KINDS: tuple[Kind, ...] = (
 )  # fmt: skip
 
 BY_WORD: Mapping[str, Kind] = {kind.word: kind for kind in (*KINDS, *reversed(KINDS))}  # the first row of each
-_NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9]*?)(?:-(\d{1,4}))?")
+_NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9]*?)(?:-([0-9]{1,4}))?")
 
 
 @dataclass(frozen=True)
@@ -211,14 +212,12 @@ def weight_name(tap: Tap, tensors: Iterable[str]) -> str | None:
 def shape_of(tap: Tap, n_tokens: int, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """The shape of a tap over ``n_tokens``; ``sizes`` gives embd, head, kv_head, dim, ff, vocab, expert, used."""
     known = {**sizes, "token": n_tokens, "query": n_tokens, "key": n_tokens}
+    return tuple(size_of(axis, known) for axis in tap.kind.axes)
 
-    def size(axis: str) -> int:
-        product = 1
-        for part in axis.split("*"):
-            product *= known[part] if part in known else int(part)  # axes of graphs have no other name than their size
-        return product
 
-    return tuple(size(axis) for axis in tap.kind.axes)
+def size_of(axis: str, sizes: Mapping[str, int]) -> int:
+    """The size of an axis; those of graphs have no other name than it."""
+    return math.prod(sizes[part] if part in sizes else int(part) for part in axis.split("*"))
 
 
 def selected(name: str, layer: int | None, patterns: Sequence[str], layers: range | None) -> bool:
@@ -229,5 +228,5 @@ def selected(name: str, layer: int | None, patterns: Sequence[str], layers: rang
 
 def layer_of(name: str) -> int | None:
     """The layer that a name ends in: 3 of ``l_out-3``."""
-    match = re.fullmatch(r".+-(\d+)", name)
+    match = re.fullmatch(".+-([0-9]{1,9})", name)
     return int(match[1]) if match else None

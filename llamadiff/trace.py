@@ -9,7 +9,6 @@ import json
 import mmap
 import os
 import struct
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -22,8 +21,10 @@ from numpy.typing import NDArray
 
 from llamadiff import taps
 from llamadiff.errors import UserError
+from llamadiff.input import check_regular
 from llamadiff.leftovers import temporary_file
 from llamadiff.output import NO_ROOM, check_target, unwritten
+from llamadiff.stated import MAX_DEPTH, brief, is_shallow, parse_json, reason
 
 Array = NDArray[Any]
 
@@ -34,8 +35,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "I32": np.dtype("<i4"), "I64": np.dtype("<i8"),
 }  # fmt: skip
 MAX_AXES = 8  # of a tensor in a trace; more than any engine has
-MAX_DEPTH = 16  # of objects within objects in the metadata
 MAX_ID = 1 << 31  # token ids and positions are 32-bit in llama.cpp
+MAX_HEADER = 1 << 23  # bytes: 2,000 taps and as many tokens as any context has take a quarter of it
 _HEADER_ROOM = 4096  # bytes of header set aside for the metadata; each tap takes about 100 more
 
 
@@ -282,36 +283,18 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
 
     if not path.exists():
         raise UserError(f"{path}: no such trace")
-    if path.is_dir():
-        raise UserError(f"{path}: is a directory; give the .safetensors trace in it")
-    if not path.is_file():
-        raise UserError(f"{path}: is not a regular file; a trace is mapped into memory")
+    check_regular(path, "a .safetensors trace, which is mapped into memory")
     try:
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8).ljust(8))
+            if size > MAX_HEADER:
+                raise ValueError(f"it claims a header of {size} bytes")
+            header = parse_json(file.read(size))
         with safe_open(str(path), "np"):
             pass
-        with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(size), object_pairs_hook=_without_twins)
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: not a readable trace ({reason[:120]}); write it as .safetensors") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path}: not a readable trace ({reason(error)}); write it as .safetensors") from None
     return header, 8 + size
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; two entries of one name are two answers to one question."""
-    names = [name for name, _ in pairs]
-    twins = [name for name, count in Counter(names).items() if count > 1]
-    if twins:
-        raise ValueError(f"two entries are called {twins[0]}")
-    return dict(pairs)
-
-
-def _whole(digits: str) -> int:
-    """An integer of JSON; one that no machine word holds would fail wherever it is computed with."""
-    if len(digits) > 20 or not -(1 << 63) <= int(digits) < 1 << 64:
-        raise ValueError(f"{digits[:24]} does not fit into 64 bits")
-    return int(digits)
 
 
 def _is_readable(path: Path, name: str, dtype: str, shape: list[int]) -> bool:
@@ -330,12 +313,12 @@ def _parse_info(path: Path, text: Any) -> Info:
     if not isinstance(text, str):
         raise UserError(f"{path}: no {KEY!r} entry in __metadata__; it must hold the token ids (captures/README.md)")
     try:
-        data = json.loads(text, object_pairs_hook=_without_twins, parse_int=_whole)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: the {KEY!r} metadata is not JSON ({error})") from None
+        data = parse_json(text)
+    except ValueError as error:
+        raise UserError(f"{path}: the {KEY!r} metadata is not JSON ({reason(error)})") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else data
-        raise UserError(f"{path}: schema is {_brief(found)}; this version reads {SCHEMA!r}")
+        raise UserError(f"{path}: schema is {brief(found)}; this version reads {SCHEMA!r}")
     data = _without_nulls(data)
     _check_kinds(path, data)
     tokens = tuple(data.get("tokens", ()))
@@ -356,7 +339,7 @@ def _check_kinds(path: Path, data: dict[str, Any]) -> None:
         for key in place.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         if value is not None and not fits(value):
-            raise UserError(f"{path}: {place} in the metadata is {_brief(value)}; it must be {words}")
+            raise UserError(f"{path}: {place} in the metadata is {brief(value)}; it must be {words}")
 
 
 def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
@@ -366,12 +349,6 @@ def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
         key: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
         for key, value in kept.items()
     }
-
-
-def _brief(value: Any) -> str:
-    """The beginning of a value."""
-    text = repr(value) if _is_shallow(value, MAX_DEPTH) else "nested too deep"
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _is_text(value: Any) -> bool:
@@ -395,12 +372,7 @@ def _are_texts(value: Any) -> bool:
 
 
 def _is_object(value: Any) -> bool:
-    return isinstance(value, dict) and _is_shallow(value, MAX_DEPTH)
-
-
-def _is_shallow(value: Any, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels > 0 and all(_is_shallow(item, levels - 1) for item in inner)
+    return isinstance(value, dict) and is_shallow(value, MAX_DEPTH)
 
 
 # What the metadata may say, by place: how it is tested, and in words. Anything else is kept as it comes.

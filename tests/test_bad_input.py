@@ -233,6 +233,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     (folder / "binary.ids").write_bytes(bytes(range(128, 256)))
     (folder / "cut.gguf").write_bytes(model.read_bytes()[:-5000])
     os.mkfifo(folder / "pipe")
+    (folder / "digits").mkdir()
+    (folder / "digits" / "embd.txt").write_text("1" * 100_000 + "x")
+    (folder / "long.ids").write_text("1 " * (9 << 20))
     capture(Request(str(model), tokens=TOKENS, output=str(folder / "good.safetensors"),
                     model_info={"file": "good.gguf"}))  # fmt: skip
     _write_traces(folder)
@@ -311,8 +314,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ids file missing": (("compare", "good.gguf", "--tokens-file", "no.ids"), ("no.ids: cannot be read",)),
     "ids file binary": (("compare", "good.gguf", "--tokens-file", "binary.ids"), ("binary.ids: is not text",)),
     "ids file of words": (("compare", "good.gguf", "--tokens-file", "notes.txt"), ('notes.txt: "hello"',)),
-    "ids file endless": (("compare", "good.gguf", "--tokens-file", "/dev/zero"), ("/dev/zero: more than 16 MiB",)),
-    "ids file a directory": (("compare", "good.gguf", "--tokens-file", "."), ("cannot be read",)),
+    "ids file endless": (("compare", "good.gguf", "--tokens-file", "/dev/zero"), ("/dev/zero: is a device, no",)),
+    "ids file a directory": (("compare", "good.gguf", "--tokens-file", "."), ("is a directory, no regular file",)),
+    "ids file a pipe": (("compare", "good.gguf", "--tokens-file", "pipe"), ("pipe: is a pipe that nobody writes to",)),
+    "ids file too long": (("compare", "good.gguf", "--tokens-file", "long.ids"), ("long.ids: more than 16 MiB",)),
     "layers of words": ((*COMPARE, "--layers", "all"), ("--layers all", "0-3")),
     "layers backwards": ((*COMPARE, "--layers", "1-0"), ("--layers 1-0",)),
     "layers of odd digits": ((*COMPARE, "--layers", "\u00b2"), ("--layers \u00b2",)),
@@ -352,7 +357,16 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("capture", "good.gguf", "--tokens-file", "notes.txt", "-o", "notes.txt"), ("notes.txt is the tokens file",)),
     "json the model": (("diff", "good.safetensors", "good.safetensors", "--json", "good.gguf"), ("is a model",)),
     "tolerance missing": ((*DIFF, "--tolerance", "no.toml"), ("no.toml: cannot be read",)),
-    "tolerance a directory": ((*DIFF, "--tolerance", "."), ("cannot be read",)),
+    "tolerance a directory": ((*DIFF, "--tolerance", "."), ("is a directory, no regular file",)),
+    "tolerance endless": ((*DIFF, "--tolerance", "/dev/zero"), ("/dev/zero: is a device, no regular file",)),
+    "tolerance a pipe": ((*DIFF, "--tolerance", "pipe"), ("pipe: is a pipe that nobody writes to",)),
+    "map endless": ((*COMPARE, "--map", "/dev/zero"), ("/dev/zero: is a device, no regular file",)),
+    "map a pipe": ((*COMPARE, "--map", "pipe"), ("pipe: is a pipe that nobody writes to",)),
+    "candidate a pipe": ((*COMPARE, "--candidate", "pipe"), ("pipe: is a pipe, no regular file",)),
+    "candidate endless": ((*COMPARE, "--candidate", "/dev/zero"), ("/dev/zero: is a device, no regular file",)),
+    "candidate of transformers a pipe": (
+        (*COMPARE, "--candidate", "transformers:pipe@f32"), ("pipe: is a pipe, no regular file",)),
+    "text of one long number": ((*COMPARE, "--candidate", "digits"), ("embd.txt:1: a line of more than 1000 bytes",)),
     "tolerance of words": ((*DIFF, "--tolerance", "words.toml"), ("words.toml: not TOML",)),
     "tolerance keys": ((*DIFF, "--tolerance", "keys.toml"), ("rule 1: colour = 'red'", "arithmetic")),
     "tolerance type": ((*DIFF, "--tolerance", "type.toml"), ("rule 1: match = 'x'",)),
@@ -365,7 +379,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tolerance deep": ((*DIFF, "--tolerance", "deep.toml"), ("deep.toml: not TOML",)),
     "trace missing": (("diff", "no.safetensors", "no.safetensors"), ("no.safetensors: no such trace",)),
     "trace a directory": (("diff", ".", "."), ("is a directory",)),
-    "trace a pipe": (("diff", "pipe", "good.safetensors"), ("pipe: is not a regular file",)),
+    "trace a pipe": (("diff", "pipe", "good.safetensors"), ("pipe: is a pipe, no regular file",)),
     "trace a model": (("diff", "good.gguf", "good.safetensors"), ("good.gguf: not a readable trace",)),
     "trace cut": (("diff", "good.safetensors", "cut.safetensors"), ("cut.safetensors: not a readable trace",)),
     "trace cut short": (("check", "short.safetensors"), ("short.safetensors: not a readable trace",)),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamadiff.errors import UserError
+from llamadiff.input import check_regular
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from llamadiff.candidates.source import Context, Opened, Source
     from llamadiff.trace import Trace
 
@@ -37,6 +37,7 @@ def source_of(spec: str) -> Source:
     for source in SOURCES:
         if source.matches(spec):
             return source
+    check_regular(Path(spec), "a trace, a dump or a command")
     raise UserError(
         f"--candidate {spec}: no such trace or dump; give a .safetensors trace, a directory of arrays, "
         '"cmd: ./engine --tokens {tokens} --dump {out}", or transformers:'

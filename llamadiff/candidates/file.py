@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from llamadiff.candidates.source import Context, Opened, Piece, assemble, named_row, register
-from llamadiff.trace import KEY, Trace
+from llamadiff.candidates.source import Context, Opened, Unread, assemble, named_row, register
+from llamadiff.trace import KEY, Array, Trace
 
 
 @register
@@ -38,6 +38,10 @@ def _loaded(trace: Trace, context: Context) -> Trace:
     as_it_is = any(tap.name in trace for tap in context.model.taps) and all(row is None for _, row in pieces.values())
     if context.is_identity and as_it_is:
         return trace.saying(info)
-    made = (Piece(word, trace[name], row) for name, (word, row) in pieces.items())
+    made = (Unread(word, row, trace.shape(name), partial(_values, trace, name)) for name, (word, row) in pieces.items())
     whole = assemble(made, context, info.producer, info.tokens)
     return whole.saying(replace(info, producer=whole.info.producer))
+
+
+def _values(trace: Trace, name: str, _most: int) -> tuple[Array, None]:
+    return trace[name], None

@@ -13,6 +13,7 @@ nothing is guessed; but an error proposes the line that would fit.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from llamadiff import taps
 from llamadiff.errors import UserError
 from llamadiff.model import Runnable
+from llamadiff.stated import brief, read_toml
 
 Array = NDArray[Any]
 
@@ -42,6 +44,8 @@ DONE = {
 }
 
 
+MAX_NAME = 200  # characters of a name that is worth a proposal
+_ZEROS = re.compile("(?<![0-9])0+(?=[0-9])")
 _TIMES = re.compile(r"times ([0-9]{1,9}(?:\.[0-9]{1,12})?(?:e-?[0-9]{1,2})?)")
 
 
@@ -79,15 +83,13 @@ def load_map(spec: str) -> Map:
 
 def _read_map(spec: str, built_in: Sequence[str]) -> Map:
     path = Path(spec)
-    if not path.is_file():
+    if not path.exists():
         raise UserError(f"--map {spec}: no such file, and no built-in map ({', '.join(built_in)})")
-    from llamadiff.limits import read_toml
-
     return {word: _entry(path, word, table) for word, table in read_toml(path).items()}
 
 
 def _entry(path: Path, word: str, table: Any) -> Entry:
-    where = f"{path}: [{word}]"
+    where = f"{path}: [{word[:40]}]"
     if word not in taps.BY_WORD:
         near = get_close_matches(word, list(taps.BY_WORD), 1)
         raise UserError(f"{where} is no tap{f'; did you mean [{near[0]}]?' if near else ''}")
@@ -96,29 +98,52 @@ def _entry(path: Path, word: str, table: Any) -> Entry:
         raise UserError(f'{where} may have name = "...", axes = "..." and done = [...]; nothing else')
     name, axes = table.get("name", own), table.get("axes")
     if not isinstance(name, str) or not name:
-        raise UserError(f"{where} name = {name!r} is no name; left out, it is {own!r}")
+        raise UserError(f"{where} name = {brief(name)} is no name; left out, it is {own!r}")
     if taps.BY_WORD[word].layered and "{i}" not in name:
-        raise UserError(f"{where} name = {name!r} has no {{i}} for the layer's number")
-    return Entry(word, name, None if axes is None else _axes(where, word, axes), _done(where, table.get("done", [])))
+        raise UserError(f"{where} name = {brief(name)} has no {{i}} for the layer's number")
+    done = _done(where, word, table.get("done", []))
+    return Entry(word, name, None if axes is None else _axes(where, word, axes), done)
 
 
 def _axes(where: str, word: str, text: Any) -> tuple[str, ...]:
     axes = tuple(text.split()) if isinstance(text, str) else ()
+    batches = [axis for axis in axes if "batch" in axis.split("*")]
     own = {part for axis in taps.BY_WORD[word].axes for part in axis.split("*")}
     stated = [part for axis in axes for part in axis.split("*") if part != "batch"]
     renamed = {"head" if part == "kv_head" else part for part in own}
-    if sorted(stated) not in (sorted(own), sorted(renamed)):
-        raise UserError(
-            f"{where} axes = {text!r}: a {word} has the axes {' '.join(taps.BY_WORD[word].axes)} (and perhaps batch)"
-        )
+    if sorted(stated) not in (sorted(own), sorted(renamed)) or batches not in ([], ["batch"]):
+        known = " ".join(taps.BY_WORD[word].axes)
+        raise UserError(f"{where} axes = {brief(text)}: a {word} has the axes {known} (and perhaps batch)")
     return axes
 
 
-def _done(where: str, value: Any) -> tuple[str, ...]:
-    for treatment in value if isinstance(value, list) else [value]:
-        if treatment not in DONE and not (isinstance(treatment, str) and _factor(treatment)):
-            raise UserError(f"{where} done = {treatment!r}: known are {', '.join(DONE)}")
-    return tuple(value)
+def _concerns(treatment: str, kind: taps.Kind) -> bool:
+    """Whether a tap of this kind has what a treatment is done to."""
+    parts = {part for axis in kind.axes for part in axis.split("*")}
+    if treatment in ("permuted", "paired"):
+        return "dim" in parts
+    if treatment == "unweighted":
+        return kind.op == "RMS_NORM"
+    return treatment != "repeated" or "kv_head" in parts
+
+
+def _done(where: str, word: str, value: Any) -> tuple[str, ...]:
+    treatments = value if isinstance(value, list) else [value]
+    for treatment in treatments:
+        if not isinstance(treatment, str) or (treatment not in DONE and not _factor(treatment)):
+            raise UserError(f"{where} done = {brief(treatment)}: known are {', '.join(DONE)}")
+        if not _concerns(treatment, taps.BY_WORD[word]):
+            raise UserError(f"{where} done = {brief(treatment)} is not for a {word}: {DONE[treatment]}")
+    return tuple(treatments)
+
+
+def most_values(shape: tuple[int, ...] | None, tap: taps.Tap, entry: Entry, model: Runnable, n_tokens: int) -> int:
+    """How many values a tensor of a tap can have. Raises UserError for a shape of more, before any is read."""
+    sizes = _sizes(model, n_tokens, entry)
+    wanted = taps.shape_of(tap, n_tokens, sizes)
+    if shape is not None and math.prod(shape) > math.prod(wanted):
+        raise UserError(_misfit(shape, wanted, tap, entry, sizes))
+    return math.prod(wanted)
 
 
 def fitted(array: Array, tap: taps.Tap, entry: Entry, model: Runnable, n_tokens: int) -> Array:
@@ -130,7 +155,7 @@ def fitted(array: Array, tap: taps.Tap, entry: Entry, model: Runnable, n_tokens:
     if entry.axes is not None:
         array = _ordered(array, tap, entry, sizes)
     shape = taps.shape_of(tap, n_tokens, sizes)
-    if array.size != int(np.prod(shape)) or not _same_order(array.shape, shape):
+    if array.size != math.prod(shape) or not _same_order(array.shape, shape):
         raise UserError(_misfit(array.shape, shape, tap, entry, sizes))
     return undone(array.reshape(shape), tap, entry, model)
 
@@ -152,9 +177,12 @@ def _ordered(array: Array, tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]
     """Transpose from the stated axes to the tap's."""
     assert entry.axes is not None
     stated = [part for axis in entry.axes for part in axis.split("*")]
-    own = [part for axis in tap.kind.axes for part in axis.split("*")]
+    own, sizes = _named(tap, entry, sizes)
     if "kv_head" in own and "kv_head" not in stated:
         stated = ["kv_head" if part == "head" else part for part in stated]
+    if not set(own) <= set(stated) <= set(sizes):
+        axes = ", ".join(tap.kind.axes)
+        raise UserError(f"{entry.names(tap.layer)}: its axes have no names in llama.cpp's graph; write [{axes}]")
     split = tuple(sizes[part] for part in stated)
     if array.shape != taps_shape(entry.axes, dict(zip(stated, split, strict=True)), own):
         raise UserError(_misfit(array.shape, split, tap, entry, sizes))
@@ -162,14 +190,27 @@ def _ordered(array: Array, tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]
     return np.ascontiguousarray(moved[0] if "batch" in stated else moved)
 
 
+def _named(tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]) -> tuple[list[str], Mapping[str, int]]:
+    """The names and sizes of a tap's own axes: llama.cpp's graph has sizes alone, and the vocabulary the names."""
+    axes = tap.kind.axes
+    known = taps.BY_WORD[entry.word].axes
+    if any(axis.isdigit() for axis in axes) and len(known) == len(axes):
+        sizes = {**sizes, **{name: taps.size_of(axis, sizes) for name, axis in zip(known, axes, strict=True)}}
+        axes = known
+    return [part for axis in axes for part in axis.split("*")], sizes
+
+
 def taps_shape(axes: Iterable[str], sizes: Mapping[str, int], own: Sequence[str]) -> tuple[int, ...]:
     """The shape that stated axes have: products for merged ones."""
     names = {"head": "kv_head"} if "kv_head" in own else {}
-    return tuple(int(np.prod([sizes[names.get(part, part)] for part in axis.split("*")])) for axis in axes)
+    return tuple(math.prod(sizes[names.get(part, part)] for part in axis.split("*")) for axis in axes)
 
 
+@np.errstate(all="ignore")  # what overflows shows in the values
 def undone(array: Array, tap: taps.Tap, entry: Entry, model: Runnable) -> Array:
     """A tap's values as they were before the treatments that an entry states."""
+    if entry.done and array.dtype.kind != "f":
+        array = array.astype(np.float32)
     if "repeated" in entry.done:
         array = _one_copy(array, tap, model)
     if "permuted" in entry.done and model.rope_pairs:
@@ -179,6 +220,8 @@ def undone(array: Array, tap: taps.Tap, entry: Entry, model: Runnable) -> Array:
     if "scaled" in entry.done:
         array = array * np.sqrt(model.sizes["dim"]).astype(array.dtype)
     if "unweighted" in entry.done:
+        if tap.name not in model.weight_names:
+            raise UserError(f'{tap.name}: done = ["unweighted"], but no weight of this model belongs to it')
         name = model.weight_names[tap.name]
         bias = name.replace(".weight", ".bias")
         array = array * model.weights.vector(name)
@@ -191,7 +234,8 @@ def undone(array: Array, tap: taps.Tap, entry: Entry, model: Runnable) -> Array:
 def _factor(treatment: str) -> float | None:
     """The number of ``times 0.5``; None for another treatment."""
     match = _TIMES.fullmatch(treatment)
-    return float(match[1]) if match else None
+    factor = float(match[1]) if match else 0.0
+    return factor if 1e-30 < factor < 1e30 else None  # what float32 has room for, and its inverse too
 
 
 def _one_copy(array: Array, tap: taps.Tap, model: Runnable) -> Array:
@@ -224,8 +268,7 @@ def _halved(array: Array, dim: int) -> Array:
 def _misfit(have: Sequence[int], want: Sequence[int], tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]) -> str:
     axes = " ".join(entry.axes or tap.kind.axes)
     text = f"{entry.names(tap.layer)} has shape {list(have)}; {tap.name} needs {list(want)} ({axes})"
-    size = int(np.prod(have))
-    if 2 * size == int(np.prod(want)):
+    if 2 * math.prod(have) == math.prod(want):
         return f"{text}: half as many values; are they 16 bits wide (.f16, .bf16)?"
     proposal = _proposal(have, tap, sizes)
     return f'{text}; in the map, [{tap.kind.word}] axes = "{proposal}" would fit' if proposal else text
@@ -236,30 +279,42 @@ def _proposal(have: Sequence[int], tap: taps.Tap, sizes: Mapping[str, int]) -> s
     parts = [part for axis in tap.kind.axes for part in axis.split("*")]
     for names in (tap.kind.axes, tuple(parts), ("batch", *tap.kind.axes), ("batch", *parts)):
         for order in permutations(names):
-            if [int(np.prod([sizes[part] for part in axis.split("*")])) for axis in order] == list(have):
+            if [taps.size_of(axis, sizes) for axis in order] == list(have):
                 return " ".join(order)
     return None
 
 
-def entry_of(name: str, mapping: Map) -> tuple[taps.Tap, Entry] | None:
-    """The tap that an engine's name stands for, under a map."""
-    for entry in mapping.values():
-        pattern = re.escape(entry.name).replace(re.escape("{i}"), r"(\d{1,4})")
-        match = re.fullmatch(pattern, name)
-        if match:
-            layer = int(match[1]) if match.groups() else None
-            return taps.Tap(taps.BY_WORD[entry.word], layer), entry
-    return None
+class Names:
+    """The names that a map has for a model's taps; a layer's number may have zeros before it."""
+
+    def __init__(self, mapping: Map, model: Runnable) -> None:
+        by_word: dict[str, list[taps.Tap]] = {}
+        for tap in model.taps:
+            by_word.setdefault(tap.kind.word, []).append(tap)
+        self._taps: dict[str, tuple[taps.Tap, Entry]] = {}
+        for entry in mapping.values():
+            for tap in by_word.get(entry.word, ()):
+                self._taps.setdefault(_without_zeros(entry.names(tap.layer)), (tap, entry))
+
+    def tap(self, name: str) -> tuple[taps.Tap, Entry] | None:
+        """The tap that an engine's name stands for, and the map's line for it."""
+        return self._taps.get(_without_zeros(name))
+
+
+def _without_zeros(name: str) -> str:
+    return _ZEROS.sub("", name)
 
 
 def propose_name(name: str, shape: Sequence[int], model: Runnable, n_tokens: int) -> str | None:
     """A map line for a name that no entry has: the tap whose word is nearest and whose shape fits."""
-    layer = re.search(r"\d+", name)
+    if len(name) > MAX_NAME:
+        return None
+    layer = re.search(r"[0-9]+", name)
     pattern = name.replace(layer[0], "{i}", 1) if layer else name
     sizes = {**model.sizes, "token": n_tokens, "query": n_tokens, "key": n_tokens, "batch": 1}
     fitting = [tap for tap in model.taps if tap.layer in (None, 0) and tap.kind.layered == bool(layer)
                and _proposal(shape, tap, sizes) is not None]  # fmt: skip
-    near = get_close_matches(re.sub(r"\W*\d+\W*", "", name), [tap.kind.word for tap in fitting], 1, 0.3)
+    near = get_close_matches(re.sub(r"\W*[0-9]+\W*", "", name), [tap.kind.word for tap in fitting], 1, 0.3)
     if not near:
         return None
     return f'[{near[0]}] name = "{pattern}"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ from llamadiff.preflight import WEIGHTS
 from llamadiff.trace import Info, Trace
 
 Array = NDArray[Any]
-_ROW = re.compile(r"(.+)@(-?\d{1,9})")
+ROOM = 2  # times the values of the file's tensor: what a dumped weight may have, to be told what is wrong with it
+_ROW = re.compile(r"(.+)@(-?[0-9]{1,9})")
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,34 @@ class Piece:
     row: int | None = None
     indices: Array | None = None
 
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        return self.array.shape
+
+    def opened(self, most: int) -> Piece:
+        return self
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A tensor that is still in its file: all that is known is its header's shape (None: a text, which has none).
+
+    ``read`` gets its values, and the indices of those that are there if they are not all; of a text, up to so many.
+    """
+
+    name: str
+    row: int | None
+    shape: tuple[int, ...] | None
+    read: Callable[[int], tuple[Array, Array | None]]
+
+    def opened(self, most: int) -> Piece:
+        """Its values in memory."""
+        array, indices = self.read(most)
+        return Piece(self.name, array, self.row, indices)
+
 
 def assemble(
-    pieces: Iterable[Piece],
+    pieces: Iterable[Piece | Unread],
     context: Context,
     producer: Mapping[str, Any],
     tokens: tuple[int, ...] = (),
@@ -102,24 +129,30 @@ def assemble(
     """Named tensors as a trace: names mapped, axes ordered, treatments undone, partial ones marked, weights kept.
 
     Names that no map entry has are kept as extras (named in the report), and so are those that were ``unread``.
-    Raises UserError for a shape that does not fit, or if no name is known.
+    Of these no value is read, and no more of the others than the model can have. Raises UserError for a shape that does
+    not fit, or if no name is known.
     """
     run = tokens or context.tokens
+    if len(run) > context.model.n_ctx_train:
+        raise UserError(
+            f"the candidate has {len(run)} tokens, more than the model's context of {context.model.n_ctx_train}"
+        )
     arrays: dict[str, Array] = {}
     known: dict[str, Array] = {}
     kept: dict[str, str] = {}
     weights: dict[str, Array] = {}
-    extras: list[Piece] = []
-    present = {tap.name: tap for tap in context.model.taps}
-    for piece in pieces:
-        if piece.name.startswith(WEIGHTS):
-            weights[piece.name] = piece.array
+    extras: list[Piece | Unread] = []
+    names = layout.Names(context.mapping, context.model)
+    for unopened in pieces:
+        if unopened.name.startswith(WEIGHTS):
+            weights[unopened.name] = _weight(unopened, context.model)
             continue
-        found = layout.entry_of(piece.name, context.mapping)
-        if found is None or found[0].name not in present:
-            extras.append(piece)
+        found = names.tap(unopened.name)
+        if found is None:
+            extras.append(unopened)
             continue
-        tap, entry = present[found[0].name], found[1]
+        tap, entry = found
+        piece = unopened.opened(layout.most_values(unopened.shape, tap, entry, context.model, len(run)))
         if entry.done:
             kept.setdefault(tap.name, precision(piece.array))
         values, mask = _placed(piece, tap, entry, context.model, len(run))
@@ -138,6 +171,18 @@ def assemble(
     info = Info(run, positions, n_prefill, None, {**producer, "extra": ignored}, {})
     arrays |= weights
     return Trace(info, arrays, dict.fromkeys(arrays, "F32"), known=known, kept=kept)
+
+
+def _weight(piece: Piece | Unread, model: Runnable) -> Array:
+    """A dumped weight; of one that the file does not have, nothing is read. Raises UserError for one far too large."""
+    tensor = piece.name.removeprefix(WEIGHTS)
+    if tensor not in model.weights:
+        return np.zeros(0, np.float32)
+    shape = model.weights.shape(tensor)
+    most = math.prod(shape)
+    if piece.shape is not None and math.prod(piece.shape) > ROOM * most:
+        raise UserError(f"{piece.name} has shape {list(piece.shape)}; the file's is {list(shape)}")
+    return piece.opened(ROOM * most).array
 
 
 def named_row(name: str) -> tuple[str, int | None]:
@@ -171,14 +216,16 @@ def _placed(
     return whole_values, whole_mask
 
 
-def _nothing_known(extras: list[Piece], context: Context, n_tokens: int) -> str:
+def _nothing_known(extras: list[Piece | Unread], context: Context, n_tokens: int) -> str:
     if not extras:
         return "the candidate holds no tensors; llamadiff taps MODEL lists what to write"
     first = extras[0]
-    line = layout.propose_name(first.name, first.array.shape, context.model, n_tokens)
+    line = layout.propose_name(first.name, first.shape or (), context.model, n_tokens)
     hint = (
         f"; a line for --map: {line}"
         if line
         else "; llamadiff taps MODEL lists the names, and --map FILE.toml translates them"
     )
-    return f"none of the candidate's {len(extras)} tensors has a name that is known (the first is {first.name}){hint}"
+    return (
+        f"none of the candidate's {len(extras)} tensors has a name that is known (the first is {first.name[:80]}){hint}"
+    )

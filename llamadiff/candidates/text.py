@@ -2,43 +2,59 @@
 
 from __future__ import annotations
 
-import re
+from array import array
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.candidates.numbers import number, whole
 from llamadiff.errors import UserError
+from llamadiff.input import check_regular
 
 Array = NDArray[Any]
 
-_NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|infinity))"
-_INDEXED = re.compile(rf"\[?\s*(\d+)\s*\]?\s*[:=]\s*{_NUMBER}\s*,?", re.IGNORECASE)
-_PLAIN = re.compile(rf"{_NUMBER}\s*,?", re.IGNORECASE)
+MAX_LINE = 1000  # bytes
 MAX_BYTES = 1 << 30
+_EXPECTED = "expected lines such as [12] = 0.581"
 
 
-def read_values(path: Path) -> tuple[Array, Array]:
-    """Indices and values of a text dump. Lines that are empty or begin with # are left out.
+def read_values(path: Path, most: int) -> tuple[Array, Array]:
+    """Values of a text dump, up to ``most`` of them, and their indices.
 
-    Raises UserError naming the first line that is no value.
+    Lines that are empty or begin with # are left out. Raises UserError naming the first line that is no value.
     """
+    check_regular(path, "a text file of numbers")
     if path.stat().st_size > MAX_BYTES:
         raise UserError(f"{path}: {path.stat().st_size >> 20} MiB of text; write .npy or a trace instead")
-    indices, values = [], []
-    with path.open(errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            stripped = line.strip()
-            if not stripped or stripped.startswith("#"):
-                continue
-            indexed, plain = _INDEXED.fullmatch(stripped), _PLAIN.fullmatch(stripped)
-            if indexed:
-                indices.append(int(indexed[1]))
-                values.append(float(indexed[2]))
-            elif plain:
-                indices.append(len(values))
-                values.append(float(plain[1]))
-            else:
-                raise UserError(f"{path}:{number}: {stripped[:40]!r} is no value; expected lines such as [12] = 0.581")
-    return np.array(indices, np.int64), np.array(values, np.float32)
+    indices, values = array("q"), array("d")
+    try:
+        with path.open("rb") as file:
+            line_number = 0
+            while line := file.readline(MAX_LINE + 1):
+                line_number += 1
+                if len(line) > MAX_LINE:
+                    raise UserError(f"{path}:{line_number}: a line of more than {MAX_LINE} bytes; {_EXPECTED}")
+                stripped = line.decode(errors="replace").strip()
+                if not stripped or stripped.startswith("#"):
+                    continue
+                index, value = _parsed(f"{path}:{line_number}", stripped)
+                indices.append(len(values) if index is None else index)
+                values.append(value)
+                if len(values) > most:
+                    raise UserError(f"{path}: more than {most} values, which is all that the tensor of this name has")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite
+        return np.array(values, np.float64).astype(np.float32), np.array(indices, np.int64)
+
+
+def _parsed(where: str, text: str) -> tuple[int | None, float]:
+    """The index, where there is one, and the value of a line. Raises UserError if it has no value."""
+    left, sign, right = text.partition("=") if "=" in text else text.partition(":")
+    value = number((right if sign else left).strip().removesuffix(",").rstrip())
+    index = whole(left.strip().removeprefix("[").removesuffix("]").strip()) if sign else None
+    if value is None or (sign and index is None):
+        raise UserError(f"{where}: {text[:40]!r} is no value; {_EXPECTED}")
+    return index, value

@@ -24,6 +24,7 @@ from llamadiff.candidates.builtin_maps import HF
 from llamadiff.candidates.layout import Entry
 from llamadiff.candidates.source import Context, Opened, Piece, assemble, register
 from llamadiff.errors import UserError
+from llamadiff.input import check_regular
 from llamadiff.trace import Trace
 
 PREFIX = "transformers:"
@@ -89,6 +90,8 @@ def _parsed(spec: str) -> tuple[Path | None, str]:
         raise UserError(f"--candidate {spec}: {kind!r} is no type; expected {', '.join(DTYPES)}")
     if path and not Path(path).exists():
         raise UserError(f"--candidate {spec}: no such file or directory")
+    if path and not Path(path).is_dir():
+        check_regular(Path(path), "a .gguf file, or a directory of a checkpoint")
     return Path(path) if path else None, kind
 
 

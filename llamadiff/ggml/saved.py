@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 from llamaref.weights import decode
 
+from llamadiff.errors import UserError
 from llamadiff.ggml.op import Array, Op, Operand
+from llamadiff.input import check_regular
 from llamadiff.output import write_whole
+from llamadiff.stated import parse_json, reason
 
 KEY = "llamadiff.op"
 
@@ -36,11 +39,22 @@ def _floats(values: Array, kind: str) -> Array:
 
 
 def load(path: Path) -> tuple[Op, Array, Array, str]:
-    """Read such a file -> the op, what is expected, what was found, the node's name."""
+    """Read such a file -> the op, what is expected, what was found, the node's name.
+
+    Raises UserError for a file that is none.
+    """
+    check_regular(path, "an op that was saved with --keep")
+    try:
+        return _loaded(path)
+    except Exception as error:  # a file from a stranger may lack or hold anything
+        raise UserError(f"{path}: not an op that was saved with --keep ({reason(error)})") from None
+
+
+def _loaded(path: Path) -> tuple[Op, Array, Array, str]:
     from safetensors import safe_open
 
     with safe_open(str(path), "np") as file:
-        about = json.loads(file.metadata()[KEY])
+        about = parse_json(file.metadata()[KEY])
         sources = tuple(
             None if s is None else Operand(_floats(file.get_tensor(f"source.{i}"), s["type"]), s["type"], s["name"])
             for i, s in enumerate(about["sources"])

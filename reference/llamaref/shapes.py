@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from llamaref.config import Config
     from llamaref.weights import Weights
 
-_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias|scale)")
+_NAME = re.compile(r"(?:blk\.([0-9]+)\.)?(\w+)\.(weight|bias|scale)")
 
 
 def check_layers(w: Weights) -> None:

@@ -23,6 +23,8 @@ from llamaref.errors import ModelError
 Array = NDArray[Any]
 Decode = Callable[[Array], Array]  # rows as the file keeps them -> float32
 MAX_ENTRIES = 1 << 16  # metadata keys, and tensors: real files have hundreds
+MAX_NAME = 63  # bytes of a tensor's name: ggml.h, GGML_MAX_NAME
+MAX_AXES = 4  # ggml.h, GGML_MAX_DIMS
 MAX_ARRAY = 1 << 21  # values of one metadata array: real vocabularies have a quarter of a million
 BLOCK_WEIGHTS = 1 << 19  # two MiB of float32: BLAS multiplies many rows faster than few, and they stay in cache
 
@@ -226,7 +228,8 @@ def open_gguf(path: str | Path) -> gguf.GGUFReader:
         raise ModelError(f"{path}: not a GGUF file (it starts with {head[:4]!r}, not b'GGUF')")
     try:
         _check_head(head)
-        return _Reader(path)
+        with np.errstate(all="raise"):  # offsets that overflow
+            return _Reader(path)
     except Exception as error:  # gguf-py raises many kinds on a damaged file
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"{path}: damaged or truncated GGUF file ({reason[:200]})") from None
@@ -242,7 +245,10 @@ def _check_head(head: bytes) -> None:
 
 
 class _Reader(gguf.GGUFReader):  # type: ignore[misc]
-    """gguf-py's reader, which takes what lies beyond the end of the file for empty, and counts up to any length."""
+    """gguf-py's reader, which takes what lies beyond the end of the file for empty, and counts up to any length.
+
+    What llama.cpp would not read either is refused: long names of tensors, tensors without values, arrays of arrays.
+    """
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Array:
         end = int(offset) + np.dtype(dtype).itemsize * int(count)
@@ -263,10 +269,23 @@ class _Reader(gguf.GGUFReader):  # type: ignore[misc]
             parts = [self._get(orig_offs + 12, number, length)]
         elif kind == gguf.GGUFValueType.STRING and self.byte_order == "I":
             parts = self._texts(orig_offs + 12, length)
+        elif kind == gguf.GGUFValueType.ARRAY:
+            raise ValueError(f"the metadata array at byte {orig_offs} is one of arrays")
         else:
             return super()._get_field_parts(orig_offs, raw_type)
         size = 12 + sum(part.nbytes for part in parts) + (8 * length if number is None else 0)
         return size, [*head, *parts], list(range(2, 2 + len(parts))), [gguf.GGUFValueType.ARRAY, kind]
+
+    def _get_tensor_info_field(self, orig_offs: int) -> gguf.ReaderField:
+        length = int(self._get(orig_offs, np.uint64)[0])
+        if length > MAX_NAME:
+            raise ValueError(f"the tensor name at byte {orig_offs} has {length} bytes; up to {MAX_NAME} are allowed")
+        axes = int(self._get(orig_offs + 8 + length, np.uint32)[0])
+        field = super()._get_tensor_info_field(orig_offs) if axes <= MAX_AXES else None
+        shape = field.parts[3].tolist() if field is not None else []
+        if not shape or 0 in shape:
+            raise ValueError(f"the tensor at byte {orig_offs} has {axes} axes, {shape}; 1 to {MAX_AXES} have values")
+        return field
 
     def _texts(self, offset: int, count: int) -> list[memoryview]:
         """The bytes of ``count`` texts, each after its length."""
@@ -295,6 +314,11 @@ def _dequantized(name: str, data: Array, kind: gguf.GGMLQuantizationType) -> Arr
         return rows
     if kind.name == "Q1_0":
         return _one_bit(rows)
+    with np.errstate(all="ignore"):  # a file may hold what is no number: that is for the caller to see in the values
+        return _decoded(name, rows, kind, width)
+
+
+def _decoded(name: str, rows: Array, kind: gguf.GGMLQuantizationType, width: int) -> Array:
     try:
         if rows.dtype != np.uint8:
             return np.asarray(dequantize(rows, kind))

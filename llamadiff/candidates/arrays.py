@@ -1,0 +1,221 @@
+"""Where foreign files become arrays: a header is read and checked first, values only when they are wanted."""
+
+from __future__ import annotations
+
+import math
+import warnings
+import zipfile
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.candidates.source import Unread, named_row
+from llamadiff.errors import UserError
+from llamadiff.input import check_regular
+from llamadiff.stated import read_json, reason
+from llamadiff.trace import MAX_AXES
+
+Array = NDArray[Any]
+
+RAW = {".f32": "<f4", ".f16": "<f2", ".bf16": "<u2"}
+MAX_HEADER = 4096  # bytes of an .npy header: that of an array of numbers has about 100
+MAX_SIDECAR = 1 << 16
+MAX_MEMBERS = 1 << 16  # of an archive
+SAMPLE = 1 << 20  # bytes that are looked at to tell what they are
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what np.savez and np.savez_compressed write
+_SAVE = "save numbers with np.save(path, array.astype(np.float32))"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an array's file says before its values."""
+
+    where: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int = 0
+    by_columns: bool = False
+
+    @property
+    def n_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def values(self, file: IO[bytes]) -> Array:
+        """The values of a file that stands at its beginning; floats as float32."""
+        _read(self.where, file, self.offset)
+        data = _read(self.where, file, self.n_bytes)
+        _read(self.where, file, 1)  # an archive checks its sum at the end
+        if len(data) != self.n_bytes:
+            raise UserError(f"{self.where}: ends after {len(data)} of its {self.n_bytes} bytes of values")
+        found = np.frombuffer(data, self.dtype).reshape(self.shape, order="F" if self.by_columns else "C")
+        with np.errstate(all="ignore"):  # what float32 cannot hold is infinite
+            return found.astype(found.dtype.newbyteorder("=") if found.dtype.kind == "i" else np.float32)
+
+
+def npy(path: Path, name: str, row: int | None) -> Unread:
+    """An array of a .npy file. Raises UserError if its header is not that of numbers, or not that of the file."""
+    check_regular(path, "a .npy file")
+    try:
+        with path.open("rb") as file:
+            header = _header(str(path), file.read(MAX_HEADER), path.stat().st_size)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    return Unread(name, row, header.shape, partial(_from_file, path, header))
+
+
+def _from_file(path: Path, header: Header, _most: int) -> tuple[Array, None]:
+    try:
+        with path.open("rb") as file:
+            return header.values(file), None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _header(where: str, start: bytes, length: int) -> Header:
+    """The header at the start of ``length`` bytes of an array."""
+    file, kinds = BytesIO(start), {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Python 2's headers, and of odd escapes
+            version, _ = np.lib.format.read_magic(file)
+            if version not in kinds:
+                raise ValueError(f"its header is of version {version}")
+            shape, by_columns, dtype = kinds[version](file, max_header_size=MAX_HEADER)
+    except Exception as error:  # numpy, and the parser under it, raise many kinds
+        raise UserError(f"{where}: not a plain .npy array ({reason(error)}); {_SAVE}") from None
+    if dtype.kind not in "fiu":
+        raise UserError(f"{where}: not a plain .npy array of numbers but of {str(dtype)[:40]}; {_SAVE}")
+    header = Header(where, _checked(where, shape), dtype, file.tell(), by_columns)
+    if length != header.offset + header.n_bytes:
+        raise UserError(
+            f"{where}: the shape {list(shape)} of {dtype} takes {header.n_bytes} bytes, but there are "
+            f"{length - header.offset}; write one array a file, whole"
+        )
+    return header
+
+
+def _checked(where: str, shape: Any) -> tuple[int, ...]:
+    """A shape that a tensor may have."""
+    if not isinstance(shape, (tuple, list)) or len(shape) > MAX_AXES:
+        raise UserError(f"{where}: expected a shape of up to {MAX_AXES} axes, such as [tokens, 256]")
+    if not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
+        raise UserError(f"{where}: {str(shape)[:60]} is no shape; expected whole numbers such as [tokens, 256]")
+    return tuple(shape)
+
+
+def npz(path: Path) -> tuple[list[Unread], list[str]]:
+    """The arrays of an .npz archive, and the names of its members that are none.
+
+    Raises UserError for an archive that is damaged, encrypted or packed in another way than NumPy's.
+    """
+    check_regular(path, "an .npz archive")
+    try:
+        archive = zipfile.ZipFile(path)
+    except Exception as error:  # zipfile raises many kinds
+        raise UserError(f"{path}: not a plain .npz archive ({reason(error)}); write it with np.savez") from None
+    members = archive.infolist()
+    if len(members) > MAX_MEMBERS or len({info.filename for info in members}) != len(members):
+        raise UserError(f"{path}: {len(members)} members, or two of one name; np.savez writes one a tensor")
+    arrays = [info for info in members if info.filename.endswith(".npy")]
+    others = [info.filename for info in members if not info.filename.endswith(".npy")]
+    return [_member(path, archive, info) for info in arrays], others
+
+
+def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Unread:
+    """An array of an archive, unpacked no further than its header."""
+    name, row = named_row(info.filename.removesuffix(".npy"))
+    where = f"{path}: {name[:60]}"
+    if info.flag_bits & 1 or info.compress_type not in _METHODS:
+        raise UserError(f"{where}: encrypted, or packed in an unknown way; write it with np.savez")
+    with _opened(archive, info, where) as member:
+        header = _header(where, _read(where, member, MAX_HEADER), info.file_size)
+    return Unread(name, row, header.shape, partial(_from_archive, archive, info, header))
+
+
+def _opened(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> IO[bytes]:
+    try:
+        return archive.open(info)
+    except Exception as error:  # zipfile raises many kinds
+        raise UserError(f"{where}: damaged ({reason(error)}); write it anew") from None
+
+
+def _from_archive(archive: zipfile.ZipFile, info: zipfile.ZipInfo, header: Header, _most: int) -> tuple[Array, None]:
+    with _opened(archive, info, header.where) as member:
+        return header.values(member), None
+
+
+def _read(where: str, file: IO[bytes], count: int) -> bytes:
+    try:
+        return file.read(count)
+    except Exception as error:  # zipfile and zlib raise many kinds
+        raise UserError(f"{where}: damaged ({reason(error)}); write it anew") from None
+
+
+def raw(path: Path, name: str, row: int | None) -> Unread:
+    """Little-endian values of a file; the sidecar's shape if there is one, else flat."""
+    check_regular(path, f"a file of {path.suffix[1:]} values")
+    dtype, size = np.dtype(RAW[path.suffix]), path.stat().st_size
+    if size % dtype.itemsize:
+        raise UserError(f"{path}: {size} bytes are no whole number of {path.suffix[1:]} values")
+    looks = _looks_like(_sample(path)) if path.suffix == ".f32" else None
+    if looks:
+        raise UserError(f"{path}: as little-endian float32 its values make no sense; it looks like {looks}")
+    header = Header(str(path), _sidecar(path, size // dtype.itemsize), dtype)
+    return Unread(name, row, header.shape, partial(_from_raw, path, header))
+
+
+def _from_raw(path: Path, header: Header, most: int) -> tuple[Array, None]:
+    values, _ = _from_file(path, header, most)  # bfloat16 as whole numbers, which float32 holds
+    return (values.astype(np.uint32) << 16).view(np.float32) if path.suffix == ".bf16" else values, None
+
+
+def _sample(path: Path) -> Array:
+    """The first values of a file."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(SAMPLE)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    return np.frombuffer(data[: len(data) // 4 * 4], "<f4")
+
+
+def _looks_like(values: Array) -> str | None:
+    """What the bytes of a float32 file seem to be, if not what its name says."""
+    if _plausible(values):
+        return None
+    others = {
+        "big-endian float32": values.byteswap(),
+        "float64 (.f32 is 32 bits wide)": values[: values.size // 2 * 2].view("<f8"),
+        "float16 (name it .f16)": values.view("<f2"),
+        "bfloat16 (name it .bf16)": (values.view("<u2").astype(np.uint32) << 16).view(np.float32),
+        "whole numbers, 32 bits": values.view("<i4").astype(np.float64),
+    }
+    return next((name for name, other in others.items() if _plausible(other)), None)
+
+
+def _plausible(values: Array) -> bool:
+    """Whether nearly all values have a size that activations have; zeros and a few that are not finite do not count."""
+    with np.errstate(all="ignore"):
+        size = np.abs(np.asarray(values, np.float64))
+        sized = size[np.isfinite(size) & (size > 0)]
+    if not size.size or np.isfinite(size).mean() <= 0.9:
+        return not size.size
+    return bool(not sized.size or ((sized > 1e-12) & (sized < 1e12)).mean() > 0.95)
+
+
+def _sidecar(path: Path, count: int) -> tuple[int, ...]:
+    """The shape that ``NAME.json`` states for ``count`` values; all along one axis without it."""
+    sidecar = path.with_suffix(".json")
+    if not sidecar.exists():
+        return (count,)
+    meant = '{"shape": [tokens, ...]}'
+    stated = read_json(sidecar, MAX_SIDECAR, meant)
+    shape = _checked(str(sidecar), stated.get("shape") if isinstance(stated, dict) else None)
+    if math.prod(shape) != count:
+        raise UserError(f"{path}: {count} values, but {sidecar.name} states the shape {list(shape)}")
+    return shape
