@@ -232,7 +232,9 @@ def taps(
 @app.command()
 def writer(
     language: Annotated[str, typer.Argument(help="c, cpp, rust, js, python, java, go or zig.")],
-    model: Annotated[Path | None, typer.Option("--model", help="A .gguf file: print the lines that add its taps too.")] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="A .gguf file: print the lines that add its taps too.")
+    ] = None,
 ) -> None:
     """Print a writer of the trace file, without dependencies, to paste into an engine."""
     from llamadiff import writers

@@ -107,7 +107,8 @@ class TraceWriter:
             raise ValueError(f"{name}: {view.nbytes} bytes, {view.itemsize} a value, for {dtype} {dims}")
         axis = 1 if len(dims) == 3 and name.startswith(BY_HEAD) else 0
         tap = self._taps.get(name) or Tap(dtype, [*dims[:axis], 0, *dims[axis + 1 :]], axis, [])
-        alike = [i == axis or (axis == 1 and i == 2) or a == b for i, (a, b) in enumerate(zip(tap.shape, dims))]
+        grows = (axis, 2 if axis == 1 else axis)
+        alike = (i in grows or tap.shape[i] == dim for i, dim in enumerate(dims))
         if tap.dtype != dtype or len(tap.shape) != len(dims) or not all(alike):
             raise ValueError(f"{name}: rows of another type or shape cannot follow those before")
         tap.shape[axis] += dims[axis]

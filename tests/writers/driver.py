@@ -1,4 +1,4 @@
-"""driver OUT TOKENS VALUES SCRIPT: does what each line of a script says, with values from a file; see test_writers.py."""
+"""driver OUT TOKENS VALUES SCRIPT: does what each line of a script says, with values from a file (test_writers.py)."""
 
 import json
 import math
@@ -16,8 +16,11 @@ def numbers(text):
     return [int(word) for word in text.replace("x", ",").split(",") if word]
 
 
+n_tokens, n_keys = 2, 2
+
+
 def lines(trace):
-    n_tokens, n_keys = 2, 2
+    """Filled in by the test."""
     # LINES
 
 
