@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from llamadiff import taps
 from llamadiff.arithmetic import precision
 from llamadiff.candidates import layout
+from llamadiff.candidates.foreign import advice_on_names
 from llamadiff.errors import UserError
 from llamadiff.model import Runnable
 from llamadiff.phase import Progress, silent
@@ -175,10 +176,15 @@ def _nothing_known(extras: list[Piece], context: Context, n_tokens: int) -> str:
     if not extras:
         return "the candidate holds no tensors; llamadiff taps MODEL lists what to write"
     first = extras[0]
+    advice = advice_on_names(piece.name for piece in extras)
     line = layout.propose_name(first.name, first.array.shape, context.model, n_tokens)
     hint = (
-        f"; a line for --map: {line}"
-        if line
-        else "; llamadiff taps MODEL lists the names, and --map FILE.toml translates them"
+        f"; {advice}"
+        if advice
+        else (
+            f"; a line for --map: {line}"
+            if line
+            else "; llamadiff taps MODEL lists the names, and --map FILE.toml translates them"
+        )
     )
     return f"none of the candidate's {len(extras)} tensors has a name that is known (the first is {first.name}){hint}"

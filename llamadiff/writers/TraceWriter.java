@@ -29,7 +29,7 @@ import java.util.Map;
 
 class TraceWriter {
     private static final Map<String, Integer> SIZES = Map.of("F64", 8, "F32", 4, "F16", 2, "BF16", 2, "I32", 4);
-    private static final List<String> RUN = List.of("prompt", "n_prefill", "positions");
+    private static final List<String> RUN = List.of("prompt", "n_prefill", "positions", "batches");
     private static final List<String> PRODUCER = List.of("name", "version");
     private static final List<String> GROUPS = List.of("settings", "hyperparameters", "model");
     // The axis of these that runs over tokens is the second: [head, query, ...].
@@ -72,8 +72,9 @@ class TraceWriter {
 
     /**
      * State what is known of the run: name, version, prompt, n_prefill (how many tokens were run in one go; the
-     * prompt's, if not stated), positions, settings.type_k and type_v (how the cache keeps rows: "F16"),
-     * settings.flash_attn, hyperparameters.rope.freq_base (and others of GGUF's keys), model.file, model.sha256.
+     * prompt's, if not stated), positions, batches (how many ran at a time, if not one by one after the prompt),
+     * settings.type_k and type_v (how the cache keeps rows: "F16"), settings.flash_attn,
+     * hyperparameters.rope.freq_base (and others of GGUF's keys), model.file, model.sha256.
      * A value is text, a number, a Boolean, or an int[].
      */
     void state(String key, Object value) {

@@ -104,18 +104,19 @@ int trace_begin(trace_writer *w, const char *path, const int32_t *tokens, size_t
 }
 
 /* State what is known of the run, as JSON: name, version, prompt, n_prefill (how many tokens were run in one go; the
- * prompt's, if not stated), positions ([0,1,2]), settings.type_k and type_v (how the cache keeps rows: "F16"),
- * settings.flash_attn (true), hyperparameters.rope.freq_base (and others of GGUF's keys), model.file, model.sha256. */
+ * prompt's, if not stated), positions ([0,1,2]), batches (how many ran at a time, if not one by one after the prompt),
+ * settings.type_k and type_v (how the cache keeps rows: "F16"), settings.flash_attn (true),
+ * hyperparameters.rope.freq_base (and others of GGUF's keys), model.file, model.sha256. */
 int trace_state_json(trace_writer *w, const char *key, const char *format, ...)
 {
-    static const char *const keys[] = {"prompt", "n_prefill", "positions", "name", "version", /* whole; prefixes: */
+    static const char *const keys[] = {"prompt", "n_prefill", "positions", "batches", "name", "version", /* whole; prefixes: */
                                        "settings.", "hyperparameters.", "model."};
-    static const int groups[] = {0, 0, 0, 1, 1, 2, 3, 4};
+    static const int groups[] = {0, 0, 0, 0, 1, 1, 2, 3, 4};
     int i = 0;
-    while (i < 8 && (i < 5 ? strcmp(key, keys[i]) != 0 : strncmp(key, keys[i], strlen(keys[i])) != 0)) i++;
-    if (i == 8) return trace_fail(w, "%s: nothing is stated by that name", key);
+    while (i < 9 && (i < 6 ? strcmp(key, keys[i]) != 0 : strncmp(key, keys[i], strlen(keys[i])) != 0)) i++;
+    if (i == 9) return trace_fail(w, "%s: nothing is stated by that name", key);
     trace_text name = {NULL, 0}, *fact = &w->facts[groups[i]];
-    trace_quote(w, &name, i < 5 ? key : key + strlen(keys[i]));
+    trace_quote(w, &name, i < 6 ? key : key + strlen(keys[i]));
     trace_print(w, &name, ":");
     if (fact->text && name.text && strstr(fact->text, name.text)) trace_fail(w, "%s: stated twice", key);
     trace_print(w, fact, ",%s", name.text ? name.text : "");

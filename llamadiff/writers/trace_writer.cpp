@@ -51,12 +51,14 @@ public:
     }
 
     // State what is known of the run: name, version, prompt, n_prefill (how many tokens were run in one go; the
-    // prompt's, if not stated), positions, settings.type_k and type_v (how the cache keeps rows: "F16"),
-    // settings.flash_attn, hyperparameters.rope.freq_base (and others of GGUF's keys), model.file, model.sha256.
+    // prompt's, if not stated), positions, batches (how many ran at a time, if not one by one after the prompt),
+    // settings.type_k and type_v (how the cache keeps rows: "F16"), settings.flash_attn,
+    // hyperparameters.rope.freq_base (and others of GGUF's keys), model.file, model.sha256.
     // A value is text, a number, a bool, or a vector of whole numbers.
     template <class T> void state(const std::string &key, const T &value)
     {
-        static const std::set<std::string> run{"prompt", "n_prefill", "positions"}, producer{"name", "version"};
+        static const std::set<std::string> run{"prompt", "n_prefill", "positions", "batches"};
+        static const std::set<std::string> producer{"name", "version"};
         static const std::set<std::string> groups{"settings", "hyperparameters", "model"};
         const auto dot = key.find('.');
         const bool plain = run.count(key) || producer.count(key);

@@ -82,12 +82,13 @@ func (t *TraceWriter) AddTokens(tokens ...int32) error {
 }
 
 // State says what is known of the run: name, version, prompt, n_prefill (how many tokens were run in one go; the
-// prompt's, if not stated), positions, settings.type_k and type_v (how the cache keeps rows: "F16"),
-// settings.flash_attn, hyperparameters.rope.freq_base (and others of GGUF's keys), model.file, model.sha256.
+// prompt's, if not stated), positions, batches (how many ran at a time, if not one by one after the prompt),
+// settings.type_k and type_v (how the cache keeps rows: "F16"), settings.flash_attn,
+// hyperparameters.rope.freq_base (and others of GGUF's keys), model.file, model.sha256.
 func (t *TraceWriter) State(key string, value any) error {
 	group, rest, _ := strings.Cut(key, ".")
 	switch {
-	case key == "prompt" || key == "n_prefill" || key == "positions" || key == "name" || key == "version":
+	case key == "prompt" || key == "n_prefill" || key == "positions" || key == "batches" || key == "name" || key == "version":
 	case (group == "settings" || group == "hyperparameters" || group == "model") && rest != "":
 	default:
 		return t.fail("%s: nothing is stated by that name", key)

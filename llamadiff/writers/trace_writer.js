@@ -17,7 +17,7 @@
 // The axis of these that runs over tokens is the second: [head, query, ...].
 const BY_HEAD = /^(kq|kq_soft_max|kqv|kqv_mla|q_nope_absorbed)-/;
 const SIZES = { F64: 8, F32: 4, F16: 2, BF16: 2, I32: 4 };
-const RUN = ["prompt", "n_prefill", "positions"];
+const RUN = ["prompt", "n_prefill", "positions", "batches"];
 const PRODUCER = ["name", "version"];
 const GROUPS = ["settings", "hyperparameters", "model"];
 
@@ -41,7 +41,8 @@ class TraceWriter {
   }
 
   // State what is known of the run: name, version, prompt, n_prefill (how many tokens were run in one go; the prompt's,
-  // if not stated), positions, settings.type_k and type_v (how the cache keeps rows: "F16"), settings.flash_attn,
+  // if not stated), positions, batches (how many ran at a time, if not one by one after the prompt),
+  // settings.type_k and type_v (how the cache keeps rows: "F16"), settings.flash_attn,
   // hyperparameters.rope.freq_base (and others of GGUF's keys), model.file, model.sha256.
   state(key, value) {
     const [group, ...rest] = key.split(".");

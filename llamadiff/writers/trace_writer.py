@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 # The axis of these that runs over tokens is the second: [head, query, ...].
 BY_HEAD = ("kq-", "kq_soft_max-", "kqv-", "kqv_mla-", "q_nope_absorbed-")
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I32": 4}
-RUN, PRODUCER = ("prompt", "n_prefill", "positions"), ("name", "version")
+RUN, PRODUCER = ("prompt", "n_prefill", "positions", "batches"), ("name", "version")
 GROUPS = ("settings", "hyperparameters", "model")
 
 
@@ -66,6 +66,7 @@ class TraceWriter:
         """State what is known of the run.
 
         name, version, prompt, n_prefill (how many tokens were run in one go; the prompt's, if not stated), positions,
+        batches (how many ran at a time, if not one by one after the prompt),
         settings.type_k and type_v (how the cache keeps rows: "F16"), settings.flash_attn,
         hyperparameters.rope.freq_base (and others of GGUF's keys), model.file, model.sha256.
         """

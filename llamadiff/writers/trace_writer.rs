@@ -77,12 +77,13 @@ impl TraceWriter {
     }
 
     /// State what is known of the run: name, version, prompt, n_prefill (how many tokens were run in one go; the
-    /// prompt's, if not stated), positions, settings.type_k and type_v (how the cache keeps rows: "F16"),
-    /// settings.flash_attn, hyperparameters.rope.freq_base (and others of GGUF's keys), model.file, model.sha256.
+    /// prompt's, if not stated), positions, batches (how many ran at a time, if not one by one after the prompt),
+    /// settings.type_k and type_v (how the cache keeps rows: "F16"), settings.flash_attn,
+    /// hyperparameters.rope.freq_base (and others of GGUF's keys), model.file, model.sha256.
     /// A value is text, a number, a bool, or a vector of whole numbers.
     pub fn state(&mut self, key: &str, value: impl Fact) -> io::Result<()> {
         let (group, name) = match (key, key.split_once('.')) {
-            ("prompt" | "n_prefill" | "positions", _) => ("run", key),
+            ("prompt" | "n_prefill" | "positions" | "batches", _) => ("run", key),
             ("name" | "version", _) => ("producer", key),
             (_, Some((group @ ("settings" | "hyperparameters" | "model"), name))) => (group, name),
             _ => return Err(invalid(key, "nothing is stated by that name")),

@@ -79,16 +79,17 @@ pub const TraceWriter = struct {
     }
 
     /// State what is known of the run: name, version, prompt, n_prefill (how many tokens were run in one go; the
-    /// prompt's, if not stated), positions, settings.type_k and type_v (how the cache keeps rows: "F16"),
-    /// settings.flash_attn, hyperparameters.rope.freq_base (and others of GGUF's keys), model.file, model.sha256.
+    /// prompt's, if not stated), positions, batches (how many ran at a time, if not one by one after the prompt),
+    /// settings.type_k and type_v (how the cache keeps rows: "F16"), settings.flash_attn,
+    /// hyperparameters.rope.freq_base (and others of GGUF's keys), model.file, model.sha256.
     /// A value is text, a number, a bool, or a slice of whole numbers.
     pub fn state(w: *TraceWriter, key: []const u8, value: anytype) Error!void {
         const keys = [_][]const u8{
-            "prompt", "n_prefill", "positions", "name", "version", "settings.", "hyperparameters.", "model.",
+            "prompt", "n_prefill", "positions", "batches", "name", "version", "settings.", "hyperparameters.", "model.",
         };
-        const groups = [_]usize{ 0, 0, 0, 1, 1, 2, 3, 4 };
+        const groups = [_]usize{ 0, 0, 0, 0, 1, 1, 2, 3, 4 };
         for (keys, groups, 0..) |known, group, i| {
-            const whole = i < 5;
+            const whole = i < 6;
             if (if (whole) !std.mem.eql(u8, key, known) else !std.mem.startsWith(u8, key, known)) continue;
             var quoted = Text{};
             try w.quote(&quoted, if (whole) key else key[known.len..]);
