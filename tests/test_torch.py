@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,6 +102,35 @@ def test_what_cannot_be_recorded_is_said(mapping, message, tmp_path):
 
 
 def test_it_is_imported_without_torch():
-    code = "import sys; sys.modules['torch'] = None; import llamadiff.torch, llamadiff.cli; print('fine')"
+    code = "import sys; sys.modules['torch'] = None; import llamadiff; llamadiff.torch.record; print('fine')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "fine\n", done.stderr
+
+
+@pytest.fixture(scope="module")
+def checkpoint(hf_model, small_model, tmp_path_factory):
+    """A directory with a Hugging Face model, my-model, and its GGUF file beside it."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    hf_model("f32").save_pretrained(folder / "my-model")
+    (folder / "my-model.gguf").write_bytes(small_model("llama").read_bytes())
+    return folder
+
+
+def test_the_recipe_of_the_docs_works_as_it_is_written(checkpoint, monkeypatch, capsys):
+    text = (Path(__file__).parent.parent / "docs" / "pytorch.md").read_text()
+    recipe = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    assert len(recipe.splitlines()) <= 15
+    monkeypatch.chdir(checkpoint)
+    exec(recipe.replace("[1, 403, 407, 261, 378]", str(list(TOKENS))), {})
+    assert "every op of LlamaForCausalLM is right" in capsys.readouterr().out
+    assert (checkpoint / "mine.safetensors").exists()
+
+
+def test_a_directory_of_hugging_face_is_run(checkpoint):
+    result = compare(checkpoint / "my-model.gguf", tokens=TOKENS, candidate=f"transformers:{checkpoint / 'my-model'}")
+    assert result.verdict == "match"
+
+
+def test_the_directory_alone_is_answered_with_the_way_to_run_it(checkpoint):
+    with pytest.raises(UserError, match=f"--candidate transformers:{checkpoint / 'my-model'} runs it"):
+        compare(checkpoint / "my-model.gguf", tokens=TOKENS, candidate=str(checkpoint / "my-model"))

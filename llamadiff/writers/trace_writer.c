@@ -109,8 +109,8 @@ int trace_begin(trace_writer *w, const char *path, const int32_t *tokens, size_t
  * hyperparameters.rope.freq_base (and others of GGUF's keys), model.file, model.sha256. */
 int trace_state_json(trace_writer *w, const char *key, const char *format, ...)
 {
-    static const char *const keys[] = {"prompt", "n_prefill", "positions", "batches", "name", "version", /* whole; prefixes: */
-                                       "settings.", "hyperparameters.", "model."};
+    static const char *const keys[] = {"prompt", "n_prefill", "positions", "batches", "name", "version",
+                                       "settings.", "hyperparameters.", "model."}; /* the last three: prefixes */
     static const int groups[] = {0, 0, 0, 0, 1, 1, 2, 3, 4};
     int i = 0;
     while (i < 9 && (i < 6 ? strcmp(key, keys[i]) != 0 : strncmp(key, keys[i], strlen(keys[i])) != 0)) i++;

@@ -88,7 +88,8 @@ func (t *TraceWriter) AddTokens(tokens ...int32) error {
 func (t *TraceWriter) State(key string, value any) error {
 	group, rest, _ := strings.Cut(key, ".")
 	switch {
-	case key == "prompt" || key == "n_prefill" || key == "positions" || key == "batches" || key == "name" || key == "version":
+	case key == "prompt" || key == "n_prefill" || key == "positions" || key == "batches":
+	case key == "name" || key == "version":
 	case (group == "settings" || group == "hyperparameters" || group == "model") && rest != "":
 	default:
 		return t.fail("%s: nothing is stated by that name", key)
