@@ -28,8 +28,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that ``llamadiff --help`` waits for nothing."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "torch":
+        return import_module(f"{__name__}.torch")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -231,11 +231,25 @@ def taps(
 
 
 @app.command()
-def writer(language: Annotated[str, typer.Argument(help="c, rust, js or python.")]) -> None:
+def writer(
+    language: Annotated[str, typer.Argument(help="c, cpp, rust, js, python, java, go or zig.")],
+    model: Annotated[
+        Path | None, typer.Option("--model", help="A .gguf file: print the lines that add its taps too.")
+    ] = None,
+) -> None:
     """Print a writer of the trace file, without dependencies, to paste into an engine."""
     from llamadiff import writers
 
-    typer.echo(writers.source(language), nl=False)
+    writers.check_language(language)
+    lines = "" if model is None else _add_lines(language, model)
+    typer.echo(writers.source(language) + lines, nl=False)
+
+
+def _add_lines(language: str, model: Path) -> str:
+    from llamadiff.opening import runnable
+    from llamadiff.writers.lines import add_lines
+
+    return "\n" + add_lines(language, runnable(model, 14))
 
 
 @app.command()

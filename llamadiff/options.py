@@ -49,7 +49,8 @@ NPredict = Annotated[int, typer.Option("--n-predict", min=0, help="Greedy decode
 Candidate = Annotated[
     str | None,
     typer.Option(
-        "--candidate", help="Your engine: a trace, a dump, cmd: ..., transformers:; without it, llama.cpp is checked."
+        "--candidate",
+        help="Your engine: a trace, a dump, cmd: ..., transformers:[DIR]; without, llama.cpp is checked.",
     ),
 ]
 NameMap = Annotated[

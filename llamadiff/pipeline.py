@@ -218,9 +218,10 @@ def compared_files(
 def _opened(candidate: Trace | str | Path) -> Opened:
     """A candidate, read before anything is run."""
     from llamadiff.candidates import open_candidate
+    from llamadiff.candidates.file import mapped
 
     if isinstance(candidate, Trace):
-        return Opened(lambda _: candidate, candidate.info.tokens)
+        return Opened(lambda context: mapped(candidate, context), candidate.info.tokens)
     return open_candidate(str(candidate))
 
 

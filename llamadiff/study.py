@@ -35,6 +35,7 @@ from llamadiff.lanes import (
     policies_for,
     shaken,
 )
+from llamadiff.transposes import advice
 
 Array = NDArray[Any]
 # the ops in which a token's row depends on other tokens' rows
@@ -281,7 +282,7 @@ class Study(Carrier):
         if not same_rows or values.size != int(np.prod(shape)):
             raise UserError(
                 f"{tap.name} of the {source.name} has shape {list(values.shape)}; this model and these tokens need "
-                f"{list(shape)} ({', '.join(tap.kind.axes)})"
+                f"{list(shape)} ({', '.join(tap.kind.axes)}){advice(values.shape, shape)}"
             )
         if tap.kind.op == "ARGSORT":
             return self._expert_numbers(source, tap, values).reshape(shape)

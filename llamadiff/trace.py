@@ -9,7 +9,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -210,7 +210,9 @@ class Trace(Mapping[str, Array]):
 
     def saying(self, info: Info) -> Trace:
         """The same values with other words about their run."""
-        return Trace(info, self._arrays, self.dtypes, self.path, self.known, self.kept)
+        n = len(info.tokens)
+        arrays = {name: array.reshape(_without_batch(name, array.shape, n)) for name, array in self._arrays.items()}
+        return Trace(info, arrays, self.dtypes, self.path, self.known, self.kept)
 
     def lacking(self, names: Collection[str]) -> Trace:
         """The same run as if some taps had not been recorded."""
@@ -256,7 +258,8 @@ class Trace(Mapping[str, Array]):
             if _is_readable(path, name, entry["dtype"], entry["shape"]):
                 first, last = entry["data_offsets"]
                 values = whole[start + first : start + last].view(DTYPES[entry["dtype"]])
-                arrays[name], dtypes[name] = values.reshape(entry["shape"]), entry["dtype"]
+                shape = _without_batch(name, entry["shape"], len(info.tokens))
+                arrays[name], dtypes[name] = values.reshape(shape), entry["dtype"]
         return cls(info, arrays, dtypes, path)
 
 
@@ -307,6 +310,14 @@ def _is_readable(path: Path, name: str, dtype: str, shape: list[int]) -> bool:
     if 0 in shape or not tap.row_axis < len(shape) <= MAX_AXES:
         raise UserError(f"{path}: {name} has shape {shape}; its axes are {', '.join(tap.kind.axes)}")
     return True
+
+
+def _without_batch(name: str, shape: Sequence[int], n_tokens: int) -> Sequence[int]:
+    """A tap's shape without a batch of one before it, where its rows are then as many as the tokens."""
+    tap = taps.parse(name)
+    if tap is None or len(shape) < tap.row_axis + 2 or shape[0] != 1 or shape[tap.row_axis + 1] != n_tokens:
+        return shape
+    return shape[1:] if len(shape) > len(tap.kind.axes) or shape[tap.row_axis] != n_tokens else shape
 
 
 def _parse_info(path: Path, text: Any) -> Info:

@@ -17,7 +17,7 @@ ALLOWED = {
     "rich": ("llamadiff/report/",),
     "pandas": ("llamadiff/comparison.py",),
     "jinja2": ("llamadiff/chat.py",),
-    "torch": ("llamadiff/shipped/", "llamadiff/candidates/transformers.py"),
+    "torch": ("llamadiff/shipped/", "llamadiff/torch.py", "llamadiff/candidates/transformers.py"),
     "transformers": ("llamadiff/candidates/transformers.py",),
     "safetensors": ("llamadiff/trace.py", "llamadiff/ggml/", "llamadiff/llamacpp/recorder.py"),
 }

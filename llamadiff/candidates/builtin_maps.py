@@ -16,6 +16,7 @@ def _map(**lines: tuple[str, ...]) -> dict[str, Entry]:
     return entries
 
 
+INPUT = " (input)"  # after a module's name: what it takes in, where no module puts that out
 _ROWS = "batch token embd"
 _LAYER = "model.layers.{i}."
 
@@ -36,6 +37,16 @@ HF = _map(
     result_norm=("model.norm", _ROWS),
     result_output=("lm_head", "batch token vocab"),
 )
+
+# Under keys of their own: who has these taps may still call them as llama.cpp does.
+HF |= {
+    f"{word}{INPUT}": Entry(word, _LAYER + module + INPUT, tuple(axes.split()))
+    for word, module, axes in (
+        ("kqv_out", "self_attn.o_proj", "batch token head*dim"),
+        ("ffn_inp", "post_attention_layernorm", _ROWS),
+        ("ffn_swiglu", "mlp.down_proj", "batch token ff"),
+    )
+}
 
 _BLOCK = "blocks.{i}."
 

@@ -28,6 +28,11 @@ class File:
         return Opened(partial(_loaded, trace), trace.info.tokens, untold, recorded=True)
 
 
+def mapped(trace: Trace, context: Context) -> Trace:
+    """A trace in memory under a map; without one it stays as it is."""
+    return trace if context.is_identity else _loaded(trace, context)
+
+
 def _loaded(trace: Trace, context: Context) -> Trace:
     """A trace as it is, where names and layouts are the taps' own; else what the map makes of it."""
     info = trace.info

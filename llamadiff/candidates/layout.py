@@ -30,6 +30,7 @@ from llamadiff import taps
 from llamadiff.errors import UserError
 from llamadiff.model import Runnable
 from llamadiff.stated import brief, read_toml
+from llamadiff.transposes import advice
 
 Array = NDArray[Any]
 
@@ -176,6 +177,10 @@ def _same_order(have: Sequence[int], want: Sequence[int]) -> bool:
 def _ordered(array: Array, tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]) -> Array:
     """Transpose from the stated axes to the tap's."""
     assert entry.axes is not None
+    if "batch" in entry.axes and array.ndim == len(entry.axes) - 1:  # a batch of one may be left out, or be there
+        array = np.expand_dims(array, entry.axes.index("batch"))
+    if "batch" not in entry.axes and array.ndim == len(entry.axes) + 1 and array.shape[0] == 1:
+        array = array[0]
     stated = [part for axis in entry.axes for part in axis.split("*")]
     own, sizes = _named(tap, entry, sizes)
     if "kv_head" in own and "kv_head" not in stated:
@@ -271,7 +276,8 @@ def _misfit(have: Sequence[int], want: Sequence[int], tap: taps.Tap, entry: Entr
     if 2 * math.prod(have) == math.prod(want):
         return f"{text}: half as many values; are they 16 bits wide (.f16, .bf16)?"
     proposal = _proposal(have, tap, sizes)
-    return f'{text}; in the map, [{tap.kind.word}] axes = "{proposal}" would fit' if proposal else text
+    line = f'; in the map, [{tap.kind.word}] axes = "{proposal}" would fit' if proposal else ""
+    return f"{text}{line}{advice(have, want)}"
 
 
 def _proposal(have: Sequence[int], tap: taps.Tap, sizes: Mapping[str, int]) -> str | None:

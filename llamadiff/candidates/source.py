@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from llamadiff import taps
 from llamadiff.arithmetic import precision
 from llamadiff.candidates import layout
+from llamadiff.candidates.foreign import advice_on_names
 from llamadiff.errors import UserError
 from llamadiff.model import Runnable
 from llamadiff.phase import Progress, silent
@@ -221,11 +222,7 @@ def _nothing_known(extras: list[Piece | Unread], context: Context, n_tokens: int
         return "the candidate holds no tensors; llamadiff taps MODEL lists what to write"
     first = extras[0]
     line = layout.propose_name(first.name, first.shape or (), context.model, n_tokens)
-    hint = (
-        f"; a line for --map: {line}"
-        if line
-        else "; llamadiff taps MODEL lists the names, and --map FILE.toml translates them"
-    )
-    return (
-        f"none of the candidate's {len(extras)} tensors has a name that is known (the first is {first.name[:80]}){hint}"
-    )
+    proposed = f"a line for --map: {line}" if line else None
+    listed = "llamadiff taps MODEL lists the names, and --map FILE.toml translates them"
+    count, hint = len(extras), advice_on_names(piece.name for piece in extras) or proposed or listed
+    return f"none of the candidate's {count} tensors has a name that is known (the first is {first.name[:80]}); {hint}"

@@ -18,32 +18,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from llamadiff.candidates.builtin_maps import HF
 from llamadiff.candidates.layout import Entry
 from llamadiff.candidates.source import Context, Opened, Piece, assemble, register
 from llamadiff.errors import UserError
 from llamadiff.input import check_regular
+from llamadiff.torch import run
 from llamadiff.trace import Trace
 
 PREFIX = "transformers:"
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
-
-# Taps that no module puts out, but that one takes in: word -> (module, axes).
-_INPUTS = {
-    "kqv_out": ("model.layers.{i}.self_attn.o_proj", "batch token head*dim"),
-    "ffn_inp": ("model.layers.{i}.post_attention_layernorm", "batch token embd"),
-    "ffn_swiglu": ("model.layers.{i}.mlp.down_proj", "batch token ff"),
-}
-_INPUT = " (input)"
 
 # Sizes that transformers assumes for some architectures instead of reading the file's.
 _ASSUMED = {"head_dim": "dim", "moe_intermediate_size": "ff_exp"}
 
 MAP: Mapping[str, Entry] = {
     **HF,
-    **{word: Entry(word, name + _INPUT, tuple(axes.split())) for word, (name, axes) in _INPUTS.items()},
     "ffn_out of experts": Entry("ffn_out", "model.layers.{i}.mlp", ("batch", "token", "embd")),
 }
 
@@ -72,7 +62,7 @@ def _recorded(path: Path | None, kind: str, context: Context) -> Trace:
     context.progress("loading the model into transformers")
     model = _loaded(path or context.model.path, kind, context.model.sizes)
     context.progress("running transformers")
-    pieces = list(_run(model, context.tokens))
+    pieces = [Piece(name, x.float().numpy()) for name, x in run(model, context.tokens).items()]
     import transformers
 
     producer = {"name": "transformers", "version": f"{transformers.__version__}, {DTYPES[kind]}"}
@@ -121,26 +111,3 @@ def _loaded(path: Path, kind: str, sizes: Mapping[str, int]) -> Any:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: transformers cannot load it ({type(error).__name__}: {reason})") from None
     return model.eval()
-
-
-def _run(model: Any, tokens: tuple[int, ...]) -> Iterator[Piece]:
-    """One forward pass; every hooked module's output (or input), float32."""
-    import torch
-
-    seen: dict[str, Any] = {}
-
-    def keep(name: str, value: Any) -> None:
-        value = value[0] if isinstance(value, tuple) and value else value
-        if torch.is_tensor(value):
-            seen[name] = value.detach().to(torch.float32).numpy().copy()
-
-    hooks = []
-    for name, module in model.named_modules():
-        hooks.append(module.register_forward_hook(lambda _, __, out, name=name: keep(name, out)))
-        hooks.append(module.register_forward_pre_hook(lambda _, args, name=name: keep(name + _INPUT, args)))
-    with torch.no_grad():
-        model(torch.tensor([list(tokens)]), use_cache=False)
-    for hook in hooks:
-        hook.remove()
-    for name, array in seen.items():
-        yield Piece(name, np.asarray(array))

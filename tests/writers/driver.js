@@ -1,23 +1,47 @@
-// driver OUT TOKENS VALUES LAST [NAME:2x3]...: writes taps with values from a file of f32; LAST: end or abort.
-const { begin, add, end } = require("./trace_writer.js");
+// driver OUT TOKENS VALUES SCRIPT: does what each line of a script says, with values from a file; see test_writers.py.
+const { TraceWriter } = require("./trace_writer.js");
+const fs = require("node:fs");
 
 const numbers = (text) => text.split(/[x,]/).filter(Boolean).map(Number);
-const [out, tokens, file, last, ...taps] = process.argv.slice(2);
-const bytes = require("node:fs").readFileSync(file);
-const values = new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length));
+const [out, tokens, file, script] = process.argv.slice(2);
+const bytes = fs.readFileSync(file);
+const arrays = { F64: Float64Array, F32: Float32Array, I32: Int32Array };
+let next = 0;
+
+function lines(trace) {
+  const [n_tokens, n_keys] = [2, 2];
+  /* LINES */
+}
+
+function take(dtype, shape) {
+  const type = arrays[dtype] ?? Uint16Array;
+  const size = shape.reduce((product, dim) => product * dim, type.BYTES_PER_ELEMENT);
+  const own = bytes.subarray(next, (next += Math.min(Math.abs(size), bytes.length - next)));
+  return new type(own.buffer.slice(own.byteOffset, own.byteOffset + own.length - (own.length % type.BYTES_PER_ELEMENT)));
+}
+
+const commands = {
+  text: (trace, key, value) => trace.state(key, value),
+  number: (trace, key, value) => trace.state(key, Number(value)),
+  flag: (trace, key, value) => trace.state(key, value === "true"),
+  list: (trace, key, value) => trace.state(key, numbers(value)),
+  tokens: (trace, ids) => trace.addTokens(numbers(ids)),
+  lines,
+  abort: () => process.abort(),
+  end: (trace) => trace.end(),
+  add(trace, dtype, dims, name) {
+    const [shape, isBits] = [numbers(dims), !["F32", "F64"].includes(dtype)];
+    if (isBits) trace.addAs(name, dtype, take(dtype, shape), shape);
+    else trace.add(name, take(dtype, shape), shape);
+  },
+};
 
 try {
-  const trace = begin(out, numbers(tokens));
-  let next = 0;
-  for (const tap of taps) {
-    const colon = tap.lastIndexOf(":");
-    const shape = numbers(tap.slice(colon + 1));
-    const count = Math.abs(shape.reduce((product, dim) => product * dim, 1));
-    add(trace, tap.slice(0, colon), values.subarray(next, next + count), shape);
-    next += count;
+  const trace = new TraceWriter(out, numbers(tokens));
+  for (const line of fs.readFileSync(script, "utf8").split("\n").slice(0, -1)) {
+    const [command, ...rest] = line.split("\t");
+    commands[command](trace, ...rest);
   }
-  if (last === "abort") process.abort();
-  end(trace);
 } catch (error) {
   console.error(error.message);
   process.exitCode = 1;
