@@ -78,7 +78,8 @@ class Finding:
 class Judge:
     """The facts of one run that every tap is judged by.
 
-    ``weight_types``: tap name -> type of the weight it multiplies by; ``ropes`` of the layers, and
+    ``weight_types``: tap name -> type of the weight it multiplies by; ``edges``: where batches begin and end;
+    ``ropes`` of the layers, and
     ``mean_square_angle`` of each of them, radians. ``described``: errors that have a profile already;
     ``shown``: by source, what right taps have shown of its arithmetic.
     """
@@ -89,6 +90,7 @@ class Judge:
     positions: Array
     n_prefill: int
     ropes: Sequence[Rope | None]
+    edges: tuple[int, ...]
     mean_square_angle: dict[Rope, float] = field(default_factory=dict)
     described: set[tuple[str, str]] = field(default_factory=set)
     shown: dict[str, Shown] = field(default_factory=dict)

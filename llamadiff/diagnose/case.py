@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,16 +29,23 @@ class NotRecordedError(Exception):
 class Run:
     """What all cases of one run share.
 
+    ``edges``: where batches begin, and the end; of the first ``n_prefill`` tokens they are parts of the prompt.
     ``shapes``: tap name -> the engine's shape of it, without the batch; ``known``: tap name -> which values are there.
     """
 
     model: Runnable
     tokens: tuple[int, ...]
     positions: Array
+    edges: tuple[int, ...]
     n_prefill: int
     carrier: Carrier
     shapes: Mapping[str, tuple[int, ...]]
     known: Mapping[str, Array]
+
+    @property
+    def batches(self) -> list[tuple[int, int]]:
+        """The first token of each batch, and that after its last."""
+        return list(pairwise(self.edges))
 
     @property
     def first_tokens(self) -> int:
