@@ -74,15 +74,15 @@ def in_words(found: Parting, result: Comparison) -> str:
     names = str(result.baseline.get("name")), "yours"
     took, taken = found.baseline, found.candidate
     text = (
-        f"at the {_ordinal(found.step)} generated token {names[0]} takes {_quoted(took)} ({took.baseline:.4g}), "
+        f"at the {_ordinal(found.step)} generated token {names[0]} takes {_quoted(took)} ({took.baseline:.2f}), "
         f"{names[1]} {_quoted(taken)}"
     )
     if taken.candidate is not None:
-        text += f" ({taken.candidate:.4g})"
+        text += f" ({taken.candidate:.2f})"
     if found.wanted is not None:
         best = found.wanted
         return (
-            f"{text}, though its own largest logit is that of {_quoted(best)} ({best.candidate:.4g}): "
+            f"{text}, though its own largest logit is that of {_quoted(best)} ({best.candidate:.2f}): "
             "its sampling is to blame for that, not its ops"
         )
     own = ", its own largest" if found.checked else ""
