@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
