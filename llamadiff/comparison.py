@@ -98,6 +98,32 @@ class Logits:
 
 
 @dataclass(frozen=True)
+class Taken:
+    """A token that one side takes, and both sides' logits of it; the candidate's is None if it was not recorded."""
+
+    id: int
+    text: str | None
+    baseline: float
+    candidate: float | None
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where greedy choices part: at which generated token (1 is the first), the ``token``-th of the run.
+
+    ``wanted``: the token with the candidate's own largest logit, where that is not the one that it took;
+    ``checked``: its logits were recorded, so that this is known.
+    """
+
+    step: int
+    token: int
+    baseline: Taken
+    candidate: Taken
+    wanted: Taken | None
+    checked: bool
+
+
+@dataclass(frozen=True)
 class Decoding:
     """How weights became floats: by ggml's own code in ``by_ggml`` tensors, each held to gguf-py's on sampled rows.
 
@@ -128,7 +154,7 @@ class Comparison:
     ``extra`` are names of the candidate that are no tap of the model, and were ignored; ``diagnosis`` says why taps are
     wrong, in graph order; ``free_tokens``: over how many tokens the engine ran free, which drift without a candidate,
     expected drift and distances are about; ``engine``: None where no model was given; ``coverage``: how much of the run
-    was judged.
+    was judged; ``batches``: how many tokens were run at a time; ``parting``: where generated tokens part.
     """
 
     verdict: str
@@ -156,6 +182,8 @@ class Comparison:
     engine: EngineUsed | None = None
     manner: Manner | None = None
     coverage: Coverage | None = None
+    batches: tuple[int, ...] = ()
+    parting: Parting | None = None
 
     @property
     def first_divergence(self) -> Row | None:

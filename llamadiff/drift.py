@@ -12,6 +12,7 @@ from llamadiff.comparison import Comparison, Row, compare_logits, logit_rows
 from llamadiff.coverage import LOGITS, Coverage, asked_for_less, coverage_of
 from llamadiff.errors import UserError
 from llamadiff.preflight import WEIGHTS
+from llamadiff.schedule import batches_of
 from llamadiff.trace import Trace
 
 
@@ -53,6 +54,7 @@ def drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule], 
         model=_unknown_model(baseline.info.model),
         tokens=tuple((token, None) for token in baseline.info.tokens),
         n_prefill=baseline.info.n_prefill,
+        batches=batches_of(baseline.info),
         prompt=baseline.info.prompt,
         baseline=producers[0],
         candidate=producers[1],

@@ -82,8 +82,9 @@ class Finding:
 class Judge:
     """The facts of one run that every tap is judged by.
 
-    ``weight_types``: tap name -> type of the weight it multiplies by; ``ropes`` of the layers, and
-    ``mean_square_angle`` of each of them, radians. ``described``: how many errors of a kind have facts already;
+    ``weight_types``: tap name -> type of the weight it multiplies by; ``edges``: where batches begin and end;
+    ``ropes`` of the layers, and ``mean_square_angle`` of each of them, radians; ``sizes`` of axes.
+    ``described``: how many errors of a kind have facts already;
     ``shown``: by source, what right taps have shown of its arithmetic.
     """
 
@@ -94,6 +95,7 @@ class Judge:
     n_prefill: int
     ropes: Sequence[Rope | None]
     sizes: Mapping[str, int]
+    edges: tuple[int, ...]
     mean_square_angle: dict[Rope, float] = field(default_factory=dict)
     described: Counter[tuple[str, str]] = field(default_factory=Counter)
     shown: dict[str, Shown] = field(default_factory=dict)

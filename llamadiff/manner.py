@@ -114,5 +114,5 @@ def scene(
 ) -> Scene:
     """What causes are looked for with, after these passes."""
     judge = passes.judge
-    source, where = judge.sources[under_test], (judge.positions, judge.n_prefill)
+    source, where = judge.sources[under_test], (judge.positions, judge.edges, judge.n_prefill)
     return scene_of(model, source, passes.findings, *where, seconds, thorough, progress)

@@ -107,7 +107,7 @@ def _run(
 
         judge = Judge(
             {source.name: source for source in sources}, model.weight_types, rules,
-            np.asarray(info.positions), info.n_prefill, model.ropes, model.sizes,
+            np.asarray(info.positions), info.n_prefill, model.ropes, model.sizes, info.edges,
         )  # fmt: skip
         study = Study(judge, lanes, model.taps, model.inputs, model.sizes["expert"], at)
         try:
@@ -115,7 +115,7 @@ def _run(
         except ModelError as error:
             raise UserError(f"{model.path}: {error}") from None
         if writer is not None:
-            writer.finish(Info(info.tokens, info.positions, info.n_prefill, info.prompt, model.producer, info.model))
+            writer.finish(replace(info, producer=model.producer))
     return study, logits
 
 

@@ -42,6 +42,7 @@ from llamadiff.drift import drift_only
 from llamadiff.errors import UserError
 from llamadiff.ggml.replay import NodeCheck
 from llamadiff.graphmodel import by_its_graph
+from llamadiff.greedy import parting, with_parting
 from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
 from llamadiff.llamacpp.process import Child
 from llamadiff.llamacpp.request import Request, Settings
@@ -54,6 +55,7 @@ from llamadiff.output import made_directory
 from llamadiff.passes import Passes, run_passes
 from llamadiff.phase import Progress, silent
 from llamadiff.preflight import WEIGHTS, preflight
+from llamadiff.schedule import as_it_ran, as_stated, batches_of, common_part, in_batches_of
 from llamadiff.trace import Trace
 
 LEAST_SECONDS = 10.0  # for the diagnosis of a small model
@@ -106,31 +108,48 @@ def compare(
             tokens = _stated_tokens(brought)
         trace, facts = None, (mapping, timeout, progress)
         if brought is not None and brought.recorded and opened is not None and tokens and not n_predict:
-            trace = brought.load(Context(opened, tuple(tokens), len(tokens), *facts))  # what does not fit is said first
+            n_prefill = brought.run.n_prefill if brought.run is not None else len(tokens)
+            trace = brought.load(Context(opened, tuple(tokens), n_prefill, *facts))  # what does not fit is said first
         folder = Path(stack.enter_context(scratch_directory() if save is None else made_directory(Path(save))))
         output = folder / "baseline.safetensors"
         keep = folder / "engine.safetensors" if save is not None else None
         if opened is None:
             stack.enter_context(after_what_the_engine_said(file, used))
             request = request_for(file, prompt, tokens, chat, n_predict, output, patterns, layers, settings)
+            request = as_stated(request, brought.run if brought is not None else None)
             if candidate is None:
                 result = _checked_graph(file, request, rules, progress, child)
                 if keep is not None:
                     run_passes(*by_its_graph(model, request, progress), None, rules, keep, progress)
                 return replace(result, engine=used)
-            opened, baseline = by_its_graph(model, request, progress, child)
         else:
-            assert isinstance(opened, Model)
-            with opened.dequantizer.checking_ahead():
-                wanted = request_for(opened, prompt, tokens, chat, n_predict, output, patterns, layers, settings)
-                baseline = capture(wanted, progress, child)
+            request = request_for(opened, prompt, tokens, chat, n_predict, output, patterns, layers, settings)
+            request = as_stated(request, brought.run if brought is not None else None)
+        opened, baseline = _captured(opened, request, progress, child)
+        n_prompt = baseline.info.n_prefill
+        if brought is not None:
+            trace = trace or brought.load(Context(opened, baseline.info.tokens, n_prompt, *facts))
+            again = as_it_ran(request, baseline.info, trace.info)
+            if again is not None:
+                opened, baseline = _captured(opened, again, progress)
         captured = time.perf_counter()
-        if brought is not None and trace is None:
-            trace = brought.load(Context(opened, baseline.info.tokens, baseline.info.n_prefill, *facts))
         less = partial or bool(patterns) or layers is not None
         result = judge(opened, baseline, trace, rules, keep, diagnose, explain, progress, less)
+        if trace is not None:
+            ran, text_of = trace.info.tokens, opened.vocabulary.text
+            result = with_parting(result, parting(baseline, trace, n_prompt, ran, n_predict > 0, text_of))
     timing = {"capture_s": captured - started, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, engine=used, timing={**timing, "peak_rss_mb": peak_rss_mb()})
+
+
+def _captured(
+    opened: Runnable | None, request: Request, progress: Progress, child: Child | None = None
+) -> tuple[Runnable, Trace]:
+    """llama.cpp's run, and what goes through it again: the engine, or else llama.cpp's own graph."""
+    if not isinstance(opened, Model):
+        return by_its_graph(request.model, request, progress, child)
+    with opened.dequantizer.checking_ahead():
+        return opened, capture(request, progress, child)
 
 
 def graph(
@@ -221,7 +240,7 @@ def _opened(candidate: Trace | str | Path) -> Opened:
     from llamadiff.candidates.file import mapped
 
     if isinstance(candidate, Trace):
-        return Opened(lambda context: mapped(candidate, context), candidate.info.tokens)
+        return Opened(lambda context: mapped(candidate, context), candidate.info.tokens, run=candidate.info)
     return open_candidate(str(candidate))
 
 
@@ -266,10 +285,13 @@ def diff(
     ``partial``: what the candidate recorded is enough, though the logits are not among it.
     """
     started = time.perf_counter()
-    b, c = (Trace.open(side) if isinstance(side, (str, Path)) else side for side in (baseline, candidate))
+    whole = [Trace.open(side) if isinstance(side, (str, Path)) else side for side in (baseline, candidate)]
+    (b, c), ran = common_part(*whole), whole[1].info.tokens
     if model is not None:
         opened, used = opened_for(model, b, "the baseline", progress)
         result = replace(judge(opened, b, c, rules, None, diagnose, explain, progress, partial), engine=used)
+        parted = parting(b, c, b.info.n_prefill, ran, len(c.info.tokens) < len(ran), opened.vocabulary.text)
+        result = with_parting(result, parted)
     else:
         check_same_run(b, c)
         result = drift_only(b, c, rules, partial)
@@ -291,11 +313,12 @@ def judge(
 ) -> Comparison:
     """One engine pass over the baseline's tokens, and the Comparison it yields."""
     check_runnable(model, baseline, "the baseline")
+    baseline = in_batches_of(baseline, candidate)
     if candidate is not None:
         check_runnable(model, candidate, "the candidate")
         check_same_run(baseline, candidate, model)
         check_same_model(candidate.info.model, str(baseline.info.model.get("sha256", model.sha256)), "the candidate")
-    checks = preflight(model, candidate) if candidate is not None else ()
+    checks = preflight(model, baseline, candidate) if candidate is not None else ()
     started = time.perf_counter()
     passes = run_passes(model, baseline, candidate, rules, keep, progress)
     under_test, manner, records = "baseline" if candidate is None else "candidate", Manner(), tuple[str, ...]()
@@ -315,7 +338,7 @@ def judge(
     producer, named = {"name": "the candidate", **other}, {"name": "the baseline", **baseline.info.producer}
     trace = candidate if candidate is not None else baseline
     read = set(baseline.info.producer.get("weights_read", model.weights.read)) & set(model.tensors)
-    unread, n_prefill = tuple(sorted(model.weights.read - read)), _prefill(baseline, candidate)
+    unread = tuple(sorted(model.weights.read - read))
     wanted, extra = [tap.name for tap in model.taps if not tap.kind.optional], _extra(model, candidate)
     missing = tuple(name for name in wanted if name not in trace)
     coverage = coverage_of(rows, missing, trace, wanted, extra, partial)
@@ -330,7 +353,7 @@ def judge(
             candidate is None,
             unread,
             checks,
-            n_prefill,
+            baseline.info,
             missing,
             diagnosis,
             coverage,
@@ -340,7 +363,8 @@ def judge(
         missing=missing,
         model=model.describe(baseline.info.model.get("sha256")),
         tokens=model.token_texts(baseline.info.tokens),
-        n_prefill=n_prefill,
+        n_prefill=baseline.info.n_prefill,
+        batches=batches_of(baseline.info),
         prompt=baseline.info.prompt,
         baseline=named,
         candidate=producer,
@@ -384,11 +408,6 @@ def _extra(model: Runnable, candidate: Trace | None) -> tuple[str, ...]:
     present, left = {tap.name for tap in model.taps}, candidate.info.producer.get("extra")
     own = [name for name in candidate if name not in present and not name.startswith(WEIGHTS)]
     return (*own, *map(str, left)) if isinstance(left, list) else tuple(own)
-
-
-def _prefill(baseline: Trace, candidate: Trace | None) -> int:
-    """How many tokens were run in one go: by the side under test, if it says so."""
-    return min(baseline.info.n_prefill, candidate.info.n_prefill) if candidate else baseline.info.n_prefill
 
 
 def _described(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tuple[str, ...]:

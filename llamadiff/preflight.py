@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from llamadiff import limits, metrics
 from llamadiff.model import ModelFile
+from llamadiff.schedule import common, slipped
 from llamadiff.trace import Info, Trace
 
 Array = NDArray[Any]
@@ -31,28 +32,45 @@ class Check:
     found: str
 
 
-def preflight(model: ModelFile, candidate: Trace) -> tuple[Check, ...]:
-    """The checks that a candidate gives occasion for. Tokens and positions were the same, or it would be refused."""
-    checks = [Check("tokens", limits.MATCH, f"{len(candidate.info.tokens)} token ids and positions are the baseline's")]
+def preflight(model: ModelFile, baseline: Trace, candidate: Trace) -> tuple[Check, ...]:
+    """The checks that a candidate gives occasion for. Tokens were the same, or it would be refused."""
+    checks = [_tokens(candidate.info, baseline.info.positions)]
     checks += hyper_parameters(model, candidate.info)
     checks += weights(model, candidate)
     return tuple(checks)
 
 
+def _tokens(info: Info, right: Sequence[int]) -> Check:
+    """Tokens, and the positions that the candidate states for them."""
+    place, count = slipped(info, right), len(info.tokens)
+    if place is None:
+        return Check("tokens", limits.MATCH, f"{count} token ids and positions are the baseline's")
+    stated, wanted = (", ".join(map(str, side[place : place + 4])) for side in (info.positions, right))
+    found = f"from token {place} on positions {stated} are stated, and {wanted} are right"
+    return Check("positions", limits.WRONG, found)
+
+
 def tokens_apart(model: ModelFile | None, b: Sequence[int], c: Sequence[int]) -> str:
     """Where the baseline's tokens and the candidate's part, and what explains it; for an error message."""
-    place = next((i for i, (x, y) in enumerate(zip(b, c, strict=False)) if x != y), min(len(b), len(c)))
+    place = common(b, c)
     text = (
         f"the candidate ran other tokens: from token {place} on it has {_ids(model, c[place:])}, "
         f"the baseline {_ids(model, b[place:])} ({len(c)} and {len(b)} in all)"
     )
-    reason = _reason(model, b, c) if model is not None else None
+    reason = _on_from_there(b, c) or (_reason(model, b, c) if model is not None else None)
     return f"{text}; {reason}" if reason else text
 
 
 def _ids(model: ModelFile | None, tokens: Sequence[int]) -> str:
     words = [f'{token} "{model.vocabulary.text(token) or ""}"' if model else str(token) for token in tokens[:5]]
     return f"[{', '.join(words)}{', ...' if len(tokens) > 5 else ''}]"
+
+
+def _on_from_there(b: Sequence[int], c: Sequence[int]) -> str | None:
+    """Which side goes on where the other ends."""
+    if common(b, c) == len(b):
+        return f"its first {len(b)} are the baseline's: if it generated the others, state n_prefill = {len(b)}"
+    return f"it ends after {len(c)}, where the baseline goes on" if common(b, c) == len(c) else None
 
 
 def _reason(model: ModelFile, b: Sequence[int], c: Sequence[int]) -> str | None:

@@ -12,6 +12,9 @@ from llamadiff.coverage import Coverage
 from llamadiff.diagnose import words
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.preflight import Check
+from llamadiff.trace import Info
+
+EMPTY = Info(())
 
 if TYPE_CHECKING:
     from llamadiff.manner import Manner
@@ -34,7 +37,7 @@ def summarize(
     is_engine: bool,
     unread: Sequence[str] = (),
     checks: Sequence[Check] = (),
-    n_prefill: int = 0,
+    run: Info = EMPTY,
     missing: Sequence[str] = (),
     diagnosis: Sequence[Diagnosis] = (),
     coverage: Coverage | None = None,
@@ -42,15 +45,15 @@ def summarize(
 ) -> str:
     """One sentence: which op is wrong since which layer, or that none is and how much noise there is.
 
-    ``unread`` are tensors of the file that the baseline's graph does not use and the engine does;
-    ``diagnosis`` says why taps are wrong, or noise; ``coverage`` how much was judged;
+    ``run`` says in which batches the tokens were run; ``unread`` are tensors of the file that the baseline's graph does
+    not use and the engine does; ``diagnosis`` says why taps are wrong, or noise; ``coverage`` how much was judged;
     ``manner`` what is the candidate's own.
     """
     text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing), diagnosis, coverage, manner)
     failed = [check for check in checks if check.verdict == limits.WRONG]
     if failed:
         text = f"before any layer, {failed[0].name}: {failed[0].found}; {text}"
-    decode = _decode_steps(rows, n_prefill)
+    decode = _decode_steps(rows, run)
     text += f"; {decode}" if decode else ""
     if unread:
         more = f" and {len(unread) - 1} more of the file's tensors" if len(unread) > 1 else ""
@@ -59,16 +62,19 @@ def summarize(
     return text + unsure + (unjudged.ignored(coverage, len(rows)) if coverage is not None else "")
 
 
-def _decode_steps(rows: Sequence[Row], n_prefill: int) -> str | None:
-    """Whether the first wrong tap is wrong in decode steps alone, and since which."""
+def _decode_steps(rows: Sequence[Row], run: Info) -> str | None:
+    """Whether the first wrong tap is right in the first batch, and since which it is wrong."""
     first = next((row.local for row in rows if _is_wrong(row.local)), None)
-    if first is None or not 0 < n_prefill < len(first.per_token):
+    if first is None or len(run.edges) <= 2 or len(first.per_token) != len(run.tokens):
         return None
-    wrong = [i for i, error in enumerate(first.per_token) if error > first.noise_limit]
-    if not wrong or wrong[0] < n_prefill:
+    wrong = next((i for i, error in enumerate(first.per_token) if error > first.noise_limit), 0)
+    if wrong < run.edges[1]:
         return None
-    step = wrong[0] - n_prefill
-    return f"the prefill is right, the {'first' if step == 0 else f'{step + 1}.'} decode step is wrong"
+    if wrong >= run.n_prefill:
+        step = wrong - run.n_prefill
+        return f"the prefill is right, the {'first' if step == 0 else f'{step + 1}.'} decode step is wrong"
+    number = sum(edge <= wrong for edge in run.edges)
+    return f"the prompt's first batch is right, its {'second' if number == 2 else f'{number}.'} is wrong"
 
 
 def _judgement(

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -42,7 +43,10 @@ _HEADER_ROOM = 4096  # bytes of header set aside for the metadata; each tap take
 
 @dataclass(frozen=True)
 class Info:
-    """What a trace says of its run. Only ``tokens`` is required of a stranger's trace."""
+    """What a trace says of its run. Only ``tokens`` is required of a stranger's trace.
+
+    ``batches``: how many tokens were run at a time, where it was not ``n_prefill`` of them and then one by one.
+    """
 
     tokens: tuple[int, ...]
     positions: tuple[int, ...] = ()
@@ -50,9 +54,26 @@ class Info:
     prompt: str | None = None
     producer: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
+    batches: tuple[int, ...] = ()
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """The index of the token that each batch begins with, and how many tokens there are."""
+        steps = range(self.n_prefill or len(self.tokens), len(self.tokens) + 1)
+        return (0, *accumulate(self.batches)) if self.batches else (0, *steps)
+
+    def head(self, n: int) -> Info:
+        """What it says of its first ``n`` tokens."""
+        kept = [edge for edge in (*self.edges, n) if edge <= n]
+        batches = tuple(b - a for a, b in pairwise(dict.fromkeys(kept))) if self.batches else ()
+        tokens, positions, n_prefill = self.tokens[:n], self.positions[:n], min(self.n_prefill, n)
+        return replace(self, tokens=tokens, positions=positions, n_prefill=n_prefill, batches=batches)
 
     def to_json(self) -> str:
-        return json.dumps({"schema": SCHEMA, **asdict(self)})
+        said = asdict(self)
+        if not self.batches:
+            del said["batches"]
+        return json.dumps({"schema": SCHEMA, **said})
 
 
 class TraceWriter:
@@ -225,9 +246,8 @@ class Trace(Mapping[str, Array]):
         known = {name: mask[cuts[name]] for name, mask in self.known.items() if cuts.get(name) is not None}
         there = [name for name in self if cuts[name] is not None and (name not in known or known[name].any())]
         arrays = {name: self._arrays[name][cuts[name]] for name in there}
-        info = self.info
-        info = replace(info, tokens=info.tokens[:n], positions=info.positions[:n], n_prefill=min(info.n_prefill, n))
-        return Trace(info, arrays, {name: self.dtypes[name] for name in arrays}, self.path, known, self.kept)
+        dtypes = {name: self.dtypes[name] for name in arrays}
+        return Trace(self.info.head(n), arrays, dtypes, self.path, known, self.kept)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._arrays[name].shape)
@@ -338,10 +358,20 @@ def _parse_info(path: Path, text: Any) -> Info:
     positions = tuple(data.get("positions", range(len(tokens))))
     if len(positions) != len(tokens):
         raise UserError(f"{path}: {len(positions)} positions for {len(tokens)} tokens")
-    n_prefill = data.get("n_prefill", len(tokens))
+    batches = tuple(data.get("batches", ()))
+    if batches and sum(batches) != len(tokens):
+        raise UserError(f"{path}: batches of {sum(batches)} tokens in all for {len(tokens)} tokens")
+    n_prefill = data.get("n_prefill", _prefill_of(batches) or len(tokens))
     if not 0 < n_prefill <= len(tokens):
         raise UserError(f"{path}: n_prefill = {n_prefill} for {len(tokens)} tokens; it must be 1 to {len(tokens)}")
-    return Info(tokens, positions, n_prefill, data.get("prompt"), data.get("producer", {}), data.get("model", {}))
+    about = data.get("producer", {}), data.get("model", {})
+    return Info(tokens, positions, n_prefill, data.get("prompt"), *about, batches)
+
+
+def _prefill_of(batches: tuple[int, ...]) -> int:
+    """The tokens before the last batches of one: what decode steps look like."""
+    steps = sum(1 for _ in takewhile(lambda size: size == 1, reversed(batches[1:])))
+    return sum(batches[: len(batches) - steps])
 
 
 def _check_kinds(path: Path, data: dict[str, Any]) -> None:
@@ -378,6 +408,10 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < MAX_ID for item in value)
 
 
+def _are_sizes(value: Any) -> bool:
+    return _are_ids(value) and 0 not in value
+
+
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
@@ -391,6 +425,7 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "tokens": (_are_ids, "a list of whole numbers"),
     "positions": (_are_ids, "a list of whole numbers"),
     "n_prefill": (_is_count, "a whole number"),
+    "batches": (_are_sizes, "a list of whole numbers from 1 on"),
     "prompt": (_is_text, "text"),
     "model": (_is_object, "an object"),
     "model.sha256": (_is_text, "text"),

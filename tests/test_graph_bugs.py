@@ -94,7 +94,7 @@ def sites(one: Recorded, ops: tuple[str, ...]) -> list[Site]:
     """Every node with one of these ops, as a bug sees it that everything was recorded for."""
     model, right = one.model, one.right
     shapes = {name: right[name].shape for name in right}
-    run = Run(model, TOKENS, np.arange(len(TOKENS)), len(TOKENS), Carrier([("f32", {})]), shapes, {})
+    run = Run(model, TOKENS, np.arange(len(TOKENS)), (0, len(TOKENS)), len(TOKENS), Carrier([("f32", {})]), shapes, {})
     named = {tap.name: tap for tap in model.taps}
     case = Case(run, named["result_output"], lambda name: right[name][None], None)
     whole = Subgraph(model.engine, model.graph.nodes, {})

@@ -1,4 +1,8 @@
-"""``cmd: ./engine --model {model} --tokens {tokens} --dump {out}``: the engine is run; its dump is the candidate."""
+"""``cmd: ./engine --model {model} --tokens {tokens} --dump {out}``: the engine is run; its dump is the candidate.
+
+An engine that generates on its own is given ``{prompt}``, the prompt's ids, and ``{n_predict}``, how many to add; one
+that is to run ids step by step ``{tokens}``, all of them, and ``{n_prefill}``, how many to run first.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +74,9 @@ def _words(spec: str) -> list[str]:
 
 
 def _arguments(spec: str, context: Context, out: Path) -> list[str]:
-    values = {"model": str(context.model.path.resolve()), "tokens": ",".join(map(str, context.tokens)), "out": str(out)}
+    n, ids = context.n_prefill, [str(token) for token in context.tokens]
+    values = {"model": str(context.model.path.resolve()), "tokens": ",".join(ids), "prompt": ",".join(ids[:n]),
+              "n_prefill": str(n), "n_predict": str(len(ids) - n), "out": str(out)}  # fmt: skip
     words = _words(spec)
     for name, value in values.items():
         words = [word.replace("{" + name + "}", value) for word in words]

@@ -25,7 +25,8 @@ class File:
     def open(self, spec: str) -> Opened:
         trace = Trace.open(spec, bare=True)
         untold = f"{spec}: no {KEY!r} entry in __metadata__, which would hold the token ids (captures/README.md)"
-        return Opened(partial(_loaded, trace), trace.info.tokens, untold, recorded=True)
+        run = trace.info if trace.info.tokens else None
+        return Opened(partial(_loaded, trace), trace.info.tokens, untold, recorded=True, run=run)
 
 
 def mapped(trace: Trace, context: Context) -> Trace:
@@ -38,7 +39,7 @@ def _loaded(trace: Trace, context: Context) -> Trace:
     info = trace.info
     if not info.tokens:
         info = replace(info, tokens=context.tokens, positions=tuple(range(len(context.tokens))),
-                       n_prefill=len(context.tokens))  # fmt: skip
+                       n_prefill=context.n_prefill)  # fmt: skip
     pieces = {name: named_row(name) for name in trace}
     as_it_is = any(tap.name in trace for tap in context.model.taps) and all(row is None for _, row in pieces.values())
     if context.is_identity and as_it_is:

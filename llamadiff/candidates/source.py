@@ -48,15 +48,16 @@ class Context:
 class Opened:
     """A candidate that was read, as far as that is possible before anything is run.
 
-    ``tokens`` are the ids that it states; ``untold`` says where it could have, if it states none. ``load`` makes it a
-    trace, once the tokens are known; raises UserError for what does not fit them or the model. ``recorded``: it is
-    there already, nothing has to be run for it.
+    ``tokens`` are the ids that it states, and ``run`` how it ran them, if it says so; ``untold`` says where it could
+    have, if it states none. ``load`` makes it a trace, once the tokens are known; raises UserError for what does not
+    fit them or the model. ``recorded``: it is there already, nothing has to be run for it.
     """
 
     load: Callable[[Context], Trace]
     tokens: tuple[int, ...] = ()
     untold: str = ""
     recorded: bool = False
+    run: Info | None = None
 
 
 class Source(Protocol):

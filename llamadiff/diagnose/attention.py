@@ -1,4 +1,4 @@
-"""Attention's scores and weighted sums, its cache, and how people get them wrong."""
+"""Attention's scores and weighted sums, and how people get them wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.arithmetic import ROUNDINGS
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.fit import solve
 from llamadiff.diagnose.known import Change, bug, recipe
@@ -30,12 +29,10 @@ class Scores:
     rows: Array
     reads: Array
     factor: float = 1.0
-    blind: int | None = None  # from this query on, a query's own key is zero
 
     def compute(self, case: Case) -> Array:
         q, k = case.carrier.operands("cache_k", self.q, self.rows[:, :, self.reads])
-        scores = np.asarray(ops.attention_scores(q, k) * self.q.dtype.type(self.factor))
-        return scores if self.blind is None else scores * _others(scores, self.blind)
+        return np.asarray(ops.attention_scores(q, k) * self.q.dtype.type(self.factor))
 
 
 @dataclass(frozen=True)
@@ -46,11 +43,9 @@ class Values:
     rows: Array
     reads: Array
     order: str = "token head dim"
-    blind: int | None = None  # from this query on, a query's own value is zero
 
     def compute(self, case: Case) -> Array:
-        probs = self.probs if self.blind is None else self.probs * _others(self.probs, self.blind)
-        probs, v = case.carrier.operands("cache_v", probs, self.rows[:, :, self.reads])
+        probs, v = case.carrier.operands("cache_v", self.probs, self.rows[:, :, self.reads])
         merged = ops.attention_values(probs, v)  # [b, t, head*dim]
         b, t, h = len(merged), merged.shape[1], probs.shape[1]
         heads = merged.reshape(b, t, h, -1)
@@ -59,14 +54,6 @@ class Values:
         elif self.order == "token dim head":
             heads = heads.transpose(0, 1, 3, 2)
         return np.ascontiguousarray(heads).reshape(b, t, -1)
-
-
-def _others(x: Array, start: int) -> Array:
-    """Zero where a query from ``start`` on meets itself, one elsewhere: [t, s]."""
-    t, s = x.shape[-2:]
-    own = np.arange(t)[:, None] == np.arange(s)
-    own[:start] = False
-    return np.asarray(~own)
 
 
 @recipe("kq")
@@ -125,14 +112,13 @@ def heads_tiled(r: Scores | Values, case: Case) -> Iterator[Change]:
 
 @bug("kq", fix="take the scores of Q and K after RoPE, of both")
 def scores_before_rope(r: Scores, case: Case) -> Iterator[Change]:
-    """Scores are taken of Q or K as they were before RoPE."""
+    """Scores are taken of Q, or of Q and K, as they were before RoPE."""
     shape_q, shape_k = r.q.shape, (*r.rows.shape[:2], case.config.n_head_kv, -1)
     normed = f"Qcur_normed-{case.tap.layer}" in case.run.shapes
     q = case["Qcur_normed" if normed else "Qcur_proj"]
     k = case["Kcur_normed" if normed else "Kcur_proj"]
     q, k = q.reshape(len(q), *shape_q[1:]), k.reshape(len(k), *shape_k[1:])
     yield Change(replace(r, q=q, rows=k), "takes Q and K from before RoPE", "both")
-    yield Change(replace(r, rows=k), "takes K from before RoPE", "k")
     yield Change(replace(r, q=q), "takes Q from before RoPE", "q")
 
 
@@ -198,28 +184,6 @@ def scores_scaled(r: Scores, case: Case) -> Iterator[Change]:
         )
 
 
-@bug(*BOTH, fix="write K and V of a token into the slot that attention reads for it", source="tiny-llm#46")
-def cache_row_off(r: Scores | Values, case: Case) -> Iterator[Change]:
-    """The cache's rows are off by one, or stale: a token reads the row of the one before it."""
-    rows, n = r.rows, case.run.n_prefill
-    if rows.shape[1] > 1:
-        behind = np.concatenate([rows[:, :1], rows[:, :-1]], axis=1)
-        yield Change(replace(r, rows=behind), "reads each slot's row of the token before", "behind")
-        ahead = np.concatenate([rows[:, 1:], np.zeros_like(rows[:, :1])], axis=1)
-        yield Change(replace(r, rows=ahead), "reads each slot's row of the token after", "ahead")
-        empty = np.concatenate([np.zeros_like(rows[:, :1]), rows[:, :-1]], axis=1)
-        yield Change(replace(r, rows=empty), "writes each row one slot too far: slot 0 is empty", "empty")
-    if 0 < n < rows.shape[1]:
-        stale = rows.copy()
-        stale[:, n:] = 0
-        yield Change(replace(r, rows=stale), "does not write decode steps' rows into the cache", "unwritten")
-        blind = replace(r, blind=n)
-        yield Change(blind, "reads a decode step's own row before it is written", "own")
-        stuck = rows.copy()
-        stuck[:, n:] = rows[:, n - 1 : n]
-        yield Change(replace(r, rows=stuck), "reads the prompt's last row for every decode step", "stuck")
-
-
 @bug("kqv_out", fix="put tokens before heads, [token, head, dim], before heads are merged")
 def heads_merged_wrong(r: Values, case: Case) -> Iterator[Change]:
     """Heads are merged in the wrong order: a transpose is missing, or one too many."""
@@ -227,29 +191,3 @@ def heads_merged_wrong(r: Values, case: Case) -> Iterator[Change]:
     yield Change(
         replace(r, order="token dim head"), "puts the values of a head apart: [dim, head] for [head, dim]", "dim head"
     )
-
-
-@dataclass(frozen=True)
-class Stored:
-    """An attention op on a cache kept in another type."""
-
-    op: Scores | Values
-    kind: str
-
-    def compute(self, case: Case) -> Array:
-        return replace(self.op, rows=ROUNDINGS[self.kind](self.op.rows)).compute(case)
-
-
-@bug(*BOTH, harmless=True, fix="nothing: a cache in fewer bits rounds; state it as producer.settings.type_k")
-def cache_rounded(r: Scores | Values, case: Case) -> Iterator[Change]:
-    """K and V are kept in a cache of fewer bits (F16, BF16, Q8_0)."""
-    side = "K" if isinstance(r, Scores) else "V"
-    for kind in ("F16", "BF16", *(("Q8_0",) if case.config.head_k % 32 == 0 else ())):
-        yield Change(Stored(r, kind), f"reads {side} from a cache of type {kind}", kind)
-
-
-@bug("kv_k", "kv_v", harmless=True, fix="nothing: a cache in fewer bits rounds this much")
-def cache_rows_rounded(r: Same, case: Case) -> Iterator[Change]:
-    """The cache's rows are rounded as they are kept (F16, BF16, Q8_0)."""
-    for kind in ("F16", "BF16", *(("Q8_0",) if r.x.shape[-1] % 32 == 0 else ())):
-        yield Change(Same(ROUNDINGS[kind](r.x)), f"keeps its rows as {kind}", kind)

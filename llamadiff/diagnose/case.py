@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from llamadiff.ggml.graph import GraphEngine
 from llamadiff.model import Runnable
 
 Array = NDArray[Any]
+TINY = 1e-9  # what float32 leaves of a right row
 
 
 class NotRecordedError(Exception):
@@ -28,16 +30,23 @@ class NotRecordedError(Exception):
 class Run:
     """What all cases of one run share.
 
+    ``edges``: where batches begin, and the end; of the first ``n_prefill`` tokens they are parts of the prompt.
     ``shapes``: tap name -> the engine's shape of it, without the batch; ``known``: tap name -> which values are there.
     """
 
     model: Runnable
     tokens: tuple[int, ...]
     positions: Array
+    edges: tuple[int, ...]
     n_prefill: int
     carrier: Carrier
     shapes: Mapping[str, tuple[int, ...]]
     known: Mapping[str, Array]
+
+    @property
+    def batches(self) -> list[tuple[int, int]]:
+        """The first token of each batch, and that after its last."""
+        return list(pairwise(self.edges))
 
     @property
     def first_tokens(self) -> int:
@@ -125,14 +134,24 @@ class Case:
     def nmse(self, x: Array) -> float:
         """How far a result [b, token, ...] is from what was recorded, under the arithmetic that fits a phase best."""
         assert self.recorded is not None
-        recorded = self._looked_at(self._seen(self.recorded))
-        axis = self.tap.row_axis
-        rows = [metrics.row_errors(recorded, self._looked_at(self._seen(entry)), axis) for entry in x]
+        rows = self._row_errors(x)
         total, size = 0.0, float(rows[0][1].sum())
         for phase in (slice(0, self.run.n_prefill), slice(self.run.n_prefill, None)):
             total += min(float(error[phase].sum()) for error, _ in rows)
         value = metrics.ratio(total, size)
         return value if np.isfinite(value) else float("inf")
+
+    def first_wrong(self, x: Array) -> int:
+        """The first row that no result [b, token, ...] gives; the number of rows if there is none."""
+        wrong = [error > max(self.limit, TINY) * size for error, size in self._row_errors(x)]
+        return int(np.argmax([*np.all(wrong, axis=0), True]))
+
+    def _row_errors(self, x: Array) -> list[tuple[Array, Array]]:
+        """Of each entry of a result, rows' errors and sizes: sums of squares."""
+        assert self.recorded is not None
+        recorded = self._looked_at(self._seen(self.recorded))
+        axis = self.tap.row_axis
+        return [metrics.row_errors(recorded, self._looked_at(self._seen(entry)), axis) for entry in x]
 
     def _seen(self, x: Array) -> Array:
         """A result as it is compared: shaped like the tap, defined values alone."""

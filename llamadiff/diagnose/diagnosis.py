@@ -137,6 +137,7 @@ def scene_of(
     source: Source,
     findings: Sequence[Finding],
     positions: Array,
+    edges: tuple[int, ...],
     n_prefill: int,
     seconds: float,
     thorough: bool = False,
@@ -145,7 +146,7 @@ def scene_of(
     """What causes of one trace's errors are looked for with, in about ``seconds``."""
     carrier = Carrier([(lane.policy, source.stored) for lane in source.lanes if not lane.shaken], source.reading)
     shapes = {finding.tap.name: finding.shape for finding in findings}
-    run = Run(model, source.trace.info.tokens, positions, n_prefill, carrier, shapes, source.trace.known)
+    run = Run(model, source.trace.info.tokens, positions, edges, n_prefill, carrier, shapes, source.trace.known)
     return Scene(run, source, Clock.of(seconds), progress, thorough)
 
 

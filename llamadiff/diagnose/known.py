@@ -23,9 +23,9 @@ Array = NDArray[Any]
 
 # The likeliest first: of bugs that a model cannot tell apart, the first is named first.
 FAMILIES = (
-    "rope", "norms", "softmax", "attention", "products", "activations", "residuals", "embedding", "blocks", "scales",
-    "router", "nodes.rope", "nodes.norms", "nodes.attention", "nodes.products", "nodes.activations", "nodes.sums",
-    "nodes.blocks", "nodes.router", "nodes.recurrent", "rounding",
+    "rope", "norms", "softmax", "attention", "cache", "products", "activations", "residuals", "embedding", "blocks",
+    "scales", "router", "nodes.rope", "nodes.norms", "nodes.attention", "nodes.products", "nodes.activations",
+    "nodes.sums", "nodes.blocks", "nodes.router", "nodes.recurrent", "rounding",
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from llamaref import config as settings
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case
+from llamadiff.diagnose.case import Case, Run
 from llamadiff.diagnose.fit import solve
 from llamadiff.diagnose.known import Change, bug, recipe
 from llamadiff.diagnose.norms import Same
@@ -33,6 +33,7 @@ class Rope:
     direction: int = 1
     times: int = 1
     turned: int | None = None  # how many pairs are rotated; None: all
+    again: int = 0  # from this token on it is rotated more than once
     narrow: bool = False  # whether those pairs are as close together as if there were no more
 
     def compute(self, case: Case) -> Array:
@@ -46,8 +47,9 @@ class Rope:
         rotate, x = ops.rope_pairs if self.pairs else ops.rope_halves, self.x
         if len(x) != len(cos):
             x = np.repeat(x, len(cos), axis=0)
-        for _ in range(self.times):
-            x = rotate(x, cos, self.direction * sin)
+        for number in range(self.times):
+            turned = rotate(x, cos, self.direction * sin)
+            x = np.concatenate([x[:, : self.again], turned[:, self.again :]], axis=1) if number else turned
         return x
 
 
@@ -211,19 +213,33 @@ def rope_position(r: Rope, case: Case) -> Iterator[Change]:
 @bug(*ROPE, fix="in decode steps go on counting where the prompt ended", source="tiny-llm#46, onnxruntime-genai#2354")
 def rope_position_restarted(r: Rope, case: Case) -> Iterator[Change]:
     """Positions are wrong in decode steps: they restart at 0, stand still, or lag by one."""
-    n, count = case.run.n_prefill, len(r.positions)
-    if not 0 < n < count:
-        return
-    tails = {
-        "restarts at position 0 in every decode step": np.zeros(count - n, r.positions.dtype),
-        "restarts counting positions from 0 in decode": np.arange(count - n),
-        "stays at the prompt's length in every decode step": np.full(count - n, n),
-        "stays at the prompt's last position in every decode step": np.full(count - n, n - 1),
-        "lags by one position in decode steps": r.positions[n:] - 1,
-        "is one position ahead in decode steps": r.positions[n:] + 1,
-    }
-    for says, tail in tails.items():
-        yield Change(replace(r, positions=np.concatenate([r.positions[:n], tail])), says, says)
+    for says, positions in wrong_positions(case.run):
+        yield Change(replace(r, positions=positions), says, says)
+
+
+def wrong_positions(run: Run) -> Iterator[tuple[str, Array]]:
+    """Positions that go wrong after the first batch, or after the prompt, each way in words."""
+    count, seen, right = len(run.positions), set[bytes](), run.positions
+    begun = np.repeat([start for start, _ in run.batches], np.diff(run.edges))  # the first token of each token's batch
+    within = np.arange(count) - begun
+    for n in dict.fromkeys((run.edges[1], run.n_prefill)):
+        if not 0 < n < count:
+            continue
+        decode, end = n >= run.n_prefill, right[n - 1]
+        which, what = ("decode step", "the prompt") if decode else ("batch after the first", "the first batch")
+        tails = {
+            f"lags by one position in every {which}": right - 1,
+            f"restarts at position 0 in every {which}": within,
+            f"restarts counting positions from 0 {'in decode' if decode else f'after {what}'}": np.arange(count) - n,
+            f"stays at {what}'s length in every {which}": end + 1 + within,
+            f"stays at {what}'s last position in every {which}": end + within,
+            f"is one position ahead in every {which}": right + 1,
+        }
+        for says, tail in tails.items():
+            positions = np.concatenate([right[:n], tail[n:]]).astype(right.dtype)
+            if positions.tobytes() not in seen | {right.tobytes()}:
+                seen.add(positions.tobytes())
+                yield says, positions
 
 
 @bug(*ROPE, fix="rotate Q and K before the scores are taken")
@@ -236,6 +252,10 @@ def rope_missing(r: Rope, case: Case) -> Iterator[Change]:
 def rope_twice(r: Rope, case: Case) -> Iterator[Change]:
     """RoPE is applied twice."""
     yield Change(replace(r, times=2), "rotates twice")
+    first = case.run.edges[1]
+    if first < len(case.run.tokens):
+        which = "in decode steps" if first >= case.run.n_prefill else "after the first batch"
+        yield Change(replace(r, times=2, again=first), f"rotates twice {which}", "later")
 
 
 @bug(*ROPE, fix="leave the rows of Q and K as the file has them", source="TinyLlama#24, llama.cpp#22611")

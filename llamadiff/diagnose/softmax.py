@@ -119,22 +119,6 @@ def mask_shifted(r: Softmax, case: Case) -> Iterator[Change]:
     )
 
 
-@bug("kq_soft_max", fix="append a decode step's key before its scores are taken", source="tiny-llm#46")
-def decode_key_unseen(r: Softmax, case: Case) -> Iterator[Change]:
-    """Decode steps do not see their own key, or see nothing but it."""
-    n, p = case.run.n_prefill, case.run.positions
-    if 0 < n < len(p):
-        hidden = r.hidden.copy()
-        hidden[n:] = p[None, :] >= p[n:, None]
-        yield Change(replace(r, hidden=hidden), "does not see a decode step's own key", "own")
-        alone = r.hidden.copy()
-        alone[n:] = p[None, :] != p[n:, None]
-        yield Change(replace(r, hidden=alone), "sees only its own key in decode steps: the cache is lost", "alone")
-        recent = r.hidden.copy()
-        recent[n:, :n] = True
-        yield Change(replace(r, hidden=recent), "does not see the prompt in decode steps", "recent")
-
-
 @bug("kq_soft_max", fix="set hidden scores to -inf before the softmax")
 def mask_after_softmax(r: Softmax, case: Case) -> Iterator[Change]:
     """Later keys are set to zero after the softmax, which has counted them."""

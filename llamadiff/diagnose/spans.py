@@ -336,14 +336,15 @@ def _first_tokens(run: Run, source: Source, count: int) -> tuple[Run, Source]:
         return x[..., :count] if tap.causal else x
 
     trace = source.trace
-    info = replace(trace.info, tokens=run.tokens[:count], positions=trace.info.positions[:count], n_prefill=count)
+    info = replace(trace.info.head(count), n_prefill=count, batches=())
     arrays = {name: cut(name, trace[name]) for name in trace}
     known = {name: cut(name, mask) for name, mask in trace.known.items()}
     shapes = {name: cut(name, np.empty(shape, np.void)).shape for name, shape in run.shapes.items()}
     beginning = Trace(info, arrays, dict.fromkeys(arrays, "F32"), None, known)
     short = replace(
-        run, tokens=info.tokens, positions=run.positions[:count], n_prefill=count, shapes=shapes, known=known
-    )
+        run, tokens=info.tokens, positions=run.positions[:count], edges=info.edges, n_prefill=count, shapes=shapes,
+        known=known,
+    )  # fmt: skip
     return short, replace(source, trace=beginning)
 
 

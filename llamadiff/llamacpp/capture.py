@@ -50,7 +50,8 @@ def check_nodes(request: Request, progress: Progress = silent, child: Child | No
         ready.ask(request, progress)
     data = json.loads(Path(request.output).read_text())
     fields = {key: value for key, value in data["info"].items() if key != "schema"}
-    info = Info(**{**fields, "tokens": tuple(fields["tokens"]), "positions": tuple(fields["positions"])})
+    info = Info(**{**fields, "tokens": tuple(fields["tokens"]), "positions": tuple(fields["positions"]),
+                   "batches": tuple(fields.get("batches", ()))})  # fmt: skip
     checks = tuple(NodeCheck.from_json(node) for node in data["nodes"])
     return Nodes(info, checks, data["trusted"], tuple(data["refused"]))
 

@@ -30,6 +30,8 @@ class Settings:
 class Request:
     """One run of ``tokens`` or ``text``, captured to ``output``; without it, only a question about the library.
 
+    ``n_prefill`` tokens (0: all) are run in one go, or in ``batches``, the others one by one, each as it was given;
+    ``n_predict`` more are llama.cpp's own choice. The first token is at position ``first``.
     ``scores``: attention scores are recorded however long the prompt is. ``nodes``: every node is checked as it runs,
     and ``output`` is what was found, as JSON. ``keep`` is a directory for wrong ops' inputs and outputs (``keep_all``:
     for all ops'); ``only_list``: nodes are listed and not computed. ``graph`` is a file for the graph itself, with
@@ -53,6 +55,9 @@ class Request:
     graph: str | None = None
     patterns: tuple[str, ...] = ()
     layers: tuple[int, int] | None = None
+    n_prefill: int = 0
+    batches: tuple[int, ...] = ()
+    first: int = 0
 
     @property
     def layer_range(self) -> range | None:
@@ -71,9 +76,8 @@ class Request:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Request:
-        lists = {
-            name: tuple(data[name]) for name in ("tokens", "wanted", "patterns", "layers") if data[name] is not None
-        }
+        names = ("tokens", "wanted", "patterns", "layers", "batches")
+        lists = {name: tuple(data[name]) for name in names if data[name] is not None}
         return cls(**{**data, **lists, "settings": Settings(**data["settings"])})
 
 

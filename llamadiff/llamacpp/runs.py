@@ -6,6 +6,7 @@ import ctypes
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,10 @@ class NodeRun(Capture):
         weights.decoder = dequantizer.decoder
         keep = None if self.request.keep is None else Path(self.request.keep)
         self.checker = NodeChecker(weights, keep, self.request.keep_all, self.request.only_list)
-        n_prefill = len(self.tokens)
         with threadpool_limits(1, "blas"):
             prefill_s = self._decode_all(self._context(), say)
         report = {
-            "info": json.loads(self._info(n_prefill, prefill_s).to_json()),
+            "info": json.loads(self._info(prefill_s).to_json()),
             "nodes": [found.to_json() for found in self.checker.results],
             "trusted": len(dequantizer.trusted), "refused": sorted(dequantizer.refused),
         }  # fmt: skip
@@ -75,18 +75,20 @@ class GraphRun(Capture):
         """First what the passes of the run are like; then the graph, where that is another; then the values."""
         assert self.request.graph is not None
         assert self.request.output is not None
-        n_prefill, settings = len(self.tokens), self.request.settings
+        settings = self.request.settings
         plain = replace(settings, type_k="F32", type_v="F32", flash_attn=False)
         self.weights, self.recorders = Weights(self.request.model), list[GraphRecorder]()
-        self.whole = settings == plain and not self.request.n_predict
+        self.kinds: dict[tuple[bool, int], int] = {}  # whether a batch is the first, and its size -> its recorder
+        in_steps = len(self.given.edges) > 2 or bool(self.request.n_predict)
+        self.whole = settings == plain and not in_steps
         self.alignment: Alignment | None = None
         context = self._context()
         self._decode_all(context, say)
         self.remembers = self.recorders[0].has_cache
-        if self.request.n_predict and not self.remembers:
+        if in_steps and not self.remembers:
             raise UserError(f"{self.request.model}: this model keeps nothing between passes; ask for no decode steps")
         graph = self.recorders[0] if self.whole else self._graph_of_all(plain)
-        graph.in_steps = bool(self.request.n_predict)
+        graph.in_steps = in_steps
         self.alignment = Alignment(graph, self.recorders)
         graph.write(Path(self.request.graph), self.tokens, self.alignment.rows)
         self.shapes = self.alignment.shapes()
@@ -95,22 +97,24 @@ class GraphRun(Capture):
             raise UserError(no_tap_fits(self.request))
         with TraceWriter(self.request.output, expected_taps=len(self.shapes)) as writer:
             self.writer, context = writer, self._context()
-            for step, start in enumerate([0, *range(n_prefill, self.total)]):
-                self.number, self.place = min(step, len(self.recorders) - 1), -1
-                self._decode(context, self.tokens[start : start + 1 if start else n_prefill], start)
-            writer.finish(self._info(n_prefill, 0.0))
+            for start, stop in pairwise([*self.given.edges, *range(len(self.given.tokens) + 1, self.total + 1)]):
+                self._decode(context, self.tokens[start:stop], start)
+            writer.finish(self._info(0.0))
 
     def _graph_of_all(self, settings: Settings) -> GraphRecorder:
-        passes, self.recorders, self.whole = self.recorders, [], True
+        passes, kinds = self.recorders, self.kinds
+        self.recorders, self.kinds, self.whole = [], {}, True
         self._decode(self._context(settings), self.tokens, 0)
-        (graph,), self.recorders = self.recorders, passes
+        (graph,), self.recorders, self.kinds = self.recorders, passes, kinds
         return graph
 
     def _decode(self, context: Any, tokens: list[int], start: int) -> None:
-        """One more pass; all decode steps are like the first."""
-        self.new = self.alignment is None and len(self.recorders) < 2
+        """One more batch; those of a size are alike, but for the first."""
+        kind = start == 0, len(tokens)
+        self.new = kind not in self.kinds
         if self.new:
             self.recorders.append(GraphRecorder(self.weights, len(tokens), self.whole))
+        self.number, self.place = self.kinds.setdefault(kind, len(self.kinds)), -1
         super()._decode(context, tokens, start)
 
     def _observe(self, pointer: Any, ask: bool, _: Any) -> bool:

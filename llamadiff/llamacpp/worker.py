@@ -7,6 +7,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,7 @@ class Capture:
     def __init__(self, ggml: Ggml, model: Any, request: Request, tokens: list[int]) -> None:
         self.ggml, self.model, self.request = ggml, model, request
         self.tokens = tokens
+        self.given = Info(tuple(tokens), (), request.n_prefill or len(tokens), batches=request.batches)
         self.total = len(tokens) + request.n_predict
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         self.wanted = None if request.wanted is None else set(request.wanted)
@@ -133,10 +135,11 @@ class Capture:
 
     def _check_sizes(self) -> None:
         limit = llama_cpp.llama_model_n_ctx_train(self.model)
-        if self.total > limit:
+        if self.request.first + self.total > limit:
+            place = f" from position {self.request.first} on" if self.request.first else ""
             raise UserError(
-                f"{self.request.model}: {self.total} tokens (with --n-predict) are more than the model's context "
-                f"of {limit}; give fewer"
+                f"{self.request.model}: {self.total} tokens (with --n-predict){place} are more than the model's "
+                f"context of {limit}; give fewer"
             )
         for token in self.tokens:
             if not 0 <= token < self.n_vocab:
@@ -146,22 +149,23 @@ class Capture:
                 )
 
     def run(self, say: Say) -> None:
-        """Prefill, then greedy decode steps of one token each; then complete the trace."""
+        """The batches that are asked for, then greedy decode steps of one token each; then complete the trace."""
         assert self.request.output is not None
         context = self._context()
-        n_prefill = len(self.tokens)
         with TraceWriter(
             self.request.output, expected_taps=40 * (llama_cpp.llama_model_n_layer(self.model) + 1)
         ) as writer:
             self.writer = writer
             prefill_s = self._decode_all(context, say)
-            writer.finish(self._info(n_prefill, prefill_s))
+            writer.finish(self._info(prefill_s))
 
     def _decode_all(self, context: Any, say: Say) -> float:
         """Prefill and decode steps -> seconds of the prefill."""
         started = time.perf_counter()
-        self._decode(context, self.tokens, 0)
-        prefill_s = time.perf_counter() - started
+        prefill_s = 0.0
+        for start, stop in pairwise(self.given.edges):
+            self._decode(context, self.tokens[start:stop], start)
+            prefill_s = time.perf_counter() - started if stop <= self.given.n_prefill else prefill_s
         for step in range(self.request.n_predict):
             say(phase=f"decode step {step + 1} of {self.request.n_predict}")
             self.tokens.append(self._greedy(context))
@@ -187,10 +191,10 @@ class Capture:
 
     def _decode(self, context: Any, tokens: list[int], start: int) -> None:
         self.start, self.rows = start, len(tokens)
-        batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
+        batch, place = llama_cpp.llama_batch_init(len(tokens), 0, 1), self.request.first + start
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, start + i, 1, 1
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, place + i, 1, 1
             batch.seq_id[i][0] = 0
         code = llama_cpp.llama_decode(context, batch)
         llama_cpp.llama_batch_free(batch)
@@ -252,12 +256,13 @@ class Capture:
         queries = np.arange(self.start, self.start + self.rows)[:, None]
         return np.where(np.arange(values.shape[2])[None, :] <= queries, values, np.float32(0))
 
-    def _info(self, n_prefill: int, prefill_s: float) -> Info:
-        settings = self.request.settings
+    def _info(self, prefill_s: float) -> Info:
+        settings, first, steps = self.request.settings, self.request.first, (1,) * self.request.n_predict
         return Info(
             tokens=tuple(self.tokens),
-            positions=tuple(range(self.total)),
-            n_prefill=n_prefill,
+            positions=tuple(range(first, first + self.total)),
+            n_prefill=self.given.n_prefill,
+            batches=(*self.given.batches, *steps) if self.given.batches else (),
             prompt=self.request.text,
             producer={
                 "name": "llama.cpp",

@@ -46,6 +46,8 @@ def to_object(comparison: Comparison) -> dict[str, Any]:
         "model": c.model,
         "tokens": [{"id": token, "text": text} for token, text in c.tokens],
         "n_prefill": c.n_prefill,
+        "batches": c.batches,
+        "parting": c.parting,
         "prompt": c.prompt,
         "baseline": c.baseline,
         "candidate": c.candidate,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from rich.text import Text
 
@@ -15,7 +16,7 @@ MANY, HEAD, TAIL = 40, 24, 8
 def put_tokens(page: Page, comparison: Comparison) -> None:
     """Print the tokens; of many, the first and the last."""
     tokens, n_prefill = comparison.tokens, comparison.n_prefill
-    page.paragraph(Text("tokens       ", "dim"), Text(_count(len(tokens), n_prefill)))
+    page.paragraph(Text("tokens       ", "dim"), Text(_count(len(tokens), n_prefill, comparison.batches)))
     if not tokens:
         return
     split = HEAD if len(tokens) > MANY else len(tokens)
@@ -29,10 +30,12 @@ def put_tokens(page: Page, comparison: Comparison) -> None:
         _put_grid(page, part, [cells[number] for number in part], width)
 
 
-def _count(count: int, n_prefill: int) -> str:
+def _count(count: int, n_prefill: int, batches: Sequence[int]) -> str:
+    parts = sum(end <= n_prefill for end in accumulate(batches))
+    how = f"in {parts} batches" if parts > 1 else "in one prefill"
     if not 0 < n_prefill < count:
-        return f"{count}, in one prefill"
-    return f"{count}: the first {n_prefill} in one prefill, decode steps from ▸ on"
+        return f"{count}, {how}"
+    return f"{count}: the first {n_prefill} {how}, decode steps from ▸ on"
 
 
 def _cell(page: Page, token: int, text: str | None, digits: int, first_decoded: bool) -> Text:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from injected import attention, embedding, ffn, norms, products, rope, rounding
+from injected import attention, cache, embedding, ffn, norms, products, rope, rounding
 
-MODULES = (embedding, norms, products, rope, attention, ffn, rounding)
+MODULES = (embedding, norms, products, rope, attention, cache, ffn, rounding)
 INJECTIONS = tuple(injection for module in MODULES for injection in module.INJECTIONS)

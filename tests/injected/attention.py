@@ -209,7 +209,7 @@ INJECTIONS = (
     Injection("heads all of the first", "heads-tiled", KQ + KQV, _cache(_first_head), ("llama", "qwen2")),
     Injection("scores before RoPE", "scores-before-rope", KQ, _unrotated("qk"), DENSE),
     Injection("scores of unrotated Q", "scores-before-rope", KQ, _unrotated("q")),
-    Injection("scores of unrotated K", "scores-before-rope", KQ, _unrotated("k")),
+    Injection("scores of unrotated K", "cache-before-rope", KQ, _unrotated("k")),
     Injection("scores of what is normed again", "qk-norm-after-rope", KQ, altered(kq=_normed_scores), ("qwen3",)),
     Injection("scores of what is normed without weight", "qk-norm-applied", KQ, altered(kq=_normed_scores)),
     Injection("scale in the scores", "scores-scaled", KQ + SOFTMAX, _scaled_in_product(1.0), DENSE, choice=True),

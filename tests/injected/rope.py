@@ -63,6 +63,11 @@ def _part_of_the_frequencies(rope: Rope, positions: Any, factors: Any) -> Any:
     return (positions[:, None] * _frequencies(rope))[:, : rope.n_rot // 4]
 
 
+def _in_steps(x: Any, other: Any) -> Any:
+    """What decode steps have instead."""
+    return np.concatenate([x[:, :PREFILL], other[:, PREFILL:]], axis=1)
+
+
 def _only_q(right: Any, x: Any, cos: Any, sin: Any) -> Any:
     return right(x, cos, sin) if x.shape[2] == 4 else x
 
@@ -132,6 +137,9 @@ INJECTIONS = (
     Injection("rope: none of K", "rope-missing", WORDS[1:], rotating(_only_q), ("llama", "qwen3")),
     Injection("rope: twice", "rope-twice", WORDS,
               rotating(lambda right, x, cos, sin: right(right(x, cos, sin), cos, sin)), (*DENSE, "stablelm")),
+    Injection("rope: steps twice", "rope-twice", WORDS,
+              rotating(lambda right, x, cos, sin: _in_steps(right(x, cos, sin), right(right(x, cos, sin), cos, sin))),
+              decode=DECODE),
     Injection("rope: permuted to halves first", "rope-permuted", WORDS,
               rotating(lambda right, x, cos, sin: right(to_halves(x), cos, sin)), DENSE),
     Injection("rope: permuted to pairs first", "rope-permuted", WORDS,

@@ -18,7 +18,7 @@ from llamadiff.diagnose.nodes.site import (
     with_int,
     with_source,
 )  # fmt: skip
-from llamadiff.diagnose.rope import reordered
+from llamadiff.diagnose.rope import reordered, wrong_positions
 from llamadiff.ggml.graph import Alter
 from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.ops.rope import MROPE, NEOX
@@ -144,19 +144,10 @@ def _shifted(by: int) -> Alter:
 @at_nodes("ROPE", of="rope-position-restarted")
 def position_restarted(site: Site) -> Iterator[Edit]:
     """Positions wrong in decode steps."""
-    n, count = site.case.run.n_prefill, len(site.case.run.tokens)
-    if not 0 < n < count or int(site.ints[MODE]) & MROPE:
+    if int(site.ints[MODE]) & MROPE:
         return
-    tails = {
-        "restarts at position 0 in every decode step": np.zeros(count - n, np.int32),
-        "restarts counting positions from 0 in decode": np.arange(count - n),
-        "stays at the prompt's length in every decode step": np.full(count - n, n),
-        "lags by one position in decode steps": np.arange(n, count) - 1,
-        "is one position ahead in decode steps": np.arange(n, count) + 1,
-    }
-    for says, tail in tails.items():
-        where = np.concatenate([np.arange(n), tail]).reshape(1, *site.shape(1))
-        yield Edit(instead(1, where), says, says)
+    for says, positions in wrong_positions(site.case.run):
+        yield Edit(instead(1, positions.reshape(1, *site.shape(1))), says, says)
 
 
 @at_nodes("ROPE", of="rope-missing")
