@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.deviation import SAME, SHOWN, Deviation, Fact, numbered, runs_of
+from llamadiff.deviation import SAME, Deviation, Fact, numbered, runs_of
 
 Array = NDArray[Any]
 
@@ -78,7 +78,7 @@ def _only(what: str, wrong: Sequence[int], n: int) -> Iterator[Fact]:
     right = sorted(set(range(n)) - set(wrong))
     if len(right) <= FEW < len(wrong):
         yield Fact(f"{what}s", f"every {what} but {numbered(right)} is wrong", tuple(wrong))
-    elif len(wrong) <= n / 2 or len(runs_of(wrong)) <= SHOWN:
+    elif len(wrong) <= n / 2 or len(runs_of(wrong)) < FEW:
         says = f"only {what}s {numbered(wrong)} are wrong" if len(wrong) > 1 else f"only {what} {wrong[0]} is wrong"
         yield Fact(f"{what}s", says, tuple(wrong))
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from llamadiff import taps
 from llamadiff.carrier import Carrier
 from llamadiff.diagnose.case import Case, NotRecordedError, Run
-from llamadiff.diagnose.known import Bug, Change, known_bugs, reads_blocks, recipe_of
+from llamadiff.diagnose.known import Bug, known_bugs, reads_blocks, recipe_of
 from llamadiff.diagnose.search import EXPLAINS, TIE, Clock, Fit, Outcome, Step, changes_of, likeliest_first
 from llamadiff.judging import Local
 from llamadiff.lanes import F32, Source
@@ -114,11 +114,10 @@ class Replay(Carrier):
             self.probe(self._case(tap, 0))
         for number, lane in enumerate(self.lanes):
             if tap.kind.word in lane.words:
-                case = self._case(tap, number, lane.value)
-                change = _change(lane, case)
-                if change is not None:
-                    self.said.setdefault(number, change.says)
-                    x[number] = change.recipe.compute(case)[0].reshape(x.shape[1:])
+                changed = _changed(lane, self._case(tap, number, lane.value))
+                if changed is not None:
+                    self.said.setdefault(number, changed[0])
+                    x[number] = changed[1].reshape(x.shape[1:])
 
     def _case(self, tap: taps.Tap, number: int, hint: float | None = None) -> Case:
         """A tap as one lane sees it."""
@@ -171,11 +170,13 @@ class Lazy(Engine):
         return super().attention(i, q, k, v, step, **how)
 
 
-def _change(lane: Lane, case: Case) -> Change | None:
-    """What a lane's bug does to an op; None where it has nothing to change."""
+def _changed(lane: Lane, case: Case) -> tuple[str, Array] | None:
+    """What a lane's bug does to an op, and what comes of it; None where it has nothing to change, or to go by."""
     assert lane.bug is not None
     try:
-        return next((c for c in changes_of(lane.bug, recipe_of(case), case) if c.variant == lane.variant), None)
+        changes = changes_of(lane.bug, recipe_of(case), case)
+        change = next((change for change in changes if change.variant == lane.variant), None)
+        return (change.says, change.recipe.compute(case)[0]) if change is not None else None
     except NotRecordedError:
         return None
 
