@@ -238,7 +238,8 @@ class Trace(Mapping[str, Array]):
     def lacking(self, names: Collection[str]) -> Trace:
         """The same run as if some taps had not been recorded."""
         arrays = {name: array for name, array in self._arrays.items() if name not in names}
-        return Trace(self.info, arrays, self.dtypes, self.path, self.known, self.kept)
+        known = {name: mask for name, mask in self.known.items() if name not in names}
+        return Trace(self.info, arrays, self.dtypes, self.path, known, self.kept)
 
     def head(self, n: int) -> Trace:
         """What it recorded of its first ``n`` tokens; taps without any, or of other shapes, are left out."""
