@@ -40,6 +40,9 @@ def _target(value: str | None) -> str | None:
 
 Model = Annotated[Path, typer.Argument(help="A .gguf file.", show_default=False)]
 Prompt = Annotated[str | None, typer.Argument(help="Text, tokenized by llama.cpp as it is (BOS as the model says).")]
+PromptFile = Annotated[
+    str | None, typer.Option("--prompt-file", help="A file that holds the prompt, or - for standard input.")
+]
 DiffModel = Annotated[Path | None, typer.Option("--model", help="The .gguf file: judges every op on its own inputs.")]
 CheckModel = Annotated[Path | None, typer.Option("--model", help="The .gguf file, if it is not beside the trace.")]
 Tokens = Annotated[str | None, typer.Option("--tokens", help="Token ids instead of a prompt: 1,15043,29892")]
