@@ -69,9 +69,9 @@ def compare(
     model: Model, prompt: Prompt = None, prompt_file: PromptFile = None, tokens: Tokens = None,
     tokens_file: TokensFile = None, chat: Chat = False, n_predict: NPredict = 0,
     candidate: Candidate = None, name_map: NameMap = None, timeout: Timeout = 600.0,
-    taps: Taps = None, layers: Layers = None, partial: Partial = False, json: Json = None, csv: Csv = None, save: Save = None, kv_type: KvType = "f32", flash_attn: FlashAttn = False,
-    gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0, precision: Precision = "f32",
-    engine: Backend = None,
+    taps: Taps = None, layers: Layers = None, partial: Partial = False, json: Json = None, csv: Csv = None,
+    save: Save = None, kv_type: KvType = "f32", flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0,
+    repack: Repack = False, threads: Threads = 0, precision: Precision = "f32", engine: Backend = None,
     explain_output: Explain = False, budget: Budget = 600.0, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Run llama.cpp and the engine on the same tokens; say whether, where and why they part."""

@@ -692,7 +692,7 @@ def test_an_ordinary_template_is_rendered() -> None:
         "{{ bos_token }}{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}[{{ m.role }}] "
         "{{ m.content }}{% endfor %}{% if add_generation_prompt %} [assistant]{% endif %}{{ strftime_now('')}}"
     )
-    assert rendered(template) == "[user] hello [assistant]"
+    assert rendered(template) == "<bos>[user] hello [assistant]"
 
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
