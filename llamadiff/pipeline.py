@@ -305,7 +305,9 @@ def judge(
         diagnosis = _diagnosed(model, passes, under_test, seconds, explain > 0, progress)
     found = rows_of(passes.findings, model.weight_names, model.weight_types, under_test)
     rows = with_explanations(found, diagnosis)
-    verdict = limits.worst_of([limits.worst_of([row.verdict for row in rows]), *(check.verdict for check in checks)])
+    weights_alone = not rows and any(check.name.startswith(WEIGHTS) for check in checks)
+    of_taps = [] if weights_alone else [limits.worst_of([row.verdict for row in rows])]
+    verdict = limits.worst_of([*of_taps, *(check.verdict for check in checks)])
     other = candidate.info.producer if candidate is not None else model.producer
     producer, named = {"name": "the candidate", **other}, {"name": "the baseline", **baseline.info.producer}
     trace = candidate if candidate is not None else baseline

@@ -11,7 +11,7 @@ from llamadiff.comparison import Row
 from llamadiff.coverage import Coverage
 from llamadiff.diagnose import words
 from llamadiff.diagnose.diagnosis import Diagnosis
-from llamadiff.preflight import Check
+from llamadiff.preflight import WEIGHTS, Check
 
 if TYPE_CHECKING:
     from llamadiff.manner import Manner
@@ -45,10 +45,15 @@ def summarize(
     ``diagnosis`` says why taps are wrong, or noise; ``coverage`` how much was judged;
     ``manner`` what is the candidate's own.
     """
-    text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing), diagnosis, coverage, manner)
+    weights = [check for check in checks if check.name.startswith(WEIGHTS)]
+    if weights and not rows:
+        text = _weights_alone(str(candidate.get("name") or "the candidate"), weights)
+    else:
+        text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing), diagnosis, coverage, manner)
     failed = [check for check in checks if check.verdict == limits.WRONG]
     if failed:
-        text = f"before any layer, {failed[0].name}: {failed[0].found}; {text}"
+        more = f" (and {_counted(len(failed) - 1, 'more check')} {'fails' if len(failed) == 2 else 'fail'})"
+        text = f"before any layer, {failed[0].name}: {failed[0].found}{more if len(failed) > 1 else ''}; {text}"
     decode = _decode_steps(rows, n_prefill)
     text += f"; {decode}" if decode else ""
     if unread:
@@ -56,6 +61,22 @@ def summarize(
         text += f"; {baseline.get('name')} does not read {unread[0]}{more}, which the engine uses"
     unsure = "".join(f"; {c.name} could not be checked: {c.found}" for c in checks if c.verdict == limits.UNCHECKED)
     return text + unsure + (unjudged.ignored(coverage, len(rows)) if coverage is not None else "")
+
+
+def _weights_alone(whose: str, weights: Sequence[Check]) -> str:
+    """What is said where weights are all that there is to judge."""
+    right, count = sum(check.verdict == limits.MATCH for check in weights), len(weights)
+    if count == 1:
+        part = "the one weight" if right else "not even the one weight"
+    elif right == count:
+        part = "both weights" if count == 2 else f"all {count} weights"
+    else:
+        part = f"{right or 'none'} of the {count} weights"
+    return f"{part} that {whose} dumped {'is' if min(right, count) <= 1 else 'are'} the file's, and it recorded no tap"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"
 
 
 def _decode_steps(rows: Sequence[Row], n_prefill: int) -> str | None:
