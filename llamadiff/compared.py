@@ -98,9 +98,11 @@ class Compared:
         return x if probs is None else np.take_along_axis(source.trace[probs], x.astype(np.int64), axis=-1)
 
     def stats(self, name: str) -> metrics.Stats:
-        mask = self.sources[name].trace.known.get(self.tap.name)
+        """A side's moments, over the values that both sides have."""
+        masks = [source.trace.known[self.tap.name] for source in self.sources.values()
+                 if name in self.recorded and self.tap.name in source.trace.known]  # fmt: skip
         values = self._defined(self.recorded[name])
-        return metrics.stats(self.values(name) if mask is None else values[mask])
+        return metrics.stats(self.values(name) if not masks else values[np.logical_and.reduce(masks)])
 
     def distance(self, name: str) -> float:
         """A source's values against the free run's, where it has any."""

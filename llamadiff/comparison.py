@@ -236,8 +236,10 @@ def _explained(row: Row, way: str) -> Row:
 def compare_logits(baseline: Array, candidate: Array, text_of: Any, known: Array | None = None) -> Logits:
     """Compare logits [token, vocab]; the last row in full.
 
-    ``known`` marks the candidate's values that are there: ranks are among these, and KL (which needs all) is NaN.
+    ``known`` marks the candidate's values that are there: ranks are among these, and KL is NaN where the last row lacks
+    some.
     """
+    whole = known is None or bool(known[-1].all())
     if known is not None:
         candidate = np.where(known, candidate, -np.inf)
     b, c = np.asarray(baseline[-1], np.float64), np.asarray(candidate[-1], np.float64)
@@ -255,12 +257,12 @@ def compare_logits(baseline: Array, candidate: Array, text_of: Any, known: Array
     not_finite = tuple(side for side, sound in ranked.items() if not sound[-1])
     margin = float(b[b_order[0]] - b[b_order[1]]) if len(b) > 1 else 0.0  # NaN where there is no first token
     return Logits(
-        kl=metrics.kl_divergence(b, c) if known is None else float("nan"),
+        kl=metrics.kl_divergence(b, c) if whole else float("nan"),
         top1_agree=None if not_finite else bool(b_order[0] == c_order[0]),
         margin=margin, agreeing=int(agree[rows].sum()), rows=int(rows.sum()),
         top=() if "baseline" in not_finite else tuple(entry(int(token)) for token in b_order[:TOP]),
         candidate_top=tuple(entry(int(token)) for token in c_order[:TOP] if np.isfinite(c[token])),
-        partial=known is not None,
+        partial=not whole,
         after=len(baseline),
         not_finite=not_finite,
     )  # fmt: skip

@@ -50,8 +50,9 @@ from llamadiff.opening import after_what_the_engine_said, in_engine, opened_for
 from llamadiff.output import made_directory
 from llamadiff.passes import Passes, run_passes
 from llamadiff.phase import Progress, silent
-from llamadiff.preflight import WEIGHTS, preflight
+from llamadiff.preflight import WEIGHTS, Check, preflight
 from llamadiff.profile import in_words
+from llamadiff.shapes import admitted, misfit_checks
 from llamadiff.trace import Trace
 
 LEAST_SECONDS = 10.0  # for the diagnosis of a small model
@@ -292,7 +293,10 @@ def judge(
         check_runnable(model, candidate, "the candidate")
         check_same_run(baseline, candidate, model)
         check_same_model(candidate.info.model, str(baseline.info.model.get("sha256", model.sha256)), "the candidate")
-    checks = preflight(model, candidate) if candidate is not None else ()
+    checks: tuple[Check, ...] = ()
+    if candidate is not None:
+        candidate, misfits = admitted(model, baseline, candidate)
+        checks = (*preflight(model, candidate), *misfit_checks(model, misfits, len(baseline.info.tokens)))
     started = time.perf_counter()
     passes = run_passes(model, baseline, candidate, rules, keep, progress)
     under_test, manner = "baseline" if candidate is None else "candidate", Manner()

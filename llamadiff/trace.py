@@ -209,6 +209,10 @@ class Trace(Mapping[str, Array]):
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._arrays[name].shape)
 
+    def stored(self, name: str) -> Array:
+        """A tap's values as the file keeps them: bfloat16 is not widened."""
+        return self._arrays[name]
+
     def forget(self, names: Iterable[str]) -> None:
         """Let go of the pages of these taps that were read: they stay in the file, and out of this process."""
         for name in names:
