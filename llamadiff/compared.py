@@ -64,9 +64,31 @@ class Compared:
         """What a lane computed, where these sources have values."""
         return self._made(lane, self.x[self.lanes.index(lane)], sources, ranked)
 
+    def whole(self, lane: Lane) -> metrics.Rows:
+        """All that a lane computed, whatever was recorded."""
+        return self._made(lane, self.x[self.lanes.index(lane)], (), False)
+
     def values(self, name: str, *sources: Source, ranked: bool = False) -> metrics.Rows:
         """What a source recorded, where these sources have values."""
         return self._made(name, self.recorded[name], sources, ranked)
+
+    def told(self, source: Source, computed: metrics.Rows) -> metrics.Rows:
+        """What a source recorded, as near to what was computed as the rounding of printed numbers leaves room for."""
+        recorded = self.values(source.name, source, ranked=True)
+        slack = source.trace.printed.slack.get(self.tap.name)
+        if slack is None:
+            return recorded
+        key = ("told", source.name, id(computed))
+        if key not in self._rows:
+            room = metrics.Rows(slack, self.tap.row_axis).values
+            near = recorded.values + np.clip(computed.values - recorded.values, -room, room)
+            self._rows[key] = metrics.Rows(self._in_place(near, slack.shape), self.tap.row_axis)
+        return self._rows[key]
+
+    def _in_place(self, rows: Array, shape: tuple[int, ...]) -> Array:
+        """Rows [row, value] as the tap has them."""
+        axis = self.tap.row_axis
+        return np.moveaxis(rows.reshape(shape[axis], *shape[:axis], *shape[axis + 1 :]), 0, axis)
 
     def _made(self, what: Hashable, x: Array, sources: Sequence[Source], ranked: bool) -> metrics.Rows:
         partial = [source for source in sources if self.tap.name in source.trace.known]

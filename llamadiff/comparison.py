@@ -254,11 +254,14 @@ def compare_logits(baseline: Array, candidate: Array, text_of: Any, known: Array
     rows = np.ones(len(baseline), bool) if known is None else known.any(axis=-1)
     ranked = {"baseline": _can_be_ranked(baseline), "candidate": _can_be_ranked(candidate)}
     agree = (np.argmax(baseline, -1) == np.argmax(candidate, -1)) & ranked["baseline"] & ranked["candidate"]
+    if known is not None:  # nobody knows whether a token has the largest logit whose logit is not there
+        rows &= known[np.arange(len(known)), np.argmax(baseline, -1)]
+    hidden = known is not None and not known[-1][b_order[0]]
     not_finite = tuple(side for side, sound in ranked.items() if not sound[-1])
     margin = float(b[b_order[0]] - b[b_order[1]]) if len(b) > 1 else 0.0  # NaN where there is no first token
     return Logits(
         kl=metrics.kl_divergence(b, c) if whole else float("nan"),
-        top1_agree=None if not_finite else bool(b_order[0] == c_order[0]),
+        top1_agree=None if not_finite or hidden else bool(b_order[0] == c_order[0]),
         margin=margin, agreeing=int(agree[rows].sum()), rows=int(rows.sum()),
         top=() if "baseline" in not_finite else tuple(entry(int(token)) for token in b_order[:TOP]),
         candidate_top=tuple(entry(int(token)) for token in c_order[:TOP] if np.isfinite(c[token])),

@@ -48,11 +48,12 @@ from llamadiff.model import Model, ModelFile, Runnable, check_same_model
 from llamadiff.nodes import compare_nodes
 from llamadiff.opening import after_what_the_engine_said, in_engine, opened_for
 from llamadiff.output import made_directory
-from llamadiff.passes import Passes, run_passes
+from llamadiff.passes import Passes, run_passes, without_followers
 from llamadiff.phase import Progress, silent
 from llamadiff.preflight import WEIGHTS, Check, preflight
 from llamadiff.profile import in_words
 from llamadiff.shapes import admitted, misfit_checks
+from llamadiff.stated import statistics_check
 from llamadiff.trace import Trace
 
 LEAST_SECONDS = 10.0  # for the diagnosis of a small model
@@ -125,7 +126,8 @@ def compare(
                 baseline = capture(wanted, progress, child)
         captured = time.perf_counter()
         if brought is not None and trace is None:
-            trace = brought.load(Context(opened, baseline.info.tokens, baseline.info.n_prefill, *facts))
+            told = Context(opened, baseline.info.tokens, baseline.info.n_prefill, *facts, baseline=baseline)
+            trace = brought.load(told)
         less = partial or bool(patterns) or layers is not None
         result = judge(opened, baseline, trace, rules, keep, diagnose, explain, progress, less)
     timing = {"capture_s": captured - started, **result.timing, "total_s": time.perf_counter() - started}
@@ -302,6 +304,10 @@ def judge(
     under_test, manner = "baseline" if candidate is None else "candidate", Manner()
     if candidate is not None and isinstance(model, Model):
         manner, candidate, passes = understood(model, baseline, candidate, passes, rules, progress)
+    if candidate is not None:
+        passes = without_followers(passes)
+    stated, between = statistics_check(passes.findings)
+    checks = (*checks, *stated)
     ran = time.perf_counter()
     seconds = explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # about as long as finding out what is wrong took
     diagnosis: tuple[Diagnosis, ...] = ()
@@ -336,6 +342,7 @@ def judge(
             diagnosis,
             coverage,
             manner,
+            () if candidate is None else candidate.printed.notes,
         ),
         rows=rows,
         missing=missing,
@@ -357,6 +364,7 @@ def judge(
             diagnosis,
             candidate is not None and isinstance(model, Model),
             coverage,
+            between,
         ),
         preflight=checks,
         arithmetics=arithmetics_of(rows),

@@ -12,6 +12,7 @@ from llamadiff.coverage import Coverage
 from llamadiff.diagnose import words
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.preflight import WEIGHTS, Check
+from llamadiff.stated import CHECK as STATISTICS
 
 if TYPE_CHECKING:
     from llamadiff.manner import Manner
@@ -38,15 +39,19 @@ def summarize(
     diagnosis: Sequence[Diagnosis] = (),
     coverage: Coverage | None = None,
     manner: Manner | None = None,
+    notes: Sequence[str] = (),
 ) -> str:
     """One sentence: which op is wrong since which layer, or that none is and how much noise there is.
 
     ``unread`` are tensors of the file that the baseline's graph does not use and the engine does;
     ``diagnosis`` says why taps are wrong, or noise; ``coverage`` how much was judged;
-    ``manner`` what is the candidate's own.
+    ``manner`` what is the candidate's own; ``notes`` how it was read.
     """
     weights = [check for check in checks if check.name.startswith(WEIGHTS)]
-    if weights and not rows:
+    stated = [check.found for check in checks if check.name == STATISTICS]
+    if stated and not rows:
+        text = stated.pop()
+    elif weights and not rows:
         text = _weights_alone(str(candidate.get("name") or "the candidate"), weights)
     else:
         text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing), diagnosis, coverage, manner)
@@ -59,7 +64,9 @@ def summarize(
     if unread:
         more = f" and {len(unread) - 1} more of the file's tensors" if len(unread) > 1 else ""
         text += f"; {baseline.get('name')} does not read {unread[0]}{more}, which the engine uses"
-    unsure = "".join(f"; {c.name} could not be checked: {c.found}" for c in checks if c.verdict == limits.UNCHECKED)
+    unsure = "".join(f"; {c.name} could not be checked: {c.found}" for c in checks
+                     if c.verdict == limits.UNCHECKED and c.name != STATISTICS)  # fmt: skip
+    unsure += "".join(f"; {what}" for what in (*stated, *notes))
     return text + unsure + (unjudged.ignored(coverage, len(rows)) if coverage is not None else "")
 
 
@@ -290,11 +297,15 @@ def next_steps(
     diagnosis: Sequence[Diagnosis] = (),
     has_graph: bool = False,
     coverage: Coverage | None = None,
+    between: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """What a reader should do now.
 
-    ``missing`` are taps that were not recorded; ``has_graph``: llama.cpp's graph could judge instead.
+    ``missing`` are taps that were not recorded; ``has_graph``: llama.cpp's graph could judge instead; ``between``: the
+    taps of which statistics say that one is wrong.
     """
+    if between and not any(row.verdict == limits.WRONG for row in rows):
+        return (f"{_narrow_down(between)}; as whole tensors (llamadiff writer LANGUAGE), not as statistics",)
     first = next((row for row in rows if row.verdict == limits.WRONG), None)
     if first is None:
         lacking = unjudged.steps_when_lacking(coverage) if coverage is not None else ()

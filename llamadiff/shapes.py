@@ -60,7 +60,7 @@ def admitted(model: Runnable, baseline: Trace, trace: Trace) -> tuple[Trace, tup
     if arrays.keys() == set(trace) and known.keys() == trace.known.keys():
         return trace, ()
     kinds = {name: trace.dtypes.get(name, "F32") for name in arrays}
-    return Trace(trace.info, arrays, kinds, trace.path, known, trace.kept), tuple(misfits)
+    return Trace(trace.info, arrays, kinds, trace.path, known, trace.kept, trace.printed), tuple(misfits)
 
 
 def in_last_row(row: Array, shape: Sequence[int]) -> tuple[Array, Array]:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from llamadiff import taps
 from llamadiff.errors import UserError
 from llamadiff.output import check_target, temporary_name
+from llamadiff.printed import Printed
 
 Array = NDArray[Any]
 
@@ -165,16 +166,19 @@ class Trace(Mapping[str, Array]):
         path: Path | None = None,
         known: Mapping[str, Array] | None = None,
         kept: Mapping[str, str] | None = None,
+        printed: Printed | None = None,
     ) -> None:
         """``known`` marks the values of partial taps that are there; the others are zero and mean nothing.
 
-        ``kept``: the precisions (``bf16``) that taps had before something was undone in them.
+        ``kept``: the precisions (``bf16``) that taps had before something was undone in them. ``printed``: what there
+        is besides, of a run that was read from a log.
         """
         self.info = info
         self.path = path
         self.dtypes = dtypes
         self.known = known or {}
         self.kept = kept or {}
+        self.printed = printed or Printed()
         self._arrays = arrays
 
     def __getitem__(self, name: str) -> Array:
@@ -190,11 +194,11 @@ class Trace(Mapping[str, Array]):
     def in_memory(self) -> Trace:
         """A copy that no longer needs its file."""
         arrays = {name: np.array(array) for name, array in self._arrays.items()}
-        return Trace(self.info, arrays, self.dtypes, None, self.known, self.kept)
+        return Trace(self.info, arrays, self.dtypes, None, self.known, self.kept, self.printed)
 
     def saying(self, info: Info) -> Trace:
         """The same values with other words about their run."""
-        return Trace(info, self._arrays, self.dtypes, self.path, self.known, self.kept)
+        return Trace(info, self._arrays, self.dtypes, self.path, self.known, self.kept, self.printed)
 
     def head(self, n: int) -> Trace:
         """What it recorded of its first ``n`` tokens; taps without any, or of other shapes, are left out."""
@@ -204,7 +208,9 @@ class Trace(Mapping[str, Array]):
         arrays = {name: self._arrays[name][cuts[name]] for name in there}
         info = self.info
         info = replace(info, tokens=info.tokens[:n], positions=info.positions[:n], n_prefill=min(info.n_prefill, n))
-        return Trace(info, arrays, {name: self.dtypes[name] for name in arrays}, self.path, known, self.kept)
+        kinds, slack = {name: self.dtypes[name] for name in arrays}, self.printed.slack
+        printed = replace(self.printed, slack={name: slack[name][cuts[name]] for name in slack if name in arrays})
+        return Trace(info, arrays, kinds, self.path, known, self.kept, printed)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._arrays[name].shape)

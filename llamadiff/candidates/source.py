@@ -27,7 +27,10 @@ _ROW = re.compile(r"(.+)@(-?\d{1,9})")
 
 @dataclass(frozen=True)
 class Context:
-    """What is known when a candidate is loaded: the model, the tokens to run, and how its names are read."""
+    """What is known when a candidate is loaded: the model, the tokens to run, and how its names are read.
+
+    ``baseline``: what llama.cpp recorded of them, where it has been run.
+    """
 
     model: Runnable
     tokens: tuple[int, ...]
@@ -35,6 +38,7 @@ class Context:
     mapping: layout.Map = field(default_factory=layout.identity_map)
     timeout: float = 600.0
     progress: Progress = silent
+    baseline: Trace | None = None
 
     @property
     def is_identity(self) -> bool:
