@@ -21,6 +21,7 @@ from llamadiff.options import (
     CheckModel,
     Csv,
     DiffModel,
+    Expect,
     Explain,
     FailOn,
     FlashAttn,
@@ -73,6 +74,7 @@ def compare(
     save: Save = None, kv_type: KvType = "f32", flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0,
     repack: Repack = False, threads: Threads = 0, precision: Precision = "f32", engine: Backend = None,
     explain_output: Explain = False, budget: Budget = 600.0, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
+    expect: Expect = None,
 ) -> None:  # fmt: skip
     """Run llama.cpp and the engine on the same tokens; say whether, where and why they part."""
     from llamadiff.llamacpp.process import Child
@@ -93,7 +95,7 @@ def compare(
             candidate=candidate, name_map=name_map, timeout=timeout, patterns=taps or (), layers=_layer_range(layers),
             settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), rules=_rules(tolerance), save=save,
             partial=partial, precision=precision, engine=engine, explain=budget if explain_output else 0.0,
-            progress=progress, child=child,
+            progress=progress, child=child, expect=_token_ids(expect, None, "--expect"),
         )  # fmt: skip
     _report(result, json, csv)
     _exit(result.verdict, fail_on)
@@ -124,7 +126,7 @@ def capture(
 def diff(
     baseline: Annotated[Path, typer.Argument(help="The trace that is trusted.")],
     candidate: Annotated[Path, typer.Argument(help="The trace under test.")],
-    model: DiffModel = None, partial: Partial = False,
+    model: DiffModel = None, partial: Partial = False, expect: Expect = None,
     json: Json = None, csv: Csv = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Compare two traces; with --model, judge every op of both."""
@@ -132,7 +134,10 @@ def diff(
 
     refuse_collisions(_two_traces(baseline, candidate, model, tolerance), _reports(json, csv))
     with _progress() as progress:
-        result = pipeline.diff(baseline, candidate, model, _rules(tolerance), partial=partial, progress=progress)
+        result = pipeline.diff(
+            baseline, candidate, model, _rules(tolerance), partial=partial, progress=progress,
+            expect=_token_ids(expect, None, "--expect"),
+        )  # fmt: skip
     _report(result, json, csv)
     _exit(result.verdict, fail_on)
 
@@ -296,7 +301,7 @@ def _rules(tolerance: Path | None) -> tuple[Rule, ...]:
     return limits.RULES if tolerance is None else limits.load_rules(tolerance)
 
 
-def _token_ids(text: str | None, file: Path | None) -> tuple[int, ...]:
+def _token_ids(text: str | None, file: Path | None, option: str = "--tokens") -> tuple[int, ...]:
     """Ids separated by commas or white space."""
     if text is not None and file is not None:
         raise UserError("give --tokens or --tokens-file, not both")
@@ -304,7 +309,7 @@ def _token_ids(text: str | None, file: Path | None) -> tuple[int, ...]:
         text = _read_text(file, MAX_TOKENS_FILE, "a text file of token ids such as 1,15043,29892")
     if text is None:
         return ()
-    where = "--tokens" if file is None else str(file)
+    where = option if file is None else str(file)
     words = text.replace(",", " ").split()
     for word in words:
         if not _WHOLE_NUMBER.fullmatch(word):

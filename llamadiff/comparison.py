@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from llamadiff import limits, metrics
 from llamadiff.coverage import Coverage
 from llamadiff.diagnose.diagnosis import Diagnosis, explained
+from llamadiff.errors import UserError
 from llamadiff.judging import Finding, Local
 from llamadiff.preflight import Check
 
@@ -79,7 +80,9 @@ class Logits:
     ``kl`` is KL(baseline || candidate) in nats, ``margin`` the baseline's logit lead of its first token over
     its second, ``agreeing`` how many of all rows have the same first token;
     ``partial``: not all of the candidate's logits were recorded; ``after`` so many tokens. ``not_finite`` are the sides
-    ("baseline", "candidate") whose logits hold NaN or Inf: there is no KL then, and nothing is known to agree (None).
+    ("baseline", "candidate") whose logits hold NaN or Inf: there is no KL then, and nothing is known to agree (None;
+    nor where the baseline's first token is not among what was recorded). ``expected`` are the tokens that were asked
+    for.
     """
 
     kl: float
@@ -92,6 +95,7 @@ class Logits:
     partial: bool = False
     after: int = 0
     not_finite: tuple[str, ...] = ()
+    expected: tuple[TopToken, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -233,12 +237,19 @@ def _explained(row: Row, way: str) -> Row:
     return replace(row, verdict=verdict, local=local, explained=way)
 
 
-def compare_logits(baseline: Array, candidate: Array, text_of: Any, known: Array | None = None) -> Logits:
+def compare_logits(
+    baseline: Array, candidate: Array, text_of: Any, known: Array | None = None, expect: Sequence[int] = ()
+) -> Logits:
     """Compare logits [token, vocab]; the last row in full.
 
     ``known`` marks the candidate's values that are there: ranks are among these, and KL is NaN where the last row lacks
-    some.
+    some. ``expect`` are tokens to be told of, whatever their ranks. Raises UserError for one that is no token.
     """
+    beyond = next((token for token in expect if not 0 <= token < baseline.shape[-1]), None)
+    if beyond is not None:
+        raise UserError(
+            f"--expect {beyond}: there are {baseline.shape[-1]} logits, of tokens 0 to {baseline.shape[-1] - 1}"
+        )
     whole = known is None or bool(known[-1].all())
     if known is not None:
         candidate = np.where(known, candidate, -np.inf)
@@ -268,6 +279,7 @@ def compare_logits(baseline: Array, candidate: Array, text_of: Any, known: Array
         partial=not whole,
         after=len(baseline),
         not_finite=not_finite,
+        expected=() if "baseline" in not_finite else tuple(entry(token) for token in expect),
     )  # fmt: skip
 
 

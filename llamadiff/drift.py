@@ -21,10 +21,17 @@ Array = NDArray[Any]
 
 
 @np.errstate(all="ignore")
-def drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule], partial: bool = False) -> Comparison:
+def drift_only(
+    baseline: Trace,
+    candidate: Trace,
+    rules: Sequence[limits.Rule],
+    partial: bool = False,
+    expect: Sequence[int] = (),
+) -> Comparison:
     """Two traces without a model: taps that agree match, others cannot be judged.
 
     ``partial``: what both recorded is enough, though the logits are not among it.
+    ``expect``: tokens that the table of logits is to have.
     """
     rows = []
     for name in baseline:
@@ -63,7 +70,7 @@ def drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule], 
         prompt=baseline.info.prompt,
         baseline=producers[0],
         candidate=producers[1],
-        logits=_logits(baseline[name], candidate[name]) if both else None,
+        logits=_logits(baseline[name], candidate[name], expect) if both else None,
         timing={"engine_s": 0.0, "compare_s": 0.0},
         next_steps=(
             *unjudged.steps_when_lacking(coverage),
@@ -73,11 +80,11 @@ def drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule], 
     )
 
 
-def _logits(b: Array, c: Array) -> Logits:
+def _logits(b: Array, c: Array, expect: Sequence[int]) -> Logits:
     """Of all rows, or of the last one where the candidate has no other."""
     rows = logit_rows(b)
     mine = c.reshape(-1, rows.shape[1])
-    return replace(compare_logits(rows[-len(mine) :], mine, lambda _: None), after=len(rows))
+    return replace(compare_logits(rows[-len(mine) :], mine, lambda _: None, None, expect), after=len(rows))
 
 
 def _drift_sentence(rows: Sequence[Row], coverage: Coverage) -> str:

@@ -58,6 +58,9 @@ Candidate = Annotated[
 NameMap = Annotated[
     str | None, typer.Option("--map", help="Names and layouts: llama.cpp, hf, transformer-lens, or a TOML file.")
 ]
+Expect = Annotated[
+    str | None, typer.Option("--expect", help="Token ids that the table of logits is to show too: 15043,6324")
+]
 Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds that a candidate's command may take.")]
 Taps = Annotated[list[str] | None, typer.Option("--taps", help="Only taps of this pattern, such as 'l_out-*'.")]
 Layers = Annotated[str | None, typer.Option("--layers", help="Only these layers: 3 or 0-3.")]

@@ -81,6 +81,7 @@ def compare(
     explain: float = 0.0,
     progress: Progress = silent,
     child: Child | None = None,
+    expect: Sequence[int] = (),
 ) -> Comparison:
     """Run llama.cpp and the engine on the same tokens, line up every tap, and judge.
 
@@ -91,7 +92,8 @@ def compare(
     ``patterns`` or ``layers`` ask for less). ``engine``: "numpy" or "graph", llama.cpp's graph node by node
     (default: the engine where it knows the architecture). ``diagnose``: look for the causes of what is wrong;
     ``explain``: for so many seconds, and through spans of any length, up to the whole model. ``child``: llama.cpp's
-    process, if it was started before. Raises UserError for whatever a user can mend.
+    process, if it was started before. ``expect``: tokens that the table of logits is to have. Raises UserError for
+    whatever a user can mend.
     """
     started = time.perf_counter()
     settings = settings or Settings()
@@ -129,7 +131,7 @@ def compare(
             told = Context(opened, baseline.info.tokens, baseline.info.n_prefill, *facts, baseline=baseline)
             trace = brought.load(told)
         less = partial or bool(patterns) or layers is not None
-        result = judge(opened, baseline, trace, rules, keep, diagnose, explain, progress, less)
+        result = judge(opened, baseline, trace, rules, keep, diagnose, explain, progress, less, expect)
     timing = {"capture_s": captured - started, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, engine=used, timing={**timing, "peak_rss_mb": peak_rss_mb()})
 
@@ -260,19 +262,21 @@ def diff(
     explain: float = 0.0,
     progress: Progress = silent,
     partial: bool = False,
+    expect: Sequence[int] = (),
 ) -> Comparison:
     """Two traces: drift alone, or with the model also the local errors of both.
 
     ``partial``: what the candidate recorded is enough, though the logits are not among it.
+    ``expect``: tokens that the table of logits is to have.
     """
     started = time.perf_counter()
     b, c = (Trace.open(side) if isinstance(side, (str, Path)) else side for side in (baseline, candidate))
     if model is not None:
         opened, used = opened_for(model, b, "the baseline", progress)
-        result = replace(judge(opened, b, c, rules, None, diagnose, explain, progress, partial), engine=used)
+        result = replace(judge(opened, b, c, rules, None, diagnose, explain, progress, partial, expect), engine=used)
     else:
         check_same_run(b, c)
-        result = drift_only(b, c, rules, partial)
+        result = drift_only(b, c, rules, partial, expect)
     timing = {"capture_s": 0.0, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
 
@@ -288,6 +292,7 @@ def judge(
     explain: float = 0.0,
     progress: Progress = silent,
     partial: bool = False,
+    expect: Sequence[int] = (),
 ) -> Comparison:
     """One engine pass over the baseline's tokens, and the Comparison it yields."""
     check_runnable(model, baseline, "the baseline")
@@ -352,7 +357,7 @@ def judge(
         prompt=baseline.info.prompt,
         baseline=named,
         candidate=producer,
-        logits=_logits(baseline, candidate, passes.logits, model),
+        logits=_logits(baseline, candidate, passes.logits, model, expect),
         only_baseline_read=tuple(sorted(read - model.weights.read)),
         only_engine_read=unread,
         timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran},
@@ -405,18 +410,20 @@ def _described(rows: Sequence[Row], n_tokens: int) -> tuple[str, ...]:
     return tuple(in_words(first.profile, n_tokens)) if first and first.profile else ()
 
 
-def _logits(baseline: Trace, candidate: Trace | None, engine: Any, model: Runnable) -> Logits | None:
+def _logits(
+    baseline: Trace, candidate: Trace | None, engine: Any, model: Runnable, expect: Sequence[int]
+) -> Logits | None:
     name = "result_output"
     if name not in baseline or (candidate is not None and name not in candidate):
         return None
     if candidate is None:
         free = logit_rows(engine)
-        return compare_logits(logit_rows(baseline[name])[: len(free)], free, model.vocabulary.text)
+        return compare_logits(logit_rows(baseline[name])[: len(free)], free, model.vocabulary.text, None, expect)
     mask = candidate.known.get(name)
     if mask is not None and not mask[-1].any():
         return None
     known = None if mask is None else logit_rows(mask)
-    return compare_logits(logit_rows(baseline[name]), logit_rows(candidate[name]), model.vocabulary.text, known)
+    return compare_logits(logit_rows(baseline[name]), logit_rows(candidate[name]), model.vocabulary.text, known, expect)
 
 
 def peak_rss_mb() -> float:

@@ -315,7 +315,7 @@ def next_steps(
     known = [d for d in diagnosis if d.known and not d.harmless]
     steps = [f"{d.tap}: {words.fix(d)}" for d in known[:4]]
     if not any(first.tap in d.taps for d in known):
-        steps.append(_narrow_down(first.span) if first.span else _advice(first))
+        steps.append(_narrow_down(_still_open(first, rows)) if first.span else _advice(first))
         if first.span and not any(first.tap in d.taps for d in diagnosis):
             steps.append("or run it with --explain-output: it replays every known bug through these taps")
         if has_graph and not first.span:
@@ -330,6 +330,13 @@ def next_steps(
             "run llamadiff doctor: it says how this llama.cpp was built, and whether its settings are known to be bad"
         )
     return tuple(steps)
+
+
+def _still_open(row: Row, rows: Sequence[Row]) -> Sequence[str]:
+    """The unrecorded taps before a wrong one, from the last on of which something was recorded, and that right."""
+    right = {other.tap for other in rows if other.verdict in (limits.MATCH, limits.NOISE)}
+    last = max((i for i, name in enumerate(row.span) if name in right), default=-1)
+    return row.span[last + 1 :] or (row.span[last], row.tap)
 
 
 def _narrow_down(span: Sequence[str]) -> str:

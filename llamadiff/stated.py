@@ -72,7 +72,7 @@ def _statistic(name: str, values: Array) -> float:
     if name in ("rms", "norm"):
         squares = np.square(values)
         return float(np.sqrt(squares.mean() if name == "rms" else squares.sum()))
-    return float({"mean": np.mean, "min": np.min, "max": np.max}[name](values))
+    return float(values.mean() if name == "mean" else values.min() if name == "min" else values.max())
 
 
 def statistics_check(findings: Sequence[Finding]) -> tuple[tuple[Check, ...], tuple[str, ...]]:

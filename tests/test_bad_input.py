@@ -338,7 +338,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "candidate of other metadata": (
         ("compare", "good.gguf", "--candidate", "words.safetensors"), ("words.safetensors", "metadata is not JSON")),
     "candidate cut": (("compare", "good.gguf", "--candidate", "cut.safetensors"), ("cut.safetensors: not a readable",)),
-    "candidate of words": (("compare", "good.gguf", "--candidate", "notes.txt"), ("notes.txt: not a readable",)),
+    "candidate of words": (("compare", "good.gguf", "--candidate", "notes.txt"), ("notes.txt: the log states no token ids",)),
     "json nowhere": ((*DIFF, "--json", "no/r.json"), ("no/r.json: cannot be written", "not a directory")),
     "json a directory": ((*DIFF, "--json", "."), ("is a directory",)),
     "json in a file": ((*DIFF, "--json", "notes.txt/r.json"), ("cannot be written",)),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llamadiff import taps
 from llamadiff.candidates import layout
-from llamadiff.candidates.loglines import MAX_LINE, MAX_LINES, Block, Listed, Log, read_lines
+from llamadiff.candidates.loglines import MAX_LINE, MAX_LINES, TOKENS, Block, Listed, Log, read_lines
 from llamadiff.candidates.source import Context, Opened, register
 from llamadiff.coverage import LOGITS
 from llamadiff.errors import UserError
@@ -28,7 +28,6 @@ MAX_BYTES = 1 << 28
 SNIFFED = 4096  # bytes that tell whether a file is text
 BINARY = (".safetensors", ".npz", ".npy", ".gguf")
 MAX_LINES_BEFORE = 1000  # of those that state the token ids
-_TOKENS = re.compile(r"\b(?:tokens|token_ids|token ids|input_ids|ids)\s*[=:]?\s*\[([0-9, ]+)\]", re.IGNORECASE)
 EXAMPLE = "l_out-0: [-0.00107, 0.00575, ...] or l_out-0 rms=0.011 mean=-1.7e-4"
 
 
@@ -61,7 +60,7 @@ def _tokens(path: Path) -> tuple[int, ...]:
     """The token ids that a log begins with, if it does."""
     with path.open(errors="replace") as file:
         for line in islice(_lines(file), MAX_LINES_BEFORE):
-            match = _TOKENS.search(line)
+            match = TOKENS.search(line)
             ids = match[1].replace(",", " ").split() if match else []
             if ids and all(len(word) < 10 for word in ids):
                 return tuple(map(int, ids))
@@ -235,6 +234,8 @@ def _distance(place: _Place, row: int, baseline: Trace | None) -> float:
 
 
 def _how_read(log: Log) -> Iterator[str]:
+    if any(block.lists for block in log.blocks):
+        yield "a log has no op's inputs whole: its values are held against a right run from the tokens on"
     others = "".join(f', "{line[:60]}"' for line in log.others).removeprefix(", ")
     if log.understood < log.lines:
         yield f"{log.understood} of the log's {log.lines} lines were understood; the first others are {others}"

@@ -16,12 +16,14 @@ _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:na
 _NUMBERS = re.compile(rf"(?<![A-Za-z0-9_.])(?:{_NUMBER})|\.\.\.", re.IGNORECASE)
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./@-]*")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_TAG = re.compile(r"^\s*\[[A-Za-z ]{1,20}\]")  # of a logger: [DEBUG]
 _SHAPE = re.compile(r"\b(?:shape|dims?|ne|nb|size|strides?)\s*[=:]?\s*[\[({][0-9,x ]*[\])}]", re.IGNORECASE)
 _PAIR = re.compile(rf"\b([A-Za-z_][A-Za-z0-9_]{{0,20}})\s*[=:]\s*({_NUMBER})", re.IGNORECASE)
 _INDEXED = re.compile(rf"\[\s*([0-9]{{1,12}})\s*\]\s*[=:]\s*({_NUMBER})\s*[,;]?\s*$", re.IGNORECASE)
 _ROW = re.compile(r"\b(?:token|tok|row|pos|position)\s*[=:#]?\s*(-?[0-9]{1,7})\b", re.IGNORECASE)
 _END = re.compile(r"\b(first|last)\s+(?:token|row|position)\b", re.IGNORECASE)
 _BACK = re.compile(r"\blast\s+[0-9]{0,7}\s*(?:values|elements|columns|entries)\b", re.IGNORECASE)
+TOKENS = re.compile(r"\b(?:tokens|token_ids|token ids|input_ids|ids)\s*[=:]?\s*\[([0-9, ]+)\]", re.IGNORECASE)
 _PLAIN = {"first", "last", "values", "value", "vals", "val", "data", "elements", "output", "out", "row", "token", "tok",
           "pos", "position", "tensor", "array", "sample", "head", "of", "the", "n", "top", "f32", "float32", "x", "sum",
           "shape", "columns", "entries", "np", "torch", "vec", "debug", "info"}  # fmt: skip
@@ -92,6 +94,9 @@ def read_lines(lines: Iterable[str], is_name: Callable[[str], bool]) -> Log:
         if not text:
             continue
         log.lines += 1
+        if TOKENS.search(text):
+            log.understood += 1
+            continue
         name = next((word for word in _words(text) if is_name(word)), None)
         if name is not None:
             block = Block(name, _row_of(text.replace(name, " ", 1)))
@@ -142,8 +147,7 @@ def _values(log: Log, block: Block, text: str) -> int:
         if number is not None:
             block.add(Listed((number,), (), (int(indexed[1]),), block.row))
         return int(number is not None)
-    opening = text.find("[")
-    before, inside = (text[:opening], text[opening + 1 :]) if opening >= 0 else ("", text)
+    before, inside = _split(_TAG.sub("", text))
     stranger = next((word for word in _words(before) if word.lower() not in _PLAIN), None)
     if stranger is not None:
         log.unknown.setdefault(stranger)
@@ -156,6 +160,17 @@ def _values(log: Log, block: Block, text: str) -> int:
         head, tail = (), (*head, *tail)
     block.add(Listed(head, tail, (), block.row if row is None else row, block.gap))
     return len(head) + len(tail)
+
+
+def _split(text: str) -> tuple[str, str]:
+    """What is said of values, and the values: in brackets, or after the last colon, or as all there is."""
+    before, bracket, inside = text.partition("[")
+    if bracket:
+        return before, inside
+    said = " ".join(match[0] for match in (_ROW.search(text), _END.search(text)) if match)
+    rest = _END.sub(" ", _ROW.sub(" ", text)).replace("()", " ").strip(" ,()=")
+    before, _, inside = rest.rpartition(":")
+    return f"{before} {said}", inside.strip(" ()")
 
 
 def _listed(text: str) -> tuple[tuple[Number, ...], tuple[Number, ...]]:
