@@ -13,6 +13,7 @@ from llamadiff import fit, limits, metrics
 from llamadiff.allowance import OWN, WHOLE, Sample
 from llamadiff.compared import Compared
 from llamadiff.lanes import (
+    BF16,
     F32,
     JITTERS,
     MEASURING,
@@ -132,7 +133,8 @@ class TapNoise:
         mask = self.source.trace.known[self.seen.tap.name]
         count = np.moveaxis(mask, exact.axis, 0).reshape(exact.shape[0], -1).sum(axis=1)
         width = exact.size // exact.shape[0]
-        most = np.max([exact.errors(other) for other in others], axis=0) / width
+        own = 0.0 if self.shown.known else limits.ROUNDING[BF16]  # of the values themselves, before they were printed
+        most = (np.max([exact.errors(other) for other in others], axis=0) + own * exact.reference()) / width
         return bool((errors > FEWER * most * count).any())
 
     def _errors(self, computed: metrics.Rows) -> Array:

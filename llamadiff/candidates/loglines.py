@@ -130,6 +130,7 @@ def _takes(log: Log, block: Block | None, text: str) -> int:
     stated = {STATISTICS[key]: number for key, word in pairs.items()
               if key in STATISTICS and (number := number_of(word)) is not None}  # fmt: skip
     if block is None:
+        _is_strangers(log, text)
         return 0
     if stated:
         block.statistics.update(stated)
@@ -148,18 +149,23 @@ def _values(log: Log, block: Block, text: str) -> int:
             block.add(Listed((number,), (), (int(indexed[1]),), block.row))
         return int(number is not None)
     before, inside = _split(_TAG.sub("", text))
-    stranger = next((word for word in _words(before) if word.lower() not in _PLAIN), None)
-    if stranger is not None:
-        log.unknown.setdefault(stranger)
-        return 0
     head, tail = _listed(inside)
-    if not head and not tail:
+    if not (head or tail) or _is_strangers(log, before + "["):
         return 0
     row = _row_of(before)
     if _BACK.search(before):
         head, tail = (), (*head, *tail)
     block.add(Listed(head, tail, (), block.row if row is None else row, block.gap))
     return len(head) + len(tail)
+
+
+def _is_strangers(log: Log, text: str) -> bool:
+    """Whether values in brackets are called by a name that is no tap's; it is noted."""
+    before, bracket, _ = _TAG.sub("", text).partition("[")
+    stranger = next((word for word in _words(before) if word.lower() not in _PLAIN), None)
+    if bracket and stranger is not None:
+        log.unknown.setdefault(stranger)
+    return bool(bracket) and stranger is not None
 
 
 def _split(text: str) -> tuple[str, str]:
