@@ -22,13 +22,17 @@ def next_steps(
     diagnosis: Sequence[Diagnosis] = (),
     has_graph: bool = False,
     coverage: Coverage | None = None,
+    between: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """What a reader should do now.
 
-    ``missing`` are taps that were not recorded; ``has_graph``: llama.cpp's graph could judge instead.
+    ``missing`` are taps that were not recorded; ``has_graph``: llama.cpp's graph could judge instead; ``between``: the
+    taps of which statistics say that one is wrong.
     """
     wrong = [row for row in rows if row.verdict == limits.WRONG]
     first = leading(wrong, diagnosis)
+    if first is None and between:
+        return (f"{_narrow_down(between)}; as whole tensors (llamadiff writer LANGUAGE), not as statistics",)
     if first is None:
         lacking = unjudged.steps_when_lacking(coverage) if coverage is not None else ()
         gaps = (*lacking, *unjudged.step_when_unjudgeable(rows))
@@ -38,7 +42,7 @@ def next_steps(
     if first.misrecorded:
         steps.append(f"look at what writes {first.tap}: its axes, and whether its memory was used again before")
     elif not any(first.tap in d.taps for d in known):
-        steps += _steps_when_unknown(first, wrong, known, diagnosis, has_graph)
+        steps += _steps_when_unknown(first, rows, known, diagnosis, has_graph)
     steps.append(_worst_value(first))
     if is_engine:
         steps.append(
@@ -48,19 +52,27 @@ def next_steps(
 
 
 def _steps_when_unknown(
-    first: Row, wrong: Sequence[Row], known: Sequence[Diagnosis], diagnosis: Sequence[Diagnosis], has_graph: bool
+    first: Row, rows: Sequence[Row], known: Sequence[Diagnosis], diagnosis: Sequence[Diagnosis], has_graph: bool
 ) -> list[str]:
     """Where to look for a cause that is not known: at the leading op, and at others of another kind."""
     named = {tap for d in known for tap in d.taps}
-    unnamed = [row for row in wrong if row.tap not in named and not row.misrecorded]
+    wrong = [row for row in rows if row.verdict == limits.WRONG and not row.misrecorded]
+    unnamed = [row for row in wrong if row.tap not in named]
     others = {word(row): row for row in reversed(unnamed) if word(row) != word(first)}
     others = {row.op: row for row in reversed(others.values()) if not row.span and row.op != first.op}
-    steps = [_narrow_down(first.span, first.tap) if first.span else _advice(first)]
+    steps = [_narrow_down(_still_open(first, rows), first.tap) if first.span else _advice(first)]
     if first.span and not any(first.tap in d.taps for d in diagnosis):
         steps.append("or run it with --explain-output: it replays every known bug through these taps")
     if has_graph and not first.span:
         steps.append("or compare with --engine graph: there more bugs are known, of caps, windows, sinks and scans")
     return [*steps, *(f"{row.tap}: {_advice(row)}" for row in list(others.values())[: _FEW - 1])]
+
+
+def _still_open(row: Row, rows: Sequence[Row]) -> Sequence[str]:
+    """The unrecorded taps before a wrong one, from the last on of which something was recorded, and that right."""
+    right = {other.tap for other in rows if other.verdict in (limits.MATCH, limits.NOISE)}
+    last = max((i for i, name in enumerate(row.span) if name in right), default=-1)
+    return row.span[last + 1 :] or (row.span[last],)
 
 
 def word(row: Row) -> str:

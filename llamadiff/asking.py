@@ -61,7 +61,8 @@ def text_request(
     if prompt is not None and not _is_unicode(prompt):
         raise UserError("the prompt is not valid Unicode text; give it as UTF-8, or token ids with --tokens 1,2,3")
     return Request(
-        model=str(model.path), text=prompt, tokens=tuple(tokens), n_predict=n_predict, output=str(output),
+        model=str(model.path), files=tuple(map(str, model.weights.files)), text=prompt,
+        bos=model.special_token("bos") if chat else "", tokens=tuple(tokens), n_predict=n_predict, output=str(output),
         model_info={"architecture": model.architecture, "file": model.path.name},
         settings=settings or Settings(),
     )  # fmt: skip

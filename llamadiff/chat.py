@@ -31,8 +31,8 @@ MEMORY = 1 << 30  # bytes of address space
 def render(model: ModelFile, prompt: str) -> str:
     """One user turn and the opening of the answer, as the model's template writes them.
 
-    The beginning-of-text token is left out where the template writes it: tokenization adds it. Raises
-    UserError if the file has no template or it cannot be rendered.
+    It may begin with the beginning-of-text token, which is to be left out where tokenizing adds it. Raises UserError
+    if the file has no template or it cannot be rendered.
     """
     template = model.chat_template
     if template is None:
@@ -45,7 +45,7 @@ def render(model: ModelFile, prompt: str) -> str:
     answer = _ask({"template": template, "prompt": prompt, "bos": bos, "eos": eos})
     if "error" in answer:
         raise UserError(f"{model.path}: the chat template {answer['error']}; leave out --chat")
-    return answer["text"].removeprefix(bos)
+    return answer["text"]
 
 
 def _ask(request: dict[str, str]) -> dict[str, str]:

@@ -144,7 +144,7 @@ def without(choices: Sequence[Choice], model: Model, trace: Trace) -> Trace:
             values = _as_it_was(values, by_name[name], treatment, model)
         arrays[name] = values
     widened = {name: "F32" if kind == "BF16" or name in kept else kind for name, kind in trace.dtypes.items()}
-    return Trace(trace.info, arrays, widened, trace.path, trace.known, kept)
+    return Trace(trace.info, arrays, widened, trace.path, trace.known, kept, trace.printed)
 
 
 def _as_it_was(values: Array, tap: Tap, treatment: str, model: Model) -> Array:

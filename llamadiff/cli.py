@@ -22,6 +22,7 @@ from llamadiff.options import (
     CheckModel,
     Csv,
     DiffModel,
+    Expect,
     Explain,
     FailOn,
     FlashAttn,
@@ -35,6 +36,7 @@ from llamadiff.options import (
     Partial,
     Precision,
     Prompt,
+    PromptFile,
     Repack,
     Save,
     Taps,
@@ -59,36 +61,42 @@ app = typer.Typer(
 )
 
 MAX_TOKENS_FILE = 1 << 24  # bytes
+MAX_PROMPT_FILE = 1 << 24
 _WHOLE_NUMBER = re.compile("[0-9]{1,10}")
 _LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
 @app.command()
 def compare(
-    model: Model, prompt: Prompt = None, tokens: Tokens = None, tokens_file: TokensFile = None, chat: Chat = False,
-    n_predict: NPredict = 0, candidate: Candidate = None, name_map: NameMap = None, timeout: Timeout = 600.0,
-    taps: Taps = None, layers: Layers = None, partial: Partial = False, json: Json = None,
-    csv: Csv = None, save: Save = None, kv_type: KvType = "f32", flash_attn: FlashAttn = False,
-    gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0, precision: Precision = "f32",
-    engine: Backend = None,
+    model: Model, prompt: Prompt = None, prompt_file: PromptFile = None, tokens: Tokens = None,
+    tokens_file: TokensFile = None, chat: Chat = False, n_predict: NPredict = 0,
+    candidate: Candidate = None, name_map: NameMap = None, timeout: Timeout = 600.0,
+    taps: Taps = None, layers: Layers = None, partial: Partial = False, json: Json = None, csv: Csv = None,
+    save: Save = None, kv_type: KvType = "f32", flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0,
+    repack: Repack = False, threads: Threads = 0, precision: Precision = "f32", engine: Backend = None,
     explain_output: Explain = False, budget: Budget = 600.0, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
+    expect: Expect = None,
 ) -> None:  # fmt: skip
     """Run llama.cpp and the engine on the same tokens; say whether, where and why they part."""
     from llamadiff.llamacpp.process import Child
 
+    text = _prompt(prompt, prompt_file)
     with Child() as child, _progress() as progress:
         from llamadiff import pipeline  # takes as long as llama.cpp's process takes to get ready
 
         refuse_collisions(
-            [*pipeline.compared_files(model, candidate, name_map), *_settings_files(tolerance, tokens_file)],
+            [
+                *pipeline.compared_files(model, candidate, name_map),
+                *_settings_files(tolerance, tokens_file, prompt_file),
+            ],
             [*saved(save), *_reports(json, csv)],
         )
         result = pipeline.compare(
-            model, prompt, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
+            model, text, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
             candidate=candidate, name_map=name_map, timeout=timeout, patterns=taps or (), layers=_layer_range(layers),
             settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), rules=_rules(tolerance), save=save,
             partial=partial, precision=precision, engine=engine, explain=budget if explain_output else 0.0,
-            progress=progress, child=child,
+            progress=progress, child=child, expect=_token_ids(expect, None, "--expect"),
         )  # fmt: skip
     _report(result, json, csv)
     _exit(result.verdict, fail_on)
@@ -97,17 +105,18 @@ def compare(
 @app.command()
 def capture(
     model: Model, output: Annotated[Path, typer.Option("-o", "--output", help="The trace to write.")],
-    prompt: Prompt = None, tokens: Tokens = None, tokens_file: TokensFile = None, chat: Chat = False,
-    n_predict: NPredict = 0, taps: Taps = None, layers: Layers = None, kv_type: KvType = "f32",
+    prompt: Prompt = None, prompt_file: PromptFile = None, tokens: Tokens = None, tokens_file: TokensFile = None,
+    chat: Chat = False, n_predict: NPredict = 0, taps: Taps = None, layers: Layers = None, kv_type: KvType = "f32",
     flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0,
 ) -> None:  # fmt: skip
     """Run llama.cpp alone and keep its trace."""
     from llamadiff import pipeline
 
-    refuse_collisions([("the model", model), *_settings_files(None, tokens_file)], [("--output", output)])
+    text = _prompt(prompt, prompt_file)
+    refuse_collisions([("the model", model), *_settings_files(None, tokens_file, prompt_file)], [("--output", output)])
     with _progress() as progress:
         trace = pipeline.record(
-            model, output, prompt, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
+            model, output, text, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
             patterns=taps or (), layers=_layer_range(layers),
             settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), progress=progress,
         )  # fmt: skip
@@ -118,7 +127,7 @@ def capture(
 def diff(
     baseline: Annotated[Path, typer.Argument(help="The trace that is trusted.")],
     candidate: Annotated[Path, typer.Argument(help="The trace under test.")],
-    model: DiffModel = None, partial: Partial = False,
+    model: DiffModel = None, partial: Partial = False, expect: Expect = None,
     json: Json = None, csv: Csv = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Compare two traces; with --model, judge every op of both."""
@@ -126,7 +135,10 @@ def diff(
 
     refuse_collisions(_two_traces(baseline, candidate, model, tolerance), _reports(json, csv))
     with _progress() as progress:
-        result = pipeline.diff(baseline, candidate, model, _rules(tolerance), partial=partial, progress=progress)
+        result = pipeline.diff(
+            baseline, candidate, model, _rules(tolerance), partial=partial, progress=progress,
+            expect=_token_ids(expect, None, "--expect"),
+        )  # fmt: skip
     _report(result, json, csv)
     _exit(result.verdict, fail_on)
 
@@ -154,21 +166,24 @@ def diagnose(
 
 @app.command()
 def backend(
-    model: Model, prompt: Prompt = None, tokens: Tokens = None, tokens_file: TokensFile = None, chat: Chat = False,
-    n_predict: NPredict = 0, json: Json = None, csv: Csv = None, kv_type: KvType = "f32",
-    flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0,
+    model: Model, prompt: Prompt = None, prompt_file: PromptFile = None, tokens: Tokens = None,
+    tokens_file: TokensFile = None, chat: Chat = False, n_predict: NPredict = 0,
+    json: Json = None, csv: Csv = None, kv_type: KvType = "f32", flash_attn: FlashAttn = False,
+    gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0,
     keep: Annotated[Path | None, typer.Option("--keep", help="Save each wrong op, with its inputs, here.")] = None,
     tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Check every node of llama.cpp's graph on its real inputs: for authors of backends and ports."""
     from llamadiff import pipeline
 
+    text = _prompt(prompt, prompt_file)
     refuse_collisions(
-        [("the model", model), *_settings_files(tolerance, tokens_file)], [*kept(keep), *_reports(json, csv)]
+        [("the model", model), *_settings_files(tolerance, tokens_file, prompt_file)],
+        [*kept(keep), *_reports(json, csv)],
     )
     with _progress() as progress:
         result = pipeline.graph(
-            model, prompt, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
+            model, text, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
             settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), rules=_rules(tolerance), keep=keep,
             progress=progress,
         )  # fmt: skip
@@ -275,8 +290,9 @@ def doctor() -> None:
     raise typer.Exit(0 if good else 2)
 
 
-def _settings_files(tolerance: Path | None, tokens_file: Path | None) -> list[Named]:
-    return [("the tolerance file", tolerance), ("the tokens file", tokens_file)]
+def _settings_files(tolerance: Path | None, tokens_file: Path | None, prompt_file: str | None = None) -> list[Named]:
+    asked = None if prompt_file == "-" else prompt_file
+    return [("the tolerance file", tolerance), ("the tokens file", tokens_file), ("the prompt file", asked)]
 
 
 def _two_traces(baseline: Path, candidate: Path, model: Path | None, tolerance: Path | None) -> list[Named]:
@@ -300,15 +316,15 @@ def _rules(tolerance: Path | None) -> tuple[Rule, ...]:
     return limits.RULES if tolerance is None else limits.load_rules(tolerance)
 
 
-def _token_ids(text: str | None, file: Path | None) -> tuple[int, ...]:
+def _token_ids(text: str | None, file: Path | None, option: str = "--tokens") -> tuple[int, ...]:
     """Ids separated by commas or white space."""
     if text is not None and file is not None:
         raise UserError("give --tokens or --tokens-file, not both")
     if file is not None:
-        text = read_text(file, MAX_TOKENS_FILE, "a text file of token ids such as 1,15043,29892")
+        text = _read_text(file, MAX_TOKENS_FILE, "a text file of token ids such as 1,15043,29892")
     if text is None:
         return ()
-    where = "--tokens" if file is None else str(file)
+    where = option if file is None else str(file)
     words = text.replace(",", " ").split()
     for word in words:
         if not _WHOLE_NUMBER.fullmatch(word):
@@ -316,6 +332,31 @@ def _token_ids(text: str | None, file: Path | None) -> tuple[int, ...]:
     if not words:
         raise UserError(f"{where}: no token ids given; expected whole numbers such as 1,15043,29892")
     return tuple(int(word) for word in words)
+
+
+def _prompt(prompt: str | None, file: str | None) -> str | None:
+    """The prompt as given, or that of a file without its last line break, which editors add."""
+    if file is None:
+        return prompt
+    if prompt is not None:
+        raise UserError("give a prompt or --prompt-file, not both")
+    text = _read_text(file, MAX_PROMPT_FILE, "a prompt as UTF-8 text")
+    if not text.removesuffix("\n"):
+        raise UserError(f"--prompt-file {file}: is empty; it must hold the prompt")
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _read_text(file: str | Path, limit: int, expected: str) -> str:
+    """A file of text, or standard input for -. Raises UserError, with what was ``expected``."""
+    if file != "-":
+        return read_text(Path(file), limit, expected)
+    data = sys.stdin.buffer.read(limit + 1)
+    if len(data) > limit:
+        raise UserError(f"standard input: more than {limit >> 20} MiB; expected {expected}")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise UserError(f"standard input: is not text; expected {expected}") from None
 
 
 def _layer_range(text: str | None) -> range | None:

@@ -64,9 +64,31 @@ class Compared:
         """What a lane computed, where these sources have values."""
         return self._made(lane, self.x[self.lanes.index(lane)], sources, ranked)
 
+    def whole(self, lane: Lane) -> metrics.Rows:
+        """All that a lane computed, whatever was recorded."""
+        return self._made(lane, self.x[self.lanes.index(lane)], (), False)
+
     def values(self, name: str, *sources: Source, ranked: bool = False) -> metrics.Rows:
         """What a source recorded, where these sources have values."""
         return self._made(name, self.recorded[name], sources, ranked)
+
+    def told(self, source: Source, computed: metrics.Rows) -> metrics.Rows:
+        """What a source recorded, as near to what was computed as the rounding of printed numbers leaves room for."""
+        recorded = self.values(source.name, source, ranked=True)
+        slack = source.trace.printed.slack.get(self.tap.name)
+        if slack is None:
+            return recorded
+        key = ("told", source.name, id(computed))
+        if key not in self._rows:
+            room = metrics.Rows(slack, self.tap.row_axis).values
+            near = recorded.values + np.clip(computed.values - recorded.values, -room, room)
+            self._rows[key] = metrics.Rows(self._in_place(near, slack.shape), self.tap.row_axis)
+        return self._rows[key]
+
+    def _in_place(self, rows: Array, shape: tuple[int, ...]) -> Array:
+        """Rows [row, value] as the tap has them."""
+        axis = self.tap.row_axis
+        return np.moveaxis(rows.reshape(shape[axis], *shape[:axis], *shape[axis + 1 :]), 0, axis)
 
     def _made(self, what: Hashable, x: Array, sources: Sequence[Source], ranked: bool) -> metrics.Rows:
         partial = [source for source in sources if self.tap.name in source.trace.known]
@@ -98,9 +120,11 @@ class Compared:
         return x if probs is None else np.take_along_axis(source.trace[probs], x.astype(np.int64), axis=-1)
 
     def stats(self, name: str) -> metrics.Stats:
-        mask = self.sources[name].trace.known.get(self.tap.name)
+        """A side's moments, over the values that both sides have."""
+        masks = [source.trace.known[self.tap.name] for source in self.sources.values()
+                 if name in self.recorded and self.tap.name in source.trace.known]  # fmt: skip
         values = self._defined(self.recorded[name])
-        return metrics.stats(self.values(name) if mask is None else values[mask])
+        return metrics.stats(self.values(name) if not masks else values[np.logical_and.reduce(masks)])
 
     def distance(self, name: str) -> float:
         """A source's values against the free run's, where it has any."""

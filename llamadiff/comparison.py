@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from llamadiff import limits, metrics
 from llamadiff.coverage import Coverage
 from llamadiff.diagnose.diagnosis import Diagnosis, explained
+from llamadiff.errors import UserError
 from llamadiff.judging import Finding, Local
 from llamadiff.preflight import Check
 
@@ -82,7 +83,9 @@ class Logits:
     ``kl`` is KL(baseline || candidate) in nats, ``margin`` the baseline's logit lead of its first token over
     its second, ``agreeing`` how many of all rows have the same first token;
     ``partial``: not all of the candidate's logits were recorded; ``after`` so many tokens. ``not_finite`` are the sides
-    ("baseline", "candidate") whose logits hold NaN or Inf: there is no KL then, and nothing is known to agree (None).
+    ("baseline", "candidate") whose logits hold NaN or Inf: there is no KL then, and nothing is known to agree (None;
+    nor where the baseline's first token is not among what was recorded). ``expected`` are the tokens that were asked
+    for.
     """
 
     kl: float
@@ -95,6 +98,7 @@ class Logits:
     partial: bool = False
     after: int = 0
     not_finite: tuple[str, ...] = ()
+    expected: tuple[TopToken, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -287,11 +291,20 @@ def _explained(row: Row, way: str) -> Row:
     return replace(row, verdict=verdict, local=local, explained=way)
 
 
-def compare_logits(baseline: Array, candidate: Array, text_of: Any, known: Array | None = None) -> Logits:
+def compare_logits(
+    baseline: Array, candidate: Array, text_of: Any, known: Array | None = None, expect: Sequence[int] = ()
+) -> Logits:
     """Compare logits [token, vocab]; the last row in full.
 
-    ``known`` marks the candidate's values that are there: ranks are among these, and KL (which needs all) is NaN.
+    ``known`` marks the candidate's values that are there: ranks are among these, and KL is NaN where the last row lacks
+    some. ``expect`` are tokens to be told of, whatever their ranks. Raises UserError for one that is no token.
     """
+    beyond = next((token for token in expect if not 0 <= token < baseline.shape[-1]), None)
+    if beyond is not None:
+        raise UserError(
+            f"--expect {beyond}: there are {baseline.shape[-1]} logits, of tokens 0 to {baseline.shape[-1] - 1}"
+        )
+    whole = known is None or bool(known[-1].all())
     if known is not None:
         candidate = np.where(known, candidate, -np.inf)
     b, c = np.asarray(baseline[-1], np.float64), np.asarray(candidate[-1], np.float64)
@@ -306,17 +319,21 @@ def compare_logits(baseline: Array, candidate: Array, text_of: Any, known: Array
     rows = np.ones(len(baseline), bool) if known is None else known.any(axis=-1)
     ranked = {"baseline": _can_be_ranked(baseline), "candidate": _can_be_ranked(candidate)}
     agree = (np.argmax(baseline, -1) == np.argmax(candidate, -1)) & ranked["baseline"] & ranked["candidate"]
+    if known is not None:  # nobody knows whether a token has the largest logit whose logit is not there
+        rows &= known[np.arange(len(known)), np.argmax(baseline, -1)]
+    hidden = known is not None and not known[-1][b_order[0]]
     not_finite = tuple(side for side, sound in ranked.items() if not sound[-1])
     margin = float(b[b_order[0]] - b[b_order[1]]) if len(b) > 1 else 0.0  # NaN where there is no first token
     return Logits(
-        kl=metrics.kl_divergence(b, c) if known is None else float("nan"),
-        top1_agree=None if not_finite else bool(b_order[0] == c_order[0]),
+        kl=metrics.kl_divergence(b, c) if whole else float("nan"),
+        top1_agree=None if not_finite or hidden else bool(b_order[0] == c_order[0]),
         margin=margin, agreeing=int(agree[rows].sum()), rows=int(rows.sum()),
         top=() if "baseline" in not_finite else tuple(entry(int(token)) for token in b_order[:TOP]),
         candidate_top=tuple(entry(int(token)) for token in c_order[:TOP] if np.isfinite(c[token])),
-        partial=known is not None,
+        partial=not whole,
         after=len(baseline),
         not_finite=not_finite,
+        expected=() if "baseline" in not_finite else tuple(entry(token) for token in expect),
     )  # fmt: skip
 
 

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamadiff import limits, metrics, sentence, taps, unjudged
-from llamadiff.comparison import Comparison, Row, compare_logits, logit_rows
+from llamadiff.comparison import Comparison, Logits, Row, compare_logits, logit_rows
 from llamadiff.coverage import LOGITS, Coverage, asked_for_less, coverage_of
 from llamadiff.errors import UserError
 from llamadiff.preflight import WEIGHTS
 from llamadiff.schedule import batches_of
+from llamadiff.shapes import is_last_row
 from llamadiff.trace import Trace
+
+Array = NDArray[Any]
 
 
 @np.errstate(all="ignore")
-def drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule], partial: bool = False) -> Comparison:
+def drift_only(
+    baseline: Trace,
+    candidate: Trace,
+    rules: Sequence[limits.Rule],
+    partial: bool = False,
+    expect: Sequence[int] = (),
+) -> Comparison:
     """Two traces without a model: taps that agree match, others cannot be judged.
 
     ``partial``: what both recorded is enough, though the logits are not among it.
+    ``expect``: tokens that the table of logits is to have.
     """
     rows = []
     for name in baseline:
@@ -29,6 +41,8 @@ def drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule], 
         tap = taps.parse(name)  # None: a node of llama.cpp's graph that is no tap of the vocabulary
         op, axis = (tap.kind.op, tap.row_axis) if tap is not None else ("-", 0)
         b, c = baseline[name], candidate[name]
+        if tap is not None and is_last_row(tap, c.size, b.shape):
+            b, c = b[-1:], c.reshape(b[-1:].shape)
         if b.size != c.size or b.shape[axis : axis + 1] != c.shape[axis : axis + 1]:
             raise UserError(f"{name}: the baseline has shape {list(b.shape)}, the candidate {list(c.shape)}")
         drift = metrics.difference(c.reshape(b.shape), b, axis)
@@ -58,9 +72,7 @@ def drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule], 
         prompt=baseline.info.prompt,
         baseline=producers[0],
         candidate=producers[1],
-        logits=compare_logits(logit_rows(baseline[name]), logit_rows(candidate[name]), lambda _: None)
-        if both
-        else None,
+        logits=_logits(baseline[name], candidate[name], expect) if both else None,
         timing={"engine_s": 0.0, "compare_s": 0.0},
         next_steps=(
             *unjudged.steps_when_lacking(coverage),
@@ -68,6 +80,13 @@ def drift_only(baseline: Trace, candidate: Trace, rules: Sequence[limits.Rule], 
         ),
         coverage=coverage,
     )
+
+
+def _logits(b: Array, c: Array, expect: Sequence[int]) -> Logits:
+    """Of all rows, or of the last one where the candidate has no other."""
+    rows = logit_rows(b)
+    mine = c.reshape(-1, rows.shape[1])
+    return replace(compare_logits(rows[-len(mine) :], mine, lambda _: None, None, expect), after=len(rows))
 
 
 def _drift_sentence(rows: Sequence[Row], coverage: Coverage) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,6 +37,12 @@ def file_sha256(path: str | Path) -> str:
     if memory is not None and memory == _memory(path):
         _remember(memory, found)
     return found
+
+
+def model_sha256(files: Sequence[str | Path]) -> str:
+    """What tells a model: its file's SHA-256; of one in several parts, that of their SHA-256, a line each."""
+    hashes = [file_sha256(file) for file in files]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(f"{h}\n" for h in hashes).encode()).hexdigest()
 
 
 def is_remembered(path: str | Path) -> bool:

@@ -20,6 +20,7 @@ from llamadiff.finiteness import qualified
 from llamadiff.lanes import ANGLES, FREE, FREE_NATIVE, GELU, Lane, Source, rounding_type
 from llamadiff.noise import SHAKEN, Shown, TapNoise
 from llamadiff.profile import profile
+from llamadiff.statistics import Tried, held
 
 Array = NDArray[Any]
 DESCRIBED = 3  # wrong taps of a kind whose errors are described
@@ -76,6 +77,7 @@ class Finding:
     at: Mapping[str, Mapping[str, float]]  # by source: every side's value where that source's local error is largest
     fitting: Mapping[str, Sequence[frozenset[str]]]  # by source: the policies that fit, for each phase
     distance: Mapping[str, float]  # by source: NMSE against the free run, which computes in float32 throughout
+    stated: Tried = field(default_factory=dict)  # the statistics that the candidate states
 
 
 @dataclass
@@ -124,7 +126,16 @@ class Judge:
             distance={name: seen.distance(name) for name in recorded} if free else {},
             noise=metrics.nmse_of(seen.lane(FREE_NATIVE), free) if free and FREE_NATIVE in lanes else None,
             fitting={name: policies for name, (_, policies) in judged.items()},
+            stated=self._stated(seen),
         )
+
+    def _stated(self, seen: Compared) -> Tried:
+        """The statistics that the candidate states of a tap, each with what is right."""
+        source = self.sources.get("candidate")
+        stated = source.trace.printed.stated.get(seen.tap.name) if source is not None else None
+        if source is None or not stated or "baseline" not in seen.recorded:
+            return {}
+        return held(stated, seen.values("baseline"), [seen.whole(lane) for lane in seen.lanes_of(source)])
 
     def _drift(self, seen: Compared) -> metrics.Difference | None:
         """The candidate against the baseline, where both have values; without a candidate, the free run."""
@@ -132,16 +143,22 @@ class Judge:
         alone = "candidate" not in self.sources
         if "baseline" not in recorded or (FREE not in seen.lanes if alone else "candidate" not in recorded):
             return None
-        other = seen.lane(FREE, *every) if alone else seen.values("candidate", *every)
-        return metrics.difference_of(other, seen.values("baseline", *every))
+        right = seen.values("baseline", *every)
+        if self.tap_is_printed(seen.tap.name):
+            return metrics.difference_of(seen.told(self.sources["candidate"], right), right)
+        return metrics.difference_of(seen.lane(FREE, *every) if alone else seen.values("candidate", *every), right)
+
+    def tap_is_printed(self, name: str) -> bool:
+        """Whether the candidate's values of a tap were read from a log."""
+        return "candidate" in self.sources and name in self.sources["candidate"].trace.printed.slack
 
     def _local(self, source: Source, seen: Compared, span: tuple[str, ...]) -> tuple[Local, tuple[frozenset[str], ...]]:
         """A source's own error under the arithmetic that fits best, in each phase (prefill, decode); and which fit."""
-        tap, recorded = seen.tap, seen.values(source.name, source, ranked=True)
-        fitted = Fitted.of(seen, source, self._phases)
+        tap, fitted = seen.tap, Fitted.of(seen, source, self._phases)
         label = self._label(source, tap, fitted.policy)
         match = self._match(source, tap, label)
         expected, shown = fitted.expected(seen, source), self.shown.setdefault(source.name, Shown())
+        recorded = seen.told(source, expected)
         kind = self._kind(tap) if source.multiplies(tap) and not span else None
         noise = TapNoise(source, seen, expected, span, shown, kind is not None and (kind, label) in shown.exact)
         kept = source.precision_of(tap.name)
@@ -150,15 +167,18 @@ class Judge:
         per_row, sizes = expected.errors(recorded), expected.reference()
         largest, worst = metrics.worst_of(recorded, expected)
         verdict = bounds.verdict(per_row, largest, recorded)
-        if verdict == limits.MATCH and label in arithmetic.EIGHT_BITS:
+        if verdict == limits.MATCH and (label in arithmetic.EIGHT_BITS or self.tap_is_printed(tap.name)):
             verdict = limits.NOISE
-        if verdict == limits.WRONG and span and noise.is_unclear(per_row, fitted.errors):
+        unclear = verdict == limits.WRONG and span and noise.is_unclear(per_row, fitted.errors)
+        if unclear or (verdict == limits.WRONG and self.tap_is_printed(tap.name) and not noise.is_far(per_row)):
             verdict = limits.UNCHECKED
         wrong, trusted = verdict == limits.WRONG, source.name == "baseline"
         if not trusted and verdict in (limits.MATCH, limits.NOISE):
             missed = fitted.missed(max(APART * float(per_row.sum()), bounds.whole))
             shown.note(missed, kind, label if verdict == limits.MATCH else None)
         hiding = bounds.unseen if trusted and verdict == limits.MATCH else bounds.hiding()
+        room = source.trace.printed.slack.get(tap.name) if not trusted else None
+        printed = 0.0 if room is None else metrics.ratio(float(np.square(room).sum()), float(sizes.sum()))
         found = Local(
             nmse=metrics.ratio(float(per_row.sum()), float(sizes.sum())),
             arithmetic=None if wrong else label, limit=match, noise_limit=hiding.whole, verdict=verdict,
@@ -166,7 +186,7 @@ class Judge:
             per_token=tuple(metrics.ratio(float(e), float(r)) for e, r in zip(per_row, sizes, strict=True)),
             least=fitted.least, span=span, unclear=verdict == limits.UNCHECKED,
             facts=self._facts(source, seen, fitted.typical(seen, source), match) if wrong else (),
-            hides=hiding.whole, hides_row=hiding.row, hides_value=hiding.value,
+            hides=max(hiding.whole, printed), hides_row=hiding.row, hides_value=hiding.value,
         )  # fmt: skip
         return found, fitted.policies(match)
 
@@ -266,8 +286,8 @@ class Fitted:
         """All lanes of a source that are no measure of noise."""
         lanes = [lane for lane in seen.lanes_of(source) if not lane.shaken]
         values = [seen.lane(lane, source, ranked=True) for lane in lanes]
-        recorded = seen.values(source.name, source, ranked=True)
-        errors, sizes = [right.errors(recorded) for right in values], values[0].reference()
+        errors = [right.errors(seen.told(source, right)) for right in values]
+        sizes = values[0].reference()
         best = [lanes[fit.nearest([error[phase] for error in errors], sizes[phase])] for phase in phases]
         return cls(lanes, errors, sizes, phases, best)
 

@@ -105,6 +105,11 @@ class Source:
         mask = self.trace.known.get(name)
         return None if mask is None else np.asarray(mask.reshape(len(mask), -1).all(axis=1))
 
+    def rows_with_values(self, name: str) -> Array | None:
+        """Which tokens' rows of a partial tap have any; None for a tap that is whole."""
+        mask = self.trace.known.get(name)
+        return None if mask is None else np.asarray(mask.reshape(len(mask), -1).any(axis=1))
+
     def known(self, name: str, x: Array) -> Array:
         """A tap's values with those that the trace does not have set to zero."""
         mask = self.trace.known.get(name)

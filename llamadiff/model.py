@@ -15,7 +15,7 @@ from llamaref.models import ARCHITECTURES
 
 from llamadiff import taps
 from llamadiff.errors import UserError
-from llamadiff.hashing import file_sha256
+from llamadiff.hashing import model_sha256
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.taps import Tap
 from llamadiff.vocabulary import Vocabulary
@@ -54,7 +54,7 @@ class ModelFile:
 
     @cached_property
     def sha256(self) -> str:
-        return file_sha256(self.path)
+        return model_sha256(self.weights.files)
 
     @property
     def chat_template(self) -> str | None:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff import fit, limits, metrics
 from llamadiff.allowance import OWN, WHOLE, Sample
 from llamadiff.compared import Compared
 from llamadiff.lanes import (
+    BF16,
     F32,
     JITTERS,
     MEASURING,
@@ -27,6 +29,7 @@ Array = NDArray[Any]
 # How many times the square of a sample of rounding counts: of a shaken lane, of one that is shaken in its last bits,
 # of an arithmetic that is done in another way, of one on inputs in 16 bits: what is rounded again may go the other way.
 SHAKEN, SHAKEN_F32, VARIANT, FLIPPED = 2.0, 64.0, 0.02, 1.0
+FEWER = 10.0  # ratio of two sums of ten squares each that chance makes one time in a thousand
 SURE = 1e-9  # NMSE of a row that an arithmetic has exactly, through a span
 
 
@@ -109,14 +112,34 @@ class TapNoise:
     ) -> metrics.Rows | None:
         """The lane whose rounding a span has: the one that fits some rows exactly, or that errs by as much."""
         kept = limits.ROUNDING[self.source.precision] if self.source.precision != F32 else 0.0
-        recorded = self.seen.values(self.source.name, self.source, ranked=True)
-        errors, sizes = self.expected.errors(recorded), self.expected.reference()
-        apart = [lane.errors(recorded) for lane in (exact, *others) if lane is not self.expected]
+        sizes = self.expected.reference()
+        errors = self._errors(self.expected)
+        apart = [self._errors(lane) for lane in (exact, *others) if lane is not self.expected]
         if fit.is_certain(errors, apart, sizes, WHOLE * match + OWN * 2 * kept):
             return self.expected
         spreads = [float(other.errors(exact).sum()) for other in others]
-        alike = fit.alike(float(exact.errors(recorded).sum()), spreads)
+        alike = fit.alike(float(self._errors(exact).sum()), spreads)
         return None if alike is None else others[alike]
+
+    def is_far(self, errors: Array) -> bool:
+        """Whether a few values of a row are further off than those of any rounding might be, which are spread over it.
+
+        ``errors``: the rows' sums of squares. The sums of a few squares vary: they may have FEWER times as much. Where
+        other taps have shown which arithmetic the products have, only that of attention is unknown.
+        """
+        unknown = (F32, *JITTERS, ROUGH_ATTENTION) if self.shown.known else None
+        lanes = [lane for lane in self.seen.lanes_of(self.source) if unknown is None or lane.policy in unknown]
+        exact, *others = (self.seen.whole(lane) for lane in lanes)
+        mask = self.source.trace.known[self.seen.tap.name]
+        count = np.moveaxis(mask, exact.axis, 0).reshape(exact.shape[0], -1).sum(axis=1)
+        width = exact.size // exact.shape[0]
+        own = 0.0 if self.shown.known else limits.ROUNDING[BF16]  # of the values themselves, before they were printed
+        most = (np.max([exact.errors(other) for other in others], axis=0) + own * exact.reference()) / width
+        return bool((errors > FEWER * most * count).any())
+
+    def _errors(self, computed: metrics.Rows) -> Array:
+        """The rows' sums of squared errors against what was recorded."""
+        return computed.errors(self.seen.told(self.source, computed))
 
     def is_unclear(self, nearest: Array, errors: Sequence[Array]) -> bool:
         """Whether a span errs as one in unknown arithmetic may: by what 8 bits, or a cache of 4 bits, would do.

@@ -40,6 +40,9 @@ def _target(value: str | None) -> str | None:
 
 Model = Annotated[Path, typer.Argument(help="A .gguf file.", show_default=False)]
 Prompt = Annotated[str | None, typer.Argument(help="Text, tokenized by llama.cpp as it is (BOS as the model says).")]
+PromptFile = Annotated[
+    str | None, typer.Option("--prompt-file", help="A file that holds the prompt, or - for standard input.")
+]
 DiffModel = Annotated[Path | None, typer.Option("--model", help="The .gguf file: judges every op on its own inputs.")]
 CheckModel = Annotated[Path | None, typer.Option("--model", help="The .gguf file, if it is not beside the trace.")]
 Tokens = Annotated[str | None, typer.Option("--tokens", help="Token ids instead of a prompt: 1,15043,29892")]
@@ -55,6 +58,9 @@ Candidate = Annotated[
 ]
 NameMap = Annotated[
     str | None, typer.Option("--map", help="Names and layouts: llama.cpp, hf, transformer-lens, or a TOML file.")
+]
+Expect = Annotated[
+    str | None, typer.Option("--expect", help="Token ids that the table of logits is to show too: 15043,6324")
 ]
 Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds that a candidate's command may take.")]
 Taps = Annotated[list[str] | None, typer.Option("--taps", help="Only taps of this pattern, such as 'l_out-*'.")]

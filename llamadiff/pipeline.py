@@ -52,10 +52,12 @@ from llamadiff.model import Model, ModelFile, Runnable, check_same_model
 from llamadiff.nodes import compare_nodes
 from llamadiff.opening import after_what_the_engine_said, in_engine, opened_for
 from llamadiff.output import made_directory
-from llamadiff.passes import Passes, run_passes
+from llamadiff.passes import Passes, run_passes, without_followers
 from llamadiff.phase import Progress, silent
-from llamadiff.preflight import WEIGHTS, preflight
+from llamadiff.preflight import WEIGHTS, Check, preflight
 from llamadiff.schedule import as_it_ran, as_stated, batches_of, common_part, in_batches_of
+from llamadiff.shapes import admitted, misfit_checks
+from llamadiff.statistics import statistics_check
 from llamadiff.trace import Trace
 
 LEAST_SECONDS = 10.0  # for the diagnosis of a small model
@@ -83,6 +85,7 @@ def compare(
     explain: float = 0.0,
     progress: Progress = silent,
     child: Child | None = None,
+    expect: Sequence[int] = (),
 ) -> Comparison:
     """Run llama.cpp and the engine on the same tokens, line up every tap, and judge.
 
@@ -93,7 +96,8 @@ def compare(
     ``patterns`` or ``layers`` ask for less). ``engine``: "numpy" or "graph", llama.cpp's graph node by node
     (default: the engine where it knows the architecture). ``diagnose``: look for the causes of what is wrong;
     ``explain``: for so many seconds, and through spans of any length, up to the whole model. ``child``: llama.cpp's
-    process, if it was started before. Raises UserError for whatever a user can mend.
+    process, if it was started before. ``expect``: tokens that the table of logits is to have. Raises UserError for
+    whatever a user can mend.
     """
     started = time.perf_counter()
     settings = settings or Settings()
@@ -128,13 +132,13 @@ def compare(
         opened, baseline = _captured(opened, request, progress, child)
         n_prompt = baseline.info.n_prefill
         if brought is not None:
-            trace = trace or brought.load(Context(opened, baseline.info.tokens, n_prompt, *facts))
+            trace = trace or brought.load(Context(opened, baseline.info.tokens, n_prompt, *facts, baseline=baseline))
             again = as_it_ran(request, baseline.info, trace.info)
             if again is not None:
                 opened, baseline = _captured(opened, again, progress)
         captured = time.perf_counter()
         less = partial or bool(patterns) or layers is not None
-        result = judge(opened, baseline, trace, rules, keep, diagnose, explain, progress, less)
+        result = judge(opened, baseline, trace, rules, keep, diagnose, explain, progress, less, expect)
         if trace is not None:
             ran, text_of = trace.info.tokens, opened.vocabulary.text
             result = with_parting(result, parting(baseline, trace, n_prompt, ran, n_predict > 0, text_of))
@@ -279,22 +283,24 @@ def diff(
     explain: float = 0.0,
     progress: Progress = silent,
     partial: bool = False,
+    expect: Sequence[int] = (),
 ) -> Comparison:
     """Two traces: drift alone, or with the model also the local errors of both.
 
     ``partial``: what the candidate recorded is enough, though the logits are not among it.
+    ``expect``: tokens that the table of logits is to have.
     """
     started = time.perf_counter()
     whole = [Trace.open(side) if isinstance(side, (str, Path)) else side for side in (baseline, candidate)]
     (b, c), ran = common_part(*whole), whole[1].info.tokens
     if model is not None:
         opened, used = opened_for(model, b, "the baseline", progress)
-        result = replace(judge(opened, b, c, rules, None, diagnose, explain, progress, partial), engine=used)
+        result = replace(judge(opened, b, c, rules, None, diagnose, explain, progress, partial, expect), engine=used)
         parted = parting(b, c, b.info.n_prefill, ran, len(c.info.tokens) < len(ran), opened.vocabulary.text)
         result = with_parting(result, parted)
     else:
         check_same_run(b, c)
-        result = drift_only(b, c, rules, partial)
+        result = drift_only(b, c, rules, partial, expect)
     timing = {"capture_s": 0.0, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
 
@@ -310,6 +316,7 @@ def judge(
     explain: float = 0.0,
     progress: Progress = silent,
     partial: bool = False,
+    expect: Sequence[int] = (),
 ) -> Comparison:
     """One engine pass over the baseline's tokens, and the Comparison it yields."""
     check_runnable(model, baseline, "the baseline")
@@ -318,13 +325,21 @@ def judge(
         check_runnable(model, candidate, "the candidate")
         check_same_run(baseline, candidate, model)
         check_same_model(candidate.info.model, str(baseline.info.model.get("sha256", model.sha256)), "the candidate")
-    checks = preflight(model, baseline, candidate) if candidate is not None else ()
+    checks: tuple[Check, ...] = ()
+    if candidate is not None:
+        candidate, misfits = admitted(model, baseline, candidate)
+        checks = preflight(model, baseline, candidate)
+        checks = (*checks, *misfit_checks(model, misfits, len(baseline.info.tokens)))
     started = time.perf_counter()
     passes = run_passes(model, baseline, candidate, rules, keep, progress)
     under_test, manner, records = "baseline" if candidate is None else "candidate", Manner(), tuple[str, ...]()
     if candidate is not None and isinstance(model, Model):
         manner, candidate, passes = understood(model, baseline, candidate, passes, rules, progress)
         records, passes = misrecorded(model, baseline, candidate, passes, rules, progress)
+    if candidate is not None:
+        passes = without_followers(passes)
+    stated, between = statistics_check(passes.findings)
+    checks = (*checks, *stated)
     ran = time.perf_counter()
     seconds = explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # about as long as finding out what is wrong took
     diagnosis: tuple[Diagnosis, ...] = ()
@@ -333,7 +348,9 @@ def judge(
         diagnosis = _diagnosed(model, computed, under_test, seconds, explain > 0, progress)
     found = rows_of(passes.findings, model.weight_names, model.weight_types, under_test, records)
     rows = with_explanations(found, diagnosis)
-    verdict = limits.worst_of([limits.worst_of([row.verdict for row in rows]), *(check.verdict for check in checks)])
+    weights_alone = not rows and any(check.name.startswith(WEIGHTS) for check in checks)
+    of_taps = [] if weights_alone else [limits.worst_of([row.verdict for row in rows])]
+    verdict = limits.worst_of([*of_taps, *(check.verdict for check in checks)])
     other = candidate.info.producer if candidate is not None else model.producer
     producer, named = {"name": "the candidate", **other}, {"name": "the baseline", **baseline.info.producer}
     trace = candidate if candidate is not None else baseline
@@ -358,6 +375,7 @@ def judge(
             diagnosis,
             coverage,
             manner,
+            () if candidate is None else candidate.printed.notes,
         ),
         rows=rows,
         missing=missing,
@@ -368,7 +386,7 @@ def judge(
         prompt=baseline.info.prompt,
         baseline=named,
         candidate=producer,
-        logits=_logits(baseline, candidate, passes.logits, model),
+        logits=_logits(baseline, candidate, passes.logits, model, expect),
         only_baseline_read=tuple(sorted(read - model.weights.read)),
         only_engine_read=unread,
         timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran},
@@ -380,6 +398,7 @@ def judge(
             diagnosis,
             candidate is not None and isinstance(model, Model),
             coverage,
+            between,
         ),
         preflight=checks,
         arithmetics=arithmetics_of(rows),
@@ -416,18 +435,20 @@ def _described(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tuple[str
     return tuple(fact.says for fact in first.local.facts) if first is not None and first.local is not None else ()
 
 
-def _logits(baseline: Trace, candidate: Trace | None, engine: Any, model: Runnable) -> Logits | None:
+def _logits(
+    baseline: Trace, candidate: Trace | None, engine: Any, model: Runnable, expect: Sequence[int]
+) -> Logits | None:
     name = "result_output"
     if name not in baseline or (candidate is not None and name not in candidate):
         return None
     if candidate is None:
         free = logit_rows(engine)
-        return compare_logits(logit_rows(baseline[name])[: len(free)], free, model.vocabulary.text)
+        return compare_logits(logit_rows(baseline[name])[: len(free)], free, model.vocabulary.text, None, expect)
     mask = candidate.known.get(name)
     if mask is not None and not mask[-1].any():
         return None
     known = None if mask is None else logit_rows(mask)
-    return compare_logits(logit_rows(baseline[name]), logit_rows(candidate[name]), model.vocabulary.text, known)
+    return compare_logits(logit_rows(baseline[name]), logit_rows(candidate[name]), model.vocabulary.text, known, expect)
 
 
 def peak_rss_mb() -> float:

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff import limits, metrics
+from llamadiff import limits
 from llamadiff.model import ModelFile
 from llamadiff.schedule import common, slipped
 from llamadiff.trace import Info, Trace
-
-Array = NDArray[Any]
+from llamadiff.weightfaults import weight_fault
 
 WEIGHTS = "weights/"
 
@@ -132,50 +130,3 @@ def weights(model: ModelFile, candidate: Trace) -> Iterator[Check]:
         yield Check(
             name, limits.WRONG if fault else limits.MATCH, fault or f"{model.weights.type(tensor)}, every block right"
         )
-
-
-def weight_fault(model: ModelFile, tensor: str, values: Array) -> str | None:
-    """What is wrong with a dumped weight matrix, in words; None if nothing is."""
-    shape = model.weights.shape(tensor)
-    size = int(np.prod(shape))
-    if values.size != size:
-        return f"{values.size} values where the file has {size} ({list(shape)})"
-    expected = model.weights.whole(tensor)
-    flat = values.reshape(-1)
-    if _equal(flat, expected.reshape(-1)):
-        return None
-    if len(shape) == 2 and _equal(flat, np.ascontiguousarray(expected.T).reshape(-1)):
-        return f"transposed: the file's rows are [out, in] = {list(shape)}"
-    other = _another_tensor(model, tensor, shape, flat)
-    if other is not None:
-        return f"these are the values of {other}"
-    return _blocks(model.weights.block_size(tensor), flat, expected.reshape(-1))
-
-
-def _equal(a: Array, b: Array) -> bool:
-    return metrics.nmse(a[None], b[None], 0) <= 1e-6
-
-
-def _another_tensor(model: ModelFile, tensor: str, shape: tuple[int, ...], flat: Array) -> str | None:
-    for name in model.tensors:
-        if (
-            name != tensor
-            and model.weights.shape(name) == shape
-            and _equal(flat, model.weights.whole(name).reshape(-1))
-        ):
-            return name
-    return None
-
-
-def _blocks(block: int, values: Array, expected: Array) -> str:
-    """The first wrong block, and whether all are wrong from there on."""
-    block = block if block > 1 else 32
-    count = len(values) // block
-    a, b = (x[: count * block].reshape(count, block).astype(np.float64) for x in (values, expected))
-    error, size = ((a - b) ** 2).sum(1), (b**2).sum(1)
-    bad = ~(error <= 1e-6 * np.maximum(size, 1e-30))
-    first, wrong = int(np.argmax(bad)), int(bad.sum())
-    inside = np.flatnonzero(~np.isclose(a[first], b[first], rtol=1e-3, atol=1e-9))
-    place = int(inside[0]) if len(inside) else 0
-    where = f"the first wrong block of {block} is number {first} of {count}, from value {place} in it"
-    return f"{where}; every block from there on is wrong" if bad[first:].all() else f"{where}; {wrong} are wrong in all"

@@ -11,7 +11,8 @@ from llamadiff.comparison import Row, is_slight, leading
 from llamadiff.coverage import Coverage
 from llamadiff.diagnose import words
 from llamadiff.diagnose.diagnosis import Diagnosis
-from llamadiff.preflight import Check
+from llamadiff.preflight import WEIGHTS, Check
+from llamadiff.statistics import CHECK as STATISTICS
 from llamadiff.trace import Info
 
 EMPTY = Info(())
@@ -42,24 +43,51 @@ def summarize(
     diagnosis: Sequence[Diagnosis] = (),
     coverage: Coverage | None = None,
     manner: Manner | None = None,
+    notes: Sequence[str] = (),
 ) -> str:
     """One sentence: which op is wrong since which layer, or that none is and how much noise there is.
 
     ``run`` says in which batches the tokens were run; ``unread`` are tensors of the file that the baseline's graph does
     not use and the engine does; ``diagnosis`` says why taps are wrong, or noise; ``coverage`` how much was judged;
-    ``manner`` what is the candidate's own.
+    ``manner`` what is the candidate's own; ``notes`` how it was read.
     """
-    text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing), diagnosis, coverage, manner)
+    weights = [check for check in checks if check.name.startswith(WEIGHTS)]
+    stated = [check.found for check in checks if check.name == STATISTICS]
+    if stated and not rows:
+        text = stated.pop()
+    elif weights and not rows:
+        text = _weights_alone(str(candidate.get("name") or "the candidate"), weights)
+    else:
+        text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing), diagnosis, coverage, manner)
     failed = [check for check in checks if check.verdict == limits.WRONG]
     if failed:
-        text = f"before any layer, {failed[0].name}: {failed[0].found}; {text}"
+        more = f" (and {_counted(len(failed) - 1, 'more check')} {'fails' if len(failed) == 2 else 'fail'})"
+        text = f"before any layer, {failed[0].name}: {failed[0].found}{more if len(failed) > 1 else ''}; {text}"
     decode = _decode_steps(rows, run)
     text += f"; {decode}" if decode else ""
     if unread:
         more = f" and {len(unread) - 1} more of the file's tensors" if len(unread) > 1 else ""
         text += f"; {baseline.get('name')} does not read {unread[0]}{more}, which the engine uses"
-    unsure = "".join(f"; {c.name} could not be checked: {c.found}" for c in checks if c.verdict == limits.UNCHECKED)
+    unsure = "".join(f"; {c.name} could not be checked: {c.found}" for c in checks
+                     if c.verdict == limits.UNCHECKED and c.name != STATISTICS)  # fmt: skip
+    unsure += "".join(f"; {what}" for what in (*stated, *notes))
     return text + unsure + (unjudged.ignored(coverage, len(rows)) if coverage is not None else "")
+
+
+def _weights_alone(whose: str, weights: Sequence[Check]) -> str:
+    """What is said where weights are all that there is to judge."""
+    right, count = sum(check.verdict == limits.MATCH for check in weights), len(weights)
+    if count == 1:
+        part = "the one weight" if right else "not even the one weight"
+    elif right == count:
+        part = "both weights" if count == 2 else f"all {count} weights"
+    else:
+        part = f"{right or 'none'} of the {count} weights"
+    return f"{part} that {whose} dumped {'is' if min(right, count) <= 1 else 'are'} the file's, and it recorded no tap"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"
 
 
 def _decode_steps(rows: Sequence[Row], run: Info) -> str | None:

@@ -268,7 +268,7 @@ class Study(Carrier):
     def _opened(self, source: Source, tap: taps.Tap) -> tuple[str, ...]:
         """The unrecorded taps that lie between this one and the recorded ones before it."""
         inputs = self.inputs(tap)
-        wanted = None if tap.kind.word in MIXING else source.whole_rows(tap.name)
+        wanted = None if tap.kind.word in MIXING else source.rows_with_values(tap.name)
         open_ones = [i for i in inputs if not _has_rows(source, i, wanted)]
         opened = tuple(dict.fromkeys(name for i in open_ones for name in source.spans.get(i, ())))
         if not source.is_whole(tap.name):

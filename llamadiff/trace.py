@@ -25,6 +25,7 @@ from llamadiff.errors import UserError
 from llamadiff.input import check_regular
 from llamadiff.leftovers import temporary_file
 from llamadiff.output import NO_ROOM, check_target, unwritten
+from llamadiff.printed import Printed
 from llamadiff.stated import MAX_DEPTH, brief, is_shallow, parse_json, reason
 
 Array = NDArray[Any]
@@ -202,16 +203,19 @@ class Trace(Mapping[str, Array]):
         path: Path | None = None,
         known: Mapping[str, Array] | None = None,
         kept: Mapping[str, str] | None = None,
+        printed: Printed | None = None,
     ) -> None:
         """``known`` marks the values of partial taps that are there; the others are zero and mean nothing.
 
-        ``kept``: the precisions (``bf16``) that taps had before something was undone in them.
+        ``kept``: the precisions (``bf16``) that taps had before something was undone in them. ``printed``: what there
+        is besides, of a run that was read from a log.
         """
         self.info = info
         self.path = path
         self.dtypes = dtypes
         self.known = known or {}
         self.kept = kept or {}
+        self.printed = printed or Printed()
         self._arrays = arrays
 
     def __getitem__(self, name: str) -> Array:
@@ -227,19 +231,19 @@ class Trace(Mapping[str, Array]):
     def in_memory(self) -> Trace:
         """A copy that no longer needs its file."""
         arrays = {name: np.array(array) for name, array in self._arrays.items()}
-        return Trace(self.info, arrays, self.dtypes, None, self.known, self.kept)
+        return Trace(self.info, arrays, self.dtypes, None, self.known, self.kept, self.printed)
 
     def saying(self, info: Info) -> Trace:
         """The same values with other words about their run."""
         n = len(info.tokens)
         arrays = {name: array.reshape(_without_batch(name, array.shape, n)) for name, array in self._arrays.items()}
-        return Trace(info, arrays, self.dtypes, self.path, self.known, self.kept)
+        return Trace(info, arrays, self.dtypes, self.path, self.known, self.kept, self.printed)
 
     def lacking(self, names: Collection[str]) -> Trace:
         """The same run as if some taps had not been recorded."""
         arrays = {name: array for name, array in self._arrays.items() if name not in names}
         known = {name: mask for name, mask in self.known.items() if name not in names}
-        return Trace(self.info, arrays, self.dtypes, self.path, known, self.kept)
+        return Trace(self.info, arrays, self.dtypes, self.path, known, self.kept, self.printed)
 
     def head(self, n: int) -> Trace:
         """What it recorded of its first ``n`` tokens; taps without any, or of other shapes, are left out."""
@@ -247,11 +251,16 @@ class Trace(Mapping[str, Array]):
         known = {name: mask[cuts[name]] for name, mask in self.known.items() if cuts.get(name) is not None}
         there = [name for name in self if cuts[name] is not None and (name not in known or known[name].any())]
         arrays = {name: self._arrays[name][cuts[name]] for name in there}
-        dtypes = {name: self.dtypes[name] for name in arrays}
-        return Trace(self.info.head(n), arrays, dtypes, self.path, known, self.kept)
+        kinds, slack = {name: self.dtypes[name] for name in arrays}, self.printed.slack
+        printed = replace(self.printed, slack={name: slack[name][cuts[name]] for name in slack if name in arrays})
+        return Trace(self.info.head(n), arrays, kinds, self.path, known, self.kept, printed)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._arrays[name].shape)
+
+    def stored(self, name: str) -> Array:
+        """A tap's values as the file keeps them: bfloat16 is not widened."""
+        return self._arrays[name]
 
     def forget(self, names: Iterable[str]) -> None:
         """Let go of the pages of these taps that were read: they stay in the file, and out of this process."""

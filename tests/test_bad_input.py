@@ -253,6 +253,8 @@ def _write_traces(folder: Path) -> None:
     a_trace(folder / "others.safetensors", {"model": {"sha256": "ab" * 32}})
     a_trace(folder / "tokens.safetensors", {"tokens": [1, 17, 6]})
     a_trace(folder / "shape.safetensors", embd=rows[:, :7])
+    a_trace(folder / "words.safetensors", "{not JSON")
+    save_file({"embd": rows}, folder / "bare.safetensors")
     a_trace(folder / "none.safetensors", **{"my own name": rows})
     a_trace(folder / "cache.safetensors", {"producer": {"settings": {"type_k": "Q8_K"}}})
     a_trace(folder / "many.safetensors", {"tokens": [1] * 300}, embd=np.ones((300, small.EMBD), np.float32))
@@ -340,7 +342,13 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "candidate of other tokens": ((*COMPARE, "--candidate", "tokens.safetensors"), ("other tokens", "[6", "[5")),
     "candidate of an odd token": (
         ("compare", "text.gguf", *IDS, "--candidate", "odd.safetensors"), ("other tokens", r'[95 "\x1b[2J[red]x"]')),
-    "candidate of a shape": ((*COMPARE, "--candidate", "shape.safetensors"), ("embd", "[3, 7]", "[3, 256]")),
+    "candidate without metadata": (
+        ("compare", "good.gguf", "--candidate", "bare.safetensors"), ("bare.safetensors: no 'llamadiff'", "--tokens")),
+    "candidate of other metadata": (
+        ("compare", "good.gguf", "--candidate", "words.safetensors"), ("words.safetensors", "metadata is not JSON")),
+    "candidate cut": (("compare", "good.gguf", "--candidate", "cut.safetensors"), ("cut.safetensors: not a readable",)),
+    "candidate of words": (
+        ("compare", "good.gguf", "--candidate", "notes.txt"), ("notes.txt: the log states no token ids",)),
     "json nowhere": ((*DIFF, "--json", "no/r.json"), ("no/r.json: cannot be written", "not a directory")),
     "json a directory": ((*DIFF, "--json", "."), ("is a directory",)),
     "json in a file": ((*DIFF, "--json", "notes.txt/r.json"), ("cannot be written",)),
@@ -710,7 +718,7 @@ def test_an_ordinary_template_is_rendered() -> None:
         "{{ bos_token }}{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}[{{ m.role }}] "
         "{{ m.content }}{% endfor %}{% if add_generation_prompt %} [assistant]{% endif %}{{ strftime_now('')}}"
     )
-    assert rendered(template) == "[user] hello [assistant]"
+    assert rendered(template) == "<bos>[user] hello [assistant]"
 
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

@@ -201,8 +201,8 @@ def test_a_candidate_that_cannot_be_read_is_said_first(ids, name, content, words
 
 
 def test_a_shape_that_does_not_fit_is_said_first(place):
-    np.save(place / "dump" / "embd.npy", np.zeros((3, 7), np.float32))
-    assert "embd has shape [3, 7]" in refusal("compare", "m.gguf", "--candidate", "dump", "--save", "kept")
+    np.save(place / "dump" / "embd.npy", np.zeros((256, 3), np.float32))
+    assert "embd has shape [256, 3]" in refusal("compare", "m.gguf", "--candidate", "dump", "--save", "kept")
     assert not (place / "kept").exists()
 
 

@@ -12,8 +12,8 @@ from llamadiff import UserError
 from llamadiff.candidates.engine import record
 from llamadiff.model import Model
 from llamadiff.pipeline import diff
-from llamadiff.preflight import weight_fault
 from llamadiff.trace import Trace
+from llamadiff.weightfaults import weight_fault
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 
@@ -96,7 +96,8 @@ def test_faults_of_weights_are_told_apart(small_model):
     assert "number 100 of 4096" in fault
     assert fault.endswith("every block from there on is wrong")
     nibbles = weight.reshape(-1, 2)[:, ::-1].reshape(-1)
-    assert "from value 0 in it" in weight_fault(model, "blk.0.ffn_up.weight", nibbles)
+    told = weight_fault(model, "blk.0.ffn_up.weight", nibbles)
+    assert told == "of every 2 columns the order is another: 1, 0"
     assert "5 values where the file has" in weight_fault(model, "blk.0.ffn_up.weight", weight.reshape(-1)[:5])
     one = weight.copy()
     one[3, 70] += 1

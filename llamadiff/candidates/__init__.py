@@ -30,17 +30,17 @@ def files_of(spec: str) -> list[Path]:
 
 def source_of(spec: str) -> Source:
     """The kind of source that a ``--candidate`` names. Raises UserError if it names none."""
-    from llamadiff.candidates import command, dump, file, transformers
+    from llamadiff.candidates import command, dump, log, file, transformers  # isort: skip
     from llamadiff.candidates.foreign import refuse_foreign
     from llamadiff.candidates.source import SOURCES
 
-    del command, dump, file, transformers  # imported for their registration
+    del command, dump, log, file, transformers  # imported for their registration
     refuse_foreign(spec)
     for source in SOURCES:
         if source.matches(spec):
             return source
     check_regular(Path(spec), "a trace, a dump or a command")
     raise UserError(
-        f"--candidate {spec}: no such trace or dump; give a .safetensors trace, a directory of arrays, "
+        f"--candidate {spec}: no such trace or dump; give a .safetensors trace, a directory of arrays, a log, "
         '"cmd: ./engine --tokens {tokens} --dump {out}", or transformers:'
     )

@@ -50,6 +50,10 @@ _ZEROS = re.compile("(?<![0-9])0+(?=[0-9])")
 _TIMES = re.compile(r"times ([0-9]{1,9}(?:\.[0-9]{1,12})?(?:e-?[0-9]{1,2})?)")
 
 
+class OtherSizeError(UserError):
+    """A tensor has more or fewer values than its tap: no order of axes makes it fit."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One tap's line of a map. ``axes`` outermost first (None: the tap's own)."""
@@ -157,7 +161,7 @@ def fitted(array: Array, tap: taps.Tap, entry: Entry, model: Runnable, n_tokens:
         array = _ordered(array, tap, entry, sizes)
     shape = taps.shape_of(tap, n_tokens, sizes)
     if array.size != math.prod(shape) or not _same_order(array.shape, shape):
-        raise UserError(_misfit(array.shape, shape, tap, entry, sizes))
+        raise _misfit(array.shape, shape, tap, entry, sizes)
     return undone(array.reshape(shape), tap, entry, model)
 
 
@@ -190,7 +194,7 @@ def _ordered(array: Array, tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]
         raise UserError(f"{entry.names(tap.layer)}: its axes have no names in llama.cpp's graph; write [{axes}]")
     split = tuple(sizes[part] for part in stated)
     if array.shape != taps_shape(entry.axes, dict(zip(stated, split, strict=True)), own):
-        raise UserError(_misfit(array.shape, split, tap, entry, sizes))
+        raise _misfit(array.shape, split, tap, entry, sizes)
     moved = array.reshape(split).transpose([stated.index(part) for part in ["batch"] * ("batch" in stated) + own])
     return np.ascontiguousarray(moved[0] if "batch" in stated else moved)
 
@@ -270,14 +274,17 @@ def _halved(array: Array, dim: int) -> Array:
     return np.ascontiguousarray(np.swapaxes(pairs, -1, -2)).reshape(array.shape)
 
 
-def _misfit(have: Sequence[int], want: Sequence[int], tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]) -> str:
+def _misfit(
+    have: Sequence[int], want: Sequence[int], tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]
+) -> UserError:
     axes = " ".join(entry.axes or tap.kind.axes)
     text = f"{entry.names(tap.layer)} has shape {list(have)}; {tap.name} needs {list(want)} ({axes})"
-    if 2 * math.prod(have) == math.prod(want):
-        return f"{text}: half as many values; are they 16 bits wide (.f16, .bf16)?"
+    if 2 * math.prod(have) == math.prod(want) and len(have) == 1:
+        return UserError(f"{text}: half as many values; are they 16 bits wide (.f16, .bf16)?")
     proposal = _proposal(have, tap, sizes)
     line = f'; in the map, [{tap.kind.word}] axes = "{proposal}" would fit' if proposal else ""
-    return f"{text}{line}{advice(have, want)}"
+    kind = OtherSizeError if math.prod(have) != math.prod(want) else UserError
+    return kind(f"{text}{line}{advice(have, want)}")
 
 
 def _proposal(have: Sequence[int], tap: taps.Tap, sizes: Mapping[str, int]) -> str | None:

@@ -20,6 +20,7 @@ from llamadiff.errors import UserError
 from llamadiff.model import Runnable
 from llamadiff.phase import Progress, silent
 from llamadiff.preflight import WEIGHTS
+from llamadiff.shapes import in_last_row, is_last_row
 from llamadiff.trace import Info, Trace
 
 Array = NDArray[Any]
@@ -29,7 +30,10 @@ _ROW = re.compile(r"(.+)@(-?[0-9]{1,9})")
 
 @dataclass(frozen=True)
 class Context:
-    """What is known when a candidate is loaded: the model, the tokens to run, and how its names are read."""
+    """What is known when a candidate is loaded: the model, the tokens to run, and how its names are read.
+
+    ``baseline``: what llama.cpp recorded of them, where it has been run.
+    """
 
     model: Runnable
     tokens: tuple[int, ...]
@@ -37,6 +41,7 @@ class Context:
     mapping: layout.Map = field(default_factory=layout.identity_map)
     timeout: float = 600.0
     progress: Progress = silent
+    baseline: Trace | None = None
 
     @property
     def is_identity(self) -> bool:
@@ -196,10 +201,20 @@ def named_row(name: str) -> tuple[str, int | None]:
 def _placed(
     piece: Piece, tap: taps.Tap, entry: layout.Entry, model: Runnable, n_tokens: int
 ) -> tuple[Array, Array | None]:
-    """A tensor in the tap's shape, and which of its values are known (None: all)."""
-    if piece.row is None and piece.indices is None:
-        return layout.fitted(piece.array, tap, entry, model, n_tokens), None
+    """A tensor in the tap's shape, and which of its values are known (None: all).
+
+    One of another size stays as it is: that is for the report to say.
+    """
     shape = taps.shape_of(tap, n_tokens, model.sizes)
+    if piece.row is None and piece.indices is None:
+        if is_last_row(tap, piece.array.size, shape):
+            return in_last_row(piece.array, shape)
+        try:
+            return layout.fitted(piece.array, tap, entry, model, n_tokens), None
+        except layout.OtherSizeError:
+            if piece.array.ndim <= max(1, tap.row_axis):  # without rows there is nothing more to say
+                raise
+            return piece.array, None
     values, mask = np.zeros(shape, np.float32), np.zeros(shape, bool)
     if piece.row is not None:
         if tap.row_axis != 0 or not -n_tokens <= piece.row < n_tokens:

@@ -36,11 +36,15 @@ class Request:
     and ``output`` is what was found, as JSON. ``keep`` is a directory for wrong ops' inputs and outputs (``keep_all``:
     for all ops'); ``only_list``: nodes are listed and not computed. ``graph`` is a file for the graph itself, with
     every tap of it in ``output``, a trace. ``patterns`` and ``layers`` (from, to before) are the user's words for the
-    taps that are asked for; ``wanted`` are their names, where they are known before llama.cpp's graph is.
+    taps that are asked for; ``wanted`` are their names, where they are known before llama.cpp's graph is. ``files`` are
+    the parts of a model that is split. ``bos`` is the text of the token that tokenizing adds, for a ``text`` that may
+    begin with it already.
     """
 
     model: str
+    files: tuple[str, ...] = ()
     text: str | None = None
+    bos: str = ""
     tokens: tuple[int, ...] = ()
     n_predict: int = 0
     output: str | None = None
@@ -76,7 +80,7 @@ class Request:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Request:
-        names = ("tokens", "wanted", "patterns", "layers", "batches")
+        names = ("files", "tokens", "wanted", "patterns", "layers", "batches")
         lists = {name: tuple(data[name]) for name in names if data[name] is not None}
         return cls(**{**data, **lists, "settings": Settings(**data["settings"])})
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from llamadiff import taps
 from llamadiff.errors import UnrunnableError, UserError
-from llamadiff.hashing import file_sha256, is_remembered
+from llamadiff.hashing import is_remembered, model_sha256
 from llamadiff.llamacpp.ggml import Ggml, Node, Tensor
 from llamadiff.llamacpp.library import set_fields
 from llamadiff.llamacpp.names import tap_name
@@ -50,6 +51,7 @@ def run(request: Request, say: Say) -> None:
     say(phase="loading the model into llama.cpp")
     with _Quiet():
         model = _load(request)
+        request = _without_bos(model, request)
         if not request.tokens:
             say(phase=TOKENIZING)
         tokens = list(request.tokens) or _tokenize(model, request)
@@ -97,6 +99,13 @@ def _load(request: Request) -> Any:
     return model
 
 
+def _without_bos(model: Any, request: Request) -> Request:
+    """The text without the beginning-of-text token that it was written with, where tokenizing adds one."""
+    if request.text is None or not llama_cpp.llama_vocab_get_add_bos(llama_cpp.llama_model_get_vocab(model)):
+        return request
+    return replace(request, text=request.text.removeprefix(request.bos))
+
+
 def _tokenize(model: Any, request: Request) -> list[int]:
     assert request.text is not None
     vocabulary = llama_cpp.llama_model_get_vocab(model)
@@ -126,12 +135,13 @@ class Capture:
         self.wanted = None if request.wanted is None else set(request.wanted)
         self.weights_read: set[str] = set()
         self.start = self.rows = 0
-        small = os.path.getsize(request.model) < SMALL_MODEL
-        hashing = 0 if is_remembered(request.model) else 1  # it takes a core, and ggml's threads do not share well
+        files = request.files or (request.model,)
+        small = sum(map(os.path.getsize, files)) < SMALL_MODEL
+        hashing = 0 if all(map(is_remembered, files)) else 1  # it takes a core, and ggml's threads do not share well
         self.threads = request.settings.threads or (1 if small else max(1, (os.cpu_count() or 1) - hashing))
         self.failure: BaseException | None = None
         self._check_sizes()
-        self.sha256 = ThreadPoolExecutor(1).submit(file_sha256, request.model)  # while llama.cpp works
+        self.sha256 = ThreadPoolExecutor(1).submit(model_sha256, files)  # while llama.cpp works
 
     def _check_sizes(self) -> None:
         limit = llama_cpp.llama_model_n_ctx_train(self.model)

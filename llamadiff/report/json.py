@@ -135,6 +135,7 @@ def _logits(logits: Logits | None) -> dict[str, Any] | None:
         "kl": logits.kl, "top1_agree": logits.top1_agree, "margin": logits.margin, "agreeing": logits.agreeing,
         "rows": logits.rows, "after": logits.after,
         "not_finite": logits.not_finite, "top": top(logits.top), "candidate_top": top(logits.candidate_top),
+        "expected": top(logits.expected),
     }  # fmt: skip
 
 

@@ -229,7 +229,8 @@ def _token(page: Page, token: TopToken) -> str:
 
 
 def _logit_columns(page: Page, logits: Logits) -> list[Column]:
-    top = logits.top
+    shown = {token.id for token in logits.top}
+    top = (*logits.top, *(token for token in logits.expected if token.id not in shown))
     moved = ["bold yellow" if token.rank != token.candidate_rank else "" for token in top]
     return [
         Column("rank", [Text(str(token.rank)) for token in top]),

@@ -19,6 +19,7 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from llamaref.errors import ModelError
+from llamaref.parts import check_count, parts_of
 
 Array = NDArray[Any]
 Decode = Callable[[Array], Array]  # rows as the file keeps them -> float32
@@ -30,10 +31,11 @@ BLOCK_WEIGHTS = 1 << 19  # two MiB of float32: BLAS multiplies many rows faster 
 
 
 class Weights:
-    """The tensors of one GGUF file, memory-mapped; ``read`` holds the names that were asked for.
+    """The tensors of a GGUF file, or of all its parts, memory-mapped; ``read`` holds the names that were asked for.
 
-    Shapes are NumPy's (outermost first): a matrix is [out, in], experts are [expert, out, in]. ``decoder`` may give a
-    faster function than gguf-py's for the rows of a tensor, by its name; whoever sets it answers for its being right.
+    ``files`` are the file, or its parts. Shapes are NumPy's (outermost first): a matrix is [out, in], experts are
+    [expert, out, in]. ``decoder`` may give a faster function than gguf-py's for the rows of a tensor, by its name;
+    whoever sets it answers for its being right.
     """
 
     def __init__(self, path: str | Path, dtype: type[np.floating[Any]] = np.float32, threads: int = 0) -> None:
@@ -43,10 +45,14 @@ class Weights:
         # A model may overflow: that is for the caller to see in the values, not on standard error.
         self._threads = threads or os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self._threads, initializer=partial(np.seterr, all="ignore"))
-        reader = open_gguf(path)
-        self.fields = {name: _contents(path, name, field) for name, field in reader.fields.items()}
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self._map, self._address = reader.data._mmap, reader.data.__array_interface__["data"][0]
+        first = open_gguf(path)
+        self.fields = {name: _contents(path, name, field) for name, field in first.fields.items()}
+        self.files = parts_of(Path(path), self.fields)
+        readers = [first, *map(open_gguf, self.files[1:])]
+        self._tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
+        self._maps = [(reader.data._mmap, reader.data.__array_interface__["data"][0]) for reader in readers]
+        if len(readers) > 1:
+            check_count(Path(path), self.fields, len(self._tensors))
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -88,10 +94,11 @@ class Weights:
     def stored_beside(self, name: str, shift: int) -> Array | None:
         """As many bytes as a tensor has, from ``shift`` bytes after its start in the file; None beyond the file."""
         data = self._tensor(name).data
-        start = data.ctypes.data - self._address + shift
-        if start < 0 or start + data.nbytes > len(self._map):
+        file, start = self._place(data)
+        start += shift
+        if file is None or start < 0 or start + data.nbytes > len(file):
             return None
-        return np.frombuffer(self._map, data.dtype, data.size, start).reshape(data.shape)
+        return np.frombuffer(file, data.dtype, data.size, start).reshape(data.shape)
 
     def decoded(self, name: str, data: Array) -> Array:
         """Floats of rows that the file could keep for a tensor: its type's decoding of any bytes."""
@@ -145,12 +152,17 @@ class Weights:
 
     def _forget(self, data: Array) -> None:
         """Let go of the file's pages that were read: they stay in the system's cache, and out of this process."""
-        if hasattr(mmap, "MADV_DONTNEED") and 0 <= data.ctypes.data - self._address < len(self._map):
-            start = data.__array_interface__["data"][0] - self._address
+        file, start = self._place(data)
+        if hasattr(mmap, "MADV_DONTNEED") and file is not None:
             first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
             length = start + data.nbytes - first
             if length > 0:
-                self._map.madvise(mmap.MADV_DONTNEED, first, length)
+                file.madvise(mmap.MADV_DONTNEED, first, length)
+
+    def _place(self, data: Array) -> tuple[mmap.mmap | None, int]:
+        """The mapped file that an array looks into, and where it begins there; None if it is in no file."""
+        start = int(data.__array_interface__["data"][0])
+        return next(((file, start - at) for file, at in self._maps if 0 <= start - at < len(file)), (None, 0))
 
     def _columns(self, x: Array) -> Array:
         """Rows as columns; with zeros up to the next 16 where that is near, which BLAS multiplies faster."""
