@@ -101,12 +101,14 @@ def test_a_right_engines_first_values_pass(side, form, runs, tmp_path):
     assert "a log has no op's inputs whole" in report["summary"]
 
 
+@pytest.mark.slow
 def test_an_engine_in_sixteen_bits_is_not_accused(runs, tmp_path):
     report, _ = compared(tmp_path, firsts(runs["rounded"]))
     assert not report["wrong"]
 
 
 @pytest.mark.parametrize("row", [0, -1])
+@pytest.mark.slow
 def test_the_row_of_values_that_name_none_is_found_and_said(row, runs, tmp_path):
     report, _ = compared(tmp_path, firsts(runs["right"], row=row))
     assert not report["wrong"]
@@ -115,6 +117,7 @@ def test_the_row_of_values_that_name_none_is_found_and_said(row, runs, tmp_path)
 
 
 @pytest.mark.parametrize("form", ["{name} (token 2): [{values}]", "{name} pos=2 {values}", "{name}\nrow 2: [{values}]"])
+@pytest.mark.slow
 def test_a_row_that_is_named_is_that_row(form, runs, tmp_path):
     report, _ = compared(tmp_path, firsts(runs["right"], row=2, form=form))
     assert not report["wrong"]
@@ -130,6 +133,7 @@ def test_a_wrong_engine_is_named_at_the_first_tap_that_leaves(runs, tmp_path):
     assert report["next_steps"][0].startswith("write l_out-0 next")
 
 
+@pytest.mark.slow
 def test_a_small_error_is_a_finding_and_no_verdict(runs, tmp_path):
     """Rounding in what was not printed might leave as much."""
 
@@ -142,6 +146,7 @@ def test_a_small_error_is_a_finding_and_no_verdict(runs, tmp_path):
     assert "is off by an NMSE of" in report["summary"]
 
 
+@pytest.mark.slow
 def test_printed_digits_are_the_limit_of_what_is_accused(runs, tmp_path):
     off = {name: runs["right"][name] + 0.004 for name in runs["right"]}
     assert compared(tmp_path, firsts(off, ("embd",), digits=4))[0]["wrong"] == ["embd"]
@@ -170,6 +175,7 @@ def test_logits_without_the_first_token_say_nothing_of_it(runs, tmp_path):
     assert token["candidate"] == pytest.approx(float(runs["right"]["result_output"][-1][7]), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_all_rows_of_a_tensor_as_llama_cpp_prints_them(runs, tmp_path):
     """Three rows at both ends, of each three values at both ends."""
     values = runs["llama.cpp"]["l_out-0"]
@@ -184,6 +190,7 @@ def test_all_rows_of_a_tensor_as_llama_cpp_prints_them(runs, tmp_path):
         assert "taken as" not in report["summary"]
 
 
+@pytest.mark.slow
 def test_values_in_one_list_over_several_rows(runs, tmp_path):
     values = ", ".join(f"{x:.6f}" for x in runs["right"]["embd"].reshape(-1)[:300])
     report, _ = compared(tmp_path, [f"embd: [{values}]"])
@@ -200,6 +207,7 @@ def test_a_map_translates_the_names_of_a_log(runs, tmp_path):
     assert report["extra"] == ["my_tensor"]
 
 
+@pytest.mark.slow
 def test_the_tokens_of_a_log_are_run(runs, tmp_path):
     (tmp_path / "e.log").write_text("\n".join([f"tokens: {list(TOKENS)}", *firsts(runs["right"])]))
     done = subprocess.run([COMMAND, "compare", MODEL, "--candidate", tmp_path / "e.log", "--json", "-"],
@@ -230,6 +238,7 @@ def test_statistics_that_leave_accuse_and_say_what_to_write(runs, tmp_path):
     assert "l_out-0" not in step
 
 
+@pytest.mark.slow
 def test_a_norm_is_a_statistic_too(runs, tmp_path):
     norms = {
         name: float(np.sqrt(np.square(runs["right"][name].astype(np.float64)).sum())) for name in ("embd", "l_out-0")
@@ -246,6 +255,7 @@ def read(text):
     return read_lines(text.splitlines(), lambda word: taps.parse(word) is not None)
 
 
+@pytest.mark.slow
 def test_what_was_not_understood_is_counted_and_shown(runs, tmp_path):
     lines = ["engine 0.3 starts", *firsts(runs["right"], ("l_out",)), "so much for \x1b[2J that"]
     summary = compared(tmp_path, lines)[0]["summary"]
@@ -298,6 +308,7 @@ def test_reading_takes_time_in_proportion(part):
         ("l_out-0 (token 9): [0.1]\n", ("the log speaks of token 9", "5 were run")),
     ],
 )
+@pytest.mark.slow
 def test_a_log_that_says_nothing_is_refused(text, words, tmp_path):
     said = refused(tmp_path, text, "--tokens", ",".join(map(str, TOKENS)))
     for word in words:
