@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -302,22 +303,23 @@ def _twice(start: int, stop: int, first: int, before: Mapping[int, int]) -> tupl
 def cache_of_another_layer(r: Scores | Values, case: Case) -> Iterator[Change]:
     """Rows of another layer are read: the layer's index is wrong, or all layers share one cache."""
     i, last = case.layer, case.run.model.n_layer - 1
-    if not last:
-        return
-
-    def rows_of(layer: int) -> Callable[[Array], Array]:
-        return lambda _: _put_in(case, layer)
-
-    faults: list[Fault] = []
     before, after = "reads the cache of the layer before", "reads the cache of the layer after"
-    faults.append((_all(case, rows_of(i - 1)) if i else _earlier(case, rows_of(last), np.zeros_like), before, "before"))
-    end = _all(case, rows_of(0)) if i == last else _earlier(case, rows_of(i + 1), np.zeros_like)
-    faults.append((end, after, "after"))
-    if i:
-        faults.append((_all(case, rows_of(0)), "reads the cache of layer 0", "first"))
-    if _several(case):
-        faults.append((_earlier(case, rows_of(last)), "shares one cache among all layers", "shared"))
-    yield from _faulty(r, case, faults)
+    ways = {  # a layer, what is read of it, and of the batch's own rows
+        "before": (i - 1 if i else last, before, None if i else np.zeros_like),
+        "after": (i + 1 if i < last else 0, after, None if i == last else np.zeros_like),
+        "first": (0, "reads the cache of layer 0", None),
+        "shared": (last, "shares one cache among all layers", np.asarray),
+    }
+    for variant, (layer, says, own) in ways.items():
+        if layer != i:
+            with suppress(NotRecordedError):
+                rows = partial(_instead, _put_in(case, layer))
+                states = _all(case, rows) if own is None else _earlier(case, rows, own)
+                yield from _faulty(r, case, [(states, says, variant)])
+
+
+def _instead(other: Array, rows: Array) -> Array:
+    return other
 
 
 @bug(*BOTH, *SEEN, fix="count a step's own key in before its scores are taken", source="tiny-llm#46")
@@ -369,9 +371,11 @@ def cache_before_rope(r: Scores | Same, case: Case) -> Iterator[Change]:
     i = case.tap.layer
     normed = f"Kcur_normed-{i}" in case.run.shapes
     unrotated = _stored(case, case["Kcur_normed" if normed else "Kcur_proj"])
-    faults: list[Fault] = [(_all(case, lambda _: unrotated), "takes K from before RoPE", "all")]
+    faults: list[Fault] = [(_all(case, partial(_instead, unrotated)), "takes K from before RoPE", "all")]
     if _several(case) and isinstance(r, Scores):
-        faults.append((_earlier(case, lambda _: unrotated), "takes K from before RoPE for cached rows", "earlier"))
+        faults.append(
+            (_earlier(case, partial(_instead, unrotated)), "takes K from before RoPE for cached rows", "earlier")
+        )
     yield from _faulty(r, case, faults)
 
 
