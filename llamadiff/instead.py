@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llamadiff import metrics
 from llamadiff.deviation import SAME, Deviation, Fact, listed, numbered
-from llamadiff.ordering import order_in_words
+from llamadiff.orders import order_in_words
 
 Array = NDArray[Any]
 
@@ -88,8 +88,8 @@ def other_channels(d: Deviation) -> Iterator[Fact]:
         source = _distances(r.T, e.T).argmin(axis=1)
         source = np.where(d.bad.reshape(n, -1).any(axis=0), source, np.arange(r.shape[1]))
         if len(set(source)) == len(source) and d.explained_by(e[:, source].reshape(d.expected.shape)):
-            dim = d.axes[1][-1] if len(d.axes[1]) > 2 else None
-            yield Fact("channels", order_in_words(source, dim), tuple(int(i) for i in source))
+            heads = d.axes[1][1] if len(d.axes[1]) == 3 else 0
+            yield Fact("channels", order_in_words(source, "channel", heads), tuple(int(i) for i in source))
             return
     apart, together = metrics.nmse(r, e, 0), metrics.nmse(np.sort(r, axis=1), np.sort(e, axis=1), 0)
     if together < SAME and together * MOVED < apart:

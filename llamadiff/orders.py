@@ -23,11 +23,11 @@ def order_of(values: Array, expected: Array, heads: int, limit: float) -> str | 
     """
     if expected.shape[1] == 1:
         order = _permutation(values, expected, limit)
-        return None if order is None else _said(order, "value", 0)
+        return None if order is None else order_in_words(order, "value")
     for word, a, b in (("row", values, expected), ("column", values.T, expected.T)):
         order = _permutation(a, b, limit)
         if order is not None:
-            return _said(order, word, heads if word == "row" else 0)
+            return order_in_words(order, word, heads if word == "row" else 0)
     shift = _shift(values.reshape(-1), expected.reshape(-1), limit)
     return None if shift is None else f"all values are {_steps(shift, 'place')} {'later' if shift > 0 else 'earlier'}"
 
@@ -67,10 +67,10 @@ def _shift(values: Array, expected: Array, limit: float) -> int | None:
     return shift if shift and metrics.nmse(values[None], np.roll(expected, shift)[None], 0) <= limit else None
 
 
-def _said(order: Array, word: str, heads: int) -> str:
-    """An order in words."""
+def order_in_words(order: Array, word: str, heads: int = 0) -> str:
+    """An order in words: ``word`` number i has the values that number ``order[i]`` should have; of so many heads."""
     told = next(_names(order, word, heads), None)
-    return told or f"the {word}s are in another order: {word} 0 is the file's {int(order[0])}"
+    return told or f"the {word}s are in another order: {word} 0 should be {word} {int(order[0])}"
 
 
 def _names(order: Array, word: str, heads: int) -> Iterator[str]:
@@ -79,10 +79,10 @@ def _names(order: Array, word: str, heads: int) -> Iterator[str]:
     yield from _halved(order, word, heads)
     for size in _divisors(len(order)):  # blocks of rows, the largest first
         blocks = order.reshape(-1, size)
-        if size > 1 and (blocks % size == np.arange(size)).all():
+        if (blocks - blocks[:, :1] == np.arange(size)).all() and not (blocks[:, 0] % size).any():
             of = f"block of {size} {word}s" if len(order) != heads * size else f"head of {size} {word}s"
             coarse = blocks[:, 0] // size
-            plain = f"blocks of {size} {word}s are in another order: the first is the file's number {int(coarse[0])}"
+            plain = f"{_plural(of)} are in another order: the first should be number {int(coarse[0])}"
             yield next(_simple(coarse, of), plain)
             return
     for size in reversed(_divisors(len(order))):  # the same within all blocks, the smallest first
@@ -91,7 +91,8 @@ def _names(order: Array, word: str, heads: int) -> Iterator[str]:
             return
     for size in _divisors(len(order)):
         if (order == np.arange(len(order)).reshape(size, -1).T.reshape(-1)).all():
-            yield f"the {word}s are regrouped: the file's are [{size}, {len(order) // size}], these are that transposed"
+            rest = len(order) // size
+            yield f"the {word}s are regrouped: [{size}, {rest}] is written as [{rest}, {size}]"
             return
 
 
@@ -122,9 +123,9 @@ def _halved(order: Array, word: str, heads: int) -> Iterator[str]:
         wrong = "" if count == heads else f", by {count} heads of {size} where the model has {heads}"
         half = size // 2
         if (order == halves).all():
-            yield f"each head's {word}s are in halves (i, i+{half}) where the file has them in pairs (2i, 2i+1){wrong}"
+            yield f"each head's {word}s are in halves (i, i+{half}) where pairs (2i, 2i+1) are right{wrong}"
         elif (order == pairs).all():
-            yield f"each head's {word}s are in pairs (2i, 2i+1) where the file has them in halves (i, i+{half}){wrong}"
+            yield f"each head's {word}s are in pairs (2i, 2i+1) where halves (i, i+{half}) are right{wrong}"
 
 
 def _divisors(count: int) -> list[int]:

@@ -232,10 +232,55 @@ def _check_channels(said: Said, source: Array) -> bool:
     return said.are(_flat(said.e)[:, source].reshape(said.e.shape))
 
 
-def _check_halves(said: Said, size: str, how: str) -> bool:
-    heads = np.arange(said.e[0].size).reshape(-1, int(size))
-    even_first = np.concatenate([heads[:, 0::2], heads[:, 1::2]], axis=1).ravel()
-    return _check_channels(said, even_first if how.startswith("even") else np.argsort(even_first))
+def _order_check(told: Callable[..., Any]) -> Callable[..., bool]:
+    """Whether an order is what a sentence tells of it, and what the values have."""
+
+    def check(said: Said, fact: Any, *words: str) -> bool:
+        source = np.array(fact.values)
+        order = told(len(source), *words)
+        is_told = source[0] == order if isinstance(order, int) else np.array_equal(source, order)
+        return bool(is_told) and _check_channels(said, source)
+
+    return check
+
+
+def _blocks(n: int, size: str | None) -> Array:
+    return np.arange(n).reshape(-1, int(size or 1))
+
+
+def _swapped(n: int, size: str | None, a: str, b: str) -> Array:
+    blocks = _blocks(n, size)
+    blocks[[int(a), int(b)]] = blocks[[int(b), int(a)]]
+    return blocks.ravel()
+
+
+def _rolled(n: int, size: str | None, by: str, way: str) -> Array:
+    return np.roll(_blocks(n, size), int(by) * (1 if way == "later" else -1), axis=0).ravel()
+
+
+def _halved(n: int, half: str, heads: str | None) -> Array:
+    size = n // int(heads) if heads else 2 * int(half)
+    each = np.arange(n).reshape(-1, size)
+    return np.concatenate([each[:, 0::2], each[:, 1::2]], axis=1).ravel()
+
+
+_OF = r"(?:(?:heads|blocks) of (\d+) )?channels"
+_BY = r"(?:, by (\d+) heads of \d+ where the model has \d+)?"
+# words -> the order that they tell; or of the first channel alone, which it should be
+ORDERS: dict[str, Callable[..., Any]] = {
+    rf"{_OF} (\d+) and (\d+) are swapped": _swapped,
+    rf"the {_OF} are rolled: each is (\d+) places? (later|earlier)": _rolled,
+    rf"the {_OF} are in reverse order": lambda n, size: _blocks(n, size)[::-1].ravel(),
+    rf"each head's channels are in halves \(i, i\+(\d+)\) where pairs \(2i, 2i\+1\) are right{_BY}": _halved,
+    rf"each head's channels are in pairs \(2i, 2i\+1\) where halves \(i, i\+(\d+)\) are right{_BY}":
+        lambda n, *how: np.argsort(_halved(n, *how)),
+    r"the channels are regrouped: \[(\d+), (\d+)\] is written as \[\2, \1\]":
+        lambda n, a, b: np.arange(n).reshape(int(a), int(b)).T.ravel(),
+    r"of every (\d+) channels the order is another: (.*)": lambda n, size, order:
+        (np.arange(n).reshape(-1, int(size))[:, [int(i) for i in order.split(", ")]]).ravel(),
+    rf"{_OF} are in another order: the first should be number (\d+)": lambda n, size, at: int(size) * int(at),
+    r"the channels are in another order: channel 0 should be channel (\d+)": lambda n, at: int(at),
+}  # fmt: skip
 
 
 def _check_each(said: Said, fact: Any, whose: str, low: str, high: str) -> bool:
@@ -260,14 +305,6 @@ def _check_pairwise(said: Said, fact: Any, what: str, text: str) -> bool:
     if moved != len(pairs) + (int(more.group(1)) if more else 0):
         return False
     return said.are(said.e[source]) if what == "token" else _check_channels(said, source)
-
-
-def _check_blocks(said: Said, fact: Any, block: int, text: str) -> bool:
-    source, n = np.array(fact.values), said.e[0].size
-    order = [int(i) for i in re.findall(r"\d+", text.split(" and ", maxsplit=1)[0])]
-    starts = source[::block]
-    whole = np.array_equal(source, (starts[:, None] + np.arange(block)).ravel()) and (starts % block == 0).all()
-    return whole and n == len(source) and list(starts[: len(order)] // block) == order and _check_channels(said, source)
 
 
 def _check_turned(said: Said, by: Array) -> bool:
@@ -310,6 +347,7 @@ def _check_growth(said: Said) -> bool:
 
 
 CHECKS: dict[str, Callable[..., bool]] = {
+    **{words: _order_check(told) for words, told in ORDERS.items()},
     r"all of its values are zero": lambda said, fact: not said.r.any() and said.e.any(),
     r"tokens? (.*) (?:is|are) all zero": lambda said, fact, tokens: not said.r[list(_numbers(tokens, fact))].any(),
     r"the values are those of (.*)": lambda said, fact, name: bool(
@@ -320,17 +358,6 @@ CHECKS: dict[str, Callable[..., bool]] = {
     r"every token has the values of the one (?:(\d+) )?(before|after) it": lambda said, fact, by, way: said.are(
         said.e[np.clip(np.arange(len(said.e)) + int(by or 1) * (-1 if way == "before" else 1), 0, len(said.e) - 1)]),
     r"(token \d+ has the values of .*)": lambda said, fact, text: _check_pairwise(said, fact, "token", text),
-    r"(channel \d+ has the values of .*)": lambda said, fact, text: _check_pairwise(said, fact, "channel", text),
-    r"every token's channels are rolled by (-?\d+)": lambda said, fact, by: said.are(
-        np.roll(_flat(said.e), int(by), axis=1).reshape(said.e.shape)),
-    r"every token's channels are in reverse order": lambda said, fact: said.are(
-        _flat(said.e)[:, ::-1].reshape(said.e.shape)),
-    r"every token's channels are those of \[(\d+), (\d+)\] written as \[\2, \1\]": lambda said, fact, a, b:
-        _check_channels(said, np.arange(int(a) * int(b)).reshape(int(a), int(b)).T.ravel()),
-    r"in every (\d+) channels (even|those).*": lambda said, fact, size, how: _check_halves(said, size, how),
-    r"heads are in the order (.*)": lambda said, fact, text: _check_blocks(said, fact, said.right.dim, text),
-    r"blocks of (\d+) channels are in the order (.*)": lambda said, fact, n, text: _check_blocks(
-        said, fact, int(n), text),
     r"every token has the right values in another order": lambda said, fact: bool(
         np.abs(np.sort(_flat(said.r), 1) - np.sort(_flat(said.e), 1)).max() <= 0.2 * np.abs(said.e).max()),
     r"it is (\S+) times what it should be, everywhere": lambda said, fact, k: said.are(float(k) * said.e),
@@ -412,13 +439,13 @@ FOUND: dict[str, tuple[str, Callable[[Array], Array], str]] = {
                    "every token has the values of the one before it"),
     "a stale row": ("Vcur_proj-0", lambda x: np.where(np.arange(len(x))[:, None] == 5, x[4], x),
                     "token 5 has the values of token 4"),
-    "rolled": ("result_output", lambda x: np.roll(x, 1, axis=-1), "every token's channels are rolled by 1"),
-    "heads rolled": ("Qcur_rope-1", lambda x: np.roll(x, 1, axis=1), "every token's channels are rolled by 64"),
-    "heads regrouped": ("Qcur_rope-1", lambda x: x[:, [0, 2, 1, 3]], "heads are in the order 0, 2, 1, 3"),
+    "rolled": ("result_output", lambda x: np.roll(x, 1, axis=-1), "the channels are rolled: each is 1 place later"),
+    "heads rolled": ("Qcur_rope-1", lambda x: np.roll(x, 1, axis=1), "the channels are rolled: each is 64 places later"),
+    "heads regrouped": ("Qcur_rope-1", lambda x: x[:, [0, 2, 1, 3]], "heads of 64 channels 1 and 2 are swapped"),
     "heads and channels": ("kqv_out-0", lambda x: x.reshape(len(x), -1, 64).swapaxes(1, 2).reshape(x.shape),
                            "it was written as [token, dim, head], where [token, head, dim] is right"),
     "to halves": ("Qcur_proj-0", lambda x: x.reshape(len(x), -1, 32, 2).swapaxes(2, 3).reshape(x.shape),
-                  "in every 64 channels even ones come first, then odd ones"),
+                  "each head's channels are in halves (i, i+32) where pairs (2i, 2i+1) are right"),
     "wrong below": ("ffn_swiglu-1", None, "it is wrong only where ffn_gate-1 <= "),
 }  # fmt: skip
 

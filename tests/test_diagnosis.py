@@ -259,7 +259,7 @@ def _one_head(x, cos, sin):
 
 
 UNLISTED = {
-    "reversed": ("attn_out-0", (_Reversed,), {}, "every token's channels are in reverse order"),
+    "reversed": ("attn_out-0", (_Reversed,), {}, "the channels are in reverse order"),
     "truncated": ("ffn_up-0", (_Truncated,), {}, "only channels 384 to 511 are wrong"),
     "one token": ("ffn_norm-0", (_OneToken,), {}, "only token 3 is wrong"),
     "constant": ("result_norm", (_Shifted,), {}, "it is off by the constant 0.1"),

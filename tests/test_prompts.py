@@ -62,9 +62,9 @@ def test_a_prompt_is_read_from_a_file_and_from_standard_input(tmp_path):
     [
         (("hi", "--prompt-file", "-"), b"hello", "give a prompt or --prompt-file, not both"),
         (("--prompt-file", "-"), b"\n", "--prompt-file -: is empty"),
-        (("--prompt-file", "-"), b"\xff\xfe", "-: is not text; expected a prompt as UTF-8 text"),
+        (("--prompt-file", "-"), b"\xff\xfe", "standard input: is not text; expected a prompt as UTF-8 text"),
         (("--prompt-file", "no.txt"), b"", "no.txt: cannot be read"),
-        (("--prompt-file", "/dev/zero"), b"", "/dev/zero: more than 16 MiB"),
+        (("--prompt-file", "/dev/zero"), b"", "/dev/zero: is a device, no regular file"),
     ],
 )
 def test_what_is_no_prompt_is_refused(words, given, message, tmp_path):

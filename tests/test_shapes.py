@@ -135,7 +135,9 @@ def test_a_dump_that_does_not_fit_has_the_same_reason(wide, tmp_path):
 def test_rows_that_are_elsewhere_are_a_layout(right, small_model, tmp_path):
     arrays = {**right, "l_out-0": right["l_out-0"].T}
     report = compared(small_model(), written(tmp_path / "t.safetensors", arrays))
-    assert found(report) == "l_out-0 has shape [256, 7], [7, 256] is right (token, embd)"
+    assert found(report) == (
+        "l_out-0 has shape [256, 7], [7, 256] is right (token, embd); x.transpose(1, 0) makes it so"
+    )
 
 
 def test_a_trace_that_fits_is_the_same_object(small_model, right):

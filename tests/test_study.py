@@ -251,7 +251,7 @@ def test_a_small_error_is_no_other_order(traces):
     path, right = traces["F16"]
     up = right["ffn_up-1"]
     assert (
-        "every token's channels are rolled by 3"
+        "the channels are rolled: each is 3 places later"
         in diff(right, changed(right, ffn_up_1=np.roll(up, 3, 1)), path).profile
     )
     slightly = up * (1 + 0.003 * np.sin(np.arange(up.shape[1]))).astype(np.float32)

@@ -67,7 +67,7 @@ def test_what_matters_comes_before_what_is_hardly_off(path, right):
     assert result.summary.startswith("result_norm: ")
     assert "; attn_norm-0 differs by an NMSE of" in result.summary
     assert "for no known reason: arithmetic" in result.summary
-    assert result.profile == ("every token's channels are rolled by 3",)
+    assert result.profile == ("the channels are rolled: each is 3 places later",)
     assert any(step.startswith("worst value result_norm") for step in result.next_steps)
 
 
