@@ -15,17 +15,18 @@ DISTINCT = 10.0  # how many times an exact fit's limit another arithmetic must m
 ALIKE = 5.0  # noise of the same kind: within this factor either way
 
 
-def nearest(errors: Sequence[Array], sizes: Array) -> int:
+def nearest(errors: Sequence[Array], sizes: Array, kept: float = 0.0) -> int:
     """The arithmetic that fits the rows best, each row for itself: one wrong row does not outweigh many exact ones.
 
     ``errors``: of each arithmetic, sums of squares of each row; ``sizes``: the squares of the rows themselves. The
-    measure is the mean of logarithms, as for errors that are each of a size of their own.
+    measure is the mean of logarithms, as for errors that are each of a size of their own. ``kept``: the NMSE that the
+    precision leaves in which rows were kept; a closer fit is an accident.
     """
     if not len(sizes):
         return 0
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = [np.where(error > 0, error / sizes, 0.0) for error in errors]
-    scores = [float(np.mean(np.log(np.maximum(np.nan_to_num(r, nan=np.inf), EXACT)))) for r in relative]
+    scores = [float(np.mean(np.log(np.maximum(np.nan_to_num(r, nan=np.inf), max(EXACT, kept))))) for r in relative]
     return int(np.argmin(scores))
 
 

@@ -288,7 +288,8 @@ class Fitted:
         values = [seen.lane(lane, source, ranked=True) for lane in lanes]
         errors = [right.errors(seen.told(source, right)) for right in values]
         sizes = values[0].reference()
-        best = [lanes[fit.nearest([error[phase] for error in errors], sizes[phase])] for phase in phases]
+        kept = limits.ROUNDING[source.shown_in(seen.tap.name)]
+        best = [lanes[fit.nearest([error[phase] for error in errors], sizes[phase], kept)] for phase in phases]
         return cls(lanes, errors, sizes, phases, best)
 
     @property

@@ -24,6 +24,7 @@ Array = NDArray[Any]
 F32, NATIVE, F16, BF16 = "f32", "native", "f16", "bf16"
 POLICIES = (F32, NATIVE, F16, BF16)
 JITTERS = ("jitter", "jitter 2", "jitter 3", "jitter 4")  # float32 on values that are shaken by their own rounding
+HALVES, CACHES = ("F16", "BF16"), ("kv_k-", "kv_v-")  # types of 16 bits; taps that have them in the engine itself
 SAMPLE = 4096  # values of a tap that show what it is kept in
 READ, READ_SHAKEN = "read", "read, shaken"  # roundings read back from a trace: without, and with their noise
 # what unknown arithmetics may do to a span: to activations; to K and V; to all that attention does
@@ -53,6 +54,7 @@ FREE, FREE_NATIVE = Lane(None, F32), Lane(None, NATIVE)
 class Source:
     """A trace under replay: its arithmetics, the types of its cache, and the taps it left open (unrecorded).
 
+    ``halves`` are taps that its file keeps in 16 bits: its engine may have gone on with finer values.
     ``sparse``: so many are unrecorded that what float32 itself leaves is worth measuring, in so many ``draws``.
     ``reading``: its roundings by kind of operand, where they were read back from it.
     """
@@ -63,6 +65,7 @@ class Source:
     stored: Mapping[str, str]  # cache_k, cache_v -> type; q8 -> how it is rounded to
     flash_attn: bool = False
     precision: str = F32
+    halves: frozenset[str] = frozenset()
     sparse: bool = False
     draws: int = 1
     reading: Mapping[str, Rounding] = field(default_factory=dict)
@@ -76,14 +79,26 @@ class Source:
         stored, flash = kept(trace), bool(_settings(trace).get("flash_attn"))
         missing = any(tap.name not in trace for tap in taps if not (tap.kind.optional or tap.causal))
         policies = policies_for(weight_types, stored, policies)
-        return cls(name, trace, policies, stored, flash, _precision(trace), missing)
+        halves = frozenset(
+            name for name, kind in trace.dtypes.items() if kind in HALVES and not name.startswith(CACHES)
+        )
+        return cls(name, trace, policies, stored, flash, _precision(trace), halves, missing)
 
     @property
     def lanes(self) -> list[Lane]:
         read = [READ, READ_SHAKEN] if self.reading else []
-        shaken = [*JITTERS[: self.draws]] if self.sparse or self.precision != F32 else []
+        shaken = [*JITTERS[: self.draws]] if self.sparse or self.is_rough else []
         shaken += [ROUGH, ROUGH_CACHE, ROUGH_ATTENTION] if self.sparse else []
         return [Lane(self.name, policy) for policy in (*self.policies, *read, *shaken)]
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether some of its taps show no more than 16 bits of what the engine had."""
+        return self.precision != F32 or bool(self.halves)
+
+    def shown_in(self, name: str) -> str:
+        """The precision in which a tap shows what the engine had."""
+        return self.precision_of(name) if self.precision != F32 or name in self.halves else F32
 
     def multiplies(self, tap: Tap) -> bool:
         """Whether a tap is a product: the sum of experts' results is none, where these were recorded."""

@@ -91,7 +91,7 @@ class TapNoise:
         made, in_f32 = self._made, self.source.precision == F32
         exact, samples = next(iter(made.values())), []
         drawn = [made[policy] for policy in JITTERS if policy in made]
-        weight = (SHAKEN_F32 if in_f32 else SHAKEN) / max(1, len(drawn))
+        weight = (SHAKEN if self.source.is_rough else SHAKEN_F32) / max(1, len(drawn))
         samples += [Sample(weight, one, exact) for one in drawn]
         if READ_SHAKEN in made:
             samples.append(Sample(SHAKEN, made[READ_SHAKEN], made[READ]))

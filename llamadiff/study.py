@@ -23,7 +23,6 @@ from llamadiff.carrier import Carrier
 from llamadiff.errors import UserError
 from llamadiff.judging import Finding, Judge
 from llamadiff.lanes import (
-    F32,
     FREE,
     FREE_NATIVE,
     JITTERS,
@@ -149,10 +148,7 @@ class Study(Carrier):
                 own, rows = recorded[lane.source], self.sources[lane.source].whole_rows(name)
                 values = own if rows is None else np.where(_along_first(rows, own), own, values)
             if lane.policy in JITTERS and lane.source is not None:
-                source = self.sources[lane.source]
-                values = shaken(
-                    values, F32 if source.precision == F32 else source.precision_of(name), JITTERS.index(lane.policy)
-                )
+                values = shaken(values, self.sources[lane.source].shown_in(name), JITTERS.index(lane.policy))
             out[number] = values
         return out
 
@@ -215,7 +211,7 @@ class Study(Carrier):
         """The lanes of a source that the layers after this one need: the fewest that fitted whatever fits."""
         own = [lane for lane in self.lanes if lane.source == source.name]
         open_end = not source.is_whole(f"l_out-{layer}")
-        if open_end or source.precision != F32 or source.name in self._stays or len(own) == 1:
+        if open_end or source.is_rough or source.name in self._stays or len(own) == 1:
             return own
         shown = [
             finding.fitting[source.name] for finding in self.findings[self._judged :] if source.name in finding.fitting
