@@ -56,7 +56,7 @@ from llamadiff.passes import Passes, run_passes, without_followers
 from llamadiff.phase import Progress, silent
 from llamadiff.preflight import WEIGHTS, Check, preflight
 from llamadiff.schedule import as_it_ran, as_stated, batches_of, common_part, in_batches_of
-from llamadiff.shapes import admitted, misfit_checks
+from llamadiff.shapes import admitted, misfit_checks, steps_when_misfit
 from llamadiff.statistics import statistics_check
 from llamadiff.trace import Trace
 
@@ -325,11 +325,12 @@ def judge(
         check_runnable(model, candidate, "the candidate")
         check_same_run(baseline, candidate, model)
         check_same_model(candidate.info.model, str(baseline.info.model.get("sha256", model.sha256)), "the candidate")
-    checks: tuple[Check, ...] = ()
+    checks, fitting = tuple[Check, ...](), tuple[str, ...]()
     if candidate is not None:
+        n_tokens = len(baseline.info.tokens)
         candidate, misfits = admitted(model, baseline, candidate)
-        checks = preflight(model, baseline, candidate)
-        checks = (*checks, *misfit_checks(model, misfits, len(baseline.info.tokens)))
+        checks = (*preflight(model, baseline, candidate), *misfit_checks(model, misfits, n_tokens))
+        fitting = steps_when_misfit(misfits, n_tokens)
     started = time.perf_counter()
     passes = run_passes(model, baseline, candidate, rules, keep, progress)
     under_test, manner, records = "baseline" if candidate is None else "candidate", Manner(), tuple[str, ...]()
@@ -360,6 +361,8 @@ def judge(
     missing = tuple(name for name in wanted if name not in trace)
     coverage = coverage_of(rows, missing, trace, wanted, extra, partial)
     verdict = coverage.gated(verdict)
+    has_graph = candidate is not None and isinstance(model, Model)
+    steps = next_steps(verdict, rows, missing, candidate is None, diagnosis, has_graph, coverage, between)
     return Comparison(
         verdict=verdict,
         summary=sentence.summarize(
@@ -390,16 +393,7 @@ def judge(
         only_baseline_read=tuple(sorted(read - model.weights.read)),
         only_engine_read=unread,
         timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran},
-        next_steps=next_steps(
-            verdict,
-            rows,
-            missing,
-            candidate is None,
-            diagnosis,
-            candidate is not None and isinstance(model, Model),
-            coverage,
-            between,
-        ),
+        next_steps=(*fitting, *(steps if rows or not fitting else ())),
         preflight=checks,
         arithmetics=arithmetics_of(rows),
         extra=extra,

@@ -12,6 +12,7 @@ from llamadiff.coverage import Coverage
 from llamadiff.diagnose import words
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.preflight import WEIGHTS, Check
+from llamadiff.shapes import SHAPES
 from llamadiff.statistics import CHECK as STATISTICS
 from llamadiff.trace import Info
 
@@ -53,7 +54,9 @@ def summarize(
     """
     weights = [check for check in checks if check.name.startswith(WEIGHTS)]
     stated = [check.found for check in checks if check.name == STATISTICS]
-    if stated and not rows:
+    if not rows and any(check.name == SHAPES for check in checks):
+        text = "nothing else could be judged"
+    elif stated and not rows:
         text = stated.pop()
     elif weights and not rows:
         text = _weights_alone(str(candidate.get("name") or "the candidate"), weights)

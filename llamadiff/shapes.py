@@ -19,6 +19,7 @@ from llamadiff.transposes import advice
 
 Array = NDArray[Any]
 
+SHAPES = "shapes"  # the check's name
 ENDS = ("result_norm", "result_output")  # engines compute them of the last token alone
 _NAMES = {"embd": "the embedding's length", "ff": "the feed-forward length", "vocab": "the size of the vocabulary"}
 
@@ -94,7 +95,16 @@ def _tokens_of(tap: Tap, have: Sequence[int], model: Runnable) -> int | None:
 def misfit_checks(model: Runnable, misfits: Sequence[Misfit], n_tokens: int) -> Iterator[Check]:
     """The misfits as what was found before any layer: nothing, if all fits."""
     if misfits:
-        yield Check("shapes", limits.WRONG, "; ".join(_reasons(model, misfits, n_tokens)))
+        yield Check(SHAPES, limits.WRONG, "; ".join(_reasons(model, misfits, n_tokens)))
+
+
+def steps_when_misfit(misfits: Sequence[Misfit], n_tokens: int) -> tuple[str, ...]:
+    """What to do about them."""
+    if not misfits:
+        return ()
+    if any(misfit.ran not in (None, n_tokens) for misfit in misfits):
+        return (f"run your engine on the {n_tokens} ids that are stated, or state those that it ran",)
+    return ("write these taps in the shapes that llamadiff taps MODEL lists, or say in a --map how they lie",)
 
 
 def _reasons(model: Runnable, misfits: Sequence[Misfit], n_tokens: int) -> Iterator[str]:

@@ -75,6 +75,8 @@ def test_other_tokens_than_stated_are_counted(right, small_model, tmp_path):
     report = compared(small_model(), written(tmp_path / "t.safetensors", arrays, stated))
     assert found(report) == "your engine ran 7 tokens, 9 are stated (embd and 4 more)"
     assert report["summary"].startswith("before any layer, shapes: your engine ran 7 tokens")
+    assert report["summary"].endswith("; nothing else could be judged")
+    assert report["next_steps"] == ["run your engine on the 9 ids that are stated, or state those that it ran"]
 
 
 def test_one_row_says_how_it_is_called(right, small_model, tmp_path):

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from llamadiff.candidates import layout
 from llamadiff.candidates.builtin_maps import HF
 from llamadiff.candidates.layout import Entry
 from llamadiff.candidates.source import Context, Opened, Piece, assemble, register
@@ -62,12 +63,13 @@ def _recorded(path: Path | None, kind: str, context: Context) -> Trace:
     context.progress("loading the model into transformers")
     model = _loaded(path or context.model.path, kind, context.model.sizes)
     context.progress("running transformers")
-    pieces = [Piece(name, x.float().numpy()) for name, x in run(model, context.tokens).items()]
+    mapped = Context(context.model, context.tokens, len(context.tokens), MAP)
+    names = layout.Names(MAP, context.model)
+    known = {name: x for name, x in run(model, context.tokens).items() if names.tap(name) is not None}
     import transformers
 
     producer = {"name": "transformers", "version": f"{transformers.__version__}, {DTYPES[kind]}"}
-    mapped = Context(context.model, context.tokens, len(context.tokens), MAP)
-    return assemble(pieces, mapped, producer)
+    return assemble((Piece(name, x.float().numpy()) for name, x in known.items()), mapped, producer)
 
 
 def _parsed(spec: str) -> tuple[Path | None, str]:
