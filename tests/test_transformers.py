@@ -31,6 +31,7 @@ def test_it_is_right_on_the_trained_model(kind, quantized):
     result = compare(shipped_model(quantized), "Once upon a time", candidate=f"transformers:{kind}")
     assert result.verdict == ("match" if kind == "f32" else "noise"), result.summary
     assert len(result.rows) >= 40
+    assert result.extra == ()
 
 
 def test_quantized_weights_are_the_same_to_it(small_model):
