@@ -13,7 +13,7 @@ from llamadiff.comparison import Comparison, Parting, Taken, logit_rows
 from llamadiff.trace import Trace
 
 Array = NDArray[Any]
-LOGITS = "result_output"
+LOGITS, RIGHT = "result_output", ("match", "noise")
 Texts = Callable[[int], str | None]
 
 
@@ -88,8 +88,8 @@ def in_words(found: Parting, result: Comparison) -> str:
     own = ", its own largest" if found.checked else ""
     if result.wrong:
         return text + own
-    gap = took.baseline - taken.baseline
-    return f"{text}{own}: {names[0]}'s logits of the two are {gap:.2g} apart"
+    gap = f"{names[0]}'s logits of the two are {took.baseline - taken.baseline:.2g} apart"
+    return f"{text}{own}: {gap}{', which rounding decides' if result.verdict in RIGHT and found.checked else ''}"
 
 
 def _quoted(taken: Taken) -> str:

@@ -55,10 +55,10 @@ from llamadiff.output import made_directory
 from llamadiff.passes import Passes, run_passes, without_followers
 from llamadiff.phase import Progress, silent
 from llamadiff.preflight import WEIGHTS, Check, preflight
-from llamadiff.schedule import as_it_ran, as_stated, batches_of, common_part, in_batches_of
+from llamadiff.schedule import answers_otherwise, as_it_ran, as_stated, batches_of, in_batches_of
 from llamadiff.shapes import admitted, misfit_checks, steps_when_misfit
 from llamadiff.statistics import statistics_check
-from llamadiff.trace import Trace
+from llamadiff.trace import Info, Trace
 
 LEAST_SECONDS = 10.0  # for the diagnosis of a small model
 
@@ -291,18 +291,35 @@ def diff(
     ``expect``: tokens that the table of logits is to have.
     """
     started = time.perf_counter()
-    whole = [Trace.open(side) if isinstance(side, (str, Path)) else side for side in (baseline, candidate)]
-    (b, c), ran = common_part(*whole), whole[1].info.tokens
+    b, c = (Trace.open(side) if isinstance(side, (str, Path)) else side for side in (baseline, candidate))
     if model is not None:
+        n_prompt, parted = b.info.n_prefill, answers_otherwise(b.info, c.info)
+        b = _run_again(model, b, c.info, progress) if parted else b
         opened, used = opened_for(model, b, "the baseline", progress)
         result = replace(judge(opened, b, c, rules, None, diagnose, explain, progress, partial, expect), engine=used)
-        parted = parting(b, c, b.info.n_prefill, ran, len(c.info.tokens) < len(ran), opened.vocabulary.text)
-        result = with_parting(result, parted)
+        found = parting(b, c, n_prompt, c.info.tokens, parted, opened.vocabulary.text)
+        result = with_parting(result, found)
     else:
         check_same_run(b, c)
         result = drift_only(b, c, rules, partial, expect)
     timing = {"capture_s": 0.0, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
+
+
+def _run_again(model: str | Path, baseline: Trace, candidate: Info, progress: Progress) -> Trace:
+    """llama.cpp's run of what a candidate ran after the baseline's prompt; the baseline itself, if it is not its."""
+    producer = baseline.info.producer
+    if producer.get("name") != "llama.cpp":
+        return baseline
+    file = ModelFile(model)
+    check_same_model(baseline.info.model, file.sha256, "the baseline")
+    opened, _ = in_engine(file, None, "f32", 0)
+    with scratch_directory() as folder:
+        words = (candidate.tokens, False, 0, Path(folder) / "baseline.safetensors", (), None)
+        request = request_for(opened or file, None, *words, Settings.stated(producer.get("settings")))
+        n = baseline.info.n_prefill
+        stated = candidate if len(candidate.edges) > 2 else replace(candidate, n_prefill=n)
+        return _captured(opened, as_stated(request, stated), progress)[1]
 
 
 @np.errstate(all="ignore")  # what overflows shows in the values

@@ -41,20 +41,18 @@ def goes_on(baseline: Info, candidate: Info, generated: bool) -> bool:
     return says and len(candidate.tokens) > n and candidate.tokens[:n] == baseline.tokens[:n]
 
 
+def answers_otherwise(baseline: Info, candidate: Info) -> bool:
+    """Whether both generated tokens after one prompt, and not the same."""
+    parted = baseline.tokens != candidate.tokens and not _is_whole(baseline)
+    return parted and goes_on(baseline, candidate, generated=True)
+
+
 def in_batches_of(baseline: Trace, candidate: Trace | None) -> Trace:
     """The baseline as if it had been run in the candidate's batches, where that says more than all in one go."""
     if candidate is None or _is_whole(candidate.info) or candidate.info.tokens != baseline.info.tokens:
         return baseline
     info = candidate.info
     return baseline.saying(replace(baseline.info, n_prefill=info.n_prefill, batches=info.batches))
-
-
-def common_part(baseline: Trace, candidate: Trace) -> tuple[Trace, Trace]:
-    """Two runs of one prompt, as far as they generated the same tokens."""
-    b, c = baseline.info, candidate.info
-    n = common(b.tokens, c.tokens)
-    parted = b.tokens != c.tokens and not _is_whole(b) and not _is_whole(c) and n >= max(b.n_prefill, c.n_prefill)
-    return (baseline.head(n), candidate.head(n)) if parted else (baseline, candidate)
 
 
 def batches_of(info: Info) -> tuple[int, ...]:

@@ -25,6 +25,13 @@ class Settings:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def stated(cls, said: object) -> Settings:
+        """Those that a trace states of how values were made; the defaults for what it leaves out."""
+        said = said if isinstance(said, dict) else {}
+        k, v = (kind if kind in KV_TYPES else "F32" for kind in (said.get("type_k"), said.get("type_v")))
+        return cls(k, v, said.get("flash_attn") is True)
+
 
 @dataclass(frozen=True)
 class Request:

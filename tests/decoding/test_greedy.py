@@ -80,13 +80,17 @@ def test_a_text_that_was_given_is_nobodys_choice(theirs: Trace, tmp_path: Path):
     assert (result.verdict, result.parting) == ("match", None)
 
 
-def test_two_traces_are_judged_as_far_as_they_generated_the_same(theirs: Trace, tmp_path: Path):
+def test_of_two_traces_what_the_candidate_generated_is_judged(theirs: Trace, tmp_path: Path):
     n, ids = theirs.info.n_prefill, sampled(theirs)
-    result = diff(theirs, written(tmp_path / "m.safetensors", ids, n, "positions lag"), shipped_model())
-    assert (result.verdict, len(result.tokens)) == ("wrong", n + 1)
+    mine = written(tmp_path / "m.safetensors", ids, n, "positions lag")
+    result = diff(theirs, mine, shipped_model())
+    assert (result.verdict, tuple(token for token, _ in result.tokens)) == ("wrong", ids)
     assert result.diagnosis[0].causes[0].name == "rope-position-restarted"
     assert result.parting is not None
     assert (result.parting.step, result.parting.candidate.id) == (2, ids[n + 1])
+    for refused in (replace(theirs.info, producer={"name": "another"}), replace(theirs.info, n_prefill=len(ids))):
+        with pytest.raises(UserError, match="other tokens"):
+            diff(theirs.saying(refused), mine, shipped_model())
 
 
 def test_another_prompt_is_still_refused(theirs: Trace, tmp_path: Path):

@@ -451,7 +451,6 @@ add("rope: steps lag by one", in_steps(lambda p, n: p - 1))
 add("rope: none", turning(lambda e, right, x, side: x))
 add("rope: none of K", turning(lambda e, right, x, side: x if side == "K" else right(x, side)))
 add("rope: twice", turning(lambda e, right, x, side: right(right(x, side), side)))
-add("rope: steps twice", turning(lambda e, right, x, side: right(right(x, side) if e.start else x, side)))
 add("rope: permuted to halves first", turning(lambda e, right, x, side: right(to_halves(x), side)), OWN_PAIRS)
 add("rope: permuted to pairs first", turning(lambda e, right, x, side: right(to_pairs(x), side)), OWN_PAIRS)
 add(
@@ -582,26 +581,6 @@ add("cache: keys' row of the token before", cache_as(row_before, "read_keys"))
 add("cache: values' row of the token before", cache_as(row_before, "read_values"))
 add("cache: written a slot late", cache_as(row_late))
 add("cache: read a slot early", cache_as(lambda rows: np.concatenate([rows[1:], np.zeros_like(rows[:1])])))
-add("cache: steps one slot late", slots_as(lambda n, p: [*range(p), -1, *range(p, n)][:n]))
-add("cache: steps over each other", slots_as(lambda n, p: [*range(p), n - 1, *[-1] * (n - 1 - p)]))
-add("cache: steps over slot 0", slots_as(lambda n, p: [n - 1, *range(1, p), *[-1] * (n - p)]))
-add("cache: steps' rows twice", slots_as(lambda n, p: [*range(p), *np.arange(p, n).repeat(2)][:n]))
-add(
-    "cache: ten rows for twelve",
-    slots_as(lambda n, p: [s + (n - 1 - s) // 10 * 10 for s in range(10)] + [-1] * (n - 10), prefill=True)
-    | hiding(lambda q, k, n: (k > q) | (k >= 10)),
-)
-add("cache: rows of layer 0", first_layers("k") | first_layers("v"))
-add(
-    "cache: steps do not count themselves",
-    {"read_keys": own_row_empty} | hiding(lambda q, k, n: (k > q) | (k == q) & (q >= n)),
-)
-add(
-    "cache: K rotated again",
-    {"read_keys": lambda e, right, rows: right(e.turned(rows, *e.angles(np.arange(len(rows))), e.in_pairs))},
-)
-add("cache: V by head", cache_as(lambda rows: laid_out(rows, 1, 0, 2), "read_values"))
-add("cache: V by value", cache_as(lambda rows: laid_out(rows, 1, 2, 0), "read_values"))
 add("cache: own row not yet written", dict.fromkeys(("read_keys", "read_values"), own_row_empty))
 add("scale missing", scale_as(lambda s, e: 1.0), SCALE)
 add("scale twice", scale_as(lambda s, e: s * s), SCALE)
@@ -757,3 +736,28 @@ add("half: up overflows", ffn_up=lambda e, x: half(x))
 add("half: all activations", **at(ALL, lambda e, x: half(x)))
 add("half: FFN's output", ffn_out=lambda e, x: half(x))
 add("half: residuals", **at(SUMS, lambda e, x: half(x)))
+
+
+# -- decode steps -----------------------------------------------------------------------------------------------------
+
+add("rope: steps twice", turning(lambda e, right, x, side: right(right(x, side) if e.start else x, side)))
+add("cache: steps one slot late", slots_as(lambda n, p: [*range(p), -1, *range(p, n)][:n]))
+add("cache: steps over each other", slots_as(lambda n, p: [*range(p), n - 1, *[-1] * (n - 1 - p)]))
+add("cache: steps over slot 0", slots_as(lambda n, p: [n - 1, *range(1, p), *[-1] * (n - p)]))
+add("cache: steps' rows twice", slots_as(lambda n, p: [*range(p), *np.arange(p, n).repeat(2)][:n]))
+add(
+    "cache: ten rows for twelve",
+    slots_as(lambda n, p: [s + (n - 1 - s) // 10 * 10 for s in range(10)] + [-1] * (n - 10), prefill=True)
+    | hiding(lambda q, k, n: (k > q) | (k >= 10)),
+)
+add("cache: rows of layer 0", first_layers("k") | first_layers("v"))
+add(
+    "cache: steps do not count themselves",
+    {"read_keys": own_row_empty} | hiding(lambda q, k, n: (k > q) | (k == q) & (q >= n)),
+)
+add(
+    "cache: K rotated again",
+    {"read_keys": lambda e, right, rows: right(e.turned(rows, *e.angles(np.arange(len(rows))), e.in_pairs))},
+)
+add("cache: V by head", cache_as(lambda rows: laid_out(rows, 1, 0, 2), "read_values"))
+add("cache: V by value", cache_as(lambda rows: laid_out(rows, 1, 2, 0), "read_values"))
