@@ -276,11 +276,11 @@ def test_a_bug_that_nobody_knows_is_placed_and_described(name, kind, small_model
     first = result.diagnosis[0]
     assert (result.first_divergence.tap, first.tap, first.causes) == (tap, tap, ())
     assert fact in result.profile
-    assert len({cause.name for cause in first.nearest}) == 3
-    assert all(cause.nmse > 1e-6 for cause in first.nearest)
+    assert len({cause.name for cause in first.nearest}) == len(first.nearest) <= 3
+    assert all(1e-6 < cause.nmse < first.right[tap] for cause in first.nearest)
     assert "none of the" in result.summary
     entry = to_object(result)["diagnosis"][0]
-    assert (entry["cause"], entry["known"], len(entry["nearest"])) == ("unknown", False, 3)
+    assert (entry["cause"], entry["known"], len(entry["nearest"])) == ("unknown", False, len(first.nearest))
 
 
 # spans
@@ -317,7 +317,7 @@ def test_the_whole_model_is_searched_only_when_asked(small_model):
 
 def test_an_unlisted_bug_is_unknown_through_spans_too(small_model):
     result = judged(small_model(), _Reversed(small_model()), "result_output", explain=60)
-    assert (result.diagnosis[0].causes, len(result.diagnosis[0].nearest)) == ((), 3)
+    assert (result.diagnosis[0].causes, len(result.diagnosis[0].nearest) > 0) == ((), True)
 
 
 # surface

@@ -121,6 +121,19 @@ def test_several_origins_are_named(right, path):
     up[4, 2] = np.inf
     result = diff(right, changed(right, Qcur_rope_0=rope, ffn_up_1=up), path)
     assert result.first_divergence.tap == "Qcur_rope-0"
+    assert result.summary.startswith("ffn_up-1: right's matrix product by blk.1.ffn_up.weight is wrong")
+    assert "Inf at [4, 2]" in result.summary
+    assert "Qcur_rope-0: right recorded it wrongly" in result.summary
+
+
+def test_several_ops_origins_are_named(right, path):
+    """Two ops that are wrong, of which the second turns to Inf."""
+    doubled = with_maths(rope_pairs=lambda *how: 2 * ops.rope_pairs(*how))
+    faulty = record(doubled(path), TOKENS, "mine")
+    up = np.array(faulty["ffn_up-1"])
+    up[4, 2] = np.inf
+    result = diff(right, changed(faulty, ffn_up_1=up), path)
+    assert result.first_divergence.tap == result.leading.tap == "Qcur_rope-0"
     assert "ffn_up-1 has Inf at [4, 2]" in result.summary
 
 

@@ -190,9 +190,8 @@ def test_values_and_all_that_is_stated_come_back(language, driver, tmp_path):
         {"writer": language, "name": "my \"own\" \\ engine \u00b5", "version": "1.0",
          "settings": {"type_k": "Q8_0", "type_v": "F16", "flash_attn": True},
          "hyperparameters": {"rope.freq_base": 10000, "attention.layer_norm_rms_epsilon": 1e-5}},
-        {"file": "m.gguf"},
+        {"file": "m.gguf"}, (5, 2),
     )  # fmt: skip
-    assert b'\\"batches\\":[5,2]' in (tmp_path / "t.safetensors").read_bytes().replace(b", ", b",").replace(b" ", b"")
     assert set(trace) == set(expected)
     for name, bits in expected.items():
         assert trace.dtypes[name] == ADDED[name][0]

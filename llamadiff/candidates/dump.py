@@ -106,6 +106,7 @@ def _pieces(folder: Path) -> Iterator[Unread]:
             yield _KINDS[path.suffix](path, name, row)
         else:
             check_regular(path, "a text file of numbers")
+            text.check(path)
             yield Unread(name, row, None, partial(text.read_values, path))
 
 

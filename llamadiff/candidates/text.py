@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,15 @@ from llamadiff.input import check_regular
 Array = NDArray[Any]
 
 MAX_LINE = 1000  # bytes
+FIRST = 1000  # lines that are looked at before anything is run
 MAX_BYTES = 1 << 30
 _EXPECTED = "expected lines such as [12] = 0.581"
+
+
+def check(path: Path) -> None:
+    """Raise UserError if one of the first lines is no value: that is said before anything is run."""
+    for _ in islice(_values(path), FIRST):
+        pass
 
 
 def read_values(path: Path, most: int) -> tuple[Array, Array]:
@@ -25,29 +34,34 @@ def read_values(path: Path, most: int) -> tuple[Array, Array]:
 
     Lines that are empty or begin with # are left out. Raises UserError naming the first line that is no value.
     """
+    indices, values = array("q"), array("d")
+    for index, value in _values(path):
+        indices.append(len(values) if index is None else index)
+        values.append(value)
+        if len(values) > most:
+            raise UserError(f"{path}: more than {most} values, which is all that the tensor of this name has")
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite
+        return np.array(values, np.float64).astype(np.float32), np.array(indices, np.int64)
+
+
+def _values(path: Path) -> Iterator[tuple[int | None, float]]:
+    """The index, where there is one, and the value of each line."""
     check_regular(path, "a text file of numbers")
     if path.stat().st_size > MAX_BYTES:
         raise UserError(f"{path}: {path.stat().st_size >> 20} MiB of text; write .npy or a trace instead")
-    indices, values = array("q"), array("d")
     try:
         with path.open("rb") as file:
-            line_number = 0
-            while line := file.readline(MAX_LINE + 1):
-                line_number += 1
+            for line_number in count(1):
+                line = file.readline(MAX_LINE + 1)
+                if not line:
+                    return
                 if len(line) > MAX_LINE:
                     raise UserError(f"{path}:{line_number}: a line of more than {MAX_LINE} bytes; {_EXPECTED}")
                 stripped = line.decode(errors="replace").strip()
-                if not stripped or stripped.startswith("#"):
-                    continue
-                index, value = _parsed(f"{path}:{line_number}", stripped)
-                indices.append(len(values) if index is None else index)
-                values.append(value)
-                if len(values) > most:
-                    raise UserError(f"{path}: more than {most} values, which is all that the tensor of this name has")
+                if stripped and not stripped.startswith("#"):
+                    yield _parsed(f"{path}:{line_number}", stripped)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite
-        return np.array(values, np.float64).astype(np.float32), np.array(indices, np.int64)
 
 
 def _parsed(where: str, text: str) -> tuple[int | None, float]:
