@@ -218,7 +218,8 @@ def _misrecorded(records: Sequence[Row], rows: Sequence[Row], whose: str) -> str
     for row in records[:_FEW]:
         readers = [other.tap for other in rows if row.tap in other.span]
         facts = [fact.says for fact in row.local.facts[:1]] if row.local is not None else []
-        proof = f"{', '.join(readers[:_FEW]) or 'what reads it'} {'are' if len(readers) > 1 else 'is'} right without it"
+        named = f" ({', '.join(readers[:_FEW])})" if readers else ""
+        proof = f"what is computed from it{named} is right"
         said.append("; ".join([f"{row.tap}: {whose} recorded it wrongly and computed it rightly: {proof}", *facts]))
     more = [f"{len(records) - _FEW} more taps were recorded wrongly"] if len(records) > _FEW else []
     return "; ".join([*said, *more])

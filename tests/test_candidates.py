@@ -244,7 +244,7 @@ def test_the_last_hidden_state_and_some_logits_are_judged(small_model, baseline,
     (tmp_path / "result_norm@-1.txt").write_text("\n".join(f"{i}: {v:.7g}" for i, v in enumerate(wrong)))
     result = judged(tmp_path, small_model(), baseline("llama"))
     assert [row.tap for row in result.wrong] == ["result_norm"]
-    assert "result_output is right without it" in result.summary  # the logits are of another state
+    assert "what is computed from it (result_output) is right" in result.summary  # the logits are of another state
 
 
 def test_the_first_values_of_a_tap_are_compared_alone(small_model, baseline, tmp_path):
