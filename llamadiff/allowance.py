@@ -130,7 +130,8 @@ class Allowance:
             if not (error <= self._value(some)).all():
                 return False
             channels += np.square(error).sum(axis=0)
-        return bool((channels <= self._part(self._sums.right_channels, self._sums.channels, len(errors))).all())
+        rows = int(np.count_nonzero(self._size))  # those that could not be judged are zero on both sides
+        return bool((channels <= self._part(self._sums.right_channels, self._sums.channels, rows)).all())
 
     @cached_property
     def noise(self) -> Noise:
