@@ -41,13 +41,21 @@ class Compared:
         return next(lane for lane in self.lanes_of(source) if not lane.shaken)
 
     def opened(self, source: Source) -> Array | None:
-        """Where a tap of a source cannot be judged."""
+        """Where a tap of a source cannot be judged.
+
+        Where some inputs are not finite, nor is the result elsewhere perhaps: a step that the whole tensor shares
+        spreads them.
+        """
         if source.name not in self._opened:
             lane = self.exact(source)
             finite = self.lane(lane, source).finite
             right = self.comparable(self.x[self.lanes.index(lane)], source, ranked=False)
             masks = taps.parse(self.tap.name) is None
-            self._opened[source.name] = None if finite else open_places(right, masks)
+            places = None if finite else open_places(right, masks)
+            if places is not None and source.name in self.recorded:
+                spread = open_places(self.comparable(self.recorded[source.name], source, ranked=False), masks)
+                places = places if spread is None else places | spread
+            self._opened[source.name] = places
         return self._opened[source.name]
 
     def in_phases(self, lanes: Sequence[Lane], phases: Sequence[slice], source: Source) -> metrics.Rows:

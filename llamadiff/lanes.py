@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff import arithmetic
-from llamadiff.rounding import Rounding
+from llamadiff.rounding import Rounding, noise
 from llamadiff.taps import Tap
 from llamadiff.trace import Trace
 
@@ -190,8 +190,7 @@ def shaken(values: Array, kept: str, draw: int = 0) -> Array:
     if values.dtype.kind != "f":
         return values
     step = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}[kept]
-    noise = np.random.default_rng(draw).uniform(-step, step, values.shape)
-    return np.asarray(values * (1 + noise), values.dtype)
+    return np.asarray(values * (1 + noise(values, step, draw)), values.dtype)
 
 
 def _precision(trace: Trace) -> str:

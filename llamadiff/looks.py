@@ -40,6 +40,7 @@ CRUDE = 2.0**-7  # of a value (an angle, an exponent), that a table or a polynom
 SMALLEST = 2.0**-14  # float16's smallest normal: below it values have no 16 bits
 LEFT = 0.05  # of the error, that the movement of inputs may leave unexplained
 STEADY = 0.8  # of the movement, that one factor or one vector may explain: more is no rounding
+FEW = 16  # values that look like a factor, or like a vector, by chance
 MOST_WORK = 3e10  # multiplications of one least squares
 LARGE = 1 << 22  # weights, or results, that are looked at of one product
 RIDGE = 1e-14  # of the squares' trace: keeps what is not determined small
@@ -126,12 +127,12 @@ def _of_scores(case: Case, recipe: Scores, error: Array) -> Looks:
         moved = np.einsum("thd,shd->ths", q * q, dk * dk) + np.einsum("thd,shd->ths", dq * dq, k * k)
         return np.asarray(np.sqrt(moved) * seen[:, None])
 
-    return _even(np.inf, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED, EVEN, USUAL)
+    return _of_cache(error, spread)
 
 
 def _of_values(recipe: Values, error: Array) -> Looks:
     """Of V before it is weighed, or of its weights."""
-    p, v = np.asarray(recipe.probs[0], np.float64), np.asarray(recipe.rows[0][:, recipe.reads], np.float64)
+    p, v = _merged(np.asarray(recipe.probs[0], np.float64), np.asarray(recipe.rows[0][:, recipe.reads], np.float64))
     right = np.einsum("hts,shd->thd", p, v)
     error = error.reshape(right.shape)
 
@@ -140,9 +141,27 @@ def _of_values(recipe: Values, error: Array) -> Looks:
 
     looks: Looks = {}
     if not _is_steady(error.reshape(len(error), -1), right.reshape(len(right), -1)):
-        looks = _even(np.inf, ((block, np.abs(error), spread(block)) for block in BLOCKS), SUMMED, EVEN, USUAL)
+        looks = _of_cache(error, spread)
     terms = np.einsum("hts,shd->thd", p, np.abs(v))  # of one weight near one, rounding is a factor
     return looks or _even(0.0, [(OWN, np.abs(error), terms)], CRUDE / 2, UNEVEN)
+
+
+def _of_cache(error: Array, spread: Callable[[int], Array]) -> Looks:
+    """Of sums over a cache, which may have 4 bits; not where all of it shares a step, which outliers make large."""
+
+    def movements(blocks: Iterable[int]) -> Iterator[tuple[int, Array, Array]]:
+        return ((block, np.abs(error), spread(block)) for block in blocks)
+
+    shared = _even(np.inf, movements([TENSOR]), SUMMED, EVEN, USUAL_OF_8)
+    return shared | _even(np.inf, movements(block for block in BLOCKS if block != TENSOR), SUMMED, EVEN, USUAL)
+
+
+def _merged(p: Array, v: Array) -> tuple[Array, Array]:
+    """Weights [head, token, key] and values [key, head, dim] of keys that differ: rows that are alike err as one."""
+    _, first, same = np.unique(v.reshape(len(v), -1), axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(same.reshape(-1), kind="stable")
+    starts = np.searchsorted(same.reshape(-1)[order], np.arange(len(first)))
+    return np.asarray(np.add.reduceat(p[..., order], starts, axis=-1)), v[first]
 
 
 def _of_value(case: Case, recipe: Any, error: Array) -> Looks:
@@ -217,13 +236,17 @@ def _even(
 
 def _is_steady(d: Array, x: Array) -> bool:
     """Whether one factor a token, or one vector for all tokens, makes most of a movement [token, n]."""
+    if x.shape[-1] < FEW:
+        d, x = d.reshape(1, -1), x.reshape(1, -1)
     total = float((d * d).sum())
     size = np.maximum((x * x).sum(axis=-1), 1e-300)
     factors = (d * x).sum(axis=-1) ** 2 / size
-    rows = np.unique(x.reshape(-1, x.shape[-1]), axis=0, return_index=True)[1]
+    plain = x.reshape(-1, x.shape[-1])
+    rows = np.unique(np.round(plain / max(plain.std(), 1e-300), 2), axis=0, return_index=True)[1]
     some = d.reshape(-1, d.shape[-1])[rows]
     vector = len(some) * float((some.mean(axis=0) ** 2).sum()) / max(float((some * some).sum()), 1e-300)
-    return bool(factors.sum() > STEADY * total or (len(some) >= 4 and vector > STEADY))
+    factor = x.shape[-1] >= FEW and factors.sum() > STEADY * total
+    return bool(factor or (len(some) >= 4 and vector > STEADY))
 
 
 def _steps_of(case: Case, x: Array, block: int) -> Array:

@@ -21,7 +21,7 @@ from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.diagnosis import Scene, case_of
 from llamadiff.diagnose.known import recipe_of
 from llamadiff.diagnose.products import Product
-from llamadiff.diagnose.search import VARIES, Clock, search
+from llamadiff.diagnose.search import VARIES, Clock, Fit, replayed, search
 from llamadiff.judging import Finding, Local
 from llamadiff.lanes import F32, rounding_type, shaken
 from llamadiff.looks import BY_TABLE, KEPT, LARGE, UNEVEN, Looks, determines, looks_of
@@ -31,7 +31,7 @@ from llamadiff.taps import Tap
 
 Array = NDArray[Any]
 
-READ = 6  # taps of a kind that are read
+READ = 6  # taps of a kind that are read, or one of each word where there are more words
 CLEAR = 3.0  # how far below the limit of noise a tap is that 16 bits alone explain
 NEAR = 0.1  # of float32's error, that another arithmetic leaves where the engine's is a variant of it
 APART = 1.03  # kurtoses of two kinds of steps that differ by less do not tell them apart
@@ -82,12 +82,23 @@ def read(scene: Scene, findings: Sequence[Finding]) -> tuple[dict[str, Rounding]
     for kind in dict.fromkeys(each.kind for each in beyond):
         own = [each for each in beyond if each.kind == kind]
         widths = _by_width(own)
-        for key, taps in ({kind: own} if _are_most(own, fitting[kind]) else widths).items():
-            agreed = _rounding_of(taps, scene.clock) if _are_most(taps, fitting[key]) else None
-            found |= {key: agreed} if agreed is not None else {}
-        for key in [key for key, taps in widths.items() if _are_most(taps, fitting[key])]:
-            ggmls.pop(key, None)
+        whole = _agreed_by(own, fitting[kind], scene.clock)
+        agreed = (
+            {kind: whole}
+            if whole is not None
+            else {key: _agreed_by(taps, fitting[key], scene.clock) for key, taps in widths.items()}
+        )
+        found |= {key: rounding for key, rounding in agreed.items() if rounding is not None}
+        for key, taps in widths.items():  # some of a width may have ggml's by chance
+            is_finer = whole is not None and key in ggmls and whole.base == ggmls[key].base
+            if is_finer or _are_most(taps, fitting[key]):
+                ggmls.pop(key, None)
     return found, ggmls | found if found else {}
+
+
+def _agreed_by(taps: Sequence[Beyond], fitting: Counter[str], clock: Clock) -> Rounding | None:
+    """The rounding that some taps show, if they are most of their kind."""
+    return _rounding_of(taps, clock) if _are_most(taps, fitting) else None
 
 
 def _are_most(own: Sequence[Beyond], fitting: Counter[str]) -> bool:
@@ -127,12 +138,17 @@ def _sorted(scene: Scene, findings: Sequence[Finding]) -> tuple[defaultdict[str,
 
 
 def _judged(scene: Scene, findings: Sequence[Finding]) -> Iterator[tuple[str, Tap, Local]]:
-    """The taps that may show a rounding, each with its kind: no span, no sum of other taps, nothing infinite."""
+    """The taps that may show a rounding, each with its kind: no span, no sum of other taps, nothing infinite.
+
+    Nor a softmax over single values, which is one in any arithmetic.
+    """
     for finding in findings:
         local, tap = finding.local.get(scene.source.name), finding.tap
         kind = kind_of(tap, scene.run.model)
         summed = tap.kind.op.startswith("MUL_MAT") and not scene.source.multiplies(tap)
-        if local is not None and kind is not None and not (local.span or summed) and np.isfinite(local.nmse):
+        if local is None or kind is None or local.span or summed or not np.isfinite(local.nmse):
+            continue
+        if tap.kind.op != "SOFT_MAX" or not np.isin(scene.source.trace[tap.name], (0, 1)).all():
             yield kind, tap, local
 
 
@@ -140,7 +156,8 @@ def _chosen(own: Sequence[Beyond]) -> list[Beyond]:
     """The taps of a kind that are read: of each word one first, those that determine their inputs before others."""
     ordered = sorted(own, key=lambda each: not determines(each.case))
     firsts = {each.case.tap.kind.word: each for each in reversed(ordered)}.values()
-    return [*(each for each in ordered if each in firsts), *(each for each in ordered if each not in firsts)][:READ]
+    others = [each for each in ordered if each not in firsts]
+    return [*(each for each in ordered if each in firsts), *others[: max(0, READ - len(firsts))]]
 
 
 def _rounding_of(taps: Sequence[Beyond], clock: Clock) -> Rounding | None:
@@ -210,11 +227,22 @@ def _explained(chosen: Sequence[Beyond], clock: Clock) -> set[str]:
     """The words of taps that a known bug explains, of the first of each width; all, where another known way does."""
     found: set[str] = set()
     for each in {each.shape[1]: each for each in reversed(chosen)}.values():
+        others = [other for other in chosen if other is not each]
         for fit in search(each.case, each.local.least, clock, pairs=False).fits:
-            if fit.harmless and fit.causes != ("activations-rounded",):
-                return {each.case.tap.kind.word for each in chosen}
-            found |= set() if fit.harmless else {each.case.tap.kind.word}
+            if fit.causes != ("activations-rounded",) and _holds(fit, others):
+                if fit.harmless:
+                    return {each.case.tap.kind.word for each in chosen}
+                found.add(each.case.tap.kind.word)
     return found
+
+
+def _holds(fit: Fit, others: Sequence[Beyond]) -> bool:
+    """Whether a way, or a bug's constant, found at one tap explains the others: one of few values fits by chance."""
+    values = [step.value for step in fit.steps]
+    if not fit.harmless and all(value is None for value in values):
+        return True
+    again = (replayed(other.case, other.local.least, fit.key, values) for other in others)
+    return all(found is not None and [step.value for step in found.steps] == values for found in again)
 
 
 def _nearest(errors: Sequence[Mapping[str, Array]]) -> tuple[str, float, bool]:

@@ -34,9 +34,7 @@ class Rounding:
         """Values moved at random by as much."""
         if not self.size or x.dtype.kind != "f":
             return x
-        reach = self.size * math.sqrt(3)
-        noise = np.random.default_rng(0).uniform(-reach, reach, x.shape)
-        return np.asarray(x + steps(x, self.block) * noise, x.dtype)
+        return np.asarray(x + steps(x, self.block) * noise(x, self.size * math.sqrt(3)), x.dtype)
 
     @classmethod
     def to_bits(cls, bits: int, block: int) -> Rounding:
@@ -62,6 +60,16 @@ class Rounding:
             return f"{self.base} in a way of its own, {self.size:.2g} steps off"
         shared = {OWN: "each value by itself", ROW: "one scale a row", TENSOR: "one scale for the tensor"}
         return f"about {self.bits} bits, {shared.get(self.block, f'in blocks of {self.block}')}"
+
+
+def noise(x: Array, reach: float, draw: int = 0) -> Array:
+    """Noise for each value of x [..., n], even within ``reach``: rows that are alike are rounded alike."""
+    drawn = np.random.default_rng(draw).uniform(-reach, reach, x.shape)
+    if x.ndim < 2 or not x.size:
+        return drawn
+    rows = np.ascontiguousarray(x).reshape(-1, x.shape[-1])
+    _, first, same = np.unique(rows.view(np.dtype((np.void, rows.strides[0]))), return_index=True, return_inverse=True)
+    return drawn.reshape(rows.shape)[first[same.reshape(-1)]].reshape(x.shape)
 
 
 def steps(x: Array, block: int) -> Array:

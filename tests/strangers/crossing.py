@@ -216,7 +216,9 @@ def stated(row: Row) -> Size:
 
 
 def applies(arithmetic: Arithmetic, bug: Bug, model: str) -> bool:
-    """Whether an engine with this arithmetic can have the bug."""
+    """Whether an engine with this arithmetic can have the bug. On a model of large values sums in float16 overflow."""
+    if model == "llama-large" and arithmetic.name.startswith("half sums"):
+        return False
     return bug.needs.isdisjoint(arithmetic.lacks) and (not arithmetic.only or model in arithmetic.only)
 
 
