@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from llamadiff.comparison import Comparison
-    from llamadiff.errors import UserError
     from llamadiff.pipeline import check, compare, diff
-    from llamadiff.trace import Trace, TraceWriter
+    from llamadiff.system.errors import UserError
+    from llamadiff.trace.reader import Trace, TraceWriter
 
 __version__ = "0.1.0"
 __all__ = ["Comparison", "Trace", "TraceWriter", "UserError", "check", "compare", "diff"]
 
 _HOMES = {
-    "Comparison": "comparison", "UserError": "errors", "Trace": "trace", "TraceWriter": "trace",
+    "Comparison": "comparison", "UserError": "system.errors", "Trace": "trace.reader", "TraceWriter": "trace.reader",
     "check": "pipeline", "compare": "pipeline", "diff": "pipeline",
 }  # fmt: skip
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llamadiff.errors import UserError
 from llamadiff.lanes import stored_types
 from llamadiff.llamacpp.request import KV_TYPES
 from llamadiff.model import Runnable, check_same_model
 from llamadiff.preflight import tokens_apart
 from llamadiff.schedule import slipped
-from llamadiff.trace import Trace
+from llamadiff.system.errors import UserError
+from llamadiff.trace.reader import Trace
 
 
 def check_runnable(model: Runnable, trace: Trace, whose: str) -> None:

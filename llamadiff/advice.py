@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llamadiff import limits, unjudged
+from llamadiff import unjudged
 from llamadiff.comparison import Row, leading
 from llamadiff.coverage import Coverage
 from llamadiff.diagnose import words
 from llamadiff.diagnose.diagnosis import Diagnosis
+from llamadiff.numerics import tolerances
 
 _FUSED = {"kq", "kq_soft_max", "kqv", "kqv_mla"}  # what a fused attention has no tensors of
 _FEW = 3  # wrong ops without a known cause that advice is given for
@@ -29,7 +30,7 @@ def next_steps(
     ``missing`` are taps that were not recorded; ``has_graph``: llama.cpp's graph could judge instead; ``between``: the
     taps of which statistics say that one is wrong.
     """
-    wrong = [row for row in rows if row.verdict == limits.WRONG]
+    wrong = [row for row in rows if row.verdict == tolerances.WRONG]
     first = leading(wrong, diagnosis)
     if first is None and between:
         return (f"{_narrow_down(between)}; as whole tensors (llamadiff writer LANGUAGE), not as statistics",)
@@ -56,7 +57,7 @@ def _steps_when_unknown(
 ) -> list[str]:
     """Where to look for a cause that is not known: at the leading op, and at others of another kind."""
     named = {tap for d in known for tap in d.taps}
-    wrong = [row for row in rows if row.verdict == limits.WRONG and not row.misrecorded]
+    wrong = [row for row in rows if row.verdict == tolerances.WRONG and not row.misrecorded]
     unnamed = [row for row in wrong if row.tap not in named]
     others = {word(row): row for row in reversed(unnamed) if word(row) != word(first)}
     others = {row.op: row for row in reversed(others.values()) if not row.span and row.op != first.op}
@@ -70,7 +71,7 @@ def _steps_when_unknown(
 
 def _still_open(row: Row, rows: Sequence[Row]) -> Sequence[str]:
     """The unrecorded taps before a wrong one, from the last on of which something was recorded, and that right."""
-    right = {other.tap for other in rows if other.verdict in (limits.MATCH, limits.NOISE)}
+    right = {other.tap for other in rows if other.verdict in (tolerances.MATCH, tolerances.NOISE)}
     last = max((i for i, name in enumerate(row.span) if name in right), default=-1)
     return row.span[last + 1 :] or (row.span[last],)
 
@@ -128,7 +129,7 @@ def _product_advice(row: Row) -> str:
 
 
 def _steps_when_right(verdict: str, rows: Sequence[Row], missing: Sequence[str]) -> tuple[str, ...]:
-    if verdict == limits.UNCHECKED or not rows:
+    if verdict == tolerances.UNCHECKED or not rows:
         return ("record more taps; llamadiff taps MODEL lists them with their shapes",)
     judged = [row.local.nmse for row in rows if row.local is not None]
     steps = [f"the smallest tolerance that still passes: match = {max(judged):.1e}"] if judged else []

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import limits
-from llamadiff.metrics import Rows, gaps
+from llamadiff.numerics import tolerances
+from llamadiff.numerics.metrics import Rows, gaps
 
 Array = NDArray[Any]
 
@@ -109,10 +109,10 @@ class Allowance:
         """MATCH, NOISE or WRONG, of rows' sums of squared errors and the largest difference of a value."""
         matches = bool(errors.sum() <= self.match * self._size.sum())
         if matches and self._is_even(errors, largest):
-            return limits.MATCH
+            return tolerances.MATCH
         if not (errors.sum() <= self.whole and self.parts_fit(errors, recorded)):
-            return limits.WRONG
-        return limits.MATCH if matches else limits.NOISE
+            return tolerances.WRONG
+        return tolerances.MATCH if matches else tolerances.NOISE
 
     def _is_even(self, errors: Array, largest: float) -> bool:
         """Whether a match is one in every part, seen at a glance."""
@@ -152,7 +152,7 @@ class Allowance:
     def _rows(self) -> Array:
         """What rounding leaves in each row."""
         if self._is_exact:
-            return np.asarray(OWN * limits.ROUNDING[self.precision] * self._size)
+            return np.asarray(OWN * tolerances.ROUNDING[self.precision] * self._size)
         return self._sums.rows
 
     @property
@@ -204,7 +204,7 @@ class Allowance:
     def _sums(self) -> _Sums:
         """What rounding leaves in each row and each channel, that of the value itself included."""
         rows, channels, right = np.zeros(self.right.shape[0]), np.zeros(self._width), np.zeros(self._width)
-        own = OWN * limits.ROUNDING[self.precision]
+        own = OWN * tolerances.ROUNDING[self.precision]
         for some in self.right.blocks:
             values = self.right.block(some)
             squares = np.square(values)

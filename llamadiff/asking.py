@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llamadiff import taps
-from llamadiff.errors import UserError
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.model import Model, ModelFile
+from llamadiff.system.errors import UserError
+from llamadiff.trace import taps
 
 
 def request_for(

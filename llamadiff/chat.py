@@ -15,8 +15,8 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from llamadiff import child
-from llamadiff.errors import UserError
+from llamadiff.system import python_child
+from llamadiff.system.errors import UserError
 
 if TYPE_CHECKING:
     from llamadiff.model import ModelFile
@@ -52,7 +52,7 @@ def _ask(request: dict[str, str]) -> dict[str, str]:
     """The child's answer, or what became of it."""
     try:
         done = subprocess.run(  # noqa: S603
-            child.command("llamadiff.chat"),
+            python_child.command("llamadiff.chat"),
             input=json.dumps(request).encode(),
             capture_output=True,
             check=False,
@@ -75,7 +75,7 @@ def main() -> None:
     ):  # fmt: skip
         with suppress(OSError, ValueError):  # not every system has every limit
             resource.setrlimit(limit, (value, value + 1))  # at the second of CPU time's two, the signal is SIGKILL
-    child.die_with_parent()
+    python_child.die_with_parent()
     json.dump(_rendered(**json.load(sys.stdin)), sys.stdout)
 
 

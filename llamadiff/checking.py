@@ -6,19 +6,19 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from llamadiff import limits
 from llamadiff.comparison import Comparison
 from llamadiff.demo import shipped_model
-from llamadiff.errors import UserError
+from llamadiff.numerics import tolerances
 from llamadiff.pipeline import check
 from llamadiff.report.json import to_object
-from llamadiff.trace import Trace
+from llamadiff.system.errors import UserError
+from llamadiff.trace.reader import Trace
 
 Results = Sequence[tuple[Path, Comparison]]
 
 
 def check_all(
-    paths: Iterable[Path], model: Path | None, rules: Sequence[limits.Rule], partial: bool = False
+    paths: Iterable[Path], model: Path | None, rules: Sequence[tolerances.Rule], partial: bool = False
 ) -> Results:
     """Check each trace, and each trace in each directory. Raises UserError if there is none or a model is missing."""
     results = []

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import metrics
-from llamadiff.arithmetic import precision
 from llamadiff.candidates.layout import Entry, undone
 from llamadiff.model import Model
-from llamadiff.taps import Tap, parse, shape_of
-from llamadiff.trace import Trace
+from llamadiff.numerics import metrics
+from llamadiff.numerics.arithmetic import precision
+from llamadiff.trace.reader import Trace
+from llamadiff.trace.taps import Tap, parse, shape_of
 
 Array = NDArray[Any]
 

@@ -9,10 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamadiff import ending
-from llamadiff.collisions import Named, kept, refuse_collisions, saved
-from llamadiff.errors import UserError
-from llamadiff.input import read_text
 from llamadiff.options import (
     FAILING,
     Backend,
@@ -46,12 +42,16 @@ from llamadiff.options import (
     TokensFile,
     Tolerance,
 )
-from llamadiff.output import encoded, write_text
+from llamadiff.system import exits
+from llamadiff.system.collisions import Named, kept, refuse_collisions, saved
+from llamadiff.system.errors import UserError
+from llamadiff.system.input import read_text
+from llamadiff.system.output import encoded, write_text
 
 if TYPE_CHECKING:
     from llamadiff.comparison import Comparison
-    from llamadiff.limits import Rule
     from llamadiff.llamacpp.request import Settings
+    from llamadiff.numerics.tolerances import Rule
 
 app = typer.Typer(
     add_completion=False,
@@ -220,7 +220,8 @@ def check(
     json: Json = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Check recorded llama.cpp traces against the engine; needs no llama.cpp where the engine runs the file."""
-    from llamadiff import checking, limits
+    from llamadiff import checking
+    from llamadiff.numerics import tolerances
 
     traces = checking.traces_in(paths)
     read = [("the model", model), *(("the trace", path) for path in traces), *_settings_files(tolerance, None)]
@@ -231,7 +232,7 @@ def check(
             typer.echo(f"{result.verdict.upper():6}  {_shown(path)}: {_shown(result.summary)}")
     if json is not None:
         _write(json, checking.to_json(results))
-    _exit(limits.worst_of([result.verdict for _, result in results]), fail_on)
+    _exit(tolerances.worst_of([result.verdict for _, result in results]), fail_on)
 
 
 @app.command()
@@ -311,9 +312,9 @@ def _settings(kv_type: str, flash_attn: bool, gpu_layers: int, repack: bool, thr
 
 
 def _rules(tolerance: Path | None) -> tuple[Rule, ...]:
-    from llamadiff import limits
+    from llamadiff.numerics import tolerances
 
-    return limits.RULES if tolerance is None else limits.load_rules(tolerance)
+    return tolerances.RULES if tolerance is None else tolerances.load_rules(tolerance)
 
 
 def _token_ids(text: str | None, file: Path | None, option: str = "--tokens") -> tuple[int, ...]:
@@ -417,7 +418,7 @@ def _complain(reason: str) -> None:
 
 def main() -> None:
     """The entry point: a user's mistake is one line on standard error and exit code 2."""
-    sys.exit(ending.run(lambda: app(sys.argv[1:] or ["--help"], standalone_mode=False), _complain))
+    sys.exit(exits.run(lambda: app(sys.argv[1:] or ["--help"], standalone_mode=False), _complain))
 
 
 if __name__ == "__main__":

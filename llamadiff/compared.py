@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import metrics, taps
 from llamadiff.finiteness import open_places
 from llamadiff.lanes import FREE, Lane, Source
+from llamadiff.numerics import metrics
+from llamadiff.trace import taps
 
 Array = NDArray[Any]
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import limits, metrics
 from llamadiff.coverage import Coverage
 from llamadiff.diagnose.diagnosis import Diagnosis, explained
-from llamadiff.errors import UserError
 from llamadiff.judging import Finding, Local
+from llamadiff.numerics import metrics, tolerances
 from llamadiff.preflight import Check
+from llamadiff.system.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -191,7 +191,7 @@ class Comparison:
 
     @property
     def first_divergence(self) -> Row | None:
-        return next((row for row in self.rows if row.verdict == limits.WRONG), None)
+        return next((row for row in self.rows if row.verdict == tolerances.WRONG), None)
 
     @property
     def leading(self) -> Row | None:
@@ -200,7 +200,7 @@ class Comparison:
 
     @property
     def wrong(self) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.verdict == limits.WRONG)
+        return tuple(row for row in self.rows if row.verdict == tolerances.WRONG)
 
     def frame(self) -> pd.DataFrame:
         """One row a tap, in graph order."""
@@ -254,7 +254,7 @@ def rows_of(
             continue
         name, layer = finding.tap.name, finding.tap.layer
         drift = finding.drift
-        expected = (finding.noise or 0.0) + limits.F32_DRIFT * ((layer or 0) + 1)
+        expected = (finding.noise or 0.0) + tolerances.F32_DRIFT * ((layer or 0) + 1)
         rows.append(Row(
             tap=name, layer=layer, op=finding.tap.kind.op, weight=names.get(name), weight_type=types.get(name),
             shape=finding.shape, verdict=local.verdict, local=local,
@@ -278,15 +278,15 @@ def with_explanations(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tu
 
 def _wrong(row: Row) -> Row:
     """A row that a known bug explains, whatever else might."""
-    local = replace(row.local, verdict=limits.WRONG, unclear=False) if row.local else None
-    return replace(row, verdict=limits.WRONG, local=local)
+    local = replace(row.local, verdict=tolerances.WRONG, unclear=False) if row.local else None
+    return replace(row, verdict=tolerances.WRONG, local=local)
 
 
 def _explained(row: Row, way: str) -> Row:
     """The row as noise, unless there is more to say against it than an error that rounding may leave."""
     if row.local is not None and row.local.not_finite:
         return row
-    verdict = limits.UNCHECKED if row.local is not None and row.local.opened else limits.NOISE
+    verdict = tolerances.UNCHECKED if row.local is not None and row.local.opened else tolerances.NOISE
     local = replace(row.local, verdict=verdict) if row.local else None
     return replace(row, verdict=verdict, local=local, explained=way)
 
@@ -347,7 +347,7 @@ def arithmetics_of(rows: Sequence[Row]) -> dict[str, str]:
     counts: dict[str, Counter[str]] = {}
     sums = {f"ffn_out-{row.layer}" for row in rows if row.tap.startswith("ffn_moe_down-")}  # of experts' products
     for row in rows:
-        right = row.local is not None and row.local.verdict == limits.MATCH and not row.span and row.tap not in sums
+        right = row.local is not None and row.local.verdict == tolerances.MATCH and not row.span and row.tap not in sums
         if right and row.op.startswith("MUL_MAT") and row.weight_type and row.local and row.local.arithmetic:
             counts.setdefault(row.weight_type, Counter())[row.local.arithmetic] += 1
     return {kind: count.most_common(1)[0][0] for kind, count in counts.items()}

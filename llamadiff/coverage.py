@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import limits
+from llamadiff.numerics import tolerances
 
 if TYPE_CHECKING:
     from llamadiff.comparison import Row
-    from llamadiff.trace import Trace
+    from llamadiff.trace.reader import Trace
 
 LOGITS = "result_output"
 NEAR = 0.75  # of difflib's ratio
@@ -49,8 +49,8 @@ class Coverage:
 
     def gated(self, verdict: str) -> str:
         """The verdict of a run: nobody calls right what does not reach the logits."""
-        passed = verdict in (limits.MATCH, limits.NOISE)
-        return limits.UNCHECKED if passed and not self.is_enough else verdict
+        passed = verdict in (tolerances.MATCH, tolerances.NOISE)
+        return tolerances.UNCHECKED if passed and not self.is_enough else verdict
 
 
 def coverage_of(
@@ -59,7 +59,7 @@ def coverage_of(
     """What was judged of a trace; ``names`` are all taps that it could have, in order, ``extra`` names of no tap."""
     end = LOGITS if LOGITS in names or not names else names[-1]
     reached = any(row.tap == end for row in rows) and _has_last_row(trace.known.get(end))
-    judged = sum(row.verdict != limits.UNCHECKED for row in rows)
+    judged = sum(row.verdict != tolerances.UNCHECKED for row in rows)
     return Coverage(judged, len(rows) + len(missing), end, reached, asked or asked_for_less(trace.info.producer),
                     _ignored(extra, [name for name in names if name not in trace]))  # fmt: skip
 

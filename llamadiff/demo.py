@@ -10,8 +10,8 @@ from llamaref import Engine, ops
 
 from llamadiff.candidates.engine import record
 from llamadiff.comparison import Comparison
-from llamadiff.phase import Progress
 from llamadiff.pipeline import compare
+from llamadiff.system.progress import Progress
 
 PROMPT = "Once upon a time"
 BUG = "rotates halves (i, i+32) where this model wants pairs (2i, 2i+1)"

@@ -11,7 +11,7 @@ import numpy as np
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
-from llamadiff.taps import Tap
+from llamadiff.trace.taps import Tap
 
 Array = NDArray[Any]
 

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import limits, metrics, sentence, taps, unjudged
+from llamadiff import sentence, unjudged
 from llamadiff.comparison import Comparison, Logits, Row, compare_logits, logit_rows
 from llamadiff.coverage import LOGITS, Coverage, asked_for_less, coverage_of
-from llamadiff.errors import UserError
+from llamadiff.numerics import metrics, tolerances
 from llamadiff.preflight import WEIGHTS
 from llamadiff.schedule import batches_of
 from llamadiff.shapes import is_last_row
-from llamadiff.trace import Trace
+from llamadiff.system.errors import UserError
+from llamadiff.trace import taps
+from llamadiff.trace.reader import Trace
 
 Array = NDArray[Any]
 
@@ -25,7 +27,7 @@ Array = NDArray[Any]
 def drift_only(
     baseline: Trace,
     candidate: Trace,
-    rules: Sequence[limits.Rule],
+    rules: Sequence[tolerances.Rule],
     partial: bool = False,
     expect: Sequence[int] = (),
 ) -> Comparison:
@@ -46,17 +48,17 @@ def drift_only(
         if b.size != c.size or b.shape[axis : axis + 1] != c.shape[axis : axis + 1]:
             raise UserError(f"{name}: the baseline has shape {list(b.shape)}, the candidate {list(c.shape)}")
         drift = metrics.difference(c.reshape(b.shape), b, axis)
-        limit = limits.rule_for(rules, name, op, "*").match
+        limit = tolerances.rule_for(rules, name, op, "*").match
         stats = metrics.stats(b), metrics.stats(c)
         agrees = drift.nmse <= limit and not any(side.nan or (side.inf and tap is not None) for side in stats)
-        verdict = limits.MATCH if agrees else limits.UNCHECKED
+        verdict = tolerances.MATCH if agrees else tolerances.UNCHECKED
         rows.append(Row(
             name, taps.layer_of(name), op, None, None, tuple(b.shape), verdict, None, None, drift, None, None, *stats,
         ))  # fmt: skip
     names = [name for name in baseline if not name.startswith(WEIGHTS)]
     missing, less = [name for name in names if name not in candidate], asked_for_less(baseline.info.producer)
     coverage = coverage_of(rows, missing, candidate, [*names, LOGITS], (), partial or less)
-    verdict = coverage.gated(limits.worst_of([row.verdict for row in rows]))
+    verdict = coverage.gated(tolerances.worst_of([row.verdict for row in rows]))
     producers = {"name": "the baseline", **baseline.info.producer}, {"name": "the candidate", **candidate.info.producer}
     name = "result_output"
     both = name in baseline and name in candidate
@@ -90,12 +92,12 @@ def _logits(b: Array, c: Array, expect: Sequence[int]) -> Logits:
 
 
 def _drift_sentence(rows: Sequence[Row], coverage: Coverage) -> str:
-    if rows and all(row.verdict == limits.MATCH for row in rows):
+    if rows and all(row.verdict == tolerances.MATCH for row in rows):
         if coverage.is_enough:
             return f"the two traces agree on all {len(rows)} taps that both have"
         part = f"{coverage.judged} of {coverage.taps} taps; {unjudged.lacking(rows, coverage)}"
         return f"the two traces agree as far as both were recorded: {part}"
-    return sentence.summarize(limits.UNCHECKED, rows, {}, {"name": "the baseline"}, False)
+    return sentence.summarize(tolerances.UNCHECKED, rows, {}, {"name": "the baseline"}, False)
 
 
 def _unknown_model(info: Mapping[str, Any]) -> dict[str, Any]:

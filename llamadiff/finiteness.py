@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import limits
+from llamadiff.numerics import tolerances
 
 if TYPE_CHECKING:
     from llamadiff.judging import Local
@@ -44,7 +44,7 @@ def qualified(local: Local, recorded: Array, right: Array, opened: Array | None,
     whole = np.asarray(rows.all(axis=1))
     return replace(
         local,
-        verdict=local.verdict if local.verdict == limits.WRONG else limits.UNCHECKED,
+        verdict=local.verdict if local.verdict == tolerances.WRONG else tolerances.UNCHECKED,
         nmse=float("nan") if whole.all() else local.nmse,
         per_token=tuple(float("nan") if gone else error for error, gone in zip(local.per_token, whole, strict=True)),
         opened=int(opened.sum()),
@@ -57,7 +57,7 @@ def _wrong(local: Local, recorded: Array, right: Array, broken: Array, axis: int
     index = tuple(int(i) for i in np.unravel_index(int(broken.argmax()), broken.shape))
     rows = np.asarray(_rows(broken, axis).any(axis=1))
     return replace(
-        local, nmse=float("inf"), arithmetic=None, verdict=limits.WRONG, token=index[axis], index=index,
+        local, nmse=float("inf"), arithmetic=None, verdict=tolerances.WRONG, token=index[axis], index=index,
         expected=float(right[index]), recorded=float(recorded[index]), not_finite=int(broken.sum()),
         per_token=tuple(float("inf") if bad else error for error, bad in zip(local.per_token, rows, strict=True)),
     )  # fmt: skip

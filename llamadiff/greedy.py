@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.comparison import Comparison, Parting, Taken, logit_rows
-from llamadiff.trace import Trace
+from llamadiff.trace.reader import Trace
 
 Array = NDArray[Any]
 LOGITS, RIGHT = "result_output", ("match", "noise")

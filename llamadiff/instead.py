@@ -11,9 +11,9 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff import metrics
 from llamadiff.deviation import SAME, Deviation, Fact, listed, numbered
-from llamadiff.orders import order_in_words
+from llamadiff.numerics import metrics
+from llamadiff.numerics.orders import order_in_words
 
 Array = NDArray[Any]
 

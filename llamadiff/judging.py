@@ -12,15 +12,17 @@ import numpy as np
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
-from llamadiff import arithmetic, fit, limits, metrics, taps
+from llamadiff import fit
 from llamadiff.allowance import Allowance
 from llamadiff.compared import Compared
 from llamadiff.deviation import Deviation, Fact
 from llamadiff.finiteness import qualified
 from llamadiff.lanes import ANGLES, FREE, FREE_NATIVE, GELU, Lane, Source, rounding_type
 from llamadiff.noise import SHAKEN, Shown, TapNoise
+from llamadiff.numerics import arithmetic, metrics, tolerances
 from llamadiff.profile import profile
 from llamadiff.statistics import Tried, held
+from llamadiff.trace import taps
 
 Array = NDArray[Any]
 DESCRIBED = 3  # wrong taps of a kind whose errors are described
@@ -92,7 +94,7 @@ class Judge:
 
     sources: Mapping[str, Source]
     weight_types: Mapping[str, str]
-    rules: Sequence[limits.Rule]
+    rules: Sequence[tolerances.Rule]
     positions: Array
     n_prefill: int
     ropes: Sequence[Rope | None]
@@ -167,16 +169,16 @@ class Judge:
         per_row, sizes = expected.errors(recorded), expected.reference()
         largest, worst = metrics.worst_of(recorded, expected)
         verdict = bounds.verdict(per_row, largest, recorded)
-        if verdict == limits.MATCH and (label in arithmetic.EIGHT_BITS or self.tap_is_printed(tap.name)):
-            verdict = limits.NOISE
-        unclear = verdict == limits.WRONG and span and noise.is_unclear(per_row, fitted.errors)
-        if unclear or (verdict == limits.WRONG and self.tap_is_printed(tap.name) and not noise.is_far(per_row)):
-            verdict = limits.UNCHECKED
-        wrong, trusted = verdict == limits.WRONG, source.name == "baseline"
-        if not trusted and verdict in (limits.MATCH, limits.NOISE):
+        if verdict == tolerances.MATCH and (label in arithmetic.EIGHT_BITS or self.tap_is_printed(tap.name)):
+            verdict = tolerances.NOISE
+        unclear = verdict == tolerances.WRONG and span and noise.is_unclear(per_row, fitted.errors)
+        if unclear or (verdict == tolerances.WRONG and self.tap_is_printed(tap.name) and not noise.is_far(per_row)):
+            verdict = tolerances.UNCHECKED
+        wrong, trusted = verdict == tolerances.WRONG, source.name == "baseline"
+        if not trusted and verdict in (tolerances.MATCH, tolerances.NOISE):
             missed = fitted.missed(max(APART * float(per_row.sum()), bounds.whole))
-            shown.note(missed, kind, label if verdict == limits.MATCH else None)
-        hiding = bounds.unseen if trusted and verdict == limits.MATCH else bounds.hiding()
+            shown.note(missed, kind, label if verdict == tolerances.MATCH else None)
+        hiding = bounds.unseen if trusted and verdict == tolerances.MATCH else bounds.hiding()
         room = source.trace.printed.slack.get(tap.name) if not trusted else None
         printed = 0.0 if room is None else metrics.ratio(float(np.square(room).sum()), float(sizes.sum()))
         found = Local(
@@ -184,7 +186,7 @@ class Judge:
             arithmetic=None if wrong else label, limit=match, noise_limit=hiding.whole, verdict=verdict,
             token=worst.token, index=worst.index, expected=worst.baseline, recorded=worst.candidate,
             per_token=tuple(metrics.ratio(float(e), float(r)) for e, r in zip(per_row, sizes, strict=True)),
-            least=fitted.least, span=span, unclear=verdict == limits.UNCHECKED,
+            least=fitted.least, span=span, unclear=verdict == tolerances.UNCHECKED,
             facts=self._facts(source, seen, fitted.typical(seen, source), match) if wrong else (),
             hides=max(hiding.whole, printed), hides_row=hiding.row, hides_value=hiding.value,
         )  # fmt: skip
@@ -249,12 +251,12 @@ class Judge:
 
     def _match(self, source: Source, tap: taps.Tap, label: str) -> float:
         """The NMSE of right arithmetic, from the table."""
-        rule = limits.rule_for(self.rules, tap.name, tap.kind.op, label)
+        rule = tolerances.rule_for(self.rules, tap.name, tap.kind.op, label)
         rope = self._rope(tap)
         match = rule.match + (rule.angle * self.mean_square_angle[rope] if rope is not None else 0.0)
         if source.flash_attn and tap.kind.word == "kqv_out" and source.stored["cache_v"] == "F16":
             # one rounding a key and one of each weight, as in ggml/ops/attention.py; sums grow to their last value
-            match += limits.ROUNDING["f16"] * (len(self.positions) + 1)
+            match += tolerances.ROUNDING["f16"] * (len(self.positions) + 1)
         return match
 
     def _besides(self, source: Source, tap: taps.Tap) -> tuple[float, float]:
@@ -288,7 +290,7 @@ class Fitted:
         values = [seen.lane(lane, source, ranked=True) for lane in lanes]
         errors = [right.errors(seen.told(source, right)) for right in values]
         sizes = values[0].reference()
-        kept = limits.ROUNDING[source.shown_in(seen.tap.name)]
+        kept = tolerances.ROUNDING[source.shown_in(seen.tap.name)]
         best = [lanes[fit.nearest([error[phase] for error in errors], sizes[phase], kept)] for phase in phases]
         return cls(lanes, errors, sizes, phases, best)
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import arithmetic
-from llamadiff.rounding import Rounding, noise
-from llamadiff.taps import Tap
-from llamadiff.trace import Trace
+from llamadiff.numerics import arithmetic
+from llamadiff.numerics.rounding import Rounding, noise
+from llamadiff.trace.reader import Trace
+from llamadiff.trace.taps import Tap
 
 Array = NDArray[Any]
 

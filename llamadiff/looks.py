@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.arithmetic import precision
 from llamadiff.diagnose.activations import Gated
 from llamadiff.diagnose.attention import Scores, Values
 from llamadiff.diagnose.case import Case
@@ -24,7 +23,8 @@ from llamadiff.diagnose.products import Product
 from llamadiff.diagnose.rope import Rope
 from llamadiff.diagnose.softmax import Softmax
 from llamadiff.lanes import F32
-from llamadiff.rounding import BLOCKS, LEVELS, OWN, TENSOR, UNIFORM, steps
+from llamadiff.numerics.arithmetic import precision
+from llamadiff.numerics.rounding import BLOCKS, LEVELS, OWN, TENSOR, UNIFORM, steps
 
 Array = NDArray[Any]
 Looks = dict[int, tuple[float, float]]  # what shares a step -> the kurtosis of movements in steps, and their rms

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 from threadpoolctl import threadpool_limits
 
-from llamadiff import limits
 from llamadiff.choices import Choice, suspected, without
 from llamadiff.diagnose.diagnosis import Scene, scene_of
 from llamadiff.judging import Local
 from llamadiff.lanes import F32, JITTERS
 from llamadiff.model import Model, Runnable
+from llamadiff.numerics import tolerances
+from llamadiff.numerics.rounding import Rounding
 from llamadiff.passes import Passes, run_passes
-from llamadiff.phase import Progress
 from llamadiff.reading import read
-from llamadiff.rounding import Rounding
-from llamadiff.trace import Trace
+from llamadiff.system.progress import Progress
+from llamadiff.trace.reader import Trace
 
 SECONDS = 10.0  # that it may take to ask whether a rounding is a known bug
 WORSE = 10.0  # how many times the error that a tap had is too much where a choice is undone
@@ -58,7 +58,12 @@ def _operands(kinds: Sequence[str]) -> str:
 
 
 def understood(
-    model: Model, baseline: Trace, candidate: Trace, passes: Passes, rules: Sequence[limits.Rule], progress: Progress
+    model: Model,
+    baseline: Trace,
+    candidate: Trace,
+    passes: Passes,
+    rules: Sequence[tolerances.Rule],
+    progress: Progress,
 ) -> tuple[Manner, Trace, Passes]:
     """A candidate's manner, its trace as it would be without its choices, and what passes in this manner find.
 
@@ -76,11 +81,16 @@ def understood(
 
 def _stands_out(local: Local | None) -> bool:
     """Whether only a part of a tap is wrong: then what rounding does to that part is worth more than one sample."""
-    return local is not None and local.verdict == limits.WRONG and local.limit < local.nmse <= local.noise_limit
+    return local is not None and local.verdict == tolerances.WRONG and local.limit < local.nmse <= local.noise_limit
 
 
 def _with_choices(
-    model: Model, baseline: Trace, candidate: Trace, passes: Passes, rules: Sequence[limits.Rule], progress: Progress
+    model: Model,
+    baseline: Trace,
+    candidate: Trace,
+    passes: Passes,
+    rules: Sequence[tolerances.Rule],
+    progress: Progress,
 ) -> tuple[Sequence[Choice], Trace, Passes]:
     """The legal choices that explain what looks wrong, the candidate without them, and what passes over it find.
 

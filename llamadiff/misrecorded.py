@@ -9,15 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from llamadiff import limits
 from llamadiff.model import Model
+from llamadiff.numerics import tolerances
 from llamadiff.passes import Passes, run_passes
-from llamadiff.phase import Progress
-from llamadiff.trace import Trace
+from llamadiff.system.progress import Progress
+from llamadiff.trace.reader import Trace
 
 
 def misrecorded(
-    model: Model, baseline: Trace, candidate: Trace, passes: Passes, rules: Sequence[limits.Rule], progress: Progress
+    model: Model,
+    baseline: Trace,
+    candidate: Trace,
+    passes: Passes,
+    rules: Sequence[tolerances.Rule],
+    progress: Progress,
 ) -> tuple[tuple[str, ...], Passes]:
     """The taps of a candidate that were recorded wrongly, and what passes find as if these had not been recorded."""
     readers = _readers(model, passes)
@@ -52,7 +57,7 @@ def _is_right_without(name: str, found: Passes, readers: Sequence[str]) -> bool:
     judged = {f.tap.name: f.local["candidate"] for f in found.findings if "candidate" in f.local}
     answers = [tap for tap, local in judged.items() if name in local.span] or readers
     verdicts = [judged[tap].verdict for tap in answers if tap in judged]
-    return bool(verdicts) and all(verdict in (limits.MATCH, limits.NOISE) for verdict in verdicts)
+    return bool(verdicts) and all(verdict in (tolerances.MATCH, tolerances.NOISE) for verdict in verdicts)
 
 
 def _together(passes: Passes, found: Passes, left_out: tuple[str, ...]) -> Passes:

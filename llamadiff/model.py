@@ -13,12 +13,12 @@ from llamaref import Engine, ModelError, Weights
 from llamaref.config import Rope
 from llamaref.models import ARCHITECTURES
 
-from llamadiff import taps
-from llamadiff.errors import UserError
-from llamadiff.hashing import model_sha256
 from llamadiff.llamacpp.dequantize import Dequantizer
-from llamadiff.taps import Tap
-from llamadiff.vocabulary import Vocabulary
+from llamadiff.system.errors import UserError
+from llamadiff.system.hashing import model_sha256
+from llamadiff.trace import taps
+from llamadiff.trace.taps import Tap
+from llamadiff.trace.token_text import Vocabulary
 
 Opened = TypeVar("Opened")
 ENGINE = "the reference engine"

@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llamadiff import limits, taps
 from llamadiff.comparison import Comparison, Decoding, Row, arithmetics_of
-from llamadiff.errors import UserError
 from llamadiff.ggml.replay import NO_FUNCTION, NodeCheck
 from llamadiff.judging import Local
 from llamadiff.llamacpp.capture import Nodes, check_nodes
 from llamadiff.llamacpp.process import Child
 from llamadiff.llamacpp.request import Request, no_tap_fits
 from llamadiff.model import ModelFile
-from llamadiff.phase import Progress, silent
+from llamadiff.numerics import tolerances
+from llamadiff.system.errors import UserError
+from llamadiff.system.progress import Progress, silent
+from llamadiff.trace import taps
 
 OPEN = "since on their inputs NaN or Inf is right"
 OPS = {"name": "ggml's ops in NumPy", "version": "float64 and float32"}
@@ -27,7 +28,7 @@ OPS = {"name": "ggml's ops in NumPy", "version": "float64 and float32"}
 def compare_nodes(
     model: ModelFile,
     request: Request,
-    rules: Sequence[limits.Rule] = limits.RULES,
+    rules: Sequence[tolerances.Rule] = tolerances.RULES,
     progress: Progress = silent,
     child: Child | None = None,
 ) -> Comparison:
@@ -41,7 +42,7 @@ def compare_nodes(
                  if taps.selected(row.tap, row.layer, request.patterns, request.layer_range))  # fmt: skip
     if not rows:
         raise UserError(no_tap_fits(request))
-    verdict = limits.worst_of([row.verdict for row in rows])
+    verdict = tolerances.worst_of([row.verdict for row in rows])
     capture_s = time.perf_counter() - started
     return Comparison(
         verdict=verdict,
@@ -62,7 +63,7 @@ def compare_nodes(
     )
 
 
-def rows_of(checks: Sequence[NodeCheck], rules: Sequence[limits.Rule]) -> tuple[Row, ...]:
+def rows_of(checks: Sequence[NodeCheck], rules: Sequence[tolerances.Rule]) -> tuple[Row, ...]:
     """One row a node of the graph, in its order; of several passes, the worst one's."""
     names = _labels([check for check in checks if check.step == 0])
     worst: dict[tuple[str, str], Row] = {}
@@ -89,14 +90,14 @@ def _labels(checks: Sequence[NodeCheck]) -> dict[tuple[str, str], str]:
     return labels
 
 
-def _row(check: NodeCheck, layer: int | None, name: str, rules: Sequence[limits.Rule]) -> Row:
-    rule = limits.rule_for(rules, name, check.op, check.arithmetic or "F32")
+def _row(check: NodeCheck, layer: int | None, name: str, rules: Sequence[tolerances.Rule]) -> Row:
+    rule = tolerances.rule_for(rules, name, check.op, check.arithmetic or "F32")
     match = rule.match + check.rounding
-    verdict = limits.UNCHECKED if check.nmse is None else limits.verdict(check.nmse, match, 10 * match)
-    is_open = check.opened > 0 and verdict != limits.WRONG
-    verdict, local = limits.UNCHECKED if is_open else verdict, None
+    verdict = tolerances.UNCHECKED if check.nmse is None else tolerances.verdict(check.nmse, match, 10 * match)
+    is_open = check.opened > 0 and verdict != tolerances.WRONG
+    verdict, local = tolerances.UNCHECKED if is_open else verdict, None
     if check.nmse is not None and not is_open:
-        wrong = verdict == limits.WRONG
+        wrong = verdict == tolerances.WRONG
         local = Local(
             check.nmse, None if wrong else check.arithmetic, match, 10 * match, verdict, None, check.index,
             check.expected, check.found, (), (),
@@ -108,7 +109,7 @@ def _row(check: NodeCheck, layer: int | None, name: str, rules: Sequence[limits.
 
 
 def _badness(row: Row) -> tuple[int, float]:
-    return limits.SEVERITY.index(row.verdict), row.local.nmse if row.local else 0.0
+    return tolerances.SEVERITY.index(row.verdict), row.local.nmse if row.local else 0.0
 
 
 def layers_of(checks: Sequence[NodeCheck]) -> list[int | None]:
@@ -147,7 +148,7 @@ def summarize(verdict: str, rows: Sequence[Row], found: Nodes, steps: int) -> st
     name = found.info.producer.get("name")
     judged = [row for row in rows if row.local is not None]
     unchecked = [row for row in rows if row.local is None]
-    wrong = [row for row in rows if row.verdict == limits.WRONG]
+    wrong = [row for row in rows if row.verdict == tolerances.WRONG]
     passes = f"a prefill of {found.info.n_prefill} tokens" + (f" and {steps} decode steps" if steps else "")
     gaps = ""
     for why in ("for want of a function", "since their function failed", OPEN):
@@ -172,7 +173,7 @@ def summarize(verdict: str, rows: Sequence[Row], found: Nodes, steps: int) -> st
         return f"no node of {name}'s graph could be checked{gaps}"
     worst = max(judged, key=lambda row: row.local.nmse if row.local else 0.0)
     assert worst.local is not None
-    noisy = sum(row.verdict == limits.NOISE for row in rows)
+    noisy = sum(row.verdict == tolerances.NOISE for row in rows)
     quality = f"right up to rounding ({noisy} are noise)" if noisy else "right"
     return (
         f"every checked node of {name}'s graph is {quality} on the inputs it was given ({len(judged)} nodes, {passes}, "
@@ -181,7 +182,7 @@ def summarize(verdict: str, rows: Sequence[Row], found: Nodes, steps: int) -> st
 
 
 def _next_steps(rows: Sequence[Row], request: Request) -> tuple[str, ...]:
-    if not any(row.verdict == limits.WRONG for row in rows):
+    if not any(row.verdict == tolerances.WRONG for row in rows):
         return ()
     if request.keep is None:
         return ("run llamadiff backend with --keep DIR: it saves each wrong op with its inputs, for a bug report",)

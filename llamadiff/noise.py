@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import fit, limits, metrics
+from llamadiff import fit
 from llamadiff.allowance import OWN, WHOLE, Sample
 from llamadiff.compared import Compared
 from llamadiff.lanes import (
@@ -24,6 +24,7 @@ from llamadiff.lanes import (
     ROUGH_CACHE,
     Source,
 )
+from llamadiff.numerics import metrics, tolerances
 
 Array = NDArray[Any]
 # How many times the square of a sample of rounding counts: of a shaken lane, of one that is shaken in its last bits,
@@ -111,7 +112,7 @@ class TapNoise:
         self, exact: metrics.Rows, others: Sequence[metrics.Rows], match: float
     ) -> metrics.Rows | None:
         """The lane whose rounding a span has: the one that fits some rows exactly, or that errs by as much."""
-        kept = limits.ROUNDING[self.source.precision] if self.source.precision != F32 else 0.0
+        kept = tolerances.ROUNDING[self.source.precision] if self.source.precision != F32 else 0.0
         sizes = self.expected.reference()
         errors = self._errors(self.expected)
         apart = [self._errors(lane) for lane in (exact, *others) if lane is not self.expected]
@@ -133,7 +134,9 @@ class TapNoise:
         mask = self.source.trace.known[self.seen.tap.name]
         count = np.moveaxis(mask, exact.axis, 0).reshape(exact.shape[0], -1).sum(axis=1)
         width = exact.size // exact.shape[0]
-        own = 0.0 if self.shown.known else limits.ROUNDING[BF16]  # of the values themselves, before they were printed
+        own = (
+            0.0 if self.shown.known else tolerances.ROUNDING[BF16]
+        )  # of the values themselves, before they were printed
         most = (np.max([exact.errors(other) for other in others], axis=0) + own * exact.reference()) / width
         return bool((errors > FEWER * most * count).any())
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from llamadiff.asking import text_request
 from llamadiff.comparison import GRAPH, NUMPY, EngineUsed
-from llamadiff.errors import UnrunnableError, UserError
 from llamadiff.graphmodel import by_its_graph
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.request import Settings
 from llamadiff.model import Model, ModelFile, Runnable, check_same_model
-from llamadiff.phase import Progress, silent
-from llamadiff.trace import Trace
+from llamadiff.system.errors import UnrunnableError, UserError
+from llamadiff.system.progress import Progress, silent
+from llamadiff.trace.reader import Trace
 
 
 def in_engine(file: ModelFile, engine: str | None, precision: str, threads: int) -> tuple[Model | None, EngineUsed]:

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.errors import UserError
 from llamadiff.llamacpp.request import KV_TYPES
-from llamadiff.output import check_text_target
+from llamadiff.system.errors import UserError
+from llamadiff.system.output import check_text_target
 
 FAILING = {"wrong": {"wrong"}, "noise": {"wrong", "noise"}, "never": set[str]()}
 

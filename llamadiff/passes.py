@@ -17,16 +17,17 @@ from llamaref import Engine, ModelError
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from llamadiff import limits, taps
-from llamadiff.errors import UserError
 from llamadiff.judging import Finding, Judge
 from llamadiff.lanes import F32, NATIVE, POLICIES, Lane, Source
 from llamadiff.llamacpp.request import LONG
 from llamadiff.model import Runnable
-from llamadiff.phase import Progress
-from llamadiff.rounding import Rounding
+from llamadiff.numerics import tolerances
+from llamadiff.numerics.rounding import Rounding
 from llamadiff.study import Study, lanes_of
-from llamadiff.trace import Info, Trace, TraceWriter
+from llamadiff.system.errors import UserError
+from llamadiff.system.progress import Progress
+from llamadiff.trace import taps
+from llamadiff.trace.reader import Info, Trace, TraceWriter
 
 Array = NDArray[Any]
 BEGINNING = 16  # tokens of a long prompt that the free run covers
@@ -46,7 +47,7 @@ class Passes:
         return {
             finding.tap.name: finding.tap
             for finding in self.findings
-            if source in finding.local and finding.local[source].verdict == limits.WRONG
+            if source in finding.local and finding.local[source].verdict == tolerances.WRONG
         }
 
 
@@ -54,7 +55,7 @@ def run_passes(
     model: Runnable,
     baseline: Trace,
     candidate: Trace | None,
-    rules: Sequence[limits.Rule],
+    rules: Sequence[tolerances.Rule],
     keep: Path | None,
     progress: Progress,
     reading: Mapping[str, Rounding] | None = None,
@@ -90,7 +91,7 @@ def _run(
     sources: Sequence[Source],
     lanes: Sequence[Lane],
     info: Info,
-    rules: Sequence[limits.Rule],
+    rules: Sequence[tolerances.Rule],
     keep: Path | None,
     progress: Progress,
 ) -> tuple[Study, Array]:
@@ -142,11 +143,11 @@ def without_followers(passes: Passes) -> Passes:
     for finding in passes.findings:
         local = finding.local.get("candidate")
         follows = local is not None and not wrong.isdisjoint(local.span)
-        if local is not None and local.verdict == limits.WRONG and follows:
-            local = replace(local, verdict=limits.UNCHECKED, facts=())
+        if local is not None and local.verdict == tolerances.WRONG and follows:
+            local = replace(local, verdict=tolerances.UNCHECKED, facts=())
             findings.append(replace(finding, local={**finding.local, "candidate": local}))
             continue
-        if local is not None and local.verdict == limits.WRONG and finding.tap.name in trace.known:
+        if local is not None and local.verdict == tolerances.WRONG and finding.tap.name in trace.known:
             wrong.add(finding.tap.name)
         findings.append(finding)
     return replace(passes, findings=findings)

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from llamadiff import limits, sentence
+from llamadiff import sentence
 from llamadiff.admission import check_runnable, check_same_run
 from llamadiff.advice import next_steps
 from llamadiff.asking import request_for, text_request
 from llamadiff.candidates.layout import Map, identity_map, load_map
 from llamadiff.candidates.source import Context, Opened
-from llamadiff.collisions import Named, refuse_collisions, saved
 from llamadiff.comparison import (
     GRAPH,
     Comparison,
@@ -39,7 +38,6 @@ from llamadiff.coverage import coverage_of
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.diagnose.diagnosis import diagnose as why
 from llamadiff.drift import drift_only
-from llamadiff.errors import UserError
 from llamadiff.ggml.replay import NodeCheck
 from llamadiff.graphmodel import by_its_graph
 from llamadiff.greedy import parting, with_parting
@@ -50,15 +48,18 @@ from llamadiff.manner import Manner, scene, understood
 from llamadiff.misrecorded import misrecorded
 from llamadiff.model import Model, ModelFile, Runnable, check_same_model
 from llamadiff.nodes import compare_nodes
+from llamadiff.numerics import tolerances
 from llamadiff.opening import after_what_the_engine_said, in_engine, opened_for
-from llamadiff.output import made_directory
 from llamadiff.passes import Passes, run_passes, without_followers
-from llamadiff.phase import Progress, silent
 from llamadiff.preflight import WEIGHTS, Check, preflight
 from llamadiff.schedule import answers_otherwise, as_it_ran, as_stated, batches_of, in_batches_of
 from llamadiff.shapes import admitted, misfit_checks, steps_when_misfit
 from llamadiff.statistics import statistics_check
-from llamadiff.trace import Info, Trace
+from llamadiff.system.collisions import Named, refuse_collisions, saved
+from llamadiff.system.errors import UserError
+from llamadiff.system.output import made_directory
+from llamadiff.system.progress import Progress, silent
+from llamadiff.trace.reader import Info, Trace
 
 LEAST_SECONDS = 10.0  # for the diagnosis of a small model
 
@@ -76,7 +77,7 @@ def compare(
     patterns: Sequence[str] = (),
     layers: range | None = None,
     settings: Settings | None = None,
-    rules: Sequence[limits.Rule] = limits.RULES,
+    rules: Sequence[tolerances.Rule] = tolerances.RULES,
     save: str | Path | None = None,
     partial: bool = False,
     precision: str = "f32",
@@ -164,7 +165,7 @@ def graph(
     chat: bool = False,
     n_predict: int = 0,
     settings: Settings | None = None,
-    rules: Sequence[limits.Rule] = limits.RULES,
+    rules: Sequence[tolerances.Rule] = tolerances.RULES,
     keep: str | Path | None = None,
     progress: Progress = silent,
 ) -> Comparison:
@@ -180,7 +181,7 @@ def graph(
 
 
 def _checked_graph(
-    file: ModelFile, request: Request, rules: Sequence[limits.Rule], progress: Progress, child: Child
+    file: ModelFile, request: Request, rules: Sequence[tolerances.Rule], progress: Progress, child: Child
 ) -> Comparison:
     """Every node that a request asks for, computed again."""
     with scratch_directory() as folder:
@@ -262,7 +263,7 @@ def _map(name_map: str | None) -> Map:
 def check(
     trace: str | Path | Trace,
     model: str | Path,
-    rules: Sequence[limits.Rule] = limits.RULES,
+    rules: Sequence[tolerances.Rule] = tolerances.RULES,
     partial: bool = False,
 ) -> Comparison:
     """Judge a recorded llama.cpp trace with the engine; needs no llama.cpp where the engine runs the file."""
@@ -278,7 +279,7 @@ def diff(
     baseline: str | Path | Trace,
     candidate: str | Path | Trace,
     model: str | Path | None = None,
-    rules: Sequence[limits.Rule] = limits.RULES,
+    rules: Sequence[tolerances.Rule] = tolerances.RULES,
     diagnose: bool = True,
     explain: float = 0.0,
     progress: Progress = silent,
@@ -327,7 +328,7 @@ def judge(
     model: Runnable,
     baseline: Trace,
     candidate: Trace | None,
-    rules: Sequence[limits.Rule],
+    rules: Sequence[tolerances.Rule],
     keep: Path | None = None,
     diagnose: bool = True,
     explain: float = 0.0,
@@ -367,8 +368,8 @@ def judge(
     found = rows_of(passes.findings, model.weight_names, model.weight_types, under_test, records)
     rows = with_explanations(found, diagnosis)
     weights_alone = not rows and any(check.name.startswith(WEIGHTS) for check in checks)
-    of_taps = [] if weights_alone else [limits.worst_of([row.verdict for row in rows])]
-    verdict = limits.worst_of([*of_taps, *(check.verdict for check in checks)])
+    of_taps = [] if weights_alone else [tolerances.worst_of([row.verdict for row in rows])]
+    verdict = tolerances.worst_of([*of_taps, *(check.verdict for check in checks)])
     other = candidate.info.producer if candidate is not None else model.producer
     producer, named = {"name": "the candidate", **other}, {"name": "the baseline", **baseline.info.producer}
     trace = candidate if candidate is not None else baseline
@@ -442,7 +443,7 @@ def _extra(model: Runnable, candidate: Trace | None) -> tuple[str, ...]:
 
 def _described(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tuple[str, ...]:
     """What the leading error looks like."""
-    first = leading([row for row in rows if row.verdict == limits.WRONG], diagnosis)
+    first = leading([row for row in rows if row.verdict == tolerances.WRONG], diagnosis)
     return tuple(fact.says for fact in first.local.facts) if first is not None and first.local is not None else ()
 
 

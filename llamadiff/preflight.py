@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from llamadiff import limits
 from llamadiff.model import ModelFile
+from llamadiff.numerics import tolerances
 from llamadiff.schedule import common, slipped
-from llamadiff.trace import Info, Trace
+from llamadiff.trace.reader import Info, Trace
 from llamadiff.weightfaults import weight_fault
 
 WEIGHTS = "weights/"
@@ -42,10 +42,10 @@ def _tokens(info: Info, right: Sequence[int]) -> Check:
     """Tokens, and the positions that the candidate states for them."""
     place, count = slipped(info, right), len(info.tokens)
     if place is None:
-        return Check("tokens", limits.MATCH, f"{count} token ids and positions are the baseline's")
+        return Check("tokens", tolerances.MATCH, f"{count} token ids and positions are the baseline's")
     stated, wanted = (", ".join(map(str, side[place : place + 4])) for side in (info.positions, right))
     found = f"from token {place} on positions {stated} are stated, and {wanted} are right"
-    return Check("positions", limits.WRONG, found)
+    return Check("positions", tolerances.WRONG, found)
 
 
 def tokens_apart(model: ModelFile | None, b: Sequence[int], c: Sequence[int]) -> str:
@@ -103,7 +103,7 @@ def hyper_parameters(model: ModelFile, info: Info) -> Iterator[Check]:
             wrong.append(f"{key} = {value}, which the file does not state")
         elif not _same(value, actual):
             wrong.append(f"{key} = {value}; the file says {_short(actual)}")
-    verdict = limits.WRONG if wrong else limits.MATCH
+    verdict = tolerances.WRONG if wrong else tolerances.MATCH
     yield Check("hyper-parameters", verdict, "; ".join(wrong) or f"{len(stated)} stated, all as in the file")
 
 
@@ -124,9 +124,11 @@ def weights(model: ModelFile, candidate: Trace) -> Iterator[Check]:
             continue
         tensor = name.removeprefix(WEIGHTS)
         if tensor not in model.weights:
-            yield Check(name, limits.UNCHECKED, "the file has no such tensor")
+            yield Check(name, tolerances.UNCHECKED, "the file has no such tensor")
             continue
         fault = weight_fault(model, tensor, np.asarray(candidate[name], np.float32))
         yield Check(
-            name, limits.WRONG if fault else limits.MATCH, fault or f"{model.weights.type(tensor)}, every block right"
+            name,
+            tolerances.WRONG if fault else tolerances.MATCH,
+            fault or f"{model.weights.type(tensor)}, every block right",
         )

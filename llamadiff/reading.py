@@ -14,9 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import limits
-from llamadiff.arithmetic import EIGHT_BITS, ROUNDINGS, precision
-from llamadiff.carrier import Carrier
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.diagnosis import Scene, case_of
 from llamadiff.diagnose.known import recipe_of
@@ -26,8 +23,11 @@ from llamadiff.judging import Finding, Local
 from llamadiff.lanes import F32, rounding_type, shaken
 from llamadiff.looks import BY_TABLE, KEPT, LARGE, UNEVEN, Looks, determines, looks_of
 from llamadiff.model import Runnable
-from llamadiff.rounding import Rounding
-from llamadiff.taps import Tap
+from llamadiff.numerics import tolerances
+from llamadiff.numerics.arithmetic import EIGHT_BITS, ROUNDINGS, precision
+from llamadiff.numerics.rounding import Rounding
+from llamadiff.numerics.rounding_tap import Carrier
+from llamadiff.trace.taps import Tap
 
 Array = NDArray[Any]
 
@@ -123,16 +123,16 @@ def _sorted(scene: Scene, findings: Sequence[Finding]) -> tuple[defaultdict[str,
     fitting: defaultdict[str, Counter[str]] = defaultdict(Counter)
     beyond: list[Beyond] = []
     judged = list(_judged(scene, findings))
-    wrong = {kind for kind, _, local in judged if local.verdict == limits.WRONG}
+    wrong = {kind for kind, _, local in judged if local.verdict == tolerances.WRONG}
     for kind, tap, local in judged:
         near = kind in wrong and local.nmse * CLEAR > local.noise_limit
-        is_noise = local.verdict == limits.NOISE and scene.source.precision != F32
-        if local.verdict == limits.MATCH or (is_noise and not near):
+        is_noise = local.verdict == tolerances.NOISE and scene.source.precision != F32
+        if local.verdict == tolerances.MATCH or (is_noise and not near):
             weight = scene.run.model.weight_names.get(tap.name)
             widths = [f"{kind}:{scene.run.model.weights.shape(weight)[-1]}"] if weight is not None else []
             for key in (kind, *widths):
                 fitting[key][local.arithmetic or PLAIN] += 1
-        elif local.verdict == limits.WRONG or is_noise:
+        elif local.verdict == tolerances.WRONG or is_noise:
             beyond.append(Beyond(case_of(scene.run, scene.source, tap, local), local, kind))
     return fitting, beyond
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from llamadiff.llamacpp.request import Request
-from llamadiff.trace import Info, Trace
+from llamadiff.trace.reader import Info, Trace
 
 
 def as_stated(request: Request, stated: Info | None) -> Request:

@@ -6,15 +6,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llamadiff import limits, unjudged
+from llamadiff import unjudged
 from llamadiff.comparison import Row, is_slight, leading
 from llamadiff.coverage import Coverage
 from llamadiff.diagnose import words
 from llamadiff.diagnose.diagnosis import Diagnosis
+from llamadiff.numerics import tolerances
 from llamadiff.preflight import WEIGHTS, Check
 from llamadiff.shapes import SHAPES
 from llamadiff.statistics import CHECK as STATISTICS
-from llamadiff.trace import Info
+from llamadiff.trace.reader import Info
 
 EMPTY = Info(())
 
@@ -62,7 +63,7 @@ def summarize(
         text = _weights_alone(str(candidate.get("name") or "the candidate"), weights)
     else:
         text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing), diagnosis, coverage, manner)
-    failed = [check for check in checks if check.verdict == limits.WRONG]
+    failed = [check for check in checks if check.verdict == tolerances.WRONG]
     if failed:
         more = f" (and {_counted(len(failed) - 1, 'more check')} {'fails' if len(failed) == 2 else 'fail'})"
         text = f"before any layer, {failed[0].name}: {failed[0].found}{more if len(failed) > 1 else ''}; {text}"
@@ -72,14 +73,14 @@ def summarize(
         more = f" and {len(unread) - 1} more of the file's tensors" if len(unread) > 1 else ""
         text += f"; {baseline.get('name')} does not read {unread[0]}{more}, which the engine uses"
     unsure = "".join(f"; {c.name} could not be checked: {c.found}" for c in checks
-                     if c.verdict == limits.UNCHECKED and c.name != STATISTICS)  # fmt: skip
+                     if c.verdict == tolerances.UNCHECKED and c.name != STATISTICS)  # fmt: skip
     unsure += "".join(f"; {what}" for what in (*stated, *notes))
     return text + unsure + (unjudged.ignored(coverage, len(rows)) if coverage is not None else "")
 
 
 def _weights_alone(whose: str, weights: Sequence[Check]) -> str:
     """What is said where weights are all that there is to judge."""
-    right, count = sum(check.verdict == limits.MATCH for check in weights), len(weights)
+    right, count = sum(check.verdict == tolerances.MATCH for check in weights), len(weights)
     if count == 1:
         part = "the one weight" if right else "not even the one weight"
     elif right == count:
@@ -121,7 +122,7 @@ def _judgement(
 ) -> str:
     whose = str(baseline.get("name")) if is_engine else str(candidate.get("name") or "the candidate")
     blamed = [] if is_engine else [row for row in rows if _is_wrong(row.baseline_local)]
-    wrong = [row for row in rows if row.verdict == limits.WRONG]
+    wrong = [row for row in rows if row.verdict == tolerances.WRONG]
     if wrong:
         text = _wrong(whose, wrong, rows, gaps, [d for d in diagnosis if not d.harmless])
         return text + (f"; {_also_baseline(blamed, baseline)}" if blamed else "")
@@ -130,7 +131,7 @@ def _judgement(
         return text + (f"; {_also_baseline(blamed, baseline)}" if blamed else "")
     if blamed:
         return f"{_right(whose, rows, gaps)}, and {_also_baseline(blamed, baseline)}"
-    if verdict == limits.UNCHECKED or not rows:
+    if verdict == tolerances.UNCHECKED or not rows:
         return _unchecked(whose, rows, gaps, coverage)
     ways = [f"it {words.clause(d)}" for d in diagnosis if d.harmless][:2]
     own = manner.clauses() if manner is not None else ()
@@ -139,7 +140,7 @@ def _judgement(
 
 def _hidden(rows: Sequence[Row]) -> Iterator[str]:
     """How large a mistake the noise could hide, where there is any."""
-    noisy = [row for row in rows if row.verdict == limits.NOISE and row.local is not None]
+    noisy = [row for row in rows if row.verdict == tolerances.NOISE and row.local is not None]
     if noisy:
         worst = max(noisy, key=lambda row: row.local.hides if row.local else 0.0)
         assert worst.local is not None
@@ -147,7 +148,7 @@ def _hidden(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _is_wrong(local: Any) -> bool:
-    return local is not None and local.verdict == limits.WRONG
+    return local is not None and local.verdict == tolerances.WRONG
 
 
 def _also_baseline(blamed: Sequence[Row], baseline: Mapping[str, Any]) -> str:
@@ -156,7 +157,7 @@ def _also_baseline(blamed: Sequence[Row], baseline: Mapping[str, Any]) -> str:
 
 def _right(whose: str, rows: Sequence[Row], gaps: bool) -> str:
     judged = [row for row in rows if row.local is not None]
-    noisy = sum(row.verdict == limits.NOISE for row in rows)
+    noisy = sum(row.verdict == tolerances.NOISE for row in rows)
     quality = _quality(rows) + (f" ({noisy} of {len(rows)} taps are noise)" if noisy else "")
     subject = f"what was recorded of {whose}" if gaps else f"every op of {whose}"
     return f"{subject} is {quality} on the inputs it was given ({len(judged)} taps, {_worst(judged)})"
@@ -304,7 +305,7 @@ def _others(first: Row, rest: Sequence[Row]) -> str:
 
 def _the_rest(rows: Sequence[Row], gaps: bool) -> str:
     """What may be said of the other ops: only what was judged."""
-    right = sum(row.verdict in (limits.MATCH, limits.NOISE) for row in rows)
+    right = sum(row.verdict in (tolerances.MATCH, tolerances.NOISE) for row in rows)
     if not right:
         return ""
     if not gaps and not any(unjudged.has_open_places(row) for row in rows):
@@ -315,13 +316,13 @@ def _the_rest(rows: Sequence[Row], gaps: bool) -> str:
 
 def _quality(rows: Sequence[Row]) -> str:
     """How right those are that are not wrong."""
-    return "right up to rounding" if any(row.verdict == limits.NOISE for row in rows) else "right"
+    return "right up to rounding" if any(row.verdict == tolerances.NOISE for row in rows) else "right"
 
 
 def _unchecked(whose: str, rows: Sequence[Row], gaps: bool, coverage: Coverage | None) -> str:
     if not rows:
         return f"nothing could be judged: {whose} recorded no tap of this model"
-    differing = [row for row in rows if row.verdict == limits.UNCHECKED]
+    differing = [row for row in rows if row.verdict == tolerances.UNCHECKED]
     if differing and differing[0].local is not None and differing[0].local.unclear:
         return unjudged.unclear(whose, differing)
     if differing:

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import limits, taps
 from llamadiff.model import Model, Runnable
+from llamadiff.numerics import tolerances
+from llamadiff.numerics.transposes import advice
 from llamadiff.preflight import Check
-from llamadiff.taps import Tap
-from llamadiff.trace import Trace
-from llamadiff.transposes import advice
+from llamadiff.trace import taps
+from llamadiff.trace.reader import Trace
+from llamadiff.trace.taps import Tap
 
 Array = NDArray[Any]
 
@@ -95,7 +96,7 @@ def _tokens_of(tap: Tap, have: Sequence[int], model: Runnable) -> int | None:
 def misfit_checks(model: Runnable, misfits: Sequence[Misfit], n_tokens: int) -> Iterator[Check]:
     """The misfits as what was found before any layer: nothing, if all fits."""
     if misfits:
-        yield Check(SHAPES, limits.WRONG, "; ".join(_reasons(model, misfits, n_tokens)))
+        yield Check(SHAPES, tolerances.WRONG, "; ".join(_reasons(model, misfits, n_tokens)))
 
 
 def steps_when_misfit(misfits: Sequence[Misfit], n_tokens: int) -> tuple[str, ...]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import limits
-from llamadiff.metrics import Rows
+from llamadiff.numerics import tolerances
+from llamadiff.numerics.metrics import Rows
 from llamadiff.preflight import Check
-from llamadiff.printed import Number
+from llamadiff.trace.printed import Number
 
 if TYPE_CHECKING:
     from llamadiff.judging import Finding
@@ -89,7 +89,7 @@ def statistics_check(findings: Sequence[Finding]) -> tuple[tuple[Check, ...], tu
     if near == len(told):
         count = f"the statistics of {near} taps are" if near > 1 else "the statistics of one tap are"
         found = f"{count} near llama.cpp's{whose}, which does not say that the values are right"
-        return (Check(CHECK, limits.MATCH, found),), ()
+        return (Check(CHECK, tolerances.MATCH, found),), ()
     name = list(told)[near]
     first = next(one for one in told[name][over] if not one.is_near)
     layer = name.rpartition("-")[2]
@@ -101,7 +101,7 @@ def statistics_check(findings: Sequence[Finding]) -> tuple[tuple[Check, ...], tu
     )
     names = [finding.tap.name for finding in findings if not finding.tap.kind.optional]
     start = names.index(list(told)[near - 1]) + 1 if near else 0
-    return (Check(CHECK, limits.UNCHECKED, found),), tuple(names[start : names.index(name) + 1])
+    return (Check(CHECK, tolerances.UNCHECKED, found),), tuple(names[start : names.index(name) + 1])
 
 
 def _near(told: Mapping[str, Tried], scope: str) -> int:

@@ -18,9 +18,6 @@ from llamaref import Engine, ops
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
-from llamadiff import limits, taps
-from llamadiff.carrier import Carrier
-from llamadiff.errors import UserError
 from llamadiff.judging import Finding, Judge
 from llamadiff.lanes import (
     FREE,
@@ -34,7 +31,11 @@ from llamadiff.lanes import (
     policies_for,
     shaken,
 )
-from llamadiff.transposes import advice
+from llamadiff.numerics import tolerances
+from llamadiff.numerics.rounding_tap import Carrier
+from llamadiff.numerics.transposes import advice
+from llamadiff.system.errors import UserError
+from llamadiff.trace import taps
 
 Array = NDArray[Any]
 # the ops in which a token's row depends on other tokens' rows
@@ -192,7 +193,7 @@ class Study(Carrier):
         for finding in self.findings[self._judged :]:
             for name, local in finding.local.items():
                 kind = (name, finding.tap.kind.word)
-                if local.verdict == limits.MATCH or kind in self._excused:
+                if local.verdict == tolerances.MATCH or kind in self._excused:
                     continue
                 if self._is_short(name):
                     found.add(kind)

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import taps
 from llamadiff.candidates.builtin_maps import INPUT
 from llamadiff.candidates.layout import Entry, load_map
-from llamadiff.errors import UserError
-from llamadiff.output import check_target
-from llamadiff.trace import Info, Trace
+from llamadiff.system.errors import UserError
+from llamadiff.system.output import check_target
+from llamadiff.trace import taps
+from llamadiff.trace.reader import Info, Trace
 from llamadiff.writers.trace_writer import TraceWriter
 
 Array = NDArray[Any]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from llamadiff import limits
 from llamadiff.comparison import Row
 from llamadiff.coverage import LOGITS, Coverage
 from llamadiff.judging import Local
+from llamadiff.numerics import tolerances
 
 FEW = 4
 
@@ -48,7 +48,7 @@ def steps_when_lacking(coverage: Coverage) -> tuple[str, ...]:
 
 def has_open_places(row: Row) -> bool:
     """Whether NaN or Inf among what a tap is computed from leave it unjudged, in part at least."""
-    return row.verdict == limits.UNCHECKED and row.local is not None and row.local.opened > 0
+    return row.verdict == tolerances.UNCHECKED and row.local is not None and row.local.opened > 0
 
 
 def where_not_finite(local: Local) -> str:
@@ -79,7 +79,7 @@ def unjudgeable(whose: str, baseline: str, rows: Sequence[Row]) -> str:
     first, *after = [row for row in rows if has_open_places(row)]
     assert first.local is not None
     others = f", nor can {_counted(len(after))} after it" if after else ""
-    right = sum(row.verdict in (limits.MATCH, limits.NOISE) for row in rows)
+    right = sum(row.verdict in (tolerances.MATCH, tolerances.NOISE) for row in rows)
     rest = f"; the other {right} taps are right" if right > 1 else "; the other tap is right" if right else ""
     both = whose != baseline and first.baseline is not None and (first.baseline.nan or first.baseline.inf)
     also = f"; {baseline}'s own run has NaN or Inf there too" if both else ""

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import limits, metrics
-from llamadiff.arithmetic import precision
 from llamadiff.model import ModelFile
-from llamadiff.orders import order_of
+from llamadiff.numerics import metrics, tolerances
+from llamadiff.numerics.arithmetic import precision
+from llamadiff.numerics.orders import order_of
 
 Array = NDArray[Any]
 SAME = 1e-6  # NMSE of values that are the file's, as any right decoding gives them
@@ -25,7 +25,7 @@ def weight_fault(model: ModelFile, tensor: str, values: Array) -> str | None:
     if values.size != size:
         return f"{values.size} values where the file has {size} ({list(shape)})"
     expected, flat = model.weights.whole(tensor).reshape(-1), values.reshape(-1)
-    limit = SAME + limits.ROUNDING[precision(flat)]
+    limit = SAME + tolerances.ROUNDING[precision(flat)]
     if _same(flat, expected, limit):
         return None
     if np.isfinite(flat).all() and np.isfinite(expected).all():

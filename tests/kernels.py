@@ -9,11 +9,11 @@ from pathlib import Path
 from conftest import OPTIONS
 from small import write_model
 
-from llamadiff import limits
 from llamadiff.ggml.replay import NodeCheck
 from llamadiff.llamacpp.capture import check_nodes, probe
 from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.numerics import tolerances
 
 TOKENS = (1, 5, 9, 30, 17, 22)
 MODELS = ("llama", "moe", "gpt2", "gpt-oss", "mamba2")
@@ -35,7 +35,7 @@ def worst_by_op(checks: Iterator[tuple[NodeCheck, ...]]) -> dict[str, tuple[floa
     """Op, and type of weights -> the worst NMSE, and the largest part of its limit."""
     worst: dict[str, tuple[float, float]] = {}
     for check in (check for run in checks for check in run if check.nmse):
-        limit = limits.rule_for(limits.RULES, check.name, check.op, "F32").match + check.rounding
+        limit = tolerances.rule_for(tolerances.RULES, check.name, check.op, "F32").match + check.rounding
         key = f"{check.op} {check.weight_type or ''}".strip()
         nmse, part = worst.get(key, (0.0, 0.0))
         worst[key] = max(nmse, check.nmse), max(part, check.nmse / limit)

@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from llamadiff import demo
-from llamadiff.phase import silent
 from llamadiff.report.listing import bugs_as_markdown
 from llamadiff.report.terminal import render
+from llamadiff.system.progress import silent
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- generated: make readme -->\n", "<!-- end -->\n"

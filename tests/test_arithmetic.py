@@ -8,7 +8,7 @@ import pytest
 from llamaref import ops
 from llamaref.config import Rope
 
-from llamadiff import arithmetic, metrics
+from llamadiff.numerics import arithmetic, metrics
 
 RNG = np.random.default_rng(3)
 X = (RNG.standard_normal((5, 512)) * np.exp(RNG.standard_normal((5, 1)))).astype(np.float32)

@@ -29,13 +29,13 @@ import small
 from safetensors.numpy import save_file
 
 from llamadiff import chat
-from llamadiff.errors import UserError
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.model import Model
 from llamadiff.pipeline import diff
 from llamadiff.report.json import to_json
-from llamadiff.trace import KEY, SCHEMA, Trace
+from llamadiff.system.errors import UserError
+from llamadiff.trace.reader import KEY, SCHEMA, Trace
 
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 TOKENS = (1, 17, 5)

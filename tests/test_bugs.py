@@ -11,7 +11,7 @@ from llamadiff.candidates.engine import record
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.pipeline import diff
-from llamadiff.taps import parse
+from llamadiff.trace.taps import parse
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 

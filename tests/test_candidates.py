@@ -14,7 +14,6 @@ from llamaref import Engine
 from safetensors.numpy import save_file
 
 from llamadiff import UserError
-from llamadiff.arithmetic import round_bf16
 from llamadiff.candidates import resolve
 from llamadiff.candidates.engine import record
 from llamadiff.candidates.layout import load_map
@@ -22,9 +21,10 @@ from llamadiff.candidates.source import Context
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.model import Model
+from llamadiff.numerics.arithmetic import round_bf16
 from llamadiff.pipeline import diff
-from llamadiff.taps import parse
-from llamadiff.trace import KEY, Trace
+from llamadiff.trace.reader import KEY, Trace
+from llamadiff.trace.taps import parse
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from llamadiff.candidates.engine import record
 from llamadiff.deviation import Deviation
 from llamadiff.profile import profile
-from llamadiff.taps import Tap
+from llamadiff.trace.taps import Tap
 
 Array = NDArray[Any]
 

@@ -15,11 +15,11 @@ import llamadiff
 from llamadiff import UserError
 from llamadiff.candidates.engine import record
 from llamadiff.cli import app
-from llamadiff.collisions import refuse_collisions, saved
 from llamadiff.llamacpp.process import Child
 from llamadiff.pipeline import compared_files
 from llamadiff.pipeline import record as capture
-from llamadiff.trace import Trace, TraceWriter
+from llamadiff.system.collisions import refuse_collisions, saved
+from llamadiff.trace.reader import Trace, TraceWriter
 
 TOKENS = (1, 17, 5)
 IDS = ("--tokens", "1,17,5")

@@ -13,11 +13,11 @@ from llamadiff import compare
 from llamadiff.candidates.engine import record
 from llamadiff.checking import check_all
 from llamadiff.cli import app
-from llamadiff.limits import RULES
+from llamadiff.numerics.tolerances import RULES
 from llamadiff.pipeline import check, diff
 from llamadiff.pipeline import record as capture
 from llamadiff.report.json import to_object
-from llamadiff.trace import KEY, Trace
+from llamadiff.trace.reader import KEY, Trace
 
 TOKENS = (1, 17, 5)
 

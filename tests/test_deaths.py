@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from test_bad_input import with_tokenizer
 
-from llamadiff import ending
-from llamadiff.child import how_it_ended
-from llamadiff.errors import UnrunnableError
 from llamadiff.llamacpp import process
 from llamadiff.llamacpp.request import TOKENIZING, Request
-from llamadiff.vocabulary import Vocabulary
+from llamadiff.system import exits
+from llamadiff.system.errors import UnrunnableError
+from llamadiff.system.python_child import how_it_ended
+from llamadiff.trace.token_text import Vocabulary
 
 PIECES = ["<unk>", "<s>", "<|end|>", "\u2581", *"abc"]
 TYPES = [2, 3, 4, 1, 1, 1, 1]
@@ -89,6 +89,6 @@ def test_a_process_that_signals_do_not_end_has_the_code_that_a_shell_would_show(
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
 
     def stopped() -> None:
-        raise ending.Stopped(signal.SIGINT)
+        raise exits.Stopped(signal.SIGINT)
 
-    assert ending.run(stopped, lambda _: None) == 130
+    assert exits.run(stopped, lambda _: None) == 130

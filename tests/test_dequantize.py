@@ -12,9 +12,9 @@ from llamaref import Weights
 from small import write_model
 
 import llamadiff
-from llamadiff.errors import UserError
 from llamadiff.llamacpp import dequantize
 from llamadiff.llamacpp.dequantize import Dequantizer
+from llamadiff.system.errors import UserError
 
 TYPES = [
     "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M",

@@ -17,13 +17,13 @@ from llamaref import Engine, ops
 from pictures import ROOT, with_bugs
 
 from llamadiff import Trace, compare
-from llamadiff.arithmetic import round_f16
 from llamadiff.candidates.engine import record
 from llamadiff.diagnose.known import known_bugs
 from llamadiff.llamacpp.request import Settings
+from llamadiff.numerics.arithmetic import round_f16
 from llamadiff.pipeline import diff
 from llamadiff.report.json import to_object
-from llamadiff.trace import TraceWriter
+from llamadiff.trace.reader import TraceWriter
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 61)
 SHARED = ROOT.parent / "shared" / "models"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llamadiff.trace import Trace
+from llamadiff.trace.reader import Trace
 
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 TRACE = Path(__file__).parent.parent / "captures" / "tiny.Q4_K_M.safetensors"

@@ -14,13 +14,14 @@ from small import write_model
 from test_report import SCHEMA
 from test_settling import Mixed
 
-from llamadiff import compare, metrics
+from llamadiff import compare
 from llamadiff.candidates.engine import record
 from llamadiff.comparison import compare_logits
+from llamadiff.numerics import metrics
 from llamadiff.pipeline import diff, graph
 from llamadiff.report.json import to_object
 from llamadiff.report.terminal import make_console, render
-from llamadiff.trace import Info, Trace
+from llamadiff.trace.reader import Info, Trace
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 LAST = len(TOKENS) - 1

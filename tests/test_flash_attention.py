@@ -12,10 +12,10 @@ import pytest
 from conftest import OPTIONS
 from small import write_model
 
-from llamadiff import limits
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.ggml.replay import Replay, replay
 from llamadiff.llamacpp.request import Settings
+from llamadiff.numerics import tolerances
 from llamadiff.pipeline import graph
 
 HALF, SINGLE = np.float16, np.float32
@@ -129,11 +129,11 @@ def not_at_all(c: Case) -> np.ndarray:
 
 def judged(c: Case, found: np.ndarray) -> tuple[str, Replay]:
     """As the nodes of a graph are."""
-    rule = limits.rule_for(limits.RULES, "kqv", "FLASH_ATTN_EXT", "F32")
+    rule = tolerances.rule_for(tolerances.RULES, "kqv", "FLASH_ATTN_EXT", "F32")
     best = replay(c.op(), found, enough=rule.match)
     assert best is not None
     match = rule.match + best.rounding
-    return limits.verdict(best.nmse, match, 10 * match), best
+    return tolerances.verdict(best.nmse, match, 10 * match), best
 
 
 FOLLOWED = {
@@ -168,7 +168,7 @@ def test_a_kernel_that_rounds_elsewhere_is_a_match_too(kernel):
     c = case(*shape)
     found, best = judged(c, compute(c))
     assert found == "match"
-    assert best.rounding <= shape[1] * 3 * limits.ROUNDING["f16"]
+    assert best.rounding <= shape[1] * 3 * tolerances.ROUNDING["f16"]
 
 
 def test_tiles_are_held_to_float32():

@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 
 from llamadiff import Trace, UserError, compare, diff
 from llamadiff.candidates.engine import record
-from llamadiff.trace import KEY
-from llamadiff.transposes import transpose_to
+from llamadiff.numerics.transposes import transpose_to
+from llamadiff.trace.reader import KEY
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 

@@ -14,17 +14,18 @@ from llamaref import Engine, Weights
 from llamaref.engine import Silent
 from small import write_model
 
-from llamadiff import Trace, compare, metrics
+from llamadiff import Trace, compare
 from llamadiff.asking import text_request
 from llamadiff.candidates.engine import record
 from llamadiff.diagnose.subgraph import Subgraph
-from llamadiff.errors import UserError
 from llamadiff.ggml.graph import Graph, GraphEngine, GraphNode, Leaf
 from llamadiff.graphmodel import by_its_graph
 from llamadiff.llamacpp.request import Settings
 from llamadiff.model import ModelFile
+from llamadiff.numerics import metrics
 from llamadiff.pipeline import record as recorded
-from llamadiff.taps import parse
+from llamadiff.system.errors import UserError
+from llamadiff.trace.taps import parse
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
 SHARED = Path(__file__).parent.parent.parent / "shared" / "models" / "random"

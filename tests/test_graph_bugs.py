@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from small import EMBD, write_model
 
-from llamadiff import Trace, limits
+from llamadiff import Trace
 from llamadiff.asking import text_request
 from llamadiff.candidates.engine import record
-from llamadiff.carrier import Carrier
 from llamadiff.diagnose.case import Case, Run
 from llamadiff.diagnose.known import known_bugs, reads_blocks
 from llamadiff.diagnose.nodes.site import EDITS, Edit, Site
@@ -23,6 +22,8 @@ from llamadiff.ggml.op import Op
 from llamadiff.graphmodel import GraphModel, by_its_graph
 from llamadiff.llamacpp.request import Settings
 from llamadiff.model import ModelFile
+from llamadiff.numerics import tolerances
+from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.pipeline import judge
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
@@ -63,7 +64,7 @@ class Recorded:
         return Trace(trace.info, {name: np.array(trace[name]) for name in kept}, trace.dtypes)
 
     def judged(self, altered: dict, *starts: str, **how):
-        return judge(self.model, self.right, self.faulty(altered, *starts), limits.RULES, **how)
+        return judge(self.model, self.right, self.faulty(altered, *starts), tolerances.RULES, **how)
 
     def find(self, op: str, what: Callable[[GraphNode], bool] = lambda node: True) -> GraphNode:
         """The last node with an op."""
@@ -238,7 +239,7 @@ def test_positions_that_restart_in_decode_steps_are_named(recorded):
 
     faulty = one.faulty({node.number: restarted})
     sides = [Trace(info, {name: x[name] for name in x}, x.dtypes) for x in (one.right, faulty)]
-    result = judge(one.model, *sides, limits.RULES)
+    result = judge(one.model, *sides, tolerances.RULES)
     assert [cause.name for cause in result.diagnosis[0].causes] == ["rope-position-restarted"]
 
 

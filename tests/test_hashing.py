@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from llamadiff import hashing
-from llamadiff.hashing import LARGE, file_sha256
+from llamadiff.system import hashing
+from llamadiff.system.hashing import LARGE, file_sha256
 
 
 @pytest.fixture

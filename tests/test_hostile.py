@@ -20,15 +20,16 @@ import numpy as np
 import pytest
 import small
 
-from llamadiff import UserError, taps
+from llamadiff import UserError
 from llamadiff.candidates import layout, resolve
 from llamadiff.candidates.engine import record
 from llamadiff.candidates.layout import load_map
 from llamadiff.candidates.source import Context
-from llamadiff.limits import RULES, load_rules
 from llamadiff.model import Model
+from llamadiff.numerics.tolerances import RULES, load_rules
 from llamadiff.pipeline import judge
-from llamadiff.trace import KEY, SCHEMA, Trace
+from llamadiff.trace import taps
+from llamadiff.trace.reader import KEY, SCHEMA, Trace
 
 TOKENS = (1, 17, 5)
 ROWS = np.ones((3, small.EMBD), np.float32)
@@ -458,7 +459,7 @@ def test_a_pipe_that_somebody_writes_to_is_read(tmp_path: Path) -> None:
 
 
 def test_a_pipe_that_stays_silent_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamadiff.input.SILENCE", 0.1)
+    monkeypatch.setattr("llamadiff.system.input.SILENCE", 0.1)
     reading, writing = os.pipe()
     with pytest.raises(UserError, match=r"nothing came for 0\.1 s"):
         load_rules(Path(f"/dev/fd/{reading}"))

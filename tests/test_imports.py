@@ -19,7 +19,7 @@ ALLOWED = {
     "jinja2": ("llamadiff/chat.py",),
     "torch": ("llamadiff/shipped/", "llamadiff/torch.py", "llamadiff/candidates/transformers.py"),
     "transformers": ("llamadiff/candidates/transformers.py",),
-    "safetensors": ("llamadiff/trace.py", "llamadiff/ggml/", "llamadiff/llamacpp/recorder.py"),
+    "safetensors": ("llamadiff/trace/reader.py", "llamadiff/ggml/", "llamadiff/llamacpp/recorder.py"),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from pictures import ROOT
 
-from llamadiff.stated import read_toml
+from llamadiff.system.stated import read_toml
 
 HEAVY = {"torch", "transformers", "accelerate", "tokenizers", "triton"}
 PROJECT = read_toml(ROOT / "pyproject.toml")["project"]

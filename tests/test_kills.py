@@ -224,7 +224,7 @@ def test_a_command_takes_its_descendants_with_it(place: Place) -> None:
 def test_a_supervisor_that_is_killed_takes_the_command_with_it(place: Place) -> None:
     engine = f"cmd: {sys.executable} -c 'import time; time.sleep(600)' {{out}}"
     child = place.start("compare", "m.gguf", *IDS, "--candidate", engine, stderr=subprocess.PIPE)
-    supervisor = eventually(lambda: processes_of(place.temporary, "llamadiff.supervisor"))
+    supervisor = eventually(lambda: processes_of(place.temporary, "llamadiff.system.supervisor"))
     eventually(lambda: processes_of(place.temporary, "time.sleep(600)"))
     os.kill(int(supervisor[0].split()[0]), signal.SIGKILL)
     _, err = child.communicate(timeout=ENOUGH)
@@ -437,8 +437,8 @@ def test_a_full_tmpdir_is_named_with_what_was_needed(command: tuple[str, ...], p
 
 def test_what_is_needed_is_what_a_trace_takes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The figure of a full disk is the size of the file that would have been."""
-    from llamadiff.errors import NoRoomError
-    from llamadiff.trace import Info, TraceWriter
+    from llamadiff.system.errors import NoRoomError
+    from llamadiff.trace.reader import Info, TraceWriter
 
     def write() -> Path:
         with TraceWriter(place.folder / "t.safetensors") as writer:

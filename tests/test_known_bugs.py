@@ -13,8 +13,8 @@ from llamadiff.candidates.engine import record
 from llamadiff.comparison import Comparison
 from llamadiff.diagnose.known import known_bugs
 from llamadiff.pipeline import diff
-from llamadiff.taps import parse
-from llamadiff.trace import Trace
+from llamadiff.trace.reader import Trace
+from llamadiff.trace.taps import parse
 
 BLOCKS = {
     "nibbles-interleaved", "nibbles-swapped", "quants-offset", "high-bits-ignored", "high-bits-misplaced",

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from llamaref import Engine
 
-from llamadiff import taps
-from llamadiff.arithmetic import round_bf16
 from llamadiff.candidates.engine import record
 from llamadiff.candidates.loglines import number_of, read_lines
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
+from llamadiff.numerics.arithmetic import round_bf16
+from llamadiff.trace import taps
 
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 MODEL = Path(__file__).parent.parent / "llamadiff" / "shipped" / "tiny.Q4_K_M.gguf"

@@ -13,7 +13,7 @@ from llamadiff.candidates.engine import record
 from llamadiff.llamacpp.request import LONG
 from llamadiff.passes import BEGINNING
 from llamadiff.pipeline import diff
-from llamadiff.trace import Trace
+from llamadiff.trace.reader import Trace
 
 TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(3, 90, 40))
 

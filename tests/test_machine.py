@@ -7,9 +7,10 @@ import sys
 import pytest
 from machine import Machine
 
-from llamadiff import child, doctor
+from llamadiff import doctor
 from llamadiff.doctor import Check
 from llamadiff.llamacpp.request import Settings
+from llamadiff.system import python_child
 
 REPACKED = Settings(repack=True)
 
@@ -55,7 +56,7 @@ def test_what_llama_cpp_has_to_do_is_never_skipped(small_model):
 
 
 def test_the_probe_says_what_a_crash_was(monkeypatch):
-    monkeypatch.setattr(child, "command", lambda module: [sys.executable, "-c", DIES])
+    monkeypatch.setattr(python_child, "command", lambda module: [sys.executable, "-c", DIES])
     check = doctor.decodes("repacked", REPACKED, True)
     assert check == Check("repacked", False, "llama.cpp died of SIGSEGV: its repacked kernels crash on some CPUs; "
                           "run again without --repack")  # fmt: skip

@@ -12,9 +12,10 @@ from llamaref import ModelError, Weights
 from llamaref.metadata import implemented
 from llamaref.models import ARCHITECTURES
 
-from llamadiff import UserError, taps
+from llamadiff import UserError
 from llamadiff.candidates.engine import record
 from llamadiff.model import Model
+from llamadiff.trace import taps
 
 LIES = (0, 1, 3, 7, 1 << 20, (1 << 31) - 1, -1, 0.0, -1.5, 1e30, math.nan, "x", [], [1, 2], True, None)
 

@@ -12,7 +12,7 @@ from llamaref import Engine
 from misread import K_TYPES, LEGACY, MISTAKES, Everywhere, Misread, decode
 from small import EMBD, FF, VOCAB, write_model
 
-from llamadiff import Trace, limits
+from llamadiff import Trace
 from llamadiff.asking import text_request
 from llamadiff.candidates.engine import record
 from llamadiff.ggml.graph import GraphEngine
@@ -20,6 +20,7 @@ from llamadiff.ggml.op import Op, Operand
 from llamadiff.graphmodel import by_its_graph
 from llamadiff.llamacpp.request import Settings
 from llamadiff.model import ModelFile
+from llamadiff.numerics import tolerances
 from llamadiff.pipeline import diff, judge
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
@@ -144,7 +145,7 @@ def test_mistake_is_named_through_the_graph(kind, cause, mistake, model, graph_m
     wide = kind in K_TYPES and cause == "block-size-wrong"
     weight = "ffn_down" if wide else "ffn_up"
     wrong = record(Engine(Misread(path, f"{weight}.weight", mistake)), TOKENS, "my engine")
-    result = judge(graph_model("llama", kind), right, wrong, limits.RULES)
+    result = judge(graph_model("llama", kind), right, wrong, tolerances.RULES)
     assert result.wrong[0].tap == TAPS[weight]
     assert cause in [found.name for found in result.diagnosis[0].causes]
     assert result.diagnosis[0].nmse <= 1e-9
@@ -160,7 +161,7 @@ def test_a_type_misread_everywhere_is_named_through_what_was_not_recorded(kind, 
     path, right = model("llama", kind)
     wrong = record(Engine(Everywhere(path, kind, mistake)), TOKENS, "my engine")
     kept = {name: np.array(wrong[name]) for name in wrong if name.startswith(("embd", "l_out", "result"))}
-    result = judge(graph_model("llama", kind), right, Trace(wrong.info, kept, wrong.dtypes), limits.RULES)
+    result = judge(graph_model("llama", kind), right, Trace(wrong.info, kept, wrong.dtypes), tolerances.RULES)
     assert (result.diagnosis[0].tap, [found.name for found in result.diagnosis[0].causes]) == ("l_out-0", [cause])
 
 
@@ -171,7 +172,7 @@ def test_a_type_misread_everywhere_is_named_through_what_was_not_recorded(kind, 
 def test_misread_embedding_is_named_through_the_graph(kind, cause, mistake, model, graph_model):
     path, right = model("llama", kind)
     wrong = record(Engine(Misread(path, "token_embd.weight", mistake)), TOKENS, "my engine")
-    result = judge(graph_model("llama", kind), right, wrong, limits.RULES)
+    result = judge(graph_model("llama", kind), right, wrong, tolerances.RULES)
     assert (result.wrong[0].tap, cause in [found.name for found in result.diagnosis[0].causes]) == ("embd", True)
 
 
@@ -192,6 +193,6 @@ def test_misread_experts_are_named_through_the_graph(mistake, tmp_path):
 
     right = record(by_graph.engine, TOKENS, "right")
     wrong = record(GraphEngine(by_graph.graph, by_graph.weights, {node.number: faulty}), TOKENS, "my engine")
-    result = judge(by_graph, right, wrong, limits.RULES)
+    result = judge(by_graph, right, wrong, tolerances.RULES)
     assert result.wrong[0].tap == "ffn_moe_up-1"
     assert cause in [found.name for found in result.diagnosis[0].causes]

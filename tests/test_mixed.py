@@ -8,7 +8,7 @@ from llamaref import Engine
 
 from llamadiff.candidates.engine import record
 from llamadiff.pipeline import diff
-from llamadiff.trace import Trace
+from llamadiff.trace.reader import Trace
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 61)
 SOME = ("attn_norm-0", "attn_norm", "kqv_out", "Qcur_rope", "ffn_swiglu", "ffn_up-1", "l_out")

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from llamaref import Weights
 
-from llamadiff import compare, limits
+from llamadiff import compare
 from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.replay import replay
 from llamadiff.ggml.saved import load
 from llamadiff.llamacpp.capture import check_nodes
 from llamadiff.llamacpp.replay import NodeChecker
 from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.numerics import tolerances
 from llamadiff.pipeline import graph, list_nodes
 
 TOKENS = (1, 5, 9, 30, 17, 22)
@@ -92,10 +93,10 @@ def nodes(small_model, tmp_path_factory):
 
 
 def verdict(op: Op, found: np.ndarray) -> str:
-    rule = limits.rule_for(limits.RULES, op.name, op.name, "*")
+    rule = tolerances.rule_for(tolerances.RULES, op.name, op.name, "*")
     best = replay(op, found, enough=rule.match)
     match = rule.match + best.rounding
-    return limits.verdict(best.nmse, match, 10 * match)
+    return tolerances.verdict(best.nmse, match, 10 * match)
 
 
 def other_number(op: Op, place: int, change) -> Op:
@@ -238,14 +239,14 @@ def test_a_node_of_an_op_without_a_function_is_unchecked_and_named(small_model, 
     path = small_model()
     checks = list_nodes(path, 2)
     found = [replace(check, nmse=None if check.op == "ROPE" else 0.0) for check in checks]
-    rows = rows_of(found, limits.RULES)
+    rows = rows_of(found, tolerances.RULES)
     assert isinstance(checks[0], NodeCheck)
-    assert limits.worst_of([row.verdict for row in rows]) == "unchecked"
+    assert tolerances.worst_of([row.verdict for row in rows]) == "unchecked"
     info = check_nodes(Request(str(path), tokens=(1,), output=str(path.parent / "n.json"), nodes=True))
     text = summarize("unchecked", rows, info, 0)
     assert "4 nodes are unchecked, for want of a function: ROPE (4)" in text
     failed = [replace(check, problem="ValueError: no") if check.op == "ROPE" else check for check in found]
-    text = summarize("unchecked", rows_of(failed, limits.RULES), info, 0)
+    text = summarize("unchecked", rows_of(failed, tolerances.RULES), info, 0)
     assert "4 nodes are unchecked, since their function failed: ROPE (4)" in text
 
 

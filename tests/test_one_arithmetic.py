@@ -11,7 +11,7 @@ from llamaref import Engine, ops
 
 from llamadiff.candidates.engine import record
 from llamadiff.pipeline import diff
-from llamadiff.trace import Trace
+from llamadiff.trace.reader import Trace
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 64, 5, 2, 71, 28)
 LOGITS, LAYERS = ("result_output",), ("l_out", "result_output")

@@ -13,12 +13,12 @@ from safetensors.numpy import load_file, save_file
 from small import write_model
 
 from llamadiff import Trace, check, compare, diff
-from llamadiff.errors import UserError
 from llamadiff.llamacpp.request import Settings
 from llamadiff.opening import runnable
 from llamadiff.pipeline import record
 from llamadiff.report.json import to_object
-from llamadiff.trace import KEY
+from llamadiff.system.errors import UserError
+from llamadiff.trace.reader import KEY
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
 ZOO = Path(__file__).parent / "zoo" / "zoo.py"

@@ -12,7 +12,7 @@ from llamadiff import UserError
 from llamadiff.candidates.engine import record
 from llamadiff.model import Model
 from llamadiff.pipeline import diff
-from llamadiff.trace import Trace
+from llamadiff.trace.reader import Trace
 from llamadiff.weightfaults import weight_fault
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)

@@ -13,7 +13,7 @@ import gguf
 import pytest
 import small
 
-from llamadiff.trace import Trace
+from llamadiff.trace.reader import Trace
 
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 

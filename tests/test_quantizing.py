@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from llamaref import Engine
 
-from llamadiff import Trace, arithmetic, limits
+from llamadiff import Trace
 from llamadiff.candidates.engine import record as recorded
-from llamadiff.carrier import Carrier
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.ggml.replay import replay
 from llamadiff.ggml.saved import load, save
@@ -18,8 +17,10 @@ from llamadiff.lanes import NATIVE, kept, policies_for, rounding_type, stored_ty
 from llamadiff.llamacpp import quantizing
 from llamadiff.llamacpp.quantizing import near_halves, q8_way, way_of
 from llamadiff.llamacpp.request import Settings
+from llamadiff.numerics import arithmetic, tolerances
+from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.pipeline import diff, record
-from llamadiff.trace import Info
+from llamadiff.trace.reader import Info
 
 OTHERS = (arithmetic.NEON, arithmetic.PLAIN)
 X = near_halves()[:64].reshape(8, 256)
@@ -73,10 +74,10 @@ def product(way: str, kind: str = "q8_0") -> Op:
 
 
 def verdict(n: Op, found: np.ndarray) -> str:
-    rule = limits.rule_for(limits.RULES, n.name, n.name, "*")
+    rule = tolerances.rule_for(tolerances.RULES, n.name, n.name, "*")
     best = replay(n, found, enough=rule.match)
     assert best is not None
-    return limits.verdict(best.nmse, rule.match, 10 * rule.match)
+    return tolerances.verdict(best.nmse, rule.match, 10 * rule.match)
 
 
 @pytest.mark.parametrize("way", OTHERS)

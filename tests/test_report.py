@@ -18,7 +18,7 @@ from llamadiff import compare
 from llamadiff.candidates.engine import record
 from llamadiff.pipeline import diff
 from llamadiff.report.json import to_json, to_object
-from llamadiff.trace import Info, TraceWriter
+from llamadiff.trace.reader import Info, TraceWriter
 
 SCHEMA = json.loads((Path(__file__).parent / "report.schema.json").read_text())
 TOKENS = (1, 17, 5, 80)

@@ -8,10 +8,10 @@ from llamaref import Engine
 from small import write_model
 
 from llamadiff import passes
-from llamadiff.carrier import Carrier
+from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.pipeline import diff
 from llamadiff.study import Study, _cover
-from llamadiff.trace import Info, Trace
+from llamadiff.trace.reader import Info, Trace
 
 TOKENS, LAYERS = (1, 17, 5, 80, 42, 9, 33), 4
 

@@ -13,7 +13,7 @@ from llamaref import Engine
 from safetensors.numpy import save_file
 
 from llamadiff.candidates.engine import record
-from llamadiff.trace import KEY, SCHEMA, Trace
+from llamadiff.trace.reader import KEY, SCHEMA, Trace
 
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 TOKENS = (1, 17, 5, 80, 42, 9, 33)

@@ -17,9 +17,9 @@ import small
 from conftest import OPTIONS
 from llamaref import Weights
 
-from llamadiff.errors import UserError
-from llamadiff.hashing import file_sha256, model_sha256
 from llamadiff.model import Model
+from llamadiff.system.errors import UserError
+from llamadiff.system.hashing import file_sha256, model_sha256
 
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 IDS = ("--tokens", "1,17,5")

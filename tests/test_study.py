@@ -9,9 +9,9 @@ from llamaref import Engine, ops
 
 from llamadiff import UserError, compare
 from llamadiff.candidates.engine import record
-from llamadiff.limits import RULES, Rule, load_rules, rule_for, verdict, worst_of
+from llamadiff.numerics.tolerances import RULES, Rule, load_rules, rule_for, verdict, worst_of
 from llamadiff.pipeline import diff
-from llamadiff.trace import Trace
+from llamadiff.trace.reader import Trace
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 ROPE = BUGS[0]
@@ -73,7 +73,7 @@ def test_spans_follow_the_data_and_not_the_order(traces):
 
 @pytest.mark.parametrize("dtype", [np.float16, "bf16"])
 def test_a_dump_in_16_bits_is_noise(dtype, traces):
-    from llamadiff.arithmetic import round_bf16
+    from llamadiff.numerics.arithmetic import round_bf16
 
     path, right = traces["F16"]
     rounded = {name: round_bf16(right[name]) if dtype == "bf16" else right[name].astype(dtype) for name in right}
@@ -137,7 +137,7 @@ def test_arithmetic_of_each_phase_is_its_own(traces):
 
     class Rounding(Recorder):
         def operands(self, kind, *arrays):
-            from llamadiff.arithmetic import round_q8_0
+            from llamadiff.numerics.arithmetic import round_q8_0
 
             if kind != "Q8_0":
                 return arrays

@@ -12,9 +12,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from llamadiff import limits, metrics
 from llamadiff.comparison import Comparison, Logits, Row, TopToken
 from llamadiff.judging import Local
+from llamadiff.numerics import metrics, tolerances
 from llamadiff.report.terminal import make_console, render
 from llamadiff.report.text import number, quoted, shown, times, tiny
 
@@ -30,7 +30,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def local(nmse: float = 1e-14, limit: float = 1e-10, arithmetic: str = "F32", span: tuple[str, ...] = ()) -> Local:
-    verdict = limits.verdict(nmse, limit, 10 * limit)
+    verdict = tolerances.verdict(nmse, limit, 10 * limit)
     return Local(nmse, arithmetic, limit, 10 * limit, verdict, 0, (0, 0), 1.0, 2.0, (nmse,), span)
 
 
@@ -66,7 +66,7 @@ def logits(agree: bool = True, text: str | None = " Once", value: float = 12.5) 
 
 
 def comparison(its: list[Row], **fields: object) -> Comparison:
-    verdict = limits.worst_of([one.verdict for one in its])
+    verdict = tolerances.worst_of([one.verdict for one in its])
     plain = Comparison(
         verdict=verdict, summary="Qcur_rope-1: my-engine's RoPE is wrong on the inputs it was given " * 2,
         rows=tuple(its), missing=(),
@@ -115,7 +115,7 @@ SHAPES = {
     ),
     "long texts": comparison(rows(2), tokens=((9, "x" * 900), (10, "日" * 900)), logits=logits(text="日" * 900)),
     "hostile": comparison(rows(2), summary=HOSTILE * 9, tokens=((1, HOSTILE),), candidate={"name": HOSTILE * 9}),
-    "unchecked": comparison([replace(one, verdict=limits.UNCHECKED, local=None) for one in rows(2)]),
+    "unchecked": comparison([replace(one, verdict=tolerances.UNCHECKED, local=None) for one in rows(2)]),
 }
 
 
@@ -160,7 +160,7 @@ def test_the_sentence_comes_first_with_a_hanging_indent() -> None:
     assert lines[1][7] != " "
 
 
-@pytest.mark.parametrize("verdict", limits.SEVERITY)
+@pytest.mark.parametrize("verdict", tolerances.SEVERITY)
 def test_every_verdict_is_a_word(verdict: str) -> None:
     assert printed(comparison([], verdict=verdict)).startswith(f"{verdict.upper()}  Qcur_rope-1")
 
@@ -339,7 +339,7 @@ def test_nothing_from_a_file_is_obeyed() -> None:
     )
     settings = {"type_k": HOSTILE}
     its = comparison(
-        [replace(bad, verdict=limits.WRONG, baseline_local=local(0.5))], summary=HOSTILE, missing=(HOSTILE,),
+        [replace(bad, verdict=tolerances.WRONG, baseline_local=local(0.5))], summary=HOSTILE, missing=(HOSTILE,),
         model={"file": HOSTILE, "architecture": [HOSTILE], "layers": HOSTILE, "weight_types": {HOSTILE: HOSTILE}},
         tokens=((1, HOSTILE),), baseline={"name": HOSTILE, "version": HOSTILE, "settings": settings},
         candidate={"name": {HOSTILE: 1}, "settings": HOSTILE}, logits=logits(False, HOSTILE),

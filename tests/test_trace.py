@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from llamadiff.errors import UserError
-from llamadiff.trace import KEY, SCHEMA, Info, Trace, TraceWriter
+from llamadiff.system.errors import UserError
+from llamadiff.trace.reader import KEY, SCHEMA, Info, Trace, TraceWriter
 
 INFO = Info((1, 2, 3), (0, 1, 2), 2, "hello", {"name": "x"}, {"sha256": "0" * 64})
 

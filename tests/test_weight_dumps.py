@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from llamadiff.arithmetic import round_bf16
 from llamadiff.model import Model
-from llamadiff.trace import KEY, SCHEMA
+from llamadiff.numerics.arithmetic import round_bf16
+from llamadiff.trace.reader import KEY, SCHEMA
 from llamadiff.weightfaults import weight_fault
 
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))

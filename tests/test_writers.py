@@ -23,8 +23,7 @@ from small import write_model
 from typer.testing import CliRunner
 
 import llamadiff
-from llamadiff import Trace, UserError, taps, writers
-from llamadiff.arithmetic import round_bf16
+from llamadiff import Trace, UserError, writers
 from llamadiff.candidates import resolve
 from llamadiff.candidates.engine import record
 from llamadiff.candidates.source import Context
@@ -32,7 +31,9 @@ from llamadiff.cli import app
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.model import Model
+from llamadiff.numerics.arithmetic import round_bf16
 from llamadiff.pipeline import diff
+from llamadiff.trace import taps
 from llamadiff.writers import lines, trace_writer
 
 PROGRAMS = Path(__file__).parent / "writers"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamadiff.errors import UserError
-from llamadiff.input import check_regular
+from llamadiff.system.errors import UserError
+from llamadiff.system.input import check_regular
 
 if TYPE_CHECKING:
     from llamadiff.candidates.source import Context, Opened, Source
-    from llamadiff.trace import Trace
+    from llamadiff.trace.reader import Trace
 
 
 def open_candidate(spec: str) -> Opened:

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.candidates.source import Unread, named_row
-from llamadiff.errors import UserError
-from llamadiff.input import check_regular
-from llamadiff.stated import read_json, reason
-from llamadiff.trace import MAX_AXES
+from llamadiff.system.errors import UserError
+from llamadiff.system.input import check_regular
+from llamadiff.system.stated import read_json, reason
+from llamadiff.trace.reader import MAX_AXES
 
 Array = NDArray[Any]
 

@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from llamadiff import child
 from llamadiff.candidates.source import Context, Opened, register
-from llamadiff.errors import UserError
 from llamadiff.llamacpp.capture import scratch_directory
-from llamadiff.supervisor import PATIENCE
-from llamadiff.trace import Trace
+from llamadiff.system import python_child
+from llamadiff.system.errors import UserError
+from llamadiff.system.supervisor import PATIENCE
+from llamadiff.trace.reader import Trace
 
 PREFIX = "cmd:"
 TAIL = 2000  # bytes of the command's output that are shown when it fails
@@ -95,7 +95,7 @@ def _run(arguments: list[str], log: Path, timeout: float) -> None:
 def _supervised(arguments: list[str], output: BinaryIO) -> Iterator[subprocess.Popen[bytes]]:
     """The process that runs the command: it ends the command's processes when its input is closed, or ends with us."""
     supervisor = subprocess.Popen(  # noqa: S603
-        child.command("llamadiff.supervisor"),
+        python_child.command("llamadiff.system.supervisor"),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, start_new_session=True,
     )  # fmt: skip
     assert supervisor.stdin is not None
@@ -122,8 +122,8 @@ def _failure(arguments: list[str], supervisor: subprocess.Popen[bytes]) -> str |
     if "error" in answer:
         raise UserError(f"{arguments[0]}: cannot be run ({answer['error']})")
     if "code" not in answer:
-        return f"its supervising process {child.how_it_ended(supervisor.returncode)}"
-    return child.how_it_ended(answer["code"]) if answer["code"] else None
+        return f"its supervising process {python_child.how_it_ended(supervisor.returncode)}"
+    return python_child.how_it_ended(answer["code"]) if answer["code"] else None
 
 
 def _watch(supervisor: subprocess.Popen[bytes], log: Path, timeout: float) -> str | None:

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from llamadiff import taps
 from llamadiff.candidates import text
 from llamadiff.candidates.arrays import RAW, npy, npz, raw
 from llamadiff.candidates.numbers import whole
 from llamadiff.candidates.source import Context, Opened, Unread, assemble, named_row, register
-from llamadiff.errors import UserError
-from llamadiff.input import check_regular, read_text
-from llamadiff.trace import MAX_ID, Trace
+from llamadiff.system.errors import UserError
+from llamadiff.system.input import check_regular, read_text
+from llamadiff.trace import taps
+from llamadiff.trace.reader import MAX_ID, Trace
 
 TEXT = (".txt", ".log", ".dat")
 MAX_FILES = 100_000

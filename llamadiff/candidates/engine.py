@@ -10,7 +10,7 @@ from llamaref import Engine
 from llamaref.engine import Silent
 from numpy.typing import NDArray
 
-from llamadiff.trace import Info, Trace
+from llamadiff.trace.reader import Info, Trace
 
 Array = NDArray[Any]
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from llamadiff.candidates.source import Context, Opened, Unread, assemble, named_row, register
-from llamadiff.trace import KEY, Array, Trace
+from llamadiff.trace.reader import KEY, Array, Trace
 
 
 @register

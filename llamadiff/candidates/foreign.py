@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from llamadiff.candidates.builtin_maps import BUILT_IN
-from llamadiff.errors import UserError
+from llamadiff.system.errors import UserError
 
 PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _MAYBE = (".bin",)  # a pickle, or raw values

@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import taps
-from llamadiff.errors import UserError
 from llamadiff.model import Runnable
-from llamadiff.stated import brief, read_toml
-from llamadiff.transposes import advice
+from llamadiff.numerics.transposes import advice
+from llamadiff.system.errors import UserError
+from llamadiff.system.stated import brief, read_toml
+from llamadiff.trace import taps
 
 Array = NDArray[Any]
 

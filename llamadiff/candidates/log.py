@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import taps
 from llamadiff.candidates import layout
 from llamadiff.candidates.loglines import MAX_LINE, MAX_LINES, TOKENS, Block, Listed, Log, read_lines
 from llamadiff.candidates.source import Context, Opened, register
 from llamadiff.coverage import LOGITS
-from llamadiff.errors import UserError
-from llamadiff.printed import Number, Printed
-from llamadiff.trace import Info, Trace
+from llamadiff.system.errors import UserError
+from llamadiff.trace import taps
+from llamadiff.trace.printed import Number, Printed
+from llamadiff.trace.reader import Info, Trace
 
 Array = NDArray[Any]
 

@@ -12,16 +12,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import taps
-from llamadiff.arithmetic import precision
 from llamadiff.candidates import layout
 from llamadiff.candidates.foreign import advice_on_names
-from llamadiff.errors import UserError
 from llamadiff.model import Runnable
-from llamadiff.phase import Progress, silent
+from llamadiff.numerics.arithmetic import precision
 from llamadiff.preflight import WEIGHTS
 from llamadiff.shapes import in_last_row, is_last_row
-from llamadiff.trace import Info, Trace
+from llamadiff.system.errors import UserError
+from llamadiff.system.progress import Progress, silent
+from llamadiff.trace import taps
+from llamadiff.trace.reader import Info, Trace
 
 Array = NDArray[Any]
 ROOM = 2  # times the values of the file's tensor: what a dumped weight may have, to be told what is wrong with it

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.candidates.numbers import number, whole
-from llamadiff.errors import UserError
-from llamadiff.input import check_regular
+from llamadiff.system.errors import UserError
+from llamadiff.system.input import check_regular
 
 Array = NDArray[Any]
 

@@ -22,10 +22,10 @@ from llamadiff.candidates import layout
 from llamadiff.candidates.builtin_maps import HF
 from llamadiff.candidates.layout import Entry
 from llamadiff.candidates.source import Context, Opened, Piece, assemble, register
-from llamadiff.errors import UserError
-from llamadiff.input import check_regular
+from llamadiff.system.errors import UserError
+from llamadiff.system.input import check_regular
 from llamadiff.torch import run
-from llamadiff.trace import Trace
+from llamadiff.trace.reader import Trace
 
 PREFIX = "transformers:"
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}

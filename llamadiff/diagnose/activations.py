@@ -11,10 +11,10 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.arithmetic import ROUNDINGS
 from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.known import Change, bug, recipe
 from llamadiff.diagnose.norms import Same
+from llamadiff.numerics.arithmetic import ROUNDINGS
 
 Array = NDArray[Any]
 ACTIVATIONS = ("ffn_swiglu", "ffn_moe_swiglu")

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.arithmetic import ROUNDINGS
 from llamadiff.diagnose.attention import Scores, Values
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.embedding import Lookup
@@ -19,6 +18,7 @@ from llamadiff.diagnose.known import Change, Recipe, bug
 from llamadiff.diagnose.norms import Same
 from llamadiff.diagnose.rope import rope_on
 from llamadiff.diagnose.softmax import Softmax
+from llamadiff.numerics.arithmetic import ROUNDINGS
 
 Array = NDArray[Any]
 BOTH, KEPT, SEEN = ("kq", "kqv_out"), ("kv_k", "kv_v"), ("kq_soft_max",)

@@ -13,10 +13,11 @@ from llamaref import Engine
 from llamaref.config import Config
 from numpy.typing import NDArray
 
-from llamadiff import metrics, taps
-from llamadiff.carrier import Carrier
 from llamadiff.ggml.graph import GraphEngine
 from llamadiff.model import Runnable
+from llamadiff.numerics import metrics
+from llamadiff.numerics.rounding_tap import Carrier
+from llamadiff.trace import taps
 
 Array = NDArray[Any]
 TINY = 1e-9  # what float32 leaves of a right row

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import taps
-from llamadiff.carrier import Carrier
 from llamadiff.diagnose.case import Case, NotRecordedError, Run
 from llamadiff.diagnose.search import Clock, Fit, Outcome, replayed, search
 from llamadiff.diagnose.spans import replayed_span, search_span
 from llamadiff.judging import Finding, Local
 from llamadiff.lanes import Source
 from llamadiff.model import Model, Runnable
-from llamadiff.phase import Progress, silent
+from llamadiff.numerics.rounding_tap import Carrier
+from llamadiff.system.progress import Progress, silent
+from llamadiff.trace import taps
 
 Array = NDArray[Any]
 UNKNOWN = "unknown"

@@ -10,10 +10,10 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.arithmetic import ROUNDINGS
 from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.fit import solve
 from llamadiff.diagnose.known import Change, bug, recipe
+from llamadiff.numerics.arithmetic import ROUNDINGS
 
 Array = NDArray[Any]
 QK = ("Qcur_normed", "Kcur_normed")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import taps
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.known import Change, bug, recipe
+from llamadiff.trace import taps
 
 Array = NDArray[Any]
 RESIDUALS = ("ffn_inp", "l_out")

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import arithmetic, taps
 from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.known import Change, Recipe, bug
 from llamadiff.diagnose.products import DENSE, PRODUCTS, Product
+from llamadiff.numerics import arithmetic
+from llamadiff.trace import taps
 
 Array = NDArray[Any]
 EVERY = tuple(kind.word for kind in taps.BY_WORD.values() if kind.op != "ARGSORT")

@@ -11,11 +11,11 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.arithmetic import ROUNDINGS
 from llamadiff.diagnose.attention import scale_in_words, scores
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.fit import solve
 from llamadiff.diagnose.known import Change, bug, recipe
+from llamadiff.numerics.arithmetic import ROUNDINGS
 
 Array = NDArray[Any]
 

@@ -16,15 +16,15 @@ from llamaref import Engine
 from llamaref.engine import Step as EngineStep
 from numpy.typing import NDArray
 
-from llamadiff import taps
-from llamadiff.carrier import Carrier
 from llamadiff.diagnose.case import Case, NotRecordedError, Run
 from llamadiff.diagnose.known import Bug, known_bugs, reads_blocks, recipe_of
 from llamadiff.diagnose.search import EXPLAINS, TIE, Clock, Fit, Outcome, Step, changes_of, likeliest_first
 from llamadiff.judging import Local
 from llamadiff.lanes import F32, Source
-from llamadiff.phase import Progress
-from llamadiff.trace import Trace
+from llamadiff.numerics.rounding_tap import Carrier
+from llamadiff.system.progress import Progress
+from llamadiff.trace import taps
+from llamadiff.trace.reader import Trace
 
 Array = NDArray[Any]
 COLUMNS = 512  # tokens of all lanes of a pass: more cost time, fewer cost passes over the weights

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import taps
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.ggml.graph import WRITES, Alter, GraphEngine, GraphNode, tap_shape
+from llamadiff.trace import taps
 
 Array = NDArray[Any]
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from llamaref import Weights
 
-from llamadiff import taps
-from llamadiff.errors import UserError
 from llamadiff.ggml.op import ROUNDING, Array, Op, Operand, function_of
 from llamadiff.lanes import NATIVE
+from llamadiff.system.errors import UserError
+from llamadiff.trace import taps
 
 WRITES = ("SET_ROWS", "CPY")  # into the memory that they view
 CACHES = ("cache_k_l", "cache_v_l")  # llama-kv-cache.cpp's names, a layer's number behind

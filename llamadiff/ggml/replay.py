@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from llamadiff import metrics
-from llamadiff.arithmetic import PARTNER, as_cpu
 from llamadiff.ggml.op import Array, Op, arithmetics, function_of, unfollowed
+from llamadiff.numerics import metrics
+from llamadiff.numerics.arithmetic import PARTNER, as_cpu
 
 NO_FUNCTION = "no function for"
 SORTED = ("ARGSORT", "TOP_K")

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from llamaref.weights import decode
 
-from llamadiff.errors import UserError
 from llamadiff.ggml.op import Array, Op, Operand
-from llamadiff.input import check_regular
-from llamadiff.output import write_whole
-from llamadiff.stated import parse_json, reason
+from llamadiff.system.errors import UserError
+from llamadiff.system.input import check_regular
+from llamadiff.system.output import write_whole
+from llamadiff.system.stated import parse_json, reason
 
 KEY = "llamadiff.op"
 

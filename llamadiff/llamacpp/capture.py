@@ -8,14 +8,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamadiff.errors import NoRoomError, UserError
 from llamadiff.ggml.replay import NodeCheck
-from llamadiff.leftovers import temporary_directory, temporary_place
 from llamadiff.llamacpp.process import Child
 from llamadiff.llamacpp.request import Request
-from llamadiff.output import check_target
-from llamadiff.phase import Progress, silent
-from llamadiff.trace import Info, Trace
+from llamadiff.system.errors import NoRoomError, UserError
+from llamadiff.system.leftovers import temporary_directory, temporary_place
+from llamadiff.system.output import check_target
+from llamadiff.system.progress import Progress, silent
+from llamadiff.trace.reader import Info, Trace
 
 
 def capture(request: Request, progress: Progress = silent, child: Child | None = None) -> Trace:

@@ -14,8 +14,8 @@ from llamaref import Weights
 from llamaref.weights import block_sizes, type_number
 from numpy.typing import NDArray
 
-from llamadiff.errors import UserError
 from llamadiff.llamacpp.library import load
+from llamadiff.system.errors import UserError
 
 Array = NDArray[Any]
 SAMPLES = 8  # random rows of each tensor that are decoded both ways, besides its first and last

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.errors import UserError
 from llamadiff.llamacpp.library import load
+from llamadiff.system.errors import UserError
 
 MAX_DIMS, MAX_SRC, MAX_PARAMS, MAX_NAME = 4, 10, 64, 64
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from llamadiff.errors import UserError
+from llamadiff.system.errors import UserError
 
 INSTALL = "llama-cpp-python==0.3.36"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from llamadiff.taps import BY_WORD
+from llamadiff.trace.taps import BY_WORD
 
 # A product with a weight is known by the weight, and so is what adds its bias or multiplies by its scale.
 _BY_WEIGHT: Mapping[str, str] = {

@@ -15,11 +15,11 @@ import tempfile
 from contextlib import suppress
 from typing import IO, Any
 
-from llamadiff import child as process
-from llamadiff.errors import NoRoomError, UnrunnableError, UserError
-from llamadiff.leftovers import sweep
 from llamadiff.llamacpp.request import TOKENIZING, Request
-from llamadiff.phase import Progress
+from llamadiff.system import python_child as process
+from llamadiff.system.errors import NoRoomError, UnrunnableError, UserError
+from llamadiff.system.leftovers import sweep
+from llamadiff.system.progress import Progress
 
 MAX_LOG = 1 << 24  # bytes
 MOST = 8  # characters that are named
@@ -107,7 +107,7 @@ def death(code: int, request: Request, phase: str, log: str) -> UserError:
 
 
 def _death_of_a_prompt(code: int, request: Request, log: str) -> UserError:
-    from llamadiff.vocabulary import of_file
+    from llamadiff.trace.token_text import of_file
 
     lacking = of_file(request.model).lacking(request.text or "")
     if lacking:

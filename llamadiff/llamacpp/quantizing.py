@@ -11,9 +11,9 @@ import numpy as np
 from llamaref.weights import decode, type_number
 from numpy.typing import NDArray
 
-from llamadiff.arithmetic import AVX, Q8_WAYS, round_q8_0
-from llamadiff.errors import UserError
 from llamadiff.llamacpp.library import load
+from llamadiff.numerics.arithmetic import AVX, Q8_WAYS, round_q8_0
+from llamadiff.system.errors import UserError
 
 Array = NDArray[Any]
 BLOCK_BYTES = 34  # a scale in float16, 32 whole numbers

@@ -12,11 +12,11 @@ import numpy as np
 from llamaref import Weights
 from numpy.typing import NDArray
 
-from llamadiff import taps
 from llamadiff.ggml.graph import tap_axes
 from llamadiff.llamacpp.ggml import Node
 from llamadiff.llamacpp.names import tap_name
-from llamadiff.output import write_whole
+from llamadiff.system.output import write_whole
+from llamadiff.trace import taps
 
 Array = NDArray[Any]
 UNNAMED = ("node_", "leaf_")

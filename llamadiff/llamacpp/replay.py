@@ -15,14 +15,14 @@ import numpy as np
 from llamaref import Weights
 from numpy.typing import NDArray
 
-from llamadiff import limits, metrics
-from llamadiff.arithmetic import PARTNER, ROUNDINGS, as_cpu, is_q8_1, sums_as
 from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.replay import NO_FUNCTION, NodeCheck, Replay, opened, replay
 from llamadiff.ggml.saved import save
 from llamadiff.llamacpp.ggml import Node
 from llamadiff.llamacpp.names import tap_name
 from llamadiff.llamacpp.quantizing import q8_way
+from llamadiff.numerics import metrics, tolerances
+from llamadiff.numerics.arithmetic import PARTNER, ROUNDINGS, as_cpu, is_q8_1, sums_as
 
 Array = NDArray[Any]
 SMALL = 1 << 20  # bytes of memory that a view of it is checked by its values, not by its place alone
@@ -71,7 +71,7 @@ class NodeChecker:
             self._report(node, None, problem=f"{NO_FUNCTION} {n.name}")
             return
         found = node.values()
-        rule = limits.rule_for(limits.RULES, node.name, n.name, "*")
+        rule = tolerances.rule_for(tolerances.RULES, node.name, n.name, "*")
         try:
             best = replay(n, found, self._product(n), rule.match)
         except Exception as error:  # operands of a kind that the function has not met: this node alone is not judged

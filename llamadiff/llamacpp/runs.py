@@ -14,8 +14,6 @@ from llamaref import Weights
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from llamadiff import taps
-from llamadiff.errors import UserError
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.ggml import Node, Tensor
 from llamadiff.llamacpp.recorder import Alignment, GraphRecorder
@@ -23,8 +21,10 @@ from llamadiff.llamacpp.replay import NodeChecker
 from llamadiff.llamacpp.request import Settings, no_tap_fits
 from llamadiff.llamacpp.serve import Say
 from llamadiff.llamacpp.worker import Capture
-from llamadiff.output import write_whole
-from llamadiff.trace import TraceWriter
+from llamadiff.system.errors import UserError
+from llamadiff.system.output import write_whole
+from llamadiff.trace import taps
+from llamadiff.trace.reader import TraceWriter
 
 Array = NDArray[Any]
 

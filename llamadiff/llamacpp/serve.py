@@ -15,12 +15,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from llamadiff.child import asked
-from llamadiff.ending import reason
-from llamadiff.errors import NoRoomError, UnrunnableError, UserError
-from llamadiff.leftovers import remove_own, sweep
 from llamadiff.llamacpp.library import INSTALL, package
 from llamadiff.llamacpp.request import Request
+from llamadiff.system.errors import NoRoomError, UnrunnableError, UserError
+from llamadiff.system.exits import reason
+from llamadiff.system.leftovers import remove_own, sweep
+from llamadiff.system.python_child import asked
 
 Say = Callable[..., None]
 

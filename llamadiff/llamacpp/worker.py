@@ -15,16 +15,16 @@ import numpy as np
 from llama_cpp import llama_cpp
 from numpy.typing import NDArray
 
-from llamadiff import taps
-from llamadiff.errors import UnrunnableError, UserError
-from llamadiff.hashing import is_remembered, model_sha256
 from llamadiff.llamacpp.ggml import Ggml, Node, Tensor
 from llamadiff.llamacpp.library import set_fields
 from llamadiff.llamacpp.names import tap_name
 from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import KV_TYPES, LONG, TOKENIZING, Request, Settings
 from llamadiff.llamacpp.serve import Say
-from llamadiff.trace import Info, TraceWriter
+from llamadiff.system.errors import UnrunnableError, UserError
+from llamadiff.system.hashing import is_remembered, model_sha256
+from llamadiff.trace import taps
+from llamadiff.trace.reader import Info, TraceWriter
 
 Array = NDArray[Any]
 

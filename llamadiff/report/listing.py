@@ -8,12 +8,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from llamadiff import taps
 from llamadiff.diagnose.known import Bug, known_bugs
 from llamadiff.doctor import Check
 from llamadiff.model import Runnable
 from llamadiff.report.terminal import make_console
 from llamadiff.report.text import shown
+from llamadiff.trace import taps
 
 NAME_WIDTH = 26
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from llamadiff.phase import Progress, silent
+from llamadiff.system.progress import Progress, silent
 
 
 @contextmanager

@@ -11,11 +11,12 @@ from typing import IO, Any
 from rich.console import Console
 from rich.text import Text
 
-from llamadiff import limits, sentence
+from llamadiff import sentence
 from llamadiff.comparison import NUMPY, Comparison, EngineUsed, Logits, TopToken
 from llamadiff.diagnose import words as say
 from llamadiff.diagnose.diagnosis import UNKNOWN, Diagnosis
 from llamadiff.model import ENGINE
+from llamadiff.numerics import tolerances
 from llamadiff.report.tables import Column, table
 from llamadiff.report.terminal_notes import put_notes
 from llamadiff.report.terminal_page import VERDICTS, Page
@@ -107,7 +108,7 @@ def _engine(page: Page, engine: EngineUsed) -> str:
 
 def _put_preflight(page: Page, comparison: Comparison) -> None:
     """What was looked at before the layers: the failures, and a count of the rest."""
-    bad = [check for check in comparison.preflight if check.verdict != limits.MATCH]
+    bad = [check for check in comparison.preflight if check.verdict != tolerances.MATCH]
     for check in bad[:_FEW_CHECKS]:
         line = Text.assemble((check.verdict.upper(), VERDICTS[check.verdict]), f"  {page.data(check.name, 60)}: ")
         page.paragraph(Text("preflight    ", "dim"), line + Text(page.data(check.found, 1000)))

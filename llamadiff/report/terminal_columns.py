@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from llamadiff import limits
 from llamadiff.comparison import Row
 from llamadiff.judging import Local
-from llamadiff.metrics import Stats
+from llamadiff.numerics import tolerances
+from llamadiff.numerics.metrics import Stats
 from llamadiff.report.tables import Column
 from llamadiff.report.terminal_page import VERDICTS, Page
 from llamadiff.report.text import number, times, tiny
 
 CORE = 5  # columns up to this rank should stand in 80 cells; the others take what room is left
-MARKS = {limits.MATCH: "·", limits.NOISE: "~", limits.WRONG: "✗", limits.UNCHECKED: "?"}
+MARKS = {tolerances.MATCH: "·", tolerances.NOISE: "~", tolerances.WRONG: "✗", tolerances.UNCHECKED: "?"}
 _DECADES = 16  # of a bar's scale; a cell is two
 
 
@@ -81,9 +81,9 @@ def _word(line: Line) -> str:
 
 
 def _verdict(line: Line, words: bool) -> Text:
-    if line.baseline_off and line.verdict != limits.WRONG:
+    if line.baseline_off and line.verdict != tolerances.WRONG:
         return Text("b off" if words else "b", "bold red")
-    wrong, match = line.verdict == limits.WRONG, line.verdict == limits.MATCH
+    wrong, match = line.verdict == tolerances.WRONG, line.verdict == tolerances.MATCH
     word = (line.verdict.upper() if wrong else line.verdict) if words else MARKS[line.verdict]
     style = "dim" if match else "bold reverse red" if line.first else VERDICTS[line.verdict]
     return Text(word, style)
@@ -91,7 +91,7 @@ def _verdict(line: Line, words: bool) -> Text:
 
 def _emphasis(line: Line) -> str:
     """Colour for what is not a match, bold for the first divergence: the eye should fall there."""
-    if line.verdict == limits.MATCH:
+    if line.verdict == tolerances.MATCH:
         return ""
     return f"bold {VERDICTS[line.verdict]}" if line.first else VERDICTS[line.verdict]
 

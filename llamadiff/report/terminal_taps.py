@@ -8,8 +8,8 @@ from itertools import groupby
 
 from rich.text import Text
 
-from llamadiff import limits
 from llamadiff.comparison import Comparison, Row
+from llamadiff.numerics import tolerances
 from llamadiff.report.tables import Column, fitted, line, titles, width_of
 from llamadiff.report.terminal_columns import CORE, MARKS, Line, Spelling, shared_columns, side_columns, tap_columns
 from llamadiff.report.terminal_page import Page
@@ -37,7 +37,7 @@ def put_taps(page: Page, comparison: Comparison) -> None:
 
 def baseline_is_off(row: Row) -> bool:
     """Whether the baseline's own computation of a tap is wrong (judged where the candidate is another trace)."""
-    return row.baseline_local is not None and row.baseline_local.verdict == limits.WRONG
+    return row.baseline_local is not None and row.baseline_local.verdict == tolerances.WRONG
 
 
 def _lines(comparison: Comparison) -> list[Line]:
@@ -45,7 +45,7 @@ def _lines(comparison: Comparison) -> list[Line]:
     out = []
     for _, members in groupby(comparison.rows, key=lambda row: row.tap if row.layer is None else row.layer):
         rows = list(members)
-        verdict = limits.worst_of([row.verdict for row in rows])
+        verdict = tolerances.worst_of([row.verdict for row in rows])
         off = any(baseline_is_off(row) for row in rows)
         out.append(Line(rows[0].layer, verdict, off, max(rows, key=_badness), _residual(rows)))
         if any(row is first for row in rows):
@@ -64,7 +64,7 @@ def _badness(row: Row) -> tuple[int, float, float]:
     excess = 0.0
     if local is not None and local.nmse != 0:
         excess = local.nmse / local.limit if local.limit > 0 and not math.isnan(local.nmse) else math.inf
-    return limits.SEVERITY.index(row.verdict), excess, math.inf if math.isnan(drift) else drift
+    return tolerances.SEVERITY.index(row.verdict), excess, math.inf if math.isnan(drift) else drift
 
 
 def _layout(page: Page, lines: Sequence[Line]) -> tuple[Spelling, int, list[Column], list[Column]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.resources import files
 
-from llamadiff.errors import UserError
+from llamadiff.system.errors import UserError
 
 LANGUAGES: Mapping[str, str] = {
     "c": "trace_writer.c", "cpp": "trace_writer.cpp", "rust": "trace_writer.rs", "js": "trace_writer.js",

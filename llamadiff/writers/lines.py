@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from llamadiff.model import Runnable
-from llamadiff.taps import Tap
+from llamadiff.trace.taps import Tap
 
 _FIRST = "*"  # marks the taps to write first
 _TOKENS = {"token": "n_tokens", "query": "n_tokens", "key": "n_keys"}

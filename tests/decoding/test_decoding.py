@@ -14,7 +14,7 @@ from llamadiff import compare
 from llamadiff.comparison import Comparison
 from llamadiff.demo import shipped_model
 from llamadiff.pipeline import record
-from llamadiff.taps import parse
+from llamadiff.trace.taps import parse
 
 HOW = (PREFILL, CHUNKS, SINGLY)
 PRODUCT = [

@@ -17,7 +17,7 @@ from llamadiff import UserError, compare
 from llamadiff.demo import shipped_model
 from llamadiff.pipeline import diff, record
 from llamadiff.preflight import tokens_apart
-from llamadiff.trace import Trace
+from llamadiff.trace.reader import Trace
 
 STEPS = 4
 

@@ -23,7 +23,7 @@ import numpy as np
 from safetensors.numpy import save, save_file
 
 from fuzz import mutating
-from llamadiff import chat, cli, limits
+from llamadiff import chat, cli
 from llamadiff.admission import check_runnable
 from llamadiff.candidates import resolve
 from llamadiff.candidates.arrays import RAW
@@ -32,9 +32,10 @@ from llamadiff.candidates.layout import Map, identity_map, load_map
 from llamadiff.candidates.source import Context
 from llamadiff.ggml.saved import load
 from llamadiff.model import Model
+from llamadiff.numerics import tolerances
 from llamadiff.pipeline import diff
 from llamadiff.report.json import to_json
-from llamadiff.trace import KEY, SCHEMA, Trace
+from llamadiff.trace.reader import KEY, SCHEMA, Trace
 
 Read = Callable[[], object]
 READERS: dict[str, Callable[[Random, Path], Read]] = {}
@@ -358,9 +359,9 @@ def tolerance(rng: Random, folder: Path) -> Read:
     put(path, toml_text(rng, RULES))
 
     def read() -> None:
-        rules = limits.load_rules(path)
+        rules = tolerances.load_rules(path)
         for tap in ("l_out-1", "a" * 200, "Qcur_rope-0"):
-            limits.rule_for(rules, tap, "MUL_MAT_ID", "Q8_0")
+            tolerances.rule_for(rules, tap, "MUL_MAT_ID", "Q8_0")
 
     return read
 

@@ -69,7 +69,7 @@ def run(name: str, numbers: range | list[int], show: bool = False) -> Result:
 
 def tried(read: object, result: Result, number: int) -> str | None:
     """What is wrong with the way in which one case ended."""
-    from llamadiff.errors import UserError
+    from llamadiff.system.errors import UserError
 
     result.cases += 1
     said, fault, line = StringIO(), None, None

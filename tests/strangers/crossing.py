@@ -21,8 +21,8 @@ from llamadiff.candidates.engine import record
 from llamadiff.comparison import Comparison, Row
 from llamadiff.model import Model
 from llamadiff.pipeline import diff
-from llamadiff.taps import parse
-from llamadiff.trace import Trace
+from llamadiff.trace.reader import Trace
+from llamadiff.trace.taps import parse
 from strangers import recording
 from strangers.arithmetic import BY_NAME, Arithmetic, bfloat, half
 from strangers.bugs import BUGS

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llamadiff import limits, metrics
-from llamadiff.arithmetic import round_f16
 from llamadiff.ggml.op import Array, Op, Rounding, op
 from llamadiff.ggml.ops.products import rounded
+from llamadiff.numerics import metrics, tolerances
+from llamadiff.numerics.arithmetic import round_f16
 
 # mean squares of rounding to float16: relative, and at the smallest numbers
-_U2, _STEP2 = limits.ROUNDING["f16"], 2.0**-48 / 12
+_U2, _STEP2 = tolerances.ROUNDING["f16"], 2.0**-48 / 12
 
 
 def slopes(n_head: int, max_bias: float) -> Array:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from llamadiff.arithmetic import AVX, PARTNER, ROUNDINGS, as_cpu
 from llamadiff.ggml.op import Array, Op, op
+from llamadiff.numerics.arithmetic import AVX, PARTNER, ROUNDINGS, as_cpu
 
 
 def rounded(x: Array, kind: str, exact: bool, q8: str = AVX) -> Array:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 ROPE_PAIRS = False  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
 NORM = "RMS_NORM"  # ggml's op of its norms
-TRAITS = "PRE_NORM SSM_SCAN"  # what its layers have (llamadiff/taps.py)
+TRAITS = "PRE_NORM SSM_SCAN"  # what its layers have (llamadiff/trace/taps.py)
 FFN_SCALES = False  # whether llama.cpp's graph multiplies by ffn_*.scale where a file has it
 
 

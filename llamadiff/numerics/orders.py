@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import metrics
+from llamadiff.numerics import metrics
 
 Array = NDArray[Any]
 SOME = 1 << 20  # values that are widened at once

@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from llamadiff import leftovers
-from llamadiff.child import adopt_orphans, die_with_parent
+from llamadiff.system import leftovers
+from llamadiff.system.python_child import adopt_orphans, die_with_parent
 
 OFTEN = 0.02  # seconds between two looks
 PATIENCE = 5.0  # seconds that processes may take to die

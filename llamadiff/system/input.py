@@ -8,7 +8,7 @@ import stat
 import time
 from pathlib import Path
 
-from llamadiff.errors import UserError
+from llamadiff.system.errors import UserError
 
 OPENED = 0.5  # seconds within which somebody must write to a pipe
 SILENCE = 10.0  # seconds that whoever writes to it may pause

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from llamadiff.errors import UserError
-from llamadiff.input import read_bytes, read_text
+from llamadiff.system.errors import UserError
+from llamadiff.system.input import read_bytes, read_text
 
 MAX_DEPTH = 16  # of objects within objects
 MAX_TOML = 1 << 20  # bytes: a map of every tap has a hundredth of it

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from llamadiff.errors import UserError
-from llamadiff.leftovers import sweep
+from llamadiff.system.errors import UserError
+from llamadiff.system.leftovers import sweep
 
 COULD_NOT_TELL = 2
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they ask a command to stop

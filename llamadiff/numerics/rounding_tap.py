@@ -9,9 +9,9 @@ import numpy as np
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
-from llamadiff import arithmetic
 from llamadiff.lanes import NATIVE, READ, READ_SHAKEN, ROUGH, ROUGH_ATTENTION, ROUGH_CACHE, rounding_type
-from llamadiff.rounding import ROW, Rounding
+from llamadiff.numerics import arithmetic
+from llamadiff.numerics.rounding import ROW, Rounding
 
 Array = NDArray[Any]
 

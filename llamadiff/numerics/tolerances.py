@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from llamadiff.errors import UserError
-from llamadiff.stated import brief, read_toml
+from llamadiff.system.errors import UserError
+from llamadiff.system.stated import brief, read_toml
 
 MATCH, NOISE, WRONG, UNCHECKED = "match", "noise", "wrong", "unchecked"
 SEVERITY = (MATCH, NOISE, UNCHECKED, WRONG)

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-from llamadiff.errors import UserError
-from llamadiff.output import is_stream
+from llamadiff.system.errors import UserError
+from llamadiff.system.output import is_stream
 
 Named: TypeAlias = tuple[str, str | os.PathLike[str] | None]  # words for a file, and the file; None: there is none
 STANDARD_OUTPUT = "-"

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import taps
-from llamadiff.errors import UserError
-from llamadiff.input import check_regular
-from llamadiff.leftovers import temporary_file
-from llamadiff.output import NO_ROOM, check_target, unwritten
-from llamadiff.printed import Printed
-from llamadiff.stated import MAX_DEPTH, brief, is_shallow, parse_json, reason
+from llamadiff.system.errors import UserError
+from llamadiff.system.input import check_regular
+from llamadiff.system.leftovers import temporary_file
+from llamadiff.system.output import NO_ROOM, check_target, unwritten
+from llamadiff.system.stated import MAX_DEPTH, brief, is_shallow, parse_json, reason
+from llamadiff.trace import taps
+from llamadiff.trace.printed import Printed
 
 Array = NDArray[Any]
 

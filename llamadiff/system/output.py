@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import disk_usage
 
-from llamadiff.errors import NoRoomError, UserError
-from llamadiff.leftovers import temporary_file
+from llamadiff.system.errors import NoRoomError, UserError
+from llamadiff.system.leftovers import temporary_file
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 

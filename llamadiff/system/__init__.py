@@ -1,0 +1,1 @@
+"""The machine: files, processes, errors, exits. Knows nothing of models."""

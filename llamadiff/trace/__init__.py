@@ -1,0 +1,1 @@
+"""The trace file and the words in it: taps, metadata, tokens as text."""
