@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llamadiff.engines.model_file import Runnable, check_same_model
 from llamadiff.lanes import stored_types
 from llamadiff.llamacpp.request import KV_TYPES
-from llamadiff.model import Runnable, check_same_model
 from llamadiff.preflight import tokens_apart
 from llamadiff.schedule import slipped
 from llamadiff.system.errors import UserError

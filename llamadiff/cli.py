@@ -240,7 +240,7 @@ def taps(
     model: Model, tokens: Annotated[int, typer.Option("--n-tokens", min=1, help="Shapes for this many.")] = 14
 ) -> None:
     """Print what an engine should write: names, shapes, order; the dozen that matter most are marked."""
-    from llamadiff.opening import runnable
+    from llamadiff.engines.select import runnable
     from llamadiff.report import listing
 
     listing.print_taps(runnable(model, tokens), tokens)
@@ -262,7 +262,7 @@ def writer(
 
 
 def _add_lines(language: str, model: Path) -> str:
-    from llamadiff.opening import runnable
+    from llamadiff.engines.select import runnable
     from llamadiff.writers.lines import add_lines
 
     return "\n" + add_lines(language, runnable(model, 14))

@@ -9,9 +9,9 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff.choices import Choice, suspected, without
 from llamadiff.diagnose.diagnosis import Scene, scene_of
+from llamadiff.engines.model_file import Model, Runnable
 from llamadiff.judging import Local
 from llamadiff.lanes import F32, JITTERS
-from llamadiff.model import Model, Runnable
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.passes import Passes, run_passes

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from llamadiff.comparison import Comparison, Decoding, Row, arithmetics_of
+from llamadiff.engines.model_file import ModelFile
 from llamadiff.ggml.replay import NO_FUNCTION, NodeCheck
 from llamadiff.judging import Local
 from llamadiff.llamacpp.capture import Nodes, check_nodes
 from llamadiff.llamacpp.process import Child
 from llamadiff.llamacpp.request import Request, no_tap_fits
-from llamadiff.model import ModelFile
 from llamadiff.numerics import tolerances
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent

@@ -17,10 +17,10 @@ from llamaref import Engine, ModelError
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from llamadiff.engines.model_file import Runnable
 from llamadiff.judging import Finding, Judge
 from llamadiff.lanes import F32, NATIVE, POLICIES, Lane, Source
 from llamadiff.llamacpp.request import LONG
-from llamadiff.model import Runnable
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.study import Study, lanes_of

@@ -17,7 +17,6 @@ from threadpoolctl import threadpool_limits
 from llamadiff import sentence
 from llamadiff.admission import check_runnable, check_same_run
 from llamadiff.advice import next_steps
-from llamadiff.asking import request_for, text_request
 from llamadiff.candidates.layout import Map, identity_map, load_map
 from llamadiff.candidates.source import Context, Opened
 from llamadiff.comparison import (
@@ -38,18 +37,19 @@ from llamadiff.coverage import coverage_of
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.diagnose.diagnosis import diagnose as why
 from llamadiff.drift import drift_only
+from llamadiff.engines.capture_request import request_for, text_request
+from llamadiff.engines.graph_model import by_its_graph
+from llamadiff.engines.model_file import Model, ModelFile, Runnable, check_same_model
+from llamadiff.engines.select import after_what_the_engine_said, in_engine, opened_for
 from llamadiff.ggml.replay import NodeCheck
-from llamadiff.graphmodel import by_its_graph
 from llamadiff.greedy import parting, with_parting
 from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
 from llamadiff.llamacpp.process import Child
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.manner import Manner, scene, understood
 from llamadiff.misrecorded import misrecorded
-from llamadiff.model import Model, ModelFile, Runnable, check_same_model
 from llamadiff.nodes import compare_nodes
 from llamadiff.numerics import tolerances
-from llamadiff.opening import after_what_the_engine_said, in_engine, opened_for
 from llamadiff.passes import Passes, run_passes, without_followers
 from llamadiff.preflight import WEIGHTS, Check, preflight
 from llamadiff.schedule import answers_otherwise, as_it_ran, as_stated, batches_of, in_batches_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from llamadiff.model import ModelFile
+from llamadiff.engines.model_file import ModelFile
 from llamadiff.numerics import tolerances
 from llamadiff.schedule import common, slipped
 from llamadiff.trace.reader import Info, Trace

@@ -19,10 +19,10 @@ from llamadiff.diagnose.diagnosis import Scene, case_of
 from llamadiff.diagnose.known import recipe_of
 from llamadiff.diagnose.products import Product
 from llamadiff.diagnose.search import VARIES, Clock, Fit, replayed, search
+from llamadiff.engines.model_file import Runnable
 from llamadiff.judging import Finding, Local
 from llamadiff.lanes import F32, rounding_type, shaken
 from llamadiff.looks import BY_TABLE, KEPT, LARGE, UNEVEN, Looks, determines, looks_of
-from llamadiff.model import Runnable
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.arithmetic import EIGHT_BITS, ROUNDINGS, precision
 from llamadiff.numerics.rounding import Rounding

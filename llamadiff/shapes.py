@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.model import Model, Runnable
+from llamadiff.engines.model_file import Model, Runnable
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.transposes import advice
 from llamadiff.preflight import Check

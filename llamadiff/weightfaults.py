@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.model import ModelFile
+from llamadiff.engines.model_file import ModelFile
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.numerics.orders import order_of

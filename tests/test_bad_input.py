@@ -28,10 +28,10 @@ import pytest
 import small
 from safetensors.numpy import save_file
 
-from llamadiff import chat
+from llamadiff.engines import chat_template
+from llamadiff.engines.model_file import Model
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
-from llamadiff.model import Model
 from llamadiff.pipeline import diff
 from llamadiff.report.json import to_json
 from llamadiff.system.errors import UserError
@@ -675,7 +675,7 @@ def test_a_trace_of_many_taps_needs_few_descriptors(tmp_path: Path, cli: Cli) ->
 
 def rendered(template: str) -> str:
     model = SimpleNamespace(path="m.gguf", chat_template=template, special_token=lambda kind: f"<{kind}>")
-    return chat.render(model, "hello")
+    return chat_template.render(model, "hello")
 
 
 @pytest.mark.parametrize(
@@ -706,7 +706,7 @@ def test_a_hostile_template_is_stopped(template: str, message: str) -> None:
 
 
 def test_rendering_has_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "SECONDS", 1)
+    monkeypatch.setattr(chat_template, "SECONDS", 1)
     started = time.perf_counter()
     with pytest.raises(UserError, match="takes more than 1 s"):
         rendered("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")

@@ -18,9 +18,9 @@ from llamadiff.candidates import resolve
 from llamadiff.candidates.engine import record
 from llamadiff.candidates.layout import load_map
 from llamadiff.candidates.source import Context
+from llamadiff.engines.model_file import Model
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
-from llamadiff.model import Model
 from llamadiff.numerics.arithmetic import round_bf16
 from llamadiff.pipeline import diff
 from llamadiff.trace.reader import KEY, Trace

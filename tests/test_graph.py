@@ -15,13 +15,13 @@ from llamaref.engine import Silent
 from small import write_model
 
 from llamadiff import Trace, compare
-from llamadiff.asking import text_request
 from llamadiff.candidates.engine import record
 from llamadiff.diagnose.subgraph import Subgraph
+from llamadiff.engines.capture_request import text_request
+from llamadiff.engines.graph_model import by_its_graph
+from llamadiff.engines.model_file import ModelFile
 from llamadiff.ggml.graph import Graph, GraphEngine, GraphNode, Leaf
-from llamadiff.graphmodel import by_its_graph
 from llamadiff.llamacpp.request import Settings
-from llamadiff.model import ModelFile
 from llamadiff.numerics import metrics
 from llamadiff.pipeline import record as recorded
 from llamadiff.system.errors import UserError

@@ -11,17 +11,17 @@ import pytest
 from small import EMBD, write_model
 
 from llamadiff import Trace
-from llamadiff.asking import text_request
 from llamadiff.candidates.engine import record
 from llamadiff.diagnose.case import Case, Run
 from llamadiff.diagnose.known import known_bugs, reads_blocks
 from llamadiff.diagnose.nodes.site import EDITS, Edit, Site
 from llamadiff.diagnose.subgraph import Subgraph
+from llamadiff.engines.capture_request import text_request
+from llamadiff.engines.graph_model import GraphModel, by_its_graph
+from llamadiff.engines.model_file import ModelFile
 from llamadiff.ggml.graph import GraphEngine, GraphNode
 from llamadiff.ggml.op import Op
-from llamadiff.graphmodel import GraphModel, by_its_graph
 from llamadiff.llamacpp.request import Settings
-from llamadiff.model import ModelFile
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.pipeline import judge

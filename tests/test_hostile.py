@@ -25,7 +25,7 @@ from llamadiff.candidates import layout, resolve
 from llamadiff.candidates.engine import record
 from llamadiff.candidates.layout import load_map
 from llamadiff.candidates.source import Context
-from llamadiff.model import Model
+from llamadiff.engines.model_file import Model
 from llamadiff.numerics.tolerances import RULES, load_rules
 from llamadiff.pipeline import judge
 from llamadiff.trace import taps

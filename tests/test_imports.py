@@ -16,7 +16,7 @@ ALLOWED = {
     "typer": ("llamadiff/cli.py", "llamadiff/options.py"),
     "rich": ("llamadiff/report/",),
     "pandas": ("llamadiff/comparison.py",),
-    "jinja2": ("llamadiff/chat.py",),
+    "jinja2": ("llamadiff/engines/chat_template.py",),
     "torch": ("llamadiff/shipped/", "llamadiff/torch.py", "llamadiff/candidates/transformers.py"),
     "transformers": ("llamadiff/candidates/transformers.py",),
     "safetensors": ("llamadiff/trace/reader.py", "llamadiff/ggml/", "llamadiff/llamacpp/recorder.py"),

@@ -14,7 +14,7 @@ from llamaref.models import ARCHITECTURES
 
 from llamadiff import UserError
 from llamadiff.candidates.engine import record
-from llamadiff.model import Model
+from llamadiff.engines.model_file import Model
 from llamadiff.trace import taps
 
 LIES = (0, 1, 3, 7, 1 << 20, (1 << 31) - 1, -1, 0.0, -1.5, 1e30, math.nan, "x", [], [1, 2], True, None)
@@ -38,7 +38,7 @@ def test_a_value_of_the_metadata_that_lies_is_refused_or_runs(name, small_model,
     path = small_model(name)
     weights = Weights(path)
     right, architecture = dict(weights.fields), weights.fields["general.architecture"]
-    monkeypatch.setattr("llamadiff.model.Weights", lambda *_: weights)
+    monkeypatch.setattr("llamadiff.engines.model_file.Weights", lambda *_: weights)
     assert refusal(path) == ""
     for key, value in product(sorted(implemented(architecture)), LIES):
         weights.fields = {**right, f"{architecture}.{key}": value}
@@ -52,7 +52,7 @@ def test_a_tensor_that_is_missing_or_of_another_shape_is_refused_or_not_needed(n
     path = small_model(name)
     weights = Weights(path)
     right = weights._tensors
-    monkeypatch.setattr("llamadiff.model.Weights", lambda *_: weights)
+    monkeypatch.setattr("llamadiff.engines.model_file.Weights", lambda *_: weights)
     for tensor in [name for name in right if not name.startswith("blk.1.")]:
         weights._tensors = {name: found for name, found in right.items() if name != tensor}
         assert len(refusal(path)) < 500, tensor

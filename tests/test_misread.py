@@ -13,13 +13,13 @@ from misread import K_TYPES, LEGACY, MISTAKES, Everywhere, Misread, decode
 from small import EMBD, FF, VOCAB, write_model
 
 from llamadiff import Trace
-from llamadiff.asking import text_request
 from llamadiff.candidates.engine import record
+from llamadiff.engines.capture_request import text_request
+from llamadiff.engines.graph_model import by_its_graph
+from llamadiff.engines.model_file import ModelFile
 from llamadiff.ggml.graph import GraphEngine
 from llamadiff.ggml.op import Op, Operand
-from llamadiff.graphmodel import by_its_graph
 from llamadiff.llamacpp.request import Settings
-from llamadiff.model import ModelFile
 from llamadiff.numerics import tolerances
 from llamadiff.pipeline import diff, judge
 

@@ -10,7 +10,7 @@ from llamaref import Engine
 
 from llamadiff import UserError
 from llamadiff.candidates.engine import record
-from llamadiff.model import Model
+from llamadiff.engines.model_file import Model
 from llamadiff.pipeline import diff
 from llamadiff.trace.reader import Trace
 from llamadiff.weightfaults import weight_fault

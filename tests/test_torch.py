@@ -12,7 +12,7 @@ import pytest
 
 from llamadiff import UserError, compare
 from llamadiff.candidates.transformers import _loaded
-from llamadiff.model import Model
+from llamadiff.engines.model_file import Model
 from llamadiff.torch import record
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)

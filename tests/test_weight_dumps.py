@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from llamadiff.model import Model
+from llamadiff.engines.model_file import Model
 from llamadiff.numerics.arithmetic import round_bf16
 from llamadiff.trace.reader import KEY, SCHEMA
 from llamadiff.weightfaults import weight_fault

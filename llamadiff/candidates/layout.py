@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.model import Runnable
+from llamadiff.engines.model_file import Runnable
 from llamadiff.numerics.transposes import advice
 from llamadiff.system.errors import UserError
 from llamadiff.system.stated import brief, read_toml

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llamadiff.candidates import layout
 from llamadiff.candidates.foreign import advice_on_names
-from llamadiff.model import Runnable
+from llamadiff.engines.model_file import Runnable
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.preflight import WEIGHTS
 from llamadiff.shapes import in_last_row, is_last_row

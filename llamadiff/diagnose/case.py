@@ -13,8 +13,8 @@ from llamaref import Engine
 from llamaref.config import Config
 from numpy.typing import NDArray
 
+from llamadiff.engines.model_file import Runnable
 from llamadiff.ggml.graph import GraphEngine
-from llamadiff.model import Runnable
 from llamadiff.numerics import metrics
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace import taps

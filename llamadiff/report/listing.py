@@ -10,7 +10,7 @@ from rich.text import Text
 
 from llamadiff.diagnose.known import Bug, known_bugs
 from llamadiff.doctor import Check
-from llamadiff.model import Runnable
+from llamadiff.engines.model_file import Runnable
 from llamadiff.report.terminal import make_console
 from llamadiff.report.text import shown
 from llamadiff.trace import taps

@@ -15,7 +15,7 @@ from llamadiff import sentence
 from llamadiff.comparison import NUMPY, Comparison, EngineUsed, Logits, TopToken
 from llamadiff.diagnose import words as say
 from llamadiff.diagnose.diagnosis import UNKNOWN, Diagnosis
-from llamadiff.model import ENGINE
+from llamadiff.engines.model_file import ENGINE
 from llamadiff.numerics import tolerances
 from llamadiff.report.tables import Column, table
 from llamadiff.report.terminal_notes import put_notes

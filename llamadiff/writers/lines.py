@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from llamadiff.model import Runnable
+from llamadiff.engines.model_file import Runnable
 from llamadiff.trace.taps import Tap
 
 _FIRST = "*"  # marks the taps to write first

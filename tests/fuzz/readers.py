@@ -23,15 +23,16 @@ import numpy as np
 from safetensors.numpy import save, save_file
 
 from fuzz import mutating
-from llamadiff import chat, cli
+from llamadiff import cli
 from llamadiff.admission import check_runnable
 from llamadiff.candidates import resolve
 from llamadiff.candidates.arrays import RAW
 from llamadiff.candidates.engine import record
 from llamadiff.candidates.layout import Map, identity_map, load_map
 from llamadiff.candidates.source import Context
+from llamadiff.engines import chat_template
+from llamadiff.engines.model_file import Model
 from llamadiff.ggml.saved import load
-from llamadiff.model import Model
 from llamadiff.numerics import tolerances
 from llamadiff.pipeline import diff
 from llamadiff.report.json import to_json
@@ -409,4 +410,4 @@ TEMPLATE = """{{ bos_token }}{% for m in messages %}{% if loop.index > 1 %}{% br
 def template(rng: Random, folder: Path) -> Read:
     source = mutating.text(rng, TEMPLATE)
     asked = SimpleNamespace(path="m.gguf", chat_template=source, special_token=lambda kind: f"<{kind}>")
-    return partial(chat.render, asked, "hello")
+    return partial(chat_template.render, asked, "hello")

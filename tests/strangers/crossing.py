@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff.candidates.engine import record
 from llamadiff.comparison import Comparison, Row
-from llamadiff.model import Model
+from llamadiff.engines.model_file import Model
 from llamadiff.pipeline import diff
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import parse

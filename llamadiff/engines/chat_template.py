@@ -19,7 +19,7 @@ from llamadiff.system import python_child
 from llamadiff.system.errors import UserError
 
 if TYPE_CHECKING:
-    from llamadiff.model import ModelFile
+    from llamadiff.engines.model_file import ModelFile
 
 MAX_TEMPLATE = 1 << 18  # characters
 MAX_RENDERED = 1 << 20
@@ -52,7 +52,7 @@ def _ask(request: dict[str, str]) -> dict[str, str]:
     """The child's answer, or what became of it."""
     try:
         done = subprocess.run(  # noqa: S603
-            python_child.command("llamadiff.chat"),
+            python_child.command("llamadiff.engines.chat_template"),
             input=json.dumps(request).encode(),
             capture_output=True,
             check=False,

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llamadiff.asking import text_request
 from llamadiff.comparison import GRAPH, NUMPY, EngineUsed
-from llamadiff.graphmodel import by_its_graph
+from llamadiff.engines.capture_request import text_request
+from llamadiff.engines.graph_model import by_its_graph
+from llamadiff.engines.model_file import Model, ModelFile, Runnable, check_same_model
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.request import Settings
-from llamadiff.model import Model, ModelFile, Runnable, check_same_model
 from llamadiff.system.errors import UnrunnableError, UserError
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace.reader import Trace

@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+from llamadiff.engines.model_file import Runnable
 from llamadiff.ggml.graph import Graph, GraphEngine, GraphNode, tap_shape
 from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.process import Child
 from llamadiff.llamacpp.request import Request
-from llamadiff.model import Runnable
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace import taps
 from llamadiff.trace.reader import Trace

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from llamadiff.engines.model_file import Model, ModelFile
 from llamadiff.llamacpp.request import Request, Settings
-from llamadiff.model import Model, ModelFile
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 
@@ -53,7 +53,7 @@ def text_request(
     if chat and not prompt:
         raise UserError("--chat needs a prompt: token ids are past the chat template")
     if chat and prompt:
-        from llamadiff.chat import render
+        from llamadiff.engines.chat_template import render
 
         prompt = render(model, prompt)
         if not prompt:

@@ -1,0 +1,1 @@
+"""What computes the right values: the reference engine, or llama.cpp's own graph."""
