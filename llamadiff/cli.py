@@ -78,7 +78,7 @@ def compare(
     expect: Expect = None,
 ) -> None:  # fmt: skip
     """Run llama.cpp and the engine on the same tokens; say whether, where and why they part."""
-    from llamadiff.llamacpp.process import Child
+    from llamadiff.llamacpp.child import Child
 
     text = _prompt(prompt, prompt_file)
     with Child() as child, _progress() as progress:
@@ -284,7 +284,7 @@ def demo() -> None:
 @app.command()
 def doctor() -> None:
     """Say what is installed, how llama.cpp was built, and what was found wrong."""
-    from llamadiff import doctor as examination
+    from llamadiff.llamacpp import doctor as examination
     from llamadiff.report import listing
 
     good = listing.print_checks(examination.examine())

@@ -14,7 +14,7 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.ggml.replay import NO_FUNCTION, NodeCheck
 from llamadiff.judging import Local
 from llamadiff.llamacpp.capture import Nodes, check_nodes
-from llamadiff.llamacpp.process import Child
+from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, no_tap_fits
 from llamadiff.numerics import tolerances
 from llamadiff.system.errors import UserError

@@ -44,7 +44,7 @@ from llamadiff.engines.select import after_what_the_engine_said, in_engine, open
 from llamadiff.ggml.replay import NodeCheck
 from llamadiff.greedy import parting, with_parting
 from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
-from llamadiff.llamacpp.process import Child
+from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.manner import Manner, scene, understood
 from llamadiff.misrecorded import misrecorded

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from llamaref import Weights
 
-from llamadiff.doctor import Check, decodes
+from llamadiff.llamacpp.doctor import Check, decodes
 from llamadiff.llamacpp.request import Settings
 
 UNQUANTIZED = {"F32", "F16", "BF16"}

@@ -40,7 +40,7 @@ from llamadiff.trace.reader import KEY, SCHEMA, Trace
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 TOKENS = (1, 17, 5)
 IDS = ("--tokens", "1,17,5")
-SERVE = "llamadiff.llamacpp.serve"
+SERVE = "llamadiff.llamacpp.child_main"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -15,7 +15,7 @@ import llamadiff
 from llamadiff import UserError
 from llamadiff.candidates.engine import record
 from llamadiff.cli import app
-from llamadiff.llamacpp.process import Child
+from llamadiff.llamacpp.child import Child
 from llamadiff.pipeline import compared_files
 from llamadiff.pipeline import record as capture
 from llamadiff.system.collisions import refuse_collisions, saved

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_bad_input import with_tokenizer
 
-from llamadiff.llamacpp import process
+from llamadiff.llamacpp import child
 from llamadiff.llamacpp.request import TOKENIZING, Request
 from llamadiff.system import exits
 from llamadiff.system.errors import UnrunnableError
@@ -58,7 +58,7 @@ def test_the_space_before_a_prompt_is_a_character_too() -> None:
 def test_a_death_that_no_character_explains(tmp_path: Path) -> None:
     """It is known what llama.cpp was doing, and that is said."""
     request = Request(str(with_tokenizer(tmp_path / "m.gguf")), text="abc")
-    error = process.death(-signal.SIGABRT, request, TOKENIZING, "GGML_ASSERT(bos) failed")
+    error = child.death(-signal.SIGABRT, request, TOKENIZING, "GGML_ASSERT(bos) failed")
     assert not isinstance(error, UnrunnableError)  # of the prompt, not of the file
     assert str(error) == (
         f"{request.model}: llama.cpp died of SIGABRT while it tokenized this prompt "
@@ -68,14 +68,14 @@ def test_a_death_that_no_character_explains(tmp_path: Path) -> None:
 
 def test_many_characters_are_counted(tmp_path: Path) -> None:
     request = Request(str(with_tokenizer(tmp_path / "m.gguf")), text="ABCDEFGHIJ")
-    message = str(process.death(-signal.SIGABRT, request, TOKENIZING, ""))
+    message = str(child.death(-signal.SIGABRT, request, TOKENIZING, ""))
     assert '"A" (U+0041), "B" (U+0042)' in message
     assert '"H" (U+0048) and 2 more, nor tokens for single bytes' in message
 
 
 def test_a_fault_while_it_runs_is_its_own(tmp_path: Path) -> None:
     request = Request(str(tmp_path / "m.gguf"), text="abc")
-    error = process.death(-signal.SIGSEGV, request, "running llama.cpp", "")
+    error = child.death(-signal.SIGSEGV, request, "running llama.cpp", "")
     assert isinstance(error, UnrunnableError)
     assert str(error).endswith("m.gguf: llama.cpp died of SIGSEGV: that is a fault in llama.cpp")
 

@@ -14,8 +14,8 @@ import pytest
 from llamaref import Weights
 
 from llamadiff.ggml.op import Array, Op, Operand, function_of
-from llamadiff.llamacpp.ggml import Ggml, Node, Tensor, TensorPointer, _InitParams
-from llamadiff.llamacpp.replay import NodeChecker
+from llamadiff.llamacpp.node_checker import NodeChecker
+from llamadiff.llamacpp.tensors import Ggml, Node, Tensor, TensorPointer, _InitParams
 
 SCAN, PLAIN, SAME = 1e-9, 1e-12, 0.0
 TYPES = {"float32": 0, "float16": 1, "int32": 26}

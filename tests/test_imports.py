@@ -19,7 +19,7 @@ ALLOWED = {
     "jinja2": ("llamadiff/engines/chat_template.py",),
     "torch": ("llamadiff/shipped/", "llamadiff/torch.py", "llamadiff/candidates/transformers.py"),
     "transformers": ("llamadiff/candidates/transformers.py",),
-    "safetensors": ("llamadiff/trace/reader.py", "llamadiff/ggml/", "llamadiff/llamacpp/recorder.py"),
+    "safetensors": ("llamadiff/trace/reader.py", "llamadiff/ggml/", "llamadiff/llamacpp/graph_recorder.py"),
 }
 
 
@@ -42,7 +42,7 @@ def test_imports_point_one_way(path):
             assert where.startswith(ALLOWED[top]), name
         if name.startswith("llamadiff.report"):
             assert where.startswith(("llamadiff/report/", "llamadiff/cli.py", "llamadiff/checking.py")), name
-        if name.startswith("llamadiff.llamacpp.worker"):
+        if name.startswith("llamadiff.llamacpp.record_taps"):
             assert where.startswith("llamadiff/llamacpp/"), name
 
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 from machine import Machine
 
-from llamadiff import doctor
-from llamadiff.doctor import Check
+from llamadiff.llamacpp import doctor
+from llamadiff.llamacpp.doctor import Check
 from llamadiff.llamacpp.request import Settings
 from llamadiff.system import python_child
 

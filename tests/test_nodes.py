@@ -19,7 +19,7 @@ from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.replay import replay
 from llamadiff.ggml.saved import load
 from llamadiff.llamacpp.capture import check_nodes
-from llamadiff.llamacpp.replay import NodeChecker
+from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.numerics import tolerances
 from llamadiff.pipeline import graph, list_nodes

@@ -9,7 +9,7 @@ import pytest
 
 from llamadiff.candidates.engine import record
 from llamadiff.engines.model_file import Model
-from llamadiff.llamacpp.names import tap_name
+from llamadiff.llamacpp.tap_names import tap_name
 from llamadiff.trace import taps
 
 DENSE = """attn_norm Qcur_proj Kcur_proj Vcur_proj Qcur_rope Kcur_rope kv_k kv_v kq kq_soft_max kqv_out attn_out

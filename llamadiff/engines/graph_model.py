@@ -11,7 +11,7 @@ from typing import ClassVar
 from llamadiff.engines.model_file import Runnable
 from llamadiff.ggml.graph import Graph, GraphEngine, GraphNode, tap_shape
 from llamadiff.llamacpp.capture import capture, scratch_directory
-from llamadiff.llamacpp.process import Child
+from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace import taps

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamadiff.ggml.replay import NodeCheck
-from llamadiff.llamacpp.process import Child
+from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import NoRoomError, UserError
 from llamadiff.system.leftovers import temporary_directory, temporary_place

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from llamadiff.diagnose.known import Bug, known_bugs
-from llamadiff.doctor import Check
 from llamadiff.engines.model_file import Runnable
+from llamadiff.llamacpp.doctor import Check
 from llamadiff.report.terminal import make_console
 from llamadiff.report.text import shown
 from llamadiff.trace import taps

@@ -13,8 +13,8 @@ from llamaref import Weights
 from numpy.typing import NDArray
 
 from llamadiff.ggml.graph import tap_axes
-from llamadiff.llamacpp.ggml import Node
-from llamadiff.llamacpp.names import tap_name
+from llamadiff.llamacpp.tap_names import tap_name
+from llamadiff.llamacpp.tensors import Node
 from llamadiff.system.output import write_whole
 from llamadiff.trace import taps
 

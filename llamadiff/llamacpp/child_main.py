@@ -35,7 +35,7 @@ def main() -> None:
     try:
         if problem is not None:
             raise problem
-        from llamadiff.llamacpp.worker import run
+        from llamadiff.llamacpp.record_taps import run
 
         run(request, say)
     except MemoryError:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.replay import NO_FUNCTION, NodeCheck, Replay, opened, replay
 from llamadiff.ggml.saved import save
-from llamadiff.llamacpp.ggml import Node
-from llamadiff.llamacpp.names import tap_name
 from llamadiff.llamacpp.quantizing import q8_way
+from llamadiff.llamacpp.tap_names import tap_name
+from llamadiff.llamacpp.tensors import Node
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.arithmetic import PARTNER, ROUNDINGS, as_cpu, is_q8_1, sums_as
 

@@ -15,12 +15,12 @@ import numpy as np
 from llama_cpp import llama_cpp
 from numpy.typing import NDArray
 
-from llamadiff.llamacpp.ggml import Ggml, Node, Tensor
+from llamadiff.llamacpp.child_main import Say
 from llamadiff.llamacpp.library import set_fields
-from llamadiff.llamacpp.names import tap_name
 from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import KV_TYPES, LONG, TOKENIZING, Request, Settings
-from llamadiff.llamacpp.serve import Say
+from llamadiff.llamacpp.tap_names import tap_name
+from llamadiff.llamacpp.tensors import Ggml, Node, Tensor
 from llamadiff.system.errors import UnrunnableError, UserError
 from llamadiff.system.hashing import is_remembered, model_sha256
 from llamadiff.trace import taps
@@ -65,9 +65,9 @@ def _kind_of(request: Request) -> type[Capture]:
     """What is to be done; what a mere capture does not need is not imported for it."""
     if request.graph is None and not request.nodes:
         return Capture
-    from llamadiff.llamacpp import runs
+    from llamadiff.llamacpp import record_graph
 
-    return runs.GraphRun if request.graph is not None else runs.NodeRun
+    return record_graph.GraphRun if request.graph is not None else record_graph.NodeRun
 
 
 class _Quiet:

@@ -30,7 +30,7 @@ class Child:
 
     def __init__(self) -> None:
         self._log = _nameless_file()
-        command = process.command("llamadiff.llamacpp.serve")
+        command = process.command("llamadiff.llamacpp.child_main")
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, text=True)
 
