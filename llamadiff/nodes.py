@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llamadiff.comparison import Comparison, Decoding, Row, arithmetics_of
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.ggml.replay import NO_FUNCTION, NodeCheck
+from llamadiff.ggml.check import NO_FUNCTION, NodeCheck
 from llamadiff.judging import Local
 from llamadiff.llamacpp.capture import Nodes, check_nodes
 from llamadiff.llamacpp.child import Child

@@ -41,7 +41,7 @@ from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import Model, ModelFile, Runnable, check_same_model
 from llamadiff.engines.select import after_what_the_engine_said, in_engine, opened_for
-from llamadiff.ggml.replay import NodeCheck
+from llamadiff.ggml.check import NodeCheck
 from llamadiff.greedy import parting, with_parting
 from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
 from llamadiff.llamacpp.child import Child

@@ -9,7 +9,7 @@ from pathlib import Path
 from conftest import OPTIONS
 from small import write_model
 
-from llamadiff.ggml.replay import NodeCheck
+from llamadiff.ggml.check import NodeCheck
 from llamadiff.llamacpp.capture import check_nodes, probe
 from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import Request, Settings

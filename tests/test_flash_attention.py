@@ -12,8 +12,8 @@ import pytest
 from conftest import OPTIONS
 from small import write_model
 
+from llamadiff.ggml.check import Replay, replay
 from llamadiff.ggml.op import Op, Operand
-from llamadiff.ggml.replay import Replay, replay
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import tolerances
 from llamadiff.pipeline import graph

@@ -15,9 +15,9 @@ import pytest
 from llamaref import Weights
 
 from llamadiff import compare
+from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand, function_of
-from llamadiff.ggml.replay import replay
-from llamadiff.ggml.saved import load
+from llamadiff.ggml.repro import load
 from llamadiff.llamacpp.capture import check_nodes
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.request import Request, Settings
@@ -233,7 +233,7 @@ def _together(lanes: list[Op], chosen: tuple[int, ...]) -> Op:
 
 
 def test_a_node_of_an_op_without_a_function_is_unchecked_and_named(small_model, monkeypatch):
-    from llamadiff.ggml.replay import NodeCheck
+    from llamadiff.ggml.check import NodeCheck
     from llamadiff.nodes import rows_of, summarize
 
     path = small_model()
@@ -263,7 +263,7 @@ def test_a_function_that_fails_leaves_its_node_unchecked(small_model):
 
 
 def test_wrong_ops_are_saved_with_their_inputs(nodes, tmp_path):
-    from llamadiff.ggml.saved import save
+    from llamadiff.ggml.repro import save
 
     op, found = next((op, found) for op, found in nodes("llama") if op.name == "RMS_NORM")
     save(tmp_path / "a.safetensors", op, found, found, "norm-0")

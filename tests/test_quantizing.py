@@ -10,9 +10,9 @@ from llamaref import Engine
 
 from llamadiff import Trace
 from llamadiff.candidates.engine import record as recorded
+from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand
-from llamadiff.ggml.replay import replay
-from llamadiff.ggml.saved import load, save
+from llamadiff.ggml.repro import load, save
 from llamadiff.lanes import NATIVE, kept, policies_for, rounding_type, stored_types
 from llamadiff.llamacpp import quantizing
 from llamadiff.llamacpp.quantizing import near_halves, q8_way, way_of

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamadiff.ggml.replay import NodeCheck
+from llamadiff.ggml.check import NodeCheck
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import NoRoomError, UserError

@@ -15,9 +15,9 @@ import numpy as np
 from llamaref import Weights
 from numpy.typing import NDArray
 
+from llamadiff.ggml.check import NO_FUNCTION, NodeCheck, Replay, opened, replay
 from llamadiff.ggml.op import Op, Operand, function_of
-from llamadiff.ggml.replay import NO_FUNCTION, NodeCheck, Replay, opened, replay
-from llamadiff.ggml.saved import save
+from llamadiff.ggml.repro import save
 from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.tap_names import tap_name
 from llamadiff.llamacpp.tensors import Node

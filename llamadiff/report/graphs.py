@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.text import Text
 from rich.tree import Tree
 
-from llamadiff.ggml.replay import NodeCheck
+from llamadiff.ggml.check import NodeCheck
 from llamadiff.nodes import layers_of
 from llamadiff.report.terminal import make_console
 from llamadiff.report.text import shown

@@ -32,7 +32,7 @@ from llamadiff.candidates.layout import Map, identity_map, load_map
 from llamadiff.candidates.source import Context
 from llamadiff.engines import chat_template
 from llamadiff.engines.model_file import Model
-from llamadiff.ggml.saved import load
+from llamadiff.ggml.repro import load
 from llamadiff.numerics import tolerances
 from llamadiff.pipeline import diff
 from llamadiff.report.json import to_json
@@ -290,7 +290,7 @@ def op(rng: Random, folder: Path) -> Read:
 
 def saved_op(path: Path) -> bytes:
     from llamadiff.ggml.op import Op, Operand
-    from llamadiff.ggml.saved import save as save_op
+    from llamadiff.ggml.repro import save as save_op
 
     x = np.ones((1, 1, 3, 4), np.float32)
     save_op(path, Op("ADD", (4, 3, 1, 1), "F32", bytes(64), (Operand(x, "F32", "a"), None)), x, x, "node")
