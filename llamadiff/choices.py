@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.candidates.layout import Entry, undone
+from llamadiff.candidates.name_map import Entry, undone
 from llamadiff.engines.model_file import Model
 from llamadiff.numerics import metrics
 from llamadiff.numerics.arithmetic import precision

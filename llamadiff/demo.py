@@ -8,7 +8,7 @@ from typing import Any
 
 from llamaref import Engine, ops
 
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.comparison import Comparison
 from llamadiff.pipeline import compare
 from llamadiff.system.progress import Progress

@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 from llamadiff import sentence
 from llamadiff.admission import check_runnable, check_same_run
 from llamadiff.advice import next_steps
-from llamadiff.candidates.layout import Map, identity_map, load_map
+from llamadiff.candidates.name_map import Map, identity_map, load_map
 from llamadiff.candidates.source import Context, Opened
 from llamadiff.comparison import (
     GRAPH,
@@ -242,7 +242,7 @@ def compared_files(
 def _opened(candidate: Trace | str | Path) -> Opened:
     """A candidate, read before anything is run."""
     from llamadiff.candidates import open_candidate
-    from llamadiff.candidates.file import mapped
+    from llamadiff.candidates.trace_file import mapped
 
     if isinstance(candidate, Trace):
         return Opened(lambda context: mapped(candidate, context), candidate.info.tokens, run=candidate.info)

@@ -16,7 +16,7 @@ from small import write_model
 from small_others import deepseek2, mamba2, phi3
 
 from llamadiff import Trace, UserError, compare
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.diagnose.activations import gelu
 from llamadiff.llamacpp.request import Settings
 from llamadiff.pipeline import diff

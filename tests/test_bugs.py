@@ -7,7 +7,7 @@ from faulty import BUGS, Bug
 from llamaref import Engine
 
 from llamadiff import compare
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.pipeline import diff

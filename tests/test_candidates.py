@@ -15,8 +15,8 @@ from safetensors.numpy import save_file
 
 from llamadiff import UserError
 from llamadiff.candidates import resolve
-from llamadiff.candidates.engine import record
-from llamadiff.candidates.layout import load_map
+from llamadiff.candidates.name_map import load_map
+from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
 from llamadiff.engines.model_file import Model
 from llamadiff.llamacpp.capture import capture

@@ -15,7 +15,7 @@ import pytest
 from llamaref import Engine
 from numpy.typing import NDArray
 
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.deviation import Deviation
 from llamadiff.profile import profile
 from llamadiff.trace.taps import Tap

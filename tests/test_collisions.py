@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 import llamadiff
 from llamadiff import UserError
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.cli import app
 from llamadiff.llamacpp.child import Child
 from llamadiff.pipeline import compared_files

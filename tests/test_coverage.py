@@ -10,7 +10,7 @@ from llamaref import Engine
 from safetensors.numpy import save_file
 
 from llamadiff import compare
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.checking import check_all
 from llamadiff.cli import app
 from llamadiff.numerics.tolerances import RULES

@@ -17,7 +17,7 @@ from llamaref import Engine, ops
 from pictures import ROOT, with_bugs
 
 from llamadiff import Trace, compare
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.diagnose.known import known_bugs
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics.arithmetic import round_f16

@@ -15,7 +15,7 @@ from test_report import SCHEMA
 from test_settling import Mixed
 
 from llamadiff import compare
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.comparison import compare_logits
 from llamadiff.numerics import metrics
 from llamadiff.pipeline import diff, graph

@@ -13,7 +13,7 @@ from llamaref import Engine
 from safetensors.numpy import save_file
 
 from llamadiff import Trace, UserError, compare, diff
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.numerics.transposes import transpose_to
 from llamadiff.trace.reader import KEY
 

@@ -15,7 +15,7 @@ from llamaref.engine import Silent
 from small import write_model
 
 from llamadiff import Trace, compare
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph

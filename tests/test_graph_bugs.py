@@ -11,7 +11,7 @@ import pytest
 from small import EMBD, write_model
 
 from llamadiff import Trace
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.diagnose.case import Case, Run
 from llamadiff.diagnose.known import known_bugs, reads_blocks
 from llamadiff.diagnose.nodes.site import EDITS, Edit, Site

@@ -17,7 +17,7 @@ ALLOWED = {
     "rich": ("llamadiff/report/",),
     "pandas": ("llamadiff/comparison.py",),
     "jinja2": ("llamadiff/engines/chat_template.py",),
-    "torch": ("llamadiff/shipped/", "llamadiff/torch.py", "llamadiff/candidates/transformers.py"),
+    "torch": ("llamadiff/shipped/", "llamadiff/candidates/torch_modules.py", "llamadiff/candidates/transformers.py"),
     "transformers": ("llamadiff/candidates/transformers.py",),
     "safetensors": ("llamadiff/trace/reader.py", "llamadiff/ggml/", "llamadiff/llamacpp/graph_recorder.py"),
 }

@@ -9,7 +9,7 @@ from injected import INJECTIONS
 from injected.base import TOKENS, Injection
 from llamaref import Engine
 
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.comparison import Comparison
 from llamadiff.diagnose.known import known_bugs
 from llamadiff.pipeline import diff

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from llamaref import Engine
 
-from llamadiff.candidates.engine import record
 from llamadiff.candidates.loglines import number_of, read_lines
+from llamadiff.candidates.reference import record
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.numerics.arithmetic import round_bf16

@@ -9,7 +9,7 @@ from small import write_model
 from small_others import phi3
 
 from llamadiff import compare
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.llamacpp.request import LONG
 from llamadiff.passes import BEGINNING
 from llamadiff.pipeline import diff

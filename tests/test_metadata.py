@@ -13,7 +13,7 @@ from llamaref.metadata import implemented
 from llamaref.models import ARCHITECTURES
 
 from llamadiff import UserError
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.engines.model_file import Model
 from llamadiff.trace import taps
 

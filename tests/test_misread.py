@@ -13,7 +13,7 @@ from misread import K_TYPES, LEGACY, MISTAKES, Everywhere, Misread, decode
 from small import EMBD, FF, VOCAB, write_model
 
 from llamadiff import Trace
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from llamaref import Engine
 
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.pipeline import diff
 from llamadiff.trace.reader import Trace
 

@@ -9,7 +9,7 @@ import pytest
 from faulty import with_maths
 from llamaref import Engine, ops
 
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.pipeline import diff
 from llamadiff.trace.reader import Trace
 

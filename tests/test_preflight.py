@@ -9,7 +9,7 @@ import pytest
 from llamaref import Engine
 
 from llamadiff import UserError
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.engines.model_file import Model
 from llamadiff.pipeline import diff
 from llamadiff.trace.reader import Trace

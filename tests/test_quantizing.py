@@ -9,7 +9,7 @@ import pytest
 from llamaref import Engine
 
 from llamadiff import Trace
-from llamadiff.candidates.engine import record as recorded
+from llamadiff.candidates.reference import record as recorded
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.ggml.repro import load, save

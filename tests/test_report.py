@@ -15,7 +15,7 @@ from faulty import BUGS
 from llamaref import Engine
 
 from llamadiff import compare
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.pipeline import diff
 from llamadiff.report.json import to_json, to_object
 from llamadiff.trace.reader import Info, TraceWriter

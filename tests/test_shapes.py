@@ -12,7 +12,7 @@ import pytest
 from llamaref import Engine
 from safetensors.numpy import save_file
 
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.trace.reader import KEY, SCHEMA, Trace
 
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))

@@ -8,7 +8,7 @@ from faulty import BUGS, with_maths
 from llamaref import Engine, ops
 
 from llamadiff import UserError, compare
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.numerics.tolerances import RULES, Rule, load_rules, rule_for, verdict, worst_of
 from llamadiff.pipeline import diff
 from llamadiff.trace.reader import Trace
@@ -133,7 +133,7 @@ def test_arithmetic_of_each_phase_is_its_own(traces):
     """A prefill in float32 and decode steps on rounded activations, as kernels really do it."""
     from dataclasses import replace
 
-    from llamadiff.candidates.engine import Recorder
+    from llamadiff.candidates.reference import Recorder
 
     class Rounding(Recorder):
         def operands(self, kind, *arrays):

@@ -10,7 +10,7 @@ from faulty import BUGS
 from llamaref import Engine, ops
 from test_study import changed, only
 
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.pipeline import diff
 from llamadiff.report.terminal import make_console, render
 

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 import llamadiff
 from llamadiff import Trace, UserError, writers
 from llamadiff.candidates import resolve
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
 from llamadiff.cli import app
 from llamadiff.engines.model_file import Model

@@ -30,11 +30,11 @@ def files_of(spec: str) -> list[Path]:
 
 def source_of(spec: str) -> Source:
     """The kind of source that a ``--candidate`` names. Raises UserError if it names none."""
-    from llamadiff.candidates import command, dump, log, file, transformers  # isort: skip
+    from llamadiff.candidates import command, dump, log, trace_file, transformers  # isort: skip
     from llamadiff.candidates.foreign import refuse_foreign
     from llamadiff.candidates.source import SOURCES
 
-    del command, dump, log, file, transformers  # imported for their registration
+    del command, dump, log, trace_file, transformers  # imported for their registration
     refuse_foreign(spec)
     for source in SOURCES:
         if source.matches(spec):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from llamadiff.candidates.layout import Entry, Map, identity_map
+from llamadiff.candidates.name_map import Entry, Map, identity_map
 
 
 def _map(**lines: tuple[str, ...]) -> dict[str, Entry]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from llamadiff.candidates import text
+from llamadiff.candidates import printed_text
 from llamadiff.candidates.arrays import RAW, npy, npz, raw
 from llamadiff.candidates.numbers import whole
 from llamadiff.candidates.source import Context, Opened, Unread, assemble, named_row, register
@@ -106,8 +106,8 @@ def _pieces(folder: Path) -> Iterator[Unread]:
             yield _KINDS[path.suffix](path, name, row)
         else:
             check_regular(path, "a text file of numbers")
-            text.check(path)
-            yield Unread(name, row, None, partial(text.read_values, path))
+            printed_text.check(path)
+            yield Unread(name, row, None, partial(printed_text.read_values, path))
 
 
 def _check_inside(folder: Path, path: Path) -> None:

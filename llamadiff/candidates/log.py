@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.candidates import layout
+from llamadiff.candidates import name_map
 from llamadiff.candidates.loglines import MAX_LINE, MAX_LINES, TOKENS, Block, Listed, Log, read_lines
 from llamadiff.candidates.source import Context, Opened, register
 from llamadiff.coverage import LOGITS
@@ -101,9 +101,9 @@ class _Names:
 
     def __init__(self, context: Context) -> None:
         self.tap = cache(self._tap)
-        self._names = layout.Names(context.mapping, context.model)
+        self._names = name_map.Names(context.mapping, context.model)
 
-    def _tap(self, word: str) -> tuple[taps.Tap, layout.Entry] | None:
+    def _tap(self, word: str) -> tuple[taps.Tap, name_map.Entry] | None:
         return self._names.tap(word.partition("@")[0])
 
 

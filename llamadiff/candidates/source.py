@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.candidates import layout
+from llamadiff.candidates import name_map
 from llamadiff.candidates.foreign import advice_on_names
 from llamadiff.engines.model_file import Runnable
 from llamadiff.numerics.arithmetic import precision
@@ -38,7 +38,7 @@ class Context:
     model: Runnable
     tokens: tuple[int, ...]
     n_prefill: int
-    mapping: layout.Map = field(default_factory=layout.identity_map)
+    mapping: name_map.Map = field(default_factory=name_map.identity_map)
     timeout: float = 600.0
     progress: Progress = silent
     baseline: Trace | None = None
@@ -46,7 +46,7 @@ class Context:
     @property
     def is_identity(self) -> bool:
         """Whether names and layouts are the taps' own."""
-        return self.mapping == layout.identity_map()
+        return self.mapping == name_map.identity_map()
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def assemble(
     kept: dict[str, str] = {}
     weights: dict[str, Array] = {}
     extras: list[Piece | Unread] = []
-    names = layout.Names(context.mapping, context.model)
+    names = name_map.Names(context.mapping, context.model)
     for unopened in pieces:
         if unopened.name.startswith(WEIGHTS):
             weights[unopened.name] = _weight(unopened, context.model)
@@ -159,7 +159,7 @@ def assemble(
             extras.append(unopened)
             continue
         tap, entry = found
-        piece = unopened.opened(layout.most_values(unopened.shape, tap, entry, context.model, len(run)))
+        piece = unopened.opened(name_map.most_values(unopened.shape, tap, entry, context.model, len(run)))
         if entry.done:
             kept.setdefault(tap.name, precision(piece.array))
         values, mask = _placed(piece, tap, entry, context.model, len(run))
@@ -199,7 +199,7 @@ def named_row(name: str) -> tuple[str, int | None]:
 
 
 def _placed(
-    piece: Piece, tap: taps.Tap, entry: layout.Entry, model: Runnable, n_tokens: int
+    piece: Piece, tap: taps.Tap, entry: name_map.Entry, model: Runnable, n_tokens: int
 ) -> tuple[Array, Array | None]:
     """A tensor in the tap's shape, and which of its values are known (None: all).
 
@@ -210,8 +210,8 @@ def _placed(
         if is_last_row(tap, piece.array.size, shape):
             return in_last_row(piece.array, shape)
         try:
-            return layout.fitted(piece.array, tap, entry, model, n_tokens), None
-        except layout.OtherSizeError:
+            return name_map.fitted(piece.array, tap, entry, model, n_tokens), None
+        except name_map.OtherSizeError:
             if piece.array.ndim <= max(1, tap.row_axis):  # without rows there is nothing more to say
                 raise
             return piece.array, None
@@ -237,7 +237,7 @@ def _nothing_known(extras: list[Piece | Unread], context: Context, n_tokens: int
     if not extras:
         return "the candidate holds no tensors; llamadiff taps MODEL lists what to write"
     first = extras[0]
-    line = layout.propose_name(first.name, first.shape or (), context.model, n_tokens)
+    line = name_map.propose_name(first.name, first.shape or (), context.model, n_tokens)
     proposed = f"a line for --map: {line}" if line else None
     listed = "llamadiff taps MODEL lists the names, and --map FILE.toml translates them"
     count, hint = len(extras), advice_on_names(piece.name for piece in extras) or proposed or listed

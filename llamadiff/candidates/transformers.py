@@ -18,13 +18,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from llamadiff.candidates import layout
+from llamadiff.candidates import name_map
 from llamadiff.candidates.builtin_maps import HF
-from llamadiff.candidates.layout import Entry
+from llamadiff.candidates.name_map import Entry
 from llamadiff.candidates.source import Context, Opened, Piece, assemble, register
+from llamadiff.candidates.torch_modules import run
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
-from llamadiff.torch import run
 from llamadiff.trace.reader import Trace
 
 PREFIX = "transformers:"
@@ -64,7 +64,7 @@ def _recorded(path: Path | None, kind: str, context: Context) -> Trace:
     model = _loaded(path or context.model.path, kind, context.model.sizes)
     context.progress("running transformers")
     mapped = Context(context.model, context.tokens, len(context.tokens), MAP)
-    names = layout.Names(MAP, context.model)
+    names = name_map.Names(MAP, context.model)
     known = {name: x for name, x in run(model, context.tokens).items() if names.tap(name) is not None}
     import transformers
 

@@ -27,8 +27,8 @@ from llamadiff import cli
 from llamadiff.admission import check_runnable
 from llamadiff.candidates import resolve
 from llamadiff.candidates.arrays import RAW
-from llamadiff.candidates.engine import record
-from llamadiff.candidates.layout import Map, identity_map, load_map
+from llamadiff.candidates.name_map import Map, identity_map, load_map
+from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
 from llamadiff.engines import chat_template
 from llamadiff.engines.model_file import Model

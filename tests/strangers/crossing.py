@@ -17,7 +17,7 @@ from llamaref import Engine as Judging
 from small import write_model
 from threadpoolctl import threadpool_limits
 
-from llamadiff.candidates.engine import record
+from llamadiff.candidates.reference import record
 from llamadiff.comparison import Comparison, Row
 from llamadiff.engines.model_file import Model
 from llamadiff.pipeline import diff

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.candidates.builtin_maps import INPUT
-from llamadiff.candidates.layout import Entry, load_map
+from llamadiff.candidates.name_map import Entry, load_map
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import check_target
 from llamadiff.trace import taps
