@@ -14,7 +14,7 @@ from llamadiff.coverage import Coverage
 from llamadiff.diagnose.diagnosis import Diagnosis, explained
 from llamadiff.judging import Finding, Local
 from llamadiff.numerics import metrics, tolerances
-from llamadiff.preflight import Check
+from llamadiff.preflight.checks import Check
 from llamadiff.system.errors import UserError
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from llamadiff import sentence, unjudged
 from llamadiff.comparison import Comparison, Logits, Row, compare_logits, logit_rows
 from llamadiff.coverage import LOGITS, Coverage, asked_for_less, coverage_of
 from llamadiff.numerics import metrics, tolerances
-from llamadiff.preflight import WEIGHTS
-from llamadiff.schedule import batches_of
-from llamadiff.shapes import is_last_row
+from llamadiff.preflight.checks import WEIGHTS
+from llamadiff.preflight.schedule import batches_of
+from llamadiff.preflight.shapes import is_last_row
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 from llamadiff.trace.reader import Trace

@@ -15,7 +15,6 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from llamadiff import sentence
-from llamadiff.admission import check_runnable, check_same_run
 from llamadiff.advice import next_steps
 from llamadiff.candidates.name_map import Map, identity_map, load_map
 from llamadiff.candidates.source import Context, Opened
@@ -51,9 +50,10 @@ from llamadiff.misrecorded import misrecorded
 from llamadiff.nodes import compare_nodes
 from llamadiff.numerics import tolerances
 from llamadiff.passes import Passes, run_passes, without_followers
-from llamadiff.preflight import WEIGHTS, Check, preflight
-from llamadiff.schedule import answers_otherwise, as_it_ran, as_stated, batches_of, in_batches_of
-from llamadiff.shapes import admitted, misfit_checks, steps_when_misfit
+from llamadiff.preflight.checks import WEIGHTS, Check, preflight
+from llamadiff.preflight.compatibility import check_runnable, check_same_run
+from llamadiff.preflight.schedule import answers_otherwise, as_it_ran, as_stated, batches_of, in_batches_of
+from llamadiff.preflight.shapes import admitted, misfit_checks, steps_when_misfit
 from llamadiff.statistics import statistics_check
 from llamadiff.system.collisions import Named, refuse_collisions, saved
 from llamadiff.system.errors import UserError

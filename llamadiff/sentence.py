@@ -12,8 +12,8 @@ from llamadiff.coverage import Coverage
 from llamadiff.diagnose import words
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.numerics import tolerances
-from llamadiff.preflight import WEIGHTS, Check
-from llamadiff.shapes import SHAPES
+from llamadiff.preflight.checks import WEIGHTS, Check
+from llamadiff.preflight.shapes import SHAPES
 from llamadiff.statistics import CHECK as STATISTICS
 from llamadiff.trace.reader import Info
 

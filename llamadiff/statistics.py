@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import Rows
-from llamadiff.preflight import Check
+from llamadiff.preflight.checks import Check
 from llamadiff.trace.printed import Number
 
 if TYPE_CHECKING:

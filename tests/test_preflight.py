@@ -12,8 +12,8 @@ from llamadiff import UserError
 from llamadiff.candidates.reference import record
 from llamadiff.engines.model_file import Model
 from llamadiff.pipeline import diff
+from llamadiff.preflight.weight_faults import weight_fault
 from llamadiff.trace.reader import Trace
-from llamadiff.weightfaults import weight_fault
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 

@@ -144,7 +144,7 @@ def test_rows_that_are_elsewhere_are_a_layout(right, small_model, tmp_path):
 
 def test_a_trace_that_fits_is_the_same_object(small_model, right):
     from llamadiff.engines.model_file import Model
-    from llamadiff.shapes import admitted
+    from llamadiff.preflight.shapes import admitted
 
     trace = Trace(right.info, dict(right), {})
     assert admitted(Model(small_model()), right, trace) == (trace, ())

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 
 from llamadiff.engines.model_file import Model
 from llamadiff.numerics.arithmetic import round_bf16
+from llamadiff.preflight.weight_faults import weight_fault
 from llamadiff.trace.reader import KEY, SCHEMA
-from llamadiff.weightfaults import weight_fault
 
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 Q, K, UP, NORM = "blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.ffn_up.weight", "blk.0.attn_norm.weight"

@@ -16,8 +16,8 @@ from llamadiff.candidates import name_map
 from llamadiff.candidates.foreign import advice_on_names
 from llamadiff.engines.model_file import Runnable
 from llamadiff.numerics.arithmetic import precision
-from llamadiff.preflight import WEIGHTS
-from llamadiff.shapes import in_last_row, is_last_row
+from llamadiff.preflight.checks import WEIGHTS
+from llamadiff.preflight.shapes import in_last_row, is_last_row
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace import taps

@@ -16,7 +16,7 @@ from decoding.ways import PROMPT
 from llamadiff import UserError, compare
 from llamadiff.demo import shipped_model
 from llamadiff.pipeline import diff, record
-from llamadiff.preflight import tokens_apart
+from llamadiff.preflight.checks import tokens_apart
 from llamadiff.trace.reader import Trace
 
 STEPS = 4

@@ -24,7 +24,6 @@ from safetensors.numpy import save, save_file
 
 from fuzz import mutating
 from llamadiff import cli
-from llamadiff.admission import check_runnable
 from llamadiff.candidates import resolve
 from llamadiff.candidates.arrays import RAW
 from llamadiff.candidates.name_map import Map, identity_map, load_map
@@ -35,6 +34,7 @@ from llamadiff.engines.model_file import Model
 from llamadiff.ggml.repro import load
 from llamadiff.numerics import tolerances
 from llamadiff.pipeline import diff
+from llamadiff.preflight.compatibility import check_runnable
 from llamadiff.report.json import to_json
 from llamadiff.trace.reader import KEY, SCHEMA, Trace
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.numerics import tolerances
-from llamadiff.schedule import common, slipped
+from llamadiff.preflight.schedule import common, slipped
+from llamadiff.preflight.weight_faults import weight_fault
 from llamadiff.trace.reader import Info, Trace
-from llamadiff.weightfaults import weight_fault
 
 WEIGHTS = "weights/"
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from llamadiff.engines.model_file import Model, Runnable
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.transposes import advice
-from llamadiff.preflight import Check
+from llamadiff.preflight.checks import Check
 from llamadiff.trace import taps
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import Tap

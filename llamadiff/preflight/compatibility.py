@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from llamadiff.engines.model_file import Runnable, check_same_model
 from llamadiff.lanes import stored_types
 from llamadiff.llamacpp.request import KV_TYPES
-from llamadiff.preflight import tokens_apart
-from llamadiff.schedule import slipped
+from llamadiff.preflight.checks import tokens_apart
+from llamadiff.preflight.schedule import slipped
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
 
