@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llamadiff.coverage import Coverage
 from llamadiff.diagnose.diagnosis import Diagnosis, explained
-from llamadiff.judging import Finding, Local
+from llamadiff.judge.tap_verdict import Finding, Local
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.preflight.checks import Check
 from llamadiff.system.errors import UserError

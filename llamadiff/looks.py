@@ -22,7 +22,7 @@ from llamadiff.diagnose.known import recipe_of
 from llamadiff.diagnose.products import Product
 from llamadiff.diagnose.rope import Rope
 from llamadiff.diagnose.softmax import Softmax
-from llamadiff.lanes import F32
+from llamadiff.judge.lanes import F32
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.numerics.rounding import BLOCKS, LEVELS, OWN, TENSOR, UNIFORM, steps
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from llamadiff.comparison import Comparison, Decoding, Row, arithmetics_of
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ggml.check import NO_FUNCTION, NodeCheck
-from llamadiff.judging import Local
+from llamadiff.judge.tap_verdict import Local
 from llamadiff.llamacpp.capture import Nodes, check_nodes
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, no_tap_fits

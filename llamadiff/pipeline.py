@@ -42,19 +42,19 @@ from llamadiff.engines.model_file import Model, ModelFile, Runnable, check_same_
 from llamadiff.engines.select import after_what_the_engine_said, in_engine, opened_for
 from llamadiff.ggml.check import NodeCheck
 from llamadiff.greedy import parting, with_parting
+from llamadiff.judge.misrecorded import misrecorded
+from llamadiff.judge.run import Passes, run_passes, without_followers
+from llamadiff.judge.statistics import statistics_check
 from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.manner import Manner, scene, understood
-from llamadiff.misrecorded import misrecorded
 from llamadiff.nodes import compare_nodes
 from llamadiff.numerics import tolerances
-from llamadiff.passes import Passes, run_passes, without_followers
 from llamadiff.preflight.checks import WEIGHTS, Check, preflight
 from llamadiff.preflight.compatibility import check_runnable, check_same_run
 from llamadiff.preflight.schedule import answers_otherwise, as_it_ran, as_stated, batches_of, in_batches_of
 from llamadiff.preflight.shapes import admitted, misfit_checks, steps_when_misfit
-from llamadiff.statistics import statistics_check
 from llamadiff.system.collisions import Named, refuse_collisions, saved
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import made_directory

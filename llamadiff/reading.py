@@ -20,8 +20,8 @@ from llamadiff.diagnose.known import recipe_of
 from llamadiff.diagnose.products import Product
 from llamadiff.diagnose.search import VARIES, Clock, Fit, replayed, search
 from llamadiff.engines.model_file import Runnable
-from llamadiff.judging import Finding, Local
-from llamadiff.lanes import F32, rounding_type, shaken
+from llamadiff.judge.lanes import F32, rounding_type, shaken
+from llamadiff.judge.tap_verdict import Finding, Local
 from llamadiff.looks import BY_TABLE, KEPT, LARGE, UNEVEN, Looks, determines, looks_of
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.arithmetic import EIGHT_BITS, ROUNDINGS, precision

@@ -11,10 +11,10 @@ from llamadiff.comparison import Row, is_slight, leading
 from llamadiff.coverage import Coverage
 from llamadiff.diagnose import words
 from llamadiff.diagnose.diagnosis import Diagnosis
+from llamadiff.judge.statistics import CHECK as STATISTICS
 from llamadiff.numerics import tolerances
 from llamadiff.preflight.checks import WEIGHTS, Check
 from llamadiff.preflight.shapes import SHAPES
-from llamadiff.statistics import CHECK as STATISTICS
 from llamadiff.trace.reader import Info
 
 EMPTY = Info(())

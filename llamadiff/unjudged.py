@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from llamadiff.comparison import Row
 from llamadiff.coverage import LOGITS, Coverage
-from llamadiff.judging import Local
+from llamadiff.judge.tap_verdict import Local
 from llamadiff.numerics import tolerances
 
 FEW = 4

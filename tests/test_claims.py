@@ -16,8 +16,8 @@ from llamaref import Engine
 from numpy.typing import NDArray
 
 from llamadiff.candidates.reference import record
-from llamadiff.deviation import Deviation
-from llamadiff.profile import profile
+from llamadiff.judge.pattern.deviation import Deviation
+from llamadiff.judge.pattern.facts import profile
 from llamadiff.trace.taps import Tap
 
 Array = NDArray[Any]

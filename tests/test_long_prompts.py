@@ -10,8 +10,8 @@ from small_others import phi3
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
+from llamadiff.judge.run import BEGINNING
 from llamadiff.llamacpp.request import LONG
-from llamadiff.passes import BEGINNING
 from llamadiff.pipeline import diff
 from llamadiff.trace.reader import Trace
 

@@ -13,7 +13,7 @@ from llamadiff.candidates.reference import record as recorded
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.ggml.repro import load, save
-from llamadiff.lanes import NATIVE, kept, policies_for, rounding_type, stored_types
+from llamadiff.judge.lanes import NATIVE, kept, policies_for, rounding_type, stored_types
 from llamadiff.llamacpp import quantizing
 from llamadiff.llamacpp.quantizing import near_halves, q8_way, way_of
 from llamadiff.llamacpp.request import Settings

@@ -7,10 +7,10 @@ import pytest
 from llamaref import Engine
 from small import write_model
 
-from llamadiff import passes
+from llamadiff.judge import run
+from llamadiff.judge.replay_tap import Study, _cover
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.pipeline import diff
-from llamadiff.study import Study, _cover
 from llamadiff.trace.reader import Info, Trace
 
 TOKENS, LAYERS = (1, 17, 5, 80, 42, 9, 33), 4
@@ -64,7 +64,7 @@ def studies(monkeypatch):
             self.ran.append((name, len(self.lanes)))
             return super().__call__(name, x)
 
-    monkeypatch.setattr(passes, "Study", Watched)
+    monkeypatch.setattr(run, "Study", Watched)
     return made
 
 

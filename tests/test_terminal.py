@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from llamadiff.comparison import Comparison, Logits, Row, TopToken
-from llamadiff.judging import Local
+from llamadiff.judge.tap_verdict import Local
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.report.terminal import make_console, render
 from llamadiff.report.text import number, quoted, shown, times, tiny

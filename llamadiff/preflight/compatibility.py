@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llamadiff.engines.model_file import Runnable, check_same_model
-from llamadiff.lanes import stored_types
+from llamadiff.judge.lanes import stored_types
 from llamadiff.llamacpp.request import KV_TYPES
 from llamadiff.preflight.checks import tokens_apart
 from llamadiff.preflight.schedule import slipped

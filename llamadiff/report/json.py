@@ -12,7 +12,7 @@ from llamadiff import sentence
 from llamadiff.comparison import Comparison, Logits, Row, TopToken
 from llamadiff.diagnose import words
 from llamadiff.diagnose.diagnosis import UNKNOWN, Cause, Diagnosis
-from llamadiff.judging import Local
+from llamadiff.judge.tap_verdict import Local
 
 SCHEMA = "llamadiff.report/1"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from llamadiff.comparison import Row
-from llamadiff.judging import Local
+from llamadiff.judge.tap_verdict import Local
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.tables import Column

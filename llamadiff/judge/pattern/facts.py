@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llamadiff import instead, places
-from llamadiff.deviation import Deviation, Fact
+from llamadiff.judge.pattern import instead, places
+from llamadiff.judge.pattern.deviation import Deviation, Fact
 
 INSTEAD = (
     instead.zeros,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.finiteness import open_places
-from llamadiff.lanes import FREE, Lane, Source
+from llamadiff.judge.finiteness import open_places
+from llamadiff.judge.lanes import FREE, Lane, Source
 from llamadiff.numerics import metrics
 from llamadiff.trace import taps
 

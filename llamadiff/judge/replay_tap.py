@@ -18,8 +18,7 @@ from llamaref import Engine, ops
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
-from llamadiff.judging import Finding, Judge
-from llamadiff.lanes import (
+from llamadiff.judge.lanes import (
     FREE,
     FREE_NATIVE,
     JITTERS,
@@ -31,6 +30,7 @@ from llamadiff.lanes import (
     policies_for,
     shaken,
 )
+from llamadiff.judge.tap_verdict import Finding, Judge
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.numerics.transposes import advice

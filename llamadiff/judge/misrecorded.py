@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from llamadiff.engines.model_file import Model
+from llamadiff.judge.run import Passes, run_passes
 from llamadiff.numerics import tolerances
-from llamadiff.passes import Passes, run_passes
 from llamadiff.system.progress import Progress
 from llamadiff.trace.reader import Trace
 

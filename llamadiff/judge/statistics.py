@@ -15,7 +15,7 @@ from llamadiff.preflight.checks import Check
 from llamadiff.trace.printed import Number
 
 if TYPE_CHECKING:
-    from llamadiff.judging import Finding
+    from llamadiff.judge.tap_verdict import Finding
 
 Array = NDArray[Any]
 

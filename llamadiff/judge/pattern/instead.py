@@ -11,7 +11,7 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.deviation import SAME, Deviation, Fact, listed, numbered
+from llamadiff.judge.pattern.deviation import SAME, Deviation, Fact, listed, numbered
 from llamadiff.numerics import metrics
 from llamadiff.numerics.orders import order_in_words
 

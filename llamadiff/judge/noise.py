@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import fit
-from llamadiff.allowance import OWN, WHOLE, Sample
-from llamadiff.compared import Compared
-from llamadiff.lanes import (
+from llamadiff.judge import fit
+from llamadiff.judge.allowance import OWN, WHOLE, Sample
+from llamadiff.judge.compared import Compared
+from llamadiff.judge.lanes import (
     BF16,
     F32,
     JITTERS,

@@ -12,16 +12,16 @@ import numpy as np
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
-from llamadiff import fit
-from llamadiff.allowance import Allowance
-from llamadiff.compared import Compared
-from llamadiff.deviation import Deviation, Fact
-from llamadiff.finiteness import qualified
-from llamadiff.lanes import ANGLES, FREE, FREE_NATIVE, GELU, Lane, Source, rounding_type
-from llamadiff.noise import SHAKEN, Shown, TapNoise
+from llamadiff.judge import fit
+from llamadiff.judge.allowance import Allowance
+from llamadiff.judge.compared import Compared
+from llamadiff.judge.finiteness import qualified
+from llamadiff.judge.lanes import ANGLES, FREE, FREE_NATIVE, GELU, Lane, Source, rounding_type
+from llamadiff.judge.noise import SHAKEN, Shown, TapNoise
+from llamadiff.judge.pattern.deviation import Deviation, Fact
+from llamadiff.judge.pattern.facts import profile
+from llamadiff.judge.statistics import Tried, held
 from llamadiff.numerics import arithmetic, metrics, tolerances
-from llamadiff.profile import profile
-from llamadiff.statistics import Tried, held
 from llamadiff.trace import taps
 
 Array = NDArray[Any]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.deviation import SAME, Deviation, Fact, numbered, runs_of
+from llamadiff.judge.pattern.deviation import SAME, Deviation, Fact, numbered, runs_of
 
 Array = NDArray[Any]
 

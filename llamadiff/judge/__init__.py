@@ -1,0 +1,1 @@
+"""Is a tap right on its recorded inputs?"""

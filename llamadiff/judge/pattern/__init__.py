@@ -1,0 +1,1 @@
+"""What an error looks like: facts that narrow its cause down."""
