@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.activations import Gated
-from llamadiff.diagnose.attention import Scores, Values
+from llamadiff.diagnose.bugs.activations import Gated
+from llamadiff.diagnose.bugs.attention import Scores, Values
+from llamadiff.diagnose.bugs.matmul import Product
+from llamadiff.diagnose.bugs.rope import Rope
+from llamadiff.diagnose.bugs.softmax import Softmax
 from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.known import recipe_of
-from llamadiff.diagnose.products import Product
-from llamadiff.diagnose.rope import Rope
-from llamadiff.diagnose.softmax import Softmax
+from llamadiff.diagnose.registry import recipe_of
 from llamadiff.judge.lanes import F32
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.numerics.rounding import BLOCKS, LEVELS, OWN, TENSOR, UNIFORM, steps

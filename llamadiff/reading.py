@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.diagnose.bugs.matmul import Product
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.diagnosis import Scene, case_of
-from llamadiff.diagnose.known import recipe_of
-from llamadiff.diagnose.products import Product
+from llamadiff.diagnose.registry import recipe_of
 from llamadiff.diagnose.search import VARIES, Clock, Fit, replayed, search
 from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.lanes import F32, rounding_type, shaken

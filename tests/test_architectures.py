@@ -17,7 +17,7 @@ from small_others import deepseek2, mamba2, phi3
 
 from llamadiff import Trace, UserError, compare
 from llamadiff.candidates.reference import record
-from llamadiff.diagnose.activations import gelu
+from llamadiff.diagnose.bugs.activations import gelu
 from llamadiff.llamacpp.request import Settings
 from llamadiff.pipeline import diff
 from llamadiff.pipeline import record as recorded

@@ -18,7 +18,7 @@ from pictures import ROOT, with_bugs
 
 from llamadiff import Trace, compare
 from llamadiff.candidates.reference import record
-from llamadiff.diagnose.known import known_bugs
+from llamadiff.diagnose.registry import known_bugs
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics.arithmetic import round_f16
 from llamadiff.pipeline import diff

@@ -13,8 +13,8 @@ from small import EMBD, write_model
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
 from llamadiff.diagnose.case import Case, Run
-from llamadiff.diagnose.known import known_bugs, reads_blocks
-from llamadiff.diagnose.nodes.site import EDITS, Edit, Site
+from llamadiff.diagnose.graph_bugs.edit import EDITS, Edit, Site
+from llamadiff.diagnose.registry import known_bugs, reads_blocks
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import GraphModel, by_its_graph

@@ -11,7 +11,7 @@ from llamaref import Engine
 
 from llamadiff.candidates.reference import record
 from llamadiff.comparison import Comparison
-from llamadiff.diagnose.known import known_bugs
+from llamadiff.diagnose.registry import known_bugs
 from llamadiff.pipeline import diff
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import parse

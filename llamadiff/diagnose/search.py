@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.known import Bug, Change, Recipe, bugs_of, known_bugs, recipe_of
+from llamadiff.diagnose.registry import Bug, Change, Recipe, bugs_of, known_bugs, recipe_of
 from llamadiff.diagnose.subgraph import Subgraph
 
 SAMPLE = 64  # outputs of a product that are tried first

@@ -17,7 +17,7 @@ from llamaref.engine import Step as EngineStep
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case, NotRecordedError, Run
-from llamadiff.diagnose.known import Bug, known_bugs, reads_blocks, recipe_of
+from llamadiff.diagnose.registry import Bug, known_bugs, reads_blocks, recipe_of
 from llamadiff.diagnose.search import EXPLAINS, TIE, Clock, Fit, Outcome, Step, changes_of, likeliest_first
 from llamadiff.judge.lanes import F32, Source
 from llamadiff.judge.tap_verdict import Local

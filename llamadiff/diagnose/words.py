@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from llamadiff.diagnose.diagnosis import Cause, Diagnosis
-from llamadiff.diagnose.known import known_bugs
+from llamadiff.diagnose.registry import known_bugs
 
 
 def clause(d: Diagnosis) -> str:

@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from llamadiff.diagnose.known import Bug, known_bugs
+from llamadiff.diagnose.registry import Bug, known_bugs
 from llamadiff.engines.model_file import Runnable
 from llamadiff.llamacpp.doctor import Check
 from llamadiff.report.terminal import make_console

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from llamadiff.diagnose.blocks import Stored
-from llamadiff.diagnose.known import BUGS, Bug, reads_blocks
-from llamadiff.diagnose.nodes.site import Edit, Edits, Site, at_nodes
+from llamadiff.diagnose.bugs.quant_blocks import Stored
+from llamadiff.diagnose.graph_bugs.edit import Edit, Edits, Site, at_nodes
+from llamadiff.diagnose.registry import BUGS, Bug, reads_blocks
 from llamadiff.ggml.graph import STREAMED, Alter
 from llamadiff.ggml.op import Op
 

@@ -10,11 +10,11 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.activations import sigmoid
+from llamadiff.diagnose.bugs.activations import sigmoid
+from llamadiff.diagnose.bugs.matmul import Product
+from llamadiff.diagnose.bugs.norms import Same
 from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.known import Change, bug, recipe
-from llamadiff.diagnose.norms import Same
-from llamadiff.diagnose.products import Product
+from llamadiff.diagnose.registry import Change, bug, recipe
 
 Array = NDArray[Any]
 

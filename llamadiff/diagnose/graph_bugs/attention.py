@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.nodes.site import (
+from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     Constant,
     Edit,
     Site,
@@ -20,7 +20,7 @@ from llamadiff.diagnose.nodes.site import (
     with_float,
     with_source,
     with_weight,
-)  # fmt: skip
+)
 from llamadiff.ggml.graph import Alter
 from llamadiff.ggml.op import Op
 from llamadiff.ggml.ops.attention import slopes

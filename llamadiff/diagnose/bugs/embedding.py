@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.known import Change, bug, recipe
+from llamadiff.diagnose.registry import Change, bug, recipe
 
 Array = NDArray[Any]
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.blocks import (
+from llamadiff.diagnose.bugs.embedding import Lookup
+from llamadiff.diagnose.bugs.matmul import Product
+from llamadiff.diagnose.bugs.quant_blocks import (
     BLOCK_BYTES,
     FIELDS,
     QUANTIZED,
@@ -25,9 +27,7 @@ from llamadiff.diagnose.blocks import (
     unpacked,
 )
 from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.embedding import Lookup
-from llamadiff.diagnose.known import Change, bug
-from llamadiff.diagnose.products import Product
+from llamadiff.diagnose.registry import Change, bug
 
 Array = NDArray[Any]
 

@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from llamadiff.diagnose.nodes.site import Edit, Site, at_nodes, instead, renamed, takes, through, with_int, with_source
+from llamadiff.diagnose.graph_bugs.edit import (
+    Edit,
+    Site,
+    at_nodes,
+    instead,
+    renamed,
+    takes,
+    through,
+    with_int,
+    with_source,
+)
 from llamadiff.ggml.op import Op
 
 

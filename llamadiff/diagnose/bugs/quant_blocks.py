@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.diagnose.bugs.embedding import Lookup
+from llamadiff.diagnose.bugs.matmul import PRODUCTS, Product
 from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.embedding import Lookup
-from llamadiff.diagnose.known import Change, bug
-from llamadiff.diagnose.products import PRODUCTS, Product
+from llamadiff.diagnose.registry import Change, bug
 
 Array = NDArray[Any]
 Decode = Callable[[Array], Array]  # blocks [n, bytes] -> values [n, block]

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.diagnose.bugs.norms import Same
 from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.fit import solve
-from llamadiff.diagnose.known import Change, bug, recipe
-from llamadiff.diagnose.norms import Same
+from llamadiff.diagnose.registry import Change, bug, recipe
+from llamadiff.diagnose.solve import solve
 
 Array = NDArray[Any]
 QKV = ("Qcur_proj", "Kcur_proj", "Vcur_proj")
@@ -91,7 +91,7 @@ class Product:
 def dense(case: Case) -> Any:
     """The product of a tap."""
     if case.tap.kind.word == "ffn_out" and case.weight is not None and case.weight.endswith("_exps.weight"):
-        from llamadiff.diagnose.router import mixture
+        from llamadiff.diagnose.bugs.moe import mixture
 
         return mixture(case)
     assert case.weight is not None
@@ -264,7 +264,7 @@ def _with_rows(r: Product, rows: Array, case: Case) -> Product:
 )
 def qk_permuted(r: Product, case: Case) -> Iterator[Change]:
     """The rows of Q or K are permuted within each head: between GGUF's order (pairs) and Hugging Face's (halves)."""
-    from llamadiff.diagnose.rope import reordered
+    from llamadiff.diagnose.bugs.rope import reordered
 
     n, d = case.run.shapes[case.tap.name][-1], case.config.head_k
     for to_halves in (True, False):
@@ -320,7 +320,7 @@ class RotatedValues:
     product: Product
 
     def compute(self, case: Case) -> Array:
-        from llamadiff.diagnose.rope import rope_on
+        from llamadiff.diagnose.bugs.rope import rope_on
 
         whole = self.product.compute(replace(case, channels=None))
         heads = whole.reshape(*whole.shape[:2], -1, case.config.head_v)

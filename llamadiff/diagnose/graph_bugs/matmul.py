@@ -9,8 +9,7 @@ from itertools import islice
 
 import numpy as np
 
-from llamadiff.diagnose.nodes.norms import NORMS
-from llamadiff.diagnose.nodes.site import (
+from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     Constant,
     Edit,
     Site,
@@ -22,7 +21,8 @@ from llamadiff.diagnose.nodes.site import (
     times,
     with_source,
     with_weight,
-)  # fmt: skip
+)
+from llamadiff.diagnose.graph_bugs.norms import NORMS
 from llamadiff.ggml.graph import Alter
 from llamadiff.ggml.op import Op, Operand
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from llamadiff.diagnose.nodes.site import (
+from llamadiff.diagnose.bugs.norms import EPSILONS
+from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     Constant,
     Edit,
     Site,
@@ -18,8 +19,7 @@ from llamadiff.diagnose.nodes.site import (
     with_float,
     with_source,
     with_weight,
-)  # fmt: skip
-from llamadiff.diagnose.norms import EPSILONS
+)
 from llamadiff.ggml.graph import Alter
 from llamadiff.ggml.op import Op
 

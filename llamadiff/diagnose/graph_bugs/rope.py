@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from llamadiff.diagnose.nodes.site import (
+from llamadiff.diagnose.bugs.rope import reordered, wrong_positions
+from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     Constant,
     Edit,
     Site,
@@ -17,8 +18,7 @@ from llamadiff.diagnose.nodes.site import (
     with_float,
     with_int,
     with_source,
-)  # fmt: skip
-from llamadiff.diagnose.rope import reordered, wrong_positions
+)
 from llamadiff.ggml.graph import Alter
 from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.ops.rope import MROPE, NEOX

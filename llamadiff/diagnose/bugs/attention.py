@@ -11,11 +11,11 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
+from llamadiff.diagnose.bugs.norms import Norm, Same, norm
+from llamadiff.diagnose.bugs.rope import Rope, rope_on
 from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.fit import solve
-from llamadiff.diagnose.known import Change, bug, recipe
-from llamadiff.diagnose.norms import Norm, Same, norm
-from llamadiff.diagnose.rope import Rope, rope_on
+from llamadiff.diagnose.registry import Change, bug, recipe
+from llamadiff.diagnose.solve import solve
 
 Array = NDArray[Any]
 BOTH = ("kq", "kqv_out")

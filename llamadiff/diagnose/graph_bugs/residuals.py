@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.nodes.norms import NORMS
-from llamadiff.diagnose.nodes.site import (
+from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     Constant,
     Edit,
     Site,
@@ -22,7 +21,8 @@ from llamadiff.diagnose.nodes.site import (
     times,
     with_float,
     with_source,
-)  # fmt: skip
+)
+from llamadiff.diagnose.graph_bugs.norms import NORMS
 
 Array = NDArray[Any]
 MOST = 40  # recorded taps that are tried in a residual's place

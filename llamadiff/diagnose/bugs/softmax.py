@@ -11,10 +11,10 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.attention import scale_in_words, scores
+from llamadiff.diagnose.bugs.attention import scale_in_words, scores
 from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.fit import solve
-from llamadiff.diagnose.known import Change, bug, recipe
+from llamadiff.diagnose.registry import Change, bug, recipe
+from llamadiff.diagnose.solve import solve
 from llamadiff.numerics.arithmetic import ROUNDINGS
 
 Array = NDArray[Any]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.known import Change, bug, recipe
+from llamadiff.diagnose.registry import Change, bug, recipe
 from llamadiff.trace import taps
 
 Array = NDArray[Any]
@@ -95,7 +95,7 @@ def residual_elsewhere(r: Residual, case: Case) -> Iterator[Change]:
 @bug(*RESIDUALS, fix="add the branch as it leaves its last product")
 def branch_normed(r: Residual, case: Case) -> Iterator[Change]:
     """The sum is normalised: post-norm where the model is pre-norm."""
-    from llamadiff.diagnose.norms import norm
+    from llamadiff.diagnose.bugs.norms import norm
 
     word = "attn_norm" if case.tap.kind.word == "ffn_inp" else "ffn_norm"
     right = norm(case.of(f"{word}-{case.layer}"))

@@ -11,10 +11,10 @@ from llamaref import config as settings
 from llamaref import ops
 from numpy.typing import NDArray
 
+from llamadiff.diagnose.bugs.norms import Same
 from llamadiff.diagnose.case import Case, Run
-from llamadiff.diagnose.fit import solve
-from llamadiff.diagnose.known import Change, bug, recipe
-from llamadiff.diagnose.norms import Same
+from llamadiff.diagnose.registry import Change, bug, recipe
+from llamadiff.diagnose.solve import solve
 
 Array = NDArray[Any]
 ROPE = ("Qcur_rope", "Kcur_rope")

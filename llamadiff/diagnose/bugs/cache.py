@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.attention import Scores, Values
+from llamadiff.diagnose.bugs.attention import Scores, Values
+from llamadiff.diagnose.bugs.embedding import Lookup
+from llamadiff.diagnose.bugs.norms import Same
+from llamadiff.diagnose.bugs.rope import rope_on
+from llamadiff.diagnose.bugs.softmax import Softmax
 from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.embedding import Lookup
-from llamadiff.diagnose.known import Change, Recipe, bug
-from llamadiff.diagnose.norms import Same
-from llamadiff.diagnose.rope import rope_on
-from llamadiff.diagnose.softmax import Softmax
+from llamadiff.diagnose.registry import Change, Recipe, bug
 from llamadiff.numerics.arithmetic import ROUNDINGS
 
 Array = NDArray[Any]

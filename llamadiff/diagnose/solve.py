@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.known import Recipe
+from llamadiff.diagnose.registry import Recipe
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 ROUNDS = 48  # of the golden section: float64's precision from any bracket

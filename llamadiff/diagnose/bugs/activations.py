@@ -11,9 +11,9 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
+from llamadiff.diagnose.bugs.norms import Same
 from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.known import Change, bug, recipe
-from llamadiff.diagnose.norms import Same
+from llamadiff.diagnose.registry import Change, bug, recipe
 from llamadiff.numerics.arithmetic import ROUNDINGS
 
 Array = NDArray[Any]

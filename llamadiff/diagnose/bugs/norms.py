@@ -11,8 +11,8 @@ from llamaref import ops
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.fit import solve
-from llamadiff.diagnose.known import Change, bug, recipe
+from llamadiff.diagnose.registry import Change, bug, recipe
+from llamadiff.diagnose.solve import solve
 from llamadiff.numerics.arithmetic import ROUNDINGS
 
 Array = NDArray[Any]

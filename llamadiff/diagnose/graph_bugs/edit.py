@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.fit import solve
-from llamadiff.diagnose.known import Change, define, extend
+from llamadiff.diagnose.registry import Change, define, extend
+from llamadiff.diagnose.solve import solve
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.ggml.graph import LOOKS, Alter, GraphEngine, GraphNode, Leaf
 from llamadiff.ggml.op import Op, Operand

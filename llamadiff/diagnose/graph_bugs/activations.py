@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from llamadiff.diagnose.nodes.attention import cap_around
-from llamadiff.diagnose.nodes.site import Edit, Site, at_nodes, renamed, takes, through, with_float
+from llamadiff.diagnose.graph_bugs.attention import cap_around
+from llamadiff.diagnose.graph_bugs.edit import Edit, Site, at_nodes, renamed, takes, through, with_float
 from llamadiff.ggml.graph import Alter
 from llamadiff.ggml.op import Op, Operand, function_of
 

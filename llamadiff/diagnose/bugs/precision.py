@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.diagnose.bugs.matmul import DENSE, PRODUCTS, Product
 from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.known import Change, Recipe, bug
-from llamadiff.diagnose.products import DENSE, PRODUCTS, Product
+from llamadiff.diagnose.registry import Change, Recipe, bug
 from llamadiff.numerics import arithmetic
 from llamadiff.trace import taps
 

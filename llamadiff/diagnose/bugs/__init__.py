@@ -1,0 +1,1 @@
+"""Known bugs on the taps of the reference engine, one file a family."""
