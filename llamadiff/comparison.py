@@ -20,7 +20,7 @@ from llamadiff.system.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from llamadiff.manner import Manner
+    from llamadiff.manner.understand import Manner
 
 Array = NDArray[Any]
 TOP = 10

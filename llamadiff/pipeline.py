@@ -48,7 +48,7 @@ from llamadiff.judge.statistics import statistics_check
 from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
-from llamadiff.manner import Manner, scene, understood
+from llamadiff.manner.understand import Manner, scene, understood
 from llamadiff.nodes import compare_nodes
 from llamadiff.numerics import tolerances
 from llamadiff.preflight.checks import WEIGHTS, Check, preflight

@@ -20,7 +20,7 @@ from llamadiff.trace.reader import Info
 EMPTY = Info(())
 
 if TYPE_CHECKING:
-    from llamadiff.manner import Manner
+    from llamadiff.manner.understand import Manner
 
 _OPS = {
     "GET_ROWS": "row lookup", "RMS_NORM": "RMSNorm", "NORM": "LayerNorm", "MUL_MAT": "matrix product",

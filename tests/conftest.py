@@ -13,7 +13,8 @@ from quick import mark_slow
 from small import DIM, EMBD, VOCAB, write_model
 from small_others import deepseek2, gpt2, gpt_oss, mamba2, phi3
 
-from llamadiff import manner, pipeline
+from llamadiff import pipeline
+from llamadiff.manner import understand
 
 _RNG = np.random.default_rng(7)
 
@@ -27,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search for causes ends when it is through, not when a busy machine's time is up."""
     monkeypatch.setattr(pipeline, "LEAST_SECONDS", 600.0)
-    monkeypatch.setattr(manner, "SECONDS", 600.0)
+    monkeypatch.setattr(understand, "SECONDS", 600.0)
 
 
 def _matrix(rows: int, columns: int, size: float = 1.0) -> np.ndarray:

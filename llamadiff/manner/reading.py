@@ -22,7 +22,7 @@ from llamadiff.diagnose.search import VARIES, Clock, Fit, replayed, search
 from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.lanes import F32, rounding_type, shaken
 from llamadiff.judge.tap_verdict import Finding, Local
-from llamadiff.looks import BY_TABLE, KEPT, LARGE, UNEVEN, Looks, determines, looks_of
+from llamadiff.manner.looks import BY_TABLE, KEPT, LARGE, UNEVEN, Looks, determines, looks_of
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.arithmetic import EIGHT_BITS, ROUNDINGS, precision
 from llamadiff.numerics.rounding import Rounding

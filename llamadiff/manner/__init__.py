@@ -1,0 +1,1 @@
+"""How a right engine does things in its own way: its roundings, its legal choices."""
