@@ -12,8 +12,8 @@ TYPE_CHECKING = False  # typing's own is not worth its import: the sooner the co
 if TYPE_CHECKING:
     from typing import Any
 
-    from llamadiff.comparison import Comparison
-    from llamadiff.pipeline import check, compare, diff
+    from llamadiff.comparison.api import check, compare, diff
+    from llamadiff.comparison.result import Comparison
     from llamadiff.system.errors import UserError
     from llamadiff.trace.reader import Trace, TraceWriter
 

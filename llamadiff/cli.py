@@ -49,7 +49,7 @@ from llamadiff.system.input import read_text
 from llamadiff.system.output import encoded, write_text
 
 if TYPE_CHECKING:
-    from llamadiff.comparison import Comparison
+    from llamadiff.comparison.result import Comparison
     from llamadiff.llamacpp.request import Settings
     from llamadiff.numerics.tolerances import Rule
 
@@ -82,16 +82,16 @@ def compare(
 
     text = _prompt(prompt, prompt_file)
     with Child() as child, _progress() as progress:
-        from llamadiff import pipeline  # takes as long as llama.cpp's process takes to get ready
+        from llamadiff.comparison import api  # takes as long as llama.cpp's process takes to get ready
 
         refuse_collisions(
             [
-                *pipeline.compared_files(model, candidate, name_map),
+                *api.compared_files(model, candidate, name_map),
                 *_settings_files(tolerance, tokens_file, prompt_file),
             ],
             [*saved(save), *_reports(json, csv)],
         )
-        result = pipeline.compare(
+        result = api.compare(
             model, text, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
             candidate=candidate, name_map=name_map, timeout=timeout, patterns=taps or (), layers=_layer_range(layers),
             settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), rules=_rules(tolerance), save=save,
@@ -110,12 +110,12 @@ def capture(
     flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0,
 ) -> None:  # fmt: skip
     """Run llama.cpp alone and keep its trace."""
-    from llamadiff import pipeline
+    from llamadiff.comparison import api
 
     text = _prompt(prompt, prompt_file)
     refuse_collisions([("the model", model), *_settings_files(None, tokens_file, prompt_file)], [("--output", output)])
     with _progress() as progress:
-        trace = pipeline.record(
+        trace = api.record(
             model, output, text, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
             patterns=taps or (), layers=_layer_range(layers),
             settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), progress=progress,
@@ -131,11 +131,11 @@ def diff(
     json: Json = None, csv: Csv = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Compare two traces; with --model, judge every op of both."""
-    from llamadiff import pipeline
+    from llamadiff.comparison import api
 
     refuse_collisions(_two_traces(baseline, candidate, model, tolerance), _reports(json, csv))
     with _progress() as progress:
-        result = pipeline.diff(
+        result = api.diff(
             baseline, candidate, model, _rules(tolerance), partial=partial, progress=progress,
             expect=_token_ids(expect, None, "--expect"),
         )  # fmt: skip
@@ -152,12 +152,12 @@ def diagnose(
     json: Json = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Say why the candidate is wrong: every known bug is replayed on what it recorded."""
-    from llamadiff import pipeline
+    from llamadiff.comparison import api
 
     refuse_collisions(_two_traces(baseline, candidate, model, tolerance), _reports(json, None))
     explain = budget if explain_output else 0.0
     with _progress() as progress:
-        result = pipeline.diff(
+        result = api.diff(
             baseline, candidate, model, _rules(tolerance), explain=explain, partial=partial, progress=progress
         )
     _report(result, json, None, causes=True)
@@ -174,7 +174,7 @@ def backend(
     tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Check every node of llama.cpp's graph on its real inputs: for authors of backends and ports."""
-    from llamadiff import pipeline
+    from llamadiff.comparison import api
 
     text = _prompt(prompt, prompt_file)
     refuse_collisions(
@@ -182,7 +182,7 @@ def backend(
         [*kept(keep), *_reports(json, csv)],
     )
     with _progress() as progress:
-        result = pipeline.graph(
+        result = api.graph(
             model, text, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
             settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), rules=_rules(tolerance), keep=keep,
             progress=progress,
@@ -198,10 +198,10 @@ def graph(
     dot: Annotated[bool, typer.Option("--dot", help="Graphviz instead of a tree.")] = False,
 ) -> None:
     """Print llama.cpp's graph of a model: a tree for each layer, with shapes and types."""
-    from llamadiff import pipeline
+    from llamadiff.comparison import api
     from llamadiff.report import graphs
 
-    nodes = pipeline.list_nodes(model, tokens)
+    nodes = api.list_nodes(model, tokens)
     typer.echo(graphs.as_dot(nodes), nl=False) if dot else graphs.print_tree(nodes)
 
 
@@ -220,18 +220,18 @@ def check(
     json: Json = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Check recorded llama.cpp traces against the engine; needs no llama.cpp where the engine runs the file."""
-    from llamadiff import checking
+    from llamadiff.comparison import check_traces
     from llamadiff.numerics import tolerances
 
-    traces = checking.traces_in(paths)
+    traces = check_traces.traces_in(paths)
     read = [("the model", model), *(("the trace", path) for path in traces), *_settings_files(tolerance, None)]
     refuse_collisions(read, _reports(json, None))
-    results = checking.check_all(traces, model, _rules(tolerance), partial)
+    results = check_traces.check_all(traces, model, _rules(tolerance), partial)
     if json != "-":
         for path, result in results:
             typer.echo(f"{result.verdict.upper():6}  {_shown(path)}: {_shown(result.summary)}")
     if json is not None:
-        _write(json, checking.to_json(results))
+        _write(json, check_traces.to_json(results))
     _exit(tolerances.worst_of([result.verdict for _, result in results]), fail_on)
 
 
@@ -271,7 +271,7 @@ def _add_lines(language: str, model: Path) -> str:
 @app.command()
 def demo() -> None:
     """Compare the shipped model, right and then with a bug in it."""
-    from llamadiff import demo as shipped
+    from llamadiff.comparison import demo as shipped
 
     with _progress() as progress:
         right, wrong = shipped.run(progress)

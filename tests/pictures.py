@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from llamadiff import demo
+from llamadiff.comparison import demo
 from llamadiff.report.listing import bugs_as_markdown
 from llamadiff.report.terminal import render
 from llamadiff.system.progress import silent

@@ -17,10 +17,10 @@ from small_others import deepseek2, mamba2, phi3
 
 from llamadiff import Trace, UserError, compare
 from llamadiff.candidates.reference import record
+from llamadiff.comparison.api import diff
+from llamadiff.comparison.api import record as recorded
 from llamadiff.diagnose.bugs.activations import gelu
 from llamadiff.llamacpp.request import Settings
-from llamadiff.pipeline import diff
-from llamadiff.pipeline import record as recorded
 
 TOKENS = (1, 17, 5, 80, 42, 9)
 EXACT = 1e-11

@@ -28,11 +28,11 @@ import pytest
 import small
 from safetensors.numpy import save_file
 
+from llamadiff.comparison.api import diff
 from llamadiff.engines import chat_template
 from llamadiff.engines.model_file import Model
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
-from llamadiff.pipeline import diff
 from llamadiff.report.json import to_json
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import KEY, SCHEMA, Trace

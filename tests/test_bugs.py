@@ -8,9 +8,9 @@ from llamaref import Engine
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
+from llamadiff.comparison.api import diff
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
-from llamadiff.pipeline import diff
 from llamadiff.trace.taps import parse
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)

@@ -18,11 +18,11 @@ from llamadiff.candidates import resolve
 from llamadiff.candidates.name_map import load_map
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
+from llamadiff.comparison.api import diff
 from llamadiff.engines.model_file import Model
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.numerics.arithmetic import round_bf16
-from llamadiff.pipeline import diff
 from llamadiff.trace.reader import KEY, Trace
 from llamadiff.trace.taps import parse
 

@@ -15,9 +15,9 @@ import llamadiff
 from llamadiff import UserError
 from llamadiff.candidates.reference import record
 from llamadiff.cli import app
+from llamadiff.comparison.api import compared_files
+from llamadiff.comparison.api import record as capture
 from llamadiff.llamacpp.child import Child
-from llamadiff.pipeline import compared_files
-from llamadiff.pipeline import record as capture
 from llamadiff.system.collisions import refuse_collisions, saved
 from llamadiff.trace.reader import Trace, TraceWriter
 

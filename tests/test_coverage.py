@@ -11,11 +11,11 @@ from safetensors.numpy import save_file
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
-from llamadiff.checking import check_all
 from llamadiff.cli import app
+from llamadiff.comparison.api import check, diff
+from llamadiff.comparison.api import record as capture
+from llamadiff.comparison.check_traces import check_all
 from llamadiff.numerics.tolerances import RULES
-from llamadiff.pipeline import check, diff
-from llamadiff.pipeline import record as capture
 from llamadiff.report.json import to_object
 from llamadiff.trace.reader import KEY, Trace
 

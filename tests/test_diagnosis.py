@@ -18,10 +18,10 @@ from pictures import ROOT, with_bugs
 
 from llamadiff import Trace, compare
 from llamadiff.candidates.reference import record
+from llamadiff.comparison.api import diff
 from llamadiff.diagnose.registry import known_bugs
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics.arithmetic import round_f16
-from llamadiff.pipeline import diff
 from llamadiff.report.json import to_object
 from llamadiff.trace.reader import TraceWriter
 

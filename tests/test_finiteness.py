@@ -16,9 +16,9 @@ from test_settling import Mixed
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison import compare_logits
+from llamadiff.comparison.api import diff, graph
+from llamadiff.comparison.result import compare_logits
 from llamadiff.numerics import metrics
-from llamadiff.pipeline import diff, graph
 from llamadiff.report.json import to_object
 from llamadiff.report.terminal import make_console, render
 from llamadiff.trace.reader import Info, Trace

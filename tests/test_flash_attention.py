@@ -12,11 +12,11 @@ import pytest
 from conftest import OPTIONS
 from small import write_model
 
+from llamadiff.comparison.api import graph
 from llamadiff.ggml.check import Replay, replay
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import tolerances
-from llamadiff.pipeline import graph
 
 HALF, SINGLE = np.float16, np.float32
 

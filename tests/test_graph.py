@@ -16,6 +16,7 @@ from small import write_model
 
 from llamadiff import Trace, compare
 from llamadiff.candidates.reference import record
+from llamadiff.comparison.api import record as recorded
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
@@ -23,7 +24,6 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.ggml.graph import Graph, GraphEngine, GraphNode, Leaf
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import metrics
-from llamadiff.pipeline import record as recorded
 from llamadiff.system.errors import UserError
 from llamadiff.trace.taps import parse
 

@@ -12,6 +12,7 @@ from small import EMBD, write_model
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
+from llamadiff.comparison.api import judge
 from llamadiff.diagnose.case import Case, Run
 from llamadiff.diagnose.graph_bugs.edit import EDITS, Edit, Site
 from llamadiff.diagnose.registry import known_bugs, reads_blocks
@@ -24,7 +25,6 @@ from llamadiff.ggml.op import Op
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.rounding_tap import Carrier
-from llamadiff.pipeline import judge
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
 SHARED = Path(__file__).parent.parent.parent / "shared" / "models" / "random"

@@ -25,9 +25,9 @@ from llamadiff.candidates import name_map, resolve
 from llamadiff.candidates.name_map import load_map
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
+from llamadiff.comparison.api import judge
 from llamadiff.engines.model_file import Model
 from llamadiff.numerics.tolerances import RULES, load_rules
-from llamadiff.pipeline import judge
 from llamadiff.trace import taps
 from llamadiff.trace.reader import KEY, SCHEMA, Trace
 

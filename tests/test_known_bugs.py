@@ -10,9 +10,9 @@ from injected.base import TOKENS, Injection
 from llamaref import Engine
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison import Comparison
+from llamadiff.comparison.api import diff
+from llamadiff.comparison.result import Comparison
 from llamadiff.diagnose.registry import known_bugs
-from llamadiff.pipeline import diff
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import parse
 

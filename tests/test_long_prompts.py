@@ -10,9 +10,9 @@ from small_others import phi3
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
+from llamadiff.comparison.api import diff
 from llamadiff.judge.run import BEGINNING
 from llamadiff.llamacpp.request import LONG
-from llamadiff.pipeline import diff
 from llamadiff.trace.reader import Trace
 
 TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(3, 90, 40))

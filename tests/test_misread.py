@@ -14,6 +14,7 @@ from small import EMBD, FF, VOCAB, write_model
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
+from llamadiff.comparison.api import diff, judge
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile
@@ -21,7 +22,6 @@ from llamadiff.ggml.graph import GraphEngine
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import tolerances
-from llamadiff.pipeline import diff, judge
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 OPTIONS = {

@@ -7,7 +7,7 @@ import pytest
 from llamaref import Engine
 
 from llamadiff.candidates.reference import record
-from llamadiff.pipeline import diff
+from llamadiff.comparison.api import diff
 from llamadiff.trace.reader import Trace
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 61)

@@ -15,6 +15,7 @@ import pytest
 from llamaref import Weights
 
 from llamadiff import compare
+from llamadiff.comparison.api import graph, list_nodes
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.repro import load
@@ -22,7 +23,6 @@ from llamadiff.llamacpp.capture import check_nodes
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.numerics import tolerances
-from llamadiff.pipeline import graph, list_nodes
 
 TOKENS = (1, 5, 9, 30, 17, 22)
 SHARED = Path(__file__).parent.parent.parent / "shared" / "models"
@@ -233,8 +233,8 @@ def _together(lanes: list[Op], chosen: tuple[int, ...]) -> Op:
 
 
 def test_a_node_of_an_op_without_a_function_is_unchecked_and_named(small_model, monkeypatch):
+    from llamadiff.comparison.backend import rows_of, summarize
     from llamadiff.ggml.check import NodeCheck
-    from llamadiff.nodes import rows_of, summarize
 
     path = small_model()
     checks = list_nodes(path, 2)

@@ -10,7 +10,7 @@ from faulty import with_maths
 from llamaref import Engine, ops
 
 from llamadiff.candidates.reference import record
-from llamadiff.pipeline import diff
+from llamadiff.comparison.api import diff
 from llamadiff.trace.reader import Trace
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 64, 5, 2, 71, 28)

@@ -13,9 +13,9 @@ from safetensors.numpy import load_file, save_file
 from small import write_model
 
 from llamadiff import Trace, check, compare, diff
+from llamadiff.comparison.api import record
 from llamadiff.engines.select import runnable
 from llamadiff.llamacpp.request import Settings
-from llamadiff.pipeline import record
 from llamadiff.report.json import to_object
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import KEY

@@ -10,6 +10,7 @@ from llamaref import Engine
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record as recorded
+from llamadiff.comparison.api import diff, record
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.ggml.repro import load, save
@@ -19,7 +20,6 @@ from llamadiff.llamacpp.quantizing import near_halves, q8_way, way_of
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import arithmetic, tolerances
 from llamadiff.numerics.rounding_tap import Carrier
-from llamadiff.pipeline import diff, record
 from llamadiff.trace.reader import Info
 
 OTHERS = (arithmetic.NEON, arithmetic.PLAIN)

@@ -16,7 +16,7 @@ from llamaref import Engine
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
-from llamadiff.pipeline import diff
+from llamadiff.comparison.api import diff
 from llamadiff.report.json import to_json, to_object
 from llamadiff.trace.reader import Info, TraceWriter
 

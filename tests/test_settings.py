@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from llamadiff import UserError
+from llamadiff.comparison.api import compare, graph, record
 from llamadiff.llamacpp.library import set_fields
 from llamadiff.llamacpp.request import Settings
-from llamadiff.pipeline import compare, graph, record
 
 TOKENS = (1, 17, 5)
 

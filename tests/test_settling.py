@@ -7,10 +7,10 @@ import pytest
 from llamaref import Engine
 from small import write_model
 
+from llamadiff.comparison.api import diff
 from llamadiff.judge import run
 from llamadiff.judge.replay_tap import Study, _cover
 from llamadiff.numerics.rounding_tap import Carrier
-from llamadiff.pipeline import diff
 from llamadiff.trace.reader import Info, Trace
 
 TOKENS, LAYERS = (1, 17, 5, 80, 42, 9, 33), 4

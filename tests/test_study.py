@@ -9,8 +9,8 @@ from llamaref import Engine, ops
 
 from llamadiff import UserError, compare
 from llamadiff.candidates.reference import record
+from llamadiff.comparison.api import diff
 from llamadiff.numerics.tolerances import RULES, Rule, load_rules, rule_for, verdict, worst_of
-from llamadiff.pipeline import diff
 from llamadiff.trace.reader import Trace
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
@@ -163,7 +163,7 @@ def test_the_baseline_is_named_when_it_is_the_one_that_is_off(traces):
 
 
 def test_llama_cpp_is_blamed_for_what_its_trace_shows(small_model, tmp_path):
-    from llamadiff.pipeline import check
+    from llamadiff.comparison.api import check
 
     compare(small_model(), tokens=TOKENS, save=tmp_path)
     recorded = Trace.open(tmp_path / "baseline.safetensors")

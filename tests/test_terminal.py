@@ -12,7 +12,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from llamadiff.comparison import Comparison, Logits, Row, TopToken
+from llamadiff.comparison.result import Comparison, Logits, Row, TopToken
 from llamadiff.judge.tap_verdict import Local
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.report.terminal import make_console, render

@@ -11,7 +11,7 @@ from llamaref import Engine, ops
 from test_study import changed, only
 
 from llamadiff.candidates.reference import record
-from llamadiff.pipeline import diff
+from llamadiff.comparison.api import diff
 from llamadiff.report.terminal import make_console, render
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 61)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llamadiff.comparison import GRAPH, NUMPY, EngineUsed
+from llamadiff.comparison.result import GRAPH, NUMPY, EngineUsed
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import Model, ModelFile, Runnable, check_same_model

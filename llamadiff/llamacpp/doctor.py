@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from llamadiff.demo import shipped_model
+from llamadiff.comparison.demo import shipped_model
 from llamadiff.llamacpp.capture import Facts, capture, probe, scratch_directory
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.errors import UserError

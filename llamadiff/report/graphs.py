@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.text import Text
 from rich.tree import Tree
 
+from llamadiff.comparison.backend import layers_of
 from llamadiff.ggml.check import NodeCheck
-from llamadiff.nodes import layers_of
 from llamadiff.report.terminal import make_console
 from llamadiff.report.text import shown
 

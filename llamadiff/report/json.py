@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
-from llamadiff import sentence
-from llamadiff.comparison import Comparison, Logits, Row, TopToken
-from llamadiff.diagnose import words
+from llamadiff.comparison import diagnosis_text, summary
+from llamadiff.comparison.result import Comparison, Logits, Row, TopToken
 from llamadiff.diagnose.diagnosis import UNKNOWN, Cause, Diagnosis
 from llamadiff.judge.tap_verdict import Local
 
@@ -86,10 +85,10 @@ def _divergence(row: Row | None) -> dict[str, Any] | None:
 def _diagnosis(d: Diagnosis, c: Comparison) -> dict[str, Any]:
     """One cause and its proof; where none is known, what comes nearest."""
     return {
-        "tap": d.tap, "cause": d.causes[0].name if d.known else UNKNOWN, "explanation": sentence.explanation(d, c.rows),
+        "tap": d.tap, "cause": d.causes[0].name if d.known else UNKNOWN, "explanation": summary.explanation(d, c.rows),
         "nmse": d.nmse if d.known else None, "known": d.known, "harmless": d.harmless,
         "evidence": {"replayed_nmse": d.taps if d.known else {}, "right_nmse": d.right},
-        "taps": list(d.taps), "layers": d.layers, "fix": words.fix(d) if d.known else None,
+        "taps": list(d.taps), "layers": d.layers, "fix": diagnosis_text.fix(d) if d.known else None,
         "source": d.causes[0].source if d.known else None, "value": d.causes[0].value if d.known else None,
         "alternatives": [_cause(cause) for cause in d.causes[1:]], "nearest": [_cause(cause) for cause in d.nearest],
     }  # fmt: skip

@@ -11,9 +11,9 @@ from typing import IO, Any
 from rich.console import Console
 from rich.text import Text
 
-from llamadiff import sentence
-from llamadiff.comparison import NUMPY, Comparison, EngineUsed, Logits, TopToken
-from llamadiff.diagnose import words as say
+from llamadiff.comparison import diagnosis_text as say
+from llamadiff.comparison import summary
+from llamadiff.comparison.result import NUMPY, Comparison, EngineUsed, Logits, TopToken
 from llamadiff.diagnose.diagnosis import UNKNOWN, Diagnosis
 from llamadiff.engines.model_file import ENGINE
 from llamadiff.numerics import tolerances
@@ -152,7 +152,7 @@ def _put_cause(page: Page, comparison: Comparison, d: Diagnosis) -> None:
     """What an op does, where, the proof, and who had it before."""
     page.blank()
     label = "noise        " if d.harmless else "the cause    "
-    said = page.data(sentence.explanation(d, comparison.rows), 1000)
+    said = page.data(summary.explanation(d, comparison.rows), 1000)
     page.paragraph(Text(label, "dim"), Text.assemble((page.data(say.names(d.causes), 120), "bold"), f": {said}"))
     where = say.where(d, [row.tap for row in comparison.rows])
     proof = f"{where}; {say.proof(d)}" if where else say.proof(d)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from llamadiff.comparison import Row
+from llamadiff.comparison.result import Row
 from llamadiff.judge.tap_verdict import Local
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import Stats

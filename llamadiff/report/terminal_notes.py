@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from llamadiff.comparison import Comparison, Row
+from llamadiff.comparison.result import Comparison, Row
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.terminal_page import Page
 from llamadiff.report.terminal_taps import baseline_is_off

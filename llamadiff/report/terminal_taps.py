@@ -8,7 +8,7 @@ from itertools import groupby
 
 from rich.text import Text
 
-from llamadiff.comparison import Comparison, Row
+from llamadiff.comparison.result import Comparison, Row
 from llamadiff.numerics import tolerances
 from llamadiff.report.tables import Column, fitted, line, titles, width_of
 from llamadiff.report.terminal_columns import CORE, MARKS, Line, Spelling, shared_columns, side_columns, tap_columns

@@ -11,9 +11,9 @@ from decoding.bugs import ENGINES, NAMED
 from decoding.engine import CHUNKS, PREFILL, SINGLY, save
 from decoding.ways import PROMPT, WAYS, Run, alone, exists
 from llamadiff import compare
-from llamadiff.comparison import Comparison
-from llamadiff.demo import shipped_model
-from llamadiff.pipeline import record
+from llamadiff.comparison.api import record
+from llamadiff.comparison.demo import shipped_model
+from llamadiff.comparison.result import Comparison
 from llamadiff.trace.taps import parse
 
 HOW = (PREFILL, CHUNKS, SINGLY)

@@ -14,8 +14,8 @@ from decoding.bugs import ENGINES
 from decoding.engine import PREFILL, Engine, save
 from decoding.ways import PROMPT
 from llamadiff import UserError, compare
-from llamadiff.demo import shipped_model
-from llamadiff.pipeline import diff, record
+from llamadiff.comparison.api import diff, record
+from llamadiff.comparison.demo import shipped_model
 from llamadiff.preflight.checks import tokens_apart
 from llamadiff.trace.reader import Trace
 

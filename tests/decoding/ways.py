@@ -14,8 +14,8 @@ from strangers.model import read
 from decoding.bugs import ENGINES
 from decoding.engine import CHUNKS, save
 from llamadiff import compare
-from llamadiff.comparison import Comparison
-from llamadiff.pipeline import diff, record
+from llamadiff.comparison.api import diff, record
+from llamadiff.comparison.result import Comparison
 
 PROMPT = "Once upon a time there was a"
 STEPS = 5

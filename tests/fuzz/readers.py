@@ -29,11 +29,11 @@ from llamadiff.candidates.arrays import RAW
 from llamadiff.candidates.name_map import Map, identity_map, load_map
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
+from llamadiff.comparison.api import diff
 from llamadiff.engines import chat_template
 from llamadiff.engines.model_file import Model
 from llamadiff.ggml.repro import load
 from llamadiff.numerics import tolerances
-from llamadiff.pipeline import diff
 from llamadiff.preflight.compatibility import check_runnable
 from llamadiff.report.json import to_json
 from llamadiff.trace.reader import KEY, SCHEMA, Trace

@@ -18,9 +18,9 @@ from small import write_model
 from threadpoolctl import threadpool_limits
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison import Comparison, Row
+from llamadiff.comparison.api import diff
+from llamadiff.comparison.result import Comparison, Row
 from llamadiff.engines.model_file import Model
-from llamadiff.pipeline import diff
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import parse
 from strangers import recording

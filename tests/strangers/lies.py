@@ -11,8 +11,8 @@ import numpy as np
 from conftest import OPTIONS
 from small import write_model
 
-from llamadiff.comparison import Comparison
-from llamadiff.pipeline import diff
+from llamadiff.comparison.api import diff
+from llamadiff.comparison.result import Comparison
 from strangers import recording
 from strangers.arithmetic import BY_NAME
 from strangers.crossing import INFLATED, Size, baseline, opened, size_of, stated

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamadiff.comparison import Comparison
-from llamadiff.pipeline import diff
+from llamadiff.comparison.api import diff
+from llamadiff.comparison.result import Comparison
 from strangers import programs, recording
 from strangers.arithmetic import BY_NAME
 from strangers.crossing import SHAPES, TOKENS, baseline, kind_of, model_file, nmse, opened

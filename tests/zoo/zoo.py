@@ -23,9 +23,9 @@ import gguf
 import numpy as np
 
 from llamadiff import UserError
-from llamadiff.comparison import Comparison
+from llamadiff.comparison.api import graph
+from llamadiff.comparison.result import Comparison
 from llamadiff.llamacpp.request import Settings
-from llamadiff.pipeline import graph
 
 KNOWN = json.loads(Path(__file__).with_name("architectures.json").read_text())
 ALWAYS = (

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff import sentence, unjudged
-from llamadiff.comparison import Comparison, Logits, Row, compare_logits, logit_rows
-from llamadiff.coverage import LOGITS, Coverage, asked_for_less, coverage_of
+from llamadiff.comparison import summary, unjudged
+from llamadiff.comparison.coverage import LOGITS, Coverage, asked_for_less, coverage_of
+from llamadiff.comparison.result import Comparison, Logits, Row, compare_logits, logit_rows
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.preflight.checks import WEIGHTS
 from llamadiff.preflight.schedule import batches_of
@@ -97,7 +97,7 @@ def _drift_sentence(rows: Sequence[Row], coverage: Coverage) -> str:
             return f"the two traces agree on all {len(rows)} taps that both have"
         part = f"{coverage.judged} of {coverage.taps} taps; {unjudged.lacking(rows, coverage)}"
         return f"the two traces agree as far as both were recorded: {part}"
-    return sentence.summarize(tolerances.UNCHECKED, rows, {}, {"name": "the baseline"}, False)
+    return summary.summarize(tolerances.UNCHECKED, rows, {}, {"name": "the baseline"}, False)
 
 
 def _unknown_model(info: Mapping[str, Any]) -> dict[str, Any]:

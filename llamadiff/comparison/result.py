@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.coverage import Coverage
+from llamadiff.comparison.coverage import Coverage
 from llamadiff.diagnose.diagnosis import Diagnosis, explained
 from llamadiff.judge.tap_verdict import Finding, Local
 from llamadiff.numerics import metrics, tolerances

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from llamadiff.numerics import tolerances
 
 if TYPE_CHECKING:
-    from llamadiff.comparison import Row
+    from llamadiff.comparison.result import Row
     from llamadiff.trace.reader import Trace
 
 LOGITS = "result_output"

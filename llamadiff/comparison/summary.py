@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llamadiff import unjudged
-from llamadiff.comparison import Row, is_slight, leading
-from llamadiff.coverage import Coverage
-from llamadiff.diagnose import words
+from llamadiff.comparison import diagnosis_text, unjudged
+from llamadiff.comparison.coverage import Coverage
+from llamadiff.comparison.result import Row, is_slight, leading
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.judge.statistics import CHECK as STATISTICS
 from llamadiff.numerics import tolerances
@@ -133,7 +132,7 @@ def _judgement(
         return f"{_right(whose, rows, gaps)}, and {_also_baseline(blamed, baseline)}"
     if verdict == tolerances.UNCHECKED or not rows:
         return _unchecked(whose, rows, gaps, coverage)
-    ways = [f"it {words.clause(d)}" for d in diagnosis if d.harmless][:2]
+    ways = [f"it {diagnosis_text.clause(d)}" for d in diagnosis if d.harmless][:2]
     own = manner.clauses() if manner is not None else ()
     return "; ".join((_right(whose, rows, gaps), *own, *ways, *_hidden(rows), _drift(rows, is_engine)))
 
@@ -232,20 +231,20 @@ def _unknown(row: Row, why: Diagnosis | None) -> str:
     size = f"local NMSE {row.local.nmse:.1e}, limit {row.local.limit:.0e}"
     if row.local.not_finite:
         size = unjudged.where_not_finite(row.local)
-    unknown = f", and {words.nearest(why).split(';')[0]}" if why is not None and not row.span else ""
+    unknown = f", and {diagnosis_text.nearest(why).split(';')[0]}" if why is not None and not row.span else ""
     return f"is wrong on the inputs it was given ({size}){unknown}"
 
 
 def _known(why: Diagnosis, rows: Sequence[Row]) -> str:
     """What a diagnosed op does, where, and the proof."""
-    where = words.where(why, [row.tap for row in rows])
-    return f"{words.clause(why)} ({f'{where}; ' if where else ''}{words.proof(why)})"
+    where = diagnosis_text.where(why, [row.tap for row in rows])
+    return f"{diagnosis_text.clause(why)} ({f'{where}; ' if where else ''}{diagnosis_text.proof(why)})"
 
 
 def explanation(d: Diagnosis, rows: Sequence[Row]) -> str:
     """A diagnosis as a sentence of its own."""
     row = next(row for row in rows if row.tap == d.tap)
-    return f"{_place(row)} {words.clause(d)}" if d.known else f"{_place(row)}: {words.nearest(d)}"
+    return f"{_place(row)} {diagnosis_text.clause(d)}" if d.known else f"{_place(row)}: {diagnosis_text.nearest(d)}"
 
 
 def _other_causes(diagnosis: Sequence[Diagnosis], rows: Sequence[Row], said: Diagnosis | None = None) -> str:
@@ -254,8 +253,12 @@ def _other_causes(diagnosis: Sequence[Diagnosis], rows: Sequence[Row], said: Dia
     text = ""
     for d in known[:3]:
         row = next(row for row in rows if row.tap == d.tap)
-        same = said is not None and words.names(d.causes) == words.names(said.causes)
-        text += f"; {d.tap} likewise: it {words.clause(d)}" if same else f"; {d.tap}: {_place(row)} {_known(d, rows)}"
+        same = said is not None and diagnosis_text.names(d.causes) == diagnosis_text.names(said.causes)
+        text += (
+            f"; {d.tap} likewise: it {diagnosis_text.clause(d)}"
+            if same
+            else f"; {d.tap}: {_place(row)} {_known(d, rows)}"
+        )
     if len(known) > 3:
         text += f"; {len(known) - 3} more causes are listed below"
     if unknown:
@@ -296,7 +299,7 @@ def _others(first: Row, rest: Sequence[Row]) -> str:
     others = list(dict.fromkeys(row.tap.rsplit("-", 1)[0] for row in rest if row not in same))
     parts = []
     if same:
-        parts.append(f"and in {words.layers_of([row.layer for row in same if row.layer is not None])}")
+        parts.append(f"and in {diagnosis_text.layers_of([row.layer for row in same if row.layer is not None])}")
     if others:
         more = " and others" if len(others) > 4 else ""
         parts.append(f"{', '.join(others[:4])}{more} {'is' if len(others) == 1 else 'are'} wrong too")

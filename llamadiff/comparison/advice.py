@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llamadiff import unjudged
-from llamadiff.comparison import Row, leading
-from llamadiff.coverage import Coverage
-from llamadiff.diagnose import words
+from llamadiff.comparison import diagnosis_text, unjudged
+from llamadiff.comparison.coverage import Coverage
+from llamadiff.comparison.result import Row, leading
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.numerics import tolerances
 
@@ -39,7 +38,7 @@ def next_steps(
         gaps = (*lacking, *unjudged.step_when_unjudgeable(rows))
         return gaps if rows and gaps else (*gaps, *_steps_when_right(verdict, rows, missing))
     known = [d for d in diagnosis if d.known and not d.harmless]
-    steps = [f"{d.tap}: {words.fix(d)}" for d in known[:4]]
+    steps = [f"{d.tap}: {diagnosis_text.fix(d)}" for d in known[:4]]
     if first.misrecorded:
         steps.append(f"look at what writes {first.tap}: its axes, and whether its memory was used again before")
     elif not any(first.tap in d.taps for d in known):

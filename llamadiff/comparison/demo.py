@@ -9,8 +9,8 @@ from typing import Any
 from llamaref import Engine, ops
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison import Comparison
-from llamadiff.pipeline import compare
+from llamadiff.comparison.api import compare
+from llamadiff.comparison.result import Comparison
 from llamadiff.system.progress import Progress
 
 PROMPT = "Once upon a time"

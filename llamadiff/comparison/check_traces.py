@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from llamadiff.comparison import Comparison
-from llamadiff.demo import shipped_model
+from llamadiff.comparison.api import check
+from llamadiff.comparison.demo import shipped_model
+from llamadiff.comparison.result import Comparison
 from llamadiff.numerics import tolerances
-from llamadiff.pipeline import check
 from llamadiff.report.json import to_object
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace

@@ -14,11 +14,15 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from llamadiff import sentence
-from llamadiff.advice import next_steps
 from llamadiff.candidates.name_map import Map, identity_map, load_map
 from llamadiff.candidates.source import Context, Opened
-from llamadiff.comparison import (
+from llamadiff.comparison import summary
+from llamadiff.comparison.advice import next_steps
+from llamadiff.comparison.backend import compare_nodes
+from llamadiff.comparison.coverage import coverage_of
+from llamadiff.comparison.drift_only import drift_only
+from llamadiff.comparison.greedy import parting, with_parting
+from llamadiff.comparison.result import (  # fmt: skip
     GRAPH,
     Comparison,
     Decoding,
@@ -31,17 +35,14 @@ from llamadiff.comparison import (
     logit_rows,
     rows_of,
     with_explanations,
-)  # fmt: skip
-from llamadiff.coverage import coverage_of
+)
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.diagnose.diagnosis import diagnose as why
-from llamadiff.drift import drift_only
 from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import Model, ModelFile, Runnable, check_same_model
 from llamadiff.engines.select import after_what_the_engine_said, in_engine, opened_for
 from llamadiff.ggml.check import NodeCheck
-from llamadiff.greedy import parting, with_parting
 from llamadiff.judge.misrecorded import misrecorded
 from llamadiff.judge.run import Passes, run_passes, without_followers
 from llamadiff.judge.statistics import statistics_check
@@ -49,7 +50,6 @@ from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.manner.understand import Manner, scene, understood
-from llamadiff.nodes import compare_nodes
 from llamadiff.numerics import tolerances
 from llamadiff.preflight.checks import WEIGHTS, Check, preflight
 from llamadiff.preflight.compatibility import check_runnable, check_same_run
@@ -383,7 +383,7 @@ def judge(
     steps = next_steps(verdict, rows, missing, candidate is None, diagnosis, has_graph, coverage, between)
     return Comparison(
         verdict=verdict,
-        summary=sentence.summarize(
+        summary=summary.summarize(
             verdict,
             rows,
             producer,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from llamadiff.comparison import Row
-from llamadiff.coverage import LOGITS, Coverage
+from llamadiff.comparison.coverage import LOGITS, Coverage
+from llamadiff.comparison.result import Row
 from llamadiff.judge.tap_verdict import Local
 from llamadiff.numerics import tolerances
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llamadiff.comparison import Comparison, Decoding, Row, arithmetics_of
+from llamadiff.comparison.result import Comparison, Decoding, Row, arithmetics_of
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ggml.check import NO_FUNCTION, NodeCheck
 from llamadiff.judge.tap_verdict import Local
