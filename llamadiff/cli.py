@@ -199,10 +199,10 @@ def graph(
 ) -> None:
     """Print llama.cpp's graph of a model: a tree for each layer, with shapes and types."""
     from llamadiff.comparison import api
-    from llamadiff.report import graphs
+    from llamadiff.report import graph
 
     nodes = api.list_nodes(model, tokens)
-    typer.echo(graphs.as_dot(nodes), nl=False) if dot else graphs.print_tree(nodes)
+    typer.echo(graph.as_dot(nodes), nl=False) if dot else graph.print_tree(nodes)
 
 
 @app.command()
@@ -379,7 +379,7 @@ def _report(result: Comparison, json: str | None, csv: str | None, causes: bool 
 
         _write(json, to_json(result) + "\n")
     if "-" not in (json, csv):
-        from llamadiff.report.terminal import make_console, render, render_causes
+        from llamadiff.report.terminal.report import make_console, render, render_causes
 
         (render_causes if causes else render)(result, make_console())
 
@@ -400,14 +400,14 @@ def _exit(verdict: str, fail_on: str) -> None:
 
 def _progress() -> Any:
     """A status line on standard error, where that is a terminal."""
-    from llamadiff.report.progress import progress
+    from llamadiff.report.status_line import progress
 
     return progress()
 
 
 def _shown(text: object) -> str:
     """Foreign text on one line."""
-    from llamadiff.report.text import shown
+    from llamadiff.report.terminal.escape import shown
 
     return shown(str(text), 4000)
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from llamadiff.comparison import demo
 from llamadiff.report.listing import bugs_as_markdown
-from llamadiff.report.terminal import render
+from llamadiff.report.terminal.report import render
 from llamadiff.system.progress import silent
 
 ROOT = Path(__file__).parent.parent

@@ -20,7 +20,7 @@ from llamadiff.comparison.api import diff, graph
 from llamadiff.comparison.result import compare_logits
 from llamadiff.numerics import metrics
 from llamadiff.report.json import to_object
-from llamadiff.report.terminal import make_console, render
+from llamadiff.report.terminal.report import make_console, render
 from llamadiff.trace.reader import Info, Trace
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)

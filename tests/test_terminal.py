@@ -15,8 +15,8 @@ from rich.console import Console
 from llamadiff.comparison.result import Comparison, Logits, Row, TopToken
 from llamadiff.judge.tap_verdict import Local
 from llamadiff.numerics import metrics, tolerances
-from llamadiff.report.terminal import make_console, render
-from llamadiff.report.text import number, quoted, shown, times, tiny
+from llamadiff.report.terminal.escape import number, quoted, shown, times, tiny
+from llamadiff.report.terminal.report import make_console, render
 
 HOSTILE = "\x1b[31mred\x1b[0m\x07\r\n[bold]x[/bold]\u202egnp.exe\u2066\x9b2J\ud800[/]"
 DENSE = ("attn_norm", "Qcur_rope", "Kcur_rope", "kq_soft_max", "ffn_inp", "ffn_swiglu", "l_out")

@@ -12,7 +12,7 @@ from test_study import changed, only
 
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.api import diff
-from llamadiff.report.terminal import make_console, render
+from llamadiff.report.terminal.report import make_console, render
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 61)
 

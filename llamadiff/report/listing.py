@@ -11,8 +11,8 @@ from rich.text import Text
 from llamadiff.diagnose.registry import Bug, known_bugs
 from llamadiff.engines.model_file import Runnable
 from llamadiff.llamacpp.doctor import Check
-from llamadiff.report.terminal import make_console
-from llamadiff.report.text import shown
+from llamadiff.report.terminal.escape import shown
+from llamadiff.report.terminal.report import make_console
 from llamadiff.trace import taps
 
 NAME_WIDTH = 26

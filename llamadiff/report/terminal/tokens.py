@@ -8,7 +8,7 @@ from itertools import accumulate
 from rich.text import Text
 
 from llamadiff.comparison.result import Comparison
-from llamadiff.report.terminal_page import Page
+from llamadiff.report.terminal.page import Page
 
 MANY, HEAD, TAIL = 40, 24, 8
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from llamadiff.numerics import tolerances
-from llamadiff.report import text
+from llamadiff.report.terminal import escape
 
 PROSE = 100  # cells; longer lines are hard to read
 VERDICTS = {tolerances.MATCH: "green", tolerances.NOISE: "green", tolerances.WRONG: "red", tolerances.UNCHECKED: "cyan"}
@@ -27,10 +27,10 @@ class Page:
         self._is_blank = False  # the line before
 
     def data(self, value: object, limit: int = 200) -> str:
-        return text.shown(str(value), limit, ascii_only=self.ascii_only)
+        return escape.shown(str(value), limit, ascii_only=self.ascii_only)
 
     def quoted(self, value: str, limit: int = 24) -> str:
-        return text.quoted(value, limit, ascii_only=self.ascii_only)
+        return escape.quoted(value, limit, ascii_only=self.ascii_only)
 
     def put(self, line: Text) -> None:
         """Print one line, as it is."""

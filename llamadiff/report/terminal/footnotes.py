@@ -8,9 +8,9 @@ from rich.text import Text
 
 from llamadiff.comparison.result import Comparison, Row
 from llamadiff.numerics.metrics import Stats
-from llamadiff.report.terminal_page import Page
-from llamadiff.report.terminal_taps import baseline_is_off
-from llamadiff.report.text import tiny
+from llamadiff.report.terminal.escape import tiny
+from llamadiff.report.terminal.page import Page
+from llamadiff.report.terminal.tap_table import baseline_is_off
 
 _FEW = 3
 

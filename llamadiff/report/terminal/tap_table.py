@@ -10,9 +10,9 @@ from rich.text import Text
 
 from llamadiff.comparison.result import Comparison, Row
 from llamadiff.numerics import tolerances
-from llamadiff.report.tables import Column, fitted, line, titles, width_of
-from llamadiff.report.terminal_columns import CORE, MARKS, Line, Spelling, shared_columns, side_columns, tap_columns
-from llamadiff.report.terminal_page import Page
+from llamadiff.report.terminal.columns import Column, fitted, line, titles, width_of
+from llamadiff.report.terminal.page import Page
+from llamadiff.report.terminal.tap_columns import CORE, MARKS, Line, Spelling, shared_columns, side_columns, tap_columns
 
 _SPELLINGS = (Spelling(), Spelling(words=False), Spelling(words=False, full_names=False, mean_cells=6))
 

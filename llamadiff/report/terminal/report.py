@@ -17,12 +17,12 @@ from llamadiff.comparison.result import NUMPY, Comparison, EngineUsed, Logits, T
 from llamadiff.diagnose.diagnosis import UNKNOWN, Diagnosis
 from llamadiff.engines.model_file import ENGINE
 from llamadiff.numerics import tolerances
-from llamadiff.report.tables import Column, table
-from llamadiff.report.terminal_notes import put_notes
-from llamadiff.report.terminal_page import VERDICTS, Page
-from llamadiff.report.terminal_taps import put_taps
-from llamadiff.report.terminal_tokens import put_tokens
-from llamadiff.report.text import number, tiny
+from llamadiff.report.terminal.columns import Column, table
+from llamadiff.report.terminal.escape import number, tiny
+from llamadiff.report.terminal.footnotes import put_notes
+from llamadiff.report.terminal.page import VERDICTS, Page
+from llamadiff.report.terminal.tap_table import put_taps
+from llamadiff.report.terminal.tokens import put_tokens
 
 PIPED_WIDTH = 120
 _FEW_CHECKS = 5

@@ -10,8 +10,8 @@ from rich.tree import Tree
 
 from llamadiff.comparison.backend import layers_of
 from llamadiff.ggml.check import NodeCheck
-from llamadiff.report.terminal import make_console
-from llamadiff.report.text import shown
+from llamadiff.report.terminal.escape import shown
+from llamadiff.report.terminal.report import make_console
 
 
 def print_tree(nodes: Sequence[NodeCheck]) -> None:

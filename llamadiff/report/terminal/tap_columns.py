@@ -12,9 +12,9 @@ from llamadiff.comparison.result import Row
 from llamadiff.judge.tap_verdict import Local
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import Stats
-from llamadiff.report.tables import Column
-from llamadiff.report.terminal_page import VERDICTS, Page
-from llamadiff.report.text import number, times, tiny
+from llamadiff.report.terminal.columns import Column
+from llamadiff.report.terminal.escape import number, times, tiny
+from llamadiff.report.terminal.page import VERDICTS, Page
 
 CORE = 5  # columns up to this rank should stand in 80 cells; the others take what room is left
 MARKS = {tolerances.MATCH: "·", tolerances.NOISE: "~", tolerances.WRONG: "✗", tolerances.UNCHECKED: "?"}
