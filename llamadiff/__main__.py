@@ -7,7 +7,7 @@ def main() -> None:
     """While the rest is imported there is nothing to clean up: Ctrl-C ends the process, without Python's traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from llamadiff.cli import main as run
+    from llamadiff.cli.commands import main as run
 
     run()
 

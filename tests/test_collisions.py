@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 import llamadiff
 from llamadiff import UserError
 from llamadiff.candidates.reference import record
-from llamadiff.cli import app
+from llamadiff.cli.commands import app
 from llamadiff.comparison.api import compared_files
 from llamadiff.comparison.api import record as capture
 from llamadiff.llamacpp.child import Child

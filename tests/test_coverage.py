@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
-from llamadiff.cli import app
+from llamadiff.cli.commands import app
 from llamadiff.comparison.api import check, diff
 from llamadiff.comparison.api import record as capture
 from llamadiff.comparison.check_traces import check_all

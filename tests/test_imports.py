@@ -13,7 +13,7 @@ FILES = [*(ROOT / "llamadiff").rglob("*.py"), *(ROOT / "reference").rglob("*.py"
 ALLOWED = {
     "llama_cpp": ("llamadiff/llamacpp/", "llamadiff/shipped/"),
     "gguf": ("reference/llamaref/", "llamadiff/shipped/"),
-    "typer": ("llamadiff/cli.py", "llamadiff/options.py"),
+    "typer": ("llamadiff/cli/commands.py", "llamadiff/cli/options.py"),
     "rich": ("llamadiff/report/",),
     "pandas": ("llamadiff/comparison/result.py",),
     "jinja2": ("llamadiff/engines/chat_template.py",),
@@ -42,7 +42,7 @@ def test_imports_point_one_way(path):
             assert where.startswith(ALLOWED[top]), name
         if name.startswith("llamadiff.report"):
             assert where.startswith(
-                ("llamadiff/report/", "llamadiff/cli.py", "llamadiff/comparison/check_traces.py")
+                ("llamadiff/report/", "llamadiff/cli/commands.py", "llamadiff/comparison/check_traces.py")
             ), name
         if name.startswith("llamadiff.llamacpp.record_taps"):
             assert where.startswith("llamadiff/llamacpp/"), name

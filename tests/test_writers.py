@@ -27,7 +27,7 @@ from llamadiff import Trace, UserError, writers
 from llamadiff.candidates import resolve
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
-from llamadiff.cli import app
+from llamadiff.cli.commands import app
 from llamadiff.comparison.api import diff
 from llamadiff.engines.model_file import Model
 from llamadiff.llamacpp.capture import capture

@@ -23,12 +23,12 @@ import numpy as np
 from safetensors.numpy import save, save_file
 
 from fuzz import mutating
-from llamadiff import cli
 from llamadiff.candidates import resolve
 from llamadiff.candidates.arrays import RAW
 from llamadiff.candidates.name_map import Map, identity_map, load_map
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
+from llamadiff.cli import commands
 from llamadiff.comparison.api import diff
 from llamadiff.engines import chat_template
 from llamadiff.engines.model_file import Model
@@ -218,7 +218,7 @@ def tokens(rng: Random, folder: Path) -> Read:
     path.write_bytes(content)
     if rng.random() < 0.5:
         return partial(load_candidate, folder)
-    return partial(cli._token_ids, None, path)
+    return partial(commands._token_ids, None, path)
 
 
 # -- safetensors -----------------------------------------------------------------------------------

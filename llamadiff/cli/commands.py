@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamadiff.options import (
+from llamadiff.cli.options import (
     FAILING,
     Backend,
     Budget,
