@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from llamadiff.comparison.api import record
-from llamadiff.comparison.demo import PROMPT, shipped_model
+from llamadiff.comparison.demo import PROMPT
+from llamadiff.shipped.place import shipped_model
 
 FOLDER = Path(__file__).parent.parent / "captures"
 RUNS = (("tiny.F16", False, 0), ("tiny.Q4_K_M", True, 0), ("tiny.Q4_K_M.decode", True, 2))

@@ -14,11 +14,12 @@ from llamadiff.comparison.api import diff, record
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.ggml.repro import load, save
-from llamadiff.judge.lanes import NATIVE, kept, policies_for, rounding_type, stored_types
+from llamadiff.judge.lanes import kept, policies_for, stored_types
 from llamadiff.llamacpp import quantizing
 from llamadiff.llamacpp.quantizing import near_halves, q8_way, way_of
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import arithmetic, tolerances
+from llamadiff.numerics.policies import NATIVE, rounding_type
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace.reader import Info
 

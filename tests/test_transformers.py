@@ -7,7 +7,7 @@ import pytest
 from small import write_model
 
 from llamadiff import UserError, compare
-from llamadiff.comparison.demo import shipped_model
+from llamadiff.shipped.place import shipped_model
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 

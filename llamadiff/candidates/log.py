@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from llamadiff.candidates import name_map
 from llamadiff.candidates.loglines import MAX_LINE, MAX_LINES, TOKENS, Block, Listed, Log, read_lines
 from llamadiff.candidates.source import Context, Opened, register
-from llamadiff.comparison.coverage import LOGITS
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 from llamadiff.trace.printed import Number, Printed
 from llamadiff.trace.reader import Info, Trace
+from llamadiff.trace.taps import LOGITS
 
 Array = NDArray[Any]
 

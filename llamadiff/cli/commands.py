@@ -222,6 +222,7 @@ def check(
     """Check recorded llama.cpp traces against the engine; needs no llama.cpp where the engine runs the file."""
     from llamadiff.comparison import check_traces
     from llamadiff.numerics import tolerances
+    from llamadiff.report.json import checks_to_json
 
     traces = check_traces.traces_in(paths)
     read = [("the model", model), *(("the trace", path) for path in traces), *_settings_files(tolerance, None)]
@@ -231,7 +232,7 @@ def check(
         for path, result in results:
             typer.echo(f"{result.verdict.upper():6}  {_shown(path)}: {_shown(result.summary)}")
     if json is not None:
-        _write(json, check_traces.to_json(results))
+        _write(json, checks_to_json(results))
     _exit(tolerances.worst_of([result.verdict for _, result in results]), fail_on)
 
 

@@ -22,11 +22,9 @@ from llamadiff.comparison.backend import compare_nodes
 from llamadiff.comparison.coverage import coverage_of
 from llamadiff.comparison.drift_only import drift_only
 from llamadiff.comparison.greedy import parting, with_parting
-from llamadiff.comparison.result import (  # fmt: skip
-    GRAPH,
+from llamadiff.comparison.result import (
     Comparison,
     Decoding,
-    EngineUsed,
     Logits,
     Row,
     arithmetics_of,
@@ -41,7 +39,7 @@ from llamadiff.diagnose.diagnosis import diagnose as why
 from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import Model, ModelFile, Runnable, check_same_model
-from llamadiff.engines.select import after_what_the_engine_said, in_engine, opened_for
+from llamadiff.engines.select import GRAPH, EngineUsed, after_what_the_engine_said, in_engine, opened_for
 from llamadiff.ggml.check import NodeCheck
 from llamadiff.judge.misrecorded import misrecorded
 from llamadiff.judge.run import Passes, run_passes, without_followers

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from llamadiff.comparison.api import check
-from llamadiff.comparison.demo import shipped_model
 from llamadiff.comparison.result import Comparison
 from llamadiff.numerics import tolerances
-from llamadiff.report.json import to_object
+from llamadiff.shipped.place import shipped_model
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
 
@@ -49,8 +47,3 @@ def _model_of(path: Path, trace: Trace) -> Path:
         if name and (folder / name).is_file():
             return folder / name
     raise UserError(f"{path}: its model {name or '(unnamed)'} is not beside it; give it with --model")
-
-
-def to_json(results: Results) -> str:
-    """One object a trace: the reports by file name."""
-    return json.dumps({str(path): to_object(result) for path, result in results}, indent=1, ensure_ascii=False) + "\n"

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.numerics import tolerances
+from llamadiff.trace.taps import LOGITS
 
 if TYPE_CHECKING:
     from llamadiff.comparison.result import Row
     from llamadiff.trace.reader import Trace
 
-LOGITS = "result_output"
 NEAR = 0.75  # of difflib's ratio
 FEW = 3
 

@@ -11,15 +11,11 @@ from llamaref import Engine, ops
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.api import compare
 from llamadiff.comparison.result import Comparison
+from llamadiff.shipped.place import shipped_model
 from llamadiff.system.progress import Progress
 
 PROMPT = "Once upon a time"
 BUG = "rotates halves (i, i+32) where this model wants pairs (2i, 2i+1)"
-
-
-def shipped_model(quantized: bool = False) -> Path:
-    """The path of the model that comes with the package."""
-    return Path(__file__).parent / "shipped" / ("tiny.Q4_K_M.gguf" if quantized else "tiny.F16.gguf")
 
 
 def run(progress: Progress) -> tuple[Comparison, Comparison]:

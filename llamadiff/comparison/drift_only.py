@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.comparison import summary, unjudged
-from llamadiff.comparison.coverage import LOGITS, Coverage, asked_for_less, coverage_of
+from llamadiff.comparison.coverage import Coverage, asked_for_less, coverage_of
 from llamadiff.comparison.result import Comparison, Logits, Row, compare_logits, logit_rows
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.preflight.checks import WEIGHTS
@@ -19,6 +19,7 @@ from llamadiff.preflight.shapes import is_last_row
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 from llamadiff.trace.reader import Trace
+from llamadiff.trace.taps import LOGITS
 
 Array = NDArray[Any]
 

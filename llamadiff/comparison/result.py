@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from llamadiff.comparison.coverage import Coverage
 from llamadiff.diagnose.diagnosis import Diagnosis, explained
+from llamadiff.engines.select import EngineUsed
 from llamadiff.judge.tap_verdict import Finding, Local
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.preflight.checks import Check
@@ -136,17 +137,6 @@ class Decoding:
 
     by_ggml: int = 0
     refused: tuple[str, ...] = ()
-
-
-NUMPY, GRAPH = "numpy", "graph"
-
-
-@dataclass(frozen=True)
-class EngineUsed:
-    """Which engine judged: NUMPY, the reference engine, or GRAPH, llama.cpp's graph; ``because``: why not the first."""
-
-    name: str
-    because: str | None = None
 
 
 @dataclass(frozen=True)

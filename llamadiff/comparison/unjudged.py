@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from llamadiff.comparison.coverage import LOGITS, Coverage
+from llamadiff.comparison.coverage import Coverage
 from llamadiff.comparison.result import Row
 from llamadiff.judge.tap_verdict import Local
 from llamadiff.numerics import tolerances
+from llamadiff.trace.taps import LOGITS
 
 FEW = 4
 

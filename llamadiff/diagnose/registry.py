@@ -23,9 +23,10 @@ Array = NDArray[Any]
 
 # The likeliest first: of bugs that a model cannot tell apart, the first is named first.
 FAMILIES = (
-    "rope", "norms", "softmax", "attention", "cache", "products", "activations", "residuals", "embedding", "blocks",
-    "scales", "router", "nodes.rope", "nodes.norms", "nodes.attention", "nodes.products", "nodes.activations",
-    "nodes.sums", "nodes.blocks", "nodes.router", "nodes.recurrent", "rounding",
+    "bugs.rope", "bugs.norms", "bugs.softmax", "bugs.attention", "bugs.cache", "bugs.matmul", "bugs.activations",
+    "bugs.residuals", "bugs.embedding", "bugs.quant_blocks", "bugs.quant_scales", "bugs.moe", "graph_bugs.rope",
+    "graph_bugs.norms", "graph_bugs.attention", "graph_bugs.matmul", "graph_bugs.activations", "graph_bugs.residuals",
+    "graph_bugs.quant_blocks", "graph_bugs.moe", "graph_bugs.recurrent", "bugs.precision",
 )  # fmt: skip
 
 
@@ -145,7 +146,7 @@ def recipe_of(case: Case) -> Recipe:
 
 def reads_blocks(known: Bug) -> bool:
     """Whether a bug is a misreading of quantized blocks."""
-    return known.changes.__module__.endswith((".blocks", ".scales"))
+    return known.changes.__module__.endswith((".quant_blocks", ".quant_scales"))
 
 
 @cache

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llamadiff.comparison.result import GRAPH, NUMPY, EngineUsed
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import Model, ModelFile, Runnable, check_same_model
@@ -15,6 +16,9 @@ from llamadiff.llamacpp.request import Settings
 from llamadiff.system.errors import UnrunnableError, UserError
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace.reader import Trace
+
+if TYPE_CHECKING:
+    pass
 
 
 def in_engine(file: ModelFile, engine: str | None, precision: str, threads: int) -> tuple[Model | None, EngineUsed]:
@@ -69,3 +73,14 @@ def _in_any(file: ModelFile, tokens: tuple[int, ...], progress: Progress) -> tup
     with scratch_directory() as folder, after_what_the_engine_said(file, used):
         request = text_request(file, None, tokens, False, 0, Path(folder) / "trace", Settings())
         return by_its_graph(file.path, request, progress)[0], used
+
+
+NUMPY, GRAPH = "numpy", "graph"
+
+
+@dataclass(frozen=True)
+class EngineUsed:
+    """Which engine judged: NUMPY, the reference engine, or GRAPH, llama.cpp's graph; ``because``: why not the first."""
+
+    name: str
+    because: str | None = None

@@ -13,7 +13,7 @@ import numpy as np
 from llamaref import Weights
 
 from llamadiff.ggml.op import ROUNDING, Array, Op, Operand, function_of
-from llamadiff.judge.lanes import NATIVE
+from llamadiff.numerics.policies import NATIVE
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 

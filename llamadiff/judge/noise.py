@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from llamadiff.judge import fit
 from llamadiff.judge.allowance import OWN, WHOLE, Sample
 from llamadiff.judge.compared import Compared
-from llamadiff.judge.lanes import (
+from llamadiff.judge.lanes import Source
+from llamadiff.numerics import metrics, tolerances
+from llamadiff.numerics.policies import (
     BF16,
     F32,
     JITTERS,
@@ -22,9 +24,7 @@ from llamadiff.judge.lanes import (
     ROUGH,
     ROUGH_ATTENTION,
     ROUGH_CACHE,
-    Source,
 )
-from llamadiff.numerics import metrics, tolerances
 
 Array = NDArray[Any]
 # How many times the square of a sample of rounding counts: of a shaken lane, of one that is shaken in its last bits,

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from llamadiff.engines.model_file import Runnable
-from llamadiff.judge.lanes import F32, NATIVE, POLICIES, Lane, Source
+from llamadiff.judge.lanes import Lane, Source
 from llamadiff.judge.replay_tap import Study, lanes_of
 from llamadiff.judge.tap_verdict import Finding, Judge
 from llamadiff.llamacpp.request import LONG
 from llamadiff.numerics import tolerances
+from llamadiff.numerics.policies import F32, NATIVE, POLICIES
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress

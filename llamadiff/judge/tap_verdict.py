@@ -16,12 +16,13 @@ from llamadiff.judge import fit
 from llamadiff.judge.allowance import Allowance
 from llamadiff.judge.compared import Compared
 from llamadiff.judge.finiteness import qualified
-from llamadiff.judge.lanes import ANGLES, FREE, FREE_NATIVE, GELU, Lane, Source, rounding_type
+from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source
 from llamadiff.judge.noise import SHAKEN, Shown, TapNoise
 from llamadiff.judge.pattern.deviation import Deviation, Fact
 from llamadiff.judge.pattern.facts import profile
 from llamadiff.judge.statistics import Tried, held
 from llamadiff.numerics import arithmetic, metrics, tolerances
+from llamadiff.numerics.policies import ANGLES, GELU, rounding_type
 from llamadiff.trace import taps
 
 Array = NDArray[Any]

@@ -81,7 +81,7 @@ def _prepared() -> UnrunnableError | None:
         llama_cpp = ModuleType("llama_cpp")
         llama_cpp.__spec__, llama_cpp.__path__ = spec, list(spec.submodule_search_locations or ())
         sys.modules["llama_cpp"] = llama_cpp
-        import llamadiff.llamacpp.worker  # noqa: F401
+        import llamadiff.llamacpp.record_taps  # noqa: F401
     except UserError as error:
         return UnrunnableError(str(error))
     except Exception as error:  # a library that does not fit this machine fails in many ways

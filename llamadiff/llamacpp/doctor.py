@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from llamadiff.comparison.demo import shipped_model
 from llamadiff.llamacpp.capture import Facts, capture, probe, scratch_directory
 from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.shipped.place import shipped_model
 from llamadiff.system.errors import UserError
 
 PACKAGES = ("numpy", "gguf", "safetensors", "llama-cpp-python", "rich", "typer", "pandas", "jinja2", "threadpoolctl")

@@ -22,8 +22,8 @@ from llamadiff.diagnose.bugs.rope import Rope
 from llamadiff.diagnose.bugs.softmax import Softmax
 from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.registry import recipe_of
-from llamadiff.judge.lanes import F32
 from llamadiff.numerics.arithmetic import precision
+from llamadiff.numerics.policies import F32
 from llamadiff.numerics.rounding import BLOCKS, LEVELS, OWN, TENSOR, UNIFORM, steps
 
 Array = NDArray[Any]

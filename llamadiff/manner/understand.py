@@ -9,12 +9,12 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff.diagnose.diagnosis import Scene, scene_of
 from llamadiff.engines.model_file import Model, Runnable
-from llamadiff.judge.lanes import F32, JITTERS
 from llamadiff.judge.run import Passes, run_passes
 from llamadiff.judge.tap_verdict import Local
 from llamadiff.manner.choices import Choice, suspected, without
 from llamadiff.manner.reading import read
 from llamadiff.numerics import tolerances
+from llamadiff.numerics.policies import F32, JITTERS
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.system.progress import Progress
 from llamadiff.trace.reader import Trace

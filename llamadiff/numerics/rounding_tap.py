@@ -9,8 +9,8 @@ import numpy as np
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
-from llamadiff.judge.lanes import NATIVE, READ, READ_SHAKEN, ROUGH, ROUGH_ATTENTION, ROUGH_CACHE, rounding_type
 from llamadiff.numerics import arithmetic
+from llamadiff.numerics.policies import NATIVE, READ, READ_SHAKEN, ROUGH, ROUGH_ATTENTION, ROUGH_CACHE, rounding_type
 from llamadiff.numerics.rounding import ROW, Rounding
 
 Array = NDArray[Any]

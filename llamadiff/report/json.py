@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from llamadiff.comparison import diagnosis_text, summary
@@ -20,6 +21,11 @@ def to_json(comparison: Comparison) -> str:
     """The report as JSON text, a line for each entry and for each tap; a number that is not finite is null."""
     entries = [f"{_text(key)}: {_lines(value)}" for key, value in to_object(comparison).items()]
     return "{\n" + ",\n".join(entries) + "\n}"
+
+
+def checks_to_json(results: Iterable[tuple[Path, Comparison]]) -> str:
+    """One object for each trace that was checked: the reports by file name."""
+    return json.dumps({str(path): to_object(result) for path, result in results}, indent=1, ensure_ascii=False) + "\n"
 
 
 def _lines(value: Any) -> str:

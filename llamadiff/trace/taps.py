@@ -8,6 +8,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True)
@@ -230,3 +234,6 @@ def layer_of(name: str) -> int | None:
     """The layer that a name ends in: 3 of ``l_out-3``."""
     match = re.fullmatch(".+-([0-9]{1,9})", name)
     return int(match[1]) if match else None
+
+
+LOGITS = "result_output"

@@ -12,8 +12,8 @@ from decoding.engine import CHUNKS, PREFILL, SINGLY, save
 from decoding.ways import PROMPT, WAYS, Run, alone, exists
 from llamadiff import compare
 from llamadiff.comparison.api import record
-from llamadiff.comparison.demo import shipped_model
 from llamadiff.comparison.result import Comparison
+from llamadiff.shipped.place import shipped_model
 from llamadiff.trace.taps import parse
 
 HOW = (PREFILL, CHUNKS, SINGLY)

@@ -15,8 +15,8 @@ from decoding.engine import PREFILL, Engine, save
 from decoding.ways import PROMPT
 from llamadiff import UserError, compare
 from llamadiff.comparison.api import diff, record
-from llamadiff.comparison.demo import shipped_model
 from llamadiff.preflight.checks import tokens_apart
+from llamadiff.shipped.place import shipped_model
 from llamadiff.trace.reader import Trace
 
 STEPS = 4
