@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from llamadiff.comparison.api import check, compare, diff
     from llamadiff.comparison.result import Comparison
     from llamadiff.system.errors import UserError
-    from llamadiff.trace.reader import Trace, TraceWriter
+    from llamadiff.trace.reader import Trace
+    from llamadiff.trace.writer import TraceWriter
 
 __version__ = "0.1.0"
 __all__ = ["Comparison", "Trace", "TraceWriter", "UserError", "check", "compare", "diff"]
 
 _HOMES = {
-    "Comparison": "comparison", "UserError": "system.errors", "Trace": "trace.reader", "TraceWriter": "trace.reader",
-    "check": "pipeline", "compare": "pipeline", "diff": "pipeline",
+    "Comparison": "comparison.result", "UserError": "system.errors", "Trace": "trace.reader",
+    "TraceWriter": "trace.writer", "check": "comparison.api", "compare": "comparison.api", "diff": "comparison.api",
 }  # fmt: skip
 
 

@@ -30,12 +30,13 @@ from safetensors.numpy import save_file
 
 from llamadiff.comparison.api import diff
 from llamadiff.engines import chat_template
-from llamadiff.engines.model_file import Model
+from llamadiff.engines.reference_model import Model
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.report.json import to_json
 from llamadiff.system.errors import UserError
-from llamadiff.trace.reader import KEY, SCHEMA, Trace
+from llamadiff.trace.metadata import KEY, SCHEMA
+from llamadiff.trace.reader import Trace
 
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 TOKENS = (1, 17, 5)

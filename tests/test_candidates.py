@@ -14,16 +14,17 @@ from llamaref import Engine
 from safetensors.numpy import save_file
 
 from llamadiff import UserError
-from llamadiff.candidates import resolve
-from llamadiff.candidates.name_map import load_map
+from llamadiff.candidates.map_file import load_map
+from llamadiff.candidates.opening import resolve
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
 from llamadiff.comparison.api import diff
-from llamadiff.engines.model_file import Model
+from llamadiff.engines.reference_model import Model
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.numerics.arithmetic import round_bf16
-from llamadiff.trace.reader import KEY, Trace
+from llamadiff.trace.metadata import KEY
+from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import parse
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)

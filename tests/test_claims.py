@@ -43,7 +43,7 @@ class Right:
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def right(request, small_model) -> Right:
-    from llamadiff.engines.model_file import Model
+    from llamadiff.engines.reference_model import Model
 
     model = Model(small_model(request.param, "F16"))
     trace = record(Engine(model.path), TOKENS, "right")

@@ -19,7 +19,8 @@ from llamadiff.comparison.api import compared_files
 from llamadiff.comparison.api import record as capture
 from llamadiff.llamacpp.child import Child
 from llamadiff.system.collisions import refuse_collisions, saved
-from llamadiff.trace.reader import Trace, TraceWriter
+from llamadiff.trace.reader import Trace
+from llamadiff.trace.writer import TraceWriter
 
 TOKENS = (1, 17, 5)
 IDS = ("--tokens", "1,17,5")

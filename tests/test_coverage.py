@@ -17,7 +17,8 @@ from llamadiff.comparison.api import record as capture
 from llamadiff.comparison.check_traces import check_all
 from llamadiff.numerics.tolerances import RULES
 from llamadiff.report.json import to_object
-from llamadiff.trace.reader import KEY, Trace
+from llamadiff.trace.metadata import KEY
+from llamadiff.trace.reader import Trace
 
 TOKENS = (1, 17, 5)
 

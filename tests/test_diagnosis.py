@@ -23,7 +23,7 @@ from llamadiff.diagnose.registry import known_bugs
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics.arithmetic import round_f16
 from llamadiff.report.json import to_object
-from llamadiff.trace.reader import TraceWriter
+from llamadiff.trace.writer import TraceWriter
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 61)
 SHARED = ROOT.parent / "shared" / "models"

@@ -17,11 +17,12 @@ from test_settling import Mixed
 from llamadiff import compare
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.api import diff, graph
-from llamadiff.comparison.result import compare_logits
+from llamadiff.comparison.logits import compare_logits
 from llamadiff.numerics import metrics
 from llamadiff.report.json import to_object
 from llamadiff.report.terminal.report import make_console, render
-from llamadiff.trace.reader import Info, Trace
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.reader import Trace
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 LAST = len(TOKENS) - 1

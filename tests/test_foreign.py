@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from llamadiff import Trace, UserError, compare, diff
 from llamadiff.candidates.reference import record
 from llamadiff.numerics.transposes import transpose_to
-from llamadiff.trace.reader import KEY
+from llamadiff.trace.metadata import KEY
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 

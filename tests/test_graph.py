@@ -21,7 +21,8 @@ from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.ggml.graph import Graph, GraphEngine, GraphNode, Leaf
+from llamadiff.ggml.engine import GraphEngine
+from llamadiff.ggml.graph import Graph, GraphNode, Leaf
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import metrics
 from llamadiff.system.errors import UserError

@@ -12,7 +12,7 @@ from small import EMBD, write_model
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import judge
+from llamadiff.comparison.assemble import judge
 from llamadiff.diagnose.case import Case, Run
 from llamadiff.diagnose.graph_bugs.edit import EDITS, Edit, Site
 from llamadiff.diagnose.registry import known_bugs, reads_blocks
@@ -20,7 +20,8 @@ from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import GraphModel, by_its_graph
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.ggml.graph import GraphEngine, GraphNode
+from llamadiff.ggml.engine import GraphEngine
+from llamadiff.ggml.graph import GraphNode
 from llamadiff.ggml.op import Op
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import tolerances

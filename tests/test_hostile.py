@@ -21,15 +21,17 @@ import pytest
 import small
 
 from llamadiff import UserError
-from llamadiff.candidates import name_map, resolve
-from llamadiff.candidates.name_map import load_map
+from llamadiff.candidates import name_map
+from llamadiff.candidates.map_file import load_map
+from llamadiff.candidates.opening import resolve
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
-from llamadiff.comparison.api import judge
-from llamadiff.engines.model_file import Model
+from llamadiff.comparison.assemble import judge
+from llamadiff.engines.reference_model import Model
 from llamadiff.numerics.tolerances import RULES, load_rules
 from llamadiff.trace import taps
-from llamadiff.trace.reader import KEY, SCHEMA, Trace
+from llamadiff.trace.metadata import KEY, SCHEMA
+from llamadiff.trace.reader import Trace
 
 TOKENS = (1, 17, 5)
 ROWS = np.ones((3, small.EMBD), np.float32)

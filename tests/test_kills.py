@@ -438,7 +438,8 @@ def test_a_full_tmpdir_is_named_with_what_was_needed(command: tuple[str, ...], p
 def test_what_is_needed_is_what_a_trace_takes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The figure of a full disk is the size of the file that would have been."""
     from llamadiff.system.errors import NoRoomError
-    from llamadiff.trace.reader import Info, TraceWriter
+    from llamadiff.trace.metadata import Info
+    from llamadiff.trace.writer import TraceWriter
 
     def write() -> Path:
         with TraceWriter(place.folder / "t.safetensors") as writer:

@@ -14,7 +14,7 @@ from llamaref.models import ARCHITECTURES
 
 from llamadiff import UserError
 from llamadiff.candidates.reference import record
-from llamadiff.engines.model_file import Model
+from llamadiff.engines.reference_model import Model
 from llamadiff.trace import taps
 
 LIES = (0, 1, 3, 7, 1 << 20, (1 << 31) - 1, -1, 0.0, -1.5, 1e30, math.nan, "x", [], [1, 2], True, None)

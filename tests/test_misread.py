@@ -14,11 +14,12 @@ from small import EMBD, FF, VOCAB, write_model
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff, judge
+from llamadiff.comparison.api import diff
+from llamadiff.comparison.assemble import judge
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.ggml.graph import GraphEngine
+from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import tolerances

@@ -18,7 +18,7 @@ from llamadiff.engines.select import runnable
 from llamadiff.llamacpp.request import Settings
 from llamadiff.report.json import to_object
 from llamadiff.system.errors import UserError
-from llamadiff.trace.reader import KEY
+from llamadiff.trace.metadata import KEY
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
 ZOO = Path(__file__).parent / "zoo" / "zoo.py"

@@ -11,7 +11,7 @@ from llamaref import Engine
 from llamadiff import UserError
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.api import diff
-from llamadiff.engines.model_file import Model
+from llamadiff.engines.reference_model import Model
 from llamadiff.preflight.weight_faults import weight_fault
 from llamadiff.trace.reader import Trace
 

@@ -14,14 +14,15 @@ from llamadiff.comparison.api import diff, record
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.ggml.repro import load, save
-from llamadiff.judge.lanes import kept, policies_for, stored_types
+from llamadiff.judge.lanes import policies_for
 from llamadiff.llamacpp import quantizing
 from llamadiff.llamacpp.quantizing import near_halves, q8_way, way_of
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import arithmetic, tolerances
 from llamadiff.numerics.policies import NATIVE, rounding_type
 from llamadiff.numerics.rounding_tap import Carrier
-from llamadiff.trace.reader import Info
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.settings import kept, stored_types
 
 OTHERS = (arithmetic.NEON, arithmetic.PLAIN)
 X = near_halves()[:64].reshape(8, 256)

@@ -18,7 +18,8 @@ from llamadiff import compare
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.api import diff
 from llamadiff.report.json import to_json, to_object
-from llamadiff.trace.reader import Info, TraceWriter
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.writer import TraceWriter
 
 SCHEMA = json.loads((Path(__file__).parent / "report.schema.json").read_text())
 TOKENS = (1, 17, 5, 80)

@@ -11,7 +11,8 @@ from llamadiff.comparison.api import diff
 from llamadiff.judge import run
 from llamadiff.judge.replay_tap import Study, _cover
 from llamadiff.numerics.rounding_tap import Carrier
-from llamadiff.trace.reader import Info, Trace
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.reader import Trace
 
 TOKENS, LAYERS = (1, 17, 5, 80, 42, 9, 33), 4
 

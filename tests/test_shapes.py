@@ -13,7 +13,8 @@ from llamaref import Engine
 from safetensors.numpy import save_file
 
 from llamadiff.candidates.reference import record
-from llamadiff.trace.reader import KEY, SCHEMA, Trace
+from llamadiff.trace.metadata import KEY, SCHEMA
+from llamadiff.trace.reader import Trace
 
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
@@ -143,7 +144,7 @@ def test_rows_that_are_elsewhere_are_a_layout(right, small_model, tmp_path):
 
 
 def test_a_trace_that_fits_is_the_same_object(small_model, right):
-    from llamadiff.engines.model_file import Model
+    from llamadiff.engines.reference_model import Model
     from llamadiff.preflight.shapes import admitted
 
     trace = Trace(right.info, dict(right), {})

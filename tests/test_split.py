@@ -17,7 +17,7 @@ import small
 from conftest import OPTIONS
 from llamaref import Weights
 
-from llamadiff.engines.model_file import Model
+from llamadiff.engines.reference_model import Model
 from llamadiff.system.errors import UserError
 from llamadiff.system.hashing import file_sha256, model_sha256
 

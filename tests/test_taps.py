@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llamadiff.candidates.reference import record
-from llamadiff.engines.model_file import Model
+from llamadiff.engines.reference_model import Model
 from llamadiff.llamacpp.tap_names import tap_name
 from llamadiff.trace import taps
 

@@ -12,8 +12,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from llamadiff.comparison.result import Comparison, Logits, Row, TopToken
-from llamadiff.judge.tap_verdict import Local
+from llamadiff.comparison.logits import Logits, TopToken
+from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.rows import Row
+from llamadiff.judge.finding import Local
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.report.terminal.escape import number, quoted, shown, times, tiny
 from llamadiff.report.terminal.report import make_console, render

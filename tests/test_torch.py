@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from llamadiff import UserError, compare
-from llamadiff.candidates.torch_modules import record
 from llamadiff.candidates.transformers import _loaded
-from llamadiff.engines.model_file import Model
+from llamadiff.engines.reference_model import Model
+from llamadiff.torch import record
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 

@@ -9,7 +9,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from llamadiff.system.errors import UserError
-from llamadiff.trace.reader import KEY, SCHEMA, Info, Trace, TraceWriter
+from llamadiff.trace.metadata import KEY, SCHEMA, Info
+from llamadiff.trace.reader import Trace
+from llamadiff.trace.writer import TraceWriter
 
 INFO = Info((1, 2, 3), (0, 1, 2), 2, "hello", {"name": "x"}, {"sha256": "0" * 64})
 

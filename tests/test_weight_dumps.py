@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from llamadiff.engines.model_file import Model
+from llamadiff.engines.reference_model import Model
 from llamadiff.numerics.arithmetic import round_bf16
 from llamadiff.preflight.weight_faults import weight_fault
-from llamadiff.trace.reader import KEY, SCHEMA
+from llamadiff.trace.metadata import KEY, SCHEMA
 
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 Q, K, UP, NORM = "blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.ffn_up.weight", "blk.0.attn_norm.weight"

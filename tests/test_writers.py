@@ -24,12 +24,12 @@ from typer.testing import CliRunner
 
 import llamadiff
 from llamadiff import Trace, UserError, writers
-from llamadiff.candidates import resolve
+from llamadiff.candidates.opening import resolve
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
 from llamadiff.cli.commands import app
 from llamadiff.comparison.api import diff
-from llamadiff.engines.model_file import Model
+from llamadiff.engines.reference_model import Model
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.numerics.arithmetic import round_bf16

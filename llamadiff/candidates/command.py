@@ -50,7 +50,7 @@ class Command:
 
 
 def _loaded(spec: str, context: Context) -> Trace:
-    from llamadiff.candidates import resolve
+    from llamadiff.candidates.opening import resolve
 
     with scratch_directory() as place:
         folder = Path(place)

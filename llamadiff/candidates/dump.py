@@ -18,7 +18,8 @@ from llamadiff.candidates.source import Context, Opened, Unread, assemble, named
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular, read_text
 from llamadiff.trace import taps
-from llamadiff.trace.reader import MAX_ID, Trace
+from llamadiff.trace.metadata import MAX_ID
+from llamadiff.trace.reader import Trace
 
 TEXT = (".txt", ".log", ".dat")
 MAX_FILES = 100_000

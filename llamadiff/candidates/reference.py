@@ -10,7 +10,8 @@ from llamaref import Engine
 from llamaref.engine import Silent
 from numpy.typing import NDArray
 
-from llamadiff.trace.reader import Info, Trace
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.reader import Trace
 
 Array = NDArray[Any]
 

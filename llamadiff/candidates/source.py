@@ -21,7 +21,8 @@ from llamadiff.preflight.shapes import in_last_row, is_last_row
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace import taps
-from llamadiff.trace.reader import Info, Trace
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.reader import Trace
 
 Array = NDArray[Any]
 ROOM = 2  # times the values of the file's tensor: what a dumped weight may have, to be told what is wrong with it

@@ -20,11 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.candidates.builtin_maps import INPUT
-from llamadiff.candidates.name_map import Entry, load_map
+from llamadiff.candidates.map_file import load_map
+from llamadiff.candidates.name_map import Entry
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import check_target
 from llamadiff.trace import taps
-from llamadiff.trace.reader import Info, Trace
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.reader import Trace
 from llamadiff.writers.trace_writer import TraceWriter
 
 Array = NDArray[Any]

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from llamadiff.candidates.source import Context, Opened, Unread, assemble, named_row, register
-from llamadiff.trace.reader import KEY, Array, Trace
+from llamadiff.trace.metadata import KEY
+from llamadiff.trace.reader import Array, Trace
 
 
 @register

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llamadiff.comparison import diagnosis_text, unjudged
 from llamadiff.comparison.coverage import Coverage
-from llamadiff.comparison.result import Row, leading
+from llamadiff.comparison.rows import Row, leading
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.numerics import tolerances
 

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llamadiff.comparison.result import Comparison, Decoding, Row, arithmetics_of
+from llamadiff.comparison.result import Comparison, Decoding, arithmetics_of
+from llamadiff.comparison.rows import Row
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ggml.check import NO_FUNCTION, NodeCheck
-from llamadiff.judge.tap_verdict import Local
+from llamadiff.judge.finding import Local
 from llamadiff.llamacpp.capture import Nodes, check_nodes
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, no_tap_fits

@@ -14,7 +14,7 @@ from llamadiff.numerics import tolerances
 from llamadiff.trace.taps import LOGITS
 
 if TYPE_CHECKING:
-    from llamadiff.comparison.result import Row
+    from llamadiff.comparison.rows import Row
     from llamadiff.trace.reader import Trace
 
 NEAR = 0.75  # of difflib's ratio

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from llamadiff.comparison import summary, unjudged
 from llamadiff.comparison.coverage import Coverage, asked_for_less, coverage_of
-from llamadiff.comparison.result import Comparison, Logits, Row, compare_logits, logit_rows
+from llamadiff.comparison.logits import Logits, compare_logits, logit_rows
+from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.rows import Row
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.preflight.checks import WEIGHTS
 from llamadiff.preflight.schedule import batches_of

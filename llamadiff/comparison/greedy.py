@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.comparison.result import Comparison, Parting, Taken, logit_rows
+from llamadiff.comparison.logits import logit_rows
+from llamadiff.comparison.result import Comparison, Parting, Taken
 from llamadiff.trace.reader import Trace
 
 Array = NDArray[Any]

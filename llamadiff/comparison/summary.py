@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from llamadiff.comparison import diagnosis_text, unjudged
 from llamadiff.comparison.coverage import Coverage
-from llamadiff.comparison.result import Row, is_slight, leading
+from llamadiff.comparison.rows import Row, is_slight, leading
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.judge.statistics import CHECK as STATISTICS
 from llamadiff.numerics import tolerances
 from llamadiff.preflight.checks import WEIGHTS, Check
 from llamadiff.preflight.shapes import SHAPES
-from llamadiff.trace.reader import Info
+from llamadiff.trace.metadata import Info
 
 EMPTY = Info(())
 

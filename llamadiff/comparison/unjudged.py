@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from llamadiff.comparison.coverage import Coverage
-from llamadiff.comparison.result import Row
-from llamadiff.judge.tap_verdict import Local
+from llamadiff.comparison.rows import Row
+from llamadiff.judge.finding import Local
 from llamadiff.numerics import tolerances
 from llamadiff.trace.taps import LOGITS
 

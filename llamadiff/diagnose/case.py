@@ -14,7 +14,7 @@ from llamaref.config import Config
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import Runnable
-from llamadiff.ggml.graph import GraphEngine
+from llamadiff.ggml.engine import GraphEngine
 from llamadiff.numerics import metrics
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace import taps

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from llamadiff.diagnose.case import Case, NotRecordedError, Run
 from llamadiff.diagnose.search import Clock, Fit, Outcome, replayed, search
 from llamadiff.diagnose.spans import replayed_span, search_span
-from llamadiff.engines.model_file import Model, Runnable
+from llamadiff.engines.model_file import Runnable
+from llamadiff.engines.reference_model import Model
+from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.lanes import Source
-from llamadiff.judge.tap_verdict import Finding, Local
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace import taps

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from llamadiff.diagnose.case import Case, NotRecordedError, Run
 from llamadiff.diagnose.registry import Bug, known_bugs, reads_blocks, recipe_of
 from llamadiff.diagnose.search import EXPLAINS, TIE, Clock, Fit, Outcome, Step, changes_of, likeliest_first
+from llamadiff.judge.finding import Local
 from llamadiff.judge.lanes import Source
-from llamadiff.judge.tap_verdict import Local
 from llamadiff.numerics.policies import F32
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.system.progress import Progress

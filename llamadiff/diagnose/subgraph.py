@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.ggml.graph import WRITES, Alter, GraphEngine, GraphNode, tap_shape
+from llamadiff.ggml.engine import Alter, GraphEngine
+from llamadiff.ggml.graph import WRITES, GraphNode, tap_shape
 from llamadiff.trace import taps
 
 Array = NDArray[Any]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llamadiff.engines.model_file import Model, ModelFile
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.reference_model import Model
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps

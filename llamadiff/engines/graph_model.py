@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from llamadiff.engines.model_file import Runnable
-from llamadiff.ggml.graph import Graph, GraphEngine, GraphNode, tap_shape
+from llamadiff.ggml.engine import GraphEngine
+from llamadiff.ggml.graph import Graph, GraphNode, tap_shape
 from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request

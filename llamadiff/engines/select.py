@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
-from llamadiff.engines.model_file import Model, ModelFile, Runnable, check_same_model
+from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
+from llamadiff.engines.reference_model import Model
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.request import Settings
 from llamadiff.system.errors import UnrunnableError, UserError

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from llamaref import Weights
-
-from llamadiff.ggml.op import ROUNDING, Array, Op, Operand, function_of
-from llamadiff.numerics.policies import NATIVE
-from llamadiff.system.errors import UserError
+from llamadiff.ggml.op import Array
 from llamadiff.trace import taps
 
 WRITES = ("SET_ROWS", "CPY")  # into the memory that they view
-CACHES = ("cache_k_l", "cache_v_l")  # llama-kv-cache.cpp's names, a layer's number behind
-STREAMED = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")  # a weight of the file is read as it is needed
 VIEWS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")  # the memory of another, as it lies there
 LOOKS = (*VIEWS, "CONT", "CPY")
-
-
-Alter = Callable[[Op], Op | Array]  # what a node computes instead: another op, or these values
 
 
 @dataclass(frozen=True)
@@ -157,211 +147,6 @@ class Graph:
         return out
 
 
-class GraphEngine:
-    """Runs a graph on the tokens that it was recorded with; ``altered`` nodes, by number, compute something else."""
-
-    def __init__(self, graph: Graph, weights: Weights, altered: Mapping[int, Alter] | None = None) -> None:
-        self.graph, self.w, self.altered = graph, weights, altered or {}
-        missing = {node.op for node in graph.nodes if node.op != "VIEW" and function_of(node.op) is None}
-        if missing:
-            raise UserError(f"the graph has ops that are not implemented: {', '.join(sorted(missing))}")
-
-    def forward(self, tokens: Sequence[int], positions: Any, tap: Any) -> Array:
-        """Compute every node; at each that is a tap, go on with what the tap returns -> the last node's values."""
-        if tuple(tokens) != self.graph.tokens:
-            raise UserError("the graph was recorded with other tokens")
-        values, uses, x = self.leaves(), self._last_uses(), np.zeros((1, 1))
-        with np.errstate(all="ignore"):
-            for node in self.graph.nodes:
-                x = self.computed(node, values, tap, self.altered.get(node.number))
-                if node.label is not None:
-                    x = self._tapped(node, x, tap)
-                self.keep(node, x, values, node.label is not None and node.number not in self.altered)
-                for number in uses.get(node.number, ()):
-                    values.pop(number, None)
-        return x
-
-    def leaves(self) -> dict[int, Array]:
-        """The tensors that a run starts with: inputs, and empty caches."""
-        return {number: given[None] for number, given in self.graph.given.items()}
-
-    def keep(self, node: GraphNode, x: Array, values: dict[int, Array], recorded: bool = False) -> None:
-        """A node's values among the others, and in the memory that it writes to, or is a recorded view of."""
-        if node.view is not None and (node.op in WRITES or (node.op in VIEWS and recorded)):
-            self._write(node, x, values)
-        values[node.number] = x
-
-    def _last_uses(self) -> dict[int, list[int]]:
-        """Which nodes' values nobody reads after each node. Leaves stay: they are memory."""
-        last: dict[int, int] = {}
-        for node in self.graph.nodes:
-            for number in (*node.sources, *((node.view[0],) if node.view else ())):
-                if number is not None and number not in self.graph.leaves:
-                    last[number] = node.number
-        out: dict[int, list[int]] = {}
-        for number, user in last.items():
-            out.setdefault(user, []).append(number)
-        return out
-
-    def _tapped(self, node: GraphNode, x: Array, tap: Any) -> Array:
-        """What a tap returns, in the node's shape; keys beyond the tokens are padding that no tap sees."""
-        shaped = x.reshape(len(x), *tap_shape(node, len(self.graph.tokens)))
-        known = taps.parse(str(node.label))
-        if known is None or not known.causal:
-            return np.asarray(tap(node.label, shaped)).reshape(-1, *node.shape)
-        n = len(self.graph.tokens)
-        seen = np.asarray(tap(node.label, np.ascontiguousarray(shaped[..., :n])))
-        whole = np.array(np.broadcast_to(shaped, (len(seen), *shaped.shape[1:])))
-        whole[..., :n] = seen
-        return whole.reshape(-1, *node.shape)
-
-    def computed(self, node: GraphNode, values: dict[int, Array], tap: Any, alter: Alter | None = None) -> Array:
-        """What a node gives, [b, ne3, ne2, ne1, ne0]; ``alter`` is given its op with operands, and changes it.
-
-        Weights that are streamed have a name and no values yet.
-        """
-        n = self._op(node, values)
-        if alter is not None:
-            changed = alter(n if n.name in STREAMED else self._with_weights(n))
-            if not isinstance(changed, Op):
-                return changed.reshape(-1, *node.shape)
-            n = changed
-        if n.name == "VIEW":
-            return _viewed(self._with_weights(n))
-        if n.name in ("MUL_MAT", "MUL_MAT_ID"):
-            return self._product(n, self._read_from(node), tap)
-        cache = self._cache(node.view[0] if node.op in WRITES and node.view else None)
-        if cache:
-            n = replace(n, sources=(self._stored(n, cache, tap), *n.sources[1:]))
-        first = n.sources[0] if n.sources else None
-        if n.name == "GET_ROWS" and first is not None and first.name:
-            rows = n.x(1).reshape(-1)
-            read = self.w.rows if first.decode is None else lambda name, of: first.decode(self.w.stored(name, of))
-            return np.asarray(read(first.name, rows)).reshape(1, *n.shape)
-        n = self._with_weights(n)
-        function = function_of(n.name)
-        assert function is not None
-        if n.name not in ROUNDING:
-            return function(n)
-        return self._rounded(n, tap)
-
-    def _op(self, node: GraphNode, values: dict[int, Array]) -> Op:
-        if node.op == "VIEW":
-            assert node.view is not None
-            return Op("VIEW", node.shape, node.kind, node.view[1], (self._operand(node.view[0], values),))
-        sources = tuple(None if s is None else self._operand(s, values) for s in node.sources)
-        return Op(node.op, node.shape, node.kind, node.params, sources)
-
-    def _with_weights(self, n: Op) -> Op:
-        return replace(n, sources=tuple(self._whole(s) if s is not None and s.name else s for s in n.sources))
-
-    def _cache(self, number: int | None) -> str:
-        """``cache_k`` or ``cache_v``, if a tensor is one of those; empty if it is not."""
-        leaf = self.graph.leaves.get(number) if number is not None else None
-        return leaf.name[:7] if leaf is not None and leaf.name.startswith(CACHES) else ""
-
-    def _read_from(self, node: GraphNode) -> str:
-        """The cache that a product's first operand lies in, seen through views; empty for other values."""
-        number = node.sources[0]
-        while number is not None and number in self.graph.by_number:
-            source = self.graph.by_number[number]
-            if source.op not in LOOKS:
-                break
-            number = source.view[0] if source.view is not None else source.sources[0]
-        return self._cache(number)
-
-    def _stored(self, n: Op, cache: str, tap: Any) -> Operand:
-        """Rows on their way into a cache, as each lane's keeps them; a transposed cache is given one value a row."""
-        rows = n.sources[0]
-        assert rows is not None
-        x = rows.values
-        width = x.shape[-1] if x.shape[-1] > 1 else x[0].size // len(self.graph.tokens)
-        kept = tap.stored(cache, x.reshape(len(x), -1, width))
-        return replace(rows, values=kept.reshape(len(kept), *x.shape[1:]))
-
-    def _rounded(self, n: Op, tap: Any) -> Array:
-        """An op that ggml rounds in its own way: as ggml in the lanes that follow it, exactly in the others."""
-        function = function_of(n.name)
-        assert function is not None
-        policies = [policy for policy, _ in getattr(tap, "ways", (("f32", {}),))]
-        if NATIVE not in policies:
-            return function(replace(n, exact=True))
-        exact, native = (function(replace(n, exact=which)) for which in (True, False))
-        shape = (len(policies), *exact.shape[-4:])
-        choose = np.array([policy == NATIVE for policy in policies]).reshape(-1, 1, 1, 1, 1)
-        return np.where(choose, np.broadcast_to(native, shape), np.broadcast_to(exact, shape))
-
-    def _operand(self, number: int, values: dict[int, Array]) -> Operand:
-        leaf = self.graph.leaves.get(number)
-        if leaf is not None and number not in self.graph.given:
-            return Operand(np.zeros((0,)), leaf.kind, leaf.name)  # a weight: read where it is needed
-        node = self.graph.by_number.get(number)
-        return Operand(values[number], node.kind if node else leaf.kind if leaf else "f32", "")
-
-    def _whole(self, source: Operand) -> Operand:
-        if source.values.size:
-            return source
-        w = self.w.whole(source.name) if source.decode is None else source.decode(self.w.stored(source.name))
-        return Operand(w.reshape(1, *[1] * (4 - w.ndim), *w.shape), source.kind, source.name)
-
-    def _product(self, n: Op, cache: str, tap: Any) -> Array:
-        """Products by weights of the file are streamed; each lane's arithmetic rounds the activations."""
-        weight = n.sources[0]
-        assert weight is not None
-        if not weight.name:
-            n = self._with_weights(n)
-            q, k = tap.operands(cache or weight.kind.upper(), n.x(1), n.x())
-            function = function_of(n.name)
-            assert function is not None
-            other = n.sources[2:] if n.name == "MUL_MAT_ID" else ()
-            return function(replace(n, sources=(replace(weight, values=k), Operand(q), *other), exact=True))
-        kind = weight.kind.upper()
-        if (
-            n.name == "MUL_MAT"
-            and not weight.values.size
-            and len([size for size in self.w.shape(weight.name) if size > 1]) <= 2
-        ):
-            x, *sums = tap.operands(kind, n.x(1))
-            y = self.w.product(weight.name, x, *sums, decode=weight.decode)
-            return y.reshape(len(y), *n.shape)
-        if n.name == "MUL_MAT_ID":
-            return self._experts(n, kind, tap)
-        function = function_of(n.name)
-        assert function is not None
-        (x,) = tap.operands(kind, n.x(1))[:1]
-        return function(replace(n, sources=(self._whole(weight), Operand(x)), exact=True))
-
-    def _experts(self, n: Op, kind: str, tap: Any) -> Array:
-        weight = n.sources[0]
-        assert weight is not None
-        ids = n.x(2)[:, 0, 0].astype(np.int64)  # [b, token, used]
-        x = np.broadcast_to(n.x(1)[:, 0], (max(len(ids), len(n.x(1))), *ids.shape[1:], n.x(1).shape[-1]))
-        x, *sums = tap.operands(kind, np.ascontiguousarray(x))
-        ids = np.broadcast_to(ids, (len(x), *ids.shape[1:]))
-        out = np.empty((*ids.shape, n.shape[-1]), x.dtype)
-        for expert in np.unique(ids):
-            mine = ids == expert
-            some = (part[mine] for part in sums)
-            out[mine] = self.w.product(weight.name, x[mine], *some, expert=int(expert), decode=weight.decode)
-        return out.reshape(len(x), *n.shape)
-
-    def _write(self, node: GraphNode, x: Array, values: dict[int, Array]) -> None:
-        """A node that writes into another's memory: a cache. Views of it that are there already show what it wrote."""
-        assert node.view is not None
-        base, place = node.view
-        memory = values.get(base)
-        if memory is None:
-            return
-        if len(memory) != len(x):
-            memory = np.repeat(memory, len(x), axis=0)
-        memory = np.array(memory)
-        _window(memory, node.shape, place)[...] = x
-        values[base] = memory
-        for view in self.graph.views.get(base, ()):
-            if view.number in values and view.view is not None:
-                values[view.number] = np.array(_window(memory, view.shape, view.view[1]))
-
-
 def tap_shape(node: GraphNode, n_tokens: int) -> tuple[int, ...]:
     """A node's axes as a tap has them, in a graph of so many tokens."""
     return tap_axes(str(node.label), node.shape, n_tokens)
@@ -379,15 +164,3 @@ def tap_axes(label: str, shape: tuple[int, ...], n_tokens: int) -> tuple[int, ..
             break
         shape = shape[1:]
     return shape
-
-
-def _viewed(n: Op) -> Array:
-    return np.array(_window(np.ascontiguousarray(n.x()), n.shape, n.params))
-
-
-def _window(memory: Array, shape: tuple[int, ...], place: bytes) -> Array:
-    """The values [b, ne3, ne2, ne1, ne0] of a contiguous [b, ...] memory that a view looks at."""
-    offset, *strides = (int(step) for step in np.frombuffer(place, np.int64))
-    flat = memory.reshape(len(memory), -1)
-    steps = [flat.strides[0], *(step * flat.itemsize for step in strides)]
-    return np.lib.stride_tricks.as_strided(flat[:, offset:], (len(flat), *shape), steps)

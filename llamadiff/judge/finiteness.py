@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llamadiff.numerics import tolerances
 
 if TYPE_CHECKING:
-    from llamadiff.judge.tap_verdict import Local
+    from llamadiff.judge.finding import Local
 
 Array = NDArray[Any]
 

@@ -32,6 +32,7 @@ from llamadiff.numerics.policies import (
 )
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.trace.reader import Trace
+from llamadiff.trace.settings import _settings, kept
 from llamadiff.trace.taps import Tap
 
 Array = NDArray[Any]
@@ -135,27 +136,6 @@ class Source:
         """A tap's values with those that the trace does not have set to zero."""
         mask = self.trace.known.get(name)
         return x if mask is None else np.where(mask, x, x.dtype.type(0))
-
-
-def stored_types(trace: Trace) -> dict[str, str]:
-    """The types that K and V rows have in the cache of a trace's producer; float32 unless it says otherwise.
-
-    llama.cpp's flash attention casts a float32 cache to float16 (llama-graph.cpp, build_attn_mha).
-    """
-    settings = _settings(trace)
-    types = {f"cache_{side}": str(settings.get(f"type_{side}", "F32")).upper() for side in "kv"}
-    return {side: "F16" if settings.get("flash_attn") and kind == "F32" else kind for side, kind in types.items()}
-
-
-def kept(trace: Trace) -> dict[str, str]:
-    """The types of the cache, and how the CPU rounds to eight bits (``q8``), where the producer says: not as most."""
-    way = _settings(trace).get("q8")
-    return stored_types(trace) | ({"q8": way} if way in (arithmetic.NEON, arithmetic.PLAIN) else {})
-
-
-def _settings(trace: Trace) -> dict[str, Any]:
-    settings = trace.info.producer.get("settings")
-    return settings if isinstance(settings, dict) else {}
 
 
 def policies_for(kinds: Iterable[str], stored: Mapping[str, str], wanted: Sequence[str]) -> list[str]:

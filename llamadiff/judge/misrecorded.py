@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from llamadiff.engines.model_file import Model
+from llamadiff.engines.reference_model import Model
 from llamadiff.judge.run import Passes, run_passes
 from llamadiff.numerics import tolerances
 from llamadiff.system.progress import Progress

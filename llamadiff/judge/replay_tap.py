@@ -18,8 +18,9 @@ from llamaref import Engine, ops
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
+from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source, policies_for
-from llamadiff.judge.tap_verdict import Finding, Judge
+from llamadiff.judge.tap_verdict import Judge
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import JITTERS, NATIVE, READ, READ_SHAKEN, shaken
 from llamadiff.numerics.rounding_tap import Carrier

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from llamadiff.engines.model_file import Runnable
+from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Lane, Source
 from llamadiff.judge.replay_tap import Study, lanes_of
-from llamadiff.judge.tap_verdict import Finding, Judge
+from llamadiff.judge.tap_verdict import Judge
 from llamadiff.llamacpp.request import LONG
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import F32, NATIVE, POLICIES
@@ -28,7 +29,9 @@ from llamadiff.numerics.rounding import Rounding
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress
 from llamadiff.trace import taps
-from llamadiff.trace.reader import Info, Trace, TraceWriter
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.reader import Trace
+from llamadiff.trace.writer import TraceWriter
 
 Array = NDArray[Any]
 BEGINNING = 16  # tokens of a long prompt that the free run covers

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.judge.finding import Held, Tried
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import Rows
 from llamadiff.preflight.checks import Check
 from llamadiff.trace.printed import Number
 
 if TYPE_CHECKING:
-    from llamadiff.judge.tap_verdict import Finding
+    from llamadiff.judge.finding import Finding
 
 Array = NDArray[Any]
 
@@ -24,25 +24,6 @@ WIDER = 3.0  # how much further than all right ways of computing are apart a rig
 SUMS = 1e-5  # of its size: engines sum in float32, in any order
 EVERY, LAST, FIRST = "all tokens", "the last token", "the first token"
 _OF = {"rms": "rms", "mean": "mean", "min": "minimum", "max": "maximum", "norm": "norm"}
-
-
-@dataclass(frozen=True)
-class Held:
-    """One statistic: what was stated, llama.cpp's, the engine's, and between which values it is right."""
-
-    name: str
-    stated: float
-    baseline: float
-    engine: float
-    low: float
-    high: float
-
-    @property
-    def is_near(self) -> bool:
-        return self.low <= self.stated <= self.high
-
-
-Tried = Mapping[str, Sequence[Held]]  # over which rows -> the statistics
 
 
 def held(stated: Mapping[str, Number], baseline: Rows, lanes: Sequence[Rows]) -> Tried:

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from llamadiff.judge import fit
 from llamadiff.judge.allowance import Allowance
 from llamadiff.judge.compared import Compared
+from llamadiff.judge.finding import Finding, Local, Tried
 from llamadiff.judge.finiteness import qualified
 from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source
 from llamadiff.judge.noise import SHAKEN, Shown, TapNoise
 from llamadiff.judge.pattern.deviation import Deviation, Fact
 from llamadiff.judge.pattern.facts import profile
-from llamadiff.judge.statistics import Tried, held
+from llamadiff.judge.statistics import held
 from llamadiff.numerics import arithmetic, metrics, tolerances
 from llamadiff.numerics.policies import ANGLES, GELU, rounding_type
 from llamadiff.trace import taps
@@ -29,58 +30,6 @@ Array = NDArray[Any]
 DESCRIBED = 3  # wrong taps of a kind whose errors are described
 MOST = 200  # look-alikes that are compared
 APART = 10.0  # an arithmetic that misses a product by so many times as much as another is not the engine's
-
-
-@dataclass(frozen=True)
-class Local:
-    """A recorded tap against what the engine computes from the same trace's inputs.
-
-    ``arithmetic`` is the one that fits (None where none does). ``expected`` and ``recorded`` are the two values
-    at ``index``, where they differ most. ``span`` names the unrecorded taps this one answers for as well. ``least`` is
-    the smallest NMSE that an arithmetic leaves, if it has one error for all rows; ``hides`` the largest that would be
-    taken for rounding, ``hides_row`` that of one row, ``hides_value`` the largest
-    |error| / rms of one value. ``unclear``: unchecked, since an unknown rounding in the span may err as much.
-    ``not_finite`` values were recorded where finite ones are right; ``opened`` values could not be judged, since no
-    finite ones are right there on these inputs, in the rows of ``open_tokens``: errors are over the others, NaN where
-    there are none.
-    """
-
-    nmse: float
-    arithmetic: str | None
-    limit: float
-    noise_limit: float
-    verdict: str
-    token: int | None
-    index: tuple[int, ...]
-    expected: float
-    recorded: float
-    per_token: tuple[float, ...]
-    span: tuple[str, ...]
-    facts: tuple[Fact, ...] = ()
-    least: float = 0.0
-    hides: float = 0.0
-    hides_row: float = 0.0
-    hides_value: float = 0.0
-    unclear: bool = False
-    not_finite: int = 0
-    opened: int = 0
-    open_tokens: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Finding:
-    """All that a pass found out about one tap; without a free run, nothing of that."""
-
-    tap: taps.Tap
-    shape: tuple[int, ...]
-    local: Mapping[str, Local]  # by source
-    stats: Mapping[str, metrics.Stats]  # by source, and "engine" for the free run
-    drift: metrics.Difference | None  # candidate (or the free run) against the baseline
-    noise: float | None  # what the baseline's arithmetic alone does to a free run
-    at: Mapping[str, Mapping[str, float]]  # by source: every side's value where that source's local error is largest
-    fitting: Mapping[str, Sequence[frozenset[str]]]  # by source: the policies that fit, for each phase
-    distance: Mapping[str, float]  # by source: NMSE against the free run, which computes in float32 throughout
-    stated: Tried = field(default_factory=dict)  # the statistics that the candidate states
 
 
 @dataclass

@@ -15,7 +15,8 @@ from llamadiff.system.errors import NoRoomError, UserError
 from llamadiff.system.leftovers import temporary_directory, temporary_place
 from llamadiff.system.output import check_target
 from llamadiff.system.progress import Progress, silent
-from llamadiff.trace.reader import Info, Trace
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.reader import Trace
 
 
 def capture(request: Request, progress: Progress = silent, child: Child | None = None) -> Trace:

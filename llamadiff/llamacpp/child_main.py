@@ -11,18 +11,15 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from llamadiff.llamacpp.library import INSTALL, package
-from llamadiff.llamacpp.request import Request
+from llamadiff.llamacpp.request import Request, Say
 from llamadiff.system.errors import NoRoomError, UnrunnableError, UserError
 from llamadiff.system.exits import reason
 from llamadiff.system.leftovers import remove_own, sweep
 from llamadiff.system.python_child import asked
-
-Say = Callable[..., None]
 
 
 def main() -> None:
@@ -35,7 +32,7 @@ def main() -> None:
     try:
         if problem is not None:
             raise problem
-        from llamadiff.llamacpp.record_taps import run
+        from llamadiff.llamacpp.run import run
 
         run(request, say)
     except MemoryError:
@@ -81,7 +78,7 @@ def _prepared() -> UnrunnableError | None:
         llama_cpp = ModuleType("llama_cpp")
         llama_cpp.__spec__, llama_cpp.__path__ = spec, list(spec.submodule_search_locations or ())
         sys.modules["llama_cpp"] = llama_cpp
-        import llamadiff.llamacpp.record_taps  # noqa: F401
+        import llamadiff.llamacpp.run  # noqa: F401
     except UserError as error:
         return UnrunnableError(str(error))
     except Exception as error:  # a library that does not fit this machine fails in many ways

@@ -14,17 +14,16 @@ from llamaref import Weights
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from llamadiff.llamacpp.child_main import Say
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.graph_recorder import Alignment, GraphRecorder
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.record_taps import Capture
-from llamadiff.llamacpp.request import Settings, no_tap_fits
+from llamadiff.llamacpp.request import Say, Settings, no_tap_fits
 from llamadiff.llamacpp.tensors import Node, Tensor
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import write_whole
 from llamadiff.trace import taps
-from llamadiff.trace.reader import TraceWriter
+from llamadiff.trace.writer import TraceWriter
 
 Array = NDArray[Any]
 

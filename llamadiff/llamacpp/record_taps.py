@@ -6,8 +6,6 @@ import ctypes
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
@@ -15,112 +13,22 @@ import numpy as np
 from llama_cpp import llama_cpp
 from numpy.typing import NDArray
 
-from llamadiff.llamacpp.child_main import Say
 from llamadiff.llamacpp.library import set_fields
 from llamadiff.llamacpp.quantizing import q8_way
-from llamadiff.llamacpp.request import KV_TYPES, LONG, TOKENIZING, Request, Settings
+from llamadiff.llamacpp.request import KV_TYPES, LONG, Request, Say, Settings
+from llamadiff.llamacpp.session import SMALL_MODEL, build_flags, build_version
 from llamadiff.llamacpp.tap_names import tap_name
 from llamadiff.llamacpp.tensors import Ggml, Node, Tensor
-from llamadiff.system.errors import UnrunnableError, UserError
+from llamadiff.system.errors import UserError
 from llamadiff.system.hashing import is_remembered, model_sha256
 from llamadiff.trace import taps
-from llamadiff.trace.reader import Info, TraceWriter
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.writer import TraceWriter
 
 Array = NDArray[Any]
 
 WEIGHT_ENDINGS = (".weight", ".bias", ".scale", ".ssm_a", ".ssm_d")
-LOG_ERROR = 4  # GGML_LOG_LEVEL_ERROR
 SCORES = ("kq-", "kq_soft_max-")  # taps that grow as the square of the tokens
-SMALL_MODEL = 64 << 20  # bytes: below, waking a second thread for every op costs more than it saves
-
-
-def run(request: Request, say: Say) -> None:
-    """Load, tokenize, decode, record."""
-    ggml = Ggml()
-    misfit = ggml.check_layout()
-    if request.output is None:
-        say(version=build_version(), build=build_flags(), layout=misfit, done=True)
-        return
-    if misfit:
-        raise UserError(
-            f"this llama-cpp-python has another tensor layout ({misfit}); install the version in pyproject.toml"
-        )
-    os.environ["LLAMA_ATTN_ROT_DISABLE"] = "1"  # a quantized KV cache as everybody knows it, not rotated
-    llama_cpp.llama_backend_init()
-    started = time.perf_counter()
-    say(phase="loading the model into llama.cpp")
-    with _Quiet():
-        model = _load(request)
-        request = _without_bos(model, request)
-        if not request.tokens:
-            say(phase=TOKENIZING)
-        tokens = list(request.tokens) or _tokenize(model, request)
-        say(tokens=tokens, loaded=time.perf_counter() - started)
-        say(phase="running llama.cpp")
-        _kind_of(request)(ggml, model, request, tokens).run(say)
-    say(done=True)
-
-
-def _kind_of(request: Request) -> type[Capture]:
-    """What is to be done; what a mere capture does not need is not imported for it."""
-    if request.graph is None and not request.nodes:
-        return Capture
-    from llamadiff.llamacpp import record_graph
-
-    return record_graph.GraphRun if request.graph is not None else record_graph.NodeRun
-
-
-class _Quiet:
-    """llama.cpp's log reduced to errors, which stay on standard error for the parent to quote."""
-
-    def __enter__(self) -> None:
-        def log(level: int, text: bytes, _: Any) -> None:
-            if level == LOG_ERROR:
-                os.write(2, b"error: " + text)
-
-        self.callback = llama_cpp.llama_log_callback(log)  # kept: a collected callback is a segfault
-        llama_cpp.llama_log_set(self.callback, ctypes.c_void_p(0))
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-def _load(request: Request) -> Any:
-    settings, params = request.settings, llama_cpp.llama_model_default_params()
-    if settings.gpu_layers and not llama_cpp.llama_supports_gpu_offload():
-        raise UserError(
-            f"--gpu-layers {settings.gpu_layers}: this llama.cpp was built without a GPU backend, or finds no GPU; "
-            "leave it out, or build llama-cpp-python for your GPU (CMAKE_ARGS=-DGGML_CUDA=on)"
-        )
-    set_fields(params, n_gpu_layers=settings.gpu_layers, use_extra_bufts=settings.repack)
-    model = llama_cpp.llama_model_load_from_file(os.fsencode(request.model), params)
-    if not model:
-        raise UnrunnableError(f"{request.model}: llama.cpp cannot load the model")
-    return model
-
-
-def _without_bos(model: Any, request: Request) -> Request:
-    """The text without the beginning-of-text token that it was written with, where tokenizing adds one."""
-    if request.text is None or not llama_cpp.llama_vocab_get_add_bos(llama_cpp.llama_model_get_vocab(model)):
-        return request
-    return replace(request, text=request.text.removeprefix(request.bos))
-
-
-def _tokenize(model: Any, request: Request) -> list[int]:
-    assert request.text is not None
-    vocabulary = llama_cpp.llama_model_get_vocab(model)
-    if llama_cpp.llama_vocab_type(vocabulary) == 0:  # LLAMA_VOCAB_TYPE_NONE
-        raise UserError(f"{request.model}: the file has no tokenizer; give token ids with --tokens 1,2,3")
-    text = request.text.encode()
-    room = len(text) + 16
-    buffer = (llama_cpp.llama_token * room)()
-    count = llama_cpp.llama_tokenize(vocabulary, text, len(text), buffer, room, True, True)
-    if count <= 0:
-        raise UserError(
-            f"{request.model}: llama.cpp's tokenizer gave no tokens for the prompt (code {count}); "
-            "give token ids with --tokens 1,2,3"
-        )
-    return list(buffer[:count])
 
 
 class Capture:
@@ -298,19 +206,3 @@ def _in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:
     if tap.row_axis == 1:
         return values.reshape(values.shape[-3:])
     return values.reshape((rows, -1) if len(tap.kind.axes) == 2 else (rows, -1, values.shape[-1]))
-
-
-def build_version() -> str:
-    """llama-cpp-python's version and that of the ggml it was built with."""
-    library = Ggml().lib
-    parts = [f"llama-cpp-python {version('llama-cpp-python')}"]
-    for name in ("ggml_version", "ggml_commit"):
-        if hasattr(library, name):
-            getattr(library, name).restype = ctypes.c_char_p
-            parts.append(f"{name.removeprefix('ggml_')} {getattr(library, name)().decode()}")
-    return ", ggml ".join(parts[:2]) + (f" ({parts[2]})" if len(parts) > 2 else "")
-
-
-def build_flags() -> str:
-    """llama.cpp's own line of compiled-in CPU features and backends."""
-    return str(llama_cpp.llama_print_system_info().decode()).strip()

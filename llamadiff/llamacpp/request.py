@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -97,3 +97,6 @@ def no_tap_fits(request: Request) -> str:
     of = "" if request.layers is None else " of these layers"
     name = request.model_info["file"]
     return f"no tap{of} fits --taps {' '.join(request.patterns)}; llamadiff taps {name} lists them"
+
+
+Say = Callable[..., None]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.candidates.name_map import Entry, undone
-from llamadiff.engines.model_file import Model
+from llamadiff.engines.reference_model import Model
 from llamadiff.numerics import metrics
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.trace.reader import Trace

@@ -20,7 +20,7 @@ from llamadiff.diagnose.diagnosis import Scene, case_of
 from llamadiff.diagnose.registry import recipe_of
 from llamadiff.diagnose.search import VARIES, Clock, Fit, replayed, search
 from llamadiff.engines.model_file import Runnable
-from llamadiff.judge.tap_verdict import Finding, Local
+from llamadiff.judge.finding import Finding, Local
 from llamadiff.manner.looks import BY_TABLE, KEPT, LARGE, UNEVEN, Looks, determines, looks_of
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.arithmetic import EIGHT_BITS, ROUNDINGS, precision

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from threadpoolctl import threadpool_limits
 
 from llamadiff.diagnose.diagnosis import Scene, scene_of
-from llamadiff.engines.model_file import Model, Runnable
+from llamadiff.engines.model_file import Runnable
+from llamadiff.engines.reference_model import Model
+from llamadiff.judge.finding import Local
 from llamadiff.judge.run import Passes, run_passes
-from llamadiff.judge.tap_verdict import Local
 from llamadiff.manner.choices import Choice, suspected, without
 from llamadiff.manner.reading import read
 from llamadiff.numerics import tolerances

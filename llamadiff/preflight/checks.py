@@ -16,7 +16,8 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.numerics import tolerances
 from llamadiff.preflight.schedule import common, slipped
 from llamadiff.preflight.weight_faults import weight_fault
-from llamadiff.trace.reader import Info, Trace
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.reader import Trace
 
 WEIGHTS = "weights/"
 

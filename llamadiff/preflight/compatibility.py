@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llamadiff.engines.model_file import Runnable, check_same_model
-from llamadiff.judge.lanes import stored_types
 from llamadiff.llamacpp.request import KV_TYPES
 from llamadiff.preflight.checks import tokens_apart
 from llamadiff.preflight.schedule import slipped
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
+from llamadiff.trace.settings import stored_types
 
 
 def check_runnable(model: Runnable, trace: Trace, whose: str) -> None:

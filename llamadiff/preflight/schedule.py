@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from llamadiff.llamacpp.request import Request
-from llamadiff.trace.reader import Info, Trace
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.reader import Trace
 
 
 def as_stated(request: Request, stated: Info | None) -> Request:

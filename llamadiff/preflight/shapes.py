@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.engines.model_file import Model, Runnable
+from llamadiff.engines.model_file import Runnable
+from llamadiff.engines.reference_model import Model
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.transposes import advice
 from llamadiff.preflight.checks import Check

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from llamadiff.comparison import diagnosis_text, summary
-from llamadiff.comparison.result import Comparison, Logits, Row, TopToken
+from llamadiff.comparison.logits import Logits, TopToken
+from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.rows import Row
 from llamadiff.diagnose.diagnosis import UNKNOWN, Cause, Diagnosis
-from llamadiff.judge.tap_verdict import Local
+from llamadiff.judge.finding import Local
 
 SCHEMA = "llamadiff.report/1"
 

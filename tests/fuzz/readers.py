@@ -23,20 +23,22 @@ import numpy as np
 from safetensors.numpy import save, save_file
 
 from fuzz import mutating
-from llamadiff.candidates import resolve
 from llamadiff.candidates.arrays import RAW
-from llamadiff.candidates.name_map import Map, identity_map, load_map
+from llamadiff.candidates.map_file import load_map
+from llamadiff.candidates.name_map import Map, identity_map
+from llamadiff.candidates.opening import resolve
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
 from llamadiff.cli import commands
 from llamadiff.comparison.api import diff
 from llamadiff.engines import chat_template
-from llamadiff.engines.model_file import Model
+from llamadiff.engines.reference_model import Model
 from llamadiff.ggml.repro import load
 from llamadiff.numerics import tolerances
 from llamadiff.preflight.compatibility import check_runnable
 from llamadiff.report.json import to_json
-from llamadiff.trace.reader import KEY, SCHEMA, Trace
+from llamadiff.trace.metadata import KEY, SCHEMA
+from llamadiff.trace.reader import Trace
 
 Read = Callable[[], object]
 READERS: dict[str, Callable[[Random, Path], Read]] = {}

@@ -19,8 +19,9 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.api import diff
-from llamadiff.comparison.result import Comparison, Row
-from llamadiff.engines.model_file import Model
+from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.rows import Row
+from llamadiff.engines.reference_model import Model
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import parse
 from strangers import recording

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from llamaref import ops
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.bugs.norms import Same
@@ -91,8 +92,6 @@ class Product:
 def dense(case: Case) -> Any:
     """The product of a tap."""
     if case.tap.kind.word == "ffn_out" and case.weight is not None and case.weight.endswith("_exps.weight"):
-        from llamadiff.diagnose.bugs.moe import mixture
-
         return mixture(case)
     assert case.weight is not None
     stem = case.weight.removesuffix(".weight")
@@ -388,3 +387,19 @@ def product_multiplied(r: Product, case: Case) -> Iterator[Change]:
     good = np.isfinite(found)
     factor = float(right[good] @ found[good]) / max(float(right[good] @ right[good]), 1e-300)
     yield Change(replace(r, factor=factor), f"is multiplied by {factor:.6g}", value=factor)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The experts' weighted sum: [b, token, used, embd], [b, token, used]."""
+
+    experts: Array
+    weights: Array
+
+    def compute(self, case: Case) -> Array:
+        return ops.weighted_sum(self.experts, self.weights)
+
+
+def mixture(case: Case) -> Mixture:
+    """The FFN's output."""
+    return Mixture(case["ffn_moe_down"], case["ffn_moe_weights_norm"])

@@ -11,7 +11,7 @@ from llamaref import ops
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.bugs.activations import sigmoid
-from llamadiff.diagnose.bugs.matmul import Product
+from llamadiff.diagnose.bugs.matmul import Mixture, Product
 from llamadiff.diagnose.bugs.norms import Same
 from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.registry import Change, bug, recipe
@@ -28,17 +28,6 @@ class TopK:
 
     def compute(self, case: Case) -> Array:
         return ops.top_k(self.x, self.count)
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """The experts' weighted sum: [b, token, used, embd], [b, token, used]."""
-
-    experts: Array
-    weights: Array
-
-    def compute(self, case: Case) -> Array:
-        return ops.weighted_sum(self.experts, self.weights)
 
 
 @recipe("ffn_moe_probs")
@@ -63,11 +52,6 @@ def weights(case: Case) -> Same:
 def normalized(case: Case) -> Same:
     """The same, made to sum to one."""
     return Same(ops.normalized(case["ffn_moe_weights"]))
-
-
-def mixture(case: Case) -> Mixture:
-    """The FFN's output."""
-    return Mixture(case["ffn_moe_down"], case["ffn_moe_weights_norm"])
 
 
 @bug("ffn_moe_probs", fix="take the softmax over all experts, then choose", source="transformers#41151")

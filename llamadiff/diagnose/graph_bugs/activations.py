@@ -10,7 +10,7 @@ import numpy as np
 
 from llamadiff.diagnose.graph_bugs.attention import cap_around
 from llamadiff.diagnose.graph_bugs.edit import Edit, Site, at_nodes, renamed, takes, through, with_float
-from llamadiff.ggml.graph import Alter
+from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op, Operand, function_of
 
 UNARY = ("SILU", "GELU", "GELU_ERF", "GELU_QUICK", "RELU", "SIGMOID", "TANH", "SOFTPLUS", "EXP", "SQR")

@@ -14,7 +14,8 @@ from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import Change, define, extend
 from llamadiff.diagnose.solve import solve
 from llamadiff.diagnose.subgraph import Subgraph
-from llamadiff.ggml.graph import LOOKS, Alter, GraphEngine, GraphNode, Leaf
+from llamadiff.ggml.engine import Alter, GraphEngine
+from llamadiff.ggml.graph import LOOKS, GraphNode, Leaf
 from llamadiff.ggml.op import Op, Operand
 
 Array = NDArray[Any]

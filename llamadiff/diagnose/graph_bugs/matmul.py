@@ -23,7 +23,7 @@ from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     with_weight,
 )
 from llamadiff.diagnose.graph_bugs.norms import NORMS
-from llamadiff.ggml.graph import Alter
+from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op, Operand
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")

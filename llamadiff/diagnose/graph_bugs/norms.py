@@ -20,7 +20,7 @@ from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     with_source,
     with_weight,
 )
-from llamadiff.ggml.graph import Alter
+from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op
 
 NORMS = ("RMS_NORM", "NORM")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from llamadiff.diagnose.bugs.quant_blocks import Stored
 from llamadiff.diagnose.graph_bugs.edit import Edit, Edits, Site, at_nodes
 from llamadiff.diagnose.registry import BUGS, Bug, reads_blocks
-from llamadiff.ggml.graph import STREAMED, Alter
+from llamadiff.ggml.engine import STREAMED, Alter
 from llamadiff.ggml.op import Op
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from llamadiff.diagnose.graph_bugs.edit import Edit, Site, at_nodes, takes, through, with_source
 from llamadiff.diagnose.graph_bugs.norms import NORMS
-from llamadiff.ggml.graph import Alter
+from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op
 from llamadiff.ggml.ops.recurrent import selective_scan
 

@@ -19,7 +19,7 @@ from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     with_int,
     with_source,
 )
-from llamadiff.ggml.graph import Alter
+from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.ops.rope import MROPE, NEOX
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from llamadiff.comparison.result import Comparison, Row
+from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.rows import Row
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.terminal.escape import tiny
 from llamadiff.report.terminal.page import Page

@@ -13,9 +13,10 @@ from rich.text import Text
 
 from llamadiff.comparison import diagnosis_text as say
 from llamadiff.comparison import summary
-from llamadiff.comparison.result import Comparison, Logits, TopToken
+from llamadiff.comparison.logits import Logits, TopToken
+from llamadiff.comparison.result import Comparison
 from llamadiff.diagnose.diagnosis import UNKNOWN, Diagnosis
-from llamadiff.engines.model_file import ENGINE
+from llamadiff.engines.reference_model import ENGINE
 from llamadiff.engines.select import NUMPY, EngineUsed
 from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.columns import Column, table

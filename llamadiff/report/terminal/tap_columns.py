@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from llamadiff.comparison.result import Row
-from llamadiff.judge.tap_verdict import Local
+from llamadiff.comparison.rows import Row
+from llamadiff.judge.finding import Local
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.terminal.columns import Column

@@ -8,7 +8,8 @@ from itertools import groupby
 
 from rich.text import Text
 
-from llamadiff.comparison.result import Comparison, Row
+from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.rows import Row
 from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.columns import Column, fitted, line, titles, width_of
 from llamadiff.report.terminal.page import Page

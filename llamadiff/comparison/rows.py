@@ -1,0 +1,137 @@
+"""One row a tap: what was found of it, which leads, and what explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from llamadiff.diagnose.diagnosis import Diagnosis, explained
+from llamadiff.judge.finding import Finding, Local
+from llamadiff.numerics import metrics, tolerances
+
+if TYPE_CHECKING:
+    pass
+
+
+SLIGHT = 1e-6  # NMSE of a WRONG tap that is said after others
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tap of the side under test.
+
+    ``local`` is that side's own error; ``baseline_local`` llama.cpp's, where the candidate is another trace.
+    ``distance`` is each trace's NMSE against the engine's own free run: who is nearer to exact arithmetic.
+    ``explained``: the way of computing that makes it noise, where one was found. ``misrecorded``: computed rightly, and
+    written wrongly.
+    ``at`` holds each side's value (baseline, candidate, engine's free run) where the local error is largest.
+    ``expected_drift`` is what the baseline's arithmetic alone does to an exact engine, and ``ratio_to_noise``
+    the drift over it. ``span`` names unrecorded taps that this one answers for.
+    """
+
+    tap: str
+    layer: int | None
+    op: str
+    weight: str | None
+    weight_type: str | None
+    shape: tuple[int, ...]
+    verdict: str
+    local: Local | None
+    baseline_local: Local | None
+    drift: metrics.Difference | None
+    expected_drift: float | None
+    ratio_to_noise: float | None
+    baseline: metrics.Stats | None
+    candidate: metrics.Stats | None
+    distance: Mapping[str, float] = field(default_factory=dict)
+    at: Mapping[str, float] = field(default_factory=dict)
+    explained: str | None = None
+    misrecorded: bool = False
+
+    @property
+    def span(self) -> tuple[str, ...]:
+        return self.local.span if self.local else ()
+
+
+def leading(wrong: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> Row | None:
+    """Of WRONG taps the first whose op is more than slightly wrong; then a wrong record; then the first."""
+    grave = [row for row in wrong if not is_slight(row, diagnosis)]
+    computed = [row for row in grave if not row.misrecorded]
+    return next(iter([*computed, *grave, *wrong]), None)
+
+
+def is_slight(row: Row, diagnosis: Sequence[Diagnosis]) -> bool:
+    """Whether a WRONG tap is hardly off, for no known reason: most likely arithmetic."""
+    known = any(row.tap in d.taps for d in diagnosis if d.known and not d.harmless)
+    sure = known or row.misrecorded or row.local is None or row.local.not_finite > 0
+    return not sure and row.local is not None and row.local.nmse <= SLIGHT
+
+
+def flat(row: Row) -> dict[str, Any]:
+    """A row as one line of a table."""
+    drift, local = row.drift, row.local
+    out: dict[str, Any] = {
+        "tap": row.tap, "layer": row.layer, "op": row.op, "weight_type": row.weight_type, "verdict": row.verdict,
+        "local_nmse": local.nmse if local else None, "arithmetic": local.arithmetic if local else None,
+        "limit": local.limit if local else None,
+        "drift_nmse": drift.nmse if drift else None, "ratio_to_noise": row.ratio_to_noise,
+        "cosine": drift.cosine if drift else None, "max_abs": drift.max_abs if drift else None,
+        "mean_drift": drift.mean_drift if drift else None,
+    }  # fmt: skip
+    for side, stats in (("baseline", row.baseline), ("candidate", row.candidate)):
+        for name in ("rms", "mean", "min", "max", "nan", "inf"):
+            out[f"{side}_{name}"] = getattr(stats, name) if stats else None
+    return out
+
+
+def rows_of(
+    findings: Sequence[Finding],
+    names: Mapping[str, str],
+    types: Mapping[str, str],
+    under_test: str,
+    misrecorded: Collection[str] = (),
+) -> tuple[Row, ...]:
+    """The rows of a study: one for each tap that the side under test recorded."""
+    rows = []
+    for finding in findings:
+        local = finding.local.get(under_test)
+        if local is None:
+            continue
+        name, layer = finding.tap.name, finding.tap.layer
+        drift = finding.drift
+        expected = (finding.noise or 0.0) + tolerances.F32_DRIFT * ((layer or 0) + 1)
+        rows.append(Row(
+            tap=name, layer=layer, op=finding.tap.kind.op, weight=names.get(name), weight_type=types.get(name),
+            shape=finding.shape, verdict=local.verdict, local=local,
+            baseline_local=finding.local.get("baseline") if under_test != "baseline" else None,
+            drift=drift, expected_drift=expected, ratio_to_noise=drift.nmse / expected if drift else None,
+            baseline=finding.stats.get("baseline"),
+            candidate=finding.stats.get("candidate" if under_test == "candidate" else "engine"),
+            distance=finding.distance, at=finding.at[under_test], misrecorded=name in misrecorded,
+        ))  # fmt: skip
+    return tuple(rows)
+
+
+def with_explanations(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tuple[Row, ...]:
+    """The rows, those noise that a harmless way of computing explains, and those wrong that a known bug does."""
+    ways = explained(diagnosis)
+    wrong = {tap for d in diagnosis if d.known and not d.harmless for tap in d.taps}
+    return tuple(
+        _explained(row, ways[row.tap]) if row.tap in ways else _wrong(row) if row.tap in wrong else row for row in rows
+    )
+
+
+def _wrong(row: Row) -> Row:
+    """A row that a known bug explains, whatever else might."""
+    local = replace(row.local, verdict=tolerances.WRONG, unclear=False) if row.local else None
+    return replace(row, verdict=tolerances.WRONG, local=local)
+
+
+def _explained(row: Row, way: str) -> Row:
+    """The row as noise, unless there is more to say against it than an error that rounding may leave."""
+    if row.local is not None and row.local.not_finite:
+        return row
+    verdict = tolerances.UNCHECKED if row.local is not None and row.local.opened else tolerances.NOISE
+    local = replace(row.local, verdict=verdict) if row.local else None
+    return replace(row, verdict=verdict, local=local, explained=way)

@@ -1,0 +1,81 @@
+"""What was found out about one tap: plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llamadiff.judge.pattern.deviation import Fact
+from llamadiff.numerics import metrics
+from llamadiff.trace import taps
+
+
+@dataclass(frozen=True)
+class Local:
+    """A recorded tap against what the engine computes from the same trace's inputs.
+
+    ``arithmetic`` is the one that fits (None where none does). ``expected`` and ``recorded`` are the two values
+    at ``index``, where they differ most. ``span`` names the unrecorded taps this one answers for as well. ``least`` is
+    the smallest NMSE that an arithmetic leaves, if it has one error for all rows; ``hides`` the largest that would be
+    taken for rounding, ``hides_row`` that of one row, ``hides_value`` the largest
+    |error| / rms of one value. ``unclear``: unchecked, since an unknown rounding in the span may err as much.
+    ``not_finite`` values were recorded where finite ones are right; ``opened`` values could not be judged, since no
+    finite ones are right there on these inputs, in the rows of ``open_tokens``: errors are over the others, NaN where
+    there are none.
+    """
+
+    nmse: float
+    arithmetic: str | None
+    limit: float
+    noise_limit: float
+    verdict: str
+    token: int | None
+    index: tuple[int, ...]
+    expected: float
+    recorded: float
+    per_token: tuple[float, ...]
+    span: tuple[str, ...]
+    facts: tuple[Fact, ...] = ()
+    least: float = 0.0
+    hides: float = 0.0
+    hides_row: float = 0.0
+    hides_value: float = 0.0
+    unclear: bool = False
+    not_finite: int = 0
+    opened: int = 0
+    open_tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """All that a pass found out about one tap; without a free run, nothing of that."""
+
+    tap: taps.Tap
+    shape: tuple[int, ...]
+    local: Mapping[str, Local]  # by source
+    stats: Mapping[str, metrics.Stats]  # by source, and "engine" for the free run
+    drift: metrics.Difference | None  # candidate (or the free run) against the baseline
+    noise: float | None  # what the baseline's arithmetic alone does to a free run
+    at: Mapping[str, Mapping[str, float]]  # by source: every side's value where that source's local error is largest
+    fitting: Mapping[str, Sequence[frozenset[str]]]  # by source: the policies that fit, for each phase
+    distance: Mapping[str, float]  # by source: NMSE against the free run, which computes in float32 throughout
+    stated: Tried = field(default_factory=dict)  # the statistics that the candidate states
+
+
+@dataclass(frozen=True)
+class Held:
+    """One statistic: what was stated, llama.cpp's, the engine's, and between which values it is right."""
+
+    name: str
+    stated: float
+    baseline: float
+    engine: float
+    low: float
+    high: float
+
+    @property
+    def is_near(self) -> bool:
+        return self.low <= self.stated <= self.high
+
+
+Tried = Mapping[str, Sequence[Held]]  # over which rows -> the statistics

@@ -1,0 +1,50 @@
+"""One request of the parent's, served by the recorder that it asks for."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from llama_cpp import llama_cpp
+
+from llamadiff.llamacpp.record_taps import Capture
+from llamadiff.llamacpp.request import TOKENIZING, Request, Say
+from llamadiff.llamacpp.session import Quiet, build_flags, build_version, load, tokenize, without_bos
+from llamadiff.llamacpp.tensors import Ggml
+from llamadiff.system.errors import UserError
+
+
+def run(request: Request, say: Say) -> None:
+    """Load, tokenize, decode, record."""
+    ggml = Ggml()
+    misfit = ggml.check_layout()
+    if request.output is None:
+        say(version=build_version(), build=build_flags(), layout=misfit, done=True)
+        return
+    if misfit:
+        raise UserError(
+            f"this llama-cpp-python has another tensor layout ({misfit}); install the version in pyproject.toml"
+        )
+    os.environ["LLAMA_ATTN_ROT_DISABLE"] = "1"  # a quantized KV cache as everybody knows it, not rotated
+    llama_cpp.llama_backend_init()
+    started = time.perf_counter()
+    say(phase="loading the model into llama.cpp")
+    with Quiet():
+        model = load(request)
+        request = without_bos(model, request)
+        if not request.tokens:
+            say(phase=TOKENIZING)
+        tokens = list(request.tokens) or tokenize(model, request)
+        say(tokens=tokens, loaded=time.perf_counter() - started)
+        say(phase="running llama.cpp")
+        _kind_of(request)(ggml, model, request, tokens).run(say)
+    say(done=True)
+
+
+def _kind_of(request: Request) -> type[Capture]:
+    """What is to be done; what a mere capture does not need is not imported for it."""
+    if request.graph is None and not request.nodes:
+        return Capture
+    from llamadiff.llamacpp import record_graph
+
+    return record_graph.GraphRun if request.graph is not None else record_graph.NodeRun

@@ -1,0 +1,29 @@
+"""How a trace's producer kept its cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llamadiff.numerics import arithmetic
+from llamadiff.trace.reader import Trace
+
+
+def stored_types(trace: Trace) -> dict[str, str]:
+    """The types that K and V rows have in the cache of a trace's producer; float32 unless it says otherwise.
+
+    llama.cpp's flash attention casts a float32 cache to float16 (llama-graph.cpp, build_attn_mha).
+    """
+    settings = _settings(trace)
+    types = {f"cache_{side}": str(settings.get(f"type_{side}", "F32")).upper() for side in "kv"}
+    return {side: "F16" if settings.get("flash_attn") and kind == "F32" else kind for side, kind in types.items()}
+
+
+def kept(trace: Trace) -> dict[str, str]:
+    """The types of the cache, and how the CPU rounds to eight bits (``q8``), where the producer says: not as most."""
+    way = _settings(trace).get("q8")
+    return stored_types(trace) | ({"q8": way} if way in (arithmetic.NEON, arithmetic.PLAIN) else {})
+
+
+def _settings(trace: Trace) -> dict[str, Any]:
+    settings = trace.info.producer.get("settings")
+    return settings if isinstance(settings, dict) else {}

@@ -1,0 +1,137 @@
+"""Traces are written as a stream: tap by tap, memory for one."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.system.errors import UserError
+from llamadiff.system.leftovers import temporary_file
+from llamadiff.system.output import NO_ROOM, check_target, unwritten
+from llamadiff.trace.metadata import KEY, Info
+from llamadiff.trace.reader import DTYPES
+
+Array = NDArray[Any]
+
+
+_HEADER_ROOM = 4096  # bytes of header set aside for the metadata; each tap takes about 100 more
+
+
+class TraceWriter:
+    """Writes a trace tap by tap; the file appears under its name when it is complete, or not at all.
+
+    Use as a context manager. ``rows`` of a tap may arrive in several calls (a prefill, then decode steps).
+    """
+
+    def __init__(self, path: str | Path, expected_taps: int = 1000) -> None:
+        self.path = Path(path)
+        self._room = _HEADER_ROOM + 160 * expected_taps
+        self._entries: dict[str, tuple[str, tuple[int, ...], int]] = {}  # name -> dtype, shape, offset
+        self._end = 0
+        self._file: Any = None
+        self._full: OSError | None = None  # the disk: what is added is counted, not written
+
+    def __enter__(self) -> TraceWriter:
+        check_target(self.path)
+        with ExitStack() as stack:
+            try:
+                self._temporary = stack.enter_context(temporary_file(self.path))
+                self._file = stack.enter_context(self._temporary.open("r+b", buffering=0))
+            except OSError as error:
+                raise unwritten(self.path, error, self._room) from None
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def add(self, name: str, rows: Array, axis: int = 0, shape: tuple[int, ...] | None = None, start: int = 0) -> None:
+        """Write rows ``start`` onwards along ``axis`` of a tap that has ``shape`` in the end (default: these are all).
+
+        The first call fixes shape and type. float32, float16, int32 and so on are kept as they come.
+        """
+        rows = np.ascontiguousarray(rows)
+        kind = next((key for key, dtype in DTYPES.items() if dtype == rows.dtype and key != "BF16"), None)
+        if kind is None:
+            raise UserError(f"{name}: values of type {rows.dtype} cannot be stored in a trace; use float32")
+        if name not in self._entries:
+            self._entries[name] = (kind, shape or rows.shape, self._end)
+            self._end += int(np.prod(shape or rows.shape)) * rows.itemsize
+        else:
+            self._check_room()  # every tap has been seen once
+        self._write_rows(name, rows, axis, start)
+
+    def _write_rows(self, name: str, rows: Array, axis: int, start: int) -> None:
+        """The rows of ``axis`` are runs of the file, one for each index of the axes before it."""
+        kind, shape, offset = self._entries[name]
+        if rows.ndim != len(shape) or start + rows.shape[axis] > shape[axis]:
+            raise UserError(f"{name}: rows {list(rows.shape)} do not fit a tap of shape {list(shape)}")
+        padded = _grown(rows, shape, axis)
+        if rows.shape == shape:
+            self._pwrite(rows, self._room + offset)
+            return
+        size = DTYPES[kind].itemsize
+        inner = int(np.prod(shape[axis + 1 :])) * size
+        for outer in range(int(np.prod(shape[:axis]))):
+            place = offset + (outer * shape[axis] + start) * inner
+            run = padded.reshape(-1, rows.shape[axis], *shape[axis + 1 :])[outer]
+            self._pwrite(np.ascontiguousarray(run), self._room + place)
+
+    def _pwrite(self, data: bytes | Array, offset: int) -> None:
+        view = data.reshape(-1).view(np.uint8).data if isinstance(data, np.ndarray) else memoryview(data)
+        try:
+            while view and self._full is None:
+                written = os.pwrite(self._file.fileno(), view, offset)
+                view, offset = view[written:], offset + written
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise unwritten(self.path, error) from None
+            self._full = error
+            os.ftruncate(self._file.fileno(), 0)
+
+    def _check_room(self) -> None:
+        """Raise UserError if the disk was full: by now it is known how much is needed."""
+        if self._full is not None:
+            raise unwritten(self.path, self._full, self._room + self._end)
+
+    def finish(self, info: Info) -> None:
+        """Write the header and give the file its name."""
+        self._check_room()
+        header: dict[str, Any] = {"__metadata__": {KEY: info.to_json()}}
+        for name, (kind, shape, offset) in self._entries.items():
+            size = int(np.prod(shape)) * DTYPES[kind].itemsize
+            header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        if len(text) + 8 > self._room:
+            self._move_data(-(-(len(text) + 8) // 4096) * 4096)
+        self._pwrite(struct.pack("<Q", self._room - 8) + text.ljust(self._room - 8), 0)
+        self._check_room()
+        try:
+            os.ftruncate(self._file.fileno(), self._room + self._end)
+            os.replace(self._temporary, os.path.realpath(self.path))
+        except OSError as error:
+            raise unwritten(self.path, error, self._room + self._end) from None
+
+    def _move_data(self, room: int) -> None:
+        """Make the header larger: move the data back, last part first."""
+        step = 1 << 24
+        for start in reversed(range(0, self._end, step)):
+            part = os.pread(self._file.fileno(), min(step, self._end - start), self._room + start)
+            self._pwrite(part, room + start)
+        self._room = room
+
+
+def _grown(rows: Array, shape: tuple[int, ...], axis: int) -> Array:
+    """Zeros up to the tap's shape on every axis but ``axis`` (a decode step's scores see fewer keys)."""
+    pad = [(0, 0 if i == axis else want - have) for i, (have, want) in enumerate(zip(rows.shape, shape, strict=True))]
+    return np.pad(rows, pad) if any(after for _, after in pad) else rows
