@@ -191,7 +191,7 @@ def test_the_entry_point_imports_next_to_nothing() -> None:
 
 LOST = """
 import signal, sys, time
-from llamadiff import ending
+from llamadiff.system import exits
 
 class Unlucky:
     def __del__(self):
@@ -202,7 +202,7 @@ def command():
     Unlucky()
     time.sleep(60)
 
-sys.exit(ending.run(command, lambda reason: print("ended:", reason)))
+sys.exit(exits.run(command, lambda reason: print("ended:", reason)))
 """
 
 
@@ -251,7 +251,7 @@ def eventually(look: Callable[[], list[Any]]) -> list[Any]:
 LITTERING = """
 import os, sys, time
 from pathlib import Path
-from llamadiff.leftovers import temporary_directory, temporary_file
+from llamadiff.system.leftovers import temporary_directory, temporary_file
 with temporary_file(Path(sys.argv[1])) as file, temporary_directory() as folder:
     file.write_text("half of it")
     (folder / "big").write_text("gigabytes")

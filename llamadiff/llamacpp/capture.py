@@ -59,7 +59,7 @@ def check_nodes(request: Request, progress: Progress = silent, child: Child | No
 
 @dataclass(frozen=True)
 class Facts:
-    """How llama.cpp was built; ``layout`` is None if its tensors are laid out as ggml.py expects."""
+    """How llama.cpp was built; ``layout`` is None if its tensors are laid out as tensors.py expects."""
 
     version: str
     build: str

@@ -1,4 +1,4 @@
-"""Runs llama.cpp on one request and writes the trace, in the child process (serve.py)."""
+"""Runs llama.cpp on one request and writes the trace, in the child process (child_main.py)."""
 
 from __future__ import annotations
 
