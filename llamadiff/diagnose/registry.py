@@ -169,6 +169,9 @@ def _with_nodes(known: Bug) -> Bug:
 
 def bugs_of(case: Case) -> list[Bug]:
     """The bugs that a case's tap may have."""
-    if case.by_graph:
-        return [known for known in known_bugs().values() if known.nodes]
-    return [known for known in known_bugs().values() if case.tap.kind.word in known.words]
+    return [known for known in known_bugs().values() if can_have(case, known)]
+
+
+def can_have(case: Case, known: Bug) -> bool:
+    """Whether a case's tap may have a bug."""
+    return bool(known.nodes) if case.by_graph else case.tap.kind.word in known.words

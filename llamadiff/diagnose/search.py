@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.registry import Bug, Change, Recipe, bugs_of, known_bugs, recipe_of
+from llamadiff.diagnose.registry import Bug, Change, Recipe, bugs_of, can_have, known_bugs, recipe_of
 from llamadiff.diagnose.subgraph import Subgraph
 
 SAMPLE = 64  # outputs of a product that are tried first
@@ -228,6 +228,8 @@ def _chain(case: Case, base: Recipe, key: Sequence[tuple[str, str]], hints: Sequ
     recipe = base
     for (name, variant), hint in zip(key, hints, strict=True):
         known = known_bugs()[name]
+        if not can_have(case, known):
+            return None
         options = changes_of(known, recipe, replace(case, hint=hint))
         change = next((option for option in options if option.variant == variant), None)
         if change is None:

@@ -162,10 +162,11 @@ class Engine:
         return rows
 
     def _other_heads(self, rows: Array) -> Array:
-        """Rows of each head [n, ...] from pairs to halves, or from halves to pairs."""
-        parts = (-1, self.h.dim // 2, 2) if self.h.pairs else (-1, 2, self.h.dim // 2)
-        split = rows.reshape(*parts, *rows.shape[1:])
-        return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(rows.shape)
+        """Rows of each head [n, ...] from pairs to halves, or from halves to pairs: those that RoPE rotates."""
+        heads = rows.reshape(-1, self.h.dim, *rows.shape[1:])
+        part = heads[:, : self.h.n_rot]
+        split = part.reshape(len(heads), *((-1, 2) if self.h.pairs else (2, -1)), *rows.shape[1:]).swapaxes(1, 2)
+        return np.concatenate([split.reshape(part.shape), heads[:, self.h.n_rot :]], axis=1).reshape(rows.shape)
 
     def head_norm_weight(self, stem: str) -> Array:
         """QK-norm's weight in this engine's layout."""

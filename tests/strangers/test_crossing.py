@@ -142,6 +142,7 @@ ONCE_LOST = [
     Case(BY_NAME["bf16 weights"], "llama-fused-bias", "Q8_0", "fused: Q, V, K"),  # a bias that was not split
     Case(BY_NAME["cache 4 bits"], "llama", "F16", "embedding: first token for all"),  # rows that are alike err alike
     Case(BY_NAME["cache 4 bits"], "llama", "Q8_0", "cache: steps one slot late"),  # no 4 bits of a whole tensor
+    Case(BY_NAME["other heads"], "qwen2", "F16", "transposed: all"),  # two bugs, one of which only Q and K can have
     Case(BY_NAME["int8 tensor"], "llama", "F16", "mask hides the own key"),  # NaN goes into the step of all rows
 ]
 SHORT = [  # few values: constants and factors that fit by chance, taps that show nothing
@@ -151,6 +152,7 @@ SHORT = [  # few values: constants and factors that fit by chance, taps that sho
     Case(BY_NAME["int8 tensor"], "moe", "Q4_0", length=1),
     Case(BY_NAME["Q8_0 scale first"], "moe", "Q4_0", length=1),
 ]
+PARTLY = Case(BY_NAME["other heads"], "stablelm", "F16")  # RoPE rotates a part of each head
 RIGHT = [
     *_right(ARITHMETICS, RIGHT_MODELS, tuple(SHAPES), 0),
     *(
@@ -173,7 +175,7 @@ def _accusations(outcome: Outcome) -> list[str]:
     return [f"{row.tap}: {row.local.nmse:.1e} against {row.local.noise_limit:.0e}" for row in rows if row.local]
 
 
-@pytest.mark.parametrize("case", [*QUICK, *SHORT], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*QUICK, *SHORT, PARTLY], ids=lambda case: case.name)
 def test_a_right_engine_is_not_accused(case: Case, judge: Judged):
     assert _accusations(judge(case)) == []
 
