@@ -116,9 +116,11 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
     return Outcome(fits, tuple(_nearest(tried)), complete=not clock.spent)
 
 
-def replayed(case: Case, right: float, key: Sequence[tuple[str, str]], hints: Sequence[float | None]) -> Fit | None:
-    """The same fit at another tap: None if it does not fit there."""
-    case = _with_limits(case, right)
+def replayed(
+    case: Case, right: float, key: Sequence[tuple[str, str]], hints: Sequence[float | None], leaves: float = EXPLAINS
+) -> Fit | None:
+    """The same fit at another tap: None if it does not fit there. ``leaves``: how much of the error it may leave."""
+    case = _with_limits(case, right, leaves)
     try:
         base = _right(case, right)
     except NotRecordedError:
@@ -133,10 +135,11 @@ def replayed(case: Case, right: float, key: Sequence[tuple[str, str]], hints: Se
     return found
 
 
-def _with_limits(case: Case, right: float) -> Case:
+def _with_limits(case: Case, right: float, leaves: float = EXPLAINS) -> Case:
     """The case with what a fit may leave of the right op's error; a rounding that is done otherwise leaves more."""
     slack = max(VARIES * right, min(case.limit, MOST * right))
-    return replace(case, limit=min(case.limit, EXPLAINS * right), slack=slack)
+    limit = leaves * right if leaves > EXPLAINS else min(case.limit, EXPLAINS * right)
+    return replace(case, limit=limit, slack=slack)
 
 
 def _right(case: Case, right: float) -> Recipe:

@@ -26,6 +26,7 @@ PEAK = 64.0  # the same for a value: eight times its usual size
 OWN = 4.0  # a value that is cut off is twice as far from what it was as one that is rounded
 SHRUNK = 8  # rows or channels that the mean counts for, where few are there to tell how rounding is spread
 FAINT = 0.01  # of the mean square: fainter rows and channels are measured against this much
+SAMPLED = 32.0  # values: the sum of so few squares may be twice what another sample of them has
 FEW = 8.0  # a sum of few squares may exceed its expectation: 1 + FEW / sqrt(count) times
 ULPS = {"f32": 0.0, "f16": 2.0**-10, "bf16": 2.0**-7}  # of a value: one step, as far as cutting off can move it
 
@@ -141,7 +142,8 @@ class Allowance:
     @cached_property
     def whole(self) -> float:
         """The largest sum of squared errors."""
-        return float(WHOLE * self.match * self._size.sum() + self._rows.sum())
+        few = 1 + SAMPLED / max(1, self.right.size)
+        return float(WHOLE * self.match * self._size.sum() + few * self._rows.sum())
 
     @cached_property
     def row(self) -> Array:

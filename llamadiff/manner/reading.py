@@ -41,6 +41,7 @@ PLAIN = "F32"  # the rounding that is none: ggml's type of float32
 AGREE = 5.0  # sizes of one rounding, read at several taps, differ by less
 CACHED = {"kq": "cache_k", "kqv_out": "cache_v"}  # products of attention -> what they read
 OTHERS = {"Q8_0": 32, "Q8_K": 256, **dict.fromkeys(EIGHT_BITS, 1)}  # known roundings -> what rows must be multiples of
+PARTLY = 0.25  # of an error, that a bug may leave to rounding
 MOSTLY = 0.6  # of the taps of a kind must show it
 
 
@@ -89,9 +90,8 @@ def read(scene: Scene, findings: Sequence[Finding]) -> tuple[dict[str, Rounding]
             else {key: _agreed_by(taps, fitting[key], scene.clock) for key, taps in widths.items()}
         )
         found |= {key: rounding for key, rounding in agreed.items() if rounding is not None}
-        for key, taps in widths.items():  # some of a width may have ggml's by chance
-            is_finer = whole is not None and key in ggmls and whole.base == ggmls[key].base
-            if is_finer or _are_most(taps, fitting[key]):
+        for key, taps in widths.items():  # where most do not show ggml's, some have it by chance
+            if _are_most(taps, fitting[key]) or (whole is not None and len(taps) >= fitting[key].total()):
                 ggmls.pop(key, None)
     return found, ggmls | found if found else {}
 
@@ -186,7 +186,8 @@ def _shown(chosen: Sequence[Beyond]) -> Rounding | None:
     if nearest in OTHERS and all(_is_all(case, nearest, found) for case, found in read):
         return Rounding(nearest, sure=alone and distance <= VARIES)
     base = nearest if distance <= NEAR else PLAIN
-    looks = [looks_of(case, found[base]) for case, found in read]
+    more = [(case, found) for case, found in read if base not in OTHERS or not _is_all(case, base, found)]
+    looks = [looks_of(case, found[base]) for case, found in more]
     return _agreed(base, looks, AGREE if chosen[0].case.weight is not None else UNEVEN)
 
 
@@ -224,16 +225,29 @@ def _agreed(base: str, looks: Sequence[Looks], agree: float) -> Rounding | None:
 
 
 def _explained(chosen: Sequence[Beyond], clock: Clock) -> set[str]:
-    """The words of taps that a known bug explains, of the first of each width; all, where another known way does."""
+    """The words of taps that a known bug explains, of the first of each width; all, where another known way does.
+
+    A bug that leaves little of an error explains it too: what is left is the rounding.
+    """
     found: set[str] = set()
     for each in {each.shape[1]: each for each in reversed(chosen)}.values():
         others = [other for other in chosen if other is not each]
-        for fit in search(each.case, each.local.least, clock, pairs=False).fits:
+        outcome = search(each.case, each.local.least, clock, pairs=False)
+        for fit in outcome.fits:
             if fit.causes != ("activations-rounded",) and _holds(fit, others):
                 if fit.harmless:
                     return {each.case.tap.kind.word for each in chosen}
                 found.add(each.case.tap.kind.word)
+        alike = [other for other in others if other.case.tap.kind.word == each.case.tap.kind.word]
+        if alike and any(_is_mostly(fit, [each, *alike]) for fit in outcome.nearest):
+            found.add(each.case.tap.kind.word)
     return found
+
+
+def _is_mostly(fit: Fit, taps: Sequence[Beyond]) -> bool:
+    """Whether a bug makes most of the errors of some taps of one kind."""
+    values = [step.value for step in fit.steps]
+    return all(replayed(tap.case, tap.local.least, fit.key, values, PARTLY) is not None for tap in taps)
 
 
 def _holds(fit: Fit, others: Sequence[Beyond]) -> bool:

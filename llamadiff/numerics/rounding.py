@@ -43,12 +43,13 @@ class Rounding:
 
     @property
     def bits(self) -> int:
-        """How many bits round as much, to the nearest."""
+        """How many bits round as much, to the nearest; no more than those of the type."""
+        of_type = 24 if self.base == "F32" else 8
         if not self.size:
-            return 24 if self.base == "F32" else 8
+            return of_type
         if self.block == OWN:
-            return max(1, round(-math.log2(2 * self.size / UNIFORM)) + 1)
-        return max(2, round(math.log2(LEVELS * UNIFORM / self.size + 1) + 1))
+            return min(of_type, max(1, round(-math.log2(2 * self.size / UNIFORM)) + 1))
+        return min(of_type, max(2, round(math.log2(LEVELS * UNIFORM / self.size + 1) + 1)))
 
     def words(self) -> str:
         """To what it rounds, in words that follow "rounds ... to"."""

@@ -151,6 +151,9 @@ SHORT = [  # few values: constants and factors that fit by chance, taps that sho
     Case(BY_NAME["exp table"], "moe", "Q4_0", length=1),
     Case(BY_NAME["int8 tensor"], "moe", "Q4_0", length=1),
     Case(BY_NAME["Q8_0 scale first"], "moe", "Q4_0", length=1),
+    Case(BY_NAME["Q8_0 scale first"], "moe", "Q8_0", length=1),
+    Case(BY_NAME["Q8_0 scale first"], "qwen3", "Q8_0", length=1),
+    Case(BY_NAME["cache Q4_0"], "qwen3", "Q8_0", length=1),
 ]
 PARTLY = Case(BY_NAME["other heads"], "stablelm", "F16")  # RoPE rotates a part of each head
 RIGHT = [
@@ -158,8 +161,8 @@ RIGHT = [
     *(
         Case(arithmetic, model, EVERY_KIND[(number + length) % 7], length=length)
         for number, arithmetic in enumerate(ARITHMETICS)
-        for model in RIGHT_MODELS
-        for length in (1, 2, 3)
+        for model in (*RIGHT_MODELS, "llama-deep")
+        for length in ((1, 2, 3) if model == "llama-deep" else (1, 3))  # two tokens in two layers show too little
         if not arithmetic.only or model in arithmetic.only
     ),
 ]
