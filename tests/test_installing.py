@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from pictures import ROOT
 
 from llamadiff.system.stated import read_toml
 
 HEAVY = {"torch", "transformers", "accelerate", "tokenizers", "triton"}
+ROOT = Path(__file__).parent.parent
 PROJECT = read_toml(ROOT / "pyproject.toml")["project"]
 
 
