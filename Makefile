@@ -18,7 +18,10 @@ FLAGS_avx2 = $(OFF) -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -
 FLAGS_plain = $(OFF) -DGGML_SSE42=OFF -DGGML_AVX=OFF -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF
 LLAMA_CPP = $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: install develop demo test test-all builds fuzz lint capture bench profile zoo readme model clean
+.PHONY: help install develop demo test test-all builds fuzz lint capture bench profile zoo docs model clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1\t\2/p' Makefile | expand -t 12
 
 install: $(VENV)/installed  ## what the tool needs, and no more
 
@@ -75,23 +78,24 @@ lint: develop  ## style and types
 	$(BIN)/mypy
 
 capture: install  ## record captures/ anew
-	$(BIN)/python tests/recapture.py
+	$(BIN)/python tests/tools/recapture.py
 
 bench: develop  ## seconds and memory, beside llama.cpp's own decode
-	$(BIN)/python tests/benchmarks/bench.py
+	$(BIN)/python tests/tools/benchmarks/bench.py
 
 profile: install  ## where the time goes: a summary of the main case in profile.txt
-	$(BIN)/python tests/benchmarks/profiled.py --save profile.txt
+	$(BIN)/python tests/tools/benchmarks/profiled.py --save profile.txt
 
 zoo: install  ## a tiny model of every architecture of llama.cpp, every node checked: minutes
-	$(BIN)/python tests/zoo/zoo.py
+	$(BIN)/python tests/tools/zoo/zoo.py
 
-readme: install  ## the pictures in README.md
-	$(BIN)/python tests/pictures.py
+docs: install  ## the tables in docs/ and the picture in README.md, from the code
+	$(BIN)/python tests/tools/tables.py
+	$(BIN)/python tests/tools/pictures.py
 
 model: install  ## train the shipped model anew
 	$(PIP) --editable '.[train]'
-	$(BIN)/python -m llamadiff.shipped.train
+	$(BIN)/python tests/tools/training/train.py
 
-clean:
+clean:  ## remove .venv, build/ and what tools keep
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

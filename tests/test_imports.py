@@ -17,13 +17,13 @@ ROOMS = (
 )  # fmt: skip
 ABOVE = ("__init__", "__main__")  # the ways in
 ALLOWED = {
-    "llama_cpp": ("llamadiff/llamacpp/", "llamadiff/shipped/"),
-    "gguf": ("reference/llamaref/", "llamadiff/shipped/"),
+    "llama_cpp": ("llamadiff/llamacpp/",),
+    "gguf": ("reference/llamaref/",),
     "typer": ("llamadiff/cli/",),
     "rich": ("llamadiff/report/",),
     "pandas": ("llamadiff/comparison/result.py",),
     "jinja2": ("llamadiff/engines/chat_template.py",),
-    "torch": ("llamadiff/shipped/", "llamadiff/candidates/torch_modules.py", "llamadiff/candidates/transformers.py"),
+    "torch": ("llamadiff/candidates/torch_modules.py", "llamadiff/candidates/transformers.py"),
     "transformers": ("llamadiff/candidates/transformers.py",),
     "safetensors": ("llamadiff/trace/", "llamadiff/ggml/", "llamadiff/llamacpp/graph_recorder.py"),
 }

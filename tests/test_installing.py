@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import subprocess
 from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from pictures import ROOT
 
 from llamadiff.system.stated import read_toml
 
 HEAVY = {"torch", "transformers", "accelerate", "tokenizers", "triton"}
-PROJECT = read_toml(ROOT / "pyproject.toml")["project"]
+ROOT = Path(__file__).parent.parent
+TOML = ROOT / "pyproject.toml"
+PROJECT = read_toml(TOML)["project"]
+PINNED = re.compile("llama-cpp-python==([0-9.]+)")
 
 
 def closure(stated: list[str]) -> set[str]:
@@ -47,6 +50,12 @@ def test_the_tool_is_installed_without_torch():
 
 def test_a_heavy_package_would_be_seen():
     assert closure([*PROJECT["dependencies"], "accelerate>=1"]) >= {"accelerate", "torch"}
+
+
+def test_every_message_names_the_llama_cpp_that_is_pinned():
+    stated = {path.name: PINNED.findall(path.read_text()) for path in [*(ROOT / "llamadiff").rglob("*.py"), TOML]}
+    assert len(set().union(*stated.values())) == 1, stated
+    assert stated["pyproject.toml"]
 
 
 def planned(target: str, venv: object) -> list[str]:

@@ -21,7 +21,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.trace.metadata import KEY
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
-ZOO = Path(__file__).parent / "zoo" / "zoo.py"
+ZOO = Path(__file__).parent / "tools" / "zoo" / "zoo.py"
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 MISSING = "tensor blk.0.ffn_norm.weight is missing from the file"
 

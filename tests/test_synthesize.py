@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from tools.benchmarks import synthesize
 
 import llamadiff
-
-sys.path.insert(0, str(Path(__file__).with_name("benchmarks")))
-import synthesize
 
 TOKENS = (1, 20, 35, 7, 9, 11)
 

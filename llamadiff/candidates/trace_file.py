@@ -25,7 +25,7 @@ class File:
 
     def open(self, spec: str) -> Opened:
         trace = Trace.open(spec, bare=True)
-        untold = f"{spec}: no {KEY!r} entry in __metadata__, which would hold the token ids (captures/README.md)"
+        untold = f"{spec}: no {KEY!r} entry in __metadata__, which would hold the token ids (docs/trace-format.md)"
         run = trace.info if trace.info.tokens else None
         return Opened(partial(_loaded, trace), trace.info.tokens, untold, recorded=True, run=run)
 

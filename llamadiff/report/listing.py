@@ -37,7 +37,9 @@ def print_taps(model: Runnable, n_tokens: int) -> None:
             what = tap.kind.what or tap.kind.op
             table.add_row("*" if tap.kind.key else "", label, str(list(shape)), ", ".join(tap.kind.axes), what)
     console.print(table)
-    console.print(Text("* write these first; the others narrow a fault down to one op (captures/README.md: the file)"))
+    console.print(
+        Text("* write these first; the others narrow a fault down to one op (the file: docs/trace-format.md)")
+    )
 
 
 def print_bugs() -> None:
@@ -58,21 +60,6 @@ def print_bugs() -> None:
                 console.print(Padding(Text(line), (0, 0, 0, 4)))
     count = sum(not bug.harmless for bug in known)
     console.print(Text(f"{count} known bugs, and {len(known) - count} ways of computing that are none"))
-
-
-def bugs_as_markdown() -> str:
-    """The known bugs as a table, for README.md."""
-    lines = ["| bug | what it is | shows at | in a graph at | known from |", "| --- | --- | --- | --- | --- |"]
-    for bug in known_bugs().values():
-        name = f"`{bug.name}`" + (" (noise)" if bug.harmless else "")
-        where = shows_at(bug) if len(bug.words) <= 3 else f"{', '.join(bug.words[:2])} and {len(bug.words) - 2} more"
-        nodes = _few(bug.ops)
-        lines.append(f"| {name} | {bug.about} | {'' if bug.words == bug.ops else where} | {nodes} | {bug.source} |")
-    return "\n".join(lines) + "\n"
-
-
-def _few(ops: tuple[str, ...]) -> str:
-    return ", ".join(ops) if len(ops) <= 3 else f"{', '.join(ops[:2])} and {len(ops) - 2} more"
 
 
 def shows_at(bug: Bug) -> str:

@@ -1,1 +1,1 @@
-"""The model that ships with llamadiff, and how it is made."""
+"""The model that ships with llamadiff."""

@@ -55,7 +55,7 @@ class Info:
 def parse_info(path: Path, text: Any) -> Info:
     """What a trace's metadata says, from its JSON. Raises UserError for anything that it cannot mean."""
     if not isinstance(text, str):
-        raise UserError(f"{path}: no {KEY!r} entry in __metadata__; it must hold the token ids (captures/README.md)")
+        raise UserError(f"{path}: no {KEY!r} entry in __metadata__; it must hold the token ids (docs/trace-format.md)")
     try:
         data = parse_json(text)
     except ValueError as error:

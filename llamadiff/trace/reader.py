@@ -1,6 +1,6 @@
 """Traces: everything one run recorded, in one safetensors file. Written as a stream, read memory-mapped.
 
-The file is the contract with other people's engines; captures/README.md states it for them.
+The file is the contract with other people's engines; docs/trace-format.md states it for them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs of strangers as trace files, written by hand after the contract (captures/README.md)."""
+"""Runs of strangers as trace files, written by hand after the contract (docs/trace-format.md)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Trains the small llama model that ships with llamadiff and writes it as F16 and as Q4_K_M GGUF files.
 
-    python -m llamadiff.shipped.train [--out DIR]
+    python tests/tools/training/train.py [--out DIR]
 
 It needs torch, gguf and llama_cpp; everything is seeded, and it takes a few minutes on two processor cores.
 """
@@ -14,14 +14,15 @@ from pathlib import Path
 
 import gguf
 import torch
+import torch_model
+from grammar import write_stories
 from llama_cpp import llama_cpp
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch_model import N_CTX, N_VOCAB, Weights, forward, init_weights
+from vocabulary import BOS, EOS, UNK, Vocabulary
 
-from llamadiff.shipped import model
-from llamadiff.shipped.grammar import write_stories
-from llamadiff.shipped.model import N_CTX, N_VOCAB, Weights, forward, init_weights
-from llamadiff.shipped.vocabulary import BOS, EOS, UNK, Vocabulary
+from llamadiff.shipped.place import shipped_model
 
 SEED, N_VOCABULARY_STORY = 1, 5000
 N_STEP, N_WARMUP, BATCH, LEARNING_RATE, WEIGHT_DECAY = 700, 50, 4, 3e-3, 0.1
@@ -91,14 +92,14 @@ def add_model_metadata(writer: gguf.GGUFWriter) -> None:
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_vocab_size(N_VOCAB)
     writer.add_context_length(N_CTX)
-    writer.add_embedding_length(model.N_EMBD)
-    writer.add_block_count(model.N_LAYER)
-    writer.add_feed_forward_length(model.N_FF)
-    writer.add_head_count(model.N_HEAD)
-    writer.add_head_count_kv(model.N_HEAD_KV)
-    writer.add_layer_norm_rms_eps(model.RMS_EPS)
-    writer.add_rope_dimension_count(model.HEAD_DIM)
-    writer.add_rope_freq_base(model.ROPE_BASE)
+    writer.add_embedding_length(torch_model.N_EMBD)
+    writer.add_block_count(torch_model.N_LAYER)
+    writer.add_feed_forward_length(torch_model.N_FF)
+    writer.add_head_count(torch_model.N_HEAD)
+    writer.add_head_count_kv(torch_model.N_HEAD_KV)
+    writer.add_layer_norm_rms_eps(torch_model.RMS_EPS)
+    writer.add_rope_dimension_count(torch_model.HEAD_DIM)
+    writer.add_rope_freq_base(torch_model.ROPE_BASE)
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, vocabulary: Vocabulary) -> None:
@@ -156,7 +157,7 @@ def run(out: Path) -> None:
 def main() -> None:
     """Reads the command line and fixes everything that could differ between two runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where to write the two files")
+    parser.add_argument("--out", type=Path, default=shipped_model().parent, help="where to write the two files")
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(2)
     run(parser.parse_args().out)

@@ -8,7 +8,7 @@ from llamadiff.comparison.api import record
 from llamadiff.comparison.demo import PROMPT
 from llamadiff.shipped.place import shipped_model
 
-FOLDER = Path(__file__).parent.parent / "captures"
+FOLDER = Path(__file__).parents[2] / "captures"
 RUNS = (("tiny.F16", False, 0), ("tiny.Q4_K_M", True, 0), ("tiny.Q4_K_M.decode", True, 2))
 
 
