@@ -75,15 +75,7 @@ class Product:
         chosen = np.broadcast_to(chosen, (ways, *chosen.shape[1:]))
         x = np.broadcast_to(self.x, (ways, *chosen.shape[1:], self.x.shape[-1]))
         x, *sums = case.carrier.operands(kind, x)
-        rows, out = self._rows(case), None
-        for expert in np.unique(chosen):
-            mine = chosen == expert
-            y = case.engine.w.product(
-                self.name, x[mine], *(part[mine] for part in sums), expert=int(expert), rows=rows, decode=self.decode
-            )
-            out = np.empty((*chosen.shape, y.shape[-1]), x.dtype) if out is None else out
-            out[mine] = y
-        assert out is not None
+        out = case.engine.w.experts(self.name, x, chosen, *sums, rows=self._rows(case), decode=self.decode)
         out = out if self.scale is None else out * self.scale[chosen][..., None]
         return out * out.dtype.type(self.factor) if self.factor != 1.0 else out
 
