@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.numerics.policies import F32, NATIVE, operands, rounding_type
+
 Array = NDArray[Any]
 
 FAMILIES = (
@@ -90,6 +92,18 @@ class Op:
         source = self.sources[place]
         assert source is not None
         return source.kind
+
+    def rounds_to(self, kind: str) -> str:
+        """What this op rounds activations to before a product with weights of a type."""
+        return rounding_type(self._policy, kind.upper(), {"q8": self.q8})
+
+    def rounded(self, x: Array, kind: str) -> tuple[Array, ...]:
+        """Activations so rounded; behind them what Q8_1 adds to the sums of their blocks."""
+        return operands(self._policy, kind.upper(), {"q8": self.q8}, x)
+
+    @property
+    def _policy(self) -> str:
+        return F32 if self.exact else NATIVE
 
     def optional(self, place: int) -> Array | None:
         """The values of a source that may be missing."""

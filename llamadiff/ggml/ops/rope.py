@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from llamadiff.ggml.op import Array, Op, op
+from llamadiff.numerics.angles import ggml_theta
 
 NEOX, MROPE, VISION, IMROPE = 2, 8, 24, 40  # ggml.h, GGML_ROPE_TYPE_*
 
@@ -87,10 +88,7 @@ def _angles(s: Settings, positions: Array, tokens: int, half: int, exact: bool) 
 def _powers(s: Settings, positions: Array, exponents: Array, exact: bool) -> Array:
     if exact:
         return np.asarray(positions[:, None] * s.base ** (-2.0 * exponents / s.n_dims))
-    step = np.float32(s.base) ** np.float32(-2.0 / s.n_dims)
-    powers = np.full((len(positions), int(exponents.max()) + 1), step, np.float32)
-    powers[:, 0] = positions
-    return np.asarray(np.multiply.accumulate(powers, axis=1, dtype=np.float32)[:, exponents])
+    return np.asarray(ggml_theta(positions, s.base, s.n_dims, int(exponents.max()) + 1)[:, exponents])
 
 
 def _sections(s: Settings, half: int) -> Array:
