@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 HALVES = ("F16", "BF16")
-# The types that llama.cpp's KV cache may have here, the exact one first. Options, messages, diagnosis and tests read
-# this; captures/README.md repeats it, which a test holds it to.
+# Those that a KV cache may have, the exact one first: what options, messages and diagnosis read. captures/README.md
+# repeats it.
 CACHE_TYPES = ("F32", *HALVES, "Q8_0", "Q5_0", "Q4_0")
 HALF_STEP = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}  # what rounding moves a value by at most, of its size

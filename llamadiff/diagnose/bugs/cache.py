@@ -19,6 +19,7 @@ from llamadiff.diagnose.bugs.softmax import Softmax
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import Change, Recipe, bug
 from llamadiff.numerics.arithmetic import ROUNDINGS, fits_blocks
+from llamadiff.numerics.types import CACHE_TYPES
 
 Array = NDArray[Any]
 KEPT, SEEN = ("kv_k", "kv_v"), ("kq_soft_max",)
@@ -409,21 +410,21 @@ class Stored:
         return replace(self.op, rows=ROUNDINGS[self.kind](self.op.rows)).compute(case)
 
 
-def _types(width: int) -> Iterator[str]:
-    """The types of fewer bits that a cache may have, with rows of a head's width."""
-    return (kind for kind in ("F16", "BF16", "Q8_0") if fits_blocks(width, kind))
+def _types(rows: Array) -> Iterator[str]:
+    """The types of fewer bits that a cache of rows [..., dim] may have."""
+    return (kind for kind in CACHE_TYPES[1:] if fits_blocks(rows.shape[-1], kind))
 
 
 @bug(*BOTH, harmless=True, fix="nothing: a cache in fewer bits rounds; state it as producer.settings.type_k")
 def cache_rounded(r: Scores | Values, case: Case) -> Iterator[Change]:
-    """K and V are kept in a cache of fewer bits (F16, BF16, Q8_0)."""
+    """K and V are kept in a cache of fewer bits."""
     side = "K" if isinstance(r, Scores) else "V"
-    for kind in _types(case.config.head_k):
+    for kind in _types(r.rows):
         yield Change(Stored(r, kind), f"reads {side} from a cache of type {kind}", kind)
 
 
 @bug(*KEPT, harmless=True, fix="nothing: a cache in fewer bits rounds this much")
 def cache_rows_rounded(r: Same, case: Case) -> Iterator[Change]:
-    """The cache's rows are rounded as they are kept (F16, BF16, Q8_0)."""
-    for kind in _types(r.x.shape[-1]):
+    """The cache's rows are rounded as they are kept."""
+    for kind in _types(r.x):
         yield Change(Same(ROUNDINGS[kind](r.x)), f"keeps its rows as {kind}", kind)
