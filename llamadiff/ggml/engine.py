@@ -124,7 +124,7 @@ class GraphEngine:
         return next((cache for cache in CACHES if name.startswith(f"{cache}_l")), "")
 
     def _read_from(self, node: GraphNode) -> str:
-        """The cache that a product's first operand lies in, seen through views; empty for other values."""
+        """The cache that a product's first operand lies in, following views to their base; empty for other values."""
         number = node.sources[0]
         while number is not None and number in self.graph.by_number:
             source = self.graph.by_number[number]

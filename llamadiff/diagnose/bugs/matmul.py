@@ -320,7 +320,7 @@ class RotatedValues:
 
 
 @dataclass(frozen=True)
-class Rows:
+class OtherRows:
     """A product whose result's rows are other tokens'."""
 
     product: Product
@@ -344,8 +344,8 @@ def logits_of_other_row(r: Product, case: Case) -> Iterator[Change]:
             "the first token": np.zeros(n, int), "the last token but one": np.append(np.arange(n - 1), n - 2),
         }  # fmt: skip
         for whose, order in orders.items():
-            yield Change(Rows(r, order), f"gives the logits of {whose}", whose)
-        late = Rows(r, np.maximum(np.arange(n) - 1, 0), blank=True)
+            yield Change(OtherRows(r, order), f"gives the logits of {whose}", whose)
+        late = OtherRows(r, np.maximum(np.arange(n) - 1, 0), blank=True)
         yield Change(late, "gives the logits of the token before, and none for the first", "late")
 
 

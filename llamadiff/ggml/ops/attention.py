@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llamadiff.ggml.op import Array, Op, Rounding, op
+from llamadiff.ggml.op import Array, Kernels, Op, op
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.arithmetic import round_f16
 
@@ -87,7 +87,7 @@ def _unfollowed(n: Op) -> float:
     return metrics.ratio(float(sums.squared_error.sum()), float(np.square(sums.total, dtype=np.float64).sum()))
 
 
-@op("FLASH_ATTN_EXT", rounds=Rounding(_kernels, _unfollowed))
+@op("FLASH_ATTN_EXT", rounds=Kernels(_kernels, _unfollowed))
 def flash_attn_ext(n: Op) -> Array:
     """q [.., head, t, d], k and v [.., kv, s, d], mask, sinks -> [.., t, head, d] (arXiv:2205.14135).
 
