@@ -9,6 +9,7 @@ from llamaref import ops
 from llamaref.config import Rope
 
 from llamadiff.numerics import arithmetic, metrics
+from llamadiff.numerics.angles import ggml_angles
 
 RNG = np.random.default_rng(3)
 X = (RNG.standard_normal((5, 512)) * np.exp(RNG.standard_normal((5, 1)))).astype(np.float32)
@@ -59,7 +60,7 @@ def test_ggmls_angles_are_the_exact_ones_in_single_precision():
         positions = np.arange(0, 200, 7)
         factors = np.linspace(1, 4, rope.n_rot // 2)
         for exact, rounded in zip(
-            ops.rope_angles(rope, positions, factors), arithmetic.ggml_angles(rope, positions, factors), strict=True
+            ops.rope_angles(rope, positions, factors), ggml_angles(rope, positions, factors), strict=True
         ):
             assert rounded.dtype == np.float32
             assert rounded == pytest.approx(exact, abs=200 * 1e-6)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.llamacpp.request import KV_TYPES
+from llamadiff.numerics.types import CACHE_TYPES
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import check_text_target
 
@@ -75,8 +75,8 @@ KvType = Annotated[
     str,
     typer.Option(
         "--kv-type",
-        callback=_one_of(*map(str.lower, KV_TYPES)),
-        help="Type of llama.cpp's KV cache: f32, f16, bf16, q8_0, q5_0, q4_0.",
+        callback=_one_of(*map(str.lower, CACHE_TYPES)),
+        help=f"Type of llama.cpp's KV cache: {', '.join(CACHE_TYPES).lower()}.",
     ),
 ]
 FlashAttn = Annotated[

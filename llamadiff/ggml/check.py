@@ -10,7 +10,6 @@ import numpy as np
 
 from llamadiff.ggml.op import Array, Op, arithmetics, function_of, unfollowed
 from llamadiff.numerics import metrics
-from llamadiff.numerics.arithmetic import PARTNER, as_cpu
 
 NO_FUNCTION = "no function for"
 SORTED = ("ARGSORT", "TOP_K")
@@ -113,6 +112,4 @@ def opened(n: Op, values: Array) -> int:
 
 def _arithmetic(n: Op) -> str:
     """What products round activations to; for other ops, float32."""
-    if n.exact or not n.name.startswith("MUL_MAT"):
-        return "F32"
-    return as_cpu(PARTNER.get(n.source_kind().upper(), "F32"), n.q8)
+    return n.rounds_to(n.source_kind()) if n.name.startswith("MUL_MAT") else "F32"

@@ -11,11 +11,10 @@ from llamaref import Weights
 
 from llamadiff.ggml.graph import LOOKS, VIEWS, WRITES, Graph, GraphNode, tap_shape
 from llamadiff.ggml.op import ROUNDING, Array, Op, Operand, function_of
-from llamadiff.numerics.policies import NATIVE
+from llamadiff.numerics.policies import CACHES, NATIVE
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 
-CACHES = ("cache_k_l", "cache_v_l")  # llama-kv-cache.cpp's names, a layer's number behind
 STREAMED = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")  # a weight of the file is read as it is needed
 Alter = Callable[[Op], Op | Array]  # what a node computes instead: another op, or these values
 
@@ -121,10 +120,11 @@ class GraphEngine:
     def _cache(self, number: int | None) -> str:
         """``cache_k`` or ``cache_v``, if a tensor is one of those; empty if it is not."""
         leaf = self.graph.leaves.get(number) if number is not None else None
-        return leaf.name[:7] if leaf is not None and leaf.name.startswith(CACHES) else ""
+        name = leaf.name if leaf is not None else ""  # llama-kv-cache.cpp's: cache_k_l, and the layer's number
+        return next((cache for cache in CACHES if name.startswith(f"{cache}_l")), "")
 
     def _read_from(self, node: GraphNode) -> str:
-        """The cache that a product's first operand lies in, seen through views; empty for other values."""
+        """The cache that a product's first operand lies in, following views to their base; empty for other values."""
         number = node.sources[0]
         while number is not None and number in self.graph.by_number:
             source = self.graph.by_number[number]
@@ -201,12 +201,7 @@ class GraphEngine:
         x = np.broadcast_to(n.x(1)[:, 0], (max(len(ids), len(n.x(1))), *ids.shape[1:], n.x(1).shape[-1]))
         x, *sums = tap.operands(kind, np.ascontiguousarray(x))
         ids = np.broadcast_to(ids, (len(x), *ids.shape[1:]))
-        out = np.empty((*ids.shape, n.shape[-1]), x.dtype)
-        for expert in np.unique(ids):
-            mine = ids == expert
-            some = (part[mine] for part in sums)
-            out[mine] = self.w.product(weight.name, x[mine], *some, expert=int(expert), decode=weight.decode)
-        return out.reshape(len(x), *n.shape)
+        return self.w.experts(weight.name, x, ids, *sums, decode=weight.decode).reshape(len(x), *n.shape)
 
     def _write(self, node: GraphNode, x: Array, values: dict[int, Array]) -> None:
         """A node that writes into another's memory: a cache. Views of it that are there already show what it wrote."""

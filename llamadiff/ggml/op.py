@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.numerics.policies import F32, NATIVE, operands, rounding_type
+
 Array = NDArray[Any]
 
 FAMILIES = (
@@ -91,6 +93,18 @@ class Op:
         assert source is not None
         return source.kind
 
+    def rounds_to(self, kind: str) -> str:
+        """What this op rounds activations to before a product with weights of a type."""
+        return rounding_type(self._policy, kind.upper(), {"q8": self.q8})
+
+    def rounded(self, x: Array, kind: str) -> tuple[Array, ...]:
+        """Activations so rounded; behind them what Q8_1 adds to the sums of their blocks."""
+        return operands(self._policy, kind.upper(), {"q8": self.q8}, x)
+
+    @property
+    def _policy(self) -> str:
+        return F32 if self.exact else NATIVE
+
     def optional(self, place: int) -> Array | None:
         """The values of a source that may be missing."""
         source = self.sources[place] if place < len(self.sources) else None
@@ -109,24 +123,24 @@ def _no_rounding(n: Op) -> float:
 
 
 @dataclass(frozen=True)
-class Rounding:
-    """How ggml rounds an op: its kernels on one CPU or another, and the NMSE of roundings that cannot be followed."""
+class Kernels:
+    """How ggml computes an op that it rounds: its kernels by number, and the NMSE of roundings in an unknown order."""
 
-    kernels: Callable[[Op], tuple[int, ...]] = _one_kernel
+    numbers: Callable[[Op], tuple[int, ...]] = _one_kernel
     unfollowed: Callable[[Op], float] = _no_rounding
 
 
 _OPS: dict[str, Function] = {}
-ROUNDING: dict[str, Rounding] = {}  # ops that ggml computes with roundings of its own, and exactly in some kernels
+ROUNDING: dict[str, Kernels] = {}  # ops that ggml computes with roundings of its own, and exactly in some kernels
 
 
-def op(*names: str, rounds: bool | Rounding = False) -> Callable[[Function], Function]:
+def op(*names: str, rounds: bool | Kernels = False) -> Callable[[Function], Function]:
     """Register the function that computes these ops; ``rounds``: it heeds ``Op.exact``."""
 
     def register(function: Function) -> Function:
         _OPS.update(dict.fromkeys(names, function))
         if rounds:
-            ROUNDING.update(dict.fromkeys(names, rounds if isinstance(rounds, Rounding) else Rounding()))
+            ROUNDING.update(dict.fromkeys(names, rounds if isinstance(rounds, Kernels) else Kernels()))
         return function
 
     return register
@@ -135,7 +149,7 @@ def op(*names: str, rounds: bool | Rounding = False) -> Callable[[Function], Fun
 def arithmetics(n: Op) -> Iterator[Op]:
     """An op in every way in which ggml may compute it."""
     if n.name in ROUNDING:
-        yield from (replace(n, exact=False, kernel=kernel) for kernel in ROUNDING[n.name].kernels(n))
+        yield from (replace(n, exact=False, kernel=kernel) for kernel in ROUNDING[n.name].numbers(n))
     yield replace(n, exact=True)
 
 

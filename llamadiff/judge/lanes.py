@@ -31,14 +31,14 @@ from llamadiff.numerics.policies import (
     rounding_type,
 )
 from llamadiff.numerics.rounding import Rounding
+from llamadiff.numerics.types import HALVES
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.settings import _settings, kept
 from llamadiff.trace.taps import Tap
 
 Array = NDArray[Any]
 
-HALVES, CACHES = ("F16", "BF16"), ("kv_k-", "kv_v-")  # types of 16 bits; taps that have them in the engine itself
-SAMPLE = 4096  # values of a tap that show what it is kept in
+KEPT = ("kv_k-", "kv_v-")  # taps that may have 16 bits in the engine itself
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,7 @@ class Source:
         stored, flash = kept(trace), bool(_settings(trace).get("flash_attn"))
         missing = any(tap.name not in trace for tap in taps if not (tap.kind.optional or tap.causal))
         policies = policies_for(weight_types, stored, policies)
-        halves = frozenset(
-            name for name, kind in trace.dtypes.items() if kind in HALVES and not name.startswith(CACHES)
-        )
+        halves = frozenset(name for name, kind in trace.dtypes.items() if kind in HALVES and not name.startswith(KEPT))
         return cls(name, trace, policies, stored, flash, _precision(trace), halves, missing)
 
     @property
@@ -153,7 +151,9 @@ def _precision(trace: Trace) -> str:
 
     Nor do taps that are zero, or not finite: any precision holds those.
     """
-    first = {name: trace[name].reshape(-1)[:SAMPLE] for name in list(trace)[1:] if trace[name].dtype.kind == "f"}
+    first = {
+        name: trace[name].reshape(-1)[: arithmetic.SAMPLE] for name in list(trace)[1:] if trace[name].dtype.kind == "f"
+    }
     telling = {name: some for name, some in first.items() if np.isfinite(some).all() and some.any()}
     kept = [trace.kept.get(name) or arithmetic.precision(some) for name, some in telling.items()]
     return next((kind for kind in (BF16, F16) if kept.count(kind) > len(kept) / 4), F32)

@@ -23,7 +23,7 @@ from llamadiff.judge.pattern.deviation import Deviation, Fact
 from llamadiff.judge.pattern.facts import profile
 from llamadiff.judge.statistics import held
 from llamadiff.numerics import arithmetic, metrics, tolerances
-from llamadiff.numerics.policies import ANGLES, GELU, rounding_type
+from llamadiff.numerics.policies import CACHE_V, operand_kind, rounding_type
 from llamadiff.trace import taps
 
 Array = NDArray[Any]
@@ -195,16 +195,14 @@ class Judge:
         return out
 
     def _kind(self, tap: taps.Tap) -> str:
-        products = {"kq": "cache_k", "kqv": "cache_v", "kqv_out": "cache_v"}
-        ops = {"ROPE": ANGLES, "GEGLU": GELU, "GELU": GELU}
-        return products.get(tap.kind.word) or ops.get(tap.kind.op) or self.weight_types.get(tap.name, "F32")
+        return operand_kind(tap.kind.word, tap.kind.op, self.weight_types.get(tap.name)) or "F32"
 
     def _match(self, source: Source, tap: taps.Tap, label: str) -> float:
         """The NMSE of right arithmetic, from the table."""
         rule = tolerances.rule_for(self.rules, tap.name, tap.kind.op, label)
         rope = self._rope(tap)
         match = rule.match + (rule.angle * self.mean_square_angle[rope] if rope is not None else 0.0)
-        if source.flash_attn and tap.kind.word == "kqv_out" and source.stored["cache_v"] == "F16":
+        if source.flash_attn and tap.kind.word == "kqv_out" and source.stored[CACHE_V] == "F16":
             # one rounding a key and one of each weight, as in ggml/ops/attention.py; sums grow to their last value
             match += tolerances.ROUNDING["f16"] * (len(self.positions) + 1)
         return match

@@ -22,7 +22,6 @@ from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.tap_names import tap_name
 from llamadiff.llamacpp.tensors import Node
 from llamadiff.numerics import metrics, tolerances
-from llamadiff.numerics.arithmetic import PARTNER, ROUNDINGS, as_cpu, is_q8_1, sums_as
 
 Array = NDArray[Any]
 SMALL = 1 << 20  # bytes of memory that a view of it is checked by its values, not by its place alone
@@ -105,9 +104,9 @@ class NodeChecker:
         if first is not None and first.name in self.weights and n.name in ("MUL_MAT", "MUL_MAT_ID"):
             outer = [size for size in self.weights.shape(first.name) if size > 1][:-2]
             if n.name == "MUL_MAT" and not outer:
-                return lambda op: self._streamed(op, first)
+                return lambda op: self._streamed(op, first, self.weights.product)
             if n.name == "MUL_MAT" and outer == [size for size in n.x(1).shape[:-2] if size > 1]:
-                return lambda op: self._streamed_heads(op, first)
+                return lambda op: self._streamed(op, first, self.weights.heads)
             if n.name == "MUL_MAT_ID":
                 return lambda op: self._streamed_experts(op, first)
         return self._decoded if any(s is not None and s.name in self.weights for s in n.sources) else None
@@ -125,36 +124,15 @@ class NodeChecker:
         values = self.weights.whole(source.name)
         return Operand(values.reshape(*[1] * (4 - values.ndim), *values.shape), source.kind, source.name)
 
-    def _streamed(self, n: Op, weight: Operand) -> Array:
-        x, *sums = self._rounded(n, n.x(1), weight.kind)
-        y = self.weights.product(weight.name, x, *sums)
-        return y.reshape(n.shape)
-
-    def _streamed_heads(self, n: Op, weight: Operand) -> Array:
-        """Each of the outer matrices times the rows of its own."""
-        x, *sums = self._rounded(n, n.x(1), weight.kind)  # [1, head, token, in]
-        heads = [
-            self.weights.product(weight.name, *(part[0, head] for part in (x, *sums)), expert=head)
-            for head in range(x.shape[-3])
-        ]
-        return np.stack(heads).reshape(n.shape)
+    def _streamed(self, n: Op, weight: Operand, multiply: Callable[..., Array]) -> Array:
+        """By one matrix, or each head [1, head, token, in] by a matrix of its own."""
+        return multiply(weight.name, *n.rounded(n.x(1), weight.kind)).reshape(n.shape)
 
     def _streamed_experts(self, n: Op, weight: Operand) -> Array:
         ids = n.x(2)[0, 0].astype(np.int64)  # [token, used]
         x = np.broadcast_to(n.x(1)[0], (*ids.shape, n.x(1).shape[-1]))
-        x, *sums = self._rounded(n, np.ascontiguousarray(x), weight.kind)
-        out = np.empty((*ids.shape, n.shape[-1]), np.float32)
-        for expert in np.unique(ids):
-            mine = ids == expert
-            parts = (part[mine] for part in sums)
-            out[mine] = self.weights.product(weight.name, x[mine], *parts, expert=int(expert))
-        return out.reshape(n.shape)
-
-    def _rounded(self, n: Op, x: Array, kind: str) -> tuple[Array, ...]:
-        to = as_cpu(PARTNER.get(kind.upper(), "F32"), n.q8)
-        if n.exact or to not in ROUNDINGS:
-            return (x,)
-        return (ROUNDINGS[to](x), sums_as(to, x)) if is_q8_1(to) else (ROUNDINGS[to](x),)
+        x, *sums = n.rounded(np.ascontiguousarray(x), weight.kind)
+        return self.weights.experts(weight.name, x, ids, *sums).reshape(n.shape)
 
     def _report(
         self, node: Node, nmse: float | None, best: Replay | None = None, found: Array | None = None,

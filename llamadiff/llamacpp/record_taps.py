@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp
+from llamaref.weights import type_number
 from numpy.typing import NDArray
 
 from llamadiff.llamacpp.library import set_fields
 from llamadiff.llamacpp.quantizing import q8_way
-from llamadiff.llamacpp.request import KV_TYPES, LONG, Request, Say, Settings
+from llamadiff.llamacpp.request import LONG, Request, Say, Settings
 from llamadiff.llamacpp.session import SMALL_MODEL, build_flags, build_version
 from llamadiff.llamacpp.tap_names import tap_name
 from llamadiff.llamacpp.tensors import Ggml, Node, Tensor
@@ -96,7 +97,7 @@ class Capture:
         self.callback = llama_cpp.ggml_backend_sched_eval_callback(self._observe)  # kept alive with the context
         set_fields(
             params, n_ctx=max(256, self.total), n_batch=at_once, n_ubatch=at_once,
-            type_k=KV_TYPES[settings.type_k], type_v=KV_TYPES[settings.type_v],
+            type_k=type_number(settings.type_k), type_v=type_number(settings.type_v),
             flash_attn_type=int(settings.flash_attn), n_threads=self.threads, n_threads_batch=self.threads,
             cb_eval=self.callback,
         )  # fmt: skip

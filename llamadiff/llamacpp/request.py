@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from llamadiff.numerics.types import CACHE_TYPES
+
 LONG = 256  # tokens; of longer prompts, what grows as their square is not recorded, and the free run is short
 TOKENIZING = "tokenizing the prompt"  # what llama.cpp is said to do meanwhile: it may die of a prompt
-KV_TYPES = {"F32": 0, "F16": 1, "BF16": 30, "Q8_0": 8, "Q5_0": 6, "Q4_0": 2}  # ggml_type numbers (ggml.h)
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Settings:
     def stated(cls, said: object) -> Settings:
         """Those that a trace states of how values were made; the defaults for what it leaves out."""
         said = said if isinstance(said, dict) else {}
-        k, v = (kind if kind in KV_TYPES else "F32" for kind in (said.get("type_k"), said.get("type_v")))
+        k, v = (kind if kind in CACHE_TYPES else "F32" for kind in (said.get("type_k"), said.get("type_v")))
         return cls(k, v, said.get("flash_attn") is True)
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from llamaref.weights import each_expert
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.bugs.activations import Gated
@@ -271,13 +272,13 @@ def _matrices(case: Case, product: Product) -> Iterator[_Matrix]:
     rows: Any = slice(None) if product.rows is None else product.rows
     if case.channels is not None:
         rows = case.channels if product.rows is None else rows[case.channels]
-    experts = [None] if product.chosen is None else [int(expert) for expert in np.unique(product.chosen)]
-    for expert in experts:
+    every = ((None, slice(None)),) if product.chosen is None else each_expert(product.chosen[0])
+    for expert, mine in every:
         data = (stored if expert is None else stored[expert])[rows]
         w = np.asarray(case.engine.w.decoded(product.name, data), np.float64)
         if product.scale is not None:
             w = w * (product.scale if expert is None else product.scale[expert])
-        yield _Matrix(w, slice(None) if product.chosen is None else product.chosen[0] == expert)
+        yield _Matrix(w, mine)
 
 
 def _each(matrices: Sequence[_Matrix], x: Array) -> Array:

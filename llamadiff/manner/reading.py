@@ -23,8 +23,8 @@ from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.manner.looks import BY_TABLE, KEPT, LARGE, UNEVEN, Looks, determines, looks_of
 from llamadiff.numerics import tolerances
-from llamadiff.numerics.arithmetic import EIGHT_BITS, ROUNDINGS, precision
-from llamadiff.numerics.policies import F32, rounding_type, shaken
+from llamadiff.numerics.arithmetic import EIGHT_BIT_WAYS, eight_bit_ways, precision
+from llamadiff.numerics.policies import F32, operand_kind, rounding_type, shaken
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace.taps import Tap
@@ -39,9 +39,8 @@ EQUAL = 1.25  # errors of two known roundings that differ by less do not tell th
 FLIPS = 4.0  # how many times what is rounded the other way, in a sample of it, may be left
 PLAIN = "F32"  # the rounding that is none: ggml's type of float32
 AGREE = 5.0  # sizes of one rounding, read at several taps, differ by less
-CACHED = {"kq": "cache_k", "kqv_out": "cache_v"}  # products of attention -> what they read
-OTHERS = {"Q8_0": 32, "Q8_K": 256, **dict.fromkeys(EIGHT_BITS, 1)}  # known roundings -> what rows must be multiples of
 PARTLY = 0.25  # of an error, that a bug may leave to rounding
+CLOSED = ("kqv",)  # products that no recipe lays open
 MOSTLY = 0.6  # of the taps of a kind must show it
 
 
@@ -174,7 +173,7 @@ def _rounding_of(taps: Sequence[Beyond], clock: Clock) -> Rounding | None:
 
 def _is_listed(found: Rounding) -> bool:
     """Whether it is a known one, with nothing left of it."""
-    return found.base in OTHERS and not found.size
+    return found.base in EIGHT_BIT_WAYS and not found.size
 
 
 def _shown(chosen: Sequence[Beyond]) -> Rounding | None:
@@ -183,10 +182,10 @@ def _shown(chosen: Sequence[Beyond]) -> Rounding | None:
     if not read:
         return None
     nearest, distance, alone = _nearest([found for _, found in read])
-    if nearest in OTHERS and all(_is_all(case, nearest, found) for case, found in read):
+    if nearest in EIGHT_BIT_WAYS and all(_is_all(case, nearest, found) for case, found in read):
         return Rounding(nearest, sure=alone and distance <= VARIES)
     base = nearest if distance <= NEAR else PLAIN
-    more = [(case, found) for case, found in read if base not in OTHERS or not _is_all(case, base, found)]
+    more = [(case, found) for case, found in read if base not in EIGHT_BIT_WAYS or not _is_all(case, base, found)]
     looks = [looks_of(case, found[base]) for case, found in more]
     return _agreed(base, looks, AGREE if chosen[0].case.weight is not None else UNEVEN)
 
@@ -299,7 +298,7 @@ def _names(case: Case) -> list[str]:
 
 def _by_others(case: Case, product: Product) -> dict[str, Array]:
     """A product as other engines round its activations, all in one pass over the weights."""
-    ways = {way: ROUNDINGS[way] for way in OTHERS if product.x.shape[-1] % OTHERS[way] == 0}
+    ways = eight_bit_ways(product.x.shape[-1])
     x = np.stack([rounding(product.x[0]) for rounding in ways.values()])
     plain = replace(case, run=replace(case.run, carrier=Carrier([(F32, {})] * len(ways))))
     return dict(zip(ways, replace(product, x=x).compute(plain), strict=True))
@@ -309,4 +308,6 @@ def kind_of(tap: Tap, model: Runnable) -> str | None:
     """What a tap's op multiplies by, or keeps, or else the op itself where its numbers may be another's; or None."""
     if not tap.kind.op.startswith("MUL_MAT"):
         return KEPT.get(tap.kind.word, tap.kind.op if tap.kind.op in BY_TABLE else None)
-    return CACHED.get(tap.kind.word) or model.weight_types.get(tap.name)
+    if tap.kind.word in CLOSED:
+        return None
+    return operand_kind(tap.kind.word, tap.kind.op, model.weight_types.get(tap.name))

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from llamaref import ops
-from llamaref.config import Rope
-from llamaref.weights import requantized
+from llamaref.weights import block_sizes, requantized
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+
+SAMPLE = 4096  # values of a tensor that are looked at first
 
 # The partner type of each weight type (ggml-cpu.c, type_traits_cpu[].vec_dot_type).
 PARTNER = {
@@ -54,16 +54,6 @@ def round_q8_0(x: Array, way: str = AVX) -> Array:
     """Through ggml's Q8_0: blocks of 32, scale max|x| / 127 kept as float16, the nearest whole numbers."""
     quants, scale = _q8_blocks(x, way)
     return (quants * round_f16(scale)).reshape(x.shape).astype(x.dtype)
-
-
-def round_q4_0(x: Array) -> Array:
-    """Through Q4_0 as gguf-py makes it, bit for bit as ggml: blocks of 32, eight steps below zero and seven above."""
-    return requantized("Q4_0", x)
-
-
-def round_q5_0(x: Array) -> Array:
-    """The same through Q5_0: sixteen steps below zero and fifteen above."""
-    return requantized("Q5_0", x)
 
 
 def q8_1_sums(x: Array, way: str = AVX) -> Array:
@@ -106,13 +96,14 @@ def round_q8_k(x: Array) -> Array:
     return (quants * scale).reshape(x.shape).astype(x.dtype)
 
 
-def round_in_table(x: Array) -> Array:
-    """As ggml's table of GELU has arguments and values: in float16, but only between -10 and 10 (ggml-cpu/vec.h)."""
-    return np.asarray(np.where(np.abs(x) < 10, round_f16(x), x))
-
-
 GELU_TABLE = "ggml GELU table"
-SAMPLE = 4096  # values of a tensor that are looked at first
+GELU_END = 10.0  # from here on ggml asks no table: GELU is x, or 0 (ggml-cpu/vec.h)
+
+
+def round_in_table(x: Array) -> Array:
+    """As ggml's table of GELU has arguments and values: in float16, but only between its ends."""
+    return np.asarray(np.where(np.abs(x) < GELU_END, round_f16(x), x))
+
 
 ROUNDINGS: dict[str, Callable[[Array], Array]] = {
     GELU_TABLE: round_in_table,
@@ -121,8 +112,8 @@ ROUNDINGS: dict[str, Callable[[Array], Array]] = {
     "Q8_0": round_q8_0,
     "Q8_1": round_q8_0,
     "Q8_K": round_q8_k,
-    "Q4_0": round_q4_0,
-    "Q5_0": round_q5_0,
+    "Q4_0": partial(requantized, "Q4_0"),  # as gguf-py makes it, bit for bit as ggml
+    "Q5_0": partial(requantized, "Q5_0"),
     **{f"{kind} {way}": partial(round_q8_0, way=way) for kind in ("Q8_0", "Q8_1") for way in (NEON, PLAIN)},
 }
 
@@ -158,21 +149,32 @@ EIGHT_BITS: dict[str, Callable[[Array], Array]] = {
     "8 bits by truncation, one float32 scale for 32": lambda x: round_blocks(x, 32, np.trunc),
 }
 ROUNDINGS |= EIGHT_BITS
+EIGHT_BIT_WAYS = {kind: ROUNDINGS[kind] for kind in ("Q8_0", "Q8_K")} | EIGHT_BITS  # ggml's first
+
+
+def rounded(x: Array, to: str) -> Array:
+    """Values through a rounding, a key of ROUNDINGS; as they are through any other type."""
+    return ROUNDINGS[to](x) if to in ROUNDINGS else x
+
+
+def sums_beside(x: Array, to: str) -> tuple[Array, ...]:
+    """``q8_1_sums``, if that is what values are rounded to; no other rounding has any."""
+    return (q8_1_sums(x, to.partition(" ")[2]),) if to.startswith("Q8_1") else ()
+
+
+def eight_bit_ways(width: int) -> dict[str, Callable[[Array], Array]]:
+    """Those that rows of a width can have: ggml's are of whole blocks."""
+    return {way: to for way, to in EIGHT_BIT_WAYS.items() if way in EIGHT_BITS or fits_blocks(width, way)}
+
+
+def fits_blocks(width: int, kind: str) -> bool:
+    """Whether rows of a width are whole blocks of a type."""
+    return width % block_sizes(kind)[0] == 0
 
 
 def as_cpu(kind: str, way: str) -> str:
     """The rounding to a type as a CPU carries it out: a key of ROUNDINGS."""
     return f"{kind} {way}" if kind in ("Q8_0", "Q8_1") and way in (NEON, PLAIN) else kind
-
-
-def is_q8_1(kind: str) -> bool:
-    """Whether a rounding brings sums of its own."""
-    return kind.startswith("Q8_1")
-
-
-def sums_as(kind: str, x: Array) -> Array:
-    """``q8_1_sums`` of a rounding, a key of ROUNDINGS."""
-    return q8_1_sums(x, kind.partition(" ")[2])
 
 
 def precision(x: Array) -> str:
@@ -185,29 +187,3 @@ def precision(x: Array) -> str:
         if found == "f16" and not np.array_equal(round_f16(some), some, equal_nan=True):
             return "f32"
     return found
-
-
-def ggml_angles(rope: Rope, positions: Array, freq_factors: Array | None) -> tuple[Array, Array]:
-    """cos and sin of RoPE as ggml rounds them: [token, n_rot / 2], float32.
-
-    The angle starts at the position and is multiplied by base^(-2 / n_rot) from pair to pair, all in float32
-    (ggml-cpu/ops.cpp, ggml_rope_cache_init), so its relative error grows with the pair.
-    """
-    step = np.float32(rope.base) ** np.float32(-2.0 / rope.n_rot)
-    powers = np.full((len(positions), rope.n_rot // 2), step, np.float32)
-    powers[:, 0] = positions
-    theta = np.multiply.accumulate(powers, axis=1, dtype=np.float32)
-    if freq_factors is not None:
-        theta = theta / freq_factors.astype(np.float32)
-    keep = (ops.yarn_keep(rope) if rope.yarn else np.zeros(theta.shape[1])).astype(np.float32)
-    stretched = np.float32(1.0 / rope.factor) * theta
-    theta = stretched * (1 - keep) + theta * keep
-    magnitude = np.float32(ops.rope_magnitude(rope))
-    return np.cos(theta) * magnitude, np.sin(theta) * magnitude
-
-
-def bf16_angles(rope: Rope, positions: Array, freq_factors: Array | None) -> tuple[Array, Array]:
-    """cos and sin of RoPE of angles that are kept in bfloat16: [token, n_rot / 2], float32."""
-    theta = round_bf16(ops.rope_theta(rope, positions, freq_factors).astype(np.float32))
-    magnitude = np.float32(ops.rope_magnitude(rope))
-    return np.cos(theta) * magnitude, np.sin(theta) * magnitude

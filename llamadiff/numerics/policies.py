@@ -1,4 +1,4 @@
-"""Policies: the arithmetics that a lane may have, and what each rounds an op's operands to."""
+"""Policies: the arithmetics that a lane may have, and what each makes of an op's operands: decided here alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.numerics import arithmetic
-from llamadiff.numerics.rounding import Rounding, noise
+from llamadiff.numerics.rounding import ROW, Rounding, noise
+from llamadiff.numerics.types import HALF_STEP, HALVES
 
 Array = NDArray[Any]
 
@@ -19,37 +20,103 @@ JITTERS = ("jitter", "jitter 2", "jitter 3", "jitter 4")  # float32 on values th
 READ, READ_SHAKEN = "read", "read, shaken"  # roundings read back from a trace: without, and with their noise
 # what unknown arithmetics may do to a span: to activations; to K and V; to all that attention does
 ROUGH, ROUGH_CACHE, ROUGH_ATTENTION = "8 bits", "4-bit cache", "16-bit attention"
-ANGLES, GGML_ANGLES = "angles", "ggml angles"
 MEASURING = (*JITTERS, ROUGH, ROUGH_CACHE, ROUGH_ATTENTION)  # policies that are float32 but for the noise they measure
-GELU = "gelu"
+
+# Kinds of operands besides types of weights: a cache's rows, RoPE's angles, GELU's argument and value.
+CACHES = CACHE_K, CACHE_V = "cache_k", "cache_v"
+ANGLES, GGML_ANGLES, GELU = "angles", "ggml angles", "gelu"
+_MADE = {ANGLES: GGML_ANGLES, GELU: arithmetic.GELU_TABLE}  # by ggml
+_READS = {"kq": CACHE_K, "kqv": CACHE_V, "kqv_out": CACHE_V}  # products of attention
+_LOOKS_UP = {"ROPE": ANGLES, "GEGLU": GELU, "GELU": GELU}
+
+MOVED = 2.0**-7  # of a score: twice what bfloat16 does that cuts off, for that of the softmax's own sums
+# what is cut off to 8 bits, and not rounded, errs as what is rounded to 7
+_ROUGHLY, _ROUGHLY_KEPT = Rounding.to_bits(7, ROW), Rounding.to_bits(4, 32)
+
+
+def operand_kind(word: str, op: str, weight_type: str | None = None) -> str | None:
+    """The kind of a tap's operand, by its word and op: a cache, what is looked up, or else its weight's type."""
+    return _READS.get(word) or _LOOKS_UP.get(op) or weight_type
 
 
 def rounding_type(
-    policy: str, kind: str, stored: Mapping[str, str], reading: Mapping[str, Rounding] | None = None
+    policy: str, kind: str, stored: Mapping[str, str], reading: Mapping[str, Rounding] | None = None, width: int = 0
 ) -> str:
-    """The type that activations are rounded to before a product with weights (or a cache) of type ``kind``.
+    """What a policy rounds operands of a kind to, a key of ROUNDINGS or F32; for ANGLES, what makes them.
 
-    ``reading``: what policy READ does. Also what makes RoPE's angles (``kind`` ANGLES), and what GELU's argument and
-    value are rounded to (GELU).
+    ``stored``: the types of the cache, and how the CPU rounds to eight bits (``q8``). ``reading``: what policy READ
+    does, to rows of a ``width`` if that is told apart.
     """
-    if kind == ANGLES:
-        return GGML_ANGLES if policy == NATIVE else "F32"
-    if kind == GELU:
-        return arithmetic.GELU_TABLE if policy == NATIVE else "F32"
+    if kind in _MADE:
+        return _MADE[kind] if policy == NATIVE else "F32"
     if policy in MEASURING:
         return "F32"
     if policy in (READ, READ_SHAKEN):
-        return reading[kind].base if reading and kind in reading else "F32"
+        read = _read(kind, reading, width)
+        return read.base if read is not None else "F32"
     if policy == NATIVE:
         to = arithmetic.PARTNER.get(stored.get(kind, kind), "F32")
-        to = "F32" if kind == "cache_v" and to not in ("F16", "BF16") else to  # quantized V is dequantized
+        to = "F32" if kind == CACHE_V and to not in HALVES else to  # quantized V is dequantized
         return arithmetic.as_cpu(to, stored.get("q8", arithmetic.AVX))
     return policy.upper()
+
+
+def _read(kind: str, reading: Mapping[str, Rounding] | None, width: int) -> Rounding | None:
+    """What was read back of such operands, if anything was."""
+    return reading.get(f"{kind}:{width}", reading.get(kind)) if reading else None
+
+
+def operands(
+    policy: str, kind: str, stored: Mapping[str, str], *parts: Array, reading: Mapping[str, Rounding] | None = None
+) -> tuple[Array, ...]:
+    """The operands of a product, or of GELU, as a policy has them: what it rounds, rounded; the others themselves.
+
+    ``parts`` are activations; in attention Q and K, or probabilities and V. Of Q8_1 one more array follows: what it
+    adds to the sum of each block's activations, [..., n / 32].
+    """
+    width = parts[0].shape[-1]
+    to = rounding_type(policy, kind, stored, reading, width)
+    sums = arithmetic.sums_beside(parts[0], to)
+    stands = policy == NATIVE and stored.get(kind, to) != to  # a cache's rows are as they were stored
+    rounds = [number == 0 or not stands for number in range(len(parts))]
+    parts = tuple(arithmetic.rounded(x, to) if own else x for x, own in zip(parts, rounds, strict=True))
+    read = _read(kind, reading, width) if policy == READ_SHAKEN else None
+    if read is not None:
+        parts = tuple(map(read.shaken, parts))
+    return (*_measured(policy, kind, *parts), *sums)
+
+
+def _measured(policy: str, kind: str, first: Array, *others: Array) -> tuple[Array, ...]:
+    """Operands with the noise that a policy measures."""
+    if policy == ROUGH and kind not in CACHES:
+        return _ROUGHLY.shaken(first), *others
+    if policy == ROUGH_CACHE and kind in CACHES:
+        return first, *map(_ROUGHLY_KEPT.shaken, others)
+    if policy == ROUGH_ATTENTION and kind == CACHE_K:
+        return first, *map(_scores_moved, others)
+    if policy == ROUGH_ATTENTION and kind == CACHE_V:
+        return tuple(map(arithmetic.round_bf16, (first, *others)))
+    return first, *others
+
+
+def _scores_moved(keys: Array) -> Array:
+    """Keys [..., d], each times a factor of its own: their scores move as where they are kept in bfloat16."""
+    factors = np.random.default_rng(0).uniform(-MOVED, MOVED, (*keys.shape[:-1], 1))
+    return np.asarray(keys * (1 + factors), keys.dtype)
+
+
+def kept_rows(
+    policy: str, kind: str, stored: Mapping[str, str], rows: Array, reading: Mapping[str, Rounding] | None = None
+) -> Array:
+    """Rows as a cache keeps them: rounded to its type."""
+    to = arithmetic.as_cpu(stored.get(kind, "F32"), stored.get("q8", arithmetic.AVX))
+    read = _read(kind.replace("cache", "kept"), reading, 0) if policy == READ_SHAKEN else None
+    rows = arithmetic.rounded(rows, to)
+    return rows if read is None else read.shaken(rows)
 
 
 def shaken(values: Array, kept: str, draw: int = 0) -> Array:
     """Values moved at random by up to half a step of what they are kept in."""
     if values.dtype.kind != "f":
         return values
-    step = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}[kept]
-    return np.asarray(values * (1 + noise(values, step, draw)), values.dtype)
+    return np.asarray(values * (1 + noise(values, HALF_STEP[kept], draw)), values.dtype)

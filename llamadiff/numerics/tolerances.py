@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from llamadiff.numerics.types import HALF_STEP
 from llamadiff.system.errors import UserError
 from llamadiff.system.stated import brief, read_toml
 
@@ -17,7 +18,7 @@ LARGEST = 1e9  # limit of a rule
 MAX_RULES = 1000  # of a file
 
 # Mean squared relative error of rounding once to a type: 2^-2(p+1) / 3 for p stored bits.
-ROUNDING = {"f32": 2.0**-48 / 3, "f16": 2.0**-22 / 3, "bf16": 2.0**-16 / 3}
+ROUNDING = {kind: half**2 / 3 for kind, half in HALF_STEP.items()}
 
 
 @dataclass(frozen=True)

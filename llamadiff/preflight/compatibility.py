@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llamaref.weights import block_sizes
+
 from llamadiff.engines.model_file import Runnable, check_same_model
-from llamadiff.llamacpp.request import KV_TYPES
+from llamadiff.numerics.types import CACHE_TYPES
 from llamadiff.preflight.checks import tokens_apart
 from llamadiff.preflight.schedule import slipped
 from llamadiff.system.errors import UserError
@@ -19,12 +21,14 @@ def check_runnable(model: Runnable, trace: Trace, whose: str) -> None:
     if count > limit:
         raise UserError(f"{whose} has {count} tokens, more than the model's context of {limit}")
     for side, kind in stored_types(trace).items():
-        if kind not in KV_TYPES:
-            raise UserError(f"{whose} was recorded with a {side} of type {kind[:40]}; known are {', '.join(KV_TYPES)}")
-        size = model.sizes.get("cached", model.sizes["dim"])
-        if kind.startswith("Q") and size % 32:
+        if kind not in CACHE_TYPES:
+            raise UserError(
+                f"{whose} was recorded with a {side} of type {kind[:40]}; known are {', '.join(CACHE_TYPES)}"
+            )
+        size, block = model.sizes.get("cached", model.sizes["dim"]), block_sizes(kind)[0]
+        if size % block:
             raise UserError(f"{whose} was recorded with a {side} of type {kind}, which heads of "
-                            f"{size} values cannot have: its blocks are of 32")  # fmt: skip
+                            f"{size} values cannot have: its blocks are of {block}")  # fmt: skip
 
 
 def check_same_run(baseline: Trace, candidate: Trace, model: Runnable | None = None) -> None:

@@ -237,10 +237,7 @@ class Engine:
         """Each token's chosen experts' products: x [b, t, 1 or used, in], chosen [b, t, used] -> [b, t, used, out]."""
         kind = self.w.type(f"{name}.weight")
         x, chosen, *sums = tap.operands(kind, np.broadcast_to(x, (*chosen.shape, x.shape[-1])), chosen)
-        out = np.empty((*chosen.shape, self.w.shape(f"{name}.weight")[1]), x.dtype)
-        for expert in np.unique(chosen):
-            mine = chosen == expert  # [b, t, used]
-            out[mine] = self.w.product(f"{name}.weight", x[mine], *(part[mine] for part in sums), expert=int(expert))
+        out = self.w.experts(f"{name}.weight", x, chosen, *sums)
         scale, bias = self.scale(name), self._optional(f"{name}.bias")  # [expert], [expert * out]
         out = out if scale is None else out * scale[chosen][..., None]
         return out if bias is None else out + bias.reshape(-1, out.shape[-1])[chosen]
@@ -333,12 +330,7 @@ class Engine:
     def heads(self, x: Array, name: str, tap: Tap) -> Array:
         """Every head's product with a matrix of its own: [b, h, t, in] -> [b, h, t, out]."""
         x, *sums = tap.operands(self.w.type(f"{name}.weight"), x)
-        shape = self.w.shape(f"{name}.weight")  # [h, out, in], or [out, in] of a single head
-        out = np.empty((*x.shape[:-1], shape[-2]), x.dtype)
-        for head in range(x.shape[1]):
-            of_head = (part[:, head] for part in (x, *sums))
-            out[:, head] = self.w.product(f"{name}.weight", *of_head, expert=head if len(shape) == 3 else None)
-        return out
+        return self.w.heads(f"{name}.weight", x, *sums)
 
     def conv(self, x: Array, i: int, step: Step) -> Array:
         """The causal convolution of layer i with its bias, over this pass's tokens and the last before: [b, t, c]."""

@@ -150,6 +150,26 @@ class Weights:
         self._forget(data)
         return result.reshape(*x.shape[:-1], n_out)
 
+    def experts(
+        self, name: str, x: Array, chosen: Array, sums: Array | None = None, *, rows: Any = slice(None),
+        decode: Decode | None = None,
+    ) -> Array:  # fmt: skip
+        """Rows by the expert that each has ``chosen`` [...]: x [..., in] -> [..., out]; the rest as in ``product``."""
+        out = np.empty((*chosen.shape, np.arange(self.shape(name)[-2])[rows].size), x.dtype)
+        for expert, mine in each_expert(chosen):
+            some = None if sums is None else sums[mine]
+            out[mine] = self.product(name, x[mine], some, expert=expert, rows=rows, decode=decode)
+        return out
+
+    def heads(self, name: str, x: Array, sums: Array | None = None) -> Array:
+        """Every head by a matrix of its own: x [b, h, t, in] -> [b, h, t, out]."""
+        shape = self.shape(name)  # [h, out, in], or [out, in] of a single head
+        out = np.empty((*x.shape[:-1], shape[-2]), x.dtype)
+        for head in range(x.shape[1]):
+            some = None if sums is None else sums[:, head]
+            out[:, head] = self.product(name, x[:, head], some, expert=head if len(shape) == 3 else None)
+        return out
+
     def _forget(self, data: Array) -> None:
         """Let go of the file's pages that were read: they stay in the system's cache, and out of this process."""
         file, start = self._place(data)
@@ -197,6 +217,12 @@ class Weights:
         if name not in self._tensors:
             raise ModelError(f"tensor {name} is missing from the file")
         return self._tensors[name]
+
+
+def each_expert(chosen: Array) -> Iterator[tuple[int, Array]]:
+    """The experts that are chosen [...], and where."""
+    for expert in np.unique(chosen):
+        yield int(expert), chosen == expert
 
 
 def block_sizes(kind: str) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,13 +181,17 @@ def _merged(order: tuple[int, ...]) -> Build:
     return with_maths(attention_values=values)
 
 
-def _q8_0(x: Any) -> Any:
-    kind = gguf.GGMLQuantizationType.Q8_0
+def quantized(kind: str, x: Any) -> Any:
+    """Values through the blocks of a type."""
+    to = gguf.GGMLQuantizationType[kind]
     rows = np.ascontiguousarray(x, np.float32).reshape(-1, x.shape[-1])
-    return gguf.quants.dequantize(gguf.quants.quantize(rows, kind), kind).reshape(x.shape)
+    return gguf.quants.dequantize(gguf.quants.quantize(rows, to), to).reshape(x.shape)
 
 
-def _rounded_cache(rounded: Callable[[Any], Any]) -> Build:
+_q8_0 = partial(quantized, "Q8_0")
+
+
+def rounded_cache(rounded: Callable[[Any], Any]) -> Build:
     return _cache(lambda x, heads: rounded(x))
 
 
@@ -251,9 +256,9 @@ INJECTIONS = (
     Injection("no softmax", "softmax-missing", SOFTMAX, _softmax(lambda x, hidden: np.where(hidden, 0, x)), DENSE),
     Injection("heads not transposed", "heads-merged-wrong", KQV, _merged((0, 1, 2, 3)), DENSE),
     Injection("heads interleaved", "heads-merged-wrong", KQV, _merged((0, 2, 3, 1)), DENSE),
-    Injection("cache in float16", "cache-rounded", KQ + KQV, _rounded_cache(round_f16), DENSE, harmless=True),
-    Injection("cache in bfloat16", "cache-rounded", KQ + KQV, _rounded_cache(round_bf16), harmless=True),
-    Injection("cache in Q8_0", "cache-rounded", KQ + KQV, _rounded_cache(_q8_0), DENSE, harmless=True),
+    Injection("cache in float16", "cache-rounded", KQ + KQV, rounded_cache(round_f16), DENSE, harmless=True),
+    Injection("cache in bfloat16", "cache-rounded", KQ + KQV, rounded_cache(round_bf16), harmless=True),
+    Injection("cache in Q8_0", "cache-rounded", KQ + KQV, rounded_cache(_q8_0), DENSE, harmless=True),
     Injection("recorded cache in Q8_0", "cache-rows-rounded", ("kv_k", "kv_v"),
               altered_at(["kv_k", "kv_v"], lambda x, run: _q8_0(x)), harmless=True),
     Injection("softmax of float16", "softmax-of-rounded", SOFTMAX, _rounded_scores(round_f16), DENSE, harmless=True),

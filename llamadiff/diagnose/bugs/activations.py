@@ -15,6 +15,7 @@ from llamadiff.diagnose.bugs.norms import Same
 from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.registry import Change, bug, recipe
 from llamadiff.numerics.arithmetic import ROUNDINGS
+from llamadiff.numerics.types import HALVES
 
 Array = NDArray[Any]
 ACTIVATIONS = ("ffn_swiglu", "ffn_moe_swiglu")
@@ -105,6 +106,6 @@ def up_missing(r: Gated, case: Case) -> Iterator[Change]:
 @bug(*ACTIVATIONS, harmless=True, fix="nothing: 16 bits round this much")
 def activation_rounded(r: Gated, case: Case) -> Iterator[Change]:
     """The activation is rounded to 16 bits before up multiplies it."""
-    for kind in ("F16", "BF16"):
+    for kind in HALVES:
         rounded = Same(ROUNDINGS[kind](r.activation(r.gate)) * r.up)
         yield Change(rounded, f"rounds its activation to {kind} before up multiplies it", kind)

@@ -19,6 +19,7 @@ from llamadiff.diagnose.solve import solve
 
 Array = NDArray[Any]
 BOTH = ("kq", "kqv_out")
+PUT_IN = {"k": "Kcur_rope", "v": "Vcur_proj"}  # what goes into the cache
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,7 @@ def values(case: Case) -> Values:
 def cache(case: Case) -> Same:
     """Rows as they were put in."""
     side = case.tap.kind.word[-1]
-    x = case["Kcur_rope" if side == "k" else "Vcur_proj"]
-    return Same(case.carrier.stored(f"cache_{side}", x.reshape(*x.shape[:2], case.config.n_head_kv, -1)))
+    return Same(as_cached(case, side, case[PUT_IN[side]]))
 
 
 def _groups(case: Case) -> Array:
@@ -86,9 +86,12 @@ def _cached(case: Case, side: str) -> Array:
     try:
         return case[f"kv_{side}"]
     except NotRecordedError:
-        x = case["Kcur_rope" if side == "k" else "Vcur_proj"]
-        x = x.reshape(*x.shape[:2], case.config.n_head_kv, -1)
-        return case.carrier.stored(f"cache_{side}", x)
+        return as_cached(case, side, case[PUT_IN[side]])
+
+
+def as_cached(case: Case, side: str, x: Array) -> Array:
+    """K or V [b, s, kv_head * dim] as the cache has it: [b, s, kv_head, dim]."""
+    return case.carrier.stored(f"cache_{side}", x.reshape(*x.shape[:2], case.config.n_head_kv, -1))
 
 
 def _reads(r: Scores | Values, case: Case) -> Iterator[tuple[Array, str]]:

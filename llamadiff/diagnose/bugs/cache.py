@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.bugs.attention import Scores, Values
+from llamadiff.diagnose.bugs.attention import BOTH, PUT_IN, Scores, Values, as_cached
 from llamadiff.diagnose.bugs.embedding import Lookup
 from llamadiff.diagnose.bugs.norms import Same
 from llamadiff.diagnose.bugs.rope import rope_on
 from llamadiff.diagnose.bugs.softmax import Softmax
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import Change, Recipe, bug
-from llamadiff.numerics.arithmetic import ROUNDINGS
+from llamadiff.numerics.arithmetic import ROUNDINGS, fits_blocks
+from llamadiff.numerics.types import CACHE_TYPES
 
 Array = NDArray[Any]
-BOTH, KEPT, SEEN = ("kq", "kqv_out"), ("kv_k", "kv_v"), ("kq_soft_max",)
+KEPT, SEEN = ("kv_k", "kv_v"), ("kq_soft_max",)
 FEW = 64  # batches, or sizes of a cache, that are gone through one by one
 States = Callable[[Array], Iterator[Array]]  # rows as they were put in [b, s, kv_head, dim] -> what each batch reads
 Writes = Callable[[int, int], tuple[Array, Array]]
@@ -107,19 +108,10 @@ def _agrees(states: States, case: Case) -> bool:
         return True
 
 
-def _side(case: Case) -> str:
-    return "k" if case.tap.kind.word in ("kq", "kv_k") else "v"
-
-
 def _put_in(case: Case, layer: int | None = None) -> Array:
     """The rows that go into the cache, of this layer or another one: [b, s, kv_head, dim]."""
-    side = _side(case)
-    x = case.values(f"{'Kcur_rope' if side == 'k' else 'Vcur_proj'}-{case.layer if layer is None else layer}")
-    return _stored(case, x)
-
-
-def _stored(case: Case, x: Array) -> Array:
-    return case.carrier.stored(f"cache_{_side(case)}", x.reshape(*x.shape[:2], case.config.n_head_kv, -1))
+    side = "k" if case.tap.kind.word in ("kq", "kv_k") else "v"
+    return as_cached(case, side, case.values(f"{PUT_IN[side]}-{case.layer if layer is None else layer}"))
 
 
 def _padded(rows: Array, count: int) -> Array:
@@ -370,7 +362,7 @@ def cache_before_rope(r: Scores | Same, case: Case) -> Iterator[Change]:
     """The cache keeps K as it was before RoPE, and nothing rotates it."""
     i = case.tap.layer
     normed = f"Kcur_normed-{i}" in case.run.shapes
-    unrotated = _stored(case, case["Kcur_normed" if normed else "Kcur_proj"])
+    unrotated = as_cached(case, "k", case["Kcur_normed" if normed else "Kcur_proj"])
     faults: list[Fault] = [(_all(case, partial(_instead, unrotated)), "takes K from before RoPE", "all")]
     if _several(case) and isinstance(r, Scores):
         faults.append(
@@ -418,16 +410,21 @@ class Stored:
         return replace(self.op, rows=ROUNDINGS[self.kind](self.op.rows)).compute(case)
 
 
+def _types(rows: Array) -> Iterator[str]:
+    """The types of fewer bits that a cache of rows [..., dim] may have."""
+    return (kind for kind in CACHE_TYPES[1:] if fits_blocks(rows.shape[-1], kind))
+
+
 @bug(*BOTH, harmless=True, fix="nothing: a cache in fewer bits rounds; state it as producer.settings.type_k")
 def cache_rounded(r: Scores | Values, case: Case) -> Iterator[Change]:
-    """K and V are kept in a cache of fewer bits (F16, BF16, Q8_0)."""
+    """K and V are kept in a cache of fewer bits."""
     side = "K" if isinstance(r, Scores) else "V"
-    for kind in ("F16", "BF16", *(("Q8_0",) if case.config.head_k % 32 == 0 else ())):
+    for kind in _types(r.rows):
         yield Change(Stored(r, kind), f"reads {side} from a cache of type {kind}", kind)
 
 
 @bug(*KEPT, harmless=True, fix="nothing: a cache in fewer bits rounds this much")
 def cache_rows_rounded(r: Same, case: Case) -> Iterator[Change]:
-    """The cache's rows are rounded as they are kept (F16, BF16, Q8_0)."""
-    for kind in ("F16", "BF16", *(("Q8_0",) if r.x.shape[-1] % 32 == 0 else ())):
+    """The cache's rows are rounded as they are kept."""
+    for kind in _types(r.x):
         yield Change(Same(ROUNDINGS[kind](r.x)), f"keeps its rows as {kind}", kind)

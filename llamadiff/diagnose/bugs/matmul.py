@@ -75,15 +75,7 @@ class Product:
         chosen = np.broadcast_to(chosen, (ways, *chosen.shape[1:]))
         x = np.broadcast_to(self.x, (ways, *chosen.shape[1:], self.x.shape[-1]))
         x, *sums = case.carrier.operands(kind, x)
-        rows, out = self._rows(case), None
-        for expert in np.unique(chosen):
-            mine = chosen == expert
-            y = case.engine.w.product(
-                self.name, x[mine], *(part[mine] for part in sums), expert=int(expert), rows=rows, decode=self.decode
-            )
-            out = np.empty((*chosen.shape, y.shape[-1]), x.dtype) if out is None else out
-            out[mine] = y
-        assert out is not None
+        out = case.engine.w.experts(self.name, x, chosen, *sums, rows=self._rows(case), decode=self.decode)
         out = out if self.scale is None else out * self.scale[chosen][..., None]
         return out * out.dtype.type(self.factor) if self.factor != 1.0 else out
 
@@ -328,7 +320,7 @@ class RotatedValues:
 
 
 @dataclass(frozen=True)
-class Rows:
+class OtherRows:
     """A product whose result's rows are other tokens'."""
 
     product: Product
@@ -352,8 +344,8 @@ def logits_of_other_row(r: Product, case: Case) -> Iterator[Change]:
             "the first token": np.zeros(n, int), "the last token but one": np.append(np.arange(n - 1), n - 2),
         }  # fmt: skip
         for whose, order in orders.items():
-            yield Change(Rows(r, order), f"gives the logits of {whose}", whose)
-        late = Rows(r, np.maximum(np.arange(n) - 1, 0), blank=True)
+            yield Change(OtherRows(r, order), f"gives the logits of {whose}", whose)
+        late = OtherRows(r, np.maximum(np.arange(n) - 1, 0), blank=True)
         yield Change(late, "gives the logits of the token before, and none for the first", "late")
 
 

@@ -14,6 +14,7 @@ from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.registry import Change, bug, recipe
 from llamadiff.diagnose.solve import solve
 from llamadiff.numerics.arithmetic import ROUNDINGS
+from llamadiff.numerics.types import HALVES
 
 Array = NDArray[Any]
 QK = ("Qcur_normed", "Kcur_normed")
@@ -266,5 +267,5 @@ class RoundedInside:
 @bug(*NORMS, harmless=True, fix="nothing: 16 bits round this much")
 def norm_rounded(r: Norm, case: Case) -> Iterator[Change]:
     """Normalised rows are rounded to 16 bits before the weight multiplies them, as transformers does."""
-    for kind in ("F16", "BF16"):
+    for kind in HALVES:
         yield Change(RoundedInside(r, kind), f"rounds its rows to {kind} before the weight multiplies them", kind)

@@ -13,6 +13,7 @@ from llamadiff.diagnose.bugs.matmul import DENSE, PRODUCTS, Product
 from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.registry import Change, Recipe, bug
 from llamadiff.numerics import arithmetic
+from llamadiff.numerics.types import HALVES
 from llamadiff.trace import taps
 
 Array = NDArray[Any]
@@ -22,13 +23,13 @@ LARGEST = 65504.0  # of float16
 
 @dataclass(frozen=True)
 class Through:
-    """Another recipe's result, kept in a type for a moment."""
+    """Another recipe's result, and what it goes through."""
 
     recipe: Recipe
-    kind: str
+    rounding: Callable[[Array], Array]
 
     def compute(self, case: Case) -> Array:
-        return arithmetic.ROUNDINGS[self.kind](self.recipe.compute(case))
+        return self.rounding(self.recipe.compute(case))
 
 
 @bug(*EVERY, fix="keep this tensor in float32 or bfloat16: float16 ends at 65504", source="sglang#27540")
@@ -36,25 +37,20 @@ def overflow_in_half(r: Recipe, case: Case) -> Iterator[Change]:
     """Values overflow float16: they are Inf from 65504 on."""
     if case.recorded is None or np.nanmax(np.abs(case.recorded), initial=0.0) < LARGEST:
         return
-    yield Change(Through(r, "F16"), f"overflows float16: values beyond {LARGEST:.0f} are Inf", "inf")
-    yield Change(Clipped(r), f"is clipped to float16's largest value, {LARGEST:.0f}", "clipped")
+    yield Change(Through(r, arithmetic.round_f16), f"overflows float16: values beyond {LARGEST:.0f} are Inf", "inf")
+    yield Change(Through(r, clipped), f"is clipped to float16's largest value, {LARGEST:.0f}", "clipped")
 
 
-@dataclass(frozen=True)
-class Clipped:
-    """Another recipe's result, clipped to float16's range."""
-
-    recipe: Recipe
-
-    def compute(self, case: Case) -> Array:
-        return np.clip(self.recipe.compute(case), -LARGEST, LARGEST)
+def clipped(x: Array) -> Array:
+    """Values in float16's range."""
+    return np.clip(x, -LARGEST, LARGEST)
 
 
 @bug(*EVERY, harmless=True, fix="nothing: 16 bits round this much")
 def result_rounded(r: Recipe, case: Case) -> Iterator[Change]:
     """The op's result was rounded to 16 bits on its way."""
-    for kind in ("F16", "BF16"):
-        yield Change(Through(r, kind), f"rounds its result to {kind}", kind)
+    for kind in HALVES:
+        yield Change(Through(r, arithmetic.ROUNDINGS[kind]), f"rounds its result to {kind}", kind)
 
 
 @dataclass(frozen=True)
@@ -71,21 +67,15 @@ class OfRounded:
 @bug(*PRODUCTS, harmless=True, fix="nothing: activations in 8 bits round this much", source="aprender#3356, ferrox#108")
 def activations_rounded(r: Product, case: Case) -> Iterator[Change]:
     """Activations are rounded to 8 bits in another way than llama.cpp's before they are multiplied."""
-    ways = arithmetic.EIGHT_BITS | {kind: arithmetic.ROUNDINGS[kind] for kind in ("Q8_0", "Q8_K") if _fits(kind, r.x)}
-    for name, rounding in ways.items():
+    for name, rounding in arithmetic.eight_bit_ways(r.x.shape[-1]).items():
         yield Change(OfRounded(r, rounding), f"rounds activations to {name}", name)
-
-
-def _fits(kind: str, x: Array) -> bool:
-    """Whether rows are whole blocks of a type."""
-    return bool(x.shape[-1] % {"Q8_0": 32, "Q8_K": 256}[kind] == 0)
 
 
 @bug(*PRODUCTS, harmless=True, fix="nothing: weights kept in 16 bits round this much")
 def weights_rounded(r: Product, case: Case) -> Iterator[Change]:
     """Weights are kept in 16 bits once they are dequantized."""
     if r.decode is None:
-        for kind in ("F16", "BF16"):
+        for kind in HALVES:
             yield Change(replace(r, decode=_rounding_decode(case, r.name, kind)), f"keeps its weights in {kind}", kind)
 
 
@@ -107,7 +97,7 @@ class RoundedBeforeBias:
 def product_rounded(r: Product, case: Case) -> Iterator[Change]:
     """Products are rounded to 16 bits before the bias is added."""
     if r.bias is not None:
-        for kind in ("F16", "BF16"):
+        for kind in HALVES:
             yield Change(RoundedBeforeBias(r, kind), f"rounds to {kind} before the bias is added", kind)
 
 

@@ -16,6 +16,7 @@ from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import Change, bug, recipe
 from llamadiff.diagnose.solve import solve
 from llamadiff.numerics.arithmetic import ROUNDINGS
+from llamadiff.numerics.types import HALVES
 
 Array = NDArray[Any]
 
@@ -188,7 +189,7 @@ def softmax_missing(r: Softmax, case: Case) -> Iterator[Change]:
 @bug("kq_soft_max", harmless=True, fix="nothing: half-precision attention rounds its inputs")
 def softmax_of_rounded(r: Softmax, case: Case) -> Iterator[Change]:
     """Scores are rounded to 16 bits before the softmax."""
-    for kind in ("F16", "BF16"):
+    for kind in HALVES:
         to = ROUNDINGS[kind]
         yield Change(replace(r, scores=to(r.scores)), f"rounds scores to {kind} first", kind)
         yield Change(

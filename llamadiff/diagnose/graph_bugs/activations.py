@@ -12,6 +12,7 @@ from llamadiff.diagnose.graph_bugs.attention import cap_around
 from llamadiff.diagnose.graph_bugs.edit import Edit, Site, at_nodes, renamed, takes, through, with_float
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op, Operand, function_of
+from llamadiff.ggml.ops.unary import halves
 
 UNARY = ("SILU", "GELU", "GELU_ERF", "GELU_QUICK", "RELU", "SIGMOID", "TANH", "SOFTPLUS", "EXP", "SQR")
 GLU = ("SWIGLU", "GEGLU", "REGLU", "GEGLU_ERF", "GEGLU_QUICK")
@@ -28,15 +29,6 @@ def _applied(name: str, x: Any) -> Any:
     function = function_of(name)
     assert function is not None
     return function(Op(name, x.shape[-4:], "f32", b"\0" * 64, (Operand(x),), exact=True))
-
-
-def _halves(n: Op) -> tuple[Any, Any]:
-    """What is activated, and what it multiplies."""
-    other = n.optional(1)
-    if other is not None:
-        return n.x(), other
-    first, second = np.split(n.x(), 2, axis=-1)
-    return (second, first) if n.ints[1] else (first, second)
 
 
 @at_nodes(*UNARY, of="activation-other")
@@ -90,7 +82,7 @@ def _gated_by(name: str) -> Alter:
 
 
 def _gated(value: Callable[[Any, Any], Any]) -> Alter:
-    return takes(lambda n: value(*_halves(n)))
+    return takes(lambda n: value(*halves(n)))
 
 
 @at_nodes(*UNARY, of="activation-missing")
@@ -112,7 +104,7 @@ def of_up(site: Site) -> Iterator[Edit]:
     """The halves, or the two factors, change places."""
 
     def swapped(n: Op) -> Op:
-        x, y = _halves(n)
+        x, y = halves(n)
         return replace(n, sources=(Operand(y), Operand(x), *n.sources[2:]))
 
     yield Edit(swapped, "applies the activation to up, and multiplies by the gate", "up")

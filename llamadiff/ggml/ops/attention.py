@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llamadiff.ggml.op import Array, Op, Rounding, op
-from llamadiff.ggml.ops.products import rounded
+from llamadiff.ggml.op import Array, Kernels, Op, op
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.arithmetic import round_f16
 
@@ -88,7 +87,7 @@ def _unfollowed(n: Op) -> float:
     return metrics.ratio(float(sums.squared_error.sum()), float(np.square(sums.total, dtype=np.float64).sum()))
 
 
-@op("FLASH_ATTN_EXT", rounds=Rounding(_kernels, _unfollowed))
+@op("FLASH_ATTN_EXT", rounds=Kernels(_kernels, _unfollowed))
 def flash_attn_ext(n: Op) -> Array:
     """q [.., head, t, d], k and v [.., kv, s, d], mask, sinks -> [.., t, head, d] (arXiv:2205.14135).
 
@@ -105,7 +104,8 @@ def flash_attn_ext(n: Op) -> Array:
 
 def _scores_and_values(n: Op) -> tuple[Array, Array]:
     """Scores [.., head, t, s] with scale, cap and mask, and v [.., head, s, d], both float64."""
-    q = rounded(n.x(), n.source_kind(1), n.exact or _in_tiles(n), n.q8).astype(np.float64)
+    q = n.x() if _in_tiles(n) else n.rounded(n.x(), n.source_kind(1))[0]
+    q = q.astype(np.float64)
     k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3).astype(np.float64) for x in (n.x(1), n.x(2)))
     scale, max_bias, cap = (float(value) for value in n.floats[:3])
     scores = np.matmul(q, k.swapaxes(-1, -2)) * scale

@@ -5,19 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from llamadiff.ggml.op import Array, Op, op
-from llamadiff.numerics.arithmetic import AVX, PARTNER, ROUNDINGS, as_cpu
-
-
-def rounded(x: Array, kind: str, exact: bool, q8: str = AVX) -> Array:
-    """Activations as they are before a product with weights of a type."""
-    to = as_cpu(PARTNER.get(kind.upper(), "F32"), q8)
-    return x if exact or to not in ROUNDINGS else ROUNDINGS[to](x)
 
 
 @op("MUL_MAT", rounds=True)
 def mul_mat(n: Op) -> Array:
     """w [.., out, in], x [.., rows, in] -> [.., rows, out]; outer axes of w serve several of x's (ggml_mul_mat)."""
-    w, x = n.x(), rounded(n.x(1), n.source_kind(), n.exact, n.q8)
+    w, (x, *_) = n.x(), n.rounded(n.x(1), n.source_kind())
     w = _repeated(w, x.shape[-4:-2])
     return np.asarray(np.matmul(x.astype(np.float32, copy=False), w.swapaxes(-1, -2)))
 
@@ -36,7 +29,7 @@ def mul_mat_id(n: Op) -> Array:
     w: Array = n.x().reshape(n.x().shape[-3:])
     x, ids = n.alike(1, 2)
     ids = ids.astype(np.int64)[..., 0, 0, :, :]  # [..., token, used]
-    x = rounded(x[..., 0, :, :, :], n.source_kind(), n.exact, n.q8)
+    x, *_ = n.rounded(x[..., 0, :, :, :], n.source_kind())
     x = np.broadcast_to(x, (*ids.shape, x.shape[-1]))  # [..., token, used, in]
     out = np.empty((*ids.shape, w.shape[-2]), np.float32)
     for expert in np.unique(ids):

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from llamadiff.ggml.op import Array, Op, op
+from llamadiff.numerics.angles import ggml_theta
 
 NEOX, MROPE, VISION, IMROPE = 2, 8, 24, 40  # ggml.h, GGML_ROPE_TYPE_*
 
 
 @dataclass(frozen=True)
-class Settings:
+class Parameters:
     """op_params of ROPE (ggml_rope_impl)."""
 
     n_dims: int
@@ -30,7 +31,7 @@ class Settings:
     offset: int
 
     @classmethod
-    def of(cls, n: Op) -> Settings:
+    def of(cls, n: Op) -> Parameters:
         base, scale, ext, attn, fast, slow = (float(value) for value in n.floats[5:11])
         sections = tuple(int(size) for size in n.ints[11:15])
         dims, mode, ctx = int(n.ints[1]), int(n.ints[2]), int(n.ints[4])
@@ -50,7 +51,7 @@ def rope_back(n: Op) -> Array:
 
 
 def _rotated(n: Op, direction: float) -> Array:
-    s, x = Settings.of(n), n.x()
+    s, x = Parameters.of(n), n.x()
     half = s.n_dims // 2 if s.mode != VISION else s.n_dims
     theta = _angles(s, n.x(1).reshape(-1), x.shape[-3], half, n.exact)  # [token, pair]
     cos, sin = _cos_sin(s, theta, n.optional(2), n.exact)
@@ -62,7 +63,7 @@ def _rotated(n: Op, direction: float) -> Array:
     return out
 
 
-def _places(s: Settings, width: int, half: int) -> tuple[Array, Array]:
+def _places(s: Parameters, width: int, half: int) -> tuple[Array, Array]:
     """Which values of a head make up the pairs."""
     i = np.arange(half)
     if s.mode == 0:
@@ -70,7 +71,7 @@ def _places(s: Settings, width: int, half: int) -> tuple[Array, Array]:
     return s.offset + i, s.offset + i + (width // 2 if s.mode == VISION else half)
 
 
-def _angles(s: Settings, positions: Array, tokens: int, half: int, exact: bool) -> Array:
+def _angles(s: Parameters, positions: Array, tokens: int, half: int, exact: bool) -> Array:
     """theta of each token and pair; ggml multiplies it on from pair to pair in float32."""
     if not s.mode & MROPE:
         return _powers(s, positions[:tokens], np.arange(half), exact)
@@ -84,16 +85,13 @@ def _angles(s: Settings, positions: Array, tokens: int, half: int, exact: bool) 
     return np.asarray(np.take_along_axis(thetas, which[None, None, :].repeat(tokens, 1), axis=0)[0])
 
 
-def _powers(s: Settings, positions: Array, exponents: Array, exact: bool) -> Array:
+def _powers(s: Parameters, positions: Array, exponents: Array, exact: bool) -> Array:
     if exact:
         return np.asarray(positions[:, None] * s.base ** (-2.0 * exponents / s.n_dims))
-    step = np.float32(s.base) ** np.float32(-2.0 / s.n_dims)
-    powers = np.full((len(positions), int(exponents.max()) + 1), step, np.float32)
-    powers[:, 0] = positions
-    return np.asarray(np.multiply.accumulate(powers, axis=1, dtype=np.float32)[:, exponents])
+    return np.asarray(ggml_theta(positions, s.base, s.n_dims, int(exponents.max()) + 1)[:, exponents])
 
 
-def _sections(s: Settings, half: int) -> Array:
+def _sections(s: Parameters, half: int) -> Array:
     """Which of the four positions turns each pair (ggml_mrope_cache_init)."""
     t, h, w, e = s.sections
     sector = np.arange(half) % (t + h + w + e)
@@ -104,7 +102,7 @@ def _sections(s: Settings, half: int) -> Array:
     return np.searchsorted(np.cumsum([t, h, w]), sector, side="right")
 
 
-def _cos_sin(s: Settings, theta: Array, factors: Array | None, exact: bool) -> tuple[Array, Array]:
+def _cos_sin(s: Parameters, theta: Array, factors: Array | None, exact: bool) -> tuple[Array, Array]:
     """cos and sin of the angles: divided by frequency factors, scaled, blended by YaRN (arXiv:2309.00071)."""
     kind: type[Any] = np.float64 if exact else np.float32
     if factors is not None:
@@ -117,7 +115,7 @@ def _cos_sin(s: Settings, theta: Array, factors: Array | None, exact: bool) -> t
     return np.cos(scaled) * kind(magnitude), np.sin(scaled) * kind(magnitude)
 
 
-def _keep(s: Settings, half: int) -> Array:
+def _keep(s: Parameters, half: int) -> Array:
     """How much of each frequency stays unscaled (ggml_rope_yarn_corr_dims)."""
 
     def pair(turns: float) -> float:

@@ -8,12 +8,11 @@ from collections.abc import Callable
 import numpy as np
 
 from llamadiff.ggml.op import Array, Op, op
-from llamadiff.numerics.arithmetic import round_f16
+from llamadiff.numerics.arithmetic import GELU_END, round_f16, round_in_table
 
 SQRT_2_OVER_PI = 0.79788456080286535587989211986876  # ggml-cpu/vec.h
 GELU_A, QUICK = 0.044715, -1.702
 _ERF = np.vectorize(math.erf, otypes=[np.float64])
-_TABLE_END = 10.0  # beyond, ggml's GELU is x or 0
 
 
 def _sigmoid(x: Array) -> Array:
@@ -45,11 +44,11 @@ def _softplus(x: Array) -> Array:
 
 
 def gelu(x: Array, exact: bool) -> Array:
-    """GELU by tanh (Hendrycks & Gimpel 2016); ggml's table takes and gives float16 within +-10."""
+    """GELU by tanh (Hendrycks & Gimpel 2016), or by ggml's table."""
     if exact:
         return _gelu(x.astype(np.float64)).astype(np.float32)
-    table = round_f16(_gelu_single(round_f16(x).astype(np.float32)))
-    return np.where(x <= -_TABLE_END, np.float32(0), np.where(x >= _TABLE_END, x, table))
+    table = round_in_table(_gelu_single(round_in_table(x).astype(np.float32)))
+    return np.where(x <= -GELU_END, np.float32(0), table)
 
 
 def gelu_quick(x: Array, exact: bool) -> Array:
@@ -103,7 +102,7 @@ def leaky_relu(n: Op) -> Array:
     return np.asarray(np.maximum(n.x(), 0) + n.floats[0] * np.minimum(n.x(), 0))
 
 
-def _halves(n: Op) -> tuple[Array, Array]:
+def halves(n: Op) -> tuple[Array, Array]:
     """What is activated, and what it gates: two tensors, or the halves of one (params[1]: the other way round)."""
     other = n.optional(1)
     if other is not None:
@@ -124,14 +123,14 @@ _GATES: dict[str, Callable[[Array, bool], Array]] = {
 @op(*_GATES, rounds=True)
 def glu(n: Op) -> Array:
     """activation(x) * gate (Shazeer 2020, arXiv:2002.05202)."""
-    x, gate = _halves(n)
+    x, gate = halves(n)
     return _GATES[n.name](x, n.exact) * gate
 
 
 @op("SWIGLU_OAI")
 def swiglu_oai(n: Op) -> Array:
     """min(x, limit) * sigmoid(alpha x) * (clamped gate + 1): params[2] alpha, params[3] limit (gpt-oss)."""
-    x, gate = (part.astype(np.float64) for part in _halves(n))
+    x, gate = (part.astype(np.float64) for part in halves(n))
     alpha, limit = float(n.floats[2]), float(n.floats[3])
     x, gate = np.minimum(x, limit), np.clip(gate, -limit, limit)
     return np.asarray(x / (1.0 + np.exp(-alpha * x)) * (gate + 1.0), np.float32)
@@ -140,7 +139,7 @@ def swiglu_oai(n: Op) -> Array:
 @op("SWIGLU_CLAMP")
 def swiglu_clamp(n: Op) -> Array:
     """silu(min(x, limit)) * clamped gate: params[3] limit."""
-    x, gate = (part.astype(np.float64) for part in _halves(n))
+    x, gate = (part.astype(np.float64) for part in halves(n))
     limit = float(n.floats[3])
     x, gate = np.minimum(x, limit), np.clip(gate, -limit, limit)
     return np.asarray(x / (1.0 + np.exp(-x)) * gate, np.float32)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from llamadiff.ggml.op import Array, Op, op
-from llamadiff.numerics.arithmetic import AVX, ROUNDINGS, as_cpu
+from llamadiff.numerics.arithmetic import AVX, as_cpu, rounded
+from llamadiff.numerics.types import CACHE_TYPES
 
 
 def _as_float(x: Array) -> Array:
@@ -20,15 +21,14 @@ def _as_whole(x: Array) -> Array:
 _KEPT = {
     "f32": _as_float, "i32": _as_whole, "i64": _as_whole,
 }  # fmt: skip
-_ROUNDED = ("f16", "bf16", "q8_0", "q5_0", "q4_0")
 
 
 def kept_as(x: Array, kind: str, was: str = "f32", q8: str = AVX) -> Array:
     """Values once they are stored in a type. Raises ValueError for one whose rounding is not known."""
     if kind in _KEPT:
         return _KEPT[kind](x)
-    if kind in _ROUNDED:
-        return ROUNDINGS[as_cpu(kind.upper(), q8)](x)
+    if kind.upper() in CACHE_TYPES:
+        return rounded(x, as_cpu(kind.upper(), q8))
     if kind != was:
         raise ValueError(f"no rounding from {was} to {kind}")
     return x
