@@ -13,7 +13,7 @@ from quick import mark_slow
 from small import DIM, EMBD, VOCAB, write_model
 from small_others import deepseek2, gpt2, gpt_oss, mamba2, phi3
 
-from llamadiff.comparison import assemble
+from llamadiff.comparison import judging
 from llamadiff.manner import understand
 
 _RNG = np.random.default_rng(7)
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search for causes ends when it is through, not when a busy machine's time is up."""
-    monkeypatch.setattr(assemble, "LEAST_SECONDS", 600.0)
+    monkeypatch.setattr(judging, "LEAST_SECONDS", 600.0)
     monkeypatch.setattr(understand, "SECONDS", 600.0)
 
 

@@ -18,8 +18,9 @@ from small_others import deepseek2, mamba2, phi3
 from llamadiff import Trace, UserError, compare
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.api import diff
-from llamadiff.comparison.api import record as recorded
+from llamadiff.comparison.verbs import record as recorded
 from llamadiff.diagnose.bugs.activations import gelu
+from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.request import Settings
 
 TOKENS = (1, 17, 5, 80, 42, 9)
@@ -282,7 +283,7 @@ def test_flash_attention_is_right_and_hides_the_scores(small_model):
 
 
 def test_flash_attention_that_is_off_by_a_hundredth_is_wrong(small_model, tmp_path):
-    trace = recorded(small_model(), tmp_path / "t.safetensors", tokens=TOKENS, settings=FLASH)
+    trace = recorded(small_model(), Run(tokens=TOKENS, settings=FLASH), tmp_path / "t.safetensors")
     arrays = {name: np.array(trace[name]) for name in trace}
     arrays["kqv_out-1"] *= np.float32(1.01)
     result = compare(small_model(), candidate=Trace(trace.info, arrays, trace.dtypes), settings=FLASH)

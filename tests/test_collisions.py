@@ -15,8 +15,9 @@ import llamadiff
 from llamadiff import UserError
 from llamadiff.candidates.reference import record
 from llamadiff.cli.commands import app
-from llamadiff.comparison.api import compared_files
-from llamadiff.comparison.api import record as capture
+from llamadiff.comparison.verbs import compared_files
+from llamadiff.comparison.verbs import record as capture
+from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.child import Child
 from llamadiff.system.collisions import refuse_collisions, saved
 from llamadiff.trace.reader import Trace
@@ -159,7 +160,7 @@ def test_the_python_interface_refuses_too(place):
         with pytest.raises(UserError, match=r"d/baseline\.safetensors is the candidate"):
             llamadiff.compare(model, candidate=candidate, save="d")
     with pytest.raises(UserError, match=r"m\.gguf is the model"):
-        capture(model, Path("m.gguf"), tokens=TOKENS)
+        capture(model, Run(tokens=TOKENS), Path("m.gguf"))
     assert contents(place) == before
 
 

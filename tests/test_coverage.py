@@ -13,9 +13,9 @@ from llamadiff import compare
 from llamadiff.candidates.reference import record
 from llamadiff.cli.commands import app
 from llamadiff.comparison.api import check, diff
-from llamadiff.comparison.api import record as capture
 from llamadiff.comparison.check_traces import check_all
-from llamadiff.numerics.tolerances import RULES
+from llamadiff.comparison.verbs import record as capture
+from llamadiff.engines.run_spec import USUAL, Run
 from llamadiff.report.json import to_object
 from llamadiff.trace.metadata import KEY
 from llamadiff.trace.reader import Trace
@@ -98,14 +98,15 @@ def test_a_wrong_tap_is_wrong_whatever_was_recorded(right, small_model):
 
 def test_llama_cpp_is_asked_for_less(small_model, tmp_path):
     assert compare(small_model(), tokens=TOKENS, patterns=("embd",)).verdict == "match"
-    capture(small_model(), tmp_path / "t.safetensors", tokens=TOKENS, patterns=("l_out-*",), layers=range(1, 2))
+    run = Run(tokens=TOKENS, patterns=("l_out-*",), layers=range(1, 2))
+    capture(small_model(), run, tmp_path / "t.safetensors")
     trace = Trace.open(tmp_path / "t.safetensors")
     assert trace.info.producer["asked"] == {"taps": ["l_out-*"], "layers": [1, 1]}
     assert check(trace, small_model()).verdict in ("match", "noise")
     unsaid = trace.saying(type(trace.info)(trace.info.tokens, trace.info.positions, 3))
     assert check(unsaid, small_model()).verdict == "unchecked"
     assert check(unsaid, small_model(), partial=True).verdict in ("match", "noise")
-    [(_, result)] = check_all([tmp_path / "t.safetensors"], small_model(), RULES)
+    [(_, result)] = check_all([tmp_path / "t.safetensors"], small_model(), USUAL)
     assert result.verdict in ("match", "noise")
     assert "asked" not in compare(small_model(), tokens=TOKENS).baseline
 

@@ -16,8 +16,10 @@ from test_settling import Mixed
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff, graph
+from llamadiff.comparison.api import diff
 from llamadiff.comparison.logits import compare_logits
+from llamadiff.comparison.verbs import graph
+from llamadiff.engines.run_spec import Run
 from llamadiff.numerics import metrics
 from llamadiff.report.json import to_object
 from llamadiff.report.terminal.report import make_console, render
@@ -207,13 +209,13 @@ def test_a_model_that_overflows_is_unchecked_from_there_on(overflowing):
 
 
 def test_a_graph_that_overflows_is_unchecked_from_there_on(overflowing, path):
-    result = graph(overflowing, tokens=TOKENS)
+    result = graph(overflowing, Run(tokens=TOKENS))
     assert result.verdict == "unchecked"
     assert not result.wrong
     assert "since on their inputs NaN or Inf is right" in result.summary
     first = next(row for row in result.rows if row.verdict == "unchecked")
     assert first.layer == 1
-    assert "since on their inputs" not in graph(path, tokens=TOKENS).summary
+    assert "since on their inputs" not in graph(path, Run(tokens=TOKENS)).summary
 
 
 # -- logits, and traces alone -----------------------------------

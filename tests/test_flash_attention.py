@@ -12,7 +12,8 @@ import pytest
 from conftest import OPTIONS
 from small import write_model
 
-from llamadiff.comparison.api import graph
+from llamadiff.comparison.verbs import graph
+from llamadiff.engines.run_spec import Run
 from llamadiff.ggml.check import Replay, replay
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.llamacpp.request import Settings
@@ -228,6 +229,6 @@ def test_llama_cpp_is_right_on_this_machine(name, n_tokens, tmp_path):
     extra = {**OPTIONS[name].get("extra", {}), "context_length": 600}
     path = write_model(tmp_path / "m.gguf", kind="Q8_0", **{**OPTIONS[name], "extra": extra, "layers": 1})
     tokens = tuple(3 + 7 * i % 60 for i in range(n_tokens))
-    result = graph(path, tokens=tokens, n_predict=2, settings=Settings(flash_attn=True))
+    result = graph(path, Run(tokens=tokens, n_predict=2, settings=Settings(flash_attn=True)))
     assert [row for row in result.rows if row.op == "FLASH_ATTN_EXT"]
     assert {row.verdict for row in result.rows} == {"match"}

@@ -16,11 +16,12 @@ from small import write_model
 
 from llamadiff import Trace, compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import record as recorded
+from llamadiff.comparison.verbs import record as recorded
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.run_spec import Run
 from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.graph import Graph, GraphNode, Leaf
 from llamadiff.llamacpp.request import Settings
@@ -39,7 +40,7 @@ def by_graph(tmp_path):
 
     def get(path: Path) -> tuple[Path, Trace]:
         output = tmp_path / "b.safetensors"
-        model, _ = by_its_graph(path, text_request(ModelFile(path), None, TOKENS, False, 0, output, Settings()))
+        model, _ = by_its_graph(path, text_request(ModelFile(path), Run(tokens=TOKENS), output))
         return path, record(model.engine, TOKENS, "my engine")
 
     return get
@@ -126,7 +127,8 @@ ASKED = {
 
 def captured(path: Path, n_predict: int, settings: Settings, output: Path) -> Trace:
     """llama.cpp's own run, as a candidate of the graph."""
-    _, trace = by_its_graph(path, text_request(ModelFile(path), None, TOKENS, False, n_predict, output, settings))
+    run = Run(tokens=TOKENS, n_predict=n_predict, settings=settings)
+    _, trace = by_its_graph(path, text_request(ModelFile(path), run, output))
     return trace
 
 
@@ -176,7 +178,7 @@ def test_a_fault_in_a_decode_step_is_named(asked, small_model, tmp_path):
 def test_what_the_engine_calls_a_tap_the_graph_does(name, tokens, small_model, tmp_path):
     """A trace that was recorded for the reference engine has the graph's axes too."""
     path = small_model(name, "Q8_0")
-    trace = recorded(path, tmp_path / "t.safetensors", tokens=tokens)
+    trace = recorded(path, Run(tokens=tokens), tmp_path / "t.safetensors")
     result = compare(path, candidate=trace, engine="graph")
     assert result.verdict == "match", result.summary
     assert len(result.rows) == len(trace)

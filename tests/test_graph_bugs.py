@@ -12,19 +12,18 @@ from small import EMBD, write_model
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.assemble import judge
-from llamadiff.diagnose.case import Case, Run
+from llamadiff.comparison.judging import judge
+from llamadiff.diagnose.case import Case, Recording
 from llamadiff.diagnose.graph_bugs.edit import EDITS, Edit, Site
 from llamadiff.diagnose.registry import known_bugs, reads_blocks
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import GraphModel, by_its_graph
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.graph import GraphNode
 from llamadiff.ggml.op import Op
-from llamadiff.llamacpp.request import Settings
-from llamadiff.numerics import tolerances
 from llamadiff.numerics.rounding_tap import Carrier
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
@@ -65,7 +64,7 @@ class Recorded:
         return Trace(trace.info, {name: np.array(trace[name]) for name in kept}, trace.dtypes)
 
     def judged(self, altered: dict, *starts: str, **how):
-        return judge(self.model, self.right, self.faulty(altered, *starts), tolerances.RULES, **how)
+        return judge(self.model, self.right, self.faulty(altered, *starts), How(**how))
 
     def find(self, op: str, what: Callable[[GraphNode], bool] = lambda node: True) -> GraphNode:
         """The last node with an op."""
@@ -85,7 +84,7 @@ def recorded(small_model, tmp_path_factory):
         if name not in kept:
             path = name if isinstance(name, Path) else RANDOM[name] if name in RANDOM else small_model(name, "F16")
             output = tmp_path_factory.mktemp("graph") / "b.safetensors"
-            model, _ = by_its_graph(path, text_request(ModelFile(path), None, TOKENS, False, 0, output, Settings()))
+            model, _ = by_its_graph(path, text_request(ModelFile(path), Run(tokens=TOKENS), output))
             kept[name] = Recorded(model, record(model.engine, TOKENS, "right"))
         return kept[name]
 
@@ -96,7 +95,9 @@ def sites(one: Recorded, ops: tuple[str, ...]) -> list[Site]:
     """Every node with one of these ops, as a bug sees it that everything was recorded for."""
     model, right = one.model, one.right
     shapes = {name: right[name].shape for name in right}
-    run = Run(model, TOKENS, np.arange(len(TOKENS)), (0, len(TOKENS)), len(TOKENS), Carrier([("f32", {})]), shapes, {})
+    run = Recording(
+        model, TOKENS, np.arange(len(TOKENS)), (0, len(TOKENS)), len(TOKENS), Carrier([("f32", {})]), shapes, {}
+    )
     named = {tap.name: tap for tap in model.taps}
     case = Case(run, named["result_output"], lambda name: right[name][None], None)
     whole = Subgraph(model.engine, model.graph.nodes, {})
@@ -240,7 +241,7 @@ def test_positions_that_restart_in_decode_steps_are_named(recorded):
 
     faulty = one.faulty({node.number: restarted})
     sides = [Trace(info, {name: x[name] for name in x}, x.dtypes) for x in (one.right, faulty)]
-    result = judge(one.model, *sides, tolerances.RULES)
+    result = judge(one.model, *sides, USUAL)
     assert [cause.name for cause in result.diagnosis[0].causes] == ["rope-position-restarted"]
 
 

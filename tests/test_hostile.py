@@ -26,9 +26,10 @@ from llamadiff.candidates.map_file import load_map
 from llamadiff.candidates.opening import resolve
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
-from llamadiff.comparison.assemble import judge
+from llamadiff.comparison.judging import judge
 from llamadiff.engines.reference_model import Model
-from llamadiff.numerics.tolerances import RULES, load_rules
+from llamadiff.engines.run_spec import USUAL
+from llamadiff.numerics.tolerances import load_rules
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import KEY, SCHEMA
 from llamadiff.trace.reader import Trace
@@ -319,7 +320,7 @@ def test_a_long_value_is_quoted_in_part(stated: dict[str, object], model: Model,
     metadata = {KEY: json.dumps({"schema": SCHEMA, "tokens": TOKENS, **stated})}
     save_file({"embd": ROWS}, tmp_path / "t.safetensors", metadata)
     with pytest.raises(UserError, match=r"the candidate was recorded with") as caught:
-        judge(model, record(model.engine, TOKENS, "right"), loaded(tmp_path / "t.safetensors", model), RULES)
+        judge(model, record(model.engine, TOKENS, "right"), loaded(tmp_path / "t.safetensors", model), USUAL)
     assert len(str(caught.value)) < 400
 
 

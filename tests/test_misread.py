@@ -15,14 +15,13 @@ from small import EMBD, FF, VOCAB, write_model
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.api import diff
-from llamadiff.comparison.assemble import judge
+from llamadiff.comparison.judging import judge
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.run_spec import USUAL, Run
 from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.op import Op, Operand
-from llamadiff.llamacpp.request import Settings
-from llamadiff.numerics import tolerances
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 OPTIONS = {
@@ -133,7 +132,7 @@ def graph_model(model, tmp_path_factory):
     def get(arch, kind):
         if (arch, kind) not in made:
             path, _ = model(arch, kind)
-            request = text_request(ModelFile(path), None, TOKENS, False, 0, folder / "b.safetensors", Settings())
+            request = text_request(ModelFile(path), Run(tokens=TOKENS), folder / "b.safetensors")
             made[arch, kind] = by_its_graph(path, request)[0]
         return made[arch, kind]
 
@@ -146,7 +145,7 @@ def test_mistake_is_named_through_the_graph(kind, cause, mistake, model, graph_m
     wide = kind in K_TYPES and cause == "block-size-wrong"
     weight = "ffn_down" if wide else "ffn_up"
     wrong = record(Engine(Misread(path, f"{weight}.weight", mistake)), TOKENS, "my engine")
-    result = judge(graph_model("llama", kind), right, wrong, tolerances.RULES)
+    result = judge(graph_model("llama", kind), right, wrong, USUAL)
     assert result.wrong[0].tap == TAPS[weight]
     assert cause in [found.name for found in result.diagnosis[0].causes]
     assert result.diagnosis[0].nmse <= 1e-9
@@ -162,7 +161,7 @@ def test_a_type_misread_everywhere_is_named_through_what_was_not_recorded(kind, 
     path, right = model("llama", kind)
     wrong = record(Engine(Everywhere(path, kind, mistake)), TOKENS, "my engine")
     kept = {name: np.array(wrong[name]) for name in wrong if name.startswith(("embd", "l_out", "result"))}
-    result = judge(graph_model("llama", kind), right, Trace(wrong.info, kept, wrong.dtypes), tolerances.RULES)
+    result = judge(graph_model("llama", kind), right, Trace(wrong.info, kept, wrong.dtypes), USUAL)
     assert (result.diagnosis[0].tap, [found.name for found in result.diagnosis[0].causes]) == ("l_out-0", [cause])
 
 
@@ -173,14 +172,14 @@ def test_a_type_misread_everywhere_is_named_through_what_was_not_recorded(kind, 
 def test_misread_embedding_is_named_through_the_graph(kind, cause, mistake, model, graph_model):
     path, right = model("llama", kind)
     wrong = record(Engine(Misread(path, "token_embd.weight", mistake)), TOKENS, "my engine")
-    result = judge(graph_model("llama", kind), right, wrong, tolerances.RULES)
+    result = judge(graph_model("llama", kind), right, wrong, USUAL)
     assert (result.wrong[0].tap, cause in [found.name for found in result.diagnosis[0].causes]) == ("embd", True)
 
 
 @pytest.mark.parametrize("mistake", ["unsigned", "d left out"])
 def test_misread_experts_are_named_through_the_graph(mistake, tmp_path):
     path = write_model(tmp_path / "moe.gguf", kind="Q8_0", experts=4)
-    request = text_request(ModelFile(path), None, TOKENS, False, 0, tmp_path / "b.safetensors", Settings())
+    request = text_request(ModelFile(path), Run(tokens=TOKENS), tmp_path / "b.safetensors")
     by_graph, _ = by_its_graph(path, request)
     cause = next(cause for cause, mistakes in MISTAKES.items() if mistake in mistakes)
     misread = Misread(path, "blk.1.ffn_up_exps.weight", mistake)
@@ -194,6 +193,6 @@ def test_misread_experts_are_named_through_the_graph(mistake, tmp_path):
 
     right = record(by_graph.engine, TOKENS, "right")
     wrong = record(GraphEngine(by_graph.graph, by_graph.weights, {node.number: faulty}), TOKENS, "my engine")
-    result = judge(by_graph, right, wrong, tolerances.RULES)
+    result = judge(by_graph, right, wrong, USUAL)
     assert result.wrong[0].tap == "ffn_moe_up-1"
     assert cause in [found.name for found in result.diagnosis[0].causes]

@@ -15,7 +15,8 @@ import pytest
 from llamaref import Weights
 
 from llamadiff import compare
-from llamadiff.comparison.api import graph, list_nodes
+from llamadiff.comparison.verbs import graph, list_nodes
+from llamadiff.engines.run_spec import Run
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.repro import load
@@ -42,7 +43,7 @@ def all_right(result):
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q5_1"])
 @pytest.mark.parametrize("name", SMALL)
 def test_every_node_of_small_models_is_right(name, kind, small_model):
-    all_right(graph(small_model(name, kind), tokens=TOKENS, n_predict=2))
+    all_right(graph(small_model(name, kind), Run(tokens=TOKENS, n_predict=2)))
 
 
 SETTINGS = {
@@ -56,14 +57,14 @@ SETTINGS = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_node_is_right_with_other_settings(name, kind, small_model, machine):
     machine.needs(SETTINGS[name], small_model("llama", kind))
-    all_right(graph(small_model("llama", kind), tokens=TOKENS, n_predict=2, settings=SETTINGS[name]))
+    all_right(graph(small_model("llama", kind), Run(tokens=TOKENS, n_predict=2, settings=SETTINGS[name])))
 
 
 @pytest.mark.parametrize("flash", [False, True], ids=["plain", "flash"])
 @pytest.mark.parametrize("path", RANDOM, ids=lambda path: path.stem)
 def test_every_node_of_every_architecture_is_right(path, flash):
     """Runs where the shared models lie beside the checkout."""
-    all_right(graph(path, tokens=TOKENS, n_predict=4, settings=Settings(flash_attn=flash)))
+    all_right(graph(path, Run(tokens=TOKENS, n_predict=4, settings=Settings(flash_attn=flash))))
 
 
 def test_compare_takes_the_graph_where_there_is_no_engine(small_model):

@@ -13,9 +13,9 @@ from safetensors.numpy import load_file, save_file
 from small import write_model
 
 from llamadiff import Trace, check, compare, diff
-from llamadiff.comparison.api import record
+from llamadiff.comparison.verbs import record
+from llamadiff.engines.run_spec import Run
 from llamadiff.engines.select import runnable
-from llamadiff.llamacpp.request import Settings
 from llamadiff.report.json import to_object
 from llamadiff.system.errors import UserError
 from llamadiff.trace.metadata import KEY
@@ -69,7 +69,7 @@ def test_what_the_engine_refuses_goes_through_the_graph_which_is_said(parallel: 
 
 def test_which_engine_judged_is_said_of_every_candidate(small_model, tmp_path: Path) -> None:
     path = small_model()
-    trace = record(path, tmp_path / "t.safetensors", tokens=TOKENS)
+    trace = record(path, Run(tokens=TOKENS), tmp_path / "t.safetensors")
     assert compare(path, candidate=trace).engine.name == diff(trace, trace, path).engine.name == "numpy"
     assert compare(path, candidate=trace, engine="graph").engine.name == "graph"
     assert diff(trace, trace).engine is None
@@ -104,10 +104,10 @@ def test_taps_and_layers_are_what_was_asked_for(parallel: Path, tmp_path: Path) 
     assert asked(patterns=("l_out-*", "result_*")) == {"l_out-0", "l_out-1", "result_norm", "result_output"}
     assert asked(patterns=("l_out-*",), layers=range(1, 2)) == {"l_out-1"}
     output = tmp_path / "t.safetensors"
-    assert set(record(parallel, output, tokens=TOKENS, patterns=("l_out-*",))) == {"l_out-0", "l_out-1"}
-    assert "ffn_out-0" not in record(parallel, output, tokens=TOKENS, layers=range(1, 2))
+    assert set(record(parallel, Run(tokens=TOKENS, patterns=("l_out-*",)), output)) == {"l_out-0", "l_out-1"}
+    assert "ffn_out-0" not in record(parallel, Run(tokens=TOKENS, layers=range(1, 2)), output)
     for ask in (lambda **words: compare(parallel, tokens=TOKENS, **words),
-                lambda **words: record(parallel, output, tokens=TOKENS, **words)):  # fmt: skip
+                lambda **words: record(parallel, Run(tokens=TOKENS, **words), output)):  # fmt: skip
         with pytest.raises(UserError, match=r"no tap fits --taps l_in-\*; llamadiff taps p.gguf lists them"):
             ask(patterns=("l_in-*",))
         with pytest.raises(UserError, match="--layers 2-2: the model has layers 0 to 1"):
@@ -126,7 +126,7 @@ def test_both_sides_are_saved(parallel: Path, tmp_path: Path) -> None:
 def test_what_steps_compute_otherwise_is_no_error(arch: str, other: Callable[[str], Path], tmp_path: Path) -> None:
     """Rows of hidden keys that a sparse attention chooses; decays that count from the start of a pass."""
     for n_predict in (0, 2):
-        trace = record(other(arch), tmp_path / "t.safetensors", tokens=TOKENS, n_predict=n_predict)
+        trace = record(other(arch), Run(tokens=TOKENS, n_predict=n_predict), tmp_path / "t.safetensors")
         result = compare(other(arch), candidate=trace)
         assert result.verdict in ("match", "noise"), result.summary
         assert {"l_out-0", "l_out-1", "result_output"} <= {row.tap for row in result.rows}
@@ -140,14 +140,14 @@ def test_what_steps_compute_otherwise_is_no_error(arch: str, other: Callable[[st
 
 def test_a_decoder_without_a_cache_takes_no_steps(other: Callable[[str], Path], tmp_path: Path) -> None:
     path, output = other("llama-embed"), tmp_path / "t.safetensors"
-    assert compare(path, candidate=record(path, output, tokens=TOKENS)).verdict == "match"
+    assert compare(path, candidate=record(path, Run(tokens=TOKENS), output)).verdict == "match"
     with pytest.raises(UserError, match="keeps nothing between passes; ask for no decode steps"):
-        record(path, output, tokens=TOKENS, n_predict=1, settings=Settings())
+        record(path, Run(tokens=TOKENS, n_predict=1), output)
 
 
 def test_two_traces_alone_are_lined_up_by_all_their_names(other: Callable[[str], Path], tmp_path: Path) -> None:
     """Also by names of llama.cpp's that are no words of the vocabulary."""
-    trace = record(other("falcon"), tmp_path / "t.safetensors", tokens=TOKENS)
+    trace = record(other("falcon"), Run(tokens=TOKENS), tmp_path / "t.safetensors")
     assert {row.tap for row in diff(trace, trace).rows} == set(trace)
     arrays = {name: np.array(trace[name]) for name in trace}
     arrays["norm_w-0"] += np.float32(0.1)

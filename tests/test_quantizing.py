@@ -10,7 +10,9 @@ from llamaref import Engine
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record as recorded
-from llamadiff.comparison.api import diff, record
+from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import record
+from llamadiff.engines.run_spec import Run
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.ggml.repro import load, save
@@ -58,7 +60,7 @@ def test_an_unknown_way_is_taken_for_the_usual_one():
 def test_this_machines_ggml_has_one_of_them(small_model, tmp_path):
     """And its captures say which; without ggml the usual one is assumed."""
     assert q8_way() in arithmetic.Q8_WAYS
-    trace = record(small_model("llama", "Q8_0"), tmp_path / "t.safetensors", tokens=(1, 5))
+    trace = record(small_model("llama", "Q8_0"), Run(tokens=(1, 5)), tmp_path / "t.safetensors")
     assert trace.info.producer["settings"]["q8"] == q8_way()
 
 

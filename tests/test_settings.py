@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from llamadiff import UserError
-from llamadiff.comparison.api import compare, graph, record
+from llamadiff.comparison.verbs import compare, graph, record
+from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.library import set_fields
 from llamadiff.llamacpp.request import Settings
 
@@ -34,7 +35,7 @@ def test_layers_for_a_gpu_that_is_not_there(command, small_model, tmp_path):
         pytest.skip("this llama.cpp has a GPU")
     more = {"output": tmp_path / "t.safetensors"} if command is record else {}
     with pytest.raises(UserError, match=r"--gpu-layers 99: this llama\.cpp .* finds no GPU; leave it out, or"):
-        command(small_model(), tokens=TOKENS, settings=Settings(gpu_layers=99), **more)
+        command(small_model(), Run(tokens=TOKENS, settings=Settings(gpu_layers=99)), **more)
     assert not list(tmp_path.iterdir())
 
 

@@ -82,22 +82,26 @@ def compare(
 
     text = _prompt(prompt, prompt_file)
     with Child() as child, _progress() as progress:
-        from llamadiff.comparison import api  # takes as long as llama.cpp's process takes to get ready
+        from llamadiff.comparison import verbs  # takes as long as llama.cpp's process takes to get ready
+        from llamadiff.engines.run_spec import How, Run
 
         refuse_collisions(
             [
-                *api.compared_files(model, candidate, name_map),
+                *verbs.compared_files(model, candidate, name_map),
                 *_settings_files(tolerance, tokens_file, prompt_file),
             ],
             [*saved(save), *_reports(json, csv)],
         )
-        result = api.compare(
-            model, text, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
-            candidate=candidate, name_map=name_map, timeout=timeout, patterns=taps or (), layers=_layer_range(layers),
-            settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), rules=_rules(tolerance), save=save,
-            partial=partial, precision=precision, engine=engine, explain=budget if explain_output else 0.0,
-            progress=progress, child=child, expect=_token_ids(expect, None, "--expect"),
+        run = Run(
+            text, _token_ids(tokens, tokens_file), chat, n_predict, taps or (), _layer_range(layers),
+            _settings(kv_type, flash_attn, gpu_layers, repack, threads),
         )  # fmt: skip
+        how = How(
+            rules=_rules(tolerance), engine=engine, precision=precision, explain=budget if explain_output else 0.0,
+            partial=partial, expect=_token_ids(expect, None, "--expect"), name_map=name_map, timeout=timeout,
+            progress=progress,
+        )  # fmt: skip
+        result = verbs.compare(model, run, candidate, how, save, child)
     _report(result, json, csv)
     _exit(result.verdict, fail_on)
 
@@ -110,16 +114,17 @@ def capture(
     flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0,
 ) -> None:  # fmt: skip
     """Run llama.cpp alone and keep its trace."""
-    from llamadiff.comparison import api
+    from llamadiff.comparison import verbs
+    from llamadiff.engines.run_spec import How, Run
 
     text = _prompt(prompt, prompt_file)
     refuse_collisions([("the model", model), *_settings_files(None, tokens_file, prompt_file)], [("--output", output)])
     with _progress() as progress:
-        trace = api.record(
-            model, output, text, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
-            patterns=taps or (), layers=_layer_range(layers),
-            settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), progress=progress,
+        run = Run(
+            text, _token_ids(tokens, tokens_file), chat, n_predict, taps or (), _layer_range(layers),
+            _settings(kv_type, flash_attn, gpu_layers, repack, threads),
         )  # fmt: skip
+        trace = verbs.record(model, run, output, How(progress=progress))
     typer.echo(f"{_shown(output)}: {len(trace)} taps of {len(trace.info.tokens)} tokens", err=True)
 
 
@@ -131,14 +136,14 @@ def diff(
     json: Json = None, csv: Csv = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Compare two traces; with --model, judge every op of both."""
-    from llamadiff.comparison import api
+    from llamadiff.comparison import verbs
+    from llamadiff.engines.run_spec import How
 
     refuse_collisions(_two_traces(baseline, candidate, model, tolerance), _reports(json, csv))
     with _progress() as progress:
-        result = api.diff(
-            baseline, candidate, model, _rules(tolerance), partial=partial, progress=progress,
-            expect=_token_ids(expect, None, "--expect"),
-        )  # fmt: skip
+        expected = _token_ids(expect, None, "--expect")
+        how = How(rules=_rules(tolerance), partial=partial, expect=expected, progress=progress)
+        result = verbs.diff(baseline, candidate, model, how)
     _report(result, json, csv)
     _exit(result.verdict, fail_on)
 
@@ -152,14 +157,14 @@ def diagnose(
     json: Json = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Say why the candidate is wrong: every known bug is replayed on what it recorded."""
-    from llamadiff.comparison import api
+    from llamadiff.comparison import verbs
+    from llamadiff.engines.run_spec import How
 
     refuse_collisions(_two_traces(baseline, candidate, model, tolerance), _reports(json, None))
     explain = budget if explain_output else 0.0
     with _progress() as progress:
-        result = api.diff(
-            baseline, candidate, model, _rules(tolerance), explain=explain, partial=partial, progress=progress
-        )
+        how = How(rules=_rules(tolerance), explain=explain, partial=partial, progress=progress)
+        result = verbs.diff(baseline, candidate, model, how)
     _report(result, json, None, causes=True)
     _exit(result.verdict, fail_on)
 
@@ -174,7 +179,8 @@ def backend(
     tolerance: Tolerance = None, fail_on: FailOn = "wrong",
 ) -> None:  # fmt: skip
     """Check every node of llama.cpp's graph on its real inputs: for authors of backends and ports."""
-    from llamadiff.comparison import api
+    from llamadiff.comparison import verbs
+    from llamadiff.engines.run_spec import How, Run
 
     text = _prompt(prompt, prompt_file)
     refuse_collisions(
@@ -182,11 +188,9 @@ def backend(
         [*kept(keep), *_reports(json, csv)],
     )
     with _progress() as progress:
-        result = api.graph(
-            model, text, tokens=_token_ids(tokens, tokens_file), chat=chat, n_predict=n_predict,
-            settings=_settings(kv_type, flash_attn, gpu_layers, repack, threads), rules=_rules(tolerance), keep=keep,
-            progress=progress,
-        )  # fmt: skip
+        settings = _settings(kv_type, flash_attn, gpu_layers, repack, threads)
+        run = Run(text, _token_ids(tokens, tokens_file), chat, n_predict, settings=settings)
+        result = verbs.graph(model, run, How(rules=_rules(tolerance), progress=progress), keep)
     _report(result, json, csv)
     _exit(result.verdict, fail_on)
 
@@ -198,10 +202,10 @@ def graph(
     dot: Annotated[bool, typer.Option("--dot", help="Graphviz instead of a tree.")] = False,
 ) -> None:
     """Print llama.cpp's graph of a model: a tree for each layer, with shapes and types."""
-    from llamadiff.comparison import api
+    from llamadiff.comparison import verbs
     from llamadiff.report import graph
 
-    nodes = api.list_nodes(model, tokens)
+    nodes = verbs.list_nodes(model, tokens)
     typer.echo(graph.as_dot(nodes), nl=False) if dot else graph.print_tree(nodes)
 
 
@@ -221,13 +225,14 @@ def check(
 ) -> None:  # fmt: skip
     """Check recorded llama.cpp traces against the engine; needs no llama.cpp where the engine runs the file."""
     from llamadiff.comparison import check_traces
+    from llamadiff.engines.run_spec import How
     from llamadiff.numerics import tolerances
     from llamadiff.report.json import checks_to_json
 
     traces = check_traces.traces_in(paths)
     read = [("the model", model), *(("the trace", path) for path in traces), *_settings_files(tolerance, None)]
     refuse_collisions(read, _reports(json, None))
-    results = check_traces.check_all(traces, model, _rules(tolerance), partial)
+    results = check_traces.check_all(traces, model, How(rules=_rules(tolerance), partial=partial))
     if json != "-":
         for path, result in results:
             typer.echo(f"{result.verdict.upper():6}  {_shown(path)}: {_shown(result.summary)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llamadiff.comparison import diagnosis_text, unjudged
-from llamadiff.comparison.coverage import Coverage
+from llamadiff.comparison.result import Judged
 from llamadiff.comparison.rows import Row, leading
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.numerics import tolerances
@@ -15,28 +15,22 @@ _FEW = 3  # wrong ops without a known cause that advice is given for
 
 
 def next_steps(
-    verdict: str,
-    rows: Sequence[Row],
-    missing: Sequence[str],
-    is_engine: bool,
-    diagnosis: Sequence[Diagnosis] = (),
-    has_graph: bool = False,
-    coverage: Coverage | None = None,
-    between: Sequence[str] = (),
+    verdict: str, judged: Judged, is_engine: bool, has_graph: bool = False, between: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """What a reader should do now.
 
-    ``missing`` are taps that were not recorded; ``has_graph``: llama.cpp's graph could judge instead; ``between``: the
-    taps of which statistics say that one is wrong.
+    ``has_graph``: llama.cpp's graph could judge instead; ``between``: the taps of which statistics say that one is
+    wrong.
     """
+    rows, diagnosis = judged.rows, judged.diagnosis
     wrong = [row for row in rows if row.verdict == tolerances.WRONG]
     first = leading(wrong, diagnosis)
     if first is None and between:
         return (f"{_narrow_down(between)}; as whole tensors (llamadiff writer LANGUAGE), not as statistics",)
     if first is None:
-        lacking = unjudged.steps_when_lacking(coverage) if coverage is not None else ()
+        lacking = unjudged.steps_when_lacking(judged.coverage) if judged.coverage is not None else ()
         gaps = (*lacking, *unjudged.step_when_unjudgeable(rows))
-        return gaps if rows and gaps else (*gaps, *_steps_when_right(verdict, rows, missing))
+        return gaps if rows and gaps else (*gaps, *_steps_when_right(verdict, rows, judged.missing))
     known = [d for d in diagnosis if d.known and not d.harmless]
     steps = [f"{d.tap}: {diagnosis_text.fix(d)}" for d in known[:4]]
     if first.misrecorded:

@@ -9,59 +9,60 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llamadiff.comparison.result import Comparison, Decoding, arithmetics_of
+from llamadiff.comparison.result import Comparison, Decoding, Judged, Sides, assembled
 from llamadiff.comparison.rows import Row
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.run_spec import USUAL, How
+from llamadiff.engines.select import GRAPH, EngineUsed
 from llamadiff.ggml.check import NO_FUNCTION, NodeCheck
 from llamadiff.judge.finding import Local
-from llamadiff.llamacpp.capture import Nodes, check_nodes
+from llamadiff.llamacpp.capture import Nodes, check_nodes, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, no_tap_fits
 from llamadiff.numerics import tolerances
 from llamadiff.system.errors import UserError
-from llamadiff.system.progress import Progress, silent
+from llamadiff.system.timing import peak_rss_mb
 from llamadiff.trace import taps
 
 OPEN = "since on their inputs NaN or Inf is right"
 OPS = {"name": "ggml's ops in NumPy", "version": "float64 and float32"}
 
 
-def compare_nodes(
-    model: ModelFile,
-    request: Request,
-    rules: Sequence[tolerances.Rule] = tolerances.RULES,
-    progress: Progress = silent,
-    child: Child | None = None,
-) -> Comparison:
+def compare_nodes(model: ModelFile, request: Request, how: How = USUAL, child: Child | None = None) -> Comparison:
     """Run llama.cpp, in a ``child`` that is ready or a new one, and judge every node on the inputs that it was given.
 
     Raises UserError.
     """
     started = time.perf_counter()
-    found = check_nodes(replace(request, nodes=True), progress, child)
-    rows = tuple(row for row in rows_of(found.checks, rules)
+    with scratch_directory() as folder:
+        request = replace(request, nodes=True, output=str(Path(folder) / "nodes.json"))
+        found = check_nodes(request, how.progress, child)
+    info = found.info
+    rows = tuple(row for row in rows_of(found.checks, how.rules)
                  if taps.selected(row.tap, row.layer, request.patterns, request.layer_range))  # fmt: skip
     if not rows:
         raise UserError(no_tap_fits(request))
     verdict = tolerances.worst_of([row.verdict for row in rows])
     capture_s = time.perf_counter() - started
-    return Comparison(
-        verdict=verdict,
-        summary=summarize(verdict, rows, found, len(found.info.tokens) - found.info.n_prefill),
-        rows=rows,
-        missing=(),
-        model=model.describe(str(found.info.model.get("sha256") or model.sha256)),
-        tokens=model.token_texts(found.info.tokens),
-        n_prefill=found.info.n_prefill,
-        prompt=found.info.prompt,
-        baseline=found.info.producer,
+    sides = Sides(
+        model=model.describe(str(info.model.get("sha256") or model.sha256)),
+        tokens=model.token_texts(info.tokens),
+        n_prefill=info.n_prefill,
+        prompt=info.prompt,
+        baseline=info.producer,
         candidate=OPS,
-        logits=None,
-        timing={"capture_s": capture_s, "engine_s": 0.0, "compare_s": 0.0, "total_s": capture_s},
-        next_steps=_next_steps(rows, request),
-        arithmetics=arithmetics_of(rows),
-        decoding=Decoding(found.trusted, found.refused),
+        is_engine=True,
     )
+    timing = {
+        "capture_s": capture_s,
+        "engine_s": 0.0,
+        "compare_s": 0.0,
+        "total_s": capture_s,
+        "peak_rss_mb": peak_rss_mb(),
+    }
+    judged = Judged(rows=rows, decoding=Decoding(found.trusted, found.refused), timing=timing)
+    summary = summarize(verdict, rows, found, len(info.tokens) - info.n_prefill)
+    return replace(assembled(sides, judged, verdict, summary, _next_steps(rows, request)), engine=EngineUsed(GRAPH))
 
 
 def rows_of(checks: Sequence[NodeCheck], rules: Sequence[tolerances.Rule]) -> tuple[Row, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from llamadiff.comparison.api import check
 from llamadiff.comparison.result import Comparison
-from llamadiff.numerics import tolerances
+from llamadiff.comparison.verbs import check
+from llamadiff.engines.run_spec import How
 from llamadiff.shipped.place import shipped_model
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
@@ -15,14 +15,12 @@ from llamadiff.trace.reader import Trace
 Results = Sequence[tuple[Path, Comparison]]
 
 
-def check_all(
-    paths: Iterable[Path], model: Path | None, rules: Sequence[tolerances.Rule], partial: bool = False
-) -> Results:
+def check_all(paths: Iterable[Path], model: Path | None, how: How) -> Results:
     """Check each trace, and each trace in each directory. Raises UserError if there is none or a model is missing."""
     results = []
     for path in traces_in(paths):
         trace = Trace.open(path)
-        results.append((path, check(trace, model or _model_of(path, trace), rules, partial)))
+        results.append((path, check(trace, model or _model_of(path, trace), how)))
     return results
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from llamaref import Engine, ops
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import compare
 from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.verbs import compare
+from llamadiff.engines.run_spec import How, Run
 from llamadiff.shipped.place import shipped_model
 from llamadiff.system.progress import Progress
 
@@ -21,8 +22,9 @@ BUG = "rotates halves (i, i+32) where this model wants pairs (2i, 2i+1)"
 def run(progress: Progress) -> tuple[Comparison, Comparison]:
     """llama.cpp against the engine, and llama.cpp against an engine whose RoPE rotates the wrong pairs."""
     model = shipped_model()
-    right = compare(model, PROMPT, progress=progress)
-    return right, compare(model, PROMPT, candidate=_faulty(model, right), progress=progress)
+    run, how = Run(PROMPT), How(progress=progress)
+    right = compare(model, run, how=how)
+    return right, compare(model, run, _faulty(model, right), how)
 
 
 def _faulty(model: Path, right: Comparison) -> Any:

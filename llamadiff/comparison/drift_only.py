@@ -9,17 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.comparison import summary, unjudged
+from llamadiff.comparison import unjudged
 from llamadiff.comparison.coverage import Coverage, asked_for_less, coverage_of
 from llamadiff.comparison.logits import Logits, compare_logits, logit_rows
-from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.result import Comparison, Judged, Sides, assembled
 from llamadiff.comparison.rows import Row
+from llamadiff.comparison.summary import unchecked
+from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.preflight.checks import WEIGHTS
 from llamadiff.preflight.schedule import batches_of
 from llamadiff.preflight.shapes import is_last_row
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
+from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import LOGITS
 
@@ -27,63 +30,57 @@ Array = NDArray[Any]
 
 
 @np.errstate(all="ignore")
-def drift_only(
-    baseline: Trace,
-    candidate: Trace,
-    rules: Sequence[tolerances.Rule],
-    partial: bool = False,
-    expect: Sequence[int] = (),
-) -> Comparison:
-    """Two traces without a model: taps that agree match, others cannot be judged.
-
-    ``partial``: what both recorded is enough, though the logits are not among it.
-    ``expect``: tokens that the table of logits is to have.
-    """
-    rows = []
-    for name in baseline:
-        if name not in candidate or name.startswith(WEIGHTS):
-            continue
-        tap = taps.parse(name)  # None: a node of llama.cpp's graph that is no tap of the vocabulary
-        op, axis = (tap.kind.op, tap.row_axis) if tap is not None else ("-", 0)
-        b, c = baseline[name], candidate[name]
-        if tap is not None and is_last_row(tap, c.size, b.shape):
-            b, c = b[-1:], c.reshape(b[-1:].shape)
-        if b.size != c.size or b.shape[axis : axis + 1] != c.shape[axis : axis + 1]:
-            raise UserError(f"{name}: the baseline has shape {list(b.shape)}, the candidate {list(c.shape)}")
-        drift = metrics.difference(c.reshape(b.shape), b, axis)
-        limit = tolerances.rule_for(rules, name, op, "*").match
-        stats = metrics.stats(b), metrics.stats(c)
-        agrees = drift.nmse <= limit and not any(side.nan or (side.inf and tap is not None) for side in stats)
-        verdict = tolerances.MATCH if agrees else tolerances.UNCHECKED
-        rows.append(Row(
-            name, taps.layer_of(name), op, None, None, tuple(b.shape), verdict, None, None, drift, None, None, *stats,
-        ))  # fmt: skip
+def drift_only(baseline: Trace, candidate: Trace, how: How = USUAL) -> Comparison:
+    """Two traces without a model: taps that agree match, others cannot be judged."""
     names = [name for name in baseline if not name.startswith(WEIGHTS)]
-    missing, less = [name for name in names if name not in candidate], asked_for_less(baseline.info.producer)
-    coverage = coverage_of(rows, missing, candidate, [*names, LOGITS], (), partial or less)
-    verdict = coverage.gated(tolerances.worst_of([row.verdict for row in rows]))
-    producers = {"name": "the baseline", **baseline.info.producer}, {"name": "the candidate", **candidate.info.producer}
-    name = "result_output"
-    both = name in baseline and name in candidate
-    return Comparison(
-        verdict=verdict,
-        summary=_drift_sentence(rows, coverage),
-        rows=tuple(rows),
-        missing=tuple(missing),
-        model=_unknown_model(baseline.info.model),
-        tokens=tuple((token, None) for token in baseline.info.tokens),
-        n_prefill=baseline.info.n_prefill,
-        batches=batches_of(baseline.info),
-        prompt=baseline.info.prompt,
-        baseline=producers[0],
-        candidate=producers[1],
-        logits=_logits(baseline[name], candidate[name], expect) if both else None,
-        timing={"engine_s": 0.0, "compare_s": 0.0},
-        next_steps=(
-            *unjudged.steps_when_lacking(coverage),
-            "give --model: with the model, every op of both sides is judged on its own inputs",
-        ),
+    rows = tuple(_row(name, baseline[name], candidate[name], how.rules) for name in names if name in candidate)
+    missing = tuple(name for name in names if name not in candidate)
+    less = how.partial or asked_for_less(baseline.info.producer)
+    coverage = coverage_of(rows, missing, candidate, [*names, LOGITS], (), less)
+    both = LOGITS in baseline and LOGITS in candidate
+    judged = Judged(
+        rows=rows,
+        missing=missing,
         coverage=coverage,
+        logits=_logits(baseline[LOGITS], candidate[LOGITS], how.expect) if both else None,
+        timing={"engine_s": 0.0, "compare_s": 0.0},
+    )
+    steps = (
+        *unjudged.steps_when_lacking(coverage),
+        "give --model: with the model, every op of both sides is judged on its own inputs",
+    )
+    verdict = coverage.gated(tolerances.worst_of([row.verdict for row in rows]))
+    return assembled(_sides(baseline.info, candidate.info), judged, verdict, _drift_sentence(rows, coverage), steps)
+
+
+def _row(name: str, b: Array, c: Array, rules: Sequence[tolerances.Rule]) -> Row:
+    """How far one tap of two traces is apart. Raises UserError where its shapes differ."""
+    tap = taps.parse(name)  # None: a node of llama.cpp's graph that is no tap of the vocabulary
+    op, axis = (tap.kind.op, tap.row_axis) if tap is not None else ("-", 0)
+    if tap is not None and is_last_row(tap, c.size, b.shape):
+        b, c = b[-1:], c.reshape(b[-1:].shape)
+    if b.size != c.size or b.shape[axis : axis + 1] != c.shape[axis : axis + 1]:
+        raise UserError(f"{name}: the baseline has shape {list(b.shape)}, the candidate {list(c.shape)}")
+    drift = metrics.difference(c.reshape(b.shape), b, axis)
+    limit = tolerances.rule_for(rules, name, op, "*").match
+    stats = metrics.stats(b), metrics.stats(c)
+    agrees = drift.nmse <= limit and not any(side.nan or (side.inf and tap is not None) for side in stats)
+    verdict = tolerances.MATCH if agrees else tolerances.UNCHECKED
+    return Row(
+        name, taps.layer_of(name), op, None, None, tuple(b.shape), verdict, None, None, drift, None, None, *stats
+    )
+
+
+def _sides(baseline: Info, candidate: Info) -> Sides:
+    """Who was compared, as far as the traces say."""
+    return Sides(
+        model=_unknown_model(baseline.model),
+        tokens=tuple((token, None) for token in baseline.tokens),
+        n_prefill=baseline.n_prefill,
+        prompt=baseline.prompt,
+        batches=batches_of(baseline),
+        baseline={"name": "the baseline", **baseline.producer},
+        candidate={"name": "the candidate", **candidate.producer},
     )
 
 
@@ -100,7 +97,7 @@ def _drift_sentence(rows: Sequence[Row], coverage: Coverage) -> str:
             return f"the two traces agree on all {len(rows)} taps that both have"
         part = f"{coverage.judged} of {coverage.taps} taps; {unjudged.lacking(rows, coverage)}"
         return f"the two traces agree as far as both were recorded: {part}"
-    return summary.summarize(tolerances.UNCHECKED, rows, {}, {"name": "the baseline"}, False)
+    return unchecked("the candidate", rows)
 
 
 def _unknown_model(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,44 +62,65 @@ class Decoding:
     refused: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """Who was compared, and on what; ``baseline`` and ``candidate`` are the producers.
+
+    ``is_engine``: the candidate is the engine itself. ``batches``: how many tokens were run at a time.
+    """
+
+    model: Mapping[str, Any]
+    tokens: tuple[tuple[int, str | None], ...]
+    n_prefill: int
+    prompt: str | None = None
+    batches: tuple[int, ...] = ()
+    baseline: Mapping[str, Any]
+    candidate: Mapping[str, Any]
+    is_engine: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What was found of the side under test: a row a tap in graph order, and all that was seen besides.
+
+    ``preflight`` is what was looked at before the layers; ``extra`` are names of the candidate that are no tap of the
+    model, and were ignored; ``notes`` say how it was read; ``diagnosis`` says why taps are wrong, in graph order;
+    ``free_tokens``: over how many tokens the engine ran free, which drift without a candidate, expected drift and
+    distances are about; ``coverage``: how much of the run was judged. ``only_baseline_read`` and ``only_engine_read``
+    are tensors of the file.
+    """
+
+    rows: tuple[Row, ...]
+    missing: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    coverage: Coverage | None = None
+    preflight: tuple[Check, ...] = ()
+    diagnosis: tuple[Diagnosis, ...] = ()
+    manner: Manner | None = None
+    notes: tuple[str, ...] = ()
+    logits: Logits | None = None
+    only_baseline_read: tuple[str, ...] = ()
+    only_engine_read: tuple[str, ...] = ()
+    free_tokens: int | None = None
+    decoding: Decoding = Decoding()
+    timing: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Sides, Judged):
     """All that one run found out; ``summary`` is the sentence.
 
-    ``preflight`` is what was looked at before the layers; ``arithmetics`` says what the side under test rounds
-    activations to before it multiplies weights of each type; ``profile`` says in words what the first error looks like;
-    ``extra`` are names of the candidate that are no tap of the model, and were ignored; ``diagnosis`` says why taps are
-    wrong, in graph order; ``free_tokens``: over how many tokens the engine ran free, which drift without a candidate,
-    expected drift and distances are about; ``engine``: None where no model was given; ``coverage``: how much of the run
-    was judged; ``batches``: how many tokens were run at a time; ``parting``: where generated tokens part.
+    ``arithmetics`` says what the side under test rounds activations to before it multiplies weights of each type;
+    ``profile`` says in words what the first error looks like; ``engine``: None where no model was given; ``parting``:
+    where generated tokens part.
     """
 
     verdict: str
     summary: str
-    rows: tuple[Row, ...]
-    missing: tuple[str, ...]
-    model: Mapping[str, Any]
-    tokens: tuple[tuple[int, str | None], ...]
-    n_prefill: int
-    baseline: Mapping[str, Any]
-    candidate: Mapping[str, Any]
-    logits: Logits | None
-    only_baseline_read: tuple[str, ...] = ()
-    only_engine_read: tuple[str, ...] = ()
-    timing: Mapping[str, float] = field(default_factory=dict)
     next_steps: tuple[str, ...] = ()
-    preflight: tuple[Check, ...] = ()
     arithmetics: Mapping[str, str] = field(default_factory=dict)
     profile: tuple[str, ...] = ()
-    prompt: str | None = None
-    extra: tuple[str, ...] = ()
-    diagnosis: tuple[Diagnosis, ...] = ()
-    decoding: Decoding = Decoding()
-    free_tokens: int | None = None
     engine: EngineUsed | None = None
-    manner: Manner | None = None
-    coverage: Coverage | None = None
-    batches: tuple[int, ...] = ()
     parting: Parting | None = None
 
     @property
@@ -122,7 +143,26 @@ class Comparison:
         return pd.DataFrame([flat(row) for row in self.rows])
 
 
-def arithmetics_of(rows: Sequence[Row]) -> dict[str, str]:
+def assembled(sides: Sides, judged: Judged, verdict: str, summary: str, next_steps: tuple[str, ...]) -> Comparison:
+    """The Comparison of two sides, with the verdict and what is said of it. Nothing else makes one."""
+    return Comparison(
+        **vars(sides),
+        **vars(judged),
+        verdict=verdict,
+        summary=summary,
+        next_steps=next_steps,
+        arithmetics=_arithmetics(judged.rows),
+        profile=_profile(judged.rows, judged.diagnosis),
+    )
+
+
+def _profile(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tuple[str, ...]:
+    """What the leading error looks like."""
+    first = leading([row for row in rows if row.verdict == tolerances.WRONG], diagnosis)
+    return tuple(fact.says for fact in first.local.facts) if first is not None and first.local is not None else ()
+
+
+def _arithmetics(rows: Sequence[Row]) -> dict[str, str]:
     """Weight type -> what activations are rounded to before the product, by most of the right products."""
     counts: dict[str, Counter[str]] = {}
     sums = {f"ffn_out-{row.layer}" for row in rows if row.tap.startswith("ffn_moe_down-")}  # of experts' products

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import Any
 
 from llamadiff.comparison import diagnosis_text, unjudged
 from llamadiff.comparison.coverage import Coverage
+from llamadiff.comparison.result import Judged, Sides
 from llamadiff.comparison.rows import Row, is_slight, leading
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.judge.statistics import CHECK as STATISTICS
 from llamadiff.numerics import tolerances
 from llamadiff.preflight.checks import WEIGHTS, Check
 from llamadiff.preflight.shapes import SHAPES
-from llamadiff.trace.metadata import Info
-
-EMPTY = Info(())
-
-if TYPE_CHECKING:
-    from llamadiff.manner.understand import Manner
 
 _OPS = {
     "GET_ROWS": "row lookup", "RMS_NORM": "RMSNorm", "NORM": "LayerNorm", "MUL_MAT": "matrix product",
@@ -31,27 +27,9 @@ _FEW = 3  # wrong records that are told one by one
 _WORDS = {"kq": "attention scores", "kqv_out": "weighted sum of values"}
 
 
-def summarize(
-    verdict: str,
-    rows: Sequence[Row],
-    candidate: Mapping[str, Any],
-    baseline: Mapping[str, Any],
-    is_engine: bool,
-    unread: Sequence[str] = (),
-    checks: Sequence[Check] = (),
-    run: Info = EMPTY,
-    missing: Sequence[str] = (),
-    diagnosis: Sequence[Diagnosis] = (),
-    coverage: Coverage | None = None,
-    manner: Manner | None = None,
-    notes: Sequence[str] = (),
-) -> str:
-    """One sentence: which op is wrong since which layer, or that none is and how much noise there is.
-
-    ``run`` says in which batches the tokens were run; ``unread`` are tensors of the file that the baseline's graph does
-    not use and the engine does; ``diagnosis`` says why taps are wrong, or noise; ``coverage`` how much was judged;
-    ``manner`` what is the candidate's own; ``notes`` how it was read.
-    """
+def summarize(verdict: str, sides: Sides, judged: Judged) -> str:
+    """One sentence: which op is wrong since which layer, or that none is and how much noise there is."""
+    rows, checks, unread, coverage = judged.rows, judged.preflight, judged.only_engine_read, judged.coverage
     weights = [check for check in checks if check.name.startswith(WEIGHTS)]
     stated = [check.found for check in checks if check.name == STATISTICS]
     if not rows and any(check.name == SHAPES for check in checks):
@@ -59,21 +37,21 @@ def summarize(
     elif stated and not rows:
         text = stated.pop()
     elif weights and not rows:
-        text = _weights_alone(str(candidate.get("name") or "the candidate"), weights)
+        text = _weights_alone(_name(sides.candidate), weights)
     else:
-        text = _judgement(verdict, rows, candidate, baseline, is_engine, bool(missing), diagnosis, coverage, manner)
+        text = _judgement(verdict, sides, judged)
     failed = [check for check in checks if check.verdict == tolerances.WRONG]
     if failed:
         more = f" (and {_counted(len(failed) - 1, 'more check')} {'fails' if len(failed) == 2 else 'fail'})"
         text = f"before any layer, {failed[0].name}: {failed[0].found}{more if len(failed) > 1 else ''}; {text}"
-    decode = _decode_steps(rows, run)
+    decode = _decode_steps(rows, sides)
     text += f"; {decode}" if decode else ""
     if unread:
         more = f" and {len(unread) - 1} more of the file's tensors" if len(unread) > 1 else ""
-        text += f"; {baseline.get('name')} does not read {unread[0]}{more}, which the engine uses"
+        text += f"; {sides.baseline.get('name')} does not read {unread[0]}{more}, which the engine uses"
     unsure = "".join(f"; {c.name} could not be checked: {c.found}" for c in checks
                      if c.verdict == tolerances.UNCHECKED and c.name != STATISTICS)  # fmt: skip
-    unsure += "".join(f"; {what}" for what in (*stated, *notes))
+    unsure += "".join(f"; {what}" for what in (*stated, *judged.notes))
     return text + unsure + (unjudged.ignored(coverage, len(rows)) if coverage is not None else "")
 
 
@@ -93,33 +71,30 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' if count != 1 else ''}"
 
 
-def _decode_steps(rows: Sequence[Row], run: Info) -> str | None:
+def _decode_steps(rows: Sequence[Row], run: Sides) -> str | None:
     """Whether the first wrong tap is right in the first batch, and since which it is wrong."""
     first = next((row.local for row in rows if _is_wrong(row.local)), None)
-    if first is None or len(run.edges) <= 2 or len(first.per_token) != len(run.tokens):
+    if first is None or len(run.batches) <= 1 or len(first.per_token) != len(run.tokens):
         return None
     wrong = next((i for i, error in enumerate(first.per_token) if error > first.noise_limit), 0)
-    if wrong < run.edges[1]:
+    if wrong < run.batches[0]:
         return None
     if wrong >= run.n_prefill:
         step = wrong - run.n_prefill
         return f"the prefill is right, the {'first' if step == 0 else f'{step + 1}.'} decode step is wrong"
-    number = sum(edge <= wrong for edge in run.edges)
+    number = sum(edge <= wrong for edge in (0, *accumulate(run.batches)))
     return f"the prompt's first batch is right, its {'second' if number == 2 else f'{number}.'} is wrong"
 
 
-def _judgement(
-    verdict: str,
-    rows: Sequence[Row],
-    candidate: Mapping[str, Any],
-    baseline: Mapping[str, Any],
-    is_engine: bool,
-    gaps: bool,
-    diagnosis: Sequence[Diagnosis],
-    coverage: Coverage | None,
-    manner: Manner | None,
-) -> str:
-    whose = str(baseline.get("name")) if is_engine else str(candidate.get("name") or "the candidate")
+def _name(candidate: Mapping[str, Any]) -> str:
+    return str(candidate.get("name") or "the candidate")
+
+
+def _judgement(verdict: str, sides: Sides, judged: Judged) -> str:
+    """What the taps say."""
+    rows, diagnosis, gaps = judged.rows, judged.diagnosis, bool(judged.missing)
+    baseline, is_engine = sides.baseline, sides.is_engine
+    whose = str(baseline.get("name")) if is_engine else _name(sides.candidate)
     blamed = [] if is_engine else [row for row in rows if _is_wrong(row.baseline_local)]
     wrong = [row for row in rows if row.verdict == tolerances.WRONG]
     if wrong:
@@ -131,9 +106,9 @@ def _judgement(
     if blamed:
         return f"{_right(whose, rows, gaps)}, and {_also_baseline(blamed, baseline)}"
     if verdict == tolerances.UNCHECKED or not rows:
-        return _unchecked(whose, rows, gaps, coverage)
+        return unchecked(whose, rows, gaps, judged.coverage)
     ways = [f"it {diagnosis_text.clause(d)}" for d in diagnosis if d.harmless][:2]
-    own = manner.clauses() if manner is not None else ()
+    own = judged.manner.clauses() if judged.manner is not None else ()
     return "; ".join((_right(whose, rows, gaps), *own, *ways, *_hidden(rows), _drift(rows, is_engine)))
 
 
@@ -322,7 +297,8 @@ def _quality(rows: Sequence[Row]) -> str:
     return "right up to rounding" if any(row.verdict == tolerances.NOISE for row in rows) else "right"
 
 
-def _unchecked(whose: str, rows: Sequence[Row], gaps: bool, coverage: Coverage | None) -> str:
+def unchecked(whose: str, rows: Sequence[Row], gaps: bool = False, coverage: Coverage | None = None) -> str:
+    """That nothing was found wrong, and why that does not say that all is right."""
     if not rows:
         return f"nothing could be judged: {whose} recorded no tap of this model"
     differing = [row for row in rows if row.verdict == tolerances.UNCHECKED]

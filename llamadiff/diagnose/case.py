@@ -14,7 +14,6 @@ from llamaref.config import Config
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import Runnable
-from llamadiff.ggml.engine import GraphEngine
 from llamadiff.numerics import metrics
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace import taps
@@ -28,7 +27,7 @@ class NotRecordedError(Exception):
 
 
 @dataclass(frozen=True)
-class Run:
+class Recording:
     """What all cases of one run share.
 
     ``edges``: where batches begin, and the end; of the first ``n_prefill`` tokens they are parts of the prompt.
@@ -64,7 +63,7 @@ class Case:
     harmless one; ``hint`` a constant that fitted elsewhere; ``hurried``: solve for no constants, try the familiar ones.
     """
 
-    run: Run
+    run: Recording
     tap: taps.Tap
     values: Callable[[str], Array]
     recorded: Array | None
@@ -87,7 +86,7 @@ class Case:
     @property
     def by_graph(self) -> bool:
         """Whether the model is run through a recorded graph."""
-        return isinstance(self.run.model.engine, GraphEngine)
+        return self.run.model.by_graph
 
     @property
     def config(self) -> Config:

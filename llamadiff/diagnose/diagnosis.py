@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case, NotRecordedError, Run
+from llamadiff.diagnose.case import Case, NotRecordedError, Recording
 from llamadiff.diagnose.search import Clock, Fit, Outcome, replayed, search
 from llamadiff.diagnose.spans import replayed_span, search_span
 from llamadiff.engines.model_file import Runnable
-from llamadiff.engines.reference_model import Model
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.lanes import Source
+from llamadiff.judge.run import Passes
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace import taps
@@ -121,7 +121,7 @@ class Scene:
     ``thorough``: replay bugs through spans of any length, up to the whole model.
     """
 
-    run: Run
+    run: Recording
     source: Source
     clock: Clock
     progress: Progress
@@ -130,24 +130,23 @@ class Scene:
     @property
     def by_graph(self) -> bool:
         """Whether recipes are parts of a graph, and reach through what was not recorded."""
-        return not isinstance(self.run.model, Model)
+        return self.run.model.by_graph
 
 
 def scene_of(
     model: Runnable,
-    source: Source,
-    findings: Sequence[Finding],
-    positions: Array,
-    edges: tuple[int, ...],
-    n_prefill: int,
+    passes: Passes,
+    under_test: str,
     seconds: float,
     thorough: bool = False,
     progress: Progress = silent,
 ) -> Scene:
-    """What causes of one trace's errors are looked for with, in about ``seconds``."""
+    """What causes of the errors that passes found in one trace are looked for with, in about ``seconds``."""
+    judge, source = passes.judge, passes.judge.sources[under_test]
     carrier = Carrier([(lane.policy, source.stored) for lane in source.lanes if not lane.shaken], source.reading)
-    shapes = {finding.tap.name: finding.shape for finding in findings}
-    run = Run(model, source.trace.info.tokens, positions, edges, n_prefill, carrier, shapes, source.trace.known)
+    shapes = {finding.tap.name: finding.shape for finding in passes.findings}
+    tokens, where = source.trace.info.tokens, (judge.positions, judge.edges, judge.n_prefill)
+    run = Recording(model, tokens, *where, carrier, shapes, source.trace.known)
     return Scene(run, source, Clock.of(seconds), progress, thorough)
 
 
@@ -169,7 +168,7 @@ def _wrong(finding: Finding, name: str) -> Local | None:
     return local if local is not None and (local.verdict == "wrong" or local.unclear) else None
 
 
-def case_of(run: Run, source: Source, tap: taps.Tap, local: Local) -> Case:
+def case_of(run: Recording, source: Source, tap: taps.Tap, local: Local) -> Case:
     """A tap's op laid open, on what was recorded."""
 
     def values(name: str) -> Array:

@@ -16,7 +16,7 @@ from llamaref import Engine
 from llamaref.engine import Step as EngineStep
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case, NotRecordedError, Run
+from llamadiff.diagnose.case import Case, NotRecordedError, Recording
 from llamadiff.diagnose.registry import Bug, known_bugs, reads_blocks, recipe_of
 from llamadiff.diagnose.search import EXPLAINS, TIE, Clock, Fit, Outcome, Step, changes_of, likeliest_first
 from llamadiff.judge.finding import Local
@@ -57,7 +57,7 @@ class Lane:
 class Span:
     """The taps that one recorded tap answers for, and where they start."""
 
-    run: Run
+    run: Recording
     source: Source
     judged: taps.Tap
     needed: frozenset[str]
@@ -185,7 +185,7 @@ def _changed(lane: Lane, case: Case) -> tuple[str, Array] | None:
 class Trials:
     """The lanes that were tried on one span: the NMSE that each leaves, and what its op does."""
 
-    def __init__(self, run: Run, source: Source, tap: taps.Tap, local: Local) -> None:
+    def __init__(self, run: Recording, source: Source, tap: taps.Tap, local: Local) -> None:
         limit = min(max(local.limit, local.noise_limit), EXPLAINS * local.nmse)
         self.span = Span(run, source, tap, frozenset({*local.span, tap.name}), limit)
         self.engine = Lazy(self.span)
@@ -292,7 +292,9 @@ class Trials:
         return Fit((step,), self.errors[lane])
 
 
-def search_span(run: Run, source: Source, tap: taps.Tap, local: Local, clock: Clock, progress: Progress) -> Outcome:
+def search_span(
+    run: Recording, source: Source, tap: taps.Tap, local: Local, clock: Clock, progress: Progress
+) -> Outcome:
     """Replay every known bug through a span; the nearest, if none fits.
 
     A span of several layers is tried on the first few tokens, and what comes near on all of them.
@@ -327,7 +329,7 @@ def _tried(trials: Trials, clock: Clock, progress: Progress) -> bool:
     return not lanes
 
 
-def _first_tokens(run: Run, source: Source, count: int) -> tuple[Run, Source]:
+def _first_tokens(run: Recording, source: Source, count: int) -> tuple[Recording, Source]:
     """The beginning of a run: later tokens change nothing in it."""
 
     def cut(name: str, x: Any) -> Any:
@@ -350,7 +352,7 @@ def _first_tokens(run: Run, source: Source, count: int) -> tuple[Run, Source]:
     return short, replace(source, trace=beginning)
 
 
-def replayed_span(run: Run, source: Source, tap: taps.Tap, local: Local, fits: Sequence[Fit]) -> list[Fit]:
+def replayed_span(run: Recording, source: Source, tap: taps.Tap, local: Local, fits: Sequence[Fit]) -> list[Fit]:
     """Those fits of another span that fit this one too."""
     trials = Trials(run, source, tap, local)
     steps = [fit.steps[0] for fit in fits]

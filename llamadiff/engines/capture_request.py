@@ -7,46 +7,29 @@ from dataclasses import replace
 from pathlib import Path
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.engines.reference_model import Model
-from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.engines.run_spec import Run
+from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 
 
-def request_for(
-    model: ModelFile,
-    prompt: str | None,
-    tokens: Sequence[int],
-    chat: bool,
-    n_predict: int,
-    output: Path,
-    patterns: Sequence[str],
-    layers: range | None,
-    settings: Settings | None,
-) -> Request:
-    """The capture that a user's words ask for. Raises UserError for words that ask for nothing, or for two things.
+def request_for(model: ModelFile, run: Run, output: Path) -> Request:
+    """The capture that a user asks for. Raises UserError for words that ask for nothing, or for two things.
 
     Of a model that no engine has opened, which taps there are is found out when llama.cpp runs.
     """
-    request = text_request(model, prompt, tokens, chat, n_predict, output, settings)
+    request, layers = text_request(model, run, output), run.layers
     _check_layers(layers, model.describe("")["layers"])
     bounds = None if layers is None else (layers.start, layers.stop)
-    request = replace(request, patterns=tuple(patterns), layers=bounds)
-    if isinstance(model, Model):
-        return replace(request, wanted=_wanted(model, patterns, layers), scores=bool(patterns))
+    request = replace(request, patterns=tuple(run.patterns), layers=bounds)
+    if model.taps:
+        return replace(request, wanted=_wanted(model, run.patterns, layers), scores=bool(run.patterns))
     return request
 
 
-def text_request(
-    model: ModelFile,
-    prompt: str | None,
-    tokens: Sequence[int],
-    chat: bool,
-    n_predict: int,
-    output: Path,
-    settings: Settings | None,
-) -> Request:
-    """The run that a user's words ask for. Raises UserError for words that ask for nothing, or for two things."""
+def text_request(model: ModelFile, run: Run, output: Path) -> Request:
+    """The run that a user asks for, with all taps. Raises UserError for words that ask for nothing, or two things."""
+    prompt, tokens, chat = run.prompt, run.tokens, run.chat
     if prompt is not None and tokens:
         raise UserError("give a prompt or --tokens, not both")
     if not prompt and not tokens:
@@ -63,9 +46,9 @@ def text_request(
         raise UserError("the prompt is not valid Unicode text; give it as UTF-8, or token ids with --tokens 1,2,3")
     return Request(
         model=str(model.path), files=tuple(map(str, model.weights.files)), text=prompt,
-        bos=model.special_token("bos") if chat else "", tokens=tuple(tokens), n_predict=n_predict, output=str(output),
-        model_info={"architecture": model.architecture, "file": model.path.name},
-        settings=settings or Settings(),
+        bos=model.special_token("bos") if chat else "", tokens=tuple(tokens), n_predict=run.n_predict,
+        output=str(output), model_info={"architecture": model.architecture, "file": model.path.name},
+        settings=run.settings,
     )  # fmt: skip
 
 
@@ -74,7 +57,7 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _wanted(model: Model, patterns: Sequence[str], layers: range | None) -> tuple[str, ...]:
+def _wanted(model: ModelFile, patterns: Sequence[str], layers: range | None) -> tuple[str, ...]:
     """The taps that are asked for. Raises UserError for a pattern that no tap fits, and for layers it has not."""
     for pattern in patterns:
         if not any(taps.selected(tap.name, tap.layer, [pattern], None) for tap in model.taps):

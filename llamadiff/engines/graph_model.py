@@ -23,6 +23,7 @@ class GraphModel(Runnable):
     """A GGUF file and a recorded graph of it; the taps are the graph's named nodes."""
 
     producer: ClassVar[Mapping[str, str]] = {"name": "llama.cpp's graph", "version": "numpy"}
+    by_graph = True
 
     def __init__(self, path: str | Path, graph: Graph, threads: int = 0) -> None:
         super().__init__(path, "f32", threads)

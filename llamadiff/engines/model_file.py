@@ -25,6 +25,8 @@ Opened = TypeVar("Opened")
 class ModelFile:
     """A GGUF file and what a report says of it, whatever its architecture. Raises UserError if it cannot be read."""
 
+    taps: Sequence[Tap] = ()  # known once an engine has opened the file
+
     def __init__(
         self, path: str | Path, precision: str = "f32", threads: int = 0, weights: Weights | None = None
     ) -> None:
@@ -103,6 +105,7 @@ class Runnable(ModelFile):
     """A file and an engine that runs it: its taps, what each is computed from, and which weight makes it."""
 
     producer: ClassVar[Mapping[str, str]]  # who it is, as traces say it
+    by_graph: ClassVar[bool]  # whether it runs llama.cpp's graph: with recorded tokens alone, and to the end
     engine: Any
     n_layer: int
     taps: list[Tap]
@@ -131,6 +134,10 @@ class Runnable(ModelFile):
     def inputs(self, tap: Tap) -> list[str]:
         """The taps that one is computed from."""
         raise NotImplementedError
+
+    def shape_of(self, tap: Tap, n_tokens: int) -> tuple[int, ...] | None:
+        """A tap's shape as the file's sizes make it; None where they do not tell."""
+        return None
 
     def make_room(self, n_ctx: int) -> None:
         """Run as with room for so many tokens (0: for those that are run), where that changes anything."""

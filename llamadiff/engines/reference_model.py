@@ -22,6 +22,7 @@ class Model(Runnable):
     """A GGUF file, opened by the reference engine. Raises UserError in one line if it cannot be run."""
 
     producer: ClassVar[Mapping[str, str]] = {"name": ENGINE, "version": "numpy"}
+    by_graph = False
     engine: Engine
 
     def __init__(
@@ -52,6 +53,9 @@ class Model(Runnable):
     @property
     def ropes(self) -> Sequence[Rope | None]:
         return self.engine.config.ropes
+
+    def shape_of(self, tap: Tap, n_tokens: int) -> tuple[int, ...]:
+        return taps.shape_of(tap, n_tokens, self.sizes)
 
     def make_room(self, n_ctx: int) -> None:
         self.engine.n_ctx = n_ctx

@@ -6,27 +6,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
 from llamadiff.engines.reference_model import Model
-from llamadiff.llamacpp.capture import scratch_directory
-from llamadiff.llamacpp.request import Settings
+from llamadiff.engines.run_spec import USUAL, How, Run
+from llamadiff.llamacpp.capture import capture, scratch_directory
+from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import UnrunnableError, UserError
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace.reader import Trace
 
-if TYPE_CHECKING:
-    pass
 
-
-def in_engine(file: ModelFile, engine: str | None, precision: str, threads: int) -> tuple[Model | None, EngineUsed]:
+def in_engine(file: ModelFile, how: How = USUAL, threads: int = 0) -> tuple[Model | None, EngineUsed]:
     """The file in the reference engine; None where llama.cpp's graph has to do, for the reason that EngineUsed gives.
 
-    ``engine``: which one is asked for, if any. Raises UserError where what is asked for cannot be had.
+    Raises UserError where the engine or the precision that is asked for cannot be had.
     """
+    engine, precision = how.engine, how.precision
     if engine == GRAPH:
         if precision != "f32":
             raise UserError(f"--precision {precision} is the reference engine's; leave it out with --engine graph")
@@ -39,6 +38,16 @@ def in_engine(file: ModelFile, engine: str | None, precision: str, threads: int)
             raise UserError(f"{refused}; without {option}, llama.cpp's own graph is checked") from None
         reason = str(refused).removeprefix(f"{file.path}: ")
         return None, EngineUsed(GRAPH, reason.partition("; the engine has")[0])
+
+
+def captured(
+    engine: Runnable | None, request: Request, progress: Progress, child: Child | None = None
+) -> tuple[Runnable, Trace]:
+    """llama.cpp's run, and what goes through it again: the engine, or else the graph that llama.cpp ran."""
+    if engine is None or engine.by_graph:
+        return by_its_graph(request.model, request, progress, child)
+    with engine.dequantizer.checking_ahead():
+        return engine, capture(request, progress, child)
 
 
 @contextmanager
@@ -68,11 +77,11 @@ def runnable(path: str | Path, n_tokens: int) -> Runnable:
 
 
 def _in_any(file: ModelFile, tokens: tuple[int, ...], progress: Progress) -> tuple[Runnable, EngineUsed]:
-    model, used = in_engine(file, None, "f32", 0)
+    model, used = in_engine(file)
     if model is not None:
         return model, used
     with scratch_directory() as folder, after_what_the_engine_said(file, used):
-        request = text_request(file, None, tokens, False, 0, Path(folder) / "trace", Settings())
+        request = text_request(file, Run(tokens=tokens), Path(folder) / "trace")
         return by_its_graph(file.path, request, progress)[0], used
 
 

@@ -9,27 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from llamadiff.engines.reference_model import Model
+from llamadiff.engines.model_file import Runnable
+from llamadiff.engines.run_spec import How
 from llamadiff.judge.run import Passes, run_passes
 from llamadiff.numerics import tolerances
-from llamadiff.system.progress import Progress
 from llamadiff.trace.reader import Trace
 
 
 def misrecorded(
-    model: Model,
-    baseline: Trace,
-    candidate: Trace,
-    passes: Passes,
-    rules: Sequence[tolerances.Rule],
-    progress: Progress,
+    model: Runnable, baseline: Trace, candidate: Trace, passes: Passes, how: How
 ) -> tuple[tuple[str, ...], Passes]:
     """The taps of a candidate that were recorded wrongly, and what passes find as if these had not been recorded."""
     readers = _readers(model, passes)
     suspects, known = _suspects(passes, readers), passes.judge.sources["candidate"]
     while suspects:
         rest = candidate.lacking(suspects)
-        found = run_passes(model, baseline, rest, rules, None, progress, known.reading, known.draws)
+        found = run_passes(model, baseline, rest, how, None, known.reading, known.draws)
         sure = tuple(name for name in suspects if _is_right_without(name, found, readers[name]))
         if sure == suspects:
             return suspects, _together(passes, found, suspects)
@@ -37,7 +32,7 @@ def misrecorded(
     return (), passes
 
 
-def _readers(model: Model, passes: Passes) -> dict[str, list[str]]:
+def _readers(model: Runnable, passes: Passes) -> dict[str, list[str]]:
     """Which judged taps are computed from which."""
     found: dict[str, list[str]] = {}
     for finding in passes.findings:

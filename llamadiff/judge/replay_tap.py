@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from llamaref import Engine, ops
+from llamaref import ops
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
@@ -70,11 +70,14 @@ class Study(Carrier):
         self._stays: set[str] = set()  # sources whose lanes are all kept
         self._waiting: list[tuple[int, Future[Finding]]] = []
 
-    def run(self, engine: Any, tokens: Sequence[int], positions: Sequence[int]) -> Array:
-        """The engine's pass over the tokens -> the free run's logits."""
+    def run(self, engine: Any, tokens: Sequence[int], positions: Sequence[int], n_layer: int = 0) -> Array:
+        """The engine's pass over the tokens -> the free run's logits.
+
+        ``n_layer``: of an engine that can go on from a layer; 0: it cannot.
+        """
         forward = partial(engine.forward, tokens, positions, tap=self)
         with ThreadPoolExecutor(1, initializer=partial(np.seterr, all="ignore")) as self._judges:
-            logits = self._from_layer(forward, engine.config.n_layer) if isinstance(engine, Engine) else forward()
+            logits = self._from_layer(forward, n_layer) if n_layer else forward()
             self._collect()
         return self.free_logits if self.free_logits is not None else np.asarray(logits[0])
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llamaref import Engine, ModelError
+from llamaref import ModelError
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from llamadiff.engines.model_file import Runnable
+from llamadiff.engines.run_spec import How
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Lane, Source
 from llamadiff.judge.replay_tap import Study, lanes_of
@@ -27,7 +28,6 @@ from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import F32, NATIVE, POLICIES
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.system.errors import UserError
-from llamadiff.system.progress import Progress
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
@@ -59,9 +59,8 @@ def run_passes(
     model: Runnable,
     baseline: Trace,
     candidate: Trace | None,
-    rules: Sequence[tolerances.Rule],
-    keep: Path | None,
-    progress: Progress,
+    how: How,
+    keep: Path | None = None,
     reading: Mapping[str, Rounding] | None = None,
     draws: int = 1,
 ) -> Passes:
@@ -80,13 +79,13 @@ def run_passes(
     lanes, n = lanes_of(sources, kinds), len(baseline.info.tokens)
     # the engine's own threads multiply; BLAS threads beside them would fight for the same cores
     with threadpool_limits(1, "blas"):
-        if n <= LONG or keep is not None or not isinstance(model.engine, Engine):
-            study, logits = _run(model, sources, lanes, baseline.info, rules, keep, progress)
+        if n <= LONG or keep is not None or model.by_graph:
+            study, logits = _run(model, sources, lanes, baseline.info, how, keep)
             return Passes(study.findings, study.judge, logits, n)
-        whole, _ = _run(model, sources, [lane for lane in lanes if lane.source], baseline.info, rules, None, progress)
+        whole, _ = _run(model, sources, [lane for lane in lanes if lane.source], baseline.info, how)
         free = [lane for lane in lanes if not lane.source]
         heads = [replace(source, trace=source.trace.head(BEGINNING), spans={}) for source in sources]
-        head, logits = _run(model, heads, free, heads[0].trace.info, rules, None, progress)
+        head, logits = _run(model, heads, free, heads[0].trace.info, how)
     return Passes(_together(whole.findings, head.findings), whole.judge, logits, BEGINNING)
 
 
@@ -95,9 +94,8 @@ def _run(
     sources: Sequence[Source],
     lanes: Sequence[Lane],
     info: Info,
-    rules: Sequence[tolerances.Rule],
-    keep: Path | None,
-    progress: Progress,
+    how: How,
+    keep: Path | None = None,
 ) -> tuple[Study, Array]:
     """One pass. -> the study, the first lane's logits."""
     with ExitStack() as stack:
@@ -106,17 +104,17 @@ def _run(
         def at(name: str, x: Any) -> None:
             tap = taps.parse(name)
             if tap is not None and tap.kind.word in ("Qcur_proj", "q_a", "ssm_in"):
-                progress(f"checking layer {tap.layer} of {model.n_layer}")
+                how.progress(f"checking layer {tap.layer} of {model.n_layer}")
             if writer is not None:
                 writer.add(name, x)
 
         judge = Judge(
-            {source.name: source for source in sources}, model.weight_types, rules,
+            {source.name: source for source in sources}, model.weight_types, how.rules,
             np.asarray(info.positions), info.n_prefill, model.ropes, model.sizes, info.edges,
         )  # fmt: skip
         study = Study(judge, lanes, model.taps, model.inputs, model.sizes["expert"], at)
         try:
-            logits = study.run(model.engine, info.tokens, info.positions)
+            logits = study.run(model.engine, info.tokens, info.positions, 0 if model.by_graph else model.n_layer)
         except ModelError as error:
             raise UserError(f"{model.path}: {error}") from None
         if writer is not None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.candidates.name_map import Entry, undone
-from llamadiff.engines.reference_model import Model
+from llamadiff.engines.model_file import Runnable
 from llamadiff.numerics import metrics
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.trace.reader import Trace
@@ -44,7 +44,7 @@ class Choice:
         return "  ".join(f'[{word}] done = ["{treatment}"]' for word, treatment in self.done.items())
 
 
-def suspected(model: Model, baseline: Trace, candidate: Trace, wrong: Collection[str]) -> list[Choice]:
+def suspected(model: Runnable, baseline: Trace, candidate: Trace, wrong: Collection[str]) -> list[Choice]:
     """The choices that the first layer of a candidate may show, of those that would explain a ``wrong`` tap's word."""
     first = [tap for tap in model.taps if tap.layer in (0, None) and tap.name in baseline and tap.name in candidate
              and tap.name not in candidate.known]  # fmt: skip
@@ -57,13 +57,13 @@ def suspected(model: Model, baseline: Trace, candidate: Trace, wrong: Collection
 Pairs = Mapping[str, tuple[Tap, Array, Array]]  # word -> tap, the candidate's values, the baseline's
 
 
-def _is_undone(model: Model, pair: tuple[Tap, Array, Array], treatment: str) -> bool:
+def _is_undone(model: Runnable, pair: tuple[Tap, Array, Array], treatment: str) -> bool:
     """Whether a tap is the baseline's once a treatment is undone, and not before."""
     tap, own, right = pair
     return _same(undone(own, tap, _entry(tap.kind.word, treatment), model), right) and not _same(own, right)
 
 
-def _is_nearer(model: Model, pair: tuple[Tap, Array, Array], treatment: str) -> bool:
+def _is_nearer(model: Runnable, pair: tuple[Tap, Array, Array], treatment: str) -> bool:
     """Whether undoing a treatment brings a tap nearer to the baseline's, however far that has drifted."""
     tap, own, right = pair
     plain = undone(own, tap, _entry(tap.kind.word, treatment), model)
@@ -78,7 +78,7 @@ def _same(own: Array, right: Array) -> bool:
     return metrics.nmse(own, right, 0) <= ALIKE
 
 
-def _permuted(model: Model, pairs: Pairs) -> Iterator[Choice]:
+def _permuted(model: Runnable, pairs: Pairs) -> Iterator[Choice]:
     words = [word for word in (*Q_WORDS, *K_WORDS) if word in pairs]
     treatment, order = ("permuted", "halves") if model.rope_pairs else ("paired", "pairs")
     shown = [word for word in words if _is_undone(model, pairs[word], treatment)]
@@ -86,7 +86,7 @@ def _permuted(model: Model, pairs: Pairs) -> Iterator[Choice]:
         yield Choice(f"keeps Q and K in {order} and rotates them so", dict.fromkeys(words, treatment))
 
 
-def _unweighted(model: Model, pairs: Pairs) -> Iterator[Choice]:
+def _unweighted(model: Runnable, pairs: Pairs) -> Iterator[Choice]:
     norms = [
         word for word, (tap, own, _) in pairs.items()
         if tap.kind.op in ("RMS_NORM", "NORM") and "cur" not in word
@@ -97,7 +97,7 @@ def _unweighted(model: Model, pairs: Pairs) -> Iterator[Choice]:
         yield Choice("has the weights of its norms in the matrices behind them", dict.fromkeys(folded, "unweighted"))
 
 
-def _scaled(model: Model, pairs: Pairs) -> Iterator[Choice]:
+def _scaled(model: Runnable, pairs: Pairs) -> Iterator[Choice]:
     """A part of the attention scale in Q, in K, or in both, or in the scores; for exp2, times log2(e)."""
     scale = 1 / math.sqrt(model.sizes["dim"])
     sides = {word: _factor(pairs[word], scale) for word in (*Q_WORDS, *K_WORDS, SCORES) if word in pairs}
@@ -131,7 +131,7 @@ def _factor(pair: tuple[Tap, Array, Array], scale: float) -> float | None:
     return near if abs(math.log(near / ratio)) <= NEAR else None
 
 
-def without(choices: Sequence[Choice], model: Model, trace: Trace) -> Trace:
+def without(choices: Sequence[Choice], model: Runnable, trace: Trace) -> Trace:
     """A trace with choices undone, as a map that states them would have it."""
     done = {word: treatment for choice in choices for word, treatment in choice.done.items()}
     by_name = {tap.name: tap for tap in model.taps}
@@ -147,6 +147,6 @@ def without(choices: Sequence[Choice], model: Model, trace: Trace) -> Trace:
     return Trace(trace.info, arrays, widened, trace.path, trace.known, kept, trace.printed)
 
 
-def _as_it_was(values: Array, tap: Tap, treatment: str, model: Model) -> Array:
+def _as_it_was(values: Array, tap: Tap, treatment: str, model: Runnable) -> Array:
     own = shape_of(tap, values.shape[tap.row_axis], model.sizes)
     return undone(np.asarray(values, np.float32).reshape(own), tap, _entry(tap.kind.word, treatment), model)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from threadpoolctl import threadpool_limits
 
-from llamadiff.diagnose.diagnosis import Scene, scene_of
+from llamadiff.diagnose.diagnosis import scene_of
 from llamadiff.engines.model_file import Runnable
-from llamadiff.engines.reference_model import Model
+from llamadiff.engines.run_spec import How
 from llamadiff.judge.finding import Local
 from llamadiff.judge.run import Passes, run_passes
 from llamadiff.manner.choices import Choice, suspected, without
@@ -17,7 +17,6 @@ from llamadiff.manner.reading import read
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import F32, JITTERS
 from llamadiff.numerics.rounding import Rounding
-from llamadiff.system.progress import Progress
 from llamadiff.trace.reader import Trace
 
 SECONDS = 10.0  # that it may take to ask whether a rounding is a known bug
@@ -59,24 +58,19 @@ def _operands(kinds: Sequence[str]) -> str:
 
 
 def understood(
-    model: Model,
-    baseline: Trace,
-    candidate: Trace,
-    passes: Passes,
-    rules: Sequence[tolerances.Rule],
-    progress: Progress,
+    model: Runnable, baseline: Trace, candidate: Trace, passes: Passes, how: How
 ) -> tuple[Manner, Trace, Passes]:
     """A candidate's manner, its trace as it would be without its choices, and what passes in this manner find.
 
     Costs nothing where everything is right in a way that is known; else another pass for each thing found out.
     """
-    choices, candidate, passes = _with_choices(model, baseline, candidate, passes, rules, progress)
+    choices, candidate, passes = _with_choices(model, baseline, candidate, passes, how)
     with threadpool_limits(1, "blas"):
-        own, roundings = read(scene(model, passes, "candidate", SECONDS, False, progress), passes.findings)
+        own, roundings = read(scene_of(model, passes, "candidate", SECONDS, progress=how.progress), passes.findings)
     if roundings:
-        passes = run_passes(model, baseline, candidate, rules, None, progress, roundings)
+        passes = run_passes(model, baseline, candidate, how, None, roundings)
     if any(_stands_out(finding.local.get("candidate")) for finding in passes.findings):
-        passes = run_passes(model, baseline, candidate, rules, None, progress, roundings, len(JITTERS))
+        passes = run_passes(model, baseline, candidate, how, None, roundings, len(JITTERS))
     return Manner(tuple(choices), own, passes.judge.sources["candidate"].precision), candidate, passes
 
 
@@ -86,12 +80,7 @@ def _stands_out(local: Local | None) -> bool:
 
 
 def _with_choices(
-    model: Model,
-    baseline: Trace,
-    candidate: Trace,
-    passes: Passes,
-    rules: Sequence[tolerances.Rule],
-    progress: Progress,
+    model: Runnable, baseline: Trace, candidate: Trace, passes: Passes, how: How
 ) -> tuple[Sequence[Choice], Trace, Passes]:
     """The legal choices that explain what looks wrong, the candidate without them, and what passes over it find.
 
@@ -102,9 +91,9 @@ def _with_choices(
     for choices in (found, *([choice] for choice in found if len(found) > 1)):
         if choices:
             plain = without(choices, model, candidate)
-            again = run_passes(model, baseline, plain, rules, None, progress)
+            again = run_passes(model, baseline, plain, how)
             if again.wrong("candidate").keys() < wrong.keys() and not _is_worse(again, passes):
-                more, plain, again = _with_choices(model, baseline, plain, again, rules, progress)
+                more, plain, again = _with_choices(model, baseline, plain, again, how)
                 return [*choices, *more], plain, again
     return (), candidate, passes
 
@@ -118,12 +107,3 @@ def _is_worse(again: Passes, before: Passes) -> bool:
         for finding in again.findings
         if finding.tap.name in wrong
     )
-
-
-def scene(
-    model: Runnable, passes: Passes, under_test: str, seconds: float, thorough: bool, progress: Progress
-) -> Scene:
-    """What causes are looked for with, after these passes."""
-    judge = passes.judge
-    source, where = judge.sources[under_test], (judge.positions, judge.edges, judge.n_prefill)
-    return scene_of(model, source, passes.findings, *where, seconds, thorough, progress)

@@ -11,11 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import Runnable
-from llamadiff.engines.reference_model import Model
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.transposes import advice
 from llamadiff.preflight.checks import Check
-from llamadiff.trace import taps
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import Tap
 
@@ -78,7 +76,7 @@ def _wanted(tap: Tap, model: Runnable, baseline: Trace, n_tokens: int) -> tuple[
     """The shape that a tap should have: llama.cpp's, or else as the file says; None if that is not known."""
     if tap.name in baseline and tap.name not in baseline.known:
         return baseline.shape(tap.name)
-    return taps.shape_of(tap, n_tokens, model.sizes) if isinstance(model, Model) else None
+    return model.shape_of(tap, n_tokens)
 
 
 def _fits(tap: Tap, have: Sequence[int], want: Sequence[int]) -> bool:
@@ -89,9 +87,8 @@ def _fits(tap: Tap, have: Sequence[int], want: Sequence[int]) -> bool:
 
 def _tokens_of(tap: Tap, have: Sequence[int], model: Runnable) -> int | None:
     rows = have[tap.row_axis]
-    if not isinstance(model, Model):
-        return None
-    return rows if _fits(tap, have, taps.shape_of(tap, rows, model.sizes)) else None
+    want = model.shape_of(tap, rows)
+    return rows if want is not None and _fits(tap, have, want) else None
 
 
 def misfit_checks(model: Runnable, misfits: Sequence[Misfit], n_tokens: int) -> Iterator[Check]:
@@ -133,12 +130,14 @@ def _columns(model: Runnable, alike: Sequence[Misfit]) -> str:
         axes = ", ".join(first.tap.kind.axes)
         how = advice(first.have, first.want)
         return f"{first.tap.name}{where} has shape {list(first.have)}, {list(first.want)} is right ({axes}){how}"
-    reason = _reason(model, first.tap, first.columns) if isinstance(model, Model) else None
+    reason = _reason(model, first.tap, first.columns)
     return f"{first.tap.name}{where} has {first.columns} columns, {right} are right{f': {reason}' if reason else ''}"
 
 
 def _reason(model: Runnable, tap: Tap, columns: int) -> str | None:
-    """What so many columns would be."""
+    """What so many columns would be, where the file's sizes tell."""
+    if model.shape_of(tap, 1) is None:
+        return None
     sizes, parts = model.sizes, [part for axis in tap.kind.axes for part in axis.split("*")]
     if "dim" in parts:
         return _heads(model, "kv_head" if "kv_head" in parts else "head", columns)

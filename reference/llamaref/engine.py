@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from llamaref.errors import ModelError
 from llamaref.models import ARCHITECTURES
 from llamaref.shapes import check_layers, check_shapes
 from llamaref.weights import Weights
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Array = NDArray[Any]
 SCORES = 1 << 20  # attention scores of more are made in blocks, a quarter of that at once in a thread
@@ -109,6 +112,19 @@ class Step:
     tap: Tap
     layers: Sequence[int]
     angles: Mapping[Rope | None, tuple[Array, Array]]  # cos and sin of every RoPE that a layer has
+
+
+class Scoring(TypedDict, total=False):
+    """How an attention makes probabilities of raw scores, where it is not softmax(scores / sqrt(d)) of all before.
+
+    ``window``: how many positions it reaches back (0: all); ``cap`` that raw scores come near (0: none); ``sinks`` [h],
+    what each head's softmax has besides.
+    """
+
+    scale: float | None
+    window: int
+    cap: float
+    sinks: Array | None
 
 
 class Engine:
@@ -259,23 +275,14 @@ class Engine:
         k: Array,
         v: Array,
         step: Step,
-        *,
-        scale: float | None = None,
-        window: int = 0,
-        cap: float = 0.0,
-        sinks: Array | None = None,
+        **scoring: Unpack[Scoring],
     ) -> Array:
-        """Causal attention of layer i over the cache: q [b, t, h, d], k and v [b, t, k, d] -> [b, t, h*d].
-
-        ``scale`` of the scores (None: 1/sqrt(d)); ``window``: how many positions it reaches back (0: all); ``cap``
-        that raw scores come near (0: none); ``sinks`` [h], what each head's softmax has besides.
-        """
+        """Causal attention of layer i over the cache: q [b, t, h, d], k and v [b, t, k, d] -> [b, t, h*d]."""
         tap = step.tap
         keys, values = step.cache.append(i, tap.stored("cache_k", k), tap.stored("cache_v", v))
         keys, values = tap(f"kv_k-{i}", keys), tap(f"kv_v-{i}", values)  # [b, s, k, d]
         q, keys = tap.operands("cache_k", q, keys)
-        scale = 1.0 / np.sqrt(self.config.head_k) if scale is None else scale
-        probabilities = partial(self._probabilities, scale=scale, window=window, cap=cap, sinks=sinks)
+        probabilities = partial(self._probabilities, **scoring)
         many = q.shape[0] * q.shape[1] * q.shape[2] * keys.shape[1] > SCORES
         if many and not any(tap.wanted(f"{word}-{i}") for word in ("kq", "kq_soft_max")):
             return tap(f"kqv_out-{i}", self._attended(q, keys, values, step, probabilities))
@@ -289,16 +296,17 @@ class Engine:
         scores: Array,
         positions: Array,
         key_positions: Array,
-        scale: float,
-        window: int,
-        cap: float,
-        sinks: Array | None,
+        scale: float | None = None,
+        window: int = 0,
+        cap: float = 0.0,
+        sinks: Array | None = None,
     ) -> Array:
         """Attention probabilities of raw scores: [b, h, t, s] -> the same."""
         if cap:
             scores = self.ops.softcap(scores, cap)
         if window:
             scores = self.ops.windowed(scores, window, positions, key_positions)
+        scale = 1.0 / np.sqrt(self.config.head_k) if scale is None else scale
         beside = () if sinks is None else (sinks,)
         return np.asarray(self.ops.causal_softmax(scores, scale, positions, key_positions, *beside))
 

@@ -11,8 +11,9 @@ from decoding.bugs import ENGINES, NAMED
 from decoding.engine import CHUNKS, PREFILL, SINGLY, save
 from decoding.ways import PROMPT, WAYS, Run, alone, exists
 from llamadiff import compare
-from llamadiff.comparison.api import record
 from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.verbs import record
+from llamadiff.engines import run_spec
 from llamadiff.shipped.place import shipped_model
 from llamadiff.trace.taps import parse
 
@@ -28,7 +29,7 @@ PRODUCT = [
 
 @pytest.fixture(scope="module")
 def prompt(tmp_path_factory) -> tuple[int, ...]:
-    return record(shipped_model(), tmp_path_factory.mktemp("ids") / "ids.safetensors", PROMPT).info.tokens
+    return record(shipped_model(), run_spec.Run(PROMPT), tmp_path_factory.mktemp("ids") / "ids.safetensors").info.tokens
 
 
 def judged(result: Comparison, bug: str) -> None:

@@ -14,7 +14,9 @@ from decoding.bugs import ENGINES
 from decoding.engine import PREFILL, Engine, save
 from decoding.ways import PROMPT
 from llamadiff import UserError, compare
-from llamadiff.comparison.api import diff, record
+from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import record
+from llamadiff.engines.run_spec import Run
 from llamadiff.preflight.checks import tokens_apart
 from llamadiff.shipped.place import shipped_model
 from llamadiff.trace.reader import Trace
@@ -25,7 +27,7 @@ STEPS = 4
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory) -> Trace:
     """llama.cpp's own run of the prompt."""
-    return record(shipped_model(), tmp_path_factory.mktemp("theirs") / "t.safetensors", PROMPT, n_predict=STEPS)
+    return record(shipped_model(), Run(PROMPT, n_predict=STEPS), tmp_path_factory.mktemp("theirs") / "t.safetensors")
 
 
 def written(path: Path, tokens: tuple[int, ...], n_prompt: int, bug: str = "none") -> Path:

@@ -14,8 +14,10 @@ from strangers.model import read
 from decoding.bugs import ENGINES
 from decoding.engine import CHUNKS, save
 from llamadiff import compare
-from llamadiff.comparison.api import diff, record
+from llamadiff.comparison.api import diff
 from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.verbs import record
+from llamadiff.engines import run_spec
 
 PROMPT = "Once upon a time there was a"
 STEPS = 5
@@ -61,7 +63,8 @@ def with_prompt(run: Run) -> Comparison:
 
 
 def diagnosed(run: Run) -> Comparison:
-    return diff(record(run.model, run.folder / "theirs.safetensors", PROMPT, n_predict=STEPS), run.trace, run.model)
+    theirs = record(run.model, run_spec.Run(PROMPT, n_predict=STEPS), run.folder / "theirs.safetensors")
+    return diff(theirs, run.trace, run.model)
 
 
 def as_command(run: Run) -> Comparison:

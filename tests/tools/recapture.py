@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llamadiff.comparison.api import record
 from llamadiff.comparison.demo import PROMPT
+from llamadiff.comparison.verbs import record
+from llamadiff.engines.run_spec import Run
 from llamadiff.shipped.place import shipped_model
 
 FOLDER = Path(__file__).parents[2] / "captures"
@@ -15,7 +16,7 @@ RUNS = (("tiny.F16", False, 0), ("tiny.Q4_K_M", True, 0), ("tiny.Q4_K_M.decode",
 def main() -> None:
     for name, quantized, n_predict in RUNS:
         output = FOLDER / f"{name}.safetensors"
-        trace = record(shipped_model(quantized), output, PROMPT, n_predict=n_predict)
+        trace = record(shipped_model(quantized), Run(PROMPT, n_predict=n_predict), output)
         print(f"{output.name}: {len(trace)} taps of {len(trace.info.tokens)} tokens, {output.stat().st_size >> 10} KiB")
 
 

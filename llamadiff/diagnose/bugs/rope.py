@@ -12,7 +12,7 @@ from llamaref import ops
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.bugs.norms import Same
-from llamadiff.diagnose.case import Case, Run
+from llamadiff.diagnose.case import Case, Recording
 from llamadiff.diagnose.registry import Change, bug, recipe
 from llamadiff.diagnose.solve import solve
 
@@ -217,7 +217,7 @@ def rope_position_restarted(r: Rope, case: Case) -> Iterator[Change]:
         yield Change(replace(r, positions=positions), says, says)
 
 
-def wrong_positions(run: Run) -> Iterator[tuple[str, Array]]:
+def wrong_positions(run: Recording) -> Iterator[tuple[str, Array]]:
     """Positions that go wrong after the first batch, or after the prompt, each way in words."""
     count, seen, right = len(run.positions), set[bytes](), run.positions
     begun = np.repeat([start for start, _ in run.batches], np.diff(run.edges))  # the first token of each token's batch

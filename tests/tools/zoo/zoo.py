@@ -23,8 +23,9 @@ import gguf
 import numpy as np
 
 from llamadiff import UserError
-from llamadiff.comparison.api import graph
 from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.verbs import graph
+from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.request import Settings
 
 KNOWN = json.loads(Path(__file__).with_name("architectures.json").read_text())
@@ -152,7 +153,8 @@ def check(arch: str, kind: str, flash_attn: bool, folder: Path) -> tuple[bool, s
         said = [line for line in made.stderr.splitlines() if "ASSERT" in line] or made.stderr.splitlines() or ["died"]
         return False, f"no model: {said[-1]}"
     try:
-        found: Comparison = graph(path, tokens=TOKENS, n_predict=2, settings=Settings(flash_attn=flash_attn))
+        run = Run(tokens=TOKENS, n_predict=2, settings=Settings(flash_attn=flash_attn))
+        found: Comparison = graph(path, run)
     except UserError as error:
         return False, str(error)
     worst = max((row.local.nmse for row in found.rows if row.local is not None), default=0.0)

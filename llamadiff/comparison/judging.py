@@ -1,0 +1,198 @@
+"""Traces of one run, judged with the model: passes of the engine, causes, and the Comparison that they yield."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from llamadiff.comparison.advice import next_steps
+from llamadiff.comparison.coverage import coverage_of
+from llamadiff.comparison.logits import Logits, compare_logits, logit_rows
+from llamadiff.comparison.result import Comparison, Decoding, Judged, Sides, assembled
+from llamadiff.comparison.rows import rows_of, with_explanations
+from llamadiff.comparison.summary import summarize
+from llamadiff.diagnose.diagnosis import Diagnosis, diagnose, scene_of
+from llamadiff.engines.model_file import Runnable, check_same_model
+from llamadiff.engines.run_spec import How
+from llamadiff.judge.misrecorded import misrecorded
+from llamadiff.judge.run import Passes, run_passes, without_followers
+from llamadiff.judge.statistics import statistics_check
+from llamadiff.manner.understand import Manner, understood
+from llamadiff.numerics import tolerances
+from llamadiff.preflight.checks import WEIGHTS, Check, preflight
+from llamadiff.preflight.compatibility import check_runnable, check_same_run
+from llamadiff.preflight.schedule import batches_of, in_batches_of
+from llamadiff.preflight.shapes import admitted, misfit_checks, steps_when_misfit
+from llamadiff.trace.reader import Trace
+
+Array = NDArray[Any]
+LEAST_SECONDS = 10.0  # for the diagnosis of a small model
+
+
+@np.errstate(all="ignore")  # what overflows shows in the values
+def judge(model: Runnable, baseline: Trace, candidate: Trace | None, how: How, keep: Path | None = None) -> Comparison:
+    """Judge a candidate, or else the baseline itself. ``keep``: a trace file for the engine's own run."""
+    baseline = _fit_to_compare(model, baseline, candidate)
+    candidate, checks, fitting = _before_the_layers(model, baseline, candidate)
+    started = time.perf_counter()
+    study = _studied(model, baseline, candidate, how, keep)
+    stated, between = statistics_check(study.passes.findings)
+    ran = time.perf_counter()
+    seconds = how.explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # as long as finding what is wrong took, or so
+    diagnosis = _causes(model, study, seconds, how) if how.diagnose else ()
+    judged = _judged(model, baseline, study, (*checks, *stated), diagnosis, how)
+    judged = replace(judged, timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran})
+    sides, verdict = _sides(model, baseline, study.candidate), _verdict(judged)
+    has_graph = candidate is not None and not model.by_graph
+    steps = next_steps(verdict, judged, sides.is_engine, has_graph, between)
+    steps = (*fitting, *(steps if judged.rows or not fitting else ()))
+    return assembled(sides, judged, verdict, summarize(verdict, sides, judged), steps)
+
+
+def _fit_to_compare(model: Runnable, baseline: Trace, candidate: Trace | None) -> Trace:
+    """The baseline, in the candidate's batches. Raises UserError for traces that cannot be judged, or not together."""
+    check_runnable(model, baseline, "the baseline")
+    baseline = in_batches_of(baseline, candidate)
+    if candidate is not None:
+        check_runnable(model, candidate, "the candidate")
+        check_same_run(baseline, candidate, model)
+        check_same_model(candidate.info.model, str(baseline.info.model.get("sha256", model.sha256)), "the candidate")
+    return baseline
+
+
+def _before_the_layers(
+    model: Runnable, baseline: Trace, candidate: Trace | None
+) -> tuple[Trace | None, tuple[Check, ...], tuple[str, ...]]:
+    """The candidate without the taps that do not fit, what was checked of it, and what to do about those."""
+    if candidate is None:
+        return None, (), ()
+    n_tokens = len(baseline.info.tokens)
+    candidate, misfits = admitted(model, baseline, candidate)
+    checks = (*preflight(model, baseline, candidate), *misfit_checks(model, misfits, n_tokens))
+    return candidate, checks, steps_when_misfit(misfits, n_tokens)
+
+
+@dataclass(frozen=True)
+class _Study:
+    """What the engine's passes found of a candidate (None: of the baseline), in the manner that is its own.
+
+    ``records`` are taps that it computed rightly and recorded wrongly.
+    """
+
+    passes: Passes
+    candidate: Trace | None
+    manner: Manner = field(default_factory=Manner)
+    records: tuple[str, ...] = ()
+
+    @property
+    def under_test(self) -> str:
+        return "baseline" if self.candidate is None else "candidate"
+
+
+def _studied(model: Runnable, baseline: Trace, candidate: Trace | None, how: How, keep: Path | None) -> _Study:
+    """As many passes as it takes to tell what is a candidate's manner from what is wrong."""
+    passes = run_passes(model, baseline, candidate, how, keep)
+    if candidate is None:
+        return _Study(passes, None)
+    if model.by_graph:
+        return _Study(without_followers(passes), candidate)
+    manner, candidate, passes = understood(model, baseline, candidate, passes, how)
+    records, passes = misrecorded(model, baseline, candidate, passes, how)
+    return _Study(without_followers(passes), candidate, manner, records)
+
+
+def _causes(model: Runnable, study: _Study, seconds: float, how: How) -> tuple[Diagnosis, ...]:
+    """The causes of what is wrong, wrong records aside."""
+    computed = [finding for finding in study.passes.findings if finding.tap.name not in study.records]
+    passes = replace(study.passes, findings=computed)
+    with threadpool_limits(1, "blas"):
+        return diagnose(scene_of(model, passes, study.under_test, seconds, how.explain > 0, how.progress), computed)
+
+
+def _judged(
+    model: Runnable,
+    baseline: Trace,
+    study: _Study,
+    checks: tuple[Check, ...],
+    diagnosis: tuple[Diagnosis, ...],
+    how: How,
+) -> Judged:
+    """All that was found, tap by tap and as a whole."""
+    passes, candidate = study.passes, study.candidate
+    found = rows_of(passes.findings, model.weight_names, model.weight_types, study.under_test, study.records)
+    rows = with_explanations(found, diagnosis)
+    trace = candidate if candidate is not None else baseline
+    read = set(baseline.info.producer.get("weights_read", model.weights.read)) & set(model.tensors)
+    wanted, extra = [tap.name for tap in model.taps if not tap.kind.optional], _extra(model, candidate)
+    missing = tuple(name for name in wanted if name not in trace)
+    return Judged(
+        rows=rows,
+        missing=missing,
+        extra=extra,
+        coverage=coverage_of(rows, missing, trace, wanted, extra, how.partial),
+        preflight=checks,
+        diagnosis=diagnosis,
+        manner=study.manner,
+        notes=() if candidate is None else candidate.printed.notes,
+        logits=_logits(model, baseline, candidate, passes.logits, how.expect),
+        only_baseline_read=tuple(sorted(read - model.weights.read)),
+        only_engine_read=tuple(sorted(model.weights.read - read)),
+        free_tokens=passes.free_tokens,
+        decoding=Decoding(len(model.dequantizer.trusted), tuple(sorted(model.dequantizer.refused))),
+    )
+
+
+def _verdict(judged: Judged) -> str:
+    """The worst of the taps and the checks, as far as enough was judged. Weights may be all that there is to judge."""
+    assert judged.coverage is not None
+    weights_alone = not judged.rows and any(check.name.startswith(WEIGHTS) for check in judged.preflight)
+    of_taps = [] if weights_alone else [tolerances.worst_of([row.verdict for row in judged.rows])]
+    return judged.coverage.gated(tolerances.worst_of([*of_taps, *(check.verdict for check in judged.preflight)]))
+
+
+def _sides(model: Runnable, baseline: Trace, candidate: Trace | None) -> Sides:
+    """Who was compared: the engine where there is no candidate."""
+    info = baseline.info
+    return Sides(
+        model=model.describe(info.model.get("sha256")),
+        tokens=model.token_texts(info.tokens),
+        n_prefill=info.n_prefill,
+        prompt=info.prompt,
+        batches=batches_of(info),
+        baseline={"name": "the baseline", **info.producer},
+        candidate={"name": "the candidate", **(model.producer if candidate is None else candidate.info.producer)},
+        is_engine=candidate is None,
+    )
+
+
+def _extra(model: Runnable, candidate: Trace | None) -> tuple[str, ...]:
+    """Names of the candidate that stand for nothing: its own, and those that a name map left over."""
+    if candidate is None:
+        return ()
+    present, left = {tap.name for tap in model.taps}, candidate.info.producer.get("extra")
+    own = [name for name in candidate if name not in present and not name.startswith(WEIGHTS)]
+    return (*own, *map(str, left)) if isinstance(left, list) else tuple(own)
+
+
+def _logits(
+    model: Runnable, baseline: Trace, candidate: Trace | None, engine: Array, expect: Sequence[int]
+) -> Logits | None:
+    """The table of logits, against the ``engine``'s where there is no candidate; None where they were not recorded."""
+    name = "result_output"
+    if name not in baseline or (candidate is not None and name not in candidate):
+        return None
+    if candidate is None:
+        free = logit_rows(engine)
+        return compare_logits(logit_rows(baseline[name])[: len(free)], free, model.vocabulary.text, None, expect)
+    mask = candidate.known.get(name)
+    if mask is not None and not mask[-1].any():
+        return None
+    known = None if mask is None else logit_rows(mask)
+    return compare_logits(logit_rows(baseline[name]), logit_rows(candidate[name]), model.vocabulary.text, known, expect)

@@ -1,0 +1,261 @@
+"""What llamadiff does, from a model and a Run to a Comparison: compare, check, diff, graph; and record, to a trace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llamadiff.candidates.map_file import load_map
+from llamadiff.candidates.name_map import Map, identity_map
+from llamadiff.candidates.source import Context, Opened
+from llamadiff.comparison.backend import compare_nodes
+from llamadiff.comparison.drift_only import drift_only
+from llamadiff.comparison.greedy import parting, with_parting
+from llamadiff.comparison.judging import judge
+from llamadiff.comparison.result import Comparison
+from llamadiff.engines.capture_request import request_for, text_request
+from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
+from llamadiff.engines.run_spec import USUAL, How, Run
+from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine, opened_for
+from llamadiff.ggml.check import NodeCheck
+from llamadiff.judge.run import run_passes
+from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
+from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.preflight.compatibility import check_same_run
+from llamadiff.preflight.schedule import answers_otherwise, as_it_ran, as_stated
+from llamadiff.system.collisions import Named, refuse_collisions, saved
+from llamadiff.system.errors import UserError
+from llamadiff.system.output import made_directory
+from llamadiff.system.progress import Progress
+from llamadiff.system.timing import peak_rss_mb
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.reader import Trace
+
+
+def compare(
+    model: str | Path,
+    run: Run,
+    candidate: Trace | str | Path | None = None,
+    how: How = USUAL,
+    save: str | Path | None = None,
+    child: Child | None = None,
+) -> Comparison:
+    """Run llama.cpp and the engine on the same tokens, line up every tap, and judge.
+
+    Without ``candidate`` the engine is it, and llama.cpp's own ops are judged; with one (a trace, or what
+    ``--candidate`` takes: a file, a dump, a command), the candidate's are; its token ids serve where the run has
+    neither prompt nor tokens. ``save`` keeps the traces in a directory. ``child``: llama.cpp's process, if it was
+    started before. Raises UserError for whatever a user can mend.
+    """
+    started = time.perf_counter()
+    refuse_collisions(compared_files(model, candidate, how.name_map), saved(save))
+    with child or Child() as ready:  # gets ready while the model is opened
+        brought = _brought(candidate, how)
+        file = ModelFile(model, how.precision, run.settings.threads)
+        engine, used = in_engine(file, how, run.settings.threads)
+        run = brought.tokens_for(run) if brought is not None else run
+        trace = brought.loaded_before(engine, run) if brought is not None and engine is not None else None
+        with _workplace(save) as folder, after_what_the_engine_said(file, used):
+            request = request_for(engine or file, run, Path(folder) / "baseline.safetensors")
+            request = as_stated(request, brought.source.run if brought is not None else None)
+            keep = Path(folder) / "engine.safetensors" if save is not None else None
+            if engine is None and brought is None:
+                return replace(_graph_alone(file, request, how, ready, keep), engine=used)
+            opened, baseline = captured(engine, request, how.progress, ready)
+            n_prompt = baseline.info.n_prefill
+            if brought is not None:
+                trace = trace or brought.loaded(opened, baseline)
+                opened, baseline = _run_as(trace, opened, baseline, request, how.progress)
+            capture_s = time.perf_counter() - started
+            result = judge(opened, baseline, trace, replace(how, partial=how.partial or run.is_partial), keep)
+            if trace is not None:
+                ran, text_of = trace.info.tokens, opened.vocabulary.text
+                result = with_parting(result, parting(baseline, trace, n_prompt, ran, run.n_predict > 0, text_of))
+    return _timed(replace(result, engine=used), started, capture_s)
+
+
+@dataclass(frozen=True)
+class _Brought:
+    """A candidate that was read before anything is run, and how its names are."""
+
+    source: Opened
+    mapping: Map
+    how: How
+
+    def tokens_for(self, run: Run) -> Run:
+        """The run, of the tokens that the candidate states where it has none. Raises UserError if it could, and does
+        not."""
+        if run.prompt is not None or run.tokens:
+            return run
+        if self.source.untold and not self.source.tokens:
+            raise UserError(f"{self.source.untold}; or give the prompt that was run, or --tokens 1,2,3")
+        return replace(run, tokens=self.source.tokens)
+
+    def loaded_before(self, engine: Runnable, run: Run) -> Trace | None:
+        """Its trace before llama.cpp runs, where that needs no run: so what does not fit is said first."""
+        if not self.source.recorded or not run.tokens or run.n_predict:
+            return None
+        stated = self.source.run
+        n_prefill = stated.n_prefill if stated is not None else len(run.tokens)
+        return self._load(engine, tuple(run.tokens), n_prefill)
+
+    def loaded(self, engine: Runnable, baseline: Trace) -> Trace:
+        """Its trace of what llama.cpp ran."""
+        return self._load(engine, baseline.info.tokens, baseline.info.n_prefill, baseline)
+
+    def _load(self, engine: Runnable, tokens: tuple[int, ...], n_prefill: int, baseline: Trace | None = None) -> Trace:
+        how = self.how
+        return self.source.load(
+            Context(engine, tokens, n_prefill, self.mapping, how.timeout, how.progress, baseline=baseline)
+        )
+
+
+def _brought(candidate: Trace | str | Path | None, how: How) -> _Brought | None:
+    """The candidate and the name map, read."""
+    source = _opened(candidate) if candidate is not None else None
+    mapping = load_map(how.name_map) if how.name_map is not None else identity_map()
+    return _Brought(source, mapping, how) if source is not None else None
+
+
+def _opened(candidate: Trace | str | Path) -> Opened:
+    from llamadiff.candidates.opening import open_candidate
+    from llamadiff.candidates.trace_file import mapped
+
+    if isinstance(candidate, Trace):
+        return Opened(lambda context: mapped(candidate, context), candidate.info.tokens, run=candidate.info)
+    return open_candidate(str(candidate))
+
+
+def _workplace(save: str | Path | None) -> AbstractContextManager[str | Path]:
+    """Where traces are written: what is kept, or gone at the end."""
+    return scratch_directory() if save is None else made_directory(Path(save))
+
+
+def _run_as(
+    trace: Trace, engine: Runnable, baseline: Trace, request: Request, progress: Progress
+) -> tuple[Runnable, Trace]:
+    """llama.cpp's run as the candidate's was, where that is another one: then it is run again."""
+    again = as_it_ran(request, baseline.info, trace.info)
+    return (engine, baseline) if again is None else captured(engine, again, progress)
+
+
+def _graph_alone(file: ModelFile, request: Request, how: How, child: Child, keep: Path | None) -> Comparison:
+    """llama.cpp's graph, node by node; ``keep``: a trace file for what NumPy makes of it."""
+    result = compare_nodes(file, request, how, child)
+    if keep is not None:
+        opened, baseline = captured(None, request, how.progress)
+        run_passes(opened, baseline, None, how, keep)
+    return result
+
+
+def _timed(result: Comparison, started: float, capture_s: float = 0.0) -> Comparison:
+    """A comparison that says how long all took."""
+    timing = {"capture_s": capture_s, **result.timing, "total_s": time.perf_counter() - started}
+    return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
+
+
+def check(trace: str | Path | Trace, model: str | Path, how: How = USUAL) -> Comparison:
+    """Judge a recorded llama.cpp trace with the engine; needs no llama.cpp where the engine runs the file."""
+    started = time.perf_counter()
+    baseline = _read(trace)
+    opened, used = opened_for(model, baseline, str(baseline.path or "the trace"))
+    return _timed(replace(judge(opened, baseline, None, how), engine=used), started)
+
+
+def diff(
+    baseline: str | Path | Trace,
+    candidate: str | Path | Trace,
+    model: str | Path | None = None,
+    how: How = USUAL,
+) -> Comparison:
+    """Two traces: drift alone, or with the model also the local errors of both."""
+    started = time.perf_counter()
+    b, c = _read(baseline), _read(candidate)
+    if model is not None:
+        return _timed(_judged_by(model, b, c, how), started)
+    check_same_run(b, c)
+    return _timed(drift_only(b, c, how), started)
+
+
+def _read(trace: str | Path | Trace) -> Trace:
+    return trace if isinstance(trace, Trace) else Trace.open(trace)
+
+
+def _judged_by(model: str | Path, baseline: Trace, candidate: Trace, how: How) -> Comparison:
+    """Two traces, judged with the model; llama.cpp runs again what the candidate generated otherwise."""
+    n_prompt, parted = baseline.info.n_prefill, answers_otherwise(baseline.info, candidate.info)
+    if parted:
+        baseline = _run_again(model, baseline, candidate.info, how.progress)
+    opened, used = opened_for(model, baseline, "the baseline", how.progress)
+    result = replace(judge(opened, baseline, candidate, how), engine=used)
+    ran, text_of = candidate.info.tokens, opened.vocabulary.text
+    return with_parting(result, parting(baseline, candidate, n_prompt, ran, parted, text_of))
+
+
+def _run_again(model: str | Path, baseline: Trace, candidate: Info, progress: Progress) -> Trace:
+    """llama.cpp's run of what a candidate ran after the baseline's prompt; the baseline itself, if it is not its."""
+    producer = baseline.info.producer
+    if producer.get("name") != "llama.cpp":
+        return baseline
+    file = ModelFile(model)
+    check_same_model(baseline.info.model, file.sha256, "the baseline")
+    engine, _ = in_engine(file)
+    with scratch_directory() as folder:
+        run = Run(tokens=candidate.tokens, settings=Settings.stated(producer.get("settings")))
+        request = request_for(engine or file, run, Path(folder) / "baseline.safetensors")
+        n = baseline.info.n_prefill
+        stated = candidate if len(candidate.edges) > 2 else replace(candidate, n_prefill=n)
+        return captured(engine, as_stated(request, stated), progress)[1]
+
+
+def graph(model: str | Path, run: Run, how: How = USUAL, keep: str | Path | None = None) -> Comparison:
+    """Run llama.cpp and compute every node of its graph again, on the inputs it was given: any architecture.
+
+    ``keep``: a directory for the wrong ops, each in a file. Raises UserError for whatever a user can mend.
+    """
+    with Child() as child:
+        file = ModelFile(model)
+        request = text_request(file, run, Path())
+        with made_directory(Path(keep)) if keep is not None else nullcontext(None) as folder:
+            return compare_nodes(file, replace(request, keep=folder), how, child)
+
+
+def record(model: str | Path, run: Run, output: Path, how: How = USUAL) -> Trace:
+    """llama.cpp alone, kept as a trace. Raises UserError for whatever a user can mend."""
+    refuse_collisions([("the model", model)], [("--output", output)])
+    with Child() as child:
+        file = ModelFile(model)
+        engine, used = in_engine(file)
+        request = request_for(engine or file, run, output)
+        if engine is not None:
+            return capture(request, how.progress, child)
+        with after_what_the_engine_said(file, used):
+            return captured(None, request, how.progress, child)[1]
+
+
+def list_nodes(model: str | Path, n_tokens: int) -> tuple[NodeCheck, ...]:
+    """The nodes of llama.cpp's graph for a prompt of so many tokens; nothing is computed again."""
+    file = ModelFile(model)
+    with scratch_directory() as folder:
+        request = text_request(file, Run(tokens=[0] * n_tokens), Path(folder) / "nodes.json")
+        return check_nodes(replace(request, nodes=True, only_list=True)).checks
+
+
+def compared_files(
+    model: str | Path, candidate: Trace | str | Path | None = None, name_map: str | None = None
+) -> Iterator[Named]:
+    """The files that a comparison reads. Raises UserError for a candidate that is nothing."""
+    yield "the model", model
+    if name_map is not None and Path(name_map).is_file():
+        yield "the name map", name_map
+    if isinstance(candidate, Trace):
+        yield "the candidate", candidate.path
+    elif candidate is not None:
+        from llamadiff.candidates.opening import files_of
+
+        yield from (("a file of the candidate" if str(path) != str(candidate) else "the candidate", path)
+                    for path in files_of(str(candidate)))  # fmt: skip

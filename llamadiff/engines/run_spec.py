@@ -1,0 +1,58 @@
+"""What a user asks for: a Run, what is run and recorded, and a How, how it is judged. They travel as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from llamadiff.llamacpp.request import Settings
+from llamadiff.numerics import tolerances
+from llamadiff.system.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is run and recorded: a prompt or token ids, and ``n_predict`` more that llama.cpp chooses.
+
+    ``chat``: the prompt goes through the model's chat template. Of the taps, those of ``patterns`` and ``layers``
+    (empty, None: all) are recorded.
+    """
+
+    prompt: str | None = None
+    tokens: Sequence[int] = ()
+    chat: bool = False
+    n_predict: int = 0
+    patterns: Sequence[str] = ()
+    layers: range | None = None
+    settings: Settings = field(default_factory=Settings)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether less than all taps are asked for."""
+        return bool(self.patterns) or self.layers is not None
+
+
+@dataclass(frozen=True)
+class How:
+    """How a run is judged, and by what.
+
+    ``engine``: "numpy" or "graph", llama.cpp's graph node by node (None: the engine where it knows the architecture),
+    in ``precision``. ``diagnose``: look for the causes of what is wrong; ``explain``: for so many seconds, and through
+    spans of any length, up to the whole model. ``partial``: what was recorded is enough, though the logits are not
+    among it. ``expect``: tokens that the table of logits is to have. ``name_map`` names or is a map of a candidate's
+    tensor names; ``timeout``: the seconds that its command may take.
+    """
+
+    rules: Sequence[tolerances.Rule] = tolerances.RULES
+    engine: str | None = None
+    precision: str = "f32"
+    diagnose: bool = True
+    explain: float = 0.0
+    partial: bool = False
+    expect: Sequence[int] = ()
+    name_map: str | None = None
+    timeout: float = 600.0
+    progress: Progress = silent
+
+
+USUAL = How()
