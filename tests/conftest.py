@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import shared_models
 from gguf import GGMLQuantizationType as Type
 from machine import Machine
 from quick import mark_slow
@@ -17,6 +18,10 @@ from llamadiff.comparison import assemble
 from llamadiff.manner import understand
 
 _RNG = np.random.default_rng(7)
+
+
+def pytest_report_header() -> str:
+    return shared_models.count()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -165,6 +170,12 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
         return path if path.exists() else write_model(path, kind=kind, **OPTIONS[name])
 
     return get
+
+
+@pytest.fixture
+def shared_model(request: pytest.FixtureRequest) -> Path:
+    """The shared model that a test is parametrized with; skipped where it is not there."""
+    return shared_models.existing(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import shared_models
 from faulty import BUGS, _GateUpSwapped, _NoFinalNorm, _NoQkNorm, _shifted_mask, _tiled
 from llamaref import Engine, ops
 from pictures import ROOT, with_bugs
@@ -26,8 +27,7 @@ from llamadiff.report.json import to_object
 from llamadiff.trace.writer import TraceWriter
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 61)
-SHARED = ROOT.parent / "shared" / "models"
-SHARED_MODELS = [SHARED / "stories260K.gguf", *(SHARED / "random" / f"{name}.gguf" for name in (
+SHARED = [shared_models.STORIES, *map(shared_models.random, (
     "llama.F16", "llama.Q8_0", "qwen2.F16", "qwen3.Q4_K_M", "qwen3moe.Q8_0", "stablelm.F16"))]  # fmt: skip
 
 
@@ -69,11 +69,10 @@ CLEAN = {
 
 
 @pytest.mark.parametrize("settings", CLEAN.values(), ids=CLEAN)
-@pytest.mark.parametrize("path", [path for path in SHARED_MODELS if path.exists()], ids=lambda path: path.stem)
-def test_no_bug_is_named_on_llama_cpp(path, settings, machine):
-    """Runs where the shared models lie beside the checkout."""
-    machine.needs(settings, path)
-    result = compare(path, tokens=TOKENS[:6], n_predict=4, settings=settings)
+@pytest.mark.parametrize("shared_model", SHARED, ids=lambda path: path.stem, indirect=True)
+def test_no_bug_is_named_on_llama_cpp(shared_model, settings, machine):
+    machine.needs(settings, shared_model)
+    result = compare(shared_model, tokens=TOKENS[:6], n_predict=4, settings=settings)
     assert (result.verdict in ("match", "noise"), result.diagnosis) == (True, ())
 
 

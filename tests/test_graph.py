@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_models
 from faulty import BUGS
 from llamaref import Engine, Weights
 from llamaref.engine import Silent
@@ -29,8 +30,6 @@ from llamadiff.system.errors import UserError
 from llamadiff.trace.taps import parse
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
-SHARED = Path(__file__).parent.parent.parent / "shared" / "models" / "random"
-RANDOM = sorted(SHARED.glob("*.gguf")) if SHARED.exists() else []
 
 
 @pytest.fixture
@@ -77,19 +76,18 @@ def test_the_graph_and_the_engine_agree(name, kind, small_model, by_graph):
         assert metrics.nmse(b.reshape(1, -1), a.reshape(1, -1), 0) < 1e-10, tap
 
 
-@pytest.mark.parametrize("path", RANDOM, ids=lambda path: path.stem)
-def test_a_right_engine_of_any_architecture_is_right(path, by_graph):
-    """Runs where the shared models lie beside the checkout."""
-    path, trace = by_graph(path)
+@pytest.mark.parametrize("shared_model", shared_models.RANDOM, ids=lambda path: path.stem, indirect=True)
+def test_a_right_engine_of_any_architecture_is_right(shared_model, by_graph):
+    path, trace = by_graph(shared_model)
     for candidate in (trace, only(trace, "l_out", "result_output")):
         result = compare(path, tokens=TOKENS, candidate=candidate, engine="graph")
         assert result.verdict in ("match", "noise"), result.summary
         assert not any(row.baseline_local.verdict == "wrong" for row in result.rows)
 
 
-@pytest.mark.parametrize("path", RANDOM, ids=lambda path: path.stem)
-def test_a_wrong_op_of_any_architecture_is_named(path, by_graph):
-    path, trace = by_graph(path)
+@pytest.mark.parametrize("shared_model", shared_models.RANDOM, ids=lambda path: path.stem, indirect=True)
+def test_a_wrong_op_of_any_architecture_is_named(shared_model, by_graph):
+    path, trace = by_graph(shared_model)
     name = next(tap for tap in trace if tap.endswith("-1") and trace[tap].dtype.kind == "f")
     wrong = changed(trace, **{name.replace("-", "_at_"): lambda x: x * np.float32(1.1)})
     result = compare(path, tokens=TOKENS, candidate=wrong, engine="graph")
@@ -149,9 +147,9 @@ def test_decode_steps_and_other_caches_are_followed(name, asked, small_model, tm
 
 
 @pytest.mark.parametrize("asked", ["decode", "flash"])
-@pytest.mark.parametrize("path", RANDOM, ids=lambda path: path.stem)
-def test_decode_steps_of_any_architecture_are_followed(path, asked, tmp_path):
-    stays_silent(path, asked, tmp_path / "c.safetensors")
+@pytest.mark.parametrize("shared_model", shared_models.RANDOM, ids=lambda path: path.stem, indirect=True)
+def test_decode_steps_of_any_architecture_are_followed(shared_model, asked, tmp_path):
+    stays_silent(shared_model, asked, tmp_path / "c.safetensors")
 
 
 @pytest.mark.parametrize("asked", ASKED)
