@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -13,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import shared_models
+from command import run
 from faulty import BUGS, _GateUpSwapped, _NoFinalNorm, _NoQkNorm, _shifted_mask, _tiled
 from llamaref import Engine, ops
 from pictures import ROOT, with_bugs
@@ -345,11 +344,6 @@ def _written(trace: Trace, path: Path) -> Path:
             writer.add(name, trace[name])
         writer.finish(trace.info)
     return path
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "llamadiff", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_the_command_says_why(small_model, tmp_path):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -13,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import shared_models
+from command import run
 from llamaref import Weights
 
 from llamadiff import compare
@@ -269,10 +268,6 @@ def test_wrong_ops_are_saved_with_their_inputs(nodes, tmp_path):
     assert (again.name, again.shape, again.params, name) == (op.name, op.shape, op.params, "norm-0")
     assert np.array_equal(expected, actual)
     assert np.array_equal(function_of("RMS_NORM")(again), function_of("RMS_NORM")(op))
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "llamadiff", *arguments], capture_output=True, text=True, check=False)
 
 
 def test_the_commands(small_model, tmp_path):
