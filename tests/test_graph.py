@@ -56,6 +56,10 @@ def only(trace: Trace, *patterns: str) -> Trace:
     return Trace(trace.info, kept, trace.dtypes)
 
 
+# the engine's taps that llama.cpp's graph of an architecture has no node for
+NOT_IN_GRAPHS = {"phi3": {"ffn_inp", "kv_k", "kv_v"}, "mamba2": {"ssm_scan"}, "deepseek2": set()}
+
+
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize(
     "name",
@@ -66,8 +70,8 @@ def test_the_graph_and_the_engine_agree(name, kind, small_model, by_graph):
     """A wrong graph in llama.cpp would part from the engine; a wrong kernel is found node by node."""
     path, graph = by_graph(small_model(name, kind))
     engine = record(Engine(path), TOKENS, "engine")
+    assert {parse(tap).kind.word for tap in engine if tap not in graph} == NOT_IN_GRAPHS.get(name, {"kv_k", "kv_v"})
     both = [tap for tap in engine if tap in graph and parse(tap).kind.op != "ARGSORT" and not tap.startswith("kv_")]
-    assert len(both) > 15
     for tap in both:
         a, b = engine[tap], graph[tap]
         if tap.startswith("kq-"):
@@ -164,9 +168,9 @@ def test_a_fault_in_a_decode_step_is_named(asked, small_model, tmp_path):
     for name in ("Kcur_rope-1", "kqv_out-0", "ffn_out-1"):
         wrong = changed(trace, **{name.replace("-", "_at_"): last_row})
         how = {"tokens": TOKENS, "n_predict": n_predict, "settings": settings, "engine": "graph"}
-        result = compare(path, candidate=wrong, **how)  # and what was computed from the right values follows
+        result = compare(path, candidate=wrong, diagnose=False, **how)
         assert result.first_divergence.tap == name
-        assert len(result.wrong) <= 2
+        assert len(result.wrong) <= 2  # what was computed from the right values follows
 
 
 @pytest.mark.parametrize("tokens", [(5,), (5, 9)], ids=["one token", "as many tokens as heads"])
