@@ -7,7 +7,7 @@ CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 export CMAKE_ARGS
 
 # One test a core: most of a test is one process at a time. Neighbours stay together, for what a file's tests share.
-PYTEST = -m pytest -n logical --maxprocesses 8 --dist worksteal
+PYTEST = -m pytest -n logical --maxprocesses 8 --dist worksteal --durations 10
 export OMP_WAIT_POLICY = passive
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import shared_models
+import warm
 from gguf import GGMLQuantizationType as Type
 from machine import Machine
 from quick import mark_slow
@@ -14,9 +18,14 @@ from small import DIM, EMBD, VOCAB, write_model
 from small_others import deepseek2, gpt2, gpt_oss, mamba2, phi3
 
 from llamadiff.comparison import judging
+from llamadiff.llamacpp import child
 from llamadiff.manner import understand
 
 _RNG = np.random.default_rng(7)
+
+
+def pytest_report_header() -> str:
+    return shared_models.count()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -29,6 +38,14 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search for causes ends when it is through, not when a busy machine's time is up."""
     monkeypatch.setattr(judging, "LEAST_SECONDS", 600.0)
     monkeypatch.setattr(understand, "SECONDS", 600.0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _warm() -> Iterator[None]:
+    """llama.cpp's process is forked from a warm one; commands that have a process of their own start it as users do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child, "subprocess", SimpleNamespace(Popen=warm.popen, PIPE=subprocess.PIPE))
+        yield
 
 
 def _matrix(rows: int, columns: int, size: float = 1.0) -> np.ndarray:
@@ -165,6 +182,12 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
         return path if path.exists() else write_model(path, kind=kind, **OPTIONS[name])
 
     return get
+
+
+@pytest.fixture
+def shared_model(request: pytest.FixtureRequest) -> Path:
+    """The shared model that a test is parametrized with; skipped where it is not there."""
+    return shared_models.existing(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 The rest is marked slow: ``make test`` leaves it out, ``make test-all`` runs it. Of cases that would show the same, a
 checksum of their names decides, so that the values meet in all sorts of combinations, and in the same ones every day.
+Of a test with dear cases a ``quick`` mark says which few are.
 Model files (those that lie beside the checkout) are told apart by their type of weights.
 """
 
@@ -21,7 +22,8 @@ def mark_slow(items: Iterable[pytest.Item]) -> None:
     for item in items:
         families[item.nodeid.partition("[")[0]].append(item)
     for family in families.values():
-        quick = set(spread([(item.nodeid, _values(item)) for item in family]))
+        said = {item.nodeid for item in family if item.get_closest_marker("quick")}
+        quick = said or set(spread([(item.nodeid, _values(item)) for item in family]))
         for item in family:
             if item.nodeid not in quick:
                 item.add_marker(pytest.mark.slow)

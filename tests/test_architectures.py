@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import shared_models
 from conftest import OPTIONS as SMALL
 from llamaref import Engine, Weights
 from llamaref import ops as maths
@@ -323,16 +323,13 @@ def test_partial_rotary_stops_llama_cpp_and_not_the_user(tmp_path):
         compare(path, tokens=TOKENS)
 
 
-SHARED = Path(__file__).parent.parent.parent / "shared" / "models"
-RANDOM = [path for arch in ARCHITECTURES for path in sorted((SHARED / "random").glob(f"{arch}.*.gguf"))]
-SHARED_MODELS = [SHARED / "stories260K.gguf", *RANDOM]
+RANDOM = [path for path in shared_models.RANDOM if path.name.partition(".")[0] in ARCHITECTURES]
 
 
-@pytest.mark.parametrize("path", [path for path in SHARED_MODELS if path.exists()], ids=lambda path: path.name)
-def test_shared_models_are_exact(path):
-    """Runs where the shared models lie beside the checkout."""
-    given = {"prompt": "Once upon a time"} if path.name.startswith("stories") else {"tokens": TOKENS}
-    judged(compare(path, n_predict=8, **given))
+@pytest.mark.parametrize("shared_model", [shared_models.STORIES, *RANDOM], ids=lambda path: path.name, indirect=True)
+def test_shared_models_are_exact(shared_model):
+    given = {"prompt": "Once upon a time"} if shared_model == shared_models.STORIES else {"tokens": TOKENS}
+    judged(compare(shared_model, n_predict=8, **given))
 
 
 def test_what_the_engine_cannot_explain_the_graph_may(small_model):

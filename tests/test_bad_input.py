@@ -67,7 +67,7 @@ class Run:
         assert len(self.err) < 1000
         assert "fault in llamadiff" not in self.err
         assert "Traceback" not in self.err
-        assert self.err.isprintable() or self.err[:-1].isprintable(), self.err
+        assert self.err[:-1].isprintable(), self.err
         for word in words:
             assert word in self.err, self.err
         assert not self.left
@@ -432,7 +432,7 @@ def test_a_model_cut_anywhere_is_refused(files: SimpleNamespace, tmp_path: Path)
     lists, start, end = section_ends(files.model)
     bounds = [(0, 24), (24, lists), (lists, start), (start, end)]
     cuts = {int(cut) for first, last in bounds for cut in np.linspace(first, last - 1, 15)}
-    assert len(cuts) > 55
+    assert len(cuts) == 4 * 15
     for cut in cuts:
         (tmp_path / "cut.gguf").write_bytes(whole[:cut])
         with pytest.raises(UserError, match=r"not a GGUF|damaged or truncated GGUF file \(it ends at byte"):

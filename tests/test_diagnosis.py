@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -12,21 +10,22 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import shared_models
+from command import run
 from faulty import BUGS, _GateUpSwapped, _NoFinalNorm, _NoQkNorm, _shifted_mask, _tiled
 from llamaref import Engine, ops
 
 from llamadiff import Trace, compare
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.api import diff
-from llamadiff.diagnose.registry import known_bugs
+from llamadiff.diagnose.registry import FAMILIES, known_bugs
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics.arithmetic import round_f16
 from llamadiff.report.json import to_object
 from llamadiff.trace.writer import TraceWriter
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 61)
-SHARED = Path(__file__).parents[2] / "shared" / "models"
-SHARED_MODELS = [SHARED / "stories260K.gguf", *(SHARED / "random" / f"{name}.gguf" for name in (
+SHARED = [shared_models.STORIES, *map(shared_models.random, (
     "llama.F16", "llama.Q8_0", "qwen2.F16", "qwen3.Q4_K_M", "qwen3moe.Q8_0", "stablelm.F16"))]  # fmt: skip
 
 
@@ -68,11 +67,10 @@ CLEAN = {
 
 
 @pytest.mark.parametrize("settings", CLEAN.values(), ids=CLEAN)
-@pytest.mark.parametrize("path", [path for path in SHARED_MODELS if path.exists()], ids=lambda path: path.stem)
-def test_no_bug_is_named_on_llama_cpp(path, settings, machine):
-    """Runs where the shared models lie beside the checkout."""
-    machine.needs(settings, path)
-    result = compare(path, tokens=TOKENS[:6], n_predict=4, settings=settings)
+@pytest.mark.parametrize("shared_model", SHARED, ids=lambda path: path.stem, indirect=True)
+def test_no_bug_is_named_on_llama_cpp(shared_model, settings, machine):
+    machine.needs(settings, shared_model)
+    result = compare(shared_model, tokens=TOKENS[:6], n_predict=4, settings=settings)
     assert (result.verdict in ("match", "noise"), result.diagnosis) == (True, ())
 
 
@@ -316,7 +314,8 @@ def test_the_whole_model_is_searched_only_when_asked(small_model):
 
 def test_an_unlisted_bug_is_unknown_through_spans_too(small_model):
     result = judged(small_model(), _Reversed(small_model()), "result_output", explain=60)
-    assert (result.diagnosis[0].causes, len(result.diagnosis[0].nearest) > 0) == ((), True)
+    assert result.diagnosis[0].causes == ()
+    assert result.diagnosis[0].nearest
 
 
 # surface
@@ -347,11 +346,6 @@ def _written(trace: Trace, path: Path) -> Path:
     return path
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "llamadiff", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 def test_the_command_says_why(small_model, tmp_path):
     path = small_model()
     right = _written(record(Engine(path), TOKENS, "engine"), tmp_path / "b.safetensors")
@@ -371,7 +365,14 @@ def test_the_bugs_are_listed():
     done = run("bugs")
     assert done.returncode == 0
     assert all(f"\n{name}" in f"\n{done.stdout}" for name in known_bugs())
-    assert sum(not bug.harmless for bug in known_bugs().values()) >= 45
+
+
+def test_every_file_of_bugs_is_registered():
+    files = {
+        f"{path.parent.name}.{path.stem}"
+        for path in (Path(__file__).parents[1] / "llamadiff" / "diagnose").glob("*bugs/[!_]*.py")
+    }
+    assert files - {"graph_bugs.edit"} == set(FAMILIES)
 
 
 def test_every_known_bug_says_what_it_is_and_what_to_do():

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+from command import run
 
 from llamadiff.trace.reader import Trace
 
-COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 TRACE = Path(__file__).parent.parent / "captures" / "tiny.Q4_K_M.safetensors"
 
 
 def differ(*options):
-    return subprocess.run([COMMAND, "diff", TRACE, TRACE, *options], capture_output=True, check=False, text=True)
+    return run("diff", TRACE, TRACE, *options)
 
 
 def test_expected_tokens_have_logit_and_rank_on_both_sides():

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_models
 from faulty import BUGS
 from llamaref import Engine, Weights
 from llamaref.engine import Silent
@@ -30,8 +31,6 @@ from llamadiff.system.errors import UserError
 from llamadiff.trace.taps import parse
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
-SHARED = Path(__file__).parent.parent.parent / "shared" / "models" / "random"
-RANDOM = sorted(SHARED.glob("*.gguf")) if SHARED.exists() else []
 
 
 @pytest.fixture
@@ -58,6 +57,10 @@ def only(trace: Trace, *patterns: str) -> Trace:
     return Trace(trace.info, kept, trace.dtypes)
 
 
+# the engine's taps that llama.cpp's graph of an architecture has no node for
+NOT_IN_GRAPHS = {"phi3": {"ffn_inp", "kv_k", "kv_v"}, "mamba2": {"ssm_scan"}, "deepseek2": set()}
+
+
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize(
     "name",
@@ -68,8 +71,8 @@ def test_the_graph_and_the_engine_agree(name, kind, small_model, by_graph):
     """A wrong graph in llama.cpp would part from the engine; a wrong kernel is found node by node."""
     path, graph = by_graph(small_model(name, kind))
     engine = record(Engine(path), TOKENS, "engine")
+    assert {parse(tap).kind.word for tap in engine if tap not in graph} == NOT_IN_GRAPHS.get(name, {"kv_k", "kv_v"})
     both = [tap for tap in engine if tap in graph and parse(tap).kind.op != "ARGSORT" and not tap.startswith("kv_")]
-    assert len(both) > 15
     for tap in both:
         a, b = engine[tap], graph[tap]
         if tap.startswith("kq-"):
@@ -78,19 +81,18 @@ def test_the_graph_and_the_engine_agree(name, kind, small_model, by_graph):
         assert metrics.nmse(b.reshape(1, -1), a.reshape(1, -1), 0) < 1e-10, tap
 
 
-@pytest.mark.parametrize("path", RANDOM, ids=lambda path: path.stem)
-def test_a_right_engine_of_any_architecture_is_right(path, by_graph):
-    """Runs where the shared models lie beside the checkout."""
-    path, trace = by_graph(path)
+@pytest.mark.parametrize("shared_model", shared_models.RANDOM, ids=lambda path: path.stem, indirect=True)
+def test_a_right_engine_of_any_architecture_is_right(shared_model, by_graph):
+    path, trace = by_graph(shared_model)
     for candidate in (trace, only(trace, "l_out", "result_output")):
         result = compare(path, tokens=TOKENS, candidate=candidate, engine="graph")
         assert result.verdict in ("match", "noise"), result.summary
         assert not any(row.baseline_local.verdict == "wrong" for row in result.rows)
 
 
-@pytest.mark.parametrize("path", RANDOM, ids=lambda path: path.stem)
-def test_a_wrong_op_of_any_architecture_is_named(path, by_graph):
-    path, trace = by_graph(path)
+@pytest.mark.parametrize("shared_model", shared_models.RANDOM, ids=lambda path: path.stem, indirect=True)
+def test_a_wrong_op_of_any_architecture_is_named(shared_model, by_graph):
+    path, trace = by_graph(shared_model)
     name = next(tap for tap in trace if tap.endswith("-1") and trace[tap].dtype.kind == "f")
     wrong = changed(trace, **{name.replace("-", "_at_"): lambda x: x * np.float32(1.1)})
     result = compare(path, tokens=TOKENS, candidate=wrong, engine="graph")
@@ -151,9 +153,9 @@ def test_decode_steps_and_other_caches_are_followed(name, asked, small_model, tm
 
 
 @pytest.mark.parametrize("asked", ["decode", "flash"])
-@pytest.mark.parametrize("path", RANDOM, ids=lambda path: path.stem)
-def test_decode_steps_of_any_architecture_are_followed(path, asked, tmp_path):
-    stays_silent(path, asked, tmp_path / "c.safetensors")
+@pytest.mark.parametrize("shared_model", shared_models.RANDOM, ids=lambda path: path.stem, indirect=True)
+def test_decode_steps_of_any_architecture_are_followed(shared_model, asked, tmp_path):
+    stays_silent(shared_model, asked, tmp_path / "c.safetensors")
 
 
 @pytest.mark.parametrize("asked", ASKED)
@@ -168,9 +170,9 @@ def test_a_fault_in_a_decode_step_is_named(asked, small_model, tmp_path):
     for name in ("Kcur_rope-1", "kqv_out-0", "ffn_out-1"):
         wrong = changed(trace, **{name.replace("-", "_at_"): last_row})
         how = {"tokens": TOKENS, "n_predict": n_predict, "settings": settings, "engine": "graph"}
-        result = compare(path, candidate=wrong, **how)  # and what was computed from the right values follows
+        result = compare(path, candidate=wrong, diagnose=False, **how)
         assert result.first_divergence.tap == name
-        assert len(result.wrong) <= 2
+        assert len(result.wrong) <= 2  # what was computed from the right values follows
 
 
 @pytest.mark.parametrize("tokens", [(5,), (5, 9)], ids=["one token", "as many tokens as heads"])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+import shared_models
 from small import EMBD, write_model
 
 from llamadiff import Trace
@@ -27,8 +27,7 @@ from llamadiff.ggml.op import Op
 from llamadiff.numerics.rounding_tap import Carrier
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
-SHARED = Path(__file__).parent.parent.parent / "shared" / "models" / "random"
-RANDOM = {path.stem: path for path in sorted(SHARED.glob("*.gguf"))} if SHARED.exists() else {}
+RANDOM = {path.stem: path for path in shared_models.RANDOM}
 SMALL = (
     "llama",
     "qwen2",
@@ -78,11 +77,11 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def recorded(small_model, tmp_path_factory):
-    kept: dict[str | Path, Recorded] = {}
+    kept: dict[str, Recorded] = {}
 
-    def get(name: str | Path) -> Recorded:
+    def get(name: str) -> Recorded:
         if name not in kept:
-            path = name if isinstance(name, Path) else RANDOM[name] if name in RANDOM else small_model(name, "F16")
+            path = shared_models.existing(RANDOM[name]) if name in RANDOM else small_model(name, "F16")
             output = tmp_path_factory.mktemp("graph") / "b.safetensors"
             model, _ = by_its_graph(path, text_request(ModelFile(path), Run(tokens=TOKENS), output))
             kept[name] = Recorded(model, record(model.engine, TOKENS, "right"))
@@ -143,8 +142,14 @@ def named_in(one: Recorded, part: int) -> dict[tuple[str, str], set[str]]:
     return out
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("name", [*MODELS, *(name for name in OTHERS if name in RANDOM)])
+def crossed():
+    """Every model with every part of the bugs; each part once, each in another model, is quick."""
+    quick = list(zip(MODELS, range(PARTS), strict=False))
+    return [pytest.param(name, part, marks=[pytest.mark.quick] * ((name, part) in quick))
+            for name in (*MODELS, *OTHERS) for part in range(PARTS)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "part"), crossed())
 def test_a_bug_at_a_node_is_named(name, part, injected):
     """One that comes to another where more was recorded may be called that."""
     found = injected(name, part)
@@ -155,7 +160,6 @@ def test_a_bug_at_a_node_is_named(name, part, injected):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not RANDOM, reason="the shared models are not beside the checkout")
 def test_every_bug_of_nodes_shows_in_some_model(injected):
     shown = {bug for name in (*MODELS, *OTHERS) for part in range(PARTS) for bug, _ in injected(name, part)}
     blocks = {bug for bug, known in KNOWN.items() if reads_blocks(known)}  # test_misread.py
@@ -295,7 +299,7 @@ def test_a_right_run_has_no_diagnosis(name, recorded):
 
 
 def test_bugs_of_nodes_say_what_to_do():
-    assert len(EDITS) > 80
+    assert {bug for bug, _, _ in EDITS} == {name for name, bug in KNOWN.items() if bug.nodes}
     for bug, ops, _ in EDITS:
         assert KNOWN[bug].nodes
         assert set(ops) <= set(KNOWN[bug].ops)

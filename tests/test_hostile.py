@@ -434,7 +434,8 @@ def test_what_is_no_file_is_refused_at_once(reader: str, kind: str, model: Model
     started = time.monotonic()
     with pytest.raises(UserError) as caught:
         READ[reader](path, model)
-    assert str(path) in str(caught.value) or "holds no tensors" in str(caught.value)
+    is_empty_dump = (reader, kind) == ("candidate", "directory")
+    assert ("holds no tensors" if is_empty_dump else str(path)) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert time.monotonic() - started < 60
 
@@ -492,32 +493,34 @@ def hostile_model(path: Path, change: Callable[[bytes], bytes]) -> str:
     return str(caught.value)
 
 
+NO_AXES, CUT = "has 0 axes, []; 1 to 4 have values", "it ends at byte"
+
+
 @pytest.mark.parametrize(
-    ("tensor", "shape"),
+    ("tensor", "shape", "words"),
     [
-        (b"blk.0.attn_q.weight", ()),
-        (b"blk.0.attn_q.weight", (0, 256)),
-        (b"blk.0.attn_q.weight", (256,)),
-        (b"blk.0.attn_q.weight", (256, 128, 2)),
-        (b"blk.0.attn_q.weight", (1, 1, 256, 256)),
-        (b"blk.0.attn_q.weight", (1, 1, 1, 256, 256)),
-        (b"blk.0.attn_q.weight", (256, 1 << 63)),
-        (b"blk.0.attn_q.weight", (1 << 32, 1 << 32)),
-        (b"blk.0.ffn_down.weight", ()),
-        (b"blk.0.ffn_down.weight", (512,)),
-        (b"blk.0.attn_norm.weight", ()),
-        (b"blk.0.attn_norm.weight", (1, 256)),
-        (b"token_embd.weight", ()),
-        (b"token_embd.weight", (96,)),
-        (b"token_embd.weight", (256, 8, 12)),
-        (b"token_embd.weight", (256, 0)),
-        (b"output_norm.weight", ()),
+        (b"blk.0.attn_q.weight", (), NO_AXES),
+        (b"blk.0.attn_q.weight", (0, 256), "has 2 axes, [0, 256]; 1 to 4 have values"),
+        (b"blk.0.attn_q.weight", (256,), CUT),
+        (b"blk.0.attn_q.weight", (256, 128, 2), CUT),
+        (b"blk.0.attn_q.weight", (1, 1, 256, 256), CUT),
+        (b"blk.0.attn_q.weight", (1, 1, 1, 256, 256), "has 5 axes, []; 1 to 4 have values"),
+        (b"blk.0.attn_q.weight", (256, 1 << 63), "Maximum allowed dimension exceeded"),
+        (b"blk.0.attn_q.weight", (1 << 32, 1 << 32), "cannot reshape array of size 0"),
+        (b"blk.0.ffn_down.weight", (), NO_AXES),
+        (b"blk.0.ffn_down.weight", (512,), "blk.0.ffn_down.weight: rows of 512 weights, shape [512]"),
+        (b"blk.0.attn_norm.weight", (), NO_AXES),
+        (b"blk.0.attn_norm.weight", (1, 256), CUT),
+        (b"token_embd.weight", (), NO_AXES),
+        (b"token_embd.weight", (96,), CUT),
+        (b"token_embd.weight", (256, 8, 12), CUT),
+        (b"token_embd.weight", (256, 0), "has 2 axes, [256, 0]; 1 to 4 have values"),
+        (b"output_norm.weight", (), NO_AXES),
     ],
     ids=str,
 )
-def test_a_tensor_of_other_axes_is_refused(tensor: bytes, shape: tuple[int, ...], tmp_path: Path) -> None:
-    line = hostile_model(tmp_path / "m.gguf", lambda data: with_shape(data, tensor, shape))
-    assert "axes" in line or tensor.decode() in line or "ends at byte" in line or "reshape" in line
+def test_a_tensor_of_other_axes_is_refused(tensor: bytes, shape: tuple[int, ...], words: str, tmp_path: Path) -> None:
+    assert words in hostile_model(tmp_path / "m.gguf", lambda data: with_shape(data, tensor, shape))
 
 
 def test_a_tensor_of_a_long_name_is_refused(tmp_path: Path) -> None:

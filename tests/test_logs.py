@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command import run
 from llamaref import Engine
 
 from llamadiff.candidates.loglines import number_of, read_lines
@@ -19,7 +18,6 @@ from llamadiff.llamacpp.request import Request
 from llamadiff.numerics.arithmetic import round_bf16
 from llamadiff.trace import taps
 
-COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 MODEL = Path(__file__).parent.parent / "llamadiff" / "shipped" / "tiny.Q4_K_M.gguf"
 TOKENS = (1, 501, 503, 261, 502)
 WORDS = ("embd", "attn_norm", "Qcur_rope", "kqv_out", "ffn_inp", "l_out", "result_norm", "result_output")
@@ -51,18 +49,15 @@ def runs(tmp_path_factory):
 def compared(folder, lines, *options, model=MODEL):
     """The command's report of such a log, and its exit code."""
     (folder / "engine.log").write_text("\n".join(lines))
-    words = [COMMAND, "compare", model, "--tokens", ",".join(map(str, TOKENS)), "--candidate", folder / "engine.log"]
-    done = subprocess.run(
-        list(map(str, [*words, "--json", "-", *options])), capture_output=True, check=False, text=True
-    )
+    words = ["compare", model, "--tokens", ",".join(map(str, TOKENS)), "--candidate", folder / "engine.log"]
+    done = run(*words, "--json", "-", *options)
     assert done.stdout, done.stderr
     return json.loads(done.stdout), done.returncode
 
 
 def refused(folder, text, *options):
     (folder / "engine.log").write_text(text)
-    words = [COMMAND, "compare", MODEL, "--candidate", folder / "engine.log", *options]
-    done = subprocess.run(list(map(str, words)), capture_output=True, check=False, text=True)
+    done = run("compare", MODEL, "--candidate", folder / "engine.log", *options)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done
     return done.stderr
 
@@ -210,8 +205,7 @@ def test_a_map_translates_the_names_of_a_log(runs, tmp_path):
 @pytest.mark.slow
 def test_the_tokens_of_a_log_are_run(runs, tmp_path):
     (tmp_path / "e.log").write_text("\n".join([f"tokens: {list(TOKENS)}", *firsts(runs["right"])]))
-    done = subprocess.run([COMMAND, "compare", MODEL, "--candidate", tmp_path / "e.log", "--json", "-"],
-                          capture_output=True, check=False, text=True)  # fmt: skip
+    done = run("compare", MODEL, "--candidate", tmp_path / "e.log", "--json", "-")
     assert [token["id"] for token in json.loads(done.stdout)["tokens"]] == list(TOKENS)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -12,6 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import shared_models
+from command import run
 from llamaref import Weights
 
 from llamadiff import compare
@@ -26,8 +26,6 @@ from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.numerics import tolerances
 
 TOKENS = (1, 5, 9, 30, 17, 22)
-SHARED = Path(__file__).parent.parent.parent / "shared" / "models"
-RANDOM = sorted((SHARED / "random").glob("*.gguf")) if SHARED.exists() else []
 SMALL = ("llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "llama-yarn", "llama-factors", "llama-fused",
          "phi3", "gpt2", "gpt-oss-mxfp4", "mamba2", "deepseek2", "deepseek2-old")  # fmt: skip
 
@@ -61,10 +59,9 @@ def test_every_node_is_right_with_other_settings(name, kind, small_model, machin
 
 
 @pytest.mark.parametrize("flash", [False, True], ids=["plain", "flash"])
-@pytest.mark.parametrize("path", RANDOM, ids=lambda path: path.stem)
-def test_every_node_of_every_architecture_is_right(path, flash):
-    """Runs where the shared models lie beside the checkout."""
-    all_right(graph(path, Run(tokens=TOKENS, n_predict=4, settings=Settings(flash_attn=flash))))
+@pytest.mark.parametrize("shared_model", shared_models.RANDOM, ids=lambda path: path.stem, indirect=True)
+def test_every_node_of_every_architecture_is_right(shared_model, flash):
+    all_right(graph(shared_model, Run(tokens=TOKENS, n_predict=4, settings=Settings(flash_attn=flash))))
 
 
 def test_compare_takes_the_graph_where_there_is_no_engine(small_model):
@@ -177,11 +174,11 @@ MORE_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", [*FAULTS, *(MORE_FAULTS if RANDOM else ())])
+@pytest.mark.parametrize("name", [*FAULTS, *MORE_FAULTS])
 def test_a_fault_in_the_view_of_a_node_is_wrong_at_that_node(name, nodes):
     model, fault = (FAULTS | MORE_FAULTS)[name]
     if name in MORE_FAULTS:
-        every = nodes(SHARED / "random" / f"{model}.gguf")
+        every = nodes(shared_models.existing(shared_models.random(model)))
     else:
         every = nodes("llama", flash_attn=True) if model == "flash" else nodes(model)
     assert {verdict(op, found) for op, found in every} == {"match"}
@@ -272,10 +269,6 @@ def test_wrong_ops_are_saved_with_their_inputs(nodes, tmp_path):
     assert (again.name, again.shape, again.params, name) == (op.name, op.shape, op.params, "norm-0")
     assert np.array_equal(expected, actual)
     assert np.array_equal(function_of("RMS_NORM")(again), function_of("RMS_NORM")(op))
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "llamadiff", *arguments], capture_output=True, text=True, check=False)
 
 
 def test_the_commands(small_model, tmp_path):

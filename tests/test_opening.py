@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command import run
 from safetensors.numpy import load_file, save_file
 from small import write_model
 
@@ -22,7 +23,6 @@ from llamadiff.trace.metadata import KEY
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
 ZOO = Path(__file__).parent / "tools" / "zoo" / "zoo.py"
-COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 MISSING = "tensor blk.0.ffn_norm.weight is missing from the file"
 
 
@@ -45,10 +45,6 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return path
 
     return get
-
-
-def run(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([COMMAND, *map(str, args)], capture_output=True, text=True, check=False)
 
 
 def test_what_the_engine_refuses_goes_through_the_graph_which_is_said(parallel: Path) -> None:

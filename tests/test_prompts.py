@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
 import gguf
 import pytest
 import small
+from command import run
 
 from llamadiff.trace.reader import Trace
-
-COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 
 
 def lettered(path: Path, **options: object) -> Path:
@@ -36,10 +32,6 @@ def lettered(path: Path, **options: object) -> Path:
 
     with mock.patch.object(small, "_tokenizer", write):
         return small.write_model(path, layers=1)
-
-
-def run(*args: object, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([COMMAND, *map(str, args)], input=given, capture_output=True, check=False, env=os.environ)
 
 
 def tokens_of(folder: Path, *args: object, given: bytes = b"") -> str:
@@ -70,9 +62,9 @@ def test_a_prompt_is_read_from_a_file_and_from_standard_input(tmp_path):
 def test_what_is_no_prompt_is_refused(words, given, message, tmp_path):
     lettered(tmp_path / "m.gguf")
     done = run("compare", tmp_path / "m.gguf", *words, given=given)
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.decode().startswith(f"llamadiff: {message}")
-    assert done.stderr.count(b"\n") == 1
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"llamadiff: {message}")
+    assert done.stderr.count("\n") == 1
 
 
 def test_the_prompt_file_is_not_overwritten(tmp_path):
@@ -80,7 +72,7 @@ def test_the_prompt_file_is_not_overwritten(tmp_path):
     (tmp_path / "p.txt").write_text("hello")
     done = run("compare", tmp_path / "m.gguf", "--prompt-file", tmp_path / "p.txt", "--json", tmp_path / "p.txt")
     assert done.returncode == 2
-    assert b"is the prompt file" in done.stderr
+    assert "is the prompt file" in done.stderr
     assert (tmp_path / "p.txt").read_text() == "hello"
 
 

@@ -38,7 +38,11 @@ class _Item:
 
     def __init__(self, nodeid: str, **parameters: object) -> None:
         self.nodeid, self.marks = nodeid, list[str]()
+        self.said_to_be_quick = False
         self.callspec = type("CallSpec", (), {"params": parameters})
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name == "quick" and self.said_to_be_quick
 
     def add_marker(self, mark: pytest.MarkDecorator) -> None:
         self.marks.append(mark.name)
@@ -52,6 +56,13 @@ def test_the_rest_of_each_family_is_slow():
     quick = [item for item in items if item.marks != ["slow"]]
     assert {item.callspec.params["path"].suffixes[0] for item in quick} == {".F16", ".Q8_0"}
     assert (len(quick), alone.marks) == (2, [])
+
+
+def test_a_test_may_say_which_of_its_cases_are_quick():
+    items = [_Item(f"t.py::test_a[{number}]", number=number) for number in range(9)]
+    items[4].said_to_be_quick = True
+    mark_slow(items)
+    assert [item.callspec.params["number"] for item in items if item.marks != ["slow"]] == [4]
 
 
 def test_every_known_bug_is_injected_in_a_quick_test():

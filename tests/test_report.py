@@ -11,6 +11,7 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
+from command import in_process_of_its_own, run
 from faulty import BUGS
 from llamaref import Engine
 
@@ -23,11 +24,6 @@ from llamadiff.trace.writer import TraceWriter
 
 SCHEMA = json.loads((Path(__file__).parent / "report.schema.json").read_text())
 TOKENS = (1, 17, 5, 80)
-
-
-def llamadiff(*arguments, **options):
-    command = [sys.executable, "-m", "llamadiff", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **options)
 
 
 def save(trace, path):
@@ -71,9 +67,9 @@ def test_numbers_that_are_not_finite_are_null(small_model, tmp_path):
 
 
 def test_match_exits_0_and_json_is_pure(small_model):
-    run = llamadiff("compare", small_model(), "--tokens", "1,17,5,80", "--n-predict", "2", "--json", "-")
-    assert (run.returncode, run.stderr) == (0, "")
-    report = json.loads(run.stdout)
+    done = in_process_of_its_own("compare", small_model(), "--tokens", "1,17,5,80", "--n-predict", "2", "--json", "-")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
     assert report["verdict"] == "match"
     assert [token["id"] for token in report["tokens"]][:4] == [1, 17, 5, 80]
     assert len(report["tokens"]) == 6
@@ -81,9 +77,9 @@ def test_match_exits_0_and_json_is_pure(small_model):
 
 def test_wrong_exits_1_and_names_the_tap(small_model, faulty, tmp_path):
     files = ("--json", tmp_path / "r.json", "--csv", tmp_path / "r.csv", "--save", tmp_path / "kept")
-    run = llamadiff("compare", small_model(), "--tokens", "1 17 5 80", "--candidate", faulty, *files)
-    assert (run.returncode, run.stderr) == (1, "")
-    assert run.stdout.startswith("WRONG  Qcur_rope-0")
+    done = run("compare", small_model(), "--tokens", "1 17 5 80", "--candidate", faulty, *files)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("WRONG  Qcur_rope-0")
     assert json.loads((tmp_path / "r.json").read_text())["wrong"][0] == "Qcur_rope-0"
     with (tmp_path / "r.csv").open() as file:
         assert next(row["tap"] for row in csv.DictReader(file) if row["verdict"] == "wrong") == "Qcur_rope-0"
@@ -93,36 +89,36 @@ def test_wrong_exits_1_and_names_the_tap(small_model, faulty, tmp_path):
 @pytest.mark.parametrize(("fail_on", "code"), [("wrong", 1), ("noise", 1), ("never", 0)])
 def test_fail_on(fail_on, code, small_model, faulty):
     arguments = ("--tokens", "1,17,5,80", "--candidate", faulty, "--fail-on", fail_on, "--json", "-")
-    assert llamadiff("compare", small_model(), *arguments).returncode == code
+    assert run("compare", small_model(), *arguments).returncode == code
 
 
 def test_capture_then_diff_and_check(small_model, faulty, tmp_path):
     trace = tmp_path / "b.safetensors"
-    assert llamadiff("capture", small_model(), "--tokens", "1,17,5,80", "-o", trace).returncode == 0
-    assert llamadiff("check", trace, "--model", small_model()).returncode == 0
-    assert llamadiff("diff", trace, faulty, "--model", small_model()).returncode == 1
-    assert llamadiff("diff", trace, faulty).returncode == 2
+    assert run("capture", small_model(), "--tokens", "1,17,5,80", "-o", trace).returncode == 0
+    assert run("check", trace, "--model", small_model()).returncode == 0
+    assert run("diff", trace, faulty, "--model", small_model()).returncode == 1
+    assert run("diff", trace, faulty).returncode == 2
 
 
 def test_check_needs_no_llama_cpp_and_finds_a_bad_trace(small_model, faulty):
-    run = llamadiff("check", faulty, "--model", small_model())
-    assert run.returncode == 1
-    assert run.stdout.startswith("WRONG ")
-    assert "Qcur_rope-0" in run.stdout
+    done = run("check", faulty, "--model", small_model())
+    assert done.returncode == 1
+    assert done.stdout.startswith("WRONG ")
+    assert "Qcur_rope-0" in done.stdout
 
 
 def test_taps_lists_names_and_shapes(small_model):
-    run = llamadiff("taps", small_model("moe"), "--n-tokens", "5")
-    assert run.returncode == 0
-    assert any(line.split()[:3] == ["*", "Qcur_rope-i", "[5,"] for line in run.stdout.splitlines())
-    assert "ffn_moe_topk-i" in run.stdout
+    done = run("taps", small_model("moe"), "--n-tokens", "5")
+    assert done.returncode == 0
+    assert any(line.split()[:3] == ["*", "Qcur_rope-i", "[5,"] for line in done.stdout.splitlines())
+    assert "ffn_moe_topk-i" in done.stdout
 
 
 def test_doctor_says_what_is_there():
-    run = llamadiff("doctor")
+    done = run("doctor")
     for words in ("llama-cpp-python", "built with", "tensor layout", "quantized decode, repacked"):
-        assert words in run.stdout
-    assert run.stderr == ""
+        assert words in done.stdout
+    assert done.stderr == ""
 
 
 def test_help_imports_nothing_heavy():
@@ -133,10 +129,10 @@ def test_help_imports_nothing_heavy():
 
 
 def test_demo_shows_both(tmp_path):
-    run = llamadiff("demo", cwd=tmp_path)
-    assert run.returncode == 0
-    assert run.stdout.startswith("MATCH ")
-    assert "\nWRONG  Qcur_rope-0" in run.stdout
+    done = in_process_of_its_own("demo", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("MATCH ")
+    assert "\nWRONG  Qcur_rope-0" in done.stdout
 
 
 def test_an_info_survives_json():

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from command import run
 from llamaref import Engine
 from safetensors.numpy import save_file
 
@@ -16,7 +14,6 @@ from llamadiff.candidates.reference import record
 from llamadiff.trace.metadata import KEY, SCHEMA
 from llamadiff.trace.reader import Trace
 
-COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 
 
@@ -32,8 +29,7 @@ def written(path, arrays, tokens=TOKENS):
 
 
 def compared(model, candidate, *options, code=1):
-    words = [COMMAND, "compare", model, "--candidate", candidate, "--json", "-", *options]
-    done = subprocess.run(list(map(str, words)), capture_output=True, check=False, text=True)
+    done = run("compare", model, "--candidate", candidate, "--json", "-", *options)
     assert done.returncode == code, (done.stdout, done.stderr)
     return json.loads(done.stdout)
 
@@ -64,7 +60,7 @@ def test_the_last_rows_logits_of_a_dump_are_judged(right, small_model, tmp_path)
 def test_two_traces_are_compared_in_the_row_that_both_have(right, tmp_path):
     whole = written(tmp_path / "a.safetensors", dict(right))
     last = written(tmp_path / "b.safetensors", {"result_output": right["result_output"][-1:]})
-    done = subprocess.run([COMMAND, "diff", whole, last, "--json", "-"], capture_output=True, check=False, text=True)
+    done = run("diff", whole, last, "--json", "-")
     report = json.loads(done.stdout)
     assert (done.returncode, report["verdict"]) == (0, "match")
     assert (report["logits"]["rows"], report["logits"]["after"]) == (1, 7)

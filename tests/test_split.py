@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -14,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import small
+from command import run
 from conftest import OPTIONS
 from llamaref import Weights
 
@@ -21,7 +20,6 @@ from llamadiff.engines.reference_model import Model
 from llamadiff.system.errors import UserError
 from llamadiff.system.hashing import file_sha256, model_sha256
 
-COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 IDS = ("--tokens", "1,17,5")
 
 
@@ -30,10 +28,6 @@ def split_model(folder: Path, name: str = "llama", kind: str = "Q8_0") -> Path:
     with mock.patch.object(gguf, "GGUFWriter", partial(gguf.GGUFWriter, split_max_tensors=10)):
         small.write_model(folder / "m.gguf", kind=kind, **OPTIONS[name])
     return sorted(folder.glob("m-00001-of-*.gguf"))[0]
-
-
-def run(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([COMMAND, *map(str, args)], capture_output=True, check=False, text=True)
 
 
 def test_all_parts_are_one_model(tmp_path, small_model):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from command import run
 from safetensors.numpy import save_file
 
 from llamadiff.engines.reference_model import Model
@@ -16,7 +14,6 @@ from llamadiff.numerics.arithmetic import round_bf16
 from llamadiff.preflight.weight_faults import weight_fault
 from llamadiff.trace.metadata import KEY, SCHEMA
 
-COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 Q, K, UP, NORM = "blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.ffn_up.weight", "blk.0.attn_norm.weight"
 EXPERTS = "blk.0.ffn_up_exps.weight"
 
@@ -104,8 +101,7 @@ def compared(path, folder, *options, **weights):
     """The command's report of a trace of these weights alone, and its exit code."""
     metadata = {KEY: json.dumps({"schema": SCHEMA, "tokens": [1, 17, 5]})}
     save_file({f"weights/{name}": array for name, array in weights.items()}, folder / "w.safetensors", metadata)
-    words = [COMMAND, "compare", path, "--candidate", folder / "w.safetensors", "--json", "-", *options]
-    done = subprocess.run(list(map(str, words)), capture_output=True, check=False, text=True)
+    done = run("compare", path, "--candidate", folder / "w.safetensors", "--json", "-", *options)
     return json.loads(done.stdout), done.returncode
 
 

@@ -28,6 +28,7 @@ class Injection:
 
     ``words`` are the taps it falsifies, first the one to be named, at ``layer`` (or outside the layers).
     ``decode``: how many of the last tokens are decode steps. A ``choice`` is legal: what it falsifies cancels.
+    ``says``: of a way of computing that is no mistake, what the report says of each tap that it changes.
     """
 
     name: str
@@ -38,8 +39,12 @@ class Injection:
     kinds: tuple[str, ...] = ("F16", "Q8_0")
     decode: int = 0
     layer: int = 0
-    harmless: bool = False
     choice: bool = False
+    says: str = ""
+
+    @property
+    def harmless(self) -> bool:
+        return bool(self.says)
 
 
 class Run:

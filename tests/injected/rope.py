@@ -148,5 +148,5 @@ INJECTIONS = (
               rotating(lambda right, x, cos, sin: right(x if x.shape[2] == 4 else to_halves(x), cos, sin))),
     Injection("rope: heads in the order of halves", "rope-other-order", WORDS,
               altered(Qcur_rope=lambda x, run: to_halves(x), Kcur_rope=lambda x, run: to_halves(x)),
-              ("llama", "moe"), harmless=True),
+              ("llama", "moe"), says="has the right values in the other order within each head"),
 )  # fmt: skip
