@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamaref import ops
-from llamaref.config import Config, Rope
+from llamaref.config import Rope
+from llamaref.configure import read_config
 from llamaref.errors import ModelError
 from llamaref.models import ARCHITECTURES
 from llamaref.shapes import check_layers, check_shapes
@@ -99,7 +100,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass: positions of its tokens and of all keys, RoPE angles, cache, tap, layers to run."""
+    """One forward pass: positions of its tokens and of all keys, RoPE angles, cache, tap."""
 
     positions: Array  # [t]
     key_positions: Array  # [s]
@@ -107,7 +108,6 @@ class Step:
     sin: Array  # [..., t, n_rot / 2]
     cache: Cache
     tap: Tap
-    layers: Sequence[int]
     angles: Mapping[Rope | None, tuple[Array, Array]]  # cos and sin of every RoPE that a layer has
 
 
@@ -129,7 +129,7 @@ class Engine:
         if "token_embd.weight" not in self.w:
             raise ModelError("no token_embd.weight: the file holds a vocabulary or an adapter, not a language model")
         check_layers(self.w)
-        self.config = Config.from_metadata(self.w.fields)
+        self.config = read_config(self.w.fields)
         check_shapes(self.config, self.w)
         self.architecture = ARCHITECTURES[self.config.architecture]
         self.ops = maths
@@ -160,11 +160,34 @@ class Engine:
         for each in dict.fromkeys(each for each in (rope, *self.config.ropes) if each is not None):
             cos, sin = self.ops.rope_angles(each, here, factors)
             angles[each] = tap.angles(cos, sin, each, here, factors)
-        layers = layers if layers is not None else range(self.config.n_layer)
-        step = Step(here, cache.positions, *angles[rope], cache, tap, layers, angles)
+        step = Step(here, cache.positions, *angles[rope], cache, tap, angles)
         with np.errstate(all="ignore"):  # what overflows shows as Inf or NaN where it arises
-            result: Array = self.architecture.forward(self, np.asarray(tokens), step)
-        return result
+            x = self.begin(tokens, step)
+            for i in layers if layers is not None else range(self.config.n_layer):
+                x = self.layer(i, x, step)
+            return self.end(x, step)
+
+    def begin(self, tokens: Sequence[int], step: Step) -> Array:
+        """What the first layer reads: the tokens' embeddings, with vectors of their positions where those are learned.
+
+        [t] token ids -> [b, t, embd].
+        """
+        x = step.tap("embd", self.embed(np.asarray(tokens)) * self.config.embedding_scale)
+        if self.config.traits.learned_positions:
+            x = step.tap("inpL", x + step.tap("pos_embd", self.positions(step.positions)))
+        return x
+
+    def layer(self, i: int, x: Array, step: Step) -> Array:
+        """Layer i: [b, t, embd] -> [b, t, embd]."""
+        y: Array = self.architecture.layer(self, i, x, step)
+        return y
+
+    def end(self, x: Array, step: Step) -> Array:
+        """The final norm and the output head: [b, t, embd] -> logits [b, t, vocab]."""
+        c, norm = self.config, self.norm if self.config.traits.norm == "RMS_NORM" else self.layer_norm
+        x = self.logits(step.tap("result_norm", norm(x, "output_norm")), step.tap)
+        x = x if c.logit_scale == 1 else x * (1 / c.logit_scale)
+        return step.tap("result_output", self.ops.softcap(x, c.logit_cap) if c.logit_cap else x)
 
     def rope_factors(self, n_tokens: int) -> Array | None:
         """What the file divides RoPE's frequencies by, if anything: LongRoPE does so by the room there is for tokens.
@@ -215,7 +238,7 @@ class Engine:
 
     def scale(self, name: str) -> Array | None:
         """``name``.scale, if the file has it and the architecture asks for it."""
-        asked = ".ffn_" not in name or self.architecture.FFN_SCALES
+        asked = ".ffn_" not in name or self.config.traits.ffn_scales
         return self._optional(f"{name}.scale") if asked else None
 
     def qkv(self, x: Array, i: int, tap: Tap) -> tuple[Array, Array, Array]:
