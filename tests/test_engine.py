@@ -93,6 +93,21 @@ def test_a_cache_takes_a_prompt_and_then_a_token(small_model):
     assert engine.forward(TOKENS[3:], cache=cache)[0] == pytest.approx(engine.forward(TOKENS)[0, 3:], abs=2e-5)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "mamba2", "deepseek2"])
+def test_layers_can_be_driven_from_outside(name, small_model):
+    """Layer by layer is what forward does; a layer runs again, with other lanes, from what the one before it gave."""
+    engine = Engine(small_model(name))
+    step = engine.step(TOKENS)
+    inputs = [engine.begin(TOKENS, step)]
+    for i in range(engine.n_layer):
+        inputs.append(engine.layer(i, inputs[-1], step))
+    assert np.array_equal(engine.end(inputs[-1], step), engine.forward(TOKENS))
+    last = engine.n_layer - 1
+    twice = engine.layer(last, np.concatenate([inputs[last], 2 * inputs[last]]), engine.step(TOKENS))
+    assert twice[:1] == pytest.approx(inputs[-1], abs=1e-4)
+    assert np.abs(twice[1:] - inputs[-1]).max() > 0.1
+
+
 def test_double_precision_agrees_and_is_finer(small_model):
     single, double = Engine(small_model()).forward(TOKENS), Engine(small_model(), np.float64).forward(TOKENS)
     assert double.dtype == np.float64

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from llamaref.shapes import check_layers, check_shapes
 from llamaref.weights import Weights
 
 Array = NDArray[Any]
+_overflowing = partial(np.errstate, all="ignore")  # what overflows shows as Inf or NaN where it arises
 SCORES = 1 << 20  # attention scores of more are made in blocks, a quarter of that at once in a thread
 
 
@@ -112,12 +113,14 @@ class Step:
 
 
 class Engine:
-    """Runs one GGUF file.
+    """Runs one GGUF file: ``forward``, or its parts one by one.
 
     ``ops`` is the maths it computes with; a faulty copy of it makes a faulty engine, which is how
     the tests inject bugs. ``n_ctx`` is how many tokens there is room for (0: no more than are run), by which
     LongRoPE chooses its factors. Raises ModelError for a file that cannot be run faithfully.
     """
+
+    resumes: ClassVar[bool] = True  # whether all that a layer reads is what the one before it gives
 
     def __init__(
         self, model: str | Path | Weights, dtype: type[np.floating[Any]] = np.float32, maths: Any = ops, n_ctx: int = 0
@@ -137,18 +140,35 @@ class Engine:
         self._vectors: dict[str, Array] = {}
         self.n_vocab = self.w.shape("token_embd.weight")[0]
 
+    @property
+    def n_layer(self) -> int:
+        """How many layers the model has."""
+        return self.config.n_layer
+
     def forward(
         self,
         tokens: Sequence[int],
         positions: Sequence[int] | None = None,
         cache: Cache | None = None,
         tap: Tap | None = None,
-        layers: Sequence[int] | None = None,
     ) -> Array:
-        """Run tokens after those in ``cache`` (none: a fresh one) -> logits [b, token, vocab].
+        """Run tokens after those in ``cache`` (none: a fresh one) -> logits [b, token, vocab]; see ``step``."""
+        step = self.step(tokens, positions, cache, tap)
+        x = self.begin(tokens, step)
+        for i in range(self.n_layer):
+            x = self.layer(i, x, step)
+        return self.end(x, step)
 
-        ``positions`` default to those that follow the cache, ``layers`` to all of them. Raises ModelError for a token
-        id out of range.
+    def step(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int] | None = None,
+        cache: Cache | None = None,
+        tap: Tap | None = None,
+    ) -> Step:
+        """What the parts of a pass share: ``begin``, every ``layer``, and ``end``.
+
+        ``positions`` default to those that follow the cache. Raises ModelError for a token id out of range.
         """
         self._check_tokens(tokens)
         cache = cache if cache is not None else Cache()
@@ -160,34 +180,32 @@ class Engine:
         for each in dict.fromkeys(each for each in (rope, *self.config.ropes) if each is not None):
             cos, sin = self.ops.rope_angles(each, here, factors)
             angles[each] = tap.angles(cos, sin, each, here, factors)
-        step = Step(here, cache.positions, *angles[rope], cache, tap, angles)
-        with np.errstate(all="ignore"):  # what overflows shows as Inf or NaN where it arises
-            x = self.begin(tokens, step)
-            for i in layers if layers is not None else range(self.config.n_layer):
-                x = self.layer(i, x, step)
-            return self.end(x, step)
+        return Step(here, cache.positions, *angles[rope], cache, tap, angles)
 
     def begin(self, tokens: Sequence[int], step: Step) -> Array:
         """What the first layer reads: the tokens' embeddings, with vectors of their positions where those are learned.
 
         [t] token ids -> [b, t, embd].
         """
-        x = step.tap("embd", self.embed(np.asarray(tokens)) * self.config.embedding_scale)
-        if self.config.traits.learned_positions:
-            x = step.tap("inpL", x + step.tap("pos_embd", self.positions(step.positions)))
-        return x
+        with _overflowing():
+            x = step.tap("embd", self.embed(np.asarray(tokens)) * self.config.embedding_scale)
+            if self.config.traits.learned_positions:
+                x = step.tap("inpL", x + step.tap("pos_embd", self.positions(step.positions)))
+            return x
 
     def layer(self, i: int, x: Array, step: Step) -> Array:
         """Layer i: [b, t, embd] -> [b, t, embd]."""
-        y: Array = self.architecture.layer(self, i, x, step)
-        return y
+        with _overflowing():
+            y: Array = self.architecture.layer(self, i, x, step)
+            return y
 
     def end(self, x: Array, step: Step) -> Array:
         """The final norm and the output head: [b, t, embd] -> logits [b, t, vocab]."""
         c, norm = self.config, self.norm if self.config.traits.norm == "RMS_NORM" else self.layer_norm
-        x = self.logits(step.tap("result_norm", norm(x, "output_norm")), step.tap)
-        x = x if c.logit_scale == 1 else x * (1 / c.logit_scale)
-        return step.tap("result_output", self.ops.softcap(x, c.logit_cap) if c.logit_cap else x)
+        with _overflowing():
+            x = self.logits(step.tap("result_norm", norm(x, "output_norm")), step.tap)
+            x = x if c.logit_scale == 1 else x * (1 / c.logit_scale)
+            return step.tap("result_output", self.ops.softcap(x, c.logit_cap) if c.logit_cap else x)
 
     def rope_factors(self, n_tokens: int) -> Array | None:
         """What the file divides RoPE's frequencies by, if anything: LongRoPE does so by the room there is for tokens.
