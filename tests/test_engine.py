@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import gguf
 import numpy as np
 import pytest
-from llamaref import Cache, Config, Engine, ModelError, Weights, ops
+from llamaref import Cache, Engine, ModelError, Weights, ops
 from llamaref.config import Rope
+from llamaref.configure import read_config
 from llamaref.models import ARCHITECTURES
 from small import EMBD, VOCAB, write_model
 
@@ -92,6 +93,21 @@ def test_a_cache_takes_a_prompt_and_then_a_token(small_model):
     assert engine.forward(TOKENS[3:], cache=cache)[0] == pytest.approx(engine.forward(TOKENS)[0, 3:], abs=2e-5)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "mamba2", "deepseek2"])
+def test_layers_can_be_driven_from_outside(name, small_model):
+    """Layer by layer is what forward does; a layer runs again, with other lanes, from what the one before it gave."""
+    engine = Engine(small_model(name))
+    step = engine.step(TOKENS)
+    inputs = [engine.begin(TOKENS, step)]
+    for i in range(engine.n_layer):
+        inputs.append(engine.layer(i, inputs[-1], step))
+    assert np.array_equal(engine.end(inputs[-1], step), engine.forward(TOKENS))
+    last = engine.n_layer - 1
+    twice = engine.layer(last, np.concatenate([inputs[last], 2 * inputs[last]]), engine.step(TOKENS))
+    assert twice[:1] == pytest.approx(inputs[-1], abs=1e-4)
+    assert np.abs(twice[1:] - inputs[-1]).max() > 0.1
+
+
 def test_double_precision_agrees_and_is_finer(small_model):
     single, double = Engine(small_model()).forward(TOKENS), Engine(small_model(), np.float64).forward(TOKENS)
     assert double.dtype == np.float64
@@ -147,7 +163,7 @@ def metadata(**changed):
 
 
 def test_missing_metadata_takes_llama_cpps_defaults():
-    config = Config.from_metadata(metadata())
+    config = read_config(metadata())
     assert (config.n_head_kv, config.head_k, config.head_v) == (4, 16, 16)
     assert config.rope == Rope(n_rot=16, base=10000.0, n_ctx_orig=64)
 
@@ -174,7 +190,7 @@ def test_missing_metadata_takes_llama_cpps_defaults():
 )
 def test_what_the_engine_does_not_implement_is_named(changed, message):
     with pytest.raises(ModelError, match=re.escape(message)):
-        Config.from_metadata(metadata(**changed))
+        read_config(metadata(**changed))
 
 
 @pytest.mark.parametrize(
@@ -198,13 +214,13 @@ def test_a_key_is_known_to_the_architectures_that_have_it(arch, changed, message
     fields = {key.replace("llama.", f"{arch}."): value for key, value in metadata().items()}
     fields |= {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in changed.items()}
     with pytest.raises(ModelError, match=re.escape(message)):
-        Config.from_metadata(fields)
+        read_config(fields)
 
 
 def test_zero_means_unset_where_llama_cpp_says_so():
     inert = {"attention.sliding_window": 0, "attention.clamp_kqv": 0.0, "rope.scaling.factor": 0.0, "swin_norm": False,
              "swiglu_clamp_exp": [0.0, 0.0], "attn_logit_softcapping": 50.0}  # fmt: skip
-    assert Config.from_metadata(metadata(**inert)) == Config.from_metadata(metadata())
+    assert read_config(metadata(**inert)) == read_config(metadata())
 
 
 def test_a_missing_tensor_is_named(tmp_path):

@@ -237,7 +237,11 @@ class Trials:
     def _run(self, replay: Replay) -> Array:
         tokens, positions = self.span.run.tokens, [int(p) for p in self.span.run.positions]
         with suppress(_Reached):
-            self.engine.forward(tokens, positions, tap=replay, layers=self.span.layers)
+            step = self.engine.step(tokens, positions, tap=replay)
+            x = self.engine.begin(tokens, step)
+            for layer in self.span.layers:
+                x = self.engine.layer(layer, x, step)
+            self.engine.end(x, step)
         assert replay.result is not None
         return replay.result
 

@@ -31,13 +31,13 @@ class Model(Runnable):
         super().__init__(path, precision, threads, weights)
         self.engine = self._opened(lambda: Engine(self.weights))
         self.n_layer = self.engine.config.n_layer
-        norm = self.engine.architecture.NORM
+        norm = self.engine.config.traits.norm
         self.taps = [taps.with_norm(tap, norm) for tap in taps.taps_of(self.tensors, self._traits())]
         self._check_complete()
 
     def _traits(self) -> list[set[str]]:
         """What the taps of each layer depend on besides its tensors."""
-        everywhere = set(self.engine.architecture.TRAITS.split())
+        everywhere = set(self.engine.config.traits.layers.split())
         router = self.engine.config.router
         everywhere |= {"NORMED_WEIGHTS"} if router.normalized else set()
         everywhere |= {"SCALED_WEIGHTS"} if router.scale != 1 else set()
@@ -81,7 +81,7 @@ class Model(Runnable):
     @property
     def rope_pairs(self) -> bool:
         """Whether RoPE rotates neighbours, so that the file's Q and K rows are permuted against Hugging Face's."""
-        return bool(self.engine.architecture.ROPE_PAIRS)
+        return self.engine.config.traits.rope_pairs
 
     @cached_property
     def sizes(self) -> dict[str, int]:  # type: ignore[override]

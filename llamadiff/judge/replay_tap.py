@@ -34,13 +34,6 @@ MIXING = ("kq", "kq_soft_max", "kqv", "kqv_out", "ssm_conv", "ssm_scan")
 WAITING = 64 << 20  # bytes of taps that wait to be judged
 
 
-class _Again(Exception):  # noqa: N818 - not an error: the way out of a forward pass
-    """The engine is to go on from the start of a layer, with other lanes."""
-
-    def __init__(self, layer: int) -> None:
-        self.layer = layer
-
-
 class Study(Carrier):
     """A llamaref.Tap: holds the lanes and collects a Finding for every tap."""
 
@@ -61,46 +54,60 @@ class Study(Carrier):
         self.findings: list[Finding] = []
         self.free_logits: Array | None = None
         self._carry(self.every)
-        self._n_layer = 0  # 0: an engine that cannot go on from a layer
-        self._resumed: Array | None = None  # what the layers go on with
-        self._begun: Array | None = None  # what the present layer began with
-        self._judged, self._described = 0, Counter[tuple[str, str]]()  # before the present layer
         self._tried: set[tuple[str, str]] = set()  # sources and words for which the present layer is run again
         self._excused: set[tuple[str, str]] = set()  # those that no lane fitted
         self._stays: set[str] = set()  # sources whose lanes are all kept
+        self._judged = 0  # findings before the present layer
         self._waiting: list[tuple[int, Future[Finding]]] = []
 
-    def run(self, engine: Any, tokens: Sequence[int], positions: Sequence[int], n_layer: int = 0) -> Array:
-        """The engine's pass over the tokens -> the free run's logits.
-
-        ``n_layer``: of an engine that can go on from a layer; 0: it cannot.
-        """
-        forward = partial(engine.forward, tokens, positions, tap=self)
+    def run(self, engine: Any, tokens: Sequence[int], positions: Sequence[int]) -> Array:
+        """The engine's pass over the tokens -> the free run's logits."""
+        self._new_step = partial(engine.step, tokens, positions, tap=self)
         with ThreadPoolExecutor(1, initializer=partial(np.seterr, all="ignore")) as self._judges:
-            logits = self._from_layer(forward, n_layer) if n_layer else forward()
-            self._collect()
+            self._step = self._new_step()
+            x = engine.begin(tokens, self._step)
+            for i in range(engine.n_layer):
+                x = self._fitting(partial(engine.layer, i), x)
+                if engine.resumes:
+                    x = self._narrowed(i, x)
+            logits = self._fitting(engine.end, x)
         return self.free_logits if self.free_logits is not None else np.asarray(logits[0])
 
-    def _from_layer(self, forward: Callable[..., Array], n_layer: int) -> Array:
-        layer, self._n_layer = 0, n_layer
+    def _fitting(self, part: Callable[[Array, Any], Array], x: Array) -> Array:
+        """What a layer, or the end, makes of x. Where lanes that were left out might fit, it is run again with all."""
+        self._collect()
+        self._judged, described = len(self.findings), Counter(self.judge.described)
         while True:
-            try:
-                return forward(layers=range(layer, n_layer))
-            except _Again as again:
-                layer = again.layer
+            y = part(x, self._step)
+            self._collect()
+            if not self._misfits():
+                return y
+            del self.findings[self._judged :]
+            self.judge.described = Counter(described)
+            x = self._carried(self.every, x)
+
+    def _narrowed(self, layer: int, x: Array) -> Array:
+        """What the next layer begins with: the lanes that it needs, by what this one showed."""
+        settled = [lane for source in self.sources.values() for lane in self._settled(source, layer)]
+        needed = [lane for lane in self.lanes if lane.source is None or lane in settled]
+        names = [tap.name for tap in self.present.values() if tap.layer == layer]
+        for source in self.sources.values():
+            source.trace.forget(names)
+        return self._carried(needed, x) if len(needed) < len(self.lanes) else x
+
+    def _carried(self, lanes: Sequence[Lane], x: Array) -> Array:
+        """Go on with other lanes: what they begin with, as those of one source have the same values there."""
+        places = [self.lanes.index(lane) if lane in self.lanes else self._first(lane.source) for lane in lanes]
+        self._carry(lanes)
+        self._step = self._new_step()
+        return x[places]
 
     def __call__(self, name: str, x: Array) -> Array:
         tap = self.present.get(name)
         if tap is None:
             raise UserError(f"the engine has a tap {name} that the vocabulary does not list")
-        if self._resumed is not None:
-            if tap.layer is None and not _is_last(name):
-                return self._resumed
-            self._resumed = None
         if x.shape[0] != len(self.lanes):  # the embedding: one run becomes a run a lane
             x = np.broadcast_to(x, (len(self.lanes), *x.shape[1:]))
-        if not self._n_layer:  # an engine that may go on computing in this memory
-            x = x.copy()
         self.keep(name, x[0])
         if name == "result_output" and not self.lanes[0].source:
             self.free_logits = x[0]
@@ -111,12 +118,7 @@ class Study(Carrier):
             if name in source.trace
         }
         self._judge(tap, x, recorded, spans)
-        x = self._followed(name, x, recorded)
-        if self._n_layer and (tap.kind.word == "l_out" or name == "result_output"):
-            self._layer_ends(self._n_layer if tap.layer is None else tap.layer, x)
-        elif self._n_layer and tap.layer is None and not _is_last(name):
-            self._layer_begins(x)
-        return x
+        return self._followed(name, x, recorded)
 
     def _judge(self, tap: taps.Tap, x: Array, recorded: Mapping[str, Array], spans: Mapping[str, Any]) -> None:
         """Have a tap judged while the engine goes on."""
@@ -155,28 +157,6 @@ class Study(Carrier):
         self._operands: tuple[tuple[Any, ...], tuple[Array, ...]] = (), ()
         reading = next((source.reading for source in self.sources.values() if source.reading), None)
         super().__init__([(lane.policy, self._stored(lane)) for lane in self.lanes], reading)
-
-    def _layer_begins(self, x: Array) -> None:
-        self._collect()
-        self._begun, self._judged, self._described = x, len(self.findings), Counter(self.judge.described)
-
-    def _layer_ends(self, layer: int, x: Array) -> None:
-        """Look at what the layer showed, and choose the next one's lanes."""
-        self._collect()
-        if self._misfits():
-            assert self._begun is not None
-            begun, self.findings, self.judge.described = self._begun, self.findings[: self._judged], self._described
-            self._go_on(layer, self.every, begun)
-        if layer == self._n_layer:
-            return
-        settled = [lane for source in self.sources.values() for lane in self._settled(source, layer)]
-        wanted = [lane for lane in self.lanes if lane.source is None or lane in settled]
-        self._layer_begins(x)
-        names = [tap.name for tap in self.present.values() if tap.layer == layer]
-        for source in self.sources.values():
-            source.trace.forget(names)
-        if len(wanted) < len(self.lanes):
-            self._go_on(layer + 1, wanted, x)
 
     def _misfits(self) -> bool:
         """Whether lanes that were left out might have fitted the present layer's taps.
@@ -218,13 +198,6 @@ class Study(Carrier):
         if source.reading:  # which fits nothing to the last bit, and is the engine's all the same
             policies |= {own[0].policy, READ, READ_SHAKEN}
         return [lane for lane in own if lane.policy in policies]
-
-    def _go_on(self, layer: int, lanes: Sequence[Lane], x: Array) -> None:
-        """Leave the pass, to go on from a layer with other lanes; those of one source have the same values there."""
-        places = [self.lanes.index(lane) if lane in self.lanes else self._first(lane.source) for lane in lanes]
-        self._resumed = self._begun = x[places]
-        self._carry(lanes)
-        raise _Again(layer)
 
     def _first(self, source: str | None) -> int:
         return next(number for number, lane in enumerate(self.lanes) if lane.source == source)
@@ -303,11 +276,6 @@ def _cover(policies: Sequence[str], needed: Iterable[frozenset[str]]) -> tuple[s
     needed = list(needed)
     tried = (some for count in range(1, len(policies)) for some in combinations(policies, count))
     return next((some for some in tried if all(wanted & set(some) for wanted in needed)), tuple(policies))
-
-
-def _is_last(name: str) -> bool:
-    """Whether a tap outside the layers comes after them."""
-    return name.startswith("result_")
 
 
 def _along_first(rows: Array, values: Array) -> Array:

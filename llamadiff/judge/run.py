@@ -114,7 +114,7 @@ def _run(
         )  # fmt: skip
         study = Study(judge, lanes, model.taps, model.inputs, model.sizes["expert"], at)
         try:
-            logits = study.run(model.engine, info.tokens, info.positions, 0 if model.by_graph else model.n_layer)
+            logits = study.run(model.engine, info.tokens, info.positions)
         except ModelError as error:
             raise UserError(f"{model.path}: {error}") from None
         if writer is not None:

@@ -5,8 +5,9 @@ share code share bugs. ``Engine`` runs a GGUF file; ``tap(name, x) -> x`` is cal
 point of the forward pass and the engine goes on with what comes back.
 """
 
-from llamaref.config import Config, ModelError
+from llamaref.config import Config
 from llamaref.engine import Cache, Engine, Tap
+from llamaref.errors import ModelError
 from llamaref.models import ARCHITECTURES
 from llamaref.weights import Weights
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamaref import ops
-from llamaref.config import Config, Rope
+from llamaref.config import Rope
+from llamaref.configure import read_config
 from llamaref.errors import ModelError
 from llamaref.models import ARCHITECTURES
 from llamaref.shapes import check_layers, check_shapes
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Array = NDArray[Any]
+_overflowing = partial(np.errstate, all="ignore")  # what overflows shows as Inf or NaN where it arises
 SCORES = 1 << 20  # attention scores of more are made in blocks, a quarter of that at once in a thread
 
 
@@ -102,7 +104,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass: positions of its tokens and of all keys, RoPE angles, cache, tap, layers to run."""
+    """One forward pass: positions of its tokens and of all keys, RoPE angles, cache, tap."""
 
     positions: Array  # [t]
     key_positions: Array  # [s]
@@ -110,7 +112,6 @@ class Step:
     sin: Array  # [..., t, n_rot / 2]
     cache: Cache
     tap: Tap
-    layers: Sequence[int]
     angles: Mapping[Rope | None, tuple[Array, Array]]  # cos and sin of every RoPE that a layer has
 
 
@@ -128,12 +129,14 @@ class Scoring(TypedDict, total=False):
 
 
 class Engine:
-    """Runs one GGUF file.
+    """Runs one GGUF file: ``forward``, or its parts one by one.
 
     ``ops`` is the maths it computes with; a faulty copy of it makes a faulty engine, which is how
     the tests inject bugs. ``n_ctx`` is how many tokens there is room for (0: no more than are run), by which
     LongRoPE chooses its factors. Raises ModelError for a file that cannot be run faithfully.
     """
+
+    resumes: ClassVar[bool] = True  # whether all that a layer reads is what the one before it gives
 
     def __init__(
         self, model: str | Path | Weights, dtype: type[np.floating[Any]] = np.float32, maths: Any = ops, n_ctx: int = 0
@@ -145,7 +148,7 @@ class Engine:
         if "token_embd.weight" not in self.w:
             raise ModelError("no token_embd.weight: the file holds a vocabulary or an adapter, not a language model")
         check_layers(self.w)
-        self.config = Config.from_metadata(self.w.fields)
+        self.config = read_config(self.w.fields)
         check_shapes(self.config, self.w)
         self.architecture = ARCHITECTURES[self.config.architecture]
         self.ops = maths
@@ -153,18 +156,35 @@ class Engine:
         self._vectors: dict[str, Array] = {}
         self.n_vocab = self.w.shape("token_embd.weight")[0]
 
+    @property
+    def n_layer(self) -> int:
+        """How many layers the model has."""
+        return self.config.n_layer
+
     def forward(
         self,
         tokens: Sequence[int],
         positions: Sequence[int] | None = None,
         cache: Cache | None = None,
         tap: Tap | None = None,
-        layers: Sequence[int] | None = None,
     ) -> Array:
-        """Run tokens after those in ``cache`` (none: a fresh one) -> logits [b, token, vocab].
+        """Run tokens after those in ``cache`` (none: a fresh one) -> logits [b, token, vocab]; see ``step``."""
+        step = self.step(tokens, positions, cache, tap)
+        x = self.begin(tokens, step)
+        for i in range(self.n_layer):
+            x = self.layer(i, x, step)
+        return self.end(x, step)
 
-        ``positions`` default to those that follow the cache, ``layers`` to all of them. Raises ModelError for a token
-        id out of range.
+    def step(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int] | None = None,
+        cache: Cache | None = None,
+        tap: Tap | None = None,
+    ) -> Step:
+        """What the parts of a pass share: ``begin``, every ``layer``, and ``end``.
+
+        ``positions`` default to those that follow the cache. Raises ModelError for a token id out of range.
         """
         self._check_tokens(tokens)
         cache = cache if cache is not None else Cache()
@@ -176,11 +196,32 @@ class Engine:
         for each in dict.fromkeys(each for each in (rope, *self.config.ropes) if each is not None):
             cos, sin = self.ops.rope_angles(each, here, factors)
             angles[each] = tap.angles(cos, sin, each, here, factors)
-        layers = layers if layers is not None else range(self.config.n_layer)
-        step = Step(here, cache.positions, *angles[rope], cache, tap, layers, angles)
-        with np.errstate(all="ignore"):  # what overflows shows as Inf or NaN where it arises
-            result: Array = self.architecture.forward(self, np.asarray(tokens), step)
-        return result
+        return Step(here, cache.positions, *angles[rope], cache, tap, angles)
+
+    def begin(self, tokens: Sequence[int], step: Step) -> Array:
+        """What the first layer reads: the tokens' embeddings, with vectors of their positions where those are learned.
+
+        [t] token ids -> [b, t, embd].
+        """
+        with _overflowing():
+            x = step.tap("embd", self.embed(np.asarray(tokens)) * self.config.embedding_scale)
+            if self.config.traits.learned_positions:
+                x = step.tap("inpL", x + step.tap("pos_embd", self.positions(step.positions)))
+            return x
+
+    def layer(self, i: int, x: Array, step: Step) -> Array:
+        """Layer i: [b, t, embd] -> [b, t, embd]."""
+        with _overflowing():
+            y: Array = self.architecture.layer(self, i, x, step)
+            return y
+
+    def end(self, x: Array, step: Step) -> Array:
+        """The final norm and the output head: [b, t, embd] -> logits [b, t, vocab]."""
+        c, norm = self.config, self.norm if self.config.traits.norm == "RMS_NORM" else self.layer_norm
+        with _overflowing():
+            x = self.logits(step.tap("result_norm", norm(x, "output_norm")), step.tap)
+            x = x if c.logit_scale == 1 else x * (1 / c.logit_scale)
+            return step.tap("result_output", self.ops.softcap(x, c.logit_cap) if c.logit_cap else x)
 
     def rope_factors(self, n_tokens: int) -> Array | None:
         """What the file divides RoPE's frequencies by, if anything: LongRoPE does so by the room there is for tokens.
@@ -231,7 +272,7 @@ class Engine:
 
     def scale(self, name: str) -> Array | None:
         """``name``.scale, if the file has it and the architecture asks for it."""
-        asked = ".ffn_" not in name or self.architecture.FFN_SCALES
+        asked = ".ffn_" not in name or self.config.traits.ffn_scales
         return self._optional(f"{name}.scale") if asked else None
 
     def qkv(self, x: Array, i: int, tap: Tap) -> tuple[Array, Array, Array]:

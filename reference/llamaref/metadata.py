@@ -7,14 +7,13 @@ a reference that silently ignores a hyper-parameter is worse than none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from llamaref.errors import ModelError
+from llamaref.traits import Traits
 
-Number = TypeVar("Number", int, float)
-
-# Read by config.py.
+# Read by configure.py.
 IMPLEMENTED = frozenset({
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
     "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
@@ -23,31 +22,8 @@ IMPLEMENTED = frozenset({
     "rope.scaling.attn_factor", "rope.scaling.original_context_length",
 })  # fmt: skip
 
-_WINDOW = frozenset({"attention.sliding_window", "attention.sliding_window_pattern"})
-
-# Read by config.py for these architectures only.
-OWN: Mapping[str, frozenset[str]] = {
-    "deepseek2": frozenset({
-        "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
-        "expert_weights_scale", "expert_weights_norm", "expert_gating_func", "expert_group_count",
-        "expert_group_used_count", "rope.scaling.yarn_log_multiplier",
-        "leading_dense_block_count", "expert_shared_count",  # the tensors say so
-    }),
-    "gemma2": _WINDOW | {
-        "attention.scale", "attn_logit_softcapping", "final_logit_softcapping", "rope.freq_base_swa",
-    },
-    "gemma3": _WINDOW | {"attention.scale", "final_logit_softcapping", "rope.freq_base_swa"},
-    "gpt-oss": _WINDOW | {"rope.freq_base_swa"},
-    "granite": frozenset({
-        "attention.scale", "embedding_scale", "residual_scale", "logit_scale", "rope.scaling.finetuned",
-    }),
-    "mamba2": frozenset({
-        "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count",
-        "attention.recurrent_layers",  # all of them, whatever it says
-    }),
-    "olmo2": _WINDOW,
-    "phi3": frozenset({"attention.sliding_window"}),  # llama.cpp does not heed it (src/models/phi3.cpp)
-}  # fmt: skip
+# Read by configure.py where an architecture has windows.
+WINDOW = frozenset({"attention.sliding_window", "attention.sliding_window_pattern"})
 
 # Describe the file or its training; no forward pass depends on them.
 DESCRIPTIVE = frozenset({
@@ -75,8 +51,8 @@ FOREIGN: Mapping[str, Any] = {
     "activation.situ_beta": 1.0,
 }
 
-# Sliding-window twins of keys of full attention: without a window they describe no layer, and with one config.py
-# reads them.
+# Sliding-window twins of keys of full attention: without a window they describe no layer, and with one
+# configure.py reads them.
 WINDOW_TWINS = frozenset({
     "attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa", "rope.freq_base_swa",
 })  # fmt: skip
@@ -106,18 +82,18 @@ def _same(value: Any, expected: Any) -> bool:
     return bool(value == expected)
 
 
-def implemented(architecture: str) -> frozenset[str]:
-    """The keys that config.py reads for an architecture."""
-    return IMPLEMENTED | OWN.get(architecture, frozenset())
+def implemented(traits: Traits) -> frozenset[str]:
+    """The keys that are read for an architecture."""
+    return IMPLEMENTED | set(traits.keys.split()) | (WINDOW if traits.windows is not None else frozenset())
 
 
-def refuse_unknown(architecture: str, fields: Mapping[str, Any]) -> None:
+def refuse_unknown(architecture: str, traits: Traits, fields: Mapping[str, Any]) -> None:
     """Raise ModelError naming every key of ``architecture`` that may change the result and is not implemented."""
-    prefix = f"{architecture}."
+    prefix, known = f"{architecture}.", implemented(traits) | DESCRIPTIVE | WINDOW_TWINS
     unknown = []
     for name, value in fields.items():
         key = name.removeprefix(prefix)
-        if not name.startswith(prefix) or key in implemented(architecture) | DESCRIPTIVE | WINDOW_TWINS:
+        if not name.startswith(prefix) or key in known:
             continue
         if not is_unset(value) and not _is_foreign(key, value):
             unknown.append(f"{name} = {_brief(value)}")
@@ -148,10 +124,6 @@ class Reader:
                 raise ModelError(f"{self.prefix}{key} differs between layers: the engine implements one value for all")
             value = value[0]
         return value
-
-    def own(self, key: str, read: Callable[[str, Number], Number], default: Number) -> Number:
-        """A key that means something in some architectures only: the default in the others."""
-        return read(key, default) if key in implemented(self.architecture) else default
 
     def count(self, key: str, default: int | None = None) -> int:
         """A whole number >= 0; zero counts as unset where there is a default."""

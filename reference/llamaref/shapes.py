@@ -61,10 +61,6 @@ def _outside(c: Config, w: Weights) -> Mapping[str, tuple[int, ...]]:
 
 def _attention(c: Config) -> Mapping[str, tuple[int, ...]]:
     q, k, v = c.n_head * c.head_k, c.n_head_kv * c.head_k, c.n_head_kv * c.head_v
-    q_norm, k_norm = {
-        "stablelm": ((c.n_head, c.head_k), (c.n_head_kv, c.head_k)),
-        "olmo2": ((q,), (k,)),
-    }.get(c.architecture, ((c.head_k,), (c.head_k,)))
     return {
         "attn_norm": (c.n_embd,),
         "attn_q": (q, c.n_embd),
@@ -72,11 +68,15 @@ def _attention(c: Config) -> Mapping[str, tuple[int, ...]]:
         "attn_v": (v, c.n_embd),
         "attn_qkv": (q + k + v, c.n_embd),
         "attn_sinks": (c.n_head,),
-        "attn_q_norm": q_norm,
-        "attn_k_norm": k_norm,
+        "attn_q_norm": _norm_of_heads(c, c.n_head),
+        "attn_k_norm": _norm_of_heads(c, c.n_head_kv),
         "attn_output": (c.n_embd, c.n_head * c.head_v),
         "post_attention_norm": (c.n_embd,),
     }
+
+
+def _norm_of_heads(c: Config, n_head: int) -> tuple[int, ...]:
+    return {"head": (c.head_k,), "heads": (n_head, c.head_k), "row": (n_head * c.head_k,)}[c.traits.qk_norm]
 
 
 def _ffn(c: Config, w: Weights, prefix: str) -> Mapping[str, tuple[int, ...]]:
@@ -87,7 +87,7 @@ def _ffn(c: Config, w: Weights, prefix: str) -> Mapping[str, tuple[int, ...]]:
     )
     if not ff:
         return {}
-    up = (2 * ff[0],) if c.architecture == "phi3" else ff  # with the gate
+    up = (2 * ff[0],) if c.traits.has("FUSED_GATE") else ff
     return {
         "ffn_norm": (c.n_embd,),
         "post_ffw_norm": (c.n_embd,),

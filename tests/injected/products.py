@@ -164,7 +164,7 @@ def _logits_of(row: Callable[[Any, Any], Any]) -> Build:
 
 def _rope_on_v(x: Any, run: Any) -> Any:
     c = run.engine.config
-    rotate = ops.rope_pairs if run.engine.architecture.ROPE_PAIRS else ops.rope_halves
+    rotate = ops.rope_pairs if run.engine.config.traits.rope_pairs else ops.rope_halves
     cos, sin = ops.rope_angles(c.rope, np.arange(x.shape[1]))
     return rotate(x.reshape(*x.shape[:2], -1, c.head_v), cos, sin).reshape(x.shape)
 

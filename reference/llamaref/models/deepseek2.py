@@ -6,27 +6,94 @@ the output), older ones unfold every head's K and V from it (attn_kv_b).
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llamaref.config import Latent, Router
+from llamaref.errors import ModelError
+from llamaref.traits import Traits
+
 if TYPE_CHECKING:
+    from llamaref.config import Config, Rope
     from llamaref.engine import Array, Engine, Step, Tap
-
-ROPE_PAIRS = True  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
-NORM = "RMS_NORM"  # ggml's op of its norms
-TRAITS = "PRE_NORM ATTENTION LATENT FFN SWIGLU"  # what its layers have (llamadiff/trace/taps.py)
-FFN_SCALES = False  # whether llama.cpp's graph multiplies by ffn_*.scale where a file has it
+    from llamaref.metadata import Reader
 
 
-def forward(m: Engine, tokens: Array, step: Step) -> Array:
-    """[t] token ids -> logits [b, t, vocab]."""
-    tap = step.tap
-    x = tap("embd", m.embed(tokens))  # [b, t, embd]
-    for i in step.layers:
-        x = layer(m, i, x, step)
-    x = tap("result_norm", m.norm(x, "output_norm"))
-    return tap("result_output", m.logits(x, tap))
+def configure(c: Config, read: Reader) -> Config:
+    """Latent attention, how experts are chosen, and YaRN's attention temperature, which is in the scores."""
+    rope = replace(c.rope, log_mul=10 * read.number("rope.scaling.yarn_log_multiplier", 0.0))
+    return replace(
+        c.with_rope(rope),
+        attention_scale=magnitude(rope) ** 2 / math.sqrt(read.count("attention.key_length_mla", c.head_k)),
+        latent=latent(rope, read),
+        router=router(c, read),
+    )
+
+
+def magnitude(rope: Rope) -> float:
+    """YaRN's attention temperature (llama.cpp, discussion 7416)."""
+    stretch = 0.1 * math.log(rope.factor) if rope.factor > 0 else 0.0
+    plain = 1.0 if rope.yarn and (rope.log_mul or rope.factor <= 1) else 1.0 + stretch
+    return rope.attn_factor * plain * (1.0 + rope.log_mul * stretch)
+
+
+def latent(rope: Rope, read: Reader) -> Latent:
+    """Sizes of latent attention; key_length and value_length are a cache row's where those of MLA are given."""
+    k, v = read.count("attention.key_length_mla", 0), read.count("attention.value_length_mla", 0)
+    n_head, n_head_kv = read.count("attention.head_count"), read.count("attention.head_count_kv")
+    if n_head_kv != (1 if k and v else n_head):
+        raise ModelError(
+            f"{read.prefix}attention.head_count_kv = {n_head_kv}: latent attention has 1, or {n_head} each"
+        )
+    lora_kv, lora_q = read.count("attention.kv_lora_rank"), read.count("attention.q_lora_rank", 0)
+    row = read.count("attention.key_length"), read.count("attention.value_length")
+    if k and v and row != (lora_kv + rope.n_rot, lora_kv):
+        raise ModelError(
+            f"{read.prefix}attention.key_length, value_length = {row}: a cache row has {lora_kv} values and RoPE's"
+        )
+    k, v = (k, v) if k and v else row
+    if k <= rope.n_rot:
+        raise ModelError(
+            f"{read.prefix}rope.dimension_count = {rope.n_rot}: must be less than the {k} values of a head"
+        )
+    return Latent(lora_kv, lora_q, head_k=k, head_v=v, n_nope=k - rope.n_rot)
+
+
+def router(c: Config, read: Reader) -> Router:
+    """How experts are chosen (llama.cpp, src/models/deepseek2.cpp and build_moe_ffn)."""
+    gating = read.count("expert_gating_func", 0)
+    if not gating and c.n_layer in (47, 48) and read.vocabulary() == 154880:  # GLM 4.7 Flash
+        gating = 2
+    if gating > 2:
+        raise ModelError(f"{read.prefix}expert_gating_func = {gating}: the engine knows 1 (softmax) and 2 (sigmoid)")
+    r = Router(
+        sigmoid=gating == 2,
+        normalized=read.flag("expert_weights_norm"),
+        scale=read.number("expert_weights_scale", 0.0) or 1.0,
+        n_group=read.count("expert_group_count", 0),
+        n_group_used=read.count("expert_group_used_count", 0),
+    )
+    fits = r.n_group <= 1 or (0 < r.n_group_used < r.n_group and c.n_expert % r.n_group == 0)
+    if not fits or (r.n_group > 1 and c.n_expert < 2 * r.n_group):
+        said = f"{r.n_group_used} of {r.n_group} groups of {c.n_expert} experts"
+        raise ModelError(f"{read.prefix}expert_group_count: experts cannot be chosen from {said}")
+    return r
+
+
+TRAITS = Traits(
+    layers="PRE_NORM ATTENTION LATENT FFN SWIGLU",
+    rope_pairs=True,
+    keys=(
+        "attention.q_lora_rank attention.kv_lora_rank attention.key_length_mla attention.value_length_mla "
+        "expert_weights_scale expert_weights_norm expert_gating_func expert_group_count expert_group_used_count "
+        "rope.scaling.yarn_log_multiplier "
+        "leading_dense_block_count expert_shared_count"  # the tensors say so
+    ),
+    configure=configure,
+)
 
 
 def layer(m: Engine, i: int, x: Array, step: Step) -> Array:

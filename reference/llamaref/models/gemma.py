@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from llamaref.traits import Traits
+
 if TYPE_CHECKING:
+    from llamaref.config import Config
     from llamaref.engine import Array, Engine, Step, Tap
-
-ROPE_PAIRS = False  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
-NORM = "RMS_NORM"  # ggml's op of its norms
-TRAITS = "PRE_NORM ATTENTION FFN GEGLU"  # what its layers have (llamadiff/trace/taps.py)
-FFN_SCALES = False  # whether llama.cpp's graph multiplies by ffn_*.scale where a file has it
+    from llamaref.metadata import Reader
 
 
-def forward(m: Engine, tokens: Array, step: Step) -> Array:
-    """[t] token ids -> logits [b, t, vocab]."""
-    tap = step.tap
-    x = tap("embd", m.embed(tokens) * m.config.embedding_scale)  # [b, t, embd]
-    for i in step.layers:
-        x = layer(m, i, x, step)
-    x = tap("result_norm", m.norm(x, "output_norm"))
-    return tap("result_output", m.logits(x, tap))
+def configure(c: Config, read: Reader) -> Config:
+    """The embedding is scaled."""
+    return replace(c, embedding_scale=math.sqrt(c.n_embd))
+
+
+TRAITS = Traits(
+    layers="PRE_NORM ATTENTION FFN GEGLU",
+    configure=configure,
+)
 
 
 def layer(m: Engine, i: int, x: Array, step: Step) -> Array:

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from llamaref.errors import ModelError
+from llamaref.traits import Traits, Windows
+
 if TYPE_CHECKING:
+    from llamaref.config import Config
     from llamaref.engine import Array, Engine, Step, Tap
-
-ROPE_PAIRS = False  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
-NORM = "RMS_NORM"  # ggml's op of its norms
-TRAITS = "PRE_NORM ATTENTION FFN GEGLU"  # what its layers have (llamadiff/trace/taps.py)
-FFN_SCALES = False  # whether llama.cpp's graph multiplies by ffn_*.scale where a file has it
+    from llamaref.metadata import Reader
 
 
-def forward(m: Engine, tokens: Array, step: Step) -> Array:
-    """[t] token ids -> logits [b, t, vocab]."""
-    tap = step.tap
-    x = tap("embd", m.embed(tokens) * m.config.embedding_scale)  # [b, t, embd]
-    for i in step.layers:
-        x = layer(m, i, x, step)
-    x = tap("result_norm", m.norm(x, "output_norm"))
-    return tap("result_output", m.ops.softcap(m.logits(x, tap), m.config.logit_cap))
+def configure(c: Config, read: Reader) -> Config:
+    """Caps of scores and logits (llama-hparams.h), scales; layers with a window may have a base of their own."""
+    c = scaled(c, read, n_layer_27b=46)
+    c = c.with_local_rope(replace(c.rope, base=read.number("rope.freq_base_swa", c.rope.base)))
+    attention_cap = read.number("attn_logit_softcapping", 50.0)
+    logit_cap = read.number("final_logit_softcapping", 30.0)
+    if min(attention_cap, logit_cap) <= 0:
+        keys = "attn_logit_softcapping, final_logit_softcapping"
+        raise ModelError(f"gemma2: {keys}: caps of scores and logits must be positive")
+    return replace(c, attention_cap=attention_cap, logit_cap=logit_cap)
+
+
+def scaled(c: Config, read: Reader, n_layer_27b: int) -> Config:
+    """The embedding is scaled, and scores in the 27B models by other heads than they have (src/models/gemma2.cpp)."""
+    scale = 1.0 / math.sqrt(c.n_embd // c.n_head if c.n_layer == n_layer_27b else c.head_k)
+    stated = read.number("attention.scale", 0.0)
+    if stated and not math.isclose(stated, scale, rel_tol=1e-6):
+        raise ModelError(f"{read.prefix}attention.scale = {stated}: this architecture's is {scale}, which is not read")
+    return replace(c, attention_scale=scale, embedding_scale=math.sqrt(c.n_embd))
+
+
+TRAITS = Traits(
+    layers="PRE_NORM ATTENTION FFN GEGLU",
+    windows=Windows(length=4096, period=2),
+    keys="attention.scale attn_logit_softcapping final_logit_softcapping rope.freq_base_swa",
+    configure=configure,
+)
 
 
 def layer(m: Engine, i: int, x: Array, step: Step) -> Array:

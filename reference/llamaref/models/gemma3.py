@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from llamaref.models.gemma2 import scaled
+from llamaref.traits import Traits, Windows
+
 if TYPE_CHECKING:
+    from llamaref.config import Config
     from llamaref.engine import Array, Engine, Step, Tap
-
-ROPE_PAIRS = False  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
-NORM = "RMS_NORM"  # ggml's op of its norms
-TRAITS = "PRE_NORM ATTENTION FFN GEGLU"  # what its layers have (llamadiff/trace/taps.py)
-FFN_SCALES = False  # whether llama.cpp's graph multiplies by ffn_*.scale where a file has it
+    from llamaref.metadata import Reader
 
 
-def forward(m: Engine, tokens: Array, step: Step) -> Array:
-    """[t] token ids -> logits [b, t, vocab]."""
-    tap = step.tap
-    x = tap("embd", m.embed(tokens) * m.config.embedding_scale)  # [b, t, embd]
-    for i in step.layers:
-        x = layer(m, i, x, step)
-    x = tap("result_norm", m.norm(x, "output_norm"))
-    x = m.logits(x, tap)
-    return tap("result_output", m.ops.softcap(x, m.config.logit_cap) if m.config.logit_cap else x)
+def configure(c: Config, read: Reader) -> Config:
+    """Scales, a cap of the logits where a file has one; layers with a window have plain RoPE with their own base."""
+    c = replace(scaled(c, read, n_layer_27b=62), logit_cap=read.number("final_logit_softcapping", 0.0))
+    base = read.number("rope.freq_base_swa", 10000.0)
+    return c.with_local_rope(replace(c.rope, factor=1.0, yarn=False, base=base))
+
+
+TRAITS = Traits(
+    layers="PRE_NORM ATTENTION FFN GEGLU",
+    windows=Windows(length=0, period=6),
+    keys="attention.scale final_logit_softcapping rope.freq_base_swa",
+    configure=configure,
+)
 
 
 def layer(m: Engine, i: int, x: Array, step: Step) -> Array:

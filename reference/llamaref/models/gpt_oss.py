@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llamaref.traits import Traits, Windows
+
 if TYPE_CHECKING:
+    from llamaref.config import Config
     from llamaref.engine import Array, Engine, Step, Tap
-
-ROPE_PAIRS = False  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
-NORM = "RMS_NORM"  # ggml's op of its norms
-TRAITS = "PRE_NORM ATTENTION LATE_NORM FFN SOFTMAX_WEIGHT SWIGLU_OAI"  # what its layers have (llamadiff/trace/taps.py)
-FFN_SCALES = False  # whether llama.cpp's graph multiplies by ffn_*.scale where a file has it
+    from llamaref.metadata import Reader
 
 
-def forward(m: Engine, tokens: Array, step: Step) -> Array:
-    """[t] token ids -> logits [b, t, vocab]."""
-    tap = step.tap
-    x = tap("embd", m.embed(tokens))  # [b, t, embd]
-    for i in step.layers:
-        x = layer(m, i, x, step)
-    x = tap("result_norm", m.norm(x, "output_norm"))
-    return tap("result_output", m.logits(x, tap))
+def configure(c: Config, read: Reader) -> Config:
+    """Layers with a window may have a base of their own."""
+    return c.with_local_rope(replace(c.rope, base=read.number("rope.freq_base_swa", c.rope.base)))
+
+
+TRAITS = Traits(
+    layers="PRE_NORM ATTENTION LATE_NORM FFN SOFTMAX_WEIGHT SWIGLU_OAI",
+    windows=Windows(length=None, period=2),
+    keys="rope.freq_base_swa",
+    configure=configure,
+)
 
 
 def layer(m: Engine, i: int, x: Array, step: Step) -> Array:

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from llamaref.traits import Traits
+
 if TYPE_CHECKING:
+    from llamaref.config import Config
     from llamaref.engine import Array, Engine, Step, Tap
-
-ROPE_PAIRS = True  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
-NORM = "RMS_NORM"  # ggml's op of its norms
-TRAITS = "PRE_NORM ATTENTION FFN SWIGLU"  # what its layers have (llamadiff/trace/taps.py)
-FFN_SCALES = False  # whether llama.cpp's graph multiplies by ffn_*.scale where a file has it
+    from llamaref.metadata import Reader
 
 
-def forward(m: Engine, tokens: Array, step: Step) -> Array:
-    """[t] token ids -> logits [b, t, vocab]."""
-    tap = step.tap
-    x = tap("embd", m.embed(tokens) * m.config.embedding_scale)  # [b, t, embd]
-    for i in step.layers:
-        x = layer(m, i, x, step)
-    x = tap("result_norm", m.norm(x, "output_norm"))
-    return tap("result_output", m.logits(x, tap) * (1 / m.config.logit_scale))
+def configure(c: Config, read: Reader) -> Config:
+    """Scales of everything, and no RoPE in some files."""
+    c = c.without_rope() if read.value("rope.scaling.finetuned", True) is False else c
+    return replace(
+        c,
+        attention_scale=read.number("attention.scale", 0.0) or c.attention_scale,
+        embedding_scale=read.number("embedding_scale", 0.0) or 1.0,
+        residual_scale=read.number("residual_scale", 0.0) or 1.0,
+        logit_scale=read.number("logit_scale", 1.0),
+    )
+
+
+TRAITS = Traits(
+    layers="PRE_NORM ATTENTION FFN SWIGLU",
+    rope_pairs=True,
+    keys="attention.scale embedding_scale residual_scale logit_scale rope.scaling.finetuned",
+    configure=configure,
+)
 
 
 def layer(m: Engine, i: int, x: Array, step: Step) -> Array:

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llamaref.config import Ssm
+from llamaref.errors import ModelError
+from llamaref.traits import Traits
+
 if TYPE_CHECKING:
+    from llamaref.config import Config
     from llamaref.engine import Array, Engine, Step
-
-ROPE_PAIRS = False  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
-NORM = "RMS_NORM"  # ggml's op of its norms
-TRAITS = "PRE_NORM SSM_SCAN"  # what its layers have (llamadiff/trace/taps.py)
-FFN_SCALES = False  # whether llama.cpp's graph multiplies by ffn_*.scale where a file has it
+    from llamaref.metadata import Reader
 
 
-def forward(m: Engine, tokens: Array, step: Step) -> Array:
-    """[t] token ids -> logits [b, t, vocab]."""
-    tap = step.tap
-    x = tap("embd", m.embed(tokens))  # [b, t, embd]
-    for i in step.layers:
-        x = layer(m, i, x, step)
-    x = tap("result_norm", m.norm(x, "output_norm"))
-    return tap("result_output", m.logits(x, tap))
+def configure(c: Config, read: Reader) -> Config:
+    """Sizes of the scan (llama.cpp, src/models/mamba2.cpp)."""
+    ssm = Ssm(
+        d_conv=read.count("ssm.conv_kernel"),
+        d_inner=read.count("ssm.inner_size"),
+        d_state=read.count("ssm.state_size"),
+        n_head=read.count("ssm.time_step_rank"),
+        n_group=read.count("ssm.group_count"),
+    )
+    if ssm.d_inner % ssm.n_head or ssm.d_inner % ssm.n_group or ssm.n_head % ssm.n_group:
+        raise ModelError(f"{read.prefix}ssm: {ssm.d_inner} channels, {ssm.n_head} heads, {ssm.n_group} groups: uneven")
+    return replace(c.without_rope(), ssm=ssm)
+
+
+TRAITS = Traits(
+    layers="PRE_NORM SSM_SCAN",
+    keys=(
+        "ssm.conv_kernel ssm.inner_size ssm.state_size ssm.time_step_rank ssm.group_count "
+        "attention.recurrent_layers"  # all of them, whatever it says
+    ),
+    configure=configure,
+)
 
 
 def layer(m: Engine, i: int, x: Array, step: Step) -> Array:

@@ -6,23 +6,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llamaref.traits import Traits
+
 if TYPE_CHECKING:
+    from llamaref.config import Config
     from llamaref.engine import Array, Engine, Step, Tap
-
-ROPE_PAIRS = False  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
-NORM = "RMS_NORM"  # ggml's op of its norms
-TRAITS = "PRE_NORM ATTENTION FFN FUSED_GATE SWIGLU"  # what its layers have (llamadiff/trace/taps.py)
-FFN_SCALES = False  # whether llama.cpp's graph multiplies by ffn_*.scale where a file has it
+    from llamaref.metadata import Reader
 
 
-def forward(m: Engine, tokens: Array, step: Step) -> Array:
-    """[t] token ids -> logits [b, t, vocab]."""
-    tap = step.tap
-    x = tap("embd", m.embed(tokens))  # [b, t, embd]
-    for i in step.layers:
-        x = layer(m, i, x, step)
-    x = tap("result_norm", m.norm(x, "output_norm"))
-    return tap("result_output", m.logits(x, tap))
+def configure(c: Config, read: Reader) -> Config:
+    """llama.cpp reads the length of a window and does not heed it (src/models/phi3.cpp)."""
+    read.count("attention.sliding_window", 0)
+    return c
+
+
+TRAITS = Traits(
+    layers="PRE_NORM ATTENTION FFN FUSED_GATE SWIGLU",
+    long_rope=True,
+    keys="attention.sliding_window",
+    configure=configure,
+)
 
 
 def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
