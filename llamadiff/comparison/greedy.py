@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,17 +18,15 @@ LOGITS, RIGHT = "result_output", ("match", "noise")
 Texts = Callable[[int], str | None]
 
 
-def parting(
-    baseline: Trace, candidate: Trace, n_prompt: int, ran: Sequence[int], generated: bool, text_of: Texts
-) -> Parting | None:
-    """The first token of those ``ran`` after the prompt that llama.cpp would not have taken.
+def parting(baseline: Trace, candidate: Trace, n_prompt: int, generated: bool, text_of: Texts) -> Parting | None:
+    """The first token of those that a candidate ran after the prompt that llama.cpp would not have taken.
 
     ``generated``: the candidate is known to have chosen them. Where it is not, they may be a text that it was given,
     and count as its choices only if each has its largest logit.
     """
     if LOGITS not in baseline:
         return None
-    theirs = logit_rows(baseline[LOGITS])
+    theirs, ran = logit_rows(baseline[LOGITS]), candidate.info.tokens
     own = _own_logits(candidate)
     places = range(n_prompt - 1, min(len(theirs), len(ran) - 1))
     if not generated and (own is None or any(_first_of(own[i]) != ran[i + 1] for i in places)):

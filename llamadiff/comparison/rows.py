@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llamadiff.diagnose.diagnosis import Diagnosis, explained
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.numerics import metrics, tolerances
-
-if TYPE_CHECKING:
-    pass
-
 
 SLIGHT = 1e-6  # NMSE of a WRONG tap that is said after others
 

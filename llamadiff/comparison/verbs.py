@@ -73,8 +73,8 @@ def compare(
             capture_s = time.perf_counter() - started
             result = judge(opened, baseline, trace, replace(how, partial=how.partial or run.is_partial), keep)
             if trace is not None:
-                ran, text_of = trace.info.tokens, opened.vocabulary.text
-                result = with_parting(result, parting(baseline, trace, n_prompt, ran, run.n_predict > 0, text_of))
+                found = parting(baseline, trace, n_prompt, run.n_predict > 0, opened.vocabulary.text)
+                result = with_parting(result, found)
     return _timed(replace(result, engine=used), started, capture_s)
 
 
@@ -192,8 +192,7 @@ def _judged_by(model: str | Path, baseline: Trace, candidate: Trace, how: How) -
         baseline = _run_again(model, baseline, candidate.info, how.progress)
     opened, used = opened_for(model, baseline, "the baseline", how.progress)
     result = replace(judge(opened, baseline, candidate, how), engine=used)
-    ran, text_of = candidate.info.tokens, opened.vocabulary.text
-    return with_parting(result, parting(baseline, candidate, n_prompt, ran, parted, text_of))
+    return with_parting(result, parting(baseline, candidate, n_prompt, parted, opened.vocabulary.text))
 
 
 def _run_again(model: str | Path, baseline: Trace, candidate: Info, progress: Progress) -> Trace:
