@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.bugs.norms import Same
+from llamadiff.diagnose.bugs.norms import Same, Through
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import Change, bug, recipe
 from llamadiff.diagnose.solve import solve
@@ -319,21 +320,6 @@ class RotatedValues:
         return rotated if case.channels is None else rotated[..., case.channels]
 
 
-@dataclass(frozen=True)
-class OtherRows:
-    """A product whose result's rows are other tokens'."""
-
-    product: Product
-    order: Array
-    blank: bool = False  # whether the first row is zero
-
-    def compute(self, case: Case) -> Array:
-        rows = self.product.compute(case)[:, self.order]
-        if self.blank:
-            rows[:, 0] = 0
-        return rows
-
-
 @bug("result_output", fix="take the logits of the last token's row", source="llama.cpp#2700")
 def logits_of_other_row(r: Product, case: Case) -> Iterator[Change]:
     """Logits are another token's: the first's, or the one's before."""
@@ -344,28 +330,25 @@ def logits_of_other_row(r: Product, case: Case) -> Iterator[Change]:
             "the first token": np.zeros(n, int), "the last token but one": np.append(np.arange(n - 1), n - 2),
         }  # fmt: skip
         for whose, order in orders.items():
-            yield Change(OtherRows(r, order), f"gives the logits of {whose}", whose)
-        late = OtherRows(r, np.maximum(np.arange(n) - 1, 0), blank=True)
-        yield Change(late, "gives the logits of the token before, and none for the first", "late")
+            yield Change(Through(r, partial(np.take, indices=order, axis=1)), f"gives the logits of {whose}", whose)
+        yield Change(Through(r, _late), "gives the logits of the token before, and none for the first", "late")
 
 
-@dataclass(frozen=True)
-class Capped:
+def _late(x: Array) -> Array:
+    """Rows [b, token, ...] of the token before; none for the first."""
+    return np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], axis=1)
+
+
+def _capped(r: Product, cap: float) -> Through:
     """A product, softly capped."""
-
-    product: Product
-    cap: float
-
-    def compute(self, case: Case) -> Array:
-        x = self.product.compute(case)
-        return np.asarray(self.cap * np.tanh(x / self.cap), x.dtype)
+    return Through(r, lambda x: np.asarray(cap * np.tanh(x / cap), x.dtype))
 
 
 @bug("result_output", general=True, fix="leave the logits as they are: this model has no softcap", source="vllm#30427")
 def logits_capped(r: Product, case: Case) -> Iterator[Change]:
     """Logits are softly capped in a model without a softcap."""
-    for value in solve(case, lambda cap: Capped(r, cap), 0.5, 1e4, (30.0,), 40):
-        yield Change(Capped(r, value), f"caps logits at {value:.4g}; this model has no softcap", value=value)
+    for value in solve(case, partial(_capped, r), 0.5, 1e4, (30.0,), 40):
+        yield Change(_capped(r, value), f"caps logits at {value:.4g}; this model has no softcap", value=value)
 
 
 @bug(*PRODUCTS, general=True, fix="leave out the multiplier: the file asks for none")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from llamaref import ops
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.registry import Change, bug, recipe
+from llamadiff.diagnose.registry import Change, Recipe, bug, recipe
 from llamadiff.diagnose.solve import solve
 from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.types import HALVES
@@ -31,6 +31,17 @@ class Same:
 
     def compute(self, case: Case) -> Array:
         return self.x
+
+
+@dataclass(frozen=True)
+class Through:
+    """Another recipe's result, and a function that it goes through."""
+
+    recipe: Recipe
+    function: Callable[[Array], Array]
+
+    def compute(self, case: Case) -> Array:
+        return self.function(self.recipe.compute(case))
 
 
 @dataclass(frozen=True)

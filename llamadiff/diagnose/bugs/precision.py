@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.bugs.matmul import DENSE, PRODUCTS, Product
+from llamadiff.diagnose.bugs.norms import Through
 from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.registry import Change, Recipe, bug
 from llamadiff.numerics import arithmetic
@@ -19,17 +20,6 @@ from llamadiff.trace import taps
 Array = NDArray[Any]
 EVERY = tuple(kind.word for kind in taps.BY_WORD.values() if kind.op != "ARGSORT")
 LARGEST = 65504.0  # of float16
-
-
-@dataclass(frozen=True)
-class Through:
-    """Another recipe's result, and what it goes through."""
-
-    recipe: Recipe
-    rounding: Callable[[Array], Array]
-
-    def compute(self, case: Case) -> Array:
-        return self.rounding(self.recipe.compute(case))
 
 
 @bug(*EVERY, fix="keep this tensor in float32 or bfloat16: float16 ends at 65504", source="sglang#27540")

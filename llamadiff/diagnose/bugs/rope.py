@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from llamaref import config as settings
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.bugs.norms import Same
+from llamadiff.diagnose.bugs.norms import Same, Through
 from llamadiff.diagnose.case import Case, Recording
 from llamadiff.diagnose.registry import Change, bug, recipe
 from llamadiff.diagnose.solve import solve
@@ -267,17 +268,6 @@ def rope_permuted(r: Rope, case: Case) -> Iterator[Change]:
         yield Change(replace(r, x=reordered(r.x, to_halves)), says, str(to_halves))
 
 
-@dataclass(frozen=True)
-class Reordered:
-    """The right rotation, each head in Hugging Face's order of values, or GGUF's."""
-
-    rope: Rope
-    to_halves: bool
-
-    def compute(self, case: Case) -> Array:
-        return reordered(self.rope.compute(case), self.to_halves)
-
-
 @bug(
     *ROPE,
     harmless=True,
@@ -286,9 +276,8 @@ class Reordered:
 def rope_other_order(r: Rope, case: Case) -> Iterator[Change]:
     """Heads hold the right values in Hugging Face's order (halves) where the file has GGUF's (pairs)."""
     for to_halves in (True, False):
-        yield Change(
-            Reordered(r, to_halves), "has the right values in the other order within each head", str(to_halves)
-        )
+        other = Through(r, partial(reordered, to_halves=to_halves))
+        yield Change(other, "has the right values in the other order within each head", str(to_halves))
 
 
 def reordered(x: Array, to_halves: bool) -> Array:
