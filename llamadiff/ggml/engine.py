@@ -1,4 +1,4 @@
-"""A recorded graph as a forward function with taps."""
+"""A recorded graph as an engine: a forward function with taps, for every architecture that llama.cpp runs."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class GraphEngine:
         return leaf.name[:7] if leaf is not None and leaf.name.startswith(CACHES) else ""
 
     def _read_from(self, node: GraphNode) -> str:
-        """The cache that a product's first operand lies in, seen through views; empty for other values."""
+        """The cache that a product's first operand is a view of; empty for other values."""
         number = node.sources[0]
         while number is not None and number in self.graph.by_number:
             source = self.graph.by_number[number]
