@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
@@ -56,6 +58,29 @@ def test_every_message_names_the_llama_cpp_that_is_pinned():
     stated = {path.name: PINNED.findall(path.read_text()) for path in [*(ROOT / "llamadiff").rglob("*.py"), TOML]}
     assert len(set().union(*stated.values())) == 1, stated
     assert stated["pyproject.toml"]
+
+
+BLOCK = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+@pytest.mark.slow
+def test_tests_that_need_torch_are_skipped_with_a_reason_where_it_is_absent(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(BLOCK)
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "tests/test_torch.py", "tests/test_transformers.py"]
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("torch and transformers not installed: make develop") > 10
 
 
 def planned(target: str, venv: object) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where foreign files become arrays: a header is read and checked first, values only when they are wanted."""
+"""Reads .npy, .npz and raw files: the header is checked first, values are read when they are wanted."""
 
 from __future__ import annotations
 

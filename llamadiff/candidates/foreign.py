@@ -1,4 +1,4 @@
-"""What people have instead of a dump: pickles, checkpoints, another library's names. What to do with each is said."""
+"""Files that are no dump (pickles, checkpoints, another library's names), and what to do with each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of a debug log as what they are: names, lists of values, single values, statistics, logits. One linear scan."""
+"""Parses the lines of a debug log: names, lists of values, single values, statistics, logits. One linear scan."""
 
 from __future__ import annotations
 

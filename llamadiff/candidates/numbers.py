@@ -1,4 +1,4 @@
-"""Numbers that foreign text states: looked at character by character, once, and of a length that a number has."""
+"""Parses numbers in foreign text: one scan, and a cap on their length."""
 
 from __future__ import annotations
 

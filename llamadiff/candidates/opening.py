@@ -1,4 +1,4 @@
-"""Where a candidate comes from. Every source, one module each, registers itself and ends in the same trace."""
+"""Opens what ``--candidate`` names. Every kind of source is a module that registers itself and gives a trace."""
 
 from __future__ import annotations
 

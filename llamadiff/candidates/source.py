@@ -1,4 +1,4 @@
-"""What every source of candidates needs and gives: a context in, named tensors out, one trace in the end."""
+"""The interface of all sources of candidates: each gets a context and gives named tensors, which become a trace."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Words in, exit code out."""
+"""The command line: options in, exit code out."""

@@ -1,1 +1,1 @@
-"""The verbs, and their result."""
+"""The verbs (compare, diff, check, record) and their result, a Comparison."""

@@ -1,4 +1,4 @@
-"""Where greedy choices part: llama.cpp takes one token, the candidate another, and whose doing that is."""
+"""Where greedy decoding parts: the step at which both sides take different tokens, and what made them."""
 
 from __future__ import annotations
 

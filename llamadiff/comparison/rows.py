@@ -1,4 +1,4 @@
-"""One row a tap: what was found of it, which leads, and what explains it."""
+"""The rows of a Comparison, one for each tap: what was found, what explains it, and which WRONG one leads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the WRONG taps of a run to their causes: every one explained by a known bug, or honestly by none."""
+"""Finds the causes of a run's WRONG taps: a known bug for each, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants that a candidate used, solved for: the value whose replay comes nearest to what was recorded."""
+"""Solves for a constant that a candidate used: the value whose replay is nearest to what was recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user's words ask for: a Request, or a UserError that says what is wrong with them."""
+"""Turns a user's arguments into a Request to llama.cpp, or a UserError that says what is wrong with them."""
 
 from __future__ import annotations
 

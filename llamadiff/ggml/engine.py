@@ -1,4 +1,4 @@
-"""A recorded graph as a forward function with taps."""
+"""A recorded graph as an engine: a forward function with taps, for every architecture that llama.cpp runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recorded graph of llama.cpp as a forward function with taps: an engine for every architecture that it runs."""
+"""A recorded graph of llama.cpp: nodes, leaves (weights and inputs), and which node is which tap."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Graph:
         return {node.label: node for node in self.nodes if node.label is not None}
 
     def inputs(self, label: str) -> list[str]:
-        """The taps that a tap is computed from, seen through the nodes that are none."""
+        """The taps that a tap is computed from, following nodes that are no taps to their sources."""
         found: dict[str, None] = {}
         seen: set[int] = set()
         waiting = self.reads(self.labelled[label])

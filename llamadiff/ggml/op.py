@@ -1,4 +1,4 @@
-"""What an op of ggml is to NumPy: operands, parameters and a result; and the table of the functions that compute it.
+"""An op of ggml in NumPy: its operands, parameters and result; and the table of the functions that compute ops.
 
 Arrays have ggml's four axes, outermost first, [ne3, ne2, ne1, ne0], after any number of batch axes. Every function
 works on the last four and broadcasts over the rest.

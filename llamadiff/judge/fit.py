@@ -1,4 +1,4 @@
-"""Which arithmetic the rows of a tap show, of those that were tried."""
+"""Which of the arithmetics that were tried a tap's rows fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taps that were recorded wrongly, though computed rightly: what was computed from them is right without them.
+"""Taps that were computed right and written wrong: the ops that read them are right once they are left out.
 
 An op's result is judged on the inputs that were recorded. Where one of these was written wrongly, whatever reads it
 seems wrong as well. Without that tap the same ops are right: then it is the record that is wrong, not the engine.

@@ -1,4 +1,4 @@
-"""What rounding may have made of one tap of a source, as the source's own lanes and its other taps show it."""
+"""How large a tap's rounding noise can be, measured by its source's shaken lanes and by its other taps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study of one forward pass: the tap that carries the lanes through the engine and has every one judged.
+"""The tap of a replay: it carries all lanes through one forward pass and has every tap judged.
 
 A source's arithmetic is not known at first: its lanes try every legal one. Once a layer has shown which fit, the
 others are left out of the layers after it, and a layer that does not fit is run again with all of them.
@@ -149,7 +149,7 @@ class Study(Carrier):
             out[number] = values
         return out
 
-    # -- which lanes are worth their while ------------------------------------------------------------------------
+    # -- dropping lanes that cannot win ---------------------------------------------------------------------------
 
     def _carry(self, lanes: Sequence[Lane]) -> None:
         """Go on with these lanes."""

@@ -1,4 +1,4 @@
-"""Statistics that a log states of a tap, against those of every right way to compute it: they accuse, never acquit."""
+"""Statistics that a log states of a tap, held against every legal arithmetic. They can accuse, and never acquit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parent's side: what llama.cpp is asked for, and what comes of it."""
+"""The parent's side: sends a request to llama.cpp's process, and opens the trace that it wrote."""
 
 from __future__ import annotations
 

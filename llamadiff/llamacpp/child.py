@@ -1,4 +1,4 @@
-"""llama.cpp's process, from outside: start it, ask it, follow it, and put its end into words.
+"""Starts llama.cpp's process, sends it a request, follows its progress, and says what it died of.
 
 Little is imported here, so that a command can start the process before it imports the rest.
 """

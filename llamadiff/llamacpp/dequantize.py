@@ -1,4 +1,4 @@
-"""ggml's own dequantization, many times faster than gguf-py's, and held to it bit for bit on every tensor."""
+"""ggml's own dequantization: many times faster than gguf-py's, and held to it on sampled rows of every tensor."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ class Capture:
 
 
 def _seen(source: Node) -> Node:
-    """What a node reads, seen through the choice of rows whose logits are wanted: all of them are."""
+    """What a node reads, following the GET_ROWS of rows whose logits are wanted to its source: all rows are wanted."""
     chosen = source.name.startswith("node_") and source.op == "GET_ROWS" and source.sources[1].name == "out_ids"
     return source.sources[0] if chosen else source
 

@@ -1,4 +1,4 @@
-"""One request of the parent's, served by the recorder that it asks for."""
+"""Serves one request: loads the model, tokenizes, and has it decoded by the recorder that was asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp loaded and asked, in the child process."""
+"""Loads a model into llama.cpp, tokenizes, and tells its version; in the child process."""
 
 from __future__ import annotations
 

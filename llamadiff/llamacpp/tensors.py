@@ -135,7 +135,7 @@ class Node:
         return tuple(Node(self.ggml, source.contents) for source in self.tensor.src if source)
 
     def walk(self) -> Iterator[Node]:
-        """The node's sources, seen through views."""
+        """The node's sources, and what they are views of."""
         for source in self.sources:
             yield source
             base = source.tensor.view_src

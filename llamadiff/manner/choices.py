@@ -1,4 +1,4 @@
-"""Legal choices that cancel: an engine may keep Q, K or a norm otherwise than the file has them, and still be right.
+"""Legal choices that cancel: an engine may keep Q, K or a norm in another form than the file, and still be right.
 
 A scale is folded into Q or K, heads are un-permuted at load and rotated in halves, norms' weights are folded into the
 matrices behind them. Each makes several taps look wrong that are right together. A choice is suspected where a tap is

@@ -1,4 +1,4 @@
-"""What an error looks like that rounding of operands made: even, bounded by steps, no factor and no vector.
+"""Tells errors that come from rounded operands: they are even, bounded by a step, and no factor or vector.
 
 A product with at least as many outputs as inputs tells how far its inputs must have been moved to give its outputs:
 W d = error, least squares for each token. Rounding moves each value by a part of a step, evenly; a bug moves some by a

@@ -1,4 +1,4 @@
-"""How a candidate does right things in its own way: what it rounds, and which legal choices it made."""
+"""What a candidate does in its own way and is right: what it rounds, and which legal choices it made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rounding that no list names: described by how far it moves values, so that its noise can be made anew."""
+"""A rounding that no list has, described by how far it moves values, so that noise of its size can be drawn."""
 
 from __future__ import annotations
 

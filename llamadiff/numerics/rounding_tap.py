@@ -1,4 +1,4 @@
-"""What carries an arithmetic through the engine: how each lane rounds its operands, cached rows and angles."""
+"""Applies policies inside the engine: how each lane rounds operands, cached rows and angles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run's tokens are fed, taken from the side under test, in one place: which ids, from where, in which batches."""
+"""A run's schedule, taken from the side under test: which ids, from which position, in which batches."""
 
 from __future__ import annotations
 

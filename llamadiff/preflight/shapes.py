@@ -1,4 +1,4 @@
-"""The shapes that a candidate recorded: one row of logits is the last token's; what fits nothing is named, and why."""
+"""Checks the shapes that a candidate recorded: one row of logits is the last token's; a misfit is explained."""
 
 from __future__ import annotations
 

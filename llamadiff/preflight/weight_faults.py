@@ -1,4 +1,4 @@
-"""What a dumped weight is where it is not the file's: measured from the two tensors, without running anything."""
+"""What is wrong with a dumped weight, told from its values and the file's, without running anything."""
 
 from __future__ import annotations
 

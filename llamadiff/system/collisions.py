@@ -1,4 +1,4 @@
-"""No command writes over a file that it reads, whatever that is called: said before any work."""
+"""Refuses, before any work, to write over a file that the command reads, whatever link leads to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are read: regular ones, or pipes that something comes out of, and no more of them than can be meant."""
+"""Reads files: regular ones, or pipes with data in them, and no more bytes than can be meant."""
 
 from __future__ import annotations
 

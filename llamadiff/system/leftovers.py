@@ -1,4 +1,4 @@
-"""What a process makes and must not leave: written down under a lock that dies with it, swept by whoever comes next.
+"""Temporary files of a process: listed in a ledger that it keeps locked, and removed by another if it was killed.
 
 A process that makes its first temporary file or directory begins a ledger: a file that it keeps locked (flock), and
 names each of them in. The system lets go of the lock when the process dies, however it dies; so a ledger that can be

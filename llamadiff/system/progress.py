@@ -1,4 +1,4 @@
-"""How long work says what it is doing."""
+"""How work that takes long says what it is doing."""
 
 from __future__ import annotations
 

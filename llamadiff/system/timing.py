@@ -1,4 +1,4 @@
-"""What a run cost."""
+"""The memory that a run took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a trace's producer kept its cache."""
+"""The types of a producer's KV cache, as its trace states them."""
 
 from __future__ import annotations
 

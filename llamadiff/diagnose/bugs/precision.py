@@ -1,4 +1,4 @@
-"""What any op may suffer from the numbers it is computed in."""
+"""Overflow and rounding, which any op may suffer from."""
 
 from __future__ import annotations
 

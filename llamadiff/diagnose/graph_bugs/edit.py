@@ -1,4 +1,4 @@
-"""A node where a bug may be, and how bugs are registered that change nodes."""
+"""Bugs as edits of graph nodes: the site that a bug looks at, what it changes there, and how it is registered."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Site:
         return leaf.name if leaf is not None and leaf.number not in self.engine.graph.given else ""
 
     def source(self, place: int) -> GraphNode | None:
-        """The node at a place, seen through those that only look at it otherwise."""
+        """The node at a place, following view-like nodes to their base."""
         number = self.number(place)
         node = self.engine.graph.by_number.get(number) if number is not None else None
         while node is not None and node.op in LOOKS and node.sources and node.sources[0] is not None:
@@ -110,7 +110,7 @@ class Site:
         return tuple((graph.by_number.get(number) or graph.leaves[number]).shape)
 
     def users(self) -> list[GraphNode]:
-        """The graph's nodes that read this one, seen through those that only look at it otherwise."""
+        """The graph's nodes that read this one, directly or through view-like nodes."""
         found, out = {self.node.number}, []
         for node in self.engine.graph.nodes:
             if not found.isdisjoint(node.sources):

@@ -1,4 +1,4 @@
-"""Data as characters: foreign text that is shown and never obeyed, and numbers in few cells."""
+"""Text for a terminal: foreign characters escaped, numbers in few cells."""
 
 from __future__ import annotations
 

@@ -1,0 +1,19 @@
+"""What some tests need that the tool does not: they are skipped, with the reason, where it is not installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+
+def is_there(package: str) -> bool:
+    """Whether a package can be imported, without importing it."""
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+_MISSING = [package for package in ("torch", "transformers") if not is_there(package)]
+needs_torch = pytest.mark.skipif(bool(_MISSING), reason=f"{' and '.join(_MISSING)} not installed: make develop")
