@@ -1,6 +1,6 @@
 """Everything a user, or a hostile file, can get wrong: one line on standard error, exit code 2, nothing left behind.
 
-The real command line is run in subprocesses, several at a time; what a subprocess would add nothing to is in-process.
+What is about a process (signals, streams, files that might take it down) is run in one; the rest is in-process.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -26,6 +25,7 @@ import gguf
 import numpy as np
 import pytest
 import small
+from command import run as run_here
 from safetensors.numpy import save_file
 
 from llamadiff.comparison.api import diff
@@ -82,15 +82,18 @@ class Cli:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.numbers = count()
+
+    def place(self) -> Path:
+        """A new TMPDIR."""
+        (self.folder / "tmp").mkdir(exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=self.folder / "tmp"))
 
     def start(
         self, *args: object, cwd: Path | None = None, unset: tuple[str, ...] = (), stdout: int = subprocess.PIPE,
         shell: str = "", **env: str,
     ) -> subprocess.Popen[bytes]:  # fmt: skip
         """Begin a command; ``shell`` is done first, in the same process."""
-        place = self.folder / "tmp" / str(next(self.numbers))
-        place.mkdir(parents=True)
+        place = self.place()
         environment = {**os.environ, "TMPDIR": str(place), **env}
         for name in unset:
             environment.pop(name, None)
@@ -414,14 +417,49 @@ DAMAGED = {f"{seed}.gguf": ("compare", f"{seed}.gguf", *IDS) for seed in range(1
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def outcomes(files: SimpleNamespace) -> Iterator[dict[str, Future[Run]]]:
-    """Every case, begun at once and run beside the tests that follow; the last tests of this file look at them."""
-    cli = Cli(files.folder)
-    cases = {name: args for name, (args, _) in REFUSED.items()} | DAMAGED
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield {name: pool.submit(cli, *args) for name, args in cases.items()}
-        pool.shutdown(cancel_futures=True)
+@pytest.fixture
+def here(files: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """A command in this process, among the files, with a TMPDIR of its own."""
+
+    def run(*args: str) -> Run:
+        cli = Cli(files.folder)
+        place = cli.place()
+        monkeypatch.setenv("TMPDIR", str(place))
+        monkeypatch.chdir(files.folder)
+        done = run_here(*args)
+        return Run(done.returncode, done.stdout, done.stderr, cli.left_by(place))
+
+    return run
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_one_line(name: str, here: Callable[..., Run]) -> None:
+    args, words = REFUSED[name]
+    here(*args).refused(*words)
+
+
+# of each way to be refused one: by the command line, a file, llama.cpp, its death, a limit, an output, foreign letters
+BY_PROCESSES = (
+    "unknown option", "a cut model", "llama.cpp refuses", "llama.cpp aborts", "ids file endless", "json nowhere",
+    "prompt of stray bytes", "markup and control characters", "tolerance a pipe",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_PROCESSES)
+def test_a_process_refuses_in_one_line(name: str, files: SimpleNamespace) -> None:
+    args, words = REFUSED[name]
+    Cli(files.folder)(*args).refused(*words)
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_never_takes_the_command_down(name: str, files: SimpleNamespace) -> None:
+    run = Cli(files.folder)(*DAMAGED[name])
+    if run.code == 2 and run.err:
+        run.refused()
+    else:
+        assert run.code in (0, 1, 2)
+        assert run.out.startswith(("MATCH", "NOISE", "WRONG", "UNCHECKED"))
+        assert (run.err, run.left) == ("", [])
 
 
 # -- damaged models --------------------------------------------------------------------------------
@@ -975,22 +1013,3 @@ def test_ids_from_a_pipe(files: SimpleNamespace, cli: Cli) -> None:
     line = f"{COMMAND} compare {files.model} --tokens-file <(echo '1, 17\n5') --tolerance <(echo 'rule = []')"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-# -- the cases of the table above -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_in_one_line(name: str, outcomes: dict[str, Future[Run]]) -> None:
-    outcomes[name].result().refused(*REFUSED[name][1])
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_file_never_takes_the_command_down(name: str, outcomes: dict[str, Future[Run]]) -> None:
-    run = outcomes[name].result()
-    if run.code == 2 and run.err:
-        run.refused()
-    else:
-        assert run.code in (0, 1, 2)
-        assert run.out.startswith(("MATCH", "NOISE", "WRONG", "UNCHECKED"))
-        assert (run.err, run.left) == ("", [])

@@ -226,17 +226,20 @@ def test_what_is_said_of_a_rounding_is_true(name: str, where: tuple[str, str, st
     assert all("8 bits" in words or "Q8" in words for words in said)
 
 
-@pytest.mark.parametrize("case", FOUND, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in FOUND if not case.arithmetic.elsewhere], ids=lambda case: case.name)
 def test_a_bug_is_found_at_its_tap(case: Case, judge: Judged):
     outcome = judge(case)
     assert outcome.accused is None
     assert outcome.missed is None
+    assert outcome.beside == ()
 
 
-# a layout may be too well hidden by a bug to be seen
-@pytest.mark.parametrize("case", [case for case in FOUND if not case.arithmetic.elsewhere], ids=lambda case: case.name)
-def test_no_right_tap_beside_a_bug_is_accused(case: Case, judge: Judged):
-    assert judge(case).beside == ()
+@pytest.mark.parametrize("case", [case for case in FOUND if case.arithmetic.elsewhere], ids=lambda case: case.name)
+def test_a_bug_behind_a_layout_is_found_at_its_tap(case: Case, judge: Judged):
+    """The layout may be too well hidden by the bug to be seen: right taps are called wrong beside it."""
+    outcome = judge(case)
+    assert outcome.accused is None
+    assert outcome.missed is None
 
 
 def test_bugs_are_called_by_their_names(judge: Judged):
