@@ -34,6 +34,7 @@ from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.numerics.arithmetic import round_bf16
 from llamadiff.trace import taps
+from llamadiff.trace.metadata import Info
 from llamadiff.writers import lines, trace_writer
 
 PROGRAMS = Path(__file__).parent / "writers"
@@ -186,7 +187,7 @@ def test_values_and_all_that_is_stated_come_back(language, driver, tmp_path):
     assert (done.returncode, done.stderr) == (0, b"")
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.safetensors"]
     trace = Trace.open(tmp_path / "t.safetensors")
-    assert trace.info == llamadiff.trace.Info(
+    assert trace.info == Info(
         TOKENS, (0, 1, 2, 3, 4, 5, 7), 5, "Once \u00e9t\u00e9",
         {"writer": language, "name": "my \"own\" \\ engine \u00b5", "version": "1.0",
          "settings": {"type_k": "Q8_0", "type_v": "F16", "flash_attn": True},
