@@ -67,11 +67,11 @@ def test_a_test_may_say_which_of_its_cases_are_quick():
 
 def test_every_known_bug_is_injected_in_a_quick_test():
     """In more than one model and type of weights over all, and in less than half of the cases."""
-    cases = [(f"tests/test_known_bugs.py::test_a_bug_is_named[{case.id}]", frozenset(enumerate(case.values)))
-             for case in BUGS]  # fmt: skip
+    cases = [(f"tests/test_known_bugs.py::test_a_bug_is_named[{case.id}]",
+              frozenset(enumerate((case.values[0].cause, *case.values[1:])))) for case in BUGS]  # fmt: skip
     chosen = set(spread(cases))
     quick = [case.values for case, (name, _) in zip(BUGS, cases, strict=True) if name in chosen]
     assert {injection.cause for injection, _, _ in quick} == {case.values[0].cause for case in BUGS}
     for place in (1, 2):
         assert {values[place] for values in quick} == {case.values[place] for case in BUGS}
-    assert 3 * len(quick) < len(BUGS)
+    assert 7 * len(quick) < len(BUGS)
