@@ -1,5 +1,6 @@
 """The architectures: one module each, named by its GGUF architecture string. Adding a file adds one.
 
+Each says what all its models have in common, ``TRAITS``, and computes one ``layer``; the engine runs them in turn.
 A hyphen of the string is an underscore of the file: gpt-oss is gpt_oss.py.
 """
 
