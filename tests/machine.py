@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from llamaref import Weights
 
-from llamadiff.llamacpp.doctor import Check, decodes
+from llamadiff.llamacpp.doctor import Examined, decodes
 from llamadiff.llamacpp.request import Settings
 
 UNQUANTIZED = {"F32", "F16", "BF16"}
@@ -17,9 +17,9 @@ UNQUANTIZED = {"F32", "F16", "BF16"}
 class Machine:
     """The machine that the tests run on. Only what is off for its crashes may be missing: repacked weights."""
 
-    def __init__(self, probe: Callable[[str, Settings, bool], Check] = decodes) -> None:
+    def __init__(self, probe: Callable[[str, Settings, bool], Examined] = decodes) -> None:
         self._probe = probe
-        self._found: dict[tuple[Settings, bool], Check] = {}
+        self._found: dict[tuple[Settings, bool], Examined] = {}
 
     def lacks(self, settings: Settings, quantized: bool) -> str | None:
         """Why llama.cpp cannot run with these settings here; None where it can, or where it has to."""

@@ -14,7 +14,7 @@ from small import write_model
 
 from llamadiff.comparison.verbs import graph
 from llamadiff.engines.run_spec import Run
-from llamadiff.ggml.check import Replay, replay
+from llamadiff.ggml.check import Recomputed, replay
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import tolerances
@@ -128,7 +128,7 @@ def not_at_all(c: Case) -> np.ndarray:
     return np.einsum("hts,hsd->thd", weights / weights.sum(axis=-1, keepdims=True), v)[None]
 
 
-def judged(c: Case, found: np.ndarray) -> tuple[str, Replay]:
+def judged(c: Case, found: np.ndarray) -> tuple[str, Recomputed]:
     """As the nodes of a graph are."""
     rule = tolerances.rule_for(tolerances.RULES, "kqv", "FLASH_ATTN_EXT", "F32")
     best = replay(c.op(), found, enough=rule.match)

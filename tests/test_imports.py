@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,15 @@ def test_nothing_is_unpickled_or_evaluated():
     for path in FILES:
         names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
         assert not names & {"eval", "exec", "pickle", "marshal"}, path
+
+
+def test_one_word_is_one_class():
+    """A name stands for one class in the whole package, but for what is pasted into engines, and what llamaref has."""
+    names = Counter(
+        node.name
+        for path in FILES
+        if not str(path.relative_to(ROOT)).startswith("llamadiff/writers/")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in names.items() if count > 1} == {"Tap"}  # what llamaref calls, and what a tap is

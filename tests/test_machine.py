@@ -8,7 +8,7 @@ import pytest
 from machine import Machine
 
 from llamadiff.llamacpp import doctor
-from llamadiff.llamacpp.doctor import Check
+from llamadiff.llamacpp.doctor import Examined
 from llamadiff.llamacpp.request import Settings
 from llamadiff.system import python_child
 
@@ -25,9 +25,9 @@ print(json.dumps({"error": "it would have decoded"}))
 
 
 def probe(found: list[tuple[Settings, bool]], good: bool):
-    def decodes(name: str, settings: Settings, quantized: bool) -> Check:
+    def decodes(name: str, settings: Settings, quantized: bool) -> Examined:
         found.append((settings, quantized))
-        return Check(name, good, "llama.cpp survives it" if good else "llama.cpp died of SIGSEGV")
+        return Examined(name, good, "llama.cpp survives it" if good else "llama.cpp died of SIGSEGV")
 
     return decodes
 
@@ -58,7 +58,7 @@ def test_what_llama_cpp_has_to_do_is_never_skipped(small_model):
 def test_the_probe_says_what_a_crash_was(monkeypatch):
     monkeypatch.setattr(python_child, "command", lambda module: [sys.executable, "-c", DIES])
     check = doctor.decodes("repacked", REPACKED, True)
-    assert check == Check("repacked", False, "llama.cpp died of SIGSEGV: its repacked kernels crash on some CPUs; "
+    assert check == Examined("repacked", False, "llama.cpp died of SIGSEGV: its repacked kernels crash on some CPUs; "
                           "run again without --repack")  # fmt: skip
     assert Machine().lacks(REPACKED, quantized=True) == check.found
     assert doctor.decodes("plain", Settings()).found == "it would have decoded"

@@ -10,7 +10,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
 
 if TYPE_CHECKING:
-    from llamadiff.candidates.source import Context, Opened, Source
+    from llamadiff.candidates.source import CandidateKind, Context, Opened
     from llamadiff.trace.reader import Trace
 
 KINDS = ("command", "dump", "log", "trace_file", "transformers")  # each registers itself when it is imported
@@ -31,15 +31,15 @@ def files_of(spec: str) -> list[Path]:
     return list(source_of(spec).files(spec))
 
 
-def source_of(spec: str) -> Source:
+def source_of(spec: str) -> CandidateKind:
     """The kind of source that a ``--candidate`` names. Raises UserError if it names none."""
     from llamadiff.candidates.foreign import refuse_foreign
-    from llamadiff.candidates.source import SOURCES
+    from llamadiff.candidates.source import CANDIDATE_KINDS
 
     for kind in KINDS:
         import_module(f"llamadiff.candidates.{kind}")
     refuse_foreign(spec)
-    for source in SOURCES:
+    for source in CANDIDATE_KINDS:
         if source.matches(spec):
             return source
     check_regular(Path(spec), "a trace, a dump or a command")

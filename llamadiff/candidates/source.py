@@ -66,7 +66,7 @@ class Opened:
     run: Info | None = None
 
 
-class Source(Protocol):
+class CandidateKind(Protocol):
     """One way to get a candidate."""
 
     def matches(self, spec: str) -> bool:
@@ -82,12 +82,12 @@ class Source(Protocol):
         ...
 
 
-SOURCES: list[Source] = []
+CANDIDATE_KINDS: list[CandidateKind] = []
 
 
-def register(source: type[Source]) -> type[Source]:
+def register(source: type[CandidateKind]) -> type[CandidateKind]:
     """Class decorator: adds a source to those that are tried, in order."""
-    SOURCES.append(source())
+    CANDIDATE_KINDS.append(source())
     return source
 
 

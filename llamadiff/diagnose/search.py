@@ -23,7 +23,7 @@ TIE = 10.0  # fits this much worse than the best are still the best's equals, as
 
 
 @dataclass(frozen=True)
-class Step:
+class ReplayedBug:
     """One known bug as it was replayed; inside a span, ``at`` which of its taps first, and in which of its ops."""
 
     bug: Bug
@@ -38,7 +38,7 @@ class Step:
 class Fit:
     """A replay, of one bug or of two on one op, and the NMSE that it leaves."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ReplayedBug, ...]
     nmse: float
 
     @property
@@ -227,7 +227,7 @@ def likeliest_first(fits: Iterable[Fit]) -> tuple[Fit, ...]:
 
 def _chain(case: Case, base: Recipe, key: Sequence[tuple[str, str]], hints: Sequence[float | None]) -> Fit | None:
     """Replay bugs one after another on one op."""
-    steps: list[Step] = []
+    steps: list[ReplayedBug] = []
     recipe = base
     for (name, variant), hint in zip(key, hints, strict=True):
         known = known_bugs()[name]
@@ -257,8 +257,8 @@ def _error(case: Case, recipe: Recipe) -> float:
         return float("inf")
 
 
-def _step(known: Bug, change: Change) -> Step:
-    return Step(known, change.variant, change.says, change.value, change.at)
+def _step(known: Bug, change: Change) -> ReplayedBug:
+    return ReplayedBug(known, change.variant, change.says, change.value, change.at)
 
 
 def _nearest(tried: Sequence[Fit], most: int = 3) -> Iterator[Fit]:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 from llamaref import Engine
-from llamaref.engine import Step as EngineStep
+from llamaref.engine import Step
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case, NotRecordedError, Recording
 from llamadiff.diagnose.registry import Bug, known_bugs, reads_blocks, recipe_of
-from llamadiff.diagnose.search import EXPLAINS, TIE, Clock, Fit, Outcome, Step, changes_of, likeliest_first
+from llamadiff.diagnose.search import EXPLAINS, TIE, Clock, Fit, Outcome, ReplayedBug, changes_of, likeliest_first
 from llamadiff.judge.finding import Local
 from llamadiff.judge.lanes import Source
 from llamadiff.numerics.policies import F32
@@ -41,7 +41,7 @@ class _Reached(Exception):  # noqa: N818  (not an error)
 
 
 @dataclass(frozen=True)
-class Lane:
+class BugLane:
     """A bug, one of its variants, the ops (by their taps' words) that have it, and an arithmetic."""
 
     bug: Bug | None
@@ -77,10 +77,10 @@ class Span:
         return name if self.source.is_whole(name) else None
 
 
-class Replay(Carrier):
+class SpanTap(Carrier):
     """A llamaref.Tap: recorded values where there are any, and in every lane its bug."""
 
-    def __init__(self, span: Span, lanes: Sequence[Lane], probe: Callable[[Case], None] | None = None) -> None:
+    def __init__(self, span: Span, lanes: Sequence[BugLane], probe: Callable[[Case], None] | None = None) -> None:
         super().__init__([(lane.policy, span.source.stored) for lane in lanes])
         self.span, self.lanes, self.probe = span, lanes, probe
         self.seen: dict[str, Array] = {}
@@ -164,14 +164,14 @@ class Lazy(Engine):
             return np.zeros((*chosen.shape, self.w.shape(f"{name}.weight")[1]), x.dtype)
         return super().experts(x, name, chosen, tap)
 
-    def attention(self, i: int, q: Array, k: Array, v: Array, step: EngineStep, **how: Any) -> Array:
+    def attention(self, i: int, q: Array, k: Array, v: Array, step: Step, **how: Any) -> Array:
         own = {f"{word}-{i}" for word in ("kv_k", "kv_v", "kq", "kq_soft_max", "kqv_out")}
         if not own & self.span.needed:
             return step.tap(f"kqv_out-{i}", np.zeros((*q.shape[:2], q.shape[2] * v.shape[3]), q.dtype))
         return super().attention(i, q, k, v, step, **how)
 
 
-def _changed(lane: Lane, case: Case) -> tuple[str, Array] | None:
+def _changed(lane: BugLane, case: Case) -> tuple[str, Array] | None:
     """What a lane's bug does to an op, and what comes of it; None where it has nothing to change, or to go by."""
     assert lane.bug is not None
     try:
@@ -189,15 +189,15 @@ class Trials:
         limit = min(max(local.limit, local.noise_limit), EXPLAINS * local.nmse)
         self.span = Span(run, source, tap, frozenset({*local.span, tap.name}), limit)
         self.engine = Lazy(self.span)
-        self.errors: dict[Lane, float] = {}
-        self.said: dict[Lane, str] = {}
+        self.errors: dict[BugLane, float] = {}
+        self.said: dict[BugLane, str] = {}
 
-    def variants(self) -> list[Lane]:
+    def variants(self) -> list[BugLane]:
         """Every variant of every bug that some op of the span can have, from one run of the right ops.
 
         The likeliest first, and those in all their ops before those in one.
         """
-        lanes: list[Lane] = []
+        lanes: list[BugLane] = []
         asked: set[tuple[str, tuple[str, ...]]] = set()
         inside = {tap.kind.word for name in self.span.needed if (tap := taps.parse(name)) is not None}
 
@@ -209,7 +209,7 @@ class Trials:
                         asked.add((known.name, words))
                         lanes.extend(_variants(known, words, case, words == own))
 
-        self._run(Replay(self.span, [Lane(None, "", None, (), F32)], probe))
+        self._run(SpanTap(self.span, [BugLane(None, "", None, (), F32)], probe))
         order = {name: number for number, name in enumerate(known_bugs())}
         return sorted(lanes, key=lambda lane: (not lane.whole, order[lane.bug.name] if lane.bug else 0))
 
@@ -219,13 +219,13 @@ class Trials:
         largest = 4 * max(int(np.prod(shape)) for shape in self.span.run.shapes.values())
         return max(1, min(COLUMNS // len(self.span.run.tokens), MEMORY // largest))
 
-    def run(self, lanes: Sequence[Lane]) -> None:
+    def run(self, lanes: Sequence[BugLane]) -> None:
         """Try lanes, as many in one pass as memory allows."""
         for start in range(0, len(lanes), self.width):
             self._pass(lanes[start : start + self.width])
 
-    def _pass(self, lanes: Sequence[Lane]) -> None:
-        replay, span = Replay(self.span, lanes), self.span
+    def _pass(self, lanes: Sequence[BugLane]) -> None:
+        replay, span = SpanTap(self.span, lanes), self.span
         result = self._run(replay)
         recorded = np.asarray(span.source.trace[span.judged.name]).reshape(span.run.shapes[span.judged.name])
         case = Case(span.run, span.judged, _nothing, recorded)
@@ -234,7 +234,7 @@ class Trials:
                 self.errors[lane] = case.nmse(result[number : number + 1])
                 self.said[lane] = replay.said.get(number, "")
 
-    def _run(self, replay: Replay) -> Array:
+    def _run(self, replay: SpanTap) -> Array:
         tokens, positions = self.span.run.tokens, [int(p) for p in self.span.run.positions]
         with suppress(_Reached):
             step = self.engine.step(tokens, positions, tap=replay)
@@ -252,7 +252,7 @@ class Trials:
         """
         best = min(self.errors, key=self.errors.__getitem__, default=None)
         fits = best is not None and self.errors[best] <= self.span.limit
-        by_bug: dict[tuple[str, tuple[str, ...]], list[Lane]] = {}
+        by_bug: dict[tuple[str, tuple[str, ...]], list[BugLane]] = {}
         for lane in self.errors:
             asked = not fits or (best is not None and (lane.bug, lane.words) == (best.bug, best.words))
             if asked and lane.bug is not None and lane.value is not None and lane.value > 0:
@@ -266,7 +266,7 @@ class Trials:
                 assert lane.bug is not None
                 by_bug[lane.bug.name, lane.words].append(lane)
 
-    def _between(self, lanes: Sequence[Lane]) -> list[Lane]:
+    def _between(self, lanes: Sequence[BugLane]) -> list[BugLane]:
         """Values between the neighbours of the best one."""
         ordered = sorted(lanes, key=lambda lane: lane.value or 0.0)
         place = min(range(len(ordered)), key=lambda i: self.errors[ordered[i]])
@@ -279,7 +279,7 @@ class Trials:
     def best(self) -> float:
         return min(self.errors.values(), default=float("inf"))
 
-    def finalists(self, lanes: Sequence[Lane]) -> list[Fit]:
+    def finalists(self, lanes: Sequence[BugLane]) -> list[Fit]:
         """Lanes in every arithmetic that the trace may have: fits, best first."""
         policies = [lane.policy for lane in self.span.source.lanes if not lane.shaken]
         self.run([replace(lane, policy=policy) for lane in lanes for policy in policies])
@@ -289,10 +289,10 @@ class Trials:
             fits.append(self.fit(min(ways, key=self.errors.__getitem__)))
         return sorted((fit for fit in fits if fit.nmse <= self.span.limit), key=lambda fit: fit.nmse)
 
-    def fit(self, lane: Lane) -> Fit:
+    def fit(self, lane: BugLane) -> Fit:
         """A lane as a fit."""
         assert lane.bug is not None
-        step = Step(lane.bug, lane.variant, self.said.get(lane, ""), lane.value, lane.at, lane.words)
+        step = ReplayedBug(lane.bug, lane.variant, self.said.get(lane, ""), lane.value, lane.at, lane.words)
         return Fit((step,), self.errors[lane])
 
 
@@ -360,7 +360,7 @@ def replayed_span(run: Recording, source: Source, tap: taps.Tap, local: Local, f
     """Those fits of another span that fit this one too."""
     trials = Trials(run, source, tap, local)
     steps = [fit.steps[0] for fit in fits]
-    return trials.finalists([Lane(s.bug, s.variant, s.value, s.words, F32, s.at or "") for s in steps])
+    return trials.finalists([BugLane(s.bug, s.variant, s.value, s.words, F32, s.at or "") for s in steps])
 
 
 def _nothing(name: str) -> Array:
@@ -377,10 +377,10 @@ def _scopes(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     yield from dict.fromkeys(group for group in [*groups, *((word,) for word in words)] if group)
 
 
-def _variants(known: Bug, words: tuple[str, ...], case: Case, whole: bool) -> Iterator[Lane]:
+def _variants(known: Bug, words: tuple[str, ...], case: Case, whole: bool) -> Iterator[BugLane]:
     try:
         for change in changes_of(known, recipe_of(case), case):
-            yield Lane(known, change.variant, change.value, words, F32, case.tap.name, whole)
+            yield BugLane(known, change.variant, change.value, words, F32, case.tap.name, whole)
     except NotRecordedError:
         return
 

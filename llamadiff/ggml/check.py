@@ -57,7 +57,7 @@ class NodeCheck:
 
 
 @dataclass(frozen=True)
-class Replay:
+class Recomputed:
     """The best of an op's arithmetics: its NMSE, what it rounds to, and what it gives.
 
     ``rounding``: what roundings that cannot be followed add to the limit, where the error is beyond ``enough``.
@@ -69,7 +69,7 @@ class Replay:
     rounding: float = 0.0
 
 
-def replay(n: Op, found: Array, compute: Callable[[Op], Array] | None = None, enough: float = 0.0) -> Replay | None:
+def replay(n: Op, found: Array, compute: Callable[[Op], Array] | None = None, enough: float = 0.0) -> Recomputed | None:
     """Compute an op under each arithmetic that ggml may use, until one is within ``enough``; None for an unknown op.
 
     ``compute`` stands in for the op's function (products with a file's weights are streamed).
@@ -77,13 +77,13 @@ def replay(n: Op, found: Array, compute: Callable[[Op], Array] | None = None, en
     function = compute or function_of(n.name)
     if function is None:
         return None
-    best: Replay | None = None
+    best: Recomputed | None = None
     with np.errstate(all="ignore"):
         for tried in arithmetics(n):
             values = function(tried)
             nmse = distance(n, np.asarray(values), found)
             if best is None or nmse < best.nmse:
-                best = Replay(nmse, _arithmetic(tried), values)
+                best = Recomputed(nmse, _arithmetic(tried), values)
             if nmse <= enough:
                 return best
         assert best is not None

@@ -22,7 +22,7 @@ Alter = Callable[[Op], Op | Array]  # what a node computes instead: another op, 
 
 
 @dataclass(frozen=True)
-class Step:
+class GraphStep:
     """One pass: its tap, and the values of the nodes that are still read, by number."""
 
     tap: Any
@@ -53,25 +53,25 @@ class GraphEngine:
         """How many layers have taps."""
         return len(self._parts) - 2
 
-    def step(self, tokens: Sequence[int], positions: Any, tap: Any) -> Step:
+    def step(self, tokens: Sequence[int], positions: Any, tap: Any) -> GraphStep:
         """What the parts of a pass share. The positions are the graph's own."""
         if tuple(tokens) != self.graph.tokens:
             raise UserError("the graph was recorded with other tokens")
-        return Step(tap, self.leaves())
+        return GraphStep(tap, self.leaves())
 
-    def begin(self, tokens: Sequence[int], step: Step) -> Array:
+    def begin(self, tokens: Sequence[int], step: GraphStep) -> Array:
         """The nodes before the first layer -> the last one's values, as every part gives them."""
         return self._part(0, np.zeros((1, 1)), step)
 
-    def layer(self, i: int, x: Array, step: Step) -> Array:
+    def layer(self, i: int, x: Array, step: GraphStep) -> Array:
         """The nodes of layer i, where the part before it gave ``x``."""
         return self._part(i + 1, x, step)
 
-    def end(self, x: Array, step: Step) -> Array:
+    def end(self, x: Array, step: GraphStep) -> Array:
         """The nodes after the last layer."""
         return self._part(self.n_layer + 1, x, step)
 
-    def _part(self, number: int, x: Array, step: Step) -> Array:
+    def _part(self, number: int, x: Array, step: GraphStep) -> Array:
         before = self._parts[number - 1] if number else ()
         if before:
             step.values[before[-1].number] = x

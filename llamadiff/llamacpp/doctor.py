@@ -17,7 +17,7 @@ PACKAGES = ("numpy", "gguf", "safetensors", "llama-cpp-python", "rich", "typer",
 
 
 @dataclass(frozen=True)
-class Check:
+class Examined:
     """One thing looked at: whether it is as it should be (None: only a fact), and what was found."""
 
     name: str
@@ -25,14 +25,14 @@ class Check:
     found: str
 
 
-def examine() -> Iterator[Check]:
+def examine() -> Iterator[Examined]:
     """Look at one thing after the other."""
-    yield Check("python", None, f"{platform.python_version()} on {sys.platform} {platform.machine()}")
+    yield Examined("python", None, f"{platform.python_version()} on {sys.platform} {platform.machine()}")
     for package in PACKAGES:
         try:
-            yield Check(package, True, version(package))
+            yield Examined(package, True, version(package))
         except PackageNotFoundError:
-            yield Check(package, False, "not installed" + _without(package))
+            yield Examined(package, False, "not installed" + _without(package))
     yield from _llama_cpp()
 
 
@@ -42,23 +42,23 @@ def _without(package: str) -> str:
     return f": pip install {package}"
 
 
-def _llama_cpp() -> Iterator[Check]:
+def _llama_cpp() -> Iterator[Examined]:
     try:
         facts: Facts = probe()
     except UserError as error:
-        yield Check("llama.cpp", False, str(error))
+        yield Examined("llama.cpp", False, str(error))
         return
-    yield Check("llama.cpp", None, facts.version)
-    yield Check("built with", None, facts.build)
+    yield Examined("llama.cpp", None, facts.version)
+    yield Examined("built with", None, facts.build)
     layout = facts.layout or "ctypes sees ggml's tensors as they are"
-    yield Check("tensor layout", facts.layout is None, layout)
+    yield Examined("tensor layout", facts.layout is None, layout)
     if facts.layout is None:
         yield decodes("plain decode", Settings())
         yield decodes("quantized decode", Settings(), quantized=True)
         yield decodes("quantized decode, repacked", Settings(repack=True), quantized=True)
 
 
-def decodes(name: str, settings: Settings, quantized: bool = False) -> Check:
+def decodes(name: str, settings: Settings, quantized: bool = False) -> Examined:
     """Whether llama.cpp survives the shipped model with these settings on this machine, or what it died of."""
     model = shipped_model(quantized)
     with scratch_directory() as folder:
@@ -67,5 +67,5 @@ def decodes(name: str, settings: Settings, quantized: bool = False) -> Check:
         try:
             capture(request)
         except UserError as error:
-            return Check(name, False, str(error).removeprefix(f"{model}: "))
-    return Check(name, True, "llama.cpp survives it")
+            return Examined(name, False, str(error).removeprefix(f"{model}: "))
+    return Examined(name, True, "llama.cpp survives it")

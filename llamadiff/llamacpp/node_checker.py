@@ -15,7 +15,7 @@ import numpy as np
 from llamaref import Weights
 from numpy.typing import NDArray
 
-from llamadiff.ggml.check import NO_FUNCTION, NodeCheck, Replay, opened, replay
+from llamadiff.ggml.check import NO_FUNCTION, NodeCheck, Recomputed, opened, replay
 from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.repro import save
 from llamadiff.llamacpp.quantizing import q8_way
@@ -135,7 +135,7 @@ class NodeChecker:
         return self.weights.experts(weight.name, x, ids, *sums).reshape(n.shape)
 
     def _report(
-        self, node: Node, nmse: float | None, best: Replay | None = None, found: Array | None = None,
+        self, node: Node, nmse: float | None, best: Recomputed | None = None, found: Array | None = None,
         n: Op | None = None, problem: str | None = None,
     ) -> None:  # fmt: skip
         name = node.name

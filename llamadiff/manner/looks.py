@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from llamadiff.diagnose.bugs.activations import Gated
 from llamadiff.diagnose.bugs.attention import Scores, Values
 from llamadiff.diagnose.bugs.matmul import Product
-from llamadiff.diagnose.bugs.rope import Rope
+from llamadiff.diagnose.bugs.rope import Rotation
 from llamadiff.diagnose.bugs.softmax import Softmax
 from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.registry import recipe_of
@@ -172,7 +172,7 @@ def _of_value(case: Case, recipe: Any, error: Array) -> Looks:
     """
     right = np.asarray(recipe.compute(case)[0], np.float64)
     size = np.abs(right)
-    if isinstance(recipe, Rope):
+    if isinstance(recipe, Rotation):
         size = _lengths_of_pairs(right, recipe)
     elif isinstance(recipe, Softmax):
         scores = np.where(recipe.hidden, 0.0, np.asarray(recipe.scores[0], np.float64) * recipe.scale)
@@ -191,7 +191,7 @@ def _of_value(case: Case, recipe: Any, error: Array) -> Looks:
     return {block: (kurtosis, whole) for block, (kurtosis, _) in looks.items()}
 
 
-def _lengths_of_pairs(x: Array, recipe: Rope) -> Array:
+def _lengths_of_pairs(x: Array, recipe: Rotation) -> Array:
     """The length of the pair that each value [..., dim] was rotated in."""
     n, size = recipe.rope.n_rot, np.abs(x)
     shape, axis = ((-1, 2), -1) if recipe.pairs else ((2, -1), -2)

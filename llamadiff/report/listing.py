@@ -10,7 +10,7 @@ from rich.text import Text
 
 from llamadiff.diagnose.registry import Bug, known_bugs
 from llamadiff.engines.model_file import Runnable
-from llamadiff.llamacpp.doctor import Check
+from llamadiff.llamacpp.doctor import Examined
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.report import make_console
 from llamadiff.trace import taps
@@ -67,7 +67,7 @@ def shows_at(bug: Bug) -> str:
     return ", ".join(bug.words) if len(bug.words) <= 6 else f"{', '.join(bug.words[:5])} and {len(bug.words) - 5} more"
 
 
-def print_checks(checks: Iterable[Check]) -> bool:
+def print_checks(checks: Iterable[Examined]) -> bool:
     """One line a check, as each is done; returns whether all are good."""
     console, good = make_console(), True
     ascii_only = console.options.ascii_only

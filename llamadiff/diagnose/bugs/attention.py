@@ -12,7 +12,7 @@ from llamaref import ops
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.bugs.norms import Norm, Same, norm
-from llamadiff.diagnose.bugs.rope import Rope, rope_on
+from llamadiff.diagnose.bugs.rope import Rotation, rope_on
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import Change, bug, recipe
 from llamadiff.diagnose.solve import solve
@@ -134,7 +134,7 @@ def scores_before_rope(r: Scores, case: Case) -> Iterator[Change]:
     fix="normalise Q and K before RoPE",
     source="quant.cpp#82, SharpMind#39",
 )
-def qk_norm_after_rope(r: Norm | Rope | Scores, case: Case) -> Iterator[Change]:
+def qk_norm_after_rope(r: Norm | Rotation | Scores, case: Case) -> Iterator[Change]:
     """Q and K are normalised after RoPE; the model does it before."""
     says = "normalises Q and K after RoPE; this model normalises before"
     side = case.tap.kind.word[0]
@@ -142,7 +142,7 @@ def qk_norm_after_rope(r: Norm | Rope | Scores, case: Case) -> Iterator[Change]:
         return
     if isinstance(r, Norm):
         yield Change(replace(r, x=rope_on(case, r.x).compute(case)), says)
-    elif isinstance(r, Rope):
+    elif isinstance(r, Rotation):
         yield Change(replace(r, x=case[f"{side}cur_proj"].reshape(r.x.shape)), says)
     else:
         norms = [norm(case.of(f"{which}cur_normed-{case.tap.layer}")) for which in "QK"]

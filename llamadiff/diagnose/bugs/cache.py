@@ -400,7 +400,7 @@ def _as_if(case: Case, axes: tuple[int, ...], back: bool, rows: Array) -> Iterat
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredCache:
     """An attention op on a cache kept in another type."""
 
     op: Scores | Values
@@ -420,7 +420,7 @@ def cache_rounded(r: Scores | Values, case: Case) -> Iterator[Change]:
     """K and V are kept in a cache of fewer bits."""
     side = "K" if isinstance(r, Scores) else "V"
     for kind in _types(r.rows):
-        yield Change(Stored(r, kind), f"reads {side} from a cache of type {kind}", kind)
+        yield Change(StoredCache(r, kind), f"reads {side} from a cache of type {kind}", kind)
 
 
 @bug(*KEPT, harmless=True, fix="nothing: a cache in fewer bits rounds this much")

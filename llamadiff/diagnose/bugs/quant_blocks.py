@@ -58,7 +58,7 @@ def changed(blocks: Array, where: slice, to: Array | int) -> Array:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredWeight:
     """A weight at a node of a graph; as a change, how its rows are read, or what is read in their place."""
 
     name: str
@@ -72,7 +72,7 @@ class Stored:
 
 def misreads(r: Any, case: Case, misread: Misread, says: str, variant: str = "") -> Iterator[Change]:
     """The op with its weight's blocks read so."""
-    if isinstance(r, Stored):
+    if isinstance(r, StoredWeight):
         yield Change(replace(r, read=_decoder(case, r.name, misread)), says, variant)
     elif isinstance(r, Lookup):
         w, name = case.engine.w, "token_embd.weight"

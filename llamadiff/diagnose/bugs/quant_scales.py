@@ -18,7 +18,7 @@ from llamadiff.diagnose.bugs.quant_blocks import (
     WITH_MINIMA,
     Decode,
     Misread,
-    Stored,
+    StoredWeight,
     block_type,
     changed,
     field_of,
@@ -192,7 +192,7 @@ def tensor_offset_wrong(r: Any, case: Case) -> Iterator[Change]:
     if isinstance(r, Product) and (r.decode is not None or r.chosen is not None or r.transposed):
         return
     w = case.engine.w
-    if not isinstance(r, (Product, Stored)) or len(w.shape(r.name)) != 2:
+    if not isinstance(r, (Product, StoredWeight)) or len(w.shape(r.name)) != 2:
         return
     raw = w.stored(r.name)
     size = BLOCK_BYTES.get(w.type(r.name), raw.dtype.itemsize)
@@ -200,7 +200,7 @@ def tensor_offset_wrong(r: Any, case: Case) -> Iterator[Change]:
         rows = w.stored_beside(r.name, shift)
         if rows is not None:
             says = f"reads {r.name} from {abs(shift)} bytes {'after' if shift > 0 else 'before'} its start"
-            changed = replace(r, beside=rows) if isinstance(r, Stored) else Beside(r, rows)
+            changed = replace(r, beside=rows) if isinstance(r, StoredWeight) else Beside(r, rows)
             yield Change(changed, says, f"{shift:+d}")
 
 

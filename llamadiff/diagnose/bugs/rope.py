@@ -23,7 +23,7 @@ BASES = (1e3, 1e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 5e6, 1e7)
 
 
 @dataclass(frozen=True)
-class Rope:
+class Rotation:
     """Rotation of ``x`` [b, token, head, dim]: which values form a pair, by which angles, in which direction."""
 
     x: Array
@@ -55,7 +55,7 @@ class Rope:
 
 
 @recipe(*ROPE)
-def rope(case: Case) -> Rope:
+def rope(case: Case) -> Rotation:
     """The rotation of a tap, as the model has it."""
     side = case.tap.kind.word[0]
     normed = f"{side}cur_normed-{case.tap.layer}" in case.run.shapes
@@ -63,10 +63,10 @@ def rope(case: Case) -> Rope:
     return rope_on(case, x.reshape(*x.shape[:2], -1, case.config.head_k))
 
 
-def rope_on(case: Case, x: Array) -> Rope:
+def rope_on(case: Case, x: Array) -> Rotation:
     """The model's rotation of any heads."""
     factors = case.engine.rope_factors(len(case.run.tokens))
-    return Rope(x, case.run.model.rope_pairs, case.config.rope, factors, case.run.positions)
+    return Rotation(x, case.run.model.rope_pairs, case.config.rope, factors, case.run.positions)
 
 
 def _layout(pairs: bool, n_rot: int) -> str:
@@ -78,7 +78,7 @@ def _layout(pairs: bool, n_rot: int) -> str:
     fix="rotate the other layout; GGUF files of llama permute the rows of Q and K for (2i, 2i+1)",
     source="TinyLlama#24, llama.cpp#22611, candle#3410, imp#503",
 )
-def rope_layout(r: Rope, case: Case) -> Iterator[Change]:
+def rope_layout(r: Rotation, case: Case) -> Iterator[Change]:
     """RoPE rotates halves (i, i + n/2) where the model needs pairs (2i, 2i+1), or the other way round."""
     n = r.rope.n_rot
     says = f"rotates {_layout(not r.pairs, n)}; this model needs {_layout(r.pairs, n)}"
@@ -86,21 +86,21 @@ def rope_layout(r: Rope, case: Case) -> Iterator[Change]:
 
 
 @bug(*ROPE, general=True, fix="read rope.freq_base from the file (10000 where it is missing)", source="llama.cpp#3401")
-def rope_base(r: Rope, case: Case) -> Iterator[Change]:
+def rope_base(r: Rotation, case: Case) -> Iterator[Change]:
     """RoPE's base is not the file's."""
     for value in solve(case, lambda base: _with(r, base=base), 10.0, 1e9, BASES, 400):
         if abs(value / r.rope.base - 1) > 1e-6:
             yield Change(_with(r, base=value), f"uses base {value:.6g}; the file says {r.rope.base:.6g}", value=value)
 
 
-def _with(r: Rope, **changes: Any) -> Rope:
+def _with(r: Rotation, **changes: Any) -> Rotation:
     return replace(r, rope=replace(r.rope, **changes))
 
 
 @bug(
     *ROPE, fix="apply rope.scaling.type and rope.scaling.factor of the file", source="shainet#111, mlxcel#1355, imp#880"
 )
-def rope_scaling_ignored(r: Rope, case: Case) -> Iterator[Change]:
+def rope_scaling_ignored(r: Rotation, case: Case) -> Iterator[Change]:
     """The file's RoPE scaling (linear or YaRN) is ignored."""
     if r.rope.factor != 1.0:
         kind = "YaRN" if r.rope.yarn else "linear"
@@ -109,7 +109,7 @@ def rope_scaling_ignored(r: Rope, case: Case) -> Iterator[Change]:
 
 
 @bug(*ROPE, fix="divide positions by rope.scaling.factor once", source="shainet#111, mlxcel#1355, imp#880")
-def rope_scaling_doubled(r: Rope, case: Case) -> Iterator[Change]:
+def rope_scaling_doubled(r: Rotation, case: Case) -> Iterator[Change]:
     """RoPE scaling is applied twice."""
     if r.rope.factor != 1.0:
         says = f"divides positions by {r.rope.factor:g} twice"
@@ -118,7 +118,7 @@ def rope_scaling_doubled(r: Rope, case: Case) -> Iterator[Change]:
 
 
 @bug(*ROPE, fix="divide positions by rope.scaling.factor; do not multiply", source="shainet#111, mlxcel#1355, imp#880")
-def rope_scaling_inverted(r: Rope, case: Case) -> Iterator[Change]:
+def rope_scaling_inverted(r: Rotation, case: Case) -> Iterator[Change]:
     """Positions are multiplied by the scaling factor instead of divided."""
     if r.rope.factor != 1.0:
         says = f"multiplies positions by {r.rope.factor:g} instead of dividing"
@@ -132,7 +132,7 @@ def rope_scaling_inverted(r: Rope, case: Case) -> Iterator[Change]:
     fix="scale positions as the file's rope.scaling says, and not otherwise",
     source="shainet#111, mlxcel#1355, imp#880",
 )
-def rope_scaling_applied(r: Rope, case: Case) -> Iterator[Change]:
+def rope_scaling_applied(r: Rotation, case: Case) -> Iterator[Change]:
     """Positions are scaled by a factor that is not the file's."""
     for value in solve(case, lambda f: _with(r, factor=f, yarn=False), 1 / 64, 64.0, (2.0, 4.0, 8.0, 16.0, 32.0), 400):
         says = f"divides positions by {value:.4g}; the file says {r.rope.factor:g}"
@@ -140,7 +140,7 @@ def rope_scaling_applied(r: Rope, case: Case) -> Iterator[Change]:
 
 
 @bug(*ROPE, fix="blend scaled and plain angles by frequency, as YaRN does", source="shainet#111, mlxcel#1355, imp#880")
-def rope_yarn_as_linear(r: Rope, case: Case) -> Iterator[Change]:
+def rope_yarn_as_linear(r: Rotation, case: Case) -> Iterator[Change]:
     """YaRN is taken for linear scaling: all frequencies are divided."""
     if r.rope.yarn:
         says = "divides every frequency, as linear scaling does; the file says YaRN"
@@ -149,7 +149,7 @@ def rope_yarn_as_linear(r: Rope, case: Case) -> Iterator[Change]:
 
 
 @bug(*ROPE, fix="multiply cos and sin by YaRN's 0.1 ln(factor) + 1", source="shainet#111, mlxcel#1355, imp#880")
-def rope_yarn_magnitude(r: Rope, case: Case) -> Iterator[Change]:
+def rope_yarn_magnitude(r: Rotation, case: Case) -> Iterator[Change]:
     """YaRN's attention temperature is left out."""
     if r.rope.yarn:
         magnitude = ops.rope_magnitude(replace(r.rope, attn_factor=1.0))
@@ -158,14 +158,14 @@ def rope_yarn_magnitude(r: Rope, case: Case) -> Iterator[Change]:
 
 
 @bug(*ROPE, fix="divide frequencies by rope_freqs.weight", source="shainet#111, mlxcel#1355, imp#880")
-def rope_factors_ignored(r: Rope, case: Case) -> Iterator[Change]:
+def rope_factors_ignored(r: Rotation, case: Case) -> Iterator[Change]:
     """The file's frequency factors (rope_freqs.weight, Llama 3.1 and later) are ignored."""
     if r.factors is not None:
         yield Change(replace(r, factors=None), "ignores the frequency factors in rope_freqs.weight")
 
 
 @bug(*ROPE, fix="divide frequencies by rope_freqs.weight; do not multiply", source="shainet#111, mlxcel#1355, imp#880")
-def rope_factors_inverted(r: Rope, case: Case) -> Iterator[Change]:
+def rope_factors_inverted(r: Rotation, case: Case) -> Iterator[Change]:
     """Frequencies are multiplied by the frequency factors instead of divided."""
     if r.factors is not None:
         yield Change(
@@ -174,7 +174,7 @@ def rope_factors_inverted(r: Rope, case: Case) -> Iterator[Change]:
 
 
 @bug(*ROPE, fix="rotate only the first rope.dimension_count values of each head", source="mlx-lm#1698")
-def rope_partial_ignored(r: Rope, case: Case) -> Iterator[Change]:
+def rope_partial_ignored(r: Rotation, case: Case) -> Iterator[Change]:
     """Whole heads are rotated where the model rotates only a part of each."""
     head = r.x.shape[-1]
     if r.rope.n_rot < head and r.factors is None:
@@ -185,7 +185,7 @@ def rope_partial_ignored(r: Rope, case: Case) -> Iterator[Change]:
 @bug(
     *ROPE, fix="rotate rope.dimension_count values of each head (key_length where it is missing)", source="mlx-lm#1698"
 )
-def rope_partial(r: Rope, case: Case) -> Iterator[Change]:
+def rope_partial(r: Rotation, case: Case) -> Iterator[Change]:
     """Only a part of each head is rotated where the model rotates more."""
     for part in (2, 4):
         n = r.rope.n_rot // part
@@ -198,13 +198,13 @@ def rope_partial(r: Rope, case: Case) -> Iterator[Change]:
 
 
 @bug(*ROPE, fix="rotate by +theta: (x cos - y sin, x sin + y cos)")
-def rope_direction(r: Rope, case: Case) -> Iterator[Change]:
+def rope_direction(r: Rotation, case: Case) -> Iterator[Change]:
     """RoPE rotates in the opposite direction: the sign of sin is flipped."""
     yield Change(replace(r, direction=-1), "rotates by -theta: the sign of sin is flipped")
 
 
 @bug(*ROPE, fix="count positions from 0", source="tiny-llm#46, onnxruntime-genai#2354")
-def rope_position(r: Rope, case: Case) -> Iterator[Change]:
+def rope_position(r: Rotation, case: Case) -> Iterator[Change]:
     """Positions are off by one or two."""
     for shift in (1, -1, 2, -2):
         says = f"rotates by the position {'+' if shift > 0 else '-'} {abs(shift)}; positions count from 0"
@@ -212,7 +212,7 @@ def rope_position(r: Rope, case: Case) -> Iterator[Change]:
 
 
 @bug(*ROPE, fix="in decode steps go on counting where the prompt ended", source="tiny-llm#46, onnxruntime-genai#2354")
-def rope_position_restarted(r: Rope, case: Case) -> Iterator[Change]:
+def rope_position_restarted(r: Rotation, case: Case) -> Iterator[Change]:
     """Positions are wrong in decode steps: they restart at 0, stand still, or lag by one."""
     for says, positions in wrong_positions(case.run):
         yield Change(replace(r, positions=positions), says, says)
@@ -244,13 +244,13 @@ def wrong_positions(run: Recording) -> Iterator[tuple[str, Array]]:
 
 
 @bug(*ROPE, fix="rotate Q and K before the scores are taken")
-def rope_missing(r: Rope, case: Case) -> Iterator[Change]:
+def rope_missing(r: Rotation, case: Case) -> Iterator[Change]:
     """RoPE is left out."""
     yield Change(Same(r.x), "does not rotate at all")
 
 
 @bug(*ROPE, fix="rotate once")
-def rope_twice(r: Rope, case: Case) -> Iterator[Change]:
+def rope_twice(r: Rotation, case: Case) -> Iterator[Change]:
     """RoPE is applied twice."""
     yield Change(replace(r, times=2), "rotates twice")
     first = case.run.edges[1]
@@ -260,7 +260,7 @@ def rope_twice(r: Rope, case: Case) -> Iterator[Change]:
 
 
 @bug(*ROPE, fix="leave the rows of Q and K as the file has them", source="TinyLlama#24, llama.cpp#22611")
-def rope_permuted(r: Rope, case: Case) -> Iterator[Change]:
+def rope_permuted(r: Rotation, case: Case) -> Iterator[Change]:
     """Q or K is permuted once more, or not back, before it is rotated."""
     for to_halves in (True, False):
         way = "pairs into halves" if to_halves else "halves into pairs"
@@ -273,7 +273,7 @@ def rope_permuted(r: Rope, case: Case) -> Iterator[Change]:
     harmless=True,
     fix='nothing, if Q and K are both so: scores are the same; done = ["permuted"] in a name map says it beforehand',
 )
-def rope_other_order(r: Rope, case: Case) -> Iterator[Change]:
+def rope_other_order(r: Rotation, case: Case) -> Iterator[Change]:
     """Heads hold the right values in Hugging Face's order (halves) where the file has GGUF's (pairs)."""
     for to_halves in (True, False):
         other = Through(r, partial(reordered, to_halves=to_halves))

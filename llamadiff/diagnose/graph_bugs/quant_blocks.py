@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from llamadiff.diagnose.bugs.quant_blocks import Stored
+from llamadiff.diagnose.bugs.quant_blocks import StoredWeight
 from llamadiff.diagnose.graph_bugs.edit import Edit, Edits, Site, at_nodes
 from llamadiff.diagnose.registry import BUGS, Bug, reads_blocks
 from llamadiff.ggml.engine import STREAMED, Alter
@@ -15,14 +15,14 @@ from llamadiff.ggml.op import Op
 def _edits(known: Bug) -> Edits:
     def edits(site: Site) -> Iterator[Edit]:
         name = site.weight(0)
-        for change in known.changes(Stored(name), site.case) if name else ():
-            assert isinstance(change.recipe, Stored)
+        for change in known.changes(StoredWeight(name), site.case) if name else ():
+            assert isinstance(change.recipe, StoredWeight)
             yield Edit(_reading(change.recipe, site), change.says, f"{site.engine.w.type(name)} {change.variant}")
 
     return edits
 
 
-def _reading(stored: Stored, site: Site) -> Alter:
+def _reading(stored: StoredWeight, site: Site) -> Alter:
     def alter(n: Op) -> Op:
         weight = n.sources[0]
         assert weight is not None

@@ -83,7 +83,7 @@ def _unfollowed(n: Op) -> float:
     """NMSE of all the roundings to float16 in ``_Sums``, each as large as it can be on average."""
     if not _sums_in_half(n):
         return 0.0
-    sums = _Sums.of(*_scores_and_values(n), halves=n.x(2).shape[-1])
+    sums = _RunningSums.of(*_scores_and_values(n), halves=n.x(2).shape[-1])
     return metrics.ratio(float(sums.squared_error.sum()), float(np.square(sums.total, dtype=np.float64).sum()))
 
 
@@ -97,7 +97,7 @@ def flash_attn_ext(n: Op) -> Array:
     """
     scores, v = _scores_and_values(n)
     if _sums_in_half(n) and not n.exact:
-        return _Sums.of(scores, v, n.kernel).over(n.optional(4)).swapaxes(-2, -3)
+        return _RunningSums.of(scores, v, n.kernel).over(n.optional(4)).swapaxes(-2, -3)
     probs = probabilities(scores, n.optional(4))
     return np.asarray(np.matmul(probs, v).swapaxes(-2, -3), np.float32)
 
@@ -114,7 +114,7 @@ def _scores_and_values(n: Op) -> tuple[Array, Array]:
 
 
 @dataclass
-class _Sums:
+class _RunningSums:
     """Weighted values, summed key after key as ggml does with V in float16 (flash_attn_ext_f16_one_chunk).
 
     ``total`` [.., head, t, d] is kept in float16, and scaled anew when a score ``peak``s; ``size`` is the sum of the
@@ -131,7 +131,7 @@ class _Sums:
     squared_error: Array
 
     @classmethod
-    def of(cls, scores: Array, v: Array, halves: int) -> _Sums:
+    def of(cls, scores: Array, v: Array, halves: int) -> _RunningSums:
         """Sums over all keys of scores [.., head, t, s] and v [.., head, s, d]."""
         shape, scores = (*scores.shape[:-1], v.shape[-1]), scores.astype(np.float32)
         one = np.zeros(shape[:-1], np.float32)
