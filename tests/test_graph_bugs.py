@@ -77,11 +77,16 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def recorded(small_model, tmp_path_factory):
-    kept: dict[str, Recorded] = {}
+    kept: dict[str | Path, Recorded] = {}
 
-    def get(name: str) -> Recorded:
+    def opened(name: str | Path) -> Path:
+        if isinstance(name, Path):
+            return name
+        return shared_models.existing(RANDOM[name]) if name in RANDOM else small_model(name, "F16")
+
+    def get(name: str | Path) -> Recorded:
         if name not in kept:
-            path = shared_models.existing(RANDOM[name]) if name in RANDOM else small_model(name, "F16")
+            path = opened(name)
             output = tmp_path_factory.mktemp("graph") / "b.safetensors"
             model, _ = by_its_graph(path, text_request(ModelFile(path), Run(tokens=TOKENS), output))
             kept[name] = Recorded(model, record(model.engine, TOKENS, "right"))

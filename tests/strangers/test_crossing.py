@@ -254,9 +254,10 @@ def test_right_runs_are_not_accused(arithmetic: Arithmetic, tmp_path: Path):
 
 
 def test_every_arithmetic_runs_on_every_model_that_it_can():
-    able = {(each.name, model) for each in ARITHMETICS for model in each.only or RIGHT_MODELS if model in RIGHT_MODELS}
+    models = {*RIGHT_MODELS, "llama-deep"}
+    able = {(each.name, model) for each in ARITHMETICS for model in models & set(each.only or models)}
     assert {(case.arithmetic.name, case.model) for case in RIGHT} == able
-    assert len({case.name for case in (*QUICK, *RIGHT)}) == 1335
+    assert len({case.name for case in (*QUICK, *RIGHT)}) == 1282
 
 
 @pytest.mark.slow
