@@ -92,7 +92,9 @@ def test_make_lists_every_target_with_what_it_does() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = re.search("^[.]PHONY: (.*)$", makefile, re.MULTILINE)
     assert targets is not None
-    shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert [line.split()[0] for line in shown.splitlines()] == targets[1].split()
     assert all(len(line.split()) > 1 for line in shown.splitlines())
 
