@@ -31,7 +31,7 @@ TOY = {
 
 TRAITS = """,
     "rope_pairs(": "rope_halves(",
-    "m.attention(i, q, k, v, step)": "m.attention(i, q, k, v, step, window=c.windows[i])",
+    "m.attention(i, q, k, v, step)": "m.attention(i, q, k, v, step, window=m.config.windows[i])",
 }
 
 

@@ -12,12 +12,13 @@ import numpy as np
 from llamaref import Weights
 
 from llamadiff.ggml.graph import LOOKS, VIEWS, WRITES, Graph, GraphNode, tap_shape
-from llamadiff.ggml.op import ROUNDING, Array, Op, Operand, function_of
+from llamadiff.ggml.op import ROUNDING, Array, Op, Operand, compute, function_of
+from llamadiff.ggml.streamed import STREAMED, streamed
 from llamadiff.numerics.policies import CACHES, NATIVE
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 
-STREAMED = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")  # a weight of the file is read as it is needed
+PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 Alter = Callable[[Op], Op | Array]  # what a node computes instead: another op, or these values
 
 
@@ -80,6 +81,8 @@ class GraphEngine:
                 x = self.computed(node, step.values, step.tap, self.altered.get(node.number))
                 if node.label is not None:
                     x = self._tapped(node, x, step.tap)
+                elif node.op in PRODUCTS:
+                    x = step.tap.product(x)
                 self.keep(node, x, step.values, node.label is not None and node.number not in self.altered)
                 for unused in self._last_uses.get(node.number, ()):
                     step.values.pop(unused, None)
@@ -141,24 +144,19 @@ class GraphEngine:
             if not isinstance(changed, Op):
                 return changed.reshape(-1, *node.shape)
             n = changed
+        if n.sources and n.sources[0] is not None and not n.sources[0].values.size:
+            y = streamed(n, self.w, lambda x, kind: tap.operands(kind.upper(), x))
+            if y is not None:
+                return y
+        n = self._with_weights(n)
         if n.name == "VIEW":
-            return _viewed(self._with_weights(n))
-        if n.name in ("MUL_MAT", "MUL_MAT_ID"):
+            return _viewed(n)
+        if n.name in PRODUCTS:
             return self._product(n, self._read_from(node), tap)
         cache = self._cache(node.view[0] if node.op in WRITES and node.view else None)
         if cache:
             n = replace(n, sources=(self._stored(n, cache, tap), *n.sources[1:]))
-        first = n.sources[0] if n.sources else None
-        if n.name == "GET_ROWS" and first is not None and first.name:
-            rows = n.x(1).reshape(-1)
-            read = self.w.rows if first.decode is None else lambda name, of: first.decode(self.w.stored(name, of))
-            return np.asarray(read(first.name, rows)).reshape(1, *n.shape)
-        n = self._with_weights(n)
-        function = function_of(n.name)
-        assert function is not None
-        if n.name not in ROUNDING:
-            return function(n)
-        return self._rounded(n, tap)
+        return self._rounded(n, tap) if n.name in ROUNDING else compute(n)
 
     def _op(self, node: GraphNode, values: dict[int, Array]) -> Op:
         if node.op == "VIEW":
@@ -197,12 +195,10 @@ class GraphEngine:
 
     def _rounded(self, n: Op, tap: Any) -> Array:
         """An op that ggml rounds in its own way: as ggml in the lanes that follow it, exactly in the others."""
-        function = function_of(n.name)
-        assert function is not None
         policies = [policy for policy, _ in getattr(tap, "ways", (("f32", {}),))]
         if NATIVE not in policies:
-            return function(replace(n, exact=True))
-        exact, native = (function(replace(n, exact=which)) for which in (True, False))
+            return compute(replace(n, exact=True))
+        exact, native = (compute(replace(n, exact=which)) for which in (True, False))
         shape = (len(policies), *exact.shape[-4:])
         choose = np.array([policy == NATIVE for policy in policies]).reshape(-1, 1, 1, 1, 1)
         return np.where(choose, np.broadcast_to(native, shape), np.broadcast_to(exact, shape))
@@ -221,40 +217,12 @@ class GraphEngine:
         return Operand(w.reshape(1, *[1] * (4 - w.ndim), *w.shape), source.kind, source.name)
 
     def _product(self, n: Op, cache: str, tap: Any) -> Array:
-        """Products by weights of the file are streamed; each lane's arithmetic rounds the activations."""
-        weight = n.sources[0]
-        assert weight is not None
-        if not weight.name:
-            n = self._with_weights(n)
-            q, k = tap.operands(cache or weight.kind.upper(), n.x(1), n.x())
-            function = function_of(n.name)
-            assert function is not None
-            other = n.sources[2:] if n.name == "MUL_MAT_ID" else ()
-            return function(replace(n, sources=(replace(weight, values=k), Operand(q), *other), exact=True))
-        kind = weight.kind.upper()
-        if (
-            n.name == "MUL_MAT"
-            and not weight.values.size
-            and len([size for size in self.w.shape(weight.name) if size > 1]) <= 2
-        ):
-            x, *sums = tap.operands(kind, n.x(1))
-            y = self.w.product(weight.name, x, *sums, decode=weight.decode)
-            return y.reshape(len(y), *n.shape)
-        if n.name == "MUL_MAT_ID":
-            return self._experts(n, kind, tap)
-        function = function_of(n.name)
-        assert function is not None
-        (x,) = tap.operands(kind, n.x(1))[:1]
-        return function(replace(n, sources=(self._whole(weight), Operand(x)), exact=True))
-
-    def _experts(self, n: Op, kind: str, tap: Any) -> Array:
-        weight = n.sources[0]
-        assert weight is not None
-        ids = n.x(2)[:, 0, 0].astype(np.int64)  # [b, token, used]
-        x = np.broadcast_to(n.x(1)[:, 0], (max(len(ids), len(n.x(1))), *ids.shape[1:], n.x(1).shape[-1]))
-        x, *sums = tap.operands(kind, np.ascontiguousarray(x))
-        ids = np.broadcast_to(ids, (len(x), *ids.shape[1:]))
-        return self.w.experts(weight.name, x, ids, *sums, decode=weight.decode).reshape(len(x), *n.shape)
+        """Each lane's arithmetic rounds the activations; of products that multiply two of them, both."""
+        first = n.sources[0]
+        assert first is not None
+        x, *rest = tap.operands(cache or first.kind.upper(), n.x(1), *([] if first.name else [n.x()]))
+        first = first if first.name else replace(first, values=rest[0])
+        return compute(replace(n, sources=(first, Operand(x), *n.sources[2:]), exact=True))
 
     def _write(self, node: GraphNode, x: Array, values: dict[int, Array]) -> None:
         """A node that writes into another's memory: a cache. Views of it that are there already show what it wrote."""

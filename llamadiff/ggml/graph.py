@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -122,28 +122,27 @@ class Graph:
         for view in [self.by_number[number] for number in numbers if number in self.by_number]:
             if view.op in VIEWS and view.view is not None:
                 written = self._writers.get(view.view[0], ())
-                numbers += [number for number in written if view.number < number < node.number]
+                numbers += [writer.number for writer in written if view.number < writer.number < node.number]
         if node.view is not None:
             written = self._writers.get(node.view[0], ())
-            numbers += [node.view[0], *(number for number in written if number < node.number)]
+            numbers += [node.view[0], *(writer.number for writer in written if writer.number < node.number)]
         return numbers
 
     @cached_property
     def views(self) -> dict[int, list[GraphNode]]:
         """Memory -> the nodes that look into it."""
-        out: dict[int, list[GraphNode]] = {}
-        for node in self.nodes:
-            if node.op in VIEWS and node.view is not None:
-                out.setdefault(node.view[0], []).append(node)
-        return out
+        return self._by_memory(VIEWS)
 
     @cached_property
-    def _writers(self) -> dict[int, list[int]]:
+    def _writers(self) -> dict[int, list[GraphNode]]:
         """Memory -> the nodes that write into it."""
-        out: dict[int, list[int]] = {}
+        return self._by_memory(WRITES)
+
+    def _by_memory(self, ops: Collection[str]) -> dict[int, list[GraphNode]]:
+        out: dict[int, list[GraphNode]] = {}
         for node in self.nodes:
-            if node.op in WRITES and node.view is not None:
-                out.setdefault(node.view[0], []).append(node.number)
+            if node.op in ops and node.view is not None:
+                out.setdefault(node.view[0], []).append(node)
         return out
 
 

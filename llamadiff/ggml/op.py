@@ -163,3 +163,10 @@ def function_of(name: str) -> Function | None:
     for family in FAMILIES:
         import_module(f"llamadiff.ggml.ops.{family}")
     return _OPS.get(name)
+
+
+def compute(n: Op) -> Array:
+    """What an op gives, which has a function."""
+    function = function_of(n.name)
+    assert function is not None, n.name
+    return function(n)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from llamadiff.judge.compared import Compared
+from llamadiff.judge.lanes import Lane, Source
+from llamadiff.numerics import metrics, tolerances
 
 Array = NDArray[Any]
 
@@ -45,3 +50,72 @@ def alike(error: float, spreads: Sequence[float]) -> int | None:
     apart = [abs(np.log(spread / error)) if 0 < spread < np.inf else np.inf for spread in spreads]
     best = int(np.argmin(apart)) if apart else 0
     return best if apart and apart[best] <= np.log(ALIKE) else None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """How a source's lanes fit one of its taps.
+
+    ``errors``: of each lane, rows' sums of squares; ``sizes``: rows' own squares; ``best``: the lane that fits best, in
+    each phase.
+    """
+
+    lanes: Sequence[Lane]
+    errors: Sequence[Array]
+    sizes: Array
+    phases: Sequence[slice]
+    best: Sequence[Lane]
+
+    @classmethod
+    def of(cls, seen: Compared, source: Source, phases: Sequence[slice]) -> Fitted:
+        """All lanes of a source that are no measure of noise."""
+        lanes = [lane for lane in seen.lanes_of(source) if not lane.shaken]
+        values = [seen.lane(lane, source, ranked=True) for lane in lanes]
+        errors = [right.errors(seen.told(source, right)) for right in values]
+        sizes = values[0].reference()
+        kept = tolerances.ROUNDING[source.shown_in(seen.tap.name)]
+        best = [lanes[nearest([error[phase] for error in errors], sizes[phase], kept)] for phase in phases]
+        return cls(lanes, errors, sizes, phases, best)
+
+    @property
+    def policy(self) -> str:
+        """That of the prefill, the last phase."""
+        return self.best[-1].policy
+
+    def right(self, seen: Compared, source: Source) -> metrics.Rows:
+        """What the best lanes computed."""
+        return seen.in_phases(self.best, self.phases, source)
+
+    @property
+    def least(self) -> float:
+        """The NMSE under the arithmetic that has the smallest error in each phase."""
+        total = sum(min(float(error[phase].sum()) for error in self.errors) for phase in self.phases)
+        return metrics.ratio(total, float(self.sizes.sum()))
+
+    def missed(self, least: float) -> set[str]:
+        """The policies that err by more than this."""
+        return {lane.policy for lane, error in zip(self.lanes, self.errors, strict=True) if error.sum() > least}
+
+    def policies(self, match: float) -> tuple[frozenset[str], ...]:
+        """Those that fit, in each phase that has rows."""
+        return tuple(
+            frozenset(
+                lane.policy
+                for lane, error in zip(self.lanes, self.errors, strict=True)
+                if metrics.ratio(float(error[phase].sum()), float(self.sizes[phase].sum())) <= match
+            )
+            for phase in self.phases
+            if len(self.sizes[phase])
+        )
+
+    def typical(self, seen: Compared, source: Source) -> Lane:
+        """The lane that most values are nearest to: rows are the fault's, most values tell which arithmetic it was."""
+        recorded = seen.values(source.name, source, ranked=True)
+        gaps = [_typical_gap(recorded, seen.lane(lane, source, ranked=True)) for lane in self.lanes]
+        return self.lanes[int(np.argmin(gaps))]
+
+
+def _typical_gap(a: metrics.Rows, b: metrics.Rows) -> float:
+    """The median distance of two tensors' values."""
+    gap = np.abs(a.values - b.values)
+    return float(np.median(np.where(np.isnan(gap), np.inf, gap)))

@@ -33,8 +33,8 @@ from llamadiff.numerics.policies import (
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.numerics.types import HALVES
 from llamadiff.trace.reader import Trace
-from llamadiff.trace.settings import _settings, kept
-from llamadiff.trace.taps import Tap
+from llamadiff.trace.settings import kept, settings_of
+from llamadiff.trace.taps import Tap, parse
 
 Array = NDArray[Any]
 
@@ -61,7 +61,8 @@ FREE, FREE_NATIVE = Lane(None, F32), Lane(None, NATIVE)
 class Source:
     """A trace under replay: its arithmetics, the types of its cache, and the taps it left open (unrecorded).
 
-    ``halves`` are taps that its file keeps in 16 bits: its engine may have gone on with finer values.
+    ``halves`` are taps that its file keeps in 16 bits: its engine may have gone on with finer values. ``products``: the
+    precision that its products are kept in, those that it does not record and those that get a bias too.
     ``sparse``: so many are unrecorded that what float32 itself leaves is worth measuring, in so many ``draws``.
     ``reading``: its roundings by kind of operand, where they were read back from it.
     """
@@ -72,6 +73,7 @@ class Source:
     stored: Mapping[str, str]  # cache_k, cache_v -> type; q8 -> how it is rounded to
     flash_attn: bool = False
     precision: str = F32
+    products: str = F32
     halves: frozenset[str] = frozenset()
     sparse: bool = False
     draws: int = 1
@@ -83,11 +85,13 @@ class Source:
         cls, name: str, trace: Trace, weight_types: Iterable[str], policies: Sequence[str], taps: Iterable[Tap] = ()
     ) -> Source:
         """A trace of a model with these ``taps``, and what its producer says of its settings."""
-        stored, flash = kept(trace), bool(_settings(trace).get("flash_attn"))
+        stored, flash = kept(trace), bool(settings_of(trace).get("flash_attn"))
         missing = any(tap.name not in trace for tap in taps if not (tap.kind.optional or tap.causal))
         policies = policies_for(weight_types, stored, policies)
         halves = frozenset(name for name, kind in trace.dtypes.items() if kind in HALVES and not name.startswith(KEPT))
-        return cls(name, trace, policies, stored, flash, _precision(trace), halves, missing)
+        products = [tap.name for tap in taps if tap.name in trace and tap.kind.op.startswith("MUL_MAT")]
+        kept_in = _precision(trace, list(trace)[1:]), _precision(trace, products)
+        return cls(name, trace, policies, stored, flash, *kept_in, halves, missing)
 
     @property
     def lanes(self) -> list[Lane]:
@@ -98,11 +102,14 @@ class Source:
 
     @property
     def is_rough(self) -> bool:
-        """Whether some of its taps show no more than 16 bits of what the engine had."""
-        return self.precision != F32 or bool(self.halves)
+        """Whether some of its taps show no more than 16 bits of what the engine had, or products have no more."""
+        return not self.precision == self.products == F32 or bool(self.halves)
 
     def shown_in(self, name: str) -> str:
-        """The precision in which a tap shows what the engine had."""
+        """The precision in which a tap shows what the engine had; of one that is unrecorded, the one it had."""
+        if name not in self.trace:
+            tap = parse(name)
+            return self.products if tap is not None and tap.kind.op.startswith("MUL_MAT") else F32
         return self.precision_of(name) if self.precision != F32 or name in self.halves else F32
 
     def multiplies(self, tap: Tap) -> bool:
@@ -146,14 +153,12 @@ def policies_for(kinds: Iterable[str], stored: Mapping[str, str], wanted: Sequen
     return list(kept.values())
 
 
-def _precision(trace: Trace) -> str:
-    """The coarsest precision that a trace keeps a quarter of its taps in; the embedding's own does not count.
+def _precision(trace: Trace, names: Iterable[str]) -> str:
+    """The coarsest precision that a trace keeps a quarter of these taps in.
 
-    Nor do taps that are zero, or not finite: any precision holds those.
+    Taps that are zero, or not finite, do not count: any precision holds those.
     """
-    first = {
-        name: trace[name].reshape(-1)[: arithmetic.SAMPLE] for name in list(trace)[1:] if trace[name].dtype.kind == "f"
-    }
+    first = {name: trace[name].reshape(-1)[: arithmetic.SAMPLE] for name in names if trace[name].dtype.kind == "f"}
     telling = {name: some for name, some in first.items() if np.isfinite(some).all() and some.any()}
     kept = [trace.kept.get(name) or arithmetic.precision(some) for name, some in telling.items()]
     return next((kind for kind in (BF16, F16) if kept.count(kind) > len(kept) / 4), F32)

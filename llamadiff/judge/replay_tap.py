@@ -22,7 +22,7 @@ from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source, policies_for
 from llamadiff.judge.tap_verdict import Judge
 from llamadiff.numerics import tolerances
-from llamadiff.numerics.policies import JITTERS, NATIVE, READ, READ_SHAKEN, shaken
+from llamadiff.numerics.policies import CACHES, F32, GELU, JITTERS, NATIVE, READ, READ_SHAKEN, shaken
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.numerics.transposes import advice
 from llamadiff.system.errors import UserError
@@ -217,8 +217,24 @@ class Study(Carrier):
         read, rounded = self._operands
         if len(read) != 1 + len(arrays) or any(a is not b for a, b in zip(read, (kind, *arrays), strict=True)):
             rounded = super().operands(kind, *arrays)
+            if kind not in (*CACHES, GELU):
+                rounded = self.product(rounded[0]), *rounded[1:]
             self._operands = (kind, *arrays), rounded
         return rounded
+
+    def product(self, y: Array) -> Array:
+        """Shaken in the lanes of an engine that keeps its products in 16 bits, and its weights perhaps too.
+
+        A product before its bias is added; and its operand, which moves a product as rounded weights do.
+        """
+        kept = [self.sources[lane.source].products if lane.source else F32 for lane in self.lanes]
+        if not any(lane.policy in JITTERS and kind != F32 for lane, kind in zip(self.lanes, kept, strict=True)):
+            return y
+        y = self._widened(y)
+        for number, (lane, kind) in enumerate(zip(self.lanes, kept, strict=True)):
+            if lane.policy in JITTERS:
+                y[number] = shaken(y[number], kind, JITTERS.index(lane.policy))
+        return y
 
     def angles(
         self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None

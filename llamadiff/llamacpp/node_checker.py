@@ -6,18 +6,17 @@ Inputs are copied when llama.cpp asks whether a node is wanted, before it runs, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from llamaref import Weights
 from numpy.typing import NDArray
 
 from llamadiff.ggml.check import NO_FUNCTION, NodeCheck, Recomputed, opened, replay
-from llamadiff.ggml.op import Op, Operand, function_of
+from llamadiff.ggml.op import Op, Operand, compute, function_of
 from llamadiff.ggml.repro import save
+from llamadiff.ggml.streamed import streamed
 from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.tap_names import tap_name
 from llamadiff.llamacpp.tensors import Node
@@ -72,7 +71,7 @@ class NodeChecker:
         found = node.values()
         rule = tolerances.rule_for(tolerances.RULES, node.name, n.name, "*")
         try:
-            best = replay(n, found, self._product(n), rule.match)
+            best = replay(n, found, self._computed, rule.match)
         except Exception as error:  # operands of a kind that the function has not met: this node alone is not judged
             self._report(node, None, problem=f"{type(error).__name__}: {error}")
             return
@@ -98,41 +97,17 @@ class NodeChecker:
     def _is_weight(self, source: Node) -> bool:
         return source.op == "NONE" and source.name in self.weights
 
-    def _product(self, n: Op) -> Callable[[Op], Array] | None:
-        """Streamed products for weights of the file; other ops get their weights decoded."""
-        first = n.sources[0] if n.sources else None
-        if first is not None and first.name in self.weights and n.name in ("MUL_MAT", "MUL_MAT_ID"):
-            outer = [size for size in self.weights.shape(first.name) if size > 1][:-2]
-            if n.name == "MUL_MAT" and not outer:
-                return lambda op: self._streamed(op, first, self.weights.product)
-            if n.name == "MUL_MAT" and outer == [size for size in n.x(1).shape[:-2] if size > 1]:
-                return lambda op: self._streamed(op, first, self.weights.heads)
-            if n.name == "MUL_MAT_ID":
-                return lambda op: self._streamed_experts(op, first)
-        return self._decoded if any(s is not None and s.name in self.weights for s in n.sources) else None
-
-    def _decoded(self, n: Op) -> Array:
-        """An op on weights that are small, or that only some rows of are read."""
-        if n.name == "GET_ROWS" and n.sources[0] is not None and n.sources[0].name in self.weights:
-            return self.weights.rows(n.sources[0].name, n.x(1).reshape(-1)).reshape(n.shape)
+    def _computed(self, n: Op) -> Array:
+        """What an op gives. Weights of the file are streamed, or decoded where an op needs them whole."""
+        y = streamed(n, self.weights, n.rounded)
+        if y is not None:
+            return y
         sources = tuple(s if s is None or s.name not in self.weights else self._whole(s) for s in n.sources)
-        function = function_of(n.name)
-        assert function is not None
-        return function(replace(n, sources=sources))
+        return compute(replace(n, sources=sources))
 
     def _whole(self, source: Operand) -> Operand:
         values = self.weights.whole(source.name)
         return Operand(values.reshape(*[1] * (4 - values.ndim), *values.shape), source.kind, source.name)
-
-    def _streamed(self, n: Op, weight: Operand, multiply: Callable[..., Array]) -> Array:
-        """By one matrix, or each head [1, head, token, in] by a matrix of its own."""
-        return multiply(weight.name, *n.rounded(n.x(1), weight.kind)).reshape(n.shape)
-
-    def _streamed_experts(self, n: Op, weight: Operand) -> Array:
-        ids = n.x(2)[0, 0].astype(np.int64)  # [token, used]
-        x = np.broadcast_to(n.x(1)[0], (*ids.shape, n.x(1).shape[-1]))
-        x, *sums = n.rounded(np.ascontiguousarray(x), weight.kind)
-        return self.weights.experts(weight.name, x, ids, *sums).reshape(n.shape)
 
     def _report(
         self, node: Node, nmse: float | None, best: Recomputed | None = None, found: Array | None = None,

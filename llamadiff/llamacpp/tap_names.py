@@ -22,56 +22,44 @@ _WEIGHT_OPS = {
     "SSM_CONV": 1,
 }  # op -> which source the weight is
 
-# Everything else is known by llama.cpp's own name and the op: (word, op) -> tap.
-_BY_NAME: Mapping[tuple[str, str], str] = {
-    ("embd", "GET_ROWS"): "embd",
-    ("embd", "SCALE"): "embd",
-    ("inp_scaled", "SCALE"): "embd",
-    ("pos_embd", "GET_ROWS"): "pos_embd",
-    ("inpL", "ADD"): "inpL",
-    ("Qcur", "VIEW"): "Qcur_proj",  # split from a fused projection
-    ("Kcur", "VIEW"): "Kcur_proj",
-    ("Vcur", "VIEW"): "Vcur_proj",
-    ("Qcur", "CONT"): "Qcur_proj",
-    ("Kcur", "CONT"): "Kcur_proj",
-    ("Vcur", "CONT"): "Vcur_proj",
-    ("Qcur", "ROPE"): "Qcur_rope",
-    ("Kcur", "ROPE"): "Kcur_rope",
-    ("q_pe", "ROPE"): "q_pe",
-    ("k_pe", "ROPE"): "k_pe",
-    ("kq", "MUL_MAT"): "kq",
-    ("kq_soft_max", "SOFT_MAX"): "kq_soft_max",
-    ("kqv_out", "CONT"): "kqv_out",
-    ("kqv_out", "RESHAPE"): "kqv_out",  # with flash attention
-    ("attn_pregate", "CONT"): "kqv_out",  # where a gate follows
-    ("attn_pregate", "RESHAPE"): "kqv_out",
-    ("ffn_inp", "ADD"): "ffn_inp",
-    ("sa_out", "ADD"): "ffn_inp",
-    ("ffn_moe_probs", "SOFT_MAX"): "ffn_moe_probs",
-    ("ffn_moe_probs", "SIGMOID"): "ffn_moe_probs",
-    ("ffn_moe_probs_biased", "ADD"): "ffn_moe_probs_biased",
-    ("ffn_moe_topk", "VIEW"): "ffn_moe_topk",
-    ("ffn_moe_weights", "GET_ROWS"): "ffn_moe_weights",
-    ("ffn_moe_weights_norm", "DIV"): "ffn_moe_weights_norm",
-    ("ffn_moe_weights_softmax", "RESHAPE"): "ffn_moe_weights_softmax",
-    ("ffn_moe_swiglu_oai", "SWIGLU_OAI"): "ffn_moe_swiglu_oai",
-    ("ffn_moe_swiglu", "SWIGLU"): "ffn_moe_swiglu",
-    ("ffn_moe_weights_scaled", "SCALE"): "ffn_moe_weights_scaled",
-    ("ffn_moe_gate", "VIEW"): "ffn_moe_gate",  # split from a fused product
-    ("ffn_moe_up", "VIEW"): "ffn_moe_up",
-    ("ffn_moe_gate_scaled", "MUL"): "ffn_moe_gate",
-    ("ffn_moe_up_scaled", "MUL"): "ffn_moe_up",
-    ("ffn_moe_down_scaled", "MUL"): "ffn_moe_down",
-    ("ffn_moe_out", "ADD"): "ffn_out",
-    ("ffn_moe_out", "CONT"): "ffn_out",
-    ("ffn_out", "ADD"): "ffn_out",  # with the shared experts
-    ("ffn_swiglu", "SWIGLU"): "ffn_swiglu",
-    ("ffn_geglu", "GEGLU"): "ffn_geglu",
-    ("ffn_gelu", "GELU"): "ffn_gelu",
-    ("mamba2_y_add_d", "ADD"): "mamba2_y_add_d",
-    ("l_out", "ADD"): "l_out",
-    ("result_output", "SCALE"): "result_output",
+# Everything else is known by llama.cpp's own name and the op: tap -> name:OP of its nodes. Fused projections are split
+# by VIEW, then CONT; flash attention's result is taken by RESHAPE; attn_pregate comes before a gate.
+_NODES: Mapping[str, str] = {
+    "embd": "embd:GET_ROWS embd:SCALE inp_scaled:SCALE",
+    "pos_embd": "pos_embd:GET_ROWS",
+    "inpL": "inpL:ADD",
+    "Qcur_proj": "Qcur:VIEW Qcur:CONT",
+    "Kcur_proj": "Kcur:VIEW Kcur:CONT",
+    "Vcur_proj": "Vcur:VIEW Vcur:CONT",
+    "Qcur_rope": "Qcur:ROPE",
+    "Kcur_rope": "Kcur:ROPE",
+    "q_pe": "q_pe:ROPE",
+    "k_pe": "k_pe:ROPE",
+    "kq": "kq:MUL_MAT",
+    "kq_soft_max": "kq_soft_max:SOFT_MAX",
+    "kqv_out": "kqv_out:CONT kqv_out:RESHAPE attn_pregate:CONT attn_pregate:RESHAPE",
+    "ffn_inp": "ffn_inp:ADD sa_out:ADD",
+    "ffn_moe_probs": "ffn_moe_probs:SOFT_MAX ffn_moe_probs:SIGMOID",
+    "ffn_moe_probs_biased": "ffn_moe_probs_biased:ADD",
+    "ffn_moe_topk": "ffn_moe_topk:VIEW",
+    "ffn_moe_weights": "ffn_moe_weights:GET_ROWS",
+    "ffn_moe_weights_norm": "ffn_moe_weights_norm:DIV",
+    "ffn_moe_weights_softmax": "ffn_moe_weights_softmax:RESHAPE",
+    "ffn_moe_swiglu_oai": "ffn_moe_swiglu_oai:SWIGLU_OAI",
+    "ffn_moe_swiglu": "ffn_moe_swiglu:SWIGLU",
+    "ffn_moe_weights_scaled": "ffn_moe_weights_scaled:SCALE",
+    "ffn_moe_gate": "ffn_moe_gate:VIEW ffn_moe_gate_scaled:MUL",
+    "ffn_moe_up": "ffn_moe_up:VIEW ffn_moe_up_scaled:MUL",
+    "ffn_moe_down": "ffn_moe_down_scaled:MUL",
+    "ffn_out": "ffn_moe_out:ADD ffn_moe_out:CONT ffn_out:ADD",
+    "ffn_swiglu": "ffn_swiglu:SWIGLU",
+    "ffn_geglu": "ffn_geglu:GEGLU",
+    "ffn_gelu": "ffn_gelu:GELU",
+    "mamba2_y_add_d": "mamba2_y_add_d:ADD",
+    "l_out": "l_out:ADD",
+    "result_output": "result_output:SCALE",
 }
+_BY_NAME = {tuple(node.split(":")): tap for tap, nodes in _NODES.items() for node in nodes.split()}
 _DECAY = re.compile(r"blk\.(\d+)\.ssm_a")  # the weight that a scan reads
 _VALUES = re.compile(r"v_cont-(\d+)")  # V that is a part of K's rows
 _NODE = re.compile(r"(\w+?)(?:-(\d+))?")

@@ -1,4 +1,4 @@
-"""The types of a producer's KV cache, as its trace states them."""
+"""A producer's settings, and the types of its KV cache, as its trace states them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ def stored_types(trace: Trace) -> dict[str, str]:
 
     llama.cpp's flash attention casts a float32 cache to float16 (llama-graph.cpp, build_attn_mha).
     """
-    settings = _settings(trace)
+    settings = settings_of(trace)
     types = {f"cache_{side}": str(settings.get(f"type_{side}", "F32")).upper() for side in "kv"}
     return {side: "F16" if settings.get("flash_attn") and kind == "F32" else kind for side, kind in types.items()}
 
 
 def kept(trace: Trace) -> dict[str, str]:
     """The types of the cache, and how the CPU rounds to eight bits (``q8``), where the producer says: not as most."""
-    way = _settings(trace).get("q8")
+    way = settings_of(trace).get("q8")
     return stored_types(trace) | ({"q8": way} if way in (arithmetic.NEON, arithmetic.PLAIN) else {})
 
 
-def _settings(trace: Trace) -> dict[str, Any]:
+def settings_of(trace: Trace) -> dict[str, Any]:
+    """What a trace's producer says of its settings."""
     settings = trace.info.producer.get("settings")
     return settings if isinstance(settings, dict) else {}

@@ -46,6 +46,10 @@ class Tap(Protocol):
         """
         ...
 
+    def product(self, y: Array) -> Array:
+        """A product before its bias is added: an arithmetic may round it there."""
+        ...
+
     def stored(self, kind: str, x: Array) -> Array:
         """K or V rows on their way into the cache (``cache_k``, ``cache_v``)."""
         ...
@@ -69,6 +73,9 @@ class Silent:
 
     def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
         return arrays
+
+    def product(self, y: Array) -> Array:
+        return y
 
     def stored(self, kind: str, x: Array) -> Array:
         return x
@@ -265,10 +272,10 @@ class Engine:
         y = self.w.product(f"{name}.weight", x, *sums)
         scale, bias = self.scale(name), self._optional(f"{name}.bias")
         if bias is not None and ".ffn_" in name:
-            y, bias = y + bias, None
+            y, bias = tap.product(y) + bias, None
         if scale is not None:
             y = y * scale
-        return y if bias is None else y + bias
+        return y if bias is None else tap.product(y) + bias
 
     def scale(self, name: str) -> Array | None:
         """``name``.scale, if the file has it and the architecture asks for it."""
@@ -276,19 +283,20 @@ class Engine:
         return self._optional(f"{name}.scale") if asked else None
 
     def qkv(self, x: Array, i: int, tap: Tap) -> tuple[Array, Array, Array]:
-        """Projections of layer i, from three matrices or one that holds all: [b, t, embd] -> [b, t, head*dim] each."""
-        names = [f"blk.{i}.attn_{part}" for part in "qkv"]
+        """Projections of layer i, from three matrices or one that holds all: [b, t, embd] -> [b, t, head, dim] each."""
+        c, names = self.config, [f"blk.{i}.attn_{part}" for part in "qkv"]
+        heads = ((c.n_head, c.head_k), (c.n_head_kv, c.head_k), (c.n_head_kv, c.head_v))
         if f"blk.{i}.attn_qkv.weight" not in self.w:
-            q, k, v = (self.linear(x, name, tap) for name in names)
-            return q, k, v
-        c, fused = self.config, self.linear(x, f"blk.{i}.attn_qkv", tap)
-        q_end = c.n_head * c.head_k
-        k_end = q_end + c.n_head_kv * c.head_k
-        parts = np.split(fused, [q_end, k_end], axis=-1)
-        if f"blk.{i}.attn_qkv.bias" not in self.w:
-            biases = [self._optional(f"{name}.bias") for name in names]
-            parts = [part if bias is None else part + bias for part, bias in zip(parts, biases, strict=True)]
-        return parts[0], parts[1], parts[2]
+            parts = [self.linear(x, name, tap) for name in names]
+        else:
+            ends = np.cumsum([head * dim for head, dim in heads])
+            parts = np.split(self.linear(x, f"blk.{i}.attn_qkv", tap), ends[:-1], axis=-1)
+            if f"blk.{i}.attn_qkv.bias" not in self.w:
+                biases = [self._optional(f"{name}.bias") for name in names]
+                parts = [y if bias is None else tap.product(y) + bias for y, bias in zip(parts, biases, strict=True)]
+        parts = [tap(f"{side}cur_proj-{i}", part) for side, part in zip("QKV", parts, strict=True)]
+        q, k, v = (part.reshape(*part.shape[:-1], *shape) for part, shape in zip(parts, heads, strict=True))
+        return q, k, v
 
     def experts(self, x: Array, name: str, chosen: Array, tap: Tap) -> Array:
         """Each token's chosen experts' products: x [b, t, 1 or used, in], chosen [b, t, used] -> [b, t, used, out]."""
@@ -297,7 +305,7 @@ class Engine:
         out = self.w.experts(f"{name}.weight", x, chosen, *sums)
         scale, bias = self.scale(name), self._optional(f"{name}.bias")  # [expert], [expert * out]
         out = out if scale is None else out * scale[chosen][..., None]
-        return out if bias is None else out + bias.reshape(-1, out.shape[-1])[chosen]
+        return out if bias is None else tap.product(out) + bias.reshape(-1, out.shape[-1])[chosen]
 
     def gelu(self, x: Array, tap: Tap) -> Array:
         """GELU, which an arithmetic may look up in a table: then argument and value have the table's precision."""

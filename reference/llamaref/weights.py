@@ -161,13 +161,14 @@ class Weights:
             out[mine] = self.product(name, x[mine], some, expert=expert, rows=rows, decode=decode)
         return out
 
-    def heads(self, name: str, x: Array, sums: Array | None = None) -> Array:
-        """Every head by a matrix of its own: x [b, h, t, in] -> [b, h, t, out]."""
+    def heads(self, name: str, x: Array, sums: Array | None = None, *, decode: Decode | None = None) -> Array:
+        """Every head by a matrix of its own: x [..., h, t, in] -> [..., h, t, out]; the rest as in ``product``."""
         shape = self.shape(name)  # [h, out, in], or [out, in] of a single head
         out = np.empty((*x.shape[:-1], shape[-2]), x.dtype)
-        for head in range(x.shape[1]):
-            some = None if sums is None else sums[:, head]
-            out[:, head] = self.product(name, x[:, head], some, expert=head if len(shape) == 3 else None)
+        for head in range(x.shape[-3]):
+            some = None if sums is None else sums[..., head, :, :]
+            own = head if len(shape) == 3 else None
+            out[..., head, :, :] = self.product(name, x[..., head, :, :], some, expert=own, decode=decode)
         return out
 
     def _forget(self, data: Array) -> None:

@@ -331,5 +331,11 @@ ARITHMETICS = (
                activations=partial(eight, keep=half, late=True), keys=partial(eight, keep=half, late=True),
                values=partial(eight, keep=half, late=True), queries=partial(eight, keep=half, late=True), tables=half,
                silu=silu_of_table),
+    # products alone in 16 bits, as torch.autocast has them
+    Arithmetic("autocast bf16", "products in bfloat16: operands and results", activations=bfloat, weights=bfloat,
+               products=bfloat),
+    Arithmetic("autocast f16", "the same in float16", activations=half, weights=half, products=half),
+    Arithmetic("autocast f16 fused", "the same, and residuals are added in one kernel", activations=half, weights=half,
+               products=half, unrecorded=("attn_out", "ffn_out")),
 )  # fmt: skip
 BY_NAME = {arithmetic.name: arithmetic for arithmetic in ARITHMETICS}

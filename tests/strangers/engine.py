@@ -87,7 +87,8 @@ class Engine:
             x = np.asarray(self.bug.faults[word](self, x), x.dtype)
         if x.dtype.kind == "f":
             x = self.a.results(x)
-        self.recorded.setdefault(name, []).append(x)
+        if word not in self.a.unrecorded:
+            self.recorded.setdefault(name, []).append(x)
         if name in self.given:
             x = self._of_given(name, x)
         self.seen[name] = x

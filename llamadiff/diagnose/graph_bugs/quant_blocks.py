@@ -8,8 +8,9 @@ from dataclasses import replace
 from llamadiff.diagnose.bugs.quant_blocks import StoredWeight
 from llamadiff.diagnose.graph_bugs.edit import Edit, Edits, Site, at_nodes
 from llamadiff.diagnose.registry import BUGS, Bug, reads_blocks
-from llamadiff.ggml.engine import STREAMED, Alter
+from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op
+from llamadiff.ggml.streamed import STREAMED
 
 
 def _edits(known: Bug) -> Edits:

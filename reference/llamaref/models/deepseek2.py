@@ -14,6 +14,7 @@ import numpy as np
 
 from llamaref.config import Latent, Router
 from llamaref.errors import ModelError
+from llamaref.ffn import swiglu
 from llamaref.traits import Traits
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     a = tap(f"attn_out-{i}", m.linear(a, f"blk.{i}.attn_output", tap))
     x = tap(f"ffn_inp-{i}", m.ops.add(a, x))
     h = tap(f"ffn_norm-{i}", m.norm(x, f"blk.{i}.ffn_norm"))
-    f = moe(m, i, h, tap) if f"blk.{i}.ffn_gate_inp.weight" in m.w else ffn(m, i, h, tap)
+    f = moe(m, i, h, tap) if f"blk.{i}.ffn_gate_inp.weight" in m.w else swiglu(m, i, h, tap)
     return tap(f"l_out-{i}", m.ops.add(f, x))
 
 
@@ -154,14 +155,6 @@ def unfolded(m: Engine, i: int, q: Array, kv: Array, k_pe: Array, step: Step) ->
     q = tap(f"Qcur_rope-{i}", np.concatenate([q[..., : c.n_nope], q_pe], axis=-1))
     k = np.concatenate([kv[..., : c.n_nope], np.broadcast_to(k_pe, q_pe.shape)], axis=-1)
     return m.attention(i, q, k, kv[..., c.n_nope :], step, scale=m.config.attention_scale)
-
-
-def ffn(m: Engine, i: int, h: Array, tap: Tap) -> Array:
-    """down(silu(gate(h)) * up(h)): [b, t, embd] -> [b, t, embd]."""
-    g = tap(f"ffn_gate-{i}", m.linear(h, f"blk.{i}.ffn_gate", tap))  # [b, t, ff]
-    u = tap(f"ffn_up-{i}", m.linear(h, f"blk.{i}.ffn_up", tap))  # [b, t, ff]
-    a = tap(f"ffn_swiglu-{i}", m.ops.swiglu(g, u))
-    return tap(f"ffn_out-{i}", m.linear(a, f"blk.{i}.ffn_down", tap))
 
 
 def moe(m: Engine, i: int, h: Array, tap: Tap) -> Array:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from llamaref.ffn import geglu
 from llamaref.models.gemma2 import scaled
 from llamaref.traits import Traits, Windows
 
 if TYPE_CHECKING:
     from llamaref.config import Config
-    from llamaref.engine import Array, Engine, Step, Tap
+    from llamaref.engine import Array, Engine, Step
     from llamaref.metadata import Reader
 
 
@@ -32,13 +33,9 @@ TRAITS = Traits(
 def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     """One block: [b, t, embd] -> [b, t, embd]."""
     c, tap = m.config, step.tap
-    b, t, _ = x.shape
     cos, sin = step.angles[c.ropes[i]]
     h = tap(f"attn_norm-{i}", m.norm(x, f"blk.{i}.attn_norm"))
     q, k, v = m.qkv(h, i, tap)
-    q = tap(f"Qcur_proj-{i}", q).reshape(b, t, c.n_head, c.head_k)
-    k = tap(f"Kcur_proj-{i}", k).reshape(b, t, c.n_head_kv, c.head_k)
-    v = tap(f"Vcur_proj-{i}", v).reshape(b, t, c.n_head_kv, c.head_v)
     q = tap(f"Qcur_normed-{i}", m.norm(q, f"blk.{i}.attn_q_norm"))
     k = tap(f"Kcur_normed-{i}", m.norm(k, f"blk.{i}.attn_k_norm"))
     q = tap(f"Qcur_rope-{i}", m.ops.rope_halves(q, cos, sin))
@@ -48,14 +45,6 @@ def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     a = tap(f"attn_post_norm-{i}", m.norm(a, f"blk.{i}.post_attention_norm"))
     x = tap(f"ffn_inp-{i}", m.ops.add(a, x))
     h = tap(f"ffn_norm-{i}", m.norm(x, f"blk.{i}.ffn_norm"))
-    f = ffn(m, i, h, tap)
+    f = geglu(m, i, h, tap)
     f = tap(f"ffn_post_norm-{i}", m.norm(f, f"blk.{i}.post_ffw_norm"))
     return tap(f"l_out-{i}", m.ops.add(f, x))
-
-
-def ffn(m: Engine, i: int, h: Array, tap: Tap) -> Array:
-    """down(gelu(gate(h)) * up(h)): [b, t, embd] -> [b, t, embd]."""
-    g = tap(f"ffn_gate-{i}", m.linear(h, f"blk.{i}.ffn_gate", tap))  # [b, t, ff]
-    u = tap(f"ffn_up-{i}", m.linear(h, f"blk.{i}.ffn_up", tap))  # [b, t, ff]
-    a = tap(f"ffn_geglu-{i}", m.gelu(g, tap) * u)
-    return tap(f"ffn_out-{i}", m.linear(a, f"blk.{i}.ffn_down", tap))

@@ -27,13 +27,9 @@ TRAITS = Traits(
 
 def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     """One block: [b, t, embd] -> [b, t, embd]."""
-    c, tap = m.config, step.tap
-    b, t, _ = x.shape
+    tap = step.tap
     h = tap(f"attn_norm-{i}", m.layer_norm(x, f"blk.{i}.attn_norm"))
     q, k, v = m.qkv(h, i, tap)
-    q = tap(f"Qcur_proj-{i}", q).reshape(b, t, c.n_head, c.head_k)
-    k = tap(f"Kcur_proj-{i}", k).reshape(b, t, c.n_head_kv, c.head_k)
-    v = tap(f"Vcur_proj-{i}", v).reshape(b, t, c.n_head_kv, c.head_v)
     a = m.attention(i, q, k, v, step)  # [b, t, head*dim]
     a = tap(f"attn_out-{i}", m.linear(a, f"blk.{i}.attn_output", tap))
     x = tap(f"ffn_inp-{i}", m.ops.add(a, x))

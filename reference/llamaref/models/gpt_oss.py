@@ -31,13 +31,9 @@ TRAITS = Traits(
 def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     """One block: [b, t, embd] -> [b, t, embd]."""
     c, tap = m.config, step.tap
-    b, t, _ = x.shape
     cos, sin = step.angles[c.ropes[i]]
     h = tap(f"attn_norm-{i}", m.norm(x, f"blk.{i}.attn_norm"))
     q, k, v = m.qkv(h, i, tap)
-    q = tap(f"Qcur_proj-{i}", q).reshape(b, t, c.n_head, c.head_k)
-    k = tap(f"Kcur_proj-{i}", k).reshape(b, t, c.n_head_kv, c.head_k)
-    v = tap(f"Vcur_proj-{i}", v).reshape(b, t, c.n_head_kv, c.head_v)
     q = tap(f"Qcur_rope-{i}", m.ops.rope_halves(q, cos, sin))
     k = tap(f"Kcur_rope-{i}", m.ops.rope_halves(k, cos, sin))
     sinks = m.vector(f"blk.{i}.attn_sinks.weight", c.n_head)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from llamaref.ffn import swiglu
 from llamaref.traits import Traits, Windows
 
 if TYPE_CHECKING:
     from llamaref.config import Config
-    from llamaref.engine import Array, Engine, Step, Tap
+    from llamaref.engine import Array, Engine, Step
     from llamaref.metadata import Reader
 
 
@@ -32,25 +33,14 @@ def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     b, t, _ = x.shape
     cos, sin = step.angles[c.ropes[i]]
     q, k, v = m.qkv(x, i, tap)
-    q = m.norm(tap(f"Qcur_proj-{i}", q), f"blk.{i}.attn_q_norm").reshape(b, t, c.n_head, c.head_k)
-    k = m.norm(tap(f"Kcur_proj-{i}", k), f"blk.{i}.attn_k_norm").reshape(b, t, c.n_head_kv, c.head_k)
-    v = tap(f"Vcur_proj-{i}", v).reshape(b, t, c.n_head_kv, c.head_v)
-    q = tap(f"Qcur_normed-{i}", q)
-    k = tap(f"Kcur_normed-{i}", k)
+    q = tap(f"Qcur_normed-{i}", m.norm(q.reshape(b, t, -1), f"blk.{i}.attn_q_norm").reshape(q.shape))
+    k = tap(f"Kcur_normed-{i}", m.norm(k.reshape(b, t, -1), f"blk.{i}.attn_k_norm").reshape(k.shape))
     q = tap(f"Qcur_rope-{i}", m.ops.rope_halves(q, cos, sin))
     k = tap(f"Kcur_rope-{i}", m.ops.rope_halves(k, cos, sin))
     a = m.attention(i, q, k, v, step, window=c.windows[i])  # [b, t, head*dim]
     a = tap(f"attn_out-{i}", m.linear(a, f"blk.{i}.attn_output", tap))
     a = tap(f"attn_post_norm-{i}", m.norm(a, f"blk.{i}.post_attention_norm"))
     x = tap(f"ffn_inp-{i}", m.ops.add(a, x))
-    f = ffn(m, i, x, tap)
+    f = swiglu(m, i, x, tap)
     f = tap(f"ffn_post_norm-{i}", m.norm(f, f"blk.{i}.post_ffw_norm"))
     return tap(f"l_out-{i}", m.ops.add(f, x))
-
-
-def ffn(m: Engine, i: int, h: Array, tap: Tap) -> Array:
-    """down(silu(gate(h)) * up(h)): [b, t, embd] -> [b, t, embd]."""
-    g = tap(f"ffn_gate-{i}", m.linear(h, f"blk.{i}.ffn_gate", tap))  # [b, t, ff]
-    u = tap(f"ffn_up-{i}", m.linear(h, f"blk.{i}.ffn_up", tap))  # [b, t, ff]
-    a = tap(f"ffn_swiglu-{i}", m.ops.swiglu(g, u))
-    return tap(f"ffn_out-{i}", m.linear(a, f"blk.{i}.ffn_down", tap))

@@ -31,12 +31,8 @@ TRAITS = Traits(
 def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     """One block: [b, t, embd] -> [b, t, embd]."""
     c, tap = m.config, step.tap
-    b, t, _ = x.shape
     h = tap(f"attn_norm-{i}", m.norm(x, f"blk.{i}.attn_norm"))
     q, k, v = m.qkv(h, i, tap)
-    q = tap(f"Qcur_proj-{i}", q).reshape(b, t, c.n_head, c.head_k)
-    k = tap(f"Kcur_proj-{i}", k).reshape(b, t, c.n_head_kv, c.head_k)
-    v = tap(f"Vcur_proj-{i}", v).reshape(b, t, c.n_head_kv, c.head_v)
     q = tap(f"Qcur_rope-{i}", m.ops.rope_halves(q, step.cos, step.sin))
     k = tap(f"Kcur_rope-{i}", m.ops.rope_halves(k, step.cos, step.sin))
     a = m.attention(i, q * c.attention_scale, k, v, step, scale=1.0)  # [b, t, head*dim]

@@ -18,13 +18,9 @@ TRAITS = Traits(
 
 def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     """One block: [b, t, embd] -> [b, t, embd]."""
-    c, tap = m.config, step.tap
-    b, t, _ = x.shape
+    tap = step.tap
     h = tap(f"attn_norm-{i}", m.norm(x, f"blk.{i}.attn_norm"))
     q, k, v = m.qkv(h, i, tap)
-    q = tap(f"Qcur_proj-{i}", q).reshape(b, t, c.n_head, c.head_k)
-    k = tap(f"Kcur_proj-{i}", k).reshape(b, t, c.n_head_kv, c.head_k)
-    v = tap(f"Vcur_proj-{i}", v).reshape(b, t, c.n_head_kv, c.head_v)
     q = tap(f"Qcur_normed-{i}", m.norm(q, f"blk.{i}.attn_q_norm"))
     k = tap(f"Kcur_normed-{i}", m.norm(k, f"blk.{i}.attn_k_norm"))
     q = tap(f"Qcur_rope-{i}", m.ops.rope_halves(q, step.cos, step.sin))

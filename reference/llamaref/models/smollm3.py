@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from llamaref.ffn import swiglu
 from llamaref.traits import Traits
 
 if TYPE_CHECKING:
     from llamaref.config import Config
-    from llamaref.engine import Array, Engine, Step, Tap
+    from llamaref.engine import Array, Engine, Step
     from llamaref.metadata import Reader
 
 
@@ -28,12 +29,8 @@ TRAITS = Traits(
 def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     """One block: [b, t, embd] -> [b, t, embd]."""
     c, tap = m.config, step.tap
-    b, t, _ = x.shape
     h = tap(f"attn_norm-{i}", m.norm(x, f"blk.{i}.attn_norm"))
     q, k, v = m.qkv(h, i, tap)
-    q = tap(f"Qcur_proj-{i}", q).reshape(b, t, c.n_head, c.head_k)
-    k = tap(f"Kcur_proj-{i}", k).reshape(b, t, c.n_head_kv, c.head_k)
-    v = tap(f"Vcur_proj-{i}", v).reshape(b, t, c.n_head_kv, c.head_v)
     if c.ropes[i] is not None:
         q = tap(f"Qcur_rope-{i}", m.ops.rope_pairs(q, step.cos, step.sin))
         k = tap(f"Kcur_rope-{i}", m.ops.rope_pairs(k, step.cos, step.sin))
@@ -41,12 +38,4 @@ def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     a = tap(f"attn_out-{i}", m.linear(a, f"blk.{i}.attn_output", tap))
     x = tap(f"ffn_inp-{i}", m.ops.add(a, x))
     h = tap(f"ffn_norm-{i}", m.norm(x, f"blk.{i}.ffn_norm"))
-    return tap(f"l_out-{i}", m.ops.add(ffn(m, i, h, tap), x))
-
-
-def ffn(m: Engine, i: int, h: Array, tap: Tap) -> Array:
-    """down(silu(gate(h)) * up(h)): [b, t, embd] -> [b, t, embd]."""
-    g = tap(f"ffn_gate-{i}", m.linear(h, f"blk.{i}.ffn_gate", tap))  # [b, t, ff]
-    u = tap(f"ffn_up-{i}", m.linear(h, f"blk.{i}.ffn_up", tap))  # [b, t, ff]
-    a = tap(f"ffn_swiglu-{i}", m.ops.swiglu(g, u))
-    return tap(f"ffn_out-{i}", m.linear(a, f"blk.{i}.ffn_down", tap))
+    return tap(f"l_out-{i}", m.ops.add(swiglu(m, i, h, tap), x))

@@ -1,0 +1,56 @@
+"""What the error of one tap looks like: it is held beside all that its values might be instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from llamaref.config import Rope
+from numpy.typing import NDArray
+
+from llamadiff.judge.compared import Compared
+from llamadiff.judge.lanes import Lane, Source
+from llamadiff.judge.pattern.deviation import Deviation, Fact
+from llamadiff.judge.pattern.facts import profile
+from llamadiff.trace import taps
+
+Array = NDArray[Any]
+MOST = 200  # look-alikes that are compared
+
+
+def described(
+    seen: Compared, source: Source, lane: Lane, limit: float, *, rope: Rope | None, dim: int | None
+) -> tuple[Fact, ...]:
+    """What a source's errors look like against what a lane computed.
+
+    ``limit`` is the NMSE of right arithmetic, ``rope`` what the tap is the result of, ``dim`` the size of a head.
+    """
+    values = (seen.recorded[source.name], seen.x[seen.lanes.index(lane)])
+    recorded, expected = (seen.comparable(array, source, ranked=True) for array in values)
+    others = _look_alikes(seen, source, recorded.size)
+    return profile(Deviation.of(
+        seen.tap, recorded, expected, limit, others=others, inputs=_inputs(source, seen.tap), rope=rope,
+        positions=[int(p) for p in seen.positions], dim=dim,
+    ))  # fmt: skip
+
+
+def _look_alikes(seen: Compared, source: Source, size: int) -> Mapping[str, Array]:
+    """Tensors of this size that the values might be instead: the trace's own before it, the baseline's others."""
+    out: dict[str, Array] = {}
+    for trace, label in ((source.trace, "its own {}"), (seen.sources["baseline"].trace, "the baseline's {}")):
+        before = True
+        for name in trace:
+            before = before and name != seen.tap.name
+            wanted = before if trace is source.trace else name != seen.tap.name
+            if wanted and name not in trace.known and int(np.prod(trace.shape(name))) == size and len(out) < MOST:
+                out[label.format(name)] = trace[name]
+    return out
+
+
+def _inputs(source: Source, tap: taps.Tap) -> dict[str, Array]:
+    """What a source recorded of the taps that one may read in its layer."""
+    words = [*re.split(r"[ |]", tap.kind.inputs), *(["Vcur_proj"] if tap.kind.word == "kqv_out" else [])]
+    names = [f"{word}-{tap.layer}" for word in words]
+    return {name: source.trace[name] for name in names if name in source.trace and name not in source.trace.known}
