@@ -109,7 +109,7 @@ class Source:
         """The precision in which a tap shows what the engine had; of one that is unrecorded, the one it had."""
         if name not in self.trace:
             tap = parse(name)
-            return self.products if tap is not None and tap.kind.op.startswith("MUL_MAT") else F32
+            return self.products if tap is not None and self.multiplies(tap) else F32
         return self.precision_of(name) if self.precision != F32 or name in self.halves else F32
 
     def multiplies(self, tap: Tap) -> bool:

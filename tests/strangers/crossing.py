@@ -309,8 +309,13 @@ def rounding_of(case: Case, folder: Path) -> dict[str, float]:
     inputs = Model(path).inputs
     written = ROUNDING[case.precision]
     kept = {name: max(written, ROUNDING[kept_in(values)]) for name, values in floats.items()}
+
+    def read(name: str) -> set[str]:
+        """The recorded taps that one is computed from."""
+        return {tap for i in inputs(parse(name)) for tap in ({i} if i in taps else read(i))}
+
     return {
-        name: max(nmse(values, right[name], name), kept[name], *(kept.get(i, 0.0) for i in inputs(parse(name))))
+        name: max(nmse(values, right[name], name), kept[name], *(kept.get(i, 0.0) for i in read(name)))
         for name, values in floats.items()
     }
 
