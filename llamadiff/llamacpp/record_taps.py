@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import LONG, Request, Say, Settings
 from llamadiff.llamacpp.session import SMALL_MODEL, build_flags, build_version
 from llamadiff.llamacpp.tap_names import tap_name
-from llamadiff.llamacpp.tensors import Ggml, Node, Tensor
+from llamadiff.llamacpp.tensors import Ggml, Node
 from llamadiff.system.errors import UserError
 from llamadiff.system.hashing import is_remembered, model_sha256
 from llamadiff.trace import taps
@@ -129,7 +128,7 @@ class Capture:
     def _observe(self, pointer: Any, ask: bool, _: Any) -> bool:
         """The eval callback: asked for every node before it runs, and called with those it wanted after."""
         try:
-            node = Node(self.ggml, ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents)
+            node = self.ggml.node(pointer)
             name = tap_name(node.name, node.op, [_seen(source).name for source in node.sources])
             wanted = name is not None and self._is_wanted(name)
             if ask:

@@ -11,20 +11,14 @@ from llamadiff.llamacpp.record_taps import Capture
 from llamadiff.llamacpp.request import TOKENIZING, Request, Say
 from llamadiff.llamacpp.session import Quiet, build_flags, build_version, load, tokenize, without_bos
 from llamadiff.llamacpp.tensors import Ggml
-from llamadiff.system.errors import UserError
 
 
 def run(request: Request, say: Say) -> None:
     """Load, tokenize, decode, record."""
     ggml = Ggml()
-    misfit = ggml.check_layout()
     if request.output is None:
-        say(version=build_version(), build=build_flags(), layout=misfit, done=True)
+        say(version=build_version(), build=build_flags(), layout=ggml.layout, done=True)
         return
-    if misfit:
-        raise UserError(
-            f"this llama-cpp-python has another tensor layout ({misfit}); install the version in pyproject.toml"
-        )
     os.environ["LLAMA_ATTN_ROT_DISABLE"] = "1"  # a quantized KV cache as everybody knows it, not rotated
     llama_cpp.llama_backend_init()
     started = time.perf_counter()

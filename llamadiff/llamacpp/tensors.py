@@ -1,13 +1,9 @@
-"""A ctypes view of ggml tensors, checked against the library before it is trusted.
-
-ggml has no accessors for shapes, strides, sources and parameters, so their place in ``struct ggml_tensor``
-(ggml.h) is written down here; ``check_layout`` refuses a library whose structure is another.
-"""
+"""A ctypes view of ggml tensors, and of the nodes of llama.cpp's graph."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,90 +11,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.llamacpp.layout import Address, declare, tensor_structure
 from llamadiff.llamacpp.library import load
 from llamadiff.system.errors import UserError
-
-MAX_DIMS, MAX_SRC, MAX_PARAMS, MAX_NAME = 4, 10, 64, 64
-
-
-class Tensor(ctypes.Structure):
-    """struct ggml_tensor."""
-
-
-Tensor._fields_ = [
-    ("type", ctypes.c_int),
-    ("buffer", ctypes.c_void_p),
-    ("ne", ctypes.c_int64 * MAX_DIMS),
-    ("nb", ctypes.c_size_t * MAX_DIMS),
-    ("op", ctypes.c_int),
-    ("op_params", ctypes.c_int32 * (MAX_PARAMS // 4)),
-    ("flags", ctypes.c_int32),
-    ("src", ctypes.POINTER(Tensor) * MAX_SRC),
-    ("view_src", ctypes.POINTER(Tensor)),
-    ("view_offs", ctypes.c_size_t),
-    ("data", ctypes.c_void_p),
-    ("name", ctypes.c_char * MAX_NAME),
-    ("extra", ctypes.c_void_p),
-    ("padding", ctypes.c_char * 8),
-]
-TensorPointer = ctypes.POINTER(Tensor)
 
 _NUMPY = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "i64": np.int64, "bf16": np.uint16}
 
 
-class _InitParams(ctypes.Structure):
-    _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+_FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments
+    "ggml_op_desc": (ctypes.c_char_p, Address),
+    "ggml_type_name": (ctypes.c_char_p, ctypes.c_int),
+    "ggml_nbytes": (ctypes.c_size_t, Address),
+    "ggml_backend_buffer_is_host": (ctypes.c_bool, Address),
+    "ggml_backend_tensor_get": (None, Address, Address, ctypes.c_size_t, ctypes.c_size_t),
+}
 
 
 class Ggml:
-    """The few functions of ggml that a view of its tensors needs."""
+    """A ggml library, and its tensors' structure. Raises UserError for one whose tensors cannot be read."""
 
     def __init__(self) -> None:
-        lib = self.lib = load("ggml-base")
-        for name, result, arguments in (
-            ("ggml_op_desc", ctypes.c_char_p, [TensorPointer]),
-            ("ggml_type_name", ctypes.c_char_p, [ctypes.c_int]),
-            ("ggml_nbytes", ctypes.c_size_t, [TensorPointer]),
-            ("ggml_backend_buffer_is_host", ctypes.c_bool, [ctypes.c_void_p]),
-            ("ggml_backend_tensor_get", None, [TensorPointer, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]),
-            ("ggml_init", ctypes.c_void_p, [_InitParams]),
-            ("ggml_free", None, [ctypes.c_void_p]),
-            ("ggml_new_tensor_2d", TensorPointer, [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]),
-            ("ggml_set_name", TensorPointer, [TensorPointer, ctypes.c_char_p]),
-            ("ggml_add", TensorPointer, [ctypes.c_void_p, TensorPointer, TensorPointer]),
-        ):
-            function = getattr(lib, name)
-            function.restype, function.argtypes = result, arguments
+        self.lib = load("ggml-base")
+        declare(self.lib, _FUNCTIONS)
+        self.structure = tensor_structure(self.lib)
+        self._pointer = ctypes.POINTER(self.structure)
 
-    def check_layout(self) -> str | None:
-        """None if the structure above is this library's; otherwise what does not fit.
+    def node(self, address: Any) -> Node:
+        """The tensor at an address."""
+        return Node(self, ctypes.cast(address, self._pointer).contents)
 
-        Makes a sum of two known tensors and reads name, shape, strides, type, op and sources back.
-        """
-        context = self.lib.ggml_init(_InitParams(1 << 20, None, False))
-        try:
-            a = self.lib.ggml_new_tensor_2d(context, 0, 3, 5)
-            b = self.lib.ggml_new_tensor_2d(context, 0, 3, 5)
-            self.lib.ggml_set_name(a, b"layout-probe")
-            total = self.lib.ggml_add(context, a, b).contents
-            first = a.contents
-            found = {
-                "name": first.name == b"layout-probe",
-                "ne": list(first.ne) == [3, 5, 1, 1],
-                "nb": list(first.nb) == [4, 12, 60, 60],
-                "type": first.type == 0 and total.type == 0,
-                "op": self.lib.ggml_op_desc(ctypes.byref(total)) == b"ADD" and first.op == 0 and total.op != 0,
-                "src": [_address(source) for source in total.src] == [_address(a), _address(b), *[0] * (MAX_SRC - 2)],
-                "data": bool(first.data) and self.lib.ggml_nbytes(a) == 60,
-            }
-        finally:
-            self.lib.ggml_free(context)
-        wrong = [name for name, good in found.items() if not good]
-        return f"ggml_tensor.{', '.join(wrong)} not where expected" if wrong else None
-
-
-def _address(pointer: Any) -> int:
-    return int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)
+    @property
+    def layout(self) -> str:
+        """Where a tensor has its fields, in words."""
+        names = [field[0] for field in self.structure._fields_ if not field[0].startswith("_")]
+        return ", ".join(f"{name} at {getattr(self.structure, name).offset}" for name in names)
 
 
 @dataclass(frozen=True)
@@ -106,7 +52,7 @@ class Node:
     """One node of llama.cpp's graph, as the eval callback shows it: whole, for whoever checks whole graphs."""
 
     ggml: Ggml
-    tensor: Tensor
+    tensor: Any
 
     @cached_property
     def name(self) -> str:
