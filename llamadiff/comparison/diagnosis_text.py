@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from llamadiff.diagnose.diagnosis import Cause, Diagnosis
 from llamadiff.diagnose.registry import known_bugs
+
+
+_FEW_PARTS = 6  # of a list of layers
 
 
 def clause(d: Diagnosis) -> str:
@@ -15,6 +18,18 @@ def clause(d: Diagnosis) -> str:
         return said[0]
     numbered = [f"({number}) {text}" for number, text in enumerate(said[:4], 1)]
     return f"either {', or '.join(numbered)}: this model cannot tell them apart"
+
+
+def likeliest(d: Diagnosis) -> str:
+    """What the op does, of several alternatives the first."""
+    return _said(d.causes[0])
+
+
+def alternatives(d: Diagnosis) -> Iterator[str]:
+    """What else the op may do, where the model cannot tell it apart."""
+    first, *others = dict.fromkeys(_said(cause) for cause in d.causes)
+    if others:
+        yield f"or it {', or '.join(others[:3])}: this model cannot tell them apart"
 
 
 def _said(cause: Cause) -> str:
@@ -36,12 +51,24 @@ def where(d: Diagnosis, recorded: Sequence[str]) -> str:
 
 
 def layers_of(numbers: Sequence[int]) -> str:
-    """``layers 0 to 5``, ``layers 5, 11, 17``."""
-    if len(numbers) == 1:
-        return f"layer {numbers[0]}"
-    if len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
-        return f"layers {numbers[0]} to {numbers[-1]}"
-    return "layers " + ", ".join(map(str, numbers[:6])) + (" and more" if len(numbers) > 6 else "")
+    """``layer 3``, ``layers 0-5``, ``layers 5, 11, 17``; nothing of no layers."""
+    return f"layer{'s' if len(numbers) > 1 else ''} {ranges(numbers)}" if numbers else ""
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """``3``, ``0-5``, ``5, 11, 17``, the first of many."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [part for run in runs for part in _range(run)]
+    return ", ".join(parts[:_FEW_PARTS]) + (" and more" if len(parts) > _FEW_PARTS else "")
+
+
+def _range(run: Sequence[int]) -> list[str]:
+    return [f"{run[0]}-{run[-1]}"] if len(run) > 2 else list(map(str, run))
 
 
 def proof(d: Diagnosis) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from llamadiff.comparison.coverage import Coverage
 from llamadiff.comparison.logits import Logits
 from llamadiff.comparison.rows import Row, flat, leading
+from llamadiff.comparison.said import Said
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.engines.select import EngineUsed
 from llamadiff.numerics import tolerances
@@ -108,7 +109,7 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Sides, Judged):
-    """All that one run found out; ``summary`` is the sentence.
+    """All that one run found out; ``headline`` is the finding in a line, ``proof`` what stands under it.
 
     ``arithmetics`` says what the side under test rounds activations to before it multiplies weights of each type;
     ``profile`` says in words what the first error looks like; ``engine``: None where no model was given; ``parting``:
@@ -116,12 +117,18 @@ class Comparison(Sides, Judged):
     """
 
     verdict: str
-    summary: str
+    headline: str
+    proof: tuple[str, ...] = ()
     next_steps: tuple[str, ...] = ()
     arithmetics: Mapping[str, str] = field(default_factory=dict)
     profile: tuple[str, ...] = ()
     engine: EngineUsed | None = None
     parting: Parting | None = None
+
+    @property
+    def summary(self) -> str:
+        """Finding and proof in one sentence."""
+        return Said(self.headline, self.proof).sentence
 
     @property
     def first_divergence(self) -> Row | None:
@@ -143,13 +150,14 @@ class Comparison(Sides, Judged):
         return pd.DataFrame([flat(row) for row in self.rows])
 
 
-def assembled(sides: Sides, judged: Judged, verdict: str, summary: str, next_steps: tuple[str, ...]) -> Comparison:
+def assembled(sides: Sides, judged: Judged, verdict: str, said: Said, next_steps: tuple[str, ...]) -> Comparison:
     """The Comparison of two sides, with the verdict and what is said of it. Nothing else makes one."""
     return Comparison(
         **vars(sides),
         **vars(judged),
         verdict=verdict,
-        summary=summary,
+        headline=said.headline,
+        proof=said.clauses,
         next_steps=next_steps,
         arithmetics=_arithmetics(judged.rows),
         profile=_profile(judged.rows, judged.diagnosis),

@@ -9,7 +9,8 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from llamadiff.comparison import diagnosis_text, summary
+from llamadiff.comparison import diagnosis_text
+from llamadiff.comparison.blame import headline
 from llamadiff.comparison.logits import Logits, TopToken
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row
@@ -47,6 +48,8 @@ def to_object(comparison: Comparison) -> dict[str, Any]:
         "schema": SCHEMA,
         "verdict": c.verdict,
         "summary": c.summary,
+        "headline": c.headline,
+        "proof": c.proof,
         "first_divergence": _divergence(c.first_divergence),
         "wrong": [row.tap for row in c.wrong],
         "diagnosis": [_diagnosis(d, c) for d in c.diagnosis],
@@ -93,7 +96,7 @@ def _divergence(row: Row | None) -> dict[str, Any] | None:
 def _diagnosis(d: Diagnosis, c: Comparison) -> dict[str, Any]:
     """One cause and its proof; where none is known, what comes nearest."""
     return {
-        "tap": d.tap, "cause": d.causes[0].name if d.known else UNKNOWN, "explanation": summary.explanation(d, c.rows),
+        "tap": d.tap, "cause": d.causes[0].name if d.known else UNKNOWN, "explanation": headline(d, c.rows),
         "nmse": d.nmse if d.known else None, "known": d.known, "harmless": d.harmless,
         "evidence": {"replayed_nmse": d.taps if d.known else {}, "right_nmse": d.right},
         "taps": list(d.taps), "layers": d.layers, "fix": diagnosis_text.fix(d) if d.known else None,

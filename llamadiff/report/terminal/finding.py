@@ -1,0 +1,104 @@
+"""The finding on a page: verdict and headline, the proof under them, then fix, place and what else to do."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len
+from rich.style import Style
+from rich.text import Text
+
+from llamadiff.comparison import advice
+from llamadiff.comparison import diagnosis_text as say
+from llamadiff.comparison.blame import headline, proof
+from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.rows import Row
+from llamadiff.diagnose.diagnosis import Diagnosis
+from llamadiff.report.links import page_of
+from llamadiff.report.terminal.page import Page
+from llamadiff.report.terminal.styles import STRONG, badge
+
+LABEL = 9  # cells: the labels of paragraphs, and the room after them
+_FEW = 3  # fixes, facts, steps
+_PROOF = 400  # characters of proof that a report has unless the full one is asked for
+
+
+def labelled(word: str) -> Text:
+    """A paragraph's label."""
+    return Text(word.ljust(LABEL), STRONG)
+
+
+def put_headline(page: Page, comparison: Comparison, full: bool) -> None:
+    """Print verdict and finding in a line, and what proves it under them."""
+    label = badge(page, comparison.verdict)
+    page.paragraph(label, Text(page.data(comparison.headline, 1000), STRONG))
+    if comparison.proof:
+        limit = 4000 if full else _PROOF
+        page.paragraph(Text(" " * label.cell_len), Text(page.data("; ".join(comparison.proof), limit)))
+
+
+def put_last_line(page: Page, comparison: Comparison) -> None:
+    """Print the verdict once more: the beginning of a long report is out of sight."""
+    label = badge(page, comparison.verdict)
+    seconds = comparison.timing.get("total_s")
+    tail = f"  ({seconds:.1f} s)" if seconds is not None else ""
+    room = max(1, page.width - label.cell_len - cell_len(tail))
+    page.put(Text.assemble(label, (page.data(comparison.headline, room), STRONG), tail))
+
+
+def put_fixes(page: Page, comparison: Comparison, full: bool) -> None:
+    """Print what to do about each known bug, and the place with both values."""
+    known = _mistakes(comparison)
+    most = len(known) if full else _FEW
+    for d in known[:most]:
+        page.paragraph(labelled("fix"), _fix(page, d, several=len(known) > 1))
+    if known[most:]:
+        page.paragraph(labelled("fix"), Text(f"{len(known) - most} more: --full shows them"))
+    first = comparison.leading
+    if first is not None and first.local is not None:
+        page.paragraph(labelled("place"), Text(page.data(_place(first), 1000)))
+
+
+def put_next_steps(page: Page, comparison: Comparison) -> None:
+    """Print what to do besides."""
+    said = {advice.fix_step(d) for d in _mistakes(comparison)}
+    if comparison.leading is not None and comparison.leading.local is not None:
+        said.add(advice.place_step(comparison.leading))
+    for step in comparison.next_steps:
+        if step not in said:
+            page.paragraph(labelled("next"), Text(page.data(step, 2000)))
+
+
+def _mistakes(comparison: Comparison) -> list[Diagnosis]:
+    return [d for d in comparison.diagnosis if d.known and not d.harmless]
+
+
+def _fix(page: Page, d: Diagnosis, several: bool) -> Text:
+    """What to do, the known bug's name, and who had it before."""
+    text = Text(f"{page.data(d.tap)}: " if several else "")
+    text.append(page.data(say.fix(d), 1000))
+    text.append(f" ({page.data(say.names(d.causes), 120)}")
+    sources = [source for source in d.causes[0].source.split(", ") if source]
+    for number, source in enumerate(sources):
+        text.append(", " if number else "; known from ")
+        address = page_of(source)
+        text.append(page.data(source), Style(link=address) if address else "")
+    return text.append(")")
+
+
+def _place(row: Row) -> str:
+    """Where the leading tap is most off, with both values, and what its error looks like."""
+    assert row.local is not None
+    facts = [fact.says for fact in row.local.facts[:_FEW]]
+    return "; ".join((advice.place_step(row), *facts))
+
+
+def put_causes(page: Page, comparison: Comparison) -> None:
+    """Print every diagnosis in full: what the op does, where, and the proof."""
+    for d in comparison.diagnosis:
+        name = say.names(d.causes) if d.known else "unknown"
+        said = "; ".join((headline(d, comparison.rows), *(proof(d, comparison.rows) if d.known else ())))
+        label = labelled("noise" if d.harmless else "cause")
+        page.paragraph(label, Text.assemble((page.data(name, 120), STRONG), f": {page.data(said, 2000)}"))
+    for row in comparison.wrong:
+        if row is not comparison.leading and row.local is not None and row.local.facts:
+            facts = "; ".join(fact.says for fact in row.local.facts)
+            page.paragraph(labelled("error"), Text(page.data(f"{row.tap}: {facts}", 1000)))

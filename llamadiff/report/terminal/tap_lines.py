@@ -1,0 +1,121 @@
+"""Which lines the tap table has: runs of like layers folded, the layer of the leading tap opened around it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.rows import Row, stem
+from llamadiff.numerics import tolerances
+
+QUIET = (tolerances.MATCH, tolerances.NOISE)
+FEW = 12  # layers, and taps outside them, that need no folding
+OPENED = 6  # taps that are told one by one in an opened layer
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: the rows that it stands for, in graph order."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(row.layer for row in self.rows if row.layer is not None))
+
+    @property
+    def loud(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if is_loud(row))
+
+    @property
+    def verdict(self) -> str:
+        return tolerances.worst_of([row.verdict for row in self.rows])
+
+    @property
+    def worst(self) -> Row:
+        """The row nearest its limit, or furthest above it."""
+        return max(self.rows, key=badness)
+
+    @property
+    def last(self) -> Row:
+        """The row that shows where this part of the model ends: a layer's output, where it was recorded."""
+        return next((row for row in reversed(self.rows) if row.tap.startswith("l_out-")), self.rows[-1])
+
+
+def is_loud(row: Row) -> bool:
+    """Whether a row must not be folded away."""
+    return row.verdict not in QUIET or baseline_is_off(row)
+
+
+def baseline_is_off(row: Row) -> bool:
+    """Whether the baseline's own computation of a tap is wrong (judged where the candidate is another trace)."""
+    return row.baseline_local is not None and row.baseline_local.verdict == tolerances.WRONG
+
+
+def over_limit(row: Row) -> float | None:
+    """Own error over its limit; None where nothing was judged."""
+    local = row.local
+    if local is None or math.isnan(local.nmse):
+        return None
+    return 0.0 if local.nmse == 0 else local.nmse / local.limit if local.limit > 0 else math.inf
+
+
+def badness(row: Row) -> tuple[int, float, float]:
+    """Worst verdict, then the largest own error for its limit, then the largest drift."""
+    drift = row.drift.nmse if row.drift else 0.0
+    severity = tolerances.SEVERITY.index(row.verdict)
+    return severity, over_limit(row) or 0.0, math.inf if math.isnan(drift) else drift
+
+
+def folded_lines(comparison: Comparison) -> list[Line]:
+    """A dozen lines or so, however deep the model is.
+
+    What is right is one line up to what is not; of layers that are wrong alike, the first is opened tap by tap.
+    """
+    groups = _groups(comparison.rows)
+    if len(groups) <= FEW and not any(map(is_loud, comparison.rows)):
+        return [Line(tuple(group)) for group in groups]
+    first = _first(comparison)
+    parts = [part for group in groups for part in (_opened(group) if first in group else [Line(tuple(group))])]
+    return [Line(tuple(row for part in run for row in part.rows)) for _, run in groupby(parts, key=_pattern)]
+
+
+def full_lines(comparison: Comparison) -> list[Line]:
+    """A line for each layer, and one for each tap of every layer in which something is not right."""
+    lines: list[Line] = []
+    for group in _groups(comparison.rows):
+        lines += [Line((row,)) for row in group] if any(map(is_loud, group)) else [Line(tuple(group))]
+    return lines
+
+
+def _first(comparison: Comparison) -> Row | None:
+    """The row around which a layer is opened."""
+    return comparison.leading or next(filter(is_loud, comparison.rows), None)
+
+
+def _groups(rows: Iterable[Row]) -> list[list[Row]]:
+    """The rows of each layer, and those outside the layers one by one.
+
+    A graph's nodes may come in any order: a layer stands where it begins, and what is between layers is before it.
+    """
+    groups: dict[int | str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.tap if row.layer is None else row.layer, []).append(row)
+    return list(groups.values())
+
+
+def _pattern(line: Line) -> tuple[object, ...]:
+    """What is not right in a line: like ones are folded, and a single tap is not."""
+    alone = line.rows if len(line.rows) == 1 else ()
+    return tuple((stem(row.tap), row.verdict, *(row.tap for row in alone)) for row in line.loud)
+
+
+def _opened(rows: Sequence[Row]) -> list[Line]:
+    """What is not right tap by tap, as far as these are few, and what is right between them."""
+    if sum(map(is_loud, rows)) <= OPENED:
+        return [Line((row,)) for row in rows]
+    end = [at for at, row in enumerate(rows) if is_loud(row)][OPENED]
+    return [*(Line((row,)) for row in rows[:end]), Line(tuple(rows[end:]))]
