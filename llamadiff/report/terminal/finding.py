@@ -54,7 +54,8 @@ def put_fixes(page: Page, comparison: Comparison, full: bool) -> None:
         page.paragraph(labelled("fix"), Text(f"{len(known) - most} more: --full shows them"))
     first = comparison.leading
     if first is not None and first.local is not None:
-        page.paragraph(labelled("place"), Text(page.data(_place(first), 1000)))
+        is_told = first.misrecorded or any(first.tap in d.taps for d in known)
+        page.paragraph(labelled("place"), Text(page.data(_place(first, full or not is_told), 1000)))
 
 
 def put_next_steps(page: Page, comparison: Comparison) -> None:
@@ -84,10 +85,10 @@ def _fix(page: Page, d: Diagnosis, several: bool) -> Text:
     return text.append(")")
 
 
-def _place(row: Row) -> str:
-    """Where the leading tap is most off, with both values, and what its error looks like."""
+def _place(row: Row, with_facts: bool) -> str:
+    """Where the leading tap is most off, with both values; where no cause says it, what its error looks like."""
     assert row.local is not None
-    facts = [fact.says for fact in row.local.facts[:_FEW]]
+    facts = [fact.says for fact in row.local.facts[:_FEW]] if with_facts else []
     return "; ".join((advice.place_step(row), *facts))
 
 

@@ -15,8 +15,6 @@ from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.styles import STRONG
 from llamadiff.report.terminal.tap_lines import baseline_is_off
 
-_FEW = 3
-
 
 def put_notes(page: Page, comparison: Comparison, full: bool) -> None:
     """Print the notes, each kind at most a few lines."""
@@ -62,9 +60,9 @@ def _spans(page: Page, comparison: Comparison, full: bool) -> list[Text]:
         if row.span:
             alike.setdefault(tuple(_word(name) for name in (row.tap, *row.span)), []).append(row)
     notes = [Text(_span(page, rows)) for rows in alike.values()]
-    most = _FEW if full else 1
-    left = len(notes) - most
-    return notes[:most] + ([Text(f"{left} more such spans of taps that were not recorded")] if left > 0 else [])
+    if full or len(notes) <= 1:
+        return notes
+    return [notes[0].append(f"; so do {len(notes) - 1} more taps for others")]
 
 
 def _span(page: Page, rows: Sequence[Row]) -> str:

@@ -52,7 +52,7 @@ def _head(page: Page, logits: Logits, n_tokens: int, names: tuple[str, str]) -> 
     same = {None: "unknown", True: "agrees", False: _disagreement(page, logits, names)}[logits.top1_agree]
     margin = f", margin {number(logits.margin)}" if math.isfinite(logits.margin) else ""
     rows = f"{logits.agreeing}/{logits.rows} rows agree"
-    return f"{after}{_divergence(logits, names)}; first token {same}{margin}; {rows}; ranks and logits of both"
+    return f"{after}{_divergence(logits, names)}; first token {same}{margin}; {rows}"
 
 
 def _divergence(logits: Logits, names: tuple[str, str]) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from llamadiff.comparison.result import Comparison
 from llamadiff.engines.reference_model import ENGINE
 from llamadiff.engines.select import NUMPY, EngineUsed
 from llamadiff.numerics import tolerances
-from llamadiff.report.terminal.finding import labelled
-from llamadiff.report.terminal.page import Page
+from llamadiff.report.terminal.finding import LABEL, labelled
+from llamadiff.report.terminal.page import PROSE, Page
 from llamadiff.report.terminal.tokens import put_tokens
 
 _FEW_CHECKS = 3
@@ -30,8 +31,11 @@ _USUAL = {
 def put_subject(page: Page, comparison: Comparison, full: bool) -> None:
     """Print who was compared with whom, on what; in a full report every token."""
     sides = f"{_producer(page, comparison.baseline, full)} and {_producer(page, comparison.candidate, full)}"
-    on = "" if full else f", {_run(page, comparison)}"
-    page.paragraph(labelled("compared"), Text(f"{_model(page, comparison.model, full)}: {sides}{on}"))
+    said = f"{_model(page, comparison.model, full)}: {sides}"
+    said += "" if full else f", {_run(comparison)}"
+    prompt = "" if comparison.prompt is None or full else f" {page.quoted(comparison.prompt, 24)}"
+    fits = LABEL + cell_len(said + prompt) <= min(page.width, PROSE)
+    page.paragraph(labelled("compared"), Text(said + (prompt if fits else "")))
     if comparison.engine is not None and (comparison.engine.name != NUMPY or full):
         page.paragraph(labelled("judged"), Text(f"by {_engine(page, comparison.engine)}"))
     if full and comparison.prompt is not None:
@@ -40,12 +44,11 @@ def put_subject(page: Page, comparison: Comparison, full: bool) -> None:
         put_tokens(page, comparison)
 
 
-def _run(page: Page, comparison: Comparison) -> str:
-    """How many tokens there were, and how they begin."""
+def _run(comparison: Comparison) -> str:
+    """How many tokens there were."""
     count, n_prefill = len(comparison.tokens), comparison.n_prefill
     steps = f" and {count - n_prefill} decode steps" if 0 < n_prefill < count else ""
-    prompt = "" if comparison.prompt is None else f" {page.quoted(comparison.prompt, 24)}"
-    return f"{n_prefill if steps else count} tokens{prompt}{steps}"
+    return f"{n_prefill if steps else count} tokens{steps}"
 
 
 def _engine(page: Page, engine: EngineUsed) -> str:

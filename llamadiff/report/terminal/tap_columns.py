@@ -34,7 +34,7 @@ def columns_of(page: Page, lines: Sequence[Line], names: tuple[str, str], full: 
         Column("", [_verdict(page, line) for line in lines], left=True),
         Column("own error", [Text(_own_error(line), _strength(line)) for line in lines]),
         Column("x limit", [Text(_times_limit(line), _strength(line)) for line in lines], rank=1),
-        Column("", [Text(bar(over_limit(line.worst)), STRONG) for line in lines], rank=2, left=True),
+        Column("", [Text(bar(over_limit(line.worst)) if line.loud else "", STRONG) for line in lines], rank=2, left=True),
         Column("inherited", [Text(_inherited(line)) for line in lines], rank=3),
         *_pair("rms", lines, names, lambda stats: stats.rms, 5),
         *(_more(page, lines, names) if full else ()),

@@ -45,6 +45,14 @@ class Line:
         return next((row for row in reversed(self.rows) if row.tap.startswith("l_out-")), self.rows[-1])
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Rows of one layer, or one outside the layers; ``alone``: not to be folded."""
+
+    rows: tuple[Row, ...]
+    alone: bool = False
+
+
 def is_loud(row: Row) -> bool:
     """Whether a row must not be folded away."""
     return row.verdict not in QUIET or baseline_is_off(row)
@@ -60,7 +68,8 @@ def over_limit(row: Row) -> float | None:
     local = row.local
     if local is None or math.isnan(local.nmse):
         return None
-    return 0.0 if local.nmse == 0 else local.nmse / local.limit if local.limit > 0 else math.inf
+    limit = local.noise_limit if row.verdict == tolerances.NOISE else local.limit
+    return 0.0 if local.nmse == 0 else local.nmse / limit if limit > 0 else math.inf
 
 
 def badness(row: Row) -> tuple[int, float, float]:
@@ -79,8 +88,11 @@ def folded_lines(comparison: Comparison) -> list[Line]:
     if len(groups) <= FEW and not any(map(is_loud, comparison.rows)):
         return [Line(tuple(group)) for group in groups]
     first = _first(comparison)
-    parts = [part for group in groups for part in (_opened(group) if first in group else [Line(tuple(group))])]
-    return [Line(tuple(row for part in run for row in part.rows)) for _, run in groupby(parts, key=_pattern)]
+    lines: list[Line] = []
+    for is_alone, run in groupby(_parts(groups, first), key=lambda part: part.rows[0].tap if part.alone else None):
+        for _, like in groupby(run, key=_pattern) if is_alone is None else [(None, run)]:
+            lines.append(Line(tuple(row for part in like for row in part.rows)))
+    return lines
 
 
 def full_lines(comparison: Comparison) -> list[Line]:
@@ -107,15 +119,24 @@ def _groups(rows: Iterable[Row]) -> list[list[Row]]:
     return list(groups.values())
 
 
-def _pattern(line: Line) -> tuple[object, ...]:
-    """What is not right in a line: like ones are folded, and a single tap is not."""
-    alone = line.rows if len(line.rows) == 1 else ()
-    return tuple((stem(row.tap), row.verdict, *(row.tap for row in alone)) for row in line.loud)
+def _parts(groups: Sequence[Sequence[Row]], first: Row | None) -> list[_Part]:
+    """What may be folded with what is like it; of the layer around ``first``, wrong taps stand alone."""
+    parts: list[_Part] = []
+    for group in groups:
+        parts += _opened(group, first) if first is not None and first in group else [_Part(tuple(group))]
+    return parts
 
 
-def _opened(rows: Sequence[Row]) -> list[Line]:
-    """What is not right tap by tap, as far as these are few, and what is right between them."""
-    if sum(map(is_loud, rows)) <= OPENED:
-        return [Line((row,)) for row in rows]
-    end = [at for at, row in enumerate(rows) if is_loud(row)][OPENED]
-    return [*(Line((row,)) for row in rows[:end]), Line(tuple(rows[end:]))]
+def _opened(rows: Sequence[Row], first: Row) -> list[_Part]:
+    """A layer tap by tap, as far as those that are not right are few; where none is wrong, the first one alone."""
+    loud = [at for at, row in enumerate(rows) if is_loud(row)]
+    told = loud[: OPENED if first.verdict == tolerances.WRONG else 1]
+    end = loud[len(told)] if len(loud) > len(told) else len(rows)
+    parts = [_Part((row,), alone=is_loud(row)) for row in rows[:end]]
+    return [*parts, *([_Part(tuple(rows[end:]))] if end < len(rows) else [])]
+
+
+def _pattern(part: _Part) -> object:
+    """What is not right in a part: like ones are folded."""
+    wrong = tuple(stem(row.tap) for row in part.rows if row.verdict == tolerances.WRONG)
+    return wrong or any(map(is_loud, part.rows))

@@ -23,25 +23,22 @@ def put_map(page: Page, comparison: Comparison, full: bool) -> None:
     """Print the map of a deep model in which something is not right, or any deep one's in a full report."""
     rows = [row for row in comparison.rows if row.layer is not None]
     n_layers = 1 + max((row.layer or 0 for row in rows), default=-1)
-    told = _told(rows, full)
-    if n_layers <= DEEP or not told:
+    if n_layers <= DEEP or not (full or any(map(is_loud, rows))):
         return
-    others = [row for row in rows if stem(row.tap) not in told]
+    told = _told(rows, full)
     parts = {page.data(word, _LABEL): [row for row in rows if stem(row.tap) == word] for word in told}
-    if others:
-        kinds = len({stem(row.tap) for row in others})
-        parts[f"{kinds} other taps" if told else f"{kinds} taps"] = others
+    if not told:
+        parts["all taps"] = rows
     width = max(len("layer"), *map(len, parts))
     each = -(-n_layers // max(1, page.width - width - 2))  # layers in a cell
     page.put(Text(f"{'layer':{width}}  {_axis(n_layers, each)}"))
     for label, of in parts.items():
         page.put(Text.assemble(f"{label:{width}}  ", _cells(page, of, n_layers, each)))
-    page.blank()
 
 
 def _told(rows: Sequence[Row], full: bool) -> list[str]:
-    """The taps that have a line of their own."""
-    stems = list(dict.fromkeys(stem(row.tap) for row in rows if full or is_loud(row)))
+    """The taps that have a line of their own: the wrong ones."""
+    stems = list(dict.fromkeys(stem(row.tap) for row in rows if full or row.verdict == tolerances.WRONG))
     return stems if full else stems[:_MOST]
 
 
