@@ -50,7 +50,7 @@ def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subje
 
 
 def place(row: Row, layers: Sequence[int] | None = None) -> str:
-    """Which op, of which weight, in which layers: ``RoPE, layers 0-2``, ``matrix product by ffn_up.weight, layer 1``."""
+    """Which op, of which weight, in which layers: ``RoPE, layers 0-2``, ``LayerNorm by output_norm.weight``."""
     if row.span:
         return f"{row.span[0]} to {row.tap}"
     op = _TAPS.get(stem(row.tap)) or _OPS.get(row.op, row.op)

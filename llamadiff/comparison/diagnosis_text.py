@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from llamadiff.diagnose.diagnosis import Cause, Diagnosis
 from llamadiff.diagnose.registry import known_bugs
 
-
 _FEW_PARTS = 6  # of a list of layers
 
 
@@ -27,7 +26,7 @@ def likeliest(d: Diagnosis) -> str:
 
 def alternatives(d: Diagnosis) -> Iterator[str]:
     """What else the op may do, where the model cannot tell it apart."""
-    first, *others = dict.fromkeys(_said(cause) for cause in d.causes)
+    _first, *others = dict.fromkeys(_said(cause) for cause in d.causes)
     if others:
         yield f"or it {', or '.join(others[:3])}: this model cannot tell them apart"
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from llamadiff.comparison.coverage import Coverage
 from llamadiff.comparison.logits import Logits
+from llamadiff.comparison.notebook import as_html
 from llamadiff.comparison.rows import Row, flat, leading
 from llamadiff.comparison.said import Said
 from llamadiff.diagnose.diagnosis import Diagnosis
@@ -107,7 +108,7 @@ class Judged:
     timing: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison(Sides, Judged):
     """All that one run found out; ``headline`` is the finding in a line, ``proof`` what stands under it.
 
@@ -147,7 +148,15 @@ class Comparison(Sides, Judged):
         """One row a tap, in graph order."""
         import pandas as pd
 
-        return pd.DataFrame([flat(row) for row in self.rows])
+        frame = pd.DataFrame([flat(row) for row in self.rows])
+        return frame.astype({"layer": "Int64"}) if len(frame) else frame  # whole numbers, where some have none
+
+    def __repr__(self) -> str:
+        return f"<Comparison {self.verdict.upper()}: {self.headline} ({len(self.rows)} taps)>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return as_html(self)
 
 
 def assembled(sides: Sides, judged: Judged, verdict: str, said: Said, next_steps: tuple[str, ...]) -> Comparison:

@@ -73,7 +73,8 @@ def flat(row: Row) -> dict[str, Any]:
     """A row as one line of a table."""
     drift, local = row.drift, row.local
     out: dict[str, Any] = {
-        "tap": row.tap, "layer": row.layer, "op": row.op, "weight": row.weight, "weight_type": row.weight_type, "verdict": row.verdict,
+        "tap": row.tap, "layer": row.layer, "op": row.op, "weight": row.weight, "weight_type": row.weight_type,
+        "verdict": row.verdict,
         "local_nmse": local.nmse if local else None, "arithmetic": local.arithmetic if local else None,
         "limit": local.limit if local else None, "span": " ".join(row.span) or None,
         "drift_nmse": drift.nmse if drift else None, "ratio_to_noise": row.ratio_to_noise,

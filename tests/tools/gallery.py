@@ -1,4 +1,7 @@
-"""Reports as pictures, to be looked at: every case in every width and theme. ``gallery.py DIR [CASE ...]``."""
+"""Reports as pictures, to be looked at: every case in every width and theme.
+
+``PYTHONPATH=tests python -m tools.gallery DIR [CASE ...]``, with chromium.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,7 @@ from rich.terminal_theme import TerminalTheme
 
 from llamadiff.comparison.result import Comparison
 from llamadiff.report.terminal.report import render
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.themes import THEMES  # noqa: E402
+from tools.themes import THEMES
 
 WIDTHS = (40, 80, 100, 140)
 PAGE = (
@@ -39,8 +39,9 @@ def picture(html: Path, width: int, lines: int) -> None:
     """A PNG beside a page, by a browser."""
     browser = shutil.which("chromium") or "chromium"
     size = f"--window-size={int(8.45 * width) + 28},{int(17.5 * lines) + 28}"
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", size]
-    subprocess.run([*command, f"--screenshot={html.with_suffix('.png')}", html.as_uri()], check=True, capture_output=True)
+    to = f"--screenshot={html.with_suffix('.png')}"
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", size, to, html.as_uri()]
+    subprocess.run(command, check=True, capture_output=True)
 
 
 def main(cases: dict[str, Callable[[], Comparison]], folder: Path, names: list[str]) -> None:

@@ -34,7 +34,9 @@ def columns_of(page: Page, lines: Sequence[Line], names: tuple[str, str], full: 
         Column("", [_verdict(page, line) for line in lines], left=True),
         Column("own error", [Text(_own_error(line), _strength(line)) for line in lines]),
         Column("x limit", [Text(_times_limit(line), _strength(line)) for line in lines], rank=1),
-        Column("", [Text(bar(over_limit(line.worst)) if line.loud else "", STRONG) for line in lines], rank=2, left=True),
+        Column(
+            "", [Text(bar(over_limit(line.worst)) if line.loud else "", STRONG) for line in lines], rank=2, left=True
+        ),
         Column("inherited", [Text(_inherited(line)) for line in lines], rank=3),
         *_pair("rms", lines, names, lambda stats: stats.rms, 5),
         *(_more(page, lines, names) if full else ()),
@@ -131,7 +133,9 @@ def _more(page: Page, lines: Sequence[Line], names: tuple[str, str]) -> list[Col
         of_worst("limit", lambda row: tiny(row.local.limit) if row.local else "", 6),
         of_worst("rounds to", lambda row: page.data(_arithmetic(row), 11), 7, left=True),
         of_worst("op", lambda row: page.data(row.op, 20), 8, left=True),
-        of_worst("weight", lambda row: page.data(f"{row.weight} {row.weight_type or ''}") if row.weight else "", 9, True),
+        of_worst(
+            "weight", lambda row: page.data(f"{row.weight} {row.weight_type or ''}") if row.weight else "", 9, True
+        ),
         *_pair("mean", lines, names, lambda stats: stats.mean, 10),
         of_worst("cosine", lambda row: f"{row.drift.cosine:.6f}" if row.drift else "", 11),
         *_pair("min", lines, names, lambda stats: stats.min, 12),
