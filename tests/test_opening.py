@@ -69,8 +69,8 @@ def test_which_engine_judged_is_said_of_every_candidate(small_model, tmp_path: P
     assert compare(path, candidate=trace).engine.name == diff(trace, trace, path).engine.name == "numpy"
     assert compare(path, candidate=trace, engine="graph").engine.name == "graph"
     assert diff(trace, trace).engine is None
-    shown = run("compare", path, "--candidate", tmp_path / "t.safetensors").stdout
-    assert "engine       the reference engine, in NumPy" in shown
+    shown = run("compare", path, "--candidate", tmp_path / "t.safetensors", "--full").stdout
+    assert "judged   by the reference engine, in NumPy" in shown
 
 
 def test_traces_are_recorded_checked_and_diagnosed(parallel: Path, tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ _EXAMPLES = {
     "compare": (
         'llamadiff compare model.gguf "Once upon a time"       is llama.cpp right on this machine?',
         "llamadiff compare model.gguf mine.safetensors         is my engine?",
-        'llamadiff compare model.gguf "Once" --candidate "cmd: ./engine --dump {trace}" --json report.json',
+        'llamadiff compare model.gguf "Once" --candidate "cmd: ./engine --tokens {tokens} --dump {out}"',
     ),
     "capture": ('llamadiff capture model.gguf "Once upon a time" -o right.safetensors',),
     "diff": ("llamadiff diff right.safetensors mine.safetensors --model model.gguf",),

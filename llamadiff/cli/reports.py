@@ -101,7 +101,8 @@ def _with_options(
 
     def gathered(**given: Any) -> None:
         targets = {form.name: target for key, form in options.items() if (target := given.pop(key)) is not None}
-        command(**given, reports=Reports(targets, **{key: given.pop(key) for key in shown}))
+        reports = Reports(targets, **{key: given.pop(key) for key in shown})
+        command(**given, reports=reports)
 
     own = inspect.signature(command, eval_str=True).parameters
     parameters = [each for name, each in own.items() if name != "reports"]

@@ -49,12 +49,12 @@ def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subje
     return Said(found, tuple(_unknown(first, why))).plus(*also, *rest)
 
 
-def place(row: Row, layers: Sequence[int] | None = None) -> str:
+def place(row: Row, layers: Sequence[int] = (), names_weight: bool = True) -> str:
     """Which op, of which weight, in which layers: ``RoPE, layers 0-2``, ``LayerNorm by output_norm.weight``."""
     if row.span:
         return f"{row.span[0]} to {row.tap}"
     op = _TAPS.get(stem(row.tap)) or _OPS.get(row.op, row.op)
-    weight = f" by {_without_layer(row)}" if row.weight else ""
+    weight = f" by {_without_layer(row)}" if row.weight and names_weight else ""
     own = () if row.layer is None else (row.layer,)
     where = say.layers_of(layers or own)
     return f"{op}{weight}{f', {where}' if where else ''}"
@@ -68,12 +68,13 @@ def _without_layer(row: Row) -> str:
 def headline(d: Diagnosis, rows: Sequence[Row]) -> str:
     """What an op does where, in a line; of alternatives that the model cannot tell apart, the likeliest."""
     row = next(row for row in rows if row.tap == d.tap)
-    return f"{place(row, d.layers)}: {say.likeliest(d)}" if d.known else f"{place(row)}: {say.nearest(d)}"
+    alike = len({stem(tap) for tap in d.taps}) == 1  # of several taps, no weight is that of all
+    return f"{place(row, d.layers, alike)}: {say.likeliest(d)}" if d.known else f"{place(row)}: {say.nearest(d)}"
 
 
 def proof(d: Diagnosis, rows: Sequence[Row]) -> Iterator[str]:
     """Which taps, how well the replay fits, and what else would fit as well."""
-    yield say.where(d, [row.tap for row in rows]) or f"{d.tap} alone"
+    yield say.where(d, [row.tap for row in rows])
     yield say.proof(d)
     yield from say.alternatives(d)
 

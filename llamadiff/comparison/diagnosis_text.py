@@ -8,6 +8,7 @@ from llamadiff.diagnose.diagnosis import Cause, Diagnosis
 from llamadiff.diagnose.registry import known_bugs
 
 _FEW_PARTS = 6  # of a list of layers
+_FEW_TAPS = 4
 
 
 def clause(d: Diagnosis) -> str:
@@ -36,17 +37,18 @@ def _said(cause: Cause) -> str:
 
 
 def where(d: Diagnosis, recorded: Sequence[str]) -> str:
-    """Which taps and layers, where it is more than one: ``recorded`` are all taps that were judged."""
+    """Which taps, in which layers: ``recorded`` are all taps that were judged."""
+    if len(d.taps) == 1:
+        return f"{d.tap} alone"
     words = list(dict.fromkeys(_word(tap) for tap in d.taps))
     possible = {_layer(tap) for tap in recorded if _word(tap) in words and _layer(tap) is not None}
-    layers = d.layers
-    place = ""
-    if len(possible) > 1:
-        place = f"in all {len(layers)} layers" if len(layers) == len(possible) else f"in {layers_of(layers)}"
-    if len(words) == 1:
-        return place if len(layers) > 1 else ""
-    named = ", ".join(words[:-1]) + f" and {words[-1]}" if len(words) <= 4 else f"{', '.join(words[:4])} and more"
-    return f"{named} {place}".strip()
+    named = " and ".join(words) if len(words) <= 2 else f"{', '.join(words[:-1])} and {words[-1]}"
+    named = named if len(words) <= _FEW_TAPS else f"{', '.join(words[:_FEW_TAPS])} and more"
+    if len(possible) <= 1:
+        return named
+    if len(d.layers) < len(possible):
+        return f"{named} in {layers_of(d.layers)}"
+    return f"{named} in both layers" if len(possible) == 2 else f"{named} in all {len(possible)} layers"
 
 
 def layers_of(numbers: Sequence[int]) -> str:

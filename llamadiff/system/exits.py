@@ -34,8 +34,9 @@ def run(command: Callable[[], Any], say: Callable[[str], None]) -> int:
     """The exit code of a command. ``say`` is given one line if it ends before its time.
 
     A program error gives one line as well, and a code of its own, since Python's for it would mean "wrong"; in
-    Python's development mode (-X dev) it keeps its traceback. What was stopped by a signal, or lost its reader, has no exit
-    code: when all is cleaned up, it dies of the signal, as it would have without cleaning up.
+    Python's development mode (-X dev) it keeps its traceback. What was stopped by a signal, or lost its reader, has no
+    exit code: when all is cleaned up, it dies of the signal, as it would have without cleaning up. A shell calls that
+    128 plus the signal's number: 130 after Ctrl-C.
     """
     _open_streams()
     _listen()

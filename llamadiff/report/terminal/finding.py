@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
@@ -10,8 +12,9 @@ from llamadiff.comparison import advice
 from llamadiff.comparison import diagnosis_text as say
 from llamadiff.comparison.blame import headline, proof
 from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.rows import Row
+from llamadiff.comparison.rows import Row, stem
 from llamadiff.diagnose.diagnosis import Diagnosis
+from llamadiff.judge.finding import Local
 from llamadiff.report.links import page_of
 from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.styles import STRONG, badge
@@ -54,8 +57,23 @@ def put_fixes(page: Page, comparison: Comparison, full: bool) -> None:
         page.paragraph(labelled("fix"), Text(f"{len(known) - most} more: --full shows them"))
     first = comparison.leading
     if first is not None and first.local is not None:
+        others = [row for row in comparison.wrong if stem(row.tap) != stem(first.tap)]
         is_told = first.misrecorded or any(first.tap in d.taps for d in known)
         page.paragraph(labelled("place"), Text(page.data(_place(first, full or not is_told), 1000)))
+        _put_errors(page, others, known)
+
+
+def _put_errors(page: Page, others: Sequence[Row], known: Sequence[Diagnosis]) -> None:
+    """Print what the errors of other ops without a known cause look like, one tap of each."""
+    explained = {tap for d in known for tap in d.taps}
+    open_ones = {stem(row.tap): row for row in reversed(others) if row.tap not in explained and not row.misrecorded}
+    for row in list(reversed(open_ones.values()))[:_FEW]:
+        if row.local is not None and row.local.facts:
+            page.paragraph(labelled("error"), Text(page.data(f"{row.tap}: {_facts(row.local)}", 1000)))
+
+
+def _facts(local: Local) -> str:
+    return "; ".join(fact.says for fact in local.facts)
 
 
 def put_next_steps(page: Page, comparison: Comparison) -> None:
@@ -99,7 +117,3 @@ def put_causes(page: Page, comparison: Comparison) -> None:
         said = "; ".join((headline(d, comparison.rows), *(proof(d, comparison.rows) if d.known else ())))
         label = labelled("noise" if d.harmless else "cause")
         page.paragraph(label, Text.assemble((page.data(name, 120), STRONG), f": {page.data(said, 2000)}"))
-    for row in comparison.wrong:
-        if row is not comparison.leading and row.local is not None and row.local.facts:
-            facts = "; ".join(fact.says for fact in row.local.facts)
-            page.paragraph(labelled("error"), Text(page.data(f"{row.tap}: {facts}", 1000)))

@@ -64,22 +64,21 @@ def _divergence(logits: Logits, names: tuple[str, str]) -> str:
 
 
 def _disagreement(page: Page, logits: Logits, names: tuple[str, str]) -> str:
-    sides = [f"{who} says {_token(page, top[0])}"
+    sides = [f"{who} {_token(page, top[0])}"
              for who, top in zip(names, (logits.top, logits.candidate_top), strict=True) if top]  # fmt: skip
     return f"DIFFERS ({', '.join(sides)})" if sides else "DIFFERS"
 
 
 def _token(page: Page, token: TopToken) -> str:
-    return str(token.id) if token.text is None else f"{token.id} {page.quoted(token.text)}"
+    return f"token {token.id}" if token.text is None else page.quoted(token.text, 12)
 
 
 def _cell(page: Page, token: TopToken) -> Text:
     """``2→4 "ce" 5.2149 / 4.2517``: ranks, text and logits of both sides."""
     unknown, moved = math.isnan(token.candidate), token.rank != token.candidate_rank
     rank = f"{token.rank}→{'-' if unknown else token.candidate_rank}"
-    text = f"token {token.id}" if token.text is None else page.quoted(token.text, 12)
     values = f"{number(token.baseline)} / {'-' if unknown else number(token.candidate)}"
-    return Text.assemble((rank, STRONG if moved else ""), f" {text} {values}")
+    return Text.assemble((rank, STRONG if moved else ""), f" {_token(page, token)} {values}")
 
 
 def _put_grid(page: Page, cells: Sequence[Text]) -> None:

@@ -12,7 +12,7 @@ from llamadiff.report.terminal import escape
 PROSE = 100  # cells; longer lines are hard to read
 
 # What the renderer itself writes beyond ASCII, and one ASCII character for each.
-_PLAIN = str.maketrans("✗·×▸•│─━╸", "x.x>*|-=-")
+_PLAIN = str.maketrans("✗·×▸•│─━╸→", "x.x>*|-=->")
 
 
 class Page:

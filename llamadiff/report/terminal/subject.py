@@ -47,8 +47,10 @@ def put_subject(page: Page, comparison: Comparison, full: bool) -> None:
 def _run(comparison: Comparison) -> str:
     """How many tokens there were."""
     count, n_prefill = len(comparison.tokens), comparison.n_prefill
-    steps = f" and {count - n_prefill} decode steps" if 0 < n_prefill < count else ""
-    return f"{n_prefill if steps else count} tokens{steps}"
+    decoded = count - n_prefill if 0 < n_prefill < count else 0
+    steps = f" and {decoded} decode step{'s' if decoded > 1 else ''}" if decoded else ""
+    prefill = count - decoded
+    return f"{prefill} token{'s' if prefill != 1 else ''}{steps}"
 
 
 def _engine(page: Page, engine: EngineUsed) -> str:

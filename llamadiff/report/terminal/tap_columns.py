@@ -34,9 +34,7 @@ def columns_of(page: Page, lines: Sequence[Line], names: tuple[str, str], full: 
         Column("", [_verdict(page, line) for line in lines], left=True),
         Column("own error", [Text(_own_error(line), _strength(line)) for line in lines]),
         Column("x limit", [Text(_times_limit(line), _strength(line)) for line in lines], rank=1),
-        Column(
-            "", [Text(bar(over_limit(line.worst)) if line.loud else "", STRONG) for line in lines], rank=2, left=True
-        ),
+        Column("", [Text(_bar_of(line), STRONG) for line in lines], rank=2, left=True),
         Column("inherited", [Text(_inherited(line)) for line in lines], rank=3),
         *_pair("rms", lines, names, lambda stats: stats.rms, 5),
         *(_more(page, lines, names) if full else ()),
@@ -86,6 +84,10 @@ def _times_limit(line: Line) -> str:
     return times(ratio) if ratio else ""
 
 
+def _bar_of(line: Line) -> str:
+    return bar(over_limit(line.worst)) if line.loud else ""
+
+
 def bar(ratio: float | None) -> str:
     """How far an own error is above its limit: a cell for two decades; what is within its limit has none."""
     if ratio is None or ratio <= 1:
@@ -133,14 +135,16 @@ def _more(page: Page, lines: Sequence[Line], names: tuple[str, str]) -> list[Col
         of_worst("limit", lambda row: tiny(row.local.limit) if row.local else "", 6),
         of_worst("rounds to", lambda row: page.data(_arithmetic(row), 11), 7, left=True),
         of_worst("op", lambda row: page.data(row.op, 20), 8, left=True),
-        of_worst(
-            "weight", lambda row: page.data(f"{row.weight} {row.weight_type or ''}") if row.weight else "", 9, True
-        ),
+        of_worst("weight", lambda row: _weight(page, row), 9, left=True),
         *_pair("mean", lines, names, lambda stats: stats.mean, 10),
         of_worst("cosine", lambda row: f"{row.drift.cosine:.6f}" if row.drift else "", 11),
         *_pair("min", lines, names, lambda stats: stats.min, 12),
         *_pair("max", lines, names, lambda stats: stats.max, 12),
     ]
+
+
+def _weight(page: Page, row: Row) -> str:
+    return page.data(f"{row.weight} {row.weight_type or ''}") if row.weight else ""
 
 
 def _arithmetic(row: Row) -> str:

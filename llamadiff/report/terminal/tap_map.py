@@ -20,10 +20,14 @@ _TICKS = (5, 10, 20)  # cells from one number to the next
 
 
 def put_map(page: Page, comparison: Comparison, full: bool) -> None:
-    """Print the map of a deep model in which something is not right, or any deep one's in a full report."""
+    """Print the map of a deep model in some layers of which something is not right; in a full report of any deep one.
+
+    Where every layer is wrong alike, a map would say no more than that.
+    """
     rows = [row for row in comparison.rows if row.layer is not None]
     n_layers = 1 + max((row.layer or 0 for row in rows), default=-1)
-    if n_layers <= DEEP or not (full or any(map(is_loud, rows))):
+    loud = {row.layer for row in rows if is_loud(row)}
+    if n_layers <= DEEP or not (full or 0 < len(loud) < n_layers):
         return
     told = _told(rows, full)
     parts = {page.data(word, _LABEL): [row for row in rows if stem(row.tap) == word] for word in told}
