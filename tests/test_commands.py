@@ -232,7 +232,8 @@ def test_every_format_is_an_option_and_writes_a_report(form, result, small_model
     done = run("compare", small_model(), faulty, f"--{form.name}", target)
     assert done.returncode == 1, done.stderr
     assert "Qcur_rope-0" in target.read_text()
-    assert f"--{form.name}: " in run("compare", small_model(), faulty, f"--{form.name}", small_model()).stderr
+    refused = run("compare", small_model(), faulty, f"--{form.name}", faulty).stderr
+    assert f"--{form.name}: {faulty} is the candidate, which would be overwritten" in refused
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form.of_several], ids=lambda form: form.name)
