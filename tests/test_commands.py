@@ -147,6 +147,15 @@ def test_the_doctor_says_what_is_bad(monkeypatch):
     assert listing.print_checks([Examined("x", OK, "")]) is True
 
 
+def test_the_demos_words_break_between_words(monkeypatch, capsys):
+    from llamadiff.report.terminal.report import say
+
+    monkeypatch.setenv("COLUMNS", "40")
+    say("The same again, with a bug in the engine: its RoPE rotates halves (i, i+32).")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines] == ["the", "(i,", "i+32)."]
+
+
 # prompts and traces
 
 

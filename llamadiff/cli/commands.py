@@ -231,11 +231,12 @@ def check(
 def demo() -> None:
     """Compare the shipped model, right and then with a bug in it."""
     from llamadiff.comparison import demo as shipped
+    from llamadiff.report.terminal.report import say
 
     with _progress() as progress:
         right, wrong = shipped.run(progress)
     Reports().write(right)
-    typer.echo(f"\nThe same again, with a bug in the engine: its RoPE {shipped.BUG}.\n")
+    say(f"\nThe same again, with a bug in the engine: its RoPE {shipped.BUG}.\n")
     Reports().write(wrong)
     raise typer.Exit(0 if (right.verdict, wrong.verdict) == ("match", "wrong") else 1)
 

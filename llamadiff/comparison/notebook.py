@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from llamadiff.comparison.rows import Row
+from llamadiff.comparison.said import Said
 from llamadiff.numerics import tolerances
-
-if TYPE_CHECKING:
-    from llamadiff.comparison.result import Comparison
 
 MOST = 20  # taps
 _TITLES = ("tap", "verdict", "own error", "limit")
@@ -23,11 +20,11 @@ _BADGES = {
 }
 
 
-def as_html(comparison: Comparison) -> str:
-    """The comparison as a piece of HTML; ``frame()`` has every tap."""
-    badge = f'<b style="{_BADGES[comparison.verdict]};padding:0 0.5em">{comparison.verdict.upper()}</b>'
-    head = f"<p>{badge} <b>{escape(comparison.headline)}</b><br>{escape('; '.join(comparison.proof))}</p>"
-    told = [row for row in comparison.rows if row.verdict in (tolerances.WRONG, tolerances.UNCHECKED)]
+def as_html(verdict: str, said: Said, rows: Sequence[Row]) -> str:
+    """The finding and the taps that are not right as a piece of HTML; ``frame()`` has every tap."""
+    badge = f'<b style="{_BADGES[verdict]};padding:0 0.5em">{verdict.upper()}</b>'
+    head = f"<p>{badge} <b>{escape(said.headline)}</b><br>{escape('; '.join(said.clauses))}</p>"
+    told = [row for row in rows if row.verdict in (tolerances.WRONG, tolerances.UNCHECKED)]
     return head + (_table(told) if told else "")
 
 

@@ -127,9 +127,14 @@ class Comparison(Sides, Judged):
     parting: Parting | None = None
 
     @property
+    def said(self) -> Said:
+        """Finding and proof."""
+        return Said(self.headline, self.proof)
+
+    @property
     def summary(self) -> str:
         """Finding and proof in one sentence."""
-        return Said(self.headline, self.proof).sentence
+        return self.said.sentence
 
     @property
     def first_divergence(self) -> Row | None:
@@ -156,7 +161,7 @@ class Comparison(Sides, Judged):
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return as_html(self)
+        return as_html(self.verdict, self.said, self.rows)
 
 
 def assembled(sides: Sides, judged: Judged, verdict: str, said: Said, next_steps: tuple[str, ...]) -> Comparison:

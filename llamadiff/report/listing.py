@@ -21,6 +21,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 
 NAME_WIDTH = 26
+_FIRST = frozenset(kind.word for kind in taps.KINDS if kind.key)
 
 
 def print_taps(model: Runnable, n_tokens: int) -> None:
@@ -40,11 +41,16 @@ def print_taps(model: Runnable, n_tokens: int) -> None:
             shape = taps.shape_of(tap, n_tokens, model.sizes)
             label = tap.kind.word + ("-i" if tap.kind.layered else "")
             what = tap.kind.what or tap.kind.op
-            table.add_row("*" if tap.kind.key else "", label, str(list(shape)), ", ".join(tap.kind.axes), what)
+            table.add_row("*" if is_first(tap) else "", label, str(list(shape)), ", ".join(tap.kind.axes), what)
     console.print(table)
     console.print(
         Text("* write these first; the others narrow a fault down to one op (the file: docs/trace-format.md)")
     )
+
+
+def is_first(tap: taps.Tap) -> bool:
+    """Whether a tap is one of those to write first: by its name, of what a graph has under a name of the vocabulary."""
+    return tap.kind.key or tap.kind.word in _FIRST
 
 
 def taps_as_json(model: Runnable, n_tokens: int) -> str:
@@ -53,7 +59,7 @@ def taps_as_json(model: Runnable, n_tokens: int) -> str:
         {
             "tap": tap.name, "layer": tap.layer, "op": tap.kind.op, "what": tap.kind.what or tap.kind.op,
             "shape": list(taps.shape_of(tap, n_tokens, model.sizes)), "axes": list(tap.kind.axes),
-            "first": tap.kind.key, "optional": tap.kind.optional,
+            "first": is_first(tap), "optional": tap.kind.optional,
         }
         for tap in model.taps
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The pictures of a report in README.md and in docs/reading.md, the second with notes beside its lines. ``make docs``."""
+"""The pictures of a report in README.md and docs/reading.md, the second with notes beside its lines. ``make docs``."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import sys
 from typing import IO
 
 from rich.console import Console
+from rich.text import Text
 
 from llamadiff.comparison.result import Comparison
 from llamadiff.report.terminal.details import put_absences, put_details
@@ -29,6 +30,11 @@ def make_console(file: IO[str] | None = None, width: int | None = None) -> Conso
         columns = os.environ.get("COLUMNS", "")
         console.width = int(columns) if columns.isdecimal() and int(columns) > 0 else PIPED_WIDTH
     return console
+
+
+def say(words: str) -> None:
+    """Print words of our own, broken between words."""
+    make_console().print(Text(words))
 
 
 def render(comparison: Comparison, console: Console, full: bool = False, verbose: bool = False) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from rich.text import Text
 
 from llamadiff.comparison.result import Comparison
-from llamadiff.engines.reference_model import ENGINE
 from llamadiff.report.terminal.columns import fitted, line, titles
 from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.tap_columns import columns_of, side_names
@@ -34,4 +33,4 @@ def put_taps(page: Page, comparison: Comparison, full: bool) -> None:
 def names_of(page: Page, comparison: Comparison) -> tuple[str, str]:
     """What both sides are called in titles."""
     candidate = comparison.candidate.get("name")
-    return side_names(page, comparison.baseline.get("name"), "engine" if candidate == ENGINE else candidate)
+    return side_names(page, comparison.baseline.get("name"), "engine" if comparison.is_engine else candidate)
