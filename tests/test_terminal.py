@@ -161,6 +161,14 @@ def test_narrow_consoles_fold_and_drop_but_do_not_crash(name: str, width: int) -
     assert max(cell_len(line) for line in text.splitlines()) <= max(width, 2)
 
 
+@pytest.mark.parametrize("name", ["match", "wrong", "eighty layers, rounded", "disagree"])
+def test_at_40_cells_a_line_of_the_table_is_still_one_line(name: str) -> None:
+    lines = table(printed(SHAPES[name], 40))
+    assert lines[0].split()[:4] == ["layer", "tap", "own", "error"]
+    assert all(len(line.split()) >= 3 for line in lines)
+    assert all(" match" in line or "WRONG" in line for line in lines[1:])
+
+
 def test_the_finding_comes_first_and_the_proof_under_it() -> None:
     lines = printed(WRONG).splitlines()
     assert lines[0] == "WRONG  RoPE, layer 1: wrong on the inputs it was given"

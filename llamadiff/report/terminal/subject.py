@@ -72,7 +72,7 @@ def put_preflight(page: Page, comparison: Comparison, full: bool) -> None:
         page.paragraph(labelled("before"), Text(f"{len(bad) - _FEW_CHECKS} more checks: --full shows them"))
     right = sum(check.verdict == tolerances.MATCH for check in comparison.preflight)
     if right and full:
-        page.paragraph(labelled("before"), Text(f"{right} of {len(comparison.preflight)} checks are right"))
+        page.paragraph(labelled("before"), Text(f"{right} of {len(comparison.preflight)} checks passed"))
 
 
 def _model(page: Page, model: Mapping[str, Any], full: bool) -> str:

@@ -22,7 +22,7 @@ BAR = 8  # cells
 _DECADES = 16  # of the bar's scale
 _NAMES = 2  # taps of a line that are named
 _NAME_CELLS = 24
-_LABEL = 20  # cells that several names may take
+_LABEL, _NARROW = 20, 60  # cells that several names may take, half of it below that width
 _TITLE_CELLS = 12
 
 
@@ -45,16 +45,22 @@ def columns_of(page: Page, lines: Sequence[Line], names: tuple[str, str], full: 
 def label(page: Page, line: Line) -> str:
     """The taps of a line: by name if they are few, else those that are not right, else how many."""
     names = ", ".join(_named(page, row) for row in line.rows[:_NAMES])
-    if len(line.rows) == 1 or (len(line.rows) <= _NAMES and cell_len(names) <= _LABEL):
+    if len(line.rows) == 1 or (len(line.rows) <= _NAMES and cell_len(names) <= _label_cells(page)):
         return names
     stems = list(dict.fromkeys(stem(row.tap) for row in line.loud))
     if stems:
         more = f" +{len(stems) - _NAMES}" if len(stems) > _NAMES else ""
         named = ", ".join(page.data(word, _NAME_CELLS) for word in stems[:_NAMES]) + more
-        return named if cell_len(named) <= _LABEL else f"{page.data(stems[0], _NAME_CELLS)} +{len(stems) - 1}"
+        return (
+            named if cell_len(named) <= _label_cells(page) else f"{page.data(stems[0], _NAME_CELLS)} +{len(stems) - 1}"
+        )
     each, rest = divmod(len(line.rows), max(1, len(line.layers)))
     alike = rest == 0 and len(line.layers) > 1 and all(row.layer is not None for row in line.rows)
     return f"{each} taps each" if alike else f"{len(line.rows)} taps"
+
+
+def _label_cells(page: Page) -> int:
+    return _LABEL if page.width >= _NARROW else _LABEL // 2
 
 
 def _named(page: Page, row: Row) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from llamadiff.comparison.result import Comparison
-from llamadiff.report.terminal.columns import fitted, line, titles
+from llamadiff.report.terminal.columns import fitted, line, titles, width_of
 from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.tap_columns import columns_of, side_names
 from llamadiff.report.terminal.tap_lines import folded_lines, full_lines
@@ -20,8 +20,8 @@ def put_taps(page: Page, comparison: Comparison, full: bool) -> None:
         return
     shown = lines if full or len(lines) <= MOST else lines[: MOST - 1]
     columns = columns_of(page, shown, names_of(page, comparison), full)
-    gap = 2 if len(fitted(columns, page.width, 2)) == len(fitted(columns, page.width, 1)) else 1
-    kept = fitted(columns, page.width, gap)
+    kept = fitted(columns, page.width, 1)
+    gap = 2 if width_of(kept, 2) <= page.width else 1
     page.put(titles(kept, gap))
     for number in range(len(shown)):
         page.put(line(kept, number, gap))
