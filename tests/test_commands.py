@@ -6,10 +6,12 @@ import csv
 import io
 import json
 import re
+import subprocess
+import sys
 
 import jsonschema
 import pytest
-from command import in_process_of_its_own, run
+from command import COMMAND, in_process_of_its_own, run
 from faulty import BUGS
 from test_report import SCHEMA, TOKENS, save
 
@@ -213,10 +215,24 @@ def test_what_could_not_be_told_is_2(error):
     assert exit_of(error)[0] == exits.COULD_NOT_TELL == 2
 
 
+def test_a_shell_shows_130_after_ctrl_c_and_the_command_one_line():
+    code = "import os, signal; from llamadiff.system import exits; " \
+        "exits.run(lambda: os.kill(os.getpid(), signal.SIGINT), print)"  # fmt: skip
+    done = subprocess.run(
+        ["sh", "-c", '"$0" -c "$1"; echo $?', sys.executable, code], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["stopped", "130"]
+
+
+def test_a_closed_pipe_is_silent():
+    words = 'set -e; "$0" bugs | head -n 1'
+    done = subprocess.run(["sh", "-c", words, COMMAND], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{next(iter(known_bugs()))}\n", "")
+
+
 @pytest.fixture
 def handlers():
     import signal
-    import sys
 
     hook, before = sys.unraisablehook, {number: signal.getsignal(number) for number in exits.SIGNALS}
     yield

@@ -52,7 +52,7 @@ from llamadiff.cli.options import (
     TokensFile,
     Tolerance,
 )
-from llamadiff.cli.reports import Reports, with_reports, with_reports_of_several
+from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
 from llamadiff.system import exits
 from llamadiff.system.collisions import kept, refuse_collisions, saved
 
@@ -284,7 +284,7 @@ _EXAMPLES = {
 _JUDGE, _LEARN = "Judge", "Look up"
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     _JUDGE: (
-        with_reports(compare), capture, with_reports(diff), with_reports(diagnose), with_reports(backend),
+        with_reports(compare), capture, with_reports(diff), with_files(diagnose), with_reports(backend),
         with_reports_of_several(check),
     ),
     _LEARN: (

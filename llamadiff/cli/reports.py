@@ -88,6 +88,11 @@ def with_reports(command: Callable[..., None]) -> Callable[..., None]:
     return _with_options(command, FORMATS, {"full": Full, "verbose": Verbose})
 
 
+def with_files(command: Callable[..., None]) -> Callable[..., None]:
+    """The same for a command whose report on the terminal has one length."""
+    return _with_options(command, FORMATS, {})
+
+
 def with_reports_of_several(command: Callable[..., None]) -> Callable[..., None]:
     """The same for a command that tells of several traces, in a line for each."""
     return _with_options(command, [form for form in FORMATS if form.of_several], {})

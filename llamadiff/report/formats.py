@@ -6,7 +6,7 @@ A format's functions are named, not imported: whoever asks for help waits for no
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class About:
     """What a report says of its own making: the command line, where there was one."""
 
-    command: tuple[str, ...] = field(default=())
+    command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

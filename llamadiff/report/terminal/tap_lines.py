@@ -87,12 +87,8 @@ def folded_lines(comparison: Comparison) -> list[Line]:
     groups = _groups(comparison.rows)
     if len(groups) <= FEW and not any(map(is_loud, comparison.rows)):
         return [Line(tuple(group)) for group in groups]
-    first = _first(comparison)
-    lines: list[Line] = []
-    for is_alone, run in groupby(_parts(groups, first), key=lambda part: part.rows[0].tap if part.alone else None):
-        for _, like in groupby(run, key=_pattern) if is_alone is None else [(None, run)]:
-            lines.append(Line(tuple(row for part in like for row in part.rows)))
-    return lines
+    parts = _parts(groups, _first(comparison))
+    return [Line(tuple(row for part in run for row in part.rows)) for _, run in groupby(parts, key=_likeness)]
 
 
 def full_lines(comparison: Comparison) -> list[Line]:
@@ -123,7 +119,8 @@ def _parts(groups: Sequence[Sequence[Row]], first: Row | None) -> list[_Part]:
     """What may be folded with what is like it; of the layer around ``first``, wrong taps stand alone."""
     parts: list[_Part] = []
     for group in groups:
-        parts += _opened(group, first) if first is not None and first in group else [_Part(tuple(group))]
+        is_open = any(row is first for row in group)
+        parts += _opened(group, first) if first is not None and is_open else [_Part(tuple(group))]
     return parts
 
 
@@ -136,7 +133,9 @@ def _opened(rows: Sequence[Row], first: Row) -> list[_Part]:
     return [*parts, *([_Part(tuple(rows[end:]))] if end < len(rows) else [])]
 
 
-def _pattern(part: _Part) -> object:
-    """What is not right in a part: like ones are folded."""
+def _likeness(part: _Part) -> tuple[object, ...]:
+    """What neighbours have in common that are one line: which taps are wrong, or whether all is right."""
+    if part.alone:
+        return True, part.rows[0].tap
     wrong = tuple(stem(row.tap) for row in part.rows if row.verdict == tolerances.WRONG)
-    return wrong or any(map(is_loud, part.rows))
+    return False, wrong or any(map(is_loud, part.rows))
