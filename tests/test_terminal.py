@@ -7,7 +7,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Literal
 
 import pytest
@@ -256,8 +256,19 @@ def test_layers_of_a_small_right_model_have_a_line_each_and_those_of_a_deep_one_
     assert len(table(printed(comparison(rows(80))))) == 2
 
 
+def test_wrong_layers_that_alternate_are_one_line() -> None:
+    """As a bug in the layers without a window, or in a cache that every other layer shares."""
+    wrong = {f"Qcur_rope-{i}" for i in range(0, 60, 2)}
+    text = printed(explained(rows(80, wrong=tuple(wrong)), wrong), 100)
+    assert [line.split()[:2] for line in table(text)[1:]] == [
+        ["0..79", "359"], ["0", "Qcur_rope"], ["2..58", "Qcur_rope"]]  # fmt: skip
+    assert text.startswith("WRONG  RoPE, layers 0, 2, ..., 58: rotates")
+    assert len(text.splitlines()) <= 25
+
+
 def test_wrong_layers_that_are_not_alike_are_cut_after_a_dozen_lines_and_counted() -> None:
-    its = comparison(rows(60, wrong=tuple(f"Qcur_rope-{i}" for i in range(0, 60, 2))))
+    different = tuple(f"{word}-{i}" for i, pair in enumerate(combinations(DENSE, 2)) for word in pair)
+    its = comparison(rows(60, wrong=different))
     lines = table(printed(its))
     assert len(lines) == 15
     assert lines[-1].endswith("lines: --full shows them")

@@ -45,7 +45,8 @@ def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subje
     known = [d for d in diagnosis if d.known]
     named = {row.tap for row in slight}.union(*(d.taps for d in known))
     also = [*_others(first, [row for row in others if row.tap not in named]), *_other_causes(known, rows)]
-    found = f"{subject}{place(first)}: wrong on the inputs {'they were' if first.span else 'it was'} given"
+    alike = [row.layer for row in (first, *others) if row.layer is not None and stem(row.tap) == stem(first.tap)]
+    found = f"{subject}{place(first, alike)}: wrong on the inputs {'they were' if first.span else 'it was'} given"
     return Said(found, tuple(_unknown(first, why))).plus(*also, *rest)
 
 
@@ -132,11 +133,8 @@ def _slight(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _others(first: Row, rest: Sequence[Row]) -> Iterator[str]:
-    """The rest of the WRONG taps: the same op in other layers, then other ops."""
-    same = [row.layer for row in rest if stem(row.tap) == stem(first.tap) and row.layer is not None]
+    """The rest of the WRONG taps: other ops, for the headline has the layers of the same one."""
     others = list(dict.fromkeys(stem(row.tap) for row in rest if stem(row.tap) != stem(first.tap)))
-    if same:
-        yield f"{stem(first.tap)} is wrong in {say.layers_of(same)} too"
     if others:
         more = " and others" if len(others) > _FEW_TAPS else ""
         yield f"{', '.join(others[:_FEW_TAPS])}{more} {'is' if len(others) == 1 else 'are'} wrong too"

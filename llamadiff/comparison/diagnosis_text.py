@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 from llamadiff.diagnose.diagnosis import Cause, Diagnosis
 from llamadiff.diagnose.registry import known_bugs
 
+_FEW_STEPS = 3  # of layers at the same distance
 _FEW_PARTS = 6  # of a list of layers
 _FEW_TAPS = 4
 
@@ -57,7 +59,10 @@ def layers_of(numbers: Sequence[int]) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """``3``, ``0-5``, ``5, 11, 17``, the first of many."""
+    """``3``, ``0-5``, ``5, 11``, ``0, 2, ..., 28``, the first of many that have no order."""
+    steps = {after - before for before, after in pairwise(numbers)}
+    if len(steps) == 1 and steps != {1} and len(numbers) > _FEW_STEPS:
+        return f"{numbers[0]}, {numbers[1]}, ..., {numbers[-1]}"
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

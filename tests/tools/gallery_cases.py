@@ -50,6 +50,17 @@ def rotated(layers: int, wrong: Collection[int], spoiled: Collection[str] = ()) 
     return llamadiff.compare(model, tokens=TOKENS, candidate=trace)
 
 
+def unknown() -> Comparison:
+    """A bug that nobody has had yet."""
+
+    def bent(gate: Any, up: Any) -> Any:
+        return ops.swiglu(gate, up) * np.where(gate < -0.05, 1.4 + 0.3 * np.sin(40 * gate), 1)
+
+    model = model_of(24)
+    trace = record(Engine(model, maths=SimpleNamespace(**{**vars(ops), "swiglu": bent})), list(TOKENS), "my-engine")
+    return llamadiff.compare(model, tokens=TOKENS, candidate=trace)
+
+
 def noise() -> Comparison:
     """All that a right engine computes, kept in 16 bits."""
     model = model_of(24)
@@ -83,6 +94,7 @@ CASES: dict[str, Callable[[], Comparison]] = {
     "one-80": lambda: rotated(80, [47]),
     "every-80": lambda: rotated(80, range(80)),
     "thirty-80": lambda: rotated(80, range(0, 30, 2)),
+    "unknown-24": unknown,
     "several-24": lambda: rotated(24, [5], ["ffn_up-9", "kqv_out-17", "attn_norm-20"]),
     "right-80": lambda: llamadiff.compare(model_of(80), tokens=TOKENS),
     "noise-24": noise,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from rich.cells import cell_len
 from rich.style import Style
@@ -21,7 +22,7 @@ from llamadiff.report.terminal.styles import STRONG, badge
 
 LABEL = 9  # cells: the labels of paragraphs, and the room after them
 _FEW = 3  # fixes, facts, steps
-_PROOF = 400  # characters of proof that a report has unless the full one is asked for
+_PROOF = 300  # characters of proof that a report has unless the full one is asked for
 
 
 def labelled(word: str) -> Text:
@@ -34,8 +35,16 @@ def put_headline(page: Page, comparison: Comparison, full: bool) -> None:
     label = badge(page, comparison.verdict)
     page.paragraph(label, Text(page.data(comparison.headline, 1000), STRONG))
     if comparison.proof:
-        limit = 4000 if full else _PROOF
-        page.paragraph(Text(" " * label.cell_len), Text(page.data("; ".join(comparison.proof), limit)))
+        said = "; ".join(comparison.proof if full else _few_clauses(comparison.proof))
+        page.paragraph(Text(" " * label.cell_len), Text(page.data(said, 4000)))
+
+
+def _few_clauses(proof: Sequence[str]) -> list[str]:
+    """As many clauses as a few lines hold, the first at least, and how many more there are."""
+    sizes = list(accumulate(map(len, proof)))
+    count = max(1, sum(size <= _PROOF for size in sizes))
+    left = len(proof) - count
+    return [*proof[:count], *([f"{left} more with --full"] if left else [])]
 
 
 def put_last_line(page: Page, comparison: Comparison) -> None:

@@ -29,7 +29,7 @@ _TITLE_CELLS = 12
 def columns_of(page: Page, lines: Sequence[Line], names: tuple[str, str], full: bool) -> list[Column]:
     """All columns, the last to be dropped first; those that nothing fills are left out. ``names`` are both sides'."""
     columns = [
-        Column("layer", [Text(ranges(line.layers)) for line in lines], left=True),
+        Column("layer", [Text(_layers(line)) for line in lines], left=True),
         Column("tap", [Text(label(page, line), _strength(line)) for line in lines], left=True),
         Column("", [_verdict(page, line) for line in lines], left=True),
         Column("own error", [Text(_own_error(line), _strength(line)) for line in lines]),
@@ -40,6 +40,12 @@ def columns_of(page: Page, lines: Sequence[Line], names: tuple[str, str], full: 
         *(_more(page, lines, names) if full else ()),
     ]
     return [column for column in columns if any(column.cells)]
+
+
+def _layers(line: Line) -> str:
+    """The layers of a line; of several runs of them, between which they lie."""
+    words = ranges(line.layers)
+    return words if words.count(",") < _NAMES else f"{min(line.layers)}..{max(line.layers)}"
 
 
 def label(page: Page, line: Line) -> str:

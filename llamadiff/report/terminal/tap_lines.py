@@ -13,6 +13,7 @@ from llamadiff.numerics import tolerances
 
 QUIET = (tolerances.MATCH, tolerances.NOISE)
 FEW = 12  # layers, and taps outside them, that need no folding
+MOST = 8  # lines, beyond which like layers are one line wherever they are
 OPENED = 6  # taps that are told one by one in an opened layer
 
 
@@ -82,13 +83,24 @@ def badness(row: Row) -> tuple[int, float, float]:
 def folded_lines(comparison: Comparison) -> list[Line]:
     """A dozen lines or so, however deep the model is.
 
-    What is right is one line up to what is not; of layers that are wrong alike, the first is opened tap by tap.
+    What is right is one line up to what is not; of layers that are wrong alike, the first is opened tap by tap. Where
+    that takes many lines, like layers are one line wherever they are.
     """
     groups = _groups(comparison.rows)
     if len(groups) <= FEW and not any(map(is_loud, comparison.rows)):
         return [Line(tuple(group)) for group in groups]
     parts = _parts(groups, _first(comparison))
-    return [Line(tuple(row for part in run for row in part.rows)) for _, run in groupby(parts, key=_likeness)]
+    lines = [_line(run) for _, run in groupby(parts, key=_likeness)]
+    if len(lines) <= MOST:
+        return lines
+    alike: dict[object, list[_Part]] = {}  # wherever they are
+    for part in parts:
+        alike.setdefault(_likeness(part), []).append(part)
+    return [_line(like) for like in alike.values()]
+
+
+def _line(parts: Iterable[_Part]) -> Line:
+    return Line(tuple(row for part in parts for row in part.rows))
 
 
 def full_lines(comparison: Comparison) -> list[Line]:
