@@ -27,6 +27,11 @@ _HOMES = {
 }  # fmt: skip
 
 
+def __dir__() -> list[str]:
+    """What is public."""
+    return sorted((*__all__, "__version__", "torch"))
+
+
 def __getattr__(name: str) -> Any:
     """Import on first use, so that ``llamadiff --help`` waits for nothing."""
     from importlib import import_module

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from llamaref import Weights
 
-from llamadiff.llamacpp.doctor import Examined, decodes
+from llamadiff.llamacpp.doctor import OK, Examined, decodes
 from llamadiff.llamacpp.request import Settings
 
 UNQUANTIZED = {"F32", "F16", "BF16"}
@@ -28,7 +28,7 @@ class Machine:
         key = (settings, quantized)
         if key not in self._found:
             self._found[key] = self._probe("repacked weights", settings, quantized)
-        return None if self._found[key].good else self._found[key].found
+        return None if self._found[key].state == OK else self._found[key].found
 
     def needs(self, settings: Settings, model: Path) -> None:
         """Skip the test that calls this, where llama.cpp cannot run a model with these settings."""

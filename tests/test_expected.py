@@ -28,11 +28,16 @@ def test_expected_tokens_have_logit_and_rank_on_both_sides():
 
 
 def test_expected_tokens_stand_under_the_first_ten_once():
-    shown = differ("--expect", "15,656").stdout.splitlines()
-    table = shown[next(i for i, line in enumerate(shown) if "logit b" in line) + 1 :]
-    ids = [line.split()[1] for line in table[: next(i for i, line in enumerate(table) if not line.strip())]]
+    shown = differ("--expect", "15,656", "--full").stdout.splitlines()
+    table = shown[next(i for i, line in enumerate(shown) if line.split()[:2] == ["rank", "id"]) + 1 :]
+    ids = [line.split()[1] for line in table if line.startswith(" ") and line.split()[0].isdigit()]
     assert len(ids) == 11
     assert (ids[0], ids[-1]) == ("656", "15")
+
+
+def test_expected_tokens_are_in_the_short_report_too():
+    assert "token 15 " in differ("--expect", "15,656").stdout
+    assert "token 15 " not in differ().stdout
 
 
 def test_a_token_beyond_the_vocabulary_is_refused():

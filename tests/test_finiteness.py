@@ -125,7 +125,7 @@ def test_several_origins_are_named(right, path):
     up[4, 2] = np.inf
     result = diff(right, changed(right, Qcur_rope_0=rope, ffn_up_1=up), path)
     assert result.first_divergence.tap == "Qcur_rope-0"
-    assert result.summary.startswith("ffn_up-1: right's matrix product by blk.1.ffn_up.weight is wrong")
+    assert result.headline == "matrix product by ffn_up.weight, layer 1: wrong on the inputs it was given"
     assert "Inf at [4, 2]" in result.summary
     assert "Qcur_rope-0: right recorded it wrongly" in result.summary
 
@@ -234,7 +234,7 @@ def test_logits_that_are_not_finite_claim_nothing(right, path):
     assert report["logits"]["top1_agree"] is None
     assert report["logits"]["not_finite"] == ["candidate"]
     text = printed(result)
-    assert "no KL: the last row of c holds NaN or Inf; first token unknown" in text
+    assert "no KL: the last row of right holds NaN or Inf; first token unknown" in text
     assert "KL 0 nats" not in text
 
 
@@ -255,4 +255,4 @@ def test_two_traces_with_the_same_nan_do_not_agree(right, path):
     broken = changed(right, ffn_up_0=up)
     result = diff(broken, broken)
     assert result.verdict == "unchecked"
-    assert "ffn_up-0 is the first of 1 taps that differ, or hold NaN or Inf" in result.summary
+    assert "ffn_up-0 alone differs, or holds NaN or Inf" in result.summary

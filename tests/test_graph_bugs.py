@@ -285,7 +285,7 @@ def test_one_bug_in_every_layer_is_one_diagnosis(recorded):
     result = one.judged(ropes)
     assert [found.causes[0].name for found in result.diagnosis] == ["rope-layout"]
     assert len(result.diagnosis[0].taps) == 4
-    assert "in all 2 layers" in result.summary
+    assert "in both layers" in result.summary
 
 
 def test_what_is_no_known_bug_is_unknown(recorded):

@@ -63,14 +63,23 @@ def test_what_the_engine_refuses_goes_through_the_graph_which_is_said(parallel: 
             compare(parallel, tokens=TOKENS, engine=engine, precision="f64")
 
 
+def test_taps_of_a_graph_to_write_first_are_marked(parallel: Path) -> None:
+    marked = [line.split()[1] for line in run("taps", parallel).stdout.splitlines() if line.startswith("*  ")]
+    assert {"embd", "attn_norm-i", "Qcur_rope-i", "l_out-i", "result_output"} <= set(marked)
+
+
+def test_a_graphs_own_values_are_called_the_engines(parallel: Path) -> None:
+    assert "rms llama.cpp  engine" in run("compare", parallel, "--tokens", "1,2").stdout
+
+
 def test_which_engine_judged_is_said_of_every_candidate(small_model, tmp_path: Path) -> None:
     path = small_model()
     trace = record(path, Run(tokens=TOKENS), tmp_path / "t.safetensors")
     assert compare(path, candidate=trace).engine.name == diff(trace, trace, path).engine.name == "numpy"
     assert compare(path, candidate=trace, engine="graph").engine.name == "graph"
     assert diff(trace, trace).engine is None
-    shown = run("compare", path, "--candidate", tmp_path / "t.safetensors").stdout
-    assert "engine       the reference engine, in NumPy" in shown
+    shown = run("compare", path, "--candidate", tmp_path / "t.safetensors", "--full").stdout
+    assert "judged   by the reference engine, in NumPy" in shown
 
 
 def test_traces_are_recorded_checked_and_diagnosed(parallel: Path, tmp_path: Path) -> None:

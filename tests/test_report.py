@@ -79,7 +79,7 @@ def test_wrong_exits_1_and_names_the_tap(small_model, faulty, tmp_path):
     files = ("--json", tmp_path / "r.json", "--csv", tmp_path / "r.csv", "--save", tmp_path / "kept")
     done = run("compare", small_model(), "--tokens", "1 17 5 80", "--candidate", faulty, *files)
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.startswith("WRONG  Qcur_rope-0")
+    assert done.stdout.startswith("WRONG  RoPE, layers 0, 1: rotates (i, i+32)")
     assert json.loads((tmp_path / "r.json").read_text())["wrong"][0] == "Qcur_rope-0"
     with (tmp_path / "r.csv").open() as file:
         assert next(row["tap"] for row in csv.DictReader(file) if row["verdict"] == "wrong") == "Qcur_rope-0"
@@ -104,7 +104,7 @@ def test_check_needs_no_llama_cpp_and_finds_a_bad_trace(small_model, faulty):
     done = run("check", faulty, "--model", small_model())
     assert done.returncode == 1
     assert done.stdout.startswith("WRONG ")
-    assert "Qcur_rope-0" in done.stdout
+    assert "RoPE, layers 0, 1: rotates (i, i+32)" in done.stdout
 
 
 def test_taps_lists_names_and_shapes(small_model):
@@ -132,7 +132,7 @@ def test_demo_shows_both(tmp_path):
     done = in_process_of_its_own("demo", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout.startswith("MATCH ")
-    assert "\nWRONG  Qcur_rope-0" in done.stdout
+    assert "\nWRONG  RoPE, layers 0-2: rotates (i, i+32)" in done.stdout
 
 
 def test_an_info_survives_json():

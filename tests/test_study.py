@@ -170,7 +170,9 @@ def test_llama_cpp_is_blamed_for_what_its_trace_shows(small_model, tmp_path):
     norm = recorded["ffn_norm-1"] * np.float32(1.001)
     result = check(changed(recorded, ffn_norm_1=norm), small_model())
     assert result.first_divergence.tap == "ffn_norm-1"
-    assert result.summary.startswith("ffn_norm-1: llama.cpp's RMSNorm by blk.1.ffn_norm.weight is wrong")
+    assert result.summary.startswith(
+        "llama.cpp's RMSNorm by ffn_norm.weight, layer 1: wrong on the inputs it was given"
+    )
 
 
 def test_saved_traces_compare_to_the_same_verdict(small_model, tmp_path):

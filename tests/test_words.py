@@ -64,18 +64,19 @@ def test_what_matters_comes_before_what_is_hardly_off(path, right):
     engine = changing(blk_0_attn_norm=off_in_one_value, output_norm=rolled)
     result = diff(right, record(engine(path), TOKENS, "mine"), path)
     assert result.first_divergence.tap == "attn_norm-0"
-    assert result.summary.startswith("result_norm: ")
+    assert result.headline == "RMSNorm by output_norm.weight: wrong on the inputs it was given"
+    assert result.proof[0].startswith("result_norm: own error")
     assert "; attn_norm-0 differs by an NMSE of" in result.summary
     assert "for no known reason: arithmetic" in result.summary
     assert result.profile == ("the channels are rolled: each is 3 places later",)
-    assert any(step.startswith("worst value result_norm") for step in result.next_steps)
+    assert any(step.startswith("result_norm[") for step in result.next_steps)
 
 
 def test_what_is_hardly_off_leads_where_it_is_alone(path, right):
     logits = np.asarray(right["result_output"]).copy()
     logits[3, 7] += 5e-3 * np.sqrt(np.mean(logits**2))
     result = diff(right, changed(right, result_output=logits), path)
-    assert result.summary.startswith("result_output: ")
+    assert result.proof[0].startswith("result_output: own error")
     assert "arithmetic" not in result.summary
 
 
@@ -89,7 +90,7 @@ def test_every_unknown_op_has_its_facts_and_its_advice(path, right):
     assert result.first_divergence.tap == "ffn_swiglu-0"
     text = " ".join(printed(result).split())
     assert "it is wrong only where ffn_gate-0 <= -0.05" in text
-    assert "in result_norm: " in text
+    assert "error result_norm: " in text
     assert "only token 2 is wrong" in text
     assert any(step.startswith("result_norm: check epsilon") for step in result.next_steps)
 

@@ -1,119 +1,116 @@
-"""The options of the commands, each stated once."""
+"""The options of the commands, each stated once, in the panels that help shows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from llamadiff.numerics.types import CACHE_TYPES
 from llamadiff.system.errors import UserError
-from llamadiff.system.output import check_text_target
 
 FAILING = {"wrong": {"wrong"}, "noise": {"wrong", "noise"}, "never": set[str]()}
+INPUT, ENGINE, RECORDED = "Input", "Your engine", "What is recorded"
+LLAMA_CPP, JUDGEMENT = "llama.cpp", "Judgement"
 
 
-def _one_of(*allowed: str) -> Callable[[typer.CallbackParam, str], str]:
-    """Checks an option's value while the command line is parsed, before any work; case does not count."""
+def _flag(name: str, panel: str, words: str) -> Any:
+    """An option without a value."""
+    return typer.Option(name, help=words, rich_help_panel=panel, metavar="")
 
-    def check(option: typer.CallbackParam, value: str) -> str:
-        if value.lower() not in allowed:
+
+def _option(name: str, panel: str, value: str, words: str, **more: Any) -> Any:
+    """An option with a value, which is called ``value`` in help."""
+    return typer.Option(name, help=words, rich_help_panel=panel, metavar=value, **more)
+
+
+def _choice(name: str, panel: str, allowed: tuple[str, ...], words: str) -> Any:
+    """An option whose value is one of a few; case does not count."""
+    return _option(
+        name, panel, f"[{'|'.join(allowed)}]", words, callback=_one_of(*allowed), autocompletion=lambda: list(allowed)
+    )
+
+
+def _one_of(*allowed: str) -> Callable[[typer.CallbackParam, str | None], str | None]:
+    """Checks an option's value while the command line is parsed, before any work."""
+
+    def check(option: typer.CallbackParam, value: str | None) -> str | None:
+        if value is not None and value.lower() not in allowed:
             raise UserError(f"{option.opts[0]} {value}: expected one of {', '.join(allowed)}")
-        return value.lower()
+        return None if value is None else value.lower()
 
     return check
 
 
-def _one_of_or_none(*allowed: str) -> Callable[[typer.CallbackParam, str | None], str | None]:
-    check = _one_of(*allowed)
-    return lambda option, value: None if value is None else check(option, value)
-
-
-def _target(value: str | None) -> str | None:
-    """Checks that a report can be written there, before any work."""
-    if value is not None and value != "-":
-        check_text_target(Path(value))
-    return value
-
-
-Model = Annotated[Path, typer.Argument(help="A .gguf file.", show_default=False)]
-Prompt = Annotated[str | None, typer.Argument(help="Text, tokenized by llama.cpp as it is (BOS as the model says).")]
+Model = Annotated[Path, typer.Argument(help="A .gguf file.", show_default=False, metavar="MODEL")]
+Prompt = Annotated[
+    str | None,
+    typer.Argument(
+        help="Text, tokenized by llama.cpp as it is (BOS as the model says); - reads standard input.",
+        metavar="PROMPT", show_default=False,
+    ),
+]  # fmt: skip
+PromptOrTrace = Annotated[
+    str | None,
+    typer.Argument(
+        help="Text, tokenized by llama.cpp as it is, or - for standard input; or your engine's TRACE, which needs no "
+        "prompt.",
+        metavar="PROMPT|TRACE", show_default=False,
+    ),
+]  # fmt: skip
 PromptFile = Annotated[
-    str | None, typer.Option("--prompt-file", help="A file that holds the prompt, or - for standard input.")
+    str | None, _option("--prompt-file", INPUT, "FILE", "The prompt from a file, or - for standard input.")
 ]
-DiffModel = Annotated[Path | None, typer.Option("--model", help="The .gguf file: judges every op on its own inputs.")]
-CheckModel = Annotated[Path | None, typer.Option("--model", help="The .gguf file, if it is not beside the trace.")]
-Tokens = Annotated[str | None, typer.Option("--tokens", help="Token ids instead of a prompt: 1,15043,29892")]
-TokensFile = Annotated[Path | None, typer.Option("--tokens-file", help="A file of token ids.")]
-Chat = Annotated[bool, typer.Option("--chat", help="Put the prompt through the model's own chat template.")]
-NPredict = Annotated[int, typer.Option("--n-predict", min=0, help="Greedy decode steps through the KV cache.")]
+Tokens = Annotated[str | None, _option("--tokens", INPUT, "IDS", "Token ids instead of a prompt: 1,15043,29892")]
+TokensFile = Annotated[Path | None, _option("--tokens-file", INPUT, "FILE", "The same from a file.")]
+Chat = Annotated[bool, _flag("--chat", INPUT, "Put the prompt through the model's own chat template.")]
+NPredict = Annotated[int, _option("--n-predict", INPUT, "N", "Greedy decode steps after the prompt.", min=0)]
+
 Candidate = Annotated[
     str | None,
-    typer.Option(
-        "--candidate",
-        help="Your engine: a trace, a dump, cmd: ..., transformers:[DIR]; without, llama.cpp is checked.",
+    _option(
+        "--candidate", ENGINE, "WHAT",
+        "Your engine: a trace, a dump, cmd: ..., transformers:[DIR]; without, llama.cpp is checked.",
     ),
-]
+]  # fmt: skip
 NameMap = Annotated[
-    str | None, typer.Option("--map", help="Names and layouts: llama.cpp, hf, transformer-lens, or a TOML file.")
-]
-Expect = Annotated[
-    str | None, typer.Option("--expect", help="Token ids that the table of logits is to show too: 15043,6324")
-]
-Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds that a candidate's command may take.")]
-Taps = Annotated[list[str] | None, typer.Option("--taps", help="Only taps of this pattern, such as 'l_out-*'.")]
-Layers = Annotated[str | None, typer.Option("--layers", help="Only these layers: 3 or 0-3.")]
-Json = Annotated[
     str | None,
-    typer.Option("--json", callback=_target, help="Write the report as JSON to a file, or - for standard output."),
+    _option("--map", ENGINE, "MAP", "Its names and layouts: llama.cpp, hf, transformer-lens, or a TOML file."),
 ]
-Csv = Annotated[str | None, typer.Option("--csv", callback=_target, help="Write the table of taps as CSV.")]
-Save = Annotated[Path | None, typer.Option("--save", help="Keep the traces in this directory.")]
-KvType = Annotated[
-    str,
-    typer.Option(
-        "--kv-type",
-        callback=_one_of(*map(str.lower, CACHE_TYPES)),
-        help=f"Type of llama.cpp's KV cache: {', '.join(CACHE_TYPES).lower()}.",
-    ),
+Timeout = Annotated[float, _option("--timeout", ENGINE, "SECONDS", "How long its command may take.", min=1)]
+DiffModel = Annotated[
+    Path | None, _option("--model", JUDGEMENT, "FILE", "The .gguf file: judges every op on its own inputs.")
 ]
-FlashAttn = Annotated[
-    bool, typer.Option("--flash-attn", help="llama.cpp with flash attention (hides kq and kq_soft_max).")
+CheckModel = Annotated[
+    Path | None, _option("--model", JUDGEMENT, "FILE", "The .gguf file, if it is not beside the trace.")
 ]
-GpuLayers = Annotated[int, typer.Option("--gpu-layers", min=0, max=9999, help="Layers that llama.cpp puts on the GPU.")]
-Repack = Annotated[
-    bool, typer.Option("--repack", help="llama.cpp with repacked weights (other kernels; crashes on some CPUs).")
-]
-Threads = Annotated[
-    int, typer.Option("--threads", min=0, max=512, help="Threads for llama.cpp and the engine; 0: all cores.")
-]
+
+Taps = Annotated[list[str] | None, _option("--taps", RECORDED, "PATTERN", "Only these taps, such as 'l_out-*'.")]
+Layers = Annotated[str | None, _option("--layers", RECORDED, "N|N-M", "Only these layers: 3 or 0-3.")]
+Save = Annotated[Path | None, _option("--save", RECORDED, "DIR", "Keep the traces in this directory.")]
 Partial = Annotated[
-    bool, typer.Option("--partial", help="What was recorded is enough: pass without the logits, if it is right.")
-]
-Precision = Annotated[
-    str, typer.Option("--precision", callback=_one_of("f32", "f64"), help="The engine's arithmetic: f32 or f64.")
-]
-Tolerance = Annotated[
-    Path | None, typer.Option("--tolerance", help="TOML file of rules, tried before the built-in limits.")
-]
-FailOn = Annotated[
-    str,
-    typer.Option(
-        "--fail-on", callback=_one_of(*FAILING), help="Which verdict makes the exit code 1: wrong, noise, never."
-    ),
+    bool, _flag("--partial", RECORDED, "What was recorded is enough: pass without the logits, if it is right.")
 ]
 
+KvType = Annotated[str, _choice("--kv-type", LLAMA_CPP, tuple(map(str.lower, CACHE_TYPES)), "Type of its KV cache.")]
+FlashAttn = Annotated[bool, _flag("--flash-attn", LLAMA_CPP, "With flash attention (hides kq and kq_soft_max).")]
+GpuLayers = Annotated[int, _option("--gpu-layers", LLAMA_CPP, "N", "Layers that it puts on the GPU.", min=0, max=9999)]
+Repack = Annotated[bool, _flag("--repack", LLAMA_CPP, "With repacked weights (other kernels; crashes on some CPUs).")]
+Threads = Annotated[int, _option("--threads", LLAMA_CPP, "N", "Its threads, and the engine's; 0: all.", min=0, max=512)]
 
-Explain = Annotated[
-    bool,
-    typer.Option("--explain-output", help="Replay known bugs through whatever was not recorded, up to all layers."),
-]
-Budget = Annotated[float, typer.Option("--budget", min=1, help="Seconds that --explain-output may take.")]
-
-
+Expect = Annotated[str | None, _option("--expect", JUDGEMENT, "IDS", "Tokens to show among the logits: 15043,6324")]
+Precision = Annotated[str, _choice("--precision", JUDGEMENT, ("f32", "f64"), "The engine's arithmetic.")]
 Backend = Annotated[
     str | None,
-    typer.Option("--engine", callback=_one_of_or_none("numpy", "graph"), help="numpy, or graph: node by node."),
+    _choice("--engine", JUDGEMENT, ("numpy", "graph"), "The reference engine, or llama.cpp's graph node by node."),
 ]
+Tolerance = Annotated[
+    Path | None, _option("--tolerance", JUDGEMENT, "FILE", "Limits in TOML, tried before the built-in ones.")
+]
+FailOn = Annotated[str, _choice("--fail-on", JUDGEMENT, tuple(FAILING), "Which verdict makes the exit code 1.")]
+Explain = Annotated[
+    bool, _flag("--explain-output", JUDGEMENT, "Replay known bugs through whatever was not recorded, up to all layers.")
+]
+Budget = Annotated[float, _option("--budget", JUDGEMENT, "SECONDS", "How long --explain-output may take.", min=1)]

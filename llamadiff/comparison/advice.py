@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llamadiff.comparison import diagnosis_text, unjudged
 from llamadiff.comparison.result import Judged
-from llamadiff.comparison.rows import Row, leading
+from llamadiff.comparison.rows import Row, leading, stem
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.numerics import tolerances
 
@@ -32,12 +32,12 @@ def next_steps(
         gaps = (*lacking, *unjudged.step_when_unjudgeable(rows))
         return gaps if rows and gaps else (*gaps, *_steps_when_right(verdict, rows, judged.missing))
     known = [d for d in diagnosis if d.known and not d.harmless]
-    steps = [f"{d.tap}: {diagnosis_text.fix(d)}" for d in known[:4]]
+    steps = [fix_step(d) for d in known[:4]]
     if first.misrecorded:
         steps.append(f"look at what writes {first.tap}: its axes, and whether its memory was used again before")
     elif not any(first.tap in d.taps for d in known):
         steps += _steps_when_unknown(first, rows, known, diagnosis, has_graph)
-    steps.append(_worst_value(first))
+    steps.append(place_step(first))
     if is_engine:
         steps.append(
             "run llamadiff doctor: it says how this llama.cpp was built, and whether its settings are known to be bad"
@@ -52,7 +52,7 @@ def _steps_when_unknown(
     named = {tap for d in known for tap in d.taps}
     wrong = [row for row in rows if row.verdict == tolerances.WRONG and not row.misrecorded]
     unnamed = [row for row in wrong if row.tap not in named]
-    others = {word(row): row for row in reversed(unnamed) if word(row) != word(first)}
+    others = {stem(row.tap): row for row in reversed(unnamed) if stem(row.tap) != stem(first.tap)}
     others = {row.op: row for row in reversed(others.values()) if not row.span and row.op != first.op}
     steps = [_narrow_down(_still_open(first, rows), first.tap) if first.span else _advice(first)]
     if first.span and not any(first.tap in d.taps for d in diagnosis):
@@ -69,18 +69,16 @@ def _still_open(row: Row, rows: Sequence[Row]) -> Sequence[str]:
     return row.span[last + 1 :] or (row.span[last],)
 
 
-def word(row: Row) -> str:
-    """A tap's name without its layer."""
-    return row.tap.rsplit("-", 1)[0]
+def fix_step(d: Diagnosis) -> str:
+    """What to do about a known bug."""
+    return f"{d.tap}: {diagnosis_text.fix(d)}"
 
 
-def _worst_value(row: Row) -> str:
+def place_step(row: Row) -> str:
+    """Where a wrong tap is most off, with both values."""
     assert row.local is not None
     place = ", ".join(map(str, row.local.index))
-    return (
-        f"worst value {row.tap}[{place}]: expected {row.local.expected:.6g} from the inputs recorded, "
-        f"found {row.local.recorded:.6g}"
-    )
+    return f"{row.tap}[{place}] is {row.local.recorded:.6g}; on its inputs {row.local.expected:.6g} is right"
 
 
 def _narrow_down(span: Sequence[str], end: str | None = None) -> str:
@@ -94,7 +92,7 @@ def _narrow_down(span: Sequence[str], end: str | None = None) -> str:
             f"write {outputs[0]} next: it says on which side of it the fault is")  # fmt: skip
     more = f" and {len(span) - 8} more" if len(span) > 8 else ""
     which = f"one of these ops is wrong, or {end} itself" if end else "one of these ops is the wrong one"
-    fused = {name.rsplit("-", 1)[0] for name in span} <= _FUSED and any(name.startswith("kq") for name in span)
+    fused = {stem(name) for name in span} <= _FUSED and any(name.startswith("kq") for name in span)
     without = "; a fused attention has none of them: check its scale, mask and heads" if fused else ""
     return f"write {', '.join(span[:8])}{more} next: {which}{without}"
 
@@ -112,7 +110,7 @@ def _advice(row: Row) -> str:
 
 
 def _product_advice(row: Row) -> str:
-    word = row.tap.rsplit("-", 1)[0]
+    word = stem(row.tap)
     if word == "kq":
         return "check which K head each Q head reads (h reads h // group), and that scores have no scale or mask yet"
     if word == "kqv_out":

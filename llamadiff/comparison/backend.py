@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from llamadiff.comparison.result import Comparison, Decoding, Judged, Sides, assembled
 from llamadiff.comparison.rows import Row
+from llamadiff.comparison.said import Said
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.engines.select import GRAPH, EngineUsed
@@ -61,8 +62,8 @@ def compare_nodes(model: ModelFile, request: Request, how: How = USUAL, child: C
         "peak_rss_mb": peak_rss_mb(),
     }
     judged = Judged(rows=rows, decoding=Decoding(found.trusted, found.refused), timing=timing)
-    summary = summarize(verdict, rows, found, len(info.tokens) - info.n_prefill)
-    return replace(assembled(sides, judged, verdict, summary, _next_steps(rows, request)), engine=EngineUsed(GRAPH))
+    said = summarize(rows, found, len(info.tokens) - info.n_prefill)
+    return replace(assembled(sides, judged, verdict, said, _next_steps(rows, request)), engine=EngineUsed(GRAPH))
 
 
 def rows_of(checks: Sequence[NodeCheck], rules: Sequence[tolerances.Rule]) -> tuple[Row, ...]:
@@ -145,42 +146,45 @@ def _why_unchecked(row: Row) -> str:
     return "since their function failed" if failed else "for want of a function"
 
 
-def summarize(verdict: str, rows: Sequence[Row], found: Nodes, steps: int) -> str:
-    """The one sentence about a graph."""
-    name = found.info.producer.get("name")
-    judged = [row for row in rows if row.local is not None]
-    unchecked = [row for row in rows if row.local is None]
-    wrong = [row for row in rows if row.verdict == tolerances.WRONG]
+def summarize(rows: Sequence[Row], found: Nodes, steps: int) -> Said:
+    """What is said of a graph."""
+    name = str(found.info.producer.get("name"))
+    judged, wrong = [row for row in rows if row.local], [row for row in rows if row.verdict == tolerances.WRONG]
+    gaps = tuple(_gaps(rows))
+    if wrong:
+        return _wrong(name, wrong).plus(*gaps)
+    if not judged:
+        return Said(f"no node of {name}'s graph could be checked", gaps)
+    worst = max(judged, key=lambda row: row.local.nmse if row.local else 0.0)
+    assert worst.local is not None
+    noisy = sum(row.verdict == tolerances.NOISE for row in rows)
+    quality = f"right up to rounding ({noisy} are noise)" if noisy else "right"
+    said = f"every checked node of {name}'s graph is {quality} on the inputs it was given"
     passes = f"a prefill of {found.info.n_prefill} tokens" + (f" and {steps} decode steps" if steps else "")
-    gaps = ""
+    counts = f"{len(judged)} nodes in {passes}, worst own error {worst.local.nmse:.1e} at {worst.tap}"
+    return Said(said, (counts, *gaps))
+
+
+def _wrong(name: str, wrong: Sequence[Row]) -> Said:
+    """The first node that is wrong, and how many others are."""
+    first = wrong[0]
+    assert first.local is not None
+    by = f" by {first.weight}" if first.weight else ""
+    also = [f"{len(wrong) - 1} more nodes are wrong: {', '.join(row.tap for row in wrong[1:5])}"] if wrong[1:] else []
+    size = f"own error {first.local.nmse:.1e}, limit {first.local.limit:.0e}"
+    return Said(f"{first.tap}: {name}'s {first.op}{by} is wrong on the inputs it was given", (size, *also))
+
+
+def _gaps(rows: Sequence[Row]) -> Iterator[str]:
+    """The nodes that could not be checked, and why."""
+    unchecked = [row for row in rows if row.local is None]
     for why in ("for want of a function", "since their function failed", OPEN):
         of = Counter(row.op for row in unchecked if _why_unchecked(row) == why)
         if of:
             ops = ", ".join(f"{op} ({count})" for op, count in of.most_common())
             begins = next(row.tap for row in unchecked if _why_unchecked(row) == why)
             since = f", from {begins} on" if why == OPEN else ""
-            gaps += f"; {of.total()} nodes are unchecked{since}, {why}: {ops}"
-    if wrong:
-        first = wrong[0]
-        assert first.local is not None
-        by = f" by {first.weight}" if first.weight else ""
-        also = (
-            f"; {len(wrong) - 1} more nodes are wrong: {', '.join(row.tap for row in wrong[1:5])}" if wrong[1:] else ""
-        )
-        return (
-            f"{first.tap}: {name}'s {first.op}{by} is wrong on the inputs it was given "
-            f"(NMSE {first.local.nmse:.1e}, limit {first.local.limit:.0e}){also}{gaps}"
-        )
-    if not judged:
-        return f"no node of {name}'s graph could be checked{gaps}"
-    worst = max(judged, key=lambda row: row.local.nmse if row.local else 0.0)
-    assert worst.local is not None
-    noisy = sum(row.verdict == tolerances.NOISE for row in rows)
-    quality = f"right up to rounding ({noisy} are noise)" if noisy else "right"
-    return (
-        f"every checked node of {name}'s graph is {quality} on the inputs it was given ({len(judged)} nodes, {passes}, "
-        f"worst NMSE {worst.local.nmse:.1e} at {worst.tap}){gaps}"
-    )
+            yield f"{of.total()} nodes are unchecked{since}, {why}: {ops}"
 
 
 def _next_steps(rows: Sequence[Row], request: Request) -> tuple[str, ...]:

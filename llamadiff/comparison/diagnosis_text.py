@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 from llamadiff.diagnose.diagnosis import Cause, Diagnosis
 from llamadiff.diagnose.registry import known_bugs
+
+_FEW_STEPS = 3  # of layers at the same distance
+_FEW_PARTS = 6  # of a list of layers
+_FEW_TAPS = 4
 
 
 def clause(d: Diagnosis) -> str:
@@ -17,31 +22,59 @@ def clause(d: Diagnosis) -> str:
     return f"either {', or '.join(numbered)}: this model cannot tell them apart"
 
 
+def likeliest(d: Diagnosis) -> str:
+    """What the op does, of several alternatives the first."""
+    return _said(d.causes[0])
+
+
+def alternatives(d: Diagnosis) -> Iterator[str]:
+    """What else the op may do, where the model cannot tell it apart."""
+    _first, *others = dict.fromkeys(_said(cause) for cause in d.causes)
+    if others:
+        yield f"or it {', or '.join(others[:3])}: this model cannot tell them apart"
+
+
 def _said(cause: Cause) -> str:
     return cause.says if cause.at is None else f"{cause.says} (at {cause.at})"
 
 
 def where(d: Diagnosis, recorded: Sequence[str]) -> str:
-    """Which taps and layers, where it is more than one: ``recorded`` are all taps that were judged."""
+    """Which taps, in which layers: ``recorded`` are all taps that were judged."""
+    if len(d.taps) == 1:
+        return f"{d.tap} alone"
     words = list(dict.fromkeys(_word(tap) for tap in d.taps))
     possible = {_layer(tap) for tap in recorded if _word(tap) in words and _layer(tap) is not None}
-    layers = d.layers
-    place = ""
-    if len(possible) > 1:
-        place = f"in all {len(layers)} layers" if len(layers) == len(possible) else f"in {layers_of(layers)}"
-    if len(words) == 1:
-        return place if len(layers) > 1 else ""
-    named = ", ".join(words[:-1]) + f" and {words[-1]}" if len(words) <= 4 else f"{', '.join(words[:4])} and more"
-    return f"{named} {place}".strip()
+    named = " and ".join(words) if len(words) <= 2 else f"{', '.join(words[:-1])} and {words[-1]}"
+    named = named if len(words) <= _FEW_TAPS else f"{', '.join(words[:_FEW_TAPS])} and more"
+    if len(possible) <= 1:
+        return named
+    if len(d.layers) < len(possible):
+        return f"{named} in {layers_of(d.layers)}"
+    return f"{named} in both layers" if len(possible) == 2 else f"{named} in all {len(possible)} layers"
 
 
 def layers_of(numbers: Sequence[int]) -> str:
-    """``layers 0 to 5``, ``layers 5, 11, 17``."""
-    if len(numbers) == 1:
-        return f"layer {numbers[0]}"
-    if len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
-        return f"layers {numbers[0]} to {numbers[-1]}"
-    return "layers " + ", ".join(map(str, numbers[:6])) + (" and more" if len(numbers) > 6 else "")
+    """``layer 3``, ``layers 0-5``, ``layers 5, 11, 17``; nothing of no layers."""
+    return f"layer{'s' if len(numbers) > 1 else ''} {ranges(numbers)}" if numbers else ""
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """``3``, ``0-5``, ``5, 11``, ``0, 2, ..., 28``, the first of many that have no order."""
+    steps = {after - before for before, after in pairwise(numbers)}
+    if len(steps) == 1 and steps != {1} and len(numbers) > _FEW_STEPS:
+        return f"{numbers[0]}, {numbers[1]}, ..., {numbers[-1]}"
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [part for run in runs for part in _range(run)]
+    return ", ".join(parts[:_FEW_PARTS]) + (" and more" if len(parts) > _FEW_PARTS else "")
+
+
+def _range(run: Sequence[int]) -> list[str]:
+    return [f"{run[0]}-{run[-1]}"] if len(run) > 2 else list(map(str, run))
 
 
 def proof(d: Diagnosis) -> str:

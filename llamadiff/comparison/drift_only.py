@@ -14,6 +14,7 @@ from llamadiff.comparison.coverage import Coverage, asked_for_less, coverage_of
 from llamadiff.comparison.logits import Logits, compare_logits, logit_rows
 from llamadiff.comparison.result import Comparison, Judged, Sides, assembled
 from llamadiff.comparison.rows import Row
+from llamadiff.comparison.said import Said
 from llamadiff.comparison.summary import unchecked
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.numerics import metrics, tolerances
@@ -91,12 +92,13 @@ def _logits(b: Array, c: Array, expect: Sequence[int]) -> Logits:
     return replace(compare_logits(rows[-len(mine) :], mine, lambda _: None, None, expect), after=len(rows))
 
 
-def _drift_sentence(rows: Sequence[Row], coverage: Coverage) -> str:
+def _drift_sentence(rows: Sequence[Row], coverage: Coverage) -> Said:
     if rows and all(row.verdict == tolerances.MATCH for row in rows):
         if coverage.is_enough:
-            return f"the two traces agree on all {len(rows)} taps that both have"
-        part = f"{coverage.judged} of {coverage.taps} taps; {unjudged.lacking(rows, coverage)}"
-        return f"the two traces agree as far as both were recorded: {part}"
+            return Said(f"the two traces agree on all {len(rows)} taps that both have")
+        part = f"{coverage.judged} of {coverage.taps} taps"
+        said = f"the two traces agree as far as both were recorded: {part}"
+        return Said(said, (unjudged.lacking(rows, coverage),))
     return unchecked("the candidate", rows)
 
 

@@ -65,7 +65,7 @@ def with_parting(result: Comparison, found: Parting | None) -> Comparison:
     """The comparison that says where greedy choices part."""
     if found is None:
         return result
-    return replace(result, parting=found, summary=f"{result.summary}; {in_words(found, result)}")
+    return replace(result, parting=found, proof=(*result.proof, in_words(found, result)))
 
 
 def in_words(found: Parting, result: Comparison) -> str:

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from llamadiff.comparison.coverage import Coverage
 from llamadiff.comparison.logits import Logits
+from llamadiff.comparison.notebook import as_html
 from llamadiff.comparison.rows import Row, flat, leading
+from llamadiff.comparison.said import Said
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.engines.select import EngineUsed
 from llamadiff.numerics import tolerances
@@ -106,9 +108,9 @@ class Judged:
     timing: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison(Sides, Judged):
-    """All that one run found out; ``summary`` is the sentence.
+    """All that one run found out; ``headline`` is the finding in a line, ``proof`` what stands under it.
 
     ``arithmetics`` says what the side under test rounds activations to before it multiplies weights of each type;
     ``profile`` says in words what the first error looks like; ``engine``: None where no model was given; ``parting``:
@@ -116,12 +118,23 @@ class Comparison(Sides, Judged):
     """
 
     verdict: str
-    summary: str
+    headline: str
+    proof: tuple[str, ...] = ()
     next_steps: tuple[str, ...] = ()
     arithmetics: Mapping[str, str] = field(default_factory=dict)
     profile: tuple[str, ...] = ()
     engine: EngineUsed | None = None
     parting: Parting | None = None
+
+    @property
+    def said(self) -> Said:
+        """Finding and proof."""
+        return Said(self.headline, self.proof)
+
+    @property
+    def summary(self) -> str:
+        """Finding and proof in one sentence."""
+        return self.said.sentence
 
     @property
     def first_divergence(self) -> Row | None:
@@ -140,16 +153,25 @@ class Comparison(Sides, Judged):
         """One row a tap, in graph order."""
         import pandas as pd
 
-        return pd.DataFrame([flat(row) for row in self.rows])
+        frame = pd.DataFrame([flat(row) for row in self.rows])
+        return frame.astype({"layer": "Int64"}) if len(frame) else frame  # whole numbers, where some have none
+
+    def __repr__(self) -> str:
+        return f"<Comparison {self.verdict.upper()}: {self.headline} ({len(self.rows)} taps)>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return as_html(self.verdict, self.said, self.rows)
 
 
-def assembled(sides: Sides, judged: Judged, verdict: str, summary: str, next_steps: tuple[str, ...]) -> Comparison:
+def assembled(sides: Sides, judged: Judged, verdict: str, said: Said, next_steps: tuple[str, ...]) -> Comparison:
     """The Comparison of two sides, with the verdict and what is said of it. Nothing else makes one."""
     return Comparison(
         **vars(sides),
         **vars(judged),
         verdict=verdict,
-        summary=summary,
+        headline=said.headline,
+        proof=said.clauses,
         next_steps=next_steps,
         arithmetics=_arithmetics(judged.rows),
         profile=_profile(judged.rows, judged.diagnosis),

@@ -50,6 +50,11 @@ class Row:
         return self.local.span if self.local else ()
 
 
+def stem(tap: str) -> str:
+    """A tap's name without its layer."""
+    return tap.rsplit("-", 1)[0]
+
+
 def leading(wrong: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> Row | None:
     """Of WRONG taps the first whose op is more than slightly wrong; then a wrong record; then the first."""
     grave = [row for row in wrong if not is_slight(row, diagnosis)]
@@ -68,9 +73,10 @@ def flat(row: Row) -> dict[str, Any]:
     """A row as one line of a table."""
     drift, local = row.drift, row.local
     out: dict[str, Any] = {
-        "tap": row.tap, "layer": row.layer, "op": row.op, "weight_type": row.weight_type, "verdict": row.verdict,
+        "tap": row.tap, "layer": row.layer, "op": row.op, "weight": row.weight, "weight_type": row.weight_type,
+        "verdict": row.verdict,
         "local_nmse": local.nmse if local else None, "arithmetic": local.arithmetic if local else None,
-        "limit": local.limit if local else None,
+        "limit": local.limit if local else None, "span": " ".join(row.span) or None,
         "drift_nmse": drift.nmse if drift else None, "ratio_to_noise": row.ratio_to_noise,
         "cosine": drift.cosine if drift else None, "max_abs": drift.max_abs if drift else None,
         "mean_drift": drift.mean_drift if drift else None,

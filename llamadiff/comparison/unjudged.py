@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from llamadiff.comparison.coverage import Coverage
 from llamadiff.comparison.rows import Row
+from llamadiff.comparison.said import Said
 from llamadiff.judge.finding import Local
 from llamadiff.numerics import tolerances
 from llamadiff.trace.taps import LOGITS
@@ -14,15 +15,15 @@ from llamadiff.trace.taps import LOGITS
 FEW = 4
 
 
-def ignored(coverage: Coverage, n_rows: int) -> str:
+def ignored(coverage: Coverage, n_rows: int) -> Iterator[str]:
     """How many tensors stand for nothing, the first of them, and what they may be meant as."""
     count, first = coverage.ignored.count, coverage.ignored.first
     if not count:
-        return ""
+        return
     named = ", ".join(name if near is None else f"{name} ({near}?)" for name, near in first)
     more = f" and {count - len(first)} more" if count > len(first) else ""
     verb, whose = ("was", "that name") if count == 1 else ("were", "their names")
-    return f"; {count} of its {count + n_rows} tensors {verb} ignored, no tap has {whose}: {named}{more}"
+    yield f"{count} of its {count + n_rows} tensors {verb} ignored, no tap has {whose}: {named}{more}"
 
 
 def lacking(rows: Sequence[Row], coverage: Coverage) -> str:
@@ -59,35 +60,36 @@ def where_not_finite(local: Local) -> str:
     return f"{_value(local.recorded)} at [{place}], where {local.expected:.3g} is right{more}"
 
 
-def other_origins(wrong: Sequence[Row]) -> str:
+def other_origins(wrong: Sequence[Row]) -> Iterator[str]:
     """The first of several wrong taps that also turns to NaN or Inf."""
     found = [row for row in wrong if row.local is not None and row.local.not_finite]
-    return f"; {found[0].tap} has {where_not_finite(found[0].local)}" if found and found[0].local else ""
+    if found and found[0].local:
+        yield f"{found[0].tap} has {where_not_finite(found[0].local)}"
 
 
-def open_rest(rows: Sequence[Row]) -> str:
+def open_rest(rows: Sequence[Row]) -> Iterator[str]:
     """The taps that could not be judged, after a wrong one."""
     taps = [row.tap for row in rows if has_open_places(row)]
-    if not taps:
-        return ""
     if len(taps) == 1:
-        return f"; {taps[0]} is computed from NaN or Inf and could not be judged"
-    return f"; {len(taps)} taps, from {taps[0]} on, are computed from NaN or Inf and could not be judged"
+        yield f"{taps[0]} is computed from NaN or Inf and could not be judged"
+    elif taps:
+        yield f"{len(taps)} taps, from {taps[0]} on, are computed from NaN or Inf and could not be judged"
 
 
-def unjudgeable(whose: str, baseline: str, rows: Sequence[Row]) -> str:
+def unjudgeable(whose: str, baseline: str, rows: Sequence[Row]) -> Said:
     """That no finite values are right somewhere, though nothing is wrong: who has them, and what that leaves open."""
     first, *after = [row for row in rows if has_open_places(row)]
     assert first.local is not None
     others = f", nor can {_counted(len(after))} after it" if after else ""
     right = sum(row.verdict in (tolerances.MATCH, tolerances.NOISE) for row in rows)
-    rest = f"; the other {right} taps are right" if right > 1 else "; the other tap is right" if right else ""
     both = whose != baseline and first.baseline is not None and (first.baseline.nan or first.baseline.inf)
-    also = f"; {baseline}'s own run has NaN or Inf there too" if both else ""
-    return (
-        f"{first.tap} cannot be judged{_in_tokens(first.local)}{others}: on the inputs that {whose} recorded even the "
-        f"right op gives NaN or Inf there{rest}{also}"
+    said = Said(
+        f"{first.tap} cannot be judged{_in_tokens(first.local)}{others}: even the right op gives NaN or Inf there",
+        (f"this is on the inputs that {whose} recorded",),
     )
+    if right:
+        said = said.plus(f"the other {right} taps are right" if right > 1 else "the other tap is right")
+    return said.plus(f"{baseline}'s own run has NaN or Inf there too") if both else said
 
 
 def step_when_unjudgeable(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -101,15 +103,18 @@ def step_when_unjudgeable(rows: Sequence[Row]) -> tuple[str, ...]:
     )
 
 
-def unclear(whose: str, rows: Sequence[Row]) -> str:
+def unclear(whose: str, rows: Sequence[Row]) -> Said:
     """That a span is off by as much as a rounding that cannot be seen may leave."""
     first = rows[0]
     assert first.local is not None
     where = f"{first.span[0]} to {first.span[-1]}"
-    return (
-        f"{first.tap} cannot be judged: what was not recorded before it ({where}) is off by "
-        f"an NMSE of {first.local.nmse:.1e}; rounding to 8 bits, a cache of 4 bits or attention in 16 bits may "
-        f"leave as much, and no tap shows whether {whose} rounds so"
+    return Said(
+        f"{first.tap} cannot be judged: what was not recorded before it is off, as much as rounding may leave",
+        (
+            f"{where} were not recorded, and {first.tap} is off by an NMSE of {first.local.nmse:.1e}",
+            "rounding to 8 bits, a cache of 4 bits or attention in 16 bits may leave as much, "
+            f"and no tap shows whether {whose} rounds so",
+        ),
     )
 
 

@@ -16,23 +16,27 @@ from llamadiff.system.errors import UserError
 PACKAGES = ("numpy", "gguf", "safetensors", "llama-cpp-python", "rich", "typer", "pandas", "jinja2", "threadpoolctl")
 
 
+# What is said of a thing: that it is as it should be, that it is not, that it is worth knowing, or only what it is.
+OK, BAD, NOTE, FACT = "ok", "BAD", "note", ""
+
+
 @dataclass(frozen=True)
 class Examined:
-    """One thing looked at: whether it is as it should be (None: only a fact), and what was found."""
+    """One thing looked at: its state, and what was found."""
 
     name: str
-    good: bool | None
+    state: str
     found: str
 
 
 def examine() -> Iterator[Examined]:
     """Look at one thing after the other."""
-    yield Examined("python", None, f"{platform.python_version()} on {sys.platform} {platform.machine()}")
+    yield Examined("python", FACT, f"{platform.python_version()} on {sys.platform} {platform.machine()}")
     for package in PACKAGES:
         try:
-            yield Examined(package, True, version(package))
+            yield Examined(package, OK, version(package))
         except PackageNotFoundError:
-            yield Examined(package, False, "not installed" + _without(package))
+            yield Examined(package, BAD, "not installed" + _without(package))
     yield from _llama_cpp()
 
 
@@ -46,11 +50,11 @@ def _llama_cpp() -> Iterator[Examined]:
     try:
         facts: Facts = probe()
     except UserError as error:
-        yield Examined("llama.cpp", False, str(error))
+        yield Examined("llama.cpp", BAD, str(error))
         return
-    yield Examined("llama.cpp", None, facts.version)
-    yield Examined("built with", None, facts.build)
-    yield Examined("tensor layout", True, facts.layout)
+    yield Examined("llama.cpp", FACT, facts.version)
+    yield Examined("built with", FACT, facts.build)
+    yield Examined("tensor layout", OK, facts.layout)
     yield decodes("plain decode", Settings())
     yield decodes("quantized decode", Settings(), quantized=True)
     yield decodes("quantized decode, repacked", Settings(repack=True), quantized=True)
@@ -65,5 +69,8 @@ def decodes(name: str, settings: Settings, quantized: bool = False) -> Examined:
         try:
             capture(request)
         except UserError as error:
-            return Examined(name, False, str(error).removeprefix(f"{model}: "))
-    return Examined(name, True, "llama.cpp survives it")
+            died = str(error).removeprefix(f"{model}: ")
+            if settings == Settings():
+                return Examined(name, BAD, died)
+            return Examined(name, NOTE, f"{died}; this is off unless you ask for it, and is better left off here")
+    return Examined(name, OK, "llama.cpp survives it")

@@ -12,6 +12,7 @@ from llamadiff.comparison.backend import layers_of
 from llamadiff.ggml.check import NodeCheck
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.report import make_console
+from llamadiff.system.errors import UserError
 
 
 def print_tree(nodes: Sequence[NodeCheck]) -> None:
@@ -25,6 +26,17 @@ def print_tree(nodes: Sequence[NodeCheck]) -> None:
     console.print(tree)
 
 
+def of_layer(nodes: Sequence[NodeCheck], layer: int | None) -> list[NodeCheck]:
+    """The nodes of one layer; all where none is asked for. Raises UserError for a layer that is not there."""
+    if layer is None:
+        return list(nodes)
+    found = [node for node, own in zip(nodes, layers_of(nodes), strict=True) if own == layer]
+    if not found:
+        last = max((own for own in layers_of(nodes) if own is not None), default=-1)
+        raise UserError(f"--layer {layer}: the graph has the layers 0 to {last}")
+    return found
+
+
 def _places(nodes: Sequence[NodeCheck]) -> list[str]:
     return ["outside the layers" if layer is None else f"layer {layer}" for layer in layers_of(nodes)]
 
@@ -32,9 +44,9 @@ def _places(nodes: Sequence[NodeCheck]) -> list[str]:
 def _line(node: NodeCheck) -> Text:
     sizes = "x".join(map(str, _trimmed(node.shape)))
     sources = ", ".join(shown(name, 40) for name in node.sources)
-    return Text.assemble(
-        (f"{node.op} ", "cyan"), shown(node.name, 60), f"  {sizes} {node.kind}  ", (f"<- {sources}", "dim")
-    )
+    tap = f"  tap {shown(node.tap, 60)}" if node.tap is not None and node.tap != node.name else ""
+    name = (shown(node.name, 60), "bold" if node.tap is not None else "")
+    return Text.assemble(f"{node.op} ", name, f"{tap}  {sizes} {node.kind}  <- {sources}")
 
 
 def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:

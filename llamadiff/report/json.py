@@ -4,30 +4,56 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from llamadiff.comparison import diagnosis_text, summary
+from llamadiff import __version__
+from llamadiff.comparison import diagnosis_text
+from llamadiff.comparison.blame import headline
 from llamadiff.comparison.logits import Logits, TopToken
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row
 from llamadiff.diagnose.diagnosis import UNKNOWN, Cause, Diagnosis
 from llamadiff.judge.finding import Local
+from llamadiff.report.formats import About
 
 SCHEMA = "llamadiff.report/1"
+NOBODY = About()
+_LISTS = ("per_token", "open_tokens")
 
 
-def to_json(comparison: Comparison) -> str:
-    """The report as JSON text, a line for each entry and for each tap; a number that is not finite is null."""
-    entries = [f"{_text(key)}: {_lines(value)}" for key, value in to_object(comparison).items()]
-    return "{\n" + ",\n".join(entries) + "\n}"
+def to_json(comparison: Comparison, about: About = NOBODY) -> str:
+    """The report as JSON text, a line for each entry and for each tap; a number that is not finite is null.
+
+    Lists per token are summed up: how many tokens, the median and the largest error, and where that is.
+    """
+    return _entries(to_object(comparison, about))
 
 
-def checks_to_json(results: Iterable[tuple[Path, Comparison]]) -> str:
-    """One object for each trace that was checked: the reports by file name."""
-    return json.dumps({str(path): to_object(result) for path, result in results}, indent=1, ensure_ascii=False) + "\n"
+def to_full_json(comparison: Comparison, about: About = NOBODY) -> str:
+    """The same with the lists."""
+    return _entries(to_object(comparison, about, full=True))
+
+
+def checks_to_json(results: Iterable[tuple[Path, Comparison]], about: About = NOBODY) -> str:
+    """One object for all traces that were checked: the reports by file name."""
+    return _object({str(path): to_object(result, about) for path, result in results})
+
+
+def checks_to_full_json(results: Iterable[tuple[Path, Comparison]], about: About = NOBODY) -> str:
+    """The same with the lists per token."""
+    return _object({str(path): to_object(result, about, full=True) for path, result in results})
+
+
+def _object(reports: Mapping[str, Any]) -> str:
+    return json.dumps(reports, indent=1, ensure_ascii=False) + "\n"
+
+
+def _entries(report: Mapping[str, Any]) -> str:
+    return "{\n" + ",\n".join(f"{_text(key)}: {_lines(value)}" for key, value in report.items()) + "\n}\n"
 
 
 def _lines(value: Any) -> str:
@@ -40,13 +66,16 @@ def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def to_object(comparison: Comparison) -> dict[str, Any]:
-    """The report as plain lists and dictionaries."""
+def to_object(comparison: Comparison, about: About = NOBODY, full: bool = False) -> dict[str, Any]:
+    """The report as plain lists and dictionaries; ``full``: with every token's error."""
     c = comparison
     report = {
         "schema": SCHEMA,
+        "llamadiff": {"version": __version__, "command": about.command},
         "verdict": c.verdict,
         "summary": c.summary,
+        "headline": c.headline,
+        "proof": c.proof,
         "first_divergence": _divergence(c.first_divergence),
         "wrong": [row.tap for row in c.wrong],
         "diagnosis": [_diagnosis(d, c) for d in c.diagnosis],
@@ -58,7 +87,7 @@ def to_object(comparison: Comparison) -> dict[str, Any]:
         "prompt": c.prompt,
         "baseline": c.baseline,
         "candidate": c.candidate,
-        "taps": [_row(row) for row in c.rows],
+        "taps": [_row(row, full) for row in c.rows],
         "missing": c.missing,
         "extra": c.extra,
         "coverage": c.coverage,
@@ -93,7 +122,7 @@ def _divergence(row: Row | None) -> dict[str, Any] | None:
 def _diagnosis(d: Diagnosis, c: Comparison) -> dict[str, Any]:
     """One cause and its proof; where none is known, what comes nearest."""
     return {
-        "tap": d.tap, "cause": d.causes[0].name if d.known else UNKNOWN, "explanation": summary.explanation(d, c.rows),
+        "tap": d.tap, "cause": d.causes[0].name if d.known else UNKNOWN, "explanation": headline(d, c.rows),
         "nmse": d.nmse if d.known else None, "known": d.known, "harmless": d.harmless,
         "evidence": {"replayed_nmse": d.taps if d.known else {}, "right_nmse": d.right},
         "taps": list(d.taps), "layers": d.layers, "fix": diagnosis_text.fix(d) if d.known else None,
@@ -106,29 +135,41 @@ def _cause(cause: Cause) -> dict[str, Any]:
     return {"cause": cause.name, "explanation": cause.says, "nmse": cause.nmse, "value": cause.value}
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: Row, full: bool) -> dict[str, Any]:
     drift, local = row.drift, row.local
     return {
         "tap": row.tap, "layer": row.layer, "op": row.op, "weight": row.weight, "weight_type": row.weight_type,
         "shape": row.shape, "verdict": row.verdict, "span": row.span,
         "drift": None if drift is None else {
             "nmse": drift.nmse, "cosine": drift.cosine, "max_abs": drift.max_abs,
-            "ratio_to_noise": row.ratio_to_noise, "expected": row.expected_drift, "per_token": drift.per_token,
+            "ratio_to_noise": row.ratio_to_noise, "expected": row.expected_drift, **_per_token(drift.per_token, full),
         },
         "explained": row.explained, "misrecorded": row.misrecorded,
-        "distance_to_engine": row.distance, "local": _local(local), "baseline_local": _local(row.baseline_local),
+        "distance_to_engine": row.distance, "local": _local(local, full),
+        "baseline_local": _local(row.baseline_local, full),
         "baseline": row.baseline, "candidate": row.candidate,
         "mean_drift": drift.mean_drift if drift else None,
         "worst": drift.worst if drift else None,
     }  # fmt: skip
 
 
-def _local(local: Local | None) -> dict[str, Any] | None:
+def _local(local: Local | None, full: bool) -> dict[str, Any] | None:
     """A tap's own error; what it looks like in words."""
     if local is None:
         return None
-    values = {field.name: getattr(local, field.name) for field in fields(local)}
-    return {**values, "facts": [fact.says for fact in local.facts]}
+    values = {field.name: getattr(local, field.name) for field in fields(local) if field.name not in _LISTS}
+    lists = {"open_tokens": local.open_tokens} if full else {}
+    return {**values, **lists, **_per_token(local.per_token, full), "facts": [fact.says for fact in local.facts]}
+
+
+def _per_token(errors: Sequence[float], full: bool) -> dict[str, Any]:
+    """The errors of the tokens, summed up or each."""
+    if full:
+        return {"per_token": errors, **_per_token(errors, False)}
+    known = [(error, token) for token, error in enumerate(errors) if not math.isnan(error)]
+    largest, token = max(known, default=(None, None))
+    middle = median(error for error, _ in known) if known else None
+    return {"over_tokens": {"count": len(errors), "median": middle, "largest": largest, "token": token}}
 
 
 def _logits(logits: Logits | None) -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
-"""Plain lists: the taps of a model, and the findings of the doctor."""
+"""Plain lists: the taps of a model, the known bugs, and the findings of the doctor."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 from rich.padding import Padding
@@ -10,12 +11,17 @@ from rich.text import Text
 
 from llamadiff.diagnose.registry import Bug, known_bugs
 from llamadiff.engines.model_file import Runnable
-from llamadiff.llamacpp.doctor import Examined
+from llamadiff.llamacpp.doctor import BAD, NOTE, OK, Examined
+from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.escape import shown
+from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.report import make_console
+from llamadiff.report.terminal.styles import style_of
+from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 
 NAME_WIDTH = 26
+_FIRST = frozenset(kind.word for kind in taps.KINDS if kind.key)
 
 
 def print_taps(model: Runnable, n_tokens: int) -> None:
@@ -35,20 +41,51 @@ def print_taps(model: Runnable, n_tokens: int) -> None:
             shape = taps.shape_of(tap, n_tokens, model.sizes)
             label = tap.kind.word + ("-i" if tap.kind.layered else "")
             what = tap.kind.what or tap.kind.op
-            table.add_row("*" if tap.kind.key else "", label, str(list(shape)), ", ".join(tap.kind.axes), what)
+            table.add_row("*" if is_first(tap) else "", label, str(list(shape)), ", ".join(tap.kind.axes), what)
     console.print(table)
     console.print(
         Text("* write these first; the others narrow a fault down to one op (the file: docs/trace-format.md)")
     )
 
 
-def print_bugs() -> None:
-    """Every known bug: its name, what it is, where it shows, what to do."""
+def is_first(tap: taps.Tap) -> bool:
+    """Whether a tap is one of those to write first: by its name, of what a graph has under a name of the vocabulary."""
+    return tap.kind.key or tap.kind.word in _FIRST
+
+
+def taps_as_json(model: Runnable, n_tokens: int) -> str:
+    """Every tap in graph order, with its shape for so many tokens."""
+    listed = [
+        {
+            "tap": tap.name, "layer": tap.layer, "op": tap.kind.op, "what": tap.kind.what or tap.kind.op,
+            "shape": list(taps.shape_of(tap, n_tokens, model.sizes)), "axes": list(tap.kind.axes),
+            "first": is_first(tap), "optional": tap.kind.optional,
+        }
+        for tap in model.taps
+    ]  # fmt: skip
+    return json.dumps(listed, indent=1, ensure_ascii=False)
+
+
+def bugs_like(word: str | None) -> list[Bug]:
+    """The bug of this name, else those in whose name or text the word is; all without one.
+
+    Raises UserError where there is none.
+    """
+    known = known_bugs()
+    if word is None or word in known:
+        return list(known.values()) if word is None else [known[word]]
+    found = [bug for bug in known.values() if word.lower() in " ".join((bug.name, bug.about, bug.fix)).lower()]
+    if not found:
+        raise UserError(f"{word}: no known bug is called so or mentions it; llamadiff bugs lists them all")
+    return found
+
+
+def print_bugs(word: str | None = None) -> None:
+    """Known bugs: each one's name, what it is, where it shows, what to do."""
     console = make_console()
-    known = known_bugs().values()
+    known = bugs_like(word)
     for bug in known:
-        label = Text.assemble((bug.name, "bold"), ("  no mistake: noise" if bug.harmless else "", "dim"))
-        console.print(label)
+        console.print(Text.assemble((bug.name, "bold"), "  no mistake: noise" if bug.harmless else ""))
         for line in (
             bug.about,
             f"shows at {shows_at(bug)}" if bug.words != bug.ops else "",
@@ -58,8 +95,9 @@ def print_bugs() -> None:
         ):
             if line:
                 console.print(Padding(Text(line), (0, 0, 0, 4)))
-    count = sum(not bug.harmless for bug in known)
-    console.print(Text(f"{count} known bugs, and {len(known) - count} ways of computing that are none"))
+    if word is None:
+        count = sum(not bug.harmless for bug in known)
+        console.print(Text(f"{count} known bugs, and {len(known) - count} ways of computing that are none"))
 
 
 def shows_at(bug: Bug) -> str:
@@ -68,14 +106,16 @@ def shows_at(bug: Bug) -> str:
 
 
 def print_checks(checks: Iterable[Examined]) -> bool:
-    """One line a check, as each is done; returns whether all are good."""
+    """One line a check, as each is done; returns whether none is bad."""
     console, good = make_console(), True
+    page = Page(console)
     ascii_only = console.options.ascii_only
     for check in checks:
-        mark, style = {True: ("ok", "green"), False: ("BAD", "bold red"), None: ("", "")}[check.good]
-        good = good and check.good is not False
+        verdict = {OK: tolerances.MATCH, BAD: tolerances.WRONG, NOTE: tolerances.UNCHECKED}.get(check.state)
+        mark, style = check.state, style_of(page, verdict) if verdict else ""
+        good = good and check.state != BAD
         line = Table.grid(padding=(0, 2))
-        line.add_column(width=3, justify="right")
+        line.add_column(width=4, justify="right")
         line.add_column(width=NAME_WIDTH)
         line.add_column(ratio=1)
         found = Text(shown(check.found, 1000, ascii_only=ascii_only))

@@ -16,6 +16,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.leftovers import sweep
 
 COULD_NOT_TELL = 2
+OWN_FAULT = 70  # as sysexits.h has it for an internal error of the program
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they ask a command to stop
 PATIENCE = 2.0  # seconds that stopping may take
 SOON = 0.01  # seconds
@@ -32,9 +33,10 @@ class Stopped(BaseException):
 def run(command: Callable[[], Any], say: Callable[[str], None]) -> int:
     """The exit code of a command. ``say`` is given one line if it ends before its time.
 
-    A program error gives one line as well, since Python's own exit code for it would mean "wrong"; in Python's
-    development mode (-X dev) it keeps its traceback. What was stopped by a signal, or lost its reader, has no exit
-    code: when all is cleaned up, it dies of the signal, as it would have without cleaning up.
+    A program error gives one line as well, and a code of its own, since Python's for it would mean "wrong"; in
+    Python's development mode (-X dev) it keeps its traceback. What was stopped by a signal, or lost its reader, has no
+    exit code: when all is cleaned up, it dies of the signal, as it would have without cleaning up. A shell calls that
+    128 plus the signal's number: 130 after Ctrl-C.
     """
     _open_streams()
     _listen()
@@ -49,7 +51,7 @@ def run(command: Callable[[], Any], say: Callable[[str], None]) -> int:
         if sys.flags.dev_mode:
             raise
         say(reason(error))
-        code, fatal = COULD_NOT_TELL, error.number if isinstance(error, Stopped) else 0
+        code, fatal = code_of(error), error.number if isinstance(error, Stopped) else 0
     for number in SIGNALS:  # too late to stop anything: the end stands
         signal.signal(number, signal.SIG_IGN)
     _finish_output()
@@ -61,6 +63,12 @@ def _die_of(number: int) -> int:
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
     return 128 + number
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code of what ended a command: a fault of this program's own is told from all others."""
+    is_explained = isinstance(error, (UserError, Stopped, MemoryError, OSError)) or hasattr(error, "format_message")
+    return COULD_NOT_TELL if is_explained else OWN_FAULT
 
 
 def reason(error: BaseException, unnamed: str = "standard output") -> str:

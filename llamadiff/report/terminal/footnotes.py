@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from llamadiff.comparison.diagnosis_text import layers_of
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.terminal.escape import tiny
 from llamadiff.report.terminal.page import Page
-from llamadiff.report.terminal.tap_table import baseline_is_off
+from llamadiff.report.terminal.styles import STRONG
+from llamadiff.report.terminal.tap_lines import baseline_is_off
 
-_FEW = 3
 
-
-def put_notes(page: Page, comparison: Comparison) -> None:
+def put_notes(page: Page, comparison: Comparison, full: bool) -> None:
     """Print the notes, each kind at most a few lines."""
-    kinds = (_baseline_off(page, comparison), _not_finite(page, comparison), _spans(page, comparison))
-    for note in (*(note for notes in kinds for note in notes), *_short_run(comparison)):
+    kinds = (_baseline_off(page, comparison), _not_finite(page, comparison), _spans(page, comparison, full))
+    for note in (*(note for notes in kinds for note in notes), *(_short_run(comparison) if full else ())):
         page.paragraph(Text("  "), note)
 
 
@@ -30,8 +30,8 @@ def _baseline_off(page: Page, comparison: Comparison) -> list[Text]:
     name, local = page.data(comparison.baseline.get("name", "the baseline"), 60), off[0].baseline_local
     assert local is not None
     others = f"; so are {page.names([row.tap for row in off[1:]], 4)}" if len(off) > 1 else ""
-    first = f"{page.data(off[0].tap)}: local NMSE {tiny(local.nmse)}, limit {tiny(local.limit)}"
-    return [Text(f"b off: {name} itself is wrong at {first}{others}", "red")]
+    first = f"{page.data(off[0].tap)}: own error {tiny(local.nmse)}, limit {tiny(local.limit)}"
+    return [Text(f"BASELINE OFF: {name} itself is wrong at {first}{others}", STRONG)]
 
 
 def _not_finite(page: Page, comparison: Comparison) -> list[Text]:
@@ -43,7 +43,7 @@ def _not_finite(page: Page, comparison: Comparison) -> list[Text]:
                 f", and {page.names([other.tap for other, _ in rows[1:]], 4)} have such values too" if rows[1:] else ""
             )
             counts = f"{page.data(row.tap)} of the {side} has {_counts(stats)}"
-            notes.append(Text(f"{counts}, left out of rms, mean, min and max{also}", "red"))
+            notes.append(Text(f"{counts}, left out of rms, mean, min and max{also}", STRONG))
     return notes
 
 
@@ -53,15 +53,16 @@ def _counts(stats: Stats) -> str:
     return f"{named} value{'s' if stats.nan + stats.inf > 1 else ''}"
 
 
-def _spans(page: Page, comparison: Comparison) -> list[Text]:
+def _spans(page: Page, comparison: Comparison, full: bool) -> list[Text]:
     """One line for each kind of span; the same span in other layers is counted."""
     alike: dict[tuple[str, ...], list[Row]] = {}
     for row in comparison.rows:
         if row.span:
             alike.setdefault(tuple(_word(name) for name in (row.tap, *row.span)), []).append(row)
-    notes = [Text(_span(page, rows), "dim") for rows in alike.values()]
-    left = len(notes) - _FEW
-    return notes[:_FEW] + ([Text(f"{left} more such spans of taps that were not recorded", "dim")] if left > 0 else [])
+    notes = [Text(_span(page, rows)) for rows in alike.values()]
+    if full or len(notes) <= 1:
+        return notes
+    return [notes[0].append(f"; so do {len(notes) - 1} more taps for others")]
 
 
 def _span(page: Page, rows: Sequence[Row]) -> str:
@@ -69,8 +70,8 @@ def _span(page: Page, rows: Sequence[Row]) -> str:
     through = (
         page.names(names) if len(names) < 4 else f"{page.data(names[0])} ... {page.data(names[-1])} ({len(names)} taps)"
     )
-    others = [str(other.layer) for other in rows[1:] if other.layer is not None]
-    also = f" (the same in layers {page.names(others)})" if others else ""
+    others = [other.layer for other in rows[1:] if other.layer is not None]
+    also = f" (the same in {layers_of(others)})" if others else ""
     return f"{page.data(row.tap)} answers for {through} too: not recorded{also}"
 
 
@@ -81,7 +82,7 @@ def _short_run(comparison: Comparison) -> list[Text]:
         return []
     about = "what rounding explains is" if any("candidate" in row.distance for row in comparison.rows) else "drift is"
     words = f"{about} measured over the first {free} of {tokens} tokens, local errors over all; --save DIR does both"
-    return [Text(words, "dim")]
+    return [Text(words)]
 
 
 def _word(name: str) -> str:

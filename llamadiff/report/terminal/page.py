@@ -7,14 +7,12 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
-from llamadiff.numerics import tolerances
 from llamadiff.report.terminal import escape
 
 PROSE = 100  # cells; longer lines are hard to read
-VERDICTS = {tolerances.MATCH: "green", tolerances.NOISE: "green", tolerances.WRONG: "red", tolerances.UNCHECKED: "cyan"}
 
 # What the renderer itself writes beyond ASCII, and one ASCII character for each.
-_PLAIN = str.maketrans("✗·×▸•│─━╸", "x.x>*|-=-")
+_PLAIN = str.maketrans("✗·×▸•│─━╸→", "x.x>*|-=->")
 
 
 class Page:

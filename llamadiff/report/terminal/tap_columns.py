@@ -1,172 +1,169 @@
-"""The columns of the tap table in one spelling: what every line has, what layers have, what opened taps have."""
+"""The columns of the tap table: what a line says of the rows that it stands for."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.text import Text
 
-from llamadiff.comparison.rows import Row
-from llamadiff.judge.finding import Local
+from llamadiff.comparison.diagnosis_text import ranges
+from llamadiff.comparison.rows import Row, stem
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.terminal.columns import Column
 from llamadiff.report.terminal.escape import number, times, tiny
-from llamadiff.report.terminal.page import VERDICTS, Page
+from llamadiff.report.terminal.page import Page
+from llamadiff.report.terminal.styles import STRONG, emphasis
+from llamadiff.report.terminal.tap_lines import Line, baseline_is_off, over_limit
 
-CORE = 5  # columns up to this rank should stand in 80 cells; the others take what room is left
-MARKS = {tolerances.MATCH: "·", tolerances.NOISE: "~", tolerances.WRONG: "✗", tolerances.UNCHECKED: "?"}
-_DECADES = 16  # of a bar's scale; a cell is two
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line: a layer (its worst tap, its residual), a tap outside the layers, or a tap of the opened layer."""
-
-    layer: int | None
-    verdict: str
-    baseline_off: bool
-    worst: Row
-    residual: Row
-    opened: bool = False
-    first: bool = False  # the first divergence itself
+BAR = 8  # cells
+_DECADES = 16  # of the bar's scale
+_NAMES = 2  # taps of a line that are named
+_NAME_CELLS = 24
+_LABEL, _NARROW = 20, 60  # cells that several names may take, half of it below that width
+_TITLE_CELLS = 12
 
 
-@dataclass(frozen=True)
-class Spelling:
-    """How a line is written: verdicts as words or marks, tap names with or without a layer that stands beside them."""
-
-    words: bool = True
-    full_names: bool = True
-    mean_cells: int = 7
-
-
-def shared_columns(page: Page, lines: Sequence[Line], spelling: Spelling) -> list[Column]:
-    """What layers and opened taps both have: verdict, name, local error, drift."""
-    return [
-        _heading(page, lines, spelling),
-        *_local(page, lines),
-        *_drift(lines),
+def columns_of(page: Page, lines: Sequence[Line], names: tuple[str, str], full: bool) -> list[Column]:
+    """All columns, the last to be dropped first; those that nothing fills are left out. ``names`` are both sides'."""
+    columns = [
+        Column("layer", [Text(_layers(line)) for line in lines], left=True),
+        Column("tap", [Text(label(page, line), _strength(line)) for line in lines], left=True),
+        Column("", [_verdict(page, line) for line in lines], left=True),
+        Column("own error", [Text(_own_error(line), _strength(line)) for line in lines]),
+        Column("x limit", [Text(_times_limit(line), _strength(line)) for line in lines], rank=1),
+        Column("", [Text(_bar_of(line), STRONG) for line in lines], rank=2, left=True),
+        Column("inherited", [Text(_inherited(line)) for line in lines], rank=3),
+        *_pair("rms", lines, names, lambda stats: stats.rms, 5),
+        *(_more(page, lines, names) if full else ()),
     ]
+    return [column for column in columns if any(column.cells)]
 
 
-def _heading(page: Page, lines: Sequence[Line], spelling: Spelling) -> Column:
-    """Layer, verdict and tap. A short name beside its layer's number takes the cells of a full name."""
-    digits = max(len(str(line.layer)) if line.layer is not None else 0 for line in lines)
-    verdicts = [_verdict(line, spelling.words) for line in lines]
-    room = max(verdict.cell_len for verdict in verdicts) + 1
-    written = []
-    for line, verdict in zip(lines, verdicts, strict=True):
-        layer = _layer(line, digits)
-        name = line.worst.tap
-        if not spelling.full_names:
-            layer, name = (Text(), name) if line.opened else (layer, _word(line))
-        padding = " " * (room - verdict.cell_len)
-        written.append(Text.assemble(layer, verdict, padding, (page.data(name), _emphasis(line))))
-    start = room + (digits + 1 if digits else 0)
-    label = "layer " if digits else ""
-    return Column(label.ljust(start) + "worst tap", written, left=True)
+def _layers(line: Line) -> str:
+    """The layers of a line; of several runs of them, between which they lie."""
+    words = ranges(line.layers)
+    return words if words.count(",") < _NAMES else f"{min(line.layers)}..{max(line.layers)}"
 
 
-def _layer(line: Line, digits: int) -> Text:
-    """A layer's number; beside an opened layer's taps, a rule that holds them together."""
-    number = "│" if line.opened else "" if line.layer is None else str(line.layer)
-    return Text(f"{number:>{digits}} " if digits else "", "dim" if line.opened else "")
+def label(page: Page, line: Line) -> str:
+    """The taps of a line: by name if they are few, else those that are not right, else how many."""
+    names = ", ".join(_named(page, row) for row in line.rows[:_NAMES])
+    if len(line.rows) == 1 or (len(line.rows) <= _NAMES and cell_len(names) <= _label_cells(page)):
+        return names
+    stems = list(dict.fromkeys(stem(row.tap) for row in line.loud))
+    if stems:
+        more = f" +{len(stems) - _NAMES}" if len(stems) > _NAMES else ""
+        named = ", ".join(page.data(word, _NAME_CELLS) for word in stems[:_NAMES]) + more
+        return (
+            named if cell_len(named) <= _label_cells(page) else f"{page.data(stems[0], _NAME_CELLS)} +{len(stems) - 1}"
+        )
+    each, rest = divmod(len(line.rows), max(1, len(line.layers)))
+    alike = rest == 0 and len(line.layers) > 1 and all(row.layer is not None for row in line.rows)
+    return f"{each} taps each" if alike else f"{len(line.rows)} taps"
 
 
-def _word(line: Line) -> str:
-    return line.worst.tap.removesuffix(f"-{line.layer}")
+def _label_cells(page: Page) -> int:
+    return _LABEL if page.width >= _NARROW else _LABEL // 2
 
 
-def _verdict(line: Line, words: bool) -> Text:
-    if line.baseline_off and line.verdict != tolerances.WRONG:
-        return Text("b off" if words else "b", "bold red")
-    wrong, match = line.verdict == tolerances.WRONG, line.verdict == tolerances.MATCH
-    word = (line.verdict.upper() if wrong else line.verdict) if words else MARKS[line.verdict]
-    style = "dim" if match else "bold reverse red" if line.first else VERDICTS[line.verdict]
-    return Text(word, style)
+def _named(page: Page, row: Row) -> str:
+    return page.data(row.tap if row.layer is None else row.tap.removesuffix(f"-{row.layer}"), 2 * _NAME_CELLS)
 
 
-def _emphasis(line: Line) -> str:
-    """Colour for what is not a match, bold for the first divergence: the eye should fall there."""
-    if line.verdict == tolerances.MATCH:
-        return ""
-    return f"bold {VERDICTS[line.verdict]}" if line.first else VERDICTS[line.verdict]
+def _strength(line: Line) -> str:
+    return STRONG if line.verdict == tolerances.WRONG else ""
 
 
-def _local(page: Page, lines: Sequence[Line]) -> list[Column]:
-    locals_ = [line.worst.local for line in lines]
-    if not any(locals_):
-        return []
-    sizes = [Text(_size(x), _emphasis(line)) for x, line in zip(locals_, lines, strict=True)]
-    arithmetics = [
-        Text(page.data("" if x is None or x.arithmetic in (None, "F32") else x.arithmetic, 11)) for x in locals_
-    ]
-    columns = [Column("local", sizes)]
-    return [*columns, Column("", arithmetics, rank=3, left=True)] if any(arithmetics) else columns
+def _verdict(page: Page, line: Line) -> Text:
+    if any(map(baseline_is_off, line.rows)) and line.verdict != tolerances.WRONG:
+        return Text("BASELINE OFF", emphasis(page, tolerances.WRONG))
+    wrong = line.verdict == tolerances.WRONG
+    return Text(line.verdict.upper() if wrong else line.verdict, emphasis(page, line.verdict))
 
 
-def _size(local: Local | None) -> str:
+def _own_error(line: Line) -> str:
     """A local error, where anything could be judged."""
-    return tiny(None if local is None or math.isnan(local.nmse) else local.nmse)
+    local = line.worst.local
+    return "" if local is None or math.isnan(local.nmse) else tiny(local.nmse)
 
 
-def _drift(lines: Sequence[Line]) -> list[Column]:
-    drifts = [line.residual.drift for line in lines]
-    ratios = [line.residual.ratio_to_noise for line in lines]
-    noise = Column("noise", [Text(times(ratio)) for ratio in ratios], rank=2)
-    return [
-        Column("drift", [Text(tiny(drift.nmse if drift else None)) for drift in drifts], rank=1),
-        Column("1e-16..1", [Text(bar(drift.nmse if drift else 0.0), "blue") for drift in drifts], rank=6, left=True),
-        *([noise] if any(ratio is not None for ratio in ratios) else []),
-        Column("cosine", [Text(f"{drift.cosine:.6f}" if drift else "-") for drift in drifts], rank=7),
-    ]
+def _times_limit(line: Line) -> str:
+    """An own error over its limit; of what is exact, or was not judged, there is nothing to say."""
+    ratio = over_limit(line.worst)
+    return times(ratio) if ratio else ""
 
 
-def bar(nmse: float) -> str:
-    """How large an error is on a logarithmic scale from 1e-16 to 1: half a cell for each decade."""
-    if nmse <= 0:
+def _bar_of(line: Line) -> str:
+    return bar(over_limit(line.worst)) if line.loud else ""
+
+
+def bar(ratio: float | None) -> str:
+    """How far an own error is above its limit: a cell for two decades; what is within its limit has none."""
+    if ratio is None or ratio <= 1:
         return ""
-    decades = round(math.log10(nmse)) + _DECADES if math.isfinite(nmse) else _DECADES
-    halves = min(_DECADES, max(0, decades))
+    decades = min(_DECADES, math.ceil(math.log10(ratio)) if math.isfinite(ratio) else _DECADES)
+    halves = max(1, round(decades * 2 * BAR / _DECADES))
     return "━" * (halves // 2) + "╸" * (halves % 2)
 
 
-def side_columns(lines: Sequence[Line], spelling: Spelling) -> list[Column]:
-    """Both sides' statistics of a layer's residual."""
-
-    def pair(name: str, value: Callable[[Stats], float], rank: int, cells: int) -> list[Column]:
-        return [
-            Column(f"{name} b", [_statistic(line, line.residual.baseline, value, cells) for line in lines], rank),
-            Column(f"{name} c", [_statistic(line, line.residual.candidate, value, cells) for line in lines], rank),
-        ]
-
-    return [
-        *pair("rms", lambda stats: stats.rms, 4, 6),
-        *pair("mean", lambda stats: stats.mean, CORE, spelling.mean_cells),
-        *pair("min", lambda stats: stats.min, 8, 6),
-        *pair("max", lambda stats: stats.max, 8, 6),
-    ]
+def _is_culprit(line: Line) -> bool:
+    """Whether a line is one wrong tap: what is off there is its own, and not inherited."""
+    return len(line.rows) == 1 and line.verdict == tolerances.WRONG
 
 
-def _statistic(line: Line, stats: Stats | None, value: Callable[[Stats], float], cells: int) -> Text | None:
-    if line.opened:
-        return None
+def _inherited(line: Line) -> str:
+    """How far a tap is from the baseline's for what came before it, where rounding explains some of that."""
+    drift, ratio = line.last.drift, line.last.ratio_to_noise
+    if drift is None or _is_culprit(line):
+        return ""
+    return tiny(drift.nmse) if ratio is None else f"{times(ratio)} rounding"
+
+
+def _pair(
+    what: str, lines: Sequence[Line], names: tuple[str, str], value: Callable[[Stats], float], rank: int
+) -> list[Column]:
+    """One statistic of both sides, by their names."""
+    sides = [[_statistic(getattr(line.last, side), value) for line in lines] for side in ("baseline", "candidate")]
+    return [Column(f"{what} {names[0]}", sides[0], rank), Column(names[1], sides[1], rank)]
+
+
+def _statistic(stats: Stats | None, value: Callable[[Stats], float]) -> Text:
     if stats is None:
-        return Text("-")
-    return Text(number(value(stats), cells), "bold red" if stats.nan or stats.inf else "")
+        return Text()
+    return Text(number(value(stats), 7), STRONG if stats.nan or stats.inf else "")
 
 
-def tap_columns(page: Page, lines: Sequence[Line]) -> list[Column]:
-    """What only the opened taps have: op, limit and weight."""
+def _more(page: Page, lines: Sequence[Line], names: tuple[str, str]) -> list[Column]:
+    """What only the full table has."""
 
-    def column(title: str, cell: Callable[[Row], str], rank: int, left: bool = True) -> Column:
-        return Column(title, [Text(cell(line.worst)) if line.opened else None for line in lines], rank, left)
+    def of_worst(title: str, cell: Callable[[Row], str], rank: int, left: bool = False) -> Column:
+        return Column(title, [Text(cell(line.worst)) for line in lines], rank, left)
 
     return [
-        column("limit", lambda row: tiny(row.local.limit if row.local else None), 1, left=False),
-        column("op", lambda row: page.data(row.op, 20), 2),
-        column("weight", lambda row: page.data(f"{row.weight} {row.weight_type or ''}") if row.weight else "", 3),
+        Column("drift", [Text(tiny(line.last.drift.nmse) if line.last.drift else "") for line in lines], rank=6),
+        of_worst("limit", lambda row: tiny(row.local.limit) if row.local else "", 6),
+        of_worst("rounds to", lambda row: page.data(_arithmetic(row), 11), 7, left=True),
+        of_worst("op", lambda row: page.data(row.op, 20), 8, left=True),
+        of_worst("weight", lambda row: _weight(page, row), 9, left=True),
+        *_pair("mean", lines, names, lambda stats: stats.mean, 10),
+        of_worst("cosine", lambda row: f"{row.drift.cosine:.6f}" if row.drift else "", 11),
+        *_pair("min", lines, names, lambda stats: stats.min, 12),
+        *_pair("max", lines, names, lambda stats: stats.max, 12),
     ]
+
+
+def _weight(page: Page, row: Row) -> str:
+    return page.data(f"{row.weight} {row.weight_type or ''}") if row.weight else ""
+
+
+def _arithmetic(row: Row) -> str:
+    """What activations were rounded to, where that is not how they were."""
+    return "" if row.local is None or row.local.arithmetic in (None, "F32") else str(row.local.arithmetic)
+
+
+def side_names(page: Page, baseline: object, candidate: object) -> tuple[str, str]:
+    """Both sides' names, short enough for a title."""
+    return page.data(baseline or "baseline", _TITLE_CELLS), page.data(candidate or "yours", _TITLE_CELLS)

@@ -8,6 +8,7 @@ from itertools import accumulate
 from rich.text import Text
 
 from llamadiff.comparison.result import Comparison
+from llamadiff.report.terminal.finding import labelled
 from llamadiff.report.terminal.page import Page
 
 MANY, HEAD, TAIL = 40, 24, 8
@@ -16,7 +17,7 @@ MANY, HEAD, TAIL = 40, 24, 8
 def put_tokens(page: Page, comparison: Comparison) -> None:
     """Print the tokens; of many, the first and the last."""
     tokens, n_prefill = comparison.tokens, comparison.n_prefill
-    page.paragraph(Text("tokens       ", "dim"), Text(_count(len(tokens), n_prefill, comparison.batches)))
+    page.paragraph(labelled("tokens"), Text(_count(len(tokens), n_prefill, comparison.batches)))
     if not tokens:
         return
     split = HEAD if len(tokens) > MANY else len(tokens)
@@ -26,7 +27,7 @@ def put_tokens(page: Page, comparison: Comparison) -> None:
     width = max(cell.cell_len for cell in cells.values())
     for part in parts:
         if part.start:
-            page.put(Text(f"       ... {part.start - split} tokens left out ...", "dim"))
+            page.put(Text(f"       ... {part.start - split} tokens left out ..."))
         _put_grid(page, part, [cells[number] for number in part], width)
 
 
@@ -40,13 +41,13 @@ def _count(count: int, n_prefill: int, batches: Sequence[int]) -> str:
 
 def _cell(page: Page, token: int, text: str | None, digits: int, first_decoded: bool) -> Text:
     words = "" if text is None else f":{page.quoted(text)}"
-    return Text.assemble(("▸" if first_decoded else " ", "bold cyan"), (f"{token:>{digits}}", "cyan"), words)
+    return Text.assemble("▸" if first_decoded else " ", f"{token:>{digits}}", words)
 
 
 def _put_grid(page: Page, numbers: range, cells: Sequence[Text], width: int) -> None:
     each = max(1, (page.width - 5) // (width + 2))
     for start in range(0, len(cells), each):
-        line = Text(f"{numbers[start]:>5}", "dim")
+        line = Text(f"{numbers[start]:>5}")
         for cell in cells[start : start + each]:
             padded = cell.copy()
             padded.pad_right(width + 1 - cell.cell_len)

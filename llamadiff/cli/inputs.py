@@ -1,0 +1,113 @@
+"""What is typed, as values: prompts and token ids, from files too, layers, limits, settings."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamadiff.system.collisions import Named
+from llamadiff.system.errors import UserError
+from llamadiff.system.input import read_text
+
+if TYPE_CHECKING:
+    from llamadiff.llamacpp.request import Settings
+    from llamadiff.numerics.tolerances import Rule
+
+MAX_TOKENS_FILE = 1 << 24  # bytes
+MAX_PROMPT_FILE = 1 << 24
+STANDARD_INPUT = "-"
+TRACES = (".safetensors", ".npz")  # what a name ends in that is no prompt
+_WHOLE_NUMBER = re.compile("[0-9]{1,10}")
+_LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
+
+
+def settings_files(tolerance: Path | None, tokens_file: Path | None, prompt_file: str | None = None) -> list[Named]:
+    """The files that say how to run and to judge."""
+    asked = None if prompt_file == STANDARD_INPUT else prompt_file
+    return [("the tolerance file", tolerance), ("the tokens file", tokens_file), ("the prompt file", asked)]
+
+
+def two_traces(baseline: Path, candidate: Path, model: Path | None, tolerance: Path | None) -> list[Named]:
+    """The files that are read where two traces are compared."""
+    traces = [("the baseline", baseline), ("the candidate", candidate), ("the model", model)]
+    return [*traces, *settings_files(tolerance, None)]
+
+
+def settings_of(kv_type: str, flash_attn: bool, gpu_layers: int, repack: bool, threads: int) -> Settings:
+    """llama.cpp's settings."""
+    from llamadiff.llamacpp.request import Settings
+
+    return Settings(kv_type.upper(), kv_type.upper(), flash_attn, gpu_layers, repack, threads)
+
+
+def rules_of(tolerance: Path | None) -> tuple[Rule, ...]:
+    """The limits, those of a file first."""
+    from llamadiff.numerics import tolerances
+
+    return tolerances.RULES if tolerance is None else tolerances.load_rules(tolerance)
+
+
+def prompt_or_trace(prompt: str | None, candidate: str | None) -> tuple[str | None, str | None]:
+    """The prompt and the candidate, where a trace was given in the prompt's place: ``compare MODEL TRACE``."""
+    if prompt is None or not prompt.endswith(TRACES):
+        return prompt, candidate
+    if candidate is not None:
+        raise UserError(f"{prompt}: is a trace, and --candidate {candidate} is another; give one of them")
+    return None, prompt
+
+
+def token_ids(text: str | None, file: Path | None, option: str = "--tokens") -> tuple[int, ...]:
+    """Ids separated by commas or white space."""
+    if text is not None and file is not None:
+        raise UserError("give --tokens or --tokens-file, not both")
+    if file is not None:
+        text = _read_text(file, MAX_TOKENS_FILE, "a text file of token ids such as 1,15043,29892")
+    if text is None:
+        return ()
+    where = option if file is None else str(file)
+    words = text.replace(",", " ").split()
+    for word in words:
+        if not _WHOLE_NUMBER.fullmatch(word):
+            raise UserError(f'{where}: "{word[:40]}" is not a token id; expected whole numbers such as 1,15043,29892')
+    if not words:
+        raise UserError(f"{where}: no token ids given; expected whole numbers such as 1,15043,29892")
+    return tuple(int(word) for word in words)
+
+
+def prompt_of(prompt: str | None, file: str | None) -> str | None:
+    """The prompt as given, or that of a file without its last line break, which editors add; - is standard input."""
+    if file is None and prompt != STANDARD_INPUT:
+        return prompt
+    if file is not None and prompt is not None:
+        raise UserError("give a prompt or --prompt-file, not both")
+    source = STANDARD_INPUT if file is None else file
+    text = _read_text(source, MAX_PROMPT_FILE, "a prompt as UTF-8 text")
+    if not text.removesuffix("\n"):
+        raise UserError(f"--prompt-file {source}: is empty; it must hold the prompt")
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _read_text(file: str | Path, limit: int, expected: str) -> str:
+    """A file of text, or standard input for -. Raises UserError, with what was ``expected``."""
+    if file != STANDARD_INPUT:
+        return read_text(Path(file), limit, expected)
+    data = sys.stdin.buffer.read(limit + 1)
+    if len(data) > limit:
+        raise UserError(f"standard input: more than {limit >> 20} MiB; expected {expected}")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise UserError(f"standard input: is not text; expected {expected}") from None
+
+
+def layer_range(text: str | None) -> range | None:
+    """``3`` or ``0-3`` as a range."""
+    if text is None:
+        return None
+    match = _LAYERS.fullmatch(text)
+    layers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+    if not layers:
+        raise UserError(f"--layers {text}: expected a layer such as 3 or a range such as 0-3")
+    return layers

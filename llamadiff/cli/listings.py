@@ -1,0 +1,81 @@
+"""The commands that list: taps, writers, graphs, known bugs, and what is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llamadiff.cli.options import Model
+
+
+def taps(
+    model: Model,
+    tokens: Annotated[int, typer.Option("--n-tokens", min=1, help="Shapes for this many.")] = 14,
+    json: Annotated[bool, typer.Option("--json", help="Every tap as JSON.", metavar="")] = False,
+) -> None:
+    """Print what an engine should write: names, shapes, order; the dozen that matter most are marked."""
+    from llamadiff.engines.select import runnable
+    from llamadiff.report import listing
+
+    found = runnable(model, tokens)
+    if json:
+        typer.echo(listing.taps_as_json(found, tokens))
+    else:
+        listing.print_taps(found, tokens)
+
+
+def writer(
+    language: Annotated[str, typer.Argument(help="c, cpp, rust, js, python, java, go or zig.")],
+    model: Annotated[
+        Path | None, typer.Option("--model", help="A .gguf file: print the lines that add its taps too.")
+    ] = None,
+) -> None:
+    """Print a writer of the trace file, without dependencies, to paste into an engine."""
+    from llamadiff import writers
+
+    writers.check_language(language)
+    lines = "" if model is None else _add_lines(language, model)
+    typer.echo(writers.source(language) + lines, nl=False)
+
+
+def _add_lines(language: str, model: Path) -> str:
+    from llamadiff.engines.select import runnable
+    from llamadiff.writers.lines import add_lines
+
+    return "\n" + add_lines(language, runnable(model, 14))
+
+
+def graph(
+    model: Model,
+    tokens: Annotated[int, typer.Option("--n-tokens", min=1, max=256, help="Shapes for a prompt of this many.")] = 2,
+    layer: Annotated[int | None, typer.Option("--layer", min=0, help="Only this layer.")] = None,
+    dot: Annotated[bool, typer.Option("--dot", help="Graphviz instead of a tree.", metavar="")] = False,
+) -> None:
+    """Print llama.cpp's graph of a model: a tree for each layer, with shapes, types and the names of taps."""
+    from llamadiff.comparison import verbs
+    from llamadiff.report import graph
+
+    nodes = graph.of_layer(verbs.list_nodes(model, tokens), layer)
+    typer.echo(graph.as_dot(nodes), nl=False) if dot else graph.print_tree(nodes)
+
+
+def bugs(
+    word: Annotated[
+        str | None, typer.Argument(help="A bug's name, or a word to look for.", metavar="NAME|WORD")
+    ] = None,
+) -> None:
+    """List the known bugs: what each is, where it shows, what to do about it."""
+    from llamadiff.report import listing
+
+    listing.print_bugs(word)
+
+
+def doctor() -> None:
+    """Say what is installed, how llama.cpp was built, and what was found wrong."""
+    from llamadiff.llamacpp import doctor as examination
+    from llamadiff.report import listing
+
+    good = listing.print_checks(examination.examine())
+    raise typer.Exit(0 if good else 2)

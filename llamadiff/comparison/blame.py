@@ -1,0 +1,157 @@
+"""WRONG taps in words: which op, what it does instead, what proves it, and what else is wrong. Computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from llamadiff.comparison import diagnosis_text as say
+from llamadiff.comparison import unjudged
+from llamadiff.comparison.rows import Row, is_slight, leading, stem
+from llamadiff.comparison.said import Said
+from llamadiff.diagnose.diagnosis import Diagnosis
+from llamadiff.numerics import tolerances
+
+_OPS = {
+    "GET_ROWS": "row lookup", "RMS_NORM": "RMSNorm", "NORM": "LayerNorm", "MUL_MAT": "matrix product",
+    "MUL_MAT_ID": "expert product", "ROPE": "RoPE", "SOFT_MAX": "softmax", "ADD": "addition", "SWIGLU": "SwiGLU",
+    "ARGSORT": "top-k", "DIV": "division", "SET_ROWS": "cache",
+}  # fmt: skip
+_TAPS = {"kq": "attention scores", "kqv_out": "weighted sum of values"}
+_FEW = 3  # wrong records, and other causes, that are told one by one
+_FEW_TAPS = 4
+
+
+def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subject: str, gaps: bool) -> Said:
+    """What is wrong, the leading tap first. ``whose`` trace it is; ``subject`` begins the headline, if it is not yours.
+
+    ``gaps``: not every tap was recorded.
+    """
+    wrong = [row for row in rows if row.verdict == tolerances.WRONG]
+    first = leading(wrong, diagnosis)
+    assert first is not None
+    records = [row for row in wrong if row.misrecorded]
+    others = [row for row in wrong if row is not first and row not in records]
+    slight = [row for row in others if is_slight(row, diagnosis)]
+    if first.misrecorded:
+        return _recorded_wrongly(records, rows, whose).plus(*_slight(slight), *_the_rest(rows, gaps))
+    rest = [*_slight(slight), *unjudged.other_origins(others), *unjudged.open_rest(rows), *_the_rest(rows, gaps)]
+    if records:
+        rest.insert(0, _recorded_wrongly(records, rows, whose).sentence)
+    diagnosis = [d for d in diagnosis if not {row.tap for row in slight} >= set(d.taps)]
+    why = next((d for d in diagnosis if first.tap in d.taps), None)
+    if why is not None and why.known:
+        also = list(_other_causes([d for d in diagnosis if d is not why], rows, why))
+        return Said(subject + headline(why, rows), tuple(proof(why, rows))).plus(*also, *rest)
+    known = [d for d in diagnosis if d.known]
+    named = {row.tap for row in slight}.union(*(d.taps for d in known))
+    also = [*_others(first, [row for row in others if row.tap not in named]), *_other_causes(known, rows)]
+    alike = [row.layer for row in (first, *others) if row.layer is not None and stem(row.tap) == stem(first.tap)]
+    found = f"{subject}{place(first, alike)}: wrong on the inputs {'they were' if first.span else 'it was'} given"
+    return Said(found, tuple(_unknown(first, why))).plus(*also, *rest)
+
+
+def place(row: Row, layers: Sequence[int] = (), names_weight: bool = True) -> str:
+    """Which op, of which weight, in which layers: ``RoPE, layers 0-2``, ``LayerNorm by output_norm.weight``."""
+    if row.span:
+        return f"{row.span[0]} to {row.tap}"
+    op = _TAPS.get(stem(row.tap)) or _OPS.get(row.op, row.op)
+    weight = f" by {_without_layer(row)}" if row.weight and names_weight else ""
+    own = () if row.layer is None else (row.layer,)
+    where = say.layers_of(layers or own)
+    return f"{op}{weight}{f', {where}' if where else ''}"
+
+
+def _without_layer(row: Row) -> str:
+    """A weight's name; its layer is said beside it."""
+    return (row.weight or "").removeprefix(f"blk.{row.layer}.")
+
+
+def headline(d: Diagnosis, rows: Sequence[Row]) -> str:
+    """What an op does where, in a line; of alternatives that the model cannot tell apart, the likeliest."""
+    row = next(row for row in rows if row.tap == d.tap)
+    alike = len({stem(tap) for tap in d.taps}) == 1  # of several taps, no weight is that of all
+    return f"{place(row, d.layers, alike)}: {say.likeliest(d)}" if d.known else f"{place(row)}: {say.nearest(d)}"
+
+
+def proof(d: Diagnosis, rows: Sequence[Row]) -> Iterator[str]:
+    """Which taps, how well the replay fits, and what else would fit as well."""
+    yield say.where(d, [row.tap for row in rows])
+    yield say.proof(d)
+    yield from say.alternatives(d)
+
+
+def _unknown(row: Row, why: Diagnosis | None) -> Iterator[str]:
+    """By how much an op is wrong, and that no known bug is it."""
+    assert row.local is not None
+    if row.local.not_finite:
+        yield f"{row.tap} has {unjudged.where_not_finite(row.local)}"
+    else:
+        yield f"{row.tap}: own error {row.local.nmse:.1e}, limit {row.local.limit:.0e}"
+    if row.span:
+        yield "the taps between were not recorded"
+    elif why is not None:
+        yield say.nearest(why).split(";")[0]
+
+
+def _recorded_wrongly(records: Sequence[Row], rows: Sequence[Row], whose: str) -> Said:
+    """That taps were written wrongly, what shows that they were computed rightly, and what they hold instead."""
+    first, *others = [_record(row, rows, whose) for row in records[:_FEW]]
+    more = [f"{len(records) - _FEW} more taps were recorded wrongly"] if len(records) > _FEW else []
+    return first.plus(*(other.sentence for other in others), *more)
+
+
+def _record(row: Row, rows: Sequence[Row], whose: str) -> Said:
+    readers = [other.tap for other in rows if row.tap in other.span]
+    facts = [fact.says for fact in row.local.facts[:1]] if row.local is not None else []
+    named = f" ({', '.join(readers[:_FEW])})" if readers else ""
+    said = Said(f"{row.tap}: {whose} recorded it wrongly and computed it rightly")
+    return said.plus(f"what is computed from it{named} is right", *facts)
+
+
+def _other_causes(diagnosis: Sequence[Diagnosis], rows: Sequence[Row], said: Diagnosis | None = None) -> Iterator[str]:
+    """The causes of the other WRONG taps: the known ones in their words, but for one that was ``said`` already."""
+    known, unknown = [d for d in diagnosis if d.known], [d for d in diagnosis if not d.known]
+    for d in known[:_FEW]:
+        if said is not None and say.names(d.causes) == say.names(said.causes):
+            yield f"{d.tap} likewise: it {say.clause(d)}"
+        else:
+            yield f"{d.tap}: {headline(d, rows)} ({'; '.join(proof(d, rows))})"
+    if len(known) > _FEW:
+        yield f"{len(known) - _FEW} more causes are in the JSON report"
+    if unknown:
+        verb = "is" if len(unknown) == 1 else "are"
+        yield f"{', '.join(d.tap for d in unknown[:_FEW_TAPS])} {verb} wrong too, for reasons unknown"
+
+
+def _slight(rows: Sequence[Row]) -> Iterator[str]:
+    """WRONG taps that are hardly off: they come after what matters."""
+    if rows:
+        named = ", ".join(row.tap for row in rows[:_FEW]) + (f" and {len(rows) - _FEW} more" if rows[_FEW:] else "")
+        most = max(row.local.nmse for row in rows if row.local is not None)
+        verb = "differs by" if len(rows) == 1 else "differ by at most"
+        yield f"{named} {verb} an NMSE of {most:.1e}, for no known reason: arithmetic"
+
+
+def _others(first: Row, rest: Sequence[Row]) -> Iterator[str]:
+    """The rest of the WRONG taps: other ops, for the headline has the layers of the same one."""
+    others = list(dict.fromkeys(stem(row.tap) for row in rest if stem(row.tap) != stem(first.tap)))
+    if others:
+        more = " and others" if len(others) > _FEW_TAPS else ""
+        yield f"{', '.join(others[:_FEW_TAPS])}{more} {'is' if len(others) == 1 else 'are'} wrong too"
+
+
+def _the_rest(rows: Sequence[Row], gaps: bool) -> Iterator[str]:
+    """What may be said of the other ops: only what was judged."""
+    right = sum(row.verdict in (tolerances.MATCH, tolerances.NOISE) for row in rows)
+    if not right:
+        return
+    if not gaps and not any(unjudged.has_open_places(row) for row in rows):
+        yield f"every other op is {quality(rows)}: {len(rows)} taps were judged"
+    else:
+        others = f"the other {right} recorded taps are" if right > 1 else "the other recorded tap is"
+        yield f"{others} {quality(rows)}"
+
+
+def quality(rows: Sequence[Row]) -> str:
+    """How right those are that are not wrong."""
+    return "right up to rounding" if any(row.verdict == tolerances.NOISE for row in rows) else "right"

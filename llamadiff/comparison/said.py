@@ -1,0 +1,25 @@
+"""What is said of a run: the finding in one line, and the clauses that prove it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Said:
+    """A headline, and what stands under it, each a clause that could end a sentence."""
+
+    headline: str
+    clauses: tuple[str, ...] = ()
+
+    def plus(self, *clauses: str) -> Said:
+        """The same, with more under it."""
+        return Said(self.headline, (*self.clauses, *clauses))
+
+    def under(self, headline: str) -> Said:
+        """The same, under a finding that goes before it."""
+        return Said(headline, (self.headline, *self.clauses))
+
+    @property
+    def sentence(self) -> str:
+        return "; ".join((self.headline, *self.clauses))

@@ -1,0 +1,128 @@
+"""The finding on a page: verdict and headline, the proof under them, then fix, place and what else to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from rich.cells import cell_len
+from rich.style import Style
+from rich.text import Text
+
+from llamadiff.comparison import advice
+from llamadiff.comparison import diagnosis_text as say
+from llamadiff.comparison.blame import headline, proof
+from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.rows import Row, stem
+from llamadiff.diagnose.diagnosis import Diagnosis
+from llamadiff.judge.finding import Local
+from llamadiff.report.links import page_of
+from llamadiff.report.terminal.page import Page
+from llamadiff.report.terminal.styles import STRONG, badge
+
+LABEL = 9  # cells: the labels of paragraphs, and the room after them
+_FEW = 3  # fixes, facts, steps
+_PROOF = 300  # characters of proof that a report has unless the full one is asked for
+
+
+def labelled(word: str) -> Text:
+    """A paragraph's label."""
+    return Text(word.ljust(LABEL), STRONG)
+
+
+def put_headline(page: Page, comparison: Comparison, full: bool) -> None:
+    """Print verdict and finding in a line, and what proves it under them."""
+    label = badge(page, comparison.verdict)
+    page.paragraph(label, Text(page.data(comparison.headline, 1000), STRONG))
+    if comparison.proof:
+        said = "; ".join(comparison.proof if full else _few_clauses(comparison.proof))
+        page.paragraph(Text(" " * label.cell_len), Text(page.data(said, 4000)))
+
+
+def _few_clauses(proof: Sequence[str]) -> list[str]:
+    """As many clauses as a few lines hold, the first at least, and how many more there are."""
+    sizes = list(accumulate(map(len, proof)))
+    count = max(1, sum(size <= _PROOF for size in sizes))
+    left = len(proof) - count
+    return [*proof[:count], *([f"{left} more with --full"] if left else [])]
+
+
+def put_last_line(page: Page, comparison: Comparison) -> None:
+    """Print the verdict once more: the beginning of a long report is out of sight."""
+    label = badge(page, comparison.verdict)
+    seconds = comparison.timing.get("total_s")
+    tail = f"  ({seconds:.1f} s)" if seconds is not None else ""
+    room = max(1, page.width - label.cell_len - cell_len(tail))
+    page.put(Text.assemble(label, (page.data(comparison.headline, room), STRONG), tail))
+
+
+def put_fixes(page: Page, comparison: Comparison, full: bool) -> None:
+    """Print what to do about each known bug, and the place with both values."""
+    known = _mistakes(comparison)
+    most = len(known) if full else _FEW
+    for d in known[:most]:
+        page.paragraph(labelled("fix"), _fix(page, d, several=len(known) > 1))
+    if known[most:]:
+        page.paragraph(labelled("fix"), Text(f"{len(known) - most} more: --full shows them"))
+    first = comparison.leading
+    if first is not None and first.local is not None:
+        others = [row for row in comparison.wrong if stem(row.tap) != stem(first.tap)]
+        is_told = first.misrecorded or any(first.tap in d.taps for d in known)
+        page.paragraph(labelled("place"), Text(page.data(_place(first, full or not is_told), 1000)))
+        _put_errors(page, others, known)
+
+
+def _put_errors(page: Page, others: Sequence[Row], known: Sequence[Diagnosis]) -> None:
+    """Print what the errors of other ops without a known cause look like, one tap of each."""
+    explained = {tap for d in known for tap in d.taps}
+    open_ones = {stem(row.tap): row for row in reversed(others) if row.tap not in explained and not row.misrecorded}
+    for row in list(reversed(open_ones.values()))[:_FEW]:
+        if row.local is not None and row.local.facts:
+            page.paragraph(labelled("error"), Text(page.data(f"{row.tap}: {_facts(row.local)}", 1000)))
+
+
+def _facts(local: Local) -> str:
+    return "; ".join(fact.says for fact in local.facts)
+
+
+def put_next_steps(page: Page, comparison: Comparison) -> None:
+    """Print what to do besides."""
+    said = {advice.fix_step(d) for d in _mistakes(comparison)}
+    if comparison.leading is not None and comparison.leading.local is not None:
+        said.add(advice.place_step(comparison.leading))
+    for step in comparison.next_steps:
+        if step not in said:
+            page.paragraph(labelled("next"), Text(page.data(step, 2000)))
+
+
+def _mistakes(comparison: Comparison) -> list[Diagnosis]:
+    return [d for d in comparison.diagnosis if d.known and not d.harmless]
+
+
+def _fix(page: Page, d: Diagnosis, several: bool) -> Text:
+    """What to do, the known bug's name, and who had it before."""
+    text = Text(f"{page.data(d.tap)}: " if several else "")
+    text.append(page.data(say.fix(d), 1000))
+    text.append(f" ({page.data(say.names(d.causes), 120)}")
+    sources = [source for source in d.causes[0].source.split(", ") if source]
+    for number, source in enumerate(sources):
+        text.append(", " if number else "; known from ")
+        address = page_of(source)
+        text.append(page.data(source), Style(link=address) if address else "")
+    return text.append(")")
+
+
+def _place(row: Row, with_facts: bool) -> str:
+    """Where the leading tap is most off, with both values; where no cause says it, what its error looks like."""
+    assert row.local is not None
+    facts = [fact.says for fact in row.local.facts[:_FEW]] if with_facts else []
+    return "; ".join((advice.place_step(row), *facts))
+
+
+def put_causes(page: Page, comparison: Comparison) -> None:
+    """Print every diagnosis in full: what the op does, where, and the proof."""
+    for d in comparison.diagnosis:
+        name = say.names(d.causes) if d.known else "unknown"
+        said = "; ".join((headline(d, comparison.rows), *(proof(d, comparison.rows) if d.known else ())))
+        label = labelled("noise" if d.harmless else "cause")
+        page.paragraph(label, Text.assemble((page.data(name, 120), STRONG), f": {page.data(said, 2000)}"))

@@ -1,0 +1,114 @@
+"""The next-token distributions on a page: how far apart they are, and their first tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from llamadiff.comparison.logits import Logits, TopToken
+from llamadiff.comparison.result import Comparison
+from llamadiff.report.terminal.columns import Column, table
+from llamadiff.report.terminal.escape import number, tiny
+from llamadiff.report.terminal.finding import LABEL, labelled
+from llamadiff.report.terminal.page import Page
+from llamadiff.report.terminal.styles import STRONG
+from llamadiff.report.terminal.tap_table import names_of
+
+_FEW = 3  # tokens where both sides agree
+_GAP = 3
+
+
+def put_logits(page: Page, comparison: Comparison, full: bool) -> None:
+    """Print them; in a full report as a table."""
+    logits = comparison.logits
+    if logits is None:
+        return
+    names = names_of(page, comparison)
+    page.paragraph(labelled("logits"), Text(_head(page, logits, len(comparison.tokens), names)))
+    tokens = _told(logits, full)
+    if full:
+        for line in table(_columns(page, tokens, names), page.width - 2):
+            page.put(Text("  ") + line)
+    else:
+        _put_grid(page, [_cell(page, token) for token in tokens])
+
+
+def _told(logits: Logits, full: bool) -> list[TopToken]:
+    """The first tokens, fewer where both sides agree, and those that were asked for."""
+    top = logits.top if full or not _agree(logits) else logits.top[:_FEW]
+    shown = {token.id for token in top}
+    return [*top, *(token for token in logits.expected if token.id not in shown)]
+
+
+def _agree(logits: Logits) -> bool:
+    """Whether the tokens that matter most have the same ranks on both sides."""
+    return logits.top1_agree is True and all(token.rank == token.candidate_rank for token in logits.top[:_FEW])
+
+
+def _head(page: Page, logits: Logits, n_tokens: int, names: tuple[str, str]) -> str:
+    after = f"after {logits.after} of {n_tokens} tokens: " if 0 < logits.after < n_tokens else ""
+    same = {None: "unknown", True: "agrees", False: _disagreement(page, logits, names)}[logits.top1_agree]
+    margin = f", margin {number(logits.margin)}" if math.isfinite(logits.margin) else ""
+    rows = f"{logits.agreeing}/{logits.rows} rows agree"
+    return f"{after}{_divergence(logits, names)}; first token {same}{margin}; {rows}"
+
+
+def _divergence(logits: Logits, names: tuple[str, str]) -> str:
+    """KL, or why there is none."""
+    if logits.not_finite:
+        sides = " and ".join({"baseline": names[0], "candidate": names[1]}[side] for side in logits.not_finite)
+        return f"no KL: the last row of {sides} holds NaN or Inf"
+    return f"KL {tiny(logits.kl)} nats" if not logits.partial else "not all were recorded"
+
+
+def _disagreement(page: Page, logits: Logits, names: tuple[str, str]) -> str:
+    sides = [f"{who} {_token(page, top[0])}"
+             for who, top in zip(names, (logits.top, logits.candidate_top), strict=True) if top]  # fmt: skip
+    return f"DIFFERS ({', '.join(sides)})" if sides else "DIFFERS"
+
+
+def _token(page: Page, token: TopToken) -> str:
+    return f"token {token.id}" if token.text is None else page.quoted(token.text, 12)
+
+
+def _cell(page: Page, token: TopToken) -> Text:
+    """``2→4 "ce" 5.2149 / 4.2517``: ranks, text and logits of both sides."""
+    unknown, moved = math.isnan(token.candidate), token.rank != token.candidate_rank
+    rank = f"{token.rank}→{'-' if unknown else token.candidate_rank}"
+    values = f"{number(token.baseline)} / {'-' if unknown else number(token.candidate)}"
+    return Text.assemble((rank, STRONG if moved else ""), f" {_token(page, token)} {values}")
+
+
+def _put_grid(page: Page, cells: Sequence[Text]) -> None:
+    """As many cells a line as fit, one under the other."""
+    width = max((cell.cell_len for cell in cells), default=0) + _GAP
+    room = page.width - LABEL
+    indent = LABEL if room >= width - _GAP else 0
+    each = max(1, (page.width - indent + _GAP) // width)
+    for start in range(0, len(cells), each):
+        line = Text(" " * indent)
+        for cell in cells[start : start + each]:
+            line.append_text(cell).append(" " * (width - cell.cell_len))
+        line.truncate(page.width)
+        page.put(line)
+
+
+def _columns(page: Page, top: Sequence[TopToken], names: tuple[str, str]) -> list[Column]:
+    moved = [STRONG if token.rank != token.candidate_rank else "" for token in top]
+    ranks = ["-" if math.isnan(token.candidate) else str(token.candidate_rank) for token in top]
+    return [
+        Column("rank", [Text(str(token.rank)) for token in top]),
+        Column("id", [Text(str(token.id)) for token in top]),
+        Column("text", [Text("" if token.text is None else page.quoted(token.text)) for token in top], 2, left=True),
+        Column(names[0], [Text(_logit(token.baseline)) for token in top], 1),
+        Column(names[1], [Text(_logit(token.candidate)) for token in top], 1),
+        Column("rank there", [Text(rank, style) for rank, style in zip(ranks, moved, strict=True)], 1),
+    ]
+
+
+def _logit(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:.4f}" if abs(value) < 1e5 else number(value)
