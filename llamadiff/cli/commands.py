@@ -42,6 +42,7 @@ from llamadiff.cli.options import (
     TokensFile,
     Tolerance,
 )
+from llamadiff.cli.weights import vectors, weights
 from llamadiff.system import exits
 from llamadiff.system.collisions import Named, kept, refuse_collisions, saved
 from llamadiff.system.errors import UserError
@@ -295,6 +296,10 @@ def doctor() -> None:
 
     good = listing.print_checks(examination.examine())
     raise typer.Exit(0 if good else 2)
+
+
+app.command()(weights)
+app.command()(vectors)
 
 
 def _settings_files(tolerance: Path | None, tokens_file: Path | None, prompt_file: str | None = None) -> list[Named]:

@@ -15,7 +15,13 @@ from llamadiff.system.errors import UserError
 
 
 def run(request: Request, say: Say) -> None:
-    """Load, tokenize, decode, record."""
+    """Load, tokenize, decode, record; or an errand."""
+    if request.errand:
+        from llamadiff.llamacpp.errands import ERRANDS
+
+        ERRANDS[request.errand](request, say)
+        say(done=True)
+        return
     ggml = Ggml()
     misfit = ggml.check_layout()
     if request.output is None:
