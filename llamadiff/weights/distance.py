@@ -13,6 +13,7 @@ from llamadiff.numerics.metrics import ratio
 
 Array = NDArray[Any]
 SMALL = 256  # values of a block where the type has none
+SHARE = 1e-3  # of the mean size of a block: below, its own size means nothing
 TINY = 1e-30
 
 
@@ -43,7 +44,7 @@ class Meter:
         self.block = block if block > 1 and width % block == 0 else _near(width)
         self.error: list[Array] = []  # [row, block] of each call
         self.size: list[Array] = []
-        self.product, self.squares, self.not_finite = 0.0, np.zeros(2), 0
+        self.total, self.product, self.squares, self.not_finite = 0.0, 0.0, np.zeros(2), 0
 
     def add(self, ours: Array, theirs: Array) -> None:
         """Rows of both sides: [row, value]."""
@@ -55,27 +56,29 @@ class Meter:
             a, b = np.where(odd, np.where(same, 0.0, 1e30), a), np.where(odd, 0.0, b)
         shape = (len(a), -1, self.block)
         gap = (a - b).reshape(shape)
-        self.error.append(np.einsum("rbv,rbv->rb", gap, gap))
         wide = b.reshape(shape)
-        self.size.append(np.einsum("rbv,rbv->rb", wide, wide))
+        error, size = (np.einsum("rbv,rbv->rb", side, side) for side in (gap, wide))
+        self.total += float(error.sum())
+        self.error.append(error.astype(np.float32))
+        self.size.append(size.astype(np.float32))
         flat = a.reshape(-1), b.reshape(-1)
         self.product += float(flat[0] @ flat[1])
-        self.squares += np.array([flat[0] @ flat[0], self.size[-1].sum()])
+        self.squares += np.array([flat[0] @ flat[0], size.sum()])
 
     def distance(self) -> Distance:
         """What all calls come to."""
         error, size = np.concatenate(self.error), np.concatenate(self.size)
-        own = np.divide(error, np.maximum(size, float(size.mean()) * 1e-3 + TINY))
+        own = np.divide(error, np.maximum(size, SHARE * float(size.mean()) + TINY))
         row, block = (int(i) for i in np.unravel_index(int(own.argmax()), own.shape))
         norms = float(np.sqrt(self.squares[0]) * np.sqrt(self.squares[1]))
         cosine = self.product / norms if norms > 0 else float(not error.any())
-        nmse = ratio(float(error.sum()), float(size.sum()))
+        nmse = ratio(self.total, float(self.squares[1]))
         return Distance(nmse, cosine, (row, block, float(own[row, block])), not_finite=self.not_finite)
 
     def off(self, limit: float) -> Array:
         """Which blocks are farther than ``limit`` from the other side, by their size and the tensor's: [row, block]."""
         error, size = np.concatenate(self.error), np.concatenate(self.size)
-        return np.asarray(error > limit * np.maximum(size, float(size.mean())) + TINY)
+        return np.asarray(error > limit * np.maximum(size, SHARE * float(size.mean())) + TINY)
 
 
 def _near(width: int) -> int:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from llamadiff.engines.model_file import ModelFile
 from llamadiff.system.collisions import Named
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
+from llamadiff.weights.against import OtherSide, compare_weights
 from llamadiff.weights.alone import inspect
+from llamadiff.weights.other_file import OtherFile
 from llamadiff.weights.result import WeightReport
 
 
@@ -16,7 +19,17 @@ def judge_weights(model: str | Path, other: str | Path | None = None, progress: 
     """A file by itself, or against whatever ``other`` is. Raises UserError for what cannot be read."""
     if other is None:
         return inspect(model, progress)
-    raise UserError(f"{other}: not yet")
+    model_file = ModelFile(model)
+    return compare_weights(model_file, _other_side(model_file, Path(other)), progress)
+
+
+def _other_side(model: ModelFile, path: Path) -> OtherSide:
+    """What a path is."""
+    if not path.exists():
+        raise UserError(f"{path}: no such file or directory")
+    if path.is_file():
+        return OtherFile(model, path)
+    raise UserError(f"{path}: not yet")
 
 
 def files_of(words: str, path: Path | None) -> Iterator[Named]:

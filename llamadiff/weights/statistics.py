@@ -54,7 +54,7 @@ class Examined:
 
 
 @dataclass
-class _Sums:
+class Sums:
     """What blocks of rows add up to."""
 
     total: float = 0.0
@@ -116,8 +116,8 @@ def examine(weights: Weights, name: str, by_ggml: Decode | None) -> Examined:
     by_gguf = _gguf_decoder(weights, name, rows)
     decode = by_ggml or by_gguf
     if decode is None:
-        return Examined(_Sums().stats(), NEITHER)
-    sums, signatures = _Sums(), np.zeros(len(rows), np.float32)
+        return Examined(Sums().stats(), NEITHER)
+    sums, signatures = Sums(), np.zeros(len(rows), np.float32)
     width = decode(rows[:1]).shape[-1]
     towards = np.random.default_rng(0).standard_normal(width).astype(np.float32)
 
@@ -153,7 +153,7 @@ def _gguf_decoder(weights: Weights, name: str, rows: Array) -> Decode | None:
     return decode
 
 
-def _compare(sums: _Sums, start: int, a: Array, b: Array) -> None:
+def _compare(sums: Sums, start: int, a: Array, b: Array) -> None:
     """Count values whose bits differ; two NaN are the same."""
     if np.array_equal(a.view(np.uint32), b.view(np.uint32)):
         return
@@ -164,7 +164,7 @@ def _compare(sums: _Sums, start: int, a: Array, b: Array) -> None:
             sums.apart_rows.append(start + int(np.flatnonzero(apart.any(axis=1))[0]))
 
 
-def _decoders(kind: str, by_gguf: Decode | None, by_ggml: Decode | None, sums: _Sums) -> str:
+def _decoders(kind: str, by_gguf: Decode | None, by_ggml: Decode | None, sums: Sums) -> str:
     if kind in PLAIN:
         return "plain numbers"
     if by_gguf is None or by_ggml is None:
