@@ -11,6 +11,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 from llamadiff.weights.against import OtherSide, compare_weights
 from llamadiff.weights.alone import inspect
+from llamadiff.weights.checkpoint import Checkpoint
 from llamadiff.weights.other_file import OtherFile
 from llamadiff.weights.result import WeightReport
 
@@ -29,7 +30,9 @@ def _other_side(model: ModelFile, path: Path) -> OtherSide:
         raise UserError(f"{path}: no such file or directory")
     if path.is_file():
         return OtherFile(model, path)
-    raise UserError(f"{path}: not yet")
+    if (path / "config.json").exists():
+        return Checkpoint(model, path)
+    raise UserError(f"{path}: no config.json, so that it is no checkpoint, and no array is called like a tensor")
 
 
 def files_of(words: str, path: Path | None) -> Iterator[Named]:

@@ -48,8 +48,9 @@ class OtherFile:
         return self.model.weights.shape(name) != self.other.weights.shape(name)
 
     def pairs(self) -> Sequence[Pair]:
-        return [Pair(in_file(self.model, name), in_file(self.other, name))
-                for name in self._common() if not self._differ(name) and not _undecoded(self.model, self.other, name)]  # fmt: skip
+        names = [name for name in self._common() if not self._differ(name)]
+        names = [name for name in names if not _undecoded(self.model, self.other, name)]
+        return [Pair(in_file(self.model, name), in_file(self.other, name)) for name in names]
 
     def unchecked(self) -> Iterator[tuple[str, str]]:
         for name in self._common():

@@ -38,6 +38,9 @@ class Pair:
         return self.ours.name
 
 
+FREE = Cost(0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class Measured:
     """A pair, how far it is apart, and what its types cost. ``meter`` has every block's error; None: equal bytes."""
@@ -46,7 +49,7 @@ class Measured:
     row: TensorRow
     distance: Distance
     meter: Meter | None
-    cost: Cost = Cost(0.0, 0.0)
+    cost: Cost = FREE
 
     @property
     def limit(self) -> float:
@@ -119,9 +122,9 @@ def _same_bytes(pair: Pair) -> bool:
 
 def priced(measured: Sequence[Measured]) -> list[Measured]:
     """The same with what their types cost: the file's, and the other side's where that is quantized too."""
-    samples = [(i, sample) for i, one in enumerate(measured) if one.meter is not None for sample in _samples(one.pair)]
-    total = [Cost(0.0, 0.0)] * len(measured)
-    for (i, _), cost in zip(samples, costs_of([sample for _, sample in samples]), strict=True):
+    asked = [(i, some) for i, one in enumerate(measured) if one.meter is not None for some in _samples(one.pair)]
+    total = [FREE] * len(measured)
+    for (i, _), cost in zip(asked, costs_of([some for _, some in asked]), strict=True):
         total[i] = Cost(total[i].nmse + cost.nmse, total[i].worst + cost.worst)
     return [replace(one, cost=cost) for one, cost in zip(measured, total, strict=True)]
 

@@ -104,7 +104,7 @@ def _moments(values: Array) -> tuple[float, float]:
     """The sum and the sum of squares; in float64 where float32 does not hold them."""
     squares = float(np.dot(values, values))
     if not np.isfinite(squares) or (squares == 0 and values.any()):
-        wide = values.astype(np.float64)
+        wide = np.asarray(values, np.float64)
         return float(wide.sum()), float(np.dot(wide, wide))
     return float(values.sum()), squares
 
@@ -119,7 +119,7 @@ def examine(weights: Weights, name: str, by_ggml: Decode | None) -> Examined:
         return Examined(Sums().stats(), NEITHER)
     sums, signatures = Sums(), np.zeros(len(rows), np.float32)
     width = decode(rows[:1]).shape[-1]
-    towards = np.random.default_rng(0).standard_normal(width).astype(np.float32)
+    towards = np.asarray(np.random.default_rng(0).standard_normal(width), np.float32)
 
     def work(start: int, stop: int) -> None:
         with np.errstate(all="ignore"):
@@ -141,7 +141,7 @@ def examine(weights: Weights, name: str, by_ggml: Decode | None) -> Examined:
 def _gguf_decoder(weights: Weights, name: str, rows: Array) -> Decode | None:
     """gguf-py's decoder of a tensor, if it has one; plain numbers need none."""
     if weights.type(name) in PLAIN:
-        return lambda some: some.astype(np.float32, copy=False)
+        return lambda some: np.asarray(some, np.float32)
 
     def decode(some: Array) -> Array:
         return weights.decoded(name, some)

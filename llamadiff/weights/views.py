@@ -33,10 +33,12 @@ class View(Protocol):
 
 
 def rows_of(view: View) -> int:
+    """How many rows there are, through all leading axes."""
     return int(np.prod(view.shape[:-1], dtype=np.int64))
 
 
 def width_of(view: View) -> int:
+    """Values of a row."""
     return view.shape[-1]
 
 
