@@ -23,6 +23,7 @@ from llamadiff.weights.mistakes import Made, guesses_of
 from llamadiff.weights.pairs import FLOOR, Pair, in_file
 from llamadiff.weights.result import Oddity
 from llamadiff.weights.safetensors_files import open_checkpoint
+from llamadiff.weights.tokenizer import Tokenizers, ids_oddities, open_tokenizers, tokenizer_oddities
 from llamadiff.weights.transforms import TRANSFORMS, Sizes, joined_experts
 from llamadiff.weights.views import Stored, concatenated, cut
 
@@ -163,6 +164,19 @@ class Checkpoint:
                 yield _misshapen(name, weights.shape(name), made)
         yield from self._missing()
         yield from metadata_oddities(self.model, self.stated, self.config)
+        yield from tokenizer_oddities(self.model, self.tokenizers)
+        yield from (found for found in self.ids if isinstance(found, Oddity))
+
+    @cached_property
+    def tokenizers(self) -> Tokenizers:
+        return open_tokenizers(self.folder)
+
+    @cached_property
+    def ids(self) -> list[Oddity | str]:
+        """What asking both tokenizers comes to."""
+        if not self.tokenizers.data and not self.tokenizers.config:
+            return ["the checkpoint has no tokenizer.json: no tokenizer was compared"]
+        return list(ids_oddities(self.model, self.tokenizers))
 
     def _missing(self) -> Iterator[Oddity]:
         """Tensors of the checkpoint that are in none of the file's."""
@@ -195,7 +209,7 @@ class Checkpoint:
             yield name, f"is of type {kind[:20]} in {self.label}, which is not read"
 
     def notes(self) -> Iterator[str]:
-        return iter(())
+        yield from (found for found in self.ids if isinstance(found, str))
 
     def guesses(self, pair: Pair) -> Iterator[Guess]:
         yield from guesses_of(pair, self.made, self.sizes)
