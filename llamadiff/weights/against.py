@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.numerics.tolerances import UNCHECKED
 from llamadiff.system.progress import Progress, silent
-from llamadiff.weights.explain import Guess, explained
 from llamadiff.weights.pairs import Measured, Pair, measure_all
 from llamadiff.weights.result import Oddity, TensorRow, WeightReport
 
@@ -30,8 +29,8 @@ class OtherSide(Protocol):
         """What is wrong besides values: tensors missing, shapes, metadata."""
         ...
 
-    def guesses(self, pair: Pair) -> Iterator[Guess]:
-        """What a tensor may be instead of what it should be, the likeliest first."""
+    def explain(self, measured: Measured) -> Oddity:
+        """Why a tensor is not what it should be."""
         ...
 
     def unchecked(self) -> Iterable[tuple[str, str]]:
@@ -47,7 +46,7 @@ def compare_weights(model: ModelFile, other: OtherSide, progress: Progress = sil
     """Measure all that can be, explain what is off."""
     started = time.perf_counter()
     measured = measure_all(other.pairs(), progress)
-    oddities = [oddity for one in measured if one.is_wrong for oddity in [_explanation(model, one, other, progress)]]
+    oddities = [_explanation(one, other, progress) for one in measured if one.is_wrong]
     oddities += other.oddities()
     left = dict(other.unchecked())
     rows = {one.pair.name: one.judged() for one in measured}
@@ -61,9 +60,9 @@ def compare_weights(model: ModelFile, other: OtherSide, progress: Progress = sil
                         timing)  # fmt: skip
 
 
-def _explanation(model: ModelFile, one: Measured, other: OtherSide, progress: Progress) -> Oddity:
+def _explanation(one: Measured, other: OtherSide, progress: Progress) -> Oddity:
     progress(f"explaining {one.pair.name}")
-    return explained(one, other.guesses(one.pair), heads_of(model, one.pair.name))
+    return other.explain(one)
 
 
 def heads_of(model: ModelFile, name: str) -> int:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from llamaref.known_tensors import known_stems
 from llamaref.weights import Weights
 
 from llamadiff.engines.model_file import ModelFile
@@ -15,7 +16,7 @@ from llamadiff.weights.loading import refusal
 from llamadiff.weights.oddities import oddities_of, out_of_line
 from llamadiff.weights.result import Oddity, TensorRow, WeightReport
 from llamadiff.weights.rules import assumptions, rule_oddities
-from llamadiff.weights.statistics import NEITHER, ONLY_GGML, ONLY_GGUF, Examined, examine
+from llamadiff.weights.statistics import NEITHER, ONLY_GGML, ONLY_GGUF, TensorRead, examine
 
 
 def inspect(path: str | Path, progress: Progress = silent, load: bool = True) -> WeightReport:
@@ -32,7 +33,7 @@ def inspect(path: str | Path, progress: Progress = silent, load: bool = True) ->
         model.weights.forget(name)
     oddities += out_of_line({row.name: row.stats.rms for row in rows if row.stats is not None})
     oddities += list(rule_oddities(model))
-    if load:
+    if load and known_stems(model.architecture) is not None:
         progress("loading the model into llama.cpp")
         oddities += _refused(model, oddities)
     timing = {"total_s": time.perf_counter() - started}
@@ -41,7 +42,7 @@ def inspect(path: str | Path, progress: Progress = silent, load: bool = True) ->
                         tuple(dict.fromkeys(unchecked)), timing)  # fmt: skip
 
 
-def row_of(weights: Weights, name: str, found: Examined) -> TensorRow:
+def row_of(weights: Weights, name: str, found: TensorRead) -> TensorRow:
     """A tensor's line of the table."""
     verdict = UNCHECKED if found.decoders == NEITHER else MATCH
     stored = weights.stored(name)
@@ -49,7 +50,7 @@ def row_of(weights: Weights, name: str, found: Examined) -> TensorRow:
                      verdict=verdict)  # fmt: skip
 
 
-def _untold(name: str, kind: str, found: Examined) -> Iterator[str]:
+def _untold(name: str, kind: str, found: TensorRead) -> Iterator[str]:
     """What could not be compared, by type."""
     if found.decoders in (ONLY_GGML, ONLY_GGUF):
         other = "gguf-py" if found.decoders == ONLY_GGML else "ggml"

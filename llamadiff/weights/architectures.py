@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Rule:
+class Origin:
     """``source``: {i} is the layer, {x} an expert or a head. ``make`` is a transform; ``exact``: without .weight."""
 
     source: str
@@ -18,7 +18,7 @@ class Rule:
     exact: bool = False
 
 
-Rules = Mapping[str, tuple[Rule, ...]]  # the first whose source is in the checkpoint is taken
+Rules = Mapping[str, tuple[Origin, ...]]  # the first whose source is in the checkpoint is taken
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Table:
     layer: Rules
 
 
-def _rules(make: str = "identity", prefix: str = "", **sources: str) -> dict[str, tuple[Rule, ...]]:
+def _rules(make: str = "identity", prefix: str = "", **sources: str) -> dict[str, tuple[Origin, ...]]:
     """Rules of one transform: stem=source."""
-    return {stem: (Rule(prefix + source, make),) for stem, source in sources.items()}
+    return {stem: (Origin(prefix + source, make),) for stem, source in sources.items()}
 
 
 _L = "model.layers.{i}."
@@ -54,11 +54,11 @@ _MIXTRAL = {
 _EXPERTS = {
     **_rules(prefix=_L, ffn_gate_inp="mlp.gate"),
     **{
-        f"ffn_{part}_exps": (Rule(f"{_L}mlp.experts.{{x}}.{part}_proj", "stacked"), *fused)
+        f"ffn_{part}_exps": (Origin(f"{_L}mlp.experts.{{x}}.{part}_proj", "stacked"), *fused)
         for part, fused in {
-            "gate": (Rule(f"{_L}mlp.experts.gate_up_proj", "gate half", exact=True),),
-            "up": (Rule(f"{_L}mlp.experts.gate_up_proj", "up half", exact=True),),
-            "down": (Rule(f"{_L}mlp.experts.down_proj", exact=True),),
+            "gate": (Origin(f"{_L}mlp.experts.gate_up_proj", "gate half", exact=True),),
+            "up": (Origin(f"{_L}mlp.experts.gate_up_proj", "up half", exact=True),),
+            "down": (Origin(f"{_L}mlp.experts.down_proj", exact=True),),
         }.items()
     },
 }
@@ -100,9 +100,9 @@ TABLES: Mapping[str, Table] = {
         {**_rules(prefix=_M, attn_norm="norm", ssm_in="mixer.in_proj", ssm_out="mixer.out_proj"),
          **_rules("kernel without its middle axis", _M, ssm_conv1d="mixer.conv1d"),
          **_rules("by groups", _M, ssm_norm="mixer.norm"),
-         "ssm_a": (Rule(f"{_M}mixer.A_log", "-exp", exact=True),),
-         "ssm_d": (Rule(f"{_M}mixer.D", "as a column", exact=True),),
-         "ssm_dt": (Rule(f"{_M}mixer.dt_bias", exact=True), Rule(f"{_M}mixer.dt_proj.bias", exact=True))},
+         "ssm_a": (Origin(f"{_M}mixer.A_log", "-exp", exact=True),),
+         "ssm_d": (Origin(f"{_M}mixer.D", "as a column", exact=True),),
+         "ssm_dt": (Origin(f"{_M}mixer.dt_bias", exact=True), Origin(f"{_M}mixer.dt_proj.bias", exact=True))},
     ),
 }  # fmt: skip
 

@@ -15,12 +15,12 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.numerics.tolerances import ROUNDING
 from llamadiff.system.errors import UserError
 from llamadiff.system.stated import read_json
-from llamadiff.weights.against import label_of
-from llamadiff.weights.architectures import IGNORED, TABLES, Rule
+from llamadiff.weights.against import heads_of, label_of
+from llamadiff.weights.architectures import IGNORED, TABLES, Origin
 from llamadiff.weights.config_keys import Stated, metadata_oddities, model_types, rope_tensors, stated_by
-from llamadiff.weights.explain import Guess
+from llamadiff.weights.explain import Guess, explained
 from llamadiff.weights.mistakes import Made, guesses_of
-from llamadiff.weights.pairs import FLOOR, Pair, in_file
+from llamadiff.weights.pairs import FLOOR, Measured, Pair, in_file
 from llamadiff.weights.result import Oddity
 from llamadiff.weights.safetensors_files import open_checkpoint
 from llamadiff.weights.tokenizer import Tokenizers, ids_oddities, open_tokenizers, tokenizer_oddities
@@ -34,7 +34,7 @@ _SUFFIX = re.compile(r"\.(weight|bias)$")
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Named:
     """A tensor of the file by its parts."""
 
     layer: int | None
@@ -42,7 +42,7 @@ class _Place:
     suffix: str
 
     @classmethod
-    def of(cls, name: str) -> _Place:
+    def of(cls, name: str) -> _Named:
         layer, stem = stem_of(name)
         match = _SUFFIX.search(name)
         return cls(layer, stem, match[0] if match else "")
@@ -84,10 +84,10 @@ class Checkpoint:
     @cached_property
     def made(self) -> dict[str, Made]:
         """Tensor of the file -> what should be in it."""
-        found = {name: self._made(_Place.of(name)) for name in self.model.tensors}
+        found = {name: self._made(_Named.of(name)) for name in self.model.tensors}
         return {name: made for name, made in found.items() if made is not None}
 
-    def _made(self, place: _Place) -> Made | None:
+    def _made(self, place: _Named) -> Made | None:
         rules = (self.table.outside if place.layer is None else self.table.layer).get(place.stem, ())
         for rule in rules:
             made = self._by_rule(rule, place)
@@ -95,7 +95,7 @@ class Checkpoint:
                 return made
         return self._otherwise(place)
 
-    def _by_rule(self, rule: Rule, place: _Place) -> Made | None:
+    def _by_rule(self, rule: Origin, place: _Named) -> Made | None:
         """What a rule makes of the checkpoint, if its sources are there."""
         name = rule.source.replace("{i}", str(place.layer)) + ("" if rule.exact else place.suffix)
         names = [name]
@@ -109,29 +109,29 @@ class Checkpoint:
         told = f"{name.replace('{x}', '*')}" + (f", {rule.make}" if rule.make != "identity" else "")
         return Made(told, TRANSFORMS[rule.make](views, self.sizes), rule.make, tuple(views))
 
-    def _otherwise(self, place: _Place) -> Made | None:
+    def _otherwise(self, place: _Named) -> Made | None:
         """What is legally fused, split, computed or used twice."""
-        if place == _Place.of(HEAD):
-            return self._made(_Place.of(EMBEDDING)) if self._is_tied() else None
+        if place == _Named.of(HEAD):
+            return self._made(_Named.of(EMBEDDING)) if self._is_tied() else None
         computed = rope_tensors(self.config).get(place.stem)
         if computed is not None:
             return Made("computed from the RoPE scaling of config.json", Stored(computed, "F32"), "computed")
         if place.stem == "attn_qkv":
-            parts = [self._made(_Place(place.layer, stem, place.suffix)) for stem in QKV]
+            parts = [self._made(_Named(place.layer, stem, place.suffix)) for stem in QKV]
             views = tuple(part.view for part in parts if part is not None)
             whole = len(views) == len(QKV)
             return Made("Q, K and V, one after the other", concatenated(views), "fused", views) if whole else None
         if place.stem in QKV and "attn_qkv" in self.table.layer:
             return self._split(place)
         if place.stem == "ffn_gate_up_exps":
-            gate, up = (self._made(_Place(place.layer, f"ffn_{part}_exps", place.suffix)) for part in ("gate", "up"))
+            gate, up = (self._made(_Named(place.layer, f"ffn_{part}_exps", place.suffix)) for part in ("gate", "up"))
             if gate is not None and up is not None:
                 return Made("gate and up of each expert", joined_experts(gate.view, up.view), "fused experts")
         return None
 
-    def _split(self, place: _Place) -> Made | None:
+    def _split(self, place: _Named) -> Made | None:
         """Q, K or V of a fused matrix."""
-        whole = self._made(_Place(place.layer, "attn_qkv", place.suffix))
+        whole = self._made(_Named(place.layer, "attn_qkv", place.suffix))
         if whole is None:
             return None
         rows = whole.view.shape[-2] if len(whole.view.shape) > 1 else whole.view.shape[0]
@@ -195,7 +195,7 @@ class Checkpoint:
 
     def _headless(self, name: str) -> Iterator[Oddity]:
         """The file has no head: right where it is the embedding once more."""
-        made = self._made(_Place.of(EMBEDDING))
+        made = self._made(_Named.of(EMBEDDING))
         if self._is_tied() or made is None:
             return
         head = self.tensors[name]
@@ -211,7 +211,11 @@ class Checkpoint:
     def notes(self) -> Iterator[str]:
         yield from (found for found in self.ids if isinstance(found, str))
 
-    def guesses(self, pair: Pair) -> Iterator[Guess]:
+    def explain(self, measured: Measured) -> Oddity:
+        pair = measured.pair
+        return explained(measured, self._guesses(pair), heads_of(self.model, pair.name))
+
+    def _guesses(self, pair: Pair) -> Iterator[Guess]:
         yield from guesses_of(pair, self.made, self.sizes)
 
 

@@ -33,7 +33,7 @@ TYPICAL = {
 
 
 @dataclass(frozen=True)
-class Sample:
+class QuantizedRows:
     """Rows of one tensor, and the type that they were quantized to: [row, value].
 
     ``made_so``: they have been through this type already, so that quantizing them once more costs less than it did.
@@ -52,19 +52,19 @@ class Cost:
     worst: float
 
 
-def costs_of(samples: Sequence[Sample]) -> list[Cost]:
+def costs_of(samples: Sequence[QuantizedRows]) -> list[Cost]:
     """The cost of each sample's type on its values."""
     asked = [i for i, sample in enumerate(samples) if _is_asked(sample)]
     made = dict(zip(asked, _quantized([samples[i] for i in asked]), strict=True))
     return [_cost(sample, made.get(i)) for i, sample in enumerate(samples)]
 
 
-def _is_asked(sample: Sample) -> bool:
+def _is_asked(sample: QuantizedRows) -> bool:
     exact = sample.kind in EXACT or sample.kind in ROUNDED
     return not exact and sample.rows.shape[1] % block_sizes(sample.kind)[0] == 0 and bool(sample.rows.size)
 
 
-def _cost(sample: Sample, made: Array | None) -> Cost:
+def _cost(sample: QuantizedRows, made: Array | None) -> Cost:
     if sample.kind in EXACT or not sample.rows.size:
         return Cost(0.0, 0.0)
     if sample.kind in ROUNDED:
@@ -82,7 +82,7 @@ def _cost(sample: Sample, made: Array | None) -> Cost:
     return Cost(float(error.sum() / max(size.sum(), TINY)), worst)
 
 
-def _quantized(samples: Sequence[Sample]) -> list[Array | None]:
+def _quantized(samples: Sequence[QuantizedRows]) -> list[Array | None]:
     """Each sample through its type's blocks; None where ggml could not be asked."""
     if not samples:
         return []
@@ -99,7 +99,7 @@ def _quantized(samples: Sequence[Sample]) -> list[Array | None]:
         return list(_decoded(samples, np.fromfile(path, np.uint8)))
 
 
-def _decoded(samples: Sequence[Sample], blocks: Array) -> list[Array | None]:
+def _decoded(samples: Sequence[QuantizedRows], blocks: Array) -> list[Array | None]:
     found, at = list[Array | None](), 0
     for sample in samples:
         values, size = block_sizes(sample.kind)

@@ -48,6 +48,10 @@ class Meter:
 
     def add(self, ours: Array, theirs: Array) -> None:
         """Rows of both sides: [row, value]."""
+        with np.errstate(over="ignore"):
+            self._add(ours, theirs)
+
+    def _add(self, ours: Array, theirs: Array) -> None:
         a, b = ours.astype(np.float64), theirs.astype(np.float64)
         odd = ~(np.isfinite(a) & np.isfinite(b))
         if odd.any():

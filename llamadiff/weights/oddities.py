@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llamadiff.weights.layouts import blocks_of, halves_of
 from llamadiff.weights.result import Oddity
-from llamadiff.weights.statistics import Examined
+from llamadiff.weights.statistics import TensorRead
 
 Array = NDArray[Any]
 FEW_BITS = 0x000F  # float16 bits: a subnormal scale that has at most four of its ten
@@ -24,7 +24,7 @@ LEAST_WIDTH = 16  # values of a row, below which a matrix is a list of constants
 SHOWN = 4  # rows that are told by number
 
 
-def oddities_of(weights: Weights, name: str, found: Examined) -> Iterator[Oddity]:
+def oddities_of(weights: Weights, name: str, found: TensorRead) -> Iterator[Oddity]:
     """What one tensor shows by itself."""
     shape, stats = weights.shape(name), found.stats
     if found.apart:
@@ -48,7 +48,7 @@ def _not_finite(nan: int, inf: int) -> str:
     return " and ".join(f"{count} {word}" for count, word in ((nan, "NaN"), (inf, "Inf")) if count)
 
 
-def _rows(name: str, found: Examined, count: int) -> Iterator[Oddity]:
+def _rows(name: str, found: TensorRead, count: int) -> Iterator[Oddity]:
     """Rows that are zero, constant, or equal to others."""
     pairs = found.equal_rows
     texts = {

@@ -12,6 +12,7 @@ from llamadiff.system.progress import Progress, silent
 from llamadiff.weights.against import OtherSide, compare_weights
 from llamadiff.weights.alone import inspect
 from llamadiff.weights.checkpoint import Checkpoint
+from llamadiff.weights.dump import WeightDump
 from llamadiff.weights.other_file import OtherFile
 from llamadiff.weights.result import WeightReport
 
@@ -32,7 +33,7 @@ def _other_side(model: ModelFile, path: Path) -> OtherSide:
         return OtherFile(model, path)
     if (path / "config.json").exists():
         return Checkpoint(model, path)
-    raise UserError(f"{path}: no config.json, so that it is no checkpoint, and no array is called like a tensor")
+    return WeightDump(model, path)
 
 
 def files_of(words: str, path: Path | None) -> Iterator[Named]:

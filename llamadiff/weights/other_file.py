@@ -9,9 +9,9 @@ import numpy as np
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.system.errors import UserError
-from llamadiff.weights.against import label_of
-from llamadiff.weights.explain import Guess
-from llamadiff.weights.pairs import Pair, in_file
+from llamadiff.weights.against import heads_of, label_of
+from llamadiff.weights.explain import Guess, explained
+from llamadiff.weights.pairs import Measured, Pair, in_file
 from llamadiff.weights.result import Oddity
 from llamadiff.weights.views import Mapped, Shaped, Turned, View
 
@@ -95,7 +95,11 @@ class OtherFile:
     def notes(self) -> Iterator[str]:
         return iter(())
 
-    def guesses(self, pair: Pair) -> Iterator[Guess]:
+    def explain(self, measured: Measured) -> Oddity:
+        pair = measured.pair
+        return explained(measured, self._guesses(pair), heads_of(self.model, pair.name))
+
+    def _guesses(self, pair: Pair) -> Iterator[Guess]:
         """Done once more or undone, transposed, another tensor of that file."""
         yield from simple_guesses(pair.theirs)
         for name in self.other.tensors:

@@ -11,7 +11,7 @@ from llamaref.weights import block_sizes
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.numerics.tolerances import MATCH, NOISE, WRONG
 from llamadiff.system.progress import Progress
-from llamadiff.weights.cost import EXACT, Cost, Sample, costs_of
+from llamadiff.weights.cost import EXACT, Cost, QuantizedRows, costs_of
 from llamadiff.weights.distance import Distance, Meter, place_in_words
 from llamadiff.weights.result import TensorRow
 from llamadiff.weights.statistics import Sums
@@ -26,12 +26,16 @@ FLOOR = 1e-12  # what float32 leaves
 
 @dataclass(frozen=True)
 class Pair:
-    """A tensor of the file, ``theirs``: what it should be, and how that is made. ``floor``: the NMSE of making it."""
+    """A tensor of the file, ``theirs``: what it should be, and how that is made. ``floor``: the NMSE of making it.
+
+    ``exact``: theirs are the file's own values decoded, so that nothing may be lost.
+    """
 
     ours: InFile
     theirs: View
     made: str = ""
     floor: float = FLOOR
+    exact: bool = False
 
     @property
     def name(self) -> str:
@@ -129,8 +133,10 @@ def priced(measured: Sequence[Measured]) -> list[Measured]:
     return [replace(one, cost=cost) for one, cost in zip(measured, total, strict=True)]
 
 
-def _samples(pair: Pair) -> list[Sample]:
+def _samples(pair: Pair) -> list[QuantizedRows]:
     """What honest quantization costs is asked of the finer side's values, for each side that is quantized."""
+    if pair.exact:
+        return []
     sides: list[View] = [pair.ours, pair.theirs] if isinstance(pair.theirs, InFile) else [pair.ours]
     finer = max(pair.ours, pair.theirs, key=lambda side: _bits(side.kind)) if len(sides) == 2 else pair.theirs
     kinds = [side.kind for side in sides if side.kind not in EXACT and (side is not finer or _is_blocks(side.kind))]
@@ -138,7 +144,7 @@ def _samples(pair: Pair) -> list[Sample]:
         return []
     most = max(4, SAMPLE // width_of(finer))
     rows = finer.take(sample(finer, min(most, rows_of(finer))))
-    return [Sample(kind, rows, made_so=finer.kind == kind) for kind in kinds]
+    return [QuantizedRows(kind, rows, made_so=finer.kind == kind) for kind in kinds]
 
 
 def _bits(kind: str) -> float:

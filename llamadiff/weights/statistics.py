@@ -36,7 +36,7 @@ class TensorStats:
 
 
 @dataclass(frozen=True)
-class Examined:
+class TensorRead:
     """One tensor, read once. Rows are counted through all leading axes.
 
     ``apart``: how many values the two decoders give otherwise, and the first row that has one. ``zero_rows`` and
@@ -102,21 +102,22 @@ class Sums:
 
 def _moments(values: Array) -> tuple[float, float]:
     """The sum and the sum of squares; in float64 where float32 does not hold them."""
-    squares = float(np.dot(values, values))
+    with np.errstate(over="ignore"):
+        squares = float(np.dot(values, values))
     if not np.isfinite(squares) or (squares == 0 and values.any()):
         wide = np.asarray(values, np.float64)
         return float(wide.sum()), float(np.dot(wide, wide))
     return float(values.sum()), squares
 
 
-def examine(weights: Weights, name: str, by_ggml: Decode | None) -> Examined:
+def examine(weights: Weights, name: str, by_ggml: Decode | None) -> TensorRead:
     """Read a tensor once. ``by_ggml``: ggml's decoder of its type, if it has one."""
     kind, stored = weights.type(name), weights.stored(name)
     rows = stored.reshape(-1, stored.shape[-1])
     by_gguf = _gguf_decoder(weights, name, rows)
     decode = by_ggml or by_gguf
     if decode is None:
-        return Examined(Sums().stats(), NEITHER)
+        return TensorRead(Sums().stats(), NEITHER)
     sums, signatures = Sums(), np.zeros(len(rows), np.float32)
     width = decode(rows[:1]).shape[-1]
     towards = np.asarray(np.random.default_rng(0).standard_normal(width), np.float32)
@@ -131,7 +132,7 @@ def examine(weights: Weights, name: str, by_ggml: Decode | None) -> Examined:
 
     weights.each_block(len(rows), max(1, BLOCK // width), work)
     odd = {*sums.zero_rows, *sums.constant_rows}
-    return Examined(
+    return TensorRead(
         sums.stats(), _decoders(kind, by_gguf, by_ggml, sums), sums.apart, min(sums.apart_rows, default=None),
         tuple(sorted(sums.zero_rows)), tuple(sorted(sums.constant_rows)),
         tuple(_equal_rows(rows, signatures, odd)) if width > 1 else (), min(sums.broken_rows, default=None),

@@ -138,7 +138,9 @@ def _kinds(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity]:
     normal = [t for t in normal if kinds[t["id"]] == NORMAL]
     if normal:
         more = f" (and {len(normal) - 1} more)" if len(normal) > 1 else ""
-        says = f"token {normal[0]['id']} {normal[0]['content'][:SHOWN]!r} is special in tokenizer.json, normal here{more}"
+        says = (
+            f"token {normal[0]['id']} {normal[0]['content'][:SHOWN]!r} is special in tokenizer.json, normal here{more}"
+        )
         yield Oddity("tokenizer.ggml.token_type", says, "special-token")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +89,3 @@ def write_tokenizer(folder: Path, add_bos: bool = True) -> None:
     config = {"add_bos_token": add_bos, "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>",
               "tokenizer_class": "PreTrainedTokenizerFast"}  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-
-
-Maker = Callable[[str], Path]

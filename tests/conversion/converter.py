@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +55,10 @@ class Converter:
         out: Tensors = {}
         norms = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
         if self.arch in ("gemma2", "gemma3"):
-            norms = {"input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm",
-                     "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm"}  # fmt: skip
+            norms = {
+                "input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm",
+                "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
+            }  # fmt: skip
         if self.arch in ("qwen3", "qwen3moe", "gemma3"):
             norms |= {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
         for source, name in norms.items():
@@ -170,9 +171,7 @@ class Converter:
     def spoiled(self, out: Tensors) -> Tensors:
         """Mistakes that are made of what is there."""
         if self.mistake == "transposed":
-            name = next(n for n, v in out.items() if n.startswith("blk.1.") and v.ndim == 2 and v.shape[0] == v.shape[1]
-                        ) if self.arch != "mamba2" and self.arch not in NOT_SQUARE else next(
-                        n for n in out if n.startswith("blk.1.") and n.endswith(("attn_output.weight", "ssm_in.weight")))  # fmt: skip
+            name = next(n for n in ("blk.1.attn_output.weight", "blk.1.ssm_out.weight") if n in out)
             out[name] = np.ascontiguousarray(out[name].T)
         if self.mistake == "gate-up-swapped":
             self._swap_gates(out)
@@ -208,8 +207,7 @@ class Converter:
                           "layer_norm_eps": "attention.layer_norm_epsilon",
                           "layer_norm_epsilon": "attention.layer_norm_epsilon"}.items():  # fmt: skip
             if key in c:
-                name = "attention.layer_norm_rms_epsilon" if self.arch == "mamba2" else name
-                out[name] = eps or c[key]
+                out["attention.layer_norm_rms_epsilon" if self.arch == "mamba2" else name] = eps or c[key]
         if self.arch not in ("gpt2", "mamba2"):
             out |= self.ropes()
         for key, name in {"attn_logit_softcapping": "attn_logit_softcapping",
@@ -251,9 +249,6 @@ class Converter:
         if self.mistake != "rope-scaling" and full.get("rope_type") in ("yarn", "longrope"):
             out["rope.scaling.original_context_length"] = full["original_max_position_embeddings"]
         return out
-
-
-NOT_SQUARE = ("qwen3", "gemma2", "gemma3", "qwen3moe")
 
 
 def pairs(values: Array, heads: int) -> Array:
@@ -330,6 +325,3 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, mistake: str | None) ->
     writer.add_eos_token_id(2)
     if mistake != "bos-flag":
         writer.add_add_bos_token(json.loads((folder / "tokenizer_config.json").read_text())["add_bos_token"])
-
-
-Mistake = Callable[[Tensors], None]
