@@ -20,12 +20,13 @@ MAX_TOKENIZER = 1 << 27  # bytes: vocabularies of a quarter of a million tokens 
 MAX_CONFIG = 1 << 24
 NORMAL, CONTROL = 1, 3  # llama.h, llama_token_type
 SHOWN = 60
+SHRUNK = 8  # strings of which all parts are tried
 LONGEST = 48  # characters of a string that is shrunk: all its parts are tried at once
 
 CORPUS = (
     "a", " a", "  a", "a ", "\n", "a\n\nb", "\t\tx", "Hello, world", " Hello", "don't", "I'LL we've", "123", "1234567",
     "3.14159", "a1b22c333", "x = y**2;", "café naïve", "cafe\u0301", "Ünïcödé", "你好世界", "こんにちは", "안녕하세요",
-    "Привет", "مرحبا", "🙂", "👩‍👩‍👧", "a🙂b", "\u00a0", "…—“”", "/usr/bin/env", "https://a.b/c?d=e", "    four",
+    "the cat and the hat", "in one of them", "Привет", "مرحبا", "🙂", "👩‍👩‍👧", "a🙂b", "\u00a0", "…—“”", "/usr/bin/env", "https://a.b/c?d=e", "    four",
     "CamelCaseWords", "ALLCAPS", "ﬁ", "½", "\r\n", "<s>", "</s>", "a<s>b",
 )  # fmt: skip
 
@@ -192,11 +193,11 @@ def _ids_apart(
     apart = [text for text, (_, plain) in zip(texts, ours, strict=True) if plain != wanted(text)]
     if not apart:
         return
-    first = min(apart, key=len)
-    parts = tuple(dict.fromkeys(sorted(_parts(first), key=len)))
+    few = sorted(apart, key=len)[:SHRUNK]
+    parts = tuple(dict.fromkeys(sorted((part for text in few for part in _parts(text)), key=len)))
     again = _of_llamacpp(model, parts)
     told = {text: plain for text, (_, plain) in zip(parts, again["ids"], strict=True)} if again else {}
-    shortest = next((text for text in parts if told.get(text) != wanted(text)), first)
+    shortest = next((text for text in parts if told.get(text) != wanted(text)), few[0])
     says = f"{shortest!r} is {told.get(shortest)} in llama.cpp, {wanted(shortest)} by tokenizer.json"
     yield Oddity("tokenizer", f"{says}; {len(apart)} of {len(texts)} strings are cut otherwise", "token-ids")
 
