@@ -69,8 +69,8 @@ def _cost(sample: QuantizedRows, made: Array | None) -> Cost:
         return Cost(0.0, 0.0)
     if sample.kind in ROUNDED:
         made = ROUNDED[sample.kind](sample.rows)
-    typical = TYPICAL.get(sample.kind, 0.4)
-    if made is None or sample.made_so:
+    if made is None or (sample.made_so and sample.kind not in ROUNDED):
+        typical = TYPICAL.get(sample.kind, 0.4)
         return Cost(typical, min(20 * typical, 1.0))
     block = max(block_sizes(sample.kind)[0], 1)
     width = sample.rows.shape[1]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llamadiff.numerics.metrics import ratio
 
 Array = NDArray[Any]
-SMALL = 256  # values of a block where the type has none
+SMALL = 32  # values of a block where the type has none
 SHARE = 1e-3  # of the mean size of a block: below, its own size means nothing
 TINY = 1e-30
 
@@ -79,10 +79,13 @@ class Meter:
         nmse = ratio(self.total, float(self.squares[1]))
         return Distance(nmse, cosine, (row, block, float(own[row, block])), not_finite=self.not_finite)
 
-    def off(self, limit: float) -> Array:
-        """Which blocks are farther than ``limit`` from the other side, by their size and the tensor's: [row, block]."""
+    def off(self, limit: float, share: float = SHARE) -> Array:
+        """Which blocks are farther than ``limit`` from the other side: [row, block].
+
+        Errors are set beside the block's size, or ``share`` of the tensor's mean one where that is larger.
+        """
         error, size = np.concatenate(self.error), np.concatenate(self.size)
-        return np.asarray(error > limit * np.maximum(size, SHARE * float(size.mean())) + TINY)
+        return np.asarray(error > limit * np.maximum(size, share * float(size.mean())) + TINY)
 
 
 def _near(width: int) -> int:

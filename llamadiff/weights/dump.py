@@ -45,7 +45,8 @@ class WeightDump:
 
     def pairs(self) -> Sequence[Pair]:
         return [
-            Pair(in_file(self.model, name), view, floor=SAME + ROUNDING[view.precision], exact=True)
+            Pair(in_file(self.model, name), view, floor=SAME + ROUNDING[view.precision], decoded=True,
+                 exact=view.precision == "f32")
             for name, view in self.views.items() if view.size == int(np.prod(self.model.weights.shape(name)))
         ]  # fmt: skip
 

@@ -114,7 +114,7 @@ def _in_part(measured: Measured, off: Array) -> str | None:
     if off[rows].all() and len(rows) > 1:
         order = order_of(ours, theirs, 0, measured.limit)
         if order is not None:
-            return f"of these rows, {order}"
+            return "these two rows are swapped" if len(rows) == 2 else f"of these rows, {order}"
     if off[rows].all() and len(rows) == 1 and rows_of(pair.ours) > 1:
         other = _row_like(pair, ours, measured.limit)
         if other is not None and other != rows[0]:

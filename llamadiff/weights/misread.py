@@ -120,9 +120,9 @@ def _ways(weights: Weights, name: str, some: _Blocks, wide: int) -> Iterator[Way
         return
     yield from _unwritten(some)
     yield from _known(weights, name, some)
-    yield from _rearranged(some)
-    yield from _fields(some)
     yield from _signs(some)
+    yield from _fields(some)
+    yield from _rearranged(some)
     yield from _scaled(some)
     yield from _other_types(some)
     yield from _strides(some)

@@ -12,7 +12,7 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.numerics.tolerances import MATCH, NOISE, WRONG
 from llamadiff.system.progress import Progress
 from llamadiff.weights.cost import EXACT, Cost, QuantizedRows, costs_of
-from llamadiff.weights.distance import Distance, Meter, place_in_words
+from llamadiff.weights.distance import SHARE, Distance, Meter, place_in_words
 from llamadiff.weights.result import TensorRow
 from llamadiff.weights.statistics import Sums
 from llamadiff.weights.views import InFile, View, blocks_of_rows, rows_of, sample, width_of
@@ -28,13 +28,15 @@ FLOOR = 1e-12  # what float32 leaves
 class Pair:
     """A tensor of the file, ``theirs``: what it should be, and how that is made. ``floor``: the NMSE of making it.
 
-    ``exact``: theirs are the file's own values decoded, so that nothing may be lost.
+    ``decoded``: theirs are the file's own values, so that the type costs nothing; ``exact``: in float32, so that small
+    blocks lose nothing either.
     """
 
     ours: InFile
     theirs: View
     made: str = ""
     floor: float = FLOOR
+    decoded: bool = False
     exact: bool = False
 
     @property
@@ -67,7 +69,7 @@ class Measured:
     def off(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
         """Which blocks are off: [row, block]."""
         assert self.meter is not None
-        return np.asarray(self.meter.off(self.block_limit))
+        return np.asarray(self.meter.off(self.block_limit, 0.0 if self.pair.exact else SHARE))
 
     @property
     def is_wrong(self) -> bool:
@@ -135,7 +137,7 @@ def priced(measured: Sequence[Measured]) -> list[Measured]:
 
 def _samples(pair: Pair) -> list[QuantizedRows]:
     """What honest quantization costs is asked of the finer side's values, for each side that is quantized."""
-    if pair.exact:
+    if pair.decoded:
         return []
     sides: list[View] = [pair.ours, pair.theirs] if isinstance(pair.theirs, InFile) else [pair.ours]
     finer = max(pair.ours, pair.theirs, key=lambda side: _bits(side.kind)) if len(sides) == 2 else pair.theirs

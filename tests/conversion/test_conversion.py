@@ -10,11 +10,11 @@ import gguf
 import numpy as np
 import pytest
 from command import run
+from optional import needs_torch
+
 from conversion.checkpoints import MODELS, make, write_tokenizer
 from conversion.converter import convert
 from conversion.mistakes import CASES, INJECTED
-from optional import needs_torch
-
 from llamadiff import UserError
 from llamadiff.weights.opening import judge_weights
 from llamadiff.weights.safetensors_files import INDEX
