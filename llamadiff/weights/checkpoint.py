@@ -87,6 +87,14 @@ class Checkpoint:
         found = {name: self._made(_Named.of(name)) for name in self.model.tensors}
         return {name: made for name, made in found.items() if made is not None}
 
+    def complete(self) -> dict[str, Made]:
+        """What a right file would hold: the tensors of this one, and those that it lacks."""
+        lacking = [f"{stem}.weight" for stem in ("output", *rope_tensors(self.config))]
+        others = {name: self._made(_Named.of(name)) for name in lacking if name not in self.made}
+        if self._is_tied():
+            others.pop("output.weight", None)
+        return {**self.made, **{name: made for name, made in others.items() if made is not None}}
+
     def _made(self, place: _Named) -> Made | None:
         rules = (self.table.outside if place.layer is None else self.table.layer).get(place.stem, ())
         for rule in rules:
@@ -190,7 +198,7 @@ class Checkpoint:
                 yield Oddity(name, "of the checkpoint is in no tensor of the file", "missing")
         for stem in rope_tensors(self.config):
             if not any(stem_of(name)[1] == stem for name in self.model.tensors):
-                says = f"{stem}.weight is missing: config.json scales RoPE by it, and llama.cpp then does not"
+                says = "is missing: config.json scales RoPE by it, and llama.cpp then does not"
                 yield Oddity(f"{stem}.weight", says, "rope-scaling")
 
     def _headless(self, name: str) -> Iterator[Oddity]:

@@ -52,6 +52,7 @@ CAUSES = {
     "attention.layer_norm_epsilon": "epsilon", "attention.head_count": "head-count",
     "attention.head_count_kv": "head-count",
 }  # fmt: skip
+FIXED: Mapping[str, Mapping[str, Any]] = {"qwen3moe": {"norm_topk_prob": True}}  # that no key of a file can say
 UNIMPORTANT = ("context_length", "expert_feed_forward_length")  # nothing is computed from them at short prompts
 
 
@@ -186,6 +187,11 @@ def metadata_oddities(model: ModelFile, stated: Stated, config: Mapping[str, Any
             says = f"is not in the file: llama.cpp assumes {_short(assumed)}; config.json has {name} = {_short(wanted)}"
             yield Oddity(where, says, CAUSES.get(key, "metadata"), certain)
     yield from _vocabulary(model, config)
+    for name, only in FIXED.get(model.architecture, {}).items():
+        wanted = _of_text(config).get(name)
+        if wanted is not None and wanted != only:
+            says = f"is {_short(wanted)}; llama.cpp knows {_short(only)} alone, whatever a file says"
+            yield Oddity(f"config.json: {name}", says, "fixed")
 
 
 def _assumed(key: str, model: ModelFile, stated: Stated) -> Any:

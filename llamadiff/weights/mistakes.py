@@ -177,7 +177,7 @@ def _experts(pair: Pair) -> Iterator[Guess]:
     order = (ours @ theirs.T / np.maximum(np.linalg.norm(theirs, axis=1), TINY)).argmax(axis=1)
     if len(set(order.tolist())) == count and not (order == np.arange(count)).all():
         picked = (order[:, None] * rows + np.arange(rows)).reshape(-1)
-        says = f"the experts are in another order: {order_in_words(order, 'expert')}"
+        says = order_in_words(order, "expert")
         yield Guess("expert-order", says, Picked(view, picked))
 
 

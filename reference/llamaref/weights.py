@@ -12,6 +12,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -171,6 +172,11 @@ class Weights:
             some = None if sums is None else sums[:, head]
             out[:, head] = self.product(name, x[:, head], some, expert=head if len(shape) == 3 else None)
         return out
+
+    def put(self, name: str, values: Array) -> None:
+        """Take these values, float32, for a tensor's, in place of the file's."""
+        kind = gguf.GGMLQuantizationType.F32
+        self._tensors[name] = SimpleNamespace(name=name, data=values, tensor_type=kind, shape=values.shape[::-1])
 
     def forget(self, name: str) -> None:
         """Let go of a tensor's pages that were read."""

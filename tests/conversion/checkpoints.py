@@ -43,7 +43,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                                                   "partial_rotary_factor": 0.25}}),
     "gpt2": ("GPT2", GPT2),
     "qwen3moe": ("Qwen3Moe", {**SIZES, "head_dim": 64, "num_experts": 4, "num_experts_per_tok": 2,
-                              "moe_intermediate_size": 256, "rope_parameters": LINEAR}),
+                              "moe_intermediate_size": 256, "norm_topk_prob": True, "rope_parameters": LINEAR}),
     "mamba2": ("Mamba2", MAMBA2),
 }  # fmt: skip
 HEADS = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
