@@ -53,7 +53,7 @@ def test_ggml_decodes_every_type_as_gguf_py_does(some, kind):
 
 
 def test_a_decoder_that_is_off_by_one_bit_is_refused_and_named(some, monkeypatch):
-    right = Dequantizer._ggmls
+    right = Dequantizer.of_type
 
     def wrong(self, kind):
         decode = right(self, kind)
@@ -61,7 +61,7 @@ def test_a_decoder_that_is_off_by_one_bit_is_refused_and_named(some, monkeypatch
 
     path = some("Q8_0")
     before = llamadiff.compare(path, tokens=[1, 2, 3])
-    monkeypatch.setattr(Dequantizer, "_ggmls", wrong)
+    monkeypatch.setattr(Dequantizer, "of_type", wrong)
     after = llamadiff.compare(path, tokens=[1, 2, 3])
     assert (before.decoding.by_ggml, before.decoding.refused) == (1, ())
     assert (after.decoding.by_ggml, after.decoding.refused) == (0, (NAME,))

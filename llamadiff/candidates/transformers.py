@@ -59,6 +59,12 @@ class Transformers:
         return Opened(partial(_recorded, *_parsed(spec)))
 
 
+def checkpoint_of(spec: str) -> Path | None:
+    """The directory of a checkpoint that a ``--candidate`` runs; None if it is something else."""
+    path = _parsed(spec)[0] if spec.startswith(PREFIX) else None
+    return path if path is not None and path.is_dir() else None
+
+
 def _recorded(path: Path | None, kind: str, context: Context) -> Trace:
     context.progress("loading the model into transformers")
     model = _loaded(path or context.model.path, kind, context.model.sizes)

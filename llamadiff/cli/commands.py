@@ -53,6 +53,7 @@ from llamadiff.cli.options import (
     Tolerance,
 )
 from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
+from llamadiff.cli.weights import vectors, weights
 from llamadiff.system import exits
 from llamadiff.system.collisions import kept, refuse_collisions, saved
 
@@ -279,14 +280,21 @@ _EXAMPLES = {
     "taps": ("llamadiff taps model.gguf --json",),
     "writer": ("llamadiff writer rust --model model.gguf > trace_writer.rs",),
     "graph": ("llamadiff graph model.gguf --layer 0",),
+    "weights": (
+        "llamadiff weights model.gguf               is anything odd in it?",
+        "llamadiff weights model.gguf other.gguf    how far are two files?",
+        "llamadiff weights model.gguf checkpoint/   was it converted rightly?",
+    ),
+    "vectors": ("llamadiff vectors blocks/",),
     "bugs": ("llamadiff bugs rope-layout", "llamadiff bugs epsilon"),
 }
-_JUDGE, _LEARN = "Judge", "Look up"
+_JUDGE, _FILE, _LEARN = "Judge", "The file", "Look up"
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     _JUDGE: (
         with_reports(compare), capture, with_reports(diff), with_files(diagnose), with_reports(backend),
         with_reports_of_several(check),
     ),
+    _FILE: (weights, vectors),
     _LEARN: (
         listings.taps, listings.writer, listings.graph, listings.bugs, demo, listings.doctor,
     ),

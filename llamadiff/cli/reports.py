@@ -125,12 +125,12 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 def _option_of(form: Format) -> Any:
     option = typer.Option(
-        f"--{form.name}", callback=_target, help=form.help, metavar="FILE", rich_help_panel=PANEL, show_default=False
+        f"--{form.name}", callback=target, help=form.help, metavar="FILE", rich_help_panel=PANEL, show_default=False
     )
     return Annotated[str | None, option]
 
 
-def _target(value: str | None) -> str | None:
+def target(value: str | None) -> str | None:
     """Checks that a report can be written there, before any work."""
     if value is not None and value != STANDARD_OUTPUT:
         check_text_target(Path(value))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from llamadiff.comparison.advice import next_steps
+from llamadiff.comparison.by_original import by_the_original
 from llamadiff.comparison.coverage import coverage_of
 from llamadiff.comparison.logits import Logits, compare_logits, logit_rows
 from llamadiff.comparison.result import Comparison, Decoding, Judged, Sides, assembled
@@ -31,15 +32,27 @@ from llamadiff.preflight.compatibility import check_runnable, check_same_run
 from llamadiff.preflight.schedule import batches_of, in_batches_of
 from llamadiff.preflight.shapes import admitted, misfit_checks, steps_when_misfit
 from llamadiff.trace.reader import Trace
+from llamadiff.weights.original import Original
 
 Array = NDArray[Any]
 LEAST_SECONDS = 10.0  # for the diagnosis of a small model
 
 
 @np.errstate(all="ignore")  # what overflows shows in the values
-def judge(model: Runnable, baseline: Trace, candidate: Trace | None, how: How, keep: Path | None = None) -> Comparison:
-    """Judge a candidate, or else the baseline itself. ``keep``: a trace file for the engine's own run."""
+def judge(
+    model: Runnable,
+    baseline: Trace,
+    candidate: Trace | None,
+    how: How,
+    keep: Path | None = None,
+    original: Original | None = None,
+) -> Comparison:
+    """Judge a candidate, or else the baseline itself. ``keep``: a trace file for the engine's own run.
+
+    ``original``: the checkpoint whose weights the candidate multiplied by; it is judged by these, the file by them too.
+    """
     baseline = _fit_to_compare(model, baseline, candidate)
+    model = original.model if original is not None else model
     candidate, checks, fitting = _before_the_layers(model, baseline, candidate)
     started = time.perf_counter()
     study = _studied(model, baseline, candidate, how, keep)
@@ -49,6 +62,7 @@ def judge(model: Runnable, baseline: Trace, candidate: Trace | None, how: How, k
     diagnosis = _causes(model, study, seconds, how) if how.diagnose else ()
     judged = _judged(model, baseline, study, (*checks, *stated), diagnosis, how)
     judged = replace(judged, timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran})
+    judged = by_the_original(judged, original) if original is not None else judged
     sides, verdict = _sides(model, baseline, study.candidate), _verdict(judged)
     has_graph = candidate is not None and not model.by_graph
     steps = next_steps(verdict, judged, sides.is_engine, has_graph, between)

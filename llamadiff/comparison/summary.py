@@ -177,8 +177,10 @@ def _right_so_far(whose: str, rows: Sequence[Row], coverage: Coverage) -> Said:
 
 def _drift(rows: Sequence[Row], is_engine: bool) -> str:
     last = rows[-1]
-    if last.drift is None or last.ratio_to_noise is None:
+    if last.drift is None:
         return "there is nothing to measure drift against"
+    if last.ratio_to_noise is None:
+        return f"{last.tap} drifts {last.drift.nmse:.1e} from the baseline"
     against = "exact arithmetic" if is_engine else "the baseline"
     if last.local is not None and len(last.drift.per_token) < len(last.local.per_token):
         against += f" over the first {len(last.drift.per_token)} tokens"

@@ -12,6 +12,7 @@ from llamadiff.candidates.map_file import load_map
 from llamadiff.candidates.name_map import Map, identity_map
 from llamadiff.candidates.source import Context, Opened
 from llamadiff.comparison.backend import compare_nodes
+from llamadiff.comparison.by_original import original_behind
 from llamadiff.comparison.drift_only import drift_only
 from llamadiff.comparison.greedy import parting, with_parting
 from llamadiff.comparison.judging import judge
@@ -71,7 +72,8 @@ def compare(
                 trace = trace or brought.loaded(opened, baseline)
                 opened, baseline = _run_as(trace, opened, baseline, request, how.progress)
             capture_s = time.perf_counter() - started
-            result = judge(opened, baseline, trace, replace(how, partial=how.partial or run.is_partial), keep)
+            original = original_behind(candidate, opened, how.progress)
+            result = judge(opened, baseline, trace, replace(how, partial=how.partial or run.is_partial), keep, original)
             if trace is not None:
                 found = parting(baseline, trace, n_prompt, run.n_predict > 0, opened.vocabulary.text)
                 result = with_parting(result, found)

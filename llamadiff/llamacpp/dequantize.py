@@ -88,7 +88,7 @@ class Dequantizer:
 
     def _checked(self, name: str) -> Callable[[Array], Array] | None:
         stored = self.weights.stored(name)
-        decode = self._ggmls(self.weights.type(name))
+        decode = self.of_type(self.weights.type(name))
         if decode is None:
             return None
         flat = stored.reshape(-1, stored.shape[-1])
@@ -97,8 +97,8 @@ class Dequantizer:
         self._same[name] = np.array_equal(decode(rows), self.weights.decoded(name, rows), equal_nan=True)
         return decode if self._same[name] else None
 
-    def _ggmls(self, kind: str) -> Callable[[Array], Array] | None:
-        """ggml's decoder of a type; None if there is no such function, or none is needed."""
+    def of_type(self, kind: str) -> Callable[[Array], Array] | None:
+        """ggml's own decoder of a type, trusted or not; None if there is no such function, or none is needed."""
         if kind == "F16":
             function, values, size = self._halves, 1, 1
         else:

@@ -46,7 +46,7 @@ class Request:
     every tap of it in ``output``, a trace. ``patterns`` and ``layers`` (from, to before) are the user's words for the
     taps that are asked for; ``wanted`` are their names, where they are known before llama.cpp's graph is. ``files`` are
     the parts of a model that is split. ``bos`` is the text of the token that tokenizing adds, for a ``text`` that may
-    begin with it already.
+    begin with it already. ``errand``: something else than a run (errands.py), about ``texts``.
     """
 
     model: str
@@ -70,6 +70,8 @@ class Request:
     n_prefill: int = 0
     batches: tuple[int, ...] = ()
     first: int = 0
+    errand: str = ""
+    texts: tuple[str, ...] = ()
 
     @property
     def layer_range(self) -> range | None:
@@ -88,7 +90,7 @@ class Request:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Request:
-        names = ("files", "tokens", "wanted", "patterns", "layers", "batches")
+        names = ("files", "tokens", "wanted", "patterns", "layers", "batches", "texts")
         lists = {name: tuple(data[name]) for name in names if data[name] is not None}
         return cls(**{**data, **lists, "settings": Settings(**data["settings"])})
 

@@ -14,7 +14,13 @@ from llamadiff.llamacpp.tensors import Ggml
 
 
 def run(request: Request, say: Say) -> None:
-    """Load, tokenize, decode, record."""
+    """Load, tokenize, decode, record; or an errand."""
+    if request.errand:
+        from llamadiff.llamacpp.errands import ERRANDS
+
+        ERRANDS[request.errand](request, say)
+        say(done=True)
+        return
     ggml = Ggml()
     if request.output is None:
         say(version=build_version(), build=build_flags(), layout=ggml.layout, done=True)

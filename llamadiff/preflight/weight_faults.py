@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,21 @@ def weight_fault(model: ModelFile, tensor: str, values: Array) -> str | None:
 def _explanations(model: ModelFile, tensor: str, flat: Array, expected: Array, limit: float) -> Iterator[str]:
     """What would make the file's values those, each found by measuring, the simplest first."""
     shape = model.weights.shape(tensor)
+    told = list(plain_changes(flat, expected, shape, limit))
+    yield from told
+    if not flat.any():
+        return
+    other = _another_tensor(model, tensor, flat, limit)
+    if other is not None:
+        yield f"these are the values of {other}"
+    rows = (-1, shape[-1] if len(shape) > 1 else 1)
+    order = order_of(flat.reshape(rows), expected.reshape(rows), _heads(model, tensor), limit)
+    if order is not None:
+        yield order
+
+
+def plain_changes(flat: Array, expected: Array, shape: Sequence[int], limit: float) -> Iterator[str]:
+    """What makes the expected values of a tensor those, if it is zeros, one sum for all of them, or a transpose."""
     if not flat.any():
         yield "all values are zero"
         return
@@ -46,13 +61,6 @@ def _explanations(model: ModelFile, tensor: str, flat: Array, expected: Array, l
         turned = np.ascontiguousarray(np.swapaxes(expected.reshape(shape), -1, -2)).reshape(-1)
         if _same(flat, turned, limit):
             yield f"transposed: the file's rows are [out, in] = {list(shape)}"
-    other = _another_tensor(model, tensor, flat, limit)
-    if other is not None:
-        yield f"these are the values of {other}"
-    rows = (-1, shape[-1] if len(shape) > 1 else 1)
-    order = order_of(flat.reshape(rows), expected.reshape(rows), _heads(model, tensor), limit)
-    if order is not None:
-        yield order
 
 
 def _same(values: Array, expected: Array, limit: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from llamaref.errors import ModelError
@@ -25,12 +25,18 @@ def check_layers(w: Weights) -> None:
 
 def check_shapes(c: Config, w: Weights) -> None:
     """Raise ModelError for the shape of a tensor that is not what the metadata implies."""
+    for name, says in misfits(c, w):
+        raise ModelError(f"{name}: {says}")
+
+
+def misfits(c: Config, w: Weights) -> Iterator[tuple[str, str]]:
+    """The tensors whose shape is not what the metadata implies, and how it is."""
     matches = {name: match for name in w if (match := _NAME.fullmatch(name))}
     for name, match in matches.items():
         found, wanted = w.shape(name), _shape(c, w, match)
         if wanted is not None and _without_ones(found) != _without_ones(wanted):
             rows = f"rows of {found[-1] if found else 1} weights, shape {list(found)}"
-            raise ModelError(f"{name}: {rows}; the metadata implies {list(wanted)}")
+            yield name, f"{rows}; the metadata implies {list(wanted)}"
 
 
 def _shape(c: Config, w: Weights, match: re.Match[str]) -> tuple[int, ...] | None:

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -27,6 +29,7 @@ MAX_ENTRIES = 1 << 16  # metadata keys, and tensors: real files have hundreds
 MAX_NAME = 63  # bytes of a tensor's name: ggml.h, GGML_MAX_NAME
 MAX_AXES = 4  # ggml.h, GGML_MAX_DIMS
 MAX_ARRAY = 1 << 21  # values of one metadata array: real vocabularies have a quarter of a million
+_TYPES, _VERSION = frozenset(map(int, gguf.GGMLQuantizationType)), version("gguf")
 BLOCK_WEIGHTS = 1 << 19  # two MiB of float32: BLAS multiplies many rows faster than few, and they stay in cache
 
 
@@ -170,6 +173,15 @@ class Weights:
             own = head if len(shape) == 3 else None
             out[..., head, :, :] = self.product(name, x[..., head, :, :], some, expert=own, decode=decode)
         return out
+
+    def put(self, name: str, values: Array) -> None:
+        """Take these values, float32, for a tensor's, in place of the file's."""
+        kind = gguf.GGMLQuantizationType.F32
+        self._tensors[name] = SimpleNamespace(name=name, data=values, tensor_type=kind, shape=values.shape[::-1])
+
+    def forget(self, name: str) -> None:
+        """Let go of a tensor's pages that were read."""
+        self._forget(self._tensor(name).data)
 
     def _forget(self, data: Array) -> None:
         """Let go of the file's pages that were read: they stay in the system's cache, and out of this process."""
@@ -322,6 +334,9 @@ class _Reader(gguf.GGUFReader):  # type: ignore[misc]
         axes = int(self._get(orig_offs + 8 + length, np.uint32)[0])
         field = super()._get_tensor_info_field(orig_offs) if axes <= MAX_AXES else None
         shape = field.parts[3].tolist() if field is not None else []
+        if field is not None and int(field.parts[4][0]) not in _TYPES:
+            name, kind = str(bytes(field.parts[1]), "utf-8", "replace"), int(field.parts[4][0])
+            raise ValueError(f"{name} is of type {kind}, which gguf-py {_VERSION} does not know; ggml may")
         if not shape or 0 in shape:
             raise ValueError(f"the tensor at byte {orig_offs} has {axes} axes, {shape}; 1 to {MAX_AXES} have values")
         return field

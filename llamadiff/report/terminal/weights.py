@@ -1,0 +1,79 @@
+"""WeightReport -> a terminal: the sentence, what was found, then a line for each tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from llamadiff.numerics.tolerances import MATCH, WRONG
+from llamadiff.report.terminal.columns import Column, table
+from llamadiff.report.terminal.escape import number, tiny
+from llamadiff.report.terminal.page import Page
+from llamadiff.report.terminal.styles import STRONG, badge, style_of
+from llamadiff.weights.result import Oddity, TensorRow, WeightReport
+
+MOST = 100  # findings of a kind that are shown; all are in the other formats
+DECODERS = {"bit-equal": "=", "plain numbers": ""}
+
+
+def render_weights(report: WeightReport, console: Console) -> None:
+    """Print a report of weights."""
+    page = Page(console)
+    page.paragraph(badge(page, report.verdict), Text(page.data(report.summary, 4000), STRONG))
+    page.blank()
+    _put_oddities(page, "wrong", report.findings)
+    _put_oddities(page, "suspicious", report.suspicions)
+    for note in (*report.unchecked, *report.notes):
+        page.paragraph(Text("note  "), Text(page.data(note, 1000)))
+    page.blank()
+    if report.rows:
+        for line in table(_columns(page, report), page.width):
+            page.put(line)
+
+
+def _put_oddities(page: Page, word: str, oddities: Sequence[Oddity]) -> None:
+    for oddity in oddities[:MOST]:
+        body = Text.assemble((page.data(oddity.where), STRONG), f": {page.data(oddity.says, 1000)}")
+        page.paragraph(Text(f"{word}  "), body)
+    if len(oddities) > MOST:
+        page.put(Text(f"and {len(oddities) - MOST} more that are {word}; --json has all"))
+
+
+def _columns(page: Page, report: WeightReport) -> list[Column]:
+    rows = report.rows
+
+    def column(title: str, cell: Callable[[TensorRow], str], rank: int = 0, left: bool = False) -> Column:
+        return Column(title, [Text(page.data(cell(row))) for row in rows], rank, left)
+
+    def moment(title: str, name: str, rank: int) -> Column:
+        return column(title, lambda row: "-" if row.stats is None else number(getattr(row.stats, name)), rank)
+
+    columns = [
+        column("tensor", lambda row: row.name, left=True), column("type", lambda row: row.type, left=True),
+        column("shape", lambda row: "x".join(map(str, row.shape)), 2),
+    ]  # fmt: skip
+    if report.other is not None:
+        columns += _compared(page, rows, column)
+    columns += [moment("rms", "rms", 1), moment("mean", "mean", 3), moment("min", "min", 4), moment("max", "max", 4)]
+    columns += [moment("zeros", "zeros", 5)]
+    if report.other is None:
+        columns += [column("decoders", lambda row: DECODERS.get(row.decoders, row.decoders), 3)]
+    return columns
+
+
+def _compared(page: Page, rows: Sequence[TensorRow], column: Callable[..., Column]) -> list[Column]:
+    verdicts = [Text() if row.verdict == MATCH else Text(row.verdict, style_of(page, row.verdict)) for row in rows]
+
+    def above(row: TensorRow) -> str:
+        return "-" if row.distance is None or not row.cost else f"{row.distance.nmse / row.cost:.2f}x"
+
+    return [
+        Column("", verdicts, left=True),
+        column("nmse", lambda row: "-" if row.distance is None else tiny(row.distance.nmse)),
+        column("dB", lambda row: "-" if row.distance is None else number(row.distance.snr), 2),
+        column("of its cost", above, 1),
+        column("made by", lambda row: row.made, 6, left=True),
+        column("where", lambda row: row.distance.place if row.distance is not None and row.verdict == WRONG else "", 3),
+    ]

@@ -1,0 +1,96 @@
+"""WeightReport -> JSON, CSV or Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from llamadiff.weights.result import TensorRow, WeightReport
+
+SCHEMA = "llamadiff.weights/1"
+COLUMNS = ("tensor", "type", "shape", "bytes", "rms", "mean", "min", "max", "zeros", "nan", "inf", "decoders")
+COMPARED = ("verdict", "made", "nmse", "snr_db", "cosine", "cost", "place")
+
+
+def weights_to_json(report: WeightReport) -> str:
+    """One object; a number that is not finite is null."""
+    entries = {
+        "schema": SCHEMA, "verdict": report.verdict, "summary": report.summary, "model": report.model,
+        "other": report.other, "findings": report.findings, "suspicions": report.suspicions, "notes": report.notes,
+        "unchecked": report.unchecked, "tensors": [_row(row) for row in report.rows], "timing": report.timing,
+    }  # fmt: skip
+    return json.dumps(_plain(entries), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _row(row: TensorRow) -> dict[str, Any]:
+    values = asdict(row)
+    if row.distance is not None:
+        values["distance"]["snr"] = row.distance.snr
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    return {str(key): _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def weights_to_csv(report: WeightReport) -> str:
+    """A line for each tensor."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_titles(report))
+    writer.writerows(_cells(row, report) for row in report.rows)
+    return text.getvalue()
+
+
+def _titles(report: WeightReport) -> tuple[str, ...]:
+    return COLUMNS + (COMPARED if report.other is not None else ())
+
+
+def _cells(row: TensorRow, report: WeightReport) -> list[object]:
+    s, d = row.stats, row.distance
+    moments = (s.rms, s.mean, s.min, s.max, s.zeros, s.nan, s.inf) if s is not None else ("",) * 7
+    cells = [row.name, row.type, "x".join(map(str, row.shape)), row.n_bytes, *moments, row.decoders]
+    if report.other is not None:
+        apart = (d.nmse, d.snr, d.cosine) if d is not None else ("", "", "")
+        cells += [row.verdict, row.made, *apart, row.cost if row.cost is not None else "", d.place if d else ""]
+    return cells
+
+
+def weights_to_markdown(report: WeightReport) -> str:
+    """The sentence, what was found, and the table."""
+    lines = [f"**{report.verdict.upper()}** {_escaped(report.summary)}", ""]
+    for title, oddities in (("Findings", report.findings), ("Suspicious", report.suspicions)):
+        if oddities:
+            lines += [f"## {title}", "", *(f"- {_escaped(o.where)}: {_escaped(o.says)}" for o in oddities), ""]
+    said = (*report.unchecked, *report.notes)
+    if said:
+        lines += ["## Notes", "", *(f"- {_escaped(note)}" for note in said), ""]
+    titles = _titles(report)
+    lines += ["## Tensors", "", _line(titles), _line("---" for _ in titles)]
+    lines += [_line(map(_cell, _cells(row, report))) for row in report.rows]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Any) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else _escaped(str(value))
+
+
+def _escaped(text: str) -> str:
+    """Foreign text that Markdown shows as it is, on one line."""
+    plain = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    return "".join("\\" + character if character in "\\`*_|<>[]#" else character for character in plain)

@@ -1,0 +1,71 @@
+"""One file by itself: every tensor listed, decoded twice, and looked at for what is odd."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from llamaref.known_tensors import known_stems
+from llamaref.weights import Weights
+
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.numerics.tolerances import MATCH, UNCHECKED
+from llamadiff.system.progress import Progress, silent
+from llamadiff.weights.loading import refusal
+from llamadiff.weights.oddities import oddities_of, out_of_line
+from llamadiff.weights.result import Oddity, TensorRow, WeightReport
+from llamadiff.weights.rules import assumptions, rule_oddities
+from llamadiff.weights.statistics import NEITHER, ONLY_GGML, ONLY_GGUF, TensorRead, examine
+
+
+def inspect(path: str | Path, progress: Progress = silent, load: bool = True) -> WeightReport:
+    """Read a model file's tensors, one after the other. ``load``: ask llama.cpp too whether it takes the file."""
+    started = time.perf_counter()
+    model = ModelFile(path)
+    rows, oddities, unchecked = list[TensorRow](), list[Oddity](), list[str]()
+    for number, name in enumerate(model.tensors):
+        progress(f"reading {name}", number, len(model.tensors))
+        found = examine(model.weights, name, model.dequantizer.of_type(model.weights.type(name)))
+        rows.append(row_of(model.weights, name, found))
+        oddities += oddities_of(model.weights, name, found)
+        unchecked += _untold(name, model.weights.type(name), found)
+        model.weights.forget(name)
+    oddities += out_of_line({row.name: row.stats.rms for row in rows if row.stats is not None})
+    oddities += list(rule_oddities(model))
+    if load and known_stems(model.architecture) is not None:
+        progress("loading the model into llama.cpp")
+        oddities += _refused(model, oddities)
+    timing = {"total_s": time.perf_counter() - started}
+    described = model.describe(sha256="")
+    return WeightReport(described, None, tuple(rows), _sorted(oddities, model), tuple(assumptions(model)),
+                        tuple(dict.fromkeys(unchecked)), timing)  # fmt: skip
+
+
+def row_of(weights: Weights, name: str, found: TensorRead) -> TensorRow:
+    """A tensor's line of the table."""
+    verdict = UNCHECKED if found.decoders == NEITHER else MATCH
+    stored = weights.stored(name)
+    return TensorRow(name, weights.type(name), weights.shape(name), stored.nbytes, found.stats, found.decoders,
+                     verdict=verdict)  # fmt: skip
+
+
+def _untold(name: str, kind: str, found: TensorRead) -> Iterator[str]:
+    """What could not be compared, by type."""
+    if found.decoders in (ONLY_GGML, ONLY_GGUF):
+        other = "gguf-py" if found.decoders == ONLY_GGML else "ggml"
+        yield f"{kind} is decoded by {found.decoders}: {other} has none for it, so that nothing confirms the values"
+    elif found.decoders == NEITHER:
+        yield f"{name} is of type {kind}, which neither gguf-py nor ggml decodes: its values were not looked at"
+
+
+def _refused(model: ModelFile, found: list[Oddity]) -> list[Oddity]:
+    """That llama.cpp does not load the file, where nothing says why already."""
+    said = refusal(model)
+    return [Oddity("llama.cpp", said, "unloadable", certain=not any(o.certain for o in found))] if said else []
+
+
+def _sorted(oddities: list[Oddity], model: ModelFile) -> tuple[Oddity, ...]:
+    """In the file's order, what is certain first."""
+    order = {name: number for number, name in enumerate(model.tensors)}
+    return tuple(sorted(oddities, key=lambda o: (not o.certain, order.get(o.where, len(order)))))

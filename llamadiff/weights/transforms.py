@@ -1,0 +1,111 @@
+"""What converters legally do to a checkpoint's tensors, each by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.weights.views import Joined, Mapped, Picked, Shaped, Turned, View, concatenated, rows_of, stacked
+
+Order = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What transforms depend on, from config.json."""
+
+    heads: int = 0
+    kv_heads: int = 0
+    groups: int = 1
+    experts: int = 0
+
+
+Transform = Callable[[Sequence[View], Sizes], View]
+
+
+def pairs_order(rows: int, heads: int) -> Order:
+    """Rows of each head from halves (i, i + n/2) to pairs (2i, 2i + 1): row r of the result is row order[r]."""
+    return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+
+
+def permuted(view: View, heads: int) -> View:
+    """The rows of Q or K as Llama-type converters permute them; of a bias, its values."""
+    if len(view.shape) == 1:
+        column = Shaped(view, (view.shape[0], 1))
+        return Shaped(Picked(column, pairs_order(view.shape[0], heads)), view.shape)
+    return Picked(view, pairs_order(rows_of(view), heads))
+
+
+def plus(view: View, added: float) -> View:
+    """A constant added to every value."""
+    return Mapped(view, lambda x: x + np.float32(added))
+
+
+def negative_exp(view: View) -> View:
+    """-exp of every value."""
+    return Mapped(view, lambda x: -np.exp(x))
+
+
+def _column(view: View) -> View:
+    return Shaped(view, (*view.shape, 1))
+
+
+def _grouped(view: View, groups: int) -> View:
+    return Shaped(view, (groups, view.shape[-1] // groups))
+
+
+def _without_middle(view: View) -> View:
+    return Shaped(view, (view.shape[0], view.shape[-1])) if len(view.shape) > 1 else view
+
+
+def _gate_of(view: View, half: int) -> View:
+    """Gate (0) or up (1) of experts that hold both: [expert, 2 * ff, embd]."""
+    experts, both, width = view.shape
+    rows = np.arange(experts * both).reshape(experts, 2, both // 2)[:, half].reshape(-1)
+    return Shaped(_Rows(view, rows), (experts, both // 2, width))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some rows of a view."""
+
+    of: View
+    rows: Order
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.rows), self.of.shape[-1])
+
+    @property
+    def kind(self) -> str:
+        return self.of.kind
+
+    def take(self, rows: Order) -> NDArray[np.float32]:
+        return self.of.take(self.rows[rows])
+
+
+TRANSFORMS: Mapping[str, Transform] = {
+    "identity": lambda v, s: v[0],
+    "permuted by heads": lambda v, s: permuted(v[0], s.heads),
+    "permuted by kv heads": lambda v, s: permuted(v[0], s.kv_heads),
+    "plus one": lambda v, s: plus(v[0], 1.0),
+    "-exp": lambda v, s: _column(negative_exp(v[0])),
+    "as a column": lambda v, s: _column(v[0]),
+    "transposed": lambda v, s: Turned(v[0]) if len(v[0].shape) > 1 else v[0],
+    "kernel without its middle axis": lambda v, s: _without_middle(v[0]),
+    "by groups": lambda v, s: _grouped(v[0], s.groups),
+    "stacked": lambda v, s: stacked(v),
+    "one after the other": lambda v, s: concatenated(v),
+    "gate half": lambda v, s: _gate_of(v[0], 0),
+    "up half": lambda v, s: _gate_of(v[0], 1),
+}
+
+
+def joined_experts(gate: View, up: View) -> View:
+    """Gate and up of each expert one after the other: [expert, 2 * ff, embd]."""
+    experts, rows, width = gate.shape
+    order = np.arange(2 * experts * rows).reshape(2, experts, rows).swapaxes(0, 1).reshape(-1)
+    return Picked(Joined((gate, up), (experts, 2 * rows, width)), order)

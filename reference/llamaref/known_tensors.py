@@ -1,0 +1,25 @@
+"""The tensors that llama.cpp knows of an architecture, by gguf-py's tables."""
+
+from __future__ import annotations
+
+import re
+
+import gguf
+
+_LAYER = re.compile(r"blk\.([0-9]+)\.(.+)")
+_SUFFIX = re.compile(r"\.(weight|bias|scale|input_scale)$")
+
+
+def stem_of(name: str) -> tuple[int | None, str]:
+    """A tensor's layer, and its name without layer and suffix: blk.3.attn_q.weight -> (3, attn_q)."""
+    plain = _SUFFIX.sub("", name)
+    match = _LAYER.fullmatch(plain)
+    return (int(match[1]), match[2]) if match else (None, plain)
+
+
+def known_stems(architecture: str) -> frozenset[str] | None:
+    """The stems that files of an architecture may have; None of an architecture that gguf-py does not know."""
+    number = next((key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), None)
+    if number is None:
+        return None
+    return frozenset(gguf.TENSOR_NAMES[tensor].removeprefix("blk.{bid}.") for tensor in gguf.MODEL_TENSORS[number])

@@ -1,0 +1,1 @@
+"""Checkpoints made with transformers, a converter of the tests' own, and the mistakes that it can make."""
