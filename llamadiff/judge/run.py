@@ -46,15 +46,6 @@ class Passes:
     logits: Array
     free_tokens: int
 
-    @property
-    def fitting(self) -> tuple[str, ...]:
-        """The arithmetics that some op of the candidate needs to be right; float32 always."""
-        needed = {F32}
-        for finding in self.findings:
-            for policies in finding.fitting.get("candidate", ()):
-                needed |= policies if F32 not in policies else set()
-        return tuple(policy for policy in POLICIES if policy in needed)
-
     def wrong(self, source: str) -> dict[str, taps.Tap]:
         """The taps of a trace that are WRONG, by name."""
         return {
@@ -72,19 +63,18 @@ def run_passes(
     keep: Path | None = None,
     reading: Mapping[str, Rounding] | None = None,
     draws: int = 1,
-    policies: Sequence[str] = POLICIES,
 ) -> Passes:
     """Run the engine with every lane that the question needs; ``keep``: a trace file for the whole free run.
 
-    ``reading``: roundings that were read back from the candidate; ``draws``: samples of what 16 bits do; ``policies``:
-    the arithmetics that the candidate may have. Raises UserError for a trace that does not fit the model.
+    ``reading``: roundings that were read back from the candidate; ``draws``: samples of what 16 bits do. Raises
+    UserError for a trace that does not fit the model.
     """
     kinds = set(model.weight_types.values())
     # LongRoPE goes by the room there is: for the beginning of a prompt it is that of the whole
     model.make_room(_room(baseline.info) or len(baseline.info.tokens))
     sources = [Source.of("baseline", baseline, kinds, (F32, NATIVE))]
     if candidate is not None:
-        found = Source.of("candidate", candidate, kinds, policies, model.taps)
+        found = Source.of("candidate", candidate, kinds, POLICIES, model.taps)
         sources.append(replace(found, reading=reading or {}, draws=draws))
     lanes, n = lanes_of(sources, kinds), len(baseline.info.tokens)
     # the engine's own threads multiply; BLAS threads beside them would fight for the same cores

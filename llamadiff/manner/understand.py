@@ -15,7 +15,7 @@ from llamadiff.judge.run import Passes, run_passes
 from llamadiff.manner.choices import Choice, suspected, without
 from llamadiff.manner.reading import read
 from llamadiff.numerics import tolerances
-from llamadiff.numerics.policies import F32, JITTERS, POLICIES
+from llamadiff.numerics.policies import F32, JITTERS
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.trace.reader import Trace
 
@@ -67,11 +67,10 @@ def understood(
     choices, candidate, passes = _with_choices(model, baseline, candidate, passes, how)
     with threadpool_limits(1, "blas"):
         own, roundings = read(scene_of(model, passes, "candidate", SECONDS, progress=how.progress), passes.findings)
-    policies = passes.fitting if roundings else POLICIES
     if roundings:
-        passes = run_passes(model, baseline, candidate, how, None, roundings, policies=policies)
+        passes = run_passes(model, baseline, candidate, how, None, roundings)
     if any(_stands_out(finding.local.get("candidate")) for finding in passes.findings):
-        passes = run_passes(model, baseline, candidate, how, None, roundings, len(JITTERS), policies)
+        passes = run_passes(model, baseline, candidate, how, None, roundings, len(JITTERS))
     return Manner(tuple(choices), own, passes.judge.sources["candidate"].precision), candidate, passes
 
 
