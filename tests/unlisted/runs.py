@@ -1,0 +1,58 @@
+"""One unlisted mistake run and judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from llamaref import Engine as Judging
+from strangers import recording
+from strangers.arithmetic import BY_NAME
+from strangers.crossing import model_file, opened
+from strangers.engine import Engine
+from threadpoolctl import threadpool_limits
+
+from llamadiff.candidates.reference import record
+from llamadiff.comparison.api import diff
+from llamadiff.comparison.result import Comparison
+from llamadiff.trace.reader import Trace
+from unlisted.bugs import TOKENS, Unlisted
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the judge made of a mistake."""
+
+    mistake: Unlisted
+    comparison: Comparison
+
+    @property
+    def tap(self) -> str | None:
+        """The tap that leads the report."""
+        return self.comparison.leading.tap if self.comparison.leading else None
+
+    @property
+    def causes(self) -> list[str]:
+        """The known bugs that are said to explain it."""
+        return [cause.name for d in self.comparison.diagnosis if d.tap == self.tap for cause in d.causes]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What is said of the leading error."""
+        return self.comparison.profile
+
+
+@lru_cache(maxsize=8)
+def _baseline(path: Path) -> Trace:
+    trace = record(Judging(path), TOKENS, "engine")
+    return Trace(replace(trace.info, n_prefill=len(TOKENS)), {name: trace[name] for name in trace}, trace.dtypes)
+
+
+def judged(mistake: Unlisted, folder: Path) -> Judged:
+    """Record a run with the mistake, and have it judged."""
+    path = model_file(folder, mistake.model, mistake.kind)
+    with threadpool_limits(1, "blas"):
+        taps = recording.without_cache(Engine(opened(path), BY_NAME["float32"], mistake.bug).run(TOKENS))
+    trace = recording.save(folder / "candidate.safetensors", taps, TOKENS)
+    return Judged(mistake, diff(_baseline(path), trace, path))
