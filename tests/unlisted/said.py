@@ -108,7 +108,10 @@ PARAMETERS: dict[str, tuple[str, Callable[..., bool]]] = {
         r"scores are multiplied by (.*) in heads 0 to 3, where \S+ is right",
         lambda value, said: [float(n) for n in said.split(", ")] == pytest.approx(value, rel=2e-3),
     ),
-    "sum leaves out": (r"its sum leaves out each query's own key", lambda value: value == "own"),
+    "sum leaves out": (
+        r"its sum leaves out each query's own key, where there is another key",
+        lambda value: value == "own",
+    ),
     "sum plus": (r"its sum is (\S+) too large, where the largest term is 1", near),
     "unseen": (
         r"key (\d+) is not seen by queries (.*)",
@@ -122,7 +125,10 @@ PARAMETERS: dict[str, tuple[str, Callable[..., bool]]] = {
         r"heads 0 to 3 read the V heads (.*), where 0, 0, 1, 1 are right",
         lambda value, said: [int(n) for n in said.split(", ")] == value,
     ),
-    "value left out": (r"the value of each query's own key is not added", lambda value: value == "own"),
+    "value left out": (
+        r"the value of each query's own key is not added, where there is another key",
+        lambda value: value == "own",
+    ),
     "V row": (
         r"in place of V's row (\d+) it reads row (\d+)",
         lambda value, *said: tuple(map(int, said)) == value,
@@ -144,14 +150,14 @@ PARAMETERS: dict[str, tuple[str, Callable[..., bool]]] = {
         lambda value, bound, said: -0.1 <= float(bound) <= 0 and said == value,
     ),
     "gate at most": (r"its gate is cut off above (\S+)", near),
-    "terms": (r"it is (.*), where .* is right", same_terms),
+    "terms": (r"(?:from token 1 on )?it is (.*), where .* is right", same_terms),
     "terms in": (
         r"in channels (\d+) to (\d+) it is (.*), where .* is right",
         lambda value, a, b, said: (int(a), int(b)) == value[0] and same_terms(value[1], said),
     ),
     "rows of ids": (
         r"it looks up (.*)",
-        lambda value, said: {int(a): int(b) for a, b in re.findall(r"id (\d+)'s row as (\d+)'s", said)} == value,
+        lambda value, said: {int(b): int(a) for a, b in re.findall(r"row (\d+) for id (\d+)", said)} == value,
     ),
     "ranks": (
         r"it chooses the experts of ranks (.*), where 1 and 2 are right",
