@@ -20,7 +20,7 @@ from unlisted.said import says  # noqa: E402
 
 def main() -> None:
     """Every mistake whose name holds the words."""
-    wanted, right = " ".join(sys.argv[1:]), 0
+    wanted, right, lies = " ".join(sys.argv[1:]), 0, 0
     chosen = [mistake for name, mistake in UNLISTED.items() if wanted in name]
     with tempfile.TemporaryDirectory() as scratch:
         for mistake in chosen:
@@ -30,9 +30,11 @@ def main() -> None:
             right += said and found.tap == mistake.tap
             marks = f"{'' if found.tap == mistake.tap else f'AT {found.tap} '}{'said' if said else 'NOT SAID'}"
             named = f" KNOWN {', '.join(found.causes)};" if found.causes else ""
-            seconds = time.perf_counter() - started
+            seconds, false = time.perf_counter() - started, found.false
+            lies += len(false)
+            marks += f" FALSE: {'; '.join(false)};" if false else ""
             print(f"{marks:9}{named} {mistake.name}: {'; '.join(found.sentences)} ({seconds:.1f} s)", flush=True)
-    print(f"{right} of {len(chosen)} at their taps, with their parameter")
+    print(f"{right} of {len(chosen)} at their taps, with their parameter; {lies} false statements")
 
 
 if __name__ == "__main__":

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 from llamaref import Engine as Judging
 from strangers import recording
 from strangers.arithmetic import BY_NAME
 from strangers.crossing import model_file, opened
 from strangers.engine import Engine
+from strangers.model import File
 from threadpoolctl import threadpool_limits
 
 from llamadiff.candidates.reference import record
@@ -18,6 +21,9 @@ from llamadiff.comparison.api import diff
 from llamadiff.comparison.result import Comparison
 from llamadiff.trace.reader import Trace
 from unlisted.bugs import TOKENS, Unlisted
+from unlisted.true import Op, is_true
+
+Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,8 @@ class Judged:
 
     mistake: Unlisted
     comparison: Comparison
+    file: File
+    taps: Mapping[str, Array]
 
     @property
     def tap(self) -> str | None:
@@ -36,6 +44,17 @@ class Judged:
     def causes(self) -> list[str]:
         """The known bugs that are said to explain it."""
         return [cause.name for d in self.comparison.diagnosis if d.tap == self.tap for cause in d.causes]
+
+    @property
+    def false(self) -> list[str]:
+        """What was read back, of any tap, and does not hold."""
+        right = Engine(self.file, BY_NAME["float32"]).run(TOKENS, given=self.taps)
+        read = [(tap, fact) for d in self.comparison.diagnosis for tap, facts in d.read.items() for fact in facts]
+        return [
+            f"{tap}: {fact.says}"
+            for tap, fact in read
+            if not is_true(Op(self.file, tap, self.taps[tap], right[tap], self.taps, fact), TOKENS)
+        ]
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -55,4 +74,4 @@ def judged(mistake: Unlisted, folder: Path) -> Judged:
     with threadpool_limits(1, "blas"):
         taps = recording.without_cache(Engine(opened(path), BY_NAME["float32"], mistake.bug).run(TOKENS))
     trace = recording.save(folder / "candidate.safetensors", taps, TOKENS)
-    return Judged(mistake, diff(_baseline(path), trace, path))
+    return Judged(mistake, diff(_baseline(path), trace, path), opened(path), taps)

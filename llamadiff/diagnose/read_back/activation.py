@@ -16,9 +16,11 @@ from llamadiff.judge.pattern.deviation import SAME, Fact
 Array = NDArray[Any]
 RIGHT = {"SWIGLU": ("silu", ops.silu), "GEGLU": ("gelu", ops.gelu)}
 LEAST = 1e-2  # of up's rms: smaller values of up show no curve
+ALIKE = 1e-3  # of a value, that two may differ by and be one
 FEW = 4  # values beyond a bound
 SMOOTH = 0.2  # how much neighbours on a curve differ, of what values differ
-SLOPES = np.geomspace(0.2, 5.0, 200)
+SLOPES = np.geomspace(0.2, 5.0, 60)
+ROUNDS = 4  # of a search in ever smaller ranges
 
 
 @dataclass(frozen=True)
@@ -81,37 +83,43 @@ def _bounds(g: Gated) -> Iterator[tuple[float, Array, str]]:
 
 def _clamped(g: Gated) -> Facts:
     """Gate, or up, that is cut off at a bound."""
-    for name, cut, x in (("gate", lambda c: g.act(c) * g.up, g.gate), ("up", lambda c: g.act(g.gate) * c, g.up)):
-        for limit, side in ((np.minimum, "above"), (np.maximum, "below")):
-            bad = x[g.o.is_bad]
-            if len(bad) < FEW:
-                continue
-            value = _solved(g, lambda c, limit=limit, x=x, cut=cut: cut(limit(x, c)), bad, side)  # type: ignore[misc]
-            if g.fits(cut(limit(x, value))):
-                yield Fact("clamped", f"its {name} is cut off {side} {value:.4g}", (name, value))
+    bad, a = g.o.is_bad, g.act(g.gate)
+    for limit, side, end in ((np.minimum, "above", np.min), (np.maximum, "below", np.max)):
+        seen = bad & g.there
+        same = g.curve[seen]
+        if len(same) >= FEW and np.ptp(same) <= ALIKE * np.abs(same).max():
+            value = _where(g.act, float(np.median(same)), float(end(g.gate[seen])))
+            if g.fits(g.act(limit(g.gate, value)) * g.up):
+                yield Fact("clamped", f"its gate is cut off {side} {value:.4g}", ("gate", value))
+                return
+        seen = bad & (np.abs(a) > LEAST * np.sqrt(np.mean(a**2)))
+        same = g.o.recorded[seen] / a[seen]
+        if len(same) >= FEW and np.ptp(same) <= ALIKE * np.abs(same).max():
+            value = float(np.median(same))
+            if g.fits(a * limit(g.up, value)):
+                yield Fact("clamped", f"its up is cut off {side} {value:.4g}", ("up", value))
                 return
 
 
-def _solved(g: Gated, compute: Callable[[float], Array], bad: Array, side: str) -> float:
-    """The bound that leaves least, near the wrong value that is nearest to it."""
-    edge = float(bad.min() if side == "above" else bad.max())
-    width = 0.05 * max(1.0, abs(edge))
-    for _ in range(6):
-        tried = np.linspace(edge - width, edge + width, 21)
-        left = [float(np.square(g.o.recorded - compute(value)).sum()) for value in tried]
-        edge, width = float(tried[int(np.argmin(left))]), width / 8
-    return edge
+def _where(act: Callable[[Array], Array], wanted: float, near: float) -> float:
+    """Where near a place a function has a value."""
+    width = 0.05 * max(1.0, abs(near))
+    for _ in range(2 * ROUNDS):
+        tried = np.linspace(near - width, near + width, 41)
+        near, width = float(tried[int(np.abs(act(tried) - wanted).argmin())]), width / 8
+    return near
 
 
 def _steeper(g: Gated) -> Facts:
     """x * sigmoid(slope * x) with another slope than one."""
     if g.name != "silu":
         return
-    left = [np.square(g.o.recorded - g.gate * ops.sigmoid(s * g.gate) * g.up).sum() for s in SLOPES]
-    best = int(np.argmin(left))
-    slopes = np.linspace(SLOPES[max(best - 1, 0)], SLOPES[min(best + 1, len(SLOPES) - 1)], 201)
-    left = [np.square(g.o.recorded - g.gate * ops.sigmoid(s * g.gate) * g.up).sum() for s in slopes]
-    slope = float(slopes[int(np.argmin(left))])
+    slopes = SLOPES
+    for _ in range(ROUNDS):
+        left = [np.square(g.o.recorded - g.gate * ops.sigmoid(s * g.gate) * g.up).sum() for s in slopes]
+        best = int(np.argmin(left))
+        slope = float(slopes[best])
+        slopes = np.linspace(slopes[max(best - 1, 0)], slopes[min(best + 1, len(slopes) - 1)], 21)
     if abs(slope - 1) > 1e-2 and g.fits(g.gate * ops.sigmoid(slope * g.gate) * g.up):
         yield Fact("slope", f"it is gate * sigmoid({slope:.3g} * gate) * up, where the slope 1 is right", (slope,))
 

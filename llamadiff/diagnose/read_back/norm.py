@@ -5,19 +5,20 @@ The same is read from the right values; what differs is said.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import Facts, Observed, sole
+from llamadiff.diagnose.read_back.observed import LEFT, Facts, Observed, sole, strictly
 from llamadiff.judge.pattern.deviation import Fact, numbered
 from llamadiff.numerics.orders import order_in_words
 
 Array = NDArray[Any]
 SEARCHED = 8  # rows by which ranges of channels are looked for
 MOST_CHANNELS = 1024  # of which all ranges are tried; of more, those from the first or to the last
+STRICT = 1e-5  # of an error, that a weight may leave that is told from the values themselves
 CLOSE = 1e-4  # of a weight's or a mean square's size, that two may differ by and be one
 
 
@@ -34,10 +35,15 @@ class Normed:
     b: Array
     y: Array
     right: Array
+    may_leave: float = LEFT
+
+    def left(self, values: Array) -> float:
+        """What of the error is left if these are the rows."""
+        return self.o.left((values + self.b).reshape(self.o.recorded.shape))
 
     def fits(self, values: Array) -> bool:
         """Whether the recorded rows are these."""
-        return self.o.fits((values + self.b).reshape(self.o.recorded.shape))
+        return self.left(values) <= self.may_leave
 
     @property
     def square(self) -> Array:
@@ -65,15 +71,16 @@ def norm(o: Observed) -> Facts:
     if n is None:
         return
     factors = n.factors(n.y)
-    if (factors > 0).all() and n.fits(factors[:, None] * n.x * n.w):
-        yield from _divided(n, factors)
+    left = n.left(factors[:, None] * n.x * n.w)
+    if (factors > 0).all() and left <= LEFT:
+        yield from _divided(replace(n, may_leave=strictly(left)), factors)
         return
     right = n.factors(n.right)[:, None] * n.x
     weight = (right * n.y).sum(axis=0) / np.maximum(np.square(right).sum(axis=0), 1e-300)
-    if len(n.x) > 1 and n.fits(right * weight):
-        yield from _weighed(n, right, weight)
-        return
-    yield from _twice(n)
+    left = n.left(right * weight) if len(n.x) > 1 else 1.0
+    facts = tuple(_weighed(replace(n, may_leave=strictly(left)), right, weight)) if left <= LEFT else ()
+    facts = facts or tuple(_twice(n))
+    yield from facts or (_weighed_otherwise(n, weight) if left <= STRICT else ())
 
 
 def _parts(o: Observed) -> Normed | None:
@@ -190,9 +197,14 @@ def _weighed(n: Normed, right: Array, weight: Array) -> Facts:
         if n.fits(rows * w**power):
             yield Fact("weight power", f"its weight is the file's to the power {power:.4g}", (power,))
             return
-    where = f" in channels {numbered([int(i) for i in np.flatnonzero(other)])}" if not other.all() else ""
+
+
+def _weighed_otherwise(n: Normed, weight: Array) -> Facts:
+    """Another weight, whatever it is."""
+    other = np.flatnonzero(np.abs(weight - n.w) > 1e-3 * np.sqrt(np.mean(n.w**2)))
+    where = f" in channels {numbered([int(i) for i in other])}" if 0 < len(other) < len(n.w) else ""
     says = f"its weight is another than the file's{where}, the same for every token"
-    yield Fact("weight other", says, tuple(int(i) for i in np.flatnonzero(other)))
+    yield Fact("weight other", says, tuple(int(i) for i in other))
 
 
 def _twice(n: Normed) -> Facts:

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.registry import recipe_of
-from llamadiff.judge.pattern.deviation import LEFT, ODD, Fact
+from llamadiff.judge.pattern.deviation import ODD, Fact
 
 Array = NDArray[Any]
 Facts = Iterator[Fact]
 LARGEST = 1 << 24  # values of a tap that are looked at
+LEFT = 1e-3  # of an error, that what explains it may leave
+NOTHING = 1e-6  # of an error, that float32 may
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Observed:
 
     @classmethod
     def of(cls, case: Case) -> Observed | None:
-        """What can be read back from; None where values are missing, not finite or too many.
+        """What can be read back from; None where values are missing, not finite or too many, or none is wrong.
 
         Raises NotRecordedError where an input is missing.
         """
@@ -44,7 +46,8 @@ class Observed:
             recorded, expected = np.where(seen, recorded, 0.0), np.where(seen, expected, 0.0)
         if not (np.isfinite(recorded).all() and np.isfinite(expected).all()):
             return None
-        return cls(case, recorded, expected)
+        found = cls(case, recorded, expected)
+        return found if found.is_bad.any() else None
 
     def input(self, number: int = 0, shape: Sequence[int] | None = None) -> Array:
         """What the op read, as the tap or as ``shape`` has it; integers stay such."""
@@ -67,12 +70,20 @@ class Observed:
         size = float(np.mean(np.square(self.expected))) or 1.0
         return np.asarray(np.square(self.error) > max(100 * self.case.limit, 1e-12) * size)
 
-    def fits(self, values: Array) -> bool:
-        """Whether the recorded values are these: next to nothing of the error is left, in any value."""
-        if not np.isfinite(values).all():
-            return False
+    def left(self, values: Array) -> float:
+        """What of the error is left if the recorded values should be these; all of it where a value is far off."""
         rest, error = np.square(self.recorded - values), np.square(self.error)
-        return bool(rest.sum() <= LEFT * error.sum() and rest.max() <= ODD**2 * error.mean())
+        near = np.isfinite(rest).all() and rest.max() <= ODD**2 * error.mean()
+        return float(rest.sum() / error.sum()) if near else 1.0
+
+    def fits(self, values: Array, left: float = LEFT) -> bool:
+        """Whether the recorded values are these: no more of the error is ``left``."""
+        return self.left(values) <= left
+
+
+def strictly(left: float) -> float:
+    """What a reading may leave that explains what a freer one does, which left so much: hardly more."""
+    return min(max(10 * left, NOTHING), LEFT)
 
 
 def sole(values: Array, near: float) -> float | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,13 @@ class Product:
     def error(self) -> Array:
         """Of w x: [token, out]."""
         return self.o.error.reshape(len(self.x), -1) / self.scale
+
+    @cached_property
+    def moved_inputs(self) -> Array | None:
+        """The inputs that would give the results: where there are no fewer outputs than inputs."""
+        if len(self.w) < self.x.shape[1]:
+            return None
+        return np.asarray(self.x + np.linalg.lstsq(self.w, self.error.T, rcond=1e-9)[0].T)
 
     @property
     def name(self) -> str:
@@ -137,7 +145,7 @@ def _input_order(p: Product) -> Facts:
 
 def _orders(p: Product) -> Iterator[Array]:
     """Orders that the inputs may have: the one that results tell, where they do, or those of people's engines."""
-    moved = _moved_inputs(p)
+    moved = p.moved_inputs
     width = p.x.shape[1]
     if moved is not None and len(p.x) >= LEAST and width <= 4096:
         gaps = np.square(moved).sum(axis=0)[:, None] + np.square(p.x).sum(axis=0)[None] - 2 * moved.T @ p.x
@@ -158,13 +166,6 @@ def _orders(p: Product) -> Iterator[Array]:
                 yield order
 
 
-def _moved_inputs(p: Product) -> Array | None:
-    """The inputs that would give the results: where there are no fewer outputs than inputs."""
-    if len(p.w) < p.x.shape[1]:
-        return None
-    return np.asarray(p.x + np.linalg.lstsq(p.w, p.error.T, rcond=1e-9)[0].T)
-
-
 def _order(order: Array) -> str:
     """An order in words: of a block, if all blocks have the same."""
     for size in BLOCKS:
@@ -180,11 +181,11 @@ def _order(order: Array) -> str:
 
 def _cut_off(p: Product) -> Facts:
     """Inputs that are cut off above some size."""
-    moved = _moved_inputs(p)
+    moved = p.moved_inputs
     if moved is None:
         return
     bound = float(np.abs(moved).max())
-    if bound < float(np.abs(p.x).max()) and p.fits_change((np.clip(p.x, -bound, bound) - p.x) @ p.w.T):
+    if 1e-3 < bound / float(np.abs(p.x).max()) < 1 and p.fits_change((np.clip(p.x, -bound, bound) - p.x) @ p.w.T):
         yield Fact("input cut", f"its inputs are cut off beyond {bound:.4g}", (bound,))
 
 

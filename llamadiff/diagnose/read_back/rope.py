@@ -7,7 +7,7 @@ table of its angles follow positions or frequencies, whichever of them explains 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import Facts, Observed, sole
+from llamadiff.diagnose.read_back.observed import LEFT, Facts, Observed, sole, strictly
 from llamadiff.judge.pattern.deviation import Fact, listed, numbered, runs_of
 from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.orders import order_in_words
@@ -35,6 +35,7 @@ class Turned:
     y: Array
     right: Array
     heads: Array  # which heads these are
+    may_leave: float = LEFT
 
     @cached_property
     def table(self) -> Array:
@@ -59,12 +60,17 @@ class Turned:
         return self.fits_values(self.x * table[:, None])
 
     def fits_values(self, y: Array) -> bool:
+        return self.left(y) <= self.may_leave
+
+    def left(self, y: Array) -> float:
+        """What of the error is left if these are the heads."""
         rest, error = np.abs(self.y - y) ** 2, np.abs(self.y - self.right) ** 2
-        return bool(rest.sum() <= 0.01 * error.sum() and rest.max() <= 0.5 * error.mean())
+        return float(rest.sum() / error.sum()) if rest.max() <= error.mean() / 2 else 1.0
 
     def of_heads(self, heads: Array) -> Turned:
         """Some of the heads."""
-        return Turned(self.o, self.x[:, heads], self.y[:, heads], self.right[:, heads], self.heads[heads])
+        x, y, right = (side[:, heads] for side in (self.x, self.y, self.right))
+        return Turned(self.o, x, y, right, self.heads[heads])
 
 
 def rope(o: Observed) -> Facts:
@@ -74,7 +80,9 @@ def rope(o: Observed) -> Facts:
         return
     wrong = np.array([np.abs(found.y - found.right)[:, h].max() > 1e-4 for h in found.heads])
     for some in (found, *([found.of_heads(np.flatnonzero(wrong))] if wrong.any() and not wrong.all() else ())):
-        facts = [*_in_place(some), *_lengths(some), *_angles(some)]
+        left = some.left(some.x * some.table[:, None])
+        strict = replace(some, may_leave=strictly(left))
+        facts = [*_in_place(some), *(_lengths(strict) if left <= LEFT else ()), *_angles(strict)]
         if facts:
             yield from facts
             return
@@ -141,8 +149,6 @@ def _whose(t: Turned) -> str:
 
 def _lengths(t: Turned) -> Facts:
     """Pairs that come out longer or shorter, by one factor at every position."""
-    if not t.fits(t.table):
-        return
     factors = np.abs(t.table) / np.abs(t.right_table)
     factor = np.median(factors, axis=0)
     if np.abs(factors - factor).max() > ALIKE:

@@ -6,14 +6,14 @@ The factor is the scale; what is missing is the mask; and how far a row is from 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import Facts, Observed, sole
+from llamadiff.diagnose.read_back.observed import LEFT, Facts, Observed, sole, strictly
 from llamadiff.judge.pattern.deviation import Fact, numbered
 
 Array = NDArray[Any]
@@ -34,9 +34,14 @@ class Softmax:
     right: Array
     seen: Array
     keys: str  # what the last axis runs over
+    may_leave: float = LEFT
 
     def fits(self, p: Array) -> bool:
-        return self.o.fits(p.reshape(self.o.recorded.shape))
+        return self.left(p) <= self.may_leave
+
+    def left(self, p: Array) -> float:
+        """What of the error is left if these are the probabilities."""
+        return self.o.left(p.reshape(self.o.recorded.shape))
 
     @cached_property
     def there(self) -> Array:
@@ -62,7 +67,7 @@ class Softmax:
 def softmax(o: Observed) -> Facts:
     """The scale, the mask and the sum of a softmax."""
     s = _parts(o)
-    if s is None or (s.p < 0).any():
+    if s is None or (s.p < 0).any() or not s.there.any():
         return
     hidden = s.seen & (s.p == 0) & (s.right > WANTED)
     yield from _unseen(s, hidden)
@@ -70,9 +75,11 @@ def softmax(o: Observed) -> Facts:
     slopes, sure = _slopes(s.scores, s.p, there)
     rebuilt = np.where(sure, slopes, s.scale)[..., None]
     total = s.p.sum(axis=-1, keepdims=True)
-    if not s.fits(s.normalised(rebuilt, there) * total):
+    left = s.left(s.normalised(rebuilt, there) * total)
+    if left > LEFT:
         yield from _distances(s, there, total)
         return
+    s = replace(s, may_leave=strictly(left))
     yield from _scales(s, slopes, sure)
     if sole(total, SUMS) is None or abs(float(np.median(total)) - 1) > SUMS:
         yield from _sums(s, s.normalised(rebuilt, there), total)

@@ -14,6 +14,7 @@ from llamadiff.diagnose.read_back.observed import Facts, Observed, only_run
 from llamadiff.judge.pattern.deviation import Fact
 
 Array = NDArray[Any]
+LEAVES = 1e-5  # of an error, that terms may leave whose coefficients are told from the values themselves
 ZERO = 1e-4  # a coefficient below which a term is not there
 PLAIN = 1e-4  # how near one a coefficient must be to be one
 LEAST = 8  # how many values there must be for each term
@@ -74,7 +75,7 @@ def _told(
         counts, *_ = np.linalg.lstsq(columns, o.recorded.ravel()[flat], rcond=1e-9)
         values = o.expected.ravel().copy()
         values[flat] = columns @ counts
-        if o.fits(values.reshape(shape)):
+        if o.fits(values.reshape(shape), LEAVES):
             kept = [(name, float(count)) for name, count in zip(some, counts, strict=True) if abs(count) > ZERO]
             said = " + ".join(_term(name, count) for name, count in kept) or "zero"
             says = f"{words}it is {said}, where {' + '.join(names)} is right"

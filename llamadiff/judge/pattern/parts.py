@@ -20,13 +20,13 @@ def parts(d: Deviation) -> Iterator[Fact]:
     """The wrong channels of a tap with rows of channels, or the wrong heads of one with rows of heads."""
     if d.tap.causal or not d.finite or d.recorded.ndim not in (2, 3):
         return
-    flags = d.bad.any(axis=(0, 2)) if d.bad.ndim == 3 else d.bad.any(axis=0)
+    flags = np.asarray(d.bad.reshape(*d.bad.shape[:2], -1).any(axis=(0, 2)))
     wrong = [int(i) for i in np.flatnonzero(flags)]
     if not 0 < len(wrong) < len(flags):
         return
     rows = np.flatnonzero(d.bad_rows)
     region = np.zeros(d.bad.shape, bool)
-    region[np.ix_(rows, wrong)] = True
+    region[np.ix_(rows, np.flatnonzero(flags))] = True
     tokens = f" in token{'s' if len(rows) > 1 else ''} {numbered([int(i) for i in rows])}"
     whose = tokens if len(rows) < len(d.bad) else ""
     said = _values(d, region, wrong)
