@@ -136,7 +136,7 @@ def _power(n: Normed, divisor: Array, epsilon: float) -> Facts:
     """Another power of the mean square than a half."""
     logs = np.log(n.square + epsilon)
     power = float((logs * np.log(divisor)).sum() / np.square(logs).sum()) / 2
-    if abs(power - 0.5) > 1e-3 and n.fits(n.by((n.square + epsilon) ** power)):
+    if 0.1 < power < 2 and abs(power - 0.5) > 1e-3 and n.fits(n.by((n.square + epsilon) ** power)):
         says = f"each row is divided by its mean square to the power {power:.4g}, where 0.5 is right"
         yield Fact("power", says, (power,))
 
