@@ -207,7 +207,8 @@ def _unknown(row: Row, why: Diagnosis | None) -> str:
     if row.local.not_finite:
         size = unjudged.where_not_finite(row.local)
     unknown = f", and {diagnosis_text.nearest(why).split(';')[0]}" if why is not None and not row.span else ""
-    return f"is wrong on the inputs it was given ({size}){unknown}"
+    read = [f": {fact.says}" for fact in why.read.get(row.tap, ())[:1]] if why is not None else []
+    return f"is wrong on the inputs it was given ({size}){''.join(read)}{unknown}"
 
 
 def _known(why: Diagnosis, rows: Sequence[Row]) -> str:
@@ -219,7 +220,10 @@ def _known(why: Diagnosis, rows: Sequence[Row]) -> str:
 def explanation(d: Diagnosis, rows: Sequence[Row]) -> str:
     """A diagnosis as a sentence of its own."""
     row = next(row for row in rows if row.tap == d.tap)
-    return f"{_place(row)} {diagnosis_text.clause(d)}" if d.known else f"{_place(row)}: {diagnosis_text.nearest(d)}"
+    if d.known:
+        return f"{_place(row)} {diagnosis_text.clause(d)}"
+    read = [fact.says for fact in d.read.get(d.tap, ())]
+    return f"{_place(row)}: {'; '.join([*read, diagnosis_text.nearest(d)])}"
 
 
 def _other_causes(diagnosis: Sequence[Diagnosis], rows: Sequence[Row], said: Diagnosis | None = None) -> str:

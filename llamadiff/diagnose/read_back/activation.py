@@ -24,7 +24,7 @@ ROUNDS = 4  # of a search in ever smaller ranges
 
 
 @dataclass(frozen=True)
-class Gated:
+class ActivationCurve:
     """gate, up and what is recorded of act(gate) * up; ``curve`` is that over up, ``there`` where it shows."""
 
     o: Observed
@@ -58,18 +58,18 @@ def activation(o: Observed) -> Facts:
             return
 
 
-def _parts(o: Observed) -> Gated | None:
+def _parts(o: Observed) -> ActivationCurve | None:
     """Gate and up; None where the right values are not the activation of gate, times up."""
     if o.case.tap.kind.op not in RIGHT or len(o.input_names()) != 2:
         return None
     name, act = RIGHT[o.case.tap.kind.op]
     gate, up = o.input(0), o.input(1)
     left = np.square(act(gate) * up - o.expected).sum()
-    g = Gated(o, gate, up, act, name, o.input_names()[0])
+    g = ActivationCurve(o, gate, up, act, name, o.input_names()[0])
     return g if left <= SAME / 100 * np.square(o.expected).sum() else None
 
 
-def _bounds(g: Gated) -> Iterator[tuple[float, Array, str]]:
+def _bounds(g: ActivationCurve) -> Iterator[tuple[float, Array, str]]:
     """The bounds of gate beyond which alone values are wrong."""
     bad = g.o.is_bad
     if bad.sum() < FEW:
@@ -81,7 +81,7 @@ def _bounds(g: Gated) -> Iterator[tuple[float, Array, str]]:
             yield sign * bound, beyond, side
 
 
-def _clamped(g: Gated) -> Facts:
+def _clamped(g: ActivationCurve) -> Facts:
     """Gate, or up, that is cut off at a bound."""
     bad, a = g.o.is_bad, g.act(g.gate)
     for limit, side, end in ((np.minimum, "above", np.min), (np.maximum, "below", np.max)):
@@ -110,7 +110,7 @@ def _where(act: Callable[[Array], Array], wanted: float, near: float) -> float:
     return near
 
 
-def _steeper(g: Gated) -> Facts:
+def _steeper(g: ActivationCurve) -> Facts:
     """x * sigmoid(slope * x) with another slope than one."""
     if g.name != "silu":
         return
@@ -124,7 +124,7 @@ def _steeper(g: Gated) -> Facts:
         yield Fact("slope", f"it is gate * sigmoid({slope:.3g} * gate) * up, where the slope 1 is right", (slope,))
 
 
-def _of_up(g: Gated) -> Facts:
+def _of_up(g: ActivationCurve) -> Facts:
     """The activation times a multiple of up plus a constant."""
     a = g.act(g.gate)
     terms = np.stack([(a * g.up).ravel(), a.ravel()], axis=1)
@@ -134,7 +134,7 @@ def _of_up(g: Gated) -> Facts:
         yield Fact("of up", says, (float(times), float(plus)))
 
 
-def _beyond(g: Gated) -> Facts:
+def _beyond(g: ActivationCurve) -> Facts:
     """Another function of gate beyond a bound: one with a name, or by how much it is off."""
     for bound, beyond, side in _bounds(g):
         shown = f"where {g.of} {side} {bound:.4g}"
@@ -150,7 +150,7 @@ def _beyond(g: Gated) -> Facts:
             return
 
 
-def _functions(g: Gated) -> Iterator[tuple[str, Callable[[Array], Array]]]:
+def _functions(g: ActivationCurve) -> Iterator[tuple[str, Callable[[Array], Array]]]:
     yield f"{g.name}(-gate)", lambda x: g.act(-x)
     yield f"-{g.name}(gate)", lambda x: -g.act(x)
     yield f"-{g.name}(-gate)", lambda x: -g.act(-x)
@@ -161,7 +161,7 @@ def _functions(g: Gated) -> Iterator[tuple[str, Callable[[Array], Array]]]:
     yield "exp(gate) - 1", np.expm1
 
 
-def _is_curve(g: Gated, beyond: Array) -> bool:
+def _is_curve(g: ActivationCurve, beyond: Array) -> bool:
     """Whether what is off is a function of gate: neighbours on it differ by little of what values differ by."""
     some = beyond & g.there
     order = np.argsort(g.gate[some])

@@ -28,7 +28,7 @@ SURE = 1e-3  # of the right values, that a matrix and an input must leave to be 
 
 
 @dataclass(frozen=True)
-class Product:
+class Multiplied:
     """y = scale * (w x) + bias, with x [token, in] and w [out, in]."""
 
     o: Observed
@@ -71,7 +71,7 @@ def product(o: Observed) -> Facts:
             return
 
 
-def _parts(o: Observed) -> Product | None:
+def _parts(o: Observed) -> Multiplied | None:
     """Matrix and input; None where the right values are no product of them."""
     case, weights = o.case, o.case.engine.w
     if case.weight is None or len(weights.shape(case.weight)) != 2:
@@ -92,7 +92,7 @@ def _parts(o: Observed) -> Product | None:
     scale = float((moved * ours).sum() / max(float(np.square(ours).sum()), 1e-300))
     scale = 1.0 if abs(scale - 1) < SURE else scale
     left = np.square(moved - scale * ours).sum()
-    return Product(o, x, w, scale, first) if left <= SURE * np.square(moved).sum() and scale else None
+    return Multiplied(o, x, w, scale, first) if left <= SURE * np.square(moved).sum() and scale else None
 
 
 def _place(rows: Array, wanted: Array) -> int:
@@ -101,7 +101,7 @@ def _place(rows: Array, wanted: Array) -> int:
     return int(np.square(rows - wanted[place]).sum(axis=1).argmin()) - place
 
 
-def _ranges(p: Product) -> Facts:
+def _ranges(p: Multiplied) -> Facts:
     """A range of inputs that the sums leave out, or count twice."""
     width = p.x.shape[1]
     step = -(-width // PLACES)
@@ -121,7 +121,7 @@ def _ranges(p: Product) -> Facts:
             return
 
 
-def _transposed_tiles(p: Product) -> Facts:
+def _transposed_tiles(p: Multiplied) -> Facts:
     """A matrix that is transposed tile by tile."""
     out, width = p.w.shape
     for size in TILES:
@@ -133,7 +133,7 @@ def _transposed_tiles(p: Product) -> Facts:
             return
 
 
-def _input_order(p: Product) -> Facts:
+def _input_order(p: Multiplied) -> Facts:
     """Inputs that are read in another order."""
     width = p.x.shape[1]
     for order in _orders(p):
@@ -143,7 +143,7 @@ def _input_order(p: Product) -> Facts:
             return
 
 
-def _orders(p: Product) -> Iterator[Array]:
+def _orders(p: Multiplied) -> Iterator[Array]:
     """Orders that the inputs may have: the one that results tell, where they do, or those of people's engines."""
     moved = p.moved_inputs
     width = p.x.shape[1]
@@ -179,7 +179,7 @@ def _order(order: Array) -> str:
     return order_in_words(order, "input")
 
 
-def _cut_off(p: Product) -> Facts:
+def _cut_off(p: Multiplied) -> Facts:
     """Inputs that are cut off above some size."""
     moved = p.moved_inputs
     if moved is None:
@@ -189,7 +189,7 @@ def _cut_off(p: Product) -> Facts:
         yield Fact("input cut", f"its inputs are cut off beyond {bound:.4g}", (bound,))
 
 
-def _other_rows(p: Product) -> Facts:
+def _other_rows(p: Multiplied) -> Facts:
     """Rows of another tensor, or other rows of this one: for all outputs, or for those that are wrong."""
     wrong = np.abs(p.error).max(axis=0) > 1e-3 * float(np.sqrt(np.mean(np.square(p.x @ p.w.T))))
     run, looked_at = only_run(wrong), 0

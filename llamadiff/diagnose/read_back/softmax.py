@@ -25,7 +25,7 @@ FEW = 4  # keys that are named, each with its queries
 
 
 @dataclass(frozen=True)
-class Softmax:
+class SoftmaxRows:
     """Scores, recorded and right probabilities [head, query, key]; a router's have one head. ``seen``: by the right."""
 
     o: Observed
@@ -85,14 +85,14 @@ def softmax(o: Observed) -> Facts:
         yield from _sums(s, s.normalised(rebuilt, there), total)
 
 
-def _parts(o: Observed) -> Softmax | None:
+def _parts(o: Observed) -> SoftmaxRows | None:
     """The rows of a softmax; None where the right values are none of the scores."""
     causal, scores = o.case.tap.causal, o.input()
     shape = o.recorded.shape if causal else (1, *o.recorded.reshape(-1, o.recorded.shape[-1]).shape)
     scores, p, right = (side.reshape(shape) for side in (scores, o.recorded, o.expected))
     positions = o.case.run.positions
     seen = np.broadcast_to(positions[None, :] <= positions[:, None] if causal else np.True_, shape)
-    s = Softmax(o, np.where(seen, scores, 0.0), p, right, seen & (right > 0), "key" if causal else "expert")
+    s = SoftmaxRows(o, np.where(seen, scores, 0.0), p, right, seen & (right > 0), "key" if causal else "expert")
     near = s.normalised(s.scale, s.seen)
     return s if np.square(near - right).sum() <= 1e-9 * np.square(right).sum() else None
 
@@ -111,7 +111,7 @@ def _slopes(scores: Array, p: Array, there: Array) -> tuple[Array, Array]:
 # -- the mask ------------------------------------------------------------------------------------------------------
 
 
-def _unseen(s: Softmax, hidden: Array) -> Facts:
+def _unseen(s: SoftmaxRows, hidden: Array) -> Facts:
     """Keys that should have a probability and have none."""
     if not hidden.any():
         return
@@ -129,7 +129,7 @@ def _unseen(s: Softmax, hidden: Array) -> Facts:
     yield from _queries(hidden[heads[0]], whose)
 
 
-def _below(s: Softmax) -> Array:
+def _below(s: SoftmaxRows) -> Array:
     """How far scaled scores are below the largest of their row."""
     x = np.where(s.seen, s.scores * s.scale, -np.inf)
     return np.asarray(np.where(s.seen, x.max(axis=-1, keepdims=True) - x, 0.0))
@@ -161,7 +161,7 @@ def _queries(hidden: Array, whose: str) -> Facts:
 # -- the scale -----------------------------------------------------------------------------------------------------
 
 
-def _scales(s: Softmax, slopes: Array, sure: Array) -> Facts:
+def _scales(s: SoftmaxRows, slopes: Array, sure: Array) -> Facts:
     """What scores are multiplied by, where it is not what is right: everywhere, in each head, or in each row."""
     if (np.abs(slopes - s.scale)[sure] <= CLOSE * abs(s.scale)).all():
         return
@@ -181,7 +181,7 @@ def _scales(s: Softmax, slopes: Array, sure: Array) -> Facts:
         yield Fact("head scales", says, tuple(own))
 
 
-def _distances(s: Softmax, there: Array, total: Array) -> Facts:
+def _distances(s: SoftmaxRows, there: Array, total: Array) -> Facts:
     """Scores with something added that grows with the distance from key to query."""
     if s.keys != "key":
         return
@@ -192,7 +192,7 @@ def _distances(s: Softmax, there: Array, total: Array) -> Facts:
         n = np.maximum(there[h].sum(axis=-1, keepdims=True), 1)
         x = np.where(there[h], away[h] - (away[h] * there[h]).sum(axis=-1, keepdims=True) / n, 0.0)
         slopes[h] = (x * rest).sum() / max(float(np.square(x).sum()), 1e-300)
-    shifted = Softmax(s.o, s.scores + slopes[:, None, None] * away / s.scale, s.p, s.right, s.seen, s.keys)
+    shifted = SoftmaxRows(s.o, s.scores + slopes[:, None, None] * away / s.scale, s.p, s.right, s.seen, s.keys)
     if s.scale and shifted.fits(shifted.normalised(s.scale, there) * total):
         values = ", ".join(f"{value:.4g}" for value in slopes)
         says = f"to scores is added the distance from key to query times {values} in heads 0 to {len(slopes) - 1}"
@@ -202,7 +202,7 @@ def _distances(s: Softmax, there: Array, total: Array) -> Facts:
 # -- the sum -------------------------------------------------------------------------------------------------------
 
 
-def _sums(s: Softmax, p: Array, total: Array) -> Facts:
+def _sums(s: SoftmaxRows, p: Array, total: Array) -> Facts:
     """What the sum left out, or had too much: ``p`` are the probabilities made to sum to one."""
     several = (p > 0).sum(axis=-1, keepdims=True) > 1
     for words, part in _parts_of_sums(s, p):
@@ -220,7 +220,7 @@ def _sums(s: Softmax, p: Array, total: Array) -> Facts:
     yield from _counted(s, p, more)
 
 
-def _parts_of_sums(s: Softmax, p: Array) -> Iterator[tuple[str, Array]]:
+def _parts_of_sums(s: SoftmaxRows, p: Array) -> Iterator[tuple[str, Array]]:
     """Terms that a sum may leave out, each row's as a part of its sum."""
     if s.keys == "key":
         query, key = np.indices(p.shape[1:])
@@ -232,7 +232,7 @@ def _parts_of_sums(s: Softmax, p: Array) -> Iterator[tuple[str, Array]]:
         yield f"the last {s.keys}", p[..., -1:]
 
 
-def _counted(s: Softmax, p: Array, more: Array) -> Facts:
+def _counted(s: SoftmaxRows, p: Array, more: Array) -> Facts:
     """Keys with a score of zero that the sum counts too: as many in each row, or so many that all rows have as many."""
     largest = p.max(axis=-1, keepdims=True)
     top = np.where(s.there, s.scores * s.scale, -np.inf).max(axis=-1, keepdims=True)
