@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from strangers.arithmetic import half, sigmoid, silu
+from strangers.arithmetic import bfloat, half, sigmoid, silu
 from strangers.engine import is_scores
 from strangers.model import File
 
@@ -133,6 +133,26 @@ def some_weight(op: Op, where: str | None) -> bool:
     return is_told and op.are(plain * found + b)
 
 
+def one_size(op: Op, number: str, row: str | None) -> bool:
+    exact = op.fact.values[0]
+    x, eps = normed(op)[0], op.file.hyper.eps
+    is_right = row is None or np.isclose(root(x, eps)[int(row), 0], exact, rtol=1e-3)
+    return bool(is_right) and np.isclose(float(number), exact, rtol=1e-3) and by(op, lambda x, eps: np.array(exact))
+
+
+def magnitude(op: Op, which: str, plus: str | None) -> bool:
+    size = np.mean if which == "mean" else np.max
+    return by(op, lambda x, eps: size(np.abs(x), axis=1, keepdims=True) + float(plus or 0))
+
+
+def left_out(op: Op, tokens: str | None) -> bool:
+    """Those tokens hold what the norm read; all others are right."""
+    x = normed(op)[0].reshape(op.r.shape)
+    said = np.isin(np.arange(len(op.r)), op.fact.values if tokens else range(len(op.r)))
+    listed = numbers(re.sub(r" and \d+ more", "", tokens)) if tokens else []
+    return set(listed) <= set(op.fact.values) and op.are(np.where(said.reshape(-1, *[1] * (x.ndim - 1)), x, op.e))
+
+
 def twice(op: Op) -> bool:
     x, w, b = normed(op)
     eps = op.file.hyper.eps
@@ -252,6 +272,11 @@ def in_place(op: Op, which: str, heads: str | None) -> bool:
         y = (a * c - new * s) + 1j * new
     some = heads_of(op, heads)
     return bool(np.abs(y - pairs(op, op.r))[:, some].max() < 1e-4 * np.abs(y).max())
+
+
+def rounded_angles(op: Op, kind: str, heads: str | None) -> bool:
+    theta = (np.arange(len(op.r))[:, None] * frequencies(op)).astype(np.float32)
+    return turned(op, (half if kind == "float16" else bfloat)(theta).astype(float), heads_of(op, heads))
 
 
 def pair_order(op: Op, words: str) -> bool:
@@ -446,6 +471,12 @@ def other_rows(op: Op, rows: str, layer: str | None) -> bool:
     return op.are(mixed(op, v=v))
 
 
+def rows_times(op: Op, rows: str, factor: str) -> bool:
+    v = values_of(op, op.layer)
+    v[numbers(rows)] *= op.fact.values[0]
+    return np.isclose(float(factor), op.fact.values[0], rtol=1e-3) and op.are(mixed(op, v=v))
+
+
 # -- activation, sums, lookup, router ------------------------------------------------------------------------------
 
 
@@ -458,6 +489,8 @@ def clamped(op: Op, name: str, side: str, value: str) -> bool:
     gate, up = gate_up(op)
     limit, exact = (np.minimum if side == "above" else np.maximum), op.fact.values[1]
     told = np.isclose(float(value), exact, rtol=1e-3, atol=1e-4)
+    if side == "beyond":
+        return bool(told) and op.are(silu(gate) * np.clip(up, -exact, exact))
     gate, up = (limit(gate, exact), up) if name == "gate" else (gate, limit(up, exact))
     return bool(told) and op.are(silu(gate) * up)
 
@@ -468,16 +501,20 @@ def sloped(op: Op, slope: str) -> bool:
     return np.isclose(float(slope), exact, rtol=1e-2) and op.are(gate * sigmoid(exact * gate) * up)
 
 
-def of_up(op: Op, name: str, times: str, plus: str) -> bool:
+def of_up(op: Op, name: str, times: str | None, plus: str) -> bool:
     gate, up = gate_up(op)
     a, b = op.fact.values
-    return np.allclose([float(times), float(plus)], [a, b], rtol=1e-3, atol=1e-4) and op.are(silu(gate) * (a * up + b))
+    return np.allclose([float(times or 1), float(plus)], [a, b], rtol=1e-3, atol=1e-4) and op.are(
+        silu(gate) * (a * up + b)
+    )
 
 
 FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "silu(-gate)": lambda x: silu(-x), "-silu(gate)": lambda x: -silu(x), "-silu(-gate)": lambda x: -silu(-x),
     "0": np.zeros_like, "gate": lambda x: x, "0.01 * gate": lambda x: 0.01 * x,
     "exp(gate) * gate": lambda x: np.exp(x) * x, "exp(gate) - 1": np.expm1,
+    "gate * clip(gate / 6 + 1/2, 0, 1)": lambda x: np.maximum(np.minimum(x / 6 + 0.5, 1), 0) * x,
+    "max(gate, 0)^2": lambda x: np.where(x > 0, x * x, 0), "gate / (1 + |gate|)": lambda x: x / (1 + np.abs(x)),
 }  # fmt: skip
 
 
@@ -517,10 +554,13 @@ def terms(op: Op, where: str | None, said: str, right: str) -> bool:
     return op.are(total, 1e-3) and bool(np.allclose(plain, op.e, atol=1e-5 * np.abs(op.e).max()))
 
 
-def looked_up(op: Op, said: str, tokens: tuple[int, ...]) -> bool:
+def looked_up(op: Op, where: str | None, said: str, tokens: tuple[int, ...]) -> bool:
+    some = numbers(where) if where else list(range(op.r.shape[1]))
     table, told = op.file["token_embd.weight"], re.findall(r"row (\d+) for id (\d+)", said)
     gaps = [
-        np.abs(op.r[t] - table[int(row)]).max() for row, i in told for t in np.flatnonzero(np.array(tokens) == int(i))
+        np.abs(op.r[t] - table[int(row)])[some].max()
+        for row, i in told
+        for t in np.flatnonzero(np.array(tokens) == int(i))
     ]
     return bool(told) and max(gaps) < 1e-6
 
@@ -621,7 +661,7 @@ def rows_of(op: Op, where: str | None, first: str | None, last: str | None, name
 
 
 _HEADS = r"(?:, in heads? (.*))?"
-_PAIRS = r"pairs (\d+) to (\d+)"
+_PAIRS = r"pairs? (\d+)(?: to (\d+))?"
 _KEYS = r"(each query's own key|the first key|the key of the largest weight|key \d+)"
 CHECKS: dict[str, Callable[..., bool]] = {
     r"each row is divided by sqrt\(mean square \+ (\S+)\), where (\S+) is right": lambda op, eps, right: by(
@@ -640,15 +680,23 @@ CHECKS: dict[str, Callable[..., bool]] = {
     r"its weight is in another order: .*": lambda op: ordered(op, np.array(op.fact.values)),
     r"its weight is another than the file's( in channels .*)?, the same for every token": some_weight,
     r"it is applied twice, weight and all": twice,
+    r"all rows are divided by one number, (\S+?)(?:, which is right in row (\d+))?": one_size,
+    r"its mean square is of one channel in (\d+) alone, from channel (\d+) on": lambda op, step, first: by(
+        op, lambda x, eps: np.sqrt(square(x[:, int(first) :: int(step)]) + eps)),
+    r"each row is divided by its (mean|largest) magnitude(?: plus (\S+))?, where its root mean square is right":
+        magnitude,
+    r"it is left out(?: in tokens? (.*))?: its input goes on": left_out,
     r"its rows are multiplied by the weight first, and normalised then": weight_first,
     r"the rows(?: of heads? (.*?))? are rotated by the positions (.*)": by_positions,
     r"the rows(?: of heads? (.*?))? are rotated by their positions times (\S+)": by_times,
     rf"its frequencies are rounded to float16{_HEADS}": lambda op, heads: by_frequencies(
         op, half(frequencies(op).astype(np.float32)).astype(float), heads),
+    rf"its angles are rounded to (float16|bfloat16){_HEADS}": rounded_angles,
     rf"by their frequencies (.*?){_HEADS}": lambda op, words, heads: pair_order(op, words),
-    rf"(?:all frequencies|the frequencies of {_PAIRS}) are (\S+) times what they should be{_HEADS}": some_frequencies,
+    rf"(?:all frequencies|the frequenc(?:ies|y) of {_PAIRS}) (?:are|is) (\S+) times what (?:they|it) should be{_HEADS}":
+        some_frequencies,
     rf"a position turns (.*?)(?: and \d+ more)?{_HEADS}": other_frequencies,
-    rf"(?:all pairs|{_PAIRS}) come out (\S+) times as long as they should{_HEADS}": long_pairs,
+    rf"(?:all pairs|{_PAIRS}) comes? out (\S+) times as long as (?:they|it) should{_HEADS}": long_pairs,
     rf"the (first|second) value of each pair is made of the other one's new value{_HEADS}": in_place,
     r"(?:key|expert)s whose scaled score is more than (\S+) below the row's largest get nothing": cut,
     r"queries see no more than the last (\d+) keys(?:, in heads (.*))?": window,
@@ -669,10 +717,16 @@ CHECKS: dict[str, Callable[..., bool]] = {
     r"(, and nor is its sum)?": not_rescaled,
     r"in place of V's row (\d+) it reads row (\d+)": other_row,
     r"in place of V's rows? (.*) it reads layer (\d+)'s": other_rows,
+    r"it reads V's rows? (.*) times (\S+)": rows_times,
     r"it reads zeros for V's rows? (.*)": lambda op, rows: other_rows(op, rows, None),
-    r"its (gate|up) is cut off (above|below) (\S+)": clamped,
+    r"its (gate|up) is cut off (above|below|beyond) (\S+)": clamped,
+    r"it is (.*) \* up, where silu\(gate\) \* up is right": lambda op, name: op.are(
+        FUNCTIONS[name](gate_up(op)[0]) * gate_up(op)[1]),
+    r"silu\(\S+\) is another function, off by up to (\S+)": lambda op, off: bool(
+        (np.abs(op.r - silu(gate_up(op)[0]) * gate_up(op)[1]) <= 1.06 * float(off) * np.abs(gate_up(op)[1])
+         + 1e-5 * np.sqrt(np.mean(op.e**2))).all()),
     r"it is gate \* sigmoid\((\S+) \* gate\) \* up, where the slope 1 is right": sloped,
-    r"it is silu\((\S+)\) \* \((\S+) \* up \+ (\S+)\), where up alone is right": of_up,
+    r"it is silu\((\S+)\) \* \((?:(\S+) \* )?up \+ (\S+)\), where up alone is right": of_up,
     r"where (\S+) (<=|>=) (\S+), it is (.*) \* up": named_beyond,
     r"where (\S+) (<=|>=) (\S+), silu\((\S+)\) is another function, off by up to (\S+)": off_beyond,
     r"(in channels \d+ to \d+ |from token 1 on )?it is (.*), where (.* \+ .*) is right": terms,
@@ -691,8 +745,8 @@ CHECKS: dict[str, Callable[..., bool]] = {
 
 def is_true(op: Op, tokens: tuple[int, ...]) -> bool:
     """Whether what a fact says of an op holds. Every sentence has one check."""
-    if match := re.fullmatch(r"it looks up (.*)", op.fact.says):
-        return looked_up(op, match[1], tokens)
+    if match := re.fullmatch(r"(in channels \d+ to \d+ )?it looks up (.*)", op.fact.says):
+        return looked_up(op, match[1], match[2], tokens)
     found = [(check, match) for words, check in CHECKS.items() if (match := re.fullmatch(words, op.fact.says))]
     assert len(found) == 1, f"a sentence without a check of its own: {op.fact.says}"
     check, match = found[0]

@@ -51,7 +51,7 @@ def activation(o: Observed) -> Facts:
     g = _parts(o)
     if g is None:
         return
-    for reading in (_clamped, _steeper, _of_up, _beyond):
+    for reading in (_clamped, _steeper, _of_up, _beyond, _everywhere):
         facts = tuple(reading(g))
         if facts:
             yield from facts
@@ -84,6 +84,13 @@ def _bounds(g: ActivationCurve) -> Iterator[tuple[float, Array, str]]:
 def _clamped(g: ActivationCurve) -> Facts:
     """Gate, or up, that is cut off at a bound."""
     bad, a = g.o.is_bad, g.act(g.gate)
+    large = np.abs(a) > LEAST * np.sqrt(np.mean(a**2))
+    sizes = np.abs(g.o.recorded[bad & large] / a[bad & large])
+    if len(sizes) >= FEW and np.ptp(sizes) <= ALIKE * sizes.max():
+        size = float(np.median(sizes))
+        if g.fits(a * np.clip(g.up, -size, size)):
+            yield Fact("clamped", f"its up is cut off beyond {size:.4g}", ("up", size))
+            return
     for limit, side, end in ((np.minimum, "above", np.min), (np.maximum, "below", np.max)):
         seen = bad & g.there
         same = g.curve[seen]
@@ -92,7 +99,7 @@ def _clamped(g: ActivationCurve) -> Facts:
             if g.fits(g.act(limit(g.gate, value)) * g.up):
                 yield Fact("clamped", f"its gate is cut off {side} {value:.4g}", ("gate", value))
                 return
-        seen = bad & (np.abs(a) > LEAST * np.sqrt(np.mean(a**2)))
+        seen = bad & large
         same = g.o.recorded[seen] / a[seen]
         if len(same) >= FEW and np.ptp(same) <= ALIKE * np.abs(same).max():
             value = float(np.median(same))
@@ -130,7 +137,8 @@ def _of_up(g: ActivationCurve) -> Facts:
     terms = np.stack([(a * g.up).ravel(), a.ravel()], axis=1)
     (times, plus), *_ = np.linalg.lstsq(terms, g.o.recorded.ravel(), rcond=None)
     if abs(plus) > 1e-3 and g.fits(a * (times * g.up + plus)):
-        says = f"it is {g.name}({g.of}) * ({times:.4g} * up + {plus:.4g}), where up alone is right"
+        many = "up" if abs(times - 1) < ALIKE else f"{times:.4g} * up"
+        says = f"it is {g.name}({g.of}) * ({many} + {plus:.4g}), where up alone is right"
         yield Fact("of up", says, (float(times), float(plus)))
 
 
@@ -150,6 +158,17 @@ def _beyond(g: ActivationCurve) -> Facts:
             return
 
 
+def _everywhere(g: ActivationCurve) -> Facts:
+    """Another function of gate for every value: one with a name, or by how much it is off."""
+    for name, function in _functions(g):
+        if g.fits(function(g.gate) * g.up):
+            yield Fact("other function", f"it is {name} * up, where {g.name}(gate) * up is right", (name,))
+            return
+    if _is_curve(g, np.ones(g.gate.shape, bool)):
+        off = float(np.where(g.there, np.abs(g.curve - g.act(g.gate)), 0.0).max())
+        yield Fact("off", f"{g.name}({g.of}) is another function, off by up to {off:.2g}", (off,))
+
+
 def _functions(g: ActivationCurve) -> Iterator[tuple[str, Callable[[Array], Array]]]:
     yield f"{g.name}(-gate)", lambda x: g.act(-x)
     yield f"-{g.name}(gate)", lambda x: -g.act(x)
@@ -159,6 +178,9 @@ def _functions(g: ActivationCurve) -> Iterator[tuple[str, Callable[[Array], Arra
     yield "0.01 * gate", lambda x: 0.01 * x
     yield "exp(gate) * gate", lambda x: np.exp(x) * x
     yield "exp(gate) - 1", np.expm1
+    yield "gate * clip(gate / 6 + 1/2, 0, 1)", lambda x: x * np.clip(x / 6 + 0.5, 0, 1)
+    yield "max(gate, 0)^2", lambda x: np.maximum(x, 0) ** 2
+    yield "gate / (1 + |gate|)", lambda x: x / (1 + np.abs(x))
 
 
 def _is_curve(g: ActivationCurve, beyond: Array) -> bool:

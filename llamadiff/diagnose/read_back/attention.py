@@ -162,13 +162,21 @@ def _rows(m: Mixed) -> Facts:
             for row, source in list(zip(rows, near, strict=True))[:FEW]:
                 yield Fact("V row", f"in place of V's row {row} it reads row {source}", (int(row), int(source)))
         else:
-            named = numbered([int(row) for row in rows])
-            what = "rows" if len(rows) > 1 else "row"
+            named, what = numbered([int(row) for row in rows]), "rows" if len(rows) > 1 else "row"
             yield Fact("V layer", f"in place of V's {what} {named} it reads layer {layer}'s", (layer, *map(int, rows)))
         return
+    yield from _multiplied(m, rows, other)
+
+
+def _multiplied(m: Mixed, rows: Array, other: Array) -> Facts:
+    """Rows of V that are read as zeros, or multiplied by one factor."""
+    named = f"row{'s' if len(rows) > 1 else ''} {numbered([int(row) for row in rows])}"
     if _with_rows(m, rows, np.zeros_like(m.v[rows])).fits():
-        named = numbered([int(row) for row in rows])
-        yield Fact("V zero", f"it reads zeros for V's row{'s' if len(rows) > 1 else ''} {named}", tuple(map(int, rows)))
+        yield Fact("V zero", f"it reads zeros for V's {named}", tuple(map(int, rows)))
+        return
+    factor = float((other[rows] * m.v[rows]).sum() / max(float(np.square(m.v[rows]).sum()), 1e-300))
+    if _with_rows(m, rows, factor * m.v[rows]).fits():
+        yield Fact("V factor", f"it reads V's {named} times {factor:.4g}", (factor, *map(int, rows)))
 
 
 def _solved(m: Mixed) -> Array:

@@ -184,7 +184,8 @@ def _cut_off(p: Multiplied) -> Facts:
     moved = p.moved_inputs
     if moved is None:
         return
-    bound = float(np.abs(moved).max())
+    largest = float(np.abs(moved).max())
+    bound = float(np.median(np.abs(moved)[np.abs(p.x) > largest])) if (np.abs(p.x) > largest).any() else largest
     if 1e-3 < bound / float(np.abs(p.x).max()) < 1 and p.fits_change((np.clip(p.x, -bound, bound) - p.x) @ p.w.T):
         yield Fact("input cut", f"its inputs are cut off beyond {bound:.4g}", (bound,))
 

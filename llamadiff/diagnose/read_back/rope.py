@@ -23,7 +23,7 @@ from llamadiff.numerics.orders import order_in_words
 Array = NDArray[Any]
 WHOLE = 0.02  # how near a whole number a position must be to be taken for it
 ALIKE = 1e-3  # of a length or a frequency, that two may differ by and be one
-ROUNDED = ("F16", "BF16")
+ROUNDED = {"F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,9 @@ def _lengths(t: Turned) -> Facts:
     if np.abs(factors - factor).max() > ALIKE:
         return
     for pairs, value in _stretches(factor):
-        which = "all pairs come" if len(pairs) == len(factor) else f"pairs {pairs[0]} to {pairs[-1]} come"
-        says = f"{which} out {value:.4g} times as long as they should{_whose(t)}"
+        which = "all pairs" if len(pairs) == len(factor) else _named(pairs)
+        come = "comes" if len(pairs) == 1 else "come"
+        says = f"{which} {come} out {value:.4g} times as long as {_they(pairs)} should{_whose(t)}"
         yield Fact("pair lengths", says, (int(pairs[0]), int(pairs[-1]), value))
 
 
@@ -168,6 +169,14 @@ def _stretches(factor: Array) -> Iterator[tuple[list[int], float]]:
         yield from ((run, value) for run, value in zip(runs, values, strict=True) if value is not None)
 
 
+def _named(pairs: Sequence[int]) -> str:
+    return f"pairs {pairs[0]} to {pairs[-1]}" if len(pairs) > 1 else f"pair {pairs[0]}"
+
+
+def _they(pairs: Sequence[int]) -> str:
+    return "they" if len(pairs) > 1 else "it"
+
+
 def _angles(t: Turned) -> Facts:
     """What explains the angles: the tokens' positions, or the pairs' frequencies."""
     length = np.abs(t.table)
@@ -178,6 +187,11 @@ def _angles(t: Turned) -> Facts:
     if t.fits(length * np.exp(1j * positions[:, None] * t.frequencies)):
         yield from _told_positions(t, positions)
         return
+    theta = t.positions[:, None] * t.frequencies
+    for kind, name in ROUNDED.items():
+        if t.fits(length * np.exp(1j * np.asarray(ROUNDINGS[kind](theta.astype(np.float32)), np.float64))):
+            yield Fact("rounded angles", f"its angles are rounded to {name}{_whose(t)}", (name,))
+            return
     frequencies = _frequencies(turns, t.positions)
     if len(turns) > 2 and t.fits(length * np.exp(1j * t.positions[:, None] * frequencies)):
         yield from _told_frequencies(t, frequencies, length)
@@ -200,14 +214,15 @@ def _told_positions(t: Turned, positions: Array) -> Facts:
     if times is not None and abs(positions[~there]).max(initial=0.0) < WHOLE:
         says = f"the rows{heads} are rotated by their positions times {times:.4g}"
         yield Fact("times position", says, (times, *map(int, t.heads)))
-    elif (positions == np.rint(positions)).all():
-        says = f"the rows{heads} are rotated by the positions {_in_runs([int(p) for p in positions])}"
-        yield Fact("positions", says, tuple(int(p) for p in positions))
+    else:
+        whole = [int(p) if p == int(p) else float(f"{p:.4g}") for p in np.round(positions, 3)]
+        says = f"the rows{heads} are rotated by the positions {_in_runs(whole)}"
+        yield Fact("positions", says, tuple(whole))
 
 
-def _in_runs(positions: Sequence[int]) -> str:
+def _in_runs(positions: Sequence[float]) -> str:
     """``0 to 7, then 0 to 3, then 4 times 7``."""
-    runs: list[list[int]] = []
+    runs: list[list[float]] = []
     for position in positions:
         own = runs[-1] if runs else []
         step = position - own[-1] if own else None
@@ -219,7 +234,7 @@ def _in_runs(positions: Sequence[int]) -> str:
     return ", then ".join(map(_run, runs))
 
 
-def _run(run: Sequence[int]) -> str:
+def _run(run: Sequence[float]) -> str:
     if len(run) == 1:
         return str(run[0])
     return f"{len(run)} times {run[0]}" if run[0] == run[-1] else f"{run[0]} to {run[-1]}"
@@ -232,9 +247,8 @@ def _told_frequencies(t: Turned, found: Array, length: Array) -> Facts:
     def fits(frequencies: Array) -> bool:
         return t.fits(length * np.exp(1j * positions * frequencies))
 
-    for kind in ROUNDED:
+    for kind, name in ROUNDED.items():
         if fits(np.asarray(ROUNDINGS[kind](right.astype(np.float32)), np.float64)):
-            name = {"F16": "float16", "BF16": "bfloat16"}[kind]
             yield Fact("rounded frequencies", f"its frequencies are rounded to {name}{_whose(t)}", (name,))
             return
     near = np.abs(found[:, None] - right[None, :]).argmin(axis=1)
@@ -248,9 +262,10 @@ def _told_frequencies(t: Turned, found: Array, length: Array) -> Facts:
         exact[pairs] *= value
     if told and fits(exact):
         for pairs, value in told:
-            some = f"the frequencies of pairs {pairs[0]} to {pairs[-1]}"
-            which = "all frequencies" if len(pairs) == len(right) else some
-            says = f"{which} are {value:.4g} times what they should be{_whose(t)}"
+            many = f"the frequenc{'ies' if len(pairs) > 1 else 'y'} of {_named(pairs)}"
+            which = "all frequencies" if len(pairs) == len(right) else many
+            are = "are" if len(pairs) > 1 else "is"
+            says = f"{which} {are} {value:.4g} times what {_they(pairs)} should be{_whose(t)}"
             yield Fact("frequencies", says, (pairs[0], pairs[-1], value))
         return
     pairs = [int(i) for i in np.flatnonzero(np.abs(found / right - 1) > ALIKE)]
