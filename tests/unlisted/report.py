@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "reference"), str(ROOT)]
 
 from unlisted.bugs import UNLISTED  # noqa: E402
+from unlisted.more import MORE  # noqa: E402
 from unlisted.runs import judged  # noqa: E402
 from unlisted.said import says  # noqa: E402
 
@@ -21,7 +22,7 @@ from unlisted.said import says  # noqa: E402
 def main() -> None:
     """Every mistake whose name holds the words."""
     wanted, right, lies = " ".join(sys.argv[1:]), 0, 0
-    chosen = [mistake for name, mistake in UNLISTED.items() if wanted in name]
+    chosen = [mistake for name, mistake in (UNLISTED | MORE).items() if wanted in name]
     with tempfile.TemporaryDirectory() as scratch:
         for mistake in chosen:
             started = time.perf_counter()

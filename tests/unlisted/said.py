@@ -65,6 +65,7 @@ def _pairs(text: str) -> list[int] | None:
 
 # parameter -> the words that say it, and whether what they say is the value
 PARAMETERS: dict[str, tuple[str, Callable[..., bool]]] = {
+    "sentence": (r"(.*)", lambda value, said: said == value),
     "mean square at least": (r"each row's mean square counts as at least (\S+)", near),
     "channels summed": (
         r"its mean square is of channels (\d+) to (\d+) alone, divided by (\d+)",

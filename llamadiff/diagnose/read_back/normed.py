@@ -56,13 +56,19 @@ class Normed:
         return self.x * self.w / size[:, None]
 
 
+def _weight(o: Observed) -> str:
+    """The norm's weight: where a graph does not say which it is, the one that has the tap's name."""
+    word, layer = o.case.tap.kind.word, o.case.tap.layer
+    return o.case.weight or ("output_norm.weight" if layer is None else f"blk.{layer}.{word}.weight")
+
+
 def normed(o: Observed) -> Normed | None:
     """A norm's rows; None where the right values are no norm of the input."""
-    case = o.case
-    w = case.vector(case.weight) if case.weight is not None else None
+    case, name = o.case, _weight(o)
+    w = case.vector(name)
     if w is None or o.recorded.shape[-1] != w.size:
         return None
-    found = case.vector(case.weight.replace(".weight", ".bias")) if case.weight is not None else None
+    found = case.vector(name.replace(".weight", ".bias"))
     b = np.zeros(w.size) if found is None else np.asarray(found, np.float64)
     x, w = o.input().reshape(-1, w.size), np.asarray(w, np.float64)
     y, right = (side.reshape(x.shape) - b for side in (o.recorded, o.expected))

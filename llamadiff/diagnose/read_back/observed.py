@@ -51,13 +51,16 @@ class Observed:
 
     def input(self, number: int = 0, shape: Sequence[int] | None = None) -> Array:
         """What the op read, as the tap or as ``shape`` has it; integers stay such."""
-        x = self.case.values(self.case.run.model.inputs(self.case.tap)[number])[0]
+        x = self.case.values(self.input_names()[number])[0]
         x = x if x.dtype.kind == "i" else np.asarray(x, np.float64)
         return x.reshape(self.recorded.shape if shape is None else shape)
 
     def input_names(self) -> list[str]:
-        """The taps that the op read."""
-        return self.case.run.model.inputs(self.case.tap)
+        """The taps that the op read; of a graph's node without a name of its own, what that read."""
+        model = self.case.run.model
+        names = model.inputs(self.case.tap)
+        inner = next((tap for tap in model.taps if names == [tap.name] and tap.kind.optional), None)
+        return model.inputs(inner) if inner is not None and "(" in inner.name else names
 
     @cached_property
     def error(self) -> Array:

@@ -19,6 +19,8 @@ from llamadiff.numerics.orders import order_in_words
 
 Array = NDArray[Any]
 LARGE, ALL = 1 << 24, 1 << 26  # weights of one matrix, and of all, that are looked at
+MOST_WORK = 1e10  # multiplications of one least squares
+RIDGE = 1e-14  # of the squares' trace: keeps what is not determined small
 SAMPLES = 6  # outputs by which ranges of inputs are looked for
 PLACES = 1024  # where ranges may begin and end
 TILES = (16, 32, 64, 128, 256)
@@ -49,9 +51,12 @@ class Multiplied:
     @cached_property
     def moved_inputs(self) -> Array | None:
         """The inputs that would give the results: where there are no fewer outputs than inputs."""
-        if len(self.w) < self.x.shape[1]:
+        out, width = self.w.shape
+        if out < width or out * width * width > MOST_WORK:
             return None
-        return np.asarray(self.x + np.linalg.lstsq(self.w, self.error.T, rcond=1e-9)[0].T)
+        squares = self.w.T @ self.w
+        squares.flat[:: width + 1] += RIDGE * np.trace(squares)
+        return np.asarray(self.x + np.linalg.solve(squares, (self.error @ self.w).T).T)
 
     @property
     def name(self) -> str:

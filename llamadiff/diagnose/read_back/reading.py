@@ -21,6 +21,7 @@ from llamadiff.judge.pattern.deviation import Fact
 
 Reader = Callable[[Observed], Facts]
 BY_WORD: Mapping[str, Reader] = {
+    "attn_norm": norm, "ffn_norm": norm, "result_norm": norm,
     "kqv_out": attention, "embd": lookup, "ffn_moe_topk": choice, "ffn_moe_weights_norm": share,
 }  # fmt: skip
 BY_OP: Mapping[str, Reader] = {

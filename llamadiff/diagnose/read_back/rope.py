@@ -21,6 +21,7 @@ from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.orders import order_in_words
 
 Array = NDArray[Any]
+UNMOVED = 1e-6  # of the largest value, by which values may differ that are not turned
 WHOLE = 0.02  # how near a whole number a position must be to be taken for it
 ALIKE = 1e-3  # of a length or a frequency, that two may differ by and be one
 ROUNDED = {"F16": "float16", "BF16": "bfloat16"}
@@ -95,18 +96,23 @@ def _factors(x: Array, y: Array) -> Array:
 
 def _turned(o: Observed) -> Turned | None:
     """The pairs of all heads, in the layout in which the right values are turned; None if they are in none."""
-    ropes, layer = o.case.run.model.ropes, o.case.tap.layer
-    known = ropes[layer] if layer is not None and layer < len(ropes) else None
-    if known is None or o.recorded.ndim != 3:
+    if o.recorded.ndim != 3:
         return None
-    sides = (o.input(), o.recorded, o.expected)
+    sides, size = (o.input(), o.recorded, o.expected), _rotated(o)
     for in_pairs in (True, False):
-        x, y, right = (_complex(side, known.n_rot, in_pairs) for side in sides)
+        x, y, right = (_complex(side, size, in_pairs) for side in sides)
         found = Turned(o, x, y, right, np.arange(o.recorded.shape[1]))
         left = np.abs(found.right - found.x * found.right_table[:, None]) ** 2
         if left.sum() <= 1e-9 * (np.abs(found.right) ** 2).sum():
             return found
     return None
+
+
+def _rotated(o: Observed) -> int:
+    """How many values of each head the right op turns: all up to the last one that changes."""
+    moved = np.abs(o.expected - o.input()).max(axis=(0, 1))
+    last = np.flatnonzero(moved > UNMOVED * np.abs(o.expected).max())
+    return 2 * ((int(last[-1]) + 2) // 2) if len(last) else o.recorded.shape[-1]
 
 
 def _complex(x: Array, n_rot: int, in_pairs: bool) -> Array:
