@@ -17,7 +17,7 @@ from strangers.model import File
 from threadpoolctl import threadpool_limits
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.api import compare, diff
 from llamadiff.comparison.result import Comparison
 from llamadiff.trace.reader import Trace
 from unlisted.bugs import TOKENS, Unlisted
@@ -70,8 +70,19 @@ def _baseline(path: Path) -> Trace:
 
 def judged(mistake: Unlisted, folder: Path) -> Judged:
     """Record a run with the mistake, and have it judged."""
+    path, taps, trace = _recorded(mistake, folder)
+    return Judged(mistake, diff(_baseline(path), trace, path), opened(path), taps)
+
+
+def compared(mistake: Unlisted, folder: Path, engine: str) -> Comparison:
+    """The same against llama.cpp, by another judge."""
+    path, _, trace = _recorded(mistake, folder)
+    return compare(path, tokens=TOKENS, candidate=trace, engine=engine)
+
+
+def _recorded(mistake: Unlisted, folder: Path) -> tuple[Path, Mapping[str, Array], Path]:
+    """A model, what an engine with the mistake records of it, and the trace of that."""
     path = model_file(folder, mistake.model, mistake.kind)
     with threadpool_limits(1, "blas"):
         taps = recording.without_cache(Engine(opened(path), BY_NAME["float32"], mistake.bug).run(TOKENS))
-    trace = recording.save(folder / "candidate.safetensors", taps, TOKENS)
-    return Judged(mistake, diff(_baseline(path), trace, path), opened(path), taps)
+    return path, taps, recording.save(folder / "candidate.safetensors", taps, TOKENS)

@@ -24,7 +24,7 @@ from unlisted.bugs import TOKENS
 from unlisted.true import Op, is_true
 
 Array = np.ndarray
-QUICK, THOROUGH = 28, 1000  # errors that are put into each tap
+QUICK, THOROUGH = 28, 300  # errors that are put into each tap
 
 
 @dataclass(frozen=True)

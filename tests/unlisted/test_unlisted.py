@@ -8,7 +8,7 @@ import pytest
 
 from unlisted.bugs import UNLISTED, Unlisted
 from unlisted.more import MORE
-from unlisted.runs import judged
+from unlisted.runs import compared, judged
 from unlisted.said import says
 
 QUICK = {
@@ -40,3 +40,17 @@ def _check(mistake: Unlisted, folder: Path) -> None:
     assert found.causes == []  # a mistake that the list describes belongs there
     assert found.false == []
     assert says(mistake.parameter, mistake.value, found.sentences), found.sentences
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "squares without the last 4",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("positions modulo 8", "remainder not added")),
+    ],
+)
+def test_an_unlisted_mistake_is_read_back_through_the_graph(name: str, folder: Path):
+    mistake = UNLISTED[name]
+    comparison = compared(mistake, folder, engine="graph")
+    assert comparison.leading.tap == mistake.tap
+    assert says(mistake.parameter, mistake.value, comparison.profile), comparison.profile
