@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from strangers.arithmetic import BY_NAME
-from strangers.crossing import model_file, opened
+from strangers.bugs import BUGS
+from strangers.crossing import BY_CAUSE, model_file, opened
 from strangers.engine import Engine
 from strangers.recording import without_cache
 from test_claims import ERRORS, Right
@@ -34,7 +35,7 @@ class Setting:
     model: Model
     file: Any
     taps: dict[str, Array]
-    right: Right
+    right: Right | None
     own: tuple[str, ...]  # how the taps begin that the quick test takes of this model
 
     def case(self, name: str, recorded: Array) -> Case:
@@ -84,6 +85,27 @@ def _false(setting: Setting, count: int, taps: Callable[[Tap], bool] = lambda ta
 
 def test_what_is_read_back_of_random_errors_is_true(setting):
     assert _false(setting, QUICK, lambda tap: not tap.layer and tap.kind.word.startswith(setting.own)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [name for name in BUGS if BY_CAUSE[name].models[0] in ("llama", "qwen2", "qwen3", "moe")]
+)
+def test_what_is_read_back_of_a_known_bug_is_true(name: str, tmp_path_factory: pytest.TempPathFactory):
+    """It cannot contradict the cause that is named then."""
+    injection = BY_CAUSE[name]
+    path = model_file(tmp_path_factory.getbasetemp(), injection.models[0], "F16")
+    file, n_prefill = opened(path), len(TOKENS) - injection.decode
+    taps = without_cache(Engine(file, BY_NAME["float32"], BUGS[name]).run(TOKENS, n_prefill))
+    right = Engine(file, BY_NAME["float32"]).run(TOKENS, n_prefill, given=taps)
+    setting = Setting(Model(Path(path)), file, taps, None, ())
+    told = [
+        Op(file, tap, taps[tap], right[tap], taps, fact)
+        for tap in taps
+        if taps[tap].shape == right[tap].shape and np.isfinite(taps[tap]).all()
+        for fact in read_back(setting.case(tap, taps[tap]))
+    ]
+    assert [f"{op.tap}: {op.fact.says}" for op in told if not is_true(op, TOKENS)] == []
 
 
 @pytest.mark.slow

@@ -274,6 +274,13 @@ def in_place(op: Op, which: str, heads: str | None) -> bool:
     return bool(np.abs(y - pairs(op, op.r))[:, some].max() < 1e-4 * np.abs(y).max())
 
 
+def by_base(op: Op, base: str, right: str | None, heads: str | None) -> bool:
+    """The printed base has six digits."""
+    n = op.file.hyper.n_rot // 2
+    is_right = right is None or np.isclose(float(right), op.file.hyper.base, rtol=1e-3)
+    return bool(is_right) and by_frequencies(op, float(base) ** (-np.arange(n) / n), heads)
+
+
 def rounded_angles(op: Op, kind: str, heads: str | None) -> bool:
     theta = (np.arange(len(op.r))[:, None] * frequencies(op)).astype(np.float32)
     return turned(op, (half if kind == "float16" else bfloat)(theta).astype(float), heads_of(op, heads))
@@ -456,13 +463,10 @@ def not_rescaled(op: Op, size: str, also: str | None) -> bool:
     return op.are(mixed(op, p=weights))
 
 
-def other_row(op: Op, row: str, source: str) -> bool:
-    """The first row that reads it: with what it reads instead, it is right, if no other row of V is named before."""
-    v = values_of(op, op.layer)
-    v[int(row)] = v[int(source)]
-    t = int(row)
-    gaps = [np.abs(op.r[t] - side[t]).max() for side in (mixed(op, v=v), op.e)]
-    return bool(gaps[0] < 1e-2 * gaps[1] + 1e-6)
+def rows_for_rows(op: Op, rows: str, sources: str) -> bool:
+    v, was = (values_of(op, op.layer) for _ in range(2))
+    v[[int(n) for n in rows.split(", ")]] = was[[int(n) for n in sources.split(", ")]]
+    return op.are(mixed(op, v=v))
 
 
 def other_rows(op: Op, rows: str, layer: str | None) -> bool:
@@ -672,6 +676,8 @@ CHECKS: dict[str, Callable[..., bool]] = {
         op, lambda x, eps: (square(x) + eps) ** op.fact.values[0]) and np.isclose(
             float(p), op.fact.values[0], rtol=1e-3),
     r"its mean square is of channels (\d+) to (\d+) alone, divided by (\d+)": summed,
+    r"its weight is (left out|\S+\.weight)": lambda op, name: by(
+        op, root, lambda w: np.ones(len(w)) if name == "left out" else np.asarray(op.file[name], np.float64)),
     r"its weight is the file's plus (\S+)": lambda op, c: by(op, root, lambda w: w + op.fact.values[0]) and np.isclose(
         float(c), op.fact.values[0], rtol=1e-3),
     r"its weight is the file's to the power (\S+)": lambda op, p: by(op, root, lambda w: w ** op.fact.values[0]),
@@ -691,6 +697,7 @@ CHECKS: dict[str, Callable[..., bool]] = {
     r"the rows(?: of heads? (.*?))? are rotated by their positions times (\S+)": by_times,
     rf"its frequencies are rounded to float16{_HEADS}": lambda op, heads: by_frequencies(
         op, half(frequencies(op).astype(np.float32)).astype(float), heads),
+    rf"its frequencies are those of base (\S+?)(?:, where (\S+?) is right)?{_HEADS}": by_base,
     rf"its angles are rounded to (float16|bfloat16){_HEADS}": rounded_angles,
     rf"by their frequencies (.*?){_HEADS}": lambda op, words, heads: pair_order(op, words),
     rf"(?:all frequencies|the frequenc(?:ies|y) of {_PAIRS}) (?:are|is) (\S+) times what (?:they|it) should be{_HEADS}":
@@ -715,7 +722,7 @@ CHECKS: dict[str, Callable[..., bool]] = {
     rf"the value of {_KEYS} is not added(, where there is another key)?": value_lacks,
     r"what was summed is not rescaled where the largest score grows, from one block of (\d+) keys? to the next"
     r"(, and nor is its sum)?": not_rescaled,
-    r"in place of V's row (\d+) it reads row (\d+)": other_row,
+    r"in place of V's rows? ([\d, ]+) it reads rows? ([\d, ]+)": rows_for_rows,
     r"in place of V's rows? (.*) it reads layer (\d+)'s": other_rows,
     r"it reads V's rows? (.*) times (\S+)": rows_times,
     r"it reads zeros for V's rows? (.*)": lambda op, rows: other_rows(op, rows, None),

@@ -137,7 +137,7 @@ def _of_up(g: ActivationCurve) -> Facts:
     terms = np.stack([(a * g.up).ravel(), a.ravel()], axis=1)
     (times, plus), *_ = np.linalg.lstsq(terms, g.o.recorded.ravel(), rcond=None)
     if abs(plus) > 1e-3 and g.fits(a * (times * g.up + plus)):
-        many = "up" if abs(times - 1) < ALIKE else f"{times:.4g} * up"
+        many = "up" if abs(times - 1) < ALIKE else f"{np.round(times, 6):.4g} * up"
         says = f"it is {g.name}({g.of}) * ({many} + {plus:.4g}), where up alone is right"
         yield Fact("of up", says, (float(times), float(plus)))
 

@@ -159,8 +159,10 @@ def _rows(m: Mixed) -> Facts:
         if (not same and (near != rows).any()) or not _with_rows(m, rows, v[near]).fits():
             continue
         if same:
-            for row, source in list(zip(rows, near, strict=True))[:FEW]:
-                yield Fact("V row", f"in place of V's row {row} it reads row {source}", (int(row), int(source)))
+            s = "s" if len(rows) > 1 else ""
+            was, instead = (", ".join(map(str, some)) for some in (rows, near))
+            says = f"in place of V's row{s} {was} it reads row{s} {instead}"
+            yield Fact("V row", says, (*map(int, rows), *map(int, near)))
         else:
             named, what = numbered([int(row) for row in rows]), "rows" if len(rows) > 1 else "row"
             yield Fact("V layer", f"in place of V's {what} {named} it reads layer {layer}'s", (layer, *map(int, rows)))

@@ -5,6 +5,7 @@ The same is read from the right values; what differs is said.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +44,10 @@ def norm(o: Observed) -> Facts:
 def _weighed(n: Normed, right: Array, weight: Array) -> Facts:
     """Every channel has one factor: what the weight was."""
     size, (w, rows) = float(np.sqrt(np.mean(n.w**2))), (n.w, right)
+    named = next(_named(n, weight, rows), None)
+    if named is not None:
+        yield Fact("weight of", f"its weight is {named}", (named,))
+        return
     added = sole(weight - w, CLOSE * size)
     if added is not None and n.fits(rows * (w + added)):
         yield Fact("weight plus", f"its weight is the file's plus {added:.4g}", (added,))
@@ -68,6 +73,17 @@ def _weighed(n: Normed, right: Array, weight: Array) -> Facts:
         if n.fits(rows * w**power):
             yield Fact("weight power", f"its weight is the file's to the power {power:.4g}", (power,))
             return
+
+
+def _named(n: Normed, weight: Array, rows: Array) -> Iterator[str]:
+    """No weight at all, or another of the file's."""
+    if n.fits(rows):
+        yield "left out"
+    case = n.o.case
+    for name in case.run.model.tensors:
+        other = case.vector(name) if case.engine.w.shape(name) == (len(weight),) else None
+        if other is not None and n.fits(rows * np.asarray(other, np.float64)):
+            yield name
 
 
 def _weighed_otherwise(n: Normed, weight: Array) -> Facts:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.read_back.normed import Normed
-from llamadiff.diagnose.read_back.observed import Facts, sole
+from llamadiff.diagnose.read_back.observed import NOTHING, Facts, sole
 from llamadiff.judge.pattern.deviation import Fact
 
 Array = NDArray[Any]
@@ -23,6 +23,7 @@ def divided(n: Normed, factors: Array) -> Facts:
     square, divisor, epsilon = n.square, factors**-2.0, n.epsilon
     added = sole(divisor - square, CLOSE * float(square.min()))
     if added is not None and n.fits(n.by(np.sqrt(np.maximum(square + added, 1e-300)))):
+        added = 0.0 if abs(added) < max(CLOSE * epsilon, NOTHING * float(square.min())) else added
         says = f"each row is divided by sqrt(mean square + {added:.3g}), where {epsilon:.3g} is right"
         yield Fact("epsilon", says, (added,))
         return

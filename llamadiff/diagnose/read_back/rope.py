@@ -23,6 +23,7 @@ from llamadiff.numerics.orders import order_in_words
 Array = NDArray[Any]
 UNMOVED = 1e-6  # of the largest value, by which values may differ that are not turned
 WHOLE = 0.02  # how near a whole number a position must be to be taken for it
+SLOW = 1e-2  # radians a position: what turns less is read less surely
 ALIKE = 1e-3  # of a length or a frequency, that two may differ by and be one
 ROUNDED = {"F16": "float16", "BF16": "bfloat16"}
 
@@ -246,6 +247,20 @@ def _run(run: Sequence[float]) -> str:
     return f"{len(run)} times {run[0]}" if run[0] == run[-1] else f"{run[0]} to {run[-1]}"
 
 
+def _base(frequencies: Array) -> float | None:
+    """The base whose powers frequencies are, if they are; told by all but the slowest, which say little."""
+    if not (frequencies > 0).all():
+        return None
+    pair = np.arange(len(frequencies)) * (frequencies > SLOW)
+    base = float(np.exp(-(pair * np.log(frequencies)).sum() / np.square(pair).sum() * len(frequencies)))
+    near = np.abs(_powers(base, len(frequencies)) / frequencies - 1)[frequencies > SLOW]
+    return base if near.max() < ALIKE else None
+
+
+def _powers(base: float, pairs: int) -> Array:
+    return np.asarray(base ** (-np.arange(pairs) / pairs))
+
+
 def _told_frequencies(t: Turned, found: Array, length: Array) -> Facts:
     """Frequencies that are others': rounded, of other pairs, or multiplied in some pairs."""
     right, positions = t.frequencies, t.positions[:, None]
@@ -261,6 +276,11 @@ def _told_frequencies(t: Turned, found: Array, length: Array) -> Facts:
     if len(set(near)) == len(near) and fits(right[near]):
         says = f"by their frequencies {order_in_words(near, 'pair')}{_whose(t)}"
         yield Fact("frequency order", says, tuple(int(i) for i in near))
+        return
+    base, was = _base(found), _base(right)
+    if base is not None and fits(_powers(base, len(found))):
+        where = f", where {was:.6g} is right" if was is not None else ""
+        yield Fact("base", f"its frequencies are those of base {base:.6g}{where}{_whose(t)}", (base,))
         return
     told = list(_stretches(found / right))
     exact = right.copy()
