@@ -346,7 +346,43 @@ def _check_growth(said: Said) -> bool:
     return float(np.median(error[half:])) > float(np.median(error[:half]))
 
 
+def _part(said: Said, fact: Any, what: str, text: str, tokens: str | None) -> Array:
+    """The region that a sentence speaks of: tokens, and channels or heads of them. Its words must be the fact's."""
+    count = fact.values[0]
+    rows, rest = list(fact.values[1 : 1 + count]), fact.values[1 + count :]
+    listed = re.sub(r" and \d+ more$", "", text)
+    own = {int(a) + i for a, b in re.findall(r"(\d+)(?: to (\d+))?", listed) for i in range(int(b or a) - int(a) + 1)}
+    more = re.search(r" and (\d+) more$", text)
+    wrong = list(rest[: len(own) + int(more.group(1) if more else 0)])
+    assert own <= set(wrong)
+    assert tokens is None or " more" in tokens or _numbers(tokens, fact) == set(rows)
+    assert tokens is not None or len(rows) == len(said.r)
+    assert (what == "head") == (said.r.ndim == 3)
+    region = np.zeros(said.r.shape, bool)
+    region[np.ix_(rows, wrong)] = True
+    return region
+
+
+def _check_part_zero(said: Said, fact: Any, what: str, text: str, tokens: str | None) -> bool:
+    return not said.r[_part(said, fact, what, text, tokens)].any()
+
+
+def _check_part_factor(said: Said, fact: Any, what: str, text: str, k: str, tokens: str | None) -> bool:
+    region, exact = _part(said, fact, what, text, tokens), fact.values[-1]
+    return bool(np.isclose(exact, float(k), rtol=1e-3)) and said.are(np.where(region, exact * said.e, said.e))
+
+
+def _check_part_of(said: Said, fact: Any, what: str, text: str, sources: str, tokens: str | None) -> bool:
+    region, step = _part(said, fact, what, text, tokens), fact.values[-1]
+    first, source = (int(re.match(r"\d+", words).group()) for words in (text, sources))  # type: ignore[union-attr]
+    return first - source == step and said.are(np.where(region, np.roll(said.e, step, axis=1), said.e))
+
+
+_IN = r"(?: in tokens? (.*))?"
 CHECKS: dict[str, Callable[..., bool]] = {
+    rf"(channel|head)s? (.*?) (?:are|is) all zero{_IN}": _check_part_zero,
+    rf"(channel|head)s? (.*?) (?:are|is) (\S+) times what (?:they|it) should be{_IN}": _check_part_factor,
+    rf"(channel|head)s? (.*?) (?:have|has) the values of (?:channel|head)s? (.*?){_IN}": _check_part_of,
     **{words: _order_check(told) for words, told in ORDERS.items()},
     r"all of its values are zero": lambda said, fact: not said.r.any() and said.e.any(),
     r"tokens? (.*) (?:is|are) all zero": lambda said, fact, tokens: not said.r[list(_numbers(tokens, fact))].any(),
@@ -448,6 +484,17 @@ FOUND: dict[str, tuple[str, Callable[[Array], Array], str]] = {
     "to halves": ("Qcur_proj-0", lambda x: x.reshape(len(x), -1, 32, 2).swapaxes(2, 3).reshape(x.shape),
                   "each head's channels are in halves (i, i+32) where pairs (2i, 2i+1) are right"),
     "wrong below": ("ffn_swiglu-1", None, "it is wrong only where ffn_gate-1 <= "),
+    "channels zero": ("ffn_up-0", lambda x: np.where(np.arange(x.shape[1]) < 500, x, 0),
+                      "channels 500 to 511 are all zero"),
+    "a share of some tokens zero": (
+        "ffn_up-0", lambda x: np.where((np.arange(x.shape[1]) < 256) | (np.arange(len(x)) < 6)[:, None], x, 0),
+        "channels 256 to 511 are all zero in tokens 6 and 7"),
+    "channels doubled": ("attn_out-0", lambda x: np.where(np.arange(x.shape[1]) < 64, 2 * x, x),
+                         "channels 0 to 63 are 2 times what they should be"),
+    "channels late": ("attn_out-0", lambda x: np.concatenate([x[:, :128], x[:, 64:192]], axis=1),
+                      "channels 128 to 255 have the values of channels 64 to 191"),
+    "a head's values": ("Qcur_rope-0", lambda x: np.concatenate([x[:, :3], x[:, 2:3]], axis=1),
+                        "head 3 has the values of head 2"),
 }  # fmt: skip
 
 

@@ -209,6 +209,27 @@ def test_a_span_before_attention_names_its_end_and_fused_kernels(path, right):
     recorded = [name for name in faulty if not name.startswith(("kq-", "kq_soft_max-", "kv_"))]
     result = diff(right, only(faulty, *recorded), path, diagnose=False)
     step = next(step for step in result.next_steps if step.startswith("write "))
-    assert "kq-0, kq_soft_max-0" in step
-    assert "or kqv_out-0 itself" in step
-    assert "a fused attention has none of them" in step
+    assert step.startswith("write kv_k-0 and kv_v-0 next, the rows that attention reads")
+    assert "kq" not in step.replace("kqv_out-0", "")  # what such an engine has no tensors of
+    assert "check its scale, mask and heads, up to kqv_out-0" in step
+
+
+def test_an_attention_whose_rows_were_recorded_is_asked_for_no_more(path, right):
+    def blurred(*args):
+        return ops.attention_values(*args) * 1.2 + 0.01
+
+    faulty = record(Engine(path, maths=SimpleNamespace(**{**vars(ops), "attention_values": blurred})), TOKENS, "mine")
+    recorded = [name for name in faulty if not name.startswith(("kq-", "kq_soft_max-"))]
+    result = diff(right, only(faulty, *recorded), path, diagnose=False)
+    assert "the rows that attention reads were recorded" in result.next_steps[0]
+    assert not any(step.startswith("write ") for step in result.next_steps)
+
+
+def test_scores_are_asked_of_an_engine_that_has_them(path, right):
+    def blurred(*args):
+        return ops.attention_values(*args) * 1.2 + 0.01
+
+    faulty = record(Engine(path, maths=SimpleNamespace(**{**vars(ops), "attention_values": blurred})), TOKENS, "mine")
+    recorded = [name for name in faulty if name not in ("kq-0", "kq_soft_max-0")]
+    result = diff(right, only(faulty, *recorded), path, diagnose=False)
+    assert "write kq-0, kq_soft_max-0 next: one of these ops is wrong, or kqv_out-0 itself" in result.next_steps

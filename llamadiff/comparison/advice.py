@@ -26,7 +26,7 @@ def next_steps(
     wrong = [row for row in rows if row.verdict == tolerances.WRONG]
     first = leading(wrong, diagnosis)
     if first is None and between:
-        return (f"{_narrow_down(between)}; as whole tensors (llamadiff writer LANGUAGE), not as statistics",)
+        return (f"{_narrow_down(between, rows)}; as whole tensors (llamadiff writer LANGUAGE), not as statistics",)
     if first is None:
         lacking = unjudged.steps_when_lacking(judged.coverage) if judged.coverage is not None else ()
         gaps = (*lacking, *unjudged.step_when_unjudgeable(rows))
@@ -54,7 +54,7 @@ def _steps_when_unknown(
     unnamed = [row for row in wrong if row.tap not in named]
     others = {stem(row.tap): row for row in reversed(unnamed) if stem(row.tap) != stem(first.tap)}
     others = {row.op: row for row in reversed(others.values()) if not row.span and row.op != first.op}
-    steps = [_narrow_down(_still_open(first, rows), first.tap) if first.span else _advice(first)]
+    steps = [_narrow_down(_still_open(first, rows), rows, first.tap) if first.span else _advice(first)]
     if first.span and not any(first.tap in d.taps for d in diagnosis):
         steps.append("or run it with --explain-output: it replays every known bug through these taps")
     if has_graph and not first.span:
@@ -81,20 +81,35 @@ def place_step(row: Row) -> str:
     return f"{row.tap}[{place}] is {row.local.recorded:.6g}; on its inputs {row.local.expected:.6g} is right"
 
 
-def _narrow_down(span: Sequence[str], end: str | None = None) -> str:
+def _narrow_down(span: Sequence[str], rows: Sequence[Row], end: str | None = None) -> str:
     """Which taps to write next: a layer's outputs while the layer is unknown, then the ops of the layer.
 
-    ``end`` is the tap that answers for them, and may be wrong itself.
+    ``end`` is the tap that answers for them, and may be wrong itself. Scores are not asked of an engine that recorded
+    none in any layer: a fused attention has no such tensors.
     """
     outputs = [name for name in span if name.startswith("l_out-")]
     if outputs:
         return f"write {outputs[0]} to {outputs[-1]} next: they say which layer is wrong" if len(outputs) > 1 else (
             f"write {outputs[0]} next: it says on which side of it the fault is")  # fmt: skip
-    more = f" and {len(span) - 8} more" if len(span) > 8 else ""
+    is_fused = not any(stem(row.tap) in _FUSED for row in rows)
+    asked = [name for name in span if not (is_fused and stem(name) in _FUSED)]
+    if not asked:
+        return _within_attention(span[0].rsplit("-", 1)[-1], rows, end)
+    more = f" and {len(asked) - 8} more" if len(asked) > 8 else ""
     which = f"one of these ops is wrong, or {end} itself" if end else "one of these ops is the wrong one"
-    fused = {stem(name) for name in span} <= _FUSED and any(name.startswith("kq") for name in span)
-    without = "; a fused attention has none of them: check its scale, mask and heads" if fused else ""
-    return f"write {', '.join(span[:8])}{more} next: {which}{without}"
+    if len(asked) < len(span):
+        which = f"one of these ops is wrong, or attention between them{f', or {end} itself' if end else ''}"
+    return f"write {', '.join(asked[:8])}{more} next: {which}"
+
+
+def _within_attention(layer: str, rows: Sequence[Row], end: str | None) -> str:
+    """What is left to look at where a fused attention is wrong: the rows that it reads, then what it does with them."""
+    read = [f"kv_k-{layer}", f"kv_v-{layer}"]
+    missing = [name for name in read if name not in {row.tap for row in rows}]
+    inside = f"a fused attention has no scores to write: check its scale, mask and heads, up to {end or 'its output'}"
+    if not missing:
+        return f"the rows that attention reads were recorded; {inside}"
+    return f"write {' and '.join(missing)} next, the rows that attention reads; {inside}"
 
 
 def _advice(row: Row) -> str:
@@ -125,7 +140,7 @@ def _steps_when_right(verdict: str, rows: Sequence[Row], missing: Sequence[str])
     judged = [row.local.nmse for row in rows if row.local is not None]
     steps = [f"the smallest tolerance that still passes: match = {max(judged):.1e}"] if judged else []
     if missing and len(missing) > len(rows):
-        steps.append(f"{len(missing)} taps were not recorded; {_narrow_down(missing)}")
+        steps.append(f"{len(missing)} taps were not recorded; {_narrow_down(missing, rows)}")
     return (
         *steps,
         "if the text is still wrong, look at what comes after the logits: sampling, detokenization, the prompt",

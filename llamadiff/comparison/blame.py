@@ -46,7 +46,8 @@ def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subje
     named = {row.tap for row in slight}.union(*(d.taps for d in known))
     also = [*_others(first, [row for row in others if row.tap not in named]), *_other_causes(known, rows)]
     alike = [row.layer for row in (first, *others) if row.layer is not None and stem(row.tap) == stem(first.tap)]
-    found = f"{subject}{place(first, alike)}: wrong on the inputs {'they were' if first.span else 'it was'} given"
+    given = f"wrong on the inputs {'they were' if first.span else 'it was'} given"
+    found = f"{subject}{place(first, alike)}: {next(_read_back(first.tap, why), given)}"
     return Said(found, tuple(_unknown(first, why))).plus(*also, *rest)
 
 
@@ -70,7 +71,14 @@ def headline(d: Diagnosis, rows: Sequence[Row]) -> str:
     """What an op does where, in a line; of alternatives that the model cannot tell apart, the likeliest."""
     row = next(row for row in rows if row.tap == d.tap)
     alike = len({stem(tap) for tap in d.taps}) == 1  # of several taps, no weight is that of all
-    return f"{place(row, d.layers, alike)}: {say.likeliest(d)}" if d.known else f"{place(row)}: {say.nearest(d)}"
+    if d.known:
+        return f"{place(row, d.layers, alike)}: {say.likeliest(d)}"
+    return f"{place(row)}: {'; '.join([*_read_back(d.tap, d), say.nearest(d)])}"
+
+
+def _read_back(tap: str, d: Diagnosis | None) -> Iterator[str]:
+    """What a wrong op did, as its values show."""
+    yield from (fact.says for fact in (d.read.get(tap, ()) if d is not None else ()))
 
 
 def proof(d: Diagnosis, rows: Sequence[Row]) -> Iterator[str]:

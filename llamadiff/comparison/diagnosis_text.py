@@ -84,13 +84,13 @@ def proof(d: Diagnosis) -> str:
 
 
 def nearest(d: Diagnosis) -> str:
-    """That nothing fits, and what comes nearest."""
+    """That nothing fits; and what comes nearest, unless what the op did was read back."""
     text = (
         f"none of the {count(d.by_graph)} known bugs fits"
         if d.complete
         else "none of the known bugs tried in time fits"
     )
-    if d.nearest:
+    if d.nearest and not any(d.read.values()):
         text += f"; nearest: {', '.join(f'{cause.name} (NMSE {cause.nmse:.1e})' for cause in d.nearest)}"
     return text
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from llamadiff.diagnose.diagnosis import Diagnosis, explained
 from llamadiff.judge.finding import Finding, Local
+from llamadiff.judge.pattern.deviation import Fact
 from llamadiff.numerics import metrics, tolerances
 
 SLIGHT = 1e-6  # NMSE of a WRONG tap that is said after others
@@ -116,12 +117,26 @@ def rows_of(
 
 
 def with_explanations(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tuple[Row, ...]:
-    """The rows, those noise that a harmless way of computing explains, and those wrong that a known bug does."""
+    """The rows, those noise that a harmless way of computing explains, and those wrong that a known bug does.
+
+    Where no bug is known, what was read back of an op comes first among the facts.
+    """
     ways = explained(diagnosis)
     wrong = {tap for d in diagnosis if d.known and not d.harmless for tap in d.taps}
+    read = {tap: facts for d in diagnosis for tap, facts in d.read.items()}
     return tuple(
-        _explained(row, ways[row.tap]) if row.tap in ways else _wrong(row) if row.tap in wrong else row for row in rows
+        _explained(row, ways[row.tap]) if row.tap in ways else _wrong(row) if row.tap in wrong else row
+        for row in (_read_back(row, read.get(row.tap, ())) for row in rows)
     )
+
+
+def _read_back(row: Row, facts: Sequence[Fact]) -> Row:
+    """A row with facts that were read back."""
+    if row.local is None or not facts:
+        return row
+    said = {fact.says for fact in facts}
+    more = [fact for fact in row.local.facts if fact.says not in said]
+    return replace(row, local=replace(row.local, facts=(*facts, *more)))
 
 
 def _wrong(row: Row) -> Row:

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case, NotRecordedError, Recording
+from llamadiff.diagnose.read_back.reading import read_back
 from llamadiff.diagnose.search import Clock, Fit, Outcome, replayed, search
 from llamadiff.diagnose.spans import replayed_span, search_span
 from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.lanes import Source
+from llamadiff.judge.pattern.deviation import Fact
 from llamadiff.judge.run import Passes
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.system.progress import Progress, silent
@@ -23,6 +25,7 @@ from llamadiff.trace import taps
 Array = NDArray[Any]
 UNKNOWN = "unknown"
 NEARER = 0.5  # of the right op's error: what leaves less of it is near
+READ = 3  # taps of one unknown cause that are read back
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class Diagnosis:
     ``taps`` maps each to the NMSE that replaying the cause leaves; ``right`` to what the right op leaves.
     ``causes`` are one, or several that this model cannot tell apart ("either ... or ..."), or none: then ``nearest``
     are those that come nearest, and fit not. ``harmless``: a way of computing and no mistake. ``complete``: no known
-    bug was left untried for want of time. ``by_graph``: the bugs that are known of nodes were tried.
+    bug was left untried for want of time. ``by_graph``: the bugs that are known of nodes were tried. ``read``: where no
+    bug is known, what the ops did, as it was read back from taps.
     """
 
     tap: str
@@ -59,6 +63,7 @@ class Diagnosis:
     harmless: bool = False
     complete: bool = True
     by_graph: bool = False
+    read: Mapping[str, tuple[Fact, ...]] = field(default_factory=dict)
 
     @property
     def known(self) -> bool:
@@ -160,7 +165,15 @@ def diagnose(scene: Scene, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]
             _join(groups, scene, finding.tap, local)
     _join_unknown(groups, scene, findings)
     kept = [group for group in groups if group.fits or not group.unclear]  # what is unclear may be no mistake
-    return tuple(replace(group.diagnosis(), by_graph=scene.by_graph) for group in kept)
+    found = [replace(group.diagnosis(), by_graph=scene.by_graph) for group in kept]
+    return tuple(d if d.known else replace(d, read=_read(scene, findings, d)) for d in found)
+
+
+def _read(scene: Scene, findings: Sequence[Finding], d: Diagnosis) -> dict[str, tuple[Fact, ...]]:
+    """What is read back of the first taps that nothing explains."""
+    wrong = [(f.tap, f.local[scene.source.name]) for f in findings if f.tap.name in list(d.taps)[:READ]]
+    whole = [(tap, local) for tap, local in wrong if not local.span]
+    return {tap.name: read_back(case_of(scene.run, scene.source, tap, local)) for tap, local in whole}
 
 
 def _wrong(finding: Finding, name: str) -> Local | None:

@@ -128,6 +128,7 @@ def _diagnosis(d: Diagnosis, c: Comparison) -> dict[str, Any]:
         "taps": list(d.taps), "layers": d.layers, "fix": diagnosis_text.fix(d) if d.known else None,
         "source": d.causes[0].source if d.known else None, "value": d.causes[0].value if d.known else None,
         "alternatives": [_cause(cause) for cause in d.causes[1:]], "nearest": [_cause(cause) for cause in d.nearest],
+        "read": {tap: [fact.says for fact in facts] for tap, facts in d.read.items() if facts},
     }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llamadiff.judge.pattern import instead, places
+from llamadiff.judge.pattern import instead, parts, places
 from llamadiff.judge.pattern.deviation import Deviation, Fact
 
 INSTEAD = (
@@ -14,6 +14,7 @@ INSTEAD = (
     instead.factors,
     instead.shifts,
     instead.turns,
+    parts.parts,
 )
 WHERE = (places.first_token, places.tokens, places.growth, places.heads, places.channels, places.bounds)
 

@@ -1,0 +1,207 @@
+"""Attention's output read back: which head's V every head sums, by which weights, and which rows of V.
+
+What was summed is found in V itself; each finding is computed again in full before it is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.diagnose.case import NotRecordedError
+from llamadiff.diagnose.read_back.observed import Facts, Observed
+from llamadiff.judge.pattern.deviation import SAME, Fact, listed, numbered
+
+Array = NDArray[Any]
+BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of keys, that a softmax goes through at a time
+APART = 1e-2  # of a row of V, beyond which it is another one
+FEW = 8  # rows of V that are looked for
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Weights ``p`` [head, query, key] and V ``v`` [key, kv_head, dim]; head h reads V head ``reads[h]``."""
+
+    o: Observed
+    p: Array
+    v: Array
+    reads: Array
+
+    def compute(self) -> Array:
+        """[token, head, dim]."""
+        return np.asarray(np.einsum("hts,shd->thd", self.p, self.v[:, self.reads]))
+
+    def fits(self) -> bool:
+        return self.o.fits(self.compute().reshape(self.o.recorded.shape))
+
+    @property
+    def recorded(self) -> Array:
+        """[token, head, dim]."""
+        return self.o.recorded.reshape(len(self.o.recorded), len(self.p), -1)
+
+
+def attention(o: Observed) -> Facts:
+    """The heads, the weights and the rows that were summed."""
+    m = _parts(o)
+    if m is None:
+        return
+    for reading in (_heads, _left_out, _not_rescaled, _rows):
+        facts = tuple(reading(m))
+        if facts:
+            yield from facts
+            return
+
+
+def _parts(o: Observed) -> Mixed | None:
+    """What was mixed; None where the right values are no such mixture."""
+    if o.case.tap.kind.word != "kqv_out" or len(o.input_names()) != 2:
+        return None
+    p = o.input(0, o.case.run.shapes[o.input_names()[0]])
+    tokens, heads = len(o.recorded), len(p)
+    dim = o.recorded.size // (tokens * heads)
+    v = _values(o.case.values, o.case.layer).reshape(tokens, -1, dim)
+    m = Mixed(o, p, v, np.arange(heads) // max(1, heads // v.shape[1]))
+    left = np.square(m.compute().reshape(o.expected.shape) - o.expected).sum()
+    return m if left <= SAME / 100 * np.square(o.expected).sum() else None
+
+
+def _values(values: Any, layer: int) -> Array:
+    """A layer's rows of V."""
+    try:
+        return np.asarray(values(f"kv_v-{layer}")[0], np.float64)
+    except NotRecordedError:
+        return np.asarray(values(f"Vcur_proj-{layer}")[0], np.float64)
+
+
+def _heads(m: Mixed) -> Facts:
+    """Every head's place, and the V head that it reads."""
+    every = np.einsum("hts,skd->hktd", m.p, m.v)
+    heads, kv = every.shape[:2]
+    flat, size = every.reshape(heads * kv, -1), np.square(every).sum(axis=(2, 3)).reshape(-1)
+    found = []
+    for h in range(heads):
+        gaps = np.square(flat - m.recorded[:, h].reshape(-1)).sum(axis=1) / np.maximum(size, 1e-300)
+        own = h * kv + int(m.reads[h])
+        found.append(own if gaps[own] <= gaps.min() + SAME / 100 else int(gaps.argmin()))
+    places, reads = np.divmod(np.array(found), kv)
+    if not replace(m, p=m.p[places], reads=reads).fits():
+        return
+    if (places == np.arange(heads)).all():
+        right, was = (", ".join(map(str, some)) for some in (m.reads, reads))
+        says = f"heads 0 to {heads - 1} read the V heads {was}, where {right} are right"
+        yield Fact("V heads", says, tuple(map(int, reads)))
+    elif (reads == m.reads[places]).all():
+        moved = [f"place {h} holds head {places[h]}" for h in range(heads) if places[h] != h]
+        yield Fact("head places", f"its heads are in another order: {listed(moved)}", tuple(map(int, places)))
+
+
+def _left_out(m: Mixed) -> Facts:
+    """Keys whose values are not added."""
+    for words, lost in _keys(m):
+        several = (m.p > 0).sum(axis=-1, keepdims=True) > 1
+        for part, what in ((lost, ""), (lost & several, ", where there is another key")):
+            if replace(m, p=np.where(part, 0.0, m.p)).fits():
+                yield Fact("value lacks", f"the value of {words} is not added{what}", (words,))
+                return
+
+
+def _keys(m: Mixed) -> Iterator[tuple[str, Array]]:
+    """Keys that may be left out, by query."""
+    key = np.arange(m.p.shape[-1])
+    yield "each query's own key", np.broadcast_to(key[:, None] == key[None, :], m.p.shape)
+    yield "the first key", np.broadcast_to(key == 0, m.p.shape)
+    yield "the key of the largest weight", key == m.p.argmax(axis=-1)[..., None]
+    for k in key[1 : FEW + 1]:
+        yield f"key {k}", np.broadcast_to(key == k, m.p.shape)
+
+
+def _not_rescaled(m: Mixed) -> Facts:
+    """Weights as a softmax leaves them that goes block by block, and does not scale down what it has."""
+    keys = m.p.shape[-1]
+    with np.errstate(divide="ignore"):
+        logs = np.log(m.p)  # scaled scores, but for a constant in each row
+    for block in (size for size in BLOCKS if size < keys):
+        ends = np.minimum(np.arange(keys) // block * block + block - 1, keys - 1)
+        most = np.maximum.accumulate(logs, axis=-1)[..., ends]
+        kept = np.where(m.p > 0, np.exp(logs - np.where(np.isfinite(most), most, 0.0)), 0.0)
+        for total, what in (
+            (np.exp(logs - logs.max(axis=-1, keepdims=True)), ""),
+            (kept, ", and nor is its sum"),
+        ):
+            if replace(m, p=kept / total.sum(axis=-1, keepdims=True)).fits():
+                says = (
+                    "what was summed is not rescaled where the largest score grows, "
+                    f"from one block of {block} key{'s' if block > 1 else ''} to the next{what}"
+                )
+                yield Fact("not rescaled", says, (block,))
+                return
+
+
+def _rows(m: Mixed) -> Facts:
+    """Rows of V that are others: those of other tokens, of another layer, or zero."""
+    other = _solved(m)
+    size = float(np.sqrt(np.mean(np.square(m.v)))) or 1.0
+    away = np.sqrt(np.square(other - m.v).mean(axis=(1, 2))) > APART * size
+    rows = np.flatnonzero(away)
+    if not 0 < len(rows) <= max(FEW, len(m.v) // 2):
+        return
+    for layer in range(m.o.case.run.model.n_layer):
+        same = layer == m.o.case.layer
+        v = m.v if same else _of_layer(m, layer)
+        if v is None:
+            continue
+        gaps = np.square(other[rows][:, None] - v[None]).mean(axis=(2, 3))
+        near = gaps.argmin(axis=1)
+        if (not same and (near != rows).any()) or not _with_rows(m, rows, v[near]).fits():
+            continue
+        if same:
+            s = "s" if len(rows) > 1 else ""
+            was, instead = (", ".join(map(str, some)) for some in (rows, near))
+            says = f"in place of V's row{s} {was} it reads row{s} {instead}"
+            yield Fact("V row", says, (*map(int, rows), *map(int, near)))
+        else:
+            named, what = numbered([int(row) for row in rows]), "rows" if len(rows) > 1 else "row"
+            yield Fact("V layer", f"in place of V's {what} {named} it reads layer {layer}'s", (layer, *map(int, rows)))
+        return
+    yield from _multiplied(m, rows, other)
+
+
+def _multiplied(m: Mixed, rows: Array, other: Array) -> Facts:
+    """Rows of V that are read as zeros, or multiplied by one factor."""
+    named = f"row{'s' if len(rows) > 1 else ''} {numbered([int(row) for row in rows])}"
+    if _with_rows(m, rows, np.zeros_like(m.v[rows])).fits():
+        yield Fact("V zero", f"it reads zeros for V's {named}", tuple(map(int, rows)))
+        return
+    factor = float((other[rows] * m.v[rows]).sum() / max(float(np.square(m.v[rows]).sum()), 1e-300))
+    if _with_rows(m, rows, factor * m.v[rows]).fits():
+        yield Fact("V factor", f"it reads V's {named} times {factor:.4g}", (factor, *map(int, rows)))
+
+
+def _solved(m: Mixed) -> Array:
+    """The rows of V [key, kv_head, dim] that come nearest to what was summed."""
+    out = m.v.copy()
+    for kv in range(m.v.shape[1]):
+        heads = np.flatnonzero(m.reads == kv)
+        weights = m.p[heads].reshape(-1, m.p.shape[-1])
+        gap = (m.recorded - m.compute())[:, heads].swapaxes(0, 1).reshape(len(weights), -1)
+        out[:, kv] += np.linalg.lstsq(weights, gap, rcond=1e-6)[0]
+    return out
+
+
+def _with_rows(m: Mixed, rows: Array, values: Array) -> Mixed:
+    v = m.v.copy()
+    v[rows] = values
+    return replace(m, v=v)
+
+
+def _of_layer(m: Mixed, layer: int) -> Array | None:
+    """Another layer's rows of V, where they were recorded and are alike in shape."""
+    try:
+        v = _values(m.o.case.values, layer)
+    except NotRecordedError:
+        return None
+    return v.reshape(m.v.shape) if v.size == m.v.size else None

@@ -1,0 +1,103 @@
+"""An op as it was observed: what it read, what it gave, what is right. Arrays in float64, of the tap's own shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.diagnose.case import Case
+from llamadiff.diagnose.registry import recipe_of
+from llamadiff.judge.pattern.deviation import ODD, Fact
+
+Array = NDArray[Any]
+Facts = Iterator[Fact]
+LARGEST = 1 << 24  # values of a tap that are looked at
+LEFT = 1e-3  # of an error, that what explains it may leave
+NOTHING = 1e-6  # of an error, that float32 may
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One case, its recorded and its right values."""
+
+    case: Case
+    recorded: Array
+    expected: Array
+
+    @classmethod
+    def of(cls, case: Case) -> Observed | None:
+        """What can be read back from; None where values are missing, not finite or too many, or none is wrong.
+
+        Raises NotRecordedError where an input is missing.
+        """
+        if case.recorded is None or case.tap.name in case.run.known or case.recorded.size > LARGEST:
+            return None
+        recorded = np.asarray(case.recorded, np.float64)
+        computed = np.asarray(recipe_of(case).compute(case), np.float64).reshape(-1, *recorded.shape)
+        gaps = [float(np.median(np.abs(recorded - entry))) for entry in computed]
+        expected = computed[int(np.argmin(gaps))]  # most values are right, or nearest, under the engine's arithmetic
+        if case.tap.causal:
+            seen = case.run.positions[None, :] <= case.run.positions[:, None]
+            recorded, expected = np.where(seen, recorded, 0.0), np.where(seen, expected, 0.0)
+        if not (np.isfinite(recorded).all() and np.isfinite(expected).all()):
+            return None
+        found = cls(case, recorded, expected)
+        return found if found.is_bad.any() else None
+
+    def input(self, number: int = 0, shape: Sequence[int] | None = None) -> Array:
+        """What the op read, as the tap or as ``shape`` has it; integers stay such."""
+        x = self.case.values(self.input_names()[number])[0]
+        x = x if x.dtype.kind == "i" else np.asarray(x, np.float64)
+        return x.reshape(self.recorded.shape if shape is None else shape)
+
+    def input_names(self) -> list[str]:
+        """The taps that the op read; of a graph's node without a name of its own, what that read."""
+        model = self.case.run.model
+        names = model.inputs(self.case.tap)
+        inner = next((tap for tap in model.taps if names == [tap.name] and tap.kind.optional), None)
+        return model.inputs(inner) if inner is not None and "(" in inner.name else names
+
+    @cached_property
+    def error(self) -> Array:
+        """What is recorded less what is right."""
+        return self.recorded - self.expected
+
+    @cached_property
+    def is_bad(self) -> Array:
+        """Which values are wrong: their error is out of proportion to the tensor's size."""
+        size = float(np.mean(np.square(self.expected))) or 1.0
+        return np.asarray(np.square(self.error) > max(100 * self.case.limit, 1e-12) * size)
+
+    def left(self, values: Array) -> float:
+        """What of the error is left if the recorded values should be these; all of it where a value is far off."""
+        rest, error = np.square(self.recorded - values), np.square(self.error)
+        near = np.isfinite(rest).all() and rest.max() <= ODD**2 * error.mean()
+        return float(rest.sum() / error.sum()) if near else 1.0
+
+    def fits(self, values: Array, left: float = LEFT) -> bool:
+        """Whether the recorded values are these: no more of the error is ``left``."""
+        return self.left(values) <= left
+
+
+def strictly(left: float) -> float:
+    """What a reading may leave that explains what a freer one does, which left so much: hardly more."""
+    return min(max(10 * left, NOTHING), LEFT)
+
+
+def sole(values: Array, near: float) -> float | None:
+    """The one number that all values are, within ``near`` of it; None if they differ."""
+    middle = float(np.median(values))
+    return middle if values.size and float(np.abs(values - middle).max()) <= near else None
+
+
+def only_run(flags: Any) -> tuple[int, int] | None:
+    """The first and the last of the flags that are set, if these are neighbours and not all; else None."""
+    there = np.flatnonzero(flags)
+    if not 0 < len(there) < len(flags) or there[-1] - there[0] != len(there) - 1:
+        return None
+    return int(there[0]), int(there[-1])

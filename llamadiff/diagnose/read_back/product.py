@@ -1,0 +1,222 @@
+"""Products with weights read back: inputs that the sums leave out, or read in another order; other rows, other tensors.
+
+A finding is computed again for every output before it is said: what the product would be with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.diagnose.read_back.observed import Facts, Observed, only_run
+from llamadiff.judge.pattern.deviation import SHOWN, Fact, runs_of
+from llamadiff.numerics.orders import order_in_words
+
+Array = NDArray[Any]
+LARGE, ALL = 1 << 24, 1 << 26  # weights of one matrix, and of all, that are looked at
+MOST_WORK = 1e10  # multiplications of one least squares
+RIDGE = 1e-14  # of the squares' trace: keeps what is not determined small
+SAMPLES = 6  # outputs by which ranges of inputs are looked for
+PLACES = 1024  # where ranges may begin and end
+TILES = (16, 32, 64, 128, 256)
+BLOCKS = (8, 16, 32, 64, 128, 256)  # of inputs, each of which may be in another order
+LEAST = 3  # tokens by which an input is known again
+SURE = 1e-3  # of the right values, that a matrix and an input must leave to be known for the product's
+
+
+@dataclass(frozen=True)
+class Multiplied:
+    """y = scale * (w x) + bias, with x [token, in] and w [out, in]."""
+
+    o: Observed
+    x: Array
+    w: Array
+    scale: float
+    first: int  # which row of the tensor is the first of w
+
+    def fits_change(self, change: Array) -> bool:
+        """Whether the recorded values are the right ones and what ``change`` [token, out] adds to w x."""
+        return self.o.fits(self.o.expected + (self.scale * change).reshape(self.o.expected.shape))
+
+    @property
+    def error(self) -> Array:
+        """Of w x: [token, out]."""
+        return self.o.error.reshape(len(self.x), -1) / self.scale
+
+    @cached_property
+    def moved_inputs(self) -> Array | None:
+        """The inputs that would give the results: where there are no fewer outputs than inputs."""
+        out, width = self.w.shape
+        if out < width or out * width * width > MOST_WORK:
+            return None
+        squares = self.w.T @ self.w
+        squares.flat[:: width + 1] += RIDGE * np.trace(squares)
+        return np.asarray(self.x + np.linalg.solve(squares, (self.error @ self.w).T).T)
+
+    @property
+    def name(self) -> str:
+        assert self.o.case.weight is not None
+        return self.o.case.weight
+
+
+def product(o: Observed) -> Facts:
+    """What was multiplied, or not."""
+    p = _parts(o)
+    if p is None:
+        return
+    for reading in (_ranges, _transposed_tiles, _input_order, _cut_off, _other_rows):
+        facts = tuple(reading(p))
+        if facts:
+            yield from facts
+            return
+
+
+def _parts(o: Observed) -> Multiplied | None:
+    """Matrix and input; None where the right values are no product of them."""
+    case, weights = o.case, o.case.engine.w
+    if case.weight is None or len(weights.shape(case.weight)) != 2:
+        return None
+    out, width = weights.shape(case.weight)
+    if out * width > LARGE or o.input_names() == []:
+        return None
+    x = np.asarray(case.tap_input()[0], np.float64).reshape(len(o.recorded), -1)
+    if x.shape[1] != width:
+        return None
+    w, right = np.asarray(weights.whole(case.weight), np.float64), o.expected.reshape(len(x), -1)
+    first = 0 if out == right.shape[1] else _place(w @ x.T, right.T)
+    w = w[first : first + right.shape[1]]
+    if len(w) != right.shape[1]:
+        return None
+    plain = x @ w.T
+    moved, ours = (side - side.mean(axis=0) if len(x) > 1 else side for side in (right, plain))
+    scale = float((moved * ours).sum() / max(float(np.square(ours).sum()), 1e-300))
+    scale = 1.0 if abs(scale - 1) < SURE else scale
+    left = np.square(moved - scale * ours).sum()
+    return Multiplied(o, x, w, scale, first) if left <= SURE * np.square(moved).sum() and scale else None
+
+
+def _place(rows: Array, wanted: Array) -> int:
+    """Where in rows [n, token] those wanted [out, token] begin, by the largest of these."""
+    place = int(np.square(wanted).sum(axis=1).argmax())
+    return int(np.square(rows - wanted[place]).sum(axis=1).argmin()) - place
+
+
+def _ranges(p: Multiplied) -> Facts:
+    """A range of inputs that the sums leave out, or count twice."""
+    width = p.x.shape[1]
+    step = -(-width // PLACES)
+    edges = np.unique(np.append(np.arange(0, width + 1, step), width))
+    flat = np.argsort(-np.abs(p.error), axis=None)[:SAMPLES]
+    tokens, outputs = np.unravel_index(flat, p.error.shape)
+    for sign, words in ((-1.0, "leave out"), (1.0, "count twice")):
+        gaps = np.zeros((len(edges), len(edges)))
+        for t, c in zip(tokens, outputs, strict=True):
+            sums = np.append(0.0, np.cumsum(p.w[c] * p.x[t]))[edges]
+            gaps += np.square((sums[None] - sums[:, None]) / p.error[t, c] - sign)
+        gaps[np.tril_indices(len(edges))] = np.inf
+        start, stop = (int(edges[i]) for i in np.unravel_index(int(gaps.argmin()), gaps.shape))
+        if stop - start < width and p.fits_change(sign * p.x[:, start:stop] @ p.w[:, start:stop].T):
+            which = f"inputs {start} to {stop - 1}" if stop - start > 1 else f"input {start}"
+            yield Fact("inputs summed", f"its sums {words} {which}", (sign, start, stop - 1))
+            return
+
+
+def _transposed_tiles(p: Multiplied) -> Facts:
+    """A matrix that is transposed tile by tile."""
+    out, width = p.w.shape
+    for size in TILES:
+        if out % size or width % size or size == out == width:
+            continue
+        tiles = p.w.reshape(out // size, size, width // size, size).transpose(0, 3, 2, 1).reshape(out, width)
+        if p.fits_change(p.x @ (tiles - p.w).T):
+            yield Fact("tiles", f"{p.name} is transposed in tiles of {size}", (size,))
+            return
+
+
+def _input_order(p: Multiplied) -> Facts:
+    """Inputs that are read in another order."""
+    width = p.x.shape[1]
+    for order in _orders(p):
+        if (order != np.arange(width)).any() and p.fits_change((p.x[:, order] - p.x) @ p.w.T):
+            says = f"its inputs are in another order: {_order(order)}"
+            yield Fact("input order", says, tuple(int(i) for i in order))
+            return
+
+
+def _orders(p: Multiplied) -> Iterator[Array]:
+    """Orders that the inputs may have: the one that results tell, where they do, or those of people's engines."""
+    moved = p.moved_inputs
+    width = p.x.shape[1]
+    if moved is not None and len(p.x) >= LEAST and width <= 4096:
+        gaps = np.square(moved).sum(axis=0)[:, None] + np.square(p.x).sum(axis=0)[None] - 2 * moved.T @ p.x
+        order = gaps.argmin(axis=1)
+        if len(set(order)) == len(order):
+            yield order
+        return
+    some = np.unique(np.linspace(0, len(p.w) - 1, 64).astype(int))
+    for size in (*(block for block in BLOCKS if width % block == 0 and block < width), width):
+        one = np.arange(size)
+        for each in (
+            np.roll(one, size // 2), one[::-1], np.roll(one, 1), np.roll(one, -1),
+            one.reshape(-1, 2).T.ravel(), one.reshape(2, -1).T.ravel(),
+        ):  # fmt: skip
+            order = (np.arange(0, width, size)[:, None] + each).ravel()
+            left = p.error[:, some] - (p.x[:, order] - p.x) @ p.w[some].T
+            if np.square(left).sum() <= 0.05 * np.square(p.error[:, some]).sum():
+                yield order
+
+
+def _order(order: Array) -> str:
+    """An order in words: of a block, if all blocks have the same."""
+    for size in BLOCKS:
+        each = order[:size]
+        if len(order) % size or size >= len(order) or each.max() >= size:
+            continue
+        if (order.reshape(-1, size) - np.arange(0, len(order), size)[:, None] == each).all():
+            runs = runs_of([int(i) for i in each])
+            if len(runs) <= SHOWN:
+                return f"of each block of {size}, {', '.join(f'{run[0]} to {run[-1]}' for run in runs)}"
+    return order_in_words(order, "input")
+
+
+def _cut_off(p: Multiplied) -> Facts:
+    """Inputs that are cut off above some size."""
+    moved = p.moved_inputs
+    if moved is None:
+        return
+    largest = float(np.abs(moved).max())
+    bound = float(np.median(np.abs(moved)[np.abs(p.x) > largest])) if (np.abs(p.x) > largest).any() else largest
+    if 1e-3 < bound / float(np.abs(p.x).max()) < 1 and p.fits_change((np.clip(p.x, -bound, bound) - p.x) @ p.w.T):
+        yield Fact("input cut", f"its inputs are cut off beyond {bound:.4g}", (bound,))
+
+
+def _other_rows(p: Multiplied) -> Facts:
+    """Rows of another tensor, or other rows of this one: for all outputs, or for those that are wrong."""
+    wrong = np.abs(p.error).max(axis=0) > 1e-3 * float(np.sqrt(np.mean(np.square(p.x @ p.w.T))))
+    run, looked_at = only_run(wrong), 0
+    first, last = run or (0, len(p.w) - 1)
+    wanted = (p.x @ p.w.T + p.error).T[first : last + 1]
+    weights = p.o.case.engine.w
+    for name in p.o.case.run.model.tensors:
+        shape = weights.shape(name)
+        size = int(np.prod(shape))
+        if len(shape) != 2 or shape[1] != p.x.shape[1] or size > LARGE or looked_at + size > ALL:
+            continue
+        looked_at += size
+        matrix = np.asarray(weights.whole(name), np.float64)
+        place = _place(matrix @ p.x.T, wanted)
+        rows = matrix[max(place, 0) : place + len(wanted)]
+        if place < 0 or len(rows) != len(wanted) or (name == p.name and place == first + p.first):
+            continue
+        change = np.zeros_like(p.error)
+        change[:, first : last + 1] = p.x @ (rows - p.w[first : last + 1]).T
+        if p.fits_change(change):
+            where = f"in channels {first} to {last} " if run else ""
+            what = name if len(rows) == len(matrix) else f"rows {place} to {place + len(rows) - 1} of {name}"
+            yield Fact("other rows", f"{where}it multiplies by {what}", (name, first, last, place))
+            return

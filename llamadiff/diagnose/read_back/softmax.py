@@ -1,0 +1,248 @@
+"""A softmax read back: within a row the logarithms of what is seen are the scores times one factor, up to a constant.
+
+The factor is the scale; what is missing is the mask; and how far a row is from one says what its sum was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.diagnose.read_back.observed import LEFT, Facts, Observed, sole, strictly
+from llamadiff.judge.pattern.deviation import Fact, numbered
+
+Array = NDArray[Any]
+TINY = 1e-30  # probabilities below which nothing is read from
+WANTED = 1e-9  # a right probability of which a zero is a finding
+CLOSE = 1e-3  # of a factor, that two may differ by and be one
+SUMS = 1e-4  # of a sum, likewise
+FEW = 4  # keys that are named, each with its queries
+
+
+@dataclass(frozen=True)
+class SoftmaxRows:
+    """Scores, recorded and right probabilities [head, query, key]; a router's have one head. ``seen``: by the right."""
+
+    o: Observed
+    scores: Array
+    p: Array
+    right: Array
+    seen: Array
+    keys: str  # what the last axis runs over
+    may_leave: float = LEFT
+
+    def fits(self, p: Array) -> bool:
+        return self.left(p) <= self.may_leave
+
+    def left(self, p: Array) -> float:
+        """What of the error is left if these are the probabilities."""
+        return self.o.left(p.reshape(self.o.recorded.shape))
+
+    @cached_property
+    def there(self) -> Array:
+        """What has a probability that can be read from."""
+        return self.seen & (self.p > TINY)
+
+    @cached_property
+    def scale(self) -> float:
+        """What the right softmax multiplies scores by."""
+        slopes, sure = _slopes(self.scores, self.right, self.seen & (self.right > TINY))
+        return float(np.median(slopes[sure])) if sure.any() else 0.0
+
+    def powers(self, scale: Any, there: Array) -> Array:
+        """exp of the scaled scores below the largest of their row; zero where nothing is seen."""
+        x = np.where(there, self.scores * scale, -np.inf)
+        return np.asarray(np.where(there, np.exp(x - x.max(axis=-1, keepdims=True, initial=-1e300)), 0.0))
+
+    def normalised(self, scale: Any, there: Array) -> Array:
+        e = self.powers(scale, there)
+        return np.asarray(e / np.maximum(e.sum(axis=-1, keepdims=True), 1e-300))
+
+
+def softmax(o: Observed) -> Facts:
+    """The scale, the mask and the sum of a softmax."""
+    s = _parts(o)
+    if s is None or (s.p < 0).any() or not s.there.any():
+        return
+    hidden = s.seen & (s.p == 0) & (s.right > WANTED)
+    yield from _unseen(s, hidden)
+    there = s.there
+    slopes, sure = _slopes(s.scores, s.p, there)
+    rebuilt = np.where(sure, slopes, s.scale)[..., None]
+    total = s.p.sum(axis=-1, keepdims=True)
+    left = s.left(s.normalised(rebuilt, there) * total)
+    if left > LEFT:
+        yield from _distances(s, there, total)
+        return
+    s = replace(s, may_leave=strictly(left))
+    yield from _scales(s, slopes, sure)
+    if sole(total, SUMS) is None or abs(float(np.median(total)) - 1) > SUMS:
+        yield from _sums(s, s.normalised(rebuilt, there), total)
+
+
+def _parts(o: Observed) -> SoftmaxRows | None:
+    """The rows of a softmax; None where the right values are none of the scores."""
+    causal, scores = o.case.tap.causal, o.input()
+    shape = o.recorded.shape if causal else (1, *o.recorded.reshape(-1, o.recorded.shape[-1]).shape)
+    scores, p, right = (side.reshape(shape) for side in (scores, o.recorded, o.expected))
+    positions = o.case.run.positions
+    seen = np.broadcast_to(positions[None, :] <= positions[:, None] if causal else np.True_, shape)
+    s = SoftmaxRows(o, np.where(seen, scores, 0.0), p, right, seen & (right > 0), "key" if causal else "expert")
+    near = s.normalised(s.scale, s.seen)
+    return s if np.square(near - right).sum() <= 1e-9 * np.square(right).sum() else None
+
+
+def _slopes(scores: Array, p: Array, there: Array) -> tuple[Array, Array]:
+    """Each row's factor of the scores in the logarithms, and whether it has enough keys to tell."""
+    count = there.sum(axis=-1)
+    logs, x = np.where(there, np.log(np.where(there, p, 1.0)), 0.0), np.where(there, scores, 0.0)
+    n = np.maximum(count, 1)[..., None]
+    x = np.where(there, x - x.sum(axis=-1, keepdims=True) / n, 0.0)
+    spread = np.square(x).sum(axis=-1)
+    sure = (count > 1) & (spread > 1e-9 * max(float(np.square(scores).mean()), 1e-300))
+    return (x * logs).sum(axis=-1) / np.maximum(spread, 1e-300), sure
+
+
+# -- the mask ------------------------------------------------------------------------------------------------------
+
+
+def _unseen(s: SoftmaxRows, hidden: Array) -> Facts:
+    """Keys that should have a probability and have none."""
+    if not hidden.any():
+        return
+    gap = _below(s)
+    least, most = float(gap[hidden].min()), float(gap[s.there].max())
+    if most < least:
+        bound = _between(most, least)
+        says = f"{s.keys}s whose scaled score is more than {bound:.4g} below the row's largest get nothing"
+        yield Fact("cut", says, (bound,))
+        return
+    heads = np.flatnonzero(hidden.any(axis=(1, 2)))
+    if s.keys != "key" or (hidden[heads] != hidden[heads[0]]).any():
+        return
+    whose = f", in heads {numbered([int(h) for h in heads])}" if len(heads) < len(hidden) else ""
+    yield from _queries(hidden[heads[0]], whose)
+
+
+def _below(s: SoftmaxRows) -> Array:
+    """How far scaled scores are below the largest of their row."""
+    x = np.where(s.seen, s.scores * s.scale, -np.inf)
+    return np.asarray(np.where(s.seen, x.max(axis=-1, keepdims=True) - x, 0.0))
+
+
+def _between(low: float, high: float) -> float:
+    """The shortest number between two."""
+    for digits in range(1, 5):
+        value = float(f"{(low + high) / 2:.{digits}g}")
+        if low <= value < high:
+            return value
+    return low
+
+
+def _queries(hidden: Array, whose: str) -> Facts:
+    """Which queries [query, key] do not see which keys."""
+    keys = np.flatnonzero(hidden.any(axis=0))
+    windows = [q - np.flatnonzero(hidden[q]).max() for q in range(len(hidden)) if hidden[q].any()]
+    near, far = np.indices(hidden.shape)
+    if len(set(windows)) == 1 and (hidden == (near - far >= windows[0])).all() and windows[0] > 0:
+        yield Fact("window", f"queries see no more than the last {windows[0]} keys{whose}", (int(windows[0]),))
+    elif len(keys) <= FEW:
+        for key in keys:
+            queries = [int(q) for q in np.flatnonzero(hidden[:, key])]
+            quer = f"quer{'ies' if len(queries) > 1 else 'y'} {numbered(queries)}"
+            yield Fact("unseen", f"key {key} is not seen by {quer}{whose}", (int(key), *queries))
+
+
+# -- the scale -----------------------------------------------------------------------------------------------------
+
+
+def _scales(s: SoftmaxRows, slopes: Array, sure: Array) -> Facts:
+    """What scores are multiplied by, where it is not what is right: everywhere, in each head, or in each row."""
+    if (np.abs(slopes - s.scale)[sure] <= CLOSE * abs(s.scale)).all():
+        return
+    right = f"where {s.scale:.4g} is right"
+    heads = [sole(slopes[h][sure[h]], CLOSE * abs(s.scale)) for h in range(len(slopes))]
+    own = [value for value in heads if value is not None]
+    if len(own) < len(heads):
+        values = slopes[sure]
+        bounds = f"from {values.min():.4g} to {values.max():.4g}"
+        says = f"each row multiplies scores by a factor of its own, {bounds}, {right}"
+        yield Fact("row scales", says, tuple(float(v) for v in values))
+    elif len(own) == 1 or sole(np.array(own), CLOSE * abs(s.scale)) is not None:
+        yield Fact("scale", f"scores are multiplied by {own[0]:.4g}, {right}", (own[0],))
+    else:
+        said = ", ".join(f"{value:.4g}" for value in own)
+        says = f"scores are multiplied by {said} in heads 0 to {len(own) - 1}, {right}"
+        yield Fact("head scales", says, tuple(own))
+
+
+def _distances(s: SoftmaxRows, there: Array, total: Array) -> Facts:
+    """Scores with something added that grows with the distance from key to query."""
+    if s.keys != "key":
+        return
+    query, key = np.indices(s.p.shape[1:])
+    away, slopes = np.broadcast_to(query - key, s.p.shape), np.zeros(len(s.p))
+    for h in range(len(s.p)):
+        rest = np.where(there[h], np.log(np.where(there[h], s.p[h], 1.0)) - s.scale * s.scores[h], 0.0)
+        n = np.maximum(there[h].sum(axis=-1, keepdims=True), 1)
+        x = np.where(there[h], away[h] - (away[h] * there[h]).sum(axis=-1, keepdims=True) / n, 0.0)
+        slopes[h] = (x * rest).sum() / max(float(np.square(x).sum()), 1e-300)
+    shifted = SoftmaxRows(s.o, s.scores + slopes[:, None, None] * away / s.scale, s.p, s.right, s.seen, s.keys)
+    if s.scale and shifted.fits(shifted.normalised(s.scale, there) * total):
+        values = ", ".join(f"{value:.4g}" for value in slopes)
+        says = f"to scores is added the distance from key to query times {values} in heads 0 to {len(slopes) - 1}"
+        yield Fact("distance", says, tuple(float(v) for v in slopes))
+
+
+# -- the sum -------------------------------------------------------------------------------------------------------
+
+
+def _sums(s: SoftmaxRows, p: Array, total: Array) -> Facts:
+    """What the sum left out, or had too much: ``p`` are the probabilities made to sum to one."""
+    several = (p > 0).sum(axis=-1, keepdims=True) > 1
+    for words, part in _parts_of_sums(s, p):
+        for spared, what in ((np.zeros_like(several), ""), (~several, f", where there is another {s.keys}")):
+            left = np.where(spared, 1.0, 1 - part)
+            if (left > 0).all() and not spared.all() and s.fits(p / left):
+                yield Fact("sum lacks", f"its sum leaves out {words}{what}", (words,))
+                return
+    more = 1 / np.maximum(total, 1e-300) - 1  # in units of the right sum
+    largest = p.max(axis=-1, keepdims=True)
+    count = sole(more / np.maximum(largest, 1e-300), CLOSE * max(1.0, float(np.median(np.abs(more / largest)))))
+    if count is not None and s.fits(p / (1 + count * largest)):
+        yield Fact("sum plus", f"its sum is {count:.4g} too large, where the largest term is 1", (count,))
+        return
+    yield from _counted(s, p, more)
+
+
+def _parts_of_sums(s: SoftmaxRows, p: Array) -> Iterator[tuple[str, Array]]:
+    """Terms that a sum may leave out, each row's as a part of its sum."""
+    if s.keys == "key":
+        query, key = np.indices(p.shape[1:])
+        own = query == key
+        yield "each query's own key", np.where(own, p, 0.0).sum(axis=-1, keepdims=True)
+    yield f"the first {s.keys}", p[..., :1]
+    yield "the largest term", p.max(axis=-1, keepdims=True)
+    if s.keys != "key":
+        yield f"the last {s.keys}", p[..., -1:]
+
+
+def _counted(s: SoftmaxRows, p: Array, more: Array) -> Facts:
+    """Keys with a score of zero that the sum counts too: as many in each row, or so many that all rows have as many."""
+    largest = p.max(axis=-1, keepdims=True)
+    top = np.where(s.there, s.scores * s.scale, -np.inf).max(axis=-1, keepdims=True)
+    count = more / np.maximum(largest * np.exp(-top), 1e-300)
+    every = sole(count, 1e-2)
+    room = sole(count + s.there.sum(axis=-1, keepdims=True), 1e-2)
+    if every is not None and every > 0.5 and s.fits(p / (1 + np.rint(every) * largest * np.exp(-top))):
+        yield Fact("sum counts", f"its sum counts {every:.0f} more with a score of 0", (int(np.rint(every)),))
+    elif room is not None:
+        beyond = np.rint(room) - s.there.sum(axis=-1, keepdims=True)
+        if s.fits(p / (1 + beyond * largest * np.exp(-top))):
+            says = f"its sum counts {room:.0f} {s.keys}s in every row, those that are not there with a score of 0"
+            yield Fact("sum room", says, (int(np.rint(room)),))
