@@ -37,8 +37,18 @@ LEAST_SECONDS = 10.0  # for the diagnosis of a small model
 
 
 @np.errstate(all="ignore")  # what overflows shows in the values
-def judge(model: Runnable, baseline: Trace, candidate: Trace | None, how: How, keep: Path | None = None) -> Comparison:
-    """Judge a candidate, or else the baseline itself. ``keep``: a trace file for the engine's own run."""
+def judge(
+    model: Runnable,
+    baseline: Trace,
+    candidate: Trace | None,
+    how: How,
+    keep: Path | None = None,
+    explainer: Runnable | None = None,
+) -> Comparison:
+    """Judge a candidate, or else the baseline itself. ``keep``: a trace file for the engine's own run.
+
+    ``explainer``: in whose ops the causes are looked for, where those are not the model's: llama.cpp's graph.
+    """
     baseline = _fit_to_compare(model, baseline, candidate)
     candidate, checks, fitting = _before_the_layers(model, baseline, candidate)
     started = time.perf_counter()
@@ -46,7 +56,7 @@ def judge(model: Runnable, baseline: Trace, candidate: Trace | None, how: How, k
     stated, between = statistics_check(study.passes.findings)
     ran = time.perf_counter()
     seconds = how.explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # as long as finding what is wrong took, or so
-    diagnosis = _causes(model, study, seconds, how) if how.diagnose else ()
+    diagnosis = _causes(explainer or model, study, seconds, how) if how.diagnose else ()
     judged = _judged(model, baseline, study, (*checks, *stated), diagnosis, how)
     judged = replace(judged, timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran})
     sides, verdict = _sides(model, baseline, study.candidate), _verdict(judged)

@@ -22,6 +22,7 @@ QKV = ("Qcur_proj", "Kcur_proj", "Vcur_proj")
 DENSE = (*QKV, "attn_out", "ffn_moe_logits", "ffn_gate", "ffn_up", "ffn_out", "result_output")
 EXPERTS = ("ffn_moe_gate", "ffn_moe_up", "ffn_moe_down")
 PRODUCTS = (*DENSE, *EXPERTS)
+CAP_RANGE = (0.5, 1e4)
 
 
 @dataclass(frozen=True)
@@ -325,13 +326,17 @@ def logits_of_other_row(r: Product, case: Case) -> Iterator[Change]:
     """Logits are another token's: the first's, or the one's before."""
     n = len(case.run.tokens)
     if n > 1:
-        orders = {
-            "the token before": np.maximum(np.arange(n) - 1, 0), "the token after": np.minimum(np.arange(n) + 1, n - 1),
-            "the first token": np.zeros(n, int), "the last token but one": np.append(np.arange(n - 1), n - 2),
-        }  # fmt: skip
-        for whose, order in orders.items():
+        for whose, order in other_rows(n).items():
             yield Change(Through(r, partial(np.take, indices=order, axis=1)), f"gives the logits of {whose}", whose)
         yield Change(Through(r, _late), "gives the logits of the token before, and none for the first", "late")
+
+
+def other_rows(n: int) -> dict[str, Array]:
+    """Whose logits people give instead of each of n tokens' -> those tokens."""
+    return {
+        "the token before": np.maximum(np.arange(n) - 1, 0), "the token after": np.minimum(np.arange(n) + 1, n - 1),
+        "the first token": np.zeros(n, int), "the last token but one": np.append(np.arange(n - 1), n - 2),
+    }  # fmt: skip
 
 
 def _late(x: Array) -> Array:
@@ -347,7 +352,7 @@ def _capped(r: Product, cap: float) -> Through:
 @bug("result_output", general=True, fix="leave the logits as they are: this model has no softcap", source="vllm#30427")
 def logits_capped(r: Product, case: Case) -> Iterator[Change]:
     """Logits are softly capped in a model without a softcap."""
-    for value in solve(case, partial(_capped, r), 0.5, 1e4, (30.0,), 40):
+    for value in solve(case, partial(_capped, r), *CAP_RANGE, (30.0,), 40):
         yield Change(_capped(r, value), f"caps logits at {value:.4g}; this model has no softcap", value=value)
 
 

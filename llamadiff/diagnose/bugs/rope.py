@@ -19,7 +19,8 @@ from llamadiff.diagnose.solve import solve
 
 Array = NDArray[Any]
 ROPE = ("Qcur_rope", "Kcur_rope")
-BASES = (1e3, 1e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 5e6, 1e7)
+BASES = (1e3, 1e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 5e6, 8e6, 1e7)
+BASE_RANGE = (10.0, 1e9)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def rope_layout(r: Rotation, case: Case) -> Iterator[Change]:
 @bug(*ROPE, general=True, fix="read rope.freq_base from the file (10000 where it is missing)", source="llama.cpp#3401")
 def rope_base(r: Rotation, case: Case) -> Iterator[Change]:
     """RoPE's base is not the file's."""
-    for value in solve(case, lambda base: _with(r, base=base), 10.0, 1e9, BASES, 400):
+    for value in solve(case, lambda base: _with(r, base=base), *BASE_RANGE, BASES, 400):
         if abs(value / r.rope.base - 1) > 1e-6:
             yield Change(_with(r, base=value), f"uses base {value:.6g}; the file says {r.rope.base:.6g}", value=value)
 
