@@ -144,7 +144,7 @@ OPTIONS = {
     "qwen2-head-biased": {
         "arch": "qwen2", "bias": True, "kv_heads": 4,
         "tensors": {"output.bias": np.linspace(-1, 1, VOCAB, dtype=np.float32)},
-    },  # fmt: skip
+    },
     "llama-narrow": {
         "extra": {"feed_forward_length": EMBD},
         "tensors": {

@@ -163,6 +163,21 @@ def diagnose(scene: Scene, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]
     return tuple(replace(group.diagnosis(), by_graph=scene.by_graph) for group in kept)
 
 
+def unexplained(findings: Sequence[Finding], name: str, diagnoses: Iterable[Diagnosis]) -> list[Finding]:
+    """The findings of WRONG taps that no known bug explains."""
+    known = {tap for d in diagnoses if d.known for tap in d.taps}
+    return [finding for finding in findings if _wrong(finding, name) and finding.tap.name not in known]
+
+
+def completed(
+    first: Sequence[Diagnosis], second: Sequence[Diagnosis], findings: Sequence[Finding]
+) -> tuple[Diagnosis, ...]:
+    """What one language of bugs explains, and what another one does of the rest; graph order."""
+    known, order = [d for d in first if d.known], [finding.tap.name for finding in findings]
+    untried = [d for d in first if not d.known and not any(set(d.taps) & set(other.taps) for other in second)]
+    return tuple(sorted([*known, *untried, *second], key=lambda d: order.index(d.tap)))
+
+
 def _wrong(finding: Finding, name: str) -> Local | None:
     local = finding.local.get(name)
     return local if local is not None and (local.verdict == "wrong" or local.unclear) else None

@@ -108,7 +108,8 @@ def mask_shifted(site: Site) -> Iterator[Edit]:
             yield Edit(alter, says, f"+1{scores}")
         says = "masks one key too many: no token sees itself"
         yield Edit(Then(_without_any_key, _masked(_n(site), lambda q, k: k < q)), says, "-1")
-        yield Edit(_masked(_n(site), lambda q, k: k < q, -1e9), says, "-1 finite")
+        lost = with_source(0, lambda n: np.tril(n.x(), -1))  # in float32, 1e9 less is all that is left of a score
+        yield Edit(after(lost, _masked(_n(site), lambda q, k: k < q, -1e9)), says, "-1 finite")
         yield Edit(_moved(_n(site), -1), f"{says}, but the first", "-1 first")
 
 
