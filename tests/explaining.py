@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from faulty import BUGS
 from injected import INJECTIONS
 from injected.base import TOKENS, Injection
 from llamaref import Engine
+from several import CLASSES, IN_SPANS, MATHS, ON_ONE_OP, PAIRS, faulty
 
 from llamadiff.candidates.reference import record
 from llamadiff.comparison import judging
@@ -24,6 +27,7 @@ from llamadiff.trace.reader import Trace
 
 FLOOR = 1e-9  # what float32 leaves of an error that is explained
 Case = tuple[Injection, str, str]
+SPANS = {"layers": ("embd", "l_out", "result_output"), "logits": ("result_output",)}
 CASES: tuple[Case, ...] = tuple(
     (injection, model, kind) for injection in INJECTIONS for model in injection.models for kind in injection.kinds
 )
@@ -104,3 +108,61 @@ def _of_a_bug(injection: Injection, result: Comparison) -> str:
         return f"{found.tap}: an NMSE of {found.nmse:.1e} is left"
     unknown = [other.tap for other in result.diagnosis if not other.causes]
     return f"unknown at {unknown}" if unknown else ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A faulty run whose causes are known: in which model, what is kept of it, in how many bits, and what it is of."""
+
+    name: str
+    causes: frozenset[str]
+    model: str
+    kind: str
+    build: Callable[[Path], Engine]
+    kept: tuple[str, ...] = ()
+    bits: str = "F32"
+    decode: int = 0
+
+    def trouble(self, explained: Explained) -> str:
+        """What is not named as it was injected, in words; empty if all is."""
+        trace = record(self.build(explained.small_model(self.model, self.kind)), TOKENS, "my engine")
+        names = [name for name in trace if not self.kept or name.startswith(self.kept)]
+        arrays = {name: np.asarray(trace[name], np.float16 if self.bits == "F16" else None) for name in names}
+        given = Trace(trace.info, arrays, dict.fromkeys(names, self.bits))
+        result = explained.judged(self.model, self.kind, given, self.decode, 60.0 * (self.kept == SPANS["logits"]))
+        named = {name for d in result.diagnosis for cause in d.causes for name in cause.name.split(" + ")}
+        nearest = [f"{cause.name} {cause.nmse:.1e}" for d in result.diagnosis[:1] for cause in d.nearest]
+        return "" if named >= self.causes else f"{named or 'unknown'}, nearest {nearest}"
+
+
+def spans() -> Iterator[Trial]:
+    """Bugs in the midst of what was not recorded: a layer, or the whole model."""
+    for bug in BUGS:
+        for what, kept in SPANS.items():
+            if bug.name != "epsilon x10":
+                yield Trial(
+                    f"{bug.name}, {what} alone", frozenset({IN_SPANS[bug.name]}), bug.arch, "F16", bug.build, kept
+                )
+
+
+def pairs() -> Iterator[Trial]:
+    """Two bugs at once, in different ops and on one."""
+    for one, other in PAIRS:
+        build = partial(faulty, classes=(CLASSES[other],), maths=MATHS[one])
+        yield Trial(f"{one} + {other}", frozenset({one, other}), "llama", "Q8_0", build)
+    for name, maths in ON_ONE_OP.items():
+        build = partial(faulty, classes=(), maths=maths)
+        yield Trial(f"{name} on one op", frozenset(name.split(" + ")), "llama", "F16", build)
+
+
+def dumps() -> Iterator[Trial]:
+    """Dumps in 16 bits: each injected mistake in its first model."""
+    for injection in INJECTIONS:
+        if not (injection.harmless or injection.choice):
+            yield Trial(
+                f"{injection.name}, in float16", frozenset({injection.cause}), injection.models[0], injection.kinds[0],
+                injection.build, (), "F16", injection.decode,
+            )  # fmt: skip
+
+
+TRIALS = {"spans": spans, "pairs": pairs, "dumps": dumps}

@@ -1,8 +1,8 @@
 """Which injected bugs llama.cpp's graph names, where the reference engine judges: the list of those that it does not.
 
-``graph_names.py [-k TEXT|TEXT] [--kinds F16 Q8_0] [--first] [--taps] [-v]``: a line for each case that is not named as
-it was injected, then how many were run and named, by bug. ``--first``: each bug in its first model alone. ``--taps``:
-the bugs of taps, for comparison.
+``graph_names.py [injected|spans|pairs|dumps] [-k TEXT|TEXT] [--kinds F16 Q8_0] [--first] [--taps] [-v]``: a line for
+each case that is not named as it was injected, then how many were run and named, by bug. ``--first``: each bug in its
+first model alone. ``--taps``: the bugs of taps, for comparison.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from conftest import OPTIONS  # noqa: E402
-from explaining import CASES, Explained, name_of, trouble  # noqa: E402
+from explaining import CASES, TRIALS, Case, Explained, name_of, trouble  # noqa: E402
 from small import write_model  # noqa: E402
 
 from llamadiff.comparison import judging  # noqa: E402
@@ -35,25 +37,17 @@ def main() -> int:
             return path if path.exists() else write_model(path, kind=kind, **OPTIONS[name])
 
         explained = Explained(small_model, asked.taps)
-        for case in CASES:
-            injection, model, kind = case
-            wanted = any(text in injection.name or text == injection.cause for text in asked.k.split("|"))
-            if not wanted or kind not in asked.kinds or (asked.first and model != injection.models[0]):
-                continue
+        for name, cause, trouble_of in _wanted(asked):
             started = time.perf_counter()
             try:
-                result = explained.compared(case)
-                found = trouble(injection, result)
-                said = result.diagnosis[0].causes[0].says if result.diagnosis and not found else found
+                found = trouble_of(explained)
             except Exception as error:  # the list goes on
-                found = said = f"raises {error!r}"
-            run[injection.cause] += 1
-            missed[injection.cause] += bool(found)
+                found = f"raises {error!r}"
+            run[cause] += 1
+            missed[cause] += bool(found)
             if found or asked.v:
                 seconds = time.perf_counter() - started
-                print(
-                    f"{'MISSED ' * bool(found)}{name_of(case)} [{injection.cause}] {seconds:.1f} s: {said}", flush=True
-                )
+                print(f"{'MISSED ' * bool(found)}{name} [{cause}] {seconds:.1f} s: {found}", flush=True)
     for cause, count in missed.most_common():
         if count:
             print(f"{cause}: {count} of {run[cause]} not named")
@@ -61,8 +55,30 @@ def main() -> int:
     return 1 if missed.total() else 0
 
 
+Asked = Callable[[Explained], str]
+
+
+def _wanted(asked: argparse.Namespace) -> Iterator[tuple[str, str, Asked]]:
+    """The name, the cause and the trouble of each case that was asked for."""
+    if asked.of != "injected":
+        for trial in TRIALS[asked.of]():
+            if any(text in trial.name for text in asked.k.split("|")):
+                yield trial.name, " + ".join(sorted(trial.causes)), trial.trouble
+        return
+    for case in CASES:
+        injection, model, kind = case
+        wanted = any(text in injection.name or text == injection.cause for text in asked.k.split("|"))
+        if wanted and kind in asked.kinds and not (asked.first and model != injection.models[0]):
+            yield name_of(case), injection.cause, partial(_trouble, case)
+
+
+def _trouble(case: Case, explained: Explained) -> str:
+    return trouble(case[0], explained.compared(case))
+
+
 def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("of", nargs="?", default="injected", choices=("injected", *TRIALS))
     parser.add_argument("-k", default="")
     parser.add_argument("--kinds", nargs="*", default=("F16", "Q8_0"))
     parser.add_argument("--first", action="store_true")

@@ -43,7 +43,8 @@ class Layer:
 
     @property
     def layer(self) -> int:
-        return self.site.case.layer
+        assert self.site.layer is not None
+        return self.site.layer
 
     @property
     def _writer(self) -> GraphNode:
@@ -185,7 +186,8 @@ class Seen:
 
     @property
     def layer(self) -> int:
-        return self.site.case.layer
+        assert self.site.layer is not None
+        return self.site.layer
 
     def put_in(self, layer: int) -> Array:
         raise NotRecordedError(K)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,10 @@ class Site:
             node = below
         return node
 
+    def source_of_view(self) -> GraphNode | None:
+        """The node whose memory this one looks into."""
+        return self.engine.graph.by_number.get(self.node.view[0]) if self.node.view is not None else None
+
     def shows(self, node: GraphNode) -> bool:
         """Whether a node shows another's values as they are: all, or the rows that a run is asked for."""
         picks = node.op == "GET_ROWS" and {node.sources[1]} & set(self.engine.graph.given)
@@ -159,18 +163,29 @@ class Site:
                 with suppress(NotRecordedError):
                     yield label, self.case.values(label).reshape(1, *shape)
 
+    @cached_property
+    def layer(self) -> int | None:
+        """The layer of the node: that of the first named one from it on; None outside the layers."""
+        nodes = (node for node in self.engine.graph.nodes if node.number >= self.node.number)
+        return next((layer_of(node.label) for node in nodes if node.label is not None), None)
+
+    @cached_property
+    def shown(self) -> str:
+        """The first tap that this node, or one that follows it in the graph, is."""
+        nodes = (node for node in self.engine.graph.nodes if node.number >= self.node.number)
+        return next((node.label for node in nodes if node.label is not None and "(" not in node.label), "")
+
     def nearest(self, op: str) -> GraphNode | None:
         """The node with an op that is nearest to this one, of its own layer if there is one."""
-        layer = self.case.tap.layer
         found = [node for node in self.engine.graph.nodes if node.op == op]
-        own = [node for node in found if node.label and layer_of(node.label) == layer]
+        own = [node for node in found if node.label and layer_of(node.label) == self.layer]
         return min(own or found, key=lambda node: abs(node.number - self.node.number), default=None)
 
     def writer(self, cache: str) -> GraphNode | None:
         """What makes the rows that are put into a cache (``cache_k``) of this layer."""
         for node in self.engine.graph.nodes:
             leaf = self.engine.graph.leaves.get(node.view[0]) if node.op == "SET_ROWS" and node.view else None
-            if leaf is not None and leaf.name == f"{cache}_l{self.case.tap.layer}":
+            if leaf is not None and leaf.name == f"{cache}_l{self.layer}":
                 return self.at(node).source(0)
         return None
 
@@ -213,6 +228,7 @@ def _layer(name: str) -> int | None:
     return int(parts[1]) if parts[0] == "blk" else None
 
 
+ANY = "any"  # op, in the place of its name
 EDITS: list[tuple[str, tuple[str, ...], Edits]] = []  # bug, ops and edits, as they are registered
 
 
@@ -240,19 +256,32 @@ def at_nodes(
     return register
 
 
+Place = tuple[Site, Edit | Constant]
+
+
 def _changes(r: Subgraph, case: Case, ops: tuple[str, ...], edits: Edits) -> Iterator[Change]:
-    """The edits of all nodes: the same one wherever it can be, then at each node alone."""
-    found: dict[str, list[tuple[Site, Edit | Constant]]] = {}
-    for site in (Site(node, r, case) for node in r.nodes if {node.op, "*"} & set(ops) and r.computes(node)):
+    """The edits of all nodes: the same one wherever it can be, or in a part of attention, then at each node alone."""
+    found: dict[str, list[Place]] = {}
+    for site in (Site(node, r, case) for node in r.nodes if {node.op, ANY} & set(ops) and r.computes(node)):
         for edit in edits(site):
             found.setdefault(edit.variant, []).append((site, edit))
     for variant, places in found.items():
-        yield from _applied(r, case, places, variant)
-        for number, place in enumerate(places if len(places) > 1 else ()):
-            yield from _applied(r, case, [place], f"{variant} at {number}")
+        for where, some in _scopes(places).items():
+            yield from _applied(r, case, some, f"{variant} {where}".strip())
 
 
-def _applied(r: Subgraph, case: Case, places: list[tuple[Site, Edit | Constant]], variant: str) -> Iterator[Change]:
+def _scopes(places: list[Place]) -> dict[str, list[Place]]:
+    """Which places have an edit together: all, those of Q and K, of Q, K and V, each alone."""
+    scopes = {"": places}
+    for letters in ("QK", "QKV"):
+        some = [place for place in places if place[0].shown[:1] in letters]
+        if len(some) > 1 and len(some) not in map(len, scopes.values()):
+            scopes[f"of {letters}"] = some
+    alone = {f"at {number}": [place] for number, place in enumerate(places)} if len(places) > 1 else {}
+    return scopes | alone
+
+
+def _applied(r: Subgraph, case: Case, places: list[Place], variant: str) -> Iterator[Change]:
     first, edit = places[0]
     if isinstance(edit, Edit):
         yield Change(_with(r, places, 0.0), edit.says, variant, at=first.tap)
@@ -265,7 +294,7 @@ def _applied(r: Subgraph, case: Case, places: list[tuple[Site, Edit | Constant]]
         yield Change(build(value), edit.says(value), variant, value, first.tap)
 
 
-def _with(r: Subgraph, places: list[tuple[Site, Edit | Constant]], value: float) -> Subgraph:
+def _with(r: Subgraph, places: list[Place], value: float) -> Subgraph:
     altered = dict(r.altered)
     for site, edit in places:
         alter = edit.alter if isinstance(edit, Edit) else edit.make(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice, permutations
@@ -24,10 +24,10 @@ from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     takes,
     through,
     times,
+    with_source,
     with_weight,
 )
 from llamadiff.diagnose.graph_bugs.norms import NORMS
-from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op, Operand
 
 Array = NDArray[Any]
@@ -134,6 +134,15 @@ def multiplied(site: Site) -> Iterator[Constant]:
         )  # fmt: skip
 
 
+@at_nodes("ADD", "ADD_ID", of="product-multiplied")
+def multiplied_with_bias(site: Site) -> Iterator[Constant]:
+    """The result is multiplied by a constant, its bias too."""
+    if is_bias(site):
+        says = lambda value: f"multiplies its result by {value:.5g}"  # noqa: E731
+        make = lambda value: gives(lambda x: x * np.float32(value))  # noqa: E731
+        yield Constant(make, says, 1e-3, 1e3, (0.5, 2.0), linear=True)
+
+
 @at_nodes("MUL_MAT", of="input-elsewhere")
 def input_elsewhere(site: Site) -> Iterator[Edit]:
     """Another recorded tap is multiplied: of this layer, or not far before it."""
@@ -190,24 +199,59 @@ def scale_ignored(site: Site) -> Iterator[Edit]:
 @at_nodes("VIEW", of="qkv-split")
 def split(site: Site) -> Iterator[Edit]:
     """A part is taken from where it would lie if the parts had another order, or head by head."""
-    node, views = site.node, _parts(site)
-    place = np.frombuffer(node.view[1], np.int64) if node.view is not None else np.zeros(5, np.int64)
-    offset, *steps = (int(step) for step in place)
+    views = _parts(site)
+    offset = int(np.frombuffer(site.node.view[1], np.int64)[0]) if site.node.view is not None else -1
     if offset not in views:
         return
-    orders = permutations(views)
-    starts = {sum(views[other] for other in order[: order.index(offset)]) for order in islice(orders, MOST_ORDERS)}
-    for start in sorted(starts | set(views)):
-        if start != offset and start + views[offset] <= sum(views.values()):
+    size, sums = views[offset], site.source_of_view()
+    for variant, (says, part) in _splits(views, offset, site.node.shape[-1]).items():
+        yield Edit(takes(partial(_part_taken, part)), says, variant)
+        if sums is not None and sums.op == "ADD" and site.own(sums) and site.at(sums).shape(1)[-2] == 1:
+            own = with_source(0, partial(_part_put, part, offset, size))
+            yield Edit(lambda n: n, f"{says}; its bias is right", f"{variant} own bias", {sums.number: own})
+
+
+Part = Callable[[Array], Array]  # rows [..., values] of a fused product -> those that are taken for a part
+
+
+def _splits(views: dict[int, int], offset: int, dim: int) -> dict[str, tuple[str, Part]]:
+    """Where people take a part from: what is said of it, and how."""
+    size, whole = views[offset], sum(views.values())
+    orders = islice(permutations(views), MOST_ORDERS)
+    starts = {sum(views[other] for other in order[: order.index(offset)]) for order in orders} | set(views)
+    ways: dict[str, tuple[str, Part]] = {}
+    for start in sorted(starts - {offset}):
+        if start + size <= whole:
             says = f"takes the values from {start} on; this model has its part from {offset} on"
-            yield Edit(_viewing(start, *steps), says, f"part {start - offset:+d}")
-    dim, rows = node.shape[-1], site.engine.graph.by_number[node.view[0]].shape if node.view else ()
-    groups = min(views.values()) // dim if node.shape[-1] * node.shape[-2] == views[offset] else 0
-    if groups and len(views) > 1 and rows[-1] == sum(views.values()):
+            ways[f"part {start - offset:+d}"] = says, partial(_from, start, size)
+    groups = min(views.values()) // dim
+    if len(views) > 1 and groups and all(other % (groups * dim) == 0 for other in views.values()):
         says = "splits the row head by head: each head's parts lie together"
-        yield Edit(
-            takes(partial(_by_head, list(views.values()), sorted(views).index(offset), groups, dim)), says, "head"
-        )
+        ways["head by head"] = says, partial(_by_head, list(views.values()), list(views).index(offset), groups)
+    return ways
+
+
+def _from(start: int, size: int, rows: Array) -> Array:
+    return rows[..., start : start + size]
+
+
+def _by_head(sizes: list[int], part: int, groups: int, rows: Array) -> Array:
+    """A part of rows whose groups of heads have their own parts side by side."""
+    widths = [size // groups for size in sizes]
+    start = sum(widths[:part])
+    grouped = rows.reshape(*rows.shape[:-1], groups, sum(widths))
+    return grouped[..., start : start + widths[part]].reshape(*rows.shape[:-1], -1)
+
+
+def _part_taken(part: Part, n: Op) -> Array:
+    return part(n.x()).reshape(-1, *n.shape)
+
+
+def _part_put(part: Part, offset: int, size: int, n: Op) -> Array:
+    """A product in whose rows another part lies in the place of the right one."""
+    rows = np.array(n.x())
+    rows[..., offset : offset + size] = part(n.x())
+    return rows
 
 
 def _parts(site: Site) -> dict[int, int]:
@@ -225,21 +269,6 @@ def _parts(site: Site) -> dict[int, int]:
             offset, _, _, step, _ = (int(number) for number in np.frombuffer(other.view[1], np.int64))
             found[offset] = other.shape[-1] * (other.shape[-2] if step != base.shape[-1] else 1)
     return dict(sorted(found.items()))
-
-
-def _by_head(sizes: list[int], part: int, groups: int, dim: int, n: Op) -> Array:
-    """A part of rows [b, 1, 1, token, values] whose groups of heads have their own parts side by side."""
-    rows = n.x().reshape(len(n.x()), n.shape[-3], groups, sum(sizes) // groups // dim, dim)
-    counts = [size // groups // dim for size in sizes]
-    start = sum(counts[:part])
-    return rows[..., start : start + counts[part], :].reshape(-1, *n.shape)
-
-
-def _viewing(*place: int) -> Alter:
-    def alter(n: Op) -> Op:
-        return replace(n, params=np.array(place, np.int64).tobytes())
-
-    return alter
 
 
 # logits

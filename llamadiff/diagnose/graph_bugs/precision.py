@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llamadiff.diagnose.bugs.precision import LARGEST, clipped
 from llamadiff.diagnose.graph_bugs.activations import CLAMPED, GLU, gated_by
-from llamadiff.diagnose.graph_bugs.edit import Edit, Site, after, at_nodes, gives, with_float, with_source
+from llamadiff.diagnose.graph_bugs.edit import ANY, Edit, Site, after, at_nodes, gives, with_float, with_source
 from llamadiff.diagnose.graph_bugs.matmul import PRODUCTS, is_bias
 from llamadiff.diagnose.graph_bugs.norms import NORMS
 from llamadiff.ggml.engine import Alter
@@ -24,7 +24,7 @@ from llamadiff.numerics.types import HALVES
 Array = NDArray[Any]
 
 
-@at_nodes("*", of="overflow-in-half")
+@at_nodes(ANY, of="overflow-in-half")
 def overflows(site: Site) -> Iterator[Edit]:
     """What a node gives is kept in float16, and the tap shows it."""
     recorded = site.case.recorded
@@ -36,7 +36,7 @@ def overflows(site: Site) -> Iterator[Edit]:
         yield Edit(gives(clipped), f"is clipped to float16's largest value, {LARGEST:.0f}", "clipped")
 
 
-@at_nodes("*", of="result-rounded")
+@at_nodes(ANY, of="result-rounded")
 def rounded(site: Site) -> Iterator[Edit]:
     """The tap itself is rounded to 16 bits."""
     if site.node is site.sub.nodes[-1] and site.node.kind == "f32":
