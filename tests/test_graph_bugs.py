@@ -142,7 +142,7 @@ def named_in(one: Recorded, part: int) -> dict[tuple[str, str], set[str]]:
             for edit in edits(site):
                 if edit.variant in tried or len(tried) > 3:
                     continue
-                value = 0.0 if isinstance(edit, Edit) else 1.37 * float(edit.low * edit.high**3) ** 0.25
+                value = 0.0 if isinstance(edit, Edit) else 1.37 * float(edit.sought.low * edit.sought.high**3) ** 0.25
                 own, more = (edit.alter, edit.more) if isinstance(edit, Edit) else (edit.make(value), edit.more(value))
                 result = one.judged({site.node.number: own, **more})
                 if result.wrong:  # else this model cannot show it there

@@ -86,7 +86,7 @@ def _padded(rows: Array, count: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Layer:
+class TapLayer:
     """A cache_faults.Kept: the layer of a tap."""
 
     case: Case
@@ -120,27 +120,27 @@ class Layer:
 @bug(*BOTH, *KEPT, fix="write K and V of a token into the slot that attention reads for it", source="tiny-llm#46")
 def cache_row_off(r: Scores | Values | Same, case: Case) -> Iterator[Change]:
     """The cache's rows are off by one, or stale: a token reads the row of the one before it."""
-    yield from _faulty(r, case, cache_faults.rows_off(Layer(case, r)))
+    yield from _faulty(r, case, cache_faults.rows_off(TapLayer(case, r)))
 
 
 @bug(*BOTH, *KEPT, *SEEN, fix="write each batch's rows behind those that are kept already")
 def cache_overwritten(r: Scores | Values | Softmax | Same, case: Case) -> Iterator[Change]:
     """Each batch after the first writes its rows over the same slots."""
-    yield from _faulty(r, case, cache_faults.overwritten(Layer(case, r)))
+    yield from _faulty(r, case, cache_faults.overwritten(TapLayer(case, r)))
 
 
 @bug(*BOTH, *KEPT, *SEEN, fix="make room for as many rows as there are tokens, or for the context")
 def cache_too_short(r: Scores | Values | Softmax | Same, case: Case) -> Iterator[Change]:
     """The cache has fewer rows than there are tokens: rows overwrite others, or are dropped."""
     known = () if case.hint is None else (int(case.hint),)
-    yield from _faulty(r, case, cache_faults.too_short(Layer(case, r), known))
+    yield from _faulty(r, case, cache_faults.too_short(TapLayer(case, r), known))
 
 
 @bug(*BOTH, *KEPT, "embd", fix="feed every row of a batch once")
 def first_row_fed_twice(r: Scores | Values | Same | Lookup, case: Case) -> Iterator[Change]:
     """The first row of a batch is fed twice, so that those after it come one late."""
     if not isinstance(r, Lookup):
-        yield from _faulty(r, case, cache_faults.first_row_twice(Layer(case, r)))
+        yield from _faulty(r, case, cache_faults.first_row_twice(TapLayer(case, r)))
     elif several(case.run):
         tokens, says = cache_faults.first_token_twice(case.run)
         yield Change(replace(r, ids=r.ids[tokens]), says)
@@ -149,7 +149,7 @@ def first_row_fed_twice(r: Scores | Values | Same | Lookup, case: Case) -> Itera
 @bug(*BOTH, fix="read the layer's own cache")
 def cache_of_another_layer(r: Scores | Values, case: Case) -> Iterator[Change]:
     """Rows of another layer are read: the layer's index is wrong, or all layers share one cache."""
-    yield from _faulty(r, case, cache_faults.another_layer(Layer(case, r)))
+    yield from _faulty(r, case, cache_faults.another_layer(TapLayer(case, r)))
 
 
 @bug(*BOTH, *SEEN, fix="count a step's own key in before its scores are taken", source="tiny-llm#46")
@@ -158,7 +158,7 @@ def decode_key_unseen(r: Scores | Values | Softmax, case: Case) -> Iterator[Chan
     n, p = case.run.n_prefill, case.run.positions
     if not several(case.run):
         return
-    yield from _faulty(r, case, cache_faults.own_key_unseen(Layer(case, r)))
+    yield from _faulty(r, case, cache_faults.own_key_unseen(TapLayer(case, r)))
     if isinstance(r, Softmax) and 0 < n < len(p):
         alone = r.hidden.copy()
         alone[n:] = p[None, :] != p[n:, None]
@@ -171,20 +171,20 @@ def decode_key_unseen(r: Scores | Values | Softmax, case: Case) -> Iterator[Chan
 @bug("kq", fix="rotate K once: before it is put into the cache, or as it is read")
 def cache_rotated_again(r: Scores, case: Case) -> Iterator[Change]:
     """K is rotated before it is cached, and again when it is read."""
-    yield from _faulty(r, case, cache_faults.rotated_again(Layer(case, r)))
+    yield from _faulty(r, case, cache_faults.rotated_again(TapLayer(case, r)))
 
 
 @bug("kq", "kv_k", fix="rotate K before it is put into the cache, or when it is read")
 def cache_before_rope(r: Scores | Same, case: Case) -> Iterator[Change]:
     """The cache keeps K as it was before RoPE, and nothing rotates it."""
-    faults = cache_faults.before_rotation(Layer(case, r))
+    faults = cache_faults.before_rotation(TapLayer(case, r))
     yield from _faulty(r, case, (fault for fault in faults if isinstance(r, Scores) or fault.variant == "all"))
 
 
 @bug(*BOTH, fix="read the cache in the layout in which it was written: [token, head, dim]")
 def cache_transposed(r: Scores | Values, case: Case) -> Iterator[Change]:
     """The cache is read in another layout than it was written in: tokens, heads and values of a head in disorder."""
-    yield from _faulty(r, case, cache_faults.transposed(Layer(case, r)))
+    yield from _faulty(r, case, cache_faults.transposed(TapLayer(case, r)))
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from llamadiff.diagnose.bugs.norms import Same, Through
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import Change, bug, recipe
 from llamadiff.diagnose.solve import solve
+from llamadiff.diagnose.sought import FACTOR, LOGIT_CAP
 
 Array = NDArray[Any]
 QKV = ("Qcur_proj", "Kcur_proj", "Vcur_proj")
 DENSE = (*QKV, "attn_out", "ffn_moe_logits", "ffn_gate", "ffn_up", "ffn_out", "result_output")
 EXPERTS = ("ffn_moe_gate", "ffn_moe_up", "ffn_moe_down")
 PRODUCTS = (*DENSE, *EXPERTS)
-CAP_RANGE = (0.5, 1e4)
 
 
 @dataclass(frozen=True)
@@ -352,8 +352,8 @@ def _capped(r: Product, cap: float) -> Through:
 @bug("result_output", general=True, fix="leave the logits as they are: this model has no softcap", source="vllm#30427")
 def logits_capped(r: Product, case: Case) -> Iterator[Change]:
     """Logits are softly capped in a model without a softcap."""
-    for value in solve(case, partial(_capped, r), *CAP_RANGE, (30.0,), 40):
-        yield Change(_capped(r, value), f"caps logits at {value:.4g}; this model has no softcap", value=value)
+    for value in solve(case, partial(_capped, r), LOGIT_CAP):
+        yield Change(_capped(r, value), LOGIT_CAP.says(value, 0.0), value=value)
 
 
 @bug(*PRODUCTS, general=True, fix="leave out the multiplier: the file asks for none")
@@ -366,7 +366,7 @@ def product_multiplied(r: Product, case: Case) -> Iterator[Change]:
     found = found if case.channels is None else found[..., case.channels]
     good = np.isfinite(found)
     factor = float(right[good] @ found[good]) / max(float(right[good] @ right[good]), 1e-300)
-    yield Change(replace(r, factor=factor), f"is multiplied by {factor:.6g}", value=factor)
+    yield Change(replace(r, factor=factor), FACTOR.says(factor, 1.0), value=factor)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     with_float,
     with_source,
 )
+from llamadiff.diagnose.sought import FACTOR, Sought
 from llamadiff.ggml.graph import GraphNode
 from llamadiff.ggml.op import Op
 
@@ -65,8 +66,8 @@ def softcap_other(site: Site) -> Iterator[Constant]:
     def more(cap: float) -> Any:
         return {below.number: with_float(p0=scale_before * own / cap), above.number: with_float(p0=cap)}
 
-    says = lambda cap: f"caps at {cap:.4g}; the file says {own:.4g}"  # noqa: E731
-    yield Constant(lambda cap: lambda n: n, says, own / 100, own * 100, (20.0, 30.0, 50.0), more=more)
+    sought = Sought(own / 100, own * 100, lambda cap, own: f"caps at {cap:.4g}; the file says {own:.4g}")
+    yield Constant(lambda cap: lambda n: n, sought, own, (20.0, 30.0, 50.0), more=more)
 
 
 @at_nodes("MUL_MAT", of="heads-tiled")
@@ -93,11 +94,8 @@ def scores_scaled(site: Site) -> Iterator[Constant]:
     """A product of two activations is multiplied by a constant."""
     if not site.weight(0):
         width = site.shape(1)[-1]
-        yield Constant(
-            lambda value: times(1, value),
-            lambda value: f"multiplies by {value:.5g}, which this model does not do here", 1e-3, 1e3,
-            (1 / math.sqrt(width), 1 / width, math.sqrt(width)), linear=True,
-        )  # fmt: skip
+        familiar = (1 / math.sqrt(width), 1 / width, math.sqrt(width))
+        yield Constant(lambda value: times(1, value), FACTOR, 1.0, familiar, linear=True)
 
 
 @at_nodes("CONT", of="heads-merged-wrong")

@@ -31,7 +31,7 @@ def _side(site: Site) -> str:
 
 
 @dataclass(frozen=True)
-class Layer:
+class NodeLayer:
     """A cache_faults.Kept: the layer of a product that reads a cache (``side``), or of the view that it reads."""
 
     site: Site
@@ -118,12 +118,12 @@ def _reading(site: Site, states: States) -> Alter:
     return value
 
 
-def _lies(site: Site, faults: Callable[[Layer], Iterator[Fault]], *caches: str) -> Iterator[Edit]:
+def _lies(site: Site, faults: Callable[[NodeLayer], Iterator[Fault]], *caches: str) -> Iterator[Edit]:
     """The rows as they lie in a faulty cache in the end, where they were recorded."""
     node, name = site.node, site.case.tap.name
     side = f"cache_{name[3]}" if site.engine.graph.kept.get(name) is node else ""
     if side in caches:
-        for fault in faults(Layer(site, side)):
+        for fault in faults(NodeLayer(site, side)):
             yield Edit(gives(partial(_in_the_end, site, fault.states)), fault.says, fault.variant)
 
 
@@ -148,10 +148,10 @@ def _product(site: Site, n: Op, memory: Array, x: Array, cache: str) -> Array:
     return site.engine.product(changed, cache, site.case.carrier)
 
 
-def _faulty(site: Site, faults: Callable[[Layer], Iterator[Fault]], *caches: str) -> Iterator[Edit]:
+def _faulty(site: Site, faults: Callable[[NodeLayer], Iterator[Fault]], *caches: str) -> Iterator[Edit]:
     """The faults of a product that reads one of these caches."""
     if _side(site) in caches:
-        yield from _read(site, faults(Layer(site, _side(site))))
+        yield from _read(site, faults(NodeLayer(site, _side(site))))
 
 
 def _unseen(site: Site, faults: Iterator[Fault]) -> Iterator[Edit]:
@@ -199,7 +199,7 @@ class Seen:
         raise NotRecordedError(K)
 
     def first_wrong(self) -> int | None:
-        return Layer(self.site, K).first_wrong()
+        return NodeLayer(self.site, K).first_wrong()
 
 
 def _sees_a_cache(site: Site) -> bool:

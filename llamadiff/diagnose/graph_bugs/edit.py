@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import BUGS, Change, define, extend
 from llamadiff.diagnose.solve import least_squares, solve
+from llamadiff.diagnose.sought import Sought
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.ggml.engine import Alter, GraphEngine, Then
 from llamadiff.ggml.graph import LOOKS, GraphNode, Leaf
@@ -39,16 +40,15 @@ class Edit:
 
 @dataclass(frozen=True)
 class Constant:
-    """An edit with a positive constant to solve for, between ``low`` and ``high``.
+    """An edit with a constant to solve for; ``own`` is the model's, ``familiar`` are values that are tried for it.
 
     ``linear``: of a factor, which may be negative where the tap follows it in proportion.
     """
 
     make: Callable[[float], Alter]
-    says: Callable[[float], str]
-    low: float
-    high: float
-    familiar: tuple[float, ...] = ()
+    sought: Sought
+    own: float = 0.0
+    familiar: tuple[float, ...] | None = None
     variant: str = ""
     more: Callable[[float], Mapping[int, Alter]] = lambda value: {}
     linear: bool = False
@@ -290,8 +290,8 @@ def _applied(r: Subgraph, case: Case, places: list[Place], variant: str) -> Iter
     how = replace(case, hurried=True) if slow else case
     build = partial(_with, r, places)
     values = least_squares(case, build) if edit.linear else []
-    for value in values or solve(how, build, edit.low, edit.high, edit.familiar):
-        yield Change(build(value), edit.says(value), variant, value, first.tap)
+    for value in values or solve(how, build, edit.sought, edit.familiar):
+        yield Change(build(value), edit.sought.says(value, edit.own), variant, value, first.tap)
 
 
 def _with(r: Subgraph, places: list[Place], value: float) -> Subgraph:

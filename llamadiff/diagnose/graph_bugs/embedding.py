@@ -16,6 +16,7 @@ from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     with_source,
     with_weight,
 )
+from llamadiff.diagnose.sought import ROWS_FACTOR
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Array, Op
 
@@ -78,8 +79,7 @@ def scaled(site: Site) -> Iterator[Edit]:
 def multiplied(site: Site) -> Iterator[Constant]:
     """Multiplied by a constant."""
     if site.weight(0) == TOKENS:
-        says = lambda value: f"multiplies rows by {value:.5g}"  # noqa: E731
-        yield Constant(lambda value: _rows(site, value), says, 1e-3, 1e3, (0.5, 2.0), linear=True)
+        yield Constant(lambda value: _rows(site, value), ROWS_FACTOR, 1.0, linear=True)
 
 
 def _rows(site: Site, size: float) -> Alter:

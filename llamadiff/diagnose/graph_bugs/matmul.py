@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.bugs.matmul import CAP_RANGE, other_rows
+from llamadiff.diagnose.bugs.matmul import other_rows
 from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     Constant,
     Edit,
@@ -28,6 +28,7 @@ from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     with_weight,
 )
 from llamadiff.diagnose.graph_bugs.norms import NORMS
+from llamadiff.diagnose.sought import FACTOR, LOGIT_CAP
 from llamadiff.ggml.op import Op, Operand
 
 Array = NDArray[Any]
@@ -127,20 +128,16 @@ def multiplied(site: Site) -> Iterator[Constant]:
     """The result is multiplied by a constant."""
     if site.weight(0):
         d = site.shape(1)[-1]
-        yield Constant(
-            lambda value: times(1, value),
-            lambda value: f"multiplies its result by {value:.5g}", 1e-3, 1e3,
-            (0.5, 2.0, math.sqrt(d), 1 / math.sqrt(d), 0.125, 8.0), linear=True,
-        )  # fmt: skip
+        familiar = (*FACTOR.familiar, math.sqrt(d), 1 / math.sqrt(d))
+        yield Constant(lambda value: times(1, value), FACTOR, 1.0, familiar, linear=True)
 
 
 @at_nodes("ADD", "ADD_ID", of="product-multiplied")
 def multiplied_with_bias(site: Site) -> Iterator[Constant]:
     """The result is multiplied by a constant, its bias too."""
     if is_bias(site):
-        says = lambda value: f"multiplies its result by {value:.5g}"  # noqa: E731
         make = lambda value: gives(lambda x: x * np.float32(value))  # noqa: E731
-        yield Constant(make, says, 1e-3, 1e3, (0.5, 2.0), linear=True)
+        yield Constant(make, FACTOR, 1.0, linear=True)
 
 
 @at_nodes("MUL_MAT", of="input-elsewhere")
@@ -290,9 +287,8 @@ def other_row(site: Site) -> Iterator[Edit]:
 def capped(site: Site) -> Iterator[Constant]:
     """Logits through a softcap."""
     if _makes_logits(site) and not any(user.op == "SCALE" for user in site.users()):
-        says = lambda cap: f"caps logits at {cap:.4g}; this model has no softcap"  # noqa: E731
         make = lambda cap: gives(lambda x: np.asarray(cap * np.tanh(x / cap), x.dtype))  # noqa: E731
-        yield Constant(make, says, *CAP_RANGE, (30.0,))
+        yield Constant(make, LOGIT_CAP)
 
 
 def _makes_logits(site: Site) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llamadiff.diagnose.bugs.norms import EPSILON_RANGE, EPSILONS, OVERFLOW
+from llamadiff.diagnose.bugs.norms import OVERFLOW
 from llamadiff.diagnose.case import NotRecordedError
 from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     Constant,
@@ -23,6 +23,7 @@ from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     with_source,
     with_weight,
 )
+from llamadiff.diagnose.sought import EPSILON
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op
 
@@ -36,9 +37,7 @@ def _eps(site: Site) -> float:
 @at_nodes(*NORMS, "L2_NORM", of="norm-epsilon")
 def epsilon(site: Site) -> Iterator[Constant]:
     """Another epsilon, solved for."""
-    own = _eps(site)
-    says = lambda value: f"uses epsilon {value:.3g}; the file says {own:.3g}"  # noqa: E731
-    yield Constant(lambda value: with_float(p0=value), says, *EPSILON_RANGE, EPSILONS)
+    yield Constant(lambda value: with_float(p0=value), EPSILON, _eps(site))
 
 
 @at_nodes(*NORMS, of="norm-epsilon-missing")

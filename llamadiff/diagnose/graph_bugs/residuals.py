@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -25,6 +26,7 @@ from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     with_source,
 )
 from llamadiff.diagnose.graph_bugs.norms import NORMS
+from llamadiff.diagnose.sought import FACTOR, Sought
 from llamadiff.ggml.graph import GraphNode
 
 Array = NDArray[Any]
@@ -169,8 +171,8 @@ def multiplied(site: Site) -> Iterator[Constant]:
 
 def _factor(site: Site, place: int, role: str) -> Constant:
     name = site.named(place)
-    says = lambda value: f"adds {value:.5g} times {name}"  # noqa: E731
-    return Constant(lambda value: times(place, value), says, 1e-3, 1e3, (0.5, 2.0), role, linear=True)
+    sought = replace(FACTOR, says=lambda value, own: f"adds {value:.5g} times {name}")
+    return Constant(lambda value: times(place, value), sought, 1.0, variant=role, linear=True)
 
 
 @at_nodes("MUL", fix="multiply both")
@@ -204,7 +206,6 @@ def multiplier_other(site: Site) -> Iterator[Constant]:
     """A constant factor is another than the model's."""
     own = float(site.floats[0])
     if own > 0:
-        yield Constant(
-            lambda value: with_float(p0=value), lambda value: f"multiplies by {value:.5g}; the model by {own:.5g}",
-            own / 1000, own * 1000, (0.5, 2.0),
-        )  # fmt: skip
+        says = lambda value, own: f"multiplies by {value:.5g}; the model by {own:.5g}"  # noqa: E731
+        sought = Sought(own / 1000, own * 1000, says, (0.5, 2.0))
+        yield Constant(lambda value: with_float(p0=value), sought, own)

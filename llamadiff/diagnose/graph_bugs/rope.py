@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.bugs.rope import BASE_RANGE, BASES, reordered, wrong_positions
+from llamadiff.diagnose.bugs.rope import reordered, wrong_positions
 from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     Constant,
     Edit,
@@ -25,6 +25,7 @@ from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     with_int,
     with_source,
 )
+from llamadiff.diagnose.sought import ROPE_BASE, ROPE_FACTOR
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.graph import GraphNode
 from llamadiff.ggml.op import Op, Operand
@@ -49,9 +50,8 @@ def layout(site: Site) -> Iterator[Edit]:
 def base(site: Site) -> Iterator[Constant]:
     """Another frequency base, solved for."""
     own = float(site.floats[BASE])
-    others = tuple(value for value in BASES if value != own)
-    says = lambda value: f"uses base {value:.6g}; the file says {own:.6g}"  # noqa: E731
-    yield Constant(lambda value: with_float(p5=value), says, *BASE_RANGE, others)
+    others = tuple(value for value in ROPE_BASE.familiar if value != own)
+    yield Constant(lambda value: with_float(p5=value), ROPE_BASE, own, others)
 
 
 @at_nodes("ROPE", of="rope-scaling-ignored")
@@ -98,9 +98,7 @@ def scaling_doubled(site: Site) -> Iterator[Edit]:
 @at_nodes("ROPE", of="rope-scaling-applied")
 def scaling_applied(site: Site) -> Iterator[Constant]:
     """Positions are scaled by another factor."""
-    own = float(site.floats[SCALE])
-    says = lambda value: f"multiplies positions by {value:.5g}; the model by {own:.5g}"  # noqa: E731
-    yield Constant(lambda value: with_float(p6=value), says, 1 / 64, 64.0, (0.125, 0.25, 0.5, 1.0, 2.0, 4.0))
+    yield Constant(lambda value: with_float(p6=1 / value, p7=0.0), ROPE_FACTOR, 1 / float(site.floats[SCALE]))
 
 
 @at_nodes("ROPE", of="rope-yarn-as-linear")

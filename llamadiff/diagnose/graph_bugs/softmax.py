@@ -21,13 +21,13 @@ from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     with_source,
     with_weight,
 )
+from llamadiff.diagnose.sought import SCORE_CAP, SCORE_SCALE
 from llamadiff.diagnose.subgraph import subgraph_of
 from llamadiff.ggml.engine import Alter, Then
 from llamadiff.ggml.op import Op
 from llamadiff.ggml.ops.attention import slopes
 
 Array = NDArray[Any]
-HEADS = (32, 64, 80, 96, 128, 192, 256)  # sizes that heads have
 
 
 def _is_attention(site: Site) -> bool:
@@ -61,9 +61,8 @@ def other_scale(site: Site) -> Iterator[Constant]:
     """Some other number."""
     if _is_attention(site):
         own = float(site.floats[0])
-        says = lambda value: f"scales scores by {value:.5g}; the model by {own:.5g}"  # noqa: E731
-        familiar = tuple(1 / math.sqrt(d) for d in HEADS if own * own * d != 1)
-        yield Constant(lambda value: with_float(p0=value), says, own / 1000, own * 1000, familiar)
+        familiar = tuple(value for value in SCORE_SCALE.familiar if not math.isclose(value, own, rel_tol=1e-6))
+        yield Constant(lambda value: with_float(p0=value), SCORE_SCALE, own, familiar)
 
 
 @at_nodes("SOFT_MAX", of="mask-missing")
@@ -236,9 +235,7 @@ def softcap_applied(site: Site) -> Iterator[Constant]:
         def make(cap: float) -> Any:
             return with_source(0, lambda n: cap * np.tanh(n.x() * n.floats[0] / cap) / n.floats[0])
 
-        yield Constant(
-            make, lambda cap: f"caps scores at {cap:.4g}; this model caps none", 0.1, 1000.0, (20.0, 30.0, 50.0)
-        )
+        yield Constant(make, SCORE_CAP)
 
 
 def _mask(site: Site) -> Array | None:
