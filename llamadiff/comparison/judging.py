@@ -132,7 +132,7 @@ def _causes(
 
     with threadpool_limits(1, "blas"):
         diagnosis = found(model, computed)
-        left = unexplained(computed, study.under_test, diagnosis)
+        left = unexplained(computed, study.under_test, diagnosis, how.explain > 0)
         opened = graph() if graph is not None and left else None
         return diagnosis if opened is None else completed(diagnosis, found(opened, left), computed)
 

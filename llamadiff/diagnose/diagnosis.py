@@ -163,10 +163,13 @@ def diagnose(scene: Scene, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]
     return tuple(replace(group.diagnosis(), by_graph=scene.by_graph) for group in kept)
 
 
-def unexplained(findings: Sequence[Finding], name: str, diagnoses: Iterable[Diagnosis]) -> list[Finding]:
-    """The findings of WRONG taps that no known bug explains."""
+def unexplained(
+    findings: Sequence[Finding], name: str, diagnoses: Iterable[Diagnosis], thorough: bool
+) -> list[Finding]:
+    """The findings of WRONG taps that no known bug explains, without those that are searched only when asked."""
     known = {tap for d in diagnoses if d.known for tap in d.taps}
-    return [finding for finding in findings if _wrong(finding, name) and finding.tap.name not in known]
+    wrong = [(finding, _wrong(finding, name)) for finding in findings if finding.tap.name not in known]
+    return [finding for finding, local in wrong if local is not None and (thorough or _short(local))]
 
 
 def completed(
