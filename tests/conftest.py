@@ -140,9 +140,12 @@ OPTIONS = {
     "llama-scaled": {
         "tensors": {f"blk.{i}.{stem}.scale": np.array([0.7], np.float32) for i in range(2) for stem in _STEMS},
     },
-    "llama-biased": {
+    "llama-biased": {"bias": True, "tensors": _vectors(**_STEMS)},
+    "qwen2-head-biased": {
+        "arch": "qwen2",
         "bias": True,
-        "tensors": {**_vectors(**_STEMS), "output.bias": np.linspace(-1, 1, VOCAB, dtype=np.float32)},
+        "kv_heads": 4,
+        "tensors": {"output.bias": np.linspace(-1, 1, VOCAB, dtype=np.float32)},
     },
     "llama-narrow": {
         "extra": {"feed_forward_length": EMBD},

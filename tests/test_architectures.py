@@ -333,14 +333,16 @@ def test_shared_models_are_exact(shared_model):
 
 
 def test_what_the_engine_cannot_explain_the_graph_may(small_model):
-    """A softcap left out: found with the engine, which says what to try; named with the graph, by one name."""
+    """A softcap left out: found with the engine, and named with the graph; where llama.cpp is not run, that is said."""
     path = small_model("gemma2")
     uncapped = SimpleNamespace(**{**vars(maths), "softcap": lambda x, cap: x})
     wrong = record(Engine(path, maths=uncapped), TOKENS, "mine")
-    found = compare(path, tokens=TOKENS, candidate=wrong)
+    found = diff(record(Engine(path), TOKENS, "right"), wrong, path)
     assert found.first_divergence.tap == "kq_soft_max-0"
     assert not any(cause.known for cause in found.diagnosis)
-    assert any("--engine graph" in step for step in found.next_steps)
-    named = compare(path, tokens=TOKENS, candidate=wrong, engine="graph")
-    assert [cause.name for cause in named.diagnosis[0].causes] == ["softcap-missing"]
-    assert not any("--engine graph" in step for step in named.next_steps)
+    assert any("llamadiff compare" in step for step in found.next_steps)
+    for engine in ("numpy", "graph"):
+        named = compare(path, tokens=TOKENS, candidate=wrong, engine=engine)
+        assert named.engine.name == engine
+        assert [cause.name for cause in named.diagnosis[0].causes] == ["softcap-missing"]
+        assert not any("more bugs" in step for step in named.next_steps)

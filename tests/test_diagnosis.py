@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +11,9 @@ import numpy as np
 import pytest
 import shared_models
 from command import run
-from faulty import BUGS, _GateUpSwapped, _NoFinalNorm, _NoQkNorm, _shifted_mask, _tiled
+from faulty import BUGS, _GateUpSwapped, _NoQkNorm
 from llamaref import Engine, ops
+from several import CLASSES, IN_SPANS, MATHS, ON_ONE_OP, PAIRS, faulty
 
 from llamadiff import Trace, compare
 from llamadiff.candidates.reference import record
@@ -27,11 +27,6 @@ from llamadiff.trace.writer import TraceWriter
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 61)
 SHARED = [shared_models.STORIES, *map(shared_models.random, (
     "llama.F16", "llama.Q8_0", "qwen2.F16", "qwen3.Q4_K_M", "qwen3moe.Q8_0", "stablelm.F16"))]  # fmt: skip
-
-
-def faulty(path: Path, *classes: type, **maths) -> Engine:
-    """An engine with several bugs: in its methods and in its maths."""
-    return type("Faulty", (*classes, Engine), {})(path, maths=SimpleNamespace(**{**vars(ops), **maths}))
 
 
 def only(trace: Trace, *patterns: str) -> Trace:
@@ -108,63 +103,16 @@ class _Stored:
 # several bugs
 
 
-class _TransposedOutput(Engine):
-    def linear(self, x, name, tap):
-        if name.endswith("ffn_down"):
-            return x @ self.w.whole(f"{name}.weight").reshape(x.shape[-1], -1)
-        return super().linear(x, name, tap)
-
-
-class _NextLayersNorm(Engine):
-    def norm(self, x, name):
-        return super().norm(x, name.replace("blk.0.ffn_norm", "blk.1.ffn_norm"))
-
-
-MATHS = {
-    "rope-layout": {"rope_pairs": ops.rope_halves},
-    "heads-tiled": {"attention_scores": _tiled},
-    "mask-shifted": {"causal_softmax": _shifted_mask},
-    "residual-missing": {"add": lambda branch, residual: branch},
-    "activation-other": {"swiglu": lambda gate, up: np.maximum(gate, 0) * up},
-}
-CLASSES = {
-    "gate-up-swapped": _GateUpSwapped, "norm-missing": _NoFinalNorm, "weight-transposed": _TransposedOutput,
-    "norm-other-weight": _NextLayersNorm,
-}  # fmt: skip
-PAIRS = list(product(MATHS, CLASSES))
-
-
 @pytest.mark.parametrize("pair", PAIRS, ids="+".join)
 def test_two_bugs_at_once_are_both_named(pair, small_model):
     assert len(PAIRS) == 20
     path = small_model("llama", "Q8_0")
-    assert named(judged(path, faulty(path, CLASSES[pair[1]], **MATHS[pair[0]]))) >= set(pair)
-
-
-def _base_and_layout(x, cos, sin):
-    return ops.rope_halves(x, cos, sin)
-
-
-def _weight_and_mean(x, weight, eps):
-    return ops.layer_norm(x, weight * weight, None, eps)
-
-
-ON_ONE_OP = {
-    "rope-layout + rope-direction": {"rope_pairs": lambda x, cos, sin: ops.rope_halves(x, cos, -sin)},
-    "norm-weight-twice + norm-mean-subtracted": {"rms_norm": _weight_and_mean},
-    "rope-layout + rope-base": {
-        "rope_pairs": ops.rope_halves,
-        "rope_angles": lambda rope, *rest: ops.rope_angles(replace(rope, base=5e5), *rest),
-    },
-    "mask-shifted + attention-scale": {
-        "causal_softmax": lambda scores, scale, queries, keys: _shifted_mask(scores, 1.0, queries, keys)
-    },
-}
+    assert named(judged(path, faulty(path, (CLASSES[pair[1]],), MATHS[pair[0]]))) >= set(pair)
 
 
 @pytest.mark.parametrize("name", ON_ONE_OP)
 def test_two_bugs_on_one_op_are_both_named(name, small_model):
-    result = judged(small_model(), faulty(small_model(), **ON_ONE_OP[name]))
+    result = judged(small_model(), faulty(small_model(), (), ON_ONE_OP[name]))
     causes = {frozenset(cause.name.split(" + ")) for cause in result.diagnosis[0].causes}
     assert frozenset(name.split(" + ")) in causes
     assert result.diagnosis[0].nmse <= 1e-9
@@ -178,7 +126,7 @@ def test_a_bug_in_some_layers_is_placed_there(small_model):
 
     result = judged(small_model(), Layer1(small_model()))
     assert [(d.causes[0].name, d.layers) for d in result.diagnosis] == [("norm-weight-twice", (1,))]
-    every = judged(small_model(), faulty(small_model(), **MATHS["rope-layout"]))
+    every = judged(small_model(), faulty(small_model(), (), MATHS["rope-layout"]))
     assert "Qcur_rope and Kcur_rope in both layers" in every.summary
 
 
@@ -201,13 +149,15 @@ CONSTANTS = {
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constants_are_solved_for(name, small_model):
     value, maths = CONSTANTS[name]
-    first = judged(small_model(), faulty(small_model(), **maths)).diagnosis[0]
+    first = judged(small_model(), faulty(small_model(), (), maths)).diagnosis[0]
     assert [cause.name for cause in first.causes] == [name]
     assert first.causes[0].value == pytest.approx(value, rel=1e-3)
 
 
 def test_the_familiar_value_stands_beside_the_one_found(small_model):
-    result = judged(small_model(), faulty(small_model(), rms_norm=lambda x, w, eps: ops.rms_norm(x, w, 1e-6)))
+    result = judged(
+        small_model(), faulty(small_model(), maths={"rms_norm": lambda x, w, eps: ops.rms_norm(x, w, 1e-6)})
+    )
     assert "uses epsilon 1e-06; the file says 1e-05" in result.summary
 
 
@@ -269,7 +219,7 @@ UNLISTED = {
 def test_a_bug_that_nobody_knows_is_placed_and_described(name, kind, small_model):
     tap, classes, maths, fact = UNLISTED[name]
     path = small_model("llama", kind)
-    result = judged(path, faulty(path, *classes, **maths))
+    result = judged(path, faulty(path, classes, maths))
     first = result.diagnosis[0]
     assert (result.first_divergence.tap, first.tap, first.causes) == (tap, tap, ())
     assert fact in result.profile
@@ -287,27 +237,22 @@ def test_a_bug_that_nobody_knows_is_placed_and_described(name, kind, small_model
 @pytest.mark.parametrize("patterns", [("embd", "l_out", "result_output"), ("result_output",)], ids=["l_out", "logits"])
 @pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.name != "epsilon x10"], ids=lambda bug: bug.name)
 def test_bugs_are_named_through_what_was_not_recorded(bug, patterns, kind, small_model):
-    causes = {
-        "rope layout": "rope-layout", "rope base": "rope-base", "missing bias": "bias-missing",
-        "missing qk-norm": "norm-missing", "gqa tiled": "heads-tiled", "gate and up swapped": "gate-up-swapped",
-        "residual dropped": "residual-missing", "mask off by one": "mask-shifted", "final norm skipped": "norm-missing",
-    }  # fmt: skip
     path = small_model(bug.arch, kind)
     result = judged(path, bug.build(path), *patterns, explain=60)
-    assert result.diagnosis[0].causes[0].name == causes[bug.name]
+    assert result.diagnosis[0].causes[0].name == IN_SPANS[bug.name]
     assert result.diagnosis[0].causes[0].at.startswith(bug.words[0])
     assert result.diagnosis[0].nmse <= 1e-9
 
 
 def test_a_constant_is_solved_for_through_the_whole_model(small_model):
     maths = {"rope_angles": lambda r, *rest: ops.rope_angles(replace(r, base=123456.0), *rest)}
-    result = judged(small_model(), faulty(small_model(), **maths), "result_output", explain=60)
+    result = judged(small_model(), faulty(small_model(), (), maths), "result_output", explain=60)
     assert result.diagnosis[0].causes[0].name == "rope-base"
     assert result.diagnosis[0].causes[0].value == pytest.approx(123456.0, rel=1e-3)
 
 
 def test_the_whole_model_is_searched_only_when_asked(small_model):
-    result = judged(small_model(), faulty(small_model(), **MATHS["rope-layout"]), "result_output")
+    result = judged(small_model(), faulty(small_model(), (), MATHS["rope-layout"]), "result_output")
     assert result.diagnosis == ()
     assert any("--explain-output" in step for step in result.next_steps)
 
@@ -349,7 +294,7 @@ def _written(trace: Trace, path: Path) -> Path:
 def test_the_command_says_why(small_model, tmp_path):
     path = small_model()
     right = _written(record(Engine(path), TOKENS, "engine"), tmp_path / "b.safetensors")
-    wrong = record(faulty(path, **MATHS["rope-layout"]), TOKENS, "my engine")
+    wrong = record(faulty(path, (), MATHS["rope-layout"]), TOKENS, "my engine")
     trace = _written(wrong, tmp_path / "c.safetensors")
     logits = _written(only(wrong, "result_output"), tmp_path / "l.safetensors")
     for arguments in ([trace], [logits, "--explain-output"]):
@@ -393,6 +338,6 @@ def test_every_known_bug_says_what_it_is_and_what_to_do():
 def test_other_architectures_are_diagnosed_or_left_unknown(arch, patterns, small_model):
     path = small_model(arch)
     assert judged(path, Engine(path), *patterns, explain=20).diagnosis == ()
-    result = judged(path, faulty(path, add=lambda branch, residual: branch), *patterns, explain=20)
+    result = judged(path, faulty(path, maths=MATHS["residual-missing"]), *patterns, explain=20)
     assert result.first_divergence.tap == ("l_out-0" if patterns or arch == "mamba2" else "ffn_inp-0")
     assert named(result) <= {"residual-missing"}

@@ -44,6 +44,10 @@ SMALL = (
 CLAMPED = ("attn_norm", "attn_output_norm")
 # what some bugs come to: a norm's input left ungated or unweighed, a factor before a norm that leaves no epsilon
 EQUALS = {"gate-after-norm": {"up-missing"}, "product-multiplied": {"norm-epsilon-missing"}}
+BELOW = {"clamp-missing"}
+# what test_graph_explains.py shows: where there are decode steps, and values that a float16 cannot hold
+OF_SEVERAL_BATCHES = {"rope-position-restarted", "cache-overwritten", "first-row-fed-twice", "decode-key-unseen"}
+OF_LARGE_VALUES = {"overflow-in-half", "norm-overflow", "norm-epsilon-in-half", "softmax-overflow"}
 PARTS = 5  # of the known bugs: a model meets one part in the quick tests
 KNOWN = known_bugs()  # and with them, EDITS
 MODELS = ("llama", "stablelm", "moe", "gemma2", "llama-yarn", "llama-factors")  # that every bug is put into
@@ -132,13 +136,13 @@ def injected(recorded):
 def named_in(one: Recorded, part: int) -> dict[tuple[str, str], set[str]]:
     """One in PARTS of the bugs put into the model: (bug, variant) -> the causes that were named."""
     out: dict[tuple[str, str], set[str]] = {}
-    for bug, ops, edits in list(EDITS)[part::PARTS]:
+    for bug, ops, edits in [known for known in EDITS if not KNOWN[known[0]].harmless][part::PARTS]:
         tried: set[str] = set()
         for site in sites(one, ops):
             for edit in edits(site):
                 if edit.variant in tried or len(tried) > 3:
                     continue
-                value = 0.0 if isinstance(edit, Edit) else 1.37 * float(edit.low * edit.high**3) ** 0.25
+                value = 0.0 if isinstance(edit, Edit) else 1.37 * float(edit.sought.low * edit.sought.high**3) ** 0.25
                 own, more = (edit.alter, edit.more) if isinstance(edit, Edit) else (edit.make(value), edit.more(value))
                 result = one.judged({site.node.number: own, **more})
                 if result.wrong:  # else this model cannot show it there
@@ -169,7 +173,8 @@ def test_a_bug_at_a_node_is_named(name, part, injected):
 def test_every_bug_of_nodes_shows_in_some_model(injected):
     shown = {bug for name in (*MODELS, *OTHERS) for part in range(PARTS) for bug, _ in injected(name, part)}
     blocks = {bug for bug, known in KNOWN.items() if reads_blocks(known)}  # test_misread.py
-    assert {bug for bug, _, _ in EDITS} - shown - blocks <= {"rope-position-restarted", "clamp-missing"}  # below
+    harmless = {bug for bug, known in KNOWN.items() if known.harmless}
+    assert {bug for bug, _, _ in EDITS} - shown - blocks - harmless <= {*BELOW, *OF_SEVERAL_BATCHES, *OF_LARGE_VALUES}
 
 
 # the same by hand: what is injected here shares nothing with what looks for it

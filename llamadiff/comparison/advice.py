@@ -19,8 +19,8 @@ def next_steps(
 ) -> tuple[str, ...]:
     """What a reader should do now.
 
-    ``has_graph``: llama.cpp's graph could judge instead; ``between``: the taps of which statistics say that one is
-    wrong.
+    ``has_graph``: llama.cpp's graph was not asked, and could be; ``between``: the taps of which statistics say that one
+    is wrong.
     """
     rows, diagnosis = judged.rows, judged.diagnosis
     wrong = [row for row in rows if row.verdict == tolerances.WRONG]
@@ -58,7 +58,7 @@ def _steps_when_unknown(
     if first.span and not any(first.tap in d.taps for d in diagnosis):
         steps.append("or run it with --explain-output: it replays every known bug through these taps")
     if has_graph and not first.span:
-        steps.append("or compare with --engine graph: there more bugs are known, of caps, windows, sinks and scans")
+        steps.append("or give both to llamadiff compare: where llama.cpp runs, more bugs are known, of its graph's ops")
     return [*steps, *(f"{row.tap}: {_advice(row)}" for row in list(others.values())[: _FEW - 1])]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from llamadiff.comparison.logits import Logits, compare_logits, logit_rows
 from llamadiff.comparison.result import Comparison, Decoding, Judged, Sides, assembled
 from llamadiff.comparison.rows import rows_of, with_explanations
 from llamadiff.comparison.summary import summarize
-from llamadiff.diagnose.diagnosis import Diagnosis, diagnose, scene_of
+from llamadiff.diagnose.diagnosis import Diagnosis, completed, diagnose, scene_of, unexplained
 from llamadiff.engines.model_file import Runnable, check_same_model
 from llamadiff.engines.run_spec import How
+from llamadiff.judge.finding import Finding
 from llamadiff.judge.misrecorded import misrecorded
 from llamadiff.judge.run import Passes, run_passes, without_followers
 from llamadiff.judge.statistics import statistics_check
@@ -35,6 +36,7 @@ from llamadiff.trace.reader import Trace
 from llamadiff.weights.original import Original
 
 Array = NDArray[Any]
+Graph = Callable[[], Runnable | None]
 LEAST_SECONDS = 10.0  # for the diagnosis of a small model
 
 
@@ -46,10 +48,12 @@ def judge(
     how: How,
     keep: Path | None = None,
     original: Original | None = None,
+    graph: Graph | None = None,
 ) -> Comparison:
     """Judge a candidate, or else the baseline itself. ``keep``: a trace file for the engine's own run.
 
     ``original``: the checkpoint whose weights the candidate multiplied by; it is judged by these, the file by them too.
+    ``graph`` makes llama.cpp's graph of the run, where a cause is not found among the model's own ops.
     """
     baseline = _fit_to_compare(model, baseline, candidate)
     model = original.model if original is not None else model
@@ -59,12 +63,12 @@ def judge(
     stated, between = statistics_check(study.passes.findings)
     ran = time.perf_counter()
     seconds = how.explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # as long as finding what is wrong took, or so
-    diagnosis = _causes(model, study, seconds, how) if how.diagnose else ()
+    diagnosis = _causes(model, study, seconds, how, graph) if how.diagnose else ()
     judged = _judged(model, baseline, study, (*checks, *stated), diagnosis, how)
     judged = replace(judged, timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran})
     judged = by_the_original(judged, original) if original is not None else judged
     sides, verdict = _sides(model, baseline, study.candidate), _verdict(judged)
-    has_graph = candidate is not None and not model.by_graph
+    has_graph = candidate is not None and not model.by_graph and graph is None
     steps = next_steps(verdict, judged, sides.is_engine, has_graph, between)
     steps = (*fitting, *(steps if judged.rows or not fitting else ()))
     return assembled(sides, judged, verdict, summarize(verdict, sides, judged), steps)
@@ -122,12 +126,21 @@ def _studied(model: Runnable, baseline: Trace, candidate: Trace | None, how: How
     return _Study(without_followers(passes), candidate, manner, records)
 
 
-def _causes(model: Runnable, study: _Study, seconds: float, how: How) -> tuple[Diagnosis, ...]:
-    """The causes of what is wrong, wrong records aside."""
+def _causes(
+    model: Runnable, study: _Study, seconds: float, how: How, graph: Graph | None = None
+) -> tuple[Diagnosis, ...]:
+    """The causes of what is wrong, wrong records aside: among the model's ops, then among those of the graph."""
     computed = [finding for finding in study.passes.findings if finding.tap.name not in study.records]
-    passes = replace(study.passes, findings=computed)
+
+    def found(of: Runnable, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]:
+        passes = replace(study.passes, findings=computed)
+        return diagnose(scene_of(of, passes, study.under_test, seconds, how.explain > 0, how.progress), findings)
+
     with threadpool_limits(1, "blas"):
-        return diagnose(scene_of(model, passes, study.under_test, seconds, how.explain > 0, how.progress), computed)
+        diagnosis = found(model, computed)
+        left = unexplained(computed, study.under_test, diagnosis, how.explain > 0)
+        opened = graph() if graph is not None and left else None
+        return diagnosis if opened is None else completed(diagnosis, found(opened, left), computed)
 
 
 def _judged(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from llamadiff.candidates.map_file import load_map
@@ -18,6 +19,7 @@ from llamadiff.comparison.greedy import parting, with_parting
 from llamadiff.comparison.judging import judge
 from llamadiff.comparison.result import Comparison
 from llamadiff.engines.capture_request import request_for, text_request
+from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine, opened_for
@@ -73,7 +75,9 @@ def compare(
                 opened, baseline = _run_as(trace, opened, baseline, request, how.progress)
             capture_s = time.perf_counter() - started
             original = original_behind(candidate, opened, how.progress)
-            result = judge(opened, baseline, trace, replace(how, partial=how.partial or run.is_partial), keep, original)
+            graph = None if opened.by_graph else partial(graph_of_run, opened, baseline.info, how.progress)
+            how = replace(how, partial=how.partial or run.is_partial)
+            result = judge(opened, baseline, trace, how, keep, original, graph)
             if trace is not None:
                 found = parting(baseline, trace, n_prompt, run.n_predict > 0, opened.vocabulary.text)
                 result = with_parting(result, found)

@@ -149,9 +149,12 @@ class Case:
     def _row_errors(self, x: Array) -> list[tuple[Array, Array]]:
         """Of each entry of a result, rows' errors and sizes: sums of squares."""
         assert self.recorded is not None
-        recorded = self._looked_at(self._seen(self.recorded))
-        axis = self.tap.row_axis
-        return [metrics.row_errors(recorded, self._looked_at(self._seen(entry)), axis) for entry in x]
+        recorded, axis = self.compared(self.recorded), self.tap.row_axis
+        return [metrics.row_errors(recorded, self.compared(entry), axis) for entry in x]
+
+    def compared(self, x: Array) -> Array:
+        """A result without its batch axis as it is compared with what was recorded, or that itself."""
+        return self._looked_at(self._seen(x))
 
     def _seen(self, x: Array) -> Array:
         """A result as it is compared: shaped like the tap, defined values alone."""

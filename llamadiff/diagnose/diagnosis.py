@@ -176,6 +176,24 @@ def _read(scene: Scene, findings: Sequence[Finding], d: Diagnosis) -> dict[str, 
     return {tap.name: read_back(case_of(scene.run, scene.source, tap, local)) for tap, local in whole}
 
 
+def unexplained(
+    findings: Sequence[Finding], name: str, diagnoses: Iterable[Diagnosis], thorough: bool
+) -> list[Finding]:
+    """The findings of WRONG taps that no known bug explains, without those that are searched only when asked."""
+    known = {tap for d in diagnoses if d.known for tap in d.taps}
+    wrong = [(finding, _wrong(finding, name)) for finding in findings if finding.tap.name not in known]
+    return [finding for finding, local in wrong if local is not None and (thorough or _short(local))]
+
+
+def completed(
+    first: Sequence[Diagnosis], second: Sequence[Diagnosis], findings: Sequence[Finding]
+) -> tuple[Diagnosis, ...]:
+    """What one language of bugs explains, and what another one does of the rest; graph order."""
+    known, order = [d for d in first if d.known], [finding.tap.name for finding in findings]
+    untried = [d for d in first if not d.known and not any(set(d.taps) & set(other.taps) for other in second)]
+    return tuple(sorted([*known, *untried, *second], key=lambda d: order.index(d.tap)))
+
+
 def _wrong(finding: Finding, name: str) -> Local | None:
     local = finding.local.get(name)
     return local if local is not None and (local.verdict == "wrong" or local.unclear) else None

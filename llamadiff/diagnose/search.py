@@ -226,20 +226,29 @@ def likeliest_first(fits: Iterable[Fit]) -> tuple[Fit, ...]:
 
 
 def _chain(case: Case, base: Recipe, key: Sequence[tuple[str, str]], hints: Sequence[float | None]) -> Fit | None:
-    """Replay bugs one after another on one op."""
-    steps: list[ReplayedBug] = []
-    recipe = base
-    for (name, variant), hint in zip(key, hints, strict=True):
-        known = known_bugs()[name]
-        if not can_have(case, known):
-            return None
-        options = changes_of(known, recipe, replace(case, hint=hint))
-        change = next((option for option in options if option.variant == variant), None)
-        if change is None:
-            return None
-        steps.append(_step(known, change))
-        recipe = change.recipe
-    return Fit(tuple(steps), _error(case, recipe))
+    """Replay bugs one after another on one op: the first way that fits, or else the best; None if there is none."""
+    best: Fit | None = None
+    for steps, changed in _chains(case, base, tuple(zip(key, hints, strict=True))):
+        fit = Fit(steps, _error(case, changed))
+        best = fit if best is None or fit.nmse < best.nmse else best
+        if fit.nmse <= case.limit:
+            break
+    return best
+
+
+def _chains(
+    case: Case, recipe: Recipe, key: Sequence[tuple[tuple[str, str], float | None]]
+) -> Iterator[tuple[tuple[ReplayedBug, ...], Recipe]]:
+    """Every way to have these bugs one after another: a bug shows at several ops of a graph."""
+    if not key:
+        yield (), recipe
+        return
+    ((name, variant), hint), *rest = key
+    known = known_bugs()[name]
+    for change in changes_of(known, recipe, replace(case, hint=hint)) if can_have(case, known) else ():
+        if change.variant == variant:
+            for steps, changed in _chains(case, change.recipe, rest):
+                yield (_step(known, change), *steps), changed
 
 
 def changes_of(known: Bug, recipe: Recipe, case: Case) -> Iterator[Change]:

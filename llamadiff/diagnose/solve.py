@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.registry import Recipe
+from llamadiff.diagnose.sought import Sought
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 ROUNDS = 48  # of the golden section: float64's precision from any bracket
@@ -14,18 +17,14 @@ SNAP = 0.02  # how near a familiar value must be to be tried in its place
 
 
 def solve(
-    case: Case,
-    build: Callable[[float], Recipe],
-    low: float,
-    high: float,
-    familiar: Sequence[float] = (),
-    steps: int = 80,
+    case: Case, build: Callable[[float], Recipe], sought: Sought, familiar: Sequence[float] | None = None
 ) -> list[float]:
-    """The value between ``low`` and ``high`` (both positive) for which ``build(value)`` fits best.
+    """The value of what is sought for which ``build(value)`` fits best; ``familiar`` are those of this model.
 
     The familiar value beside it is taken where it fits as well. Inside a span, where nothing was recorded to solve
     with, the familiar values themselves are the answer, to be tried one by one.
     """
+    familiar, low, high = sought.familiar if familiar is None else familiar, sought.low, sought.high
     if case.recorded is None:
         return list(familiar) if case.hint is None else [case.hint]
 
@@ -37,7 +36,7 @@ def solve(
     if case.hurried:
         return [min(familiar, key=lambda value: error(math.log(value)))] if familiar else []
 
-    logs = [math.log(low) + (math.log(high) - math.log(low)) * i / steps for i in range(steps + 1)]
+    logs = [math.log(low) + (math.log(high) - math.log(low)) * i / sought.steps for i in range(sought.steps + 1)]
     logs = sorted({*logs, *(math.log(value) for value in familiar if value > 0)})
     errors = [error(log) for log in logs]
     best = min(range(len(logs)), key=errors.__getitem__)
@@ -49,6 +48,25 @@ def solve(
         if near > 0 and abs(math.log(near) - found) < SNAP and error(math.log(near)) <= max(4 * left, 1e-12):
             return [near]
     return [value]
+
+
+def least_squares(case: Case, build: Callable[[float], Recipe]) -> list[float]:
+    """The factor, of either sign, for which ``build(factor)`` fits, of a result that is linear in it; none fits: none.
+
+    Found from two values, where ``solve`` takes a hundred.
+    """
+    if case.recorded is None:
+        return []
+    recorded = case.compared(case.recorded).astype(np.float64)
+    found = []
+    for zero, one in zip(build(0.0).compute(case), build(1.0).compute(case), strict=True):
+        at_zero = case.compared(zero).astype(np.float64)
+        step, rest = case.compared(one) - at_zero, recorded - at_zero
+        good = np.isfinite(step) & np.isfinite(rest)
+        found.append(float(step[good] @ rest[good]) / max(float(step[good] @ step[good]), 1e-300))
+    errors = {value: case.nmse(build(value).compute(case)) for value in dict.fromkeys(found)}
+    best = min(errors, key=errors.__getitem__)
+    return [best] if errors[best] <= case.limit else []
 
 
 def _narrowed(error: Callable[[float], float], a: float, b: float) -> tuple[float, float]:

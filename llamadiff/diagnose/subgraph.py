@@ -37,6 +37,8 @@ class Subgraph:
             self.right.update(self._run(case, {}, everything=True))
         node = self.nodes[-1]
         x = self._altered(case) if self.altered else self.right[node.number]
+        if case.tap.name in self.engine.graph.kept:
+            return as_rows(x, case.tap.name)[:, : len(case.run.tokens)]
         x, known = x.reshape(-1, *tap_shape(node, len(self.engine.graph.tokens))), taps.parse(case.tap.name)
         return x[..., : len(case.run.tokens)] if known is not None and known.causal else x
 
@@ -46,7 +48,7 @@ class Subgraph:
         try:
             return self._run(case, self.altered, everything=False)[node.number]
         except (IndexError, ValueError):
-            return np.full((1, *node.shape), np.nan)
+            return np.full((1, *node.shape), np.nan, np.float32)
 
     def _run(self, case: Case, altered: Mapping[int, Alter], everything: bool) -> dict[int, Array]:
         graph, values, changed = self.engine.graph, self.engine.leaves(), set[int]()
@@ -74,14 +76,23 @@ class Subgraph:
         return out
 
     def computes(self, node: GraphNode) -> bool:
-        """Whether a node is computed here and not altered yet."""
-        return node.number not in self.given and node.number not in self.altered
+        """Whether a node is computed here."""
+        return node.number not in self.given
+
+    def is_span(self, case: Case) -> bool:
+        """Whether taps that could have been recorded are computed here on the way to the judged one."""
+        labels = {node.label for node in self.nodes if self.computes(node)} - {case.tap.name, None}
+        return any(label in case.run.shapes and "(" not in str(label) for label in labels)
 
 
 def subgraph_of(case: Case) -> Subgraph:
-    """The subgraph of a case's tap."""
+    """The subgraph of a case's tap. Raises NotRecordedError for a tap that is no node."""
     engine: Any = case.engine
-    graph, last = engine.graph, engine.graph.labelled[case.tap.name]
+    graph = engine.graph
+    last = graph.labelled.get(case.tap.name) or graph.kept.get(case.tap.name)
+    if last is None:
+        raise NotRecordedError(case.tap.name)
+    kept = {view.number: name for name, view in graph.kept.items()}
     inside, given = {last.number}, dict[int, Array]()
     waiting = [last]
     while waiting:
@@ -90,7 +101,7 @@ def subgraph_of(case: Case) -> Subgraph:
             if source is None or number in inside:
                 continue
             inside.add(number)
-            values = _recorded(source, case)
+            values = _rows_recorded(source, kept[number], case) if number in kept else _recorded(source, case)
             if values is None:
                 waiting.append(source)
             else:
@@ -98,8 +109,19 @@ def subgraph_of(case: Case) -> Subgraph:
     return Subgraph(engine, tuple(node for node in graph.nodes if node.number in inside), given)
 
 
+def _rows_recorded(view: GraphNode, name: str, case: Case) -> Array | None:
+    """A cache as its recorded rows make it; None if they were not recorded."""
+    try:
+        return from_rows(case.values(name), view, name)
+    except NotRecordedError:
+        return None
+
+
 def _recorded(node: GraphNode, case: Case) -> Array | None:
-    """A node's recorded values [1, ne3, ne2, ne1, ne0]; keys beyond the tokens are zero."""
+    """A node's recorded values [1, ne3, ne2, ne1, ne0]; keys beyond the tokens are zero.
+
+    A tap's axes may be others than the node's: heads that are merged, or not.
+    """
     if node.label is None or node.op in WRITES:
         return None
     try:
@@ -107,8 +129,21 @@ def _recorded(node: GraphNode, case: Case) -> Array | None:
     except NotRecordedError:
         return None
     shape = tap_shape(node, len(case.run.tokens))
-    if x.shape[1:] != shape:
+    if x[0].size != np.prod(shape):
         whole = np.zeros((1, *shape), x.dtype)
         whole[..., : x.shape[-1]] = x
         x = whole
     return x.reshape(1, *node.shape)
+
+
+def as_rows(x: Array, name: str) -> Array:
+    """A view of a cache, [b, 1, slot, kv_head, dim] or of V [b, 1, dim, kv_head, slot], as the tap has it."""
+    return x[:, 0] if name.startswith("kv_k") else x[:, 0].swapaxes(1, 3)
+
+
+def from_rows(x: Array, node: GraphNode, name: str) -> Array:
+    """A tap of cached rows [b, token, kv_head, dim] as a view of the cache, whose other slots are empty."""
+    rows = x if name.startswith("kv_k") else x.swapaxes(1, 3)
+    whole = np.zeros((len(x), *node.shape), x.dtype)
+    whole[:, 0][tuple(slice(size) for size in rows.shape)] = rows
+    return whole

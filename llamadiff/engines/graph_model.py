@@ -8,14 +8,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from llamadiff.engines.model_file import Runnable
+from llamadiff.engines.capture_request import text_request
+from llamadiff.engines.model_file import ModelFile, Runnable
+from llamadiff.engines.run_spec import Run
 from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.graph import Graph, GraphNode, tap_shape
 from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request
+from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace import taps
+from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 
 
@@ -66,6 +70,20 @@ class GraphModel(Runnable):
 
     def inputs(self, tap: taps.Tap) -> list[str]:
         return self.graph.inputs(tap.name)
+
+
+def graph_of_run(model: ModelFile, info: Info, progress: Progress = silent) -> GraphModel | None:
+    """llama.cpp's graph of the tokens of a run, in one go; None where llama.cpp cannot make one."""
+    first = info.positions[0] if info.positions else 0
+    if list(info.positions) != list(range(first, first + len(info.positions))):
+        return None
+    progress("asking llama.cpp for its graph")
+    try:
+        with scratch_directory() as folder:
+            request = text_request(model, Run(tokens=info.tokens), Path(folder) / "trace")
+            return by_its_graph(model.path, replace(request, first=first), progress)[0]
+    except UserError:
+        return None
 
 
 def by_its_graph(

@@ -19,7 +19,17 @@ from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
-Alter = Callable[[Op], Op | Array]  # what a node computes instead: another op, or these values
+
+
+@dataclass(frozen=True)
+class Then:
+    """What a node gives, changed; ``alter`` is what it computes instead beforehand, if it does."""
+
+    change: Callable[[Array], Array]
+    alter: Alter | None = None
+
+
+Alter = Callable[[Op], Op | Array] | Then  # what a node computes instead: another op, or these values
 
 
 @dataclass(frozen=True)
@@ -138,7 +148,12 @@ class GraphEngine:
 
         Weights that are streamed have a name and no values yet.
         """
-        n = self._op(node, values)
+        if isinstance(alter, Then):
+            x = np.asarray(alter.change(self.computed(node, values, tap, alter.alter)))
+            return x.reshape(-1, *node.shape)
+        return self._computed(node, self._op(node, values), tap, alter)
+
+    def _computed(self, node: GraphNode, n: Op, tap: Any, alter: Callable[[Op], Op | Array] | None) -> Array:
         if alter is not None:
             changed = alter(n if n.name in STREAMED else self._with_weights(n))
             if not isinstance(changed, Op):
@@ -152,7 +167,7 @@ class GraphEngine:
         if n.name == "VIEW":
             return _viewed(n)
         if n.name in PRODUCTS:
-            return self._product(n, self._read_from(node), tap)
+            return self.product(n, self.read_from(node), tap)
         cache = self._cache(node.view[0] if node.op in WRITES and node.view else None)
         if cache:
             n = replace(n, sources=(self._stored(n, cache, tap), *n.sources[1:]))
@@ -174,7 +189,7 @@ class GraphEngine:
         name = leaf.name if leaf is not None else ""  # llama-kv-cache.cpp's: cache_k_l, and the layer's number
         return next((cache for cache in CACHES if name.startswith(f"{cache}_l")), "")
 
-    def _read_from(self, node: GraphNode) -> str:
+    def read_from(self, node: GraphNode) -> str:
         """The cache that a product's first operand lies in, following views to their base; empty for other values."""
         number = node.sources[0]
         while number is not None and number in self.graph.by_number:
@@ -216,7 +231,7 @@ class GraphEngine:
         w = self.w.whole(source.name) if source.decode is None else source.decode(self.w.stored(source.name))
         return Operand(w.reshape(1, *[1] * (4 - w.ndim), *w.shape), source.kind, source.name)
 
-    def _product(self, n: Op, cache: str, tap: Any) -> Array:
+    def product(self, n: Op, cache: str, tap: Any) -> Array:
         """Each lane's arithmetic rounds the activations; of products that multiply two of them, both."""
         first = n.sources[0]
         assert first is not None

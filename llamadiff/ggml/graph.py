@@ -83,6 +83,15 @@ class Graph:
     def labelled(self) -> dict[str, GraphNode]:
         return {node.label: node for node in self.nodes if node.label is not None}
 
+    @cached_property
+    def kept(self) -> dict[str, GraphNode]:
+        """The taps of cached rows (``kv_k-3``) -> the views of a layer's cache that attention reads."""
+        words = {"cache_k": "kv_k", "cache_v": "kv_v"}
+        names = {leaf.number: leaf.name.rpartition("_l") for leaf in self.leaves.values()}
+        known = {number: f"{words[cache]}-{i}" for number, (cache, _, i) in names.items() if cache in words}
+        views = [node for node in self.nodes if node.op == "VIEW" and node.view and node.view[0] in known]
+        return {known[node.view[0]]: node for node in views if node.view}
+
     def inputs(self, label: str) -> list[str]:
         """The taps that a tap is computed from, following nodes that are no taps to their sources."""
         found: dict[str, None] = {}

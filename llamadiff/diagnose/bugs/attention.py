@@ -16,6 +16,7 @@ from llamadiff.diagnose.bugs.rope import Rotation, rope_on
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import Change, bug, recipe
 from llamadiff.diagnose.solve import solve
+from llamadiff.diagnose.sought import FACTOR
 
 Array = NDArray[Any]
 BOTH = ("kq", "kqv_out")
@@ -181,7 +182,7 @@ def scale_in_words(value: float, case: Case) -> str:
 def scores_scaled(r: Scores, case: Case) -> Iterator[Change]:
     """The scale is in the scores already."""
     d = case.config.head_k
-    for value in solve(case, lambda f: replace(r, factor=f), 1e-4, 1e2, (1 / math.sqrt(d), 1 / d, math.sqrt(d))):
+    for value in solve(case, lambda f: replace(r, factor=f), FACTOR, (1 / math.sqrt(d), 1 / d, math.sqrt(d))):
         yield Change(
             replace(r, factor=value), f"is multiplied by {scale_in_words(value, case)} before the softmax", value=value
         )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.registry import Change, bug, recipe
+from llamadiff.diagnose.sought import ROWS_FACTOR
 
 Array = NDArray[Any]
 
@@ -94,4 +95,4 @@ def embedding_multiplied(r: Lookup, case: Case) -> Iterator[Change]:
         x, y = r.compute(case).astype(np.float64).ravel(), case.recorded.astype(np.float64).ravel()
         good = np.isfinite(y)
         factor = float(x[good] @ y[good]) / max(float(x[good] @ x[good]), 1e-300)
-        yield Change(replace(r, factor=factor), f"multiplies by {factor:.6g}; this model does not", value=factor)
+        yield Change(replace(r, factor=factor), ROWS_FACTOR.says(factor, 1.0), value=factor)

@@ -16,6 +16,7 @@ from llamadiff.diagnose.bugs.norms import Same, Through
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import Change, bug, recipe
 from llamadiff.diagnose.solve import solve
+from llamadiff.diagnose.sought import FACTOR, LOGIT_CAP
 
 Array = NDArray[Any]
 QKV = ("Qcur_proj", "Kcur_proj", "Vcur_proj")
@@ -325,13 +326,17 @@ def logits_of_other_row(r: Product, case: Case) -> Iterator[Change]:
     """Logits are another token's: the first's, or the one's before."""
     n = len(case.run.tokens)
     if n > 1:
-        orders = {
-            "the token before": np.maximum(np.arange(n) - 1, 0), "the token after": np.minimum(np.arange(n) + 1, n - 1),
-            "the first token": np.zeros(n, int), "the last token but one": np.append(np.arange(n - 1), n - 2),
-        }  # fmt: skip
-        for whose, order in orders.items():
+        for whose, order in other_rows(n).items():
             yield Change(Through(r, partial(np.take, indices=order, axis=1)), f"gives the logits of {whose}", whose)
         yield Change(Through(r, _late), "gives the logits of the token before, and none for the first", "late")
+
+
+def other_rows(n: int) -> dict[str, Array]:
+    """Whose logits people give instead of each of n tokens' -> those tokens."""
+    return {
+        "the token before": np.maximum(np.arange(n) - 1, 0), "the token after": np.minimum(np.arange(n) + 1, n - 1),
+        "the first token": np.zeros(n, int), "the last token but one": np.append(np.arange(n - 1), n - 2),
+    }  # fmt: skip
 
 
 def _late(x: Array) -> Array:
@@ -347,8 +352,8 @@ def _capped(r: Product, cap: float) -> Through:
 @bug("result_output", general=True, fix="leave the logits as they are: this model has no softcap", source="vllm#30427")
 def logits_capped(r: Product, case: Case) -> Iterator[Change]:
     """Logits are softly capped in a model without a softcap."""
-    for value in solve(case, partial(_capped, r), 0.5, 1e4, (30.0,), 40):
-        yield Change(_capped(r, value), f"caps logits at {value:.4g}; this model has no softcap", value=value)
+    for value in solve(case, partial(_capped, r), LOGIT_CAP):
+        yield Change(_capped(r, value), LOGIT_CAP.says(value, 0.0), value=value)
 
 
 @bug(*PRODUCTS, general=True, fix="leave out the multiplier: the file asks for none")
@@ -361,7 +366,7 @@ def product_multiplied(r: Product, case: Case) -> Iterator[Change]:
     found = found if case.channels is None else found[..., case.channels]
     good = np.isfinite(found)
     factor = float(right[good] @ found[good]) / max(float(right[good] @ right[good]), 1e-300)
-    yield Change(replace(r, factor=factor), f"is multiplied by {factor:.6g}", value=factor)
+    yield Change(replace(r, factor=factor), FACTOR.says(factor, 1.0), value=factor)
 
 
 @dataclass(frozen=True)

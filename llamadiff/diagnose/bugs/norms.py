@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.registry import Change, Recipe, bug, recipe
 from llamadiff.diagnose.solve import solve
+from llamadiff.diagnose.sought import EPSILON
 from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.types import HALVES
 
 Array = NDArray[Any]
 QK = ("Qcur_normed", "Kcur_normed")
 NORMS = ("attn_norm", "ffn_norm", "result_norm", *QK)
-EPSILONS = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 OVERFLOW = 65504.0  # float16's largest
 
 
@@ -107,8 +107,8 @@ def _input(case: Case) -> Array:
 )
 def norm_epsilon(r: Norm, case: Case) -> Iterator[Change]:
     """The norm's epsilon is not the file's."""
-    for value in solve(case, lambda eps: replace(r, eps=eps), 1e-13, 1.0, EPSILONS):
-        yield Change(replace(r, eps=value), f"uses epsilon {value:.3g}; the file says {r.eps:.3g}", value=value)
+    for value in solve(case, lambda eps: replace(r, eps=eps), EPSILON):
+        yield Change(replace(r, eps=value), EPSILON.says(value, r.eps), value=value)
 
 
 @bug(*NORMS, fix="add epsilon to the mean square, before the root is taken")

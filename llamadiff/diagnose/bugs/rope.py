@@ -16,10 +16,10 @@ from llamadiff.diagnose.bugs.norms import Same, Through
 from llamadiff.diagnose.case import Case, Recording
 from llamadiff.diagnose.registry import Change, bug, recipe
 from llamadiff.diagnose.solve import solve
+from llamadiff.diagnose.sought import ROPE_BASE, ROPE_FACTOR
 
 Array = NDArray[Any]
 ROPE = ("Qcur_rope", "Kcur_rope")
-BASES = (1e3, 1e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 5e6, 1e7)
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ def rope_layout(r: Rotation, case: Case) -> Iterator[Change]:
 @bug(*ROPE, general=True, fix="read rope.freq_base from the file (10000 where it is missing)", source="llama.cpp#3401")
 def rope_base(r: Rotation, case: Case) -> Iterator[Change]:
     """RoPE's base is not the file's."""
-    for value in solve(case, lambda base: _with(r, base=base), 10.0, 1e9, BASES, 400):
+    for value in solve(case, lambda base: _with(r, base=base), ROPE_BASE):
         if abs(value / r.rope.base - 1) > 1e-6:
-            yield Change(_with(r, base=value), f"uses base {value:.6g}; the file says {r.rope.base:.6g}", value=value)
+            yield Change(_with(r, base=value), ROPE_BASE.says(value, r.rope.base), value=value)
 
 
 def _with(r: Rotation, **changes: Any) -> Rotation:
@@ -134,9 +134,8 @@ def rope_scaling_inverted(r: Rotation, case: Case) -> Iterator[Change]:
 )
 def rope_scaling_applied(r: Rotation, case: Case) -> Iterator[Change]:
     """Positions are scaled by a factor that is not the file's."""
-    for value in solve(case, lambda f: _with(r, factor=f, yarn=False), 1 / 64, 64.0, (2.0, 4.0, 8.0, 16.0, 32.0), 400):
-        says = f"divides positions by {value:.4g}; the file says {r.rope.factor:g}"
-        yield Change(_with(r, factor=value, yarn=False), says, value=value)
+    for value in solve(case, lambda f: _with(r, factor=f, yarn=False), ROPE_FACTOR):
+        yield Change(_with(r, factor=value, yarn=False), ROPE_FACTOR.says(value, r.rope.factor), value=value)
 
 
 @bug(*ROPE, fix="blend scaled and plain angles by frequency, as YaRN does", source="shainet#111, mlxcel#1355, imp#880")

@@ -15,6 +15,7 @@ from llamadiff.diagnose.bugs.attention import scale_in_words, scores
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import Change, bug, recipe
 from llamadiff.diagnose.solve import solve
+from llamadiff.diagnose.sought import SCORE_CAP, SCORE_SCALE
 from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.types import HALVES
 
@@ -74,9 +75,9 @@ def attention_scale(r: Softmax, case: Case) -> Iterator[Change]:
 @bug("kq_soft_max", general=True, fix="scale scores by 1/sqrt(head size), once", source="llama.cpp#13951")
 def attention_scale_other(r: Softmax, case: Case) -> Iterator[Change]:
     """The attention scale is some other number."""
-    for value in solve(case, lambda s: replace(r, scale=s), 1e-4, 10.0):
-        says = f"scales by {value:.5g}; this model scales by 1/sqrt({case.config.head_k}) = {r.scale:.5g}"
-        yield Change(replace(r, scale=value), says, value=value)
+    familiar = [value for value in SCORE_SCALE.familiar if not math.isclose(value, r.scale)]
+    for value in solve(case, lambda s: replace(r, scale=s), SCORE_SCALE, familiar):
+        yield Change(replace(r, scale=value), SCORE_SCALE.says(value, r.scale), value=value)
 
 
 def _whole_scores(r: Softmax, case: Case) -> Iterator[Array]:
@@ -151,8 +152,8 @@ def window_applied(r: Softmax, case: Case) -> Iterator[Change]:
 @bug("kq_soft_max", general=True, fix="leave the scores as they are: this model has no softcap", source="vllm#30427")
 def softcap_applied(r: Softmax, case: Case) -> Iterator[Change]:
     """Scores are capped (cap * tanh(x / cap)) in a model without a softcap."""
-    for value in solve(case, lambda cap: replace(r, cap=cap), 0.1, 1e4, (30.0, 50.0)):
-        yield Change(replace(r, cap=value), f"caps scores at {value:.4g}; this model has no softcap", value=value)
+    for value in solve(case, lambda cap: replace(r, cap=cap), SCORE_CAP):
+        yield Change(replace(r, cap=value), SCORE_CAP.says(value, 0.0), value=value)
 
 
 @bug("kq_soft_max", fix="take the softmax over keys, the last axis")

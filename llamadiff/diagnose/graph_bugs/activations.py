@@ -17,6 +17,9 @@ from llamadiff.ggml.ops.unary import halves
 UNARY = ("SILU", "GELU", "GELU_ERF", "GELU_QUICK", "RELU", "SIGMOID", "TANH", "SOFTPLUS", "EXP", "SQR")
 GLU = ("SWIGLU", "GEGLU", "REGLU", "GEGLU_ERF", "GEGLU_QUICK")
 CLAMPED = ("SWIGLU_OAI", "SWIGLU_CLAMP")
+ACTIVATION = {
+    "SWIGLU": "SILU", "GEGLU": "GELU", "REGLU": "RELU", "GEGLU_ERF": "GELU_ERF", "GEGLU_QUICK": "GELU_QUICK"
+}  # fmt: skip
 NAMES = {
     "SILU": "SiLU", "GELU": "GELU (tanh)", "GELU_ERF": "GELU (erf)", "GELU_QUICK": "quick GELU", "RELU": "ReLU",
     "SIGMOID": "sigmoid", "TANH": "tanh", "SOFTPLUS": "softplus", "EXP": "exp", "SQR": "a square", "SWIGLU": "SiLU",
@@ -81,6 +84,11 @@ def _gated_by(name: str) -> Alter:
     return _gated(lambda x, y: _applied(name, x) * y)
 
 
+def gated_by(op: str, change: Callable[[Any], Any]) -> Alter:
+    """A gated op whose activated gate is changed before up multiplies it."""
+    return _gated(lambda x, y: change(_applied(ACTIVATION.get(op, "SILU"), x)) * y)
+
+
 def _gated(value: Callable[[Any, Any], Any]) -> Alter:
     return takes(lambda n: value(*halves(n)))
 
@@ -108,13 +116,14 @@ def of_up(site: Site) -> Iterator[Edit]:
         return replace(n, sources=(Operand(y), Operand(x), *n.sources[2:]))
 
     yield Edit(swapped, "applies the activation to up, and multiplies by the gate", "up")
+    name = ACTIVATION.get(site.node.op, "SILU")
+    yield Edit(_gated(lambda x, y: _applied(name, x * y)), "applies the activation to gate * up", "product")
 
 
 @at_nodes(*GLU, *CLAMPED, of="up-missing")
 def up_missing(site: Site) -> Iterator[Edit]:
     """One factor alone, or their sum."""
-    names = {"SWIGLU": "SILU", "GEGLU": "GELU", "REGLU": "RELU", "GEGLU_ERF": "GELU_ERF", "GEGLU_QUICK": "GELU_QUICK"}
-    name = names.get(site.node.op, "SILU")
+    name = ACTIVATION.get(site.node.op, "SILU")
     yield Edit(_gated(lambda x, y: _applied(name, x)), "leaves out up: the activated gate goes on alone", "gate")
     yield Edit(_gated(lambda x, y: y), "leaves out the gate: up goes on alone", "up")
     yield Edit(_gated(lambda x, y: _applied(name, x) + y), "adds activated gate and up", "sum")

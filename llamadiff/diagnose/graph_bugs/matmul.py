@@ -1,19 +1,24 @@
-"""Products with weights at nodes of a graph: which weight, which input, bias and scale; and rows of embeddings."""
+"""Products with weights at nodes of a graph: which weight, which input, bias and scale; which logits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
+from functools import partial
+from itertools import islice, permutations
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from llamadiff.diagnose.bugs.matmul import other_rows
 from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     Constant,
     Edit,
     Site,
     at_nodes,
+    gives,
     instead,
     only,
     takes,
@@ -23,11 +28,13 @@ from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     with_weight,
 )
 from llamadiff.diagnose.graph_bugs.norms import NORMS
-from llamadiff.ggml.engine import Alter
+from llamadiff.diagnose.sought import FACTOR, LOGIT_CAP
 from llamadiff.ggml.op import Op, Operand
 
+Array = NDArray[Any]
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 SWAPPED = {"ffn_gate": "ffn_up", "ffn_up": "ffn_gate", "ffn_gate_exps": "ffn_up_exps", "ffn_up_exps": "ffn_gate_exps"}
+MOST_ORDERS = 120  # of the parts of a fused product
 MOST_INPUTS = 12  # recorded taps that are tried in an input's place
 
 
@@ -41,7 +48,21 @@ def other_layer(site: Site) -> Iterator[Edit]:
     name = site.weight(0)
     for other, relative in site.others(name) if name else ():
         if _stem(other) == _stem(name) and other.split(".")[0] == "blk":
-            yield Edit(with_weight(site, 0, other), f"multiplies by {other}, not {name}", relative)
+            yield from _instead_of(site, name, other, relative.partition(".")[0])
+
+
+def _instead_of(site: Site, name: str, other: str, relative: str) -> Iterator[Edit]:
+    """Another weight: with the bias that belongs to it, and with the right one."""
+    says, bias = f"multiplies by {other}, not {name}", other.replace(".weight", ".bias")
+    sums = next((user for user in site.users() if user.op in ("ADD", "ADD_ID") and is_bias(site.at(user))), None)
+    if sums is None:
+        yield Edit(with_weight(site, 0, other), says, relative)
+        return
+    own = site.at(sums).weight(1)
+    if site.own(sums) and site.has(bias) and site.engine.w.shape(bias) == site.engine.w.shape(own):
+        more = {sums.number: with_weight(site, 1, bias)}
+        yield Edit(with_weight(site, 0, other), f"{says}, with its bias", relative, more)
+    yield Edit(with_weight(site, 0, other), f"{says}, but adds its own bias", f"{relative} own bias")
 
 
 @at_nodes(*PRODUCTS, of="gate-up-swapped")
@@ -49,8 +70,8 @@ def gate_up_swapped(site: Site) -> Iterator[Edit]:
     """Up for gate, and gate for up."""
     name = site.weight(0)
     other = name.replace(_stem(name), SWAPPED.get(_stem(name), "")) if name else ""
-    if _stem(name) in SWAPPED and site.has(other):
-        yield Edit(with_weight(site, 0, other), f"multiplies by {other}, not {name}")
+    if _stem(name) in SWAPPED and site.has(other) and site.engine.w.shape(other) == site.engine.w.shape(name):
+        yield from _instead_of(site, name, other, "")
 
 
 @at_nodes(*PRODUCTS, of="weight-of-other-tensor")
@@ -59,7 +80,7 @@ def other_tensor(site: Site) -> Iterator[Edit]:
     name = site.weight(0)
     for other, relative in site.others(name) if name else ():
         if relative.startswith("+0.") and _stem(other) != SWAPPED.get(_stem(name)):
-            yield Edit(with_weight(site, 0, other), f"multiplies by {other}, not {name}", relative)
+            yield from _instead_of(site, name, other, relative)
 
 
 @at_nodes("MUL_MAT", of="head-tied")
@@ -102,16 +123,21 @@ def missing(site: Site) -> Iterator[Edit]:
         yield Edit(only(1), f"is not multiplied by {site.weight(0)}")
 
 
-@at_nodes("MUL_MAT", of="product-multiplied")
+@at_nodes(*PRODUCTS, of="product-multiplied")
 def multiplied(site: Site) -> Iterator[Constant]:
     """The result is multiplied by a constant."""
     if site.weight(0):
         d = site.shape(1)[-1]
-        yield Constant(
-            lambda value: times(1, value),
-            lambda value: f"multiplies its result by {value:.5g}", 1e-3, 1e3,
-            (0.5, 2.0, math.sqrt(d), 1 / math.sqrt(d), 0.125, 8.0),
-        )  # fmt: skip
+        familiar = (*FACTOR.familiar, math.sqrt(d), 1 / math.sqrt(d))
+        yield Constant(lambda value: times(1, value), FACTOR, 1.0, familiar, linear=True)
+
+
+@at_nodes("ADD", "ADD_ID", of="product-multiplied")
+def multiplied_with_bias(site: Site) -> Iterator[Constant]:
+    """The result is multiplied by a constant, its bias too."""
+    if is_bias(site):
+        make = lambda value: gives(lambda x: x * np.float32(value))  # noqa: E731
+        yield Constant(make, FACTOR, 1.0, linear=True)
 
 
 @at_nodes("MUL_MAT", of="input-elsewhere")
@@ -131,7 +157,7 @@ def _ago(label: str, site: Site) -> int:
     return layer - int(number) if number.isdecimal() and layer is not None else 0
 
 
-def _is_bias(site: Site) -> bool:
+def is_bias(site: Site) -> bool:
     """Whether a sum is of a product and its bias."""
     below = site.source(0)
     if not site.weight(1) or below is None or below.op in NORMS:
@@ -143,14 +169,14 @@ def _is_bias(site: Site) -> bool:
 @at_nodes("ADD", "ADD_ID", of="bias-missing")
 def bias_missing(site: Site) -> Iterator[Edit]:
     """The bias is not added."""
-    if _is_bias(site):
+    if is_bias(site):
         yield Edit(through, f"leaves out {site.weight(1)}")
 
 
 @at_nodes("ADD", "ADD_ID", of="bias-wrong")
 def bias_wrong(site: Site) -> Iterator[Edit]:
     """Twice, subtracted, or another one."""
-    if not _is_bias(site):
+    if not is_bias(site):
         return
     name = site.weight(1)
     yield Edit(times(1, 2), f"adds {name} twice", "twice")
@@ -169,81 +195,101 @@ def scale_ignored(site: Site) -> Iterator[Edit]:
 
 @at_nodes("VIEW", of="qkv-split")
 def split(site: Site) -> Iterator[Edit]:
-    """A part is taken from where another part of the same shape lies, or head by head."""
+    """A part is taken from where it would lie if the parts had another order, or head by head."""
+    views = _parts(site)
+    offset = int(np.frombuffer(site.node.view[1], np.int64)[0]) if site.node.view is not None else -1
+    if offset not in views:
+        return
+    size, sums = views[offset], site.source_of_view()
+    for variant, (says, part) in _splits(views, offset, site.node.shape[-1]).items():
+        yield Edit(takes(partial(_part_taken, part)), says, variant)
+        if sums is not None and sums.op == "ADD" and site.own(sums) and site.at(sums).shape(1)[-2] == 1:
+            own = with_source(0, partial(_part_put, part, offset, size))
+            yield Edit(lambda n: n, f"{says}; its bias is right", f"{variant} own bias", {sums.number: own})
+
+
+Part = Callable[[Array], Array]  # rows [..., values] of a fused product -> those that are taken for a part
+
+
+def _splits(views: dict[int, int], offset: int, dim: int) -> dict[str, tuple[str, Part]]:
+    """Where people take a part from: what is said of it, and how."""
+    size, whole = views[offset], sum(views.values())
+    orders = islice(permutations(views), MOST_ORDERS)
+    starts = {sum(views[other] for other in order[: order.index(offset)]) for order in orders} | set(views)
+    ways: dict[str, tuple[str, Part]] = {}
+    for start in sorted(starts - {offset}):
+        if start + size <= whole:
+            says = f"takes the values from {start} on; this model has its part from {offset} on"
+            ways[f"part {start - offset:+d}"] = says, partial(_from, start, size)
+    groups = min(views.values()) // dim
+    if len(views) > 1 and groups and all(other % (groups * dim) == 0 for other in views.values()):
+        says = "splits the row head by head: each head's parts lie together"
+        ways["head by head"] = says, partial(_by_head, list(views.values()), list(views).index(offset), groups)
+    return ways
+
+
+def _from(start: int, size: int, rows: Array) -> Array:
+    return rows[..., start : start + size]
+
+
+def _by_head(sizes: list[int], part: int, groups: int, rows: Array) -> Array:
+    """A part of rows whose groups of heads have their own parts side by side."""
+    widths = [size // groups for size in sizes]
+    start = sum(widths[:part])
+    grouped = rows.reshape(*rows.shape[:-1], groups, sum(widths))
+    return grouped[..., start : start + widths[part]].reshape(*rows.shape[:-1], -1)
+
+
+def _part_taken(part: Part, n: Op) -> Array:
+    return part(n.x()).reshape(-1, *n.shape)
+
+
+def _part_put(part: Part, offset: int, size: int, n: Op) -> Array:
+    """A product in whose rows another part lies in the place of the right one."""
+    rows = np.array(n.x())
+    rows[..., offset : offset + size] = part(n.x())
+    return rows
+
+
+def _parts(site: Site) -> dict[int, int]:
+    """Where the parts of a fused product begin -> how many values of a row they take; none, if it is not one."""
     node = site.node
     assert node.view is not None
     base = site.engine.graph.by_number.get(node.view[0])
     if base is None or base.op not in ("MUL_MAT", "MUL", "ADD", "SILU", "RESHAPE"):
+        return {}
+    found = {}
+    for other in site.engine.graph.nodes:
+        if other.op == "VIEW" and other.view and other.view[0] == base.number:
+            if "weighted" in other.name:  # experts' results are not parts
+                return {}
+            offset, _, _, step, _ = (int(number) for number in np.frombuffer(other.view[1], np.int64))
+            found[offset] = other.shape[-1] * (other.shape[-2] if step != base.shape[-1] else 1)
+    return dict(sorted(found.items()))
+
+
+# logits
+
+
+@at_nodes("MUL_MAT", of="logits-of-other-row")
+def other_row(site: Site) -> Iterator[Edit]:
+    """Logits of another token's row."""
+    n = len(site.case.run.tokens)
+    if not _makes_logits(site) or n < 2:
         return
-    offset, *steps = (int(step) for step in np.frombuffer(node.view[1], np.int64))
-    others = [
-        other for other in site.engine.graph.nodes if other.op == "VIEW" and other.view and other.view[0] == base.number
-    ]
-    if any("weighted" in other.name for other in others):  # experts' results are not parts
-        return
-    starts = sorted({int(np.frombuffer(other.view[1], np.int64)[0]) for other in others if other.view})
-    row = base.shape[-1]
-    for number, start in enumerate(starts):
-        if start != offset and start + node.shape[-1] * (node.shape[-2] if steps[2] != row else 1) <= row:
-            says = f"takes the values from {start} on; this model has its part from {offset} on"
-            yield Edit(_viewing(start, *steps), says, f"part {number - starts.index(offset)}")
-    heads, dim = node.shape[-2], node.shape[-1]
-    if steps[2] == dim and len(starts) > 1 and row == len(starts) * heads * dim:
-        says = "splits the row head by head: each head's parts lie together"
-        yield Edit(_viewing(starts.index(offset) * dim, *steps[:2], len(starts) * dim, steps[3]), says, "by head")
+    for whose, order in other_rows(n).items():
+        yield Edit(gives(partial(np.take, indices=order, axis=-2)), f"gives the logits of {whose}", whose)
+    late = gives(lambda x: np.concatenate([np.zeros_like(x[..., :1, :]), x[..., :-1, :]], axis=-2))
+    yield Edit(late, "gives the logits of the token before, and none for the first", "late")
 
 
-def _viewing(*place: int) -> Alter:
-    def alter(n: Op) -> Op:
-        return replace(n, params=np.array(place, np.int64).tobytes())
-
-    return alter
-
-
-# rows of an embedding
+@at_nodes("MUL_MAT", of="logits-capped")
+def capped(site: Site) -> Iterator[Constant]:
+    """Logits through a softcap."""
+    if _makes_logits(site) and not any(user.op == "SCALE" for user in site.users()):
+        make = lambda cap: gives(lambda x: np.asarray(cap * np.tanh(x / cap), x.dtype))  # noqa: E731
+        yield Constant(make, LOGIT_CAP)
 
 
-@at_nodes("GET_ROWS", of="embedding-row-off")
-def row_off(site: Site) -> Iterator[Edit]:
-    """Rows off by a constant: of tokens, or of learned positions."""
-    name = site.weight(0)
-    if not name:
-        return
-    rows = site.engine.w.shape(name)[-2]
-    for shift in (1, -1, 2, -2):
-        says = f"reads the rows of {name} off by {shift:+d}"
-        yield Edit(_rows_off(shift, rows), says, f"{shift:+d}")
-
-
-def _rows_off(by: int, rows: int) -> Alter:
-    return with_source(1, lambda n: np.clip(n.x(1) + by, 0, rows - 1))
-
-
-@at_nodes("GET_ROWS", of="embedding-from-head")
-def from_head(site: Site) -> Iterator[Edit]:
-    """Rows of the head."""
-    name = site.weight(0)
-    if name == "token_embd.weight" and site.has("output.weight"):
-        yield Edit(with_weight(site, 0, "output.weight"), "reads rows of output.weight, not token_embd.weight")
-
-
-@at_nodes("GET_ROWS", of="embedding-scaled")
-def scaled(site: Site) -> Iterator[Edit]:
-    """Multiplied by sqrt(d), or divided by it."""
-    if site.weight(0) == "token_embd.weight":
-        d = site.node.shape[-1]
-        for size, says in ((math.sqrt(d), "multiplies rows by"), (1 / math.sqrt(d), "divides rows by")):
-            yield Edit(_rows(site, size), f"{says} sqrt({d})", says)
-
-
-@at_nodes("GET_ROWS", of="embedding-multiplied")
-def embedding_multiplied(site: Site) -> Iterator[Constant]:
-    """Multiplied by a constant."""
-    if site.weight(0) == "token_embd.weight":
-        yield Constant(
-            lambda value: _rows(site, value), lambda value: f"multiplies rows by {value:.5g}", 1e-3, 1e3, (0.5, 2.0)
-        )
-
-
-def _rows(site: Site, size: float) -> Alter:
-    return takes(lambda n: site.engine.w.rows(site.weight(0), n.x(1).reshape(-1).astype(np.int64)) * np.float32(size))
+def _makes_logits(site: Site) -> bool:
+    return bool(site.weight(0)) and site.node.label == "result_output"

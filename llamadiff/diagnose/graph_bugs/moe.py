@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from llamadiff.diagnose.graph_bugs.edit import (
     Edit,
     Site,
     at_nodes,
+    gives,
     instead,
     renamed,
     takes,
@@ -19,6 +21,7 @@ from llamadiff.diagnose.graph_bugs.edit import (
     with_int,
     with_source,
 )
+from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op
 
 
@@ -33,6 +36,13 @@ def other_gate(site: Site) -> Iterator[Edit]:
     if _is_gate(site):
         yield Edit(renamed("SIGMOID"), "takes a sigmoid of router scores; this model takes a softmax", "sigmoid")
         yield Edit(through, "takes no softmax of router scores", "none")
+        alone = with_source(0, partial(_chosen_alone, site.case.run.model.hyper_parameter("expert_used_count") or 1))
+        yield Edit(alone, "takes a softmax over the chosen experts alone", "chosen")
+
+
+def _chosen_alone(used: int, n: Op) -> Any:
+    best = np.sort(n.x(), axis=-1)[..., -used:][..., :1]
+    return np.where(n.x() < best, -np.inf, n.x())
 
 
 @at_nodes("SIGMOID", of="router-other-gate")
@@ -52,9 +62,31 @@ def other_choice(site: Site) -> Iterator[Edit]:
     if site.node.op == "ARGSORT":
         yield Edit(with_int(p0=1 - int(site.ints[0])), "chooses the experts with the least scores", "worst")
     numbers = np.arange(site.node.shape[-1], dtype=np.int32)
+    used = site.case.run.model.hyper_parameter("expert_used_count") or 1
+    orders = {"first": numbers, "last": np.roll(numbers, used), "last reversed": numbers[::-1]}
+    for variant, order in orders.items():
+        says = f"chooses the {variant.split()[0]} experts for every token"
+        yield Edit(partial(_numbered, order), says, variant)
     yield Edit(
-        lambda n: np.broadcast_to(numbers, n.x().shape[:-1] + numbers.shape), "chooses experts by number", "first"
+        gives(lambda x: np.broadcast_to(x[..., :1, :], x.shape)), "chooses the first token's experts for all", "token"
     )
+
+
+def _numbered(order: Any, n: Op) -> Any:
+    return np.broadcast_to(order, n.x().shape[:-1] + order.shape)
+
+
+@at_nodes("ARGSORT", of="router-other-order")
+def other_order(site: Site) -> Iterator[Edit]:
+    """The right experts, in another order."""
+    used = site.case.run.model.hyper_parameter("expert_used_count") or 1
+
+    def ordered(change: Callable[[Any], Any]) -> Alter:
+        return gives(lambda x: np.concatenate([change(x[..., :used]), x[..., used:]], axis=-1))
+
+    by_number = ordered(lambda chosen: np.sort(chosen, axis=-1))
+    yield Edit(by_number, "chooses the right experts, in the order of their numbers", "sorted")
+    yield Edit(ordered(lambda chosen: chosen[..., ::-1]), "chooses the right experts, worst first", "reversed")
 
 
 @at_nodes("GET_ROWS", of="router-weights-wrong")
@@ -66,8 +98,11 @@ def other_weights(site: Site) -> Iterator[Edit]:
     for label, x in site.recorded(site.shape(0)):
         if "moe" in label and label != below.label:
             yield Edit(instead(0, x), f"weighs experts by {label}, not {site.named(0)}", label.rpartition("-")[0])
-    ones = takes(lambda n: np.ones(site.node.shape))
-    yield Edit(ones, "weighs every chosen expert by 1", "ones")
+    used = site.node.shape[-2]
+    yield Edit(takes(lambda n: np.ones(site.node.shape)), "weighs every chosen expert by 1", "ones")
+    yield Edit(takes(lambda n: np.full(site.node.shape, 1 / used)), "weighs all chosen experts alike", "mean")
+    yield Edit(gives(lambda x: x[..., ::-1, :]), "weighs the experts in reverse order", "reversed")
+    yield Edit(takes(lambda n: n.x()[..., :used, :]), "takes the first experts' probabilities", "first")
 
 
 @at_nodes("DIV", of="router-not-normalised")
@@ -89,6 +124,13 @@ def not_weighed(site: Site) -> Iterator[Edit]:
         yield Edit(through, "does not weigh the experts' results", "none")
         mean = with_source(1, lambda n: np.full_like(n.x(1), 1 / n.x(1).shape[-2]))
         yield Edit(mean, "takes the mean of the chosen experts' results", "mean")
+        reverse = with_source(1, lambda n: n.x(1)[..., ::-1, :])
+        yield Edit(reverse, "weighs the experts in reverse order", "reversed")
+        best = with_source(1, lambda n: np.where(np.arange(n.x(1).shape[-2])[:, None] > 0, 0, n.x(1)))
+        yield Edit(best, "takes the best expert alone", "best")
+        for label, x in site.recorded(site.shape(1)):
+            if label.startswith("ffn_moe_weights") and label != site.named(1):
+                yield Edit(instead(1, x), f"weighs experts by {label}, not {site.named(1)}", label.rpartition("-")[0])
 
 
 @at_nodes("MUL_MAT_ID", of="experts-mixed-up")
@@ -97,11 +139,18 @@ def mixed_up(site: Site) -> Iterator[Edit]:
     count = site.engine.w.shape(site.weight(0))[0] if site.weight(0) else 0
     if count < 2:
         return
-    for says, change in {
+    ways: dict[str, Callable[[Op], Any]] = {
         "multiplies by the matrices of the chosen experts in reverse": lambda n: n.x(2)[..., ::-1],
         "multiplies by the matrix of the next expert": lambda n: (n.x(2) + 1) % count,
         "multiplies by the matrices of the first experts": lambda n: np.broadcast_to(
             np.arange(n.x(2).shape[-1]), n.x(2).shape
         ),
-    }.items():
+        "multiplies by the matrix of the expert before": lambda n: (n.x(2) - 1) % count,
+        "counts experts from the last": lambda n: count - 1 - n.x(2),
+        "multiplies by the first token's experts": lambda n: np.broadcast_to(n.x(2)[..., :1, :], n.x(2).shape),
+        "multiplies by the experts of the token before": lambda n: np.concatenate(
+            [n.x(2)[..., :1, :], n.x(2)[..., :-1, :]], axis=-2
+        ),
+    }
+    for says, change in ways.items():
         yield Edit(with_source(2, change), says, says)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from llamadiff.diagnose.bugs.norms import EPSILONS
+from llamadiff.diagnose.bugs.norms import OVERFLOW
+from llamadiff.diagnose.case import NotRecordedError
 from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     Constant,
     Edit,
     Site,
     at_nodes,
+    instead,
     renamed,
     takes,
     through,
@@ -20,6 +23,7 @@ from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     with_source,
     with_weight,
 )
+from llamadiff.diagnose.sought import EPSILON
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op
 
@@ -33,9 +37,7 @@ def _eps(site: Site) -> float:
 @at_nodes(*NORMS, "L2_NORM", of="norm-epsilon")
 def epsilon(site: Site) -> Iterator[Constant]:
     """Another epsilon, solved for."""
-    own = _eps(site)
-    says = lambda value: f"uses epsilon {value:.3g}; the file says {own:.3g}"  # noqa: E731
-    yield Constant(lambda value: with_float(p0=value), says, 1e-13, 1.0, EPSILONS)
+    yield Constant(lambda value: with_float(p0=value), EPSILON, _eps(site))
 
 
 @at_nodes(*NORMS, of="norm-epsilon-missing")
@@ -43,6 +45,36 @@ def epsilon_missing(site: Site) -> Iterator[Edit]:
     """No epsilon."""
     if _eps(site):
         yield Edit(with_float(p0=0.0), f"adds no epsilon; the file says {_eps(site):.3g}")
+
+
+@at_nodes(*NORMS, of="norm-epsilon-in-half")
+def epsilon_in_half(site: Site) -> Iterator[Edit]:
+    """The epsilon that a float16 holds."""
+    rounded = float(np.float16(_eps(site)))
+    if rounded != _eps(site):
+        says = f"rounds epsilon to float16 ({rounded:.3g}); the file says {_eps(site):.3g}"
+        yield Edit(with_float(p0=rounded), says)
+
+
+@at_nodes(*NORMS, of="norm-overflow")
+def overflow(site: Site) -> Iterator[Edit]:
+    """The sum of squares in float16: Inf, and zero for the row; or rounded elsewhere."""
+    says, size = "sums squares in float16, where they overflow to Inf", site.node.shape[-1]
+
+    def half(square: Any, n: Op) -> Any:
+        with np.errstate(over="ignore"):
+            return np.sqrt(np.float16(square * size).astype(np.float64) / size + n.floats[0])
+
+    def zero(square: Any, n: Op) -> Any:
+        return np.where(square * size > OVERFLOW, np.inf, np.sqrt(square + n.floats[0]))
+
+    for size_of, end, variant in ((zero, ": those rows come out as zero", "zero"), (half, "", "half")):
+        yield Edit(_sized(_only_where_it_overflows(size_of, size)), says + end, variant)
+
+
+def _only_where_it_overflows(size_of: Any, width: int) -> Any:
+    """Of rows none of which overflows, nothing: a sum that is rounded is no mistake."""
+    return lambda square, n: size_of(square, n) if (square * width > OVERFLOW).any() else np.full_like(square, np.nan)
 
 
 @at_nodes(*NORMS, of="norm-epsilon-outside")
@@ -142,7 +174,41 @@ def other_weight(site: Site) -> Iterator[Edit]:
     if _is_weight(site):
         for name, relative in site.others(site.weight(1)):
             if "norm" in name:
-                yield Edit(with_weight(site, 1, name), f"uses {name} for {site.weight(1)}", relative)
+                says, bias = f"uses {name} for {site.weight(1)}", name.replace(".weight", ".bias")
+                yield Edit(with_weight(site, 1, name), says, relative)
+                sums = next((user for user in site.users() if user.op == "ADD" and site.at(user).weight(1)), None)
+                if sums is not None and site.own(sums) and site.has(bias):
+                    more = {sums.number: with_weight(site, 1, bias)}
+                    yield Edit(with_weight(site, 1, name), f"{says}, and its bias", f"{relative} bias", more)
+
+
+@at_nodes(*NORMS, of="qk-norm-after-rope")
+def after_rope(site: Site) -> Iterator[Edit]:
+    """Q or K is rotated, and then normalised."""
+    rope = _rope_behind(site)
+    if rope is not None:
+        turned = with_source(0, lambda n: site.computed(rope, n.x()))
+        more = {rope.number: through} if site.own(rope) else {}
+        yield Edit(turned, "normalises Q and K after RoPE; this model normalises before", "", more)
+
+
+def _rope_behind(site: Site) -> Any:
+    """The rotation that a norm's result goes into, through its weight."""
+    users = [user for first in site.users() for user in (first, *site.at(first).users())]
+    return next((user for user in users if user.op == "ROPE" and user.shape == site.node.shape), None)
+
+
+@at_nodes("ROPE", of="qk-norm-after-rope")
+def rope_first(site: Site) -> Iterator[Edit]:
+    """What goes into the rotation was not normalised yet."""
+    norm = site.source(0)
+    while norm is not None and norm.op in ("MUL", "ADD"):
+        norm = site.at(norm).source(0)
+    below = site.at(norm).source(0) if norm is not None and norm.op in NORMS else None
+    if below is not None and below.label is not None:
+        with suppress(NotRecordedError):
+            x = site.case.values(below.label).reshape(-1, *site.node.shape)
+            yield Edit(instead(0, x), "normalises Q and K after RoPE; this model normalises before")
 
 
 @at_nodes("ADD", of="norm-bias-missing")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.diagnose.case import NotRecordedError
 from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     Constant,
     Edit,
@@ -23,6 +26,8 @@ from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     with_source,
 )
 from llamadiff.diagnose.graph_bugs.norms import NORMS
+from llamadiff.diagnose.sought import FACTOR, Sought
+from llamadiff.ggml.graph import GraphNode
 
 Array = NDArray[Any]
 MOST = 40  # recorded taps that are tried in a residual's place
@@ -107,6 +112,30 @@ def _relative(label: str, layer: int | None) -> str:
     return f"{word} {int(number) - layer:+d}" if word and number.isdecimal() and layer is not None else label
 
 
+@at_nodes("ADD", of="residual-normed")
+def residual_normed(site: Site) -> Iterator[Edit]:
+    """The residual after the norm that its branch begins with."""
+    sides = _sides(site)
+    norm = _norm_of(site, sides[0]) if sides is not None else None
+    if sides is not None and norm is not None and norm.label:
+        with suppress(NotRecordedError):
+            x = site.case.values(norm.label).reshape(1, *site.shape(sides[0]))
+            yield Edit(instead(sides[0], x), f"adds {norm.label}, the residual after its norm")
+
+
+def _norm_of(site: Site, place: int) -> GraphNode | None:
+    """The named end of the norm that is taken of an operand: the product with its weight, or the sum with its bias."""
+    below = site.source(place)
+    users = site.at(below).users() if below is not None else []
+    found = next((user for user in users if user.op in NORMS and user.number < site.node.number), None)
+    while found is not None:
+        more = next((user for user in site.at(found).users() if user.op in ("MUL", "ADD")), None)
+        if more is None or not site.at(more).weight(1):
+            return found
+        found = more
+    return None
+
+
 @at_nodes("ADD", of="branch-normed")
 def normed(site: Site) -> Iterator[Edit]:
     """The sum, or the branch, is normalised without a weight."""
@@ -120,6 +149,14 @@ def normed(site: Site) -> Iterator[Edit]:
         return np.asarray(wide / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps), np.float32)
 
     yield Edit(takes(lambda n: norm(n.x() + n.x(1))), "normalises the sum, without a weight", "bare")
+    weighted = _norm_of(site, sides[0])
+    name = site.at(weighted).weight(1) if weighted is not None else ""
+    if name and weighted is not None and weighted.op == "MUL":
+        says = f"normalises the sum by {name}"
+        yield Edit(takes(lambda n: norm(n.x() + n.x(1)) * site.vector(name)), says, "sum")
+        says = f"normalises {site.named(sides[1])} by {name} before it is added"
+        by_weight = with_source(sides[1], lambda n: norm(n.x(sides[1])) * site.vector(name))
+        yield Edit(by_weight, says, "weighted branch")
     branch = sides[1]
     says = f"normalises {site.named(branch)} before it is added, without a weight"
     yield Edit(with_source(branch, lambda n: norm(n.x(branch))), says, "branch")
@@ -134,8 +171,8 @@ def multiplied(site: Site) -> Iterator[Constant]:
 
 def _factor(site: Site, place: int, role: str) -> Constant:
     name = site.named(place)
-    says = lambda value: f"adds {value:.5g} times {name}"  # noqa: E731
-    return Constant(lambda value: times(place, value), says, 1e-3, 1e3, (0.5, 2.0), role)
+    sought = replace(FACTOR, says=lambda value, own: f"adds {value:.5g} times {name}")
+    return Constant(lambda value: times(place, value), sought, 1.0, variant=role, linear=True)
 
 
 @at_nodes("MUL", fix="multiply both")
@@ -169,7 +206,6 @@ def multiplier_other(site: Site) -> Iterator[Constant]:
     """A constant factor is another than the model's."""
     own = float(site.floats[0])
     if own > 0:
-        yield Constant(
-            lambda value: with_float(p0=value), lambda value: f"multiplies by {value:.5g}; the model by {own:.5g}",
-            own / 1000, own * 1000, (0.5, 2.0),
-        )  # fmt: skip
+        says = lambda value, own: f"multiplies by {value:.5g}; the model by {own:.5g}"  # noqa: E731
+        sought = Sought(own / 1000, own * 1000, says, (0.5, 2.0))
+        yield Constant(lambda value: with_float(p0=value), sought, own)

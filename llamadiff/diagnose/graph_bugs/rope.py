@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamadiff.diagnose.bugs.rope import reordered, wrong_positions
 from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
     Constant,
     Edit,
     Site,
+    after,
     at_nodes,
+    gives,
     instead,
     through,
     with_float,
     with_int,
     with_source,
 )
+from llamadiff.diagnose.sought import ROPE_BASE, ROPE_FACTOR
 from llamadiff.ggml.engine import Alter
-from llamadiff.ggml.op import Op, Operand, function_of
+from llamadiff.ggml.graph import GraphNode
+from llamadiff.ggml.op import Op, Operand
 from llamadiff.ggml.ops.rope import MROPE, NEOX
 
-BASES = (1e4, 1e5, 1e6, 5e5, 1e7, 8e6)
+Array = NDArray[Any]
 DIMS, MODE, BASE, SCALE, EXT, ATTN = 1, 2, 5, 6, 7, 8  # places among the parameters
 
 
@@ -42,9 +50,8 @@ def layout(site: Site) -> Iterator[Edit]:
 def base(site: Site) -> Iterator[Constant]:
     """Another frequency base, solved for."""
     own = float(site.floats[BASE])
-    others = tuple(value for value in BASES if value != own)
-    says = lambda value: f"uses base {value:.6g}; the file says {own:.6g}"  # noqa: E731
-    yield Constant(lambda value: with_float(p5=value), says, 100.0, 1e9, others)
+    others = tuple(value for value in ROPE_BASE.familiar if value != own)
+    yield Constant(lambda value: with_float(p5=value), ROPE_BASE, own, others)
 
 
 @at_nodes("ROPE", of="rope-scaling-ignored")
@@ -60,25 +67,47 @@ def scaling_ignored(site: Site) -> Iterator[Edit]:
 
 @at_nodes("ROPE", of="rope-scaling-inverted")
 def scaling_inverted(site: Site) -> Iterator[Edit]:
-    """Positions are multiplied by the factor."""
+    """Positions are multiplied by the factor; YaRN's magnitude goes with it, or is none, or stays."""
+    scale = float(site.floats[SCALE])
+    if scale == 1:
+        return
+    says = f"multiplies positions by {1 / scale:.4g} instead of dividing"
+    if not site.floats[EXT]:
+        yield Edit(with_float(p6=1 / scale), says)
+        return
+    grown, inverted = _grown(scale), _grown(1 / scale)
+    for magnitude, variant in ((inverted, ""), (1.0, "plain"), (grown, "magnitude")):
+        yield Edit(with_float(p6=1 / scale, p8=float(site.floats[ATTN]) * magnitude / inverted), says, variant)
+
+
+def _grown(scale: float) -> float:
+    """YaRN's attention temperature, which ggml multiplies the attention factor by."""
+    return 1 + 0.1 * math.log(1 / scale)
+
+
+@at_nodes("ROPE", of="rope-scaling-doubled")
+def scaling_doubled(site: Site) -> Iterator[Edit]:
+    """The factor's square, or positions that were divided before."""
     scale = float(site.floats[SCALE])
     if scale != 1:
-        yield Edit(with_float(p6=1 / scale), f"multiplies positions by {1 / scale:.4g}; the model divides by it")
+        says = f"divides positions by {1 / scale:g} twice"
+        yield Edit(with_float(p6=scale * scale), says)
+        yield Edit(with_source(1, lambda n: n.x(1) * scale), says, "first")
 
 
 @at_nodes("ROPE", of="rope-scaling-applied")
 def scaling_applied(site: Site) -> Iterator[Constant]:
     """Positions are scaled by another factor."""
-    own = float(site.floats[SCALE])
-    says = lambda value: f"multiplies positions by {value:.5g}; the model by {own:.5g}"  # noqa: E731
-    yield Constant(lambda value: with_float(p6=value), says, 1 / 64, 64.0, (0.125, 0.25, 0.5, 1.0, 2.0, 4.0))
+    yield Constant(lambda value: with_float(p6=1 / value, p7=0.0), ROPE_FACTOR, 1 / float(site.floats[SCALE]))
 
 
 @at_nodes("ROPE", of="rope-yarn-as-linear")
 def yarn_as_linear(site: Site) -> Iterator[Edit]:
     """All frequencies are divided."""
     if site.floats[EXT]:
-        yield Edit(with_float(p7=0.0), "divides all frequencies; YaRN keeps the high ones")
+        says, kept = "divides all frequencies; YaRN keeps the high ones", _grown(float(site.floats[SCALE]))
+        yield Edit(with_float(p7=0.0), says)
+        yield Edit(with_float(p7=0.0, p8=float(site.floats[ATTN]) * kept), says, "magnitude")
 
 
 @at_nodes("ROPE", of="rope-yarn-magnitude")
@@ -106,7 +135,7 @@ def factors_inverted(site: Site) -> Iterator[Edit]:
 
 
 @at_nodes("ROPE", of="rope-partial-ignored")
-def partial_ignored(site: Site) -> Iterator[Edit]:
+def whole_heads(site: Site) -> Iterator[Edit]:
     """The whole of each head."""
     own, width = int(site.ints[DIMS]), site.node.shape[-1]
     if own < width:
@@ -114,13 +143,29 @@ def partial_ignored(site: Site) -> Iterator[Edit]:
 
 
 @at_nodes("ROPE", of="rope-partial")
-def partial(site: Site) -> Iterator[Edit]:
+def fewer(site: Site) -> Iterator[Edit]:
     """A part of each head."""
     own = int(site.ints[DIMS])
     for part in (2, 4):
         if own % (2 * part) == 0:
             says = f"rotates the first {own // part} values of a head; this model rotates {own}"
             yield Edit(with_int(p1=own // part), says, f"1/{part}")
+            says = f"rotates the first {own // part // 2} of {own // 2} pairs"
+            yield Edit(_with_factors(np.where(np.arange(own // 2) < own // part // 2, 1.0, np.inf)), says, f"{part}")
+            exponents = 2 * np.arange(own // part // 2) * (1 / own - 1 / (own // part))
+            kept = _with_factors(float(site.floats[BASE]) ** exponents)  # the frequencies of all pairs
+            yield Edit(after(kept, with_int(p1=own // part)), says, f"{part} narrow")
+
+
+def _with_factors(factors: Array) -> Alter:
+    """Frequencies divided by more factors."""
+
+    def alter(n: Op) -> Op:
+        own = n.optional(2)
+        values = np.asarray(factors if own is None else own.reshape(-1)[: len(factors)] * factors, np.float32)
+        return replace(n, sources=(*n.sources[:2], Operand(values.reshape(1, 1, 1, 1, -1))))
+
+    return alter
 
 
 @at_nodes("ROPE", of="rope-direction")
@@ -158,22 +203,22 @@ def missing(site: Site) -> Iterator[Edit]:
 
 @at_nodes("ROPE", of="rope-twice")
 def twice(site: Site) -> Iterator[Edit]:
-    """Rotated, and rotated again."""
+    """Rotated, and rotated again: everywhere, or after the first batch."""
+    first, tokens = site.case.run.edges[1], len(site.case.run.tokens)
+    yield Edit(gives(partial(_again, site, 0)), "rotates twice")
+    if first < tokens:
+        which = "in decode steps" if first >= site.case.run.n_prefill else "after the first batch"
+        yield Edit(gives(partial(_again, site, first)), f"rotates twice {which}", "later")
 
-    def once(n: Op) -> np.ndarray:
-        function = function_of("ROPE")
-        assert function is not None
-        return function(Op(n.name, n.shape, n.kind, n.params, tuple(_plain(s) for s in n.sources), exact=True))
 
-    yield Edit(with_source(0, once), "rotates twice")
+def _again(site: Site, first: int, x: Array) -> Array:
+    """Heads that are rotated, rotated once more from a token on."""
+    turned = site.computed(site.node, x)
+    return np.concatenate([np.broadcast_to(x, turned.shape)[:, :, :first], turned[:, :, first:]], axis=2)
 
 
 def _in_order(to_halves: bool) -> Alter:
     return with_source(0, lambda n: reordered(n.x(), to_halves))
-
-
-def _plain(source: Operand | None) -> Operand | None:
-    return None if source is None else Operand(source.values, source.kind)
 
 
 @at_nodes("ROPE", of="rope-permuted")
@@ -185,3 +230,67 @@ def permuted(site: Site) -> Iterator[Edit]:
         way = "pairs into halves" if to_halves else "halves into pairs"
         says = f"rotates heads whose values were put from {way} first"
         yield Edit(_in_order(to_halves), says, str(to_halves))
+
+
+@at_nodes("ROPE", of="rope-other-order")
+def other_order(site: Site) -> Iterator[Edit]:
+    """The right values in the other order."""
+    if site.node.shape[-1] % 2 == 0:
+        for to_halves in (True, False):
+            other = gives(partial(reordered, to_halves=to_halves))
+            yield Edit(other, "has the right values in the other order within each head", str(to_halves))
+
+
+def _rope_of(site: Site) -> GraphNode | None:
+    """The rotation that a node's result goes into, through its norm if it has one."""
+    for _ in range(3):
+        users = site.users()
+        turned = next((user for user in users if user.op == "ROPE"), None)
+        if turned is not None:
+            return turned
+        normed = next((user for user in users if user.op in ("RMS_NORM", "MUL", "ADD")), None)
+        if normed is None:
+            return None
+        site = site.at(normed)
+    return None
+
+
+@at_nodes("MUL_MAT", "ADD", "VIEW", of="qk-permuted")
+def permuted_weights(site: Site) -> Iterator[Edit]:
+    """The rows of Q or K in another order within each head; with a bias, or without."""
+    node, rope = site.node, _rope_of(site)
+    made = node.op == "VIEW" or bool(site.weight(0 if node.op == "MUL_MAT" else 1))
+    if rope is None or not made or rope.shape[-1] % 2 or node.shape[-1] % rope.shape[-1]:
+        return
+    dim = rope.shape[-1]
+    biased = node.op == "MUL_MAT" and any(user.op == "ADD" for user in site.users())
+    for to_halves in (True, False):
+        way = "Hugging Face's order (halves)" if to_halves else "GGUF's order (pairs)"
+        says = f"has the rows of each head permuted into {way}; right only if RoPE rotates that layout"
+        says = f"{says}; the bias is not permuted" if biased else says
+        yield Edit(gives(partial(_by_heads, dim, to_halves)), says, f"{to_halves}{' bias' * biased}")
+
+
+def _by_heads(dim: int, to_halves: bool, x: Array) -> Array:
+    return reordered(x.reshape(*x.shape[:-1], -1, dim), to_halves).reshape(x.shape)
+
+
+@at_nodes("MUL_MAT", "ADD", "VIEW", of="rope-on-v")
+def on_values(site: Site) -> Iterator[Edit]:
+    """V goes through the layer's rotation too."""
+    rope = site.nearest("ROPE")
+    if rope is None or not any(_keeps_values(site, user) for user in site.users()):
+        return
+
+    def turned(x: Array) -> Array:
+        heads = x.reshape(len(x), 1, len(site.case.run.tokens), -1, rope.shape[-1])
+        return site.computed(rope, heads).reshape(-1, *x.shape[1:])
+
+    if int(np.prod(site.node.shape[-2:])) % rope.shape[-1] == 0:
+        yield Edit(gives(turned), "is rotated by RoPE, as only Q and K should be")
+
+
+def _keeps_values(site: Site, user: GraphNode) -> bool:
+    """Whether a node writes into the cache of V."""
+    leaf = site.engine.graph.leaves.get(user.view[0]) if user.op == "SET_ROWS" and user.view else None
+    return leaf is not None and leaf.name.startswith("cache_v")

@@ -1,0 +1,90 @@
+"""Rows of embeddings at nodes of a graph: of tokens, or of learned positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from llamadiff.diagnose.graph_bugs.edit import (  # fmt: skip
+    Constant,
+    Edit,
+    Site,
+    at_nodes,
+    takes,
+    with_source,
+    with_weight,
+)
+from llamadiff.diagnose.sought import ROWS_FACTOR
+from llamadiff.ggml.engine import Alter
+from llamadiff.ggml.op import Array, Op
+
+TOKENS = "token_embd.weight"
+
+
+@at_nodes("GET_ROWS", of="embedding-row-off")
+def row_off(site: Site) -> Iterator[Edit]:
+    """Rows off by a constant, or one row for all: of tokens, or of learned positions."""
+    name = site.weight(0)
+    if not name:
+        return
+    rows = site.engine.w.shape(name)[-2]
+    for shift in (1, -1, 2, -2, 3, -3):
+        says = f"reads the rows of {name} off by {shift:+d}"
+        yield Edit(_rows_off(shift, rows), says, f"{shift:+d}")
+    for place, whose in ((0, "first"), (-1, "last")):
+        says = f"reads the {whose} token's row of {name} for every token"
+        yield Edit(_row_at(place), says, whose)
+    yield Edit(with_source(1, lambda n: np.zeros_like(n.x(1))), f"reads row 0 of {name} for every token", "0")
+
+
+def _rows_off(by: int, rows: int) -> Alter:
+    return with_source(1, lambda n: np.clip(n.x(1) + by, 0, rows - 1))
+
+
+def _row_at(place: int) -> Alter:
+    return with_source(1, lambda n: np.full_like(n.x(1), n.x(1).reshape(-1)[place]))
+
+
+@at_nodes("GET_ROWS", of="embedding-from-head")
+def from_head(site: Site) -> Iterator[Edit]:
+    """Rows of the head."""
+    if site.weight(0) == TOKENS and site.has("output.weight"):
+        yield Edit(with_weight(site, 0, "output.weight"), f"reads rows of output.weight, not {TOKENS}")
+
+
+@at_nodes("GET_ROWS", of="embedding-transposed")
+def transposed(site: Site) -> Iterator[Edit]:
+    """Columns of the matrix that is taken for [embd, vocab]."""
+    if site.weight(0) == TOKENS:
+        yield Edit(takes(lambda n: _columns(site, n)), f"reads {TOKENS} transposed")
+
+
+def _columns(site: Site, n: Op) -> Array:
+    n_vocab, n_embd = site.engine.w.shape(TOKENS)
+    return site.vector(TOKENS).reshape(n_embd, n_vocab)[:, _ids(n)].T
+
+
+@at_nodes("GET_ROWS", of="embedding-scaled")
+def scaled(site: Site) -> Iterator[Edit]:
+    """Multiplied by sqrt(d), or divided by it."""
+    if site.weight(0) == TOKENS:
+        d = site.node.shape[-1]
+        for size, says in ((math.sqrt(d), "multiplies rows by"), (1 / math.sqrt(d), "divides rows by")):
+            yield Edit(_rows(site, size), f"{says} sqrt({d})", says)
+
+
+@at_nodes("GET_ROWS", of="embedding-multiplied")
+def multiplied(site: Site) -> Iterator[Constant]:
+    """Multiplied by a constant."""
+    if site.weight(0) == TOKENS:
+        yield Constant(lambda value: _rows(site, value), ROWS_FACTOR, 1.0, linear=True)
+
+
+def _rows(site: Site, size: float) -> Alter:
+    return takes(lambda n: site.engine.w.rows(site.weight(0), _ids(n)) * np.float32(size))
+
+
+def _ids(n: Op) -> Array:
+    return n.x(1).reshape(-1).astype(np.int64)

@@ -1,0 +1,63 @@
+"""llama.cpp's graph names what is injected into engines of the tests' own, where the reference engine judges."""
+
+from __future__ import annotations
+
+import pytest
+from explaining import CASES, Explained, name_of, trouble
+from injected.base import TOKENS
+from llamaref import Engine
+
+from llamadiff import compare
+from llamadiff.candidates.reference import record
+
+# of each family a few: what the graph did not name, or named wrongly, before this was asked of it
+QUICK = {
+    "norm: epsilon in float16-llama-faint-F16", "embedding: negated-llama-F16", "rope: steps twice-llama-F16",
+    "rope: YaRN inverted-llama-yarn-F16", "no residual-llama-F16", "cache: ten rows for twelve-llama-F16",
+    "cache: V by value-llama-F16", "cache in bfloat16-llama-F16", "recorded cache in Q8_0-llama-F16",
+    "fused: head by head-llama-fused-F16", "Q and K swapped-qwen2-F16", "mask hides the own key-llama-F16",
+    "router: best last-moe-F16", "logits capped at 8-llama-F16", "half: up overflows-llama-large-F16",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def explained(small_model):
+    return Explained(small_model)
+
+
+def marked():
+    return [pytest.param(case, id=name_of(case), marks=[pytest.mark.quick] * (name_of(case) in QUICK))
+            for case in CASES]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", marked())
+def test_an_injected_bug_is_named(case, explained):
+    assert trouble(case[0], explained.compared(case)) == ""
+
+
+def test_the_quick_cases_are_cases():
+    assert {name_of(case) for case in CASES} >= QUICK
+
+
+# where the ops of the reference engine do not explain it, the graph is asked
+
+
+class _NoWindow(Engine):
+    def attention(self, i, q, k, v, step, **scoring):
+        return super().attention(i, q, k, v, step, **{**scoring, "window": 0})
+
+
+def test_what_taps_do_not_explain_the_graph_does(small_model):
+    """Beside a bug that taps explain; both in graph order."""
+
+    class TwoBugs(_NoWindow):
+        def linear(self, x, name, tap):
+            swapped = name.translate(str.maketrans("01", "10")) if name.endswith("ffn_down") else name
+            return super().linear(x, swapped, tap)
+
+    path = small_model("gemma2")
+    result = compare(path, tokens=TOKENS, candidate=record(TwoBugs(path), TOKENS, "my engine"))
+    found = {d.tap: [cause.name for cause in d.causes] for d in result.diagnosis}
+    other = ["weight-of-other-layer"]
+    assert found == {"kq_soft_max-0": ["window-ignored"], "ffn_out-0": other, "ffn_out-1": other}
+    assert all(d.nmse < 1e-9 for d in result.diagnosis)
