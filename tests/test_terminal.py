@@ -262,7 +262,7 @@ def test_wrong_layers_that_alternate_are_one_line() -> None:
     text = printed(explained(rows(80, wrong=tuple(wrong)), wrong), 100)
     assert [line.split()[:2] for line in table(text)[1:]] == [
         ["0..79", "359"], ["0", "Qcur_rope"], ["2..58", "Qcur_rope"]]  # fmt: skip
-    assert text.startswith("WRONG  RoPE, layers 0, 2, ..., 58: rotates")
+    assert "layers 0, 2, ..., 58: rotates" in text.splitlines()[0]
     assert len(text.splitlines()) <= 25
 
 
