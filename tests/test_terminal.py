@@ -305,6 +305,12 @@ def test_both_sides_rms_stand_under_their_names() -> None:
     assert lines[1].split()[-2:] == ["0.0412", "-0.0413"]
 
 
+def test_an_engine_without_a_name_is_yours_and_one_layer_is_no_plural() -> None:
+    text = printed(comparison(rows(2), candidate={"name": "the candidate"}, model={"file": "m.gguf", "layers": 1}), 100)
+    assert table(text)[0].endswith("yours")
+    assert "m.gguf (1 layer)" in text
+
+
 def test_what_no_line_has_is_no_column() -> None:
     text = printed(SHAPES["unchecked"])
     assert "unchecked" in text
