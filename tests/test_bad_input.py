@@ -338,7 +338,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "n-predict": ((*COMPARE, "--n-predict", "many"), ("--n-predict", "many")),
     "unknown option": ((*COMPARE, "--colour"), ("--colour", "--help")),
     "unknown command": (("compair",), ("compair", "--help")),
-    "missing argument": (("compare",), ("model", "--help")),
+    "missing argument": (("compare",), ("MODEL", "--help")),
     "chat without prompt": ((*COMPARE, "--chat"), ("--chat needs a prompt",)),
     "chat without template": (("compare", "text.gguf", "hi", "--chat"), ("no chat template", "leave out --chat")),
     "candidate of nothing": ((*COMPARE, "--candidate", "no-such"), ("--candidate no-such",)),

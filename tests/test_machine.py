@@ -8,7 +8,7 @@ import pytest
 from machine import Machine
 
 from llamadiff.llamacpp import doctor
-from llamadiff.llamacpp.doctor import Examined
+from llamadiff.llamacpp.doctor import NOTE, Examined
 from llamadiff.llamacpp.request import Settings
 from llamadiff.system import python_child
 
@@ -58,8 +58,8 @@ def test_what_llama_cpp_has_to_do_is_never_skipped(small_model):
 def test_the_probe_says_what_a_crash_was(monkeypatch):
     monkeypatch.setattr(python_child, "command", lambda module: [sys.executable, "-c", DIES])
     check = doctor.decodes("repacked", REPACKED, True)
-    assert check == Examined("repacked", False, "llama.cpp died of SIGSEGV: its repacked kernels crash on some CPUs; "
-                          "run again without --repack")  # fmt: skip
+    assert check == Examined("repacked", NOTE, "llama.cpp died of SIGSEGV: its repacked kernels crash on some CPUs; "
+                          "this is off unless you ask for it: leave it so")  # fmt: skip
     assert Machine().lacks(REPACKED, quantized=True) == check.found
     assert doctor.decodes("plain", Settings()).found == "it would have decoded"
 

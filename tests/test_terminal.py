@@ -262,7 +262,7 @@ def test_wrong_layers_that_alternate_are_one_line() -> None:
     text = printed(explained(rows(80, wrong=tuple(wrong)), wrong), 100)
     assert [line.split()[:2] for line in table(text)[1:]] == [
         ["0..79", "359"], ["0", "Qcur_rope"], ["2..58", "Qcur_rope"]]  # fmt: skip
-    assert text.startswith("WRONG  RoPE, layers 0, 2, ..., 58: rotates")
+    assert "layers 0, 2, ..., 58: rotates" in text.splitlines()[0]
     assert len(text.splitlines()) <= 25
 
 
@@ -303,6 +303,12 @@ def test_both_sides_rms_stand_under_their_names() -> None:
     lines = table(printed(WRONG, 100))
     assert lines[0].split()[-3:] == ["rms", "llama.cpp", "my-engine"]
     assert lines[1].split()[-2:] == ["0.0412", "-0.0413"]
+
+
+def test_an_engine_without_a_name_is_yours_and_one_layer_is_no_plural() -> None:
+    text = printed(comparison(rows(2), candidate={"name": "the candidate"}, model={"file": "m.gguf", "layers": 1}), 100)
+    assert table(text)[0].endswith("yours")
+    assert "m.gguf (1 layer)" in text
 
 
 def test_what_no_line_has_is_no_column() -> None:

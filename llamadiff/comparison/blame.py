@@ -36,7 +36,8 @@ def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subje
         return _recorded_wrongly(records, rows, whose).plus(*_slight(slight), *_the_rest(rows, gaps))
     rest = [*_slight(slight), *unjudged.other_origins(others), *unjudged.open_rest(rows), *_the_rest(rows, gaps)]
     if records:
-        rest.insert(0, _recorded_wrongly(records, rows, whose).sentence)
+        told = _recorded_wrongly(records, rows, whose)
+        rest = [told.headline, *told.clauses, *rest]
     diagnosis = [d for d in diagnosis if not {row.tap for row in slight} >= set(d.taps)]
     why = next((d for d in diagnosis if first.tap in d.taps), None)
     if why is not None and why.known:

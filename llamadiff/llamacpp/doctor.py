@@ -72,5 +72,5 @@ def decodes(name: str, settings: Settings, quantized: bool = False) -> Examined:
             died = str(error).removeprefix(f"{model}: ")
             if settings == Settings():
                 return Examined(name, BAD, died)
-            return Examined(name, NOTE, f"{died}; this is off unless you ask for it, and is better left off here")
+            return Examined(name, NOTE, f"{died.split(';')[0]}; this is off unless you ask for it: leave it so")
     return Examined(name, OK, "llama.cpp survives it")

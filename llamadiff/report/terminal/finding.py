@@ -44,7 +44,7 @@ def _few_clauses(proof: Sequence[str]) -> list[str]:
     sizes = list(accumulate(map(len, proof)))
     count = max(1, sum(size <= _PROOF for size in sizes))
     left = len(proof) - count
-    return [*proof[:count], *([f"{left} more with --full"] if left else [])]
+    return [*proof[:count], *([f"{left} more: --full shows {'them' if left > 1 else 'it'}"] if left else [])]
 
 
 def put_last_line(page: Page, comparison: Comparison) -> None:

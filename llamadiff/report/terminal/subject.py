@@ -78,7 +78,7 @@ def put_preflight(page: Page, comparison: Comparison, full: bool) -> None:
 def _model(page: Page, model: Mapping[str, Any], full: bool) -> str:
     facts = [page.data(model["architecture"], 40)] if model.get("architecture") else []
     if model.get("layers"):
-        facts.append(f"{page.data(model['layers'], 20)} layers")
+        facts.append(f"{page.data(model['layers'], 20)} layer{'' if model['layers'] == 1 else 's'}")
     for key, words in (("embd", "embd {}"), ("heads", "{} heads"), ("kv_heads", "{} kv")):
         if full and model.get(key):
             facts.append(words.format(page.data(model[key], 20)))

@@ -10,6 +10,7 @@ from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.tap_columns import columns_of, side_names
 from llamadiff.report.terminal.tap_lines import folded_lines, full_lines
 
+UNNAMED = "the candidate"
 MOST = 14  # lines that a report has unless the full one is asked for
 
 
@@ -32,5 +33,5 @@ def put_taps(page: Page, comparison: Comparison, full: bool) -> None:
 
 def names_of(page: Page, comparison: Comparison) -> tuple[str, str]:
     """What both sides are called in titles."""
-    candidate = comparison.candidate.get("name")
-    return side_names(page, comparison.baseline.get("name"), "engine" if comparison.is_engine else candidate)
+    candidate = "engine" if comparison.is_engine else comparison.candidate.get("name")
+    return side_names(page, comparison.baseline.get("name"), None if candidate == UNNAMED else candidate)
