@@ -233,13 +233,9 @@ def _same(value: Any, wanted: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    return (
-        f"{value:.7g}"
-        if isinstance(value, float)
-        else brief(value)
-        if isinstance(value, (list, dict))
-        else str(value)[:100]
-    )
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    return brief(value) if isinstance(value, (list, dict)) else str(value)[:100]
 
 
 def rope_tensors(config: Mapping[str, Any]) -> dict[str, Array]:

@@ -71,6 +71,7 @@ def _alike(got: Array, values: Array) -> Array:
         return np.asarray(error <= NEAR * np.einsum("ij,ij->i", size, size))
 
 
+@np.errstate(all="ignore")  # what is no scale may be anything
 def misreading(weights: Weights, name: str, values: Array) -> Misreading | None:
     """What gives a stranger's values of a tensor; None if no known misreading does, or they are right."""
     kind = weights.type(name)

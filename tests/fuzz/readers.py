@@ -433,7 +433,7 @@ def as_checkpoint() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64,
               "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5,
               "max_position_embeddings": 256, "rope_theta": 5e5, "vocab_size": 40, "tie_word_embeddings": False,
-              "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}}  # fmt: skip
+              "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}  # fmt: skip
     return {theirs: w.whole(ours) for ours, theirs in names.items()}, config
 
 
