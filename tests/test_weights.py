@@ -322,6 +322,8 @@ CORRUPTED = {
     "everything shifted": (rolled, "all values are 1 place later"),
     "noise in a column of blocks": (at((slice(None), slice(32, 64)), lambda x: x + 0.8 * values(8)[:, :32]),
                                     "block 1 of each row's 8 blocks of 32"),
+    "one sub-block": (at((3, slice(72, 80)), lambda x: x + values(8)[0, :8] + 0.2),
+                      "row 3, block 2 of each row's 8 blocks of 32; of each, values 8 to 15"),
     "scaled": (lambda x: x / 8, "every value is multiplied by 0.12"),
     "transposed": (lambda x: np.ascontiguousarray(x.T).reshape(x.shape), "is transposed"),
     "negated": (lambda x: -x, "every value has the other sign"),

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.numerics.tolerances import UNCHECKED
 from llamadiff.system.progress import Progress, silent
@@ -42,6 +44,7 @@ class OtherSide(Protocol):
         ...
 
 
+@np.errstate(all="ignore")  # what overflows shows in the values
 def compare_weights(model: ModelFile, other: OtherSide, progress: Progress = silent) -> WeightReport:
     """Measure all that can be, explain what is off."""
     started = time.perf_counter()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from llamaref.known_tensors import known_stems
 from llamaref.weights import Weights
 
@@ -19,6 +20,7 @@ from llamadiff.weights.rules import assumptions, rule_oddities
 from llamadiff.weights.statistics import NEITHER, ONLY_GGML, ONLY_GGUF, TensorRead, examine
 
 
+@np.errstate(all="ignore")  # what overflows shows in the values
 def inspect(path: str | Path, progress: Progress = silent, load: bool = True) -> WeightReport:
     """Read a model file's tensors, one after the other. ``load``: ask llama.cpp too whether it takes the file."""
     started = time.perf_counter()

@@ -115,10 +115,20 @@ class Checkpoint:
         self.used.update(names)
         views = [self.tensors[each] for each in names]
         told = f"{name.replace('{x}', '*')}" + (f", {rule.make}" if rule.make != "identity" else "")
-        return Made(told, TRANSFORMS[rule.make](views, self.sizes), rule.make, tuple(views))
+        try:
+            return Made(told, TRANSFORMS[rule.make](views, self.sizes), rule.make, tuple(views))
+        except (ValueError, IndexError, ZeroDivisionError):  # sizes that do not fit what config.json says
+            return None
 
     def _otherwise(self, place: _Named) -> Made | None:
         """What is legally fused, split, computed or used twice."""
+        try:
+            return self._fused(place)
+        except (ValueError, IndexError, ZeroDivisionError):
+            return None
+
+    def _fused(self, place: _Named) -> Made | None:
+        """Raises what NumPy does where sizes do not fit."""
         if place == _Named.of(HEAD):
             return self._made(_Named.of(EMBEDDING)) if self._is_tied() else None
         computed = rope_tensors(self.config).get(place.stem)

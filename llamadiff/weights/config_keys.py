@@ -11,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.system.stated import brief
 from llamadiff.weights.result import Oddity
 
 Array = NDArray[Any]
 DEFAULT_BASE = 10000.0
+MAX_HEAD = 1 << 16
+HUGE = 1e30  # beyond which no hyper-parameter is a number
 LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192  # Llama 3's scaling, where config.json leaves a part of it out
 
 # Names of one thing in config.json, the first that is there counts.
@@ -137,9 +140,7 @@ def _rope(config: Mapping[str, Any], architecture: str, known: Mapping[str, Any]
         local = rope_parameters(config, "sliding_attention").get("rope_theta")
         if _is_number(local):
             yield "rope.freq_base_swa", (float(local), "rope_parameters.sliding_attention.rope_theta")
-    size = known.get("attention.head_count") and known.get("embedding_length", 0) // known["attention.head_count"]
-    size = config.get("head_dim") or size
-    part = rope.get("partial_rotary_factor", 1.0)
+    size, part = known.get("attention.key_length"), rope.get("partial_rotary_factor", 1.0)
     if _is_count(size) and _is_number(part):
         yield "rope.dimension_count", (int(part * size), own + "partial_rotary_factor")
     kind = rope.get("rope_type", rope.get("type"))
@@ -167,7 +168,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < HUGE
 
 
 def metadata_oddities(model: ModelFile, stated: Stated, config: Mapping[str, Any]) -> Iterator[Oddity]:
@@ -232,7 +233,9 @@ def _same(value: Any, wanted: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.7g}" if isinstance(value, float) else str(value)[:100]
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    return brief(value) if isinstance(value, (list, dict)) else str(value)[:100]
 
 
 def rope_tensors(config: Mapping[str, Any]) -> dict[str, Array]:
@@ -259,11 +262,19 @@ def llama3_factors(rope: Mapping[str, Any], config: Mapping[str, Any]) -> Array:
     Frequencies that turn less than ``low`` times over the original context are divided by the factor, those that turn
     more than ``high`` times stay, and those between are blended.
     """
-    heads, embd = config.get("num_attention_heads", 1), config.get("hidden_size", 0)
-    size = config.get("head_dim") or embd // heads
-    low, high = float(rope.get("low_freq_factor", LOW)), float(rope.get("high_freq_factor", HIGH))
-    context = rope.get("original_max_position_embeddings", ORIGINAL)
-    frequency = float(rope.get("rope_theta", DEFAULT_BASE)) ** (-np.arange(0, size, 2) / size)
+    heads, embd, size = (config.get(name) for name in ("num_attention_heads", "hidden_size", "head_dim"))
+    if not _is_count(size):
+        size = embd // heads if _is_count(embd) and _is_count(heads) else 0
+    size = size if size <= MAX_HEAD else 0
+    low, high = _number(rope, "low_freq_factor", LOW), _number(rope, "high_freq_factor", HIGH)
+    context = _number(rope, "original_max_position_embeddings", ORIGINAL)
+    frequency = abs(_number(rope, "rope_theta", DEFAULT_BASE)) ** (-np.arange(0, size, 2) / max(size, 1))
     turns = context * frequency / (2 * np.pi)
-    keep = np.clip((turns - low) / (high - low), 0, 1)
-    return np.asarray(1 / ((1 - keep) / float(rope["factor"]) + keep), np.float32)
+    keep = np.clip((turns - low) / (high - low or 1.0), 0, 1)
+    return np.asarray(1 / ((1 - keep) / (_number(rope, "factor", 1.0) or 1.0) + keep), np.float32)
+
+
+def _number(stated: Mapping[str, Any], name: str, otherwise: float) -> float:
+    """A number that a config states; another where it is none."""
+    value = stated.get(name)
+    return float(value) if _is_number(value) else otherwise

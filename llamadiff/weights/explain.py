@@ -19,6 +19,8 @@ from llamadiff.weights.views import View, blocks_of_rows, rows_of, sample, whole
 
 Array = NDArray[Any]
 ROWS = 64  # that a guess is tried on first
+SOME_ROWS = 256  # of those that are off, that are looked at value by value
+INSIDE = 0.01  # of the largest squared error: below, a value is not what is off
 EVERYWHERE = 0.5  # of the blocks are off: the tensor as a whole is another
 LARGEST = 1 << 28  # values of a tensor that is looked at whole
 
@@ -49,7 +51,7 @@ def explained(measured: Measured, guesses: Iterable[Guess], heads: int) -> Oddit
         told = _in_part(measured, off)
         if told is not None:
             return Oddity(pair.name, f"{_place(measured, off)}: {told}", "part")
-    return Oddity(pair.name, f"{_size(measured)}, {_place(measured, off)}", "unknown")
+    return Oddity(pair.name, f"{_size(measured)}, {_place(measured, off)}{_inside(measured, off)}", "unknown")
 
 
 def _size(measured: Measured) -> str:
@@ -58,6 +60,19 @@ def _size(measured: Measured) -> str:
     row, block, worst = d.worst_block
     allowed = f"its type costs {cost:.1e}" if cost else "its type costs nothing"
     return f"NMSE {d.nmse:.1e} ({d.snr:.1f} dB) where {allowed}; worst in row {row}, block {block}: {worst:.1e}"
+
+
+def _inside(measured: Measured, off: Array) -> str:
+    """Which values of the blocks that are off are: a sub-block, or more; nothing where all are."""
+    assert measured.meter is not None
+    if not off.any() or off.mean() > EVERYWHERE:
+        return ""
+    rows = np.flatnonzero(off.any(axis=1))[:SOME_ROWS]
+    shape = (len(rows), -1, measured.meter.block)
+    wrong, right = (side.take(rows).reshape(shape)[off[rows]] for side in (measured.pair.ours, measured.pair.theirs))
+    error = ((wrong.astype(np.float64) - right) ** 2).mean(axis=0)
+    bad = np.flatnonzero(error > INSIDE * error.max())
+    return "" if len(bad) > len(error) // 2 else f"; of each, {run_in_words(bad, 'value', len(error))}"
 
 
 def _place(measured: Measured, off: Array) -> str:

@@ -99,6 +99,8 @@ def measure_all(pairs: Sequence[Pair], progress: Progress) -> list[Measured]:
         progress(f"comparing {pair.name}", number, len(pairs))
         measured.append(measure(pair))
         pair.ours.weights.forget(pair.name)
+        if isinstance(pair.theirs, InFile):
+            pair.theirs.weights.forget(pair.theirs.name)
     progress("asking ggml what its types cost")
     return priced(measured)
 

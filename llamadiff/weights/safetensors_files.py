@@ -14,12 +14,13 @@ import numpy as np
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
 from llamadiff.system.stated import parse_json, reason
-from llamadiff.trace.reader import DTYPES
+from llamadiff.trace.reader import DTYPES, MAX_AXES
 from llamadiff.weights.views import Stored
 
 MAX_HEADER = 1 << 26  # bytes: 100,000 tensors take a fifth of it
 MAX_INDEX = 1 << 26
 MAX_SHARDS = 4096
+MAX_NAME = 200  # characters of a file's
 KINDS = {**DTYPES, "I8": np.dtype("i1"), "U8": np.dtype("u1"), "BOOL": np.dtype("?")}
 INDEX = "model.safetensors.index.json"
 
@@ -64,7 +65,7 @@ def _indexed(folder: Path, index: Path) -> list[Path]:
         raise UserError(f'{index}: expected {{"weight_map": {{tensor: file}}}}; download it anew')
     files = sorted(set(names.values()))
     for name in files[:MAX_SHARDS]:
-        if Path(name).name != name or not (folder / name).is_file():
+        if Path(name).name != name or len(name) > MAX_NAME or "\0" in name or not (folder / name).is_file():
             raise UserError(f"{folder}: the shard {name[:80]} that {INDEX} names is not there; download it")
     return [folder / name for name in files[:MAX_SHARDS]]
 
@@ -110,6 +111,8 @@ def _tensor(path: Path, name: str, entry: Any, data: Any, start: int) -> Stored 
         kind, shape, (first, last) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
         if not all(type(n) is int and n >= 0 for n in (*shape, first, last)) or last < first:
             raise ValueError("negative or no whole numbers")
+        if len(shape) > MAX_AXES:
+            raise ValueError("too many axes")
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{path}: the entry of {name[:80]} is damaged; download the file anew") from None
     if start + last > data.size:

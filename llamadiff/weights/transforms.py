@@ -27,7 +27,12 @@ Transform = Callable[[Sequence[View], Sizes], View]
 
 
 def pairs_order(rows: int, heads: int) -> Order:
-    """Rows of each head from halves (i, i + n/2) to pairs (2i, 2i + 1): row r of the result is row order[r]."""
+    """Rows of each head from halves (i, i + n/2) to pairs (2i, 2i + 1): row r of the result is row order[r].
+
+    Raises ValueError for rows that are not of so many heads.
+    """
+    if heads < 1 or rows % (2 * heads):
+        raise ValueError(f"{rows} rows are not of {heads} heads")
     return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
 
 

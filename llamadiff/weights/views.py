@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -163,6 +164,11 @@ class Shaped:
     of: View
     shape: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for another number of values."""
+        if prod(self.shape) != prod(self.of.shape):
+            raise ValueError(f"{self.of.shape} cannot be {self.shape}")
+
     @property
     def kind(self) -> str:
         return self.of.kind
@@ -220,12 +226,19 @@ class Joined:
 
 
 def stacked(parts: Sequence[View]) -> Joined:
-    """Tensors of one shape under a new first axis."""
+    """Tensors of one shape under a new first axis. Raises ValueError where they are of several."""
+    if len({part.shape for part in parts}) > 1:
+        raise ValueError("of several shapes")
     return Joined(parts, (len(parts), *parts[0].shape))
 
 
 def concatenated(parts: Sequence[View]) -> Joined:
-    """Tensors one after the other along the rows of the last axis but one; vectors, along their only one."""
+    """Tensors one after the other along the rows of the last axis but one; vectors, along their only one.
+
+    Raises ValueError for rows of several widths.
+    """
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise ValueError("of several widths")
     if len(parts[0].shape) == 1:
         values = np.concatenate([whole(part).reshape(-1) for part in parts])
         return Joined((Stored(values, parts[0].kind),), values.shape)

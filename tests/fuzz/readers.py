@@ -37,8 +37,11 @@ from llamadiff.ggml.repro import load
 from llamadiff.numerics import tolerances
 from llamadiff.preflight.compatibility import check_runnable
 from llamadiff.report.json import to_json
+from llamadiff.report.weights_files import weights_to_csv, weights_to_json, weights_to_markdown
 from llamadiff.trace.metadata import KEY, SCHEMA
 from llamadiff.trace.reader import Trace
+from llamadiff.weights import checkpoint as checkpoint_side
+from llamadiff.weights.opening import judge_weights
 
 Read = Callable[[], object]
 READERS: dict[str, Callable[[Random, Path], Read]] = {}
@@ -413,3 +416,56 @@ def template(rng: Random, folder: Path) -> Read:
     source = mutating.text(rng, TEMPLATE)
     asked = SimpleNamespace(path="m.gguf", chat_template=source, special_token=lambda kind: f"<{kind}>")
     return partial(chat_template.render, asked, "hello")
+
+
+@cache
+def as_checkpoint() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The small model's tensors under Hugging Face's names, as a converter would find them, and its config.json."""
+    w = world().model.weights
+    parts = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+             "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
+             "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}  # fmt: skip
+    names = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
+             "output.weight": "lm_head.weight"}  # fmt: skip
+    names |= {
+        f"blk.{i}.{stem}.weight": f"model.layers.{i}.{part}.weight" for i in (0, 1) for stem, part in parts.items()
+    }
+    config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64,
+              "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5,
+              "max_position_embeddings": 256, "rope_theta": 5e5, "vocab_size": 40, "tie_word_embeddings": False,
+              "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}  # fmt: skip
+    return {theirs: w.whole(ours) for ours, theirs in names.items()}, config
+
+
+@reader
+def checkpoint(rng: Random, folder: Path) -> Read:
+    tensors, config = as_checkpoint()
+    whole = save(tensors)
+    header = 8 + struct.unpack("<Q", whole[:8])[0]
+    spans = [(rng.randrange(8, header), rng.randrange(1, 40)) for _ in range(4)]
+    (folder / "model.safetensors").write_bytes(mutating.data(rng, whole, spans) if rng.random() < 0.4 else whole)
+    put(folder / "config.json", mutating.json_text(rng, config) if rng.random() < 0.6 else json.dumps(config))
+    vocab = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "<s>", "special": True}]}
+    put(folder / "tokenizer.json", mutating.json_text(rng, vocab))
+    index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
+    if rng.random() < 0.3:
+        put(folder / "model.safetensors.index.json", mutating.json_text(rng, index))
+    return partial(compare_with_checkpoint, folder)
+
+
+def compare_with_checkpoint(folder: Path) -> None:
+    """All of it but what starts llama.cpp."""
+    with mock.patch.object(checkpoint_side, "ids_oddities", return_value=()):
+        report = judge_weights(world().model.path, folder)
+    weights_to_json(report), weights_to_csv(report), weights_to_markdown(report)
+
+
+@reader
+def weight_dump(rng: Random, folder: Path) -> Read:
+    w = world().model.weights
+    for name in rng.sample(sorted(w), 3):
+        values, path = w.whole(name), folder / f"{name}.npy"
+        values = values if rng.random() < 0.5 else values[..., ::-1] * rng.choice((1.0, np.nan, 1e30))
+        whole = npy_of(values)
+        path.write_bytes(mutating.data(rng, whole, [(0, 128)]) if rng.random() < 0.3 else whole)
+    return partial(compare_with_checkpoint, folder)
