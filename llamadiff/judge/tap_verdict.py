@@ -137,7 +137,7 @@ class Judge:
             token=worst.token, index=worst.index, expected=worst.baseline, recorded=worst.candidate,
             per_token=tuple(metrics.ratio(float(e), float(r)) for e, r in zip(per_row, sizes, strict=True)),
             least=fitted.least, span=span, unclear=verdict == tolerances.UNCHECKED,
-            facts=self._facts(source, seen, fitted.typical(seen, source), match) if wrong else (),
+            facts=self._facts(source, seen, fitted.typical(seen, source), max(match, hiding.whole)) if wrong else (),
             hides=max(hiding.whole, printed), hides_row=hiding.row, hides_value=hiding.value,
         )  # fmt: skip
         return found, fitted.policies(match)
