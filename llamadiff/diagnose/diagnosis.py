@@ -25,7 +25,7 @@ from llamadiff.trace import taps
 Array = NDArray[Any]
 UNKNOWN = "unknown"
 NEARER = 0.5  # of the right op's error: what leaves less of it is near
-READ = 3  # taps of one unknown cause that are read back
+READ, READ_SECONDS = 3, 2.0  # taps of one unknown cause that are read back; when no further one is begun
 
 
 @dataclass(frozen=True)
@@ -170,10 +170,13 @@ def diagnose(scene: Scene, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]
 
 
 def _read(scene: Scene, findings: Sequence[Finding], d: Diagnosis) -> dict[str, tuple[Fact, ...]]:
-    """What is read back of the first taps that nothing explains."""
+    """What is read back of the first taps that nothing explains; of large ones it takes long, and of fewer."""
     wrong = [(f.tap, f.local[scene.source.name]) for f in findings if f.tap.name in list(d.taps)[:READ]]
-    whole = [(tap, local) for tap, local in wrong if not local.span]
-    return {tap.name: read_back(case_of(scene.run, scene.source, tap, local)) for tap, local in whole}
+    clock, found = Clock.of(READ_SECONDS), dict[str, tuple[Fact, ...]]()
+    for tap, local in wrong:
+        if not local.span and not clock.spent:
+            found[tap.name] = read_back(case_of(scene.run, scene.source, tap, local))
+    return found
 
 
 def unexplained(

@@ -133,7 +133,8 @@ class Judge:
         self.described[source.name, tap.kind.word] += 1
         lane = found.fitted.typical(found.seen, source)
         dim = self.sizes.get("dim_v" if "dim_v" in tap.kind.axes[-1] else "dim")
-        return described(found.seen, source, lane, found.bounds.match, rope=self._rope(tap), dim=dim)
+        limit = max(found.bounds.match, found.hiding.whole)
+        return described(found.seen, source, lane, limit, rope=self._rope(tap), dim=dim)
 
     def _label(self, source: Source, tap: taps.Tap, policy: str) -> str:
         """What a tap's operands were rounded to, in words."""

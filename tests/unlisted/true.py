@@ -566,7 +566,7 @@ def looked_up(op: Op, where: str | None, said: str, tokens: tuple[int, ...]) -> 
         for row, i in told
         for t in np.flatnonzero(np.array(tokens) == int(i))
     ]
-    return bool(told) and max(gaps) < 1e-6
+    return bool(told) and max(gaps) < 1e-3 * np.abs(op.r).max()
 
 
 def ranked(op: Op, said: str, right: str) -> bool:

@@ -18,7 +18,7 @@ from llamadiff.judge.pattern.deviation import SHOWN, Fact, runs_of
 from llamadiff.numerics.orders import order_in_words
 
 Array = NDArray[Any]
-LARGE, ALL = 1 << 24, 1 << 26  # weights of one matrix, and of all, that are looked at
+LARGE, ALL = 1 << 24, 1 << 25  # weights of one matrix, and of all, that are looked at
 MOST_WORK = 1e10  # multiplications of one least squares
 RIDGE = 1e-14  # of the squares' trace: keeps what is not determined small
 SAMPLES = 6  # outputs by which ranges of inputs are looked for
@@ -26,6 +26,7 @@ PLACES = 1024  # where ranges may begin and end
 TILES = (16, 32, 64, 128, 256)
 BLOCKS = (8, 16, 32, 64, 128, 256)  # of inputs, each of which may be in another order
 LEAST = 3  # tokens by which an input is known again
+NEAR = 0.05  # of an error, that what is worth to be tried may leave in some outputs
 SURE = 1e-3  # of the right values, that a matrix and an input must leave to be known for the product's
 
 
@@ -42,6 +43,11 @@ class Multiplied:
     def fits_change(self, change: Array) -> bool:
         """Whether the recorded values are the right ones and what ``change`` [token, out] adds to w x."""
         return self.o.fits(self.o.expected + (self.scale * change).reshape(self.o.expected.shape))
+
+    def is_near(self, change: Array, outputs: Array) -> bool:
+        """Whether such a change of some outputs is worth to be tried on all."""
+        error = self.error[:, outputs]
+        return bool(np.square(error - change).sum() <= NEAR * np.square(error).sum())
 
     @property
     def error(self) -> Array:
@@ -132,10 +138,19 @@ def _transposed_tiles(p: Multiplied) -> Facts:
     for size in TILES:
         if out % size or width % size or size == out == width:
             continue
-        tiles = p.w.reshape(out // size, size, width // size, size).transpose(0, 3, 2, 1).reshape(out, width)
+        first = _in_tiles(p.w[:size], size)
+        if not p.is_near(p.x @ (first - p.w[:size]).T, np.arange(size)):
+            continue
+        tiles = _in_tiles(p.w, size)
         if p.fits_change(p.x @ (tiles - p.w).T):
             yield Fact("tiles", f"{p.name} is transposed in tiles of {size}", (size,))
             return
+
+
+def _in_tiles(w: Array, size: int) -> Array:
+    """Each tile of a matrix transposed in its place."""
+    out, width = w.shape
+    return w.reshape(out // size, size, width // size, size).transpose(0, 3, 2, 1).reshape(out, width)
 
 
 def _input_order(p: Multiplied) -> Facts:
@@ -166,8 +181,7 @@ def _orders(p: Multiplied) -> Iterator[Array]:
             one.reshape(-1, 2).T.ravel(), one.reshape(2, -1).T.ravel(),
         ):  # fmt: skip
             order = (np.arange(0, width, size)[:, None] + each).ravel()
-            left = p.error[:, some] - (p.x[:, order] - p.x) @ p.w[some].T
-            if np.square(left).sum() <= 0.05 * np.square(p.error[:, some]).sum():
+            if p.is_near((p.x[:, order] - p.x) @ p.w[some].T, some):
                 yield order
 
 
