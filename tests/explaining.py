@@ -129,7 +129,7 @@ class Trial:
         names = [name for name in trace if not self.kept or name.startswith(self.kept)]
         arrays = {name: np.asarray(trace[name], np.float16 if self.bits == "F16" else None) for name in names}
         given = Trace(trace.info, arrays, dict.fromkeys(names, self.bits))
-        result = explained.judged(self.model, self.kind, given, self.decode, 60.0 * (self.kept == SPANS["logits"]))
+        result = explained.judged(self.model, self.kind, given, self.decode, 600.0 * (self.kept == SPANS["logits"]))
         named = {name for d in result.diagnosis for cause in d.causes for name in cause.name.split(" + ")}
         nearest = [f"{cause.name} {cause.nmse:.1e}" for d in result.diagnosis[:1] for cause in d.nearest]
         return "" if named >= self.causes else f"{named or 'unknown'}, nearest {nearest}"

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
-from explaining import CASES, Explained, name_of, trouble
+from explaining import CASES, Explained, name_of, pairs, spans, trouble
 from injected.base import TOKENS
 from llamaref import Engine
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
+from llamadiff.diagnose.solve import solve
+from llamadiff.diagnose.sought import ROPE_BASE
 
 # of each family a few: what the graph did not name, or named wrongly, before this was asked of it
 QUICK = {
-    "norm: epsilon in float16-llama-faint-F16", "embedding: negated-llama-F16", "rope: steps twice-llama-F16",
-    "rope: YaRN inverted-llama-yarn-F16", "no residual-llama-F16", "cache: ten rows for twelve-llama-F16",
-    "cache: V by value-llama-F16", "cache in bfloat16-llama-F16", "recorded cache in Q8_0-llama-F16",
-    "fused: head by head-llama-fused-F16", "Q and K swapped-qwen2-F16", "mask hides the own key-llama-F16",
-    "router: best last-moe-F16", "logits capped at 8-llama-F16", "half: up overflows-llama-large-F16",
+    "embedding: negated-llama-F16", "rope: YaRN inverted-llama-yarn-F16", "no residual-llama-F16",
+    "cache: ten rows for twelve-llama-F16", "cache in bfloat16-llama-F16", "recorded cache in Q8_0-llama-F16",
+    "fused: head by head-qwen2-fused-F16", "mask hides the own key-llama-F16", "router: best last-moe-F16",
+    "half: up overflows-llama-large-F16",
 }  # fmt: skip
 
 
@@ -37,6 +40,32 @@ def test_an_injected_bug_is_named(case, explained):
 
 def test_the_quick_cases_are_cases():
     assert {name_of(case) for case in CASES} >= QUICK
+
+
+SOON = {"rope-layout + rope-base on one op", "missing qk-norm, layers alone"}
+SEVERAL = [pytest.param(trial, id=trial.name, marks=[pytest.mark.quick] * (trial.name in SOON))
+           for trial in (*spans(), *pairs())]  # fmt: skip
+
+
+@pytest.mark.parametrize("trial", SEVERAL)
+def test_bugs_in_spans_and_several_at_once_are_named(trial, explained):
+    assert trial.trouble(explained) == ""
+
+
+def test_a_familiar_constant_needs_no_search():
+    asked: list[float] = []
+
+    class Squared:
+        recorded, hint, hurried, limit = 0.0, None, False, 1e-9
+
+        def nmse(self, x: float) -> float:
+            asked.append(x)
+            return (x / 1e6 - 1) ** 2
+
+    recipe = SimpleNamespace
+    found = solve(Squared(), lambda value: recipe(compute=lambda case: value), ROPE_BASE)
+    assert found == [1e6]
+    assert len(asked) == len(ROPE_BASE.familiar)
 
 
 # where the ops of the reference engine do not explain it, the graph is asked

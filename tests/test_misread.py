@@ -7,6 +7,7 @@ from dataclasses import replace
 import gguf
 import numpy as np
 import pytest
+from explaining import by_the_graph
 from gguf import GGMLQuantizationType as Type
 from llamaref import Engine
 from misread import K_TYPES, LEGACY, MISTAKES, Everywhere, Misread, decode
@@ -19,6 +20,7 @@ from llamadiff.comparison.judging import judge
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import USUAL, Run
 from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.op import Op, Operand
@@ -147,6 +149,18 @@ def test_mistake_is_named_through_the_graph(kind, cause, mistake, model, graph_m
     wrong = record(Engine(Misread(path, f"{weight}.weight", mistake)), TOKENS, "my engine")
     result = judge(graph_model("llama", kind), right, wrong, USUAL)
     assert result.wrong[0].tap == TAPS[weight]
+    assert cause in [found.name for found in result.diagnosis[0].causes]
+    assert result.diagnosis[0].nmse <= 1e-9
+
+
+@pytest.mark.parametrize(("arch", "kind", "cause", "mistake"), CASES)
+def test_mistake_is_named_by_the_graph_where_the_engine_judges(arch, kind, cause, mistake, model, graph_model):
+    path, right = model(arch, kind)
+    weight = "ffn_down" if kind in K_TYPES and cause == "block-size-wrong" else WEIGHTS[arch]
+    wrong = record(Engine(Misread(path, f"{weight}.weight", mistake)), TOKENS, "my engine")
+    with by_the_graph():
+        result = judge(Model(path), right, wrong, USUAL, graph=lambda: graph_model(arch, kind))
+    assert (result.wrong[0].tap, result.diagnosis[0].tap) == (TAPS[weight], TAPS[weight])
     assert cause in [found.name for found in result.diagnosis[0].causes]
     assert result.diagnosis[0].nmse <= 1e-9
 

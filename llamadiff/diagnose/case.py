@@ -61,6 +61,7 @@ class Case:
     ``values`` raises NotRecordedError for inputs that are not there. ``recorded`` is None inside a span. ``channels``
     are the outputs of a product that are looked at (None: all). ``limit`` is the NMSE of a fit, ``slack`` that of a
     harmless one; ``hint`` a constant that fitted elsewhere; ``hurried``: solve for no constants, try the familiar ones.
+    ``everywhere``: try bugs in all ops of a kind in a span (True), or in one of them alone (False).
     """
 
     run: Recording
@@ -72,6 +73,7 @@ class Case:
     slack: float = 0.0
     hint: float | None = None
     hurried: bool = False
+    everywhere: bool | None = None
 
     def __getitem__(self, word: str) -> Array:
         """The values of another tap of this layer (or outside the layers): [b, token, ...]."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -103,9 +104,10 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
     case = _with_limits(case, right)
     quick = _sampled(case, base)
     tried: list[Fit] = []
-    for general in (False, True):
+    for general, where in product((False, True), _scopes(case, base)):
         found: list[Fit] = []
-        for fit in _singles(quick, base, [known for known in bugs if known.general == general], clock):
+        some = [known for known in bugs if known.general == general]
+        for fit in _singles(replace(quick, everywhere=where), base, some, clock):
             tried.append(fit)
             if fit.nmse <= _screen(quick, case, fit):
                 found.append(fit)
@@ -114,6 +116,11 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
             return Outcome(fits, ())
     fits = _confirmed(case, base, _pairs(quick, base, bugs, clock)) if pairs else ()
     return Outcome(fits, tuple(_nearest(tried)), complete=not clock.spent)
+
+
+def _scopes(case: Case, base: Recipe) -> tuple[bool | None, ...]:
+    """Of a span, bugs in all ops of a kind before those in one: an engine has one function for an op."""
+    return (True, False) if isinstance(base, Subgraph) and base.is_span(case) else (None,)
 
 
 def replayed(

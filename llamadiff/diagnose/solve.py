@@ -13,6 +13,7 @@ from llamadiff.diagnose.sought import Sought
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 ROUNDS = 48  # of the golden section: float64's precision from any bracket
+EXACT = 1e-11  # NMSE of a familiar value that leaves nothing to look for
 SNAP = 0.02  # how near a familiar value must be to be tried in its place
 
 
@@ -36,9 +37,12 @@ def solve(
     if case.hurried:
         return [min(familiar, key=lambda value: error(math.log(value)))] if familiar else []
 
+    known = {value: error(math.log(value)) for value in familiar if value > 0}
+    if known and min(known.values()) <= EXACT:
+        return [min(known, key=known.__getitem__)]
     logs = [math.log(low) + (math.log(high) - math.log(low)) * i / sought.steps for i in range(sought.steps + 1)]
-    logs = sorted({*logs, *(math.log(value) for value in familiar if value > 0)})
-    errors = [error(log) for log in logs]
+    tried = {math.log(value): left for value, left in known.items()} | {log: error(log) for log in logs}
+    logs, errors = sorted(tried), [tried[log] for log in sorted(tried)]
     best = min(range(len(logs)), key=errors.__getitem__)
     found, left = _narrowed(error, logs[max(best - 1, 0)], logs[min(best + 1, len(logs) - 1)])
     if errors[best] < left:

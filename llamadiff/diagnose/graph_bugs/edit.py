@@ -256,29 +256,39 @@ def at_nodes(
     return register
 
 
+ALONE = "at "
 Place = tuple[Site, Edit | Constant]
 
 
 def _changes(r: Subgraph, case: Case, ops: tuple[str, ...], edits: Edits) -> Iterator[Change]:
-    """The edits of all nodes: the same one wherever it can be, or in a part of attention, then at each node alone."""
+    """The edits of all nodes: the same one wherever it can be, or at one kind of op, then at each node alone."""
     found: dict[str, list[Place]] = {}
     for site in (Site(node, r, case) for node in r.nodes if {node.op, ANY} & set(ops) and r.computes(node)):
         for edit in edits(site):
             found.setdefault(edit.variant, []).append((site, edit))
     for variant, places in found.items():
         for where, some in _scopes(places).items():
-            yield from _applied(r, case, some, f"{variant} {where}".strip())
+            if case.everywhere in (None, not where.startswith(ALONE)):
+                yield from _applied(r, case, some, f"{variant} {where}".strip())
 
 
 def _scopes(places: list[Place]) -> dict[str, list[Place]]:
-    """Which places have an edit together: all, those of Q and K, of Q, K and V, each alone."""
+    """Which places have an edit together: all, those of Q and K, of Q, K and V, of one word, each alone."""
     scopes = {"": places}
     for letters in ("QK", "QKV"):
         some = [place for place in places if place[0].shown[:1] in letters]
         if len(some) > 1 and len(some) not in map(len, scopes.values()):
             scopes[f"of {letters}"] = some
-    alone = {f"at {number}": [place] for number, place in enumerate(places)} if len(places) > 1 else {}
+    for word in dict.fromkeys(_word(place) for place in places):
+        some = [place for place in places if _word(place) == word]
+        if 1 < len(some) < len(places):
+            scopes[f"of {word}"] = some
+    alone = {f"{ALONE}{number}": [place] for number, place in enumerate(places)} if len(places) > 1 else {}
     return scopes | alone
+
+
+def _word(place: Place) -> str:
+    return place[0].shown.rpartition("-")[0]
 
 
 def _applied(r: Subgraph, case: Case, places: list[Place], variant: str) -> Iterator[Change]:
