@@ -25,7 +25,7 @@ def described(
 ) -> tuple[Fact, ...]:
     """What a source's errors look like against what a lane computed.
 
-    ``limit`` is the NMSE that right arithmetic may have, ``rope`` what the tap is the result of, ``dim`` the size of a head.
+    ``limit`` is the NMSE that right arithmetic may have, ``rope`` what the tap is the result of, ``dim`` a head's size.
     """
     values = (seen.recorded[source.name], seen.x[seen.lanes.index(lane)])
     recorded, expected = (seen.comparable(array, source, ranked=True) for array in values)
