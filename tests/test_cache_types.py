@@ -42,7 +42,7 @@ def test_the_trace_format_names_them_all():
 
 def test_the_option_names_them_all():
     (option,) = KvType.__metadata__
-    assert option.help.endswith(f": {', '.join(CACHE_TYPES).lower()}.")
+    assert option.metavar == f"[{'|'.join(CACHE_TYPES).lower()}]"
     with pytest.raises(UserError, match=", ".join(CACHE_TYPES).lower()):
         option.callback(SimpleNamespace(opts=["--kv-type"]), "f17")
 

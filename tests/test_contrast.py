@@ -17,6 +17,7 @@ from llamadiff.comparison import notebook
 from llamadiff.report.terminal.report import render
 from llamadiff.report.terminal.styles import BADGES, STYLES
 
+pytestmark = pytest.mark.quick  # every style, theme and shape says something of its own
 LEAST = 4.5
 Rgb = tuple[int, int, int]
 

@@ -218,6 +218,7 @@ def test_what_is_right_is_folded_around_the_wrong_taps_of_the_first_wrong_layer(
     ]  # fmt: skip
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("layers", [3, 24, 80, 200])
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_one_bug_takes_25_lines_however_deep_the_model_is(layers: int, everywhere: bool) -> None:
