@@ -34,6 +34,7 @@ class Judged:
     comparison: Comparison
     file: File
     taps: Mapping[str, Array]
+    arithmetic: str
 
     @property
     def tap(self) -> str | None:
@@ -48,7 +49,7 @@ class Judged:
     @property
     def false(self) -> list[str]:
         """What was read back, of any tap, and does not hold."""
-        right = Engine(self.file, BY_NAME["float32"]).run(TOKENS, given=self.taps)
+        right = Engine(self.file, BY_NAME[self.arithmetic]).run(TOKENS, given=self.taps)
         read = [(tap, fact) for d in self.comparison.diagnosis for tap, facts in d.read.items() for fact in facts]
         return [
             f"{tap}: {fact.says}"
@@ -68,10 +69,10 @@ def _baseline(path: Path) -> Trace:
     return Trace(replace(trace.info, n_prefill=len(TOKENS)), {name: trace[name] for name in trace}, trace.dtypes)
 
 
-def judged(mistake: Unlisted, folder: Path) -> Judged:
+def judged(mistake: Unlisted, folder: Path, arithmetic: str = "float32") -> Judged:
     """Record a run with the mistake, and have it judged."""
-    path, taps, trace = _recorded(mistake, folder)
-    return Judged(mistake, diff(_baseline(path), trace, path), opened(path), taps)
+    path, taps, trace = _recorded(mistake, folder, arithmetic)
+    return Judged(mistake, diff(_baseline(path), trace, path), opened(path), taps, arithmetic)
 
 
 def compared(mistake: Unlisted, folder: Path, engine: str) -> Comparison:
@@ -80,9 +81,9 @@ def compared(mistake: Unlisted, folder: Path, engine: str) -> Comparison:
     return compare(path, tokens=TOKENS, candidate=trace, engine=engine)
 
 
-def _recorded(mistake: Unlisted, folder: Path) -> tuple[Path, Mapping[str, Array], Path]:
+def _recorded(mistake: Unlisted, folder: Path, arithmetic: str = "float32") -> tuple[Path, Mapping[str, Array], Path]:
     """A model, what an engine with the mistake records of it, and the trace of that."""
     path = model_file(folder, mistake.model, mistake.kind)
     with threadpool_limits(1, "blas"):
-        taps = recording.without_cache(Engine(opened(path), BY_NAME["float32"], mistake.bug).run(TOKENS))
+        taps = recording.without_cache(Engine(opened(path), BY_NAME[arithmetic], mistake.bug).run(TOKENS))
     return path, taps, recording.save(folder / "candidate.safetensors", taps, TOKENS)

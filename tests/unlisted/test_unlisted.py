@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,18 @@ def test_another_unlisted_mistake_is_read_back(name: str, folder: Path):
     _check(MORE[name], folder)
 
 
-def _check(mistake: Unlisted, folder: Path) -> None:
-    found = judged(mistake, folder)
+def _check(mistake: Unlisted, folder: Path, arithmetic: str = "float32") -> None:
+    found = judged(mistake, folder, arithmetic)
     assert found.tap == mistake.tap
     assert found.causes == []  # a mistake that the list describes belongs there
     assert found.false == []
     assert says(mistake.parameter, mistake.value, found.sentences), found.sentences
+
+
+@pytest.mark.parametrize("name", ["last of a thread's share", "a share twice"])
+def test_a_wrong_part_is_told_from_an_engines_own_roundings(name: str, folder: Path):
+    mistake = replace((UNLISTED | MORE)[name], kind="Q8_0")
+    _check(mistake, folder, "int8 of 32")
 
 
 @pytest.mark.parametrize(

@@ -84,28 +84,28 @@ def _bounds(g: ActivationCurve) -> Iterator[tuple[float, Array, str]]:
 def _clamped(g: ActivationCurve) -> Facts:
     """Gate, or up, that is cut off at a bound."""
     bad, a = g.o.is_bad, g.act(g.gate)
-    large = np.abs(a) > LEAST * np.sqrt(np.mean(a**2))
-    sizes = np.abs(g.o.recorded[bad & large] / a[bad & large])
-    if len(sizes) >= FEW and np.ptp(sizes) <= ALIKE * sizes.max():
-        size = float(np.median(sizes))
-        if g.fits(a * np.clip(g.up, -size, size)):
-            yield Fact("clamped", f"its up is cut off beyond {size:.4g}", ("up", size))
-            return
+    ups = bad & (np.abs(a) > LEAST * np.sqrt(np.mean(a**2)))  # where what is recorded tells up
+    size = _alike(np.abs(g.o.recorded[ups] / a[ups]))
+    if size is not None and g.fits(a * np.clip(g.up, -size, size)):
+        yield Fact("clamped", f"its up is cut off beyond {size:.4g}", ("up", size))
+        return
     for limit, side, end in ((np.minimum, "above", np.min), (np.maximum, "below", np.max)):
-        seen = bad & g.there
-        same = g.curve[seen]
-        if len(same) >= FEW and np.ptp(same) <= ALIKE * np.abs(same).max():
-            value = _where(g.act, float(np.median(same)), float(end(g.gate[seen])))
-            if g.fits(g.act(limit(g.gate, value)) * g.up):
-                yield Fact("clamped", f"its gate is cut off {side} {value:.4g}", ("gate", value))
-                return
-        seen = bad & large
-        same = g.o.recorded[seen] / a[seen]
-        if len(same) >= FEW and np.ptp(same) <= ALIKE * np.abs(same).max():
-            value = float(np.median(same))
-            if g.fits(a * limit(g.up, value)):
-                yield Fact("clamped", f"its up is cut off {side} {value:.4g}", ("up", value))
-                return
+        value, up = _alike(g.curve[bad & g.there]), _alike(g.o.recorded[ups] / a[ups])
+        if value is not None:
+            value = _where(g.act, value, float(end(g.gate[bad & g.there])))
+        if value is not None and g.fits(g.act(limit(g.gate, value)) * g.up):
+            yield Fact("clamped", f"its gate is cut off {side} {value:.4g}", ("gate", value))
+            return
+        if up is not None and g.fits(a * limit(g.up, up)):
+            yield Fact("clamped", f"its up is cut off {side} {up:.4g}", ("up", up))
+            return
+
+
+def _alike(values: Array) -> float | None:
+    """The one number that some values are; None if they are few, or differ."""
+    if len(values) < FEW or np.ptp(values) > ALIKE * np.abs(values).max():
+        return None
+    return float(np.median(values))
 
 
 def _where(act: Callable[[Array], Array], wanted: float, near: float) -> float:
