@@ -57,6 +57,8 @@ def test_the_sentence_of_a_wrong_head_count(checkpoint, tmp_path):
     text = " ".join(done.stdout.split())
     expected = "is permuted with 8 heads; the model has 2: Llama-type converters permute K by kv heads"
     assert f"blk.0.attn_k.weight: {expected}" in text
+    line = next(line for line in done.stdout.splitlines() if line.startswith("blk.0.attn_q.weight"))
+    assert "permuted by heads" in line
 
 
 def test_fused_weights_are_legal(checkpoint, tmp_path):

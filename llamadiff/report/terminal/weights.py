@@ -74,6 +74,6 @@ def _compared(page: Page, rows: Sequence[TensorRow], column: Callable[..., Colum
         column("nmse", lambda row: "-" if row.distance is None else tiny(row.distance.nmse)),
         column("dB", lambda row: "-" if row.distance is None else number(row.distance.snr), 2),
         column("of its cost", above, 1),
-        column("made by", lambda row: row.made, 6, left=True),
+        column("transform", lambda row: row.made.rpartition(", ")[2] if ", " in row.made else "", 2, left=True),
         column("where", lambda row: row.distance.place if row.distance is not None and row.verdict == WRONG else "", 3),
     ]
