@@ -142,7 +142,9 @@ OPTIONS = {
     },
     "llama-biased": {"bias": True, "tensors": _vectors(**_STEMS)},
     "qwen2-head-biased": {
-        "arch": "qwen2", "bias": True, "kv_heads": 4,
+        "arch": "qwen2",
+        "bias": True,
+        "kv_heads": 4,
         "tensors": {"output.bias": np.linspace(-1, 1, VOCAB, dtype=np.float32)},
     },
     "llama-narrow": {
