@@ -14,8 +14,9 @@ import pytest
 from llamaref import Weights
 
 from llamadiff.ggml.op import Array, Op, Operand, function_of
+from llamadiff.llamacpp.layout import InitParams
 from llamadiff.llamacpp.node_checker import NodeChecker
-from llamadiff.llamacpp.tensors import Ggml, Node, Tensor, TensorPointer, _InitParams
+from llamadiff.llamacpp.tensors import Ggml, Node
 
 SCAN, PLAIN, SAME = 1e-9, 1e-12, 0.0
 TYPES = {"float32": 0, "float16": 1, "int32": 26}
@@ -33,33 +34,36 @@ class Graph:
 
     def __init__(self) -> None:
         self.ggml = Ggml()
-        base = self.ggml.lib
-        path = Path(base._name)
+        path = Path(self.ggml.lib._name)
+        base = self.base = ctypes.CDLL(str(path))  # functions that give tensors, not addresses
+        self.pointer = ctypes.POINTER(self.ggml.structure)
+        base.ggml_init.restype, base.ggml_init.argtypes = ctypes.c_void_p, [InitParams]
+        base.ggml_free.argtypes = [ctypes.c_void_p]
         self.cpu = ctypes.CDLL(str(path.with_name(path.name.replace("ggml-base", "ggml-cpu"))))
         base.ggml_new_graph.restype, base.ggml_new_graph.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
         base.ggml_build_forward_expand.restype = None
-        base.ggml_build_forward_expand.argtypes = [ctypes.c_void_p, TensorPointer]
-        base.ggml_new_tensor_4d.restype = TensorPointer
+        base.ggml_build_forward_expand.argtypes = [ctypes.c_void_p, self.pointer]
+        base.ggml_new_tensor_4d.restype = self.pointer
         base.ggml_new_tensor_4d.argtypes = [ctypes.c_void_p, ctypes.c_int, *[LONG] * 4]
         self.cpu.ggml_graph_compute_with_ctx.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
 
     @contextmanager
     def context(self) -> Iterator[int]:
-        context = self.ggml.lib.ggml_init(_InitParams(32 << 20, None, False))
+        context = self.base.ggml_init(InitParams(32 << 20, None, False))
         yield context
-        self.ggml.lib.ggml_free(context)
+        self.base.ggml_free(context)
 
     def build(self, context: int, name: str, sources: list[Any], types: list[Any], values: list[Any]) -> Any:
-        builder = getattr(self.ggml.lib, f"ggml_{name}")
-        builder.restype = TensorPointer
-        builder.argtypes = [ctypes.c_void_p, *[TensorPointer] * len(sources), *types]
+        builder = getattr(self.base, f"ggml_{name}")
+        builder.restype = self.pointer
+        builder.argtypes = [ctypes.c_void_p, *[self.pointer] * len(sources), *types]
         return builder(context, *sources, *values)
 
     def tensor(self, context: int, given: Input) -> Any:
         if given is None:
             return None
         array, axes = given if isinstance(given, tuple) else (given, None)
-        made = self.ggml.lib.ggml_new_tensor_4d(context, TYPES[array.dtype.name], *reversed(array.shape))
+        made = self.base.ggml_new_tensor_4d(context, TYPES[array.dtype.name], *reversed(array.shape))
         ctypes.memmove(made.contents.data, np.ascontiguousarray(array).ctypes.data, array.nbytes)
         return made if axes is None else self.build(context, "permute", [made], [INT] * 4, axes)
 
@@ -69,13 +73,13 @@ class Graph:
             node = self.build(context, name, [self.tensor(context, given) for given in inputs], types, values)
             tensors = [source.contents if source else None for source in node.contents.src]
             sources = tuple(None if tensor is None else self._operand(tensor) for tensor in tensors)
-            graph = self.ggml.lib.ggml_new_graph(context)
-            self.ggml.lib.ggml_build_forward_expand(graph, node)
+            graph = self.base.ggml_new_graph(context)
+            self.base.ggml_build_forward_expand(graph, node)
             assert self.cpu.ggml_graph_compute_with_ctx(context, graph, 2) == 0
             result = Node(self.ggml, node.contents)
             return Op(result.op, result.shape, result.type, result.parameters, sources), result.values()
 
-    def _operand(self, tensor: Tensor) -> Operand:
+    def _operand(self, tensor: Any) -> Operand:
         node = Node(self.ggml, tensor)
         values = node.values()
         return Operand(values.astype(np.float32) if node.type == "f16" else values, node.type)
@@ -332,8 +336,8 @@ def test_a_node_without_sources_is_checked(graph: Graph, small_model: Callable[.
         made = graph.build(context, "arange", [], [FLOAT] * 3, [2.0, 9.0, 1.5])
         node = Node(graph.ggml, made.contents)
         checker.asked(node)
-        whole = graph.ggml.lib.ggml_new_graph(context)
-        graph.ggml.lib.ggml_build_forward_expand(whole, made)
+        whole = graph.base.ggml_new_graph(context)
+        graph.base.ggml_build_forward_expand(whole, made)
         assert graph.cpu.ggml_graph_compute_with_ctx(context, whole, 1) == 0
         checker.done(node)
     assert [result.nmse for result in checker.results] == [0.0]

@@ -133,7 +133,9 @@ def test_the_recipe_of_the_docs_works_as_it_is_written(checkpoint, monkeypatch, 
     assert len(recipe.splitlines()) <= 15
     monkeypatch.chdir(checkpoint)
     exec(recipe.replace("[1, 403, 407, 261, 378]", str(list(TOKENS))), {})
-    assert "what was recorded of LlamaForCausalLM is right on the inputs it was given (29" in capsys.readouterr().out
+    assert (
+        "what was recorded of LlamaForCausalLM is right on the inputs it was given; 29 taps" in capsys.readouterr().out
+    )
     assert (checkpoint / "mine.safetensors").exists()
 
 

@@ -17,7 +17,7 @@ from command import run
 from conftest import OPTIONS
 from gguf import GGMLQuantizationType as Type
 from llamaref import Weights
-from small import write_model
+from small import VOCAB, write_model
 from test_split import split_model
 
 from llamadiff import UserError
@@ -205,9 +205,10 @@ def test_what_llama_cpp_refuses_is_a_finding(tmp_path):
     assert "tensor 'blk.0.ffn_norm.weight' not found" in report.findings[0].says
 
 
-def test_a_tensor_that_llama_cpp_does_not_read_is_a_finding(small_model):
+def test_a_tensor_that_llama_cpp_does_not_read_is_a_finding(tmp_path):
     """It wants no output.bias of this architecture, and refuses what it does not know."""
-    report = inspect(small_model("llama-biased"))
+    bias = {"output.bias": np.zeros(VOCAB, np.float32)}
+    report = inspect(write_model(tmp_path / "m.gguf", bias=True, tensors=bias))
     assert [oddity.where for oddity in report.findings] == ["llama.cpp"]
     assert "wrong number of tensors" in report.findings[0].says
 

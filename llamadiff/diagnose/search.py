@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import product, takewhile
 
 import numpy as np
 
@@ -200,7 +200,7 @@ def _pairs(case: Case, base: Recipe, bugs: Sequence[Bug], clock: Clock) -> list[
             for second in [*exact[number + 1 :], *(known for known in bugs if known.general)]:
                 if clock.spent:
                     return found
-                for other in changes_of(second, change.recipe, hurried):
+                for other in takewhile(lambda _: not clock.spent, changes_of(second, change.recipe, hurried)):
                     nmse = _error(case, other.recipe)
                     if nmse <= 10 * case.limit:
                         found.append(Fit((_step(first, change), _step(second, other)), nmse))

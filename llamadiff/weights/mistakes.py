@@ -16,7 +16,7 @@ from llamadiff.numerics.orders import order_in_words
 from llamadiff.weights.explain import Guess
 from llamadiff.weights.pairs import Pair
 from llamadiff.weights.transforms import Sizes, permuted, plus
-from llamadiff.weights.views import Mapped, Picked, Shaped, Turned, View, concatenated, cut, rows_of
+from llamadiff.weights.views import Mapped, Picked, Shaped, Transposed, View, concatenated, cut, rows_of
 
 Array = NDArray[Any]
 PERMUTED = ("permuted by heads", "permuted by kv heads")
@@ -120,7 +120,7 @@ def _transposes(own: Made) -> Iterator[Guess]:
     if len(shape) > 1 and int(np.prod(shape)) <= LARGEST:
         words = "is not transposed" if own.rule == "transposed" else "is transposed"
         yield Guess("transposed", f"{words}: its rows should be {list(shape)}, [out, in]",
-                    Shaped(Turned(own.view), shape))  # fmt: skip
+                    Shaped(Transposed(own.view), shape))  # fmt: skip
 
 
 def _partners(name: str, stem: str, made: Mapping[str, Made]) -> Iterator[Guess]:

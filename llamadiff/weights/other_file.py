@@ -13,7 +13,7 @@ from llamadiff.weights.against import heads_of, label_of
 from llamadiff.weights.explain import Guess, explained
 from llamadiff.weights.pairs import Measured, Pair, in_file
 from llamadiff.weights.result import Oddity
-from llamadiff.weights.views import Mapped, Shaped, Turned, View
+from llamadiff.weights.views import Mapped, Shaped, Transposed, View
 
 IGNORED = ("GGUF.", "general.", "split.", "quantize.")  # keys that say nothing of what the model computes
 MOST = 200  # characters of a value that are told
@@ -111,7 +111,7 @@ def simple_guesses(view: View) -> Iterator[Guess]:
     """What is done to any tensor alike."""
     yield Guess("negated", "every value has the other sign", Mapped(view, np.negative))
     if len(view.shape) > 1:
-        turned = Shaped(Turned(view), view.shape)  # under the shape that the file states
+        turned = Shaped(Transposed(view), view.shape)  # under the shape that the file states
         yield Guess("transposed", f"is transposed: its rows should be those of {list(view.shape)}", turned)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.weights.views import Joined, Mapped, Picked, Shaped, Turned, View, concatenated, rows_of, stacked
+from llamadiff.weights.views import Joined, Mapped, Picked, Shaped, Transposed, View, concatenated, rows_of, stacked
 
 Order = NDArray[np.int64]
 
@@ -99,7 +99,7 @@ TRANSFORMS: Mapping[str, Transform] = {
     "plus one": lambda v, s: plus(v[0], 1.0),
     "-exp": lambda v, s: _column(negative_exp(v[0])),
     "as a column": lambda v, s: _column(v[0]),
-    "transposed": lambda v, s: Turned(v[0]) if len(v[0].shape) > 1 else v[0],
+    "transposed": lambda v, s: Transposed(v[0]) if len(v[0].shape) > 1 else v[0],
     "kernel without its middle axis": lambda v, s: _without_middle(v[0]),
     "by groups": lambda v, s: _grouped(v[0], s.groups),
     "stacked": lambda v, s: stacked(v),

@@ -180,7 +180,7 @@ class Shaped:
 
 
 @dataclass(frozen=True)
-class Turned:
+class Transposed:
     """The last two axes swapped."""
 
     of: View

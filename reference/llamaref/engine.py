@@ -283,20 +283,29 @@ class Engine:
         return self._optional(f"{name}.scale") if asked else None
 
     def qkv(self, x: Array, i: int, tap: Tap) -> tuple[Array, Array, Array]:
-        """Projections of layer i, from three matrices or one that holds all: [b, t, embd] -> [b, t, head, dim] each."""
-        c, names = self.config, [f"blk.{i}.attn_{part}" for part in "qkv"]
-        heads = ((c.n_head, c.head_k), (c.n_head_kv, c.head_k), (c.n_head_kv, c.head_v))
-        if f"blk.{i}.attn_qkv.weight" not in self.w:
-            parts = [self.linear(x, name, tap) for name in names]
-        else:
-            ends = np.cumsum([head * dim for head, dim in heads])
-            parts = np.split(self.linear(x, f"blk.{i}.attn_qkv", tap), ends[:-1], axis=-1)
-            if f"blk.{i}.attn_qkv.bias" not in self.w:
-                biases = [self._optional(f"{name}.bias") for name in names]
-                parts = [y if bias is None else tap.product(y) + bias for y, bias in zip(parts, biases, strict=True)]
-        parts = [tap(f"{side}cur_proj-{i}", part) for side, part in zip("QKV", parts, strict=True)]
-        q, k, v = (part.reshape(*part.shape[:-1], *shape) for part, shape in zip(parts, heads, strict=True))
+        """Queries, keys and values of layer i: [b, t, embd] -> [b, t, head, dim] each."""
+        projected = zip("QKV", self.projections(x, i, tap), strict=True)
+        parts = [tap(f"{side}cur_proj-{i}", part) for side, part in projected]
+        q, k, v = (part.reshape(*part.shape[:-1], *heads) for part, heads in zip(parts, self._heads, strict=True))
         return q, k, v
+
+    def projections(self, x: Array, i: int, tap: Tap) -> list[Array]:
+        """Of layer i, from three matrices or one that holds all: [b, t, embd] -> [b, t, head*dim] each."""
+        names = [f"blk.{i}.attn_{part}" for part in "qkv"]
+        if f"blk.{i}.attn_qkv.weight" not in self.w:
+            return [self.linear(x, name, tap) for name in names]
+        ends = np.cumsum([count * dim for count, dim in self._heads])
+        parts = np.split(self.linear(x, f"blk.{i}.attn_qkv", tap), ends[:-1], axis=-1)
+        if f"blk.{i}.attn_qkv.bias" in self.w:
+            return parts
+        biases = [self._optional(f"{name}.bias") for name in names]
+        return [y if bias is None else tap.product(y) + bias for y, bias in zip(parts, biases, strict=True)]
+
+    @property
+    def _heads(self) -> tuple[tuple[int, int], ...]:
+        """How many heads Q, K and V have, of how many channels."""
+        c = self.config
+        return (c.n_head, c.head_k), (c.n_head_kv, c.head_k), (c.n_head_kv, c.head_v)
 
     def experts(self, x: Array, name: str, chosen: Array, tap: Tap) -> Array:
         """Each token's chosen experts' products: x [b, t, 1 or used, in], chosen [b, t, used] -> [b, t, used, out]."""

@@ -29,7 +29,7 @@ from llamadiff.candidates.name_map import Map, identity_map
 from llamadiff.candidates.opening import resolve
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
-from llamadiff.cli import commands
+from llamadiff.cli import inputs
 from llamadiff.comparison.api import diff
 from llamadiff.engines import chat_template
 from llamadiff.engines.reference_model import Model
@@ -223,7 +223,7 @@ def tokens(rng: Random, folder: Path) -> Read:
     path.write_bytes(content)
     if rng.random() < 0.5:
         return partial(load_candidate, folder)
-    return partial(commands._token_ids, None, path)
+    return partial(inputs.token_ids, None, path)
 
 
 # -- safetensors -----------------------------------------------------------------------------------

@@ -88,10 +88,9 @@ def _split(part: Callable[[Any, Any], tuple[Any, Any, Any]]) -> Build:
     """An engine that splits the fused product [b, t, (q, k, v)] into part(fused, config)."""
 
     class Split(Engine):
-        def qkv(self, x: Any, i: int, tap: Any) -> tuple[Any, Any, Any]:
+        def projections(self, x: Any, i: int, tap: Any) -> list[Any]:
             parts = part(self.linear(x, f"blk.{i}.attn_qkv", tap), self.config)
-            q, k, v = (y + bias(self, f"blk.{i}.{stem}") for y, stem in zip(parts, QKV_STEMS, strict=True))
-            return q, k, v
+            return [y + bias(self, f"blk.{i}.{stem}") for y, stem in zip(parts, QKV_STEMS, strict=True)]
 
     return Split
 

@@ -545,7 +545,8 @@ def off_beyond(op: Op, tap: str, side: str, bound: str, of: str, off: str) -> bo
 def terms(op: Op, where: str | None, said: str, right: str) -> bool:
     """The sum carried out, in those channels or from that token on; elsewhere all is right."""
     total = np.zeros_like(op.r)
-    for count, name, _, shift in re.findall(r"(?:(-?[\d.e-]+) )?([a-zA-Z_]+(-\d+)?)(\[t[+-]1\])?", said):
+    found = re.findall(r"(?:(-?[\d.e-]+) )?([a-zA-Z_]+(-\d+)?)(\[t[+-]1\])?", said) if said != "zero" else []
+    for count, name, _, shift in found:
         x = np.asarray(op.taps[name], np.float64).reshape(op.r.shape)
         n = np.arange(len(x)) + (int(shift[2:-1]) if shift else 0)
         total += float(count or 1) * x[np.clip(n, 0, len(x) - 1)]

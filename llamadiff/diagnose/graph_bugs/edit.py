@@ -405,7 +405,8 @@ def with_source(place: int, change: Callable[[Op], Any] | None) -> OtherOp:
 
     def alter(n: Op) -> Op:
         source = n.sources[place]
-        assert source is not None
+        if source is None:  # another bug has taken it away
+            raise NotRecordedError(n.name)
         new = None if change is None else replace(source, values=np.asarray(change(n)))
         return replace(n, sources=(*n.sources[:place], new, *n.sources[place + 1 :]))
 

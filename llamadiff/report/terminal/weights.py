@@ -52,12 +52,12 @@ def _columns(page: Page, report: WeightReport) -> list[Column]:
 
     columns = [
         column("tensor", lambda row: row.name, left=True), column("type", lambda row: row.type, left=True),
-        column("shape", lambda row: "x".join(map(str, row.shape)), 2),
+        column("shape", lambda row: "x".join(map(str, row.shape)), 3),
     ]  # fmt: skip
     if report.other is not None:
         columns += _compared(page, rows, column)
-    columns += [moment("rms", "rms", 1), moment("mean", "mean", 3), moment("min", "min", 4), moment("max", "max", 4)]
-    columns += [moment("zeros", "zeros", 5)]
+    columns += [moment("rms", "rms", 3), moment("mean", "mean", 4), moment("min", "min", 5), moment("max", "max", 5)]
+    columns += [moment("zeros", "zeros", 6)]
     if report.other is None:
         columns += [column("decoders", lambda row: DECODERS.get(row.decoders, row.decoders), 3)]
     return columns
@@ -72,8 +72,8 @@ def _compared(page: Page, rows: Sequence[TensorRow], column: Callable[..., Colum
     return [
         Column("", verdicts, left=True),
         column("nmse", lambda row: "-" if row.distance is None else tiny(row.distance.nmse)),
-        column("dB", lambda row: "-" if row.distance is None else number(row.distance.snr), 2),
-        column("of its cost", above, 1),
-        column("transform", lambda row: row.made.rpartition(", ")[2] if ", " in row.made else "", 2, left=True),
-        column("where", lambda row: row.distance.place if row.distance is not None and row.verdict == WRONG else "", 3),
+        column("dB", lambda row: "-" if row.distance is None else number(row.distance.snr), 3),
+        column("of its cost", above, 2),
+        column("transform", lambda row: row.made.rpartition(", ")[2] if ", " in row.made else "", 1, left=True),
+        column("where", lambda row: row.distance.place if row.distance is not None and row.verdict == WRONG else "", 4),
     ]
