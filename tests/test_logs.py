@@ -13,6 +13,7 @@ from llamaref import Engine
 
 from llamadiff.candidates.loglines import number_of, read_lines
 from llamadiff.candidates.reference import record
+from llamadiff.comparison import judging
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.numerics.arithmetic import round_bf16
@@ -120,7 +121,8 @@ def test_a_row_that_is_named_is_that_row(form, runs, tmp_path):
     assert "taken as" not in report["summary"]
 
 
-def test_a_wrong_engine_is_named_at_the_first_tap_that_leaves(runs, tmp_path):
+def test_a_wrong_engine_is_named_at_the_first_tap_that_leaves(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(judging, "LEAST_SECONDS", 5.0)  # ten numbers of a row show no cause, however long one looks
     report, code = compared(tmp_path, firsts(runs["wrong"]))
     assert (report["verdict"], code) == ("wrong", 1)
     assert report["wrong"] == ["attn_norm-1"]

@@ -39,7 +39,7 @@ def source_of(spec: str) -> CandidateKind:
     for kind in KINDS:
         import_module(f"llamadiff.candidates.{kind}")
     refuse_foreign(spec)
-    for source in CANDIDATE_KINDS:
+    for source in sorted(CANDIDATE_KINDS, key=lambda source: KINDS.index(type(source).__module__.rpartition(".")[2])):
         if source.matches(spec):
             return source
     check_regular(Path(spec), "a trace, a dump or a command")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,6 +25,10 @@ TINY = 1e-9  # what float32 leaves of a right row
 
 class NotRecordedError(Exception):
     """A bug's replay needs a tap that was not recorded: the bug cannot be tried."""
+
+
+class OutOfTimeError(NotRecordedError):
+    """The time for a search is over: what is left of it is not tried."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,8 @@ class Case:
     ``values`` raises NotRecordedError for inputs that are not there. ``recorded`` is None inside a span. ``channels``
     are the outputs of a product that are looked at (None: all). ``limit`` is the NMSE of a fit, ``slack`` that of a
     harmless one; ``hint`` a constant that fitted elsewhere; ``hurried``: solve for no constants, try the familiar ones.
-    ``everywhere``: try bugs in all ops of a kind in a span (True), or in one of them alone (False).
+    ``everywhere``: try bugs in all ops of a kind in a span (True), or in one of them alone (False). ``until``: a time,
+    by time.perf_counter, after which no graph is computed again.
     """
 
     run: Recording
@@ -74,6 +80,7 @@ class Case:
     hint: float | None = None
     hurried: bool = False
     everywhere: bool | None = None
+    until: float = math.inf
 
     def __getitem__(self, word: str) -> Array:
         """The values of another tap of this layer (or outside the layers): [b, token, ...]."""

@@ -15,6 +15,7 @@ from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import Bug, Change, Recipe, bugs_of, can_have, known_bugs, recipe_of
 from llamadiff.diagnose.subgraph import Subgraph
 
+CONFIRMING = 5.0  # seconds after a search, for what it found
 SAMPLE = 64  # outputs of a product that are tried first
 EXPLAINS = 0.01  # what a fit may leave of the right op's error
 VARIES = 0.05  # the same of a way of rounding: a value on the edge between two steps may go either way
@@ -101,8 +102,8 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
         base = _right(case, right)
     except NotRecordedError:
         return Outcome((), ())
-    case = _with_limits(case, right)
-    quick = _sampled(case, base)
+    case = replace(_with_limits(case, right), until=clock.until + CONFIRMING)
+    quick = replace(_sampled(case, base), until=clock.until)
     tried: list[Fit] = []
     for general, where in product((False, True), _scopes(case, base)):
         found: list[Fit] = []
@@ -180,7 +181,7 @@ def _sampled(case: Case, base: Recipe) -> Case:
 def _screen(quick: Case, case: Case, fit: Fit) -> float:
     """A sample's NMSE is not the whole's: let a fit pass that is a few times over the limit."""
     limit = case.slack if fit.harmless else case.limit
-    return limit if quick is case else 10 * limit
+    return limit if quick.channels is case.channels else 10 * limit
 
 
 def _singles(case: Case, base: Recipe, bugs: Iterable[Bug], clock: Clock) -> Iterator[Fit]:

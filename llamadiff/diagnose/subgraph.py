@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case, NotRecordedError
+from llamadiff.diagnose.case import Case, NotRecordedError, OutOfTimeError
 from llamadiff.ggml.engine import Alter, GraphEngine
 from llamadiff.ggml.graph import WRITES, GraphNode, tap_shape
 from llamadiff.trace import taps
@@ -45,6 +46,8 @@ class Subgraph:
     def _altered(self, case: Case) -> Array:
         """The tap with what is altered; NaN where a node cannot take what an altered one gives it."""
         node = self.nodes[-1]
+        if time.perf_counter() > case.until:
+            raise OutOfTimeError(case.tap.name)
         try:
             return self._run(case, self.altered, everything=False)[node.number]
         except (IndexError, ValueError):
