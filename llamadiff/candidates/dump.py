@@ -76,8 +76,8 @@ def _tokens(folder: Path) -> tuple[int, ...]:
     return ()
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """What lies in a directory and those in it; links to directories are not followed."""
+def files_in(folder: Path) -> Iterator[Path]:
+    """What lies in a directory and those in it; links to directories are not followed. UserError for too many."""
     count = 0
     for place, folders, names in os.walk(folder):
         folders.sort()
@@ -89,12 +89,12 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _arrays(folder: Path) -> list[Path]:
     """The files of a directory that are read as arrays."""
-    return [path for path in sorted(_files(folder)) if path.suffix in _READ and path.name not in _TOKEN_FILES]
+    return [path for path in sorted(files_in(folder)) if path.suffix in _READ and path.name not in _TOKEN_FILES]
 
 
 def _unread(folder: Path) -> list[str]:
     """Files that are called like a tap, and are of no kind that is read."""
-    others = (path.name for path in _files(folder) if path.suffix not in (*_READ, ".json"))
+    others = (path.name for path in files_in(folder) if path.suffix not in (*_READ, ".json"))
     return [name for name in others if taps.parse(_name(Path(name))[0]) is not None]
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from llamadiff.diagnose.diagnosis import Cause, Diagnosis
 from llamadiff.diagnose.registry import known_bugs
+from llamadiff.judge.pattern.deviation import runs_of
 
 _FEW_STEPS = 3  # of layers at the same distance
 _FEW_PARTS = 6  # of a list of layers
@@ -63,13 +64,7 @@ def ranges(numbers: Sequence[int]) -> str:
     steps = {after - before for before, after in pairwise(numbers)}
     if len(steps) == 1 and steps != {1} and len(numbers) > _FEW_STEPS:
         return f"{numbers[0]}, {numbers[1]}, ..., {numbers[-1]}"
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = [part for run in runs for part in _range(run)]
+    parts = [part for run in runs_of(numbers) for part in _range(run)]
     return ", ".join(parts[:_FEW_PARTS]) + (" and more" if len(parts) > _FEW_PARTS else "")
 
 

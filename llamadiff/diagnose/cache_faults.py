@@ -31,6 +31,11 @@ class Fault:
     variant: str
     value: float | None = None
 
+    @property
+    def key(self) -> str:
+        """The variant with its constant: which one it is among all."""
+        return self.variant if self.value is None else f"{self.variant} {self.value:g}"
+
 
 class Kept(Protocol):
     """What a fault may ask of the layer whose cache it is in. Raises NotRecordedError for what is not there."""
@@ -54,6 +59,9 @@ class Kept(Protocol):
 
     def first_wrong(self) -> int | None:
         """The first token whose result is wrong; None where that is not known."""
+
+
+Faults = Callable[[Kept], Iterator[Fault]]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.candidates.arrays import RAW, npy, raw
+from llamadiff.candidates.dump import files_in
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.numerics.tolerances import ROUNDING
@@ -25,7 +25,6 @@ from llamadiff.weights.safetensors_files import tensors_of
 from llamadiff.weights.views import Stored, whole
 
 Array = NDArray[Any]
-MAX_FILES = 100_000
 READ = (".npy", ".safetensors", *RAW)
 PREFIX = "weights/"
 
@@ -118,14 +117,8 @@ def _arrays(folder: Path) -> Iterator[tuple[str, Any]]:
 
 def _files(folder: Path) -> Iterator[Path]:
     """What can be arrays; links out of the directory are not followed."""
-    count = 0
-    for place, folders, names in os.walk(folder):
-        folders.sort()
-        count += len(names)
-        if count > MAX_FILES:
-            raise UserError(f"{folder}: holds more than {MAX_FILES} files; give the directory of the weights alone")
-        for path in (Path(place, name) for name in sorted(names)):
-            if path.is_symlink() and folder.resolve() not in path.resolve().parents:
-                raise UserError(f"{path}: leads out of the directory; copy the file into it")
-            if path.suffix in READ:
-                yield path
+    for path in files_in(folder):
+        if path.is_symlink() and folder.resolve() not in path.resolve().parents:
+            raise UserError(f"{path}: leads out of the directory; copy the file into it")
+        if path.suffix in READ:
+            yield path

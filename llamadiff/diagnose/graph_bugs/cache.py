@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.diagnose import cache_faults
-from llamadiff.diagnose.cache_faults import Fault, States, several, unread
+from llamadiff.diagnose.cache_faults import Fault, Faults, States, several, unread
 from llamadiff.diagnose.case import NotRecordedError, Recording
-from llamadiff.diagnose.graph_bugs.edit import Edit, Site, at_nodes, gives, with_source
+from llamadiff.diagnose.graph_bugs.edit import Edit, Edits, Site, at_nodes, gives, with_source
 from llamadiff.diagnose.subgraph import as_rows, from_rows
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.graph import GraphNode
@@ -23,6 +23,7 @@ from llamadiff.numerics.types import CACHE_TYPES
 
 Array = NDArray[Any]
 K, V = "cache_k", "cache_v"
+BOTH = f"{K} {V}"
 
 
 def _side(site: Site) -> str:
@@ -92,7 +93,7 @@ class NodeLayer:
 def _read(site: Site, faults: Iterable[Fault]) -> Iterator[Edit]:
     """A product with what each batch reads of a faulty cache; slots that are not read give zero."""
     for fault in faults:
-        yield Edit(_reading(site, fault.states), fault.says, fault.variant)
+        yield Edit(_reading(site, fault.states), fault.says, fault.key)
 
 
 def _reading(site: Site, states: States) -> Alter:
@@ -118,13 +119,13 @@ def _reading(site: Site, states: States) -> Alter:
     return value
 
 
-def _lies(site: Site, faults: Callable[[NodeLayer], Iterator[Fault]], *caches: str) -> Iterator[Edit]:
+def _lies(site: Site, faults: Faults, *caches: str) -> Iterator[Edit]:
     """The rows as they lie in a faulty cache in the end, where they were recorded."""
     node, name = site.node, site.case.tap.name
     side = f"cache_{name[3]}" if site.engine.graph.kept.get(name) is node else ""
     if side in caches:
         for fault in faults(NodeLayer(site, side)):
-            yield Edit(gives(partial(_in_the_end, site, fault.states)), fault.says, fault.variant)
+            yield Edit(gives(partial(_in_the_end, site, fault.states)), fault.says, fault.key)
 
 
 def _in_the_end(site: Site, states: States, x: Array) -> Array:
@@ -148,7 +149,7 @@ def _product(site: Site, n: Op, memory: Array, x: Array, cache: str) -> Array:
     return site.engine.product(changed, cache, site.case.carrier)
 
 
-def _faulty(site: Site, faults: Callable[[NodeLayer], Iterator[Fault]], *caches: str) -> Iterator[Edit]:
+def _faulty(site: Site, faults: Faults, *caches: str) -> Iterator[Edit]:
     """The faults of a product that reads one of these caches."""
     if _side(site) in caches:
         yield from _read(site, faults(NodeLayer(site, _side(site))))
@@ -159,7 +160,7 @@ def _unseen(site: Site, faults: Iterator[Fault]) -> Iterator[Edit]:
     for fault in faults:
         hidden = unread(fault.states, site.case.run)
         if hidden.any():
-            yield Edit(hiding(hidden), fault.says, fault.variant)
+            yield Edit(hiding(hidden), fault.says, fault.key)
 
 
 def hiding(hidden: Array) -> Alter:
@@ -207,43 +208,48 @@ def _sees_a_cache(site: Site) -> bool:
     return site.number(1) is not None and below is not None and _side(site.at(below)) == K
 
 
-@at_nodes("MUL_MAT", of="cache-row-off")
-def row_off(site: Site) -> Iterator[Edit]:
-    """A product reads rows off by one, or stale ones."""
-    yield from _faulty(site, cache_faults.rows_off, K, V)
-
-
-@at_nodes("VIEW", of="cache-row-off")
-def rows_lie_off(site: Site) -> Iterator[Edit]:
-    """Rows lie one off."""
-    yield from _lies(site, cache_faults.rows_off, K, V)
-
-
-@at_nodes("VIEW", of="cache-overwritten")
-def rows_lie_over_others(site: Site) -> Iterator[Edit]:
-    """Rows lie where others were."""
-    yield from _lies(site, cache_faults.overwritten, K, V)
-
-
-@at_nodes("VIEW", of="cache-too-short")
-def rows_are_lost(site: Site) -> Iterator[Edit]:
-    """Rows lie over others, or nowhere."""
-    for edit in _lies(site, cache_faults.too_short, K, V):
-        yield replace(edit, variant=f"{edit.variant} {edit.says.split()[4]}")
-
-
-@at_nodes("VIEW", of="first-row-fed-twice")
-def rows_lie_twice(site: Site) -> Iterator[Edit]:
-    """Rows lie there twice."""
-    yield from _lies(site, cache_faults.first_row_twice, K, V)
-
-
 @at_nodes("VIEW", of="cache-before-rope")
 def rows_lie_unrotated(site: Site) -> Iterator[Edit]:
     """Rows of K were not rotated."""
     for edit in _lies(site, cache_faults.before_rotation, K):
         if edit.variant == "all":
             yield edit
+
+
+# Bug -> its faults, and the caches that can have them: of products that read one, and of the rows that lie in it.
+READ: Mapping[str, tuple[Faults, str]] = {
+    "cache-row-off": (cache_faults.rows_off, BOTH),
+    "cache-overwritten": (cache_faults.overwritten, BOTH),
+    "cache-too-short": (cache_faults.too_short, BOTH),
+    "first-row-fed-twice": (cache_faults.first_row_twice, BOTH),
+    "cache-of-another-layer": (cache_faults.another_layer, BOTH),
+    "decode-key-unseen": (cache_faults.own_key_unseen, BOTH),
+    "cache-rotated-again": (cache_faults.rotated_again, K),
+    "cache-before-rope": (cache_faults.before_rotation, K),
+    "cache-transposed": (cache_faults.transposed, BOTH),
+}
+LIES = ("cache-row-off", "cache-overwritten", "cache-too-short", "first-row-fed-twice")
+UNSEEN = ("cache-overwritten", "cache-too-short")  # what is not there is hidden from the softmax
+
+
+def _of_product(faults: Faults, caches: str) -> Edits:
+    return lambda site: _faulty(site, faults, *caches.split())
+
+
+def _of_rows(faults: Faults, caches: str) -> Edits:
+    return lambda site: _lies(site, faults, *caches.split())
+
+
+def _of_softmax(faults: Faults) -> Edits:
+    return lambda site: _unseen(site, faults(Seen(site))) if _sees_a_cache(site) else iter(())
+
+
+for _name, (_faults, _caches) in READ.items():
+    at_nodes("MUL_MAT", of=_name)(_of_product(_faults, _caches))
+    if _name in LIES:
+        at_nodes("VIEW", of=_name)(_of_rows(_faults, _caches))
+    if _name in UNSEEN:
+        at_nodes("SOFT_MAX", of=_name)(_of_softmax(_faults))
 
 
 @at_nodes("VIEW", of="cache-rows-rounded")
@@ -263,58 +269,12 @@ def _kept_as(kind: str, site: Site, x: Array) -> Array:
     return from_rows(ROUNDINGS[kind](np.ascontiguousarray(as_rows(x, name))), site.node, name)
 
 
-@at_nodes("MUL_MAT", of="cache-overwritten")
-def overwritten(site: Site) -> Iterator[Edit]:
-    """A product reads rows that were written over others."""
-    yield from _faulty(site, cache_faults.overwritten, K, V)
-
-
-@at_nodes("SOFT_MAX", of="cache-overwritten")
-def overwritten_unseen(site: Site) -> Iterator[Edit]:
-    """Later slots are not seen."""
-    if _sees_a_cache(site):
-        yield from _unseen(site, cache_faults.overwritten(Seen(site)))
-
-
-@at_nodes("MUL_MAT", of="cache-too-short")
-def too_short(site: Site) -> Iterator[Edit]:
-    """A product reads a cache of fewer rows."""
-    for edit in _faulty(site, cache_faults.too_short, K, V):
-        yield replace(edit, variant=f"{edit.variant} {edit.says.split()[4]}")
-
-
-@at_nodes("SOFT_MAX", of="cache-too-short")
-def too_short_unseen(site: Site) -> Iterator[Edit]:
-    """Later slots are not seen."""
-    if _sees_a_cache(site):
-        for edit in _unseen(site, cache_faults.too_short(Seen(site))):
-            yield replace(edit, variant=f"{edit.variant} {edit.says.split()[4]}")
-
-
-@at_nodes("MUL_MAT", of="first-row-fed-twice")
-def row_twice(site: Site) -> Iterator[Edit]:
-    """A product reads the first row of each batch twice."""
-    yield from _faulty(site, cache_faults.first_row_twice, K, V)
-
-
 @at_nodes("GET_ROWS", of="first-row-fed-twice")
 def token_twice(site: Site) -> Iterator[Edit]:
     """The first token of each batch is fed twice."""
     if site.weight(0) and several(site.case.run):
         tokens, says = cache_faults.first_token_twice(site.case.run)
         yield Edit(with_source(1, lambda n: n.x(1)[..., tokens]), says)
-
-
-@at_nodes("MUL_MAT", of="cache-of-another-layer")
-def another_layer(site: Site) -> Iterator[Edit]:
-    """A product reads another layer's cache."""
-    yield from _faulty(site, cache_faults.another_layer, K, V)
-
-
-@at_nodes("MUL_MAT", of="decode-key-unseen")
-def own_key_unscored(site: Site) -> Iterator[Edit]:
-    """A step's own key has no score, its own row no weight."""
-    yield from _faulty(site, cache_faults.own_key_unseen, K, V)
 
 
 @at_nodes("SOFT_MAX", of="decode-key-unseen")
@@ -330,24 +290,6 @@ def own_key_unseen(site: Site) -> Iterator[Edit]:
         alone, recent = steps & (p[None, :] != p[:, None]), steps & (np.arange(len(p)) < n)
         yield Edit(hiding(alone), "sees only its own key in decode steps: the cache is lost", "alone")
         yield Edit(hiding(recent), "does not see the prompt in decode steps", "recent")
-
-
-@at_nodes("MUL_MAT", of="cache-rotated-again")
-def rotated_again(site: Site) -> Iterator[Edit]:
-    """Scores of K that was rotated again."""
-    yield from _faulty(site, cache_faults.rotated_again, K)
-
-
-@at_nodes("MUL_MAT", of="cache-before-rope")
-def before_rope(site: Site) -> Iterator[Edit]:
-    """Scores of K as it was before RoPE."""
-    yield from _faulty(site, cache_faults.before_rotation, K)
-
-
-@at_nodes("MUL_MAT", of="cache-transposed")
-def transposed(site: Site) -> Iterator[Edit]:
-    """A product reads the cache in another layout."""
-    yield from _faulty(site, cache_faults.transposed, K, V)
 
 
 @at_nodes("MUL_MAT", of="cache-rounded")

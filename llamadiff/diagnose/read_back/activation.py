@@ -10,7 +10,7 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import Facts, Observed
+from llamadiff.diagnose.read_back.observed import Facts, Observed, first_told
 from llamadiff.judge.pattern.deviation import SAME, Fact
 
 Array = NDArray[Any]
@@ -51,11 +51,7 @@ def activation(o: Observed) -> Facts:
     g = _parts(o)
     if g is None:
         return
-    for reading in (_clamped, _steeper, _of_up, _beyond, _everywhere):
-        facts = tuple(reading(g))
-        if facts:
-            yield from facts
-            return
+    yield from first_told((_clamped, _steeper, _of_up, _beyond, _everywhere), g)
 
 
 def _parts(o: Observed) -> ActivationCurve | None:

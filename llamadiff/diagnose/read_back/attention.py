@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.read_back.observed import Facts, Observed
+from llamadiff.diagnose.read_back.observed import Facts, Observed, first_told
 from llamadiff.judge.pattern.deviation import SAME, Fact, listed, numbered
 
 Array = NDArray[Any]
@@ -49,11 +49,7 @@ def attention(o: Observed) -> Facts:
     m = _parts(o)
     if m is None:
         return
-    for reading in (_heads, _left_out, _not_rescaled, _rows):
-        facts = tuple(reading(m))
-        if facts:
-            yield from facts
-            return
+    yield from first_told((_heads, _left_out, _not_rescaled, _rows), m)
 
 
 def _parts(o: Observed) -> Mixed | None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.read_back.normed import Normed
-from llamadiff.diagnose.read_back.observed import NOTHING, Facts, sole
+from llamadiff.diagnose.read_back.observed import NOTHING, Facts, first_told, sole
 from llamadiff.judge.pattern.deviation import Fact
 
 Array = NDArray[Any]
@@ -27,11 +27,7 @@ def divided(n: Normed, factors: Array) -> Facts:
         says = f"each row is divided by sqrt(mean square + {added:.3g}), where {epsilon:.3g} is right"
         yield Fact("epsilon", says, (added,))
         return
-    for reading in (_least, _one_size, _power, _summed, _strided, _magnitude):
-        facts = tuple(reading(n, divisor, epsilon))
-        if facts:
-            yield from facts
-            return
+    yield from first_told((_least, _one_size, _power, _summed, _strided, _magnitude), n, divisor, epsilon)
 
 
 def _least(n: Normed, divisor: Array, epsilon: float) -> Facts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -82,6 +82,11 @@ class Observed:
     def fits(self, values: Array, left: float = LEFT) -> bool:
         """Whether the recorded values are these: no more of the error is ``left``."""
         return self.left(values) <= left
+
+
+def first_told(readings: Iterable[Callable[..., Facts]], *of: Any) -> Facts:
+    """What the first of some readings says that says anything."""
+    yield from next((facts for reading in readings if (facts := tuple(reading(*of)))), ())
 
 
 def strictly(left: float) -> float:

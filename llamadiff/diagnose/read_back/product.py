@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import Facts, Observed, only_run
+from llamadiff.diagnose.read_back.observed import Facts, Observed, first_told, only_run
 from llamadiff.judge.pattern.deviation import SHOWN, Fact, runs_of
 from llamadiff.numerics.orders import order_in_words
 
@@ -75,11 +75,7 @@ def product(o: Observed) -> Facts:
     p = _parts(o)
     if p is None:
         return
-    for reading in (_ranges, _transposed_tiles, _input_order, _cut_off, _other_rows):
-        facts = tuple(reading(p))
-        if facts:
-            yield from facts
-            return
+    yield from first_told((_ranges, _transposed_tiles, _input_order, _cut_off, _other_rows), p)
 
 
 def _parts(o: Observed) -> Multiplied | None:
