@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
+from mmap import mmap
 from typing import Any, cast
 
 from llamadiff.system.errors import UserError
@@ -83,7 +84,9 @@ def tensor_structure(lib: Any) -> type[ctypes.Structure]:
 
 @contextmanager
 def _context(lib: Any, no_alloc: bool = False) -> Iterator[Any]:
-    context = lib.ggml_init(InitParams(1 << 20, None, no_alloc))
+    """Its tensors lie in memory of zeros: what lies behind one of them could be taken for a field."""
+    memory = mmap(-1, 1 << 20)
+    context = lib.ggml_init(InitParams(len(memory), ctypes.addressof(ctypes.c_char.from_buffer(memory)), no_alloc))
     try:
         yield context
     finally:
