@@ -140,7 +140,7 @@ def _steps_when_right(verdict: str, rows: Sequence[Row], missing: Sequence[str])
     judged = [row.local.nmse for row in rows if row.local is not None]
     steps = [f"the smallest tolerance that still passes: match = {max(judged):.1e}"] if judged else []
     if missing and len(missing) > len(rows):
-        steps.append(f"{len(missing)} taps were not recorded: llamadiff writer LANGUAGE --model MODEL prints their lines")
+        steps.append(f"{len(missing)} taps were not recorded: llamadiff writer LANGUAGE --model MODEL prints each line")
     return (
         *steps,
         "if the text is still wrong, look at what comes after the logits: sampling, detokenization, the prompt",
