@@ -150,6 +150,11 @@ class Case:
         value = metrics.ratio(total, size)
         return value if np.isfinite(value) else float("inf")
 
+    def nmse_between(self, x: Array, other: Array) -> float:
+        """How far two results without their batch axis are from each other."""
+        error, size = metrics.row_errors(self.compared(other), self.compared(x), self.tap.row_axis)
+        return float(metrics.ratio(float(error.sum()), float(size.sum())))
+
     def first_wrong(self, x: Array) -> int:
         """The first row that no result [b, token, ...] gives; the number of rows if there is none."""
         wrong = [error > max(self.limit, TINY) * size for error, size in self._row_errors(x)]

@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import product, takewhile
+from itertools import product, takewhile, tee
 
 import numpy as np
 
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import Bug, Change, Recipe, bugs_of, can_have, known_bugs, recipe_of
 from llamadiff.diagnose.subgraph import Subgraph
+from llamadiff.diagnose.together import errors
 
 CONFIRMING = 5.0  # seconds after a search, for what it found
 SAMPLE = 64  # outputs of a product that are tried first
@@ -21,6 +22,8 @@ EXPLAINS = 0.01  # what a fit may leave of the right op's error
 VARIES = 0.05  # the same of a way of rounding: a value on the edge between two steps may go either way
 MOST = 0.5  # the same, where noise is as large: in 16 bits many values are on edges
 OTHER_SUMS = 3e-6  # of a result, root mean square: what sums in another order make of it
+FURTHER = 10.0  # times as far as arithmetics lie apart at the right op they may lie with a bug
+SEPARATES = 0.05  # of the right op's error: limits beyond it tell nothing apart
 TIE = 10.0  # fits this much worse than the best are still the best's equals, as both are rounding
 
 
@@ -103,20 +106,32 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
     except NotRecordedError:
         return Outcome((), ())
     case = replace(_with_limits(case, right), until=clock.until + CONFIRMING)
-    quick = replace(_sampled(case, base), until=clock.until)
+    quick, bare = _quickly(replace(case, until=clock.until), base, right)
     tried: list[Fit] = []
     for general, where in product((False, True), _scopes(case, base)):
         found: list[Fit] = []
         some = [known for known in bugs if known.general == general]
-        for fit in _singles(replace(quick, everywhere=where), base, some, clock):
+        for fit in _singles(replace(quick, everywhere=where), bare, some, clock):
             tried.append(fit)
             if fit.nmse <= _screen(quick, case, fit):
                 found.append(fit)
         fits = _confirmed(case, base, found)
         if fits:
             return Outcome(fits, ())
-    fits = _confirmed(case, base, _pairs(quick, base, bugs, clock)) if pairs else ()
+    fits = _confirmed(case, base, _pairs(quick, bare, bugs, clock)) if pairs else ()
     return Outcome(fits, tuple(_nearest(tried)), complete=not clock.spent)
+
+
+def _quickly(case: Case, base: Recipe, right: float) -> tuple[Case, Recipe]:
+    """The case in one arithmetic, with limits as wide as arithmetics lie apart; as it is, where that is too wide."""
+    if not isinstance(base, Subgraph):
+        return _sampled(case, base), base
+    one = replace(case, run=replace(case.run, carrier=case.carrier.first))
+    apart = max(case.nmse_between(x, base.compute(case)[0]) for x in base.compute(case))
+    limit = (math.sqrt(case.limit) + FURTHER * math.sqrt(apart)) ** 2
+    if limit > SEPARATES * right:
+        return case, base
+    return replace(one, limit=limit, slack=max(case.slack, limit)), base.afresh
 
 
 def _scopes(case: Case, base: Recipe) -> tuple[bool | None, ...]:
@@ -185,27 +200,30 @@ def _screen(quick: Case, case: Case, fit: Fit) -> float:
 
 
 def _singles(case: Case, base: Recipe, bugs: Iterable[Bug], clock: Clock) -> Iterator[Fit]:
-    for known in bugs:
-        for change in changes_of(known, base, case):
-            if clock.spent:
-                return
-            yield Fit((_step(known, change),), _error(case, change.recipe))
+    asked = ((known, change) for known in bugs for change in changes_of(known, base, case))
+    changes, recipes = tee(takewhile(lambda _: not clock.spent, asked))
+    for (known, change), nmse in zip(changes, errors(case, (change.recipe for _, change in recipes)), strict=True):
+        yield Fit((_step(known, change),), nmse)
 
 
 def _pairs(case: Case, base: Recipe, bugs: Sequence[Bug], clock: Clock) -> list[Fit]:
     """Two bugs on one op: an exact one, and another that still finds the same kind of op there."""
-    hurried, found = replace(case, hurried=True), list[Fit]()
+    asked = takewhile(lambda _: not clock.spent, _two_at_once(case, base, bugs))
+    steps, recipes = tee(asked)
+    tried = zip(steps, errors(case, (recipe for _, recipe in recipes)), strict=True)
+    return [Fit(both, nmse) for (both, _), nmse in tried if nmse <= 10 * case.limit]
+
+
+def _two_at_once(
+    case: Case, base: Recipe, bugs: Sequence[Bug]
+) -> Iterator[tuple[tuple[ReplayedBug, ReplayedBug], Recipe]]:
+    hurried = replace(case, hurried=True)
     exact = [known for known in bugs if not known.general and not known.harmless]
     for number, first in enumerate(exact):
         for change in changes_of(first, base, case):
             for second in [*exact[number + 1 :], *(known for known in bugs if known.general)]:
-                if clock.spent:
-                    return found
-                for other in takewhile(lambda _: not clock.spent, changes_of(second, change.recipe, hurried)):
-                    nmse = _error(case, other.recipe)
-                    if nmse <= 10 * case.limit:
-                        found.append(Fit((_step(first, change), _step(second, other)), nmse))
-    return found
+                for other in changes_of(second, change.recipe, hurried):
+                    yield (_step(first, change), _step(second, other)), other.recipe
 
 
 def _confirmed(case: Case, base: Recipe, found: Sequence[Fit]) -> tuple[Fit, ...]:

@@ -94,7 +94,7 @@ class GraphEngine:
                 elif node.op in PRODUCTS:
                     x = step.tap.product(x)
                 self.keep(node, x, step.values, node.label is not None and node.number not in self.altered)
-                for unused in self._last_uses.get(node.number, ()):
+                for unused in self.last_uses.get(node.number, ()):
                     step.values.pop(unused, None)
         return x
 
@@ -119,7 +119,7 @@ class GraphEngine:
         values[node.number] = x
 
     @cached_property
-    def _last_uses(self) -> dict[int, list[int]]:
+    def last_uses(self) -> dict[int, list[int]]:
         """Which nodes' values nobody reads after each node. Leaves stay: they are memory."""
         last: dict[int, int] = {}
         for node in self.graph.nodes:

@@ -262,14 +262,21 @@ Place = tuple[Site, Edit | Constant]
 
 def _changes(r: Subgraph, case: Case, ops: tuple[str, ...], edits: Edits) -> Iterator[Change]:
     """The edits of all nodes: the same one wherever it can be, or at one kind of op, then at each node alone."""
+    if edits not in r.places:
+        r.places[edits] = {variant: _scopes(places) for variant, places in _found(r, case, ops, edits).items()}
+    for variant, scopes in r.places[edits].items():
+        for where, some in scopes.items():
+            if case.everywhere in (None, not where.startswith(ALONE)):
+                yield from _applied(r, case, some, f"{variant} {where}".strip())
+
+
+def _found(r: Subgraph, case: Case, ops: tuple[str, ...], edits: Edits) -> dict[str, list[Place]]:
+    """The nodes that an edit can be made at, by its variant."""
     found: dict[str, list[Place]] = {}
     for site in (Site(node, r, case) for node in r.nodes if {node.op, ANY} & set(ops) and r.computes(node)):
         for edit in edits(site):
             found.setdefault(edit.variant, []).append((site, edit))
-    for variant, places in found.items():
-        for where, some in _scopes(places).items():
-            if case.everywhere in (None, not where.startswith(ALONE)):
-                yield from _applied(r, case, some, f"{variant} {where}".strip())
+    return found
 
 
 def _scopes(places: list[Place]) -> dict[str, list[Place]]:
