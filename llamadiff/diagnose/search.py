@@ -22,8 +22,8 @@ EXPLAINS = 0.01  # what a fit may leave of the right op's error
 VARIES = 0.05  # the same of a way of rounding: a value on the edge between two steps may go either way
 MOST = 0.5  # the same, where noise is as large: in 16 bits many values are on edges
 OTHER_SUMS = 3e-6  # of a result, root mean square: what sums in another order make of it
-FURTHER = 10.0  # times as far as arithmetics lie apart at the right op they may lie with a bug
-SEPARATES = 0.05  # of the right op's error: limits beyond it tell nothing apart
+FURTHER = 4.0  # times as far as arithmetics lie apart at the right op they may lie with a bug
+SEPARATES = 0.1  # of the right op's error: limits beyond it tell nothing apart
 TIE = 10.0  # fits this much worse than the best are still the best's equals, as both are rounding
 
 
@@ -108,7 +108,7 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
     case = replace(_with_limits(case, right), until=clock.until + CONFIRMING)
     quick, bare = _quickly(replace(case, until=clock.until), base, right)
     tried: list[Fit] = []
-    for general, where in product((False, True), _scopes(case, base)):
+    for where, general in product(_scopes(case, base), (False, True)):
         found: list[Fit] = []
         some = [known for known in bugs if known.general == general]
         for fit in _singles(replace(quick, everywhere=where), bare, some, clock):

@@ -246,9 +246,7 @@ class GraphEngine:
         memory = values.get(base)
         if memory is None:
             return
-        if len(memory) != len(x):
-            memory = np.repeat(memory, len(x), axis=0)
-        memory = np.array(memory)
+        memory = np.array(memory) if len(memory) >= len(x) else np.repeat(memory, len(x), axis=0)
         _window(memory, node.shape, place)[...] = x
         values[base] = memory
         for view in self.graph.views.get(base, ()):
