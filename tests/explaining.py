@@ -63,7 +63,7 @@ class Explained:
         return record(Engine(self.small_model(model, kind)), TOKENS, "engine")
 
     def _graph(self, model: str, kind: str) -> Any:
-        return graph_of_run(Model(self.small_model(model, kind)), self.right(model, kind).info)
+        return graph_of_run(Model(self.small_model(model, kind)), self.right(model, kind))
 
     def compared(self, case: Case) -> Comparison:
         """The comparison of a faulty run with the right one."""

@@ -19,7 +19,7 @@ from llamadiff.comparison.logits import Logits, compare_logits, logit_rows
 from llamadiff.comparison.result import Comparison, Decoding, Judged, Sides, assembled
 from llamadiff.comparison.rows import rows_of, with_explanations
 from llamadiff.comparison.summary import summarize
-from llamadiff.diagnose.diagnosis import Diagnosis, completed, diagnose, scene_of, unexplained
+from llamadiff.diagnose.diagnosis import Diagnosis, diagnose, is_wrong, scene_of
 from llamadiff.engines.model_file import Runnable, check_same_model
 from llamadiff.engines.run_spec import How
 from llamadiff.judge.finding import Finding
@@ -129,7 +129,7 @@ def _studied(model: Runnable, baseline: Trace, candidate: Trace | None, how: How
 def _causes(
     model: Runnable, study: _Study, seconds: float, how: How, graph: Graph | None = None
 ) -> tuple[Diagnosis, ...]:
-    """The causes of what is wrong, wrong records aside: among the model's ops, then among those of the graph."""
+    """The causes of what is wrong, wrong records aside: bugs of llama.cpp's graph, or of the model's ops without it."""
     computed = [finding for finding in study.passes.findings if finding.tap.name not in study.records]
 
     def found(of: Runnable, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]:
@@ -137,10 +137,9 @@ def _causes(
         return diagnose(scene_of(of, passes, study.under_test, seconds, how.explain > 0, how.progress), findings)
 
     with threadpool_limits(1, "blas"):
-        diagnosis = found(model, computed)
-        left = unexplained(computed, study.under_test, diagnosis, how.explain > 0)
-        opened = graph() if graph is not None and left else None
-        return diagnosis if opened is None else completed(diagnosis, found(opened, left), computed)
+        wrong = any(is_wrong(finding, study.under_test) for finding in computed)
+        opened = graph() if graph is not None and wrong else None
+        return found(opened or model, computed)
 
 
 def _judged(

@@ -179,22 +179,9 @@ def _read(scene: Scene, findings: Sequence[Finding], d: Diagnosis) -> dict[str, 
     return found
 
 
-def unexplained(
-    findings: Sequence[Finding], name: str, diagnoses: Iterable[Diagnosis], thorough: bool
-) -> list[Finding]:
-    """The findings of WRONG taps that no known bug explains, without those that are searched only when asked."""
-    known = {tap for d in diagnoses if d.known for tap in d.taps}
-    wrong = [(finding, _wrong(finding, name)) for finding in findings if finding.tap.name not in known]
-    return [finding for finding, local in wrong if local is not None and (thorough or _short(local))]
-
-
-def completed(
-    first: Sequence[Diagnosis], second: Sequence[Diagnosis], findings: Sequence[Finding]
-) -> tuple[Diagnosis, ...]:
-    """What one language of bugs explains, and what another one does of the rest; graph order."""
-    known, order = [d for d in first if d.known], [finding.tap.name for finding in findings]
-    untried = [d for d in first if not d.known and not any(set(d.taps) & set(other.taps) for other in second)]
-    return tuple(sorted([*known, *untried, *second], key=lambda d: order.index(d.tap)))
+def is_wrong(finding: Finding, name: str) -> bool:
+    """Whether a cause is looked for of a tap of one trace."""
+    return _wrong(finding, name) is not None
 
 
 def _wrong(finding: Finding, name: str) -> Local | None:

@@ -262,5 +262,8 @@ def _window(memory: Array, shape: tuple[int, ...], place: bytes) -> Array:
     """The values [b, ne3, ne2, ne1, ne0] of a contiguous [b, ...] memory that a view looks at."""
     offset, *strides = (int(step) for step in np.frombuffer(place, np.int64))
     flat = memory.reshape(len(memory), -1)
+    last = offset + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+    if min(offset, *strides) < 0 or last >= flat.shape[-1]:
+        raise ValueError(f"a view of values {offset} to {last} in a memory of {flat.shape[-1]}")
     steps = [flat.strides[0], *(step * flat.itemsize for step in strides)]
     return np.lib.stride_tricks.as_strided(flat[:, offset:], (len(flat), *shape), steps)
