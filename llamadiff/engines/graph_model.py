@@ -25,7 +25,6 @@ from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 
-
 LARGEST = 1 << 30  # bytes of a graph that a trace keeps
 
 
@@ -79,7 +78,10 @@ class GraphModel(Runnable):
 
 
 def kept_graph(model: ModelFile, trace: Trace) -> GraphModel | None:
-    """The graph that a trace keeps; None where it keeps none, or none of its tokens. Raises UserError for a damaged one."""
+    """The graph that a trace keeps; None where it keeps none, or none of its tokens.
+
+    Raises UserError for a damaged one.
+    """
     from safetensors import SafetensorError
 
     packed = trace.attached(GRAPH)
@@ -93,8 +95,10 @@ def kept_graph(model: ModelFile, trace: Trace) -> GraphModel | None:
 
 
 def graph_of_run(model: ModelFile, trace: Trace, progress: Progress = silent) -> GraphModel | None:
-    """llama.cpp's graph of the tokens of a run, in one go: as the trace keeps it, or as llama.cpp makes it now; None
-    where it cannot."""
+    """llama.cpp's graph of the tokens of a run, in one go: as the trace keeps it, or as llama.cpp makes it now.
+
+    None where it cannot.
+    """
     return kept_graph(model, trace) or _asked_for(model, trace.info, progress)
 
 
