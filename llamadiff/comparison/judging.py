@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def judge(
     model = original.model if original is not None else model
     candidate, checks, fitting = _before_the_layers(model, baseline, candidate)
     started = time.perf_counter()
-    study = _studied(model, baseline, candidate, how, keep)
+    graph = cache(graph or (lambda: model if model.by_graph else None))
+    study = _studied(model, baseline, candidate, how, graph, keep)
     stated, between = statistics_check(study.passes.findings)
     ran = time.perf_counter()
     seconds = how.explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # as long as finding what is wrong took, or so
@@ -68,8 +70,7 @@ def judge(
     judged = replace(judged, timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran})
     judged = by_the_original(judged, original) if original is not None else judged
     sides, verdict = _sides(model, baseline, study.candidate), _verdict(judged)
-    has_graph = candidate is not None and not model.by_graph and graph is None
-    steps = next_steps(verdict, judged, sides.is_engine, has_graph, between)
+    steps = next_steps(verdict, judged, sides.is_engine, between)
     steps = (*fitting, *(steps if judged.rows or not fitting else ()))
     return assembled(sides, judged, verdict, summarize(verdict, sides, judged), steps)
 
@@ -114,22 +115,22 @@ class _Study:
         return "baseline" if self.candidate is None else "candidate"
 
 
-def _studied(model: Runnable, baseline: Trace, candidate: Trace | None, how: How, keep: Path | None) -> _Study:
+def _studied(
+    model: Runnable, baseline: Trace, candidate: Trace | None, how: How, graph: Graph, keep: Path | None
+) -> _Study:
     """As many passes as it takes to tell what is a candidate's manner from what is wrong."""
     passes = run_passes(model, baseline, candidate, how, keep)
     if candidate is None:
         return _Study(passes, None)
     if model.by_graph:
         return _Study(without_followers(passes), candidate)
-    manner, candidate, passes = understood(model, baseline, candidate, passes, how)
+    manner, candidate, passes = understood(model, baseline, candidate, passes, how, graph)
     records, passes = misrecorded(model, baseline, candidate, passes, how)
     return _Study(without_followers(passes), candidate, manner, records)
 
 
-def _causes(
-    model: Runnable, study: _Study, seconds: float, how: How, graph: Graph | None = None
-) -> tuple[Diagnosis, ...]:
-    """The causes of what is wrong, wrong records aside: bugs of llama.cpp's graph, or of the model's ops without it."""
+def _causes(model: Runnable, study: _Study, seconds: float, how: How, graph: Graph) -> tuple[Diagnosis, ...]:
+    """The causes of what is wrong, wrong records aside: known bugs of llama.cpp's graph, or else what ops did."""
     computed = [finding for finding in study.passes.findings if finding.tap.name not in study.records]
 
     def found(of: Runnable, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]:
@@ -138,8 +139,7 @@ def _causes(
 
     with threadpool_limits(1, "blas"):
         wrong = any(is_wrong(finding, study.under_test) for finding in computed)
-        opened = graph() if graph is not None and wrong else None
-        return found(opened or model, computed)
+        return found((graph() if wrong else None) or model, computed)
 
 
 def _judged(

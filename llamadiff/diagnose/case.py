@@ -53,11 +53,6 @@ class Recording:
         """The first token of each batch, and that after its last."""
         return list(pairwise(self.edges))
 
-    @property
-    def first_tokens(self) -> int:
-        """How many tokens are enough to solve for a constant: a full sequence would only take longer."""
-        return min(len(self.tokens), 64)
-
 
 @dataclass(frozen=True)
 class Case:
@@ -114,11 +109,6 @@ class Case:
     def layer(self) -> int:
         assert self.tap.layer is not None
         return self.tap.layer
-
-    def before(self) -> Array:
-        """The layer's input; after the last layer, the last one's output."""
-        last = self.run.model.n_layer if self.tap.layer is None else self.tap.layer
-        return self.values(taps.input_of(last, self.run.shapes))
 
     def tap_input(self) -> Array:
         """What this tap's op reads, where it reads one tensor."""

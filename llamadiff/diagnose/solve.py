@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.registry import Recipe
 from llamadiff.diagnose.sought import Sought
+from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.diagnose.together import errors
 
 ROUNDS, POINTS = 10, 14  # of ever finer values, around the best: float32's precision from any bracket
@@ -18,7 +18,7 @@ SNAP = 0.02  # how near a familiar value must be to be tried in its place
 
 
 def solve(
-    case: Case, build: Callable[[float], Recipe], sought: Sought, familiar: Sequence[float] | None = None
+    case: Case, build: Callable[[float], Subgraph], sought: Sought, familiar: Sequence[float] | None = None
 ) -> list[float]:
     """The value of what is sought for which ``build(value)`` fits best; ``familiar`` are those of this model.
 
@@ -60,7 +60,7 @@ def _between(tried: Mapping[float, float]) -> list[float]:
     return [float(value) for value in np.geomspace(low, high, POINTS + 2)[1:-1]]
 
 
-def least_squares(case: Case, build: Callable[[float], Recipe]) -> list[float]:
+def least_squares(case: Case, build: Callable[[float], Subgraph]) -> list[float]:
     """The factor, of either sign, for which ``build(factor)`` fits, of a result that is linear in it; none fits: none.
 
     Found from two values, where ``solve`` takes a hundred.

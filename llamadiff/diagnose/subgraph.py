@@ -104,8 +104,10 @@ class Subgraph:
 
 
 def subgraph_of(case: Case) -> Subgraph:
-    """The subgraph of a case's tap. Raises NotRecordedError for a tap that is no node."""
+    """The subgraph of a case's tap. Raises NotRecordedError for a tap that is no node, or without a graph."""
     engine: Any = case.engine
+    if not case.by_graph:
+        raise NotRecordedError(case.tap.name)
     graph = engine.graph
     last = graph.labelled.get(case.tap.name) or graph.kept.get(case.tap.name)
     if last is None:

@@ -22,35 +22,33 @@ MEMORY = 1 << 26  # values that one node of all lanes may have
 REFUSED = (IndexError, ValueError, NotRecordedError)  # a node cannot take what an altered one gives it
 
 
-def errors(case: Case, recipes: Iterable[Any]) -> Iterator[float]:
-    """The NMSE that each recipe leaves; infinite where it needs what was not recorded."""
-    rest = iter(recipes)
+def errors(case: Case, subgraphs: Iterable[Subgraph]) -> Iterator[float]:
+    """The NMSE that each leaves; infinite where it needs what was not recorded."""
+    rest = iter(subgraphs)
     while some := list(islice(rest, _width(case))):
         yield from _errors(case, some)
 
 
 def _width(case: Case) -> int:
     """How many lanes a pass can have."""
-    if not case.by_graph:
-        return 1
     ways, largest = len(case.carrier.ways), max(int(np.prod(shape)) for shape in case.run.shapes.values())
     return max(1, min(COLUMNS // (ways * len(case.run.tokens)), MEMORY // (ways * largest)))
 
 
-def _errors(case: Case, recipes: Sequence[Any]) -> list[float]:
+def _errors(case: Case, subgraphs: Sequence[Subgraph]) -> list[float]:
     with np.errstate(all="ignore"):
-        if len(recipes) > 1:
+        if len(subgraphs) > 1:
             try:
-                return [case.nmse(x) for x in _computed(case, recipes)]
+                return [case.nmse(x) for x in _computed(case, subgraphs)]
             except REFUSED as refused:
                 if isinstance(refused, OutOfTimeError):
-                    return [float("inf")] * len(recipes)
-        return [_error(case, recipe) for recipe in recipes]
+                    return [float("inf")] * len(subgraphs)
+        return [_error(case, sub) for sub in subgraphs]
 
 
-def _error(case: Case, recipe: Any) -> float:
+def _error(case: Case, sub: Subgraph) -> float:
     try:
-        return case.nmse(recipe.compute(case))
+        return case.nmse(sub.compute(case))
     except NotRecordedError:
         return float("inf")
 
@@ -108,7 +106,7 @@ class _Pass:
 
     def _read(self, node: GraphNode) -> Iterator[tuple[int, Array]]:
         view = node.view[0] if node.view is not None else None
-        return ((number, self.values[number]) for number in {*node.sources, view} if number in self.values)  # type: ignore[misc]
+        return ((number, self.values[number]) for number in {*node.sources, view} if number in self.values)
 
     def _widened(self, x: Array) -> Array:
         """Values in all lanes, of one entry or of one for each arithmetic."""

@@ -44,7 +44,7 @@ class Request:
     and ``output`` is what was found, as JSON. ``keep`` is a directory for wrong ops' inputs and outputs (``keep_all``:
     for all ops'); ``only_list``: nodes are listed and not computed. ``graph`` is a file for the graph itself, with
     every tap of it in ``output``, a trace; ``keep_graph``: the trace itself holds the graph. ``patterns`` and
-    ``layers`` (from, to before) are the user's words for the taps that are asked for; ``wanted`` are their names, where they are known before llama.cpp's graph is. ``files`` are
+    ``layers`` (from, to before) are the user's words for the taps that are asked for; X
     the parts of a model that is split. ``bos`` is the text of the token that tokenizing adds, for a ``text`` that may
     begin with it already. ``errand``: something else than a run (errands.py), about ``texts``.
     """

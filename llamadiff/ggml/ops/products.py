@@ -15,7 +15,8 @@ def mul_mat(n: Op) -> Array:
     if w.shape[-4] != x.shape[-4]:
         w = _repeated(w, x.shape[-4:-2])
     neighbours = x.reshape(*x.shape[:-3], w.shape[-3], -1, x.shape[-1])  # those that one slice of w serves
-    return np.matmul(neighbours, w.swapaxes(-1, -2)).reshape(*_batch(w, x), *x.shape[-4:-1], w.shape[-2])
+    y: Array = np.matmul(neighbours, w.swapaxes(-1, -2))
+    return y.reshape(*_batch(w, x), *x.shape[-4:-1], w.shape[-2])
 
 
 def _batch(w: Array, x: Array) -> tuple[int, ...]:
