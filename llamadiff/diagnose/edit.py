@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -116,11 +116,9 @@ def _scopes(places: list[Place]) -> dict[str, list[Place]]:
         some = [place for place in places if place[0].shown[:1] in letters]
         if len(some) > 1 and len(some) not in map(len, scopes.values()):
             scopes[f"of {letters}"] = some
-    for word in dict.fromkeys(_word(place) for place in places):
-        some = [place for place in places if _word(place) == word]
-        if 1 < len(some) < len(places):
-            scopes[f"of {word}"] = some
-    alone = {f"{ALONE}{number}": [place] for number, place in enumerate(places)} if len(places) > 1 else {}
+    words = {word: [place for place in places if _word(place) == word] for word in map(_word, places)}
+    scopes |= {f"of {word}": some for word, some in words.items() if len(some) < len(places)}
+    alone = {f"{ALONE}{number}": [place] for number, place in enumerate(places) if len(words[_word(place)]) > 1}
     return scopes | alone
 
 
@@ -136,9 +134,15 @@ def _applied(r: Subgraph, case: Case, places: list[Place], variant: str) -> Iter
     slow = _weights_after(r, {site.node.number for site, _ in places}) > SLOW
     how = replace(case, hurried=True) if slow else case
     build = partial(_with, r, places)
-    values = least_squares(case, build) if edit.linear else []
-    for value in values or solve(how, build, edit.sought, edit.familiar):
+    for value in _values(how, build, edit):
         yield Change(build(value), edit.sought.says(value, edit.own), variant, value, first.tap)
+
+
+def _values(case: Case, build: Callable[[float], Subgraph], edit: Constant) -> Sequence[float]:
+    """The values to try: the one that fits best; through a span, where that takes long, at first the familiar ones."""
+    if case.everywhere is not None and case.hint is None:
+        return edit.sought.familiar if edit.familiar is None else edit.familiar
+    return (edit.linear and least_squares(case, build)) or solve(case, build, edit.sought, edit.familiar)
 
 
 def _with(r: Subgraph, places: list[Place], value: float) -> Subgraph:

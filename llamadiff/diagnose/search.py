@@ -23,6 +23,8 @@ MOST = 0.5  # the same, where noise is as large: in 16 bits many values are on e
 OTHER_SUMS = 3e-6  # of a result, root mean square: what sums in another order make of it
 FURTHER = 4.0  # times as far as arithmetics lie apart at the right op they may lie with a bug
 SEPARATES = 0.1  # of the right op's error: limits beyond it tell nothing apart
+NEARER, REFINED = 0.9, 6  # of the right op's error; how many constants of a span are solved for
+EXACT, SLOWEST = 1e-11, "misread"  # where a fit leaves no more, the bugs of the slowest family are no longer asked
 TIE = 10.0  # fits this much worse than the best are still the best's equals, as both are rounding
 
 
@@ -114,6 +116,8 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
             if fit.nmse <= _allowed(quick, fit):
                 found.append(fit)
         fits = _confirmed(case, base, found)
+        if not fits and general and where is not None:
+            fits = _confirmed(case, base, _refined(replace(quick, everywhere=where), bare, tried, right))
         if fits:
             return Outcome(fits, ())
     fits = _confirmed(case, base, _pairs(quick, bare, bugs, clock)) if pairs else ()
@@ -128,6 +132,15 @@ def _quickly(case: Case, base: Subgraph, right: float) -> tuple[Case, Subgraph]:
     if limit > SEPARATES * right:
         return case, base
     return replace(one, limit=limit, slack=max(case.slack, limit)), base.afresh
+
+
+def _refined(case: Case, base: Subgraph, tried: Iterable[Fit], right: float) -> list[Fit]:
+    """Constants of a span, solved for where a familiar value comes nearer than the right op."""
+    near = [fit for fit in tried if fit.steps[0].value is not None and fit.nmse < NEARER * right]
+    first = {fit.key: fit for fit in sorted(near, key=lambda fit: -fit.nmse)}
+    nearest = sorted(first.values(), key=lambda fit: fit.nmse)[:REFINED]
+    found = [_chain(case, base, fit.key, [step.value for step in fit.steps]) for fit in nearest]
+    return [fit for fit in found if fit is not None and fit.nmse <= _allowed(case, fit)]
 
 
 def _scopes(case: Case, base: Subgraph) -> tuple[bool | None, ...]:
@@ -170,9 +183,16 @@ def _allowed(case: Case, fit: Fit) -> float:
 
 
 def _singles(case: Case, base: Subgraph, bugs: Iterable[Bug], clock: Clock) -> Iterator[Fit]:
-    asked = ((known, change) for known in bugs for change in changes_of(known, base, case))
-    changes, again = tee(takewhile(lambda _: not clock.spent, asked))
+    best = math.inf
+
+    def asked() -> Iterator[tuple[Bug, Change]]:
+        for known in bugs:
+            if best > EXACT or known.family != SLOWEST:
+                yield from ((known, change) for change in changes_of(known, base, case))
+
+    changes, again = tee(takewhile(lambda _: not clock.spent, asked()))
     for (known, change), nmse in zip(changes, errors(case, (change.subgraph for _, change in again)), strict=True):
+        best = min(best, nmse)
         yield Fit((_step(known, change),), nmse)
 
 

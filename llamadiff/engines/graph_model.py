@@ -82,15 +82,13 @@ def kept_graph(model: ModelFile, trace: Trace) -> GraphModel | None:
 
     Raises UserError for a damaged one.
     """
-    from safetensors import SafetensorError
-
     packed = trace.attached(GRAPH)
     if packed is None:
         return None
     try:
         graph = Graph.unpacked(zlib.decompressobj().decompress(packed, LARGEST))
         return GraphModel(model.path, graph) if graph.tokens == trace.info.tokens else None
-    except (ValueError, KeyError, TypeError, IndexError, struct.error, zlib.error, SafetensorError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, struct.error, zlib.error) as error:
         raise UserError(f"{trace.path}: the graph in it cannot be read ({reason(error)}); capture it again") from None
 
 

@@ -72,11 +72,15 @@ class Graph:
     @classmethod
     def unpacked(cls, data: bytes) -> Graph:
         """The same of a file's bytes. Raises ValueError, or KeyError, for others."""
+        from safetensors import SafetensorError
         from safetensors.numpy import load
 
+        try:
+            given = {int(name): values for name, values in load(data).items()}
+        except SafetensorError as error:
+            raise ValueError(str(error)) from None
         (size,) = struct.unpack("<Q", data[:8])
         about = parse_json(parse_json(data[8 : 8 + size])["__metadata__"][GRAPH])
-        given = {int(name): values for name, values in load(data).items()}
         nodes = tuple(map(_node, about["nodes"]))
         known = (Leaf(leaf["number"], leaf["name"], leaf["kind"], tuple(leaf["shape"])) for leaf in about["leaves"])
         leaves = {leaf.number: leaf for leaf in known}

@@ -152,7 +152,7 @@ def _fused(case: Case) -> tuple[Array, Array | None]:
 
 
 @dataclass(frozen=True)
-class Kept:
+class InCache:
     """Rows of a cache, as they were put in."""
 
     x: Array
@@ -200,10 +200,10 @@ def values(case: Case) -> Values:
 
 
 @recipe("kv_k", "kv_v")
-def cache(case: Case) -> Kept:
+def cache(case: Case) -> InCache:
     """Rows as they were put in."""
     side = case.tap.kind.word[-1]
-    return Kept(_as_cached(case, side, case[PUT_IN[side]]))
+    return InCache(_as_cached(case, side, case[PUT_IN[side]]))
 
 
 def _groups(case: Case) -> Array:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from llamadiff.diagnose.bugs import quant_scales  # noqa: F401  (registers its misreadings)
-from llamadiff.diagnose.bugs.quant_blocks import MISREADINGS, Misreading, StoredWeight
+from llamadiff.diagnose.bugs.quant_blocks import MISREADINGS, BlockBug, StoredWeight
 from llamadiff.diagnose.edit import Edit, Edits, ways_to_have
 from llamadiff.diagnose.registry import Bug, define
 from llamadiff.diagnose.site import Site
@@ -15,7 +15,7 @@ from llamadiff.ggml.op import Op
 from llamadiff.ggml.streamed import STREAMED
 
 
-def _edits(known: Misreading) -> Edits:
+def _edits(known: BlockBug) -> Edits:
     def edits(site: Site) -> Iterator[Edit]:
         name, w = site.weight(0), site.engine.w
         for reading in known.readings(StoredWeight(w, name)) if name else ():

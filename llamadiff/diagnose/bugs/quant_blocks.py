@@ -78,7 +78,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Misreading:
+class BlockBug:
     """A way to misread blocks that engines are known to have, and what to do about it."""
 
     name: str
@@ -88,7 +88,7 @@ class Misreading:
     readings: Callable[[StoredWeight], Iterator[Reading]]
 
 
-MISREADINGS: dict[str, Misreading] = {}
+MISREADINGS: dict[str, BlockBug] = {}
 Readings = Callable[[StoredWeight], Iterator[Reading]]
 
 
@@ -97,7 +97,7 @@ def misreading(*, fix: str, source: str = "") -> Callable[[Readings], Readings]:
 
     def register(readings: Readings) -> Readings:
         name, about = readings.__name__.replace("_", "-"), " ".join((readings.__doc__ or "").split())
-        MISREADINGS[name] = Misreading(name, about, fix, source, readings)
+        MISREADINGS[name] = BlockBug(name, about, fix, source, readings)
         return readings
 
     return register
