@@ -1,16 +1,14 @@
-"""Injected bugs explained by llama.cpp's graph alone, where the reference engine judges; and what is not named so."""
+"""Injected bugs judged by the reference engine and explained by llama.cpp's graph; and what is not named so."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from faulty import BUGS
 from injected import INJECTIONS
 from injected.base import TOKENS, Injection
@@ -38,24 +36,11 @@ def name_of(case: Case) -> str:
     return f"{injection.name}-{model}-{kind}"
 
 
-@contextmanager
-def by_the_graph() -> Iterator[None]:
-    """The graph is asked first, and nothing else."""
-    causes = judging._causes
-
-    def graphs_causes(model: Any, study: Any, seconds: float, how: How, graph: Any = None) -> Any:
-        return causes(graph() if graph is not None else model, study, seconds, how)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(judging, "_causes", graphs_causes)
-        yield
-
-
 class Explained:
     """Comparisons of faulty runs of small models with right ones; what they share is made once."""
 
-    def __init__(self, small_model: Callable[[str, str], Path], by_taps: bool = False) -> None:
-        self.small_model, self.by_taps = small_model, by_taps
+    def __init__(self, small_model: Callable[[str, str], Path]) -> None:
+        self.small_model = small_model
         self.right = cache(self._right)
         self.graph = cache(self._graph)
 
@@ -63,7 +48,7 @@ class Explained:
         return record(Engine(self.small_model(model, kind)), TOKENS, "engine")
 
     def _graph(self, model: str, kind: str) -> Any:
-        return graph_of_run(Model(self.small_model(model, kind)), self.right(model, kind).info)
+        return graph_of_run(Model(self.small_model(model, kind)), self.right(model, kind))
 
     def compared(self, case: Case) -> Comparison:
         """The comparison of a faulty run with the right one."""
@@ -75,9 +60,8 @@ class Explained:
     def judged(self, model: str, kind: str, faulty: Trace, decode: int = 0, explain: float = 0.0) -> Comparison:
         """A trace against the right one, the last tokens of both as decode steps."""
         sides = (_split(trace, decode) for trace in (self.right(model, kind), faulty))
-        graph = None if self.by_taps else lambda: self.graph(model, kind)
-        with by_the_graph():
-            return judging.judge(Model(self.small_model(model, kind)), *sides, How(explain=explain), graph=graph)
+        graph = partial(self.graph, model, kind)
+        return judging.judge(Model(self.small_model(model, kind)), *sides, How(explain=explain), graph=graph)
 
 
 def _split(trace: Trace, decode: int) -> Trace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,13 +20,18 @@ from llamadiff import Trace, UserError, compare
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.api import diff
 from llamadiff.comparison.verbs import record as recorded
-from llamadiff.diagnose.bugs.activations import gelu
 from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.request import Settings
 
 TOKENS = (1, 17, 5, 80, 42, 9)
 EXACT = 1e-11
 PROJECTIONS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+
+
+def gelu(x):
+    """x * Phi(x), exact (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    wide = x.astype(np.float64)
+    return np.asarray(0.5 * wide * (1 + np.vectorize(math.erf)(wide / math.sqrt(2))), x.dtype)
 
 
 def scales(names, size=1):

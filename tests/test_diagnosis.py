@@ -313,21 +313,11 @@ def test_the_bugs_are_listed():
 
 
 def test_every_file_of_bugs_is_registered():
-    files = {
-        f"{path.parent.name}.{path.stem}"
-        for path in (Path(__file__).parents[1] / "llamadiff" / "diagnose").glob("*bugs/[!_]*.py")
-    }
-    assert files - {"graph_bugs.edit"} == set(FAMILIES)
+    files = {path.stem for path in (Path(__file__).parents[1] / "llamadiff/diagnose/bugs").glob("[!_]*.py")}
+    assert files - {"quant_blocks", "quant_scales"} == set(FAMILIES)  # misread.py asks these
 
 
-def test_every_known_bug_says_what_it_is_and_what_to_do():
-    for bug in known_bugs().values():
-        assert bug.words, bug.name
-        assert bug.about.endswith("."), bug.name
-        assert len(bug.fix) > 8, bug.name
-
-
-# architectures whose ops the recipes were not written for
+# other architectures
 
 
 @pytest.mark.parametrize("patterns", [(), ("embd", "l_out", "result_output")], ids=["every tap", "l_out"])

@@ -14,9 +14,11 @@ from small import EMBD, write_model
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.judging import judge
+from llamadiff.diagnose.bugs.quant_blocks import MISREADINGS
 from llamadiff.diagnose.case import Case, Recording
-from llamadiff.diagnose.graph_bugs.edit import EDITS, Edit, Site
-from llamadiff.diagnose.registry import known_bugs, reads_blocks
+from llamadiff.diagnose.edit import EDITS, Edit
+from llamadiff.diagnose.registry import FAMILIES, Bug, define, known_bugs
+from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import GraphModel, by_its_graph
@@ -172,7 +174,7 @@ def test_a_bug_at_a_node_is_named(name, part, injected):
 @pytest.mark.slow
 def test_every_bug_of_nodes_shows_in_some_model(injected):
     shown = {bug for name in (*MODELS, *OTHERS) for part in range(PARTS) for bug, _ in injected(name, part)}
-    blocks = {bug for bug, known in KNOWN.items() if reads_blocks(known)}  # test_misread.py
+    blocks = set(MISREADINGS)  # test_misread.py
     harmless = {bug for bug, known in KNOWN.items() if known.harmless}
     assert {bug for bug, _, _ in EDITS} - shown - blocks - harmless <= {*BELOW, *OF_SEVERAL_BATCHES, *OF_LARGE_VALUES}
 
@@ -309,10 +311,14 @@ def test_a_right_run_has_no_diagnosis(name, recorded):
     assert not result.diagnosis
 
 
-def test_bugs_of_nodes_say_what_to_do():
-    assert {bug for bug, _, _ in EDITS} == {name for name, bug in KNOWN.items() if bug.nodes}
-    for bug, ops, _ in EDITS:
-        assert KNOWN[bug].nodes
-        assert set(ops) <= set(KNOWN[bug].ops)
-        assert KNOWN[bug].about.endswith(".")
-        assert len(KNOWN[bug].fix) > 8
+def test_every_bug_has_one_home_and_one_sentence():
+    sentences = [(bug.about, bug.fix) for bug in KNOWN.values()]
+    assert len(set(sentences)) == len(KNOWN) == 141
+    assert {bug for bug, _, _ in EDITS} == set(KNOWN)
+    for name, bug in KNOWN.items():
+        assert bug.family in FAMILIES, name
+        assert bug.about.endswith("."), name
+        assert len(bug.fix) > 8, name
+        assert set(bug.ops) == {op for of, ops, _ in EDITS if of == name for op in ops}, name
+    with pytest.raises(ValueError, match="rope-layout is defined in rope and in norms"):
+        define(Bug("rope-layout", "It again.", "find its home", "", "norms"))

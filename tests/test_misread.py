@@ -7,7 +7,6 @@ from dataclasses import replace
 import gguf
 import numpy as np
 import pytest
-from explaining import by_the_graph
 from gguf import GGMLQuantizationType as Type
 from llamaref import Engine
 from misread import K_TYPES, LEGACY, MISTAKES, Everywhere, Misread, decode
@@ -15,7 +14,6 @@ from small import EMBD, FF, VOCAB, write_model
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
 from llamadiff.comparison.judging import judge
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
@@ -79,10 +77,31 @@ def model(tmp_path_factory):
     return get
 
 
-def diagnosed(model, weight: str, mistake: str):
-    """The comparison of a right run and of one that misreads a weight."""
-    path, baseline = model
-    return diff(baseline, record(Engine(Misread(path, f"{weight}.weight", mistake)), TOKENS, "my engine"), path)
+@pytest.fixture(scope="module")
+def graph_model(model, tmp_path_factory):
+    """graph_model(arch, kind): the same, run through llama.cpp's graph."""
+    folder, made = tmp_path_factory.mktemp("graphs"), {}
+
+    def get(arch, kind):
+        if (arch, kind) not in made:
+            path, _ = model(arch, kind)
+            request = text_request(ModelFile(path), Run(tokens=TOKENS), folder / "b.safetensors")
+            made[arch, kind] = by_its_graph(path, request)[0]
+        return made[arch, kind]
+
+    return get
+
+
+@pytest.fixture
+def diagnosed(model, graph_model):
+    """The comparison of a right run and of one that misreads a weight, explained by llama.cpp's graph."""
+
+    def get(arch, kind, weight, mistake):
+        path, right = model(arch, kind)
+        wrong = record(Engine(Misread(path, f"{weight}.weight", mistake)), TOKENS, "my engine")
+        return judge(Model(path), right, wrong, USUAL, graph=lambda: graph_model(arch, kind))
+
+    return get
 
 
 @pytest.mark.parametrize("kind", [*LEGACY, *K_TYPES])
@@ -102,10 +121,10 @@ def test_mistakes_are_mistakes(kind, mistake, model):
 
 
 @pytest.mark.parametrize(("arch", "kind", "cause", "mistake"), CASES)
-def test_mistake_is_named(arch, kind, cause, mistake, model):
+def test_mistake_is_named(arch, kind, cause, mistake, diagnosed):
     wide = kind in K_TYPES and cause == "block-size-wrong"  # rows of more than one block
     weight = "ffn_down" if wide else WEIGHTS[arch]
-    result = diagnosed(model(arch, kind), weight, mistake)
+    result = diagnosed(arch, kind, weight, mistake)
     assert result.wrong[0].tap == TAPS[weight]
     first = result.diagnosis[0]
     assert cause in [found.name for found in first.causes]
@@ -116,29 +135,14 @@ def test_mistake_is_named(arch, kind, cause, mistake, model):
     ("Q4_0", "nibbles-interleaved", "nibbles are neighbours"),
     ("Q6_K", "nibbles-swapped", "nibbles swapped"),
 ])  # fmt: skip
-def test_misread_embedding_is_named(kind, cause, mistake, model):
-    result = diagnosed(model("llama", kind), "token_embd", mistake)
+def test_misread_embedding_is_named(kind, cause, mistake, diagnosed):
+    result = diagnosed("llama", kind, "token_embd", mistake)
     assert result.wrong[0].tap == "embd"
     assert cause in [found.name for found in result.diagnosis[0].causes]
     assert result.diagnosis[0].nmse <= 1e-9
 
 
 # through llama.cpp's graph
-
-
-@pytest.fixture(scope="module")
-def graph_model(model, tmp_path_factory):
-    """graph_model(arch, kind): the same, run through llama.cpp's graph."""
-    folder, made = tmp_path_factory.mktemp("graphs"), {}
-
-    def get(arch, kind):
-        if (arch, kind) not in made:
-            path, _ = model(arch, kind)
-            request = text_request(ModelFile(path), Run(tokens=TOKENS), folder / "b.safetensors")
-            made[arch, kind] = by_its_graph(path, request)[0]
-        return made[arch, kind]
-
-    return get
 
 
 @pytest.mark.parametrize(("kind", "cause", "mistake"), [case[1:] for case in CASES if case[0] == "llama"])
@@ -149,18 +153,6 @@ def test_mistake_is_named_through_the_graph(kind, cause, mistake, model, graph_m
     wrong = record(Engine(Misread(path, f"{weight}.weight", mistake)), TOKENS, "my engine")
     result = judge(graph_model("llama", kind), right, wrong, USUAL)
     assert result.wrong[0].tap == TAPS[weight]
-    assert cause in [found.name for found in result.diagnosis[0].causes]
-    assert result.diagnosis[0].nmse <= 1e-9
-
-
-@pytest.mark.parametrize(("arch", "kind", "cause", "mistake"), CASES)
-def test_mistake_is_named_by_the_graph_where_the_engine_judges(arch, kind, cause, mistake, model, graph_model):
-    path, right = model(arch, kind)
-    weight = "ffn_down" if kind in K_TYPES and cause == "block-size-wrong" else WEIGHTS[arch]
-    wrong = record(Engine(Misread(path, f"{weight}.weight", mistake)), TOKENS, "my engine")
-    with by_the_graph():
-        result = judge(Model(path), right, wrong, USUAL, graph=lambda: graph_model(arch, kind))
-    assert (result.wrong[0].tap, result.diagnosis[0].tap) == (TAPS[weight], TAPS[weight])
     assert cause in [found.name for found in result.diagnosis[0].causes]
     assert result.diagnosis[0].nmse <= 1e-9
 

@@ -15,11 +15,11 @@ _FEW = 3  # wrong ops without a known cause that advice is given for
 
 
 def next_steps(
-    verdict: str, judged: Judged, is_engine: bool, has_graph: bool = False, between: Sequence[str] = ()
+    verdict: str, judged: Judged, is_engine: bool, between: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """What a reader should do now.
 
-    ``has_graph``: llama.cpp's graph was not asked, and could be; ``between``: the taps of which statistics say that one
+    ``between``: the taps of which statistics say that one
     is wrong.
     """
     rows, diagnosis = judged.rows, judged.diagnosis
@@ -36,7 +36,7 @@ def next_steps(
     if first.misrecorded:
         steps.append(f"look at what writes {first.tap}: its axes, and whether its memory was used again before")
     elif not any(first.tap in d.taps for d in known):
-        steps += _steps_when_unknown(first, rows, known, diagnosis, has_graph)
+        steps += _steps_when_unknown(first, rows, known, diagnosis)
     steps.append(place_step(first))
     if is_engine:
         steps.append(
@@ -46,7 +46,7 @@ def next_steps(
 
 
 def _steps_when_unknown(
-    first: Row, rows: Sequence[Row], known: Sequence[Diagnosis], diagnosis: Sequence[Diagnosis], has_graph: bool
+    first: Row, rows: Sequence[Row], known: Sequence[Diagnosis], diagnosis: Sequence[Diagnosis]
 ) -> list[str]:
     """Where to look for a cause that is not known: at the leading op, and at others of another kind."""
     named = {tap for d in known for tap in d.taps}
@@ -57,8 +57,8 @@ def _steps_when_unknown(
     steps = [_narrow_down(_still_open(first, rows), rows, first.tap) if first.span else _advice(first)]
     if first.span and not any(first.tap in d.taps for d in diagnosis):
         steps.append("or run it with --explain-output: it replays every known bug through these taps")
-    if has_graph and not first.span:
-        steps.append("or give both to llamadiff compare: where llama.cpp runs, more bugs are known, of its graph's ops")
+    if any(first.tap in d.taps and not d.by_graph for d in diagnosis):
+        steps.append("or run it where llama.cpp runs this file: known bugs are looked for in its graph")
     return [*steps, *(f"{row.tap}: {_advice(row)}" for row in list(others.values())[: _FEW - 1])]
 
 

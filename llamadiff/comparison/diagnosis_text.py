@@ -80,11 +80,9 @@ def proof(d: Diagnosis) -> str:
 
 def nearest(d: Diagnosis) -> str:
     """That nothing fits; and what comes nearest, unless what the op did was read back."""
-    text = (
-        f"none of the {count(d.by_graph)} known bugs fits"
-        if d.complete
-        else "none of the known bugs tried in time fits"
-    )
+    if not d.by_graph:
+        return "no known bug was tried: that takes llama.cpp's graph of these tokens"
+    text = f"none of the {count()} known bugs fits" if d.complete else "none of the known bugs tried in time fits"
     if d.nearest and not any(d.read.values()):
         text += f"; nearest: {', '.join(f'{cause.name} (NMSE {cause.nmse:.1e})' for cause in d.nearest)}"
     return text
@@ -101,10 +99,9 @@ def names(causes: Iterable[Cause]) -> str:
     return " or ".join(dict.fromkeys(cause.name for cause in causes))
 
 
-def count(by_graph: bool = False) -> int:
-    """How many bugs are known of taps, or of a graph's nodes."""
-    own = [known for known in known_bugs().values() if (known.nodes if by_graph else known.words != known.ops)]
-    return sum(not known.harmless for known in own)
+def count() -> int:
+    """How many bugs are known."""
+    return sum(not known.harmless for known in known_bugs().values())
 
 
 def _size(nmse: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from llamadiff.comparison.logits import Logits, compare_logits, logit_rows
 from llamadiff.comparison.result import Comparison, Decoding, Judged, Sides, assembled
 from llamadiff.comparison.rows import rows_of, with_explanations
 from llamadiff.comparison.summary import summarize
-from llamadiff.diagnose.diagnosis import Diagnosis, completed, diagnose, scene_of, unexplained
+from llamadiff.diagnose.diagnosis import Diagnosis, diagnose, is_wrong, scene_of
 from llamadiff.engines.model_file import Runnable, check_same_model
 from llamadiff.engines.run_spec import How
 from llamadiff.judge.finding import Finding
@@ -59,7 +60,8 @@ def judge(
     model = original.model if original is not None else model
     candidate, checks, fitting = _before_the_layers(model, baseline, candidate)
     started = time.perf_counter()
-    study = _studied(model, baseline, candidate, how, keep)
+    graph = cache(graph or (lambda: model if model.by_graph else None))
+    study = _studied(model, baseline, candidate, how, graph, keep)
     stated, between = statistics_check(study.passes.findings)
     ran = time.perf_counter()
     seconds = how.explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # as long as finding what is wrong took, or so
@@ -68,8 +70,7 @@ def judge(
     judged = replace(judged, timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran})
     judged = by_the_original(judged, original) if original is not None else judged
     sides, verdict = _sides(model, baseline, study.candidate), _verdict(judged)
-    has_graph = candidate is not None and not model.by_graph and graph is None
-    steps = next_steps(verdict, judged, sides.is_engine, has_graph, between)
+    steps = next_steps(verdict, judged, sides.is_engine, between)
     steps = (*fitting, *(steps if judged.rows or not fitting else ()))
     return assembled(sides, judged, verdict, summarize(verdict, sides, judged), steps)
 
@@ -114,22 +115,22 @@ class _Study:
         return "baseline" if self.candidate is None else "candidate"
 
 
-def _studied(model: Runnable, baseline: Trace, candidate: Trace | None, how: How, keep: Path | None) -> _Study:
+def _studied(
+    model: Runnable, baseline: Trace, candidate: Trace | None, how: How, graph: Graph, keep: Path | None
+) -> _Study:
     """As many passes as it takes to tell what is a candidate's manner from what is wrong."""
     passes = run_passes(model, baseline, candidate, how, keep)
     if candidate is None:
         return _Study(passes, None)
     if model.by_graph:
         return _Study(without_followers(passes), candidate)
-    manner, candidate, passes = understood(model, baseline, candidate, passes, how)
+    manner, candidate, passes = understood(model, baseline, candidate, passes, how, graph)
     records, passes = misrecorded(model, baseline, candidate, passes, how)
     return _Study(without_followers(passes), candidate, manner, records)
 
 
-def _causes(
-    model: Runnable, study: _Study, seconds: float, how: How, graph: Graph | None = None
-) -> tuple[Diagnosis, ...]:
-    """The causes of what is wrong, wrong records aside: among the model's ops, then among those of the graph."""
+def _causes(model: Runnable, study: _Study, seconds: float, how: How, graph: Graph) -> tuple[Diagnosis, ...]:
+    """The causes of what is wrong, wrong records aside: known bugs of llama.cpp's graph, or else what ops did."""
     computed = [finding for finding in study.passes.findings if finding.tap.name not in study.records]
 
     def found(of: Runnable, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]:
@@ -137,10 +138,8 @@ def _causes(
         return diagnose(scene_of(of, passes, study.under_test, seconds, how.explain > 0, how.progress), findings)
 
     with threadpool_limits(1, "blas"):
-        diagnosis = found(model, computed)
-        left = unexplained(computed, study.under_test, diagnosis, how.explain > 0)
-        opened = graph() if graph is not None and left else None
-        return diagnosis if opened is None else completed(diagnosis, found(opened, left), computed)
+        wrong = any(is_wrong(finding, study.under_test) for finding in computed)
+        return found((graph() if wrong else None) or model, computed)
 
 
 def _judged(

@@ -75,7 +75,7 @@ def compare(
                 opened, baseline = _run_as(trace, opened, baseline, request, how.progress)
             capture_s = time.perf_counter() - started
             original = original_behind(candidate, opened, how.progress)
-            graph = None if opened.by_graph else partial(graph_of_run, opened, baseline.info, how.progress)
+            graph = None if opened.by_graph else partial(graph_of_run, opened, baseline, how.progress)
             how = replace(how, partial=how.partial or run.is_partial)
             result = judge(opened, baseline, trace, how, keep, original, graph)
             if trace is not None:
@@ -169,7 +169,8 @@ def check(trace: str | Path | Trace, model: str | Path, how: How = USUAL) -> Com
     started = time.perf_counter()
     baseline = _read(trace)
     opened, used = opened_for(model, baseline, str(baseline.path or "the trace"))
-    return _timed(replace(judge(opened, baseline, None, how), engine=used), started)
+    graph = None if opened.by_graph else partial(graph_of_run, opened, baseline, how.progress)
+    return _timed(replace(judge(opened, baseline, None, how, graph=graph), engine=used), started)
 
 
 def diff(
@@ -197,7 +198,8 @@ def _judged_by(model: str | Path, baseline: Trace, candidate: Trace, how: How) -
     if parted:
         baseline = _run_again(model, baseline, candidate.info, how.progress)
     opened, used = opened_for(model, baseline, "the baseline", how.progress)
-    result = replace(judge(opened, baseline, candidate, how), engine=used)
+    graph = None if opened.by_graph else partial(graph_of_run, opened, baseline, how.progress)
+    result = replace(judge(opened, baseline, candidate, how, graph=graph), engine=used)
     return with_parting(result, parting(baseline, candidate, n_prompt, parted, opened.vocabulary.text))
 
 
@@ -235,7 +237,7 @@ def record(model: str | Path, run: Run, output: Path, how: How = USUAL) -> Trace
     with Child() as child:
         file = ModelFile(model)
         engine, used = in_engine(file)
-        request = request_for(engine or file, run, output)
+        request = replace(request_for(engine or file, run, output), keep_graph=True)
         if engine is not None:
             return capture(request, how.progress, child)
         with after_what_the_engine_said(file, used):

@@ -53,11 +53,6 @@ class Recording:
         """The first token of each batch, and that after its last."""
         return list(pairwise(self.edges))
 
-    @property
-    def first_tokens(self) -> int:
-        """How many tokens are enough to solve for a constant: a full sequence would only take longer."""
-        return min(len(self.tokens), 64)
-
 
 @dataclass(frozen=True)
 class Case:
@@ -115,11 +110,6 @@ class Case:
         assert self.tap.layer is not None
         return self.tap.layer
 
-    def before(self) -> Array:
-        """The layer's input; after the last layer, the last one's output."""
-        last = self.run.model.n_layer if self.tap.layer is None else self.tap.layer
-        return self.values(taps.input_of(last, self.run.shapes))
-
     def tap_input(self) -> Array:
         """What this tap's op reads, where it reads one tensor."""
         return self.values(self.run.model.inputs(self.tap)[0])
@@ -149,6 +139,11 @@ class Case:
             total += min(float(error[phase].sum()) for error, _ in rows)
         value = metrics.ratio(total, size)
         return value if np.isfinite(value) else float("inf")
+
+    def nmse_between(self, x: Array, other: Array) -> float:
+        """How far two results without their batch axis are from each other."""
+        error, size = metrics.row_errors(self.compared(other), self.compared(x), self.tap.row_axis)
+        return float(metrics.ratio(float(error.sum()), float(size.sum())))
 
     def first_wrong(self, x: Array) -> int:
         """The first row that no result [b, token, ...] gives; the number of rows if there is none."""

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from llamadiff.diagnose.case import Case, NotRecordedError, Recording
 from llamadiff.diagnose.read_back.reading import read_back
 from llamadiff.diagnose.search import Clock, Fit, Outcome, replayed, search
-from llamadiff.diagnose.spans import replayed_span, search_span
 from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.lanes import Source
@@ -51,8 +50,8 @@ class Diagnosis:
     ``taps`` maps each to the NMSE that replaying the cause leaves; ``right`` to what the right op leaves.
     ``causes`` are one, or several that this model cannot tell apart ("either ... or ..."), or none: then ``nearest``
     are those that come nearest, and fit not. ``harmless``: a way of computing and no mistake. ``complete``: no known
-    bug was left untried for want of time. ``by_graph``: the bugs that are known of nodes were tried. ``read``: where no
-    bug is known, what the ops did, as it was read back from taps.
+    bug was left untried for want of time. ``by_graph``: llama.cpp's graph was at hand, in which bugs are known.
+    ``read``: where no bug is known, what the ops did, as it was read back from taps.
     """
 
     tap: str
@@ -179,22 +178,9 @@ def _read(scene: Scene, findings: Sequence[Finding], d: Diagnosis) -> dict[str, 
     return found
 
 
-def unexplained(
-    findings: Sequence[Finding], name: str, diagnoses: Iterable[Diagnosis], thorough: bool
-) -> list[Finding]:
-    """The findings of WRONG taps that no known bug explains, without those that are searched only when asked."""
-    known = {tap for d in diagnoses if d.known for tap in d.taps}
-    wrong = [(finding, _wrong(finding, name)) for finding in findings if finding.tap.name not in known]
-    return [finding for finding, local in wrong if local is not None and (thorough or _short(local))]
-
-
-def completed(
-    first: Sequence[Diagnosis], second: Sequence[Diagnosis], findings: Sequence[Finding]
-) -> tuple[Diagnosis, ...]:
-    """What one language of bugs explains, and what another one does of the rest; graph order."""
-    known, order = [d for d in first if d.known], [finding.tap.name for finding in findings]
-    untried = [d for d in first if not d.known and not any(set(d.taps) & set(other.taps) for other in second)]
-    return tuple(sorted([*known, *untried, *second], key=lambda d: order.index(d.tap)))
+def is_wrong(finding: Finding, name: str) -> bool:
+    """Whether a cause is looked for of a tap of one trace."""
+    return _wrong(finding, name) is not None
 
 
 def _wrong(finding: Finding, name: str) -> Local | None:
@@ -236,7 +222,7 @@ def _join(groups: list[_Group], scene: Scene, tap: taps.Tap, local: Local) -> No
     if not outcome.fits and strangers:
         strangers[0].add(tap.name, local.nmse, ())
         return
-    if not outcome.tried:
+    if not outcome.tried and (scene.by_graph or local.span):
         return
     # what comes near elsewhere says nothing of a NaN, and what is further off than the right op is not near
     nearest = () if local.not_finite else tuple(fit for fit in outcome.nearest if fit.nmse < NEARER * local.nmse)
@@ -265,16 +251,7 @@ def _join_unknown(groups: list[_Group], scene: Scene, findings: Sequence[Finding
 
 def _again(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit]:
     """Those of a group's causes that explain this tap too."""
-    if scene.by_graph:
-        return _replayed(group, scene, tap, local) if not local.span or _short(local) or scene.thorough else []
-    words = {word for fit in group.fits for step in fit.steps for word in step.bug.words}
-    if local.span:
-        inside = {_word(name) for name in (*local.span, tap.name)}
-        spanned = all(step.at for fit in group.fits for step in fit.steps)
-        if not spanned or not words & inside or not _short(local):
-            return []
-        return replayed_span(scene.run, scene.source, tap, local, group.fits)
-    return _replayed(group, scene, tap, local) if tap.kind.word in words else []
+    return _replayed(group, scene, tap, local) if scene.thorough or _short(local) else []
 
 
 def _replayed(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit]:
@@ -284,12 +261,11 @@ def _replayed(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[
 
 
 def _looked_for(scene: Scene, tap: taps.Tap, local: Local, first: bool) -> Outcome:
-    near = scene.thorough or (_short(local) and first)
-    if not local.span or (scene.by_graph and near):
-        return search(case_of(scene.run, scene.source, tap, local), local.least, scene.clock, pairs=first)
-    if near and not scene.by_graph:
-        return search_span(scene.run, scene.source, tap, local, scene.clock, scene.progress)
-    return Outcome((), ())
+    if local.span and not scene.thorough and not (_short(local) and first):
+        return Outcome((), ())
+    if not scene.by_graph:
+        return Outcome((), (), complete=False)
+    return search(case_of(scene.run, scene.source, tap, local), local.least, scene.clock, pairs=first)
 
 
 def _short(local: Local) -> bool:

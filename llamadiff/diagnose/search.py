@@ -7,33 +7,36 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import product, takewhile
+from itertools import product, takewhile, tee
 
 import numpy as np
 
 from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.registry import Bug, Change, Recipe, bugs_of, can_have, known_bugs, recipe_of
-from llamadiff.diagnose.subgraph import Subgraph
+from llamadiff.diagnose.registry import Bug, Change, known_bugs
+from llamadiff.diagnose.subgraph import Subgraph, subgraph_of
+from llamadiff.diagnose.together import errors
 
 CONFIRMING = 5.0  # seconds after a search, for what it found
-SAMPLE = 64  # outputs of a product that are tried first
 EXPLAINS = 0.01  # what a fit may leave of the right op's error
 VARIES = 0.05  # the same of a way of rounding: a value on the edge between two steps may go either way
 MOST = 0.5  # the same, where noise is as large: in 16 bits many values are on edges
 OTHER_SUMS = 3e-6  # of a result, root mean square: what sums in another order make of it
+FURTHER = 4.0  # times as far as arithmetics lie apart at the right op they may lie with a bug
+SEPARATES = 0.1  # of the right op's error: limits beyond it tell nothing apart
+NEARER, REFINED = 0.9, 6  # of the right op's error; how many constants of a span are solved for
+EXACT, SLOWEST = 1e-11, "misread"  # where a fit leaves no more, the bugs of the slowest family are no longer asked
 TIE = 10.0  # fits this much worse than the best are still the best's equals, as both are rounding
 
 
 @dataclass(frozen=True)
 class ReplayedBug:
-    """One known bug as it was replayed; inside a span, ``at`` which of its taps first, and in which of its ops."""
+    """One known bug as it was replayed; inside a span, ``at`` which of its taps first."""
 
     bug: Bug
     variant: str
     says: str
     value: float | None
     at: str | None = None
-    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,31 +100,52 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
 
     ``right`` is the NMSE that the right op leaves. Inputs that were not recorded rule bugs out.
     """
-    bugs = bugs_of(case)
+    bugs = tuple(known_bugs().values())
     try:
         base = _right(case, right)
     except NotRecordedError:
         return Outcome((), ())
     case = replace(_with_limits(case, right), until=clock.until + CONFIRMING)
-    quick = replace(_sampled(case, base), until=clock.until)
+    quick, bare = _quickly(replace(case, until=clock.until), base, right)
     tried: list[Fit] = []
-    for general, where in product((False, True), _scopes(case, base)):
+    for where, general in product(_scopes(case, base), (False, True)):
         found: list[Fit] = []
         some = [known for known in bugs if known.general == general]
-        for fit in _singles(replace(quick, everywhere=where), base, some, clock):
+        for fit in _singles(replace(quick, everywhere=where), bare, some, clock):
             tried.append(fit)
-            if fit.nmse <= _screen(quick, case, fit):
+            if fit.nmse <= _allowed(quick, fit):
                 found.append(fit)
         fits = _confirmed(case, base, found)
+        if not fits and general and where is not None:
+            fits = _confirmed(case, base, _refined(replace(quick, everywhere=where), bare, tried, right))
         if fits:
             return Outcome(fits, ())
-    fits = _confirmed(case, base, _pairs(quick, base, bugs, clock)) if pairs else ()
+    fits = _confirmed(case, base, _pairs(quick, bare, bugs, clock)) if pairs else ()
     return Outcome(fits, tuple(_nearest(tried)), complete=not clock.spent)
 
 
-def _scopes(case: Case, base: Recipe) -> tuple[bool | None, ...]:
+def _quickly(case: Case, base: Subgraph, right: float) -> tuple[Case, Subgraph]:
+    """The case in one arithmetic, with limits as wide as arithmetics lie apart; as it is, where that is too wide."""
+    one = replace(case, run=replace(case.run, carrier=case.carrier.first))
+    apart = max(case.nmse_between(x, base.compute(case)[0]) for x in base.compute(case))
+    limit = (math.sqrt(case.limit) + FURTHER * math.sqrt(apart)) ** 2
+    if limit > SEPARATES * right:
+        return case, base
+    return replace(one, limit=limit, slack=max(case.slack, limit)), base.afresh
+
+
+def _refined(case: Case, base: Subgraph, tried: Iterable[Fit], right: float) -> list[Fit]:
+    """Constants of a span, solved for where a familiar value comes nearer than the right op."""
+    near = [fit for fit in tried if fit.steps[0].value is not None and fit.nmse < NEARER * right]
+    first = {fit.key: fit for fit in sorted(near, key=lambda fit: -fit.nmse)}
+    nearest = sorted(first.values(), key=lambda fit: fit.nmse)[:REFINED]
+    found = [_chain(case, base, fit.key, [step.value for step in fit.steps]) for fit in nearest]
+    return [fit for fit in found if fit is not None and fit.nmse <= _allowed(case, fit)]
+
+
+def _scopes(case: Case, base: Subgraph) -> tuple[bool | None, ...]:
     """Of a span, bugs in all ops of a kind before those in one: an engine has one function for an op."""
-    return (True, False) if isinstance(base, Subgraph) and base.is_span(case) else (None,)
+    return (True, False) if base.is_span(case) else (None,)
 
 
 def replayed(
@@ -133,14 +157,8 @@ def replayed(
         base = _right(case, right)
     except NotRecordedError:
         return None
-    quick = _sampled(case, base)
-    for where in (quick, case):
-        found = _chain(where, base, key, hints)
-        if found is None or found.nmse > _screen(where, case, found):
-            return None
-        if quick is case:
-            break
-    return found
+    found = _chain(case, base, key, hints)
+    return found if found is not None and found.nmse <= _allowed(case, found) else None
 
 
 def _with_limits(case: Case, right: float, leaves: float = EXPLAINS) -> Case:
@@ -150,70 +168,60 @@ def _with_limits(case: Case, right: float, leaves: float = EXPLAINS) -> Case:
     return replace(case, limit=limit, slack=slack)
 
 
-def _right(case: Case, right: float) -> Recipe:
-    """The recipe of a case's op. Raises NotRecordedError where that is not what this model does.
-
-    Recipes know the common ops: an architecture may cap scores, look back through a window, or scale what it adds.
-    """
-    base = recipe_of(case)
+def _right(case: Case, right: float) -> Subgraph:
+    """The nodes that make a case's tap. Raises NotRecordedError where they do not give what the judge computed."""
+    base = subgraph_of(case)
     distance, ours = math.sqrt(right), math.sqrt(_error(case, base))
     if math.isfinite(right) and abs(ours - distance) > 0.001 * distance + OTHER_SUMS:
         raise NotRecordedError(case.tap.name)
     return base
 
 
-def _sampled(case: Case, base: Recipe) -> Case:
-    """The case on some of a product's outputs: the worst ones and some others. Elsewhere the case itself."""
-    width = case.run.shapes[case.tap.name][-1]
-    if (
-        isinstance(base, Subgraph)
-        or not case.tap.kind.op.startswith("MUL_MAT")
-        or case.weight is None
-        or width <= 2 * SAMPLE
-        or case.recorded is None
-    ):
-        return case
-    if case.weight.endswith("_exps.weight") and case.tap.kind.word == "ffn_out":
-        return case
-    return case.at(np.unique(np.linspace(0, width - 1, SAMPLE).astype(int)))
+def _allowed(case: Case, fit: Fit) -> float:
+    """What a fit may leave."""
+    return case.slack if fit.harmless else case.limit
 
 
-def _screen(quick: Case, case: Case, fit: Fit) -> float:
-    """A sample's NMSE is not the whole's: let a fit pass that is a few times over the limit."""
-    limit = case.slack if fit.harmless else case.limit
-    return limit if quick.channels is case.channels else 10 * limit
+def _singles(case: Case, base: Subgraph, bugs: Iterable[Bug], clock: Clock) -> Iterator[Fit]:
+    best = math.inf
+
+    def asked() -> Iterator[tuple[Bug, Change]]:
+        for known in bugs:
+            if best > EXACT or known.family != SLOWEST:
+                yield from ((known, change) for change in changes_of(known, base, case))
+
+    changes, again = tee(takewhile(lambda _: not clock.spent, asked()))
+    for (known, change), nmse in zip(changes, errors(case, (change.subgraph for _, change in again)), strict=True):
+        best = min(best, nmse)
+        yield Fit((_step(known, change),), nmse)
 
 
-def _singles(case: Case, base: Recipe, bugs: Iterable[Bug], clock: Clock) -> Iterator[Fit]:
-    for known in bugs:
-        for change in changes_of(known, base, case):
-            if clock.spent:
-                return
-            yield Fit((_step(known, change),), _error(case, change.recipe))
-
-
-def _pairs(case: Case, base: Recipe, bugs: Sequence[Bug], clock: Clock) -> list[Fit]:
+def _pairs(case: Case, base: Subgraph, bugs: Sequence[Bug], clock: Clock) -> list[Fit]:
     """Two bugs on one op: an exact one, and another that still finds the same kind of op there."""
-    hurried, found = replace(case, hurried=True), list[Fit]()
+    asked = takewhile(lambda _: not clock.spent, _two_at_once(case, base, bugs))
+    steps, again = tee(asked)
+    tried = zip(steps, errors(case, (sub for _, sub in again)), strict=True)
+    return [Fit(both, nmse) for (both, _), nmse in tried if nmse <= 10 * case.limit]
+
+
+def _two_at_once(
+    case: Case, base: Subgraph, bugs: Sequence[Bug]
+) -> Iterator[tuple[tuple[ReplayedBug, ReplayedBug], Subgraph]]:
+    hurried = replace(case, hurried=True)
     exact = [known for known in bugs if not known.general and not known.harmless]
     for number, first in enumerate(exact):
         for change in changes_of(first, base, case):
             for second in [*exact[number + 1 :], *(known for known in bugs if known.general)]:
-                if clock.spent:
-                    return found
-                for other in takewhile(lambda _: not clock.spent, changes_of(second, change.recipe, hurried)):
-                    nmse = _error(case, other.recipe)
-                    if nmse <= 10 * case.limit:
-                        found.append(Fit((_step(first, change), _step(second, other)), nmse))
-    return found
+                for other in changes_of(second, change.subgraph, hurried):
+                    yield (_step(first, change), _step(second, other)), other.subgraph
 
 
-def _confirmed(case: Case, base: Recipe, found: Sequence[Fit]) -> tuple[Fit, ...]:
+def _confirmed(case: Case, base: Subgraph, found: Sequence[Fit]) -> tuple[Fit, ...]:
     """Those that fit on all values, best first, with their equals; what is harmless wins."""
     fits = []
     for fit in sorted(found, key=lambda fit: fit.nmse)[:12]:
         whole = _chain(case, base, fit.key, [step.value for step in fit.steps])
-        if whole is not None and whole.nmse <= (case.slack if whole.harmless else case.limit):
+        if whole is not None and whole.nmse <= _allowed(case, whole):
             fits.append(whole)
     if not all(fit.harmless for fit in fits):
         fits = [fit for fit in fits if fit.nmse <= case.limit]
@@ -233,7 +241,7 @@ def likeliest_first(fits: Iterable[Fit]) -> tuple[Fit, ...]:
     return tuple(sorted(fits, key=lambda fit: (len(fit.causes), [order.index(cause) for cause in fit.causes])))
 
 
-def _chain(case: Case, base: Recipe, key: Sequence[tuple[str, str]], hints: Sequence[float | None]) -> Fit | None:
+def _chain(case: Case, base: Subgraph, key: Sequence[tuple[str, str]], hints: Sequence[float | None]) -> Fit | None:
     """Replay bugs one after another on one op: the first way that fits, or else the best; None if there is none."""
     best: Fit | None = None
     for steps, changed in _chains(case, base, tuple(zip(key, hints, strict=True))):
@@ -245,33 +253,29 @@ def _chain(case: Case, base: Recipe, key: Sequence[tuple[str, str]], hints: Sequ
 
 
 def _chains(
-    case: Case, recipe: Recipe, key: Sequence[tuple[tuple[str, str], float | None]]
-) -> Iterator[tuple[tuple[ReplayedBug, ...], Recipe]]:
+    case: Case, sub: Subgraph, key: Sequence[tuple[tuple[str, str], float | None]]
+) -> Iterator[tuple[tuple[ReplayedBug, ...], Subgraph]]:
     """Every way to have these bugs one after another: a bug shows at several ops of a graph."""
     if not key:
-        yield (), recipe
+        yield (), sub
         return
     ((name, variant), hint), *rest = key
     known = known_bugs()[name]
-    for change in changes_of(known, recipe, replace(case, hint=hint)) if can_have(case, known) else ():
+    for change in changes_of(known, sub, replace(case, hint=hint)):
         if change.variant == variant:
-            for steps, changed in _chains(case, change.recipe, rest):
+            for steps, changed in _chains(case, change.subgraph, rest):
                 yield (_step(known, change), *steps), changed
 
 
-def changes_of(known: Bug, recipe: Recipe, case: Case) -> Iterator[Change]:
-    """A bug's changes to a recipe; none where it needs what was not recorded, or another kind of recipe."""
-    for changes in known.changes_to(recipe):
+def changes_of(known: Bug, sub: Subgraph, case: Case) -> Iterator[Change]:
+    """A bug's changes to a subgraph; none where it needs what was not recorded."""
+    for changes in known.changes:
         with suppress(NotRecordedError):
-            yield from changes(recipe, case)
+            yield from changes(sub, case)
 
 
-def _error(case: Case, recipe: Recipe) -> float:
-    try:
-        with np.errstate(all="ignore"):
-            return case.nmse(recipe.compute(case))
-    except NotRecordedError:
-        return float("inf")
+def _error(case: Case, sub: Subgraph) -> float:
+    return next(errors(case, [sub]))
 
 
 def _step(known: Bug, change: Change) -> ReplayedBug:

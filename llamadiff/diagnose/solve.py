@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.registry import Recipe
 from llamadiff.diagnose.sought import Sought
+from llamadiff.diagnose.subgraph import Subgraph
+from llamadiff.diagnose.together import errors
 
-GOLDEN = (math.sqrt(5) - 1) / 2
-ROUNDS = 48  # of the golden section: float64's precision from any bracket
+ROUNDS, POINTS = 10, 14  # of ever finer values, around the best: float32's precision from any bracket
 EXACT = 1e-11  # NMSE of a familiar value that leaves nothing to look for
 SNAP = 0.02  # how near a familiar value must be to be tried in its place
 
 
 def solve(
-    case: Case, build: Callable[[float], Recipe], sought: Sought, familiar: Sequence[float] | None = None
+    case: Case, build: Callable[[float], Subgraph], sought: Sought, familiar: Sequence[float] | None = None
 ) -> list[float]:
     """The value of what is sought for which ``build(value)`` fits best; ``familiar`` are those of this model.
 
@@ -29,32 +29,38 @@ def solve(
     if case.recorded is None:
         return list(familiar) if case.hint is None else [case.hint]
 
-    def error(log: float) -> float:
-        return case.nmse(build(math.exp(log)).compute(case))
+    def left_by(values: Sequence[float]) -> dict[float, float]:
+        return dict(zip(values, errors(case, map(build, values)), strict=True))
 
-    if case.hint is not None and error(math.log(case.hint)) <= case.limit:
+    if case.hint is not None and left_by([case.hint])[case.hint] <= case.limit:
         return [case.hint]
-    if case.hurried:
-        return [min(familiar, key=lambda value: error(math.log(value)))] if familiar else []
-
-    known = {value: error(math.log(value)) for value in familiar if value > 0}
-    if known and min(known.values()) <= EXACT:
+    known = left_by([value for value in familiar if value > 0])
+    if known and (case.hurried or min(known.values()) <= EXACT):
         return [min(known, key=known.__getitem__)]
-    logs = [math.log(low) + (math.log(high) - math.log(low)) * i / sought.steps for i in range(sought.steps + 1)]
-    tried = {math.log(value): left for value, left in known.items()} | {log: error(log) for log in logs}
-    logs, errors = sorted(tried), [tried[log] for log in sorted(tried)]
-    best = min(range(len(logs)), key=errors.__getitem__)
-    found, left = _narrowed(error, logs[max(best - 1, 0)], logs[min(best + 1, len(logs) - 1)])
-    if errors[best] < left:
-        found, left = logs[best], errors[best]
-    value = math.exp(found)
-    for near in familiar:
-        if near > 0 and abs(math.log(near) - found) < SNAP and error(math.log(near)) <= max(4 * left, 1e-12):
+    if case.hurried:
+        return []
+    steps = sought.steps if case.everywhere is None or not known else 1  # through a span it takes long
+    tried = known | left_by([low * (high / low) ** (i / steps) for i in range(steps + 1)])
+    for _ in range(ROUNDS):
+        if min(tried.values()) <= EXACT:
+            break
+        tried |= left_by(_between(tried))
+    value = min(tried, key=tried.__getitem__)
+    for near in known:
+        if abs(math.log(near / value)) < SNAP and known[near] <= max(4 * tried[value], 1e-12):
             return [near]
     return [value]
 
 
-def least_squares(case: Case, build: Callable[[float], Recipe]) -> list[float]:
+def _between(tried: Mapping[float, float]) -> list[float]:
+    """Values between the neighbours of the best one."""
+    values = sorted(tried)
+    place = min(range(len(values)), key=lambda i: tried[values[i]])
+    low, high = values[max(place - 1, 0)], values[min(place + 1, len(values) - 1)]
+    return [float(value) for value in np.geomspace(low, high, POINTS + 2)[1:-1]]
+
+
+def least_squares(case: Case, build: Callable[[float], Subgraph]) -> list[float]:
     """The factor, of either sign, for which ``build(factor)`` fits, of a result that is linear in it; none fits: none.
 
     Found from two values, where ``solve`` takes a hundred.
@@ -71,19 +77,3 @@ def least_squares(case: Case, build: Callable[[float], Recipe]) -> list[float]:
     errors = {value: case.nmse(build(value).compute(case)) for value in dict.fromkeys(found)}
     best = min(errors, key=errors.__getitem__)
     return [best] if errors[best] <= case.limit else []
-
-
-def _narrowed(error: Callable[[float], float], a: float, b: float) -> tuple[float, float]:
-    """Golden section (Kiefer 1953) -> place and error."""
-    c, d = b - GOLDEN * (b - a), a + GOLDEN * (b - a)
-    at_c, at_d = error(c), error(d)
-    for _ in range(ROUNDS):
-        if at_c <= at_d:
-            b, d, at_d = d, c, at_c
-            c = b - GOLDEN * (b - a)
-            at_c = error(c)
-        else:
-            a, c, at_c = c, d, at_d
-            d = a + GOLDEN * (b - a)
-            at_d = error(d)
-    return (c, at_c) if at_c <= at_d else (d, at_d)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ class Subgraph:
     """Nodes in order, the last of them the tap. ``given``: recorded values of those that a run starts from.
 
     ``altered`` nodes compute something else. ``right`` holds every node's right values, once they were needed: nodes
-    that do not depend on an altered one are not computed again.
+    that do not depend on an altered one are not computed again. ``places`` are the edits that bugs have for the nodes,
+    once they were asked: they are the same whatever is altered.
     """
 
     engine: GraphEngine
@@ -31,13 +32,27 @@ class Subgraph:
     given: Mapping[int, Array]
     altered: Mapping[int, Alter] = field(default_factory=dict)
     right: dict[int, Array] = field(default_factory=dict)
+    places: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def afresh(self) -> Subgraph:
+        """The same of another case: in other arithmetics, say."""
+        return replace(self, right={}, places={})
 
     def compute(self, case: Case) -> Array:
         """The tap [b, ...], one batch entry for each arithmetic."""
+        right = self.right_values(case)
+        return self.as_tap(self._altered(case) if self.altered else right[self.nodes[-1].number], case)
+
+    def right_values(self, case: Case) -> dict[int, Array]:
+        """Every node's, where nothing is altered."""
         if not self.right:
             self.right.update(self._run(case, {}, everything=True))
+        return self.right
+
+    def as_tap(self, x: Array, case: Case) -> Array:
+        """The last node's values as the tap has them."""
         node = self.nodes[-1]
-        x = self._altered(case) if self.altered else self.right[node.number]
         if case.tap.name in self.engine.graph.kept:
             return as_rows(x, case.tap.name)[:, : len(case.run.tokens)]
         x, known = x.reshape(-1, *tap_shape(node, len(self.engine.graph.tokens))), taps.parse(case.tap.name)
@@ -89,8 +104,10 @@ class Subgraph:
 
 
 def subgraph_of(case: Case) -> Subgraph:
-    """The subgraph of a case's tap. Raises NotRecordedError for a tap that is no node."""
+    """The subgraph of a case's tap. Raises NotRecordedError for a tap that is no node, or without a graph."""
     engine: Any = case.engine
+    if not case.by_graph:
+        raise NotRecordedError(case.tap.name)
     graph = engine.graph
     last = graph.labelled.get(case.tap.name) or graph.kept.get(case.tap.name)
     if last is None:

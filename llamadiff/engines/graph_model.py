@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -12,15 +14,18 @@ from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.run_spec import Run
 from llamadiff.ggml.engine import GraphEngine
-from llamadiff.ggml.graph import Graph, GraphNode, tap_shape
+from llamadiff.ggml.graph import GRAPH, Graph, GraphNode, tap_shape
 from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
+from llamadiff.system.stated import reason
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
+
+LARGEST = 1 << 30  # bytes of a graph that a trace keeps
 
 
 class GraphModel(Runnable):
@@ -72,8 +77,30 @@ class GraphModel(Runnable):
         return self.graph.inputs(tap.name)
 
 
-def graph_of_run(model: ModelFile, info: Info, progress: Progress = silent) -> GraphModel | None:
-    """llama.cpp's graph of the tokens of a run, in one go; None where llama.cpp cannot make one."""
+def kept_graph(model: ModelFile, trace: Trace) -> GraphModel | None:
+    """The graph that a trace keeps; None where it keeps none, or none of its tokens.
+
+    Raises UserError for a damaged one.
+    """
+    packed = trace.attached(GRAPH)
+    if packed is None:
+        return None
+    try:
+        graph = Graph.unpacked(zlib.decompressobj().decompress(packed, LARGEST))
+        return GraphModel(model.path, graph) if graph.tokens == trace.info.tokens else None
+    except (ValueError, KeyError, TypeError, IndexError, struct.error, zlib.error) as error:
+        raise UserError(f"{trace.path}: the graph in it cannot be read ({reason(error)}); capture it again") from None
+
+
+def graph_of_run(model: ModelFile, trace: Trace, progress: Progress = silent) -> GraphModel | None:
+    """llama.cpp's graph of the tokens of a run, in one go: as the trace keeps it, or as llama.cpp makes it now.
+
+    None where it cannot.
+    """
+    return kept_graph(model, trace) or _asked_for(model, trace.info, progress)
+
+
+def _asked_for(model: ModelFile, info: Info, progress: Progress) -> GraphModel | None:
     first = info.positions[0] if info.positions else 0
     if list(info.positions) != list(range(first, first + len(info.positions))):
         return None

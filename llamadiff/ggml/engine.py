@@ -94,7 +94,7 @@ class GraphEngine:
                 elif node.op in PRODUCTS:
                     x = step.tap.product(x)
                 self.keep(node, x, step.values, node.label is not None and node.number not in self.altered)
-                for unused in self._last_uses.get(node.number, ()):
+                for unused in self.last_uses.get(node.number, ()):
                     step.values.pop(unused, None)
         return x
 
@@ -119,7 +119,7 @@ class GraphEngine:
         values[node.number] = x
 
     @cached_property
-    def _last_uses(self) -> dict[int, list[int]]:
+    def last_uses(self) -> dict[int, list[int]]:
         """Which nodes' values nobody reads after each node. Leaves stay: they are memory."""
         last: dict[int, int] = {}
         for node in self.graph.nodes:
@@ -246,9 +246,7 @@ class GraphEngine:
         memory = values.get(base)
         if memory is None:
             return
-        if len(memory) != len(x):
-            memory = np.repeat(memory, len(x), axis=0)
-        memory = np.array(memory)
+        memory = np.array(memory) if len(memory) >= len(x) else np.repeat(memory, len(x), axis=0)
         _window(memory, node.shape, place)[...] = x
         values[base] = memory
         for view in self.graph.views.get(base, ()):
@@ -264,5 +262,8 @@ def _window(memory: Array, shape: tuple[int, ...], place: bytes) -> Array:
     """The values [b, ne3, ne2, ne1, ne0] of a contiguous [b, ...] memory that a view looks at."""
     offset, *strides = (int(step) for step in np.frombuffer(place, np.int64))
     flat = memory.reshape(len(memory), -1)
+    last = offset + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+    if min(offset, *strides) < 0 or last >= flat.shape[-1]:
+        raise ValueError(f"a view of values {offset} to {last} in a memory of {flat.shape[-1]}")
     steps = [flat.strides[0], *(step * flat.itemsize for step in strides)]
     return np.lib.stride_tricks.as_strided(flat[:, offset:], (len(flat), *shape), steps)

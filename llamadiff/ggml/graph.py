@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from llamadiff.ggml.op import Array
+from llamadiff.system.stated import parse_json
 from llamadiff.trace import taps
 
+GRAPH = "llamadiff.graph"  # where a file keeps one
 WRITES = ("SET_ROWS", "CPY")  # into the memory that they view
 VIEWS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")  # the memory of another, as it lies there
 LOOKS = (*VIEWS, "CONT", "CPY")
@@ -65,11 +67,20 @@ class Graph:
     @classmethod
     def read(cls, path: Path) -> Graph:
         """Read what a run of llama.cpp recorded."""
-        from safetensors import safe_open
+        return cls.unpacked(path.read_bytes())
 
-        with safe_open(str(path), "np") as file:
-            about = json.loads(file.metadata()["llamadiff.graph"])
-            given = {int(name): file.get_tensor(name) for name in list(file.keys())}
+    @classmethod
+    def unpacked(cls, data: bytes) -> Graph:
+        """The same of a file's bytes. Raises ValueError, or KeyError, for others."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        try:
+            given = {int(name): values for name, values in load(data).items()}
+        except SafetensorError as error:
+            raise ValueError(str(error)) from None
+        (size,) = struct.unpack("<Q", data[:8])
+        about = parse_json(parse_json(data[8 : 8 + size])["__metadata__"][GRAPH])
         nodes = tuple(map(_node, about["nodes"]))
         known = (Leaf(leaf["number"], leaf["name"], leaf["kind"], tuple(leaf["shape"])) for leaf in about["leaves"])
         leaves = {leaf.number: leaf for leaf in known}

@@ -12,7 +12,7 @@ import numpy as np
 from llamaref import Weights
 from numpy.typing import NDArray
 
-from llamadiff.ggml.graph import tap_axes
+from llamadiff.ggml.graph import GRAPH, tap_axes
 from llamadiff.llamacpp.tap_names import tap_name
 from llamadiff.llamacpp.tensors import Node
 from llamadiff.system.output import write_whole
@@ -148,7 +148,11 @@ class GraphRecorder:
         return out
 
     def write(self, path: Path, tokens: list[int], rows: Mapping[int, int | None]) -> None:
-        """Write the graph: leaves' values as tensors, all else in the metadata. ``rows``: node -> its tap's axis."""
+        """Write the graph to a file of its own."""
+        write_whole(path, self.packed(tokens, rows))
+
+    def packed(self, tokens: list[int], rows: Mapping[int, int | None]) -> bytes:
+        """The graph: leaves' values as tensors, all else in the metadata. ``rows``: node -> its tap's axis."""
         from safetensors.numpy import save
 
         labels = self.label()
@@ -156,7 +160,7 @@ class GraphRecorder:
             node["label"], node["rows"] = labels.get(node["number"]), rows.get(node["number"])
         about = {"nodes": self.nodes, "leaves": self.leaves, "tokens": tokens}
         arrays = {name: np.ascontiguousarray(values) for name, values in self.given.items()}
-        write_whole(path, save(arrays, {"llamadiff.graph": json.dumps(about)}))
+        return save(arrays, {GRAPH: json.dumps(about)})
 
 
 class Alignment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -13,6 +14,7 @@ from llamaref import Weights
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from llamadiff.ggml.graph import GRAPH
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.graph_recorder import Alignment, GraphRecorder
 from llamadiff.llamacpp.node_checker import NodeChecker
@@ -66,6 +68,31 @@ class NodeRun(Capture):
             return False
 
 
+class CaptureWithGraph(Capture):
+    """A run whose trace keeps the graph of all its tokens in one go: what explains it needs no llama.cpp then."""
+
+    recorder: GraphRecorder | None = None
+
+    def _attach(self, writer: TraceWriter) -> None:
+        settings = replace(self.request.settings, type_k="F32", type_v="F32", flash_attn=False)
+        self.recorder = GraphRecorder(Weights(self.request.model), len(self.tokens), whole=True)
+        self.recorder.in_steps = len(self.given.edges) > 2 or bool(self.request.n_predict)
+        self._decode(self._context(settings), self.tokens, 0)
+        rows = Alignment(self.recorder, [self.recorder]).rows
+        writer.attach(GRAPH, zlib.compress(self.recorder.packed(self.tokens, rows)))
+
+    def _observe(self, pointer: Any, ask: bool, _: Any) -> bool:
+        if self.recorder is None:
+            return super()._observe(pointer, ask, _)
+        try:
+            if ask:
+                self.recorder.asked(self.ggml.node(pointer))
+            return True
+        except BaseException as error:  # must not reach C
+            self.failure = error
+            return False
+
+
 class GraphRun(Capture):
     """The graph of all tokens in one go, recorded as an engine, and the run as it was asked for, with every tap."""
 
@@ -97,6 +124,8 @@ class GraphRun(Capture):
             self.writer, context = writer, self._context()
             for start, stop in pairwise([*self.given.edges, *range(len(self.given.tokens) + 1, self.total + 1)]):
                 self._decode(context, self.tokens[start:stop], start)
+            if self.request.keep_graph:
+                writer.attach(GRAPH, zlib.compress(graph.packed(self.tokens, self.alignment.rows)))
             writer.finish(self._info(0.0))
 
     def _graph_of_all(self, settings: Settings) -> GraphRecorder:

@@ -75,7 +75,11 @@ class Capture:
         ) as writer:
             self.writer = writer
             prefill_s = self._decode_all(context, say)
+            self._attach(writer)
             writer.finish(self._info(prefill_s))
+
+    def _attach(self, writer: TraceWriter) -> None:
+        """What the trace holds beside taps: nothing."""
 
     def _decode_all(self, context: Any, say: Say) -> float:
         """Prefill and decode steps -> seconds of the prefill."""

@@ -43,8 +43,8 @@ class Request:
     ``scores``: attention scores are recorded however long the prompt is. ``nodes``: every node is checked as it runs,
     and ``output`` is what was found, as JSON. ``keep`` is a directory for wrong ops' inputs and outputs (``keep_all``:
     for all ops'); ``only_list``: nodes are listed and not computed. ``graph`` is a file for the graph itself, with
-    every tap of it in ``output``, a trace. ``patterns`` and ``layers`` (from, to before) are the user's words for the
-    taps that are asked for; ``wanted`` are their names, where they are known before llama.cpp's graph is. ``files`` are
+    every tap of it in ``output``, a trace; ``keep_graph``: the trace itself holds the graph. ``patterns`` and
+    ``layers`` (from, to before) are the user's words for the taps that are asked for; X
     the parts of a model that is split. ``bos`` is the text of the token that tokenizing adds, for a ``text`` that may
     begin with it already. ``errand``: something else than a run (errands.py), about ``texts``.
     """
@@ -61,6 +61,7 @@ class Request:
     settings: Settings = field(default_factory=Settings)
     scores: bool = False
     nodes: bool = False
+    keep_graph: bool = False
     keep: str | None = None
     keep_all: bool = False
     only_list: bool = False

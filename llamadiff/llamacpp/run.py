@@ -43,8 +43,10 @@ def run(request: Request, say: Say) -> None:
 
 def _kind_of(request: Request) -> type[Capture]:
     """What is to be done; what a mere capture does not need is not imported for it."""
-    if request.graph is None and not request.nodes:
+    if request.graph is None and not request.nodes and not request.keep_graph:
         return Capture
     from llamadiff.llamacpp import record_graph
 
-    return record_graph.GraphRun if request.graph is not None else record_graph.NodeRun
+    if request.nodes:
+        return record_graph.NodeRun
+    return record_graph.GraphRun if request.graph is not None else record_graph.CaptureWithGraph

@@ -16,13 +16,8 @@ import numpy as np
 from llamaref.weights import each_expert
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.bugs.activations import Gated
-from llamadiff.diagnose.bugs.attention import Scores, Values
-from llamadiff.diagnose.bugs.matmul import Product
-from llamadiff.diagnose.bugs.rope import Rotation
-from llamadiff.diagnose.bugs.softmax import Softmax
 from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.registry import recipe_of
+from llamadiff.manner.recipes import Gated, Product, Rotation, Scores, Softmax, Values, recipe_of
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.numerics.policies import F32
 from llamadiff.numerics.rounding import BLOCKS, LEVELS, OWN, TENSOR, UNIFORM, steps

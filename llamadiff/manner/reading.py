@@ -7,21 +7,20 @@ described, and sets the noise that the engine's other ops of this kind may have.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.bugs.matmul import Product
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.diagnosis import Scene, case_of
-from llamadiff.diagnose.registry import recipe_of
-from llamadiff.diagnose.search import VARIES, Clock, Fit, replayed, search
+from llamadiff.diagnose.search import VARIES, Fit, replayed, search
 from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.manner.looks import BY_TABLE, KEPT, LARGE, UNEVEN, Looks, determines, looks_of
+from llamadiff.manner.recipes import Product, recipe_of
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.arithmetic import EIGHT_BIT_WAYS, eight_bit_ways, precision
 from llamadiff.numerics.policies import F32, operand_kind, rounding_type, shaken
@@ -42,6 +41,8 @@ AGREE = 5.0  # sizes of one rounding, read at several taps, differ by less
 PARTLY = 0.25  # of an error, that a bug may leave to rounding
 CLOSED = ("kqv",)  # products that no recipe lays open
 MOSTLY = 0.6  # of the taps of a kind must show it
+
+Explaining = Callable[[], Scene | None]
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,14 @@ class Beyond:
         return out, n
 
 
-def read(scene: Scene, findings: Sequence[Finding]) -> tuple[dict[str, Rounding], dict[str, Rounding]]:
+def read(
+    scene: Scene, findings: Sequence[Finding], explaining: Explaining
+) -> tuple[dict[str, Rounding], dict[str, Rounding]]:
     """The roundings of an engine by kind of operand: its own, and those with ggml's that it has elsewhere.
 
     Both are empty where all that it recorded has ggml's, or shows none. Kinds are a weight type (``Q4_K``;
     ``Q4_K:512`` where rows of that width have another), ``cache_k`` and ``cache_v``, ``kept_k`` and ``kept_v``, and
-    ops.
+    ops. ``explaining``: the same scene in llama.cpp's graph, where bugs are known.
     """
     fitting, beyond = _sorted(scene, findings)
     found: dict[str, Rounding] = {}
@@ -82,11 +85,11 @@ def read(scene: Scene, findings: Sequence[Finding]) -> tuple[dict[str, Rounding]
     for kind in dict.fromkeys(each.kind for each in beyond):
         own = [each for each in beyond if each.kind == kind]
         widths = _by_width(own)
-        whole = _agreed_by(own, fitting[kind], scene.clock)
+        whole = _agreed_by(own, fitting[kind], explaining)
         agreed = (
             {kind: whole}
             if whole is not None
-            else {key: _agreed_by(taps, fitting[key], scene.clock) for key, taps in widths.items()}
+            else {key: _agreed_by(taps, fitting[key], explaining) for key, taps in widths.items()}
         )
         found |= {key: rounding for key, rounding in agreed.items() if rounding is not None}
         for key, taps in widths.items():  # where most do not show ggml's, some have it by chance
@@ -95,9 +98,9 @@ def read(scene: Scene, findings: Sequence[Finding]) -> tuple[dict[str, Rounding]
     return found, ggmls | found if found else {}
 
 
-def _agreed_by(taps: Sequence[Beyond], fitting: Counter[str], clock: Clock) -> Rounding | None:
+def _agreed_by(taps: Sequence[Beyond], fitting: Counter[str], explaining: Explaining) -> Rounding | None:
     """The rounding that some taps show, if they are most of their kind."""
-    return _rounding_of(taps, clock) if _are_most(taps, fitting) else None
+    return _rounding_of(taps, explaining) if _are_most(taps, fitting) else None
 
 
 def _are_most(own: Sequence[Beyond], fitting: Counter[str]) -> bool:
@@ -159,12 +162,12 @@ def _chosen(own: Sequence[Beyond]) -> list[Beyond]:
     return [*(each for each in ordered if each in firsts), *others[: max(0, READ - len(firsts))]]
 
 
-def _rounding_of(taps: Sequence[Beyond], clock: Clock) -> Rounding | None:
+def _rounding_of(taps: Sequence[Beyond], explaining: Explaining) -> Rounding | None:
     """The rounding that most of some taps show, but for those that a known bug explains."""
     while taps:
         chosen = _chosen(taps)
         found = _shown(chosen)
-        explained = set[str]() if found is None or _is_listed(found) else _explained(chosen, clock)
+        explained = set[str]() if found is None or _is_listed(found) else _explained(chosen, explaining)
         if not explained:
             return found
         taps = [each for each in taps if each.case.tap.kind.word not in explained]
@@ -223,15 +226,18 @@ def _agreed(base: str, looks: Sequence[Looks], agree: float) -> Rounding | None:
     return Rounding(base, best, max(sizes), sure) if max(sizes) <= agree * min(sizes) else None
 
 
-def _explained(chosen: Sequence[Beyond], clock: Clock) -> set[str]:
+def _explained(chosen: Sequence[Beyond], explaining: Explaining) -> set[str]:
     """The words of taps that a known bug explains, of the first of each width; all, where another known way does.
 
     A bug that leaves little of an error explains it too: what is left is the rounding.
     """
-    found: set[str] = set()
+    scene, found = explaining(), set[str]()
+    if scene is None:
+        return found
+    chosen = [replace(each, case=case_of(scene.run, scene.source, each.case.tap, each.local)) for each in chosen]
     for each in {each.shape[1]: each for each in reversed(chosen)}.values():
         others = [other for other in chosen if other is not each]
-        outcome = search(each.case, each.local.least, clock, pairs=False)
+        outcome = search(each.case, each.local.least, scene.clock, pairs=False)
         for fit in outcome.fits:
             if fit.causes != ("activations-rounded",) and _holds(fit, others):
                 if fit.harmless:

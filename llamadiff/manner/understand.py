@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from threadpoolctl import threadpool_limits
 
-from llamadiff.diagnose.diagnosis import scene_of
+from llamadiff.diagnose.diagnosis import Scene, scene_of
 from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.run_spec import How
 from llamadiff.judge.finding import Local
@@ -58,15 +58,27 @@ def _operands(kinds: Sequence[str]) -> str:
 
 
 def understood(
-    model: Runnable, baseline: Trace, candidate: Trace, passes: Passes, how: How
+    model: Runnable,
+    baseline: Trace,
+    candidate: Trace,
+    passes: Passes,
+    how: How,
+    graph: Callable[[], Runnable | None],
 ) -> tuple[Manner, Trace, Passes]:
     """A candidate's manner, its trace as it would be without its choices, and what passes in this manner find.
 
     Costs nothing where everything is right in a way that is known; else another pass for each thing found out.
+    ``graph`` is llama.cpp's: what a known bug explains is no rounding.
     """
+
+    def scene(of: Runnable | None) -> Scene | None:
+        return None if of is None else scene_of(of, passes, "candidate", SECONDS, progress=how.progress)
+
     choices, candidate, passes = _with_choices(model, baseline, candidate, passes, how)
     with threadpool_limits(1, "blas"):
-        own, roundings = read(scene_of(model, passes, "candidate", SECONDS, progress=how.progress), passes.findings)
+        own_scene = scene(model)
+        assert own_scene is not None
+        own, roundings = read(own_scene, passes.findings, lambda: scene(graph()))
     if roundings:
         passes = run_passes(model, baseline, candidate, how, None, roundings)
     if any(_stands_out(finding.local.get("candidate")) for finding in passes.findings):

@@ -28,6 +28,11 @@ class Carrier:
     ) -> None:
         self.ways, self.reading = tuple(ways), reading or {}
 
+    @property
+    def first(self) -> Carrier:
+        """The same with the first way alone."""
+        return Carrier(self.ways[:1], self.reading)
+
     def __call__(self, name: str, x: Array) -> Array:
         return x
 

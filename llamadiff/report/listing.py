@@ -88,8 +88,7 @@ def print_bugs(word: str | None = None) -> None:
         console.print(Text.assemble((bug.name, "bold"), "  no mistake: noise" if bug.harmless else ""))
         for line in (
             bug.about,
-            f"shows at {shows_at(bug)}" if bug.words != bug.ops else "",
-            bug.ops and f"in a graph of llama.cpp at {', '.join(bug.ops)}",
+            f"shows at {', '.join(bug.ops)}",
             f"do: {bug.fix}",
             bug.source and f"known from {bug.source}",
         ):
@@ -98,11 +97,6 @@ def print_bugs(word: str | None = None) -> None:
     if word is None:
         count = sum(not bug.harmless for bug in known)
         console.print(Text(f"{count} known bugs, and {len(known) - count} ways of computing that are none"))
-
-
-def shows_at(bug: Bug) -> str:
-    """The taps where a bug shows, in words."""
-    return ", ".join(bug.words) if len(bug.words) <= 6 else f"{', '.join(bug.words[:5])} and {len(bug.words) - 5} more"
 
 
 def print_checks(checks: Iterable[Examined]) -> bool:

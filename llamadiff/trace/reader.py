@@ -101,6 +101,19 @@ class Trace(Mapping[str, Array]):
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._arrays[name].shape)
 
+    def attached(self, name: str) -> bytes | None:
+        """Bytes that the file keeps beside the taps; None if there are none of this name."""
+        if self.path is None or self.path.suffix != ".safetensors" or not self.path.is_file():
+            return None
+        header, start = _read_header(self.path)
+        entry = header.get(name)
+        if entry is None or entry["dtype"] != "U8":
+            return None
+        first, last = entry["data_offsets"]
+        with self.path.open("rb") as file:
+            file.seek(start + first)
+            return file.read(last - first)
+
     def stored(self, name: str) -> Array:
         """A tap's values as the file keeps them: bfloat16 is not widened."""
         return self._arrays[name]

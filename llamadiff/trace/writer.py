@@ -22,6 +22,7 @@ from llamadiff.trace.reader import DTYPES
 Array = NDArray[Any]
 
 
+STORED = {**DTYPES, "U8": np.dtype("u1")}
 _HEADER_ROOM = 4096  # bytes of header set aside for the metadata; each tap takes about 100 more
 
 
@@ -71,6 +72,12 @@ class TraceWriter:
             self._check_room()  # every tap has been seen once
         self._write_rows(name, rows, axis, start)
 
+    def attach(self, name: str, data: bytes) -> None:
+        """Keep bytes beside the taps, under a name that is none of theirs: readers who do not know it pass it over."""
+        self._entries[name] = ("U8", (len(data),), self._end)
+        self._pwrite(data, self._room + self._end)
+        self._end += len(data)
+
     def _write_rows(self, name: str, rows: Array, axis: int, start: int) -> None:
         """The rows of ``axis`` are runs of the file, one for each index of the axes before it."""
         kind, shape, offset = self._entries[name]
@@ -109,7 +116,7 @@ class TraceWriter:
         self._check_room()
         header: dict[str, Any] = {"__metadata__": {KEY: info.to_json()}}
         for name, (kind, shape, offset) in self._entries.items():
-            size = int(np.prod(shape)) * DTYPES[kind].itemsize
+            size = int(np.prod(shape)) * STORED[kind].itemsize
             header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offset, offset + size]}
         text = json.dumps(header, separators=(",", ":")).encode()
         if len(text) + 8 > self._room:

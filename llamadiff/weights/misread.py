@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from llamaref import ModelError, Weights
 from llamaref.weights import block_sizes, decode
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.bugs.quant_blocks import FIELDS, StoredWeight
-from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.registry import known_bugs, reads_blocks
+from llamadiff.diagnose.bugs import quant_scales  # noqa: F401  (registers its misreadings)
+from llamadiff.diagnose.bugs.quant_blocks import FIELDS, MISREADINGS, StoredWeight
 from llamadiff.numerics.orders import order_in_words
 from llamadiff.weights.distance import run_in_words
 from llamadiff.weights.foreign_blocks import Decode, ForeignBlocks, Misreading, Way
@@ -79,17 +77,12 @@ def _known(weights: Weights, name: str, some: ForeignBlocks) -> Iterator[Way]:
     """What diagnosis knows of misread weights, asked of this tensor alone."""
     if some.kind not in FIELDS:
         return
-    case = cast("Case", SimpleNamespace(engine=SimpleNamespace(w=weights)))  # a weight alone has no run
-    for known in known_bugs().values():
-        if not reads_blocks(known):
-            continue
-        for change in known.changes(StoredWeight(name), case):
-            recipe = change.recipe
-            if isinstance(recipe, StoredWeight):
-                yield Misreading(known.name, change.says), _reader(weights, name, some, recipe)
+    for known in MISREADINGS.values():
+        for reading in known.readings(StoredWeight(weights, name)):
+            yield Misreading(known.name, reading.says), _reader(weights, name, some, reading.weight)
 
 
-def _reader(weights: Weights, name: str, some: ForeignBlocks, recipe: StoredWeight) -> Decode:
+def _reader(weights: Weights, name: str, some: ForeignBlocks, read_so: StoredWeight) -> Decode:
     """A changed weight's values, of as many blocks as are asked for."""
     stored = weights.stored(name)
     per_row = stored.shape[-1] // some.blocks.shape[1]
@@ -97,9 +90,9 @@ def _reader(weights: Weights, name: str, some: ForeignBlocks, recipe: StoredWeig
     def read(blocks: Array) -> Array:
         count = len(blocks)
         rows = -(-count // per_row)
-        source = stored if recipe.beside is None else recipe.beside
+        source = stored if read_so.beside is None else read_so.beside
         flat = source.reshape(-1, stored.shape[-1])[:rows]
-        values = recipe.read(flat) if recipe.read is not None else weights.decoded(name, flat)
+        values = read_so.read(flat) if read_so.read is not None else weights.decoded(name, flat)
         return np.asarray(values.reshape(-1, some.got.shape[1])[:count])
 
     return read

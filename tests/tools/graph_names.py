@@ -1,8 +1,8 @@
-"""Which injected bugs llama.cpp's graph names, where the reference engine judges: the list of those that it does not.
+"""Which injected bugs are named, and the list of those that are not.
 
-``graph_names.py [injected|spans|pairs|dumps] [-k TEXT|TEXT] [--kinds F16 Q8_0] [--first] [--taps] [-v]``: a line for
+``graph_names.py [injected|spans|pairs|dumps] [-k TEXT|TEXT] [--kinds F16 Q8_0] [--first] [-v]``: a line for
 each case that is not named as it was injected, then how many were run and named, by bug. ``--first``: each bug in its
-first model alone. ``--taps``: the bugs of taps, for comparison.
+first model alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> int:
             path = Path(folder) / f"{name}.{kind}.gguf"
             return path if path.exists() else write_model(path, kind=kind, **OPTIONS[name])
 
-        explained = Explained(small_model, asked.taps)
+        explained = Explained(small_model)
         for name, cause, trouble_of in _wanted(asked):
             started = time.perf_counter()
             try:
@@ -82,7 +82,6 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("-k", default="")
     parser.add_argument("--kinds", nargs="*", default=("F16", "Q8_0"))
     parser.add_argument("--first", action="store_true")
-    parser.add_argument("--taps", action="store_true")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("-v", action="store_true")
     return parser.parse_args()

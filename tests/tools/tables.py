@@ -20,7 +20,7 @@ def taps() -> Iterator[str]:
 
 def bugs() -> Iterator[str]:
     """Every known bug, the likeliest first."""
-    heads = ("bug", "what it is", "what to do", "shows at", "in a graph at", "known from")
+    heads = ("bug", "what it is", "what to do", "shows at", "known from")
     return _table(heads, map(_bug_row, known_bugs().values()))
 
 
@@ -46,8 +46,7 @@ def _tap_row(kind: Kind) -> tuple[str, ...]:
 
 def _bug_row(bug: Bug) -> tuple[str, ...]:
     name = f"`{bug.name}`" + (" (noise)" if bug.harmless else "")
-    at = "" if bug.words == bug.ops else _few(bug.words)
-    return name, bug.about, bug.fix, at, _few(bug.ops), bug.source
+    return name, bug.about, bug.fix, _few(bug.ops), bug.source
 
 
 def _codes(words: Iterable[str]) -> list[str]:

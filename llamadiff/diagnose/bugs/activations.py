@@ -1,111 +1,138 @@
-"""The FFN's activation, and how people get it wrong."""
+"""Activations and gates at nodes of a graph."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from llamaref import ops
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.bugs.norms import Same
-from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.registry import Change, bug, recipe
-from llamadiff.numerics.arithmetic import ROUNDINGS
-from llamadiff.numerics.types import HALVES
+from llamadiff.diagnose.alter import renamed, takes, through, with_float
+from llamadiff.diagnose.bugs.attention import cap_around
+from llamadiff.diagnose.edit import Edit, at_nodes
+from llamadiff.diagnose.site import Site
+from llamadiff.ggml.engine import Alter
+from llamadiff.ggml.op import Op, Operand, function_of
+from llamadiff.ggml.ops.unary import halves
 
-Array = NDArray[Any]
-ACTIVATIONS = ("ffn_swiglu", "ffn_moe_swiglu")
-_ERF = np.vectorize(math.erf, otypes=[np.float64])
-
-
-def gelu(x: Array) -> Array:
-    """x * Phi(x), exact (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
-    wide = x.astype(np.float64)
-    return np.asarray(0.5 * wide * (1 + _ERF(wide / math.sqrt(2))), x.dtype)
-
-
-def gelu_tanh(x: Array) -> Array:
-    """GELU's tanh approximation, section 2 of the same paper."""
-    wide = x.astype(np.float64)
-    return np.asarray(0.5 * wide * (1 + np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))), x.dtype)
-
-
-def gelu_quick(x: Array) -> Array:
-    """x * sigmoid(1.702 x), the same paper's other approximation."""
-    return np.asarray(ops.silu(x * x.dtype.type(1.702)) / x.dtype.type(1.702))
-
-
-def relu(x: Array) -> Array:
-    """max(x, 0)."""
-    return np.asarray(np.maximum(x, x.dtype.type(0)))
-
-
-def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x))."""
-    return np.asarray(1 / (1 + np.exp(-x.astype(np.float64))), x.dtype)
-
-
-@dataclass(frozen=True)
-class Gated:
-    """activation(gate) combined with up: both [b, token, ff] (experts: [b, token, used, ff])."""
-
-    gate: Array
-    up: Array
-    activation: Callable[[Array], Array] = ops.silu
-    combine: Callable[[Array, Array], Array] = np.multiply
-
-    def compute(self, case: Case) -> Array:
-        return self.combine(self.activation(self.gate), self.up)
-
-
-@recipe(*ACTIVATIONS)
-def swiglu(case: Case) -> Gated:
-    """silu(gate) * up."""
-    moe = "moe_" if case.tap.kind.word == "ffn_moe_swiglu" else ""
-    return Gated(case[f"ffn_{moe}gate"], case[f"ffn_{moe}up"])
-
-
-_OTHERS: dict[str, Callable[[Array], Array]] = {
-    "exact GELU": gelu, "GELU's tanh approximation": gelu_tanh, "quick GELU": gelu_quick, "ReLU": relu,
-    "sigmoid": sigmoid, "tanh": np.tanh,
+UNARY = ("SILU", "GELU", "GELU_ERF", "GELU_QUICK", "RELU", "SIGMOID", "TANH", "SOFTPLUS", "EXP", "SQR")
+GLU = ("SWIGLU", "GEGLU", "REGLU", "GEGLU_ERF", "GEGLU_QUICK")
+CLAMPED = ("SWIGLU_OAI", "SWIGLU_CLAMP")
+ACTIVATION = {
+    "SWIGLU": "SILU", "GEGLU": "GELU", "REGLU": "RELU", "GEGLU_ERF": "GELU_ERF", "GEGLU_QUICK": "GELU_QUICK"
+}  # fmt: skip
+NAMES = {
+    "SILU": "SiLU", "GELU": "GELU (tanh)", "GELU_ERF": "GELU (erf)", "GELU_QUICK": "quick GELU", "RELU": "ReLU",
+    "SIGMOID": "sigmoid", "TANH": "tanh", "SOFTPLUS": "softplus", "EXP": "exp", "SQR": "a square", "SWIGLU": "SiLU",
+    "GEGLU": "GELU (tanh)", "REGLU": "ReLU", "GEGLU_ERF": "GELU (erf)", "GEGLU_QUICK": "quick GELU",
+    "SWIGLU_OAI": "the clamped SwiGLU", "SWIGLU_CLAMP": "the clamped SwiGLU",
 }  # fmt: skip
 
 
-@bug(*ACTIVATIONS, fix="use SiLU: x * sigmoid(x)", source="aprender#2096")
-def activation_other(r: Gated, case: Case) -> Iterator[Change]:
+def _applied(name: str, x: Any) -> Any:
+    function = function_of(name)
+    assert function is not None
+    return function(Op(name, x.shape[-4:], "f32", b"\0" * 64, (Operand(x),), exact=True))
+
+
+@at_nodes(*UNARY, fix="use SiLU: x * sigmoid(x)", source="aprender#2096")
+def activation_other(site: Site) -> Iterator[Edit]:
     """Another activation: GELU (exact, tanh, quick), ReLU, sigmoid or tanh for SiLU."""
-    for name, function in _OTHERS.items():
-        yield Change(replace(r, activation=function), f"uses {name}; this model has SiLU", name)
+    own = site.node.op
+    for name in UNARY:
+        if own not in (name, "SQR"):
+            yield Edit(renamed(name), f"takes {NAMES[name]}; this model takes {NAMES[own]}", name)
+    if own == "SQR":
+        below = site.source(0)
+        if below is not None and below.op == "RELU":
+            yield Edit(through, "takes ReLU; this model takes its square", "RELU")
+    elif own != "RELU":
+        yield Edit(
+            takes(lambda n: np.maximum(n.x(), 0) ** 2), f"takes ReLU's square; this model takes {NAMES[own]}", "2"
+        )
 
 
-@bug(*ACTIVATIONS, fix="apply SiLU to gate")
-def activation_missing(r: Gated, case: Case) -> Iterator[Change]:
+@at_nodes(*GLU, *CLAMPED, of="activation-other")
+def other_gate(site: Site) -> Iterator[Edit]:
+    """Another function of the gate."""
+    own = site.node.op
+    for name in GLU:
+        if name != own:
+            yield Edit(renamed(name), f"takes {NAMES[name]} of the gate; this model takes {NAMES[own]}", name)
+    for name in ("SIGMOID", "TANH"):
+        says = f"takes {NAMES[name]} of the gate; this model takes {NAMES[own]}"
+        yield Edit(_gated_by(name), says, name)
+    says = f"takes ReLU's square of the gate; this model takes {NAMES[own]}"
+    yield Edit(_gated(lambda x, y: np.maximum(x, 0) ** 2 * y), says, "2")
+    if own == "SWIGLU_OAI":
+        yield Edit(with_float(p3=1e30), "does not clamp gate and up", "unclamped")
+        yield Edit(with_float(p2=1.0), "takes SiLU without its factor alpha", "alpha")
+        without = _gated(lambda x, y: _oai(site, x, y) / (np.clip(y, -_limit(site), _limit(site)) + 1) * y)
+        yield Edit(without, "does not add 1 to up", "plus one")
+
+
+def _limit(site: Site) -> float:
+    return float(site.floats[3])
+
+
+def _oai(site: Site, x: Any, y: Any) -> Any:
+    function = function_of("SWIGLU_OAI")
+    assert function is not None
+    return function(Op("SWIGLU_OAI", x.shape[-4:], "f32", site.node.params, (Operand(x), Operand(y)), exact=True))
+
+
+def _gated_by(name: str) -> Alter:
+    return _gated(lambda x, y: _applied(name, x) * y)
+
+
+def gated_by(op: str, change: Callable[[Any], Any]) -> Alter:
+    """A gated op whose activated gate is changed before up multiplies it."""
+    return _gated(lambda x, y: change(_applied(ACTIVATION.get(op, "SILU"), x)) * y)
+
+
+def _gated(value: Callable[[Any, Any], Any]) -> Alter:
+    return takes(lambda n: value(*halves(n)))
+
+
+@at_nodes(*UNARY, fix="apply SiLU to gate")
+def activation_missing(site: Site) -> Iterator[Edit]:
     """There is no activation: gate * up."""
-    yield Change(replace(r, activation=np.positive), "multiplies gate and up without an activation")
+    if site.node.op == "TANH" and cap_around(site) is not None:
+        return
+    yield Edit(through, f"leaves out {NAMES[site.node.op]}")
 
 
-@bug(*ACTIVATIONS, fix="apply SiLU to gate, and multiply by up")
-def activation_of_up(r: Gated, case: Case) -> Iterator[Change]:
+@at_nodes(*GLU, *CLAMPED, of="activation-missing")
+def missing_gate(site: Site) -> Iterator[Edit]:
+    """gate * up."""
+    yield Edit(_gated(lambda x, y: x * y), f"leaves out {NAMES[site.node.op]}: gate * up")
+
+
+@at_nodes(*GLU, *CLAMPED, fix="apply SiLU to gate, and multiply by up")
+def activation_of_up(site: Site) -> Iterator[Edit]:
     """The activation is applied to up instead of gate, or to their product."""
-    yield Change(replace(r, gate=r.up, up=r.gate), "applies SiLU to up instead of gate", "up")
-    yield Change(Same(ops.silu(r.gate * r.up)), "applies SiLU to the product of gate and up", "product")
+
+    def swapped(n: Op) -> Op:
+        x, y = halves(n)
+        return replace(n, sources=(Operand(y), Operand(x), *n.sources[2:]))
+
+    yield Edit(swapped, "applies the activation to up, and multiplies by the gate", "up")
+    name = ACTIVATION.get(site.node.op, "SILU")
+    yield Edit(_gated(lambda x, y: _applied(name, x * y)), "applies the activation to gate * up", "product")
 
 
-@bug(*ACTIVATIONS, fix="multiply silu(gate) by up")
-def up_missing(r: Gated, case: Case) -> Iterator[Change]:
+@at_nodes(*GLU, *CLAMPED, fix="multiply silu(gate) by up")
+def up_missing(site: Site) -> Iterator[Edit]:
     """One of the two factors is missing, or they are added."""
-    yield Change(Same(ops.silu(r.gate)), "is not multiplied by up", "up")
-    yield Change(Same(r.up), "is up alone: silu(gate) is missing", "gate")
-    yield Change(replace(r, combine=np.add), "adds up instead of multiplying by it", "add")
+    name = ACTIVATION.get(site.node.op, "SILU")
+    yield Edit(_gated(lambda x, y: _applied(name, x)), "leaves out up: the activated gate goes on alone", "gate")
+    yield Edit(_gated(lambda x, y: y), "leaves out the gate: up goes on alone", "up")
+    yield Edit(_gated(lambda x, y: _applied(name, x) + y), "adds activated gate and up", "sum")
 
 
-@bug(*ACTIVATIONS, harmless=True, fix="nothing: 16 bits round this much")
-def activation_rounded(r: Gated, case: Case) -> Iterator[Change]:
-    """The activation is rounded to 16 bits before up multiplies it."""
-    for kind in HALVES:
-        rounded = Same(ROUNDINGS[kind](r.activation(r.gate)) * r.up)
-        yield Change(rounded, f"rounds its activation to {kind} before up multiplies it", kind)
+@at_nodes("CLAMP", fix="clamp the values")
+def clamp_missing(site: Site) -> Iterator[Edit]:
+    """Values that the model clamps are not clamped."""
+    low, high = (float(value) for value in site.floats[:2])
+    yield Edit(through, f"does not clamp values to {low:.4g} and {high:.4g}")

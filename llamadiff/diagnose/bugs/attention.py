@@ -1,197 +1,190 @@
-"""Attention's scores and weighted sums, and how people get them wrong."""
+"""Attention at nodes of a graph: scores, heads, merging; softcaps wherever they are."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
-from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.bugs.norms import Norm, Same, norm
-from llamadiff.diagnose.bugs.rope import Rotation, rope_on
-from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.registry import Change, bug, recipe
-from llamadiff.diagnose.solve import solve
-from llamadiff.diagnose.sought import FACTOR
+from llamadiff.diagnose.alter import after, instead, takes, through, times, with_float, with_source
+from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.site import Site
+from llamadiff.diagnose.sought import FACTOR, Sought
+from llamadiff.ggml.graph import GraphNode
+from llamadiff.ggml.op import Op
 
 Array = NDArray[Any]
-BOTH = ("kq", "kqv_out")
-PUT_IN = {"k": "Kcur_rope", "v": "Vcur_proj"}  # what goes into the cache
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Scores of ``q`` [b, t, head, dim] and K ``rows`` [b, s, kv_head, dim]; head h reads K head ``reads[h]``."""
-
-    q: Array
-    rows: Array
-    reads: Array
-    factor: float = 1.0
-
-    def compute(self, case: Case) -> Array:
-        q, k = case.carrier.operands("cache_k", self.q, self.rows[:, :, self.reads])
-        return np.asarray(ops.attention_scores(q, k) * self.q.dtype.type(self.factor))
+def cap_around(site: Site) -> tuple[Any, Any] | None:
+    """The scalings before and after a tanh that caps; None if it is another one."""
+    below = site.source(0)
+    above = next((user for user in site.users() if user.op == "SCALE"), None)
+    return (below, above) if below is not None and below.op == "SCALE" and site.own(below) and above else None
 
 
-@dataclass(frozen=True)
-class Values:
-    """Sums of V ``rows`` [b, s, kv_head, dim] by ``probs`` [b, head, t, s]; head h reads V head ``reads[h]``."""
-
-    probs: Array
-    rows: Array
-    reads: Array
-    order: str = "token head dim"
-
-    def compute(self, case: Case) -> Array:
-        probs, v = case.carrier.operands("cache_v", self.probs, self.rows[:, :, self.reads])
-        merged = ops.attention_values(probs, v)  # [b, t, head*dim]
-        b, t, h = len(merged), merged.shape[1], probs.shape[1]
-        heads = merged.reshape(b, t, h, -1)
-        if self.order == "head token dim":
-            heads = heads.transpose(0, 2, 1, 3)
-        elif self.order == "token dim head":
-            heads = heads.transpose(0, 1, 3, 2)
-        return np.ascontiguousarray(heads).reshape(b, t, -1)
-
-
-@recipe("kq")
-def scores(case: Case) -> Scores:
-    """Q against the cache's K."""
-    return Scores(case["Qcur_rope"], _cached(case, "k"), _groups(case))
-
-
-@recipe("kqv_out")
-def values(case: Case) -> Values:
-    """Probabilities against the cache's V."""
-    return Values(case["kq_soft_max"], _cached(case, "v"), _groups(case))
-
-
-@recipe("kv_k", "kv_v")
-def cache(case: Case) -> Same:
-    """Rows as they were put in."""
-    side = case.tap.kind.word[-1]
-    return Same(as_cached(case, side, case[PUT_IN[side]]))
-
-
-def _groups(case: Case) -> Array:
-    c = case.config
-    return np.arange(c.n_head) // (c.n_head // c.n_head_kv)
-
-
-def _cached(case: Case, side: str) -> Array:
-    """The cache's rows [b, s, kv_head, dim]: recorded, or what was put in."""
-    try:
-        return case[f"kv_{side}"]
-    except NotRecordedError:
-        return as_cached(case, side, case[PUT_IN[side]])
-
-
-def as_cached(case: Case, side: str, x: Array) -> Array:
-    """K or V [b, s, kv_head * dim] as the cache has it: [b, s, kv_head, dim]."""
-    return case.carrier.stored(f"cache_{side}", x.reshape(*x.shape[:2], case.config.n_head_kv, -1))
-
-
-def _reads(r: Scores | Values, case: Case) -> Iterator[tuple[Array, str]]:
-    heads, kv = np.arange(case.config.n_head), case.config.n_head_kv
-    group = case.config.n_head // kv
-    if kv > 1 and group > 1:
-        yield heads % kv, f"lets head h read KV head h % {kv}; this model's head h reads h // {group}"
-    if kv > 1:
-        yield kv - 1 - heads // group, f"reads the {kv} KV heads in reverse order"
-        yield np.zeros_like(heads), f"reads KV head 0 for every head; there are {kv}"
-    if kv > 2:
-        yield np.roll(heads // group, group), "reads the KV head before the right one"
-
-
-@bug(*BOTH, fix="repeat each KV head n_head / n_head_kv times; do not tile them", source="ONNXim#34, jax-js#180")
-def heads_tiled(r: Scores | Values, case: Case) -> Iterator[Change]:
-    """Grouped-query heads are tiled (h % n_kv) instead of repeated (h // group), reversed or mixed up."""
-    for reads, says in _reads(r, case):
-        yield Change(replace(r, reads=reads), says, says)
-
-
-@bug("kq", fix="take the scores of Q and K after RoPE, of both")
-def scores_before_rope(r: Scores, case: Case) -> Iterator[Change]:
-    """Scores are taken of Q, or of Q and K, as they were before RoPE."""
-    shape_q, shape_k = r.q.shape, (*r.rows.shape[:2], case.config.n_head_kv, -1)
-    normed = f"Qcur_normed-{case.tap.layer}" in case.run.shapes
-    q = case["Qcur_normed" if normed else "Qcur_proj"]
-    k = case["Kcur_normed" if normed else "Kcur_proj"]
-    q, k = q.reshape(len(q), *shape_q[1:]), k.reshape(len(k), *shape_k[1:])
-    yield Change(replace(r, q=q, rows=k), "takes Q and K from before RoPE", "both")
-    yield Change(replace(r, q=q), "takes Q from before RoPE", "q")
-
-
-@bug(
-    "Qcur_normed",
-    "Kcur_normed",
-    "Qcur_rope",
-    "Kcur_rope",
-    "kq",
-    fix="normalise Q and K before RoPE",
-    source="quant.cpp#82, SharpMind#39",
-)
-def qk_norm_after_rope(r: Norm | Rotation | Scores, case: Case) -> Iterator[Change]:
-    """Q and K are normalised after RoPE; the model does it before."""
-    says = "normalises Q and K after RoPE; this model normalises before"
-    side = case.tap.kind.word[0]
-    if f"Qcur_normed-{case.tap.layer}" not in case.run.shapes:
+@at_nodes("TANH", fix="take cap * tanh(x / cap)")
+def softcap_missing(site: Site) -> Iterator[Edit]:
+    """A softcap (cap * tanh(x / cap)) of attention scores or logits is left out, or one of its three steps is."""
+    around = cap_around(site)
+    if around is None or not site.own(around[1]):
         return
-    if isinstance(r, Norm):
-        yield Change(replace(r, x=rope_on(case, r.x).compute(case)), says)
-    elif isinstance(r, Rotation):
-        yield Change(replace(r, x=case[f"{side}cur_proj"].reshape(r.x.shape)), says)
-    else:
-        norms = [norm(case.of(f"{which}cur_normed-{case.tap.layer}")) for which in "QK"]
-        yield Change(_normed_scores(r, norms, case), says)
-        bare = [replace(n, weight=np.ones_like(n.weight)) for n in norms]
-        yield Change(_normed_scores(r, bare, case), f"{says}, and without a weight", "bare")
+    below, above = around
+    cap = float(site.at(above).floats[0])
+    yield Edit(through, f"leaves out the softcap of {cap:.4g}", "all", {below.number: through, above.number: through})
+    yield Edit(
+        lambda n: n, f"does not multiply by the softcap ({cap:.4g}) after tanh", "after", {above.number: through}
+    )
+    yield Edit(
+        lambda n: n, f"does not divide by the softcap ({cap:.4g}) before tanh", "before", {below.number: through}
+    )
 
 
-def _normed_scores(r: Scores, norms: Sequence[Norm], case: Case) -> Scores:
-    q, k = norms
-    return replace(r, q=replace(q, x=r.q).compute(case), rows=replace(k, x=r.rows).compute(case))
+@at_nodes("TANH", general=True, fix="read the softcap from the file")
+def softcap_other(site: Site) -> Iterator[Constant]:
+    """A softcap is another than the file's."""
+    around = cap_around(site)
+    if around is None or not site.own(around[1]):
+        return
+    below, above = around
+    own, scale_before = float(site.at(above).floats[0]), float(site.at(below).floats[0])
+
+    def more(cap: float) -> Any:
+        return {below.number: with_float(p0=scale_before * own / cap), above.number: with_float(p0=cap)}
+
+    sought = Sought(own / 100, own * 100, lambda cap, own: f"caps at {cap:.4g}; the file says {own:.4g}")
+    yield Constant(lambda cap: lambda n: n, sought, own, (20.0, 30.0, 50.0), more=more)
 
 
-@bug("kq", fix="leave Q and K as they are after RoPE: this model does not normalise them")
-def qk_norm_applied(r: Scores, case: Case) -> Iterator[Change]:
-    """Q and K are normalised, without a weight, in a model that does not do so."""
-    if f"Qcur_normed-{case.tap.layer}" not in case.run.shapes:
-        ones = np.ones(case.config.head_k, r.q.dtype)
-        bare = Norm(r.q, ones, None, case.config.rms_eps or case.config.norm_eps, False)
-        yield Change(_normed_scores(r, (bare, bare), case), "takes Q and K that were normalised, without a weight")
-
-
-def scale_in_words(value: float, case: Case) -> str:
-    """A scale with the formula that gives it."""
-    c = case.config
-    names = {
-        1.0: "1 (no scale)", 1 / c.head_k: "1/d, the scale twice", 1 / math.sqrt(c.head_k): "1/sqrt(d)",
-        1 / math.sqrt(c.n_embd): "1/sqrt(d_model)", 1 / math.sqrt(c.n_embd / c.n_head_kv): "1/sqrt(d_model / kv heads)",
-        math.sqrt(c.head_k): "sqrt(d)", 1 / c.n_embd: "1/d_model",
-    }  # fmt: skip
-    words = next((name for known, name in names.items() if math.isclose(known, value, rel_tol=1e-5)), None)
-    return words if words is not None else f"{value:.5g}"
-
-
-@bug("kq", general=True, fix="dump raw scores, and see that the scale is applied once", source="llama.cpp#13951")
-def scores_scaled(r: Scores, case: Case) -> Iterator[Change]:
-    """The scale is in the scores already."""
-    d = case.config.head_k
-    for value in solve(case, lambda f: replace(r, factor=f), FACTOR, (1 / math.sqrt(d), 1 / d, math.sqrt(d))):
-        yield Change(
-            replace(r, factor=value), f"is multiplied by {scale_in_words(value, case)} before the softmax", value=value
+@at_nodes(
+    "MUL_MAT",
+    fix="repeat each KV head n_head / n_head_kv times; do not tile them",
+    source="ONNXim#34, jax-js#180",
+)
+def heads_tiled(site: Site) -> Iterator[Edit]:
+    """Grouped-query heads are tiled (h % n_kv) instead of repeated (h // group), reversed or mixed up."""
+    kv = site.shape(0)[-3]
+    heads = site.node.shape[-3]
+    if site.weight(0) or kv == 1 or site.shape(1)[-3] != heads:
+        return
+    group = heads // kv
+    if group > 1:
+        says = f"reads KV head h % {kv} for query head h; this model reads h // {group}"
+        yield Edit(with_source(0, lambda n: np.tile(n.x(), (*[1] * (n.x().ndim - 3), group, 1, 1))), says, "tiled")
+    yield Edit(with_source(0, lambda n: n.x()[..., ::-1, :, :]), "reads KV heads in reverse", "reversed")
+    yield Edit(with_source(0, lambda n: n.x()[..., :1, :, :]), "reads the first KV head for every query head", "first")
+    if kv > 2:
+        yield Edit(
+            with_source(0, lambda n: np.roll(n.x(), 1, axis=-3)), "reads the KV head before the right one", "roll"
         )
 
 
-@bug("kqv_out", fix="put tokens before heads, [token, head, dim], before heads are merged")
-def heads_merged_wrong(r: Values, case: Case) -> Iterator[Change]:
+@at_nodes(
+    "MUL_MAT",
+    fix="dump raw scores, and see that the scale is applied once",
+    source="llama.cpp#13951",
+    general=True,
+)
+def scores_scaled(site: Site) -> Iterator[Constant]:
+    """The scale is in the scores already."""
+    if not site.weight(0):
+        width = site.shape(1)[-1]
+        familiar = (1 / math.sqrt(width), 1 / width, math.sqrt(width))
+        yield Constant(lambda value: times(1, value), FACTOR, 1.0, familiar, linear=True)
+
+
+@at_nodes("CONT", fix="put tokens before heads, [token, head, dim], before heads are merged")
+def heads_merged_wrong(site: Site) -> Iterator[Edit]:
     """Heads are merged in the wrong order: a transpose is missing, or one too many."""
-    yield Change(replace(r, order="head token dim"), "merges [head, token, dim] without transposing", "head token")
-    yield Change(
-        replace(r, order="token dim head"), "puts the values of a head apart: [dim, head] for [head, dim]", "dim head"
+    below = site.source(0)
+    if below is not None and below.op == "MUL_MAT" and site.direct(0) == "PERMUTE":
+        says = "merges heads without the transpose: [head, token, dim] read as [token, head * dim]"
+        yield Edit(takes(lambda n: np.ascontiguousarray(n.x().swapaxes(-3, -2))), says)
+        says = "puts the values of a head apart: [dim, head] for [head, dim]"
+        yield Edit(takes(lambda n: np.ascontiguousarray(n.x().swapaxes(-2, -1))), says, "dim head")
+
+
+def _scores(site: Site) -> tuple[GraphNode, GraphNode] | None:
+    """What makes Q and K of a product of raw scores: the last nodes before it that are no views; None of other ones."""
+    if site.weight(0) or not (site.node.label or "").startswith("kq-"):
+        return None
+    q, k = site.source(1), site.writer(site.engine.read_from(site.node))
+    return None if q is None or k is None else (q, k)
+
+
+def _as_read(site: Site, side: str, x: Array) -> Array:
+    """Rows of Q or K [b, 1, token, head, dim] as a product of scores reads them: heads first, K with empty slots."""
+    if side == "q":
+        return x.swapaxes(-3, -2)
+    kept = site.case.carrier.stored("cache_k", x.reshape(len(x), x.shape[-3], -1))
+    rows = kept.reshape(len(kept), *x.shape[1:]).swapaxes(-3, -2)
+    out = np.zeros((*rows.shape[:-2], site.shape(0)[-2], x.shape[-1]), x.dtype)
+    out[..., : rows.shape[-2], :] = rows
+    return out
+
+
+@at_nodes("MUL_MAT", fix="take the scores of Q and K after RoPE, of both")
+def scores_before_rope(site: Site) -> Iterator[Edit]:
+    """Scores are taken of Q, or of Q and K, as they were before RoPE."""
+    made = _scores(site)
+    if made is None or any(node.op != "ROPE" for node in made):
+        return
+    unrotated = []
+    for node in made:
+        below = site.at(node).source(0)
+        if below is None or not below.label:
+            return
+        unrotated.append(site.case.values(below.label).reshape(-1, *node.shape))
+    q, k = (_as_read(site, side, x) for side, x in zip("qk", unrotated, strict=True))
+    yield Edit(after(instead(1, q), instead(0, k)), "takes Q and K from before RoPE", "both")
+    yield Edit(instead(1, q), "takes Q from before RoPE", "q")
+
+
+@at_nodes("MUL_MAT", fix="normalise Q and K before RoPE", source="quant.cpp#82, SharpMind#39")
+def qk_norm_after_rope(site: Site) -> Iterator[Edit]:
+    """Q and K are normalised after RoPE; the model does it before."""
+    says = "normalises Q and K after RoPE; this model normalises before"
+    yield from _normed(site, says, all)
+
+
+@at_nodes("MUL_MAT", fix="leave Q and K as they are after RoPE: this model does not normalise them")
+def qk_norm_applied(site: Site) -> Iterator[Edit]:
+    """Q and K are normalised, without a weight, in a model that does not do so."""
+    says = "takes Q and K that were normalised, without a weight"
+    yield from _normed(site, says, lambda weights: not any(weights))
+
+
+def _normed(site: Site, says: str, asked: Callable[[list[str]], bool]) -> Iterator[Edit]:
+    """Scores of Q and K after RMSNorm: by the weights that theirs have, or by none."""
+    made = _scores(site)
+    if made is None:
+        return
+    weights = [_norm_weight(site, node) for node in made]
+    if not asked(weights):
+        return
+    eps = next(
+        (float(np.frombuffer(n.params, np.float32)[0]) for n in site.engine.graph.nodes if n.op == "RMS_NORM"), 0
     )
+
+    def values(bare: bool, n: Op) -> Op:
+        for place, weight in ((1, weights[0]), (0, weights[1])):
+            x = n.x(place).astype(np.float64)
+            x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+            x = np.asarray(x if bare or not weight else x * site.vector(weight), np.float32)
+            n = instead(place, x)(n)
+        return n
+
+    if any(weights):
+        yield Edit(partial(values, False), says)
+    yield Edit(partial(values, True), says if not any(weights) else f"{says}, and without a weight", "bare")
+
+
+def _norm_weight(site: Site, node: GraphNode) -> str:
+    """The weight of the norm that Q or K went through before its rotation; empty if there is none."""
+    below = site.at(node).source(0) if node.op == "ROPE" else node
+    above = site.at(below).source(0) if below is not None and below.op == "MUL" else None
+    return site.at(below).weight(1) if below is not None and above is not None and above.op == "RMS_NORM" else ""

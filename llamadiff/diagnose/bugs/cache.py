@@ -1,218 +1,373 @@
-"""The KV cache at taps: what its faults make of scores, of sums, of what is seen, and of the rows themselves."""
+"""The KV cache at nodes of a graph: its faults where products read it, where the softmax sees it, where rows lie."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.diagnose import cache_faults
-from llamadiff.diagnose.bugs.attention import BOTH, PUT_IN, Scores, Values, as_cached
-from llamadiff.diagnose.bugs.embedding import Lookup
-from llamadiff.diagnose.bugs.norms import Same
-from llamadiff.diagnose.bugs.rope import rope_on
-from llamadiff.diagnose.bugs.softmax import Softmax
-from llamadiff.diagnose.cache_faults import Fault, States, several, unread
-from llamadiff.diagnose.case import Case, NotRecordedError, Recording
-from llamadiff.diagnose.registry import Change, Recipe, bug
+from llamadiff.diagnose.alter import gives, with_source
+from llamadiff.diagnose.cache_faults import Fault, Faults, States, several, unread
+from llamadiff.diagnose.case import NotRecordedError, Recording
+from llamadiff.diagnose.edit import Edit, Edits, at_nodes, ways_to_have
+from llamadiff.diagnose.registry import Bug, define
+from llamadiff.diagnose.site import Site
+from llamadiff.diagnose.subgraph import as_rows, from_rows
+from llamadiff.ggml.engine import Alter
+from llamadiff.ggml.graph import GraphNode
+from llamadiff.ggml.op import Op
 from llamadiff.numerics.arithmetic import ROUNDINGS, fits_blocks
 from llamadiff.numerics.types import CACHE_TYPES
 
 Array = NDArray[Any]
-KEPT, SEEN = ("kv_k", "kv_v"), ("kq_soft_max",)
+K, V = "cache_k", "cache_v"
+BOTH = f"{K} {V}"
+
+
+def _side(site: Site) -> str:
+    """The cache that a product reads; empty for a product that reads none."""
+    return site.engine.read_from(site.node) if site.node.op == "MUL_MAT" and not site.weight(0) else ""
 
 
 @dataclass(frozen=True)
-class Read:
-    """An attention op on a cache that each batch reads in a state of its own; slots that are not read give zero."""
+class NodeLayer:
+    """A cache_faults.Kept: the layer of a product that reads a cache (``side``), or of the view that it reads."""
 
-    op: Scores | Values
-    states: States
-
-    def compute(self, case: Case) -> Array:
-        batches = zip(case.run.batches, self.states(self.op.rows), strict=True)
-        if isinstance(self.op, Scores):
-            return np.concatenate([self._scores(case, *batch, rows) for batch, rows in batches], axis=2)
-        return np.concatenate([self._mixed(case, *batch, rows) for batch, rows in batches], axis=1)
-
-    def _scores(self, case: Case, start: int, stop: int, rows: Array) -> Array:
-        assert isinstance(self.op, Scores)
-        scores = replace(self.op, q=self.op.q[:, start:stop], rows=rows).compute(case)
-        return np.pad(scores, ((0, 0), (0, 0), (0, 0), (0, len(case.run.tokens) - rows.shape[1])))
-
-    def _mixed(self, case: Case, start: int, stop: int, rows: Array) -> Array:
-        assert isinstance(self.op, Values)
-        return replace(self.op, probs=self.op.probs[:, :, start:stop, : rows.shape[1]], rows=rows).compute(case)
-
-
-def _faulty(r: Any, case: Case, faults: Iterable[Fault]) -> Iterator[Change]:
-    """What caches with a fault make of a tap: scores, sums, which keys are seen, or the rows themselves."""
-    for fault in faults:
-        says, variant, value = fault.says, fault.variant, fault.value
-        if isinstance(r, Softmax):
-            hidden = unread(fault.states, case.run)
-            if hidden.any():
-                yield Change(replace(r, hidden=r.hidden | hidden), says, variant, value)
-        elif isinstance(r, Same):
-            rows = _put_in(case, case.layer)
-            *_, last = fault.states(rows)
-            yield Change(Same(_padded(last, rows.shape[1])), says, variant, value)
-        elif _agrees(fault.states, case):
-            yield Change(Read(replace(r, rows=_put_in(case, case.layer)), fault.states), says, variant, value)
-
-
-def _agrees(states: States, case: Case) -> bool:
-    """Whether no probability that was recorded belongs to a slot that is not read."""
-    hidden = unread(states, case.run)
-    if not hidden.any():
-        return True
-    try:
-        return not bool(np.asarray(case["kq_soft_max"])[..., hidden].any())
-    except NotRecordedError:
-        return True
-
-
-def _put_in(case: Case, layer: int) -> Array:
-    """The rows that go into the cache, of this layer or another one: [b, s, kv_head, dim]."""
-    side = "k" if case.tap.kind.word in ("kq", "kv_k") else "v"
-    return as_cached(case, side, case.values(f"{PUT_IN[side]}-{layer}"))
-
-
-def _padded(rows: Array, count: int) -> Array:
-    return np.pad(rows, ((0, 0), (0, count - rows.shape[1]), (0, 0), (0, 0)))
-
-
-@dataclass(frozen=True)
-class TapLayer:
-    """A cache_faults.Kept: the layer of a tap."""
-
-    case: Case
-    recipe: Recipe
+    site: Site
+    side: str
 
     @property
     def run(self) -> Recording:
-        return self.case.run
+        return self.site.case.run
 
     @property
     def layer(self) -> int:
-        return self.case.layer
+        assert self.site.layer is not None
+        return self.site.layer
+
+    @property
+    def _writer(self) -> GraphNode:
+        """The named node whose rows are put into the cache."""
+        found = self.site.writer(self.side)
+        if found is None or not found.label:
+            raise NotRecordedError(self.side)
+        return found
+
+    def _rows(self, label: str) -> Array:
+        """A named node's values of a layer as rows of the cache: [b, s, kv_head, dim]."""
+        view = self.site.engine.graph.kept[f"kv_{self.side[-1]}-{self.layer}"]
+        heads, tokens = view.shape[-2], len(self.run.tokens)
+        x = self.site.case.values(label)
+        kept = self.site.case.carrier.stored(self.side, x.reshape(len(x), tokens, -1))
+        return kept.reshape(len(kept), tokens, heads, -1)
 
     def put_in(self, layer: int) -> Array:
-        return _put_in(self.case, layer)
+        label = str(self._writer.label)
+        return self._rows(f"{label.rpartition('-')[0]}-{layer}")
+
+    def _rotation(self) -> GraphNode:
+        if self._writer.op != "ROPE":
+            raise NotRecordedError(K)
+        return self._writer
 
     def rotated(self, rows: Array) -> Array:
-        turned = rope_on(self.case, rows)
-        return replace(turned, positions=turned.positions[: rows.shape[1]]).compute(self.case)
+        whole = np.zeros((len(rows), len(self.run.tokens), *rows.shape[2:]), rows.dtype)
+        whole[:, : rows.shape[1]] = rows
+        return self.site.computed(self._rotation(), whole[:, None])[:, 0, : rows.shape[1]]
 
     def unrotated(self) -> Array:
-        normed = f"Kcur_normed-{self.layer}" in self.run.shapes
-        return as_cached(self.case, "k", self.case["Kcur_normed" if normed else "Kcur_proj"])
+        below = self.site.at(self._rotation()).source(0)
+        if below is None or not below.label:
+            raise NotRecordedError(K)
+        return self._rows(below.label)
 
     def first_wrong(self) -> int | None:
-        if self.case.recorded is None or self.case.tap.kind.word in KEPT:
+        case, sub = self.site.case, self.site.sub
+        if case.recorded is None or sub.is_span(case) or case.tap.name in self.site.engine.graph.kept:
             return None
-        return self.case.first_wrong(self.recipe.compute(self.case))
+        return case.first_wrong(replace(sub, altered={}).compute(case))
 
 
-@bug(*BOTH, *KEPT, fix="write K and V of a token into the slot that attention reads for it", source="tiny-llm#46")
-def cache_row_off(r: Scores | Values | Same, case: Case) -> Iterator[Change]:
-    """The cache's rows are off by one, or stale: a token reads the row of the one before it."""
-    yield from _faulty(r, case, cache_faults.rows_off(TapLayer(case, r)))
+def _read(site: Site, faults: Iterable[Fault]) -> Iterator[Edit]:
+    """A product with what each batch reads of a faulty cache; slots that are not read give zero."""
+    for fault in faults:
+        yield Edit(_reading(site, fault.states), fault.says, fault.key)
 
 
-@bug(*BOTH, *KEPT, *SEEN, fix="write each batch's rows behind those that are kept already")
-def cache_overwritten(r: Scores | Values | Softmax | Same, case: Case) -> Iterator[Change]:
-    """Each batch after the first writes its rows over the same slots."""
-    yield from _faulty(r, case, cache_faults.overwritten(TapLayer(case, r)))
+def _reading(site: Site, states: States) -> Alter:
+    cache = _side(site)
+    unroll, roll = _axes(cache)
+
+    def value(n: Op) -> Array:
+        memory, x, tokens = n.x(), n.x(1), len(site.case.run.tokens)
+        rows = memory.transpose(unroll)[:, 0, :tokens]
+        parts = []
+        for (start, stop), state in zip(site.case.run.batches, states(rows), strict=True):
+            read = np.zeros((len(state), 1, memory.transpose(unroll).shape[2], *state.shape[2:]), memory.dtype)
+            read[:, 0, : state.shape[1]] = state
+            asked = x[..., start:stop, :]
+            if cache == V:  # what a slot that is not read was seen with is lost
+                asked = np.where(np.arange(asked.shape[-1]) < state.shape[1], asked, asked.dtype.type(0))
+            part = _product(site, n, read.transpose(roll), asked, cache)
+            if cache == K:
+                part = np.where(np.arange(part.shape[-1]) < state.shape[1], part, part.dtype.type(0))
+            parts.append(part)
+        return np.concatenate(parts, axis=-2)
+
+    return value
 
 
-@bug(*BOTH, *KEPT, *SEEN, fix="make room for as many rows as there are tokens, or for the context")
-def cache_too_short(r: Scores | Values | Softmax | Same, case: Case) -> Iterator[Change]:
-    """The cache has fewer rows than there are tokens: rows overwrite others, or are dropped."""
-    known = () if case.hint is None else (int(case.hint),)
-    yield from _faulty(r, case, cache_faults.too_short(TapLayer(case, r), known))
+def _lies(site: Site, faults: Faults, *caches: str) -> Iterator[Edit]:
+    """The rows as they lie in a faulty cache in the end, where they were recorded."""
+    node, name = site.node, site.case.tap.name
+    side = f"cache_{name[3]}" if site.engine.graph.kept.get(name) is node else ""
+    if side in caches:
+        for fault in faults(NodeLayer(site, side)):
+            yield Edit(gives(partial(_in_the_end, site, fault.states)), fault.says, fault.key)
 
 
-@bug(*BOTH, *KEPT, "embd", fix="feed every row of a batch once")
-def first_row_fed_twice(r: Scores | Values | Same | Lookup, case: Case) -> Iterator[Change]:
-    """The first row of a batch is fed twice, so that those after it come one late."""
-    if not isinstance(r, Lookup):
-        yield from _faulty(r, case, cache_faults.first_row_twice(TapLayer(case, r)))
-    elif several(case.run):
-        tokens, says = cache_faults.first_token_twice(case.run)
-        yield Change(replace(r, ids=r.ids[tokens]), says)
+def _in_the_end(site: Site, states: States, x: Array) -> Array:
+    name, count = site.case.tap.name, len(site.case.run.tokens)
+    *_, last = states(as_rows(x, name)[:, :count])
+    return from_rows(last, site.node, name)
 
 
-@bug(*BOTH, fix="read the layer's own cache")
-def cache_of_another_layer(r: Scores | Values, case: Case) -> Iterator[Change]:
-    """Rows of another layer are read: the layer's index is wrong, or all layers share one cache."""
-    yield from _faulty(r, case, cache_faults.another_layer(TapLayer(case, r)))
+def _axes(cache: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """From a product's operand [b, 1, kv_head, ...] to rows [b, 1, s, kv_head, dim], and back; V lies transposed."""
+    unroll = (0, 1, 3, 2, 4) if cache == K else (0, 1, 4, 2, 3)
+    return unroll, tuple(int(axis) for axis in np.argsort(unroll))
 
 
-@bug(*BOTH, *SEEN, fix="count a step's own key in before its scores are taken", source="tiny-llm#46")
-def decode_key_unseen(r: Scores | Values | Softmax, case: Case) -> Iterator[Change]:
-    """Decode steps do not see their own key, or see nothing but it."""
-    n, p = case.run.n_prefill, case.run.positions
-    if not several(case.run):
-        return
-    yield from _faulty(r, case, cache_faults.own_key_unseen(TapLayer(case, r)))
-    if isinstance(r, Softmax) and 0 < n < len(p):
-        alone = r.hidden.copy()
-        alone[n:] = p[None, :] != p[n:, None]
-        yield Change(replace(r, hidden=alone), "sees only its own key in decode steps: the cache is lost", "alone")
-        recent = r.hidden.copy()
-        recent[n:, :n] = True
-        yield Change(replace(r, hidden=recent), "does not see the prompt in decode steps", "recent")
+def _product(site: Site, n: Op, memory: Array, x: Array, cache: str) -> Array:
+    first, second = n.sources[:2]
+    assert first is not None
+    assert second is not None
+    shape = (*n.shape[:-2], x.shape[-2], n.shape[-1])
+    changed = replace(n, shape=shape, sources=(replace(first, values=memory), replace(second, values=x)))
+    return site.engine.product(changed, cache, site.case.carrier)
 
 
-@bug("kq", fix="rotate K once: before it is put into the cache, or as it is read")
-def cache_rotated_again(r: Scores, case: Case) -> Iterator[Change]:
-    """K is rotated before it is cached, and again when it is read."""
-    yield from _faulty(r, case, cache_faults.rotated_again(TapLayer(case, r)))
+def _faulty(site: Site, faults: Faults, *caches: str) -> Iterator[Edit]:
+    """The faults of a product that reads one of these caches."""
+    if _side(site) in caches:
+        yield from _read(site, faults(NodeLayer(site, _side(site))))
 
 
-@bug("kq", "kv_k", fix="rotate K before it is put into the cache, or when it is read")
-def cache_before_rope(r: Scores | Same, case: Case) -> Iterator[Change]:
-    """The cache keeps K as it was before RoPE, and nothing rotates it."""
-    faults = cache_faults.before_rotation(TapLayer(case, r))
-    yield from _faulty(r, case, (fault for fault in faults if isinstance(r, Scores) or fault.variant == "all"))
+def _unseen(site: Site, faults: Iterator[Fault]) -> Iterator[Edit]:
+    """A softmax that does not see what a faulty cache does not give."""
+    for fault in faults:
+        hidden = unread(fault.states, site.case.run)
+        if hidden.any():
+            yield Edit(hiding(hidden), fault.says, fault.key)
 
 
-@bug(*BOTH, fix="read the cache in the layout in which it was written: [token, head, dim]")
-def cache_transposed(r: Scores | Values, case: Case) -> Iterator[Change]:
-    """The cache is read in another layout than it was written in: tokens, heads and values of a head in disorder."""
-    yield from _faulty(r, case, cache_faults.transposed(TapLayer(case, r)))
+def hiding(hidden: Array) -> Alter:
+    """The mask with more keys hidden: [query, key]."""
+
+    def change(n: Op) -> Array:
+        mask = np.array(n.x(1))
+        count = len(hidden)
+        mask[..., :count, :count][..., hidden] = -np.inf
+        return mask
+
+    return with_source(1, change)
 
 
 @dataclass(frozen=True)
-class StoredCache:
-    """An attention op on a cache kept in another type."""
+class Seen:
+    """A cache_faults.Kept of what a softmax sees: the run alone."""
 
-    op: Scores | Values
-    kind: str
+    site: Site
 
-    def compute(self, case: Case) -> Array:
-        return replace(self.op, rows=ROUNDINGS[self.kind](self.op.rows)).compute(case)
+    @property
+    def run(self) -> Recording:
+        return self.site.case.run
+
+    @property
+    def layer(self) -> int:
+        assert self.site.layer is not None
+        return self.site.layer
+
+    def put_in(self, layer: int) -> Array:
+        raise NotRecordedError(K)
+
+    def rotated(self, rows: Array) -> Array:
+        raise NotRecordedError(K)
+
+    def unrotated(self) -> Array:
+        raise NotRecordedError(K)
+
+    def first_wrong(self) -> int | None:
+        return NodeLayer(self.site, K).first_wrong()
 
 
-def _types(rows: Array) -> Iterator[str]:
-    """The types of fewer bits that a cache of rows [..., dim] may have."""
-    return (kind for kind in CACHE_TYPES[1:] if fits_blocks(rows.shape[-1], kind))
+def _sees_a_cache(site: Site) -> bool:
+    below = site.source(0)
+    return site.number(1) is not None and below is not None and _side(site.at(below)) == K
 
 
-@bug(*BOTH, harmless=True, fix="nothing: a cache in fewer bits rounds; state it as producer.settings.type_k")
-def cache_rounded(r: Scores | Values, case: Case) -> Iterator[Change]:
-    """K and V are kept in a cache of fewer bits."""
-    side = "K" if isinstance(r, Scores) else "V"
-    for kind in _types(r.rows):
-        yield Change(StoredCache(r, kind), f"reads {side} from a cache of type {kind}", kind)
+@at_nodes("VIEW", fix="rotate K before it is put into the cache, or when it is read")
+def cache_before_rope(site: Site) -> Iterator[Edit]:
+    """The cache keeps K as it was before RoPE, and nothing rotates it."""
+    for edit in _lies(site, cache_faults.before_rotation, K):
+        if edit.variant == "all":
+            yield edit
 
 
-@bug(*KEPT, harmless=True, fix="nothing: a cache in fewer bits rounds this much")
-def cache_rows_rounded(r: Same, case: Case) -> Iterator[Change]:
+@dataclass(frozen=True)
+class _Read:
+    """A bug of rows that a product reads from these ``caches``: what is wrong with them, and what to do about it.
+
+    ``lies``: it shows in the rows that lie in the cache too; ``unseen``: what is not there is hidden from the softmax.
+    Without a ``fix``, it is one more way to have a bug that is defined elsewhere.
+    """
+
+    name: str
+    faults: Faults
+    caches: str
+    lies: bool = False
+    unseen: bool = False
+    about: str = ""
+    fix: str = ""
+    source: str = ""
+
+
+READ = (
+    _Read(
+        "cache-row-off",
+        cache_faults.rows_off,
+        BOTH,
+        lies=True,
+        about="The cache's rows are off by one, or stale: a token reads the row of the one before it.",
+        fix="write K and V of a token into the slot that attention reads for it",
+        source="tiny-llm#46",
+    ),
+    _Read(
+        "cache-overwritten",
+        cache_faults.overwritten,
+        BOTH,
+        lies=True,
+        unseen=True,
+        about="Each batch after the first writes its rows over the same slots.",
+        fix="write each batch's rows behind those that are kept already",
+    ),
+    _Read(
+        "cache-too-short",
+        cache_faults.too_short,
+        BOTH,
+        lies=True,
+        unseen=True,
+        about="The cache has fewer rows than there are tokens: rows overwrite others, or are dropped.",
+        fix="make room for as many rows as there are tokens, or for the context",
+    ),
+    _Read(
+        "cache-of-another-layer",
+        cache_faults.another_layer,
+        BOTH,
+        about="Rows of another layer are read: the layer's index is wrong, or all layers share one cache.",
+        fix="read the layer's own cache",
+    ),
+    _Read(
+        "cache-rotated-again",
+        cache_faults.rotated_again,
+        K,
+        about="K is rotated before it is cached, and again when it is read.",
+        fix="rotate K once: before it is put into the cache, or as it is read",
+    ),
+    _Read(
+        "cache-transposed",
+        cache_faults.transposed,
+        BOTH,
+        about="The cache is read in another layout than it was written in: tokens, heads and values of a head in "
+        "disorder.",
+        fix="read the cache in the layout in which it was written: [token, head, dim]",
+    ),
+    _Read("first-row-fed-twice", cache_faults.first_row_twice, BOTH, lies=True),
+    _Read("decode-key-unseen", cache_faults.own_key_unseen, BOTH),
+    _Read("cache-before-rope", cache_faults.before_rotation, K),
+)
+
+
+def _of_product(faults: Faults, caches: str) -> Edits:
+    return lambda site: _faulty(site, faults, *caches.split())
+
+
+def _of_rows(faults: Faults, caches: str) -> Edits:
+    return lambda site: _lies(site, faults, *caches.split())
+
+
+def _of_softmax(faults: Faults) -> Edits:
+    return lambda site: _unseen(site, faults(Seen(site))) if _sees_a_cache(site) else iter(())
+
+
+for _read_so in READ:
+    if _read_so.fix:
+        define(Bug(_read_so.name, _read_so.about, _read_so.fix, _read_so.source, "cache"))
+    ways_to_have(_read_so.name, ("MUL_MAT",), _of_product(_read_so.faults, _read_so.caches))
+    if _read_so.lies:
+        ways_to_have(_read_so.name, ("VIEW",), _of_rows(_read_so.faults, _read_so.caches))
+    if _read_so.unseen:
+        ways_to_have(_read_so.name, ("SOFT_MAX",), _of_softmax(_read_so.faults))
+
+
+@at_nodes("VIEW", fix="nothing: a cache in fewer bits rounds this much", harmless=True)
+def cache_rows_rounded(site: Site) -> Iterator[Edit]:
     """The cache's rows are rounded as they are kept."""
-    for kind in _types(r.x):
-        yield Change(Same(ROUNDINGS[kind](r.x)), f"keeps its rows as {kind}", kind)
+    name = site.case.tap.name
+    if site.engine.graph.kept.get(name) is site.node:
+        dim = as_rows(np.empty((1, *site.node.shape), bool), name).shape[-1]
+        for kind in CACHE_TYPES[1:]:
+            if fits_blocks(dim, kind):
+                kept = gives(partial(_kept_as, kind, site))
+                yield Edit(kept, f"keeps its rows as {kind}", kind)
+
+
+def _kept_as(kind: str, site: Site, x: Array) -> Array:
+    name = site.case.tap.name
+    return from_rows(ROUNDINGS[kind](np.ascontiguousarray(as_rows(x, name))), site.node, name)
+
+
+@at_nodes("GET_ROWS", fix="feed every row of a batch once")
+def first_row_fed_twice(site: Site) -> Iterator[Edit]:
+    """The first row of a batch is fed twice, so that those after it come one late."""
+    if site.weight(0) and several(site.case.run):
+        tokens, says = cache_faults.first_token_twice(site.case.run)
+        yield Edit(with_source(1, lambda n: n.x(1)[..., tokens]), says)
+
+
+@at_nodes("SOFT_MAX", fix="count a step's own key in before its scores are taken", source="tiny-llm#46")
+def decode_key_unseen(site: Site) -> Iterator[Edit]:
+    """Decode steps do not see their own key, or see nothing but it."""
+    run = site.case.run
+    n, p = run.n_prefill, run.positions
+    if not _sees_a_cache(site) or not several(run):
+        return
+    yield from _unseen(site, cache_faults.own_key_unseen(Seen(site)))
+    if 0 < n < len(p):
+        steps = np.arange(len(p))[:, None] >= n
+        alone, recent = steps & (p[None, :] != p[:, None]), steps & (np.arange(len(p)) < n)
+        yield Edit(hiding(alone), "sees only its own key in decode steps: the cache is lost", "alone")
+        yield Edit(hiding(recent), "does not see the prompt in decode steps", "recent")
+
+
+@at_nodes("MUL_MAT", fix="nothing: a cache in fewer bits rounds; state it as producer.settings.type_k", harmless=True)
+def cache_rounded(site: Site) -> Iterator[Edit]:
+    """K and V are kept in a cache of fewer bits."""
+    cache = _side(site)
+    if not cache:
+        return
+    dim = site.shape(0)[-1] if cache == K else site.shape(0)[-2]
+    for kind in CACHE_TYPES[1:]:
+        if fits_blocks(dim, kind):
+            says = f"reads {cache[-1].upper()} from a cache of type {kind}"
+            yield Edit(with_source(0, _rounding(kind, cache)), says, kind)
+
+
+def _rounding(kind: str, cache: str) -> Callable[[Op], Array]:
+    unroll, roll = _axes(cache)
+    return lambda n: ROUNDINGS[kind](np.ascontiguousarray(n.x().transpose(unroll))).transpose(roll)

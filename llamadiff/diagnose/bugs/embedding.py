@@ -1,98 +1,93 @@
-"""The embedding, and how people get it wrong."""
+"""Rows of embeddings at nodes of a graph: of tokens, or of learned positions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.registry import Change, bug, recipe
+from llamadiff.diagnose.alter import takes, with_source, with_weight
+from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import ROWS_FACTOR
+from llamadiff.ggml.engine import Alter
+from llamadiff.ggml.op import Array, Op
 
-Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """Rows of the embedding, times a constant; ``read`` gives rows [n, embd] for their numbers."""
-
-    read: Callable[[Array], Array]
-    ids: Array
-    factor: float = 1.0
-
-    def compute(self, case: Case) -> Array:
-        return (self.read(self.ids) * np.float32(self.factor))[None]
+TOKENS = "token_embd.weight"
 
 
-@recipe("embd")
-def lookup(case: Case) -> Lookup:
-    """The tokens' rows."""
-    return Lookup(rows_of(case, "token_embd.weight"), np.asarray(case.run.tokens))
-
-
-def rows_of(case: Case, name: str) -> Callable[[Array], Array]:
-    """Reads rows of a matrix of the file."""
-    w = case.engine.w
-    return lambda ids: w.decoded(name, w.stored(name, ids))
-
-
-@bug("embd", fix="look up the row of the token's own id", source="vllm#30424")
-def embedding_row_off(r: Lookup, case: Case) -> Iterator[Change]:
+@at_nodes("GET_ROWS", fix="look up the row of the token's own id", source="vllm#30424")
+def embedding_row_off(site: Site) -> Iterator[Edit]:
     """Embedding rows are off by a constant, or all are one row."""
-    last = case.engine.n_vocab - 1
+    name = site.weight(0)
+    if not name:
+        return
+    rows = site.engine.w.shape(name)[-2]
     for shift in (1, -1, 2, -2, 3, -3):
-        ids = np.clip(r.ids + shift, 0, last)
-        yield Change(replace(r, ids=ids), f"looks up the row of id {shift:+d}", f"{shift:+d}")
-    yield Change(
-        replace(r, ids=np.full_like(r.ids, r.ids[0])), "looks up the first token's row for every token", "first"
-    )
-    yield Change(
-        replace(r, ids=np.full_like(r.ids, r.ids[-1])), "looks up the last token's row for every token", "last"
-    )
-    yield Change(replace(r, ids=np.zeros_like(r.ids)), "looks up row 0 for every token", "0")
+        says = f"reads the rows of {name} off by {shift:+d}"
+        yield Edit(_rows_off(shift, rows), says, f"{shift:+d}")
+    for place, whose in ((0, "first"), (-1, "last")):
+        says = f"reads the {whose} token's row of {name} for every token"
+        yield Edit(_row_at(place), says, whose)
+    yield Edit(with_source(1, lambda n: np.zeros_like(n.x(1))), f"reads row 0 of {name} for every token", "0")
 
 
-@bug("embd", fix="read token_embd.weight")
-def embedding_from_head(r: Lookup, case: Case) -> Iterator[Change]:
+def _rows_off(by: int, rows: int) -> Alter:
+    return with_source(1, lambda n: np.clip(n.x(1) + by, 0, rows - 1))
+
+
+def _row_at(place: int) -> Alter:
+    return with_source(1, lambda n: np.full_like(n.x(1), n.x(1).reshape(-1)[place]))
+
+
+@at_nodes("GET_ROWS", fix="read token_embd.weight")
+def embedding_from_head(site: Site) -> Iterator[Edit]:
     """Rows are read from the output head instead of the embedding."""
-    if "output.weight" in case.engine.w:
-        yield Change(replace(r, read=rows_of(case, "output.weight")), "reads rows of output.weight")
+    if site.weight(0) == TOKENS and site.has("output.weight"):
+        yield Edit(with_weight(site, 0, "output.weight"), f"reads rows of output.weight, not {TOKENS}")
 
 
-@bug(
-    "embd",
+@at_nodes(
+    "GET_ROWS",
     fix="token_embd.weight is [vocab, embd]: a token's values are neighbours",
     source="aprender#155, aprender#188",
 )
-def embedding_transposed(r: Lookup, case: Case) -> Iterator[Change]:
+def embedding_transposed(site: Site) -> Iterator[Edit]:
     """The embedding is read as if it were stored [embd, vocab]."""
-    w = case.engine.w
-    n_vocab, n_embd = w.shape("token_embd.weight")
-
-    def read(ids: Array) -> Array:
-        return np.ascontiguousarray(w.whole("token_embd.weight").reshape(n_embd, n_vocab)[:, ids].T)
-
-    yield Change(replace(r, read=read), "reads token_embd.weight transposed")
+    if site.weight(0) == TOKENS:
+        yield Edit(takes(lambda n: _columns(site, n)), f"reads {TOKENS} transposed")
 
 
-@bug("embd", fix="leave the rows as they are: this model does not scale them", source="tensai#248")
-def embedding_scaled(r: Lookup, case: Case) -> Iterator[Change]:
+def _columns(site: Site, n: Op) -> Array:
+    n_vocab, n_embd = site.engine.w.shape(TOKENS)
+    return site.vector(TOKENS).reshape(n_embd, n_vocab)[:, _ids(n)].T
+
+
+@at_nodes("GET_ROWS", fix="leave the rows as they are: this model does not scale them", source="tensai#248")
+def embedding_scaled(site: Site) -> Iterator[Edit]:
     """Embeddings are multiplied by sqrt(d), as in Gemma, or divided by it."""
-    root = math.sqrt(case.config.n_embd)
-    yield Change(replace(r, factor=root), f"multiplies by sqrt({case.config.n_embd}); this model does not", "times")
-    yield Change(replace(r, factor=1 / root), f"divides by sqrt({case.config.n_embd}); this model does not", "over")
+    if site.weight(0) == TOKENS:
+        d = site.node.shape[-1]
+        for size, says in ((math.sqrt(d), "multiplies rows by"), (1 / math.sqrt(d), "divides rows by")):
+            yield Edit(_rows(site, size), f"{says} sqrt({d})", says)
 
 
-@bug("embd", general=True, fix="leave the rows as they are: this model does not scale them", source="tensai#248")
-def embedding_multiplied(r: Lookup, case: Case) -> Iterator[Change]:
+@at_nodes(
+    "GET_ROWS",
+    fix="leave the rows as they are: this model does not scale them",
+    source="tensai#248",
+    general=True,
+)
+def embedding_multiplied(site: Site) -> Iterator[Constant]:
     """Embeddings are multiplied by a constant."""
-    if case.recorded is not None:
-        x, y = r.compute(case).astype(np.float64).ravel(), case.recorded.astype(np.float64).ravel()
-        good = np.isfinite(y)
-        factor = float(x[good] @ y[good]) / max(float(x[good] @ x[good]), 1e-300)
-        yield Change(replace(r, factor=factor), ROWS_FACTOR.says(factor, 1.0), value=factor)
+    if site.weight(0) == TOKENS:
+        yield Constant(lambda value: _rows(site, value), ROWS_FACTOR, 1.0, linear=True)
+
+
+def _rows(site: Site, size: float) -> Alter:
+    return takes(lambda n: site.engine.w.rows(site.weight(0), _ids(n)) * np.float32(size))
+
+
+def _ids(n: Op) -> Array:
+    return n.x(1).reshape(-1).astype(np.int64)

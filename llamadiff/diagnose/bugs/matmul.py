@@ -1,334 +1,294 @@
-"""Products with weights, and how people get them wrong: another matrix, another reading of it, another input."""
+"""Products with weights at nodes of a graph: which weight, which input, bias and scale; which logits."""
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from itertools import islice, permutations
 from typing import Any
 
 import numpy as np
-from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.bugs.norms import Same, Through
-from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.registry import Change, bug, recipe
-from llamadiff.diagnose.solve import solve
+from llamadiff.diagnose.alter import gives, instead, only, takes, through, times, with_source, with_weight
+from llamadiff.diagnose.bugs.norms import NORMS
+from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import FACTOR, LOGIT_CAP
+from llamadiff.ggml.op import Op, Operand
 
 Array = NDArray[Any]
-QKV = ("Qcur_proj", "Kcur_proj", "Vcur_proj")
-DENSE = (*QKV, "attn_out", "ffn_moe_logits", "ffn_gate", "ffn_up", "ffn_out", "result_output")
-EXPERTS = ("ffn_moe_gate", "ffn_moe_up", "ffn_moe_down")
-PRODUCTS = (*DENSE, *EXPERTS)
+PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
+SWAPPED = {"ffn_gate": "ffn_up", "ffn_up": "ffn_gate", "ffn_gate_exps": "ffn_up_exps", "ffn_up_exps": "ffn_gate_exps"}
+MOST_ORDERS = 120  # of the parts of a fused product
+MOST_INPUTS = 12  # recorded taps that are tried in an input's place
 
 
-@dataclass(frozen=True)
-class Product:
-    """``x`` [b, token, in] by the rows of a weight matrix, as they are decoded, plus a bias.
-
-    ``rows`` of the matrix make the result's channels; ``decode`` reads them otherwise than their type says; ``chosen``
-    [b, token, used] numbers the experts of each token. ``transposed``: the matrix was taken for [in, out].
-    """
-
-    x: Array
-    name: str
-    rows: Array | None = None
-    bias: Array | None = None
-    scale: Array | None = None
-    decode: Callable[[Array], Array] | None = None
-    chosen: Array | None = None
-    transposed: bool = False
-    factor: float = 1.0
-
-    def compute(self, case: Case) -> Array:
-        w = case.engine.w
-        kind = w.type(self.name)
-        if self.chosen is not None:
-            return self._experts(case, self.chosen, kind)
-        x, *sums = case.carrier.operands(kind, self.x)
-        rows = self._rows(case)
-        if self.transposed:
-            n_out, n_in = w.shape(self.name)
-            y = x @ w.whole(self.name).reshape(n_in, n_out)[:, rows]
-        else:
-            y = w.product(self.name, x, *sums, rows=rows, decode=self.decode)
-        return self._finished(case, y)
-
-    def _rows(self, case: Case) -> Any:
-        """Which rows of the matrix are multiplied: this op's, and of them those that are looked at."""
-        if self.rows is None:
-            return slice(None) if case.channels is None else case.channels
-        return self.rows if case.channels is None else self.rows[case.channels]
-
-    def _finished(self, case: Case, y: Array) -> Array:
-        """Scale before the bias in attention, after it in the FFN (llama.cpp, llama-graph.cpp)."""
-        bias = self.bias if self.bias is None or case.channels is None else self.bias[case.channels]
-        late = ".ffn_" in self.name
-        y = y + bias if bias is not None and late else y
-        y = y * self.scale if self.scale is not None else y
-        y = y + bias if bias is not None and not late else y
-        return y * y.dtype.type(self.factor) if self.factor != 1.0 else y
-
-    def _experts(self, case: Case, chosen: Array, kind: str) -> Array:
-        ways = len(case.carrier.ways)
-        chosen = np.broadcast_to(chosen, (ways, *chosen.shape[1:]))
-        x = np.broadcast_to(self.x, (ways, *chosen.shape[1:], self.x.shape[-1]))
-        x, *sums = case.carrier.operands(kind, x)
-        out = case.engine.w.experts(self.name, x, chosen, *sums, rows=self._rows(case), decode=self.decode)
-        out = out if self.scale is None else out * self.scale[chosen][..., None]
-        return out * out.dtype.type(self.factor) if self.factor != 1.0 else out
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0].rpartition(".")[2]
 
 
-@recipe(*DENSE)
-def dense(case: Case) -> Any:
-    """The product of a tap."""
-    if case.tap.kind.word == "ffn_out" and case.weight is not None and case.weight.endswith("_exps.weight"):
-        return mixture(case)
-    assert case.weight is not None
-    stem = case.weight.removesuffix(".weight")
-    rows, bias = _fused(case) if stem.endswith("attn_qkv") else (None, case.vector(f"{stem}.bias"))
-    return Product(case.tap_input(), case.weight, rows, bias, case.engine.scale(stem))
-
-
-@recipe(*EXPERTS)
-def experts(case: Case) -> Product:
-    """The chosen experts' products."""
-    assert case.weight is not None
-    x = case["ffn_moe_swiglu"] if case.tap.kind.word == "ffn_moe_down" else case["ffn_norm"][..., None, :]
-    scale = case.engine.scale(case.weight.removesuffix(".weight"))
-    return Product(x, case.weight, scale=scale, chosen=case["ffn_moe_topk"])
-
-
-def _segments(case: Case) -> dict[str, int]:
-    c = case.config
-    return {"Q": c.n_head * c.head_k, "K": c.n_head_kv * c.head_k, "V": c.n_head_kv * c.head_v}
-
-
-def _fused(case: Case) -> tuple[Array, Array | None]:
-    """Rows of the fused matrix that are this tap's, and its part of the bias."""
-    part, start = case.tap.kind.word[0], 0
-    for name, size in _segments(case).items():
-        if name == part:
-            rows = np.arange(start, start + size)
-        start += size
-    whole = case.vector(f"blk.{case.layer}.attn_qkv.bias")
-    own = case.vector(f"blk.{case.layer}.attn_{part.lower()}.bias")
-    return rows, whole[rows] if whole is not None else own
-
-
-@bug(*DENSE, fix="add the bias", source="ANEForge#253, candle-vllm#167")
-def bias_missing(r: Product, case: Case) -> Iterator[Change]:
-    """The bias is left out."""
-    if r.bias is not None:
-        yield Change(replace(r, bias=None), "leaves out the bias")
-
-
-@bug(*PRODUCTS, fix="multiply by the tensor's .scale where the file has one")
-def weight_scale_ignored(r: Product, case: Case) -> Iterator[Change]:
-    """The weight's own scale (a tensor of its name with .scale) is ignored."""
-    if r.scale is not None:
-        yield Change(replace(r, scale=None), f"ignores {r.name.replace('.weight', '.scale')}")
-
-
-@bug(*DENSE, fix="add the bias once, this product's own")
-def bias_wrong(r: Product, case: Case) -> Iterator[Change]:
-    """The bias is added twice, subtracted, or another one."""
-    if r.bias is None:
-        return
-    yield Change(replace(r, bias=2 * r.bias), "adds the bias twice", "twice")
-    yield Change(replace(r, bias=-r.bias), "subtracts the bias", "minus")
-    w = case.engine.w
-    for name in case.run.model.tensors:
-        if name.endswith(".bias") and w.shape(name) == r.bias.shape:
-            yield Change(replace(r, bias=case.vector(name)), f"adds {name}", _relative(name, case))
-
-
-@bug(*DENSE, fix="weights are [out, in], in neighbours: multiply by the transpose", source="aprender#155, aprender#188")
-def weight_transposed(r: Product, case: Case) -> Iterator[Change]:
-    """The weight is read as if it were stored [in, out]."""
-    yield Change(replace(r, transposed=True), f"reads {r.name} transposed, as [in, out]")
-
-
-@bug(*PRODUCTS, fix="take this layer's own weight")
-def weight_of_other_layer(r: Product, case: Case) -> Iterator[Change]:
+@at_nodes(*PRODUCTS, fix="take this layer's own weight")
+def weight_of_other_layer(site: Site) -> Iterator[Edit]:
     """Another layer's weight is used."""
-    if case.tap.layer is None:
+    name = site.weight(0)
+    for other, relative in site.others(name) if name else ():
+        if _stem(other) == _stem(name) and other.split(".")[0] == "blk":
+            yield from _instead_of(site, name, other, relative.partition(".")[0])
+
+
+def _instead_of(site: Site, name: str, other: str, relative: str) -> Iterator[Edit]:
+    """Another weight: with the bias that belongs to it, and with the right one."""
+    says, bias = f"multiplies by {other}, not {name}", other.replace(".weight", ".bias")
+    sums = next((user for user in site.users() if user.op in ("ADD", "ADD_ID") and is_bias(site.at(user))), None)
+    if sums is None:
+        yield Edit(with_weight(site, 0, other), says, relative)
         return
-    stem = r.name.split(".", 2)[2]
-    for layer in range(case.run.model.n_layer):
-        name = f"blk.{layer}.{stem}"
-        if layer != case.layer and name in case.engine.w and _same_shape(case, name, r.name):
-            changed, says = replace(r, name=name), f"multiplies by {name}"
-            bias = _bias_of(case, name, r) if r.bias is not None else None
-            yield Change(replace(changed, bias=bias if bias is not None else r.bias), says, f"{layer - case.layer:+d}")
-            if r.bias is not None:
-                yield Change(changed, f"{says}, but adds its own bias", f"{layer - case.layer:+d} own bias")
+    own = site.at(sums).weight(1)
+    if site.own(sums) and site.has(bias) and site.engine.w.shape(bias) == site.engine.w.shape(own):
+        more = {sums.number: with_weight(site, 1, bias)}
+        yield Edit(with_weight(site, 0, other), f"{says}, with its bias", relative, more)
+    yield Edit(with_weight(site, 0, other), f"{says}, but adds its own bias", f"{relative} own bias")
 
 
-def _bias_of(case: Case, name: str, r: Product) -> Array | None:
-    """The bias that goes with another weight of the same shape; of a fused one this op's part."""
-    bias = case.vector(name.replace(".weight", ".bias"))
-    return bias if bias is None or r.rows is None else bias[r.rows]
-
-
-def _same_shape(case: Case, a: str, b: str) -> bool:
-    return case.engine.w.shape(a) == case.engine.w.shape(b)
-
-
-@bug(
-    "ffn_gate",
-    "ffn_up",
-    "ffn_moe_gate",
-    "ffn_moe_up",
+@at_nodes(
+    *PRODUCTS,
     fix="ffn_gate goes through the activation, ffn_up multiplies it",
     source="nntrainer#4194, mlx-lm#767",
 )
-def gate_up_swapped(r: Product, case: Case) -> Iterator[Change]:
+def gate_up_swapped(site: Site) -> Iterator[Edit]:
     """Gate and up are swapped."""
-    other = r.name.replace("ffn_gate", "ffn_up") if "ffn_gate" in r.name else r.name.replace("ffn_up", "ffn_gate")
-    if other in case.engine.w and _same_shape(case, other, r.name):
-        bias = case.vector(other.replace(".weight", ".bias"))
-        yield Change(replace(r, name=other, bias=bias), f"multiplies by {other}: gate and up are swapped")
+    name = site.weight(0)
+    other = name.replace(_stem(name), SWAPPED.get(_stem(name), "")) if name else ""
+    if _stem(name) in SWAPPED and site.has(other) and site.engine.w.shape(other) == site.engine.w.shape(name):
+        yield from _instead_of(site, name, other, "")
 
 
-@bug(*DENSE, fix="multiply by the tensor of this name")
-def weight_of_other_tensor(r: Product, case: Case) -> Iterator[Change]:
+@at_nodes(*PRODUCTS, fix="multiply by the tensor of this name")
+def weight_of_other_tensor(site: Site) -> Iterator[Edit]:
     """Another tensor of the same layer and shape is used."""
-    swapped = {"ffn_gate": "ffn_up", "ffn_up": "ffn_gate"}.get(case.tap.kind.weight or "")
-    prefix = "" if case.tap.layer is None else f"blk.{case.layer}."
-    for name in case.run.model.tensors:
-        same = name.startswith(prefix) and name != r.name and name.endswith(".weight")
-        if same and (prefix or not name.startswith("blk.")) and _same_shape(case, name, r.name):
-            if name.split(".")[-2] == swapped or name == "token_embd.weight":
-                continue
-            bias = _bias_of(case, name, r)
-            if bias is not None or r.bias is None:
-                yield Change(replace(r, name=name, bias=bias), f"multiplies by {name}", _relative(name, case))
-            yield Change(replace(r, name=name), f"multiplies by {name}", _relative(name, case) + " own bias")
+    name = site.weight(0)
+    for other, relative in site.others(name) if name else ():
+        if relative.startswith("+0.") and _stem(other) != SWAPPED.get(_stem(name)):
+            yield from _instead_of(site, name, other, relative)
 
 
-def _relative(name: str, case: Case) -> str:
-    return name.replace(f"blk.{case.tap.layer}.", "")
-
-
-@bug("result_output", fix="multiply by output.weight where the file has it", source="1bit-MONSTER#319")
-def head_tied(r: Product, case: Case) -> Iterator[Change]:
+@at_nodes("MUL_MAT", fix="multiply by output.weight where the file has it", source="1bit-MONSTER#319")
+def head_tied(site: Site) -> Iterator[Edit]:
     """The head is taken from the embedding although the file has one of its own."""
-    if r.name == "output.weight" and _same_shape(case, "token_embd.weight", r.name):
-        yield Change(
-            replace(r, name="token_embd.weight"), "multiplies by token_embd.weight; the file has output.weight"
-        )
+    if site.weight(0) == "output.weight" and site.has("token_embd.weight"):
+        yield Edit(with_weight(site, 0, "token_embd.weight"), "multiplies by token_embd.weight, not output.weight")
 
 
-@bug(*QKV, fix="split the fused matrix into Q, K, V in this order", source="mlxcel#928, transformers#31844")
-def qkv_split(r: Product, case: Case) -> Iterator[Change]:
-    """The fused QKV matrix is split in the wrong order, or head by head."""
-    if r.rows is None:
-        return
-    sizes, part = _segments(case), case.tap.kind.word[0]
-    for order in itertools.permutations(sizes):
-        start = sum(sizes[name] for name in order[: order.index(part)])
-        rows = np.arange(start, start + sizes[part])
-        if not np.array_equal(rows, r.rows):
-            yield Change(
-                _with_rows(r, rows, case), f"is split from the fused matrix as {', '.join(order)}", "".join(order)
-            )
-    c = case.config
-    group, d = c.n_head // c.n_head_kv, c.head_k
-    blocks = np.arange(sum(sizes.values())).reshape(c.n_head_kv, group + 2, d)
-    mine = {"Q": blocks[:, :group], "K": blocks[:, group : group + 1], "V": blocks[:, group + 1 :]}[part]
-    says = "is split from the fused matrix head by head ([head, qkv, dim])"
-    yield Change(_with_rows(r, mine.reshape(-1), case), says, "interleaved")
-
-
-def _with_rows(r: Product, rows: Array, case: Case) -> Product:
-    whole = case.vector(f"blk.{case.layer}.attn_qkv.bias")
-    return replace(r, rows=rows, bias=whole[rows] if whole is not None else r.bias)
-
-
-@bug(
-    "Qcur_proj",
-    "Kcur_proj",
-    fix="leave Q's and K's rows as they are; permute them only if RoPE then rotates halves",
-    source="TinyLlama#24, llama.cpp#22611",
+@at_nodes(
+    "MUL_MAT",
+    fix="weights are [out, in], in neighbours: multiply by the transpose",
+    source="aprender#155, aprender#188",
 )
-def qk_permuted(r: Product, case: Case) -> Iterator[Change]:
-    """The rows of Q or K are permuted within each head: between GGUF's order (pairs) and Hugging Face's (halves)."""
-    from llamadiff.diagnose.bugs.rope import reordered
+def weight_transposed(site: Site) -> Iterator[Edit]:
+    """The weight is read as if it were stored [in, out]."""
+    name = site.weight(0)
+    shape = site.engine.w.shape(name) if name else ()
+    if len(shape) < 2:
+        return
+    kind = site.engine.w.type(name).lower()
 
-    n, d = case.run.shapes[case.tap.name][-1], case.config.head_k
-    for to_halves in (True, False):
-        order = reordered(np.arange(n).reshape(-1, d), to_halves).reshape(-1)
-        rows = order if r.rows is None else r.rows[order]
-        bias = None if r.bias is None else r.bias[order]
-        way = "Hugging Face's order (halves)" if to_halves else "GGUF's order (pairs)"
-        says = f"has the rows of each head permuted into {way}; right only if RoPE rotates that layout"
-        yield Change(replace(r, rows=rows, bias=bias), says, str(to_halves))
-        if r.bias is not None:
-            yield Change(replace(r, rows=rows), f"{says}; the bias is not permuted", f"{to_halves} bias")
+    def with_values(change: str) -> Edit:
+        def alter(n: Op) -> Op:
+            w = site.vector(name)
+            w = (
+                w.swapaxes(-1, -2)
+                if change == "transposed"
+                else w.reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2)
+            )
+            w = np.ascontiguousarray(w)
+            operand = Operand(w.reshape(1, *[1] * (4 - w.ndim), *w.shape), kind, name)
+            return replace(n, sources=(operand, *n.sources[1:]))
 
+        return Edit(alter, f"reads {name} as if it were stored [in, out]", change)
 
-_INPUTS = {
-    "Qcur_proj": ("prev",), "Kcur_proj": ("prev",), "Vcur_proj": ("prev",),
-    "ffn_gate": ("ffn_inp", "attn_norm", "attn_out"), "ffn_up": ("ffn_inp", "attn_norm", "attn_out"),
-    "ffn_moe_logits": ("ffn_inp", "attn_norm"),
-    "ffn_out": ("ffn_gate", "ffn_up"), "attn_out": ("attn_norm", "Qcur_proj", "Qcur_rope"), "result_output": ("prev",),
-}  # fmt: skip
-
-
-@bug(*DENSE, fix="multiply the op's own input: what comes out of the norm before it")
-def input_elsewhere(r: Product, case: Case) -> Iterator[Change]:
-    """The product is taken of another tensor: of the residual instead of its norm, for one."""
-    for word in _INPUTS.get(case.tap.kind.word, ()):
-        try:
-            x = case.before() if word == "prev" else case[word]
-            x = x.reshape(*x.shape[:2], -1)
-        except NotRecordedError:
-            continue
-        if x.shape[-1] == r.x.shape[-1]:
-            name = "what comes in before the norm" if word in ("prev", "ffn_inp") else f"{word}-{case.tap.layer}"
-            yield Change(replace(r, x=x), f"multiplies {name}", word)
+    yield with_values("transposed" if shape[-1] == shape[-2] else "reshaped")
 
 
-@bug("attn_out", "ffn_out", fix="multiply by the weight")
-def product_missing(r: Product, case: Case) -> Iterator[Change]:
+@at_nodes("MUL_MAT", fix="multiply by the weight")
+def product_missing(site: Site) -> Iterator[Edit]:
     """The product is left out: its input goes on."""
-    if r.x.shape[-1] == case.run.shapes[case.tap.name][-1]:
-        yield Change(Same(r.x), "is left out: its input comes out")
+    if site.weight(0) and site.node.shape == site.shape(1):
+        yield Edit(only(1), f"is not multiplied by {site.weight(0)}")
 
 
-@bug("Vcur_proj", fix="rotate Q and K alone")
-def rope_on_v(r: Product, case: Case) -> Iterator[Change]:
-    """RoPE is applied to V as well."""
-    yield Change(RotatedValues(r), "is rotated by RoPE, as only Q and K should be")
+@at_nodes(*PRODUCTS, fix="leave out the multiplier: the file asks for none", general=True)
+def product_multiplied(site: Site) -> Iterator[Constant]:
+    """The result is multiplied by a constant."""
+    if site.weight(0):
+        d = site.shape(1)[-1]
+        familiar = (*FACTOR.familiar, math.sqrt(d), 1 / math.sqrt(d))
+        yield Constant(lambda value: times(1, value), FACTOR, 1.0, familiar, linear=True)
 
 
-@dataclass(frozen=True)
-class RotatedValues:
-    """V after RoPE."""
-
-    product: Product
-
-    def compute(self, case: Case) -> Array:
-        from llamadiff.diagnose.bugs.rope import rope_on
-
-        whole = self.product.compute(replace(case, channels=None))
-        heads = whole.reshape(*whole.shape[:2], -1, case.config.head_v)
-        rotated = rope_on(case, heads).compute(case).reshape(whole.shape)
-        return rotated if case.channels is None else rotated[..., case.channels]
+@at_nodes("ADD", "ADD_ID", of="product-multiplied")
+def multiplied_with_bias(site: Site) -> Iterator[Constant]:
+    """The result is multiplied by a constant, its bias too."""
+    if is_bias(site):
+        make = lambda value: gives(lambda x: x * np.float32(value))  # noqa: E731
+        yield Constant(make, FACTOR, 1.0, linear=True)
 
 
-@bug("result_output", fix="take the logits of the last token's row", source="llama.cpp#2700")
-def logits_of_other_row(r: Product, case: Case) -> Iterator[Change]:
+@at_nodes("MUL_MAT", fix="multiply the op's own input: what comes out of the norm before it")
+def input_elsewhere(site: Site) -> Iterator[Edit]:
+    """The product is taken of another tensor: of the residual instead of its norm, for one."""
+    if site.weight(0):
+        own = site.engine.graph.by_number.get(site.number(1) or -1)
+        for label, x in islice(site.recorded(site.shape(1)), MOST_INPUTS):
+            if own is None or label != own.label:
+                word = label.rpartition("-")[0] or label
+                yield Edit(instead(1, x), f"multiplies {label}, not {site.named(1)}", f"{word} {_ago(label, site)}")
+
+
+def _ago(label: str, site: Site) -> int:
+    """How many layers before the judged tap another one is."""
+    number, layer = label.rpartition("-")[2], site.case.tap.layer
+    return layer - int(number) if number.isdecimal() and layer is not None else 0
+
+
+def is_bias(site: Site) -> bool:
+    """Whether a sum is of a product and its bias."""
+    below = site.source(0)
+    if not site.weight(1) or below is None or below.op in NORMS:
+        return False
+    above_norm = site.at(below).source(0) if below.op == "MUL" and site.at(below).weight(1) else None
+    return above_norm is None or above_norm.op not in NORMS
+
+
+@at_nodes("ADD", "ADD_ID", fix="add the bias", source="ANEForge#253, candle-vllm#167")
+def bias_missing(site: Site) -> Iterator[Edit]:
+    """The bias is left out."""
+    if is_bias(site):
+        yield Edit(through, f"leaves out {site.weight(1)}")
+
+
+@at_nodes("ADD", "ADD_ID", fix="add the bias once, this product's own")
+def bias_wrong(site: Site) -> Iterator[Edit]:
+    """The bias is added twice, subtracted, or another one."""
+    if not is_bias(site):
+        return
+    name = site.weight(1)
+    yield Edit(times(1, 2), f"adds {name} twice", "twice")
+    yield Edit(times(1, -1), f"subtracts {name}", "minus")
+    for other, relative in site.others(name):
+        if other.endswith(".bias"):
+            yield Edit(with_weight(site, 1, other), f"adds {other}, not {name}", relative)
+
+
+@at_nodes("MUL", fix="multiply by the tensor's .scale where the file has one")
+def weight_scale_ignored(site: Site) -> Iterator[Edit]:
+    """The weight's own scale (a tensor of its name with .scale) is ignored."""
+    if site.weight(1).endswith(".scale"):
+        yield Edit(through, f"ignores {site.weight(1)}")
+
+
+@at_nodes("VIEW", fix="split the fused matrix into Q, K, V in this order", source="mlxcel#928, transformers#31844")
+def qkv_split(site: Site) -> Iterator[Edit]:
+    """The fused QKV matrix is split in the wrong order, or head by head."""
+    views = _parts(site)
+    offset = int(np.frombuffer(site.node.view[1], np.int64)[0]) if site.node.view is not None else -1
+    if offset not in views:
+        return
+    size, sums = views[offset], site.source_of_view()
+    for variant, (says, part) in _splits(views, offset, site.node.shape[-1]).items():
+        yield Edit(takes(partial(_part_taken, part)), says, variant)
+        if sums is not None and sums.op == "ADD" and site.own(sums) and site.at(sums).shape(1)[-2] == 1:
+            own = with_source(0, partial(_part_put, part, offset, size))
+            yield Edit(lambda n: n, f"{says}; its bias is right", f"{variant} own bias", {sums.number: own})
+
+
+Part = Callable[[Array], Array]  # rows [..., values] of a fused product -> those that are taken for a part
+
+
+def _splits(views: dict[int, int], offset: int, dim: int) -> dict[str, tuple[str, Part]]:
+    """Where people take a part from: what is said of it, and how."""
+    size, whole = views[offset], sum(views.values())
+    orders = islice(permutations(views), MOST_ORDERS)
+    starts = {sum(views[other] for other in order[: order.index(offset)]) for order in orders} | set(views)
+    ways: dict[str, tuple[str, Part]] = {}
+    for start in sorted(starts - {offset}):
+        if start + size <= whole:
+            says = f"takes the values from {start} on; this model has its part from {offset} on"
+            ways[f"part {start - offset:+d}"] = says, partial(_from, start, size)
+    groups = min(views.values()) // dim
+    if len(views) > 1 and groups and all(other % (groups * dim) == 0 for other in views.values()):
+        says = "splits the row head by head: each head's parts lie together"
+        ways["head by head"] = says, partial(_by_head, list(views.values()), list(views).index(offset), groups)
+    return ways
+
+
+def _from(start: int, size: int, rows: Array) -> Array:
+    return rows[..., start : start + size]
+
+
+def _by_head(sizes: list[int], part: int, groups: int, rows: Array) -> Array:
+    """A part of rows whose groups of heads have their own parts side by side."""
+    widths = [size // groups for size in sizes]
+    start = sum(widths[:part])
+    grouped = rows.reshape(*rows.shape[:-1], groups, sum(widths))
+    return grouped[..., start : start + widths[part]].reshape(*rows.shape[:-1], -1)
+
+
+def _part_taken(part: Part, n: Op) -> Array:
+    return part(n.x()).reshape(-1, *n.shape)
+
+
+def _part_put(part: Part, offset: int, size: int, n: Op) -> Array:
+    """A product in whose rows another part lies in the place of the right one."""
+    rows = np.array(n.x())
+    rows[..., offset : offset + size] = part(n.x())
+    return rows
+
+
+def _parts(site: Site) -> dict[int, int]:
+    """Where the parts of a fused product begin -> how many values of a row they take; none, if it is not one."""
+    node = site.node
+    assert node.view is not None
+    base = site.engine.graph.by_number.get(node.view[0])
+    if base is None or base.op not in ("MUL_MAT", "MUL", "ADD", "SILU", "RESHAPE"):
+        return {}
+    found = {}
+    for other in site.engine.graph.nodes:
+        if other.op == "VIEW" and other.view and other.view[0] == base.number:
+            if "weighted" in other.name:  # experts' results are not parts
+                return {}
+            offset, _, _, step, _ = (int(number) for number in np.frombuffer(other.view[1], np.int64))
+            found[offset] = other.shape[-1] * (other.shape[-2] if step != base.shape[-1] else 1)
+    return dict(sorted(found.items()))
+
+
+# logits
+
+
+@at_nodes("MUL_MAT", fix="take the logits of the last token's row", source="llama.cpp#2700")
+def logits_of_other_row(site: Site) -> Iterator[Edit]:
     """Logits are another token's: the first's, or the one's before."""
-    n = len(case.run.tokens)
-    if n > 1:
-        for whose, order in other_rows(n).items():
-            yield Change(Through(r, partial(np.take, indices=order, axis=1)), f"gives the logits of {whose}", whose)
-        yield Change(Through(r, _late), "gives the logits of the token before, and none for the first", "late")
+    n = len(site.case.run.tokens)
+    if not _makes_logits(site) or n < 2:
+        return
+    for whose, order in other_rows(n).items():
+        yield Edit(gives(partial(np.take, indices=order, axis=-2)), f"gives the logits of {whose}", whose)
+    late = gives(lambda x: np.concatenate([np.zeros_like(x[..., :1, :]), x[..., :-1, :]], axis=-2))
+    yield Edit(late, "gives the logits of the token before, and none for the first", "late")
+
+
+@at_nodes("MUL_MAT", fix="leave the logits as they are: this model has no softcap", source="vllm#30427", general=True)
+def logits_capped(site: Site) -> Iterator[Constant]:
+    """Logits are softly capped in a model without a softcap."""
+    if _makes_logits(site) and not any(user.op == "SCALE" for user in site.users()):
+        make = lambda cap: gives(lambda x: np.asarray(cap * np.tanh(x / cap), x.dtype))  # noqa: E731
+        yield Constant(make, LOGIT_CAP)
+
+
+def _makes_logits(site: Site) -> bool:
+    return bool(site.weight(0)) and site.node.label == "result_output"
 
 
 def other_rows(n: int) -> dict[str, Array]:
@@ -337,49 +297,3 @@ def other_rows(n: int) -> dict[str, Array]:
         "the token before": np.maximum(np.arange(n) - 1, 0), "the token after": np.minimum(np.arange(n) + 1, n - 1),
         "the first token": np.zeros(n, int), "the last token but one": np.append(np.arange(n - 1), n - 2),
     }  # fmt: skip
-
-
-def _late(x: Array) -> Array:
-    """Rows [b, token, ...] of the token before; none for the first."""
-    return np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], axis=1)
-
-
-def _capped(r: Product, cap: float) -> Through:
-    """A product, softly capped."""
-    return Through(r, lambda x: np.asarray(cap * np.tanh(x / cap), x.dtype))
-
-
-@bug("result_output", general=True, fix="leave the logits as they are: this model has no softcap", source="vllm#30427")
-def logits_capped(r: Product, case: Case) -> Iterator[Change]:
-    """Logits are softly capped in a model without a softcap."""
-    for value in solve(case, partial(_capped, r), LOGIT_CAP):
-        yield Change(_capped(r, value), LOGIT_CAP.says(value, 0.0), value=value)
-
-
-@bug(*PRODUCTS, general=True, fix="leave out the multiplier: the file asks for none")
-def product_multiplied(r: Product, case: Case) -> Iterator[Change]:
-    """The result is multiplied by a constant."""
-    if case.recorded is None:
-        return
-    right = r.compute(case)[0].astype(np.float64)
-    found = case.recorded.reshape(case.run.shapes[case.tap.name]).astype(np.float64)
-    found = found if case.channels is None else found[..., case.channels]
-    good = np.isfinite(found)
-    factor = float(right[good] @ found[good]) / max(float(right[good] @ right[good]), 1e-300)
-    yield Change(replace(r, factor=factor), FACTOR.says(factor, 1.0), value=factor)
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """The experts' weighted sum: [b, token, used, embd], [b, token, used]."""
-
-    experts: Array
-    weights: Array
-
-    def compute(self, case: Case) -> Array:
-        return ops.weighted_sum(self.experts, self.weights)
-
-
-def mixture(case: Case) -> Mixture:
-    """The FFN's output."""
-    return Mixture(case["ffn_moe_down"], case["ffn_moe_weights_norm"])

@@ -1,149 +1,152 @@
-"""Mixtures of experts, and how people get the router wrong."""
+"""Routers and experts at nodes of a graph."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-from llamaref import ops
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.bugs.activations import sigmoid
-from llamadiff.diagnose.bugs.matmul import Mixture, Product
-from llamadiff.diagnose.bugs.norms import Same
-from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.registry import Change, bug, recipe
-
-Array = NDArray[Any]
+from llamadiff.diagnose.alter import gives, instead, renamed, takes, through, with_int, with_source
+from llamadiff.diagnose.edit import Edit, at_nodes
+from llamadiff.diagnose.site import Site
+from llamadiff.ggml.engine import Alter
+from llamadiff.ggml.op import Op
 
 
-@dataclass(frozen=True)
-class TopK:
-    """The ``count`` largest of each row, best first."""
-
-    x: Array
-    count: int
-
-    def compute(self, case: Case) -> Array:
-        return ops.top_k(self.x, self.count)
+def _is_gate(site: Site) -> bool:
+    """Whether an op makes probabilities of a router's scores, or of those of the chosen."""
+    return site.number(1) is None and "moe" in site.node.name + site.named(0) + str(site.tap or site.case.tap.name)
 
 
-@recipe("ffn_moe_probs")
-def probabilities(case: Case) -> Same:
-    """Softmax over all experts."""
-    return Same(ops.softmax(case["ffn_moe_logits"]))
-
-
-@recipe("ffn_moe_topk")
-def chosen(case: Case) -> TopK:
-    """The chosen experts."""
-    return TopK(case["ffn_moe_probs"], case.config.n_expert_used)
-
-
-@recipe("ffn_moe_weights")
-def weights(case: Case) -> Same:
-    """The chosen experts' probabilities."""
-    return Same(np.take_along_axis(case["ffn_moe_probs"], case["ffn_moe_topk"], axis=-1))
-
-
-@recipe("ffn_moe_weights_norm")
-def normalized(case: Case) -> Same:
-    """The same, made to sum to one."""
-    return Same(ops.normalized(case["ffn_moe_weights"]))
-
-
-@bug("ffn_moe_probs", fix="take the softmax over all experts, then choose", source="transformers#41151")
-def router_other_gate(r: Same, case: Case) -> Iterator[Change]:
+@at_nodes("SOFT_MAX", fix="take the softmax over all experts, then choose", source="transformers#41151")
+def router_other_gate(site: Site) -> Iterator[Edit]:
     """Router scores go through a sigmoid, or through nothing, instead of a softmax over all experts."""
-    logits = case["ffn_moe_logits"]
-    yield Change(Same(sigmoid(logits)), "is a sigmoid; this model has a softmax over all experts", "sigmoid")
-    yield Change(Same(logits), "is left out: raw scores come out", "none")
-    best = np.take_along_axis(logits, ops.top_k(logits, case.config.n_expert_used), axis=-1)[..., -1:]
-    alone = ops.softmax(np.where(logits < best, -np.inf, logits))
-    yield Change(Same(alone), "is a softmax over the chosen experts alone", "chosen")
+    if _is_gate(site):
+        yield Edit(renamed("SIGMOID"), "takes a sigmoid of router scores; this model takes a softmax", "sigmoid")
+        yield Edit(through, "takes no softmax of router scores", "none")
+        alone = with_source(0, partial(_chosen_alone, site.case.run.model.hyper_parameter("expert_used_count") or 1))
+        yield Edit(alone, "takes a softmax over the chosen experts alone", "chosen")
 
 
-@bug("ffn_moe_topk", fix="choose the experts of the largest probabilities, best first", source="transformers#41151")
-def router_other_choice(r: TopK, case: Case) -> Iterator[Change]:
-    """The wrong experts are chosen: the worst, or by number."""
-    yield Change(replace(r, x=-r.x), "chooses the smallest probabilities", "worst")
-    first = np.broadcast_to(np.arange(r.count, dtype=np.int32), (*r.x.shape[:-1], r.count))
-    last = first + np.int32(r.x.shape[-1] - r.count)
-    yield Change(Same(last), "chooses the last experts for every token", "last")
-    yield Change(Same(last[..., ::-1]), "chooses the last experts for every token", "last reversed")
-    yield Change(Same(first), "chooses the first experts for every token", "first")
-    yield Change(
-        Same(np.broadcast_to(ops.top_k(r.x[:, :1], r.count), first.shape)),
-        "chooses the first token's experts for all",
-        "token",
-    )
+def _chosen_alone(used: int, n: Op) -> Any:
+    best = np.sort(n.x(), axis=-1)[..., -used:][..., :1]
+    return np.where(n.x() < best, -np.inf, n.x())
 
 
-@bug("ffn_moe_topk", harmless=True, fix="nothing, if weights follow the same order")
-def router_other_order(r: TopK, case: Case) -> Iterator[Change]:
-    """The right experts are chosen, in another order."""
-    best = ops.top_k(r.x, r.count)
-    yield Change(Same(np.sort(best, axis=-1)), "chooses the right experts, in the order of their numbers", "sorted")
-    yield Change(Same(best[..., ::-1]), "chooses the right experts, worst first", "reversed")
+@at_nodes("SIGMOID", of="router-other-gate")
+def softmax_gate(site: Site) -> Iterator[Edit]:
+    """A softmax for the sigmoid."""
+
+    def softmax(n: Op) -> Op:
+        return replace(n, name="SOFT_MAX", params=np.array([1.0, 0.0] + [0.0] * 14, np.float32).tobytes())
+
+    if _is_gate(site):
+        yield Edit(softmax, "takes a softmax of router scores; this model takes a sigmoid", "softmax")
 
 
-@bug("ffn_moe_weights", fix="weigh each expert by its own probability", source="transformers#41151")
-def router_weights_wrong(r: Same, case: Case) -> Iterator[Change]:
-    """The chosen experts' weights are not their probabilities."""
-    used = r.x.shape[-1]
-    yield Change(Same(np.ones_like(r.x)), "weighs every expert by one", "ones")
-    yield Change(Same(np.full_like(r.x, 1 / used)), "weighs all experts alike", "mean")
-    yield Change(Same(r.x[..., ::-1]), "weighs the experts in reverse order", "reversed")
-    yield Change(Same(case["ffn_moe_probs"][..., :used]), "takes the first experts' probabilities", "first")
-    scores = np.take_along_axis(case["ffn_moe_logits"], case["ffn_moe_topk"], axis=-1)
-    yield Change(Same(scores), "takes raw scores for probabilities", "scores")
-
-
-@bug("ffn_moe_weights_norm", fix="divide the chosen experts' weights by their sum", source="transformers#41151")
-def router_not_normalised(r: Same, case: Case) -> Iterator[Change]:
-    """The chosen experts' weights are not made to sum to one, or by another softmax."""
-    w = case["ffn_moe_weights"]
-    yield Change(Same(w), "does not make the weights sum to one", "none")
-    yield Change(Same(ops.softmax(w)), "takes a second softmax over the chosen experts' probabilities", "softmax")
-
-
-@bug("ffn_out", fix="sum the experts' outputs, each times its normalised weight", source="transformers#41151")
-def mixture_wrong(r: Mixture, case: Case) -> Iterator[Change]:
-    """The experts' outputs are not weighed, or with weights that were not normalised."""
-    yield Change(replace(r, weights=np.ones_like(r.weights)), "sums the experts without their weights", "ones")
-    yield Change(replace(r, weights=case["ffn_moe_weights"]), "weighs experts by weights that do not sum to one", "raw")
-    yield Change(replace(r, weights=r.weights[..., ::-1]), "weighs the experts in reverse order", "reversed")
-    mean = np.full_like(r.weights, 1 / r.weights.shape[-1])
-    yield Change(replace(r, weights=mean), "takes the experts' plain mean", "mean")
-    alone = np.zeros_like(r.weights)
-    alone[..., 0] = r.weights[..., 0]
-    yield Change(replace(r, weights=alone), "takes the best expert alone", "best")
-
-
-@bug(
-    "ffn_moe_gate",
-    "ffn_moe_up",
-    "ffn_moe_down",
-    fix="multiply by the chosen experts' own matrices",
+@at_nodes(
+    "ARGSORT",
+    "TOP_K",
+    fix="choose the experts of the largest probabilities, best first",
     source="transformers#41151",
 )
-def experts_mixed_up(r: Product, case: Case) -> Iterator[Change]:
-    """Tokens are multiplied by other experts' matrices."""
-    if r.chosen is None:
-        return
-    n = case.config.n_expert
-    for shift in (1, -1):
-        says = f"multiplies by the matrix of expert {shift:+d}"
-        yield Change(replace(r, chosen=(r.chosen + shift) % n), says, f"{shift:+d}")
-    yield Change(
-        replace(r, chosen=r.chosen[..., ::-1]), "multiplies by the chosen experts in reverse order", "reversed"
+def router_other_choice(site: Site) -> Iterator[Edit]:
+    """The wrong experts are chosen: the worst, or by number."""
+    if site.node.op == "ARGSORT":
+        yield Edit(with_int(p0=1 - int(site.ints[0])), "chooses the experts with the least scores", "worst")
+    numbers = np.arange(site.node.shape[-1], dtype=np.int32)
+    used = site.case.run.model.hyper_parameter("expert_used_count") or 1
+    orders = {"first": numbers, "last": np.roll(numbers, used), "last reversed": numbers[::-1]}
+    for variant, order in orders.items():
+        says = f"chooses the {variant.split()[0]} experts for every token"
+        yield Edit(partial(_numbered, order), says, variant)
+    yield Edit(
+        gives(lambda x: np.broadcast_to(x[..., :1, :], x.shape)), "chooses the first token's experts for all", "token"
     )
-    yield Change(replace(r, chosen=n - 1 - r.chosen), "counts experts from the last", "last")
-    places = np.broadcast_to(np.arange(r.chosen.shape[-1], dtype=r.chosen.dtype), r.chosen.shape)
-    yield Change(replace(r, chosen=places), "multiplies by the first experts, whatever was chosen", "places")
-    first = np.broadcast_to(r.chosen[:, :1], r.chosen.shape)
-    yield Change(replace(r, chosen=first), "multiplies by the first token's experts", "first token")
-    before = np.concatenate([r.chosen[:, :1], r.chosen[:, :-1]], axis=1)
-    yield Change(replace(r, chosen=before), "multiplies by the experts of the token before", "before")
+
+
+def _numbered(order: Any, n: Op) -> Any:
+    return np.broadcast_to(order, n.x().shape[:-1] + order.shape)
+
+
+@at_nodes("ARGSORT", fix="nothing, if weights follow the same order", harmless=True)
+def router_other_order(site: Site) -> Iterator[Edit]:
+    """The right experts are chosen, in another order."""
+    used = site.case.run.model.hyper_parameter("expert_used_count") or 1
+
+    def ordered(change: Callable[[Any], Any]) -> Alter:
+        return gives(lambda x: np.concatenate([change(x[..., :used]), x[..., used:]], axis=-1))
+
+    by_number = ordered(lambda chosen: np.sort(chosen, axis=-1))
+    yield Edit(by_number, "chooses the right experts, in the order of their numbers", "sorted")
+    yield Edit(ordered(lambda chosen: chosen[..., ::-1]), "chooses the right experts, worst first", "reversed")
+
+
+@at_nodes("GET_ROWS", fix="weigh each expert by its own probability", source="transformers#41151")
+def router_weights_wrong(site: Site) -> Iterator[Edit]:
+    """The chosen experts' weights are not their probabilities."""
+    below = site.source(0)
+    if site.weight(0) or below is None or "moe" not in site.node.name:
+        return
+    for label, x in site.recorded(site.shape(0)):
+        if "moe" in label and label != below.label:
+            yield Edit(instead(0, x), f"weighs experts by {label}, not {site.named(0)}", label.rpartition("-")[0])
+    used = site.node.shape[-2]
+    yield Edit(takes(lambda n: np.ones(site.node.shape)), "weighs every chosen expert by 1", "ones")
+    yield Edit(takes(lambda n: np.full(site.node.shape, 1 / used)), "weighs all chosen experts alike", "mean")
+    yield Edit(gives(lambda x: x[..., ::-1, :]), "weighs the experts in reverse order", "reversed")
+    yield Edit(takes(lambda n: n.x()[..., :used, :]), "takes the first experts' probabilities", "first")
+
+
+@at_nodes("DIV", fix="divide the chosen experts' weights by their sum", source="transformers#41151")
+def router_not_normalised(site: Site) -> Iterator[Edit]:
+    """The chosen experts' weights are not made to sum to one, or by another softmax."""
+    yield Edit(through, "does not make the chosen experts' weights sum to one", "none")
+
+    def softmax(n: Op) -> Any:
+        e = np.exp(n.x().astype(np.float64) - n.x().max(axis=-1, keepdims=True))
+        return e / e.sum(axis=-1, keepdims=True)
+
+    yield Edit(takes(softmax), "takes a softmax of the chosen experts' weights", "softmax")
+
+
+@at_nodes("MUL", fix="sum the experts' outputs, each times its normalised weight", source="transformers#41151")
+def mixture_wrong(site: Site) -> Iterator[Edit]:
+    """The experts' outputs are not weighed, or with weights that were not normalised."""
+    if "moe" in site.node.name and site.node.shape[-1] > 1 and site.shape(1)[-1] == 1:
+        yield Edit(through, "does not weigh the experts' results", "none")
+        mean = with_source(1, lambda n: np.full_like(n.x(1), 1 / n.x(1).shape[-2]))
+        yield Edit(mean, "takes the mean of the chosen experts' results", "mean")
+        reverse = with_source(1, lambda n: n.x(1)[..., ::-1, :])
+        yield Edit(reverse, "weighs the experts in reverse order", "reversed")
+        best = with_source(1, lambda n: np.where(np.arange(n.x(1).shape[-2])[:, None] > 0, 0, n.x(1)))
+        yield Edit(best, "takes the best expert alone", "best")
+        for label, x in site.recorded(site.shape(1)):
+            if label.startswith("ffn_moe_weights") and label != site.named(1):
+                yield Edit(instead(1, x), f"weighs experts by {label}, not {site.named(1)}", label.rpartition("-")[0])
+
+
+@at_nodes("MUL_MAT_ID", fix="multiply by the chosen experts' own matrices", source="transformers#41151")
+def experts_mixed_up(site: Site) -> Iterator[Edit]:
+    """Tokens are multiplied by other experts' matrices."""
+    count = site.engine.w.shape(site.weight(0))[0] if site.weight(0) else 0
+    if count < 2:
+        return
+    ways: dict[str, Callable[[Op], Any]] = {
+        "multiplies by the matrices of the chosen experts in reverse": lambda n: n.x(2)[..., ::-1],
+        "multiplies by the matrix of the next expert": lambda n: (n.x(2) + 1) % count,
+        "multiplies by the matrices of the first experts": lambda n: np.broadcast_to(
+            np.arange(n.x(2).shape[-1]), n.x(2).shape
+        ),
+        "multiplies by the matrix of the expert before": lambda n: (n.x(2) - 1) % count,
+        "counts experts from the last": lambda n: count - 1 - n.x(2),
+        "multiplies by the first token's experts": lambda n: np.broadcast_to(n.x(2)[..., :1, :], n.x(2).shape),
+        "multiplies by the experts of the token before": lambda n: np.concatenate(
+            [n.x(2)[..., :1, :], n.x(2)[..., :-1, :]], axis=-2
+        ),
+    }
+    for says, change in ways.items():
+        yield Edit(with_source(2, change), says, says)

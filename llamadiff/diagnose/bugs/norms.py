@@ -1,282 +1,249 @@
-"""Norms, and how people get them wrong."""
+"""Norms at nodes of a graph: the op itself, and the product with its weight that follows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from llamaref import ops
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.registry import Change, Recipe, bug, recipe
-from llamadiff.diagnose.solve import solve
+from llamadiff.diagnose.alter import instead, renamed, takes, through, with_float, with_source, with_weight
+from llamadiff.diagnose.case import NotRecordedError
+from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import EPSILON
-from llamadiff.numerics.arithmetic import ROUNDINGS
-from llamadiff.numerics.types import HALVES
+from llamadiff.ggml.engine import Alter
+from llamadiff.ggml.op import Op
 
-Array = NDArray[Any]
-QK = ("Qcur_normed", "Kcur_normed")
-NORMS = ("attn_norm", "ffn_norm", "result_norm", *QK)
 OVERFLOW = 65504.0  # float16's largest
+NORMS = ("RMS_NORM", "NORM")
 
 
-@dataclass(frozen=True)
-class Same:
-    """An op that was left out: its input, or any other values, in its place."""
-
-    x: Array
-
-    def compute(self, case: Case) -> Array:
-        return self.x
+def _eps(site: Site) -> float:
+    return float(site.floats[0])
 
 
-@dataclass(frozen=True)
-class Through:
-    """Another recipe's result, and a function that it goes through."""
-
-    recipe: Recipe
-    function: Callable[[Array], Array]
-
-    def compute(self, case: Case) -> Array:
-        return self.function(self.recipe.compute(case))
-
-
-@dataclass(frozen=True)
-class Norm:
-    """RMSNorm or (``centred``) LayerNorm over the last axis of ``x`` [b, token, ...].
-
-    ``outside``: epsilon is added to the root instead of inside it; ``root``: whether there is one; ``half``: the sum of
-    squares is rounded to float16.
-    """
-
-    x: Array
-    weight: Array
-    bias: Array | None
-    eps: float
-    centred: bool
-    outside: bool = False
-    root: bool = True
-    half: bool = False
-
-    def compute(self, case: Case) -> Array:
-        if self.outside or self.half or not self.root:
-            return self._unusual()
-        if self.centred:
-            return ops.layer_norm(self.x, self.weight, self.bias, self.eps)
-        y = ops.rms_norm(self.x, self.weight, self.eps)
-        return y if self.bias is None else y + self.bias
-
-    def _unusual(self) -> Array:
-        wide = self.x.astype(np.float64)
-        wide = wide - wide.mean(axis=-1, keepdims=True) if self.centred else wide
-        square = np.mean(wide * wide, axis=-1, keepdims=True)
-        square = np.float16(square * wide.shape[-1]) / np.float64(wide.shape[-1]) if self.half else square
-        if self.outside:
-            size = np.sqrt(square) + self.eps
-        else:
-            size = np.sqrt(square + self.eps) if self.root else square + self.eps
-        return np.asarray(wide / size * self.weight + (0.0 if self.bias is None else self.bias), self.x.dtype)
-
-
-@recipe(*NORMS)
-def norm(case: Case) -> Norm:
-    """The norm of a tap, as the model has it."""
-    assert case.weight is not None
-    weight = case.vector(case.weight)
-    assert weight is not None
-    x = _input(case)
-    centred = case.tap.kind.op == "NORM"
-    bias = case.vector(case.weight.replace(".weight", ".bias")) if centred else None
-    eps = case.config.norm_eps if centred else case.config.rms_eps
-    return Norm(x, weight if weight.size == x.shape[-1] else weight.reshape(x.shape[-2:]), bias, eps, centred)
-
-
-def _input(case: Case) -> Array:
-    word = case.tap.kind.word
-    if word in QK:
-        x = case[word.replace("_normed", "_proj")]
-        return x.reshape(*x.shape[:2], -1, case.config.head_k)
-    return case["ffn_inp"] if word == "ffn_norm" else case.before()
-
-
-@bug(
-    *NORMS, general=True, fix="read attention.layer_norm_rms_epsilon from the file", source="llama.cpp#2373, candle#271"
-)
-def norm_epsilon(r: Norm, case: Case) -> Iterator[Change]:
-    """The norm's epsilon is not the file's."""
-    for value in solve(case, lambda eps: replace(r, eps=eps), EPSILON):
-        yield Change(replace(r, eps=value), EPSILON.says(value, r.eps), value=value)
-
-
-@bug(*NORMS, fix="add epsilon to the mean square, before the root is taken")
-def norm_epsilon_outside(r: Norm, case: Case) -> Iterator[Change]:
-    """Epsilon is added outside the square root."""
-    yield Change(replace(r, outside=True), f"adds epsilon ({r.eps:.3g}) outside the square root")
-
-
-@bug(*NORMS, fix="give the norm the file's epsilon")
-def norm_epsilon_missing(r: Norm, case: Case) -> Iterator[Change]:
-    """The norm has no epsilon."""
-    yield Change(replace(r, eps=0.0), f"adds no epsilon; the file says {r.eps:.3g}")
-
-
-@bug(*NORMS, fix="multiply by the norm's weight", source="rustorch")
-def norm_weight_missing(r: Norm, case: Case) -> Iterator[Change]:
-    """The norm's weight is not applied."""
-    yield Change(replace(r, weight=np.ones_like(r.weight)), f"is not multiplied by {case.weight}")
-
-
-@bug(*NORMS, fix="multiply by the norm's weight once", source="rustorch")
-def norm_weight_twice(r: Norm, case: Case) -> Iterator[Change]:
-    """The norm's weight is applied twice."""
-    yield Change(replace(r, weight=r.weight * r.weight), f"is multiplied by {case.weight} twice")
-
-
-@bug(
+@at_nodes(
     *NORMS,
+    "L2_NORM",
+    fix="read attention.layer_norm_rms_epsilon from the file",
+    source="llama.cpp#2373, candle#271",
+    general=True,
+)
+def norm_epsilon(site: Site) -> Iterator[Constant]:
+    """The norm's epsilon is not the file's."""
+    yield Constant(lambda value: with_float(p0=value), EPSILON, _eps(site))
+
+
+@at_nodes(*NORMS, fix="give the norm the file's epsilon")
+def norm_epsilon_missing(site: Site) -> Iterator[Edit]:
+    """The norm has no epsilon."""
+    if _eps(site):
+        yield Edit(with_float(p0=0.0), f"adds no epsilon; the file says {_eps(site):.3g}")
+
+
+@at_nodes(*NORMS, fix="sum squares in float32", source="sglang#27540")
+def norm_epsilon_in_half(site: Site) -> Iterator[Edit]:
+    """Epsilon is rounded to float16, where small ones are lost."""
+    rounded = float(np.float16(_eps(site)))
+    if rounded != _eps(site):
+        says = f"rounds epsilon to float16 ({rounded:.3g}); the file says {_eps(site):.3g}"
+        yield Edit(with_float(p0=rounded), says)
+
+
+@at_nodes(*NORMS, fix="sum squares in float32", source="sglang#27540")
+def norm_overflow(site: Site) -> Iterator[Edit]:
+    """The squares are summed in float16, where they overflow: whole rows become zero."""
+    says, size = "sums squares in float16, where they overflow to Inf", site.node.shape[-1]
+
+    def half(square: Any, n: Op) -> Any:
+        with np.errstate(over="ignore"):
+            return np.sqrt(np.float16(square * size).astype(np.float64) / size + n.floats[0])
+
+    def zero(square: Any, n: Op) -> Any:
+        return np.where(square * size > OVERFLOW, np.inf, np.sqrt(square + n.floats[0]))
+
+    for size_of, end, variant in ((zero, ": those rows come out as zero", "zero"), (half, "", "half")):
+        yield Edit(_sized(_only_where_it_overflows(size_of, size)), says + end, variant)
+
+
+def _only_where_it_overflows(size_of: Any, width: int) -> Any:
+    """Of rows none of which overflows, nothing: a sum that is rounded is no mistake."""
+    return lambda square, n: size_of(square, n) if (square * width > OVERFLOW).any() else np.full_like(square, np.nan)
+
+
+@at_nodes(*NORMS, fix="add epsilon to the mean square, before the root is taken")
+def norm_epsilon_outside(site: Site) -> Iterator[Edit]:
+    """Epsilon is added outside the square root."""
+    says = f"adds epsilon ({_eps(site):.3g}) outside the square root"
+    yield Edit(_sized(lambda square, n: np.sqrt(square) + n.floats[0]), says)
+
+
+@at_nodes(*NORMS, fix="take the root of the mean square")
+def norm_no_root(site: Site) -> Iterator[Edit]:
+    """The square root is missing: the row is divided by its mean square."""
+    says = "divides by the mean square; its square root is missing"
+    yield Edit(_sized(lambda square, n: square + n.floats[0]), says)
+
+
+@at_nodes(*NORMS, fix="divide the sum of squares by the row's length")
+def norm_sum_for_mean(site: Site) -> Iterator[Edit]:
+    """The sum of squares is taken for their mean."""
+    size = site.node.shape[-1]
+    says = f"takes the sum of {size} squares for their mean"
+    yield Edit(_sized(lambda square, n: np.sqrt(square * size + n.floats[0])), says)
+
+
+@at_nodes("RMS_NORM", fix="normalise every head by itself", source="quant.cpp#82, SharpMind#39")
+def qk_norm_whole_row(site: Site) -> Iterator[Edit]:
+    """Q or K is normalised over all heads at once; the model does it head by head."""
+    if site.node.shape[-2] > 1 and site.node.shape[-3] == len(site.case.run.tokens):
+        says = f"normalises whole rows; this model normalises each {site.node.shape[-1]} values by themselves"
+        yield Edit(_sized(lambda square, n: np.sqrt(square.mean(axis=-2, keepdims=True) + n.floats[0])), says)
+
+
+@at_nodes("RMS_NORM", fix="compute RMSNorm: x / sqrt(mean(x^2) + eps) * weight", source="llama.cpp#173")
+def norm_mean_subtracted(site: Site) -> Iterator[Edit]:
+    """LayerNorm where the model has RMSNorm: the mean is subtracted."""
+    yield Edit(renamed("NORM"), "subtracts the mean, as LayerNorm does; this model has RMSNorm")
+
+
+@at_nodes("NORM", fix="subtract the mean before the variance is taken")
+def norm_mean_kept(site: Site) -> Iterator[Edit]:
+    """RMSNorm where the model has LayerNorm: the mean is not subtracted."""
+    yield Edit(renamed("RMS_NORM"), "does not subtract the mean; this model has LayerNorm")
+
+
+@at_nodes(*NORMS, fix="apply the norm")
+def norm_missing(site: Site) -> Iterator[Edit]:
+    """The norm is left out: what comes in goes out."""
+    yield Edit(through, "does not normalise; the weight alone is applied", "weight")
+    more = {user.number: through for user in _scaling(site)}
+    if more:
+        yield Edit(through, "is left out: its input comes out as it is", "all", more)
+
+
+@at_nodes("L2_NORM", "RMS_NORM", fix="divide each vector by its length")
+def l2_norm_missing(site: Site) -> Iterator[Edit]:
+    """Keys or queries of linear attention are not normalised to length one."""
+    scales = {user.number: through for user in site.users() if user.op == "SCALE" and site.own(user)}
+    if site.node.op == "L2_NORM":
+        yield Edit(through, "does not normalise to length one")
+    elif scales:
+        yield Edit(through, "does not normalise to length one", "", scales)
+
+
+@at_nodes("MUL", fix="multiply by the norm's weight", source="rustorch")
+def norm_weight_missing(site: Site) -> Iterator[Edit]:
+    """The norm's weight is not applied."""
+    if _is_weight(site):
+        yield Edit(through, f"is not multiplied by {site.weight(1)}")
+
+
+@at_nodes("MUL", fix="multiply by the norm's weight once", source="rustorch")
+def norm_weight_twice(site: Site) -> Iterator[Edit]:
+    """The norm's weight is applied twice."""
+    if _is_weight(site):
+        yield Edit(with_source(1, lambda n: n.x(1) ** 2), f"is multiplied by {site.weight(1)} twice")
+
+
+@at_nodes(
+    "MUL",
     fix="leave out the + 1: GGUF files of Gemma have it in the weight already",
     source="mold#1078, vllm#31464, transformers#35708",
 )
-def norm_weight_plus_one(r: Norm, case: Case) -> Iterator[Change]:
+def norm_weight_plus_one(site: Site) -> Iterator[Edit]:
     """One is added to the norm's weight, as Gemma's Hugging Face checkpoints need and GGUF files do not."""
-    yield Change(
-        replace(r, weight=r.weight + 1), f"multiplies by 1 + {case.weight}; the file's weight is used as it is"
-    )
+    if _is_weight(site):
+        says = f"multiplies by 1 + {site.weight(1)}; the file's weight is used as it is"
+        yield Edit(with_source(1, lambda n: n.x(1) + np.float32(1)), says)
 
 
-@bug(*NORMS, fix="use the norm's weight as it is in the file", source="mold#1078, vllm#31464, transformers#35708")
-def norm_weight_minus_one(r: Norm, case: Case) -> Iterator[Change]:
+@at_nodes("MUL", fix="use the norm's weight as it is in the file", source="mold#1078, vllm#31464, transformers#35708")
+def norm_weight_minus_one(site: Site) -> Iterator[Edit]:
     """One is taken off the norm's weight."""
-    yield Change(
-        replace(r, weight=r.weight - 1), f"multiplies by {case.weight} - 1; the file's weight is used as it is"
-    )
+    if _is_weight(site):
+        says = f"multiplies by {site.weight(1)} - 1; the file's weight is used as it is"
+        yield Edit(with_source(1, lambda n: n.x(1) - np.float32(1)), says)
 
 
-@bug(*NORMS, fix="take this layer's own norm weight")
-def norm_other_weight(r: Norm, case: Case) -> Iterator[Change]:
+@at_nodes("MUL", fix="take this layer's own norm weight")
+def norm_other_weight(site: Site) -> Iterator[Edit]:
     """Another norm's weight is applied."""
-    w = case.engine.w
-    for name in case.run.model.tensors:
-        if name.endswith("norm.weight") and name != case.weight and w.shape(name) == w.shape(case.weight or ""):
-            weight = case.vector(name)
-            assert weight is not None
-            variant, says = _relative(name, case.tap.layer), f"uses {name} for {case.weight}"
-            changed = replace(r, weight=weight.reshape(r.weight.shape))
-            yield Change(changed, says, variant)
-            if r.bias is not None:
-                bias = case.vector(name.replace(".weight", ".bias"))
-                yield Change(replace(changed, bias=bias), f"{says}, and its bias", f"{variant} bias")
+    if _is_weight(site):
+        for name, relative in site.others(site.weight(1)):
+            if "norm" in name:
+                says, bias = f"uses {name} for {site.weight(1)}", name.replace(".weight", ".bias")
+                yield Edit(with_weight(site, 1, name), says, relative)
+                sums = next((user for user in site.users() if user.op == "ADD" and site.at(user).weight(1)), None)
+                if sums is not None and site.own(sums) and site.has(bias):
+                    more = {sums.number: with_weight(site, 1, bias)}
+                    yield Edit(with_weight(site, 1, name), f"{says}, and its bias", f"{relative} bias", more)
 
 
-def _relative(name: str, layer: int | None) -> str:
-    """A tensor's name with its layer counted from this one."""
-    parts = name.split(".")
-    if parts[0] != "blk" or layer is None:
-        return name
-    return f"blk.{int(parts[1]) - layer:+d}.{'.'.join(parts[2:])}"
+@at_nodes(*NORMS, of="qk-norm-after-rope")
+def after_rope(site: Site) -> Iterator[Edit]:
+    """Q or K is rotated, and then normalised."""
+    rope = _rope_behind(site)
+    if rope is not None:
+        turned = with_source(0, lambda n: site.computed(rope, n.x()))
+        more = {rope.number: through} if site.own(rope) else {}
+        yield Edit(turned, "normalises Q and K after RoPE; this model normalises before", "", more)
 
 
-@bug(*NORMS, fix="compute RMSNorm: x / sqrt(mean(x^2) + eps) * weight", source="llama.cpp#173")
-def norm_mean_subtracted(r: Norm, case: Case) -> Iterator[Change]:
-    """LayerNorm where the model has RMSNorm: the mean is subtracted."""
-    if not r.centred:
-        yield Change(replace(r, centred=True), "subtracts the mean, as LayerNorm does; this model has RMSNorm")
+def _rope_behind(site: Site) -> Any:
+    """The rotation that a norm's result goes into, through its weight."""
+    users = [user for first in site.users() for user in (first, *site.at(first).users())]
+    return next((user for user in users if user.op == "ROPE" and user.shape == site.node.shape), None)
 
 
-@bug(*NORMS, fix="subtract the mean before the variance is taken")
-def norm_mean_kept(r: Norm, case: Case) -> Iterator[Change]:
-    """RMSNorm where the model has LayerNorm: the mean is not subtracted."""
-    if r.centred:
-        yield Change(replace(r, centred=False), "does not subtract the mean; this model has LayerNorm")
+@at_nodes("ROPE", of="qk-norm-after-rope")
+def rope_first(site: Site) -> Iterator[Edit]:
+    """What goes into the rotation was not normalised yet."""
+    norm = site.source(0)
+    while norm is not None and norm.op in ("MUL", "ADD"):
+        norm = site.at(norm).source(0)
+    below = site.at(norm).source(0) if norm is not None and norm.op in NORMS else None
+    if below is not None and below.label is not None:
+        with suppress(NotRecordedError):
+            x = site.case.values(below.label).reshape(-1, *site.node.shape)
+            yield Edit(instead(0, x), "normalises Q and K after RoPE; this model normalises before")
 
 
-@bug(*NORMS, fix="add the norm's bias")
-def norm_bias_missing(r: Norm, case: Case) -> Iterator[Change]:
+@at_nodes("ADD", fix="add the norm's bias")
+def norm_bias_missing(site: Site) -> Iterator[Edit]:
     """LayerNorm's bias is not added."""
-    if r.bias is not None:
-        yield Change(replace(r, bias=None), "leaves out the norm's bias")
+    below = site.source(0)
+    if site.weight(1) and below is not None and (below.op in NORMS or _is_weight(site.at(below))):
+        yield Edit(through, f"leaves out the norm's bias ({site.weight(1)})")
 
 
-@bug(*NORMS, fix="divide the sum of squares by the row's length")
-def norm_sum_for_mean(r: Norm, case: Case) -> Iterator[Change]:
-    """The sum of squares is taken for their mean."""
-    n = r.x.shape[-1]
-    yield Change(
-        replace(r, weight=r.weight / np.sqrt(n), eps=r.eps / n), f"takes the sum of {n} squares for their mean"
-    )
+def _is_weight(site: Site) -> bool:
+    """Whether a product is of a norm's result and its weight."""
+    below = site.source(0)
+    return bool(site.node.op == "MUL" and site.weight(1) and below is not None and below.op in (*NORMS, "L2_NORM"))
 
 
-@bug(*NORMS, fix="take the root of the mean square")
-def norm_no_root(r: Norm, case: Case) -> Iterator[Change]:
-    """The square root is missing: the row is divided by its mean square."""
-    yield Change(replace(r, root=False), "divides by the mean square; its square root is missing")
+def _scaling(site: Site) -> list[Any]:
+    """The norm's product with its weight, and the sum with its bias."""
+    out: list[Any] = []
+    at = site
+    for op in ("MUL", "ADD"):
+        user = next((user for user in at.users() if user.op == op and site.own(user) and at.at(user).weight(1)), None)
+        if user is None:
+            break
+        out.append(user)
+        at = at.at(user)
+    return out
 
 
-@bug(*NORMS, fix="apply the norm")
-def norm_missing(r: Norm, case: Case) -> Iterator[Change]:
-    """The norm is left out: what comes in goes out."""
-    yield Change(Same(r.x), "is left out: its input comes out as it is")
+def _sized(size: Any) -> Alter:
+    """x / size(mean square), of centred values for LayerNorm."""
 
+    def value(n: Op) -> Any:
+        x = n.x().astype(np.float64)
+        x = x - x.mean(axis=-1, keepdims=True) if n.name == "NORM" else x
+        return x / size(np.mean(x * x, axis=-1, keepdims=True), n)
 
-@bug(*NORMS, fix="sum squares in float32", source="sglang#27540")
-def norm_overflow(r: Norm, case: Case) -> Iterator[Change]:
-    """The squares are summed in float16, where they overflow: whole rows become zero."""
-    with np.errstate(over="ignore"):
-        total = np.sum(r.x.astype(np.float64) ** 2, axis=-1, keepdims=True)
-    hot = total > OVERFLOW
-    if hot.any():
-        x, says = np.where(hot, r.x.dtype.type(0), r.x), "sums squares in float16, where they overflow to Inf"
-        yield Change(replace(r, x=x), f"{says}: those rows come out as zero", "zero")
-        yield Change(replace(r, half=True), says, "half")
-
-
-@bug(*NORMS, fix="sum squares in float32", source="sglang#27540")
-def norm_epsilon_in_half(r: Norm, case: Case) -> Iterator[Change]:
-    """Epsilon is rounded to float16, where small ones are lost."""
-    rounded = float(np.float16(r.eps))
-    if rounded != r.eps:
-        says = f"rounds epsilon to float16 ({rounded:.3g}); the file says {r.eps:.3g}"
-        yield Change(replace(r, eps=rounded), says)
-
-
-@dataclass(frozen=True)
-class WholeRow:
-    """A norm of each head, taken over all heads of a row at once."""
-
-    norm: Norm
-
-    def compute(self, case: Case) -> Array:
-        x, heads = self.norm.x, self.norm.x.shape[-2]
-        row = x.reshape(*x.shape[:2], -1)
-        weight = np.broadcast_to(self.norm.weight, (heads, x.shape[-1])).reshape(-1)
-        return replace(self.norm, x=row, weight=weight).compute(case).reshape(x.shape)
-
-
-@bug(*QK, fix="normalise every head by itself", source="quant.cpp#82, SharpMind#39")
-def qk_norm_whole_row(r: Norm, case: Case) -> Iterator[Change]:
-    """Q or K is normalised over all heads at once; the model does it head by head."""
-    yield Change(WholeRow(r), f"normalises whole rows; this model normalises each head of {r.x.shape[-1]} by itself")
-
-
-@dataclass(frozen=True)
-class RoundedInside:
-    """A norm whose rows are rounded before they are multiplied by the weight."""
-
-    norm: Norm
-    kind: str
-
-    def compute(self, case: Case) -> Array:
-        r = self.norm
-        rows = replace(r, weight=np.ones_like(r.weight), bias=None).compute(case)
-        y = ROUNDINGS[self.kind](rows) * r.weight
-        return np.asarray(y if r.bias is None else y + r.bias, r.x.dtype)
-
-
-@bug(*NORMS, harmless=True, fix="nothing: 16 bits round this much")
-def norm_rounded(r: Norm, case: Case) -> Iterator[Change]:
-    """Normalised rows are rounded to 16 bits before the weight multiplies them, as transformers does."""
-    for kind in HALVES:
-        yield Change(RoundedInside(r, kind), f"rounds its rows to {kind} before the weight multiplies them", kind)
+    return takes(value)

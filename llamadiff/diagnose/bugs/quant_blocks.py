@@ -16,18 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from llamaref import Weights
 from numpy.typing import NDArray
-
-from llamadiff.diagnose.bugs.embedding import Lookup
-from llamadiff.diagnose.bugs.matmul import PRODUCTS, Product
-from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.registry import Change, bug
 
 Array = NDArray[Any]
 Decode = Callable[[Array], Array]  # blocks [n, bytes] -> values [n, block]
 Misread = Callable[[Array, Decode], Array]
 
-QUANTIZED = ("embd", *PRODUCTS)
 FIELDS: dict[str, dict[str, tuple[int, int]]] = {
     "Q4_0": {"d": (0, 2), "qs": (2, 18)},
     "Q4_1": {"d": (0, 2), "m": (2, 4), "qs": (4, 20)},
@@ -59,50 +54,72 @@ def changed(blocks: Array, where: slice, to: Array | int) -> Array:
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight at a node of a graph; as a change, how its rows are read, or what is read in their place."""
+    """A weight of a file; where it is misread, how its rows are read, or what is read in their place."""
 
+    w: Weights
     name: str
     read: Decode | None = None
     beside: Array | None = None
 
-    def compute(self, case: Case) -> Array:
-        """A weight alone is no op."""
-        raise NotRecordedError(self.name)
+    @property
+    def kind(self) -> str:
+        """Its type, if that is one of blocks that are known here."""
+        kind = self.w.type(self.name) if self.name in self.w else ""
+        return kind if kind in FIELDS else ""
 
 
-def misreads(r: Any, case: Case, misread: Misread, says: str, variant: str = "") -> Iterator[Change]:
-    """The op with its weight's blocks read so."""
-    if isinstance(r, StoredWeight):
-        yield Change(replace(r, read=_decoder(case, r.name, misread)), says, variant)
-    elif isinstance(r, Lookup):
-        w, name = case.engine.w, "token_embd.weight"
-        decode = _decoder(case, name, misread)
-        reading = replace(r, read=lambda ids: decode(w.stored(name, ids)))
-        yield Change(reading, says, variant)
-    elif isinstance(r, Product) and not r.transposed:
-        yield Change(replace(r, decode=_decoder(case, r.name, misread)), says, variant)
+@dataclass(frozen=True)
+class Reading:
+    """A weight as somebody reads it, and what that is, as a clause; ``variant`` tells it from the bug's others."""
+
+    weight: StoredWeight
+    says: str
+    variant: str = ""
 
 
-def _decoder(case: Case, name: str, misread: Misread) -> Decode:
-    w = case.engine.w
-    size, n = BLOCK_BYTES[w.type(name)], w.block_size(name)
+@dataclass(frozen=True)
+class BlockBug:
+    """A way to misread blocks that engines are known to have, and what to do about it."""
+
+    name: str
+    about: str
+    fix: str
+    source: str
+    readings: Callable[[StoredWeight], Iterator[Reading]]
+
+
+MISREADINGS: dict[str, BlockBug] = {}
+Readings = Callable[[StoredWeight], Iterator[Reading]]
+
+
+def misreading(*, fix: str, source: str = "") -> Callable[[Readings], Readings]:
+    """Register a function that misreads weights; its name is the bug's name, its docstring what the bug is."""
+
+    def register(readings: Readings) -> Readings:
+        name, about = readings.__name__.replace("_", "-"), " ".join((readings.__doc__ or "").split())
+        MISREADINGS[name] = BlockBug(name, about, fix, source, readings)
+        return readings
+
+    return register
+
+
+def misreads(r: StoredWeight, misread: Misread, says: str, variant: str = "") -> Iterator[Reading]:
+    """The weight with its blocks read so."""
+    yield Reading(replace(r, read=_decoder(r, misread)), says, variant)
+
+
+def _decoder(r: StoredWeight, misread: Misread) -> Decode:
+    size, n = BLOCK_BYTES[r.kind], r.w.block_size(r.name)
 
     def decode(rows: Array) -> Array:
         blocks = np.ascontiguousarray(rows).reshape(-1, size)
-        values = misread(blocks, lambda some: w.decoded(name, some))
+        values = misread(blocks, lambda some: r.w.decoded(r.name, some))
         return np.asarray(values, np.float32).reshape(len(rows), rows.shape[-1] // size * n)
 
     return decode
 
 
 BLOCK_BYTES = {kind: max(end for _, end in fields.values()) for kind, fields in FIELDS.items()}
-
-
-def block_type(r: Any, case: Case) -> str:
-    """The type of an op's weight, if it is one of blocks that are known here."""
-    name = "token_embd.weight" if isinstance(r, Lookup) else getattr(r, "name", "")
-    kind = case.engine.w.type(name) if name in case.engine.w else ""
-    return kind if kind in FIELDS else ""
 
 
 def _interleaved(kind: str) -> Misread:
@@ -116,21 +133,20 @@ def _interleaved(kind: str) -> Misread:
     return misread
 
 
-@bug(
-    *QUANTIZED,
+@misreading(
     fix="low nibbles are the first half of the (sub-)block, high nibbles the second",
     source="imp#567, aprender#1621",
 )
-def nibbles_interleaved(r: Any, case: Case) -> Iterator[Change]:
+def nibbles_interleaved(r: StoredWeight) -> Iterator[Reading]:
     """A byte's two nibbles are taken for neighbouring values."""
-    kind = block_type(r, case)
+    kind = r.kind
     says = f"takes a {kind} byte's two nibbles for neighbours"
     if kind in ("Q4_K", "Q5_K"):
-        yield from misreads(r, case, _interleaved_k(kind), says)
+        yield from misreads(r, _interleaved_k(kind), says)
     elif kind in LEGACY:
-        yield from misreads(r, case, _interleaved(kind), says)
+        yield from misreads(r, _interleaved(kind), says)
     if kind in WITH_HIGH_BITS and kind in (*LEGACY, "Q5_K"):
-        yield from misreads(r, case, _low_bits_interleaved(kind), f"{says}, but not their high bits", "low")
+        yield from misreads(r, _low_bits_interleaved(kind), f"{says}, but not their high bits", "low")
 
 
 def _low_bits_interleaved(kind: str) -> Misread:
@@ -188,10 +204,10 @@ def unpacked(s: Array) -> tuple[Array, Array]:
     return sc, mn
 
 
-@bug(*QUANTIZED, fix="the low nibble comes first", source="imp#567, aprender#1621")
-def nibbles_swapped(r: Any, case: Case) -> Iterator[Change]:
+@misreading(fix="the low nibble comes first", source="imp#567, aprender#1621")
+def nibbles_swapped(r: StoredWeight) -> Iterator[Reading]:
     """High and low nibbles are swapped."""
-    kind = block_type(r, case)
+    kind = r.kind
     if kind and kind not in ("Q8_0", "Q2_K", "Q3_K"):
         where = field_of(kind, "qs")
 
@@ -199,28 +215,28 @@ def nibbles_swapped(r: Any, case: Case) -> Iterator[Change]:
             q = blocks[:, where]
             return decode(changed(blocks, where, (q << 4) | (q >> 4)))
 
-        yield from misreads(r, case, misread, f"swaps the high and low nibbles of {kind}")
+        yield from misreads(r, misread, f"swaps the high and low nibbles of {kind}")
 
 
-@bug(*QUANTIZED, fix="subtract the type's offset from the quants (8, 16, 32) before they are scaled")
-def quants_offset(r: Any, case: Case) -> Iterator[Change]:
+@misreading(fix="subtract the type's offset from the quants (8, 16, 32) before they are scaled")
+def quants_offset(r: StoredWeight) -> Iterator[Reading]:
     """The quants' offset is not subtracted, or signs are misread."""
-    kind = block_type(r, case)
+    kind = r.kind
     offset = {"Q4_0": 8.0, "Q5_0": 16.0, "Q6_K": 32.0, "Q3_K": 4.0}.get(kind)
     if offset is not None:
         says = f"does not subtract {offset:g} from {kind}'s quants"
-        yield from misreads(r, case, lambda b, decode: decode(b) - _zero_quants(kind, b, decode), says, "offset")
+        yield from misreads(r, lambda b, decode: decode(b) - _zero_quants(kind, b, decode), says, "offset")
     if kind == "Q4_0":
         where = field_of(kind, "qs")
         says = "takes Q4_0's nibbles for two's complement; they count from -8"
-        yield from misreads(r, case, lambda b, decode: decode(changed(b, where, b[:, where] ^ 0x88)), says, "signed")
+        yield from misreads(r, lambda b, decode: decode(changed(b, where, b[:, where] ^ 0x88)), says, "signed")
     if kind == "Q8_0":
 
         def misread(blocks: Array, decode: Decode) -> Array:
             negative = blocks[:, field_of("Q8_0", "qs")] >= 128
             return decode(blocks) + np.float32(256) * negative * half_at(blocks, field_of("Q8_0", "d"))
 
-        yield from misreads(r, case, misread, "reads Q8_0's quants as unsigned bytes", "unsigned")
+        yield from misreads(r, misread, "reads Q8_0's quants as unsigned bytes", "unsigned")
 
 
 def _zero_quants(kind: str, blocks: Array, decode: Decode) -> Array:
@@ -229,32 +245,30 @@ def _zero_quants(kind: str, blocks: Array, decode: Decode) -> Array:
     return decode(changed(zeroed, field_of(kind, "qh"), 0) if "qh" in FIELDS[kind] else zeroed)
 
 
-@bug(*QUANTIZED, fix="add the high bits from qh (hmask) to the low ones", source="aprender#199, mlx#3664")
-def high_bits_ignored(r: Any, case: Case) -> Iterator[Change]:
+@misreading(fix="add the high bits from qh (hmask) to the low ones", source="aprender#199, mlx#3664")
+def high_bits_ignored(r: StoredWeight) -> Iterator[Reading]:
     """The quants' high bits are ignored, taken for all set, or inverted."""
-    kind = block_type(r, case)
+    kind = r.kind
     if kind in WITH_HIGH_BITS:
         where = field_of(kind, "qh")
         for name, to in {"ignores": 0, "takes for all set": 255}.items():
             says = f"{name} the high bits of {kind}'s quants"
-            yield from misreads(r, case, lambda b, decode, to=to: decode(changed(b, where, to)), says, name)  # type: ignore[misc]
+            yield from misreads(r, lambda b, decode, to=to: decode(changed(b, where, to)), says, name)  # type: ignore[misc]
         yield from misreads(
             r,
-            case,
             lambda b, decode: decode(changed(b, where, ~b[:, where])),
             f"inverts the high bits of {kind}'s quants",
             "not",
         )
 
 
-@bug(
-    *QUANTIZED,
+@misreading(
     fix="bit j of qh belongs to value j of the low half, bit j + 16 to the high half",
     source="aprender#199, mlx#3664",
 )
-def high_bits_misplaced(r: Any, case: Case) -> Iterator[Change]:
+def high_bits_misplaced(r: StoredWeight) -> Iterator[Reading]:
     """The quants' high bits go to the wrong values."""
-    kind = block_type(r, case)
+    kind = r.kind
     if kind not in WITH_HIGH_BITS:
         return
     where = field_of(kind, "qh")
@@ -275,7 +289,7 @@ def high_bits_misplaced(r: Any, case: Case) -> Iterator[Change]:
             "reads the high bits from the other end of the byte": _reversed_bits(kind),
         }
     for says, change in variants.items():
-        yield from misreads(r, case, moved(change), f"{says} ({kind})", says)
+        yield from misreads(r, moved(change), f"{says} ({kind})", says)
 
 
 def _two_by_two(qh: Array) -> Array:
@@ -291,10 +305,10 @@ def _reversed_bits(kind: str) -> Callable[[Array], Array]:
     return lambda q: np.packbits(np.unpackbits(q, axis=1, bitorder="little"), axis=1)
 
 
-@bug(*QUANTIZED, fix="values of one K-quant byte are 32 (Q6_K: also 64) apart in the block, not neighbours")
-def quants_linear(r: Any, case: Case) -> Iterator[Change]:
+@misreading(fix="values of one K-quant byte are 32 (Q6_K: also 64) apart in the block, not neighbours")
+def quants_linear(r: StoredWeight) -> Iterator[Reading]:
     """The two-bit fields of a byte (Q2_K, Q3_K) are taken for neighbouring values."""
-    kind = block_type(r, case)
+    kind = r.kind
     if kind not in ("Q2_K", "Q3_K"):
         return
     where = field_of(kind, "qs")
@@ -306,4 +320,4 @@ def quants_linear(r: Any, case: Case) -> Iterator[Change]:
         qs = strided[:, :, 0] | strided[:, :, 1] << 2 | strided[:, :, 2] << 4 | strided[:, :, 3] << 6
         return decode(changed(blocks, where, qs.reshape(-1, 64)))
 
-    yield from misreads(r, case, misread, f"takes the four values of a {kind} byte for neighbours")
+    yield from misreads(r, misread, f"takes the four values of a {kind} byte for neighbours")

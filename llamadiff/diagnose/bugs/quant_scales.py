@@ -9,25 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.bugs.embedding import Lookup
-from llamadiff.diagnose.bugs.matmul import Product
 from llamadiff.diagnose.bugs.quant_blocks import (
     BLOCK_BYTES,
     FIELDS,
-    QUANTIZED,
     WITH_MINIMA,
     Decode,
     Misread,
+    Reading,
     StoredWeight,
-    block_type,
     changed,
     field_of,
     half_at,
+    misreading,
     misreads,
     unpacked,
 )
-from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.registry import Change, bug
 
 Array = NDArray[Any]
 
@@ -39,10 +35,10 @@ def _packed(sc: Array, mn: Array) -> Array:
     return np.concatenate([first, second, (sc[:, 4:] & 15) | (mn[:, 4:] & 15) << 4], axis=1).astype(np.uint8)
 
 
-@bug(*QUANTIZED, fix="subtract the (sub-)block's minimum (Q4_1 and Q5_1: add it)", source="aprender#199, mlx#3664")
-def minima_wrong(r: Any, case: Case) -> Iterator[Change]:
+@misreading(fix="subtract the (sub-)block's minimum (Q4_1 and Q5_1: add it)", source="aprender#199, mlx#3664")
+def minima_wrong(r: StoredWeight) -> Iterator[Reading]:
     """The blocks' minima are ignored, have the wrong sign, or change places with the scales."""
-    kind = block_type(r, case)
+    kind = r.kind
     if kind not in WITH_MINIMA:
         return
     m, d = field_of(kind, "m"), field_of(kind, "d")
@@ -51,23 +47,23 @@ def minima_wrong(r: Any, case: Case) -> Iterator[Change]:
         "none": f"ignores {kind}'s minima", "sign": f"{sign} {kind}'s minima instead of the opposite",
         "swapped": f"swaps {kind}'s scale and minimum",
     }  # fmt: skip
-    yield from misreads(r, case, lambda b, decode: decode(changed(b, m, 0)), says["none"], "none")
+    yield from misreads(r, lambda b, decode: decode(changed(b, m, 0)), says["none"], "none")
     flip = np.array([0, 0x80], np.uint8)
-    yield from misreads(r, case, lambda b, decode: decode(changed(b, m, b[:, m] ^ flip)), says["sign"], "sign")
+    yield from misreads(r, lambda b, decode: decode(changed(b, m, b[:, m] ^ flip)), says["sign"], "sign")
     swapped: Misread = lambda b, decode: decode(changed(changed(b, m, b[:, d]), d, b[:, m]))  # noqa: E731
-    yield from misreads(r, case, swapped, says["swapped"], "swapped")
+    yield from misreads(r, swapped, says["swapped"], "swapped")
 
 
-@bug(*QUANTIZED, fix="unpack the six-bit scales as ggml's get_scale_min_k4 does", source="aprender#199, mlx#3664")
-def scales_misread(r: Any, case: Case) -> Iterator[Change]:
+@misreading(fix="unpack the six-bit scales as ggml's get_scale_min_k4 does", source="aprender#199, mlx#3664")
+def scales_misread(r: StoredWeight) -> Iterator[Reading]:
     """The K-quants' packed scales are unpacked wrongly: upper bits, order, sign, offset."""
-    kind = block_type(r, case)
+    kind = r.kind
     if "scales" not in FIELDS.get(kind, {}):
         return
     where = field_of(kind, "scales")
     for says, change in _scale_mistakes(kind).items():
         misread: Misread = lambda b, decode, change=change: decode(changed(b, where, change(b[:, where])))  # type: ignore[misc]  # noqa: E731
-        yield from misreads(r, case, misread, f"{says} ({kind})", says)
+        yield from misreads(r, misread, f"{says} ({kind})", says)
     if kind == "Q6_K":
 
         def unsigned(blocks: Array, decode: Decode) -> Array:
@@ -76,7 +72,7 @@ def scales_misread(r: Any, case: Case) -> Iterator[Change]:
                 ratio = np.where(scale == 0, 1, (scale % 256) / scale)
             return (decode(blocks).reshape(-1, 16, 16) * ratio[..., None]).reshape(-1, 256)
 
-        yield from misreads(r, case, unsigned, "reads Q6_K's scales as unsigned bytes", "unsigned")
+        yield from misreads(r, unsigned, "reads Q6_K's scales as unsigned bytes", "unsigned")
     if kind == "Q3_K":
         ones = np.repeat(np.array([0x11, 0xAA], np.uint8), [8, 4])  # every scale 33: 1 once 32 is subtracted
 
@@ -84,7 +80,7 @@ def scales_misread(r: Any, case: Case) -> Iterator[Change]:
             quants = decode(changed(blocks, where, ones)).reshape(-1, 16, 16)
             return (quants * _q3_scales(blocks[:, where])[..., None]).reshape(-1, 256)
 
-        yield from misreads(r, case, biased, "does not subtract 32 from Q3_K's scales", "offset")
+        yield from misreads(r, biased, "does not subtract 32 from Q3_K's scales", "offset")
 
 
 def _scale_mistakes(kind: str) -> dict[str, Callable[[Array], Array]]:
@@ -128,17 +124,15 @@ def _q3_scales(s: Array) -> Array:
     return np.asarray(low | (high << 4), np.float32)
 
 
-@bug(*QUANTIZED, fix="multiply by the block's scale d")
-def scale_missing(r: Any, case: Case) -> Iterator[Change]:
+@misreading(fix="multiply by the block's scale d")
+def scale_missing(r: StoredWeight) -> Iterator[Reading]:
     """The blocks' scale is left out, or read as bfloat16."""
-    kind = block_type(r, case)
+    kind = r.kind
     if not kind:
         return
     where = field_of(kind, "d")
     one = np.frombuffer(np.float16(1).tobytes(), np.uint8)
-    yield from misreads(
-        r, case, lambda b, decode: decode(changed(b, where, one)), f"leaves out {kind}'s scale d", "none"
-    )
+    yield from misreads(r, lambda b, decode: decode(changed(b, where, one)), f"leaves out {kind}'s scale d", "none")
 
     def as_bf16(blocks: Array, decode: Decode) -> Array:
         bits = np.ascontiguousarray(blocks[:, where]).view(np.uint16).astype(np.uint32) << 16
@@ -147,21 +141,20 @@ def scale_missing(r: Any, case: Case) -> Iterator[Change]:
             return decode(blocks) * np.where(d == 0, 1, bits.view(np.float32) / d)
 
     if kind in ("Q4_0", "Q5_0", "Q8_0", "Q3_K", "Q6_K"):
-        yield from misreads(r, case, as_bf16, f"reads {kind}'s scale as bfloat16; it is float16", "bf16")
+        yield from misreads(r, as_bf16, f"reads {kind}'s scale as bfloat16; it is float16", "bf16")
 
 
-@bug(
-    *QUANTIZED,
+@misreading(
     fix="blocks hold 32 values (K-quants: 256) and follow one another without gaps",
     source="1bit-MONSTER#1234",
 )
-def block_size_wrong(r: Any, case: Case) -> Iterator[Change]:
+def block_size_wrong(r: StoredWeight) -> Iterator[Reading]:
     """The scale of a neighbouring block is used: the block size or the stride is wrong."""
-    kind = block_type(r, case)
-    if not kind or isinstance(r, Lookup):
+    kind = r.kind
+    if not kind:
         return
     where = field_of(kind, "d")
-    per_row = case.engine.w.shape(r.name)[-1] // case.engine.w.block_size(r.name)
+    per_row = r.w.shape(r.name)[-1] // r.w.block_size(r.name)
     if per_row < 2:
         return
 
@@ -176,23 +169,20 @@ def block_size_wrong(r: Any, case: Case) -> Iterator[Change]:
         rows = blocks[:, where].reshape(-1, per_row, 2)
         return decode(changed(blocks, where, rows[:, np.arange(per_row) // 2 * 2].reshape(-1, 2)))
 
-    n = case.engine.w.block_size(r.name)
-    yield from misreads(r, case, doubled, f"takes every second scale: blocks of {2 * n} for {n} ({kind})", "double")
-    yield from misreads(r, case, neighbour(1), f"scales each {kind} block by the next one's scale", "next")
-    yield from misreads(r, case, neighbour(-1), f"scales each {kind} block by the one before's scale", "previous")
+    n = r.w.block_size(r.name)
+    yield from misreads(r, doubled, f"takes every second scale: blocks of {2 * n} for {n} ({kind})", "double")
+    yield from misreads(r, neighbour(1), f"scales each {kind} block by the next one's scale", "next")
+    yield from misreads(r, neighbour(-1), f"scales each {kind} block by the one before's scale", "previous")
 
 
-@bug(
-    *QUANTIZED,
+@misreading(
     fix="a tensor starts at data offset + its own offset; the data starts at a multiple of general.alignment",
     source="1bit-MONSTER#1234",
 )
-def tensor_offset_wrong(r: Any, case: Case) -> Iterator[Change]:
+def tensor_offset_wrong(r: StoredWeight) -> Iterator[Reading]:
     """The tensor is read from the wrong place: off by a block, or by the alignment."""
-    if isinstance(r, Product) and (r.decode is not None or r.chosen is not None or r.transposed):
-        return
-    w = case.engine.w
-    if not isinstance(r, (Product, StoredWeight)) or len(w.shape(r.name)) != 2:
+    w = r.w
+    if len(w.shape(r.name)) != 2:
         return
     raw = w.stored(r.name)
     size = BLOCK_BYTES.get(w.type(r.name), raw.dtype.itemsize)
@@ -200,21 +190,4 @@ def tensor_offset_wrong(r: Any, case: Case) -> Iterator[Change]:
         rows = w.stored_beside(r.name, shift)
         if rows is not None:
             says = f"reads {r.name} from {abs(shift)} bytes {'after' if shift > 0 else 'before'} its start"
-            changed = replace(r, beside=rows) if isinstance(r, StoredWeight) else Beside(r, rows)
-            yield Change(changed, says, f"{shift:+d}")
-
-
-class Beside:
-    """A product by whatever lies beside a tensor in the file."""
-
-    def __init__(self, product: Product, raw: Array) -> None:
-        self.product, self.raw = product, raw
-
-    def compute(self, case: Case) -> Array:
-        r, w = self.product, case.engine.w
-        x, *_ = case.carrier.operands(w.type(r.name), r.x)
-        rows = self.raw if r.rows is None else self.raw[r.rows]
-        rows = rows if case.channels is None else rows[case.channels]
-        y = x @ w.decoded(r.name, rows).T
-        bias = r.bias if r.bias is None or case.channels is None else r.bias[case.channels]
-        return np.asarray(y if bias is None else y + bias)
+            yield Reading(replace(r, beside=rows), says, f"{shift:+d}")

@@ -1,129 +1,201 @@
-"""Residual connections, and how people get them wrong."""
+"""Sums, gates and constant factors at nodes of a graph: residuals, branches, multipliers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.registry import Change, bug, recipe
-from llamadiff.trace import taps
+from llamadiff.diagnose.alter import instead, only, takes, through, times, with_float, with_source
+from llamadiff.diagnose.bugs.norms import NORMS
+from llamadiff.diagnose.case import NotRecordedError
+from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.site import Site
+from llamadiff.diagnose.sought import FACTOR, Sought
+from llamadiff.ggml.graph import GraphNode
 
 Array = NDArray[Any]
-RESIDUALS = ("ffn_inp", "l_out")
+MOST = 40  # recorded taps that are tried in a residual's place
 
 
-@dataclass(frozen=True)
-class Residual:
-    """a * branch + b * residual, both [b, token, embd]."""
-
-    branch: Array
-    residual: Array
-    a: float = 1.0
-    b: float = 1.0
-
-    def compute(self, case: Case) -> Array:
-        kind = self.branch.dtype.type
-        return np.asarray(kind(self.a) * self.branch + kind(self.b) * self.residual)
+def _sides(site: Site) -> tuple[int, int] | None:
+    """Which operand of a sum is the residual (the older one), and which the branch; None where one is a weight."""
+    first, second = site.number(0), site.number(1)
+    leaves = site.engine.graph.leaves
+    if first is None or second is None or first in leaves or second in leaves or site.shape(0) != site.shape(1):
+        return None
+    older = [site.source(place) for place in (0, 1)]
+    numbers = [node.number if node is not None else 0 for node in older]
+    return (0, 1) if numbers[0] < numbers[1] else (1, 0)
 
 
-@recipe("ffn_inp")
-def after_attention(case: Case) -> Residual:
-    """The attention branch onto the layer's input."""
-    return Residual(case["attn_out"], case.before())
-
-
-@recipe("l_out")
-def after_ffn(case: Case) -> Residual:
-    """The FFN branch onto the residual after attention."""
-    return Residual(case["ffn_out"], case["ffn_inp"])
-
-
-@bug(*RESIDUALS, fix="add the residual")
-def residual_missing(r: Residual, case: Case) -> Iterator[Change]:
+@at_nodes("ADD", fix="add the residual")
+def residual_missing(site: Site) -> Iterator[Edit]:
     """The residual is not added: the branch goes on alone."""
-    yield Change(replace(r, b=0.0), "leaves out the residual: the branch goes on alone")
+    sides = _sides(site)
+    if sides is not None:
+        residual, branch = sides
+        yield Edit(only(branch), f"leaves out {site.named(residual)}: {site.named(branch)} goes on alone")
 
 
-@bug(*RESIDUALS, fix="add the branch")
-def branch_missing(r: Residual, case: Case) -> Iterator[Change]:
+@at_nodes("ADD", fix="add the branch")
+def branch_missing(site: Site) -> Iterator[Edit]:
     """The branch is not added: the residual goes on alone."""
-    yield Change(replace(r, a=0.0), f"leaves out {_branch(case)}: the residual goes on alone")
+    sides = _sides(site)
+    if sides is not None:
+        residual, branch = sides
+        if not _is_shared(site, branch):
+            says = f"leaves out {site.named(branch)}: {site.named(residual)} goes on alone"
+            yield Edit(only(residual), says)
 
 
-@bug(*RESIDUALS, fix="add branch and residual once each")
-def residual_doubled(r: Residual, case: Case) -> Iterator[Change]:
+@at_nodes("ADD", fix="add the shared expert's result")
+def shared_expert_missing(site: Site) -> Iterator[Edit]:
+    """The shared expert's result is not added to that of the chosen ones."""
+    sides = _sides(site)
+    for place in sides or ():
+        if _is_shared(site, place):
+            yield Edit(only(1 - place), f"leaves out the shared expert ({site.named(place)})")
+
+
+def _is_shared(site: Site, place: int) -> bool:
+    """Whether an operand is made by a shared expert."""
+    node = site.source(place)
+    for _ in range(3):
+        if node is None:
+            return False
+        if "shexp" in site.at(node).weight(0):
+            return True
+        node = site.at(node).source(0)
+    return False
+
+
+@at_nodes("ADD", fix="add branch and residual once each")
+def residual_doubled(site: Site) -> Iterator[Edit]:
     """The residual or the branch is added twice, or subtracted."""
-    yield Change(replace(r, b=2.0), "adds the residual twice", "residual")
-    yield Change(replace(r, a=2.0), f"adds {_branch(case)} twice", "branch")
-    yield Change(replace(r, b=-1.0), "subtracts the residual", "minus residual")
-    yield Change(replace(r, a=-1.0), f"subtracts {_branch(case)}", "minus branch")
+    sides = _sides(site)
+    for place in sides or ():
+        name, role = site.named(place), "residual" if sides and place == sides[0] else "branch"
+        yield Edit(times(place, 2), f"adds {name} twice", role)
+        yield Edit(times(place, -1), f"subtracts {name}", f"minus {role}")
 
 
-@bug(*RESIDUALS, fix="add what came in before the norm")
-def residual_normed(r: Residual, case: Case) -> Iterator[Change]:
-    """The residual is taken after the norm: post-norm where the model is pre-norm."""
-    word = "attn_norm" if case.tap.kind.word == "ffn_inp" else "ffn_norm"
-    yield Change(replace(r, residual=case[word]), f"adds {word}-{case.layer}, the residual after its norm")
-
-
-@bug(*RESIDUALS, fix="carry the residual from one addition to the next")
-def residual_elsewhere(r: Residual, case: Case) -> Iterator[Change]:
+@at_nodes("ADD", fix="carry the residual from one addition to the next")
+def residual_elsewhere(site: Site) -> Iterator[Edit]:
     """The residual is taken from another place: the layer's input, its predecessor's, the embedding."""
-    places = {"l_out": ("the layer's input", "attn_out"), "ffn_inp": ("the embeddings",)}
-    if case.tap.kind.word == "l_out":
-        yield Change(replace(r, residual=case.before()), f"adds {places['l_out'][0]} for ffn_inp-{case.layer}", "input")
-        yield Change(
-            replace(r, residual=case["attn_out"]), f"adds attn_out-{case.layer} for ffn_inp-{case.layer}", "branch"
-        )
-    elif case.layer > 0:
-        first = case.values(taps.input_of(0, case.run.shapes))
-        yield Change(replace(r, residual=first), "adds the embeddings for the layer's input", "embd")
-    if case.layer > 1 or (case.layer == 1 and case.tap.kind.word == "l_out"):
-        earlier = taps.input_of(case.layer - 1, case.run.shapes)
-        try:
-            residual = case.values(earlier)
-        except NotRecordedError:
-            return
-        yield Change(replace(r, residual=residual), "adds the residual of the layer before", "earlier")
-
-
-@bug(*RESIDUALS, fix="add the branch as it leaves its last product")
-def branch_normed(r: Residual, case: Case) -> Iterator[Change]:
-    """The sum is normalised: post-norm where the model is pre-norm."""
-    from llamadiff.diagnose.bugs.norms import norm
-
-    word = "attn_norm" if case.tap.kind.word == "ffn_inp" else "ffn_norm"
-    right = norm(case.of(f"{word}-{case.layer}"))
-    yield Change(replace(right, x=r.compute(case)), f"normalises the sum by {word}'s weight", "sum")
-    bare = replace(right, x=r.compute(case), weight=np.ones_like(right.weight))
-    yield Change(bare, "normalises the sum, without a weight", "bare")
-    branch = replace(right, x=r.branch).compute(case)
-    yield Change(replace(r, branch=branch), f"normalises {_branch(case)} before it is added", "branch")
-
-
-@bug(*RESIDUALS, general=True, fix="multiply neither branch nor residual: this model has no multipliers")
-def residual_multiplied(r: Residual, case: Case) -> Iterator[Change]:
-    """Branch or residual is multiplied by a constant."""
-    if case.recorded is None:
+    sides = _sides(site)
+    if sides is None:
         return
-    a, b = _least_squares(r, case)
-    says = f"adds {a:.5g} times {_branch(case)} and {b:.5g} times the residual; both count once"
-    yield Change(replace(r, a=a, b=b), says, value=a if abs(a - 1) > abs(b - 1) else b)
+    for place in sides:
+        for label, x in islice(site.recorded(site.shape(place)), MOST):
+            says = f"adds {label}, not {site.named(place)}"
+            yield Edit(instead(place, x), says, f"{place} {_relative(label, site.case.tap.layer)}")
 
 
-def _least_squares(r: Residual, case: Case) -> tuple[float, float]:
-    assert case.recorded is not None
-    x, y = r.branch[0].astype(np.float64).ravel(), r.residual[0].astype(np.float64).ravel()
-    z = case.recorded.astype(np.float64).ravel()
-    good = np.isfinite(x) & np.isfinite(y) & np.isfinite(z)
-    found, *_ = np.linalg.lstsq(np.stack([x[good], y[good]], axis=1), z[good], rcond=None)
-    return float(found[0]), float(found[1])
+def _relative(label: str, layer: int | None) -> str:
+    word, _, number = label.rpartition("-")
+    return f"{word} {int(number) - layer:+d}" if word and number.isdecimal() and layer is not None else label
 
 
-def _branch(case: Case) -> str:
-    return f"{'attn_out' if case.tap.kind.word == 'ffn_inp' else 'ffn_out'}-{case.layer}"
+@at_nodes("ADD", fix="add what came in before the norm")
+def residual_normed(site: Site) -> Iterator[Edit]:
+    """The residual is taken after the norm: post-norm where the model is pre-norm."""
+    sides = _sides(site)
+    norm = _norm_of(site, sides[0]) if sides is not None else None
+    if sides is not None and norm is not None and norm.label:
+        with suppress(NotRecordedError):
+            x = site.case.values(norm.label).reshape(1, *site.shape(sides[0]))
+            yield Edit(instead(sides[0], x), f"adds {norm.label}, the residual after its norm")
+
+
+def _norm_of(site: Site, place: int) -> GraphNode | None:
+    """The named end of the norm that is taken of an operand: the product with its weight, or the sum with its bias."""
+    below = site.source(place)
+    users = site.at(below).users() if below is not None else []
+    found = next((user for user in users if user.op in NORMS and user.number < site.node.number), None)
+    while found is not None:
+        more = next((user for user in site.at(found).users() if user.op in ("MUL", "ADD")), None)
+        if more is None or not site.at(more).weight(1):
+            return found
+        found = more
+    return None
+
+
+@at_nodes("ADD", fix="add the branch as it leaves its last product")
+def branch_normed(site: Site) -> Iterator[Edit]:
+    """The sum is normalised: post-norm where the model is pre-norm."""
+    sides = _sides(site)
+    if sides is None:
+        return
+    eps = next((float(np.frombuffer(n.params, np.float32)[0]) for n in site.engine.graph.nodes if n.op in NORMS), 1e-5)
+
+    def norm(x: Array) -> Array:
+        wide = x.astype(np.float64)
+        return np.asarray(wide / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps), np.float32)
+
+    yield Edit(takes(lambda n: norm(n.x() + n.x(1))), "normalises the sum, without a weight", "bare")
+    weighted = _norm_of(site, sides[0])
+    name = site.at(weighted).weight(1) if weighted is not None else ""
+    if name and weighted is not None and weighted.op == "MUL":
+        says = f"normalises the sum by {name}"
+        yield Edit(takes(lambda n: norm(n.x() + n.x(1)) * site.vector(name)), says, "sum")
+        says = f"normalises {site.named(sides[1])} by {name} before it is added"
+        by_weight = with_source(sides[1], lambda n: norm(n.x(sides[1])) * site.vector(name))
+        yield Edit(by_weight, says, "weighted branch")
+    branch = sides[1]
+    says = f"normalises {site.named(branch)} before it is added, without a weight"
+    yield Edit(with_source(branch, lambda n: norm(n.x(branch))), says, "branch")
+
+
+@at_nodes("ADD", fix="multiply neither branch nor residual: this model has no multipliers", general=True)
+def residual_multiplied(site: Site) -> Iterator[Constant]:
+    """Branch or residual is multiplied by a constant."""
+    for role, place in zip(("residual", "branch"), _sides(site) or (), strict=False):
+        yield _factor(site, place, role)
+
+
+def _factor(site: Site, place: int, role: str) -> Constant:
+    name = site.named(place)
+    sought = replace(FACTOR, says=lambda value, own: f"adds {value:.5g} times {name}")
+    return Constant(lambda value: times(place, value), sought, 1.0, variant=role, linear=True)
+
+
+@at_nodes("MUL", fix="multiply both")
+def gate_missing(site: Site) -> Iterator[Edit]:
+    """Of two tensors that the model multiplies, one goes on alone: a gate is left out."""
+    first, second = site.number(0), site.number(1)
+    leaves = site.engine.graph.leaves
+    if first is None or second is None or first in leaves or second in leaves:
+        return
+    yield Edit(through, f"leaves out the factor {site.named(1)}", "second")
+    if site.shape(1) == site.node.shape:
+        yield Edit(only(1), f"leaves out the factor {site.named(0)}", "first")
+        yield Edit(takes(lambda n: n.x() + n.x(1)), f"adds {site.named(0)} and {site.named(1)}", "sum")
+
+
+@at_nodes("SCALE", fix="multiply by the model's constant once")
+def multiplier_missing(site: Site) -> Iterator[Edit]:
+    """A constant factor of the model is left out, or applied wrongly: of embeddings, queries, residuals, logits."""
+    own = float(site.floats[0])
+    if own in (0.0, 1.0):
+        return
+    yield Edit(with_float(p0=1.0), f"does not multiply by {own:.5g}", "missing")
+    yield Edit(with_float(p0=1 / own), f"divides by {own:.5g}; the model multiplies by it", "inverse")
+    yield Edit(with_float(p0=own * own), f"multiplies by {own:.5g} twice", "twice")
+    if own > 0:
+        yield Edit(with_float(p0=own**0.5), f"multiplies by the root of {own:.5g}", "root")
+
+
+@at_nodes("SCALE", general=True, fix="read the constant from the file")
+def multiplier_other(site: Site) -> Iterator[Constant]:
+    """A constant factor is another than the model's."""
+    own = float(site.floats[0])
+    if own > 0:
+        says = lambda value, own: f"multiplies by {value:.5g}; the model by {own:.5g}"  # noqa: E731
+        sought = Sought(own / 1000, own * 1000, says, (0.5, 2.0))
+        yield Constant(lambda value: with_float(p0=value), sought, own)

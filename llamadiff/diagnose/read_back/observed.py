@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.registry import recipe_of
+from llamadiff.diagnose.subgraph import subgraph_of
 from llamadiff.judge.pattern.deviation import ODD, Fact
 
 Array = NDArray[Any]
@@ -38,7 +38,7 @@ class Observed:
         if case.recorded is None or case.tap.name in case.run.known or case.recorded.size > LARGEST:
             return None
         recorded = np.asarray(case.recorded, np.float64)
-        computed = np.asarray(recipe_of(case).compute(case), np.float64).reshape(-1, *recorded.shape)
+        computed = np.asarray(subgraph_of(case).compute(case), np.float64).reshape(-1, *recorded.shape)
         gaps = [float(np.median(np.abs(recorded - entry))) for entry in computed]
         expected = computed[int(np.argmin(gaps))]  # most values are right, or nearest, under the engine's arithmetic
         if case.tap.causal:

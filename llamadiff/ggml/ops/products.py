@@ -11,8 +11,16 @@ from llamadiff.ggml.op import Array, Op, op
 def mul_mat(n: Op) -> Array:
     """w [.., out, in], x [.., rows, in] -> [.., rows, out]; outer axes of w serve several of x's (ggml_mul_mat)."""
     w, (x, *_) = n.x(), n.rounded(n.x(1), n.source_kind())
-    w = _repeated(w, x.shape[-4:-2])
-    return np.asarray(np.matmul(x.astype(np.float32, copy=False), w.swapaxes(-1, -2)))
+    x = x.astype(np.float32, copy=False)
+    if w.shape[-4] != x.shape[-4]:
+        w = _repeated(w, x.shape[-4:-2])
+    neighbours = x.reshape(*x.shape[:-3], w.shape[-3], -1, x.shape[-1])  # those that one slice of w serves
+    y: Array = np.matmul(neighbours, w.swapaxes(-1, -2))
+    return y.reshape(*_batch(w, x), *x.shape[-4:-1], w.shape[-2])
+
+
+def _batch(w: Array, x: Array) -> tuple[int, ...]:
+    return np.broadcast_shapes(w.shape[:-4], x.shape[:-4])
 
 
 def _repeated(w: Array, outer: tuple[int, ...]) -> Array:

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from llamadiff.diagnose.graph_bugs.edit import Edit, Site, at_nodes, takes, through, with_source
-from llamadiff.diagnose.graph_bugs.norms import NORMS
+from llamadiff.diagnose.alter import takes, through, with_source
+from llamadiff.diagnose.bugs.norms import NORMS
+from llamadiff.diagnose.edit import Edit, at_nodes
+from llamadiff.diagnose.site import Site
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op
 from llamadiff.ggml.ops.recurrent import selective_scan

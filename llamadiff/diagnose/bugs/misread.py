@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from llamadiff.diagnose.bugs.quant_blocks import StoredWeight
-from llamadiff.diagnose.graph_bugs.edit import Edit, Edits, Site, at_nodes
-from llamadiff.diagnose.registry import BUGS, Bug, reads_blocks
+from llamadiff.diagnose.bugs import quant_scales  # noqa: F401  (registers its misreadings)
+from llamadiff.diagnose.bugs.quant_blocks import MISREADINGS, BlockBug, StoredWeight
+from llamadiff.diagnose.edit import Edit, Edits, ways_to_have
+from llamadiff.diagnose.registry import Bug, define
+from llamadiff.diagnose.site import Site
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op
 from llamadiff.ggml.streamed import STREAMED
 
 
-def _edits(known: Bug) -> Edits:
+def _edits(known: BlockBug) -> Edits:
     def edits(site: Site) -> Iterator[Edit]:
-        name = site.weight(0)
-        for change in known.changes(StoredWeight(name), site.case) if name else ():
-            assert isinstance(change.recipe, StoredWeight)
-            yield Edit(_reading(change.recipe, site), change.says, f"{site.engine.w.type(name)} {change.variant}")
+        name, w = site.weight(0), site.engine.w
+        for reading in known.readings(StoredWeight(w, name)) if name else ():
+            yield Edit(_reading(reading.weight, site), reading.says, f"{w.type(name)} {reading.variant}")
 
     return edits
 
@@ -35,5 +36,6 @@ def _reading(stored: StoredWeight, site: Site) -> Alter:
     return alter
 
 
-for _known in [known for known in BUGS.values() if reads_blocks(known)]:
-    at_nodes(*STREAMED, of=_known.name)(_edits(_known))
+for _known in MISREADINGS.values():
+    define(Bug(_known.name, _known.about, _known.fix, _known.source, "misread"))
+    ways_to_have(_known.name, tuple(STREAMED), _edits(_known))

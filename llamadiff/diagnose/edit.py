@@ -1,0 +1,165 @@
+"""Bugs as edits of graph nodes: what an edit is, where it can be made, and how a bug is registered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from llamadiff.diagnose.alter import after
+from llamadiff.diagnose.case import Case
+from llamadiff.diagnose.registry import Bug, Change, define, extend
+from llamadiff.diagnose.site import Site
+from llamadiff.diagnose.solve import least_squares, solve
+from llamadiff.diagnose.sought import Sought
+from llamadiff.diagnose.subgraph import Subgraph
+from llamadiff.ggml.engine import Alter
+
+SLOW = 1 << 24  # weights behind a node, beyond which constants are not solved for but tried
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What a node computes instead, as a clause without its subject; ``more`` are other nodes that change with it.
+
+    ``variant`` tells the edit from the bug's others.
+    """
+
+    alter: Alter
+    says: str
+    variant: str = ""
+    more: Mapping[int, Alter] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """An edit with a constant to solve for; ``own`` is the model's, ``familiar`` are values that are tried for it.
+
+    ``linear``: of a factor, which may be negative where the tap follows it in proportion.
+    """
+
+    make: Callable[[float], Alter]
+    sought: Sought
+    own: float = 0.0
+    familiar: tuple[float, ...] | None = None
+    variant: str = ""
+    more: Callable[[float], Mapping[int, Alter]] = lambda value: {}
+    linear: bool = False
+
+
+Edits = Callable[[Site], Iterator[Edit | Constant]]
+
+
+ANY = "any"  # op, in the place of its name
+EDITS: list[tuple[str, tuple[str, ...], Edits]] = []  # bug, ops and edits, as they are registered
+
+
+def at_nodes(
+    *ops: str, of: str = "", fix: str = "", source: str = "", general: bool = False, harmless: bool = False
+) -> Callable[[Edits], Edits]:
+    """Register a function that edits nodes with these ops: as a new bug, or as one more way to have the bug ``of``.
+
+    A new bug has the function's name, and its docstring says what it is.
+    """
+
+    def register(edits: Edits) -> Edits:
+        name, about = of or edits.__name__.replace("_", "-"), " ".join((edits.__doc__ or "").split())
+        if not of:
+            family = edits.__module__.rpartition(".")[2]
+            define(Bug(name, about, fix, source, family, general, harmless))
+        ways_to_have(name, ops, edits, harmless)
+        return edits
+
+    return register
+
+
+def ways_to_have(name: str, ops: tuple[str, ...], edits: Edits, harmless: bool = False) -> None:
+    """Register the edits of nodes with these ops that a bug comes to."""
+
+    def changes(r: Subgraph, case: Case) -> Iterator[Change]:
+        if not (harmless and r.is_span(case)):  # what rounds somewhere would excuse what is wrong there
+            yield from _changes(r, case, ops, edits)
+
+    EDITS.append((name, ops, edits))
+    extend(name, ops, changes)
+
+
+ALONE = "at "
+Place = tuple[Site, Edit | Constant]
+
+
+def _changes(r: Subgraph, case: Case, ops: tuple[str, ...], edits: Edits) -> Iterator[Change]:
+    """The edits of all nodes: the same one wherever it can be, or at one kind of op, then at each node alone."""
+    if edits not in r.places:
+        r.places[edits] = {variant: _scopes(places) for variant, places in _found(r, case, ops, edits).items()}
+    for variant, scopes in r.places[edits].items():
+        for where, some in scopes.items():
+            if case.everywhere in (None, not where.startswith(ALONE)):
+                yield from _applied(r, case, some, f"{variant} {where}".strip())
+
+
+def _found(r: Subgraph, case: Case, ops: tuple[str, ...], edits: Edits) -> dict[str, list[Place]]:
+    """The nodes that an edit can be made at, by its variant."""
+    found: dict[str, list[Place]] = {}
+    for site in (Site(node, r, case) for node in r.nodes if {node.op, ANY} & set(ops) and r.computes(node)):
+        for edit in edits(site):
+            found.setdefault(edit.variant, []).append((site, edit))
+    return found
+
+
+def _scopes(places: list[Place]) -> dict[str, list[Place]]:
+    """Which places have an edit together: all, those of Q and K, of Q, K and V, of one word, each alone."""
+    scopes = {"": places}
+    for letters in ("QK", "QKV"):
+        some = [place for place in places if place[0].shown[:1] in letters]
+        if len(some) > 1 and len(some) not in map(len, scopes.values()):
+            scopes[f"of {letters}"] = some
+    words = {word: [place for place in places if _word(place) == word] for word in map(_word, places)}
+    scopes |= {f"of {word}": some for word, some in words.items() if len(some) < len(places)}
+    alone = {f"{ALONE}{number}": [place] for number, place in enumerate(places) if len(words[_word(place)]) > 1}
+    return scopes | alone
+
+
+def _word(place: Place) -> str:
+    return place[0].shown.rpartition("-")[0]
+
+
+def _applied(r: Subgraph, case: Case, places: list[Place], variant: str) -> Iterator[Change]:
+    first, edit = places[0]
+    if isinstance(edit, Edit):
+        yield Change(_with(r, places, 0.0), edit.says, variant, at=first.tap)
+        return
+    slow = _weights_after(r, {site.node.number for site, _ in places}) > SLOW
+    how = replace(case, hurried=True) if slow else case
+    build = partial(_with, r, places)
+    for value in _values(how, build, edit):
+        yield Change(build(value), edit.sought.says(value, edit.own), variant, value, first.tap)
+
+
+def _values(case: Case, build: Callable[[float], Subgraph], edit: Constant) -> Sequence[float]:
+    """The values to try: the one that fits best; through a span, where that takes long, at first the familiar ones."""
+    if case.everywhere is not None and case.hint is None:
+        return edit.sought.familiar if edit.familiar is None else edit.familiar
+    return (edit.linear and least_squares(case, build)) or solve(case, build, edit.sought, edit.familiar)
+
+
+def _with(r: Subgraph, places: list[Place], value: float) -> Subgraph:
+    altered = dict(r.altered)
+    for site, edit in places:
+        alter = edit.alter if isinstance(edit, Edit) else edit.make(value)
+        more = edit.more if isinstance(edit, Edit) else edit.more(value)
+        for number, other in ((site.node.number, alter), *more.items()):
+            altered[number] = other if number not in altered else after(altered[number], other)
+    return replace(r, altered=altered)
+
+
+def _weights_after(r: Subgraph, numbers: set[int]) -> int:
+    """How many weights are multiplied by from some nodes on."""
+    total = 0
+    for node in [*(node for node in r.nodes if node.number in numbers), *r.after(numbers)]:
+        leaf = r.engine.graph.leaves.get(node.sources[0]) if node.sources and node.sources[0] is not None else None
+        if leaf is not None and node.op in ("MUL_MAT", "MUL_MAT_ID") and leaf.number not in r.engine.graph.given:
+            total += int(np.prod(leaf.shape))
+    return total
