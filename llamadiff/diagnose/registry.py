@@ -24,10 +24,10 @@ Array = NDArray[Any]
 # The likeliest first: of bugs that a model cannot tell apart, the first is named first.
 FAMILIES = (
     "bugs.rope", "bugs.norms", "bugs.softmax", "bugs.attention", "bugs.cache", "bugs.matmul", "bugs.activations",
-    "bugs.residuals", "bugs.embedding", "bugs.quant_blocks", "bugs.quant_scales", "bugs.moe", "graph_bugs.rope",
-    "graph_bugs.norms", "graph_bugs.attention", "graph_bugs.softmax", "graph_bugs.cache", "graph_bugs.matmul",
-    "graph_bugs.activations", "graph_bugs.residuals", "graph_bugs.embedding", "graph_bugs.quant_blocks",
-    "graph_bugs.moe", "graph_bugs.recurrent", "bugs.precision", "graph_bugs.precision",
+    "graph_bugs.recurrent", "bugs.residuals", "bugs.embedding", "bugs.quant_blocks", "bugs.quant_scales", "bugs.moe",
+    "graph_bugs.rope", "graph_bugs.norms", "graph_bugs.attention", "graph_bugs.softmax", "graph_bugs.cache",
+    "graph_bugs.matmul", "graph_bugs.activations", "graph_bugs.residuals", "graph_bugs.embedding",
+    "graph_bugs.quant_blocks", "graph_bugs.moe", "bugs.precision", "graph_bugs.precision",
 )  # fmt: skip
 
 

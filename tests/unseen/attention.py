@@ -58,7 +58,10 @@ class Attention:
         if self.arch.queries_scaled:
             q = self.tap("Qcur", q * np.float32(self.query_scale()))
         out = self.merged(self.looked_up(q, self.cached("k", k), self.cached("v", v)))
-        return self.tap("attn_out", self.linear(self.tap("kqv_out", out), "attn_output"))
+        return self.tap("attn_out", self.projected(self.tap("kqv_out", out)))
+
+    def projected(self, heads: Array) -> Array:
+        return self.linear(heads, "attn_output")
 
     def qkv(self, y: Array) -> Any:
         if not self.has("attn_qkv"):
@@ -171,7 +174,8 @@ class Attention:
         if self.arch.queries_scaled:
             return 1.0
         if self.has("attn_kv_a_mqa"):
-            grown = 1 + self.file.get("rope.scaling.yarn_log_multiplier") * math.log(self.scaling())
+            factor = self.file.get("rope.scaling.factor")
+            grown = 1 + self.file.get("rope.scaling.yarn_log_multiplier") * math.log(factor)
             return grown * grown / math.sqrt(self.dim)
         return self.file.get("attention.scale") or 1 / math.sqrt(self.dim)
 
@@ -220,22 +224,30 @@ class Attention:
     def latent_attention(self, y: Array) -> Array:
         """Keys and values are one compressed row, which heads read through matrices of their own."""
         queries = self.latent_queries(y)
-        rows = self.tap("kv_cmpr_pe", self.product(y, "attn_kv_a_mqa"))
-        wide = rows.shape[-1] - self.n_rot
-        latent = self.tap("kv_cmpr", self.norm(rows[:, :wide], "attn_kv_a_norm"))
-        turned = self.tap("k_pe", self.rotated(rows[:, None, wide:], "K"))
+        latent, shared = self.latent_parts(self.tap("kv_cmpr_pe", self.product(y, "attn_kv_a_mqa")))
+        wide = latent.shape[-1]
+        latent = self.tap("kv_cmpr", self.norm(latent, "attn_kv_a_norm"))
+        turned = self.tap("k_pe", self.rotated(shared[:, None], "K"))
         keys = self.tap("Kcur", np.concatenate([latent[:, None], turned], axis=-1))
         keys = self.cached("k", keys)
         heads = self.looked_up(queries, keys, keys[..., :wide])
         heads = self.tap("kqv_mla", self.of_heads(heads, "attn_v_b"))
-        return self.tap("attn_out", self.linear(self.tap("kqv_out", self.merged(heads)), "attn_output"))
+        return self.tap("attn_out", self.projected(self.tap("kqv_out", self.merged(heads))))
+
+    def latent_parts(self, rows: Array) -> Any:
+        """What K and V are made of, and the part of K that is rotated."""
+        return np.split(rows, [rows.shape[-1] - self.n_rot], axis=-1)
+
+    def query_parts(self, q: Array) -> Any:
+        return np.split(q, [q.shape[-1] - self.n_rot], axis=-1)
 
     def latent_queries(self, y: Array) -> Array:
         narrow = self.tap("q_a_norm", self.norm(self.tap("q_a", self.product(y, "attn_q_a")), "attn_q_a_norm"))
         q = self.tap("q_b", self.product(narrow, "attn_q_b")).reshape(len(y), self.heads, self.dim)
-        plain = self.tap("q_nope", q[..., : -self.n_rot])
+        plain, shared = self.query_parts(q)
+        plain = self.tap("q_nope", plain)
         plain = self.tap("q_nope_absorbed", self.of_heads(plain.transpose(1, 0, 2), "attn_k_b"))
-        turned = self.tap("q_pe", self.rotated(q[..., -self.n_rot :], "Q"))
+        turned = self.tap("q_pe", self.rotated(shared, "Q"))
         return self.tap("Qcur", np.concatenate([plain.transpose(1, 0, 2), turned], axis=-1))
 
     def of_heads(self, x: Array, stem: str) -> Array:

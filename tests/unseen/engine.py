@@ -28,7 +28,9 @@ class Engine(Attention, Experts, Recurrent):
         self.n_prefill = 0
         self.kept: dict[tuple[str, int], Array] = {}  # caches and states, by name and layer
         self.rows: dict[str, list[Array]] = {}
-        self.residual: Array = None  # what the layer began with
+        self.residual: Array = None  # what goes into the layer, or into the last norm
+        self.between: Array = None  # what goes into the FFN's norm
+        self.attended: Array = None  # what attention's norm gave
         eps = file.get("attention.layer_norm_rms_epsilon", None)
         self.eps = float(np.float32(eps if eps is not None else file.get("attention.layer_norm_epsilon")))
 
@@ -59,6 +61,7 @@ class Engine(Attention, Experts, Recurrent):
         for layer in range(self.file.get("block_count")):
             self.layer, self.residual = layer, x
             x = self.block(x)
+        self.residual = x
         stem = "output_norm" if "output_norm.weight" in self.file else "token_embd_norm"
         y = self.tap("result_norm", self.norm(x, stem), layered=False)
         self.tap("result_output", self.logits(y), layered=False)
@@ -69,19 +72,23 @@ class Engine(Attention, Experts, Recurrent):
         return self.file["token_embd.weight"][tokens]
 
     def embedding_scale(self) -> float:
-        return math.sqrt(self.file.get("embedding_length")) if self.arch.embedding_of_root else 1.0
+        own = self.file.get("embedding_scale") or 1.0
+        return math.sqrt(self.file.get("embedding_length")) if self.arch.embedding_of_root else own
 
     def embedded(self, tokens: Array) -> Array:
-        factor = self.embedding_scale() * (self.file.get("embedding_scale") or 1.0)
-        x = self.tap("embd", self.embedding(tokens) * np.float32(factor), layered=False)
+        x = self.tap("embd", self.embedding(tokens) * np.float32(self.embedding_scale()), layered=False)
         if self.arch.positions == "learned":
-            x = self.tap("inpL", x + self.tap("pos_embd", self.learned(self.at), layered=False), layered=False)
+            positions = self.tap("pos_embd", self.learned(self.at), layered=False)
+            x = self.tap("inpL", self.with_positions(x, positions), layered=False)
         if self.arch.positions == "alibi":
             x = self.tap("inp_norm", self.norm(x, "token_embd_norm"))
         return x
 
     def learned(self, positions: Array) -> Array:
         return self.file["position_embd.weight"][positions]
+
+    def with_positions(self, x: Array, positions: Array) -> Array:
+        return x + positions
 
     def head(self) -> str:
         return "output" if "output.weight" in self.file else "token_embd"
@@ -149,14 +156,15 @@ class Engine(Attention, Experts, Recurrent):
     def block(self, x: Array) -> Array:
         before, between = self.arch.norms
         word = before if self.arch.parallel else "attn_norm"
-        y = self.mixed_tokens(self.tap(word, self.norm(x, before)))
+        self.attended = self.tap(word, self.norm(x, before))
+        y = self.mixed_tokens(self.attended)
         if self.has("post_attention_norm") and between != "post_attention_norm":
             y = self.tap("attn_post_norm", self.norm(y, "post_attention_norm"))
         if self.arch.parallel:
             return self.tap("l_out", self.beside(y, x))
         if not self.has(between):
             return self.tap("l_out", self.add(y, x))
-        x = self.tap("ffn_inp", self.add(y, x))
+        self.between = x = self.tap("ffn_inp", self.add(y, x))
         y = self.fed_forward(self.tap("ffn_norm", self.norm(x, between)))
         if self.has("post_ffw_norm"):
             y = self.tap("ffn_post_norm", self.norm(y, "post_ffw_norm"))

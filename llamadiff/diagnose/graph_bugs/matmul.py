@@ -283,13 +283,14 @@ def other_row(site: Site) -> Iterator[Edit]:
     yield Edit(late, "gives the logits of the token before, and none for the first", "late")
 
 
-@at_nodes("MUL_MAT", of="logits-capped")
+@at_nodes("MUL_MAT", "SCALE", of="logits-capped")
 def capped(site: Site) -> Iterator[Constant]:
-    """Logits through a softcap."""
-    if _makes_logits(site) and not any(user.op == "SCALE" for user in site.users()):
+    """Logits through a softcap, where the model has none."""
+    if site.node.label == "result_output" and site.direct(0) != "TANH":
         make = lambda cap: gives(lambda x: np.asarray(cap * np.tanh(x / cap), x.dtype))  # noqa: E731
         yield Constant(make, LOGIT_CAP)
 
 
 def _makes_logits(site: Site) -> bool:
-    return bool(site.weight(0)) and site.node.label == "result_output"
+    """Whether a product is the head's; a factor may follow."""
+    return bool(site.weight(0)) and site.shown == "result_output"
