@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff.comparison.judging import judge
 from llamadiff.comparison.result import Comparison
+from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import GraphModel, by_its_graph
 from llamadiff.engines.model_file import ModelFile
@@ -53,21 +54,25 @@ class Outcome:
 
     @property
     def named(self) -> bool:
-        """Whether the first explanation is the mistake's name, or one that comes to the same."""
+        """Whether the first explanation has the mistake's name, if among others that the values cannot tell apart."""
         found = self.comparison.diagnosis
-        return bool(found) and bool({cause.name for cause in found[0].causes[:1]} & self.case.bug.causes)
+        return bool(found) and bool(_names(found[0]) & self.case.bug.causes)
 
     @property
     def false(self) -> list[str]:
-        """Causes that are said, of any tap, and were not put in."""
-        said = [(d.tap, d.causes) for d in self.comparison.diagnosis if d.causes]
-        return [f"{tap}: {causes[0].name}" for tap, causes in said if causes[0].name not in self.case.bug.causes]
+        """Explanations, of any tap, that are other than what was put in."""
+        said = [(d.tap, _names(d)) for d in self.comparison.diagnosis if d.causes]
+        return [f"{tap}: {'|'.join(names)}" for tap, names in said if not names & self.case.bug.causes]
 
     @property
     def said(self) -> str:
         first = self.comparison.first_divergence
         told = [f"{d.tap}: {'|'.join(cause.name for cause in d.causes) or 'unknown'}" for d in self.comparison.diagnosis]
         return f"{first.tap if first else self.comparison.verdict}; {', '.join(told)}"
+
+
+def _names(found: Diagnosis) -> set[str]:
+    return {cause.name for cause in found.causes}
 
 
 class Models:

@@ -186,8 +186,19 @@ class Site:
         for node in self.engine.graph.nodes:
             leaf = self.engine.graph.leaves.get(node.view[0]) if node.op == "SET_ROWS" and node.view else None
             if leaf is not None and leaf.name == f"{cache}_l{self.layer}":
-                return self.at(node).source(0)
+                return self.at(node).whole_source(0)
         return None
+
+    def whole_source(self, place: int) -> GraphNode | None:
+        """The node at a place, following view-like nodes as long as they show all values: not to a fused product."""
+        by_number, number = self.engine.graph.by_number, self.number(place)
+        node = by_number.get(number) if number is not None else None
+        while node is not None and self.shows(node) and node.sources and node.sources[0] is not None:
+            below = by_number.get(node.sources[0])
+            if below is None or np.prod(below.shape) != np.prod(node.shape):
+                break
+            node = below
+        return node
 
     def computed(self, node: GraphNode, x: Array) -> Array:
         """What another node, whose other sources are leaves, makes of values in its first source's place."""

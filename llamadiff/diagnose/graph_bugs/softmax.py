@@ -203,7 +203,7 @@ def overflow(site: Site) -> Iterator[Edit]:
 
     def value(n: Op) -> Array:
         e = np.exp(_scores(n).astype(np.float32))
-        return np.asarray(e / e.sum(axis=-1, keepdims=True))
+        return np.asarray(e / (e.sum(axis=-1, keepdims=True) + _sinks(n)))
 
     if _is_attention(site):
         yield Edit(takes(value), "does not subtract the maximum, and overflows")
@@ -217,9 +217,9 @@ def mask_after(site: Site) -> Iterator[Edit]:
 
         def value(n: Op) -> Array:
             x = (n.x().astype(np.float64) * n.floats[0] + _slopes(n) * _unmasked(n))[..., :n_tokens]
-            e = np.exp(x - x.max(axis=-1, keepdims=True))
-            out = np.zeros(n.x().shape)
-            out[..., :n_tokens] = e / e.sum(axis=-1, keepdims=True)
+            peak = x.max(axis=-1, keepdims=True)
+            e, out = np.exp(x - peak), np.zeros(n.x().shape)
+            out[..., :n_tokens] = e / (e.sum(axis=-1, keepdims=True) + _sinks(n) * np.exp(-peak))
             return np.where(np.isfinite(n.x(1)[..., : n.x().shape[-2], :]), out, 0)
 
         for scores, alter in _with_hidden_scores(site, takes(value)):
@@ -299,6 +299,12 @@ def _unmasked(n: Op, every_row: bool = False) -> Array:
 def _slopes(n: Op) -> Array:
     """What the mask is multiplied by, for each head: ALiBi's slopes, or ones."""
     return slopes(n.x().shape[-3], float(n.floats[1]))
+
+
+def _sinks(n: Op) -> Array:
+    """What each head's sink adds to the sum of exp(score); 0 where there are none."""
+    sinks = n.optional(2)
+    return np.zeros(1) if sinks is None else np.exp(sinks.astype(np.float64)).reshape(*sinks.shape[:-4], -1, 1, 1)
 
 
 def _scores(n: Op) -> Array:

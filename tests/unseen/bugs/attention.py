@@ -109,7 +109,7 @@ BUGS = (
         if not e.local else Engine.hidden(e, q, k)),
     bug("mask hides the own key, but the first", "mask-shifted", hidden=lambda e, q, k:
         Engine.hidden(e, q, k) | ((k >= q) & (k > 0)), unlike=("gemma3", "gpt-oss")),
-    bug("mask after the softmax", "mask-after-softmax", probabilities=_mask_after, unlike=("gpt-oss",)),
+    bug("mask after the softmax", "mask-after-softmax", probabilities=_mask_after),
     bug("window of 4", "window-applied", hidden=_applied(4)),
     bug("window of 8", "window-applied", hidden=_applied(8)),
     bug("window ignored", "window-ignored", hidden=lambda e, q, k: k > q),
