@@ -66,7 +66,7 @@ def other_gate(site: Site) -> Iterator[Edit]:
     if own == "SWIGLU_OAI":
         yield Edit(with_float(p3=1e30), "does not clamp gate and up", "unclamped")
         yield Edit(with_float(p2=1.0), "takes SiLU without its factor alpha", "alpha")
-        without = _gated(lambda x, y: _oai(site, x, y) / (np.clip(y, -_limit(site), _limit(site)) + 1) * y)
+        without = _gated(lambda x, y: _oai(site, x, np.zeros_like(y)) * np.clip(y, -_limit(site), _limit(site)))
         yield Edit(without, "does not add 1 to up", "plus one")
 
 

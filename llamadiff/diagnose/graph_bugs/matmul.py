@@ -74,6 +74,17 @@ def gate_up_swapped(site: Site) -> Iterator[Edit]:
         yield from _instead_of(site, name, other, "")
 
 
+@at_nodes("VIEW", of="gate-up-swapped")
+def halves_swapped(site: Site) -> Iterator[Edit]:
+    """The other half of a matrix of experts that holds both."""
+    base, views = site.source_of_view(), _parts(site, "MUL_MAT_ID")
+    if base is not None and len(views) == 2 and site.node.view is not None:
+        offset = int(np.frombuffer(site.node.view[1], np.int64)[0])
+        start, name = next(other for other in views if other != offset), site.at(base).weight(0)
+        says = f"takes the other half of {name}: up for gate, or gate for up"
+        yield Edit(takes(partial(_part_taken, partial(_from, start, views[offset]))), says, "half")
+
+
 @at_nodes(*PRODUCTS, of="weight-of-other-tensor")
 def other_tensor(site: Site) -> Iterator[Edit]:
     """Another tensor of the same layer and shape."""
@@ -251,12 +262,15 @@ def _part_put(part: Part, offset: int, size: int, n: Op) -> Array:
     return rows
 
 
-def _parts(site: Site) -> dict[int, int]:
+FUSED = ("MUL_MAT", "MUL", "ADD", "SILU", "RESHAPE")  # what the parts of a row are taken from
+
+
+def _parts(site: Site, *ops: str) -> dict[int, int]:
     """Where the parts of a fused product begin -> how many values of a row they take; none, if it is not one."""
     node = site.node
     assert node.view is not None
     base = site.engine.graph.by_number.get(node.view[0])
-    if base is None or base.op not in ("MUL_MAT", "MUL", "ADD", "SILU", "RESHAPE"):
+    if base is None or base.op not in (ops or FUSED):
         return {}
     found = {}
     for other in site.engine.graph.nodes:
