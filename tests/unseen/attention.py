@@ -110,7 +110,8 @@ class Attention:
     def kept_share(self) -> Array:
         """YaRN: how much of each pair's own frequency stays."""
         original = self.file.get("rope.scaling.original_context_length")
-        ends = [self.n_rot * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(self.base())) for beta in (32, 1)]
+        pairs = self.n_rot / (2 * math.log(self.base()))
+        ends = [pairs * math.log(original / (turns * 2 * math.pi)) for turns in (32, 1)]
         low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), self.n_rot - 1)
         return 1 - np.clip((np.arange(self.n_rot // 2) - low) / max(high - low, 0.001), 0, 1)
 

@@ -32,7 +32,7 @@ SHOWS = 1e-9  # the NMSE that nobody takes for rounding
 
 @dataclass(frozen=True)
 class Case:
-    """A mistake in an architecture, and where it shows: at the first of these taps, or, if that is hardly, at a later."""
+    """A mistake in an architecture, and the taps where it may show: the first it changes at all, to the first clearly."""
 
     arch: str
     bug: Bug
@@ -46,29 +46,29 @@ class Outcome:
     case: Case
     comparison: Comparison
 
-    @property
-    def at_the_tap(self) -> bool:
+    def is_at_the_tap(self) -> bool:
         """Whether the first divergence is where the mistake was made."""
         found = self.comparison.first_divergence
         return found is not None and found.tap in self.case.shows
 
-    @property
-    def named(self) -> bool:
+    def is_named(self) -> bool:
         """Whether the first explanation has the mistake's name, if among others that the values cannot tell apart."""
         found = self.comparison.diagnosis
         return bool(found) and bool(_names(found[0]) & self.case.bug.causes)
 
-    @property
-    def false(self) -> list[str]:
-        """Explanations, of any tap, that are other than what was put in."""
-        said = [(d.tap, _names(d)) for d in self.comparison.diagnosis if d.causes]
-        return [f"{tap}: {'|'.join(names)}" for tap, names in said if not names & self.case.bug.causes]
+    def is_false(self) -> bool:
+        """Whether an explanation, of any tap, is other than what was put in."""
+        return any(d.causes and not _names(d) & self.case.bug.causes for d in self.comparison.diagnosis)
 
     @property
-    def said(self) -> str:
+    def trouble(self) -> str:
+        """What is not as it was injected, and what was said; empty if all is."""
+        if self.is_at_the_tap() and self.is_named() and not self.is_false():
+            return ""
         first = self.comparison.first_divergence
-        told = [f"{d.tap}: {'|'.join(cause.name for cause in d.causes) or 'unknown'}" for d in self.comparison.diagnosis]
-        return f"{first.tap if first else self.comparison.verdict}; {', '.join(told)}"
+        told = [f"{d.tap}: {'|'.join(sorted(_names(d))) or 'unknown'}" for d in self.comparison.diagnosis]
+        where = "" if self.is_at_the_tap() else f"found at {first.tap if first else None}; "
+        return f"{where}{', '.join(told) or 'no diagnosis'}"
 
 
 def _names(found: Diagnosis) -> set[str]:
@@ -108,8 +108,7 @@ class Models:
 
     def case(self, arch: str, bug: Bug) -> Case | None:
         """Where a mistake shows first; None where it changes nothing."""
-        decode = DECODE if bug.decode else 0
-        right, wrong = self.right(arch, decode), self.taps(arch, bug, decode)
+        right, wrong = self.right(arch, _steps(bug)), self.taps(arch, bug, _steps(bug))
         changed = [name for name, x in right.items() if name in wrong and _error(x, wrong[name])]
         clearly = [name for name in changed if _error(right[name], wrong[name]) > SHOWS]
         return Case(arch, bug, tuple(changed[: changed.index(clearly[0]) + 1])) if clearly else None
@@ -119,15 +118,18 @@ class Models:
         found = (self.case(arch, bug) for bug in BUGS if arch not in bug.unlike)
         yield from (case for case in found if case is not None)
 
-    def judged(self, arch: str, bug: Bug | None = None) -> Comparison:
-        """A run against llama.cpp's."""
-        decode = DECODE if bug is not None and bug.decode else 0
+    def judged(self, arch: str, bug: Bug | None = None, decode: int = 0) -> Comparison:
+        """A run against llama.cpp's, the last tokens of both as decode steps."""
         model, baseline = self.opened(arch)
         sides = [_split(baseline, decode), _trace(self.taps(arch, bug, decode), decode)]
         return judge(model, *sides, How())
 
     def outcome(self, case: Case) -> Outcome:
-        return Outcome(case, self.judged(case.arch, case.bug))
+        return Outcome(case, self.judged(case.arch, case.bug, _steps(case.bug)))
+
+
+def _steps(bug: Bug) -> int:
+    return DECODE if bug.decode else 0
 
 
 def _error(right: Array, wrong: Array) -> float:

@@ -71,11 +71,13 @@ class Experts:
         if self.arch.router == "chosen":
             return self.tap("ffn_moe_weights_softmax", over_last(weights)[..., None])[..., 0]
         weights = self.tap("ffn_moe_weights_norm", self.summing_to_one(weights))
-        factor = self.weights_scale()
-        return weights if not factor else self.tap("ffn_moe_weights_scaled", (weights * np.float32(factor))[..., None])[..., 0]
+        if not self.file.get("expert_weights_scale"):
+            return weights
+        return self.tap("ffn_moe_weights_scaled", weights[..., None] * np.float32(self.weights_scale()))[..., 0]
 
     def summing_to_one(self, weights: Array) -> Array:
-        return weights / weights.sum(axis=-1, keepdims=True)
+        least = np.float32(2.0**-14)  # llama.cpp's, where scores went wrong
+        return weights / np.maximum(weights.sum(axis=-1, keepdims=True), least)
 
     def weights_scale(self) -> float:
         return float(self.file.get("expert_weights_scale"))

@@ -187,7 +187,7 @@ def _same_shape(case: Case, a: str, b: str) -> bool:
     source="nntrainer#4194, mlx-lm#767",
 )
 def gate_up_swapped(r: Product, case: Case) -> Iterator[Change]:
-    """Gate and up are swapped."""
+    """Gate and up are swapped, or taken by turns from a matrix that has one after the other."""
     other = r.name.replace("ffn_gate", "ffn_up") if "ffn_gate" in r.name else r.name.replace("ffn_up", "ffn_gate")
     if other in case.engine.w and _same_shape(case, other, r.name):
         bias = case.vector(other.replace(".weight", ".bias"))

@@ -53,6 +53,24 @@ def _biased_weights(e: Engine, scores: Any, chosen: Any) -> Any:
     return np.take_along_axis(scores + bias, chosen, axis=-1)
 
 
+def _other_layers(e: Engine, x: Any, stem: str, chosen: Any) -> Any:
+    """The other layer's matrices and biases, where it has such."""
+    if f"blk.{1 - e.layer}.{stem}.weight" not in e.file:
+        return Engine.each(e, x, stem, chosen)
+    e.layer = 1 - e.layer
+    y = Engine.each(e, x, stem, chosen)
+    e.layer = 1 - e.layer
+    return y
+
+
+def _swapped(e: Engine, y: Any, chosen: Any) -> Any:
+    if not e.has("ffn_gate_exps"):
+        return Engine.gate_and_up(e, y, chosen)
+    x = np.repeat(y[:, None], e.used, axis=1)
+    gate = e.tap("ffn_moe_gate", e.each(x, "ffn_up_exps", chosen))
+    return gate, e.tap("ffn_moe_up", e.each(x, "ffn_gate_exps", chosen))
+
+
 BUGS = (
     bug("router: sigmoid", "router-other-gate", router=_router(sigmoid)),
     bug("router: softmax", "router-other-gate", router=_router(over_last)),
@@ -80,7 +98,7 @@ BUGS = (
         weights_of=lambda e, p, c: Engine.weights_of(e, p, c)[:, ::-1]),
     bug("router: weights not normalised", "router-not-normalised", summing_to_one=lambda e, w: w),
     bug("router: weights through a softmax", "router-not-normalised", summing_to_one=lambda e, w: over_last(w)),
-    bug("router: weights' factor left out", "multiplier-missing", weights_scale=lambda e: Engine.weights_scale(e) and 1.0),
+    bug("router: weights' factor left out", "multiplier-missing", weights_scale=lambda e: 1.0),
     bug("router: weights' factor twice", "multiplier-missing", weights_scale=lambda e: Engine.weights_scale(e) ** 2),
     bug("mixture: sum", "mixture-wrong", weighed_experts=_weighed(np.ones_like)),
     bug("mixture: mean", "mixture-wrong", weighed_experts=_weighed(lambda w: np.full_like(w, 1 / w.shape[-1]))),
@@ -92,29 +110,11 @@ BUGS = (
     bug("experts: by place", "experts-mixed-up",
         matrices=lambda e, c: np.broadcast_to(np.arange(c.shape[-1]), c.shape)),
     bug("experts: first token's", "experts-mixed-up", matrices=lambda e, c: np.broadcast_to(c[:1], c.shape)),
-    bug("experts: other layer's", "weight-of-other-layer", each=lambda e, x, stem, c: _other_layers(e, x, stem, c)),
-    bug("experts: gate and up swapped", "gate-up-swapped", gate_and_up=lambda e, y, c: _swapped(e, y, c)),
+    bug("experts: other layer's", "weight-of-other-layer", each=_other_layers),
+    bug("experts: gate and up swapped", "gate-up-swapped", gate_and_up=_swapped),
     bug("experts: halves of gate and up swapped", "gate-up-swapped",
         expert_halves=lambda e, both: Engine.expert_halves(e, both)[::-1]),
     bug("shared expert left out", "shared-expert-missing", with_shared=lambda e, routed, shared: routed),
     bug("shared expert alone", "branch-missing residual-missing", with_shared=lambda e, routed, shared: shared),
     bug("shared expert twice", "residual-doubled", with_shared=lambda e, routed, shared: routed + 2 * shared),
 )  # fmt: skip
-
-
-def _other_layers(e: Engine, x: Any, stem: str, chosen: Any) -> Any:
-    """The other layer's matrices and biases, where it has such."""
-    if f"blk.{1 - e.layer}.{stem}.weight" not in e.file:
-        return Engine.each(e, x, stem, chosen)
-    e.layer = 1 - e.layer
-    y = Engine.each(e, x, stem, chosen)
-    e.layer = 1 - e.layer
-    return y
-
-
-def _swapped(e: Engine, y: Any, chosen: Any) -> Any:
-    if not e.has("ffn_gate_exps"):
-        return Engine.gate_and_up(e, y, chosen)
-    x = np.repeat(y[:, None], e.used, axis=1)
-    gate = e.tap("ffn_moe_gate", e.each(x, "ffn_up_exps", chosen))
-    return gate, e.tap("ffn_moe_up", e.each(x, "ffn_gate_exps", chosen))
