@@ -34,8 +34,8 @@ class Architecture:
 
 
 _LFM2 = {
-    "embd": "model.embed_tokens", "conv_in": "model.layers.{}.conv.in_proj", "conv": "model.layers.{}.conv.conv",
-    "conv_out": "model.layers.{}.conv.out_proj", "Qcur_rope": "", "Kcur_rope": "", "ffn_inp": "",
+    "conv_in": "model.layers.{}.conv.in_proj", "conv": "model.layers.{}.conv.conv",
+    "conv_out": "model.layers.{}.conv.out_proj",
 }  # fmt: skip
 
 ARCHITECTURES = {

@@ -32,7 +32,7 @@ SHOWS = 1e-9  # the NMSE that nobody takes for rounding
 
 @dataclass(frozen=True)
 class Case:
-    """A mistake in an architecture, and the taps where it may show: the first it changes at all, to the first clearly."""
+    """A mistake in an architecture; ``shows``: from the first tap that it changes to the first that it changes much."""
 
     arch: str
     bug: Bug

@@ -86,8 +86,7 @@ def _rope_first(e: Engine, x: Any, side: str) -> Any:
     stem = f"attn_{side.lower()}_norm"
     if not e.has(stem):
         return Engine.placed(e, x, side)
-    rotated = e.rotated(x, side)
-    return e.tap(f"{side}cur_rope", e.tap(f"{side}cur_normed", e.norm(rotated, stem)))
+    return e.tap(f"{side}cur_normed", e.norm(e.tap(f"{side}cur_rope", e.rotated(x, side)), stem))
 
 
 def _left_out(*stems: str) -> Callable[..., Any]:

@@ -48,6 +48,18 @@ def _only(side: str) -> Callable[..., Any]:
     return lambda e, x, of: Engine.rotated(e, x, of) if of == side else x
 
 
+def _unused(*sides: str) -> Callable[..., Any]:
+    """What is rotated is not what the scores are taken of."""
+
+    def placed(e: Engine, x: Any, side: str) -> Any:
+        turned = Engine.placed(e, x, side)
+        stem, turns = f"attn_{side.lower()}_norm", e.arch.positions in ("pairs", "halves")
+        raw = e.norm(x, stem) if e.has(stem) else x
+        return raw if side in sides and turns else turned
+
+    return placed
+
+
 def to_halves(x: Any) -> Any:
     """Values of each head from neighbours to halves."""
     return x.reshape(*x.shape[:-1], -1, 2).swapaxes(-1, -2).reshape(x.shape)
@@ -100,6 +112,9 @@ BUGS = (
     bug("rope: none of Q or K", "rope-missing scores-before-rope cache-before-rope", rotated=lambda e, x, of: x),
     bug("rope: none of K", "rope-missing cache-before-rope", rotated=_only("Q")),
     bug("rope: none of Q", "rope-missing scores-before-rope", rotated=_only("K")),
+    bug("rope: scores of unrotated Q and K", "scores-before-rope", placed=_unused("Q", "K")),
+    bug("rope: scores of unrotated Q", "scores-before-rope", placed=_unused("Q")),
+    bug("rope: scores of unrotated K", "cache-before-rope", placed=_unused("K")),
     bug("rope: twice", "rope-twice",
         turned=_turned(lambda right, x, cos, sin: right(right(x, cos, sin), cos, sin))),
     bug("rope: steps twice", "rope-twice", True, turned=_twice_in_steps),
