@@ -10,7 +10,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 
 EMBD, FF, VOCAB, DIM = 256, 512, 96, 64
-F32 = ("ffn_gate_inp", "ssm_a", "ssm_d", "ssm_conv1d", "ssm_norm")  # stems of matrices that no file quantizes
+F32 = ("ffn_gate_inp", "ssm_a", "ssm_d", "ssm_conv1d", "ssm_norm", "conv")  # stems of matrices that no file quantizes
 
 
 def write_model(

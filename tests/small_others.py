@@ -156,3 +156,75 @@ def deepseek2(*, absorbed: bool, **extra: Any) -> Options:
         "drop": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
         "tensors": {**both(attention), **both(dense, [0]), **both(experts, [1])},
     }  # fmt: skip
+
+
+def bloom() -> Options:
+    """ALiBi for positions, a norm of the embedding, one matrix for Q, K and V, biases throughout."""
+    sizes = {"attn_qkv": 3 * EMBD, "attn_output": EMBD, "ffn_up": FF, "ffn_down": EMBD}
+    return {
+        "arch": "bloom", "kv_heads": 4, "fused_qkv": True, "layer_norm": True, "drop": ("ffn_gate",), "tied": True,
+        "extra": {"attention.layer_norm_epsilon": 1e-5, "attention.layer_norm_rms_epsilon": None},
+        "tensors": {
+            "token_embd_norm.weight": vector(EMBD, mean=1.0), "token_embd_norm.bias": vector(EMBD),
+            **both([(f"{stem}.bias", lambda size=size: vector(size)) for stem, size in sizes.items()]),
+        },
+    }  # fmt: skip
+
+
+def falcon() -> Options:
+    """Attention and FFN side by side, each with a norm of its own (as in the 40B), two KV heads, no biases."""
+    norms = [("attn_norm_2.weight", lambda: vector(EMBD, mean=1.0)), ("attn_norm_2.bias", lambda: vector(EMBD))]
+    return {
+        "arch": "falcon", "fused_qkv": True, "layer_norm": True, "drop": ("ffn_gate", "ffn_norm"),
+        "extra": {"attention.layer_norm_epsilon": 1e-5, "attention.layer_norm_rms_epsilon": None},
+        "tensors": both(norms),
+    }  # fmt: skip
+
+
+def lfm2() -> Options:
+    """A short convolution in the first layer, attention with QK-norm in the second."""
+    attention = [(f"attn_{side}.weight", lambda side=side: matrix(EMBD if side == "q" else 2 * DIM, EMBD))
+                 for side in "qkv"]  # fmt: skip
+    attention += [(f"attn_{side}_norm.weight", lambda: vector(DIM, mean=1.0)) for side in "qk"]
+    attention.append(("attn_output.weight", lambda: matrix(EMBD, EMBD)))
+    convolution = [
+        ("shortconv.in_proj.weight", lambda: matrix(3 * EMBD, EMBD)),
+        ("shortconv.conv.weight", lambda: matrix(EMBD, 3)),
+        ("shortconv.out_proj.weight", lambda: matrix(EMBD, EMBD)),
+    ]
+    return {
+        "arch": "lfm2", "tied": True, "drop": ("attn_q", "attn_k", "attn_v", "attn_output", "output_norm"),
+        "extra": {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 3},
+        "tensors": {
+            "token_embd_norm.weight": vector(EMBD, mean=1.0), **both(convolution, [0]), **both(attention, [1]),
+        },
+    }  # fmt: skip
+
+
+def granitehybrid() -> Options:
+    """A state space in the first layer, attention without positions in the second; experts and a shared one."""
+    inner, state, n_heads, n_expert, ff = 512, 32, 8, 4, 128
+    attention = [(f"attn_{side}.weight", lambda side=side: matrix(EMBD if side == "q" else 2 * DIM, EMBD))
+                 for side in "qkv"]  # fmt: skip
+    attention.append(("attn_output.weight", lambda: matrix(EMBD, EMBD)))
+    shapes = {"gate": (n_expert, FF, EMBD), "up": (n_expert, FF, EMBD), "down": (n_expert, EMBD, FF)}
+    shared = {"gate": (ff, EMBD), "up": (ff, EMBD), "down": (EMBD, ff)}
+    experts = [
+        ("ffn_gate_inp.weight", lambda: matrix(n_expert, EMBD)),
+        *((f"ffn_{part}_exps.weight", lambda shape=shape: matrix(*shape)) for part, shape in shapes.items()),
+        *((f"ffn_{part}_shexp.weight", lambda shape=shape: matrix(*shape)) for part, shape in shared.items()),
+    ]
+    recurrent = mamba2(n_heads, 1)
+    space = {name: values for name, values in recurrent["tensors"].items() if name.startswith("blk.0.")}
+    return {
+        "arch": "granitehybrid",
+        "drop": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
+        "extra": {
+            "attention.head_count_kv": [0, 2], "rope.dimension_count": DIM, "rope.scaling.finetuned": False,
+            "ssm.conv_kernel": 4, "ssm.inner_size": inner, "ssm.state_size": state, "ssm.time_step_rank": n_heads,
+            "ssm.group_count": 1, "expert_count": n_expert, "expert_used_count": 2, "expert_feed_forward_length": FF,
+            "expert_shared_feed_forward_length": ff, "attention.scale": 0.1, "embedding_scale": 12.0,
+            "residual_scale": 0.22, "logit_scale": 6.0,
+        },
+        "tensors": {**space, **both(attention, [1]), **both(experts)},
+    }  # fmt: skip

@@ -14,9 +14,7 @@ _FUSED = {"kq", "kq_soft_max", "kqv", "kqv_mla"}  # what a fused attention has n
 _FEW = 3  # wrong ops without a known cause that advice is given for
 
 
-def next_steps(
-    verdict: str, judged: Judged, is_engine: bool, between: Sequence[str] = ()
-) -> tuple[str, ...]:
+def next_steps(verdict: str, judged: Judged, is_engine: bool, between: Sequence[str] = ()) -> tuple[str, ...]:
     """What a reader should do now.
 
     ``between``: the taps of which statistics say that one

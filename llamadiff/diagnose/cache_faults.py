@@ -1,6 +1,6 @@
 """How people get the KV cache wrong, batch by batch: what each batch writes into it, and what it reads.
 
-A fault is said once here, of rows as they are put in; bugs.cache replays it on taps, graph_bugs.cache on nodes.
+A fault is said once here, of rows as they are put in; bugs.cache makes edits of it.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from llamadiff.diagnose.subgraph import Subgraph
 
 # The likeliest first: of bugs that a model cannot tell apart, the first is named first.
 FAMILIES = (
-    "rope", "norms", "softmax", "attention", "cache", "matmul", "activations", "residuals", "embedding", "misread",
-    "moe", "recurrent", "precision",
+    "rope", "norms", "softmax", "attention", "cache", "matmul", "activations", "recurrent", "residuals", "embedding",
+    "misread", "moe", "precision",
 )  # fmt: skip
 
 

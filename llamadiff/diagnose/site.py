@@ -54,13 +54,16 @@ class Site:
         leaf = self.leaf(place)
         return leaf.name if leaf is not None and leaf.number not in self.engine.graph.given else ""
 
-    def source(self, place: int) -> GraphNode | None:
-        """The node at a place, following view-like nodes, and picked rows, to their base."""
+    def source(self, place: int, whole: bool = False) -> GraphNode | None:
+        """The node at a place, following view-like nodes, and picked rows, to their base.
+
+        ``whole``: as long as they show all values of it, so not to a fused product.
+        """
         number = self.number(place)
         node = self.engine.graph.by_number.get(number) if number is not None else None
         while node is not None and self.shows(node) and node.sources and node.sources[0] is not None:
             below = self.engine.graph.by_number.get(node.sources[0])
-            if below is None:
+            if below is None or (whole and np.prod(below.shape) != np.prod(node.shape)):
                 break
             node = below
         return node
@@ -152,7 +155,7 @@ class Site:
         for node in self.engine.graph.nodes:
             leaf = self.engine.graph.leaves.get(node.view[0]) if node.op == "SET_ROWS" and node.view else None
             if leaf is not None and leaf.name == f"{cache}_l{self.layer}":
-                return self.at(node).source(0)
+                return self.at(node).source(0, whole=True)
         return None
 
     def computed(self, node: GraphNode, x: Array) -> Array:

@@ -25,7 +25,7 @@ _WEIGHT_OPS = {
 # Everything else is known by llama.cpp's own name and the op: tap -> name:OP of its nodes. Fused projections are split
 # by VIEW, then CONT; flash attention's result is taken by RESHAPE; attn_pregate comes before a gate.
 _NODES: Mapping[str, str] = {
-    "embd": "embd:GET_ROWS embd:SCALE inp_scaled:SCALE",
+    "embd": "embd:GET_ROWS embd:SCALE inp_scaled:SCALE model.embed_tokens:GET_ROWS",
     "pos_embd": "pos_embd:GET_ROWS",
     "inpL": "inpL:ADD",
     "Qcur_proj": "Qcur:VIEW Qcur:CONT",
@@ -60,9 +60,16 @@ _NODES: Mapping[str, str] = {
     "result_output": "result_output:SCALE",
 }
 _BY_NAME = {tuple(node.split(":")): tap for tap, nodes in _NODES.items() for node in nodes.split()}
-_DECAY = re.compile(r"blk\.(\d+)\.ssm_a")  # the weight that a scan reads
-_VALUES = re.compile(r"v_cont-(\d+)")  # V that is a part of K's rows
-_NODE = re.compile(r"(\w+?)(?:-(\d+))?")
+# op, which source, its name, tap: the weight that a scan reads, V that is a part of K's rows, and what follows LFM2's
+# nodes, which are named as in its checkpoint
+_BY_SOURCE = tuple((op, place, re.compile(pattern), word) for op, place, pattern, word in (
+    ("SSM_SCAN", 3, r"blk\.(\d+)\.ssm_a", "ssm_scan"),
+    ("MUL_MAT", 0, r"v_cont-(\d+)", "kqv"),
+    ("ROPE", 0, r"model\.layers\.\{\}\.self_attn\.q_layernorm-(\d+)", "Qcur_rope"),
+    ("ROPE", 0, r"model\.layers\.\{\}\.self_attn\.k_layernorm-(\d+)", "Kcur_rope"),
+    ("ADD", 1, r"model\.layers\.\{\}\.(?:self_attn|conv)\.out_proj-(\d+)(?: \(reshaped\))?", "ffn_inp"),
+))  # fmt: skip
+_NODE = re.compile(r"([\w.]+?)(?:-(\d+))?")
 _NAMELESS = re.compile(r"node_\d+")  # ggml numbers the nodes that llama.cpp gave no name
 
 
@@ -71,13 +78,9 @@ def tap_name(name: str, op: str, sources: Sequence[str]) -> str | None:
 
     Several nodes may be one tap (a product, then its bias): the last of them holds the tap's value.
     """
-    by_weight = _tap_of_weight(op, sources)
-    if by_weight is not None:
-        return by_weight
-    if op == "SSM_SCAN" and (decay := _DECAY.fullmatch(sources[3])):
-        return f"ssm_scan-{decay[1]}"
-    if op == "MUL_MAT" and (values := _VALUES.fullmatch(sources[0])):
-        return f"kqv-{values[1]}"
+    by_source = _tap_of_weight(op, sources) or _tap_of_source(op, sources)
+    if by_source is not None:
+        return by_source
     if op == "ADD" and _NAMELESS.fullmatch(name):
         return _residual(sources[1])
     match = _NODE.fullmatch(name)
@@ -93,6 +96,15 @@ def _residual(source: str) -> str | None:
         return "ffn_inp-0"
     match = re.fullmatch(r"l_out-(\d+)", source)
     return f"ffn_inp-{int(match[1]) + 1}" if match else None
+
+
+def _tap_of_source(op: str, sources: Sequence[str]) -> str | None:
+    """What a source's name alone tells."""
+    for own, place, pattern, word in _BY_SOURCE:
+        match = pattern.fullmatch(sources[place]) if op == own and place < len(sources) else None
+        if match is not None:
+            return f"{word}-{match[1]}"
+    return None
 
 
 def _tap_of_weight(op: str, sources: Sequence[str]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def other_gate(site: Site) -> Iterator[Edit]:
     if own == "SWIGLU_OAI":
         yield Edit(with_float(p3=1e30), "does not clamp gate and up", "unclamped")
         yield Edit(with_float(p2=1.0), "takes SiLU without its factor alpha", "alpha")
-        without = _gated(lambda x, y: _oai(site, x, y) / (np.clip(y, -_limit(site), _limit(site)) + 1) * y)
+        without = _gated(lambda x, y: _oai(site, x, np.zeros_like(y)) * np.clip(y, -_limit(site), _limit(site)))
         yield Edit(without, "does not add 1 to up", "plus one")
 
 
@@ -120,6 +121,20 @@ def activation_of_up(site: Site) -> Iterator[Edit]:
     yield Edit(swapped, "applies the activation to up, and multiplies by the gate", "up")
     name = ACTIVATION.get(site.node.op, "SILU")
     yield Edit(_gated(lambda x, y: _applied(name, x * y)), "applies the activation to gate * up", "product")
+
+
+@at_nodes(*GLU, *CLAMPED, of="gate-up-swapped")
+def by_turns(site: Site) -> Iterator[Edit]:
+    """Gate and up of one matrix are taken by turns, where they lie one after the other."""
+
+    def alter(first: int, n: Op) -> Op:
+        x = n.x()
+        return replace(n, sources=(Operand(x[..., first::2]), Operand(x[..., 1 - first :: 2]), *n.sources[2:]))
+
+    if site.number(1) is None:
+        for first, order in enumerate(("gate, up, gate, up", "up, gate, up, gate")):
+            says = f"takes its row for {order}, ...; this model has gate and up one after the other"
+            yield Edit(partial(alter, first), says, order)
 
 
 @at_nodes(*GLU, *CLAMPED, fix="multiply silu(gate) by up")

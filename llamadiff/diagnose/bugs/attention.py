@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import after, instead, takes, through, times, with_float, with_source
+from llamadiff.diagnose.case import NotRecordedError
 from llamadiff.diagnose.edit import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import FACTOR, Sought
@@ -116,6 +118,23 @@ def _scores(site: Site) -> tuple[GraphNode, GraphNode] | None:
     return None if q is None or k is None else (q, k)
 
 
+@at_nodes("SCALE", of="scores-before-rope")
+def scaled_before_rope(site: Site) -> Iterator[Edit]:
+    """The factor of Q multiplies what was not rotated yet."""
+    rope = site.source(0)
+    below = site.at(rope).source(0) if rope is not None and rope.op == "ROPE" else None
+    if below is not None and below.label:
+        with suppress(NotRecordedError):
+            x = site.case.values(below.label).reshape(-1, *site.shape(0))
+            yield Edit(instead(0, x), "takes Q from before RoPE", "q")
+
+
+def _unscaled(site: Site, node: GraphNode) -> tuple[GraphNode, float]:
+    """A node before the factor that multiplies it, and the factor; 1 where there is none."""
+    below = site.at(node).source(0) if node.op == "SCALE" else None
+    return (node, 1.0) if below is None else (below, float(site.at(node).floats[0]))
+
+
 def _as_read(site: Site, side: str, x: Array) -> Array:
     """Rows of Q or K [b, 1, token, head, dim] as a product of scores reads them: heads first, K with empty slots."""
     if side == "q":
@@ -130,15 +149,15 @@ def _as_read(site: Site, side: str, x: Array) -> Array:
 @at_nodes("MUL_MAT", fix="take the scores of Q and K after RoPE, of both")
 def scores_before_rope(site: Site) -> Iterator[Edit]:
     """Scores are taken of Q, or of Q and K, as they were before RoPE."""
-    made = _scores(site)
-    if made is None or any(node.op != "ROPE" for node in made):
-        return
     unrotated = []
-    for node in made:
-        below = site.at(node).source(0)
+    for node in _scores(site) or ():
+        rope, factor = _unscaled(site, node)
+        below = site.at(rope).source(0) if rope.op == "ROPE" else None
         if below is None or not below.label:
             return
-        unrotated.append(site.case.values(below.label).reshape(-1, *node.shape))
+        unrotated.append(site.case.values(below.label).reshape(-1, *node.shape) * np.float32(factor))
+    if not unrotated:
+        return
     q, k = (_as_read(site, side, x) for side, x in zip("qk", unrotated, strict=True))
     yield Edit(after(instead(1, q), instead(0, k)), "takes Q and K from before RoPE", "both")
     yield Edit(instead(1, q), "takes Q from before RoPE", "q")
@@ -170,21 +189,28 @@ def _normed(site: Site, says: str, asked: Callable[[list[str]], bool]) -> Iterat
         (float(np.frombuffer(n.params, np.float32)[0]) for n in site.engine.graph.nodes if n.op == "RMS_NORM"), 0
     )
 
-    def values(bare: bool, n: Op) -> Op:
-        for place, weight in ((1, weights[0]), (0, weights[1])):
-            x = n.x(place).astype(np.float64)
-            x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    factors = [_unscaled(site, node)[1] for node in made]
+
+    def values(bare: bool, before: bool, n: Op) -> Op:
+        for place, weight, factor in ((1, weights[0], factors[0]), (0, weights[1], factors[1])):
+            scale = factor if before else 1.0
+            x = n.x(place).astype(np.float64) / scale
+            x = x * scale / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
             x = np.asarray(x if bare or not weight else x * site.vector(weight), np.float32)
             n = instead(place, x)(n)
         return n
 
-    if any(weights):
-        yield Edit(partial(values, False), says)
-    yield Edit(partial(values, True), says if not any(weights) else f"{says}, and without a weight", "bare")
+    for before in (True, False)[: 1 + any(factor != 1 for factor in factors)]:
+        where = "" if before else " scaled"
+        if any(weights):
+            yield Edit(partial(values, False, before), says, where.strip())
+        without = says if not any(weights) else f"{says}, and without a weight"
+        yield Edit(partial(values, True, before), without, f"bare{where}")
 
 
 def _norm_weight(site: Site, node: GraphNode) -> str:
     """The weight of the norm that Q or K went through before its rotation; empty if there is none."""
+    node, _ = _unscaled(site, node)
     below = site.at(node).source(0) if node.op == "ROPE" else node
     above = site.at(below).source(0) if below is not None and below.op == "MUL" else None
     return site.at(below).weight(1) if below is not None and above is not None and above.op == "RMS_NORM" else ""

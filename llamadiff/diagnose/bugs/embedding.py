@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from llamadiff.diagnose.alter import takes, with_source, with_weight
+from llamadiff.diagnose.alter import instead, takes, with_source, with_weight
+from llamadiff.diagnose.bugs.rope import wrong_positions
 from llamadiff.diagnose.edit import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import ROWS_FACTOR
@@ -31,6 +32,15 @@ def embedding_row_off(site: Site) -> Iterator[Edit]:
         says = f"reads the {whose} token's row of {name} for every token"
         yield Edit(_row_at(place), says, whose)
     yield Edit(with_source(1, lambda n: np.zeros_like(n.x(1))), f"reads row 0 of {name} for every token", "0")
+
+
+@at_nodes("GET_ROWS", of="rope-position-restarted")
+def positions_restarted(site: Site) -> Iterator[Edit]:
+    """Learned positions wrong in decode steps."""
+    leaf = site.leaf(1)
+    if site.weight(0) and leaf is not None and leaf.name == "inp_pos":
+        for says, positions in wrong_positions(site.case.run):
+            yield Edit(instead(1, positions.reshape(1, *site.shape(1))), says, says)
 
 
 def _rows_off(by: int, rows: int) -> Alter:

@@ -59,11 +59,22 @@ def _instead_of(site: Site, name: str, other: str, relative: str) -> Iterator[Ed
     source="nntrainer#4194, mlx-lm#767",
 )
 def gate_up_swapped(site: Site) -> Iterator[Edit]:
-    """Gate and up are swapped."""
+    """Gate and up are swapped, or taken by turns from a matrix that has one after the other."""
     name = site.weight(0)
     other = name.replace(_stem(name), SWAPPED.get(_stem(name), "")) if name else ""
     if _stem(name) in SWAPPED and site.has(other) and site.engine.w.shape(other) == site.engine.w.shape(name):
         yield from _instead_of(site, name, other, "")
+
+
+@at_nodes("VIEW", of="gate-up-swapped")
+def halves_swapped(site: Site) -> Iterator[Edit]:
+    """The other half of a matrix of experts that holds both."""
+    base, views = site.source_of_view(), _parts(site, "MUL_MAT_ID")
+    if base is not None and len(views) == 2 and site.node.view is not None:
+        offset = int(np.frombuffer(site.node.view[1], np.int64)[0])
+        start, name = next(other for other in views if other != offset), site.at(base).weight(0)
+        says = f"takes the other half of {name}: up for gate, or gate for up"
+        yield Edit(takes(partial(_part_taken, partial(_from, start, views[offset]))), says, "half")
 
 
 @at_nodes(*PRODUCTS, fix="multiply by the tensor of this name")
@@ -247,12 +258,15 @@ def _part_put(part: Part, offset: int, size: int, n: Op) -> Array:
     return rows
 
 
-def _parts(site: Site) -> dict[int, int]:
+FUSED = ("MUL_MAT", "MUL", "ADD", "SILU", "RESHAPE")  # what the parts of a row are taken from
+
+
+def _parts(site: Site, *ops: str) -> dict[int, int]:
     """Where the parts of a fused product begin -> how many values of a row they take; none, if it is not one."""
     node = site.node
     assert node.view is not None
     base = site.engine.graph.by_number.get(node.view[0])
-    if base is None or base.op not in ("MUL_MAT", "MUL", "ADD", "SILU", "RESHAPE"):
+    if base is None or base.op not in (ops or FUSED):
         return {}
     found = {}
     for other in site.engine.graph.nodes:
@@ -279,16 +293,19 @@ def logits_of_other_row(site: Site) -> Iterator[Edit]:
     yield Edit(late, "gives the logits of the token before, and none for the first", "late")
 
 
-@at_nodes("MUL_MAT", fix="leave the logits as they are: this model has no softcap", source="vllm#30427", general=True)
+@at_nodes(
+    "MUL_MAT", "SCALE", fix="leave the logits as they are: this model has no softcap", source="vllm#30427", general=True
+)
 def logits_capped(site: Site) -> Iterator[Constant]:
     """Logits are softly capped in a model without a softcap."""
-    if _makes_logits(site) and not any(user.op == "SCALE" for user in site.users()):
+    if site.node.label == "result_output" and site.direct(0) != "TANH":
         make = lambda cap: gives(lambda x: np.asarray(cap * np.tanh(x / cap), x.dtype))  # noqa: E731
         yield Constant(make, LOGIT_CAP)
 
 
 def _makes_logits(site: Site) -> bool:
-    return bool(site.weight(0)) and site.node.label == "result_output"
+    """Whether a product is the head's; a factor may follow."""
+    return bool(site.weight(0)) and site.shown == "result_output"
 
 
 def other_rows(n: int) -> dict[str, Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from llamadiff.diagnose.alter import gives, instead, renamed, takes, through, with_int, with_source
+from llamadiff.diagnose.case import NotRecordedError
 from llamadiff.diagnose.edit import Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.ggml.engine import Alter
@@ -29,6 +31,24 @@ def router_other_gate(site: Site) -> Iterator[Edit]:
         yield Edit(through, "takes no softmax of router scores", "none")
         alone = with_source(0, partial(_chosen_alone, site.case.run.model.hyper_parameter("expert_used_count") or 1))
         yield Edit(alone, "takes a softmax over the chosen experts alone", "chosen")
+        yield from _over_all(site)
+
+
+def _over_all(site: Site) -> Iterator[Edit]:
+    """The shares that the chosen experts have in a softmax over all, where the model takes one of the chosen."""
+    below = site.source(0)
+    if below is None or below.op != "GET_ROWS":
+        return
+    with suppress(NotRecordedError):
+        scores = site.case.values(site.at(below).named(0)).astype(np.float64)
+        peak = scores.max(axis=-1, keepdims=True)
+        total = np.exp(scores - peak).sum(axis=-1, keepdims=True)
+
+        def shares(n: Op) -> Any:
+            rows = (*n.x().shape[:-1], 1)
+            return np.exp(n.x() - peak.reshape(-1, *rows[1:])) / total.reshape(-1, *rows[1:])
+
+        yield Edit(takes(shares), "takes a softmax over all experts; this model over the chosen ones", "all")
 
 
 def _chosen_alone(used: int, n: Op) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from llamadiff.diagnose.bugs.norms import NORMS
 from llamadiff.diagnose.edit import Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.ggml.engine import Alter
-from llamadiff.ggml.op import Op
+from llamadiff.ggml.op import Op, function_of
 from llamadiff.ggml.ops.recurrent import selective_scan
 
 DT, A, B, C = 2, 3, 4, 5  # places among SSM_SCAN's sources
@@ -60,6 +62,48 @@ def state_behind(site: Site) -> Iterator[Edit]:
             return replace(n, sources=(n.sources[1], n.sources[0], *n.sources[2:]))
 
         yield Edit(swapped, "puts the convolution's state behind the new values")
+
+
+@at_nodes("SSM_CONV", "SSM_SCAN", fix="keep the state for the next batch")
+def state_lost(site: Site) -> Iterator[Edit]:
+    """The state of a convolution or a state space is not kept: each batch after the first begins with zeros."""
+    edges = site.case.run.edges
+    if len(edges) > 2:
+        begun = _convolved_anew if site.node.op == "SSM_CONV" else _scanned_anew
+        yield Edit(takes(partial(begun, edges)), "begins each batch with a state of zeros")
+
+
+def _convolved_anew(edges: Sequence[int], n: Op) -> Any:
+    x, before = n.x(), n.x(1).shape[-1] - 1
+    parts = []
+    for a, z in pairwise(edges):
+        rows = np.array(x[..., a : before + z])
+        rows[..., :before] *= a == 0
+        parts.append(_again(n, n.shape, {0: rows}))
+    return np.concatenate(parts, axis=-2)
+
+
+def _scanned_anew(edges: Sequence[int], n: Op) -> Any:
+    """Batches [.., token, head, dim] scanned by themselves: what they read out, then the last one's state."""
+    x, state = n.x(1), n.x()
+    size, parts = int(np.prod(x.shape[-4:])) // x.shape[-3], []
+    for a, z in pairwise(edges):
+        shape = (*n.shape[:-1], n.shape[-1] - size * (x.shape[-3] - (z - a)))
+        rows = {i: n.x(i)[..., a:z, :, :] for i in (1, B, C)}
+        parts.append(_again(n, shape, {0: state * (a == 0), DT: n.x(DT)[..., a:z, :], **rows}))
+    read = [part[..., : size * (z - a)] for part, (a, z) in zip(parts, pairwise(edges), strict=True)]
+    return np.concatenate([*read, parts[-1][..., size * (edges[-1] - edges[-2]) :]], axis=-1)
+
+
+def _again(n: Op, shape: tuple[int, ...], values: Mapping[int, Any]) -> Any:
+    """The op of other values of its sources."""
+    function = function_of(n.name)
+    assert function is not None
+    sources = tuple(
+        replace(source, values=values[i]) if source is not None and i in values else source
+        for i, source in enumerate(n.sources)
+    )
+    return function(replace(n, shape=shape, sources=sources))
 
 
 @at_nodes("SSM_SCAN", fix="take softplus(dt + its bias) once for the step size")

@@ -65,7 +65,8 @@ def rope_scaling_ignored(site: Site) -> Iterator[Edit]:
         what = "YaRN" if ext else f"the scaling by {1 / scale:.4g}"
         yield Edit(with_float(p6=1.0, p7=0.0, p8=1.0), f"ignores {what} that the file asks for")
     if ext:
-        yield Edit(with_float(p6=1.0, p7=0.0), "ignores YaRN that the file asks for", "magnitude kept")
+        kept = float(site.floats[ATTN]) * _grown(scale)
+        yield Edit(with_float(p6=1.0, p7=0.0, p8=kept), "ignores YaRN that the file asks for", "magnitude kept")
 
 
 @at_nodes(

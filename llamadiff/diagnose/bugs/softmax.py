@@ -200,7 +200,7 @@ def softmax_overflow(site: Site) -> Iterator[Edit]:
 
     def value(n: Op) -> Array:
         e = np.exp(_scores(n).astype(np.float32))
-        return np.asarray(e / e.sum(axis=-1, keepdims=True))
+        return np.asarray(e / (e.sum(axis=-1, keepdims=True) + _sinks(n)))
 
     if _is_attention(site):
         yield Edit(takes(value), "does not subtract the maximum, and overflows")
@@ -213,10 +213,10 @@ def mask_after_softmax(site: Site) -> Iterator[Edit]:
         n_tokens = _n(site)
 
         def value(n: Op) -> Array:
-            x = n.x()[..., :n_tokens].astype(np.float64) * n.floats[0]
-            e = np.exp(x - x.max(axis=-1, keepdims=True))
-            out = np.zeros(n.x().shape)
-            out[..., :n_tokens] = e / e.sum(axis=-1, keepdims=True)
+            x = (n.x().astype(np.float64) * n.floats[0] + _slopes(n) * _unmasked(n))[..., :n_tokens]
+            peak = x.max(axis=-1, keepdims=True)
+            e, out = np.exp(x - peak), np.zeros(n.x().shape)
+            out[..., :n_tokens] = e / (e.sum(axis=-1, keepdims=True) + _sinks(n) * np.exp(-peak))
             return np.where(np.isfinite(n.x(1)[..., : n.x().shape[-2], :]), out, 0)
 
         for scores, alter in _with_hidden_scores(site, takes(value)):
@@ -263,11 +263,9 @@ def _masked(n_tokens: int, seen: Any, hides: float = -np.inf) -> Alter:
     """The mask where only these keys are seen, others set to ``hides``; padding stays hidden, a bias where it is."""
 
     def change(n: Op) -> Array:
-        mask = np.array(n.x(1))
-        q, k = np.arange(mask.shape[-2])[:, None], np.arange(mask.shape[-1])[None, :]
+        q, k = _places(n.x(1))
         there = (k < n_tokens) & (q < n_tokens)
-        shown = np.where(np.isfinite(mask), mask, 0)
-        return np.where(seen(q, k) & there, shown, np.where(there, hides, -np.inf))
+        return np.where(seen(q, k) & there, _unmasked(n, every_row=True), np.where(there, hides, -np.inf))
 
     return with_source(1, change)
 
@@ -282,15 +280,38 @@ def _moved(n_tokens: int, shift: int) -> Alter:
             out[..., : n_tokens - 1, :] = mask[..., 1:n_tokens, :]
         else:
             out[..., 1:n_tokens, :] = mask[..., : n_tokens - 1, :]
-        bias = np.where(np.isfinite(mask), mask, 0)
-        return np.where(np.isfinite(out), bias, -np.inf)
+        return np.where(np.isfinite(out), _unmasked(n, every_row=True), -np.inf)
 
     return with_source(1, change)
 
 
+def _places(mask: Array) -> tuple[Array, Array]:
+    """Queries [query, 1] and keys [1, key] of a mask."""
+    return np.arange(mask.shape[-2])[:, None], np.arange(mask.shape[-1])[None, :]
+
+
+def _unmasked(n: Op, every_row: bool = False) -> Array:
+    """The mask with nothing hidden: zeros; of ALiBi, how far the key is, later ones with the other sign."""
+    mask = np.array(n.x(1), np.float64)
+    q, k = _places(mask)
+    shown = np.where(np.isfinite(mask), mask, k - q if n.floats[1] > 0 else 0)
+    return shown if every_row else np.asarray(shown[..., : n.x().shape[-2], :])
+
+
+def _slopes(n: Op) -> Array:
+    """What the mask is multiplied by, for each head: ALiBi's slopes, or ones."""
+    return slopes(n.x().shape[-3], float(n.floats[1]))
+
+
+def _sinks(n: Op) -> Array:
+    """What each head's sink adds to the sum of exp(score); 0 where there are none."""
+    sinks = n.optional(2)
+    return np.zeros(1) if sinks is None else np.exp(sinks.astype(np.float64)).reshape(*sinks.shape[:-4], -1, 1, 1)
+
+
 def _scores(n: Op) -> Array:
     mask = n.x(1)[..., : n.x().shape[-2], :]
-    return np.asarray(n.x().astype(np.float64) * n.floats[0] + mask)
+    return np.asarray(n.x().astype(np.float64) * n.floats[0] + _slopes(n) * mask)
 
 
 def _softmax_over(axis: int, hidden: float = 0.0) -> Alter:
