@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class About:
-    """What a report says of its own making: the command line, where there was one."""
+    """What a report says of its own making: the command line, where there was one.
+
+    ``refused``: traces that could not be checked, each with the reason.
+    """
 
     command: tuple[str, ...] = ()
+    refused: tuple[tuple[Path, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,9 @@ FORMATS = (
     Format(
         "json-full", "The same with the error of every token.",
         "json:to_full_json", of_several="json:checks_to_full_json",
+    ),
+    Format(
+        "junit", "The verdict as JUnit XML, to a file or -.", "junit:to_junit", of_several="junit:checks_to_junit",
     ),
     Format("csv", "The table of taps as CSV, to a file or -.", "csv:to_csv"),
 )  # fmt: skip

@@ -17,7 +17,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.leftovers import temporary_file
 from llamadiff.system.output import NO_ROOM, check_target, unwritten
 from llamadiff.trace.metadata import KEY, Info
-from llamadiff.trace.reader import DTYPES
+from llamadiff.trace.reader import DTYPES, Trace
 
 Array = NDArray[Any]
 
@@ -129,6 +129,14 @@ class TraceWriter:
             part = os.pread(self._file.fileno(), min(step, self._end - start), self._room + start)
             self._pwrite(part, room + start)
         self._room = room
+
+
+def rewrite(trace: Trace, info: Info, path: Path) -> None:
+    """A trace's file anew, with other words about its run: complete under its name, or as it was."""
+    with TraceWriter(path, len(trace)) as writer:
+        for name in trace:
+            writer.add(name, trace.stored(name))
+        writer.finish(info)
 
 
 def _grown(rows: Array, shape: tuple[int, ...], axis: int) -> Array:
