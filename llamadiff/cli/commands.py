@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,11 +57,13 @@ from llamadiff.cli.options import (
     Tokens,
     TokensFile,
     Tolerance,
+    Update,
 )
 from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
 from llamadiff.cli.weights import vectors, weights
 from llamadiff.system import exits
 from llamadiff.system.collisions import kept, refuse_collisions, saved
+from llamadiff.system.errors import UserError
 
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -224,7 +226,8 @@ def check(
     paths: Annotated[list[Path], typer.Argument(help="Recorded traces, or directories of them.")],
     model: CheckModel = None, candidate: CheckCandidate = None, name_map: NameMap = None, timeout: Timeout = 600.0,
     jobs: Jobs = 0, partial: Partial = False, max_mean_kl: MaxMean = None, max_p99_kl: MaxTail = None,
-    tolerance: Tolerance = None, fail_on: FailOn = "wrong", annotate: Annotate = False, *, reports: Reports,
+    tolerance: Tolerance = None, fail_on: FailOn = "wrong", annotate: Annotate = False, update: Update = False,
+    *, reports: Reports,
 ) -> None:  # fmt: skip
     """Check recorded llama.cpp traces, or your engine on their tokens; needs no llama.cpp where the engine runs the
     file."""
@@ -233,6 +236,8 @@ def check(
     from llamadiff.engines.run_spec import Gate, How
 
     traces = check_traces.traces_in(paths)
+    if update:
+        _update(traces, model, candidate, reports)
     read = [*(("the trace", path) for path in traces), *settings_files(tolerance, None)]
     read += [("the model", model)] if candidate is None else verbs.compared_files(model or "", candidate, name_map)
     refuse_collisions(read, reports.named)
@@ -244,6 +249,27 @@ def check(
     for checked in check_traces.check_each(traces, model, how, candidate, jobs):
         outcome.tell(checked)
     _exit(outcome.finish(), fail_on)
+
+
+def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, reports: Reports) -> None:
+    """Record captures anew, and say what changed."""
+    from llamadiff.comparison import updating
+    from llamadiff.comparison.check_traces import model_of
+    from llamadiff.engines.run_spec import How
+    from llamadiff.numerics import tolerances
+    from llamadiff.report.check_lines import update_lines
+    from llamadiff.trace.reader import Trace
+
+    if candidate is not None or reports.named:
+        raise UserError("--update records llama.cpp anew, and judges nothing else: give it without --candidate, --json "
+                        "and the like")  # fmt: skip
+    verdicts = []
+    for path in traces:
+        with _progress() as progress:
+            changed = updating.update(path, model or model_of(path, Trace.open(path)), How(progress=progress))
+        typer.echo("\n".join(update_lines(changed)))
+        verdicts.append(changed.verdict)
+    _exit(tolerances.worst_of(verdicts), "wrong")
 
 
 def demo() -> None:

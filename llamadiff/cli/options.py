@@ -139,6 +139,7 @@ MaxTail = Annotated[
 Annotate = Annotated[
     bool, _flag("--annotate", JUDGEMENT, "Annotate as GitHub Actions does, which it does of itself there.")
 ]
+Update = Annotated[bool, _flag("--update", JUDGEMENT, "Record the traces anew, by llama.cpp, and print what changed.")]
 FailOn = Annotated[str, _choice("--fail-on", JUDGEMENT, tuple(FAILING), "Which verdict makes the exit code 1.")]
 Explain = Annotated[
     bool, _flag("--explain-output", JUDGEMENT, "Replay known bugs through whatever was not recorded, up to all layers.")

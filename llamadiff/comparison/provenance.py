@@ -11,6 +11,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.trace.metadata import Info
 
 CHECKED = "checked"  # the key of a producer under which it stands
+MOST = 12  # settings that are told
 COMPARED = ("type_k", "type_v", "flash_attn")  # settings that change what is computed
 
 
@@ -30,7 +31,8 @@ def _clauses(producer: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[
     yield f"recorded by {producer.get('name')}{version}"
     settings = producer.get("settings")
     if isinstance(settings, Mapping):
-        yield "with " + ", ".join(f"{name} {_brief(value)}" for name, value in list(settings.items())[:12])
+        stated = [f"{name} {_brief(value)}" for name, value in list(settings.items())[:MOST] if value != ""]
+        yield f"with {', '.join(stated)}"
     yield f"of {model.get('file')} (sha256 {str(model.get('sha256'))[:12]})"
     checked = producer.get(CHECKED)
     if isinstance(checked, Mapping):

@@ -204,6 +204,8 @@ def diff(
     """Two traces: drift alone, or with the model also the local errors of both."""
     started = time.perf_counter()
     b, c = _read(baseline), _read(candidate)
+    if c.sketch is not None:
+        raise UserError(f"{c.path}: is a sketch, which keeps no tensors; give it as the baseline")
     if model is not None:
         return _timed(_judged_by(model, b, c, how), started)
     check_same_run(b, c)
@@ -252,10 +254,12 @@ def graph(model: str | Path, run: Run, how: How = USUAL, keep: str | Path | None
             return compare_nodes(file, replace(request, keep=folder), how, child)
 
 
-def record(model: str | Path, run: Run, output: Path, how: How = USUAL, sketch: bool = False) -> Trace:
+def record(
+    model: str | Path, run: Run, output: Path, how: How = USUAL, sketch: bool = False, prompt: str | None = None
+) -> Trace:
     """llama.cpp's run, judged and kept as a trace that says so, or as a ``sketch`` of it.
 
-    Raises UserError for whatever a user can mend.
+    ``prompt``: the text that a run of token ids is of. Raises UserError for whatever a user can mend.
     """
     refuse_collisions([("the model", model)], [("--output", output)])
     check_target(output)
@@ -267,7 +271,8 @@ def record(model: str | Path, run: Run, output: Path, how: How = USUAL, sketch: 
         with after_what_the_engine_said(file, used) if engine is None else nullcontext():
             opened, trace = captured(engine, request, how.progress, child)
         judged = replace(judge(opened, trace, None, replace(how, diagnose=False)), engine=used)
-        info = replace(trace.info, producer={**trace.info.producer, CHECKED: checked_by(judged)})
+        producer = {**trace.info.producer, CHECKED: checked_by(judged)}
+        info = replace(trace.info, producer=producer, prompt=trace.info.prompt or prompt)
         if sketch:
             write_sketch(output, info, sketch_of(trace))
         else:

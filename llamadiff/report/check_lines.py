@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from llamadiff.comparison.positions import Positions
 from llamadiff.comparison.provenance import provenance
 from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.updating import Changed
 from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.escape import shown
 
@@ -21,6 +24,31 @@ def lines_of(path: Path, result: Comparison) -> list[str]:
     if result.verdict in PASSED:
         return [line]
     return [line, f"        {shown(provenance(result), _LONG)}"]
+
+
+def update_lines(changed: Changed) -> list[str]:
+    """What recording a capture anew has changed, in numbers."""
+    apart, what = changed.apart, [f"{changed.taps} taps"]
+    if apart:
+        name = max(apart, key=lambda tap: apart[tap])
+        what.append(f"{len(apart)} changed, the most {shown(name)} by an NMSE of {apart[name]:.1e}")
+        what.append(f"the first {shown(next(iter(apart)))}")
+    else:
+        what.append("none changed")
+    what += [f"{len(changed.gone)} gone ({shown(changed.gone[0])})"] if changed.gone else []
+    what += [f"{len(changed.new)} new ({shown(changed.new[0])})"] if changed.new else []
+    pairs = [(name, str(getattr(changed.before, name)), str(getattr(changed.after, name))) for name in ("tokens",)]
+    pairs += [(name, str(before.get(name)), str(after.get(name))) for before, after, name in _facts(changed)]
+    what += [f"{name}: {shown(was, 300)} -> {shown(now, 300)}" for name, was, now in pairs if was != now]
+    return [f"UPDATED  {shown(str(changed.path), _LONG)}: {'; '.join(what)}; checked: {changed.verdict.upper()}"]
+
+
+def _facts(changed: Changed) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], str]]:
+    """What a capture says of its run, before and now: who, with what, of which model."""
+    before, after = changed.before, changed.after
+    yield before.producer, after.producer, "version"
+    yield before.producer, after.producer, "settings"
+    yield before.model, after.model, "sha256"
 
 
 def in_words(p: Positions) -> str:

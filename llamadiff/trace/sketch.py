@@ -60,11 +60,12 @@ def write_sketch(path: Path, info: Info, sketch: Sketch) -> None:
 
 def read_sketch(path: Path, info: Info, values: Array | None) -> Sketch:
     """What a sketch's file holds. Raises UserError for what cannot be meant."""
-    seed, k, shapes = (info.sketch.get(key) for key in ("seed", "projections", "taps"))
+    seed, k = info.sketch.get("seed"), info.sketch.get("projections")
+    shapes: Any = info.sketch.get("taps")
     if not (type(seed) is int and 0 <= seed < 1 << 12) or not (type(k) is int and 1 <= k <= MOST):
         raise UserError(f"{path}: the sketch has seed {_brief(seed)} and {_brief(k)} projections; expected 0 to 4095 "
                         f"and 1 to {MOST}")  # fmt: skip
-    if not isinstance(shapes, dict) or not 0 < len(shapes) <= MAX_TAPS or not all(map(_is_shape, shapes.values())):
+    if not _are_taps(shapes):
         raise UserError(f"{path}: the sketch's taps are {_brief(shapes)}; expected a shape for each name")
     wanted = (len(shapes), len(info.tokens), len(MOMENTS) + k)
     if values is None or values.shape != wanted or values.dtype.kind != "f":
@@ -83,6 +84,13 @@ def _width(shape: list[int], n_tokens: int) -> int:
     for count in shape:
         size *= count
     return size // n_tokens
+
+
+def _are_taps(shapes: Any) -> bool:
+    """Whether these are shapes by the names of taps."""
+    if not isinstance(shapes, dict) or not 0 < len(shapes) <= MAX_TAPS:
+        return False
+    return all(taps.parse(name) is not None and _is_shape(shape) for name, shape in shapes.items())
 
 
 def _is_shape(shape: Any) -> bool:
