@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.updating import Changed
 from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.escape import shown
+from llamadiff.report.terminal.report import make_console, render
 
 _LONG = 4000  # cells
+_WIDTH = 110
 PASSED = (tolerances.MATCH, tolerances.NOISE)
 
 
@@ -58,3 +61,12 @@ def in_words(p: Positions) -> str:
         f"{alike}, KL mean {p.kl_mean:.1e}, 99% {p.kl_p99:.1e}, worst {p.kl_worst:.1e} after token {p.worst_at}, "
         f"regret mean {p.regret_mean:.1e}, worst {p.regret_worst:.1e}"
     )
+
+
+def report_text(path: Path, result: Comparison) -> str:
+    """What a failing test shows: the report as on a terminal, without colours, and where the capture is from."""
+    text = StringIO()
+    console = make_console(text, width=_WIDTH)
+    render(result, console)
+    said = "" if result.positions is None else f"{in_words(result.positions)}\n"
+    return f"{shown(str(path), _LONG)}\n{text.getvalue()}{said}{shown(provenance(result), _LONG)}"
