@@ -11,17 +11,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from command import in_process_of_its_own, run
+from command import run
 from faulty import BUGS
 from llamaref import Engine
 
 from llamadiff import Trace, UserError
 from llamadiff.candidates.reference import record
+from llamadiff.comparison.check_traces import check_each
 from llamadiff.comparison.gate import arithmetic_of, chance
 from llamadiff.comparison.positions import over_positions, percentile_99
 from llamadiff.comparison.verbs import check
 from llamadiff.comparison.verbs import record as capture
-from llamadiff.engines.run_spec import Gate, How, Run
+from llamadiff.engines.run_spec import USUAL, Gate, How, Run
+from llamadiff.engines.select import opened_for
+from llamadiff.judge.run import run_passes
 from llamadiff.report.annotations import MOST, Annotation, annotations_of, shown_ten
 from llamadiff.trace.writer import rewrite
 
@@ -63,11 +66,25 @@ def engine(tmp_path):
     return get
 
 
+@pytest.fixture
+def faulty(small_model, tmp_path):
+    """A trace of the longer capture's tokens, with a bug or without."""
+
+    def get(bug):
+        build = next((one.build for one in BUGS if one.name == bug), Engine)
+        trace, path = record(build(small_model(kind="Q8_0")), TOKENS, "mine"), tmp_path / f"{bug}.safetensors"
+        rewrite(trace, trace.info, path)
+        return path
+
+    return get
+
+
 # -- candidates
 
 
 def test_a_right_candidate_passes_on_every_capture(captures, small_model, engine):
-    done = run("check", captures, "--model", small_model(kind="Q8_0"), "--candidate", engine())
+    words = ("--model", small_model(kind="Q8_0"), "--jobs", 1)
+    done = run("check", captures, *words, "--candidate", engine())
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
         f"MATCH   {captures / name}" for name in ("a.safetensors", "b.safetensors")
@@ -87,13 +104,15 @@ def test_a_wrong_one_is_named_with_where_the_capture_is_from(captures, small_mod
         assert words in origin
 
 
-def test_captures_are_checked_side_by_side(captures, small_model, monkeypatch):
-    """In processes of their own, as the command does it: the same lines in the same order."""
-    words = ("check", captures, captures / "a.safetensors", "--model", small_model(kind="Q8_0"))
-    alone, together = (in_process_of_its_own(*words, "--jobs", jobs) for jobs in (1, 3))
-    assert (together.returncode, together.stderr) == (0, "")
-    assert together.stdout == alone.stdout
-    assert len(together.stdout.splitlines()) == 3
+def test_captures_are_checked_side_by_side(captures, small_model):
+    """In processes of their own: the same in the same order, refusals too."""
+    bad = captures / "bad.safetensors"
+    paths, model = [captures / "b.safetensors", bad, captures / "a.safetensors"], small_model(kind="Q8_0")
+    found = [(one.path, one.refused, one.result and one.result.summary)
+             for one in check_each(paths, model, USUAL, jobs=2)]  # fmt: skip
+    assert found == [(one.path, one.refused, one.result and one.result.summary)
+                     for one in check_each(paths, model, USUAL, jobs=1)]  # fmt: skip
+    assert found[1] == (bad, f"{bad}: no such trace", None)
 
 
 def test_a_function_is_a_candidate(captures, small_model):
@@ -118,7 +137,8 @@ def test_what_cannot_be_checked_does_not_hide_the_others(captures, small_model, 
     bad = tmp_path / "bad.safetensors"
     bad.write_bytes(b"x" * 20)
     target = tmp_path / "r.json"
-    done = run("check", bad, captures / "a.safetensors", "--model", small_model(kind="Q8_0"), "--json", target)
+    words = ("--model", small_model(kind="Q8_0"), "--json", target, "--jobs", 1)
+    done = run("check", bad, captures / "a.safetensors", *words)
     assert done.returncode == 2
     assert done.stdout.startswith("MATCH")
     assert done.stderr.startswith(f"llamadiff: {bad}: not a readable trace")
@@ -138,7 +158,7 @@ def test_other_settings_are_refused_with_both_values(captures, small_model):
 
 
 def test_another_model_is_refused_with_both_values(captures, small_model):
-    done = run("check", captures, "--model", small_model())
+    done = run("check", captures, "--model", small_model(), "--jobs", 1)
     assert done.returncode == 2
     old, new = (Trace.open(captures / "a.safetensors").info.model["sha256"], "this file's is")
     assert all(old in line and new in line for line in done.stderr.splitlines())
@@ -203,10 +223,6 @@ def test_given_limits_are_held(captures, small_model, tmp_path):
 
 
 def test_the_arithmetic_of_a_side_is_one_that_fits_all(captures, small_model):
-    from llamadiff.engines.run_spec import USUAL
-    from llamadiff.engines.select import opened_for
-    from llamadiff.judge.run import run_passes
-
     baseline = Trace.open(captures / "a.safetensors")
     model, _ = opened_for(small_model(kind="Q8_0"), baseline, "it")
     findings = run_passes(model, baseline, record(Engine(small_model(kind="Q8_0")), TOKENS, "mine"), USUAL).findings
@@ -218,36 +234,36 @@ def test_the_arithmetic_of_a_side_is_one_that_fits_all(captures, small_model):
 # -- for machines
 
 
-def test_junit_has_a_case_for_each(captures, small_model, engine, tmp_path):
+def test_junit_has_a_case_for_each(captures, small_model, faulty, tmp_path):
     target = tmp_path / "r.xml"
     bad = tmp_path / "b<&>\x01.safetensors"
     bad.write_bytes(b"x" * 20)
-    run("check", captures, bad, "--model", small_model(kind="Q8_0"), "--junit", target,
-        "--candidate", engine("gate and up swapped"))  # fmt: skip
+    run("check", captures, bad, "--model", small_model(kind="Q8_0"), "--junit", target, "--jobs", 1,
+        "--candidate", faulty("gate and up swapped"))  # fmt: skip
     suite = ET.fromstring(target.read_text())
-    assert {name: suite.get(name) for name in ("tests", "failures", "errors")} == {
-        "tests": "3", "failures": "2", "errors": "1"
-    }  # fmt: skip
+    assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["3", "1", "2"]
     failure = suite.find("testcase/failure")
     assert failure.get("type") == "wrong"
     assert "ffn_gate" in failure.text
     assert "recorded by llama.cpp" in failure.text
     assert suite.find("testcase/error").get("type") == "refused"
+    assert "the candidate ran other tokens" in suite.find("testcase/error").get("message")
     assert r"b<&>\x01" in suite.findall("testcase")[2].get("name")
 
 
-def test_annotations_are_one_for_each_cause(captures, small_model, engine, tmp_path, monkeypatch):
+def test_annotations_are_one_for_each_cause(captures, small_model, faulty, monkeypatch):
     words = ("check", captures / "a.safetensors", "--model", small_model(kind="Q8_0"), "--candidate")
-    assert "::error" not in run(*words, engine("rope layout")).stdout
+    wrong = faulty("rope layout")
+    assert "::error" not in run(*words, wrong).stdout
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_WORKSPACE", str(captures.parent))
-    done = run(*words, engine("rope layout"))
+    done = run(*words, wrong)
     [line] = [line for line in done.stdout.splitlines() if line.startswith("::")]
     assert line.startswith(f"::error file={captures.name}/a.safetensors,line=1,title=llamadiff%3A WRONG Qcur_rope-0 "
                            "(rope-layout)::RoPE, layers 0, 1: rotates (i, i+32)")  # fmt: skip
     assert "%0Arotate the other layout" in line
-    assert "::error" not in run(*words, engine()).stdout
-    asked = run(*words, engine("rope layout"), "--json", "-", "--annotate")
+    assert "::error" not in run(*words, faulty("none")).stdout
+    asked = run(*words, wrong, "--json", "-", "--annotate")
     assert json.loads(asked.stdout)
     assert asked.stderr.startswith("::error")
 

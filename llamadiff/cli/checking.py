@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Outcome:
+class Tally:
     """What has come of the traces so far. ``annotate``: as GitHub Actions does, asked for or found there."""
 
     reports: Reports

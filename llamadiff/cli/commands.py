@@ -231,7 +231,7 @@ def check(
 ) -> None:  # fmt: skip
     """Check recorded llama.cpp traces, or your engine on their tokens; needs no llama.cpp where the engine runs the
     file."""
-    from llamadiff.cli.checking import Outcome
+    from llamadiff.cli.checking import Tally
     from llamadiff.comparison import check_traces, verbs
     from llamadiff.engines.run_spec import Gate, How
 
@@ -245,10 +245,10 @@ def check(
         rules=rules_of(tolerance), partial=partial, name_map=name_map, timeout=timeout,
         gate=Gate(max_mean_kl, max_p99_kl),
     )  # fmt: skip
-    outcome = Outcome(reports, annotate)
+    tally = Tally(reports, annotate)
     for checked in check_traces.check_each(traces, model, how, candidate, jobs):
-        outcome.tell(checked)
-    _exit(outcome.finish(), fail_on)
+        tally.tell(checked)
+    _exit(tally.finish(), fail_on)
 
 
 def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, reports: Reports) -> None:
@@ -332,6 +332,7 @@ _EXAMPLES = {
         "llamadiff weights model.gguf checkpoint/   was it converted rightly?",
     ),
     "vectors": ("llamadiff vectors blocks/",),
+    "explain": ("llamadiff explain rope-layout",),
     "bugs": ("llamadiff bugs rope-layout", "llamadiff bugs epsilon"),
 }
 _JUDGE, _FILE, _LEARN = "Judge", "The file", "Look up"
@@ -342,7 +343,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     ),
     _FILE: (weights, vectors),
     _LEARN: (
-        listings.taps, listings.writer, listings.graph, listings.bugs, demo, listings.doctor,
+        listings.taps, listings.writer, listings.graph, listings.bugs, listings.explain, demo, listings.doctor,
     ),
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from llamadiff.trace.reader import Trace
 
 
 @dataclass(frozen=True)
-class Case:
+class Question:
     """One recorded trace to be checked: with which model, which candidate (None: llama.cpp itself), and how."""
 
     path: Path
@@ -28,7 +28,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Checked:
-    """What came of a case: a comparison, or why there is none."""
+    """What came of one trace: a comparison, or why there is none."""
 
     path: Path
     result: Comparison | None
@@ -41,16 +41,16 @@ def check_each(
     """Check traces, ``jobs`` at a time (0: as many as there are cores), each as soon as it is done, in their order."""
     processes = min(jobs or cores(), len(paths))
     threads = 0 if processes <= 1 else max(1, cores() // processes)
-    yield from side_by_side(_checked, [Case(path, model, candidate, how, threads) for path in paths], processes)
+    yield from side_by_side(_checked, [Question(path, model, candidate, how, threads) for path in paths], processes)
 
 
-def _checked(case: Case) -> Checked:
+def _checked(asked: Question) -> Checked:
     try:
-        trace = Trace.open(case.path)
-        model = case.model or model_of(case.path, trace)
-        return Checked(case.path, check(trace, model, case.how, case.candidate, case.threads))
+        trace = Trace.open(asked.path)
+        model = asked.model or model_of(asked.path, trace)
+        return Checked(asked.path, check(trace, model, asked.how, asked.candidate, asked.threads))
     except UserError as error:
-        return Checked(case.path, None, _of(case.path, str(error)))
+        return Checked(asked.path, None, _of(asked.path, str(error)))
 
 
 def _of(path: Path, reason: str) -> str:

@@ -61,10 +61,10 @@ FORMATS = (
         "json-full", "The same with the error of every token.",
         "json:to_full_json", of_several="json:checks_to_full_json",
     ),
+    Format("csv", "The table of taps as CSV, to a file or -.", "csv:to_csv"),
     Format(
         "junit", "The verdict as JUnit XML, to a file or -.", "junit:to_junit", of_several="junit:checks_to_junit",
     ),
-    Format("csv", "The table of taps as CSV, to a file or -.", "csv:to_csv"),
 )  # fmt: skip
 
 
