@@ -23,7 +23,7 @@ SAMPLE = ROOT / "tests" / "sample"
 BUGS = {  # what stands in the engine, what an author might have written instead, and what is to be said of it
     "rope": ("self.base ** (", "500000.0 ** (", "RoPE, layers 0-2: "),
     "residual": ('x = t[f"l_out-{i}"] = x + y', 'x = t[f"l_out-{i}"] = y', "addition, layers 0-2: "),
-    "epsilon": ('+ self.eps)', '+ 1e-3)', "RMSNorm by attn_norm.weight, layers 0-2: "),
+    "epsilon": ('+ self.eps)', '+ 1e-3)', "RMSNorm, layers 0-2: "),
 }  # fmt: skip
 ENTRY = "[pytest11]\nllamadiff = llamadiff.pytest_plugin\n"
 
@@ -76,7 +76,7 @@ def engine(project: Path) -> str:
     return "cmd: " + shlex.join([sys.executable, str(project / "engine.py"), "{model}", "{tokens}", "{out}"])
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", ["rope", *(pytest.param(name, marks=pytest.mark.slow) for name in [*BUGS][1:])])
 def test_red_with_the_bug_and_green_without(bug, project):
     """By all three ways, with one sentence."""
     captures, model, said = project / "captures", shipped_model(), BUGS[bug][2]
@@ -99,6 +99,7 @@ def test_red_with_the_bug_and_green_without(bug, project):
     assert run("compare", model, PROMPT, "--candidate", engine(project)).returncode == 0
 
 
+@pytest.mark.slow
 def test_under_xdist_and_on_github(project):
     spoil(project, "rope")
     done = suite(project, "-n", "2", GITHUB_ACTIONS="true", GITHUB_WORKSPACE=str(project.parent))
@@ -113,6 +114,7 @@ def test_under_xdist_and_on_github(project):
     assert "::error" not in suite(project, GITHUB_ACTIONS="").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("-n", "2")], ids=["", "xdist"])
 def test_captures_are_recorded_anew_where_that_is_asked_for(more, project):
     path = project / "captures" / "tiny.safetensors"

@@ -40,7 +40,7 @@ def _clauses(producer: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[
         who = f"the {checked.get('engine')} engine of llamadiff {checked.get('llamadiff')}"
         yield f"checked by {who}: {str(checked.get('verdict')).upper()}, {checked.get('taps')} taps"
     else:
-        yield "checked by nobody when it was recorded"
+        yield "not checked when it was recorded"
 
 
 def _brief(value: object) -> str:

@@ -119,7 +119,8 @@ def _unexplained(rows: Sequence[Row], c: Comparison, command: Sequence[str]) -> 
 def _place(row: Row, names: Sequence[str], c: Comparison) -> Place:
     tap = taps.parse(row.tap)
     layers = {other.layer for name in names if (other := taps.parse(name)) is not None and other.layer is not None}
-    inputs = () if tap is None else tuple(word for words in tap.kind.inputs.split() for word in words.split("|"))
+    present = [row.tap for row in c.rows] + list(c.missing)
+    inputs = () if tap is None else tuple(taps.inputs_of(tap, present, int(c.model.get("layers") or 0)))
     by_graph = c.engine is not None and c.engine.name == "graph"
     architecture = str(c.model.get("architecture") or "").replace("-", "_")
     return Place(
@@ -136,8 +137,8 @@ def _settling(confidence: str, row: Row, c: Comparison, command: Sequence[str]) 
         return Settling(tuple(command), "mend the first of the ids and run this again: if it was another, it says so")
     if row.span:
         return Settling(
-            ("llamadiff", "taps", str(c.model.get("file")), "--json"),
-            f"record {', '.join(row.span[:-1] or row.span)} too: one of them is where it goes wrong",
+            ("llamadiff", "taps", _model_in(command) or str(c.model.get("file")), "--json"),
+            f"record {', '.join(row.span)} too: one of them is where it goes wrong",
         )
     if len(command) > 1 and command[1] != "compare":
         found = _as_compare(command)
@@ -148,9 +149,14 @@ def _settling(confidence: str, row: Row, c: Comparison, command: Sequence[str]) 
 def _as_compare(command: Sequence[str]) -> tuple[str, ...] | None:
     """The same question to ``compare``; None where the command line does not name the model's file and the trace."""
     words = command[2:]
-    model = next((word for word in words if word.endswith(".gguf")), None)
+    model = _model_in(command)
     traces = [word for word in words if word.endswith((".safetensors", ".npz")) and not word.startswith("-")]
     candidate = next((after for word, after in pairwise(words) if word == "--candidate"), None)
     if model is None or not (traces or candidate):
         return None
     return ("llamadiff", "compare", model, *(("--candidate", candidate) if candidate else traces[-1:]))
+
+
+def _model_in(command: Sequence[str]) -> str | None:
+    """The model's file, where a command line names it."""
+    return next((word for word in command[2:] if word.endswith(".gguf")), None)
