@@ -238,8 +238,8 @@ def check(
     traces = check_traces.traces_in(paths)
     if update:
         _update(traces, model, candidate, reports)
-    read = [*(("the trace", path) for path in traces), *settings_files(tolerance, None)]
-    read += [("the model", model)] if candidate is None else verbs.compared_files(model or "", candidate, name_map)
+    files = [("the model", model)] if candidate is None else verbs.compared_files(model, candidate, name_map)
+    read = [*(("the trace", path) for path in traces), *settings_files(tolerance, None), *files]
     refuse_collisions(read, reports.named)
     how = How(
         rules=rules_of(tolerance), partial=partial, name_map=name_map, timeout=timeout,

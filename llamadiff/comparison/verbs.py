@@ -40,7 +40,7 @@ from llamadiff.system.timing import peak_rss_mb
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.sketch import sketch_of, write_sketch
-from llamadiff.trace.writer import rewrite
+from llamadiff.trace.writer import restate
 
 Candidate: TypeAlias = Trace | str | Path | Callable[..., Any]  # a trace, what --candidate takes, or a function
 
@@ -276,7 +276,7 @@ def record(
         if sketch:
             write_sketch(output, info, sketch_of(trace))
         else:
-            rewrite(trace, info, output)
+            restate(output, info)
     return Trace.open(output)
 
 
@@ -289,7 +289,7 @@ def list_nodes(model: str | Path, n_tokens: int) -> tuple[NodeCheck, ...]:
 
 
 def compared_files(
-    model: str | Path, candidate: Candidate | None = None, name_map: str | None = None
+    model: str | Path | None, candidate: Candidate | None = None, name_map: str | None = None
 ) -> Iterator[Named]:
     """The files that a comparison reads. Raises UserError for a candidate that is nothing."""
     yield "the model", model

@@ -41,9 +41,15 @@ def update_lines(changed: Changed) -> list[str]:
     what += [f"{len(changed.gone)} gone ({shown(changed.gone[0])})"] if changed.gone else []
     what += [f"{len(changed.new)} new ({shown(changed.new[0])})"] if changed.new else []
     pairs = [(name, str(getattr(changed.before, name)), str(getattr(changed.after, name))) for name in ("tokens",)]
-    pairs += [(name, str(before.get(name)), str(after.get(name))) for before, after, name in _facts(changed)]
+    pairs += [(name, _stated(before, name), _stated(after, name)) for before, after, name in _facts(changed)]
     what += [f"{name}: {shown(was, 300)} -> {shown(now, 300)}" for name, was, now in pairs if was != now]
     return [f"UPDATED  {shown(str(changed.path), _LONG)}: {'; '.join(what)}; checked: {changed.verdict.upper()}"]
+
+
+def _stated(said: Mapping[str, Any], name: str) -> str:
+    """A fact as text; of settings, those that say anything."""
+    value = said.get(name)
+    return str({key: one for key, one in value.items() if one != ""} if isinstance(value, Mapping) else value)
 
 
 def _facts(changed: Changed) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], str]]:

@@ -131,6 +131,31 @@ class TraceWriter:
         self._room = room
 
 
+def restate(path: Path, info: Info) -> None:
+    """Other words about the run of a trace's file; its tensors stay where they are, if the header has room for them.
+
+    Meanwhile the file has another name: under its own it is there with one header or the other.
+    """
+    path = Path(os.path.realpath(path))  # a link stays one
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+    header["__metadata__"][KEY] = info.to_json()
+    text = json.dumps(header, separators=(",", ":")).encode()
+    if len(text) > size:
+        rewrite(Trace.open(path), info, path)
+        return
+    try:
+        with temporary_file(path) as temporary:
+            os.replace(path, temporary)
+            with temporary.open("r+b") as file:
+                file.seek(8)
+                file.write(text.ljust(size))
+            os.replace(temporary, path)
+    except OSError as error:
+        raise unwritten(path, error) from None
+
+
 def rewrite(trace: Trace, info: Info, path: Path) -> None:
     """A trace's file anew, with other words about its run: complete under its name, or as it was."""
     with TraceWriter(path, len(trace)) as writer:
