@@ -16,15 +16,16 @@ from faulty import BUGS
 from llamaref import Engine
 
 from llamadiff import Trace, UserError
-from llamadiff.candidates.reference import record
+from llamadiff.candidates.reference import Recorder, record
 from llamadiff.comparison.check_traces import check_each
-from llamadiff.comparison.gate import arithmetic_of, chance
+from llamadiff.comparison.gate import Bound, arithmetic_of, chance, held_to
 from llamadiff.comparison.positions import over_positions, percentile_99
 from llamadiff.comparison.verbs import check
 from llamadiff.comparison.verbs import record as capture
 from llamadiff.engines.run_spec import USUAL, Gate, How, Run
 from llamadiff.engines.select import opened_for
 from llamadiff.judge.run import run_passes
+from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.report.annotations import MOST, Annotation, annotations_of, shown_ten
 from llamadiff.trace.writer import rewrite
 
@@ -229,6 +230,39 @@ def test_the_arithmetic_of_a_side_is_one_that_fits_all(captures, small_model):
     assert arithmetic_of(findings, "baseline") == "native"
     assert arithmetic_of(findings, "candidate") == "f32"
     assert arithmetic_of([], "candidate") is None
+
+
+def test_more_than_rounding_explains_is_unchecked_and_not_wrong(captures, small_model):
+    """Every operation is right, and yet the logits are too far off: nobody can tell."""
+    result = check(captures / "b.safetensors", small_model(kind="Q8_0"), How(gate=Gate()))
+    assert result.verdict == "match"
+    over = [Bound("mean", 2e-3, 1e-3, given=False), Bound("99th percentile", 1.0, None, given=False)]
+    held = held_to(result, result.positions, over)
+    assert held.verdict == "unchecked"
+    assert "mean 2.0e-03, more than what rounding explains, 1.0e-03" in held.headline
+    assert "percentile" not in held.headline
+    assert held.proof[0] == result.headline
+    within = [Bound("mean", 1e-3, 2e-3, given=False), Bound("99th percentile", 1.0, 2.0, given=True)]
+    assert held_to(result, result.positions, within).verdict == "match"
+
+
+class Rounding(Recorder):
+    """Keeps every tap of a run whose operands are rounded as a policy does."""
+
+    def __init__(self, policy):
+        super().__init__()
+        carrier = Carrier([(policy, {})])
+        self.operands, self.stored, self.angles = carrier.operands, carrier.stored, carrier.angles
+
+
+@pytest.mark.parametrize("policy", ["bf16", "f16", "native"])
+def test_an_engine_that_rounds_more_passes_the_gate(policy, captures, small_model):
+    """Its own rounding is measured too; where that is noise, what fits it is taken, or nothing is asserted."""
+    path, recorder = small_model(kind="Q8_0"), Rounding(policy)
+    Engine(path).forward(TOKENS, range(len(TOKENS)), tap=recorder)
+    result = check(captures / "a.safetensors", path, How(gate=Gate()), lambda tokens: recorder.arrays)
+    assert result.verdict in ("match", "noise")
+    assert result.preflight[-1].verdict == "match"
 
 
 # -- for machines

@@ -43,8 +43,8 @@ def compare(
 
     Without ``candidate`` the engine is it, and llama.cpp's own ops are judged; with one (a trace, what ``--candidate``
     takes: a file, a dump, a command; or a function of the token ids that returns arrays by the names of taps), the
-    candidate's are; its token ids serve where neither ``prompt`` nor ``tokens`` is given. ``save`` keeps the traces in a
-    directory. ``child``: llama.cpp's process, if it was started before. The rest are fields of Run and How, and
+    candidate's are; its token ids serve where neither ``prompt`` nor ``tokens`` is given. ``save`` keeps the traces in
+    a directory. ``child``: llama.cpp's process, if it was started before. The rest are fields of Run and How, and
     described there. Raises UserError for whatever a user can mend.
     """
     run = Run(prompt, tokens, chat, n_predict, patterns, layers, settings or Settings())

@@ -10,8 +10,7 @@ sum of both, times what chance does to the ratio of two sums of so many squares,
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -91,21 +90,19 @@ class Rounded:
     tail: float | None
 
 
-def rounding_of(model: Runnable, info: Info, source: Source, policy: str | None) -> Rounded | None:
-    """What llama.cpp's rounding and that of ``policy``, the candidate's, do to the logits of a run.
+def rounding_of(model: Runnable, info: Info, baseline: Source, own: Source, policy: str | None) -> Rounded | None:
+    """What llama.cpp's rounding and that of ``policy``, which ``own`` has, do to the logits of a run.
 
     None where that cannot be measured: where the candidate's arithmetic is not known, or the engine is llama.cpp's
     graph, which goes through recorded tokens alone.
     """
     if policy is None or model.by_graph:
         return None
-    ways = dict.fromkeys((F32, NATIVE, policy))
-    carrier = Carrier([(way, source.stored) for way in ways])
-    made = model.engine.forward(info.tokens, info.positions, tap=carrier)
-    logits = dict(zip(ways, (logit_rows(np.asarray(one)) for one in made), strict=True))
-    exact = logits[F32]
-    own = tolerances.F32_DRIFT * float(np.mean(np.square(exact, dtype=np.float64))) / 2  # of float32 itself
-    parts = [divergences(logits[way], exact) + own for way in (NATIVE, policy)]
+    ways: list[tuple[str, Mapping[str, str]]] = [(F32, {}), (NATIVE, baseline.stored), (policy, own.stored)]
+    made = model.engine.forward(info.tokens, info.positions, tap=Carrier(ways))
+    exact, *rounded = (logit_rows(np.asarray(one)) for one in made)
+    least = tolerances.F32_DRIFT * float(np.mean(np.square(exact, dtype=np.float64))) / 2  # of float32 itself
+    parts = [divergences(logits, exact) + least for logits in rounded]
     n = len(exact)
     return Rounded(
         _times(chance(n), sum(float(part.mean()) for part in parts)),
@@ -114,7 +111,7 @@ def rounding_of(model: Runnable, info: Info, source: Source, policy: str | None)
 
 
 def _times(factor: float, size: float) -> float | None:
-    return factor * size if math.isfinite(factor) else None
+    return factor * size if math.isfinite(factor * size) else None
 
 
 def chance(n: int) -> float:
@@ -132,16 +129,15 @@ def chance(n: int) -> float:
 
 
 def arithmetic_of(findings: Sequence[Finding], side: str) -> str | None:
-    """The one policy that fits every right tap of a side; None where there is none, or no tap is right."""
-    fits = Counter(policy for phases in _fitting(findings, side) for policy in frozenset.intersection(*phases))
-    taps = sum(1 for _ in _fitting(findings, side))
-    return next((policy for policy in POLICIES if taps and fits[policy] == taps), None)
+    """The one policy that fits every tap of a side that is right; None where there is none, or no tap is right."""
+    fitting = list(_fitting(findings, side))
+    common = frozenset.intersection(*fitting) if fitting else frozenset()
+    return next((policy for policy in POLICIES if policy in common), None)
 
 
-def _fitting(findings: Sequence[Finding], side: str) -> Iterator[list[frozenset[str]]]:
-    """The policies that fit each right tap, phase by phase."""
+def _fitting(findings: Sequence[Finding], side: str) -> Iterator[frozenset[str]]:
+    """The policies that fit each tap that is right, in all phases; where it is so up to noise there may be none."""
     for finding in findings:
-        local = finding.local.get(side)
-        phases = [policies for policies in finding.fitting.get(side, ()) if policies]
-        if local is not None and local.verdict == tolerances.MATCH and phases:
-            yield phases
+        local, phases = finding.local.get(side), finding.fitting.get(side, ())
+        if local is not None and local.verdict in (tolerances.MATCH, tolerances.NOISE) and phases:
+            yield frozenset.intersection(*phases)

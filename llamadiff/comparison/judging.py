@@ -144,8 +144,8 @@ def _gated(result: Comparison, model: Runnable, baseline: Trace, study: _Study, 
     if positions is None:
         return result
     policy = F32 if candidate is None else arithmetic_of(study.passes.findings, study.under_test)
-    source = study.passes.judge.sources[study.under_test]
-    rounding = rounding_of(model, baseline.info.head(len(own)), source, policy)
+    sources = study.passes.judge.sources
+    rounding = rounding_of(model, baseline.info.head(len(own)), sources["baseline"], sources[study.under_test], policy)
     return held_to(result, positions, bounds_of(positions, gate, rounding))
 
 

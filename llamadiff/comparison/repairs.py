@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 from llamadiff.comparison import diagnosis_text
@@ -61,7 +61,7 @@ class Repair:
     fix: str | None
     place: Place
     explain: tuple[str, ...] | None = None
-    settle: Settling | None = field(default=None)
+    settle: Settling | None = None
 
 
 def repairs_of(c: Comparison, command: Sequence[str] = ()) -> tuple[Repair, ...]:
