@@ -55,18 +55,19 @@ def _in_order(pipes: Sequence[Connection], things: Sequence[Given]) -> Iterator[
             for pipe in cast("list[Connection]", wait(list(busy))):
                 done[busy.pop(pipe)] = _answer(pipe)
                 give(pipe)
-        yield done.pop(number)
+        failed, answer = done.pop(number)
+        if failed:
+            raise answer
+        yield answer
 
 
 def _answer(pipe: Connection) -> Any:
+    """Whether the work failed, and what came of it."""
     try:
-        failed, answer = pipe.recv()
+        return pipe.recv()
     except EOFError:
         raise UserError("a process that worked beside this one was killed, perhaps for want of memory; with --jobs 1 "
                         "there is only one") from None  # fmt: skip
-    if failed:
-        raise answer
-    return answer
 
 
 @contextmanager
