@@ -246,6 +246,19 @@ def test_more_than_rounding_explains_is_unchecked_and_not_wrong(captures, small_
     assert held_to(result, result.positions, within).verdict == "match"
 
 
+def test_limits_that_cannot_be_held_are_not_passed(captures, small_model, tmp_path):
+    """A sketch has no logits, nor has a candidate that does not record them."""
+    path, sketch = small_model(kind="Q8_0"), tmp_path / "s.safetensors"
+    own = record(Engine(path), TOKENS, "mine")
+    capture(path, Run(tokens=TOKENS), sketch, sketch=True)
+    for trace, candidate in ((sketch, own), (captures / "a.safetensors", own.lacking(["result_output"]))):
+        how = How(gate=Gate(mean=1.0), partial=True)
+        assert check(trace, path, replace(how, gate=Gate()), candidate).verdict == "match"
+        result = check(trace, path, how, candidate)
+        assert result.verdict == "unchecked"
+        assert result.headline.startswith("the logits cannot be held to their limits")
+
+
 class Rounding(Recorder):
     """Keeps every tap of a run whose operands are rounded as a policy does."""
 

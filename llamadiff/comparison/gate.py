@@ -68,6 +68,19 @@ def held_to(result: Comparison, positions: Positions, bounds: Sequence[Bound]) -
     return replace(result, verdict=worst, headline=said.headline, proof=said.clauses)
 
 
+def not_held(result: Comparison, gate: Gate) -> Comparison:
+    """A comparison whose logits are not there: UNCHECKED, where somebody gave a limit for them."""
+    if gate.mean is None and gate.p99 is None:
+        return result
+    found = "one side does not have the logits of all positions (a sketch has none)"
+    check = Check(CHECK, tolerances.UNCHECKED, found)
+    result = replace(result, preflight=(*result.preflight, check))
+    if result.verdict == tolerances.WRONG:
+        return result
+    said = result.said.under(f"the logits cannot be held to their limits: {found}")
+    return replace(result, verdict=tolerances.UNCHECKED, headline=said.headline, proof=said.clauses)
+
+
 def _listed(bounds: Sequence[Bound]) -> str:
     return ", ".join(map(str, bounds))
 

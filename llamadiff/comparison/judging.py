@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from llamadiff.comparison.advice import next_steps
 from llamadiff.comparison.by_original import by_the_original
 from llamadiff.comparison.coverage import coverage_of
-from llamadiff.comparison.gate import arithmetic_of, bounds_of, held_to, rounding_of
+from llamadiff.comparison.gate import arithmetic_of, bounds_of, held_to, not_held, rounding_of
 from llamadiff.comparison.logits import Logits, compare_logits, logit_rows
 from llamadiff.comparison.positions import over_positions
 from llamadiff.comparison.result import Comparison, Decoding, Judged, Sides, assembled
@@ -138,11 +138,11 @@ def _gated(result: Comparison, model: Runnable, baseline: Trace, study: _Study, 
     """The result, held to the limits of a gate, where both sides have the logits of all positions."""
     candidate, engine = study.candidate, study.passes.logits
     if LOGITS not in baseline or (candidate is not None and (LOGITS not in candidate or LOGITS in candidate.known)):
-        return result
+        return not_held(result, gate)
     own = logit_rows(engine if candidate is None else candidate[LOGITS])
     positions = over_positions(logit_rows(baseline[LOGITS])[: len(own)], own)
     if positions is None:
-        return result
+        return not_held(result, gate)
     policy = F32 if candidate is None else arithmetic_of(study.passes.findings, study.under_test)
     sources = study.passes.judge.sources
     rounding = rounding_of(model, baseline.info.head(len(own)), sources["baseline"], sources[study.under_test], policy)
