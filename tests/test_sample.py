@@ -76,7 +76,19 @@ def engine(project: Path) -> str:
     return "cmd: " + shlex.join([sys.executable, str(project / "engine.py"), "{model}", "{tokens}", "{out}"])
 
 
-@pytest.mark.parametrize("bug", ["rope", *(pytest.param(name, marks=pytest.mark.slow) for name in [*BUGS][1:])])
+def test_a_test_goes_red_and_green(project):
+    one = ("-k", "what_llama_cpp_does")
+    spoil(project, "rope")
+    done = suite(project, *one)
+    assert done.returncode == 1
+    assert f"WRONG  {BUGS['rope'][2]}" in done.stdout
+    assert "own error" in done.stdout  # the table
+    mend(project)
+    assert suite(project, *one).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS)
 def test_red_with_the_bug_and_green_without(bug, project):
     """By all three ways, with one sentence."""
     captures, model, said = project / "captures", shipped_model(), BUGS[bug][2]
