@@ -21,6 +21,8 @@ from llamadiff.comparison import judging
 from llamadiff.llamacpp import child
 from llamadiff.manner import understand
 
+collect_ignore = ["sample"]  # a project of its own, whose tests test_sample.py runs
+
 _RNG = np.random.default_rng(7)
 
 

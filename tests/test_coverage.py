@@ -13,7 +13,7 @@ from llamadiff import compare
 from llamadiff.candidates.reference import record
 from llamadiff.cli.commands import app
 from llamadiff.comparison.api import check, diff
-from llamadiff.comparison.check_traces import check_all
+from llamadiff.comparison.check_traces import check_each
 from llamadiff.comparison.verbs import record as capture
 from llamadiff.engines.run_spec import USUAL, Run
 from llamadiff.report.json import to_object
@@ -106,8 +106,8 @@ def test_llama_cpp_is_asked_for_less(small_model, tmp_path):
     unsaid = trace.saying(type(trace.info)(trace.info.tokens, trace.info.positions, 3))
     assert check(unsaid, small_model()).verdict == "unchecked"
     assert check(unsaid, small_model(), partial=True).verdict in ("match", "noise")
-    [(_, result)] = check_all([tmp_path / "t.safetensors"], small_model(), USUAL)
-    assert result.verdict in ("match", "noise")
+    [checked] = check_each([tmp_path / "t.safetensors"], small_model(), USUAL)
+    assert checked.result.verdict in ("match", "noise")
     assert "asked" not in compare(small_model(), tokens=TOKENS).baseline
 
 

@@ -16,12 +16,13 @@ ROOMS = (
     "torch", "cli", "report", "comparison", "weights", "manner", "diagnose", "judge", "candidates", "writers",
     "preflight", "engines", "llamacpp", "ggml", "trace", "numerics", "shipped", "system",
 )  # fmt: skip
-ABOVE = ("__init__", "__main__")  # the ways in
+ABOVE = ("__init__", "__main__", "pytest_plugin")  # the ways in
 ALLOWED = {
     "llama_cpp": ("llamadiff/llamacpp/",),
     "gguf": ("reference/llamaref/",),
     "typer": ("llamadiff/cli/",),
     "rich": ("llamadiff/report/",),
+    "pytest": ("llamadiff/pytest_plugin.py",),
     "pandas": ("llamadiff/comparison/result.py",),
     "jinja2": ("llamadiff/engines/chat_template.py",),
     "torch": ("llamadiff/candidates/torch_modules.py", "llamadiff/candidates/transformers.py"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from llamadiff.system.errors import UserError
 from llamadiff.trace.metadata import KEY, SCHEMA, Info
 from llamadiff.trace.reader import Trace
-from llamadiff.trace.writer import TraceWriter
+from llamadiff.trace.writer import TraceWriter, restate
 
 INFO = Info((1, 2, 3), (0, 1, 2), 2, "hello", {"name": "x"}, {"sha256": "0" * 64})
 
@@ -124,3 +125,17 @@ def test_bfloat16_is_widened(tmp_path):
 def test_metadata_is_checked(tmp_path, metadata, message):
     with pytest.raises(UserError, match=message):
         Trace.open(stranger(tmp_path / "t.safetensors", {"embd": ramp(2, 4)}, **metadata))
+
+
+@pytest.mark.parametrize("more", [10, 100_000], ids=["in place", "anew"])
+def test_words_about_a_run_are_replaced(more, tmp_path):
+    path, info = tmp_path / "t.safetensors", Info((1, 2), (0, 1), 2, producer={"name": "llama.cpp"})
+    values = np.arange(8, dtype=np.float32).reshape(2, 4)
+    with TraceWriter(path, 1) as writer:
+        writer.add("embd", values)
+        writer.finish(info)
+    restate(path, replace(info, producer={"name": "llama.cpp", "checked": {"engine": "x" * more}}))
+    again = Trace.open(path)
+    assert again.info.producer["checked"] == {"engine": "x" * more}
+    assert np.array_equal(again["embd"], values)
+    assert [file.name for file in tmp_path.iterdir()] == ["t.safetensors"]

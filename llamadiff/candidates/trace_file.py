@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from llamadiff.candidates.source import Context, Opened, Unread, assemble, named_row, register
+from llamadiff.system.errors import UserError
 from llamadiff.trace.metadata import KEY
 from llamadiff.trace.reader import Array, Trace
 
@@ -25,6 +26,8 @@ class File:
 
     def open(self, spec: str) -> Opened:
         trace = Trace.open(spec, bare=True)
+        if trace.sketch is not None:
+            raise UserError(f"{spec}: is a sketch, which keeps no tensors; give it to llamadiff check, as a recording")
         untold = f"{spec}: no {KEY!r} entry in __metadata__, which would hold the token ids (docs/trace-format.md)"
         run = trace.info if trace.info.tokens else None
         return Opened(partial(_loaded, trace), trace.info.tokens, untold, recorded=True, run=run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,10 +22,12 @@ from llamadiff.cli.inputs import (
 )
 from llamadiff.cli.options import (
     FAILING,
+    Annotate,
     Backend,
     Budget,
     Candidate,
     Chat,
+    CheckCandidate,
     CheckModel,
     DiffModel,
     Expect,
@@ -33,8 +35,11 @@ from llamadiff.cli.options import (
     FailOn,
     FlashAttn,
     GpuLayers,
+    Jobs,
     KvType,
     Layers,
+    MaxMean,
+    MaxTail,
     Model,
     NameMap,
     NPredict,
@@ -45,17 +50,20 @@ from llamadiff.cli.options import (
     PromptOrTrace,
     Repack,
     Save,
+    Sketch,
     Taps,
     Threads,
     Timeout,
     Tokens,
     TokensFile,
     Tolerance,
+    Update,
 )
 from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
 from llamadiff.cli.weights import vectors, weights
 from llamadiff.system import exits
 from llamadiff.system.collisions import kept, refuse_collisions, saved
+from llamadiff.system.errors import UserError
 
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -128,9 +136,11 @@ def capture(
     prompt: Prompt = None, prompt_file: PromptFile = None, tokens: Tokens = None, tokens_file: TokensFile = None,
     chat: Chat = False, n_predict: NPredict = 0, taps: Taps = None, layers: Layers = None, kv_type: KvType = "f32",
     flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0,
+    sketch: Sketch = False,
 ) -> None:  # fmt: skip
-    """Run llama.cpp alone and keep its trace."""
+    """Run llama.cpp, have the engine judge it, and keep its trace."""
     from llamadiff.comparison import verbs
+    from llamadiff.comparison.provenance import CHECKED
     from llamadiff.engines.run_spec import How, Run
 
     text = prompt_of(prompt, prompt_file)
@@ -140,8 +150,12 @@ def capture(
             text, token_ids(tokens, tokens_file), chat, n_predict, taps or (), layer_range(layers),
             settings_of(kv_type, flash_attn, gpu_layers, repack, threads),
         )  # fmt: skip
-        trace = verbs.record(model, run, output, How(progress=progress))
-    typer.echo(f"{_shown(output)}: {len(trace)} taps of {len(trace.info.tokens)} tokens", err=True)
+        trace = verbs.record(model, run, output, How(progress=progress), sketch)
+    taken = trace.sketch.rows if trace.sketch is not None else trace
+    verdict = str(trace.info.producer[CHECKED]["verdict"])
+    what = f"{len(taken)} taps of {len(trace.info.tokens)} tokens, checked: {verdict.upper()}"
+    typer.echo(f"{_shown(output)}: {what}", err=True)
+    raise typer.Exit(1 if verdict == "wrong" else 0)
 
 
 def diff(
@@ -210,23 +224,52 @@ def backend(
 
 def check(
     paths: Annotated[list[Path], typer.Argument(help="Recorded traces, or directories of them.")],
-    model: CheckModel = None, partial: Partial = False,
-    tolerance: Tolerance = None, fail_on: FailOn = "wrong", *, reports: Reports,
+    model: CheckModel = None, candidate: CheckCandidate = None, name_map: NameMap = None, timeout: Timeout = 600.0,
+    jobs: Jobs = 0, partial: Partial = False, max_mean_kl: MaxMean = None, max_p99_kl: MaxTail = None,
+    tolerance: Tolerance = None, fail_on: FailOn = "wrong", annotate: Annotate = False, update: Update = False,
+    *, reports: Reports,
 ) -> None:  # fmt: skip
-    """Check recorded llama.cpp traces against the engine; needs no llama.cpp where the engine runs the file."""
-    from llamadiff.comparison import check_traces
-    from llamadiff.engines.run_spec import How
-    from llamadiff.numerics import tolerances
+    """Check recorded llama.cpp traces, or your engine on their tokens; needs no llama.cpp where the engine runs the
+    file."""
+    from llamadiff.cli.checking import Tally
+    from llamadiff.comparison import check_traces, verbs
+    from llamadiff.engines.run_spec import Gate, How
 
     traces = check_traces.traces_in(paths)
-    read = [("the model", model), *(("the trace", path) for path in traces), *settings_files(tolerance, None)]
+    if update:
+        _update(traces, model, candidate, reports)
+    files = [("the model", model)] if candidate is None else verbs.compared_files(model, candidate, name_map)
+    read = [*(("the trace", path) for path in traces), *settings_files(tolerance, None), *files]
     refuse_collisions(read, reports.named)
-    results = check_traces.check_all(traces, model, How(rules=rules_of(tolerance), partial=partial))
-    if not reports.takes_standard_output:
-        for path, result in results:
-            typer.echo(f"{result.verdict.upper():6}  {_shown(path)}: {_shown(result.summary)}")
-    reports.write_several(results)
-    _exit(tolerances.worst_of([result.verdict for _, result in results]), fail_on)
+    how = How(
+        rules=rules_of(tolerance), partial=partial, name_map=name_map, timeout=timeout,
+        gate=Gate(max_mean_kl, max_p99_kl),
+    )  # fmt: skip
+    tally = Tally(reports, annotate)
+    for checked in check_traces.check_each(traces, model, how, candidate, jobs):
+        tally.tell(checked)
+    _exit(tally.finish(), fail_on)
+
+
+def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, reports: Reports) -> None:
+    """Record captures anew, and say what changed."""
+    from llamadiff.comparison import updating
+    from llamadiff.comparison.check_traces import model_of
+    from llamadiff.engines.run_spec import How
+    from llamadiff.numerics import tolerances
+    from llamadiff.report.check_lines import update_lines
+    from llamadiff.trace.reader import Trace
+
+    if candidate is not None or reports.named:
+        raise UserError("--update records llama.cpp anew, and judges nothing else: give it without --candidate, --json "
+                        "and the like")  # fmt: skip
+    verdicts = []
+    for path in traces:
+        with _progress() as progress:
+            changed = updating.update(path, model or model_of(path, Trace.open(path)), How(progress=progress))
+        typer.echo("\n".join(update_lines(changed)))
+        verdicts.append(changed.verdict)
+    _exit(tolerances.worst_of(verdicts), "wrong")
 
 
 def demo() -> None:
@@ -276,7 +319,10 @@ _EXAMPLES = {
     "diff": ("llamadiff diff right.safetensors mine.safetensors --model model.gguf",),
     "diagnose": ("llamadiff diagnose right.safetensors mine.safetensors --model model.gguf",),
     "backend": ('llamadiff backend model.gguf "Once" --n-predict 4 --flash-attn --keep wrong-ops',),
-    "check": ("llamadiff check captures/ --fail-on noise",),
+    "check": (
+        "llamadiff check captures/ --fail-on noise             are the recordings right?",
+        'llamadiff check captures/ --candidate "cmd: ./engine --tokens {tokens} --dump {out}"   is your engine?',
+    ),
     "taps": ("llamadiff taps model.gguf --json",),
     "writer": ("llamadiff writer rust --model model.gguf > trace_writer.rs",),
     "graph": ("llamadiff graph model.gguf --layer 0",),
@@ -286,6 +332,7 @@ _EXAMPLES = {
         "llamadiff weights model.gguf checkpoint/   was it converted rightly?",
     ),
     "vectors": ("llamadiff vectors blocks/",),
+    "explain": ("llamadiff explain rope-layout",),
     "bugs": ("llamadiff bugs rope-layout", "llamadiff bugs epsilon"),
 }
 _JUDGE, _FILE, _LEARN = "Judge", "The file", "Look up"
@@ -296,7 +343,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     ),
     _FILE: (weights, vectors),
     _LEARN: (
-        listings.taps, listings.writer, listings.graph, listings.bugs, demo, listings.doctor,
+        listings.taps, listings.writer, listings.graph, listings.bugs, listings.explain, demo, listings.doctor,
     ),
 }  # fmt: skip
 

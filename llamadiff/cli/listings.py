@@ -72,6 +72,15 @@ def bugs(
     listing.print_bugs(word)
 
 
+def explain(
+    name: Annotated[str, typer.Argument(help="A bug's name, as reports and llamadiff bugs have it.", metavar="ID")],
+) -> None:
+    """Print a known bug's page: what it is, how it looks, how to mend it, with the right op in C, Rust and Python."""
+    from llamadiff.report.explanation import explanation
+
+    typer.echo(explanation(name))
+
+
 def doctor() -> None:
     """Say what is installed, how llama.cpp was built, and what was found wrong."""
     from llamadiff.llamacpp import doctor as examination

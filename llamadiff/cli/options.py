@@ -75,6 +75,13 @@ Candidate = Annotated[
         "Your engine: a trace, a dump, cmd: ..., transformers:[DIR]; without, llama.cpp is checked.",
     ),
 ]  # fmt: skip
+CheckCandidate = Annotated[
+    str | None,
+    _option(
+        "--candidate", ENGINE, "WHAT",
+        "Your engine, run on each trace's tokens: cmd: ./engine --tokens {tokens} --dump {out}; or what compare takes.",
+    ),
+]  # fmt: skip
 NameMap = Annotated[
     str | None,
     _option("--map", ENGINE, "MAP", "Its names and layouts: llama.cpp, hf, transformer-lens, or a TOML file."),
@@ -90,6 +97,9 @@ CheckModel = Annotated[
 Taps = Annotated[list[str] | None, _option("--taps", RECORDED, "PATTERN", "Only these taps, such as 'l_out-*'.")]
 Layers = Annotated[str | None, _option("--layers", RECORDED, "N|N-M", "Only these layers: 3 or 0-3.")]
 Save = Annotated[Path | None, _option("--save", RECORDED, "DIR", "Keep the traces in this directory.")]
+Sketch = Annotated[
+    bool, _flag("--sketch", RECORDED, "Keep a few numbers a token instead of tensors: a few kilobytes in all.")
+]
 Partial = Annotated[
     bool, _flag("--partial", RECORDED, "What was recorded is enough: pass without the logits, if it is right.")
 ]
@@ -109,6 +119,27 @@ Backend = Annotated[
 Tolerance = Annotated[
     Path | None, _option("--tolerance", JUDGEMENT, "FILE", "Limits in TOML, tried before the built-in ones.")
 ]
+Jobs = Annotated[
+    int, _option("--jobs", JUDGEMENT, "N", "Traces checked at a time; 0: as many as cores.", min=0, max=512)
+]
+MaxMean = Annotated[
+    float | None,
+    _option(
+        "--max-mean-kl", JUDGEMENT, "NATS", "WRONG where the mean KL over all positions is more.", min=0,
+        show_default="what rounding explains",
+    ),
+]  # fmt: skip
+MaxTail = Annotated[
+    float | None,
+    _option(
+        "--max-p99-kl", JUDGEMENT, "NATS", "The same of its 99th percentile.", min=0,
+        show_default="what rounding explains",
+    ),
+]  # fmt: skip
+Annotate = Annotated[
+    bool, _flag("--annotate", JUDGEMENT, "Annotate as GitHub Actions does, which it does of itself there.")
+]
+Update = Annotated[bool, _flag("--update", JUDGEMENT, "Record the traces anew, by llama.cpp, and print what changed.")]
 FailOn = Annotated[str, _choice("--fail-on", JUDGEMENT, tuple(FAILING), "Which verdict makes the exit code 1.")]
 Explain = Annotated[
     bool, _flag("--explain-output", JUDGEMENT, "Replay known bugs through whatever was not recorded, up to all layers.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,10 +52,13 @@ class Reports:
             else:
                 render(result, make_console(), self.full, self.verbose)
 
-    def write_several(self, results: Sequence[tuple[Path, Comparison]]) -> None:
-        """Write a report of several traces in each format."""
+    def write_several(
+        self, results: Sequence[tuple[Path, Comparison]], refused: Sequence[tuple[Path, str]] = ()
+    ) -> None:
+        """Write a report of several traces in each format; those that were ``refused`` have a reason instead."""
+        about = replace(_about(), refused=tuple(refused))
         for form in self._formats():
-            put(self.targets[form.name], form.text_of(results, _about()))
+            put(self.targets[form.name], form.text_of(results, about))
 
     def _formats(self) -> list[Format]:
         return [form for form in FORMATS if form.name in self.targets]

@@ -22,7 +22,7 @@ def compare(
     tokens: Sequence[int] = (),
     chat: bool = False,
     n_predict: int = 0,
-    candidate: Trace | str | Path | None = None,
+    candidate: verbs.Candidate | None = None,
     name_map: str | None = None,
     timeout: float = 600.0,
     patterns: Sequence[str] = (),
@@ -41,11 +41,11 @@ def compare(
 ) -> Comparison:
     """Run llama.cpp and the engine on the same tokens, line up every tap, and judge.
 
-    Without ``candidate`` the engine is it, and llama.cpp's own ops are judged; with one (a trace, or what
-    ``--candidate`` takes: a file, a dump, a command), the candidate's are; its token ids serve where neither
-    ``prompt`` nor ``tokens`` is given. ``save`` keeps the traces in a directory. ``child``: llama.cpp's process, if it
-    was started before. The rest are fields of Run and How, and described there. Raises UserError for whatever a user
-    can mend.
+    Without ``candidate`` the engine is it, and llama.cpp's own ops are judged; with one (a trace, what ``--candidate``
+    takes: a file, a dump, a command; or a function of the token ids that returns arrays by the names of taps), the
+    candidate's are; its token ids serve where neither ``prompt`` nor ``tokens`` is given. ``save`` keeps the traces in
+    a directory. ``child``: llama.cpp's process, if it was started before. The rest are fields of Run and How, and
+    described there. Raises UserError for whatever a user can mend.
     """
     run = Run(prompt, tokens, chat, n_predict, patterns, layers, settings or Settings())
     how = How(rules, engine, precision, diagnose, explain, partial, expect, name_map, timeout, progress)
@@ -57,9 +57,13 @@ def check(
     model: str | Path,
     rules: Sequence[tolerances.Rule] = tolerances.RULES,
     partial: bool = False,
+    candidate: verbs.Candidate | None = None,
 ) -> Comparison:
-    """Judge a recorded llama.cpp trace with the engine; needs no llama.cpp where the engine runs the file."""
-    return verbs.check(trace, model, How(rules, partial=partial))
+    """Judge a recorded llama.cpp trace with the engine, or a ``candidate`` that is given its tokens.
+
+    Needs no llama.cpp where the engine runs the file.
+    """
+    return verbs.check(trace, model, How(rules, partial=partial), candidate)
 
 
 def diff(

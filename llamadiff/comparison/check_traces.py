@@ -1,8 +1,9 @@
-"""The CI command: every recorded trace against the engine."""
+"""The CI command: every recorded trace against the engine, or a candidate against each, side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from llamadiff.comparison.result import Comparison
@@ -10,18 +11,51 @@ from llamadiff.comparison.verbs import check
 from llamadiff.engines.run_spec import How
 from llamadiff.shipped.place import shipped_model
 from llamadiff.system.errors import UserError
+from llamadiff.system.workers import cores, side_by_side
 from llamadiff.trace.reader import Trace
 
-Results = Sequence[tuple[Path, Comparison]]
+
+@dataclass(frozen=True)
+class Question:
+    """One recorded trace to be checked: with which model, which candidate (None: llama.cpp itself), and how."""
+
+    path: Path
+    model: Path | None
+    candidate: str | None
+    how: How
+    threads: int = 0
 
 
-def check_all(paths: Iterable[Path], model: Path | None, how: How) -> Results:
-    """Check each trace, and each trace in each directory. Raises UserError if there is none or a model is missing."""
-    results = []
-    for path in traces_in(paths):
-        trace = Trace.open(path)
-        results.append((path, check(trace, model or _model_of(path, trace), how)))
-    return results
+@dataclass(frozen=True)
+class Checked:
+    """What came of one trace: a comparison, or why there is none."""
+
+    path: Path
+    result: Comparison | None
+    refused: str = ""
+
+
+def check_each(
+    paths: Sequence[Path], model: Path | None, how: How, candidate: str | None = None, jobs: int = 0
+) -> Iterator[Checked]:
+    """Check traces, ``jobs`` at a time (0: as many as there are cores), each as soon as it is done, in their order."""
+    processes = min(jobs or cores(), len(paths))
+    threads = 0 if processes <= 1 else max(1, cores() // processes)
+    yield from side_by_side(_checked, [Question(path, model, candidate, how, threads) for path in paths], processes)
+
+
+def _checked(asked: Question) -> Checked:
+    try:
+        trace = Trace.open(asked.path)
+        model = asked.model or model_of(asked.path, trace)
+        return Checked(asked.path, check(trace, model, asked.how, asked.candidate, asked.threads))
+    except UserError as error:
+        return Checked(asked.path, None, _of(asked.path, str(error)))
+
+
+def _of(path: Path, reason: str) -> str:
+    """A reason that says which trace it is about."""
+    return reason if str(path) in reason else f"{path}: {reason}"
 
 
 def traces_in(paths: Iterable[Path]) -> list[Path]:
@@ -38,7 +72,7 @@ def _traces(path: Path) -> list[Path]:
     return traces
 
 
-def _model_of(path: Path, trace: Trace) -> Path:
+def model_of(path: Path, trace: Trace) -> Path:
     """The model file that a trace names: beside the trace, or shipped with the package."""
     name = Path(str(trace.info.model.get("file") or "")).name  # a name alone: a trace must not lead elsewhere
     for folder in (path.parent, shipped_model().parent):

@@ -15,9 +15,11 @@ from llamadiff.comparison.logits import Logits, compare_logits, logit_rows
 from llamadiff.comparison.result import Comparison, Judged, Sides, assembled
 from llamadiff.comparison.rows import Row
 from llamadiff.comparison.said import Said
+from llamadiff.comparison.sketch_alone import note_on
 from llamadiff.comparison.summary import unchecked
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.numerics import metrics, tolerances
+from llamadiff.numerics.sketching import at_most, estimated
 from llamadiff.preflight.checks import WEIGHTS
 from llamadiff.preflight.schedule import batches_of
 from llamadiff.preflight.shapes import is_last_row
@@ -25,6 +27,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
+from llamadiff.trace.sketch import Sketch
 from llamadiff.trace.taps import LOGITS
 
 Array = NDArray[Any]
@@ -33,17 +36,22 @@ Array = NDArray[Any]
 @np.errstate(all="ignore")
 def drift_only(baseline: Trace, candidate: Trace, how: How = USUAL) -> Comparison:
     """Two traces without a model: taps that agree match, others cannot be judged."""
-    names = [name for name in baseline if not name.startswith(WEIGHTS)]
-    rows = tuple(_row(name, baseline[name], candidate[name], how.rules) for name in names if name in candidate)
+    sketch = baseline.sketch
+    names = [name for name in baseline if not name.startswith(WEIGHTS)] if sketch is None else [*sketch.rows]
+    both = [name for name in names if name in candidate]
+    if sketch is None:
+        rows = tuple(_row(name, baseline[name], candidate[name], how.rules) for name in both)
+    else:
+        rows = tuple(_estimated_row(name, sketch, candidate[name]) for name in both)
     missing = tuple(name for name in names if name not in candidate)
     less = how.partial or asked_for_less(baseline.info.producer)
     coverage = coverage_of(rows, missing, candidate, [*names, LOGITS], (), less)
-    both = LOGITS in baseline and LOGITS in candidate
+    logits = LOGITS in baseline and LOGITS in candidate
     judged = Judged(
         rows=rows,
         missing=missing,
         coverage=coverage,
-        logits=_logits(baseline[LOGITS], candidate[LOGITS], how.expect) if both else None,
+        logits=_logits(baseline[LOGITS], candidate[LOGITS], how.expect) if logits else None,
         timing={"engine_s": 0.0, "compare_s": 0.0},
     )
     steps = (
@@ -51,7 +59,9 @@ def drift_only(baseline: Trace, candidate: Trace, how: How = USUAL) -> Compariso
         "give --model: with the model, every op of both sides is judged on its own inputs",
     )
     verdict = coverage.gated(tolerances.worst_of([row.verdict for row in rows]))
-    return assembled(_sides(baseline.info, candidate.info), judged, verdict, _drift_sentence(rows, coverage), steps)
+    said = _drift_sentence(rows, coverage) if sketch is None else _sketch_sentence(rows, sketch.projections, how.rules)
+    said = said.plus(*note_on(baseline))
+    return assembled(_sides(baseline.info, candidate.info), judged, verdict, said, steps)
 
 
 def _row(name: str, b: Array, c: Array, rules: Sequence[tolerances.Rule]) -> Row:
@@ -70,6 +80,19 @@ def _row(name: str, b: Array, c: Array, rules: Sequence[tolerances.Rule]) -> Row
     return Row(
         name, taps.layer_of(name), op, None, None, tuple(b.shape), verdict, None, None, drift, None, None, *stats
     )
+
+
+def _estimated_row(name: str, sketch: Sketch, c: Array) -> Row:
+    """The same against a sketch: however near they are, nobody knows whether the values are the same."""
+    tap, shape = taps.parse(name), sketch.shapes[name]
+    assert tap is not None
+    if c.shape != shape:
+        raise UserError(f"{name}: the baseline has shape {list(shape)}, the candidate {list(c.shape)}")
+    own = metrics.Rows(c, tap.row_axis)
+    drift = estimated(sketch.alike(own), sketch.rows[name])
+    stats = sketch.rows[name].stats(), metrics.stats(own)
+    verdict = tolerances.UNCHECKED
+    return Row(name, tap.layer, tap.kind.op, None, None, shape, verdict, None, None, drift, None, None, *stats)
 
 
 def _sides(baseline: Info, candidate: Info) -> Sides:
@@ -100,6 +123,21 @@ def _drift_sentence(rows: Sequence[Row], coverage: Coverage) -> Said:
         said = f"the two traces agree as far as both were recorded: {part}"
         return Said(said, (unjudged.lacking(rows, coverage),))
     return unchecked("the candidate", rows)
+
+
+def _sketch_sentence(rows: Sequence[Row], projections: int, rules: Sequence[tolerances.Rule]) -> Said:
+    """Which taps differ as far as estimates prove it: by more than the limit, were they as much too large as can be."""
+    most = at_most(projections)
+    far = [row for row in rows if row.drift and not row.drift.nmse <= most * _limit(row, rules)]
+    if not rows:
+        return unchecked("the candidate", rows)
+    if not far:
+        return Said("a sketch cannot show that two runs are the same; no tap differs by more than it can prove")
+    return Said(f"{far[0].tap} is the first of {len(far)} taps that differ by more than a sketch leaves in doubt")
+
+
+def _limit(row: Row, rules: Sequence[tolerances.Rule]) -> float:
+    return tolerances.rule_for(rules, row.tap, row.op, "*").match
 
 
 def _unknown_model(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,24 +16,29 @@ from threadpoolctl import threadpool_limits
 from llamadiff.comparison.advice import next_steps
 from llamadiff.comparison.by_original import by_the_original
 from llamadiff.comparison.coverage import coverage_of
+from llamadiff.comparison.gate import arithmetic_of, bounds_of, held_to, not_held, rounding_of
 from llamadiff.comparison.logits import Logits, compare_logits, logit_rows
+from llamadiff.comparison.positions import over_positions
 from llamadiff.comparison.result import Comparison, Decoding, Judged, Sides, assembled
 from llamadiff.comparison.rows import rows_of, with_explanations
+from llamadiff.comparison.sketch_alone import note_on, sketch_alone
 from llamadiff.comparison.summary import summarize
 from llamadiff.diagnose.diagnosis import Diagnosis, diagnose, is_wrong, scene_of
 from llamadiff.engines.model_file import Runnable, check_same_model
-from llamadiff.engines.run_spec import How
+from llamadiff.engines.run_spec import Gate, How
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.misrecorded import misrecorded
 from llamadiff.judge.run import Passes, run_passes, without_followers
 from llamadiff.judge.statistics import statistics_check
 from llamadiff.manner.understand import Manner, understood
 from llamadiff.numerics import tolerances
+from llamadiff.numerics.policies import F32
 from llamadiff.preflight.checks import WEIGHTS, Check, preflight
 from llamadiff.preflight.compatibility import check_runnable, check_same_run
 from llamadiff.preflight.schedule import batches_of, in_batches_of
 from llamadiff.preflight.shapes import admitted, misfit_checks, steps_when_misfit
 from llamadiff.trace.reader import Trace
+from llamadiff.trace.taps import LOGITS
 from llamadiff.weights.original import Original
 
 Array = NDArray[Any]
@@ -58,6 +63,8 @@ def judge(
     """
     baseline = _fit_to_compare(model, baseline, candidate)
     model = original.model if original is not None else model
+    if candidate is None and baseline.sketch is not None:
+        return sketch_alone(model, baseline, _sides(model, baseline, None), how)
     candidate, checks, fitting = _before_the_layers(model, baseline, candidate)
     started = time.perf_counter()
     graph = cache(graph or (lambda: model if model.by_graph else None))
@@ -72,7 +79,8 @@ def judge(
     sides, verdict = _sides(model, baseline, study.candidate), _verdict(judged)
     steps = next_steps(verdict, judged, sides.is_engine, between)
     steps = (*fitting, *(steps if judged.rows or not fitting else ()))
-    return assembled(sides, judged, verdict, summarize(verdict, sides, judged), steps)
+    result = assembled(sides, judged, verdict, summarize(verdict, sides, judged), steps)
+    return result if how.gate is None else _gated(result, model, baseline, study, how.gate)
 
 
 def _fit_to_compare(model: Runnable, baseline: Trace, candidate: Trace | None) -> Trace:
@@ -129,6 +137,21 @@ def _studied(
     return _Study(without_followers(passes), candidate, manner, records)
 
 
+def _gated(result: Comparison, model: Runnable, baseline: Trace, study: _Study, gate: Gate) -> Comparison:
+    """The result, held to the limits of a gate, where both sides have the logits of all positions."""
+    candidate, engine = study.candidate, study.passes.logits
+    if LOGITS not in baseline or (candidate is not None and (LOGITS not in candidate or LOGITS in candidate.known)):
+        return not_held(result, gate)
+    own = logit_rows(engine if candidate is None else candidate[LOGITS])
+    positions = over_positions(logit_rows(baseline[LOGITS])[: len(own)], own)
+    if positions is None:
+        return not_held(result, gate)
+    policy = F32 if candidate is None else arithmetic_of(study.passes.findings, study.under_test)
+    sources = study.passes.judge.sources
+    rounding = rounding_of(model, baseline.info.head(len(own)), sources["baseline"], sources[study.under_test], policy)
+    return held_to(result, positions, bounds_of(positions, gate, rounding))
+
+
 def _causes(model: Runnable, study: _Study, seconds: float, how: How, graph: Graph) -> tuple[Diagnosis, ...]:
     """The causes of what is wrong, wrong records aside: known bugs of llama.cpp's graph, or else what ops did."""
     computed = [finding for finding in study.passes.findings if finding.tap.name not in study.records]
@@ -166,7 +189,7 @@ def _judged(
         preflight=checks,
         diagnosis=diagnosis,
         manner=study.manner,
-        notes=() if candidate is None else candidate.printed.notes,
+        notes=() if candidate is None else (*candidate.printed.notes, *note_on(baseline)),
         logits=_logits(model, baseline, candidate, passes.logits, how.expect),
         only_baseline_read=tuple(sorted(read - model.weights.read)),
         only_engine_read=tuple(sorted(model.weights.read - read)),

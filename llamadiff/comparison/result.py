@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from llamadiff.comparison.coverage import Coverage
 from llamadiff.comparison.logits import Logits
 from llamadiff.comparison.notebook import as_html
+from llamadiff.comparison.positions import Positions
 from llamadiff.comparison.rows import Row, flat, leading
 from llamadiff.comparison.said import Said
 from llamadiff.diagnose.diagnosis import Diagnosis
@@ -88,7 +89,8 @@ class Judged:
     ``preflight`` is what was looked at before the layers; ``extra`` are names of the candidate that are no tap of the
     model, and were ignored; ``notes`` say how it was read; ``diagnosis`` says why taps are wrong, in graph order;
     ``free_tokens``: over how many tokens the engine ran free, which drift without a candidate, expected drift and
-    distances are about; ``coverage``: how much of the run was judged. ``only_baseline_read`` and ``only_engine_read``
+    distances are about; ``coverage``: how much of the run was judged. ``positions``: the logits of all of them, where
+    they are gated. ``only_baseline_read`` and ``only_engine_read``
     are tensors of the file.
     """
 
@@ -101,6 +103,7 @@ class Judged:
     manner: Manner | None = None
     notes: tuple[str, ...] = ()
     logits: Logits | None = None
+    positions: Positions | None = None
     only_baseline_read: tuple[str, ...] = ()
     only_engine_read: tuple[str, ...] = ()
     free_tokens: int | None = None

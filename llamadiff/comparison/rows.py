@@ -103,7 +103,7 @@ def rows_of(
             continue
         name, layer = finding.tap.name, finding.tap.layer
         drift = finding.drift
-        expected = (finding.noise or 0.0) + tolerances.F32_DRIFT * ((layer or 0) + 1)
+        expected = _expected_drift(finding)
         rows.append(Row(
             tap=name, layer=layer, op=finding.tap.kind.op, weight=names.get(name), weight_type=types.get(name),
             shape=finding.shape, verdict=local.verdict, local=local,
@@ -114,6 +114,23 @@ def rows_of(
             distance=finding.distance, at=finding.at[under_test], misrecorded=name in misrecorded,
         ))  # fmt: skip
     return tuple(rows)
+
+
+def unjudged_row(finding: Finding) -> Row:
+    """The row of a tap whose drift alone is known."""
+    drift, layer = finding.drift, finding.tap.layer
+    expected = _expected_drift(finding)
+    return Row(
+        tap=finding.tap.name, layer=layer, op=finding.tap.kind.op, weight=None, weight_type=None, shape=finding.shape,
+        verdict=tolerances.UNCHECKED, local=None, baseline_local=None, drift=drift, expected_drift=expected,
+        ratio_to_noise=drift.nmse / expected if drift else None,
+        baseline=finding.stats.get("baseline"), candidate=finding.stats.get("engine"),
+    )  # fmt: skip
+
+
+def _expected_drift(finding: Finding) -> float:
+    """What the baseline's arithmetic alone does to a tap."""
+    return (finding.noise or 0.0) + tolerances.F32_DRIFT * ((finding.tap.layer or 0) + 1)
 
 
 def with_explanations(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tuple[Row, ...]:

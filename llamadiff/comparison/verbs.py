@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from llamadiff.candidates.map_file import load_map
 from llamadiff.candidates.name_map import Map, identity_map
@@ -17,6 +18,7 @@ from llamadiff.comparison.by_original import original_behind
 from llamadiff.comparison.drift_only import drift_only
 from llamadiff.comparison.greedy import parting, with_parting
 from llamadiff.comparison.judging import judge
+from llamadiff.comparison.provenance import CHECKED, checked_by, refuse_other_settings
 from llamadiff.comparison.result import Comparison
 from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.graph_model import graph_of_run
@@ -25,24 +27,28 @@ from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine, opened_for
 from llamadiff.ggml.check import NodeCheck
 from llamadiff.judge.run import run_passes
-from llamadiff.llamacpp.capture import capture, check_nodes, scratch_directory
+from llamadiff.llamacpp.capture import check_nodes, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.preflight.compatibility import check_same_run
 from llamadiff.preflight.schedule import answers_otherwise, as_it_ran, as_stated
 from llamadiff.system.collisions import Named, refuse_collisions, saved
 from llamadiff.system.errors import UserError
-from llamadiff.system.output import made_directory
+from llamadiff.system.output import check_target, made_directory
 from llamadiff.system.progress import Progress
 from llamadiff.system.timing import peak_rss_mb
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
+from llamadiff.trace.sketch import sketch_of, write_sketch
+from llamadiff.trace.writer import restate
+
+Candidate: TypeAlias = Trace | str | Path | Callable[..., Any]  # a trace, what --candidate takes, or a function
 
 
 def compare(
     model: str | Path,
     run: Run,
-    candidate: Trace | str | Path | None = None,
+    candidate: Candidate | None = None,
     how: How = USUAL,
     save: str | Path | None = None,
     child: Child | None = None,
@@ -120,19 +126,23 @@ class _Brought:
         )
 
 
-def _brought(candidate: Trace | str | Path | None, how: How) -> _Brought | None:
+def _brought(candidate: Candidate | None, how: How) -> _Brought | None:
     """The candidate and the name map, read."""
     source = _opened(candidate) if candidate is not None else None
     mapping = load_map(how.name_map) if how.name_map is not None else identity_map()
     return _Brought(source, mapping, how) if source is not None else None
 
 
-def _opened(candidate: Trace | str | Path) -> Opened:
+def _opened(candidate: Candidate) -> Opened:
     from llamadiff.candidates.opening import open_candidate
     from llamadiff.candidates.trace_file import mapped
 
     if isinstance(candidate, Trace):
         return Opened(lambda context: mapped(candidate, context), candidate.info.tokens, run=candidate.info)
+    if callable(candidate):
+        from llamadiff.candidates.function import of_function
+
+        return of_function(candidate)
     return open_candidate(str(candidate))
 
 
@@ -164,13 +174,26 @@ def _timed(result: Comparison, started: float, capture_s: float = 0.0) -> Compar
     return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
 
 
-def check(trace: str | Path | Trace, model: str | Path, how: How = USUAL) -> Comparison:
-    """Judge a recorded llama.cpp trace with the engine; needs no llama.cpp where the engine runs the file."""
+def check(
+    trace: str | Path | Trace,
+    model: str | Path,
+    how: How = USUAL,
+    candidate: Candidate | None = None,
+    threads: int = 0,
+) -> Comparison:
+    """Judge a recorded llama.cpp trace with the engine, or a candidate that runs the trace's tokens.
+
+    Needs no llama.cpp where the engine runs the file. Raises UserError, also for a candidate that states other settings
+    than the trace's.
+    """
     started = time.perf_counter()
-    baseline = _read(trace)
-    opened, used = opened_for(model, baseline, str(baseline.path or "the trace"))
+    baseline, brought = _read(trace), _brought(candidate, how)
+    opened, used = opened_for(model, baseline, str(baseline.path or "the trace"), threads=threads)
+    own = brought.loaded(opened, baseline) if brought is not None else None
+    if own is not None:
+        refuse_other_settings(baseline.info, own.info)
     graph = None if opened.by_graph else partial(graph_of_run, opened, baseline, how.progress)
-    return _timed(replace(judge(opened, baseline, None, how, graph=graph), engine=used), started)
+    return _timed(replace(judge(opened, baseline, own, how, graph=graph), engine=used), started)
 
 
 def diff(
@@ -182,6 +205,8 @@ def diff(
     """Two traces: drift alone, or with the model also the local errors of both."""
     started = time.perf_counter()
     b, c = _read(baseline), _read(candidate)
+    if c.sketch is not None:
+        raise UserError(f"{c.path}: is a sketch, which keeps no tensors; give it as the baseline")
     if model is not None:
         return _timed(_judged_by(model, b, c, how), started)
     check_same_run(b, c)
@@ -231,17 +256,30 @@ def graph(model: str | Path, run: Run, how: How = USUAL, keep: str | Path | None
             return compare_nodes(file, replace(request, keep=folder), how, child)
 
 
-def record(model: str | Path, run: Run, output: Path, how: How = USUAL) -> Trace:
-    """llama.cpp alone, kept as a trace. Raises UserError for whatever a user can mend."""
+def record(
+    model: str | Path, run: Run, output: Path, how: How = USUAL, sketch: bool = False, prompt: str | None = None
+) -> Trace:
+    """llama.cpp's run, judged and kept as a trace that says so, or as a ``sketch`` of it.
+
+    ``prompt``: the text that a run of token ids is of. Raises UserError for whatever a user can mend.
+    """
     refuse_collisions([("the model", model)], [("--output", output)])
-    with Child() as child:
+    check_target(output)
+    with Child() as child, scratch_directory() if sketch else nullcontext() as folder:
+        place = output if folder is None else Path(folder) / "trace.safetensors"
         file = ModelFile(model)
         engine, used = in_engine(file)
-        request = replace(request_for(engine or file, run, output), keep_graph=True)
-        if engine is not None:
-            return capture(request, how.progress, child)
-        with after_what_the_engine_said(file, used):
-            return captured(None, request, how.progress, child)[1]
+        request = replace(request_for(engine or file, run, place), keep_graph=True)
+        with after_what_the_engine_said(file, used) if engine is None else nullcontext():
+            opened, trace = captured(engine, request, how.progress, child)
+        judged = replace(judge(opened, trace, None, replace(how, diagnose=False)), engine=used)
+        producer = {**trace.info.producer, CHECKED: checked_by(judged)}
+        info = replace(trace.info, producer=producer, prompt=trace.info.prompt or prompt)
+        if sketch:
+            write_sketch(output, info, sketch_of(trace))
+        else:
+            restate(output, info)
+    return Trace.open(output)
 
 
 def list_nodes(model: str | Path, n_tokens: int) -> tuple[NodeCheck, ...]:
@@ -253,7 +291,7 @@ def list_nodes(model: str | Path, n_tokens: int) -> tuple[NodeCheck, ...]:
 
 
 def compared_files(
-    model: str | Path, candidate: Trace | str | Path | None = None, name_map: str | None = None
+    model: str | Path | None, candidate: Candidate | None = None, name_map: str | None = None
 ) -> Iterator[Named]:
     """The files that a comparison reads. Raises UserError for a candidate that is nothing."""
     yield "the model", model
@@ -261,7 +299,7 @@ def compared_files(
         yield "the name map", name_map
     if isinstance(candidate, Trace):
         yield "the candidate", candidate.path
-    elif candidate is not None:
+    elif candidate is not None and not callable(candidate):
         from llamadiff.candidates.opening import files_of
 
         yield from (("a file of the candidate" if str(path) != str(candidate) else "the candidate", path)

@@ -33,6 +33,17 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Gate:
+    """How far logits may be apart over all positions: limits of the mean and the 99th percentile of the KL, in nats.
+
+    None: as far as rounding explains.
+    """
+
+    mean: float | None = None
+    p99: float | None = None
+
+
+@dataclass(frozen=True)
 class How:
     """How a run is judged, and by what.
 
@@ -40,7 +51,8 @@ class How:
     in ``precision``. ``diagnose``: look for the causes of what is wrong; ``explain``: for so many seconds, and through
     spans of any length, up to the whole model. ``partial``: what was recorded is enough, though the logits are not
     among it. ``expect``: tokens that the table of logits is to have. ``name_map`` names or is a map of a candidate's
-    tensor names; ``timeout``: the seconds that its command may take.
+    tensor names; ``timeout``: the seconds that its command may take. ``gate``: logits are held to limits over all
+    positions.
     """
 
     rules: Sequence[tolerances.Rule] = tolerances.RULES
@@ -53,6 +65,7 @@ class How:
     name_map: str | None = None
     timeout: float = 600.0
     progress: Progress = silent
+    gate: Gate | None = None
 
 
 USUAL = How()

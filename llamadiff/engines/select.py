@@ -61,14 +61,16 @@ def after_what_the_engine_said(file: ModelFile, used: EngineUsed) -> Iterator[No
         raise UserError(f"{file.path}: {used.because}; {str(error).removeprefix(f'{file.path}: ')}") from None
 
 
-def opened_for(path: str | Path, trace: Trace, whose: str, progress: Progress = silent) -> tuple[Runnable, EngineUsed]:
+def opened_for(
+    path: str | Path, trace: Trace, whose: str, progress: Progress = silent, threads: int = 0
+) -> tuple[Runnable, EngineUsed]:
     """The model file in an engine that can go through a trace of it; llama.cpp is run where its graph is needed.
 
     Raises UserError, also for a trace of another file.
     """
-    file = ModelFile(path)
+    file = ModelFile(path, threads=threads)
     check_same_model(trace.info.model, file.sha256, whose)
-    return _in_any(file, trace.info.tokens, progress)
+    return _in_any(file, trace.info.tokens, progress, threads)
 
 
 def runnable(path: str | Path, n_tokens: int) -> Runnable:
@@ -76,8 +78,10 @@ def runnable(path: str | Path, n_tokens: int) -> Runnable:
     return _in_any(ModelFile(path), (0,) * n_tokens, silent)[0]
 
 
-def _in_any(file: ModelFile, tokens: tuple[int, ...], progress: Progress) -> tuple[Runnable, EngineUsed]:
-    model, used = in_engine(file)
+def _in_any(
+    file: ModelFile, tokens: tuple[int, ...], progress: Progress, threads: int = 0
+) -> tuple[Runnable, EngineUsed]:
+    model, used = in_engine(file, threads=threads)
     if model is not None:
         return model, used
     with scratch_directory() as folder, after_what_the_engine_said(file, used):

@@ -95,6 +95,9 @@ class Source:
 
     @property
     def lanes(self) -> list[Lane]:
+        """Those that its taps are judged by; none for a trace that keeps no tensors."""
+        if self.trace.sketch is not None:
+            return []
         read = [READ, READ_SHAKEN] if self.reading else []
         shaken = [*JITTERS[: self.draws]] if self.sparse or self.is_rough else []
         shaken += [ROUGH, ROUGH_CACHE, ROUGH_ATTENTION] if self.sparse else []

@@ -79,7 +79,7 @@ def run_passes(
     lanes, n = lanes_of(sources, kinds), len(baseline.info.tokens)
     # the engine's own threads multiply; BLAS threads beside them would fight for the same cores
     with threadpool_limits(1, "blas"):
-        if n <= LONG or keep is not None or model.by_graph:
+        if n <= LONG or keep is not None or model.by_graph or not any(lane.source for lane in lanes):
             study, logits = _run(model, sources, lanes, baseline.info, how, keep)
             return Passes(study.findings, study.judge, logits, n)
         whole, _ = _run(model, sources, [lane for lane in lanes if lane.source], baseline.info, how)

@@ -24,6 +24,7 @@ from llamadiff.judge.statistics import held
 from llamadiff.judge.verdict import Judgement
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.policies import CACHE_V, operand_kind, rounding_type
+from llamadiff.numerics.sketching import RowSketch, estimated
 from llamadiff.trace import taps
 
 Array = NDArray[Any]
@@ -72,13 +73,21 @@ class Judge:
             shape=tuple(x.shape[1:]),
             local=local,
             at={name: seen.at(found.index) for name, found in local.items()},
-            stats={name: seen.stats(name) for name in recorded} | ({"engine": metrics.stats(free)} if free else {}),
+            stats=self._stats(seen, free),
             drift=self._drift(seen),
             distance={name: seen.distance(name) for name in recorded} if free else {},
             noise=metrics.nmse_of(seen.lane(FREE_NATIVE), free) if free and FREE_NATIVE in lanes else None,
             fitting={name: found.fitted.policies(found.bounds.match) for name, found in judged.items()},
             stated=self._stated(seen),
         )
+
+    def _stats(self, seen: Compared, free: metrics.Rows | None) -> dict[str, metrics.Stats]:
+        """Each side's moments."""
+        found = {name: seen.stats(name) for name in seen.recorded}
+        sketch = self._sketch(seen.tap)
+        if sketch is not None:
+            found["baseline"] = sketch.stats()
+        return found if free is None else {**found, "engine": metrics.stats(free)}
 
     def _stated(self, seen: Compared) -> Tried:
         """The statistics that the candidate states of a tap, each with what is right."""
@@ -91,6 +100,8 @@ class Judge:
     def _drift(self, seen: Compared) -> metrics.Difference | None:
         """The candidate against the baseline, where both have values; without a candidate, the free run."""
         recorded, every = seen.recorded, self.sources.values()
+        if self._sketch(seen.tap) is not None:
+            return self._estimated_drift(seen)
         alone = "candidate" not in self.sources
         if "baseline" not in recorded or (FREE not in seen.lanes if alone else "candidate" not in recorded):
             return None
@@ -98,6 +109,24 @@ class Judge:
         if not alone and seen.tap.name in self.sources["candidate"].trace.printed.slack:
             return metrics.difference_of(seen.told(self.sources["candidate"], right), right)
         return metrics.difference_of(seen.lane(FREE, *every) if alone else seen.values("candidate", *every), right)
+
+    def _sketch(self, tap: taps.Tap) -> RowSketch | None:
+        """What there is of a baseline's tap whose tensor was not kept."""
+        sketch = self.sources["baseline"].trace.sketch
+        return sketch.rows.get(tap.name) if sketch is not None else None
+
+    def _estimated_drift(self, seen: Compared) -> metrics.Difference | None:
+        """The same against a sketch; None for a candidate that has not all values, or has others."""
+        sketch, right = self.sources["baseline"].trace.sketch, self._sketch(seen.tap)
+        candidate = self.sources.get("candidate")
+        if candidate is not None and not candidate.is_whole(seen.tap.name):
+            return None
+        own = seen.lane(FREE) if candidate is None else seen.values("candidate")
+        assert sketch is not None
+        assert right is not None
+        if own.shape[0] != len(right.moments) or own.size != right.width * own.shape[0]:
+            return None
+        return estimated(sketch.alike(own), right)
 
     def _judgement(self, source: Source, seen: Compared, span: tuple[str, ...]) -> Judgement:
         """A source's own error under the arithmetic that fits best, in each phase (prefill, decode)."""

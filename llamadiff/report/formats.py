@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class About:
-    """What a report says of its own making: the command line, where there was one."""
+    """What a report says of its own making: the command line, where there was one.
+
+    ``refused``: traces that could not be checked, each with the reason.
+    """
 
     command: tuple[str, ...] = ()
+    refused: tuple[tuple[Path, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,9 @@ FORMATS = (
         "json:to_full_json", of_several="json:checks_to_full_json",
     ),
     Format("csv", "The table of taps as CSV, to a file or -.", "csv:to_csv"),
+    Format(
+        "junit", "The verdict as JUnit XML, to a file or -.", "junit:to_junit", of_several="junit:checks_to_junit",
+    ),
 )  # fmt: skip
 
 

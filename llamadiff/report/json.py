@@ -14,10 +14,13 @@ from llamadiff import __version__
 from llamadiff.comparison import diagnosis_text
 from llamadiff.comparison.blame import headline
 from llamadiff.comparison.logits import Logits, TopToken
+from llamadiff.comparison.provenance import provenance
+from llamadiff.comparison.repairs import repairs_of
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row
 from llamadiff.diagnose.diagnosis import UNKNOWN, Cause, Diagnosis
 from llamadiff.judge.finding import Local
+from llamadiff.numerics import tolerances
 from llamadiff.report.formats import About
 
 SCHEMA = "llamadiff.report/1"
@@ -40,12 +43,21 @@ def to_full_json(comparison: Comparison, about: About = NOBODY) -> str:
 
 def checks_to_json(results: Iterable[tuple[Path, Comparison]], about: About = NOBODY) -> str:
     """One object for all traces that were checked: the reports by file name."""
-    return _object({str(path): to_object(result, about) for path, result in results})
+    return _object({str(path): to_object(result, about) for path, result in results} | _refused(about))
 
 
 def checks_to_full_json(results: Iterable[tuple[Path, Comparison]], about: About = NOBODY) -> str:
     """The same with the lists per token."""
-    return _object({str(path): to_object(result, about, full=True) for path, result in results})
+    return _object({str(path): to_object(result, about, full=True) for path, result in results} | _refused(about))
+
+
+def _refused(about: About) -> dict[str, Any]:
+    """What there is to say of traces that could not be checked."""
+    verdict = tolerances.UNCHECKED
+    return {
+        str(path): {"schema": SCHEMA, "verdict": verdict, "refused": True, "summary": reason}
+        for path, reason in about.refused
+    }
 
 
 def _object(reports: Mapping[str, Any]) -> str:
@@ -79,6 +91,7 @@ def to_object(comparison: Comparison, about: About = NOBODY, full: bool = False)
         "first_divergence": _divergence(c.first_divergence),
         "wrong": [row.tap for row in c.wrong],
         "diagnosis": [_diagnosis(d, c) for d in c.diagnosis],
+        "repairs": repairs_of(c, about.command),
         "model": c.model,
         "tokens": [{"id": token, "text": text} for token, text in c.tokens],
         "n_prefill": c.n_prefill,
@@ -92,6 +105,8 @@ def to_object(comparison: Comparison, about: About = NOBODY, full: bool = False)
         "extra": c.extra,
         "coverage": c.coverage,
         "logits": _logits(c.logits),
+        "positions": c.positions,
+        "provenance": provenance(c),
         "only_baseline_read": c.only_baseline_read,
         "only_engine_read": c.only_engine_read,
         "preflight": c.preflight,

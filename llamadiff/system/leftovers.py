@@ -39,9 +39,12 @@ def temporary_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def temporary_directory() -> Iterator[Path]:
-    """A new directory in TMPDIR that nobody else can read, gone at the end. Raises OSError if it cannot be made."""
-    with _litter(temporary_place(), PREFIX, "") as made:
+def temporary_directory(parent: Path | None = None) -> Iterator[Path]:
+    """A new directory in TMPDIR, or in ``parent``, that nobody else can read, gone at the end.
+
+    Raises OSError if it cannot be made.
+    """
+    with _litter(Path(os.path.realpath(parent)) if parent else temporary_place(), PREFIX, "") as made:
         yield made
 
 

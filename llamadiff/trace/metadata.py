@@ -22,6 +22,7 @@ class Info:
     """What a trace says of its run. Only ``tokens`` is required of a stranger's trace.
 
     ``batches``: how many tokens were run at a time, where it was not ``n_prefill`` of them and then one by one.
+    ``sketch``: of a trace that keeps sketches of its tensors, what these are made of.
     """
 
     tokens: tuple[int, ...]
@@ -31,6 +32,7 @@ class Info:
     producer: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
     batches: tuple[int, ...] = ()
+    sketch: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -47,8 +49,9 @@ class Info:
 
     def to_json(self) -> str:
         said = asdict(self)
-        if not self.batches:
-            del said["batches"]
+        for name in ("batches", "sketch"):
+            if not said[name]:
+                del said[name]
         return json.dumps({"schema": SCHEMA, **said})
 
 
@@ -78,7 +81,7 @@ def parse_info(path: Path, text: Any) -> Info:
     if not 0 < n_prefill <= len(tokens):
         raise UserError(f"{path}: n_prefill = {n_prefill} for {len(tokens)} tokens; it must be 1 to {len(tokens)}")
     about = data.get("producer", {}), data.get("model", {})
-    return Info(tokens, positions, n_prefill, data.get("prompt"), *about, batches)
+    return Info(tokens, positions, n_prefill, data.get("prompt"), *about, batches, data.get("sketch", {}))
 
 
 def _prefill_of(batches: tuple[int, ...]) -> int:
@@ -140,6 +143,7 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "n_prefill": (_is_count, "a whole number"),
     "batches": (_are_sizes, "a list of whole numbers from 1 on"),
     "prompt": (_is_text, "text"),
+    "sketch": (_is_object, "an object"),
     "model": (_is_object, "an object"),
     "model.sha256": (_is_text, "text"),
     "model.architecture": (_is_text, "text"),
@@ -153,4 +157,5 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "producer.settings.flash_attn": (_is_flag, "true or false"),
     "producer.weights_read": (_are_texts, "a list of names"),
     "producer.asked": (_is_object, "an object"),
+    "producer.checked": (_is_object, "an object"),
 }

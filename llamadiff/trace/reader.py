@@ -21,6 +21,7 @@ from llamadiff.system.stated import parse_json, reason
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import KEY, Info, parse_info
 from llamadiff.trace.printed import Printed
+from llamadiff.trace.sketch import TENSOR, Sketch, read_sketch
 
 Array = NDArray[Any]
 
@@ -47,11 +48,12 @@ class Trace(Mapping[str, Array]):
         known: Mapping[str, Array] | None = None,
         kept: Mapping[str, str] | None = None,
         printed: Printed | None = None,
+        sketch: Sketch | None = None,
     ) -> None:
         """``known`` marks the values of partial taps that are there; the others are zero and mean nothing.
 
         ``kept``: the precisions (``bf16``) that taps had before something was undone in them. ``printed``: what there
-        is besides, of a run that was read from a log.
+        is besides, of a run that was read from a log. ``sketch``: what there is of taps whose tensors were not kept.
         """
         self.info = info
         self.path = path
@@ -59,6 +61,7 @@ class Trace(Mapping[str, Array]):
         self.known = known or {}
         self.kept = kept or {}
         self.printed = printed or Printed()
+        self.sketch = sketch
         self._arrays = arrays
 
     def __getitem__(self, name: str) -> Array:
@@ -74,19 +77,19 @@ class Trace(Mapping[str, Array]):
     def in_memory(self) -> Trace:
         """A copy that no longer needs its file."""
         arrays = {name: np.array(array) for name, array in self._arrays.items()}
-        return Trace(self.info, arrays, self.dtypes, None, self.known, self.kept, self.printed)
+        return Trace(self.info, arrays, self.dtypes, None, self.known, self.kept, self.printed, self.sketch)
 
     def saying(self, info: Info) -> Trace:
         """The same values with other words about their run."""
         n = len(info.tokens)
         arrays = {name: array.reshape(_without_batch(name, array.shape, n)) for name, array in self._arrays.items()}
-        return Trace(info, arrays, self.dtypes, self.path, self.known, self.kept, self.printed)
+        return Trace(info, arrays, self.dtypes, self.path, self.known, self.kept, self.printed, self.sketch)
 
     def lacking(self, names: Collection[str]) -> Trace:
         """The same run as if some taps had not been recorded."""
         arrays = {name: array for name, array in self._arrays.items() if name not in names}
         known = {name: mask for name, mask in self.known.items() if name not in names}
-        return Trace(self.info, arrays, self.dtypes, self.path, known, self.kept, self.printed)
+        return Trace(self.info, arrays, self.dtypes, self.path, known, self.kept, self.printed, self.sketch)
 
     def head(self, n: int) -> Trace:
         """What it recorded of its first ``n`` tokens; taps without any, or of other shapes, are left out."""
@@ -103,16 +106,19 @@ class Trace(Mapping[str, Array]):
 
     def attached(self, name: str) -> bytes | None:
         """Bytes that the file keeps beside the taps; None if there are none of this name."""
+        return next((data for found, data in self.attachments() if found == name), None)
+
+    def attachments(self) -> Iterator[tuple[str, bytes]]:
+        """All that the file keeps beside the taps, by name."""
         if self.path is None or self.path.suffix != ".safetensors" or not self.path.is_file():
-            return None
+            return
         header, start = _read_header(self.path)
-        entry = header.get(name)
-        if entry is None or entry["dtype"] != "U8":
-            return None
-        first, last = entry["data_offsets"]
         with self.path.open("rb") as file:
-            file.seek(start + first)
-            return file.read(last - first)
+            for name, entry in header.items():
+                if entry.get("dtype") == "U8":
+                    first, last = entry["data_offsets"]
+                    file.seek(start + first)
+                    yield name, file.read(last - first)
 
     def stored(self, name: str) -> Array:
         """A tap's values as the file keeps them: bfloat16 is not widened."""
@@ -146,6 +152,8 @@ class Trace(Mapping[str, Array]):
                 values = whole[start + first : start + last].view(DTYPES[entry["dtype"]])
                 shape = _without_batch(name, entry["shape"], len(info.tokens))
                 arrays[name], dtypes[name] = values.reshape(shape), entry["dtype"]
+        if info.sketch:
+            return cls(info, {}, {}, path, sketch=read_sketch(path, info, arrays.get(TENSOR)))
         return cls(info, arrays, dtypes, path)
 
 

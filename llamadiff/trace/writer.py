@@ -17,7 +17,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.leftovers import temporary_file
 from llamadiff.system.output import NO_ROOM, check_target, unwritten
 from llamadiff.trace.metadata import KEY, Info
-from llamadiff.trace.reader import DTYPES
+from llamadiff.trace.reader import DTYPES, Trace
 
 Array = NDArray[Any]
 
@@ -136,6 +136,42 @@ class TraceWriter:
             part = os.pread(self._file.fileno(), min(step, self._end - start), self._room + start)
             self._pwrite(part, room + start)
         self._room = room
+
+
+def restate(path: Path, info: Info) -> None:
+    """Other words about the run of a trace's file; its tensors stay where they are, if the header has room for them.
+
+    Meanwhile the file has another name: under its own it is there with one header or the other.
+    """
+    path = Path(os.path.realpath(path))  # a link stays one
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+    header["__metadata__"][KEY] = info.to_json()
+    text = json.dumps(header, separators=(",", ":")).encode()
+    if len(text) > size:
+        rewrite(Trace.open(path), info, path)
+        return
+    try:
+        with temporary_file(path) as temporary:
+            os.replace(path, temporary)
+            with temporary.open("r+b") as file:
+                file.seek(8)
+                file.write(text.ljust(size))
+            os.replace(temporary, path)
+    except OSError as error:
+        raise unwritten(path, error) from None
+
+
+def rewrite(trace: Trace, info: Info, path: Path) -> None:
+    """A trace's file anew, with other words about its run: complete under its name, or as it was."""
+    kept = list(trace.attachments())
+    with TraceWriter(path, len(trace) + len(kept)) as writer:
+        for name in trace:
+            writer.add(name, trace.stored(name))
+        for name, data in kept:
+            writer.attach(name, data)
+        writer.finish(info)
 
 
 def _grown(rows: Array, shape: tuple[int, ...], axis: int) -> Array:

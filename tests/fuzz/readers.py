@@ -40,6 +40,7 @@ from llamadiff.report.json import to_json
 from llamadiff.report.weights_files import weights_to_csv, weights_to_json, weights_to_markdown
 from llamadiff.trace.metadata import KEY, SCHEMA
 from llamadiff.trace.reader import Trace
+from llamadiff.trace.sketch import sketch_of
 from llamadiff.weights import checkpoint as checkpoint_side
 from llamadiff.weights.opening import judge_weights
 
@@ -276,6 +277,17 @@ def capture(rng: Random, folder: Path) -> Read:
     path = folder / "t.safetensors"
     path.write_bytes(safetensors_bytes(rng, some_arrays(rng), world().info))
     return lambda: json.loads(to_json(diff(world().trace, path, partial=True)))
+
+
+@reader
+def sketch(rng: Random, folder: Path) -> Read:
+    """A sketch as the baseline, alone and against the right trace, up to the report."""
+    path, right = folder / "t.safetensors", sketch_of(world().trace)
+    about = {"seed": right.seed, "projections": right.projections, "taps": dict(right.shapes)}
+    packed = [np.concatenate([rows.moments, rows.projected], axis=1) for rows in right.rows.values()]
+    path.write_bytes(safetensors_bytes(rng, {"sketch": np.stack(packed)}, {**world().info, "sketch": about}))
+    model = world().model.path if rng.random() < 0.2 else None
+    return lambda: json.loads(to_json(diff(path, world().trace, model, diagnose=False, partial=True)))
 
 
 @reader

@@ -1,1 +1,1 @@
-"""Known bugs on the taps of the reference engine, one file a family."""
+"""Known bugs, one file a family."""

@@ -1,0 +1,84 @@
+"""What ``check`` tells while it goes on, and in the end: lines, annotations, reports, refusals, the verdict."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from llamadiff.cli.reports import Reports
+from llamadiff.system.errors import UserError
+
+if TYPE_CHECKING:
+    from llamadiff.comparison.check_traces import Checked
+    from llamadiff.comparison.result import Comparison
+    from llamadiff.report.annotations import Annotation
+
+
+@dataclass
+class Tally:
+    """What has come of the traces so far. ``annotate``: as GitHub Actions does, asked for or found there."""
+
+    reports: Reports
+    annotate: bool
+    results: list[tuple[Path, Comparison]] = field(default_factory=list)
+    refused: list[tuple[Path, str]] = field(default_factory=list)
+
+    def tell(self, checked: Checked) -> None:
+        """Print what there is to say of one trace; what was refused is told in the end."""
+        from llamadiff.report.check_lines import lines_of
+
+        if checked.result is None:
+            self.refused.append((checked.path, checked.refused))
+            return
+        self.results.append((checked.path, checked.result))
+        if not self.reports.takes_standard_output:
+            for line in lines_of(checked.path, checked.result):
+                typer.echo(line)
+
+    def finish(self) -> str:
+        """Write reports and annotations -> the verdict of all. Raises UserError where nothing could be checked."""
+        from llamadiff.numerics import tolerances
+
+        self.reports.write_several(self.results, self.refused)
+        if self.annotate or os.environ.get("GITHUB_ACTIONS") == "true":
+            self._put_annotations()
+        *others, last = [reason for _, reason in self.refused] or [""]
+        for reason in others:
+            _complain(reason)
+        if last and not self.results:
+            raise UserError(last)
+        if last:
+            _complain(last)
+        refused = [tolerances.UNCHECKED] if self.refused else []
+        return tolerances.worst_of([*(result.verdict for _, result in self.results), *refused])
+
+    def _put_annotations(self) -> None:
+        """To standard output, or to standard error where that is a report's."""
+        from llamadiff.report.annotations import annotations_of, refusal, shown_ten
+
+        found: list[Annotation] = []
+        for path, result in self.results:
+            found += annotations_of(_in_repository(path), 1, result)
+        found += [refusal(_in_repository(path), 1, reason) for path, reason in self.refused]
+        for line in shown_ten(found):
+            typer.echo(line, err=self.reports.takes_standard_output)
+
+
+def _in_repository(path: Path) -> str:
+    """A path as GitHub knows it: from the root of what was checked out."""
+    root = os.environ.get("GITHUB_WORKSPACE")
+    whole = path.resolve()
+    if root and whole.is_relative_to(Path(root).resolve()):
+        return whole.relative_to(Path(root).resolve()).as_posix()
+    return path.as_posix()
+
+
+def _complain(reason: str) -> None:
+    from llamadiff.report.terminal.escape import shown
+
+    sys.stderr.write(f"llamadiff: {shown(reason, 4000)}\n")

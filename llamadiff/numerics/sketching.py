@@ -1,0 +1,106 @@
+"""Tensors as a few numbers a row: their moments, and projections on random signs, from which distances are estimated.
+
+For signs r that are +1 or -1 with equal chance, (r . d)^2 has the mean |d|^2, whatever d is: so the mean over ``k``
+projections of two rows' difference estimates how far the rows are apart, though neither row is there any more.
+docs/sketches.md derives how sure that is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.numerics import metrics
+
+Array = NDArray[Any]
+
+MOMENTS = ("rms", "mean", "min", "max")
+MOST = 64  # projections: one bit of a hash each
+SELDOM = 6.9  # -ln of how seldom a bound fails: one time in a thousand
+
+
+@dataclass(frozen=True)
+class RowSketch:
+    """A tensor's rows: ``moments`` [row, 4] as MOMENTS names them, over ``width`` values; ``projected`` [row, k]."""
+
+    moments: Array
+    projected: Array
+    width: int
+
+    @property
+    def squares(self) -> Array:
+        """The sum of each row's squares."""
+        return np.asarray(np.square(self.moments[:, 0], dtype=np.float64) * self.width)
+
+    def stats(self) -> metrics.Stats:
+        """The moments of the whole tensor."""
+        if not np.isfinite(self.moments).all():
+            bad = np.isnan(self.moments[:, 0]).sum()
+            return metrics.Stats(0.0, 0.0, 0.0, 0.0, int(bad), int(np.isinf(self.moments[:, 0]).sum()))
+        rms, mean, low, high = self.moments.astype(np.float64).T
+        return metrics.Stats(
+            float(np.sqrt(np.mean(np.square(rms)))), float(mean.mean()), float(low.min()), float(high.max()), 0, 0
+        )
+
+
+def sketched(rows: metrics.Rows, seed: int, k: int) -> RowSketch:
+    """The sketch of a tensor's rows."""
+    moments, projected = np.empty((rows.shape[0], len(MOMENTS))), np.empty((rows.shape[0], k))
+    width = rows.size // max(1, rows.shape[0])
+    with np.errstate(all="ignore"):
+        for some in rows.blocks:
+            values = rows.block(some)
+            moments[some] = np.stack(
+                [np.sqrt(np.square(values).mean(axis=1)), values.mean(axis=1), values.min(axis=1), values.max(axis=1)],
+                axis=1,
+            )
+            for place, row in enumerate(values, some.start):
+                projected[place] = signs(seed, place, width, k) @ row
+    return RowSketch(moments.astype(np.float32), projected.astype(np.float32), width)
+
+
+def signs(seed: int, row: int, width: int, k: int) -> Array:
+    """+1 and -1 [k, width] of one row: bit j of SplitMix64's hash of (seed, row, column) is the j-th projection's."""
+    columns = np.arange(width, dtype=np.uint64)
+    hashes = splitmix64(columns + np.uint64(((row << 32) ^ (seed << 52)) & 0xFFFFFFFFFFFFFFFF))
+    bits = (hashes[None, :] >> np.arange(k, dtype=np.uint64)[:, None]) & np.uint64(1)
+    return np.asarray(1.0 - 2.0 * bits.astype(np.float64))
+
+
+def splitmix64(x: Array) -> Array:
+    """The output function of SplitMix64 (Steele, Lea, Flood 2014), of x plus its odd constant."""
+    with np.errstate(over="ignore"):
+        z = x + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return np.asarray(z ^ (z >> np.uint64(31)))
+
+
+def estimated(candidate: RowSketch, baseline: RowSketch) -> metrics.Difference:
+    """The difference of two tensors, from sketches with the same signs; what a sketch does not tell is NaN."""
+    gaps = candidate.projected.astype(np.float64) - baseline.projected.astype(np.float64)
+    errors = np.where(np.isfinite(gaps), np.square(gaps), np.inf).mean(axis=1)
+    sizes, own = baseline.squares, candidate.squares
+    total, size, other = float(errors.sum()), float(sizes.sum()), float(own.sum())
+    norms = float(np.sqrt(size * other))
+    cosine = (size + other - total) / (2 * norms) if norms > 0 else 1.0
+    means = candidate.moments[:, 1].astype(np.float64) - baseline.moments[:, 1]
+    token = int(errors.argmax()) if len(errors) else None
+    nan = float("nan")
+    per_token = tuple(metrics.ratio(float(e), float(r)) for e, r in zip(errors, sizes, strict=True))
+    worst = metrics.Worst(token, (), nan, nan)
+    return metrics.Difference(
+        metrics.ratio(total, size), min(1.0, cosine), nan, float(means.mean()) if len(means) else 0.0, worst, per_token
+    )
+
+
+def at_most(k: int) -> float:
+    """How many times too large an estimate of ``k`` projections is, but for one time in a thousand.
+
+    Laurent and Massart's bound (2000) for chi-square with k degrees of freedom, whose moments random signs do not
+    exceed (Achlioptas 2003).
+    """
+    return float(1 + 2 * np.sqrt(SELDOM / k) + 2 * SELDOM / k)

@@ -1,0 +1,57 @@
+"""JUnit XML: a test case for each trace, a failure for what is wrong, an error for what could not be told."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from pathlib import Path
+
+from llamadiff.comparison.provenance import provenance
+from llamadiff.comparison.repairs import repairs_of
+from llamadiff.comparison.result import Comparison
+from llamadiff.numerics import tolerances
+from llamadiff.report.formats import About
+from llamadiff.report.terminal.escape import shown
+
+_LONG = 8000  # cells of a line
+
+
+def to_junit(comparison: Comparison, about: About) -> str:
+    """One comparison, as a test case that has the model's name."""
+    return checks_to_junit([(Path(str(comparison.model.get("file") or "model")), comparison)], about)
+
+
+def checks_to_junit(results: Sequence[tuple[Path, Comparison]], about: About) -> str:
+    """All traces that were checked, and those that were refused."""
+    suite = ET.Element("testsuite", name="llamadiff")
+    for path, result in results:
+        _put(suite, str(path), result)
+    for refused, reason in about.refused:
+        case = _case(suite, str(refused))
+        ET.SubElement(case, "error", message=_text(reason), type="refused")
+    counts = {"tests": "testcase", "failures": "testcase/failure", "errors": "testcase/error"}
+    for name, place in counts.items():
+        suite.set(name, str(len(suite.findall(place))))
+    ET.indent(suite)
+    return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _put(suite: ET.Element, name: str, result: Comparison) -> None:
+    case = _case(suite, name, result.timing.get("total_s", 0.0))
+    kind = {tolerances.WRONG: "failure", tolerances.UNCHECKED: "error"}.get(result.verdict)
+    if kind is None:
+        ET.SubElement(case, "system-out").text = _text(result.summary)
+        return
+    failed = ET.SubElement(case, kind, message=_text(result.headline), type=result.verdict)
+    lines = [result.headline, *result.proof, *(f"{one.tap}: {one.says}" for one in repairs_of(result))]
+    lines += [f"do: {step}" for step in result.next_steps]
+    failed.text = "\n".join(map(_text, [*lines, provenance(result)]))
+
+
+def _case(suite: ET.Element, name: str, seconds: float = 0.0) -> ET.Element:
+    return ET.SubElement(suite, "testcase", classname="llamadiff", name=_text(name), time=f"{seconds:.3f}")
+
+
+def _text(text: str) -> str:
+    """What XML can hold: foreign control characters are escaped as on a terminal."""
+    return shown(text, _LONG)
