@@ -22,6 +22,7 @@ from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.repro import load
 from llamadiff.llamacpp.capture import check_nodes
 from llamadiff.llamacpp.node_checker import NodeChecker
+from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.numerics import tolerances
 
@@ -249,7 +250,7 @@ def test_a_node_of_an_op_without_a_function_is_unchecked_and_named(small_model, 
 
 
 def test_a_function_that_fails_leaves_its_node_unchecked(small_model):
-    checker = NodeChecker(Weights(small_model()), None, False, False)
+    checker = NodeChecker(Weights(small_model()), None, False, False, q8_way())
     x = np.ones((1, 1, 2, 8), np.float32)
     node = SimpleNamespace(name="norm-0", op="RMS_NORM", type="f32", shape=x.shape, sources=(), values=lambda: x)
     for params in (b"", np.float32(0).tobytes()):  # without its epsilon, and with it

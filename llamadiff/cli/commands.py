@@ -11,6 +11,7 @@ import typer
 
 from llamadiff.cli import listings
 from llamadiff.cli.inputs import (
+    folder_of,
     layer_range,
     prompt_of,
     prompt_or_trace,
@@ -35,9 +36,11 @@ from llamadiff.cli.options import (
     GpuLayers,
     KvType,
     Layers,
+    LlamaCpp,
     Model,
     NameMap,
     NPredict,
+    OnDevice,
     Partial,
     Precision,
     Prompt,
@@ -89,7 +92,8 @@ def compare(
     candidate: Candidate = None, name_map: NameMap = None, timeout: Timeout = 600.0,
     taps: Taps = None, layers: Layers = None, partial: Partial = False, save: Save = None,
     kv_type: KvType = "f32", flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0,
-    repack: Repack = False, threads: Threads = 0, precision: Precision = "f32", engine: Backend = None,
+    repack: Repack = False, threads: Threads = 0, llama_cpp: LlamaCpp = None, device: OnDevice = None,
+    precision: Precision = "f32", engine: Backend = None,
     explain_output: Explain = False, budget: Budget = 600.0, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
     expect: Expect = None, *, reports: Reports,
 ) -> None:  # fmt: skip
@@ -98,7 +102,7 @@ def compare(
 
     prompt, candidate = prompt_or_trace(prompt, candidate)
     text = prompt_of(prompt, prompt_file)
-    with Child() as child, _progress() as progress:
+    with Child(folder_of(llama_cpp)) as child, _progress() as progress:
         from llamadiff.comparison import verbs  # takes as long as llama.cpp's process takes to get ready
         from llamadiff.engines.run_spec import How, Run
 
@@ -111,7 +115,7 @@ def compare(
         )
         run = Run(
             text, token_ids(tokens, tokens_file), chat, n_predict, taps or (), layer_range(layers),
-            settings_of(kv_type, flash_attn, gpu_layers, repack, threads),
+            settings_of(kv_type, flash_attn, gpu_layers, repack, threads, llama_cpp, device),
         )  # fmt: skip
         how = How(
             rules=rules_of(tolerance), engine=engine, precision=precision, explain=budget if explain_output else 0.0,
@@ -128,6 +132,7 @@ def capture(
     prompt: Prompt = None, prompt_file: PromptFile = None, tokens: Tokens = None, tokens_file: TokensFile = None,
     chat: Chat = False, n_predict: NPredict = 0, taps: Taps = None, layers: Layers = None, kv_type: KvType = "f32",
     flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0,
+    llama_cpp: LlamaCpp = None, device: OnDevice = None,
 ) -> None:  # fmt: skip
     """Run llama.cpp alone and keep its trace."""
     from llamadiff.comparison import verbs
@@ -138,7 +143,7 @@ def capture(
     with _progress() as progress:
         run = Run(
             text, token_ids(tokens, tokens_file), chat, n_predict, taps or (), layer_range(layers),
-            settings_of(kv_type, flash_attn, gpu_layers, repack, threads),
+            settings_of(kv_type, flash_attn, gpu_layers, repack, threads, llama_cpp, device),
         )  # fmt: skip
         trace = verbs.record(model, run, output, How(progress=progress))
     typer.echo(f"{_shown(output)}: {len(trace)} taps of {len(trace.info.tokens)} tokens", err=True)
@@ -187,7 +192,8 @@ def backend(
     model: Model, prompt: Prompt = None, prompt_file: PromptFile = None, tokens: Tokens = None,
     tokens_file: TokensFile = None, chat: Chat = False, n_predict: NPredict = 0,
     kv_type: KvType = "f32", flash_attn: FlashAttn = False,
-    gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0,
+    gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0, llama_cpp: LlamaCpp = None,
+    device: OnDevice = None,
     keep: Annotated[Path | None, typer.Option("--keep", help="Save each wrong op, with its inputs, here.")] = None,
     tolerance: Tolerance = None, fail_on: FailOn = "wrong", *, reports: Reports,
 ) -> None:  # fmt: skip
@@ -201,7 +207,7 @@ def backend(
         [*kept(keep), *reports.named],
     )
     with _progress() as progress:
-        settings = settings_of(kv_type, flash_attn, gpu_layers, repack, threads)
+        settings = settings_of(kv_type, flash_attn, gpu_layers, repack, threads, llama_cpp, device)
         run = Run(text, token_ids(tokens, tokens_file), chat, n_predict, settings=settings)
         result = verbs.graph(model, run, How(rules=rules_of(tolerance), progress=progress), keep)
     reports.write(result)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from llamadiff.llamacpp.request import Settings
     from llamadiff.numerics.tolerances import Rule
 
+ALL_LAYERS = 9999  # more than any model has
 MAX_TOKENS_FILE = 1 << 24  # bytes
 MAX_PROMPT_FILE = 1 << 24
 STANDARD_INPUT = "-"
@@ -35,11 +36,22 @@ def two_traces(baseline: Path, candidate: Path, model: Path | None, tolerance: P
     return [*traces, *settings_files(tolerance, None)]
 
 
-def settings_of(kv_type: str, flash_attn: bool, gpu_layers: int, repack: bool, threads: int) -> Settings:
-    """llama.cpp's settings."""
+def settings_of(
+    kv_type: str, flash_attn: bool, gpu_layers: int, repack: bool, threads: int, llama_cpp: Path | None = None,
+    device: str | None = None,
+) -> Settings:  # fmt: skip
+    """llama.cpp's settings; all layers are on a device that is named, unless it is said how many."""
     from llamadiff.llamacpp.request import Settings
 
-    return Settings(kv_type.upper(), kv_type.upper(), flash_attn, gpu_layers, repack, threads)
+    if device is not None and not gpu_layers:
+        gpu_layers = ALL_LAYERS
+    kv, build = kv_type.upper(), folder_of(llama_cpp)
+    return Settings(kv, kv, flash_attn, gpu_layers, repack, threads, build, device or "")
+
+
+def folder_of(llama_cpp: Path | None) -> str:
+    """The build that is asked for; empty: llama-cpp-python."""
+    return "" if llama_cpp is None else str(llama_cpp)
 
 
 def rules_of(tolerance: Path | None) -> tuple[Rule, ...]:

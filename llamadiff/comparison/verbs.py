@@ -38,6 +38,8 @@ from llamadiff.system.timing import peak_rss_mb
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 
+PLAIN = Settings()
+
 
 def compare(
     model: str | Path,
@@ -56,7 +58,7 @@ def compare(
     """
     started = time.perf_counter()
     refuse_collisions(compared_files(model, candidate, how.name_map), saved(save))
-    with child or Child() as ready:  # gets ready while the model is opened
+    with child or Child(run.settings.llama_cpp) as ready:  # gets ready while the model is opened
         brought = _brought(candidate, how)
         file = ModelFile(model, how.precision, run.settings.threads)
         engine, used = in_engine(file, how, run.settings.threads)
@@ -75,7 +77,11 @@ def compare(
                 opened, baseline = _run_as(trace, opened, baseline, request, how.progress)
             capture_s = time.perf_counter() - started
             original = original_behind(candidate, opened, how.progress)
-            graph = None if opened.by_graph else partial(graph_of_run, opened, baseline.info, how.progress)
+            graph = (
+                None
+                if opened.by_graph
+                else partial(graph_of_run, opened, baseline.info, how.progress, run.settings.llama_cpp)
+            )
             how = replace(how, partial=how.partial or run.is_partial)
             result = judge(opened, baseline, trace, how, keep, original, graph)
             if trace is not None:
@@ -222,7 +228,7 @@ def graph(model: str | Path, run: Run, how: How = USUAL, keep: str | Path | None
 
     ``keep``: a directory for the wrong ops, each in a file. Raises UserError for whatever a user can mend.
     """
-    with Child() as child:
+    with Child(run.settings.llama_cpp) as child:
         file = ModelFile(model)
         request = text_request(file, run, Path())
         with made_directory(Path(keep)) if keep is not None else nullcontext(None) as folder:
@@ -232,7 +238,7 @@ def graph(model: str | Path, run: Run, how: How = USUAL, keep: str | Path | None
 def record(model: str | Path, run: Run, output: Path, how: How = USUAL) -> Trace:
     """llama.cpp alone, kept as a trace. Raises UserError for whatever a user can mend."""
     refuse_collisions([("the model", model)], [("--output", output)])
-    with Child() as child:
+    with Child(run.settings.llama_cpp) as child:
         file = ModelFile(model)
         engine, used = in_engine(file)
         request = request_for(engine or file, run, output)
@@ -242,11 +248,11 @@ def record(model: str | Path, run: Run, output: Path, how: How = USUAL) -> Trace
             return captured(None, request, how.progress, child)[1]
 
 
-def list_nodes(model: str | Path, n_tokens: int) -> tuple[NodeCheck, ...]:
+def list_nodes(model: str | Path, n_tokens: int, settings: Settings = PLAIN) -> tuple[NodeCheck, ...]:
     """The nodes of llama.cpp's graph for a prompt of so many tokens; nothing is computed again."""
     file = ModelFile(model)
     with scratch_directory() as folder:
-        request = text_request(file, Run(tokens=[0] * n_tokens), Path(folder) / "nodes.json")
+        request = text_request(file, Run(tokens=[0] * n_tokens, settings=settings), Path(folder) / "nodes.json")
         return check_nodes(replace(request, nodes=True, only_list=True)).checks
 
 

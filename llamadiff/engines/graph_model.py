@@ -15,7 +15,7 @@ from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.graph import Graph, GraphNode, tap_shape
 from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.child import Child
-from llamadiff.llamacpp.request import Request
+from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace import taps
@@ -72,15 +72,16 @@ class GraphModel(Runnable):
         return self.graph.inputs(tap.name)
 
 
-def graph_of_run(model: ModelFile, info: Info, progress: Progress = silent) -> GraphModel | None:
+def graph_of_run(model: ModelFile, info: Info, progress: Progress = silent, llama_cpp: str = "") -> GraphModel | None:
     """llama.cpp's graph of the tokens of a run, in one go; None where llama.cpp cannot make one."""
     first = info.positions[0] if info.positions else 0
     if list(info.positions) != list(range(first, first + len(info.positions))):
         return None
     progress("asking llama.cpp for its graph")
+    run = Run(tokens=info.tokens, settings=Settings(llama_cpp=llama_cpp))
     try:
         with scratch_directory() as folder:
-            request = text_request(model, Run(tokens=info.tokens), Path(folder) / "trace")
+            request = text_request(model, run, Path(folder) / "trace")
             return by_its_graph(model.path, replace(request, first=first), progress)[0]
     except UserError:
         return None

@@ -28,9 +28,10 @@ MOST = 8  # characters that are named
 class Child:
     """A process that gets llama.cpp ready as soon as it is made, and serves one request. A context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, llama_cpp: str = "") -> None:
+        """``llama_cpp``: the directory of a build; llama-cpp-python's, unless it is given."""
         self._log = _nameless_file()
-        command = process.command("llamadiff.llamacpp.child_main")
+        command = process.command("llamadiff.llamacpp.child_main", *filter(None, [llama_cpp]))
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, text=True)
 

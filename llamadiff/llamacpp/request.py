@@ -14,7 +14,10 @@ TOKENIZING = "tokenizing the prompt"  # what llama.cpp is said to do meanwhile: 
 
 @dataclass(frozen=True)
 class Settings:
-    """How llama.cpp is run. These defaults make a baseline; llama.cpp's own do not (other kernels, hidden ops)."""
+    """How llama.cpp is run. These defaults make a baseline; llama.cpp's own do not (other kernels, hidden ops).
+
+    ``llama_cpp``: the directory of a build or an install (empty: llama-cpp-python's); ``device``: where its layers are.
+    """
 
     type_k: str = "F32"
     type_v: str = "F32"
@@ -22,9 +25,16 @@ class Settings:
     gpu_layers: int = 0
     repack: bool = False
     threads: int = 0
+    llama_cpp: str = ""
+    device: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """What a trace says of them: no place on this machine, and no device where none was asked for."""
+        said = asdict(self)
+        del said["llama_cpp"]
+        if not self.device:
+            del said["device"]
+        return said
 
     @classmethod
     def stated(cls, said: object) -> Settings:

@@ -30,10 +30,11 @@ _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments
 class Ggml:
     """A ggml library, and its tensors' structure. Raises UserError for one whose tensors cannot be read."""
 
-    def __init__(self) -> None:
-        self.lib = load("ggml-base")
+    def __init__(self, lib: Any = None, structure: type[ctypes.Structure] | None = None) -> None:
+        """Of llama-cpp-python, unless another ``lib`` and its tensors' ``structure`` are given."""
+        self.lib = load("ggml-base") if lib is None else lib
         declare(self.lib, _FUNCTIONS)
-        self.structure = tensor_structure(self.lib)
+        self.structure = tensor_structure(self.lib) if structure is None else structure
         self._pointer = ctypes.POINTER(self.structure)
 
     def node(self, address: Any) -> Node:
@@ -78,7 +79,10 @@ class Node:
 
     @cached_property
     def sources(self) -> tuple[Node, ...]:
-        return tuple(Node(self.ggml, source.contents) for source in self.tensor.src if source)
+        """What it is computed from. Older SET_ROWS do not state where they write: into what they are a view of."""
+        found = tuple(Node(self.ggml, source.contents) for source in self.tensor.src if source)
+        base = self.base if self.op == "SET_ROWS" and len(found) == 2 else None
+        return found if base is None else (*found, base)
 
     def walk(self) -> Iterator[Node]:
         """The node's sources, and what they are views of."""
