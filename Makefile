@@ -11,14 +11,13 @@ PYTEST = -m pytest -n logical --maxprocesses 8 --dist worksteal --durations 10
 export OMP_WAIT_POLICY = passive
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 
-# llama.cpp as other x86 machines have it, and the oldest release that is taken. All but that are one release, to be
-# comparable. pip keeps one wheel of a source whatever CMAKE_ARGS says: each has its own.
-BUILDS = native avx2 plain oldest
+# llama.cpp as other x86 machines have it, all of the oldest release that is taken, to be comparable. pip keeps one wheel
+# of a source whatever CMAKE_ARGS says: each has its own.
+BUILDS = native avx2 plain
 OFF = -DGGML_NATIVE=OFF -DGGML_AVX512=OFF
 FLAGS_avx2 = $(OFF) -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON
 FLAGS_plain = $(OFF) -DGGML_SSE42=OFF -DGGML_AVX=OFF -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF
-LLAMA_CPP = llama-cpp-python==0.3.36
-LLAMA_CPP_oldest = $(shell sed -n 's/.*"\(llama-cpp-python\)>=\([^"]*\)".*/\1==\2/p' pyproject.toml)
+LLAMA_CPP = $(shell sed -n 's/.*"\(llama-cpp-python\)>=\([^"]*\)".*/\1==\2/p' pyproject.toml)
 
 .PHONY: help install develop demo test test-all builds fuzz lint capture bench profile zoo docs model clean
 
@@ -51,7 +50,7 @@ test-all: develop  ## every test, the slow ones too
 	$(BIN)/python $(PYTEST)
 	$(BIN)/llamadiff check captures
 
-builds: $(BUILDS:%=build/%/tested)  ## llama.cpp built three ways, and its oldest release, and the quick tests on each
+builds: $(BUILDS:%=build/%/tested)  ## llama.cpp built three times, and the quick tests on each
 
 build/%/tested: build/%/installed FORCE
 	build/$*/bin/python $(PYTEST) -m "not slow"
@@ -62,7 +61,7 @@ build/%/tested: build/%/installed FORCE
 build/%/installed: pyproject.toml
 	$(PYTHON) -m venv build/$*
 	ls build/$*/wheel/*.whl || CMAKE_ARGS="$(CMAKE_ARGS) $(FLAGS_$*)" build/$*/bin/python -m pip wheel --no-deps \
-		$(if $(FLAGS_$*),--no-cache-dir) --wheel-dir build/$*/wheel $(or $(LLAMA_CPP_$*),$(LLAMA_CPP))
+		$(if $(FLAGS_$*),--no-cache-dir) --wheel-dir build/$*/wheel $(LLAMA_CPP)
 	build/$*/bin/python -m pip install --disable-pip-version-check build/$*/wheel/*.whl
 	build/$*/bin/python -m pip install --disable-pip-version-check --editable '.[dev]'
 	@touch $@

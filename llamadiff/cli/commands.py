@@ -56,6 +56,7 @@ from llamadiff.cli.options import (
     Tolerance,
 )
 from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
+from llamadiff.cli.variants import variants
 from llamadiff.cli.weights import vectors, weights
 from llamadiff.system import exits
 from llamadiff.system.collisions import kept, refuse_collisions, saved
@@ -282,6 +283,10 @@ _EXAMPLES = {
     "diff": ("llamadiff diff right.safetensors mine.safetensors --model model.gguf",),
     "diagnose": ("llamadiff diagnose right.safetensors mine.safetensors --model model.gguf",),
     "backend": ('llamadiff backend model.gguf "Once" --n-predict 4 --flash-attn --keep wrong-ops',),
+    "variants": (
+        'llamadiff variants model.gguf "Once upon a time"',
+        'llamadiff variants model.gguf "Once" --only kv=q8_0,flash_attn=on --only dir=../llama.cpp',
+    ),
     "check": ("llamadiff check captures/ --fail-on noise",),
     "taps": ("llamadiff taps model.gguf --json",),
     "writer": ("llamadiff writer rust --model model.gguf > trace_writer.rs",),
@@ -298,7 +303,7 @@ _JUDGE, _FILE, _LEARN = "Judge", "The file", "Look up"
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     _JUDGE: (
         with_reports(compare), capture, with_reports(diff), with_files(diagnose), with_reports(backend),
-        with_reports_of_several(check),
+        variants, with_reports_of_several(check),
     ),
     _FILE: (weights, vectors),
     _LEARN: (

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from llamadiff.llamacpp.request import Settings
     from llamadiff.numerics.tolerances import Rule
 
-ALL_LAYERS = 9999  # more than any model has
 MAX_TOKENS_FILE = 1 << 24  # bytes
 MAX_PROMPT_FILE = 1 << 24
 STANDARD_INPUT = "-"
@@ -42,6 +41,7 @@ def settings_of(
 ) -> Settings:  # fmt: skip
     """llama.cpp's settings; all layers are on a device that is named, unless it is said how many."""
     from llamadiff.llamacpp.request import Settings
+    from llamadiff.llamacpp.variation import ALL_LAYERS
 
     if device is not None and not gpu_layers:
         gpu_layers = ALL_LAYERS

@@ -91,28 +91,32 @@ class Capture:
         return prefill_s
 
     def _context(self, settings: Settings | None = None) -> Handle:
-        settings = settings or self.request.settings
-        at_once = max(32, len(self.tokens))
-        room = Room(
-            max(256, self.total), at_once, at_once, 1, type_number(settings.type_k), type_number(settings.type_v),
-            settings.flash_attn, self.threads,
-        )  # fmt: skip
-        context = self.library.context(self.model, room, self._observe)
+        observe = self._observe if self.request.way.callback else None
+        context = self.library.context(self.model, self._room(settings or self.request.settings), observe)
         if not context:
             raise UserError(f"{self.request.model}: llama.cpp cannot make a context with these settings")
         self.n_ctx = int(self.lib.llama_n_ctx(context))
         self.remembers = bool(self.lib.llama_get_memory(context))
         return context
 
+    def _room(self, settings: Settings) -> Room:
+        at_once = max(32, len(self.tokens))
+        return Room(
+            max(256, self.total), at_once, at_once, 1, type_number(settings.type_k), type_number(settings.type_v),
+            settings.flash_attn, self.threads,
+        )  # fmt: skip
+
     def _decode(self, context: Handle, tokens: list[int], start: int) -> None:
         self.start, self.rows = start, len(tokens)
         place = self.request.first + start
-        positions = range(place, place + len(tokens))
-        code = self.library.decode(context, tokens, positions, [0] * len(tokens))
+        code = self._batch(context, tokens, range(place, place + len(tokens)))
         if self.failure is not None:
             raise self.failure
         if code != 0:
             raise UserError(f"{self.request.model}: llama_decode failed with code {code}")
+
+    def _batch(self, context: Handle, tokens: list[int], positions: range) -> int:
+        return self.library.decode(context, tokens, positions, [0] * len(tokens))
 
     def _greedy(self, context: Handle) -> int:
         logits = np.ctypeslib.as_array(self.lib.llama_get_logits_ith(context, -1), (self.n_vocab,))
@@ -148,7 +152,7 @@ class Capture:
         if tap.kind.op == "SSM_SCAN":  # one row: what it puts out, shaped as what it takes in, then its states
             taken = node.sources[1].shape
             values = values.reshape(-1)[: int(np.prod(taken))].reshape(taken)
-        values = _in_axes(tap, values, self.rows)
+        values = self._own_rows(tap, values)
         if tap.causal:
             values = self._visible(tap, values[..., : self.total])
         shape = list(values.shape)
@@ -156,6 +160,10 @@ class Capture:
         if tap.causal:
             shape[2] = self.total
         self.writer.add(name, values, tap.row_axis, tuple(shape), self.start)
+
+    def _own_rows(self, tap: taps.Tap, values: Array) -> Array:
+        """ggml's four axes as the tap's, of the rows that were asked for."""
+        return in_axes(tap, values, self.rows)
 
     def _visible(self, tap: taps.Tap, values: Array) -> Array:
         """Raw scores of hidden keys are arbitrary and left out; probabilities are kept as they are.
@@ -197,7 +205,7 @@ def _seen(source: Node) -> Node:
     return source.sources[0] if chosen else source
 
 
-def _in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:
+def in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:
     """ggml's four axes [ne3, ne2, ne1, ne0] as the tap's."""
     if tap.row_axis == 1:
         return values.reshape(values.shape[-3:])

@@ -45,6 +45,23 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Way:
+    """How tokens go through a context, where every way should come to the same.
+
+    ``ubatch``: so many of a batch at a time (0: all); ``sequences``: they are one of so many in a batch; ``used``: the
+    context has run something else before; without ``callback`` nobody looks on, and the logits alone are recorded.
+    """
+
+    ubatch: int = 0
+    sequences: int = 1
+    used: bool = False
+    callback: bool = True
+
+
+PLAIN = Way()
+
+
+@dataclass(frozen=True)
 class Request:
     """One run of ``tokens`` or ``text``, captured to ``output``; without it, only a question about the library.
 
@@ -56,7 +73,8 @@ class Request:
     every tap of it in ``output``, a trace. ``patterns`` and ``layers`` (from, to before) are the user's words for the
     taps that are asked for; ``wanted`` are their names, where they are known before llama.cpp's graph is. ``files`` are
     the parts of a model that is split. ``bos`` is the text of the token that tokenizing adds, for a ``text`` that may
-    begin with it already. ``errand``: something else than a run (errands.py), about ``texts``.
+    begin with it already. ``way``: how tokens go through the context. ``errand``: something else
+    than a run (errands.py), about ``texts``.
     """
 
     model: str
@@ -80,6 +98,7 @@ class Request:
     n_prefill: int = 0
     batches: tuple[int, ...] = ()
     first: int = 0
+    way: Way = PLAIN
     errand: str = ""
     texts: tuple[str, ...] = ()
 
@@ -102,7 +121,8 @@ class Request:
     def from_json(cls, data: dict[str, Any]) -> Request:
         names = ("files", "tokens", "wanted", "patterns", "layers", "batches", "texts")
         lists = {name: tuple(data[name]) for name in names if data[name] is not None}
-        return cls(**{**data, **lists, "settings": Settings(**data["settings"])})
+        made = {"settings": Settings(**data["settings"]), "way": Way(**data["way"])}
+        return cls(**{**data, **lists, **made})
 
 
 def no_tap_fits(request: Request) -> str:

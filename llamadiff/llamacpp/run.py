@@ -7,8 +7,10 @@ import time
 
 from llamadiff.llamacpp.interface import Library
 from llamadiff.llamacpp.record_taps import Capture
-from llamadiff.llamacpp.request import TOKENIZING, Request, Say
+from llamadiff.llamacpp.record_way import WayRun
+from llamadiff.llamacpp.request import PLAIN, TOKENIZING, Request, Say
 from llamadiff.llamacpp.session import Quiet, load, tokenize, without_bos
+from llamadiff.system.errors import UserError
 
 
 def run(library: Library, request: Request, say: Say) -> None:
@@ -42,7 +44,12 @@ def run(library: Library, request: Request, say: Say) -> None:
 def _kind_of(request: Request) -> type[Capture]:
     """What is to be done; what a mere capture does not need is not imported for it."""
     if request.graph is None and not request.nodes:
-        return Capture
+        return Capture if request.way == PLAIN else WayRun
     from llamadiff.llamacpp import record_graph
 
+    if request.way != PLAIN:
+        raise UserError(
+            f"{request.model}: judged through llama.cpp's graph, and that is recorded in one go, with nobody beside; "
+            "leave out ubatch, sequences, used and callback"
+        )
     return record_graph.GraphRun if request.graph is not None else record_graph.NodeRun
