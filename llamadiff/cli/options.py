@@ -72,7 +72,7 @@ Candidate = Annotated[
     str | None,
     _option(
         "--candidate", ENGINE, "WHAT",
-        "Your engine: a trace, a dump, cmd: ..., transformers:[DIR]; without, llama.cpp is checked.",
+        "Your engine: a trace, a dump, cmd: ..., transformers:[DIR], llama.cpp:KEY=VALUE; without, llama.cpp is checked.",
     ),
 ]  # fmt: skip
 NameMap = Annotated[

@@ -83,10 +83,10 @@ def _cut(text: str, width: int) -> str:
 
 def _said(found: Variants) -> str:
     wrong = [row for row in found.rows if row.verdict == tolerances.WRONG]
-    open_one = next((row for row in [*wrong, *found.rows[1:]] if not row.failed), None)
+    shown_whole = next((row for row in wrong or found.rows if not row.failed and row.name != DEFAULT), None)
     counted = f"{len(wrong)} of {len(found.rows)} variants are wrong" if wrong else "no variant is wrong"
-    hint = f'; --candidate "{open_one.candidate}" opens one in full' if open_one and open_one.name != DEFAULT else ""
-    return f"{tolerances.WRONG.upper() if wrong else found.verdict.upper()}  {counted}{hint}"
+    hint = f'; compare --candidate "{shown_whole.candidate}" shows all of one' if shown_whole else ""
+    return f"{found.verdict.upper()}  {counted}{hint}"
 
 
 def as_json(found: Variants) -> str:
