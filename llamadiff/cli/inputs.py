@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from llamadiff.system.collisions import Named
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import read_text
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 MAX_TOKENS_FILE = 1 << 24  # bytes
 MAX_PROMPT_FILE = 1 << 24
 STANDARD_INPUT = "-"
+LIST = "list"  # a device that is none
 TRACES = (".safetensors", ".npz")  # what a name ends in that is no prompt
 _WHOLE_NUMBER = re.compile("[0-9]{1,10}")
 _LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
@@ -43,10 +46,21 @@ def settings_of(
     from llamadiff.llamacpp.request import Settings
     from llamadiff.llamacpp.variation import ALL_LAYERS
 
+    if device == LIST:
+        _list_devices(folder_of(llama_cpp))
     if device is not None and not gpu_layers:
         gpu_layers = ALL_LAYERS
     kv, build = kv_type.upper(), folder_of(llama_cpp)
     return Settings(kv, kv, flash_attn, gpu_layers, repack, threads, build, device or "")
+
+
+def _list_devices(llama_cpp: str) -> None:
+    """Print what ``--device`` takes, and end the command."""
+    from llamadiff.llamacpp.capture import probe
+
+    for name, words in probe(llama_cpp).devices:
+        typer.echo(f"{name}  {words}")
+    raise typer.Exit
 
 
 def folder_of(llama_cpp: Path | None) -> str:

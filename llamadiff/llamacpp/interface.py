@@ -114,10 +114,13 @@ class Library(ABC):
 
     def devices(self) -> tuple[Device, ...]:
         """All that this build and this machine have."""
-        lib = self.lib
-        found = (lib.ggml_backend_dev_get(number) for number in range(lib.ggml_backend_dev_count()))
-        names, words, kind = lib.ggml_backend_dev_name, lib.ggml_backend_dev_description, lib.ggml_backend_dev_type
-        return tuple(Device(_text(names(one)), _text(words(one)), one, kind(one) == _CPU) for one in found)
+        found = (self.lib.ggml_backend_dev_get(number) for number in range(self.lib.ggml_backend_dev_count()))
+        return tuple(map(self.device, found))
+
+    def device(self, address: int) -> Device:
+        """What llama.cpp says of a device."""
+        name, words = self.lib.ggml_backend_dev_name(address), self.lib.ggml_backend_dev_description(address)
+        return Device(_text(name), _text(words), address, self.lib.ggml_backend_dev_type(address) == _CPU)
 
     def version(self) -> str:
         """Whose it is, and which ggml it was built with."""

@@ -6,7 +6,8 @@ import ctypes
 import os
 from dataclasses import replace
 
-from llamadiff.llamacpp.interface import LOG, Device, Handle, Library, Loading
+from llamadiff.llamacpp.devices import named
+from llamadiff.llamacpp.interface import LOG, Handle, Library, Loading
 from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import UnrunnableError, UserError
 
@@ -35,7 +36,7 @@ class Quiet:
 def load(library: Library, request: Request) -> Handle:
     """The model file in llama.cpp, with the request's settings. Raises UserError if llama.cpp cannot load it."""
     settings = request.settings
-    device = _device(library, settings.device) if settings.device else None
+    device = named(library, settings.device) if settings.device else None
     if device is not None and device.is_cpu:  # which is where it runs what is on no other device
         settings, device = replace(settings, gpu_layers=0), None
     if settings.gpu_layers and not library.lib.llama_supports_gpu_offload():
@@ -49,16 +50,6 @@ def load(library: Library, request: Request) -> Handle:
     if not model:
         raise UnrunnableError(f"{request.model}: llama.cpp cannot load the model")
     return model
-
-
-def _device(library: Library, name: str) -> Device:
-    """The device of a name. Raises UserError, with those that are there, for one that is not."""
-    devices = library.devices()
-    for device in devices:
-        if device.name.lower() == name.lower():
-            return device
-    there = ", ".join(f"{device.name} ({device.description})" for device in devices) or "none"
-    raise UserError(f"--device {name}: this llama.cpp has no such device; it has {there}")
 
 
 def without_bos(library: Library, model: Handle, request: Request) -> Request:
