@@ -55,6 +55,7 @@ from llamadiff.cli.options import (
     TokensFile,
     Tolerance,
 )
+from llamadiff.cli.replay import replay
 from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
 from llamadiff.cli.variants import variants
 from llamadiff.cli.weights import vectors, weights
@@ -287,6 +288,7 @@ _EXAMPLES = {
         'llamadiff variants model.gguf "Once upon a time"',
         'llamadiff variants model.gguf "Once" --only kv=q8_0,flash_attn=on --only dir=../llama.cpp',
     ),
+    "replay": ("llamadiff replay wrong-ops/*.safetensors --llama-cpp ../llama.cpp",),
     "check": ("llamadiff check captures/ --fail-on noise",),
     "taps": ("llamadiff taps model.gguf --json",),
     "writer": ("llamadiff writer rust --model model.gguf > trace_writer.rs",),
@@ -303,7 +305,7 @@ _JUDGE, _FILE, _LEARN = "Judge", "The file", "Look up"
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     _JUDGE: (
         with_reports(compare), capture, with_reports(diff), with_files(diagnose), with_reports(backend),
-        variants, with_reports_of_several(check),
+        replay, variants, with_reports_of_several(check),
     ),
     _FILE: (weights, vectors),
     _LEARN: (

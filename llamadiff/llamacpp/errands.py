@@ -1,7 +1,7 @@
 """What llama.cpp is asked besides runs, in its child process: does it load, how does it tokenize, how does it quantize.
 
 ``load`` and ``tokenize`` are about a request's model; ``quantize`` about float32 values in the file ``output``, rows of
-types that ``texts`` name (``Q4_K 8 2048``: eight rows of 2048), which blocks then replace.
+types that ``texts`` name (``Q4_K 8 2048``: eight rows of 2048), which blocks then replace; ``run`` about single ops.
 """
 
 from __future__ import annotations
@@ -67,6 +67,19 @@ def quantize(library: Library, request: Request, say: Say) -> None:
     Path(request.output).write_bytes(b"".join(blocks.tobytes() for blocks in made))
 
 
+def run_ops(library: Library, request: Request, say: Say) -> None:
+    """Saved ops (``texts`` are their files) on the device of the settings; what each gives is a file in ``output``."""
+    from llamadiff.llamacpp.run_op import OpRunner
+
+    assert request.output is not None
+    library.lib.llama_backend_init()
+    runner = OpRunner(library, request.settings.device)
+    for number, path in enumerate(request.texts):
+        say(phase=f"running {Path(path).name}")
+        np.save(Path(request.output) / f"{number}.npy", runner.run(Path(path)))
+    say(device=runner.device.name)
+
+
 ERRANDS: Mapping[str, Callable[[Library, Request, Say], None]] = {
-    "load": load_only, "tokenize": tokenize_all, "quantize": quantize,
+    "load": load_only, "tokenize": tokenize_all, "quantize": quantize, "run": run_ops,
 }  # fmt: skip

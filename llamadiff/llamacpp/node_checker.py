@@ -17,6 +17,7 @@ from llamadiff.ggml.check import NO_FUNCTION, NodeCheck, Recomputed, opened, rep
 from llamadiff.ggml.op import Op, Operand, compute, function_of
 from llamadiff.ggml.repro import save
 from llamadiff.ggml.streamed import streamed
+from llamadiff.llamacpp.op_memory import memory_of
 from llamadiff.llamacpp.tap_names import tap_of
 from llamadiff.llamacpp.tensors import Node
 from llamadiff.numerics import metrics, tolerances
@@ -77,7 +78,8 @@ class NodeChecker:
         assert best is not None
         self._report(node, best.nmse, best, found, n)
         if self.keep is not None and (self.everything or best.nmse > 10 * (rule.match + best.rounding)):
-            save(self.keep / f"{self.step}-{len(self.results):05d}.safetensors", n, best.values, found, node.name)
+            save(self.keep / f"{self.step}-{len(self.results):05d}.safetensors", n, best.values, found, node.name,
+                 memory_of(node))  # fmt: skip
 
     def _view(self, node: Node) -> Op | None:
         """A view as an op on the memory that it looks into; None if that is large, or no plain numbers."""

@@ -20,6 +20,7 @@ _NUMPY = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "i64": np.int64
 
 _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments
     "ggml_op_desc": (ctypes.c_char_p, Address),
+    "ggml_op_name": (ctypes.c_char_p, ctypes.c_int),
     "ggml_type_name": (ctypes.c_char_p, ctypes.c_int),
     "ggml_nbytes": (ctypes.c_size_t, Address),
     "ggml_backend_buffer_is_host": (ctypes.c_bool, Address),
@@ -40,6 +41,10 @@ class Ggml:
     def node(self, address: Any) -> Node:
         """The tensor at an address."""
         return Node(self, ctypes.cast(address, self._pointer).contents)
+
+    def op_name(self, number: int) -> str:
+        """ggml's name of an op's number."""
+        return str(self.lib.ggml_op_name(number).decode())
 
     @property
     def layout(self) -> str:
