@@ -124,7 +124,7 @@ def test_a_wrong_op_is_counted_and_named(small_model, monkeypatch, tmp_path):
     assert result.rows[1].wrong == ("ffn_out-1", "l_out-1")
     text = printed(result, tmp_path)
     assert "flash_attn=on: llama.cpp's matrix product by ffn_down.weight, layer 1: wrong on" in text
-    assert 'WRONG  1 of 3 variants are wrong; --candidate "llama.cpp:flash_attn=on" shows all of' in text
+    assert 'WRONG  1 of 3 variants are wrong; compare --candidate "llama.cpp:flash_attn=on"' in text
 
 
 def replace_tap(trace, name, values):
