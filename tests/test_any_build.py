@@ -14,7 +14,7 @@ from command import run
 from llamadiff import UserError
 from llamadiff.comparison.verbs import compare, graph, list_nodes, record
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.llamacpp import shim
+from llamadiff.llamacpp import devices, shim
 from llamadiff.llamacpp.build_tree import find
 from llamadiff.llamacpp.capture import probe
 from llamadiff.llamacpp.library import package
@@ -226,3 +226,26 @@ def test_devices_are_listed(build, small_model):
 def test_a_server_that_this_llama_cpp_cannot_ask(small_model):
     with pytest.raises(UserError, match=r"--device rpc:127.0.0.1:1: this llama.cpp has no RPC backend; build it with"):
         graph(small_model(), Run(tokens=TOKENS, settings=Settings(device="rpc:127.0.0.1:1", gpu_layers=99)))
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [("nowhere", "expected rpc:HOST:PORT"), ("host:port", "expected rpc:"), ("127.0.0.1:1", "nothing answers there (")],
+)
+def test_a_server_that_is_not_there(server, said):
+    """llama.cpp would abort."""
+    with pytest.raises(UserError) as caught:
+        devices._check_answers(server)
+    assert said in str(caught.value)
+
+
+def test_a_candidate_is_of_the_build_that_is_asked_for(build, small_model):
+    result = compare(small_model(), Run(tokens=TOKENS, settings=Settings(llama_cpp=str(build))), "llama.cpp:kv=f16")
+    assert result.verdict == "match"
+    assert {side["version"].partition(",")[0] for side in (result.baseline, result.candidate)} == {
+        "llama.cpp in checkout"
+    }
+    other = compare(small_model(), Run(tokens=TOKENS), f"llama.cpp:dir={build}")
+    assert other.verdict == "match"
+    assert other.baseline["version"].startswith("llama-cpp-python ")
+    assert other.candidate["version"].startswith("llama.cpp in checkout, ")

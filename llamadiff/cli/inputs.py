@@ -42,14 +42,11 @@ def settings_of(
     kv_type: str, flash_attn: bool, gpu_layers: int, repack: bool, threads: int, llama_cpp: Path | None = None,
     device: str | None = None,
 ) -> Settings:  # fmt: skip
-    """llama.cpp's settings; all layers are on a device that is named, unless it is said how many."""
+    """llama.cpp's settings."""
     from llamadiff.llamacpp.request import Settings
-    from llamadiff.llamacpp.variation import ALL_LAYERS
 
     if device == LIST:
         _list_devices(folder_of(llama_cpp))
-    if device is not None and not gpu_layers:
-        gpu_layers = ALL_LAYERS
     kv, build = kv_type.upper(), folder_of(llama_cpp)
     return Settings(kv, kv, flash_attn, gpu_layers, repack, threads, build, device or "")
 

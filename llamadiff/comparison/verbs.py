@@ -59,7 +59,7 @@ def compare(
     started = time.perf_counter()
     refuse_collisions(compared_files(model, candidate, how.name_map), saved(save))
     with child or Child(run.settings.llama_cpp) as ready:  # gets ready while the model is opened
-        brought = _brought(candidate, how)
+        brought = _brought(candidate, how, run.settings.llama_cpp)
         file = ModelFile(model, how.precision, run.settings.threads)
         engine, used = in_engine(file, how, run.settings.threads)
         run = brought.tokens_for(run) if brought is not None else run
@@ -97,6 +97,7 @@ class _Brought:
     source: Opened
     mapping: Map
     how: How
+    llama_cpp: str = ""
 
     def tokens_for(self, run: Run) -> Run:
         """The run, of the tokens that the candidate states where it has none. Raises UserError if it could, and does
@@ -122,15 +123,15 @@ class _Brought:
     def _load(self, engine: Runnable, tokens: tuple[int, ...], n_prefill: int, baseline: Trace | None = None) -> Trace:
         how = self.how
         return self.source.load(
-            Context(engine, tokens, n_prefill, self.mapping, how.timeout, how.progress, baseline=baseline)
+            Context(engine, tokens, n_prefill, self.mapping, how.timeout, how.progress, baseline, self.llama_cpp)
         )
 
 
-def _brought(candidate: Trace | str | Path | None, how: How) -> _Brought | None:
+def _brought(candidate: Trace | str | Path | None, how: How, llama_cpp: str) -> _Brought | None:
     """The candidate and the name map, read."""
     source = _opened(candidate) if candidate is not None else None
     mapping = load_map(how.name_map) if how.name_map is not None else identity_map()
-    return _Brought(source, mapping, how) if source is not None else None
+    return _Brought(source, mapping, how, llama_cpp) if source is not None else None
 
 
 def _opened(candidate: Trace | str | Path) -> Opened:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import socket
 
 from llamadiff.llamacpp.interface import Device, Library
 from llamadiff.llamacpp.layout import Address
 from llamadiff.system.errors import UserError
 
 RPC = "rpc:"
+PATIENCE = 10.0  # seconds to wait for a server
 
 
 def named(library: Library, name: str) -> Device:
@@ -33,9 +35,23 @@ def _behind(library: Library, server: str) -> Device:
     add = lib.ggml_backend_reg_get_proc_address(backend, b"ggml_backend_rpc_add_server") if backend else None
     if not add:
         raise UserError(f"--device {RPC}{server}: this llama.cpp has no RPC backend; build it with -DGGML_RPC=ON")
+    _check_answers(server)
     registry = ctypes.CFUNCTYPE(Address, ctypes.c_char_p)(add)(server.encode())
     lib.ggml_backend_reg_dev_count.restype, lib.ggml_backend_reg_dev_count.argtypes = ctypes.c_size_t, [Address]
     lib.ggml_backend_reg_dev_get.restype, lib.ggml_backend_reg_dev_get.argtypes = Address, [Address, ctypes.c_size_t]
     if not registry or not lib.ggml_backend_reg_dev_count(registry):
-        raise UserError(f"--device {RPC}{server}: no rpc-server of this version answers there; start rpc-server first")
+        raise UserError(f"--device {RPC}{server}: the server there has no device; start rpc-server of the same version")
     return library.device(lib.ggml_backend_reg_dev_get(registry, 0))
+
+
+def _check_answers(server: str) -> None:
+    """Raise UserError where nothing listens: llama.cpp would abort."""
+    host, _, port = server.rpartition(":")
+    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port[:6]) < 1 << 16:
+        raise UserError(f"--device {RPC}{server}: expected {RPC}HOST:PORT, such as {RPC}127.0.0.1:50052")
+    try:
+        socket.create_connection((host, int(port)), PATIENCE).close()
+    except OSError as error:
+        raise UserError(
+            f"--device {RPC}{server}: nothing answers there ({error.strerror or error}); start rpc-server first"
+        ) from None

@@ -11,6 +11,7 @@ from llamadiff.llamacpp.interface import LOG, Handle, Library, Loading
 from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import UnrunnableError, UserError
 
+ALL_LAYERS = 9999  # more than any model has
 LOG_ERROR = 4  # GGML_LOG_LEVEL_ERROR
 SMALL_MODEL = 64 << 20  # bytes: below, waking a second thread for every op costs more than it saves
 
@@ -45,7 +46,7 @@ def load(library: Library, request: Request) -> Handle:
             "leave it out, or build llama-cpp-python for your GPU (CMAKE_ARGS=-DGGML_CUDA=on)"
         )
     address = device.address if device is not None else None
-    loading = Loading(settings.gpu_layers, settings.repack, device=address)
+    loading = Loading(settings.gpu_layers or (ALL_LAYERS if address else 0), settings.repack, device=address)
     model = library.load(os.fsencode(request.model), loading)
     if not model:
         raise UnrunnableError(f"{request.model}: llama.cpp cannot load the model")

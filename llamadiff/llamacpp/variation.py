@@ -12,7 +12,6 @@ from llamadiff.numerics.types import CACHE_TYPES
 from llamadiff.system.errors import UserError
 
 PREFIX = "llama.cpp:"
-ALL_LAYERS = 9999  # more than any model has
 Changes = Mapping[str, Any]  # of fields of Settings and of Way
 
 
@@ -83,14 +82,10 @@ def _folder(value: str) -> Changes:
     return {"llama_cpp": str(Path(value).expanduser())}
 
 
-def _device(value: str) -> Changes:
-    return {"device": value, "gpu_layers": ALL_LAYERS}
-
-
 KEYS: Mapping[str, Callable[[str], Changes]] = {
     "kv": _types("type_k", "type_v"), "type_k": _types("type_k"), "type_v": _types("type_v"),
     "flash_attn": _flag("flash_attn"), "repack": _flag("repack"), "threads": _count("threads", 512),
     "batch": _count("batch", 1 << 20), "ubatch": _count("ubatch", 1 << 20), "sequences": _count("sequences", 8),
-    "used": _flag("used"), "callback": _flag("callback"), "device": _device,
-    "gpu_layers": _count("gpu_layers", ALL_LAYERS), "dir": _folder,
+    "used": _flag("used"), "callback": _flag("callback"), "device": lambda name: {"device": name},
+    "gpu_layers": _count("gpu_layers", 9999), "dir": _folder,
 }  # fmt: skip
