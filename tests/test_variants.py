@@ -124,7 +124,7 @@ def test_a_wrong_op_is_counted_and_named(small_model, monkeypatch, tmp_path):
     assert result.rows[1].wrong == ("ffn_out-1", "l_out-1")
     text = printed(result, tmp_path)
     assert "flash_attn=on: llama.cpp's matrix product by ffn_down.weight, layer 1: wrong on" in text
-    assert 'WRONG  1 of 3 variants are wrong; compare --candidate "llama.cpp:flash_attn=on"' in text
+    assert 'WRONG  1 of 3 variants are wrong\nnext   one in full: compare --candidate "llama.cpp:flash' in text
 
 
 def replace_tap(trace, name, values):
@@ -165,9 +165,11 @@ def test_a_variant_that_dies_or_hangs_is_a_line(code, said, build, small_model, 
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_what_llama_cpp_refuses_is_a_line(small_model):
+def test_what_llama_cpp_refuses_is_a_line(small_model, tmp_path):
     result = found(small_model(), "kv=q4_0", "threads=2")
     assert "cannot make a context with these settings" in result.rows[1].failed
+    line = next(line for line in printed(result, tmp_path).splitlines() if line.startswith("kv=q4_0"))
+    assert line.split(maxsplit=1)[1].startswith("refused: quantized V cache requires flash_attn")
     assert (result.rows[1].verdict, result.verdict) == ("unchecked", "match")
 
 

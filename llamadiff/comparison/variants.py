@@ -23,7 +23,7 @@ from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request
 from llamadiff.llamacpp.variation import PREFIX, varied
 from llamadiff.numerics import tolerances
-from llamadiff.system.errors import UnrunnableError, UserError
+from llamadiff.system.errors import DiedError, UserError
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import LOGITS
 
@@ -39,7 +39,8 @@ class Variant:
 
     ``wrong`` are the taps whose op is wrong on its own inputs, of ``judged``; ``leaves`` is the first whose values are
     not the default's, bit for bit. ``ratio``: how far the logits are from exact, over what this variant's own rounding
-    explains. ``failed``: why it did not run to its end; ``is_fault``: that is llama.cpp's fault, not a refusal.
+    explains. ``failed``: why it did not run to its end; the verdict is WRONG where llama.cpp died or hangs, UNCHECKED where
+    it refuses.
     """
 
     name: str
@@ -120,8 +121,7 @@ def _tried(name: str, default: Runnable, baseline: Trace, request: Request, how:
             opened, trace = captured(default, request, how.progress, child)
         return _compared(name, opened, baseline, trace, time.perf_counter() - started, how)
     except UserError as error:
-        fault = isinstance(error, UnrunnableError)
-        verdict = tolerances.WRONG if fault else tolerances.UNCHECKED
+        verdict = tolerances.WRONG if isinstance(error, DiedError) else tolerances.UNCHECKED
         said = str(error).removeprefix(f"{request.model}: ")
         return Variant(name, verdict, time.perf_counter() - started, failed=said)
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from llamadiff.llamacpp.request import TOKENIZING, Request
 from llamadiff.system import python_child as process
-from llamadiff.system.errors import NoRoomError, UnrunnableError, UserError
+from llamadiff.system.errors import DiedError, NoRoomError, UnrunnableError, UserError
 from llamadiff.system.leftovers import sweep
 from llamadiff.system.progress import Progress
 
@@ -67,7 +67,7 @@ class Child:
             if timer is not None:
                 timer.cancel()
         if self._is_late:
-            raise UnrunnableError(f"{request.model}: llama.cpp hangs: it did not end within {self.patience:g} s")
+            raise DiedError(f"{request.model}: llama.cpp hangs: it did not end within {self.patience:g} s")
         self._log.seek(0)
         noise = self._log.read(MAX_LOG).decode("utf-8", "replace")
         if "error" in answers:
@@ -123,7 +123,7 @@ def death(code: int, request: Request, phase: str, log: str) -> UserError:
         return UserError(f"{about}llama.cpp's process {process.how_it_ended(code)}, {likely} run it again")
     if phase == TOKENIZING:
         return _death_of_a_prompt(code, request, log)
-    return UnrunnableError(about + _with_log(_obituary(code, request), log))
+    return DiedError(about + _with_log(_obituary(code, request), log))
 
 
 def _death_of_a_prompt(code: int, request: Request, log: str) -> UserError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +20,7 @@ SCHEMA = "llamadiff.variants/1"
 WIDTH = 79
 _NAME, _REST = 22, WIDTH - 23
 _HEAD = ("variant", "wrong", "leaves default at", "x own", "KL", "first", "s")
+_QUOTED = re.compile(r"\(it said: (?:\w+: )*(.+?)\)?$")
 _FORM = "{:22} {:>5} {:17} {:>6} {:>7} {:10} {:>5}"
 
 
@@ -53,11 +55,12 @@ def _line(row: Variant) -> str:
 
 
 def _failure(row: Variant) -> str:
-    """What became of it, in a few words: ``died of SIGSEGV in 0.4 s``."""
+    """What became of it, in a few words: ``died of SIGSEGV in 0.4 s``, or llama.cpp's own."""
     said = shown(row.failed.partition(";")[0])
     if said.startswith("llama.cpp died of "):
         return f"{said.removeprefix('llama.cpp ').partition(':')[0]} in {row.seconds:.1f} s"
-    return said.removeprefix("llama.cpp ")
+    quoted = _QUOTED.search(said)
+    return f"refused: {quoted[1]}" if quoted else said.removeprefix("llama.cpp ")
 
 
 def _kl(row: Variant) -> str:
@@ -85,7 +88,7 @@ def _said(found: Variants) -> str:
     wrong = [row for row in found.rows if row.verdict == tolerances.WRONG]
     shown_whole = next((row for row in wrong or found.rows if not row.failed and row.name != DEFAULT), None)
     counted = f"{len(wrong)} of {len(found.rows)} variants are wrong" if wrong else "no variant is wrong"
-    hint = f'; compare --candidate "{shown_whole.candidate}" shows all of one' if shown_whole else ""
+    hint = f'\nnext   one in full: compare --candidate "{shown_whole.candidate}"' if shown_whole else ""
     return f"{found.verdict.upper()}  {counted}{hint}"
 
 
