@@ -39,8 +39,8 @@ class Variant:
 
     ``wrong`` are the taps whose op is wrong on its own inputs, of ``judged``; ``leaves`` is the first whose values are
     not the default's, bit for bit. ``ratio``: how far the logits are from exact, over what this variant's own rounding
-    explains. ``failed``: why it did not run to its end; the verdict is WRONG where llama.cpp died or hangs, UNCHECKED where
-    it refuses.
+    explains. ``failed``: why it did not run to its end; the verdict is then WRONG where llama.cpp died or hangs,
+    UNCHECKED where it refuses.
     """
 
     name: str
