@@ -124,6 +124,8 @@ def _tried(name: str, default: Runnable, baseline: Trace, request: Request, how:
         verdict = tolerances.WRONG if isinstance(error, DiedError) else tolerances.UNCHECKED
         said = str(error).removeprefix(f"{request.model}: ")
         return Variant(name, verdict, time.perf_counter() - started, failed=said)
+    finally:
+        Path(str(request.output)).unlink(missing_ok=True)  # traces may be large, and are many
 
 
 def _compared(name: str, opened: Runnable, baseline: Trace, trace: Trace, seconds: float, how: How) -> Variant:
