@@ -11,12 +11,13 @@ PYTEST = -m pytest -n logical --maxprocesses 8 --dist worksteal --durations 10
 export OMP_WAIT_POLICY = passive
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 
-# llama.cpp as other x86 machines have it. pip keeps one wheel of a source whatever CMAKE_ARGS says: each has its own.
+# llama.cpp as other x86 machines have it, all of the oldest release that is taken, to be comparable. pip keeps one wheel
+# of a source whatever CMAKE_ARGS says: each has its own.
 BUILDS = native avx2 plain
 OFF = -DGGML_NATIVE=OFF -DGGML_AVX512=OFF
 FLAGS_avx2 = $(OFF) -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON
 FLAGS_plain = $(OFF) -DGGML_SSE42=OFF -DGGML_AVX=OFF -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF
-LLAMA_CPP = $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
+LLAMA_CPP = $(shell sed -n 's/.*"\(llama-cpp-python\)>=\([^"]*\)".*/\1==\2/p' pyproject.toml)
 
 .PHONY: help install develop demo test test-all builds fuzz lint capture bench profile zoo docs model clean
 

@@ -870,7 +870,7 @@ def without_llama_cpp(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[d
     else:
         (tmp_path / "path").mkdir()
         (tmp_path / "path" / "sitecustomize.py").write_text(BLOCKED)
-        words = ("is not installed", "no baseline: pip install llama-cpp-python==")
+        words = ("is not installed", "no baseline: pip install 'llama-cpp-python>=")
     return {"PYTHONPATH": str(tmp_path / "path")}, words
 
 

@@ -15,13 +15,16 @@ from command import run
 from llamaref import Weights
 
 from llamadiff import compare
+from llamadiff.comparison import one_op
+from llamadiff.comparison.one_op import run_ops
 from llamadiff.comparison.verbs import graph, list_nodes
 from llamadiff.engines.run_spec import Run
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand, function_of
-from llamadiff.ggml.repro import load
+from llamadiff.ggml.repro import load, memory_of, save
 from llamadiff.llamacpp.capture import check_nodes
 from llamadiff.llamacpp.node_checker import NodeChecker
+from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.numerics import tolerances
 
@@ -249,7 +252,7 @@ def test_a_node_of_an_op_without_a_function_is_unchecked_and_named(small_model, 
 
 
 def test_a_function_that_fails_leaves_its_node_unchecked(small_model):
-    checker = NodeChecker(Weights(small_model()), None, False, False)
+    checker = NodeChecker(Weights(small_model()), None, False, False, q8_way())
     x = np.ones((1, 1, 2, 8), np.float32)
     node = SimpleNamespace(name="norm-0", op="RMS_NORM", type="f32", shape=x.shape, sources=(), values=lambda: x)
     for params in (b"", np.float32(0).tobytes()):  # without its epsilon, and with it
@@ -261,14 +264,56 @@ def test_a_function_that_fails_leaves_its_node_unchecked(small_model):
 
 
 def test_wrong_ops_are_saved_with_their_inputs(nodes, tmp_path):
-    from llamadiff.ggml.repro import save
-
     op, found = next((op, found) for op, found in nodes("llama") if op.name == "RMS_NORM")
     save(tmp_path / "a.safetensors", op, found, found, "norm-0")
     again, expected, actual, name = load(tmp_path / "a.safetensors")
     assert (again.name, again.shape, again.params, name) == (op.name, op.shape, op.params, "norm-0")
     assert np.array_equal(expected, actual)
     assert np.array_equal(function_of("RMS_NORM")(again), function_of("RMS_NORM")(op))
+
+
+NOT_ALONE = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "SET_ROWS", "CPY"}
+
+
+def saved(model: Path, folder: Path, **settings: object) -> list[Path]:
+    """Every node of a run as --keep would save it, but those that compute nothing."""
+    folder.mkdir()
+    check_nodes(Request(str(model), tokens=TOKENS, output=str(folder / "o.json"), nodes=True, keep=str(folder),
+                        keep_all=True, settings=Settings(**settings)))  # fmt: skip
+    return [path for path in sorted(folder.glob("*.safetensors")) if load(path)[0].name not in NOT_ALONE]
+
+
+@pytest.mark.parametrize("kind", ["llama", "moe", "mamba2", "gemma2"])
+def test_saved_ops_run_again_in_ggml(kind, small_model, tmp_path):
+    model = small_model(kind, "Q8_0")
+    paths = saved(model, tmp_path / "plain")
+    paths += saved(model, tmp_path / "flash", flash_attn=True, type_k="Q8_0", type_v="Q8_0")
+    found = run_ops(paths, Settings())
+    assert [(run.name, run.op, run.error) for run in found if run.verdict != "match"] == []
+    assert len({run.op for run in found}) > 5
+
+
+def test_a_saved_op_is_judged_by_what_this_build_gives(small_model, tmp_path):
+    norm = next(path for path in saved(small_model(), tmp_path / "ops") if load(path)[0].name == "RMS_NORM")
+    op, expected, found, name = load(norm)
+    numbers = norm.with_suffix(".txt").read_text().split()
+    assert numbers[2:6] == [str(size) for size in reversed(op.shape)]
+    save(tmp_path / "wrong.safetensors", op, expected, 2 * found, name, memory_of(norm)[0])
+    done = run("replay", tmp_path / "wrong.safetensors")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("MATCH  norm-0: RMS_NORM f32[")
+    assert done.stdout.endswith("; 1.0e+00 where it was saved\n")
+    assert one_op._judged(norm, op, 2 * found, found, name, "CPU").verdict == "wrong"
+
+
+def test_what_is_no_saved_op_is_refused(small_model, tmp_path):
+    paths = saved(small_model(), tmp_path / "ops")
+    done = run("replay", tmp_path / "ops/o.json")
+    assert (done.returncode, "not an op that was saved with --keep" in done.stderr) == (2, True)
+    op, expected, found, name = load(paths[0])
+    save(tmp_path / "old.safetensors", op, expected, found, name)
+    done = run("replay", tmp_path / "old.safetensors")
+    assert (done.returncode, "does not say how ggml held this op" in done.stderr) == (2, True)
 
 
 def test_the_commands(small_model, tmp_path):

@@ -30,7 +30,8 @@ _NUMBER = struct.Struct("i")
 
 def popen(command: Sequence[str], **options: Any) -> Any:
     """``subprocess.Popen``, and warm if the command is llama.cpp's process as this Python would start it."""
-    is_own = command[0] == sys.executable and f"from {MODULE} import main" in command[2] and command[3:] == sys.path
+    own = [sys.executable, f"from {MODULE} import main; main()", *sys.path]
+    is_own = [command[0], command[2].partition("; ")[2].partition("; ")[2], *command[3:]] == own
     return Warm(options["stderr"]) if is_own else subprocess.Popen(command, **options)
 
 

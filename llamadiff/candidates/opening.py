@@ -13,7 +13,14 @@ if TYPE_CHECKING:
     from llamadiff.candidates.source import CandidateKind, Context, Opened
     from llamadiff.trace.reader import Trace
 
-KINDS = ("command", "dump", "log", "trace_file", "transformers")  # each registers itself when it is imported
+KINDS = (
+    "llama_cpp",
+    "command",
+    "dump",
+    "log",
+    "trace_file",
+    "transformers",
+)  # each registers itself when it is imported
 
 
 def open_candidate(spec: str) -> Opened:
@@ -45,5 +52,5 @@ def source_of(spec: str) -> CandidateKind:
     check_regular(Path(spec), "a trace, a dump or a command")
     raise UserError(
         f"--candidate {spec}: no such trace or dump; give a .safetensors trace, a directory of arrays, a log, "
-        '"cmd: ./engine --tokens {tokens} --dump {out}", or transformers:'
+        '"cmd: ./engine --tokens {tokens} --dump {out}", llama.cpp:KEY=VALUE, or transformers:'
     )

@@ -33,7 +33,8 @@ _ROW = re.compile(r"(.+)@(-?[0-9]{1,9})")
 class Context:
     """What is known when a candidate is loaded: the model, the tokens to run, and how its names are read.
 
-    ``baseline``: what llama.cpp recorded of them, where it has been run.
+    ``baseline``: what llama.cpp recorded of them, where it has been run; ``llama_cpp``: the directory of the build that
+    ran, where that is not llama-cpp-python's.
     """
 
     model: Runnable
@@ -43,6 +44,7 @@ class Context:
     timeout: float = 600.0
     progress: Progress = silent
     baseline: Trace | None = None
+    llama_cpp: str = ""
 
     @property
     def is_identity(self) -> bool:

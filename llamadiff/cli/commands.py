@@ -11,6 +11,7 @@ import typer
 
 from llamadiff.cli import listings
 from llamadiff.cli.inputs import (
+    folder_of,
     layer_range,
     prompt_of,
     prompt_or_trace,
@@ -38,11 +39,13 @@ from llamadiff.cli.options import (
     Jobs,
     KvType,
     Layers,
+    LlamaCpp,
     MaxMean,
     MaxTail,
     Model,
     NameMap,
     NPredict,
+    OnDevice,
     Partial,
     Precision,
     Prompt,
@@ -59,7 +62,9 @@ from llamadiff.cli.options import (
     Tolerance,
     Update,
 )
+from llamadiff.cli.replay import replay
 from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
+from llamadiff.cli.variants import variants
 from llamadiff.cli.weights import vectors, weights
 from llamadiff.system import exits
 from llamadiff.system.collisions import kept, refuse_collisions, saved
@@ -97,7 +102,8 @@ def compare(
     candidate: Candidate = None, name_map: NameMap = None, timeout: Timeout = 600.0,
     taps: Taps = None, layers: Layers = None, partial: Partial = False, save: Save = None,
     kv_type: KvType = "f32", flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0,
-    repack: Repack = False, threads: Threads = 0, precision: Precision = "f32", engine: Backend = None,
+    repack: Repack = False, threads: Threads = 0, llama_cpp: LlamaCpp = None, device: OnDevice = None,
+    precision: Precision = "f32", engine: Backend = None,
     explain_output: Explain = False, budget: Budget = 600.0, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
     expect: Expect = None, *, reports: Reports,
 ) -> None:  # fmt: skip
@@ -106,7 +112,7 @@ def compare(
 
     prompt, candidate = prompt_or_trace(prompt, candidate)
     text = prompt_of(prompt, prompt_file)
-    with Child() as child, _progress() as progress:
+    with Child(folder_of(llama_cpp)) as child, _progress() as progress:
         from llamadiff.comparison import verbs  # takes as long as llama.cpp's process takes to get ready
         from llamadiff.engines.run_spec import How, Run
 
@@ -119,7 +125,7 @@ def compare(
         )
         run = Run(
             text, token_ids(tokens, tokens_file), chat, n_predict, taps or (), layer_range(layers),
-            settings_of(kv_type, flash_attn, gpu_layers, repack, threads),
+            settings_of(kv_type, flash_attn, gpu_layers, repack, threads, llama_cpp, device),
         )  # fmt: skip
         how = How(
             rules=rules_of(tolerance), engine=engine, precision=precision, explain=budget if explain_output else 0.0,
@@ -136,6 +142,7 @@ def capture(
     prompt: Prompt = None, prompt_file: PromptFile = None, tokens: Tokens = None, tokens_file: TokensFile = None,
     chat: Chat = False, n_predict: NPredict = 0, taps: Taps = None, layers: Layers = None, kv_type: KvType = "f32",
     flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0,
+    llama_cpp: LlamaCpp = None, device: OnDevice = None,
     sketch: Sketch = False,
 ) -> None:  # fmt: skip
     """Run llama.cpp, have the engine judge it, and keep its trace."""
@@ -148,7 +155,7 @@ def capture(
     with _progress() as progress:
         run = Run(
             text, token_ids(tokens, tokens_file), chat, n_predict, taps or (), layer_range(layers),
-            settings_of(kv_type, flash_attn, gpu_layers, repack, threads),
+            settings_of(kv_type, flash_attn, gpu_layers, repack, threads, llama_cpp, device),
         )  # fmt: skip
         trace = verbs.record(model, run, output, How(progress=progress), sketch)
     taken = trace.sketch.rows if trace.sketch is not None else trace
@@ -201,7 +208,8 @@ def backend(
     model: Model, prompt: Prompt = None, prompt_file: PromptFile = None, tokens: Tokens = None,
     tokens_file: TokensFile = None, chat: Chat = False, n_predict: NPredict = 0,
     kv_type: KvType = "f32", flash_attn: FlashAttn = False,
-    gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0,
+    gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0, llama_cpp: LlamaCpp = None,
+    device: OnDevice = None,
     keep: Annotated[Path | None, typer.Option("--keep", help="Save each wrong op, with its inputs, here.")] = None,
     tolerance: Tolerance = None, fail_on: FailOn = "wrong", *, reports: Reports,
 ) -> None:  # fmt: skip
@@ -215,7 +223,7 @@ def backend(
         [*kept(keep), *reports.named],
     )
     with _progress() as progress:
-        settings = settings_of(kv_type, flash_attn, gpu_layers, repack, threads)
+        settings = settings_of(kv_type, flash_attn, gpu_layers, repack, threads, llama_cpp, device)
         run = Run(text, token_ids(tokens, tokens_file), chat, n_predict, settings=settings)
         result = verbs.graph(model, run, How(rules=rules_of(tolerance), progress=progress), keep)
     reports.write(result)
@@ -319,6 +327,11 @@ _EXAMPLES = {
     "diff": ("llamadiff diff right.safetensors mine.safetensors --model model.gguf",),
     "diagnose": ("llamadiff diagnose right.safetensors mine.safetensors --model model.gguf",),
     "backend": ('llamadiff backend model.gguf "Once" --n-predict 4 --flash-attn --keep wrong-ops',),
+    "variants": (
+        'llamadiff variants model.gguf "Once upon a time"',
+        'llamadiff variants model.gguf "Once" --only kv=q8_0,flash_attn=on --only dir=../llama.cpp',
+    ),
+    "replay": ("llamadiff replay wrong-ops/*.safetensors --llama-cpp ../llama.cpp",),
     "check": (
         "llamadiff check captures/ --fail-on noise             are the recordings right?",
         'llamadiff check captures/ --candidate "cmd: ./engine --tokens {tokens} --dump {out}"   is your engine?',
@@ -339,7 +352,7 @@ _JUDGE, _FILE, _LEARN = "Judge", "The file", "Look up"
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     _JUDGE: (
         with_reports(compare), capture, with_reports(diff), with_files(diagnose), with_reports(backend),
-        with_reports_of_several(check),
+        replay, variants, with_reports_of_several(check),
     ),
     _FILE: (weights, vectors),
     _LEARN: (

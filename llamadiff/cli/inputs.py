@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from llamadiff.system.collisions import Named
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import read_text
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 MAX_TOKENS_FILE = 1 << 24  # bytes
 MAX_PROMPT_FILE = 1 << 24
 STANDARD_INPUT = "-"
+LIST = "list"  # a device that is none
 TRACES = (".safetensors", ".npz")  # what a name ends in that is no prompt
 _WHOLE_NUMBER = re.compile("[0-9]{1,10}")
 _LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
@@ -35,11 +38,31 @@ def two_traces(baseline: Path, candidate: Path, model: Path | None, tolerance: P
     return [*traces, *settings_files(tolerance, None)]
 
 
-def settings_of(kv_type: str, flash_attn: bool, gpu_layers: int, repack: bool, threads: int) -> Settings:
+def settings_of(
+    kv_type: str, flash_attn: bool, gpu_layers: int, repack: bool, threads: int, llama_cpp: Path | None = None,
+    device: str | None = None,
+) -> Settings:  # fmt: skip
     """llama.cpp's settings."""
     from llamadiff.llamacpp.request import Settings
 
-    return Settings(kv_type.upper(), kv_type.upper(), flash_attn, gpu_layers, repack, threads)
+    if device == LIST:
+        _list_devices(folder_of(llama_cpp))
+    kv, build = kv_type.upper(), folder_of(llama_cpp)
+    return Settings(kv, kv, flash_attn, gpu_layers, repack, threads, build, device or "")
+
+
+def _list_devices(llama_cpp: str) -> None:
+    """Print what ``--device`` takes, and end the command."""
+    from llamadiff.llamacpp.capture import probe
+
+    for name, words in probe(llama_cpp).devices:
+        typer.echo(f"{name}  {words}")
+    raise typer.Exit
+
+
+def folder_of(llama_cpp: Path | None) -> str:
+    """The build that is asked for; empty: llama-cpp-python."""
+    return "" if llama_cpp is None else str(llama_cpp)
 
 
 def rules_of(tolerance: Path | None) -> tuple[Rule, ...]:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.cli.options import Model
+from llamadiff.cli.inputs import folder_of
+from llamadiff.cli.options import LlamaCpp, Model
 
 
 def taps(
@@ -52,12 +53,15 @@ def graph(
     tokens: Annotated[int, typer.Option("--n-tokens", min=1, max=256, help="Shapes for a prompt of this many.")] = 2,
     layer: Annotated[int | None, typer.Option("--layer", min=0, help="Only this layer.")] = None,
     dot: Annotated[bool, typer.Option("--dot", help="Graphviz instead of a tree.", metavar="")] = False,
+    llama_cpp: LlamaCpp = None,
 ) -> None:
     """Print llama.cpp's graph of a model: a tree for each layer, with shapes, types and the names of taps."""
     from llamadiff.comparison import verbs
+    from llamadiff.llamacpp.request import Settings
     from llamadiff.report import graph
 
-    nodes = graph.of_layer(verbs.list_nodes(model, tokens), layer)
+    settings = Settings(llama_cpp=folder_of(llama_cpp))
+    nodes = graph.of_layer(verbs.list_nodes(model, tokens, settings), layer)
     typer.echo(graph.as_dot(nodes), nl=False) if dot else graph.print_tree(nodes)
 
 
@@ -81,10 +85,10 @@ def explain(
     typer.echo(explanation(name))
 
 
-def doctor() -> None:
+def doctor(llama_cpp: LlamaCpp = None) -> None:
     """Say what is installed, how llama.cpp was built, and what was found wrong."""
     from llamadiff.llamacpp import doctor as examination
     from llamadiff.report import listing
 
-    good = listing.print_checks(examination.examine())
+    good = listing.print_checks(examination.examine(folder_of(llama_cpp)))
     raise typer.Exit(0 if good else 2)

@@ -72,7 +72,7 @@ Candidate = Annotated[
     str | None,
     _option(
         "--candidate", ENGINE, "WHAT",
-        "Your engine: a trace, a dump, cmd: ..., transformers:[DIR]; without, llama.cpp is checked.",
+        "Your engine: a trace, a dump, cmd: ..., transformers:[DIR], llama.cpp:K=V; without, llama.cpp is checked.",
     ),
 ]  # fmt: skip
 CheckCandidate = Annotated[
@@ -104,6 +104,14 @@ Partial = Annotated[
     bool, _flag("--partial", RECORDED, "What was recorded is enough: pass without the logits, if it is right.")
 ]
 
+LlamaCpp = Annotated[
+    Path | None,
+    _option("--llama-cpp", LLAMA_CPP, "DIR", "A build or an install of llama.cpp, instead of llama-cpp-python's."),
+]
+OnDevice = Annotated[
+    str | None,
+    _option("--device", LLAMA_CPP, "NAME", "The device that it puts layers on, rpc:HOST:PORT too; list prints them."),
+]
 KvType = Annotated[str, _choice("--kv-type", LLAMA_CPP, tuple(map(str.lower, CACHE_TYPES)), "Type of its KV cache.")]
 FlashAttn = Annotated[bool, _flag("--flash-attn", LLAMA_CPP, "With flash attention (hides kq and kq_soft_max).")]
 GpuLayers = Annotated[int, _option("--gpu-layers", LLAMA_CPP, "N", "Layers that it puts on the GPU.", min=0, max=9999)]

@@ -192,4 +192,7 @@ def _next_steps(rows: Sequence[Row], request: Request) -> tuple[str, ...]:
         return ()
     if request.keep is None:
         return ("run llamadiff backend with --keep DIR: it saves each wrong op with its inputs, for a bug report",)
-    return (f"{Path(request.keep).name} holds inputs, parameters, expected and actual output of each wrong op",)
+    return (
+        f"{Path(request.keep).name} holds inputs, parameters, expected and actual output of each wrong op; llamadiff "
+        "replay FILE runs one on any build",
+    )

@@ -44,6 +44,8 @@ from llamadiff.trace.writer import restate
 
 Candidate: TypeAlias = Trace | str | Path | Callable[..., Any]  # a trace, what --candidate takes, or a function
 
+PLAIN = Settings()
+
 
 def compare(
     model: str | Path,
@@ -62,8 +64,8 @@ def compare(
     """
     started = time.perf_counter()
     refuse_collisions(compared_files(model, candidate, how.name_map), saved(save))
-    with child or Child() as ready:  # gets ready while the model is opened
-        brought = _brought(candidate, how)
+    with child or Child(run.settings.llama_cpp) as ready:  # gets ready while the model is opened
+        brought = _brought(candidate, how, run.settings.llama_cpp)
         file = ModelFile(model, how.precision, run.settings.threads)
         engine, used = in_engine(file, how, run.settings.threads)
         run = brought.tokens_for(run) if brought is not None else run
@@ -81,7 +83,8 @@ def compare(
                 opened, baseline = _run_as(trace, opened, baseline, request, how.progress)
             capture_s = time.perf_counter() - started
             original = original_behind(candidate, opened, how.progress)
-            graph = None if opened.by_graph else partial(graph_of_run, opened, baseline, how.progress)
+            asked = partial(graph_of_run, opened, baseline, how.progress, run.settings.llama_cpp)
+            graph = None if opened.by_graph else asked
             how = replace(how, partial=how.partial or run.is_partial)
             result = judge(opened, baseline, trace, how, keep, original, graph)
             if trace is not None:
@@ -97,6 +100,7 @@ class _Brought:
     source: Opened
     mapping: Map
     how: How
+    llama_cpp: str = ""
 
     def tokens_for(self, run: Run) -> Run:
         """The run, of the tokens that the candidate states where it has none. Raises UserError if it could, and does
@@ -122,15 +126,15 @@ class _Brought:
     def _load(self, engine: Runnable, tokens: tuple[int, ...], n_prefill: int, baseline: Trace | None = None) -> Trace:
         how = self.how
         return self.source.load(
-            Context(engine, tokens, n_prefill, self.mapping, how.timeout, how.progress, baseline=baseline)
+            Context(engine, tokens, n_prefill, self.mapping, how.timeout, how.progress, baseline, self.llama_cpp)
         )
 
 
-def _brought(candidate: Candidate | None, how: How) -> _Brought | None:
+def _brought(candidate: Candidate | None, how: How, llama_cpp: str) -> _Brought | None:
     """The candidate and the name map, read."""
     source = _opened(candidate) if candidate is not None else None
     mapping = load_map(how.name_map) if how.name_map is not None else identity_map()
-    return _Brought(source, mapping, how) if source is not None else None
+    return _Brought(source, mapping, how, llama_cpp) if source is not None else None
 
 
 def _opened(candidate: Candidate) -> Opened:
@@ -187,7 +191,7 @@ def check(
     than the trace's.
     """
     started = time.perf_counter()
-    baseline, brought = _read(trace), _brought(candidate, how)
+    baseline, brought = _read(trace), _brought(candidate, how, "")
     opened, used = opened_for(model, baseline, str(baseline.path or "the trace"), threads=threads)
     own = brought.loaded(opened, baseline) if brought is not None else None
     if own is not None:
@@ -249,7 +253,7 @@ def graph(model: str | Path, run: Run, how: How = USUAL, keep: str | Path | None
 
     ``keep``: a directory for the wrong ops, each in a file. Raises UserError for whatever a user can mend.
     """
-    with Child() as child:
+    with Child(run.settings.llama_cpp) as child:
         file = ModelFile(model)
         request = text_request(file, run, Path())
         with made_directory(Path(keep)) if keep is not None else nullcontext(None) as folder:
@@ -265,7 +269,7 @@ def record(
     """
     refuse_collisions([("the model", model)], [("--output", output)])
     check_target(output)
-    with Child() as child, scratch_directory() if sketch else nullcontext() as folder:
+    with Child(run.settings.llama_cpp) as child, scratch_directory() if sketch else nullcontext() as folder:
         place = output if folder is None else Path(folder) / "trace.safetensors"
         file = ModelFile(model)
         engine, used = in_engine(file)
@@ -282,11 +286,11 @@ def record(
     return Trace.open(output)
 
 
-def list_nodes(model: str | Path, n_tokens: int) -> tuple[NodeCheck, ...]:
+def list_nodes(model: str | Path, n_tokens: int, settings: Settings = PLAIN) -> tuple[NodeCheck, ...]:
     """The nodes of llama.cpp's graph for a prompt of so many tokens; nothing is computed again."""
     file = ModelFile(model)
     with scratch_directory() as folder:
-        request = text_request(file, Run(tokens=[0] * n_tokens), Path(folder) / "nodes.json")
+        request = text_request(file, Run(tokens=[0] * n_tokens, settings=settings), Path(folder) / "nodes.json")
         return check_nodes(replace(request, nodes=True, only_list=True)).checks
 
 

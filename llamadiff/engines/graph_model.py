@@ -17,7 +17,7 @@ from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.graph import GRAPH, Graph, GraphNode, tap_shape
 from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.child import Child
-from llamadiff.llamacpp.request import Request
+from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 from llamadiff.system.stated import reason
@@ -92,22 +92,23 @@ def kept_graph(model: ModelFile, trace: Trace) -> GraphModel | None:
         raise UserError(f"{trace.path}: the graph in it cannot be read ({reason(error)}); capture it again") from None
 
 
-def graph_of_run(model: ModelFile, trace: Trace, progress: Progress = silent) -> GraphModel | None:
+def graph_of_run(model: ModelFile, trace: Trace, progress: Progress = silent, llama_cpp: str = "") -> GraphModel | None:
     """llama.cpp's graph of the tokens of a run, in one go: as the trace keeps it, or as llama.cpp makes it now.
 
     None where it cannot.
     """
-    return kept_graph(model, trace) or _asked_for(model, trace.info, progress)
+    return kept_graph(model, trace) or _asked_for(model, trace.info, progress, llama_cpp)
 
 
-def _asked_for(model: ModelFile, info: Info, progress: Progress) -> GraphModel | None:
+def _asked_for(model: ModelFile, info: Info, progress: Progress, llama_cpp: str) -> GraphModel | None:
     first = info.positions[0] if info.positions else 0
     if list(info.positions) != list(range(first, first + len(info.positions))):
         return None
     progress("asking llama.cpp for its graph")
+    run = Run(tokens=info.tokens, settings=Settings(llama_cpp=llama_cpp))
     try:
         with scratch_directory() as folder:
-            request = text_request(model, Run(tokens=info.tokens), Path(folder) / "trace")
+            request = text_request(model, run, Path(folder) / "trace")
             return by_its_graph(model.path, replace(request, first=first), progress)[0]
     except UserError:
         return None

@@ -26,7 +26,7 @@ def capture(request: Request, progress: Progress = silent, child: Child | None =
     """
     assert request.output is not None
     check_target(Path(request.output))
-    with child or Child() as ready:
+    with child or Child(request.settings.llama_cpp) as ready:
         ready.ask(request, progress)
     return Trace.open(request.output)
 
@@ -47,7 +47,7 @@ class Nodes:
 def check_nodes(request: Request, progress: Progress = silent, child: Child | None = None) -> Nodes:
     """Run llama.cpp and compute every node again as it runs. Raises UserError."""
     assert request.output is not None
-    with child or Child() as ready:
+    with child or Child(request.settings.llama_cpp) as ready:
         ready.ask(request, progress)
     data = json.loads(Path(request.output).read_text())
     fields = {key: value for key, value in data["info"].items() if key != "schema"}
@@ -59,18 +59,20 @@ def check_nodes(request: Request, progress: Progress = silent, child: Child | No
 
 @dataclass(frozen=True)
 class Facts:
-    """How llama.cpp was built, and where its tensors have their fields."""
+    """How llama.cpp was built, where its tensors have their fields, and its devices: name and description."""
 
     version: str
     build: str
     layout: str
+    devices: tuple[tuple[str, str], ...]
 
 
-def probe() -> Facts:
-    """Ask the library about itself. Raises UserError if it is missing or cannot be loaded."""
-    with Child() as child:
+def probe(llama_cpp: str = "") -> Facts:
+    """Ask a library about itself: llama-cpp-python's, or a build's. Raises UserError if it cannot be loaded."""
+    with Child(llama_cpp) as child:
         answers = child.ask(Request(model=""), silent)
-    return Facts(answers["version"], answers["build"], answers["layout"])
+    devices = tuple((name, words) for name, words in answers["devices"])
+    return Facts(answers["version"], answers["build"], answers["layout"], devices)
 
 
 @contextmanager

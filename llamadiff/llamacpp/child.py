@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from threading import Timer
 from typing import IO, Any
 
 from llamadiff.llamacpp.request import TOKENIZING, Request
 from llamadiff.system import python_child as process
-from llamadiff.system.errors import NoRoomError, UnrunnableError, UserError
+from llamadiff.system.errors import DiedError, NoRoomError, UnrunnableError, UserError
 from llamadiff.system.leftovers import sweep
 from llamadiff.system.progress import Progress
 
@@ -28,9 +29,14 @@ MOST = 8  # characters that are named
 class Child:
     """A process that gets llama.cpp ready as soon as it is made, and serves one request. A context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, llama_cpp: str = "", patience: float | None = None) -> None:
+        """``llama_cpp``: the directory of a build; llama-cpp-python's, unless it is given.
+
+        ``patience``: the seconds that a request may take; as long as it likes, unless they are given.
+        """
+        self.patience, self._is_late = patience, False
         self._log = _nameless_file()
-        command = process.command("llamadiff.llamacpp.child_main")
+        command = process.command("llamadiff.llamacpp.child_main", *filter(None, [llama_cpp]))
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, text=True)
 
@@ -52,7 +58,16 @@ class Child:
 
     def ask(self, request: Request, progress: Progress) -> dict[str, Any]:
         """Its answers to a request, merged. Raises UserError for what it says, UnrunnableError where it cannot run."""
-        answers = self._conversation(request, progress)
+        timer = Timer(self.patience or 0.0, self._end) if self.patience else None
+        if timer is not None:
+            timer.start()
+        try:
+            answers = self._conversation(request, progress)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if self._is_late:
+            raise DiedError(f"{request.model}: llama.cpp hangs: it did not end within {self.patience:g} s")
         self._log.seek(0)
         noise = self._log.read(MAX_LOG).decode("utf-8", "replace")
         if "error" in answers:
@@ -60,6 +75,11 @@ class Child:
         if "done" not in answers:
             raise death(self._process.returncode, request, answers.get("phase", ""), noise)
         return answers
+
+    def _end(self) -> None:
+        """It took too long."""
+        self._is_late = True
+        self._process.kill()
 
     def _conversation(self, request: Request, progress: Progress) -> dict[str, Any]:
         """Send the request, then merge the answers until the child closes its side.
@@ -103,7 +123,7 @@ def death(code: int, request: Request, phase: str, log: str) -> UserError:
         return UserError(f"{about}llama.cpp's process {process.how_it_ended(code)}, {likely} run it again")
     if phase == TOKENIZING:
         return _death_of_a_prompt(code, request, log)
-    return UnrunnableError(about + _with_log(_obituary(code, request), log))
+    return DiedError(about + _with_log(_obituary(code, request), log))
 
 
 def _death_of_a_prompt(code: int, request: Request, log: str) -> UserError:

@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamadiff.llamacpp.library import INSTALL, package
 from llamadiff.llamacpp.request import Request, Say
@@ -21,20 +21,23 @@ from llamadiff.system.exits import reason
 from llamadiff.system.leftovers import remove_own, sweep
 from llamadiff.system.python_child import asked
 
+if TYPE_CHECKING:
+    from llamadiff.llamacpp.interface import Library
 
-def main() -> None:
-    """Serve one request."""
+
+def main(build: str = "") -> None:
+    """Serve one request, with llama.cpp of a ``build``, or llama-cpp-python's."""
     _die_quietly()
     say = _only_voice()
     wait = asked(_leave)
-    problem = _prepared()  # while the parent opens the model
+    library = _prepared(build)  # while the parent opens the model
     request = Request.from_json(json.loads(wait()))
     try:
-        if problem is not None:
-            raise problem
+        if isinstance(library, UserError):
+            raise library
         from llamadiff.llamacpp.run import run
 
-        run(request, say)
+        run(library, request, say)
     except MemoryError:
         say(error=f"{request.model}: there is not enough memory to run it in llama.cpp; give fewer tokens")
     except NoRoomError as error:
@@ -67,23 +70,38 @@ def _leave() -> None:
     sweep()
 
 
-def _prepared() -> UnrunnableError | None:
-    """Import llama.cpp and what records it -> what is wrong if it is not there, or cannot be loaded.
-
-    Of llama-cpp-python only the low-level module is wanted, and its package would import much else; so the package
-    is put in place without being run.
-    """
+def _prepared(build: str = "") -> Library | UserError:
+    """Import llama.cpp and what records it -> what is wrong if it is not there, or cannot be loaded."""
     try:
-        spec = package()
-        llama_cpp = ModuleType("llama_cpp")
-        llama_cpp.__spec__, llama_cpp.__path__ = spec, list(spec.submodule_search_locations or ())
-        sys.modules["llama_cpp"] = llama_cpp
         import llamadiff.llamacpp.run  # noqa: F401
+
+        return _compiled(build) if build else _installed()
     except UserError as error:
-        return UnrunnableError(str(error))
+        return error if build else UnrunnableError(str(error))
     except Exception as error:  # a library that does not fit this machine fails in many ways
         return _unloadable(error)
-    return None
+
+
+def _installed() -> Library:
+    """llama-cpp-python's.
+
+    Of it only the low-level module is wanted, and its package would import much else; so the package is put in place
+    without being run.
+    """
+    spec = package()
+    llama_cpp = ModuleType("llama_cpp")
+    llama_cpp.__spec__, llama_cpp.__path__ = spec, list(spec.submodule_search_locations or ())
+    sys.modules["llama_cpp"] = llama_cpp
+    from llamadiff.llamacpp.installed import Installed
+
+    return Installed()
+
+
+def _compiled(build: str) -> Library:
+    """A build's own, which llama-cpp-python's libraries must not be loaded beside."""
+    from llamadiff.llamacpp.compiled import opened
+
+    return opened(build)
 
 
 def _unloadable(error: Exception) -> UnrunnableError:

@@ -41,8 +41,9 @@ class Dequantizer:
     none.
     """
 
-    def __init__(self, weights: Weights) -> None:
-        self.weights = weights
+    def __init__(self, weights: Weights, lib: Any = None) -> None:
+        """``lib``: the ggml that is asked; llama-cpp-python's, unless it is given."""
+        self.weights, self._lib = weights, lib
         self.trusted: set[str] = set()
         self.refused: set[str] = set()
         self._decoders: dict[str, Callable[[Array], Array] | None] = {}
@@ -130,7 +131,7 @@ class Dequantizer:
     @cached_property
     def _base(self) -> Any:
         try:
-            library = load("ggml-base")
+            library = self._lib or load("ggml-base")
         except UserError:
             return None
         library.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
@@ -145,7 +146,7 @@ class Dequantizer:
         Where the processor has none, this looks them up too, in a table that is to be made first.
         """
         try:
-            library = load("ggml-cpu")
+            library = self._lib or load("ggml-cpu")
             library.ggml_cpu_init()
             function = library.ggml_cpu_fp16_to_fp32
         except (UserError, AttributeError):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from llamadiff.llamacpp.capture import Facts, capture, probe, scratch_directory
+from llamadiff.llamacpp.library import INSTALL
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.shipped.place import shipped_model
 from llamadiff.system.errors import UserError
@@ -29,35 +30,37 @@ class Examined:
     found: str
 
 
-def examine() -> Iterator[Examined]:
-    """Look at one thing after the other."""
+def examine(llama_cpp: str = "") -> Iterator[Examined]:
+    """Look at one thing after the other; at a build of llama.cpp, or llama-cpp-python's."""
     yield Examined("python", FACT, f"{platform.python_version()} on {sys.platform} {platform.machine()}")
     for package in PACKAGES:
         try:
             yield Examined(package, OK, version(package))
         except PackageNotFoundError:
             yield Examined(package, BAD, "not installed" + _without(package))
-    yield from _llama_cpp()
+    yield from _llama_cpp(llama_cpp)
 
 
 def _without(package: str) -> str:
     if package == "llama-cpp-python":
-        return ": no baseline; check and diff still work (pip install llama-cpp-python==0.3.36)"
+        return f": no baseline; check and diff still work (pip install {INSTALL})"
     return f": pip install {package}"
 
 
-def _llama_cpp() -> Iterator[Examined]:
+def _llama_cpp(llama_cpp: str) -> Iterator[Examined]:
     try:
-        facts: Facts = probe()
+        facts: Facts = probe(llama_cpp)
     except UserError as error:
         yield Examined("llama.cpp", BAD, str(error))
         return
     yield Examined("llama.cpp", FACT, facts.version)
     yield Examined("built with", FACT, facts.build)
     yield Examined("tensor layout", OK, facts.layout)
-    yield decodes("plain decode", Settings())
-    yield decodes("quantized decode", Settings(), quantized=True)
-    yield decodes("quantized decode, repacked", Settings(repack=True), quantized=True)
+    yield Examined("devices", FACT, ", ".join(f"{name} ({words})" for name, words in facts.devices) or "none")
+    plain = Settings(llama_cpp=llama_cpp)
+    yield decodes("plain decode", plain)
+    yield decodes("quantized decode", plain, quantized=True)
+    yield decodes("quantized decode, repacked", replace(plain, repack=True), quantized=True)
 
 
 def decodes(name: str, settings: Settings, quantized: bool = False) -> Examined:
@@ -70,7 +73,7 @@ def decodes(name: str, settings: Settings, quantized: bool = False) -> Examined:
             capture(request)
         except UserError as error:
             died = str(error).removeprefix(f"{model}: ")
-            if settings == Settings():
+            if not settings.repack:
                 return Examined(name, BAD, died)
             return Examined(name, NOTE, f"{died.split(';')[0]}; this is off unless you ask for it: leave it so")
     return Examined(name, OK, "llama.cpp survives it")

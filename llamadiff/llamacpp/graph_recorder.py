@@ -13,7 +13,7 @@ from llamaref import Weights
 from numpy.typing import NDArray
 
 from llamadiff.ggml.graph import GRAPH, tap_axes
-from llamadiff.llamacpp.tap_names import tap_name
+from llamadiff.llamacpp.tap_names import tap_of
 from llamadiff.llamacpp.tensors import Node
 from llamadiff.system.output import write_whole
 from llamadiff.trace import taps
@@ -47,7 +47,7 @@ class GraphRecorder:
         base = node.base
         view = None if base is None else [self._number(base), node.place.hex() if self.whole else ""]
         number = self.numbers.setdefault(node.address, len(self.numbers))
-        tap = tap_name(node.name, node.op, [source.name for source in node.sources])
+        tap = tap_of(node)
         self.nodes.append({
             "number": number, "name": node.name, "op": node.op, "kind": node.type, "shape": node.shape,
             "params": node.parameters.hex(), "sources": sources, "view": view,

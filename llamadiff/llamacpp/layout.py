@@ -48,13 +48,14 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments
 }
 
 
-def declare(lib: Any, functions: Mapping[str, tuple[Any, ...]]) -> None:
+def declare(lib: Any, functions: Mapping[str, tuple[Any, ...]], called: str = "ggml") -> None:
     """Give functions of a library their types. Raises UserError for one that it lacks."""
     for name, (result, *arguments) in functions.items():
         try:
             function = getattr(lib, name)
         except AttributeError:
-            raise UserError(f"this ggml has no {name}, so its tensors cannot be read; use another version") from None
+            without = ", so its tensors cannot be read" if called == "ggml" else ""
+            raise UserError(f"this {called} has no {name}{without}; use another version") from None
         function.restype, function.argtypes = result, arguments
 
 
@@ -79,7 +80,7 @@ def tensor_structure(lib: Any) -> type[ctypes.Structure]:
         raise UserError(
             f"ggml_tensor.{', '.join(unclear)}: not found in this ggml's tensors; use another version of llama.cpp"
         )
-    return _structure({name: places[0] for name, places in found.items()})
+    return structure_at({name: places[0] for name, places in found.items()})
 
 
 @contextmanager
@@ -163,7 +164,7 @@ def _op_places(lib: Any, images: Images) -> Iterator[int]:
             yield place
 
 
-def _structure(places: Mapping[str, int]) -> type[ctypes.Structure]:
+def structure_at(places: Mapping[str, int]) -> type[ctypes.Structure]:
     """A structure with these fields at their offsets; sources and parameters reach to the field after them."""
     tensor: Any = type("Tensor", (ctypes.Structure,), {})
     pointer: Any = ctypes.POINTER(tensor)

@@ -11,7 +11,7 @@ from typing import Any
 
 from llamadiff.system.errors import UserError
 
-INSTALL = "llama-cpp-python==0.3.36"
+INSTALL = "'llama-cpp-python>=0.3.36'"  # quoted, as a shell needs it
 
 
 def package() -> ModuleSpec:

@@ -17,8 +17,8 @@ from llamadiff.ggml.check import NO_FUNCTION, NodeCheck, Recomputed, opened, rep
 from llamadiff.ggml.op import Op, Operand, compute, function_of
 from llamadiff.ggml.repro import save
 from llamadiff.ggml.streamed import streamed
-from llamadiff.llamacpp.quantizing import q8_way
-from llamadiff.llamacpp.tap_names import tap_name
+from llamadiff.llamacpp.op_memory import memory_of
+from llamadiff.llamacpp.tap_names import tap_of
 from llamadiff.llamacpp.tensors import Node
 from llamadiff.numerics import metrics, tolerances
 
@@ -30,11 +30,11 @@ class NodeChecker:
     """Checks nodes one by one; ``results`` are in graph order.
 
     ``keep``: a directory for the ops that are wrong (``everything``: for all ops), inputs and outputs with them.
-    ``only_list``: nothing is computed.
+    ``only_list``: nothing is computed. ``q8``: how this ggml rounds to eight bits.
     """
 
-    def __init__(self, weights: Weights, keep: Path | None, everything: bool, only_list: bool) -> None:
-        self.weights = weights
+    def __init__(self, weights: Weights, keep: Path | None, everything: bool, only_list: bool, q8: str) -> None:
+        self.weights, self.q8 = weights, q8
         self.keep, self.everything, self.only_list = keep, everything, only_list
         self.results: list[NodeCheck] = []
         self.step = 0
@@ -54,7 +54,7 @@ class NodeChecker:
             self._pending = self._view(node)
             return
         sources = tuple(self._operand(source) for source in node.sources)
-        self._pending = Op(node.op, node.shape, node.type, node.parameters, sources, q8=q8_way())
+        self._pending = Op(node.op, node.shape, node.type, node.parameters, sources, q8=self.q8)
 
     def done(self, node: Node) -> None:
         """After a node ran: compute it again, and compare."""
@@ -78,7 +78,8 @@ class NodeChecker:
         assert best is not None
         self._report(node, best.nmse, best, found, n)
         if self.keep is not None and (self.everything or best.nmse > 10 * (rule.match + best.rounding)):
-            save(self.keep / f"{self.step}-{len(self.results):05d}.safetensors", n, best.values, found, node.name)
+            save(self.keep / f"{self.step}-{len(self.results):05d}.safetensors", n, best.values, found, node.name,
+                 memory_of(node))  # fmt: skip
 
     def _view(self, node: Node) -> Op | None:
         """A view as an op on the memory that it looks into; None if that is large, or no plain numbers."""
@@ -116,7 +117,7 @@ class NodeChecker:
         name = node.name
         self._seen[name] += 1
         weight = next((s.name for s in node.sources if self._is_weight(s)), None)
-        tap = tap_name(node.name, node.op, [source.name for source in node.sources])
+        tap = tap_of(node)
         label = name if self._seen[name] == 1 else f"{name}#{self._seen[name]}"
         index: tuple[int, ...] = ()
         stats: tuple[metrics.Stats | None, metrics.Stats | None] = None, None

@@ -26,10 +26,10 @@ class _CpuTraits(ctypes.Structure):
 
 
 @cache
-def q8_way() -> str:
-    """One of arithmetic.Q8_WAYS; the usual one where ggml cannot be asked."""
+def q8_way(lib: Any = None) -> str:
+    """One of arithmetic.Q8_WAYS; the usual one where ggml (llama-cpp-python's, or another ``lib``) cannot be asked."""
     try:
-        traits = load("ggml-cpu").ggml_get_type_traits_cpu
+        traits = (load("ggml-cpu") if lib is None else lib).ggml_get_type_traits_cpu
     except (UserError, AttributeError):
         return AVX
     traits.restype, traits.argtypes = ctypes.POINTER(_CpuTraits), [ctypes.c_int]

@@ -18,6 +18,7 @@ from llamadiff.ggml.graph import GRAPH
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.graph_recorder import Alignment, GraphRecorder
 from llamadiff.llamacpp.node_checker import NodeChecker
+from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.record_taps import Capture
 from llamadiff.llamacpp.request import Say, Settings, no_tap_fits
 from llamadiff.llamacpp.tensors import Node
@@ -36,10 +37,10 @@ class NodeRun(Capture):
         """Prefill and decode steps; then write what was found."""
         assert self.request.output is not None
         weights = Weights(self.request.model, threads=self.request.settings.threads)
-        dequantizer = Dequantizer(weights)
+        dequantizer = Dequantizer(weights, self.lib)
         weights.decoder = dequantizer.decoder
         keep = None if self.request.keep is None else Path(self.request.keep)
-        self.checker = NodeChecker(weights, keep, self.request.keep_all, self.request.only_list)
+        self.checker = NodeChecker(weights, keep, self.request.keep_all, self.request.only_list, q8_way(self.lib))
         with threadpool_limits(1, "blas"):
             prefill_s = self._decode_all(self._context(), say)
         report = {

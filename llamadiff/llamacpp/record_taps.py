@@ -9,16 +9,15 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp
 from llamaref.weights import type_number
 from numpy.typing import NDArray
 
-from llamadiff.llamacpp.library import set_fields
+from llamadiff.llamacpp.interface import Handle, Library, Room
 from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import LONG, Request, Say, Settings
-from llamadiff.llamacpp.session import SMALL_MODEL, build_flags, build_version
-from llamadiff.llamacpp.tap_names import tap_name
-from llamadiff.llamacpp.tensors import Ggml, Node
+from llamadiff.llamacpp.session import SMALL_MODEL
+from llamadiff.llamacpp.tap_names import tap_of
+from llamadiff.llamacpp.tensors import Node
 from llamadiff.system.errors import UserError
 from llamadiff.system.hashing import is_remembered, model_sha256
 from llamadiff.trace import taps
@@ -34,12 +33,13 @@ SCORES = ("kq-", "kq_soft_max-")  # taps that grow as the square of the tokens
 class Capture:
     """One context with an eval callback that copies every wanted tap as it is computed."""
 
-    def __init__(self, ggml: Ggml, model: Any, request: Request, tokens: list[int]) -> None:
-        self.ggml, self.model, self.request = ggml, model, request
+    def __init__(self, library: Library, model: Handle, request: Request, tokens: list[int]) -> None:
+        self.library, self.model, self.request = library, model, request
+        self.ggml, self.lib = library.ggml, library.lib
         self.tokens = tokens
         self.given = Info(tuple(tokens), (), request.n_prefill or len(tokens), batches=request.batches)
         self.total = len(tokens) + request.n_predict
-        self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        self.n_vocab = self.lib.llama_vocab_n_tokens(self.lib.llama_model_get_vocab(model))
         self.wanted = None if request.wanted is None else set(request.wanted)
         self.weights_read: set[str] = set()
         self.start = self.rows = 0
@@ -52,7 +52,7 @@ class Capture:
         self.sha256 = ThreadPoolExecutor(1).submit(model_sha256, files)  # while llama.cpp works
 
     def _check_sizes(self) -> None:
-        limit = llama_cpp.llama_model_n_ctx_train(self.model)
+        limit = self.lib.llama_model_n_ctx_train(self.model)
         if self.request.first + self.total > limit:
             place = f" from position {self.request.first} on" if self.request.first else ""
             raise UserError(
@@ -71,7 +71,7 @@ class Capture:
         assert self.request.output is not None
         context = self._context()
         with TraceWriter(
-            self.request.output, expected_taps=40 * (llama_cpp.llama_model_n_layer(self.model) + 1)
+            self.request.output, expected_taps=40 * (self.lib.llama_model_n_layer(self.model) + 1)
         ) as writer:
             self.writer = writer
             prefill_s = self._decode_all(context, say)
@@ -81,7 +81,7 @@ class Capture:
     def _attach(self, writer: TraceWriter) -> None:
         """What the trace holds beside taps: nothing."""
 
-    def _decode_all(self, context: Any, say: Say) -> float:
+    def _decode_all(self, context: Handle, say: Say) -> float:
         """Prefill and decode steps -> seconds of the prefill."""
         started = time.perf_counter()
         prefill_s = 0.0
@@ -94,46 +94,43 @@ class Capture:
             self._decode(context, self.tokens[-1:], len(self.tokens) - 1)
         return prefill_s
 
-    def _context(self, settings: Settings | None = None) -> Any:
-        settings = settings or self.request.settings
-        params, at_once = llama_cpp.llama_context_default_params(), max(32, len(self.tokens))
-        self.callback = llama_cpp.ggml_backend_sched_eval_callback(self._observe)  # kept alive with the context
-        set_fields(
-            params, n_ctx=max(256, self.total), n_batch=at_once, n_ubatch=at_once,
-            type_k=type_number(settings.type_k), type_v=type_number(settings.type_v),
-            flash_attn_type=int(settings.flash_attn), n_threads=self.threads, n_threads_batch=self.threads,
-            cb_eval=self.callback,
-        )  # fmt: skip
-        context = llama_cpp.llama_init_from_model(self.model, params)
+    def _context(self, settings: Settings | None = None) -> Handle:
+        observe = self._observe if self.request.way.callback else None
+        context = self.library.context(self.model, self._room(settings or self.request.settings), observe)
         if not context:
             raise UserError(f"{self.request.model}: llama.cpp cannot make a context with these settings")
-        self.n_ctx = int(llama_cpp.llama_n_ctx(context))
-        self.remembers = bool(llama_cpp.llama_get_memory(context))
+        self.n_ctx = int(self.lib.llama_n_ctx(context))
+        self.remembers = bool(self.lib.llama_get_memory(context))
         return context
 
-    def _decode(self, context: Any, tokens: list[int], start: int) -> None:
+    def _room(self, settings: Settings) -> Room:
+        at_once = max(32, len(self.tokens))
+        return Room(
+            max(256, self.total), at_once, at_once, 1, type_number(settings.type_k), type_number(settings.type_v),
+            settings.flash_attn, self.threads,
+        )  # fmt: skip
+
+    def _decode(self, context: Handle, tokens: list[int], start: int) -> None:
         self.start, self.rows = start, len(tokens)
-        batch, place = llama_cpp.llama_batch_init(len(tokens), 0, 1), self.request.first + start
-        batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, place + i, 1, 1
-            batch.seq_id[i][0] = 0
-        code = llama_cpp.llama_decode(context, batch)
-        llama_cpp.llama_batch_free(batch)
+        place = self.request.first + start
+        code = self._batch(context, tokens, range(place, place + len(tokens)))
         if self.failure is not None:
             raise self.failure
         if code != 0:
             raise UserError(f"{self.request.model}: llama_decode failed with code {code}")
 
-    def _greedy(self, context: Any) -> int:
-        logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context, -1), (self.n_vocab,))
+    def _batch(self, context: Handle, tokens: list[int], positions: range) -> int:
+        return self.library.decode(context, tokens, positions, [0] * len(tokens))
+
+    def _greedy(self, context: Handle) -> int:
+        logits = np.ctypeslib.as_array(self.lib.llama_get_logits_ith(context, -1), (self.n_vocab,))
         return int(logits.argmax())
 
     def _observe(self, pointer: Any, ask: bool, _: Any) -> bool:
         """The eval callback: asked for every node before it runs, and called with those it wanted after."""
         try:
             node = self.ggml.node(pointer)
-            name = tap_name(node.name, node.op, [_seen(source).name for source in node.sources])
+            name = tap_of(node, [_seen(source) for source in node.sources])
             wanted = name is not None and self._is_wanted(name)
             if ask:
                 self._note_weights(node)
@@ -159,7 +156,7 @@ class Capture:
         if tap.kind.op == "SSM_SCAN":  # one row: what it puts out, shaped as what it takes in, then its states
             taken = node.sources[1].shape
             values = values.reshape(-1)[: int(np.prod(taken))].reshape(taken)
-        values = _in_axes(tap, values, self.rows)
+        values = self._own_rows(tap, values)
         if tap.causal:
             values = self._visible(tap, values[..., : self.total])
         shape = list(values.shape)
@@ -167,6 +164,10 @@ class Capture:
         if tap.causal:
             shape[2] = self.total
         self.writer.add(name, values, tap.row_axis, tuple(shape), self.start)
+
+    def _own_rows(self, tap: taps.Tap, values: Array) -> Array:
+        """ggml's four axes as the tap's, of the rows that were asked for."""
+        return in_axes(tap, values, self.rows)
 
     def _visible(self, tap: taps.Tap, values: Array) -> Array:
         """Raw scores of hidden keys are arbitrary and left out; probabilities are kept as they are.
@@ -188,15 +189,18 @@ class Capture:
             prompt=self.request.text,
             producer={
                 "name": "llama.cpp",
-                "version": build_version(),
-                "settings": {**settings.to_json(), "n_ctx": self.n_ctx, "threads": self.threads, "q8": q8_way()},
-                "build": build_flags(),
+                "version": self.library.version(),
+                "settings": {**settings.to_json(), **self._as_it_ran()},
+                "build": self.library.flags(),
                 "weights_read": sorted(self.weights_read),
                 "prefill_s": prefill_s,
                 **self.request.asked,
             },
             model={**self.request.model_info, "sha256": self.sha256.result()},
         )
+
+    def _as_it_ran(self) -> dict[str, Any]:
+        return {"n_ctx": self.n_ctx, "threads": self.threads, "q8": q8_way(self.lib)}
 
 
 def _seen(source: Node) -> Node:
@@ -205,7 +209,7 @@ def _seen(source: Node) -> Node:
     return source.sources[0] if chosen else source
 
 
-def _in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:
+def in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:
     """ggml's four axes [ne3, ne2, ne1, ne0] as the tap's."""
     if tap.row_axis == 1:
         return values.reshape(values.shape[-3:])

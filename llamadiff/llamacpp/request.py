@@ -14,7 +14,10 @@ TOKENIZING = "tokenizing the prompt"  # what llama.cpp is said to do meanwhile: 
 
 @dataclass(frozen=True)
 class Settings:
-    """How llama.cpp is run. These defaults make a baseline; llama.cpp's own do not (other kernels, hidden ops)."""
+    """How llama.cpp is run. These defaults make a baseline; llama.cpp's own do not (other kernels, hidden ops).
+
+    ``llama_cpp``: the directory of a build or an install (empty: llama-cpp-python's); ``device``: where its layers are.
+    """
 
     type_k: str = "F32"
     type_v: str = "F32"
@@ -22,9 +25,16 @@ class Settings:
     gpu_layers: int = 0
     repack: bool = False
     threads: int = 0
+    llama_cpp: str = ""
+    device: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """What a trace says of them: no place on this machine, and no device where none was asked for."""
+        said = asdict(self)
+        del said["llama_cpp"]
+        if not self.device:
+            del said["device"]
+        return said
 
     @classmethod
     def stated(cls, said: object) -> Settings:
@@ -32,6 +42,23 @@ class Settings:
         said = said if isinstance(said, dict) else {}
         k, v = (kind if kind in CACHE_TYPES else "F32" for kind in (said.get("type_k"), said.get("type_v")))
         return cls(k, v, said.get("flash_attn") is True)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How tokens go through a context, where every way should come to the same.
+
+    ``ubatch``: so many of a batch at a time (0: all); ``sequences``: they are one of so many in a batch; ``used``: the
+    context has run something else before; without ``callback`` nobody looks on, and the logits alone are recorded.
+    """
+
+    ubatch: int = 0
+    sequences: int = 1
+    used: bool = False
+    callback: bool = True
+
+
+PLAIN = Way()
 
 
 @dataclass(frozen=True)
@@ -46,7 +73,8 @@ class Request:
     every tap of it in ``output``, a trace; ``keep_graph``: the trace itself holds the graph. ``patterns`` and
     ``layers`` (from, to before) are the user's words for the taps that are asked for; X
     the parts of a model that is split. ``bos`` is the text of the token that tokenizing adds, for a ``text`` that may
-    begin with it already. ``errand``: something else than a run (errands.py), about ``texts``.
+    begin with it already. ``way``: how tokens go through the context. ``errand``: something else
+    than a run (errands.py), about ``texts``.
     """
 
     model: str
@@ -71,6 +99,7 @@ class Request:
     n_prefill: int = 0
     batches: tuple[int, ...] = ()
     first: int = 0
+    way: Way = PLAIN
     errand: str = ""
     texts: tuple[str, ...] = ()
 
@@ -93,7 +122,8 @@ class Request:
     def from_json(cls, data: dict[str, Any]) -> Request:
         names = ("files", "tokens", "wanted", "patterns", "layers", "batches", "texts")
         lists = {name: tuple(data[name]) for name in names if data[name] is not None}
-        return cls(**{**data, **lists, "settings": Settings(**data["settings"])})
+        made = {"settings": Settings(**data["settings"]), "way": Way(**data["way"])}
+        return cls(**{**data, **lists, **made})
 
 
 def no_tap_fits(request: Request) -> str:

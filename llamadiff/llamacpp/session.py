@@ -1,20 +1,17 @@
-"""Loads a model into llama.cpp, tokenizes, and tells its version; in the child process."""
+"""Loads a model into llama.cpp and tokenizes, in the child process."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 from dataclasses import replace
-from importlib.metadata import version
-from typing import Any
 
-from llama_cpp import llama_cpp
-
-from llamadiff.llamacpp.library import set_fields
+from llamadiff.llamacpp.devices import named
+from llamadiff.llamacpp.interface import LOG, Handle, Library, Loading
 from llamadiff.llamacpp.request import Request
-from llamadiff.llamacpp.tensors import Ggml
 from llamadiff.system.errors import UnrunnableError, UserError
 
+ALL_LAYERS = 9999  # more than any model has
 LOG_ERROR = 4  # GGML_LOG_LEVEL_ERROR
 SMALL_MODEL = 64 << 20  # bytes: below, waking a second thread for every op costs more than it saves
 
@@ -22,69 +19,67 @@ SMALL_MODEL = 64 << 20  # bytes: below, waking a second thread for every op cost
 class Quiet:
     """llama.cpp's log reduced to errors, which stay on standard error for the parent to quote."""
 
+    def __init__(self, library: Library) -> None:
+        self.library = library
+
     def __enter__(self) -> None:
-        def log(level: int, text: bytes, _: Any) -> None:
+        def log(level: int, text: bytes, _: object) -> None:
             if level == LOG_ERROR:
                 os.write(2, b"error: " + text)
 
-        self.callback = llama_cpp.llama_log_callback(log)  # kept: a collected callback is a segfault
-        llama_cpp.llama_log_set(self.callback, ctypes.c_void_p(0))
+        self.callback = LOG(log)  # kept: a collected callback is a segfault
+        self.library.lib.llama_log_set(self.callback, None)
 
     def __exit__(self, *_: object) -> None:
         return None
 
 
-def load(request: Request) -> Any:
+def load(library: Library, request: Request) -> Handle:
     """The model file in llama.cpp, with the request's settings. Raises UserError if llama.cpp cannot load it."""
-    settings, params = request.settings, llama_cpp.llama_model_default_params()
-    if settings.gpu_layers and not llama_cpp.llama_supports_gpu_offload():
+    settings = request.settings
+    device = named(library, settings.device) if settings.device else None
+    if device is not None and device.is_cpu:  # which is where it runs what is on no other device
+        settings, device = replace(settings, gpu_layers=0), None
+    if settings.gpu_layers and not library.lib.llama_supports_gpu_offload():
         raise UserError(
             f"--gpu-layers {settings.gpu_layers}: this llama.cpp was built without a GPU backend, or finds no GPU; "
             "leave it out, or build llama-cpp-python for your GPU (CMAKE_ARGS=-DGGML_CUDA=on)"
         )
-    set_fields(params, n_gpu_layers=settings.gpu_layers, use_extra_bufts=settings.repack)
-    model = llama_cpp.llama_model_load_from_file(os.fsencode(request.model), params)
+    address = device.address if device is not None else None
+    loading = Loading(settings.gpu_layers or (ALL_LAYERS if address else 0), settings.repack, device=address)
+    model = library.load(os.fsencode(request.model), loading)
     if not model:
         raise UnrunnableError(f"{request.model}: llama.cpp cannot load the model")
     return model
 
 
-def without_bos(model: Any, request: Request) -> Request:
+def without_bos(library: Library, model: Handle, request: Request) -> Request:
     """The text without the beginning-of-text token that it was written with, where tokenizing adds one."""
-    if request.text is None or not llama_cpp.llama_vocab_get_add_bos(llama_cpp.llama_model_get_vocab(model)):
+    lib = library.lib
+    if request.text is None or not lib.llama_vocab_get_add_bos(lib.llama_model_get_vocab(model)):
         return request
     return replace(request, text=request.text.removeprefix(request.bos))
 
 
-def tokenize(model: Any, request: Request) -> list[int]:
+def tokenize(library: Library, model: Handle, request: Request) -> list[int]:
     """The request's text as token ids, in llama.cpp's own tokenizer."""
     assert request.text is not None
-    vocabulary = llama_cpp.llama_model_get_vocab(model)
-    if llama_cpp.llama_vocab_type(vocabulary) == 0:  # LLAMA_VOCAB_TYPE_NONE
+    vocabulary = library.lib.llama_model_get_vocab(model)
+    if library.lib.llama_vocab_type(vocabulary) == 0:  # LLAMA_VOCAB_TYPE_NONE
         raise UserError(f"{request.model}: the file has no tokenizer; give token ids with --tokens 1,2,3")
-    text = request.text.encode()
-    room = len(text) + 16
-    buffer = (llama_cpp.llama_token * room)()
-    count = llama_cpp.llama_tokenize(vocabulary, text, len(text), buffer, room, True, True)
+    count, found = ids_of(library, vocabulary, request.text, special=True)
     if count <= 0:
         raise UserError(
             f"{request.model}: llama.cpp's tokenizer gave no tokens for the prompt (code {count}); "
             "give token ids with --tokens 1,2,3"
         )
-    return list(buffer[:count])
+    return found
 
 
-def build_version() -> str:
-    """llama-cpp-python's version and that of the ggml it was built with."""
-    library = Ggml().lib
-    parts = [f"llama-cpp-python {version('llama-cpp-python')}"]
-    for name in ("ggml_version", "ggml_commit"):
-        if hasattr(library, name):
-            getattr(library, name).restype = ctypes.c_char_p
-            parts.append(f"{name.removeprefix('ggml_')} {getattr(library, name)().decode()}")
-    return ", ggml ".join(parts[:2]) + (f" ({parts[2]})" if len(parts) > 2 else "")
-
-
-def build_flags() -> str:
-    """llama.cpp's own line of compiled-in CPU features and backends."""
-    return str(llama_cpp.llama_print_system_info().decode()).strip()
+def ids_of(library: Library, vocabulary: Handle, text: str, special: bool) -> tuple[int, list[int]]:
+    """llama_tokenize's code, and the ids; ``special``: with what the model adds."""
+    data = text.encode()
+    room = len(data) + 16
+    buffer = (ctypes.c_int32 * room)()
+    count = int(library.lib.llama_tokenize(vocabulary, data, len(data), buffer, room, special, True))
+    return count, list(buffer[: max(count, 0)])

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from llamadiff.trace.taps import BY_WORD
+
+if TYPE_CHECKING:
+    from llamadiff.llamacpp.tensors import Node
 
 # A product with a weight is known by the weight, and so is what adds its bias or multiplies by its scale.
 _BY_WEIGHT: Mapping[str, str] = {
@@ -25,7 +29,7 @@ _WEIGHT_OPS = {
 # Everything else is known by llama.cpp's own name and the op: tap -> name:OP of its nodes. Fused projections are split
 # by VIEW, then CONT; flash attention's result is taken by RESHAPE; attn_pregate comes before a gate.
 _NODES: Mapping[str, str] = {
-    "embd": "embd:GET_ROWS embd:SCALE inp_scaled:SCALE model.embed_tokens:GET_ROWS",
+    "embd": "embd:GET_ROWS inp_embd:GET_ROWS embd:SCALE inp_scaled:SCALE model.embed_tokens:GET_ROWS",
     "pos_embd": "pos_embd:GET_ROWS",
     "inpL": "inpL:ADD",
     "Qcur_proj": "Qcur:VIEW Qcur:CONT",
@@ -71,6 +75,8 @@ _BY_SOURCE = tuple((op, place, re.compile(pattern), word) for op, place, pattern
 ))  # fmt: skip
 _NODE = re.compile(r"([\w.]+?)(?:-(\d+))?")
 _NAMELESS = re.compile(r"node_\d+")  # ggml numbers the nodes that llama.cpp gave no name
+_KEYS = re.compile(r"(?:cache_k_l|Kcur-)(\d+)(?: \((?:view|reshaped|permuted)\))*")  # as a product with Q reads them
+_SCORES = re.compile(r"kq-(\d+)")
 
 
 def tap_name(name: str, op: str, sources: Sequence[str]) -> str | None:
@@ -81,13 +87,39 @@ def tap_name(name: str, op: str, sources: Sequence[str]) -> str | None:
     by_source = _tap_of_weight(op, sources) or _tap_of_source(op, sources)
     if by_source is not None:
         return by_source
-    if op == "ADD" and _NAMELESS.fullmatch(name):
-        return _residual(sources[1])
+    if _NAMELESS.fullmatch(name):
+        return _nameless(op, sources)
     match = _NODE.fullmatch(name)
     word = _BY_NAME.get((match[1], op)) if match else None
     if match is None or word is None or BY_WORD[word].layered != (match[2] is not None):
         return None
     return word if match[2] is None else f"{word}-{match[2]}"
+
+
+def tap_of(node: Node, sources: Sequence[Node] | None = None) -> str | None:
+    """The tap that a node is, or would be with other ``sources``.
+
+    Older versions of llama.cpp do not name scores: those are told by the keys that they are made from.
+    """
+    nameless = _NAMELESS.fullmatch(node.name) is not None
+    given = node.sources if sources is None else sources
+    return tap_name(node.name, node.op, [_called(source) if nameless else source.name for source in given])
+
+
+def _called(source: Node) -> str:
+    is_product = source.op == "MUL_MAT" and _NAMELESS.fullmatch(source.name) is not None
+    return (tap_of(source) if is_product else None) or source.name
+
+
+def _nameless(op: str, sources: Sequence[str]) -> str | None:
+    """A node without a name of its own, by its sources."""
+    if op == "ADD":
+        return _residual(sources[1])
+    if op == "MUL_MAT" and (keys := _KEYS.fullmatch(sources[0])) and not _NAMELESS.fullmatch(sources[1]):
+        return f"kq-{keys[1]}"
+    if op == "SOFT_MAX" and (scores := _SCORES.fullmatch(sources[0])):
+        return f"kq_soft_max-{scores[1]}"
+    return None
 
 
 def _residual(source: str) -> str | None:

@@ -20,6 +20,7 @@ _NUMPY = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "i64": np.int64
 
 _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments
     "ggml_op_desc": (ctypes.c_char_p, Address),
+    "ggml_op_name": (ctypes.c_char_p, ctypes.c_int),
     "ggml_type_name": (ctypes.c_char_p, ctypes.c_int),
     "ggml_nbytes": (ctypes.c_size_t, Address),
     "ggml_backend_buffer_is_host": (ctypes.c_bool, Address),
@@ -30,15 +31,20 @@ _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments
 class Ggml:
     """A ggml library, and its tensors' structure. Raises UserError for one whose tensors cannot be read."""
 
-    def __init__(self) -> None:
-        self.lib = load("ggml-base")
+    def __init__(self, lib: Any = None, structure: type[ctypes.Structure] | None = None) -> None:
+        """Of llama-cpp-python, unless another ``lib`` and its tensors' ``structure`` are given."""
+        self.lib = load("ggml-base") if lib is None else lib
         declare(self.lib, _FUNCTIONS)
-        self.structure = tensor_structure(self.lib)
+        self.structure = tensor_structure(self.lib) if structure is None else structure
         self._pointer = ctypes.POINTER(self.structure)
 
     def node(self, address: Any) -> Node:
         """The tensor at an address."""
         return Node(self, ctypes.cast(address, self._pointer).contents)
+
+    def op_name(self, number: int) -> str:
+        """ggml's name of an op's number."""
+        return str(self.lib.ggml_op_name(number).decode())
 
     @property
     def layout(self) -> str:
@@ -78,7 +84,10 @@ class Node:
 
     @cached_property
     def sources(self) -> tuple[Node, ...]:
-        return tuple(Node(self.ggml, source.contents) for source in self.tensor.src if source)
+        """What it is computed from. Older SET_ROWS do not state where they write: into what they are a view of."""
+        found = tuple(Node(self.ggml, source.contents) for source in self.tensor.src if source)
+        base = self.base if self.op == "SET_ROWS" and len(found) == 2 else None
+        return found if base is None else (*found, base)
 
     def walk(self) -> Iterator[Node]:
         """The node's sources, and what they are views of."""

@@ -44,7 +44,8 @@ def saved(folder: str | os.PathLike[str] | None, words: str = "--save") -> Itera
 def kept(folder: str | os.PathLike[str] | None) -> Iterator[Named]:
     """The files among those of a directory that wrong ops may replace."""
     if folder is not None:
-        yield from (("--keep", path) for path in Path(folder).glob("[0-9]*-[0-9]*.safetensors"))
+        for ending in ("safetensors", "txt"):
+            yield from (("--keep", path) for path in Path(folder).glob(f"[0-9]*-[0-9]*.{ending}"))
 
 
 def _files(named: Iterable[Named]) -> Iterator[tuple[str, Path]]:

@@ -15,3 +15,7 @@ class NoRoomError(UserError):
 
 class UnrunnableError(UserError):
     """llama.cpp is not there, cannot load the file, or dies of it."""
+
+
+class DiedError(UnrunnableError):
+    """llama.cpp died of a fault of its own, or hangs."""

@@ -15,9 +15,10 @@ _FAULTS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.
 _CHUNK = 1 << 16
 
 
-def command(module: str) -> list[str]:
-    """The command line that runs ``main()`` of a module of this package."""
-    code = f"import sys; sys.path[:] = sys.argv[1:]; from {module} import main; main()"
+def command(module: str, *words: str) -> list[str]:
+    """The command line that runs ``main(*words)`` of a module of this package."""
+    given = ", ".join(map(ascii, words))
+    code = f"import sys; sys.path[:] = sys.argv[1:]; from {module} import main; main({given})"
     return [sys.executable, "-c", code, *sys.path]
 
 

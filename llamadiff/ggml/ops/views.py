@@ -95,10 +95,10 @@ def get_rows(n: Op) -> Array:
 def set_rows(n: Op) -> Array:
     """Rows written into a copy of the destination: values [ne3, ne2, k, ne0], numbers [1, ne3, ne2, k], destination.
 
-    Numbers repeat over the outer axes where there are fewer.
+    Numbers repeat over the outer axes where there are fewer. The destination may be stated with other axes.
     """
     values, numbers, out = n.alike(0, 1, 2)
-    out, numbers = np.array(out), numbers.astype(np.int64)
+    out, numbers = np.array(out).reshape(*out.shape[:-4], *n.shape), numbers.astype(np.int64)
     ne3, ne2 = values.shape[-4:-2]
     for i in range(ne3):
         for j in range(ne2):

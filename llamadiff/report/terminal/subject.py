@@ -25,6 +25,7 @@ _USUAL = {
     "flash_attn": ("False", "flash attention"),
     "repack": ("False", "repacked weights"),
     "gpu_layers": ("0", "{} layers on the GPU"),
+    "device": ("", "layers on {}"),
 }
 
 

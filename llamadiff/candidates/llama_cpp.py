@@ -1,0 +1,39 @@
+"""``llama.cpp:KEY=VALUE,...`` llama.cpp itself, run in another way on the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from llamadiff.candidates.source import Context, Opened, register
+from llamadiff.engines.capture_request import text_request
+from llamadiff.engines.run_spec import Run
+from llamadiff.engines.select import captured
+from llamadiff.llamacpp.capture import scratch_directory
+from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.llamacpp.variation import PREFIX, varied
+from llamadiff.trace.reader import Trace
+
+
+@register
+class Varied:
+    """llama.cpp with other settings, of another build, or with its tokens in other batches."""
+
+    def matches(self, spec: str) -> bool:
+        return spec.startswith(PREFIX)
+
+    def files(self, spec: str) -> Iterable[Path]:
+        return ()
+
+    def open(self, spec: str) -> Opened:
+        varied(Request("", tokens=(0,)), spec)  # what is wrong with it is said before anything is run
+        return Opened(partial(_run, spec))
+
+
+def _run(spec: str, context: Context) -> Trace:
+    context.progress(f"running llama.cpp with {spec.removeprefix(PREFIX)}")
+    with scratch_directory() as folder:
+        run = Run(tokens=context.tokens, settings=Settings(llama_cpp=context.llama_cpp))
+        request = text_request(context.model, run, Path(folder) / "varied.safetensors")
+        return captured(context.model, varied(request, spec), context.progress)[1]

@@ -1,0 +1,64 @@
+"""A saved op run again in ggml, on any build and device, and judged on its inputs as ``backend`` judged it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from llamadiff.ggml.check import replay
+from llamadiff.ggml.op import Array, Op
+from llamadiff.ggml.repro import load
+from llamadiff.llamacpp.capture import scratch_directory
+from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.numerics import tolerances
+from llamadiff.system.errors import UserError
+from llamadiff.system.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class OpRun:
+    """One op: what it is, how far ``device`` is off now, how far the run was that saved it, and the limit of both."""
+
+    path: Path
+    name: str
+    op: str
+    inputs: str
+    device: str
+    error: float
+    recorded: float
+    limit: float
+
+    @property
+    def verdict(self) -> str:
+        return tolerances.verdict(self.error, self.limit, 10 * self.limit)
+
+
+def run_ops(paths: Sequence[Path], settings: Settings, progress: Progress = silent) -> tuple[OpRun, ...]:
+    """Run saved ops. Raises UserError for a file that is none, and for an op that cannot be run there."""
+    ops = [load(path) for path in paths]
+    with scratch_directory() as folder, Child(settings.llama_cpp) as child:
+        request = Request("", errand="run", texts=tuple(map(str, paths)), output=folder, settings=settings)
+        device = child.ask(request, progress)["device"]
+        found = [np.load(Path(folder) / f"{number}.npy", allow_pickle=False) for number in range(len(paths))]
+    return tuple(
+        _judged(path, op, now, before, name, device)
+        for path, (op, _, before, name), now in zip(paths, ops, found, strict=True)
+    )
+
+
+def _judged(path: Path, op: Op, now: Array, before: Array, name: str, device: str) -> OpRun:
+    rule = tolerances.rule_for(tolerances.RULES, name, op.name, "*")
+    errors = [replay(op, values, enough=rule.match) for values in (now, before)]
+    if errors[0] is None or errors[1] is None:
+        raise UserError(f"{path}: there is no function for {op.name} that could judge it")
+    limit = rule.match + errors[0].rounding
+    return OpRun(path, name, op.name, _inputs(op), device, errors[0].nmse, errors[1].nmse, limit)
+
+
+def _inputs(op: Op) -> str:
+    """Types and shapes, ggml's first axis first: ``q6_K[256,512] f32[256,5]``."""
+    return " ".join(f"{s.kind}{list(reversed(s.values.shape))}".replace(" ", "") for s in op.sources if s is not None)

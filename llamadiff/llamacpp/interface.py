@@ -1,0 +1,140 @@
+"""What a run asks of llama.cpp, by llama-cpp-python (installed.py) or with a build (compiled.py).
+
+Functions of plain numbers and pointers are the same in every version and are called as they are. What takes or gives a
+structure is each way's own, since structures differ between versions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from llamadiff.llamacpp.layout import Address, declare
+from llamadiff.llamacpp.tensors import Ggml
+
+Handle = Any  # the address of a model, or of a context
+LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, Address)
+OBSERVE = ctypes.CFUNCTYPE(ctypes.c_bool, Address, ctypes.c_bool, Address)  # ggml_backend_sched_eval_callback
+Observe = Callable[[Any, bool, Any], bool]
+_CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
+_INT, _FLAG, _TEXT = ctypes.c_int32, ctypes.c_bool, ctypes.c_char_p
+
+FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments; llama.h and ggml-backend.h
+    "llama_backend_init": (None,),
+    "llama_log_set": (None, LOG, Address),
+    "llama_supports_gpu_offload": (_FLAG,),
+    "llama_print_system_info": (_TEXT,),
+    "llama_model_get_vocab": (Address, Address),
+    "llama_model_n_ctx_train": (_INT, Address),
+    "llama_model_n_layer": (_INT, Address),
+    "llama_vocab_type": (ctypes.c_int, Address),
+    "llama_vocab_n_tokens": (_INT, Address),
+    "llama_vocab_get_add_bos": (_FLAG, Address),
+    "llama_vocab_get_add_eos": (_FLAG, Address),
+    "llama_tokenize": (_INT, Address, _TEXT, _INT, ctypes.POINTER(_INT), _INT, _FLAG, _FLAG),
+    "llama_n_ctx": (ctypes.c_uint32, Address),
+    "llama_get_memory": (Address, Address),
+    "llama_memory_clear": (None, Address, _FLAG),
+    "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), Address, _INT),
+    "llama_free": (None, Address),
+    "ggml_backend_dev_count": (ctypes.c_size_t,),
+    "ggml_backend_dev_get": (Address, ctypes.c_size_t),
+    "ggml_backend_dev_name": (_TEXT, Address),
+    "ggml_backend_dev_description": (_TEXT, Address),
+    "ggml_backend_dev_type": (ctypes.c_int, Address),
+}
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a model is loaded. ``device``: the address of the one that takes its layers; None: llama.cpp chooses."""
+
+    gpu_layers: int = 0
+    repack: bool = False
+    vocab_only: bool = False
+    device: int | None = None
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a context is made with; types are ggml's numbers."""
+
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    n_seq: int
+    type_k: int
+    type_v: int
+    flash_attn: bool
+    threads: int
+
+
+@dataclass(frozen=True)
+class Device:
+    """One of llama.cpp's devices, as it names and describes it."""
+
+    name: str
+    description: str
+    address: int
+    is_cpu: bool
+
+
+class Library(ABC):
+    """llama.cpp and its ggml. ``lib`` has the functions of both; ``name`` says whose they are."""
+
+    def __init__(self, lib: Any, name: str) -> None:
+        """Raises UserError for a library that lacks a function, which is named."""
+        self.lib, self.name = lib, name
+        declare(lib, FUNCTIONS, "llama.cpp")
+
+    @cached_property
+    def ggml(self) -> Ggml:
+        """Its ggml, and how it lays out tensors. Raises UserError if that cannot be told."""
+        return Ggml(self.lib, self.structure())
+
+    @abstractmethod
+    def structure(self) -> type[ctypes.Structure]:
+        """``struct ggml_tensor``."""
+
+    @abstractmethod
+    def load(self, path: bytes, loading: Loading) -> Handle:
+        """A model of a file; nothing if llama.cpp refuses it."""
+
+    @abstractmethod
+    def context(self, model: Handle, room: Room, observe: Observe | None) -> Handle:
+        """A context, whose graph ``observe`` sees as it runs; nothing if llama.cpp refuses it."""
+
+    @abstractmethod
+    def decode(self, context: Handle, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]) -> int:
+        """Run a batch, each token with its position and its sequence, all with logits -> llama_decode's code."""
+
+    def devices(self) -> tuple[Device, ...]:
+        """All that this build and this machine have."""
+        found = (self.lib.ggml_backend_dev_get(number) for number in range(self.lib.ggml_backend_dev_count()))
+        return tuple(map(self.device, found))
+
+    def device(self, address: int) -> Device:
+        """What llama.cpp says of a device."""
+        name, words = self.lib.ggml_backend_dev_name(address), self.lib.ggml_backend_dev_description(address)
+        return Device(_text(name), _text(words), address, self.lib.ggml_backend_dev_type(address) == _CPU)
+
+    def version(self) -> str:
+        """Whose it is, and which ggml it was built with."""
+        said = []
+        for name in ("ggml_version", "ggml_commit"):
+            if hasattr(self.lib, name):
+                getattr(self.lib, name).restype = ctypes.c_char_p
+                said.append(_text(getattr(self.lib, name)()))
+        return self.name + (f", ggml {said[0]}" if said else "") + (f" ({said[1]})" if len(said) > 1 else "")
+
+    def flags(self) -> str:
+        """llama.cpp's own line of compiled-in CPU features and backends."""
+        return _text(self.lib.llama_print_system_info()).strip()
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")

@@ -1,0 +1,91 @@
+"""llama.cpp run in another way: ``llama.cpp:KEY=VALUE,...`` as a change of a request of the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from llamadiff.llamacpp.request import Request, Settings, Way
+from llamadiff.numerics.types import CACHE_TYPES
+from llamadiff.system.errors import UserError
+
+PREFIX = "llama.cpp:"
+Changes = Mapping[str, Any]  # of fields of Settings and of Way
+
+
+def varied(request: Request, spec: str) -> Request:
+    """A request of known tokens as ``spec`` has it. Raises UserError for what is no setting, or no value of one.
+
+    All tokens are given: none is llama.cpp's own choice.
+    """
+    changes: dict[str, Any] = {}
+    for part in filter(None, map(str.strip, spec.removeprefix(PREFIX).split(","))):
+        changes |= _read(part)
+    settings, way = (
+        {field.name: changes[field.name] for field in fields(kind) if field.name in changes} for kind in (Settings, Way)
+    )
+    _check_together(spec, Way(**way), changes)
+    count, batch = len(request.tokens), changes.get("batch", 0)
+    batches = () if not batch else tuple(min(batch, count - at) for at in range(0, count, batch))
+    return replace(
+        request, settings=replace(request.settings, **settings), way=Way(**way), batches=batches,
+        n_prefill=batches[0] if batches else 0, n_predict=0,
+    )  # fmt: skip
+
+
+def _check_together(spec: str, way: Way, changes: Changes) -> None:
+    if way.sequences > 1 and (way.ubatch or changes.get("batch")):
+        raise UserError(f"{spec}: several sequences are run in one go; leave out batch and ubatch")
+
+
+def _read(part: str) -> Changes:
+    key, equals, value = (word.strip() for word in part.partition("="))
+    reader = KEYS.get(key.lower())
+    if reader is None or not equals:
+        raise UserError(f"{PREFIX}{part}: expected KEY=VALUE, with a key of {', '.join(KEYS)}")
+    try:
+        return reader(value)
+    except ValueError as error:
+        raise UserError(f"{PREFIX}{part}: expected {error}") from None
+
+
+def _types(*names: str) -> Callable[[str], Changes]:
+    def read(value: str) -> Changes:
+        if value.upper() not in CACHE_TYPES:
+            raise ValueError("one of " + ", ".join(map(str.lower, CACHE_TYPES)))
+        return dict.fromkeys(names, value.upper())
+
+    return read
+
+
+def _flag(name: str) -> Callable[[str], Changes]:
+    def read(value: str) -> Changes:
+        if value.lower() not in ("on", "off"):
+            raise ValueError("on or off")
+        return {name: value.lower() == "on"}
+
+    return read
+
+
+def _count(name: str, most: int) -> Callable[[str], Changes]:
+    def read(value: str) -> Changes:
+        if not value.isascii() or not value.isdecimal() or not 1 <= int(value[:12]) <= most:
+            raise ValueError(f"a whole number from 1 to {most}")
+        return {name: int(value)}
+
+    return read
+
+
+def _folder(value: str) -> Changes:
+    return {"llama_cpp": str(Path(value).expanduser())}
+
+
+KEYS: Mapping[str, Callable[[str], Changes]] = {
+    "kv": _types("type_k", "type_v"), "type_k": _types("type_k"), "type_v": _types("type_v"),
+    "flash_attn": _flag("flash_attn"), "repack": _flag("repack"), "threads": _count("threads", 512),
+    "batch": _count("batch", 1 << 20), "ubatch": _count("ubatch", 1 << 20), "sequences": _count("sequences", 8),
+    "used": _flag("used"), "callback": _flag("callback"), "device": lambda name: {"device": name},
+    "gpu_layers": _count("gpu_layers", 9999), "dir": _folder,
+}  # fmt: skip

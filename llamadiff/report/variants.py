@@ -1,0 +1,119 @@
+"""llama.cpp's variants as a table of 80 columns, and as JSON. Computes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from llamadiff.comparison.variants import DEFAULT, Variant, Variants
+from llamadiff.numerics import tolerances
+from llamadiff.report.terminal.escape import shown
+from llamadiff.report.terminal.page import Page
+from llamadiff.report.terminal.styles import style_of
+
+SCHEMA = "llamadiff.variants/1"
+WIDTH = 79
+_NAME, _REST = 22, WIDTH - 23
+_HEAD = ("variant", "wrong", "leaves default at", "x own", "KL", "first", "s")
+_QUOTED = re.compile(r"\(it said: (?:\w+: )*(.+?)\)?$")
+_FORM = "{:22} {:>5} {:17} {:>6} {:>7} {:10} {:>5}"
+
+
+def print_variants(found: Variants, console: Console) -> None:
+    """A line for each, and what is to be said of those that are wrong."""
+    page = Page(console)
+    console.print(Text(f"{shown(str(found.model['file']))} ({found.model['architecture']}), {_tokens(found)}", "bold"))
+    console.print(Text(f"{shown(str(found.baseline.get('version', 'llama.cpp')))}\n"))
+    console.print(Text(_FORM.format(*_HEAD).rstrip()))
+    for row in found.rows:
+        console.print(Text(_line(row), style_of(page, row.verdict) if row.verdict == tolerances.WRONG else ""))
+    console.print()
+    for row in found.rows:
+        if row.wrong:
+            console.print(Text(f"{row.name}: {shown(row.headline)}"))
+    console.print(Text(_said(found)))
+
+
+def _tokens(found: Variants) -> str:
+    count = len(found.tokens)
+    return "1 token" if count == 1 else f"{count} tokens"
+
+
+def _line(row: Variant) -> str:
+    name = _cut(row.name, _NAME)
+    if row.failed:
+        return f"{name:{_NAME}} {_cut(_failure(row), _REST)}"
+    ratio = "" if row.ratio is None or not math.isfinite(row.ratio) else f"{row.ratio:.1f}x"
+    leaves = _cut(row.leaves, 17) if row.leaves else ""
+    wrong = f"{len(row.wrong)}" if row.judged else "-"
+    return _FORM.format(name, wrong, leaves, ratio, _kl(row), _first(row), f"{row.seconds:.1f}").rstrip()
+
+
+def _failure(row: Variant) -> str:
+    """What became of it, in a few words: ``died of SIGSEGV in 0.4 s``, or llama.cpp's own."""
+    said = shown(row.failed.partition(";")[0])
+    if said.startswith("llama.cpp died of "):
+        return f"{said.removeprefix('llama.cpp ').partition(':')[0]} in {row.seconds:.1f} s"
+    quoted = _QUOTED.search(said)
+    return f"refused: {quoted[1]}" if quoted else said.removeprefix("llama.cpp ")
+
+
+def _kl(row: Variant) -> str:
+    if row.logits is None or row.name == DEFAULT or math.isnan(row.logits.kl):
+        return ""
+    return "0" if row.logits.kl == 0 else f"{row.logits.kl:.0e}"
+
+
+def _first(row: Variant) -> str:
+    """The first token, where it is the default's or another."""
+    logits = row.logits
+    if logits is None or not logits.candidate_top:
+        return ""
+    if row.name != DEFAULT and logits.top1_agree:
+        return "same"
+    token = logits.candidate_top[0]
+    return _cut(str(token.id) if token.text is None else shown(json.dumps(token.text, ensure_ascii=False)), 10)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _said(found: Variants) -> str:
+    wrong = [row for row in found.rows if row.verdict == tolerances.WRONG]
+    shown_whole = next((row for row in wrong or found.rows if not row.failed and row.name != DEFAULT), None)
+    counted = f"{len(wrong)} of {len(found.rows)} variants are wrong" if wrong else "no variant is wrong"
+    hint = f'\nnext   one in full: compare --candidate "{shown_whole.candidate}"' if shown_whole else ""
+    return f"{found.verdict.upper()}  {counted}{hint}"
+
+
+def as_json(found: Variants) -> str:
+    """Everything, machine-readable."""
+    about: dict[str, Any] = {
+        "schema": SCHEMA, "verdict": found.verdict, "model": dict(found.model),
+        "tokens": [{"id": token, "text": text} for token, text in found.tokens],
+        "baseline": dict(found.baseline), "variants": [_row(row) for row in found.rows],
+    }  # fmt: skip
+    return json.dumps(about, indent=1) + "\n"
+
+
+def _row(row: Variant) -> dict[str, Any]:
+    logits = row.logits
+    top = logits.candidate_top[0] if logits is not None and logits.candidate_top else None
+    return {
+        "variant": row.name, "candidate": None if row.name == DEFAULT else row.candidate, "verdict": row.verdict,
+        "seconds": row.seconds, "judged": row.judged, "wrong": list(row.wrong), "headline": row.headline or None,
+        "leaves": row.leaves, "ratio_to_noise": _number(row.ratio),
+        "kl": _number(logits.kl) if logits is not None else None,
+        "top1_agree": logits.top1_agree if logits is not None else None,
+        "first": None if top is None else {"id": top.id, "text": top.text}, "failed": row.failed or None,
+    }  # fmt: skip
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
