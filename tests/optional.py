@@ -17,3 +17,6 @@ def is_there(package: str) -> bool:
 
 _MISSING = [package for package in ("torch", "transformers") if not is_there(package)]
 needs_torch = pytest.mark.skipif(bool(_MISSING), reason=f"{' and '.join(_MISSING)} not installed: make develop")
+needs_github = pytest.mark.skipif(
+    not (is_there("cmarkgfm") and is_there("nh3")), reason="cmarkgfm and nh3 not installed: make develop"
+)

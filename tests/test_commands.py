@@ -269,7 +269,8 @@ def test_every_format_is_an_option_and_writes_a_report(form, result, small_model
 def test_formats_of_several_traces_are_options_of_check(form, small_model, faulty):
     done = run("check", faulty, "--model", small_model(), f"--{form.name}", "-")
     assert done.returncode == 1
-    assert list(json.loads(done.stdout)) == [str(faulty)]
+    assert str(faulty) in done.stdout
+    assert not form.name.startswith("json") or list(json.loads(done.stdout)) == [str(faulty)]
 
 
 def test_json_says_who_wrote_it_and_how(small_model, faulty, tmp_path):

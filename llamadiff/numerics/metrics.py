@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -179,6 +180,11 @@ def ratio(error: float, reference: float) -> float:
     if error == 0:
         return 0.0
     return error / reference if reference > 0 else float("inf")
+
+
+def decibels(nmse: float) -> float:
+    """An NMSE as a level: -60 is a millionth; minus infinity for none."""
+    return 10 * math.log10(nmse) if nmse > 0 else -math.inf
 
 
 def nmse(candidate: Array, baseline: Array, axis: int) -> float:

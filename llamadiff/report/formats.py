@@ -28,13 +28,15 @@ class Format:
     """``name`` is that of the option: ``json`` of ``--json``. ``writer`` names a function, ``module:function``.
 
     It is given a Comparison and an About, and returns text. ``of_several`` is given pairs of a path and a Comparison,
-    and an About: None where a format cannot tell of several traces that were checked.
+    and an About: None where a format cannot tell of several traces that were checked. ``also`` names an environment
+    variable: where it names a file, the text is put at that file's end too.
     """
 
     name: str
     help: str
     writer: str
     of_several: str | None = None
+    also: str | None = None
 
     def text(self, comparison: Comparison, about: About) -> str:
         """One report."""
@@ -58,6 +60,10 @@ FORMATS = (
         "json:to_full_json", of_several="json:checks_to_full_json",
     ),
     Format("csv", "The table of taps as CSV, to a file or -.", "csv:to_csv"),
+    Format(
+        "markdown", "A block for a GitHub issue, to a file or -; added to $GITHUB_STEP_SUMMARY too.",
+        "markdown:to_markdown", of_several="markdown:checks_to_markdown", also="GITHUB_STEP_SUMMARY",
+    ),
 )  # fmt: skip
 
 

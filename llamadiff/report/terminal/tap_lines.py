@@ -111,6 +111,11 @@ def full_lines(comparison: Comparison) -> list[Line]:
     return lines
 
 
+def layer_lines(comparison: Comparison) -> list[Line]:
+    """A line for each layer, and for each tap outside of them."""
+    return [Line(tuple(group)) for group in _groups(comparison.rows)]
+
+
 def _first(comparison: Comparison) -> Row | None:
     """The row around which a layer is opened."""
     return comparison.leading or next(filter(is_loud, comparison.rows), None)
