@@ -23,7 +23,7 @@ ALLOWED = {
     "typer": ("llamadiff/cli/",),
     "rich": ("llamadiff/report/",),
     "pandas": ("llamadiff/comparison/result.py",),
-    "jinja2": ("llamadiff/engines/chat_template.py",),
+    "jinja2": ("llamadiff/engines/chat_template.py", "llamadiff/report/html/page.py"),
     "torch": ("llamadiff/candidates/torch_modules.py", "llamadiff/candidates/transformers.py"),
     "transformers": ("llamadiff/candidates/transformers.py",),
     "safetensors": ("llamadiff/trace/", "llamadiff/ggml/", "llamadiff/llamacpp/graph_recorder.py"),

@@ -116,7 +116,7 @@ def compare(
         how = How(
             rules=rules_of(tolerance), engine=engine, precision=precision, explain=budget if explain_output else 0.0,
             partial=partial, expect=token_ids(expect, None, "--expect"), name_map=name_map, timeout=timeout,
-            progress=progress,
+            progress=progress, pictures=reports.pictures,
         )  # fmt: skip
         result = verbs.compare(model, run, candidate, how, save, child)
     reports.write(result)
@@ -157,7 +157,9 @@ def diff(
     refuse_collisions(two_traces(baseline, candidate, model, tolerance), reports.named)
     with _progress() as progress:
         expected = token_ids(expect, None, "--expect")
-        how = How(rules=rules_of(tolerance), partial=partial, expect=expected, progress=progress)
+        how = How(
+            rules=rules_of(tolerance), partial=partial, expect=expected, progress=progress, pictures=reports.pictures
+        )
         result = verbs.diff(baseline, candidate, model, how)
     reports.write(result)
     _exit(result.verdict, fail_on)
@@ -177,7 +179,9 @@ def diagnose(
     refuse_collisions(two_traces(baseline, candidate, model, tolerance), reports.named)
     explain = budget if explain_output else 0.0
     with _progress() as progress:
-        how = How(rules=rules_of(tolerance), explain=explain, partial=partial, progress=progress)
+        how = How(
+            rules=rules_of(tolerance), explain=explain, partial=partial, progress=progress, pictures=reports.pictures
+        )
         result = verbs.diff(baseline, candidate, model, how)
     reports.write(result, causes=True)
     _exit(result.verdict, fail_on)
@@ -203,7 +207,8 @@ def backend(
     with _progress() as progress:
         settings = settings_of(kv_type, flash_attn, gpu_layers, repack, threads)
         run = Run(text, token_ids(tokens, tokens_file), chat, n_predict, settings=settings)
-        result = verbs.graph(model, run, How(rules=rules_of(tolerance), progress=progress), keep)
+        how = How(rules=rules_of(tolerance), progress=progress, pictures=reports.pictures)
+        result = verbs.graph(model, run, how, keep)
     reports.write(result)
     _exit(result.verdict, fail_on)
 
@@ -221,7 +226,8 @@ def check(
     traces = check_traces.traces_in(paths)
     read = [("the model", model), *(("the trace", path) for path in traces), *settings_files(tolerance, None)]
     refuse_collisions(read, reports.named)
-    results = check_traces.check_all(traces, model, How(rules=rules_of(tolerance), partial=partial))
+    how = How(rules=rules_of(tolerance), partial=partial, pictures=reports.pictures)
+    results = check_traces.check_all(traces, model, how)
     if not reports.takes_standard_output:
         for path, result in results:
             typer.echo(f"{result.verdict.upper():6}  {_shown(path)}: {_shown(result.summary)}")

@@ -43,6 +43,11 @@ class Reports:
         """Whether standard output is a file's, so that nothing else may be printed."""
         return STANDARD_OUTPUT in self.targets.values()
 
+    @property
+    def pictures(self) -> bool:
+        """Whether a format that shows pictures was asked for."""
+        return any(form.pictures for form in self._formats())
+
     def write(self, result: Comparison, causes: bool = False) -> None:
         """Write each report, and print one unless standard output is taken; ``causes``: these alone."""
         for form in self._formats():

@@ -40,7 +40,8 @@ class How:
     in ``precision``. ``diagnose``: look for the causes of what is wrong; ``explain``: for so many seconds, and through
     spans of any length, up to the whole model. ``partial``: what was recorded is enough, though the logits are not
     among it. ``expect``: tokens that the table of logits is to have. ``name_map`` names or is a map of a candidate's
-    tensor names; ``timeout``: the seconds that its command may take.
+    tensor names; ``timeout``: the seconds that its command may take. ``pictures``: close-ups of taps and
+    the logits of every position are kept, which a page shows.
     """
 
     rules: Sequence[tolerances.Rule] = tolerances.RULES
@@ -53,6 +54,7 @@ class How:
     name_map: str | None = None
     timeout: float = 600.0
     progress: Progress = silent
+    pictures: bool = False
 
 
 USUAL = How()

@@ -37,7 +37,7 @@ class NodeRun(Capture):
         dequantizer = Dequantizer(weights)
         weights.decoder = dequantizer.decoder
         keep = None if self.request.keep is None else Path(self.request.keep)
-        self.checker = NodeChecker(weights, keep, self.request.keep_all, self.request.only_list)
+        self.checker = NodeChecker(weights, keep, self.request.keep_all, self.request.only_list, self.request.pictures)
         with threadpool_limits(1, "blas"):
             prefill_s = self._decode_all(self._context(), say)
         report = {

@@ -42,7 +42,8 @@ class Request:
     ``n_predict`` more are llama.cpp's own choice. The first token is at position ``first``.
     ``scores``: attention scores are recorded however long the prompt is. ``nodes``: every node is checked as it runs,
     and ``output`` is what was found, as JSON. ``keep`` is a directory for wrong ops' inputs and outputs (``keep_all``:
-    for all ops'); ``only_list``: nodes are listed and not computed. ``graph`` is a file for the graph itself, with
+    for all ops'); ``only_list``: nodes are listed and not computed; ``pictures``: close-ups of
+    them are kept. ``graph`` is a file for the graph itself, with
     every tap of it in ``output``, a trace. ``patterns`` and ``layers`` (from, to before) are the user's words for the
     taps that are asked for; ``wanted`` are their names, where they are known before llama.cpp's graph is. ``files`` are
     the parts of a model that is split. ``bos`` is the text of the token that tokenizing adds, for a ``text`` that may
@@ -64,6 +65,7 @@ class Request:
     keep: str | None = None
     keep_all: bool = False
     only_list: bool = False
+    pictures: bool = False
     graph: str | None = None
     patterns: tuple[str, ...] = ()
     layers: tuple[int, int] | None = None
