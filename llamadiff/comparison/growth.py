@@ -40,7 +40,9 @@ def _change(first: float, last: float) -> str:
 
 
 def _normal(rows: Sequence[Row]) -> str:
-    """What may be said of a growth that both sides have."""
+    """What may be said of a growth that both sides have; nothing, where nobody judged either."""
+    if not any(row.local is not None or row.baseline_local is not None for row in rows):
+        return "whether that is right was not judged"
     if any(row.baseline_local is not None and row.baseline_local.verdict == tolerances.WRONG for row in rows):
         return "but the baseline is wrong itself"
     wrong = any(row.verdict == tolerances.WRONG for row in rows)

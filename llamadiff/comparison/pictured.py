@@ -25,6 +25,7 @@ def pictured(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tuple[Row, 
 def _wanted(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> Iterator[int]:
     """Places of rows, those to be kept first."""
     wrong = [at for at, row in enumerate(rows) if row.verdict == tolerances.WRONG]
+    wrong = wrong or [at for at, row in enumerate(rows) if row.verdict == tolerances.UNCHECKED][:1]
     named = {d.tap for d in diagnosis}
     firsts = list({stem(rows[at].tap): at for at in reversed(wrong)}.values())
     divergences = sorted({*firsts, *(at for at in wrong if rows[at].tap in named)})

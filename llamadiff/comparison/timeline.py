@@ -18,7 +18,7 @@ _STORED = ("kv_k", "kv_v")
 
 
 @dataclass(frozen=True)
-class Step:
+class WorstOp:
     """One token: the tap that is nearest to its limit there, or furthest above it, and its error in that row."""
 
     tap: str
@@ -27,7 +27,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Slots:
+class CacheSide:
     """One side of the cache: own errors [layer, slot] as a map, and the slots that are WRONG, (layer, slot) each.
 
     ``stored``: the cache's rows themselves were recorded, and are held to what was written; else what is written is
@@ -43,9 +43,9 @@ class Slots:
     wrong: tuple[tuple[int, int], ...]
 
 
-def steps(rows: Sequence[Row], n_tokens: int) -> tuple[Step | None, ...]:
+def steps(rows: Sequence[Row], n_tokens: int) -> tuple[WorstOp | None, ...]:
     """The worst op at each token; None where nothing was judged."""
-    worst: list[tuple[tuple[int, float], Step] | None] = [None] * n_tokens
+    worst: list[tuple[tuple[int, float], WorstOp] | None] = [None] * n_tokens
     for row in rows:
         errors = row.local.per_token if row.local is not None else ()
         first = n_tokens - len(errors)  # logits may be those of the last token alone
@@ -54,7 +54,7 @@ def steps(rows: Sequence[Row], n_tokens: int) -> tuple[Step | None, ...]:
             badness = tolerances.SEVERITY.index(verdict), _over(row, error)
             held = worst[first + token]
             if held is None or badness > held[0]:
-                worst[first + token] = badness, Step(row.tap, error, verdict)
+                worst[first + token] = badness, WorstOp(row.tap, error, verdict)
     return tuple(found[1] if found is not None else None for found in worst)
 
 
@@ -76,12 +76,12 @@ def _over(row: Row, error: float) -> float:
     return 0.0 if not error > 0 else error / limit if limit > 0 else math.inf
 
 
-def slots(rows: Sequence[Row]) -> tuple[Slots, ...]:
+def slots(rows: Sequence[Row]) -> tuple[CacheSide, ...]:
     """Both sides of the cache, as far as they were judged."""
     return tuple(found for side in _HELD if (found := _side(side, rows)) is not None)
 
 
-def _side(side: str, rows: Sequence[Row]) -> Slots | None:
+def _side(side: str, rows: Sequence[Row]) -> CacheSide | None:
     """The cache's rows of one side, of layers that have a row for each token."""
     words = {word: [(row, row.local) for row in rows if stem(row.tap) == word and row.local] for word in _HELD[side]}
     word, held = next(((word, held) for word, held in words.items() if held), ("", []))
@@ -92,7 +92,7 @@ def _side(side: str, rows: Sequence[Row]) -> Slots | None:
     verdicts = [[row_verdict(row, error) for error in local.per_token] for row, local in held]
     layers = tuple(row.layer or 0 for row, _ in held)
     errors = np.asarray([local.per_token for _, local in held], np.float64)
-    return Slots(
+    return CacheSide(
         side=side,
         word=word,
         stored=word in _STORED,

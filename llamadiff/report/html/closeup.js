@@ -79,7 +79,7 @@ function valuesOf(report, seen) {
       return cell;
     });
   const heads = expected.map((_, i) => element("th", { scope: "col" }, start + i));
-  const side = report.judged ? ["right on its inputs", "recorded"] : report.names;
+  const side = report.judged ? ["right", "recorded"] : report.names;
   const table = element(
     "table",
     { class: "values" },

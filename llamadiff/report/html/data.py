@@ -9,13 +9,13 @@ from llamadiff.comparison.growth import growth_sentence
 from llamadiff.comparison.logits import Logits, TopToken
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row
-from llamadiff.comparison.timeline import Slots, slots, steps
+from llamadiff.comparison.timeline import CacheSide, slots, steps
 from llamadiff.numerics import closeup, tolerances
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.html.columns import columns_of
 from llamadiff.report.json import finite
 from llamadiff.report.terminal.escape import quoted, shown
-from llamadiff.report.terminal.tap_lines import over_limit
+from llamadiff.report.terminal.tap_lines import first_told, over_limit
 
 VERDICTS = tolerances.SEVERITY
 DIGITS = 5  # significant ones of a number
@@ -30,7 +30,8 @@ CELL = (
 def data_of(c: Comparison, closeups: int) -> dict[str, Any]:
     """What is drawn, with no more than so many close-ups."""
     labels, places = columns_of(c.rows)
-    leading = c.rows.index(c.leading) if c.leading is not None else None
+    first = first_told(c)
+    leading = c.rows.index(first) if first is not None else None
     names = side_names(c)
     data = {
         "names": names,
@@ -96,7 +97,7 @@ def _moments(side: str, stats: Stats | None) -> dict[str, Any]:
     return {**{f"{side}_{name}": getattr(stats, name) if stats else None for name in names}, f"{side}_bad": bad}
 
 
-def _slots(side: Slots) -> dict[str, Any]:
+def _slots(side: CacheSide) -> dict[str, Any]:
     """One side of the cache."""
     return {
         "side": side.side, "word": shown(side.word, 40), "stored": side.stored, "layers": side.layers,

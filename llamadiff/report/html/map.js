@@ -39,13 +39,13 @@ class TapMap {
   }
 
   switches(place) {
-    place.setAttribute("role", "radiogroup");
+    place.setAttribute("role", "group");
     place.setAttribute("aria-label", "What colours say");
     const buttons = this.used.map((metric) => {
-      const button = element("button", { type: "button", role: "radio", "aria-checked": metric === this.metric, "data-metric": metric.key }, metric.name);
+      const button = element("button", { type: "button", "aria-pressed": metric === this.metric, "data-metric": metric.key }, metric.name);
       button.addEventListener("click", () => {
         this.metric = metric;
-        for (const other of buttons) other.setAttribute("aria-checked", other === button);
+        for (const other of buttons) other.setAttribute("aria-pressed", other === button);
         this.draw();
       });
       return button;
@@ -62,12 +62,13 @@ class TapMap {
     this.slant = (room - this.left) / columns > 22 ? 52 : 90;
     this.right = this.slant === 90 ? 8 : 58;
     this.across = Math.min(44, Math.max(11, Math.floor((room - this.left - this.right) / columns)));
-    this.down = this.layers.length > 60 ? 11 : this.layers.length > 36 ? 13 : this.layers.length > 12 ? 17 : 22;
+    this.down = this.layers.length > 60 ? 8 : this.layers.length > 36 ? 12 : this.layers.length > 12 ? 17 : 22;
     const longest = Math.max(4, ...this.report.columns.map((label) => Math.min(22, label.length)));
+    this.place.classList.toggle("deep", this.layers.length > 36);
     this.top = Math.round(longest * 5.9 * Math.sin((this.slant * Math.PI) / 180)) + 12;
     this.before = this.outside.filter((cell) => this.report.cells.indexOf(cell) < this.report.cells.findIndex((other) => other.column >= 0));
     this.after = this.outside.filter((cell) => !this.before.includes(cell));
-    this.start = this.top + (this.before.length ? 26 : 0);
+    this.start = this.before.length ? 26 : 2;
     this.width = Math.max(this.left + columns * this.across + this.right, ...[this.before, this.after].map((cells) => this.extent(cells)));
     this.height = this.start + this.layers.length * this.down + (this.after.length ? 30 : 4);
   }
@@ -78,6 +79,8 @@ class TapMap {
 
   draw() {
     this.sizes();
+    this.heads = drawing(this.width, this.top, "Taps of a layer, in the order in which they are computed");
+    this.heads.setAttribute("class", "labels");
     const svg = drawing(this.width, this.height, `Map of ${this.report.cells.length} taps in ${this.layers.length} layers. Arrows move, Enter opens a tap.`);
     svg.setAttribute("role", "application");
     svg.setAttribute("tabindex", "0");
@@ -88,14 +91,14 @@ class TapMap {
       const [row, column] = key.split(" ").map(Number);
       this.cell(cell, this.left + column * this.across, this.start + row * this.down, this.across - 1.5, this.down - 1.5);
     }
-    this.chips(this.before, this.top + 2);
+    this.chips(this.before, 2);
     this.chips(this.after, this.height - 22);
     this.ring = shape("rect", { class: "cursor", rx: 3, visibility: "hidden" });
     svg.append(this.ring);
     svg.addEventListener("keydown", (event) => this.key(event));
     svg.addEventListener("blur", () => hideTip());
     svg.addEventListener("focus", () => this.cursor || this.move(this.first()));
-    this.place.replaceChildren(svg);
+    this.place.replaceChildren(this.heads, svg);
     if (this.cursor) this.mark(this.cursor);
     this.explain();
   }
@@ -104,7 +107,7 @@ class TapMap {
     this.report.columns.forEach((label, column) => {
       const x = this.left + (column + 0.5) * this.across;
       const text = shape("text", { x, y: this.top - 4, transform: `rotate(${-this.slant} ${x + 3} ${this.top - 4})`, dx: 3, dy: this.slant === 90 ? 3 : 0 }, cut(label, 22));
-      this.svg.append(text);
+      this.heads.append(text);
     });
     const step = every(this.layers.length, this.layers.length * this.down, 14);
     this.layers.forEach((layer, row) => {
@@ -144,7 +147,7 @@ class TapMap {
       ring.style.strokeWidth = "2.5";
       this.svg.append(ring);
     }
-    if (cell.verdict !== MATCH && height >= 9) {
+    if (cell.verdict !== MATCH && height >= 6) {
       const glyph = shape("text", { class: "glyph", x: x + width / 2, y: y + height / 2 + 0.5 }, GLYPH[cell.verdict]);
       glyph.style.fontSize = `${Math.min(13, height - 1)}px`;
       if (at !== null) glyph.style.fill = inkOn(this.metric.kind ?? "ramp", at);
@@ -165,7 +168,9 @@ class TapMap {
     const card = this.place.closest(".card");
     card.querySelector("[data-text=map-title]").textContent = this.metric.title;
     const judged = `${this.report.cells.length} ${this.report.cells.length === 1 ? "tap" : "taps"} in ${this.layers.length} ${this.layers.length === 1 ? "layer" : "layers"}`;
-    const found = wrong === 0 ? "none is wrong" : wrong === 1 ? "one is wrong" : `${wrong} are wrong`;
+    const open = this.report.cells.filter((cell) => cell.verdict === UNCHECKED).length;
+    const right = wrong === 0 ? (open ? "" : "none is wrong") : wrong === 1 ? "one is wrong" : `${wrong} are wrong`;
+    const found = [right, open && `${open} could not be judged`].filter(Boolean).join(", ");
     card.querySelector("[data-text=map-says]").textContent = `${judged}: ${found}. ${this.metric.says} Click a cell to open it.`;
   }
 
@@ -184,10 +189,18 @@ class TapMap {
     this.ring.setAttribute("visibility", "visible");
   }
 
+  // Scroll the map, not the page, until a cell is in sight.
+  reveal(spot) {
+    const { place, top } = this;
+    if (spot.y + top < place.scrollTop + top || spot.y + spot.height + top > place.scrollTop + place.clientHeight) place.scrollTop = spot.y + top - place.clientHeight / 2;
+    if (spot.x < place.scrollLeft || spot.x + spot.width > place.scrollLeft + place.clientWidth) place.scrollLeft = spot.x - place.clientWidth / 2;
+  }
+
   move(spot) {
     if (!spot) return;
     this.cursor = spot;
     this.mark(spot);
+    this.reveal(spot);
     const box = this.svg.getBoundingClientRect();
     showTip({ clientX: box.left + spot.x + spot.width, clientY: box.top + spot.y + spot.height }, spot.cell.tap, cellLines(spot.cell, this.report));
   }

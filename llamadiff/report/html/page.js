@@ -32,7 +32,7 @@ function begin(sheet) {
     if (first) {
       map.cursor = first;
       map.mark(first);
-      place("map").scrollLeft = Math.max(0, first.x - place("map").clientWidth / 2);
+      map.reveal(first);
     }
     for (const link of sheet.querySelectorAll("[data-opens]")) {
       link.addEventListener("click", (event) => {
@@ -41,10 +41,12 @@ function begin(sheet) {
         if (!cell) return;
         map.cursor = map.spotOf(cell);
         map.mark(map.cursor);
+        map.reveal(map.cursor);
         openTap(cell, true);
       });
     }
   }
+  place("logits").hidden = !report.logits; // the room that curves have depends on it
   curves(report, place("curves"));
   logits(report, place("logits"));
   timeline(report, place("timeline"));

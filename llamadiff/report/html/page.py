@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from llamadiff import __version__
 from llamadiff.comparison import diagnosis_text as say
+from llamadiff.comparison.advice import fix_step
 from llamadiff.comparison.blame import headline, proof
 from llamadiff.comparison.result import Comparison
 from llamadiff.numerics import tolerances
 from llamadiff.report.command_line import command_line
-from llamadiff.report.facts import decode_steps, model_facts, run_fact, settings_of, side_facts
+from llamadiff.report.facts import decode_steps, mistakes, model_facts, run_fact, settings_of, side_facts
 from llamadiff.report.formats import About
 from llamadiff.report.html.data import data_of, side_names
-from llamadiff.report.terminal.escape import quoted, shown
+from llamadiff.report.terminal.escape import quoted, shown, times, tiny
+from llamadiff.report.terminal.tap_lines import over_limit
 
 if TYPE_CHECKING:
     import jinja2
@@ -40,6 +42,7 @@ SCRIPTS = (
 MOST = 5_500_000  # bytes of a page
 CLOSEUPS = (72, 24, 8, 1, 0)  # how many a report has: the first number with which the page is small enough
 MANY, HEAD, TAIL = 120, 80, 24  # tokens shown of a long prompt
+WRONG_TAPS, CLOSEST = 16, 7  # taps that are listed
 GLYPHS = {tolerances.MATCH: "✓", tolerances.NOISE: "≈", tolerances.WRONG: "✗", tolerances.UNCHECKED: "?"}
 
 
@@ -136,11 +139,41 @@ def _sheet(number: int, name: str | None, c: Comparison) -> dict[str, Any]:
             if check.verdict != tolerances.MATCH
         ],
         "causes": [_cause(d, c) for d in c.diagnosis[:12]],
-        "steps": [shown(step, 1000) for step in c.next_steps[:8]],
+        "steps": [shown(step, 1000) for step in c.next_steps[:8] if step not in {fix_step(d) for d in mistakes(c)}],
+        "wrong": [shown(row.tap, 60) for row in c.wrong[:WRONG_TAPS]],
+        "more_wrong": max(0, len(c.wrong) - WRONG_TAPS),
+        "tiles": _tiles(c),
+        "closest": _closest(c),
         "has_rows": bool(c.rows),
         "sha256": shown(str(c.model.get("sha256") or ""), 80),
         "seconds": f"{c.timing['total_s']:.1f} s" if "total_s" in c.timing else "",
     }
+
+
+def _tiles(c: Comparison) -> list[tuple[str, str]]:
+    """The few figures that tell of the run as a whole."""
+    judged = sum(row.verdict != tolerances.UNCHECKED for row in c.rows)
+    tiles = [("ops judged", f"{judged} / {len(c.rows)}")] if c.rows else []
+    if c.wrong:
+        tiles.append(("wrong", str(len(c.wrong))))
+    elif closest := _closest(c):
+        tiles.append(("least headroom below a limit", closest[0][-1]))
+    if c.rows and c.rows[-1].ratio_to_noise is not None:
+        tiles.append((f"drift / rounding at {shown(c.rows[-1].tap, 40)}", times(c.rows[-1].ratio_to_noise)))
+    if c.logits is not None and c.logits.rows:
+        tiles.append(("next tokens agree", f"{c.logits.agreeing} / {c.logits.rows}"))
+    return tiles
+
+
+def _closest(c: Comparison) -> list[tuple[str, str, str, str]]:
+    """Where nothing is wrong: the taps nearest to their limits, with own error, limit, and how much room is between."""
+    judged = [(over_limit(row) or 0.0, row, row.local) for row in c.rows if row.local is not None]
+    judged = sorted(judged, key=lambda each: -each[0])[:CLOSEST] if not c.wrong else []
+    return [
+        (shown(row.tap, 60), tiny(local.nmse), tiny(local.limit), times(1 / over))
+        for over, row, local in judged
+        if local is not None and over > 0
+    ]
 
 
 def _side(role: str, producer: Any) -> dict[str, Any]:

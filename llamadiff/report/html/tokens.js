@@ -40,7 +40,7 @@ function tokenChart(report, width, title, name, entry, least, decoded) {
   const count = report.tokens.length;
   const entries = report.tokens.map((_, at) => entry(at));
   const values = entries.filter((each) => each && known(each.value) && each.value > 0).map((each) => each.value);
-  const scale = logarithmic(Math.max(least, Math.min(1e-8, ...values)), Math.max(1, ...values), height - bottom, 14);
+  const scale = logarithmic(Math.max(least, Math.min(1e-8, ...values) / 10), Math.max(1, ...values), height - bottom, 14);
   const svg = drawing(width, height, title);
   axis(svg, scale, left, width - 4);
   const each = (width - left - 4) / count;
@@ -74,16 +74,18 @@ function cacheSlots(report, place) {
   const parts = report.slots.map((side) => slotMap(report, side));
   const stored = report.slots.some((side) => side.stored);
   const says = stored ? "What each slot holds (kv_k, kv_v), against what the engine itself wrote there." : "The rows that are written to each slot, against what is right on their inputs; the cache itself was not recorded.";
-  place.replaceChildren(element("h2", {}, "KV cache"), element("p", { class: "soft" }, `Layers down, slots across. ${says}`), element("div", { class: "two even" }, ...parts), element("div", { class: "key" }, element("span", {}, "1e-16", ramp("ramp"), "1")));
+  place.replaceChildren(element("h2", {}, "KV cache"), element("p", { class: "soft" }, `Layers down, slots across. ${says}`), element("div", { class: "two even" }, ...parts));
+  if (parts.some((figure) => figure.querySelector("canvas"))) place.append(element("div", { class: "key" }, element("span", {}, "1e-16", ramp("ramp"), "1")));
 }
 
 function slotMap(report, side) {
   const grid = side.errors;
   const scale = report.scale;
+  const levels = bytesOf(grid.levels);
   const wrong = new Set(side.wrong.map(([layer, slot]) => `${side.layers.indexOf(layer)} ${slot}`));
   const verdict = report.verdicts[side.verdict];
+  const exact = levels.every((level) => level === 0) && !side.count;
   const canvas = element("canvas", { class: "errors", role: "img", "aria-label": `${side.side} slots: ${verdict}, ${side.count} wrong` });
-  const levels = bytesOf(grid.levels);
   const draw = () => {
     canvas.width = grid.columns;
     canvas.height = grid.rows;
@@ -108,5 +110,6 @@ function slotMap(report, side) {
   const more = side.count > first.length ? ` and ${side.count - first.length} more` : "";
   const badge = element("b", { class: `badge small ${verdict}` }, `${GLYPH[side.verdict] || "✓"} ${verdict.toUpperCase()}`);
   const caption = element("figcaption", {}, `${side.side} `, badge, element("span", {}, ` ${side.word}${side.count ? `: wrong at ${first.join(", ")}${more}` : ""}`));
-  return element("figure", { "data-figure": `slots-${side.side}` }, caption, canvas);
+  const nothing = element("p", { class: "soft" }, `All ${grid.of[1]} slots of ${grid.of[0] === 1 ? "the layer" : `each of ${grid.of[0]} layers`} hold exactly what they should.`);
+  return element("figure", { "data-figure": `slots-${side.side}` }, caption, exact ? nothing : canvas);
 }

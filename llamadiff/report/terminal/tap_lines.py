@@ -89,7 +89,7 @@ def folded_lines(comparison: Comparison) -> list[Line]:
     groups = _groups(comparison.rows)
     if len(groups) <= FEW and not any(map(is_loud, comparison.rows)):
         return [Line(tuple(group)) for group in groups]
-    parts = _parts(groups, _first(comparison))
+    parts = _parts(groups, first_told(comparison))
     lines = [_line(run) for _, run in groupby(parts, key=_likeness)]
     if len(lines) <= MOST:
         return lines
@@ -116,8 +116,8 @@ def layer_lines(comparison: Comparison) -> list[Line]:
     return [Line(tuple(group)) for group in _groups(comparison.rows)]
 
 
-def _first(comparison: Comparison) -> Row | None:
-    """The row around which a layer is opened."""
+def first_told(comparison: Comparison) -> Row | None:
+    """The row around which a layer is opened: the WRONG one that leads, else the first that is not right."""
     return comparison.leading or next(filter(is_loud, comparison.rows), None)
 
 
