@@ -78,8 +78,14 @@ class Closeup:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Closeup:
         """What ``asdict`` and JSON made of one."""
-        parts = {"errors": Grid(**data["errors"]), "window": Window(**data["window"])}
-        return cls(**{**data, **parts, "histogram": Histogram(**data["histogram"])})
+        parts = (("errors", Grid), ("window", Window), ("histogram", Histogram))
+        made = {name: part(**_tuples(data[name])) for name, part in parts}
+        return cls(**{**_tuples(data), **made})
+
+
+def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists, which JSON makes of tuples, as such again."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
 
 
 def closeup(recorded: Rows, right: Rows, axes: Sequence[str], index: Sequence[int]) -> Closeup | None:
