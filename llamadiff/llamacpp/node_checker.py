@@ -35,7 +35,9 @@ class NodeChecker:
     ``only_list``: nothing is computed; ``pictures``: close-ups are kept.
     """
 
-    def __init__(self, weights: Weights, keep: Path | None, everything: bool, only_list: bool, pictures: bool) -> None:
+    def __init__(
+        self, weights: Weights, keep: Path | None, everything: bool, only_list: bool, pictures: bool = False
+    ) -> None:
         self.weights = weights
         self.keep, self.everything, self.only_list, self.pictures = keep, everything, only_list, pictures
         self.results: list[NodeCheck] = []
