@@ -92,6 +92,15 @@ def test_histograms_of_large_tensors_are_sampled_and_have_the_worst_row(monkeypa
     assert found.histogram.recorded[-1] == 1
 
 
+@pytest.mark.parametrize("value", [0.0, 1e300, -1e308, 5e-324, 1.0])
+def test_histograms_of_equal_and_of_extreme_values(value):
+    recorded = np.full((2, 3), value)
+    recorded[0, 0] = -value
+    found = seen(recorded, np.full((2, 3), value))
+    assert (sum(found.histogram.expected), sum(found.histogram.recorded)) == (6, 6)
+    assert found.histogram.low <= found.histogram.high
+
+
 def test_levels_are_even_steps_of_the_logarithm():
     assert levels(np.array([0.0, 1e-16, 1e-30, 1e4, np.inf, np.nan])).tolist() == [0, 1, 1, 255, 255, 0]
     assert coarse(np.arange(1000.0)[None], 10)[0].tolist() == [99.0 + 100 * n for n in range(10)]

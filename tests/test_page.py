@@ -143,11 +143,22 @@ def test_data_has_a_cell_for_each_tap_and_numbers_that_json_knows(wrong):
 
 def test_a_page_without_room_has_fewer_closeups(wrong, monkeypatch):
     whole = to_html(wrong, COMMAND)
-    monkeypatch.setattr(pages, "MOST", len(whole) - 1000)
+    monkeypatch.setattr(pages, "MOST", len(whole.encode()) - 1000)
     small = to_html(wrong, COMMAND)
     data = json.loads(Parsed(small).scripts[0])[0]
     assert 0 < len(data["closeups"]) < len(json.loads(Parsed(whole).scripts[0])[0]["closeups"])
     assert str(data["leading"]) in data["closeups"]
+
+
+def test_of_too_many_reports_the_worst_have_a_map(right, wrong, monkeypatch):
+    results = [(f"{number}.safetensors", wrong if number == 40 else right) for number in range(48)]
+    monkeypatch.setattr(pages, "MOST", 600_000)
+    page = checks_to_html(results, COMMAND)
+    data = json.loads(Parsed(page).scripts[0])
+    assert len(page.encode()) <= 600_000
+    assert data[40] is not None
+    assert data.count(None) > 24
+    assert page.count("the page would be too large") == data.count(None)
 
 
 def test_columns_are_in_the_order_of_layers_that_differ():

@@ -19,7 +19,7 @@ from llamadiff.numerics.metrics import Rows, gaps, ratio
 Array = NDArray[Any]
 MOST_ROWS, MOST_COLUMNS = 64, 128  # cells of a map
 MOST_PARTS = 256  # bars of a profile
-BINS, SAMPLED = 48, 1 << 20  # of a histogram; of how many values it is made
+BINS, SAMPLED = 48, 1 << 16  # of a histogram; of how many values it is made
 WINDOW = 16  # values around the worst one
 LEAST, MOST = -16.0, 4.0  # powers of ten that the levels 1 and 255 stand for
 
@@ -165,9 +165,14 @@ def _histogram(recorded: Rows, right: Rows, row: int) -> Histogram:
     filled = [values for values in sides if values.size]
     low = min((float(values.min()) for values in filled), default=0.0)
     high = max((float(values.max()) for values in filled), default=0.0)
-    high = high if high > low else low + 1.0
-    counts = (tuple(map(int, np.histogram(values, BINS, (low, high))[0])) for values in sides)
-    return Histogram(low, high, *counts)
+    return Histogram(low, high, *(_counts(values, low, high) for values in sides))
+
+
+def _counts(values: Array, low: float, high: float) -> tuple[int, ...]:
+    """How many values are in each bin. Halves are taken, as the distance of two large numbers may be infinite."""
+    span = high / 2 - low / 2
+    places = (values / 2 - low / 2) / span * BINS if span > 0 else np.zeros(values.shape)
+    return tuple(map(int, np.bincount(np.minimum(places.astype(np.intp), BINS - 1), minlength=BINS)))
 
 
 def _profile(errors: Sequence[float]) -> tuple[float, ...]:

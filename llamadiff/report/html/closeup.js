@@ -129,7 +129,7 @@ function profile(errors, room, cell, title, says) {
   const each = (width - left - 4) / errors.length;
   errors.forEach((error, at) => {
     const top = known(error) ? (error > 0 ? scale.place(error) : height - 18) : 8;
-    const bar = shape("rect", { class: known(cell.limit) && (!known(error) || error > cell.limit) ? "fill-wrong" : "fill-soft", x: left + at * each + 0.5, y: top, width: Math.max(1, each - 1), height: Math.max(1, height - 18 - top) });
+    const bar = shape("rect", { class: known(cell.limit) && (!known(error) || error > cell.limit) ? "fill-wrong" : "fill-soft", ...slot(left, each, at), y: top, height: Math.max(1, height - 18 - top) });
     bar.append(shape("title", {}, `${at}: ${known(error) ? tiny(error) : "not finite"}`));
     svg.append(bar);
   });

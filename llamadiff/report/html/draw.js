@@ -104,6 +104,9 @@ function hideTip() {
   tip.hidden = true;
 }
 
+// Where a bar is, of so many pixels for each: with a gap, where there is room for one.
+const slot = (left, each, at) => (each < 4 ? { x: left + at * each, width: each + 0.3 } : { x: left + at * each + 0.5, width: each - 1 });
+
 // A scale from values to pixels, and marks on it.
 function logarithmic(low, high, from, to) {
   const [a, b] = [Math.log10(low), Math.log10(high)];

@@ -10,7 +10,9 @@ function opened(data) {
 }
 
 function begin(sheet) {
-  const report = opened(everything[Number(sheet.dataset.number)]);
+  const data = everything[Number(sheet.dataset.number)];
+  if (!data) return { redraw: [] };
+  const report = opened(data);
   const place = (name) => sheet.querySelector(`[data-place=${name}]`);
   const panel = place("closeup");
   let open = null;

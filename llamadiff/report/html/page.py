@@ -7,6 +7,7 @@ lets nothing run but that script and asks for nothing, whatever else might get i
 from __future__ import annotations
 
 import hashlib
+import math
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +41,8 @@ SCRIPTS = (
     "page.js",
 )  # in the order in which they are read
 MOST = 5_500_000  # bytes of a page
-CLOSEUPS = (72, 24, 8, 1, 0)  # how many a report has: the first number with which the page is small enough
+# How many close-ups a report has, and of what share of the reports there are pictures: the first that is small enough.
+SIZES = ((72, 1.0), (24, 1.0), (8, 1.0), (1, 1.0), (0, 1.0), (0, 0.25), (0, 0.06), (0, 0.0))
 MANY, HEAD, TAIL = 120, 80, 24  # tokens shown of a long prompt
 WRONG_TAPS, CLOSEST = 16, 7  # taps that are listed
 GLYPHS = {tolerances.MATCH: "✓", tolerances.NOISE: "≈", tolerances.WRONG: "✗", tolerances.UNCHECKED: "?"}
@@ -67,15 +69,17 @@ def checks_to_html(results: Sequence[tuple[Path, Comparison]], about: About) -> 
 
 
 def _page(results: Sequence[tuple[str | None, Comparison]], about: About) -> str:
-    """The page, with as many close-ups as it has room for."""
+    """The page, with as many pictures as it has room for: those of the worst reports first."""
     sheets = [_sheet(number, name, result) for number, (name, result) in enumerate(results)]
-    verdict = tolerances.worst_of([result.verdict for _, result in results])
+    verdicts = [result.verdict for _, result in results]
+    order = sorted(range(len(results)), key=lambda number: -tolerances.SEVERITY.index(verdicts[number]))
     text = ""
-    for closeups in CLOSEUPS:
-        data = [data_of(result, closeups) for _, result in results]
+    for closeups, share in SIZES:
+        drawn = set(order[: math.ceil(share * len(results))])
         text = _template().render(
-            sheets=sheets, data=data, verdict=verdict, command=command_line(about.command), version=__version__,
-            style=_file("page.css"), script=_script(), policy=_policy(),
+            sheets=sheets, verdict=tolerances.worst_of(verdicts), command=command_line(about.command),
+            data=[data_of(c, closeups) if number in drawn else None for number, (_, c) in enumerate(results)],
+            version=__version__, style=_file("page.css"), script=_script(), policy=_policy(),
         )  # fmt: skip
         if len(text.encode("utf-8", "backslashreplace")) <= MOST:
             break
@@ -144,7 +148,6 @@ def _sheet(number: int, name: str | None, c: Comparison) -> dict[str, Any]:
         "more_wrong": max(0, len(c.wrong) - WRONG_TAPS),
         "tiles": _tiles(c),
         "closest": _closest(c),
-        "has_rows": bool(c.rows),
         "sha256": shown(str(c.model.get("sha256") or ""), 80),
         "seconds": f"{c.timing['total_s']:.1f} s" if "total_s" in c.timing else "",
     }

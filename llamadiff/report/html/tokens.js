@@ -47,7 +47,7 @@ function tokenChart(report, width, title, name, entry, least, decoded) {
   entries.forEach((found, at) => {
     if (!found) return;
     const top = known(found.value) ? (found.value > 0 ? scale.place(found.value) : height - bottom) : 14;
-    svg.append(shape("rect", { class: found.marked ? "fill-wrong" : "fill-soft", x: left + at * each + 0.5, y: Math.min(top, height - bottom - 1.5), width: Math.max(1, each - 1), height: Math.max(1.5, height - bottom - top) }));
+    svg.append(shape("rect", { class: found.marked ? "fill-wrong" : "fill-soft", ...slot(left, each, at), y: Math.min(top, height - bottom - 1.5), height: Math.max(1.5, height - bottom - top) }));
     if (found.marked && each >= 8) svg.append(shape("text", { class: "ink", x: left + (at + 0.5) * each, y: top - 3, "text-anchor": "middle" }, "✗"));
   });
   if (decoded) {
