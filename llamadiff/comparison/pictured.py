@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from llamadiff.comparison.rows import Row, stem
+from llamadiff.comparison.rows import Row, kind_of
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.numerics import tolerances
 
-AROUND = 3  # taps before and after a divergence
+AROUND = 5  # taps before and after a divergence
 MOST = 72
 
 
@@ -27,14 +27,15 @@ def _wanted(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> Iterator[int
     wrong = [at for at, row in enumerate(rows) if row.verdict == tolerances.WRONG]
     wrong = wrong or [at for at, row in enumerate(rows) if row.verdict == tolerances.UNCHECKED][:1]
     named = {d.tap for d in diagnosis}
-    firsts = list({stem(rows[at].tap): at for at in reversed(wrong)}.values())
+    firsts = list({kind_of(rows[at]): at for at in reversed(wrong)}.values())
     divergences = sorted({*firsts, *(at for at in wrong if rows[at].tap in named)})
     yield from divergences
     yield from wrong[:AROUND]
     worst: dict[str, int] = {}
     for at, row in enumerate(rows):
-        if row.closeup and (stem(row.tap) not in worst or _badness(row) > _badness(rows[worst[stem(row.tap)]])):
-            worst[stem(row.tap)] = at
+        kind = kind_of(row)
+        if row.closeup and (kind not in worst or _badness(row) > _badness(rows[worst[kind]])):
+            worst[kind] = at
     yield from worst.values()
     for at in divergences:
         yield from range(max(0, at - AROUND), min(len(rows), at + AROUND + 1))

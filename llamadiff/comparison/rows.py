@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,7 @@ from llamadiff.judge.pattern.deviation import Fact
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.closeup import Closeup
 
+_NUMBERED = re.compile(r"(node|leaf)_\d+")  # llama.cpp's names for what has none
 SLIGHT = 1e-6  # NMSE of a WRONG tap that is said after others
 
 
@@ -62,6 +64,12 @@ class Row:
 def stem(tap: str) -> str:
     """A tap's name without its layer."""
     return tap.rsplit("-", 1)[0]
+
+
+def kind_of(row: Row) -> str:
+    """What a row is called in every layer: its name without the layer; of a node without a name, its op."""
+    name = re.sub(rf"(-|_l){row.layer}\b", "", row.tap, count=1) if row.layer is not None else row.tap
+    return row.op.lower() if _NUMBERED.match(name) else name
 
 
 def leading(wrong: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> Row | None:

@@ -169,7 +169,8 @@ def _decibels(nmse: float) -> str:
 
 
 def _sizes(row: Row) -> tuple[str, str]:
-    return tuple(number(side.rms) if side else "" for side in (row.baseline, row.candidate))  # type: ignore[return-value]
+    b, c = (number(side.rms) if side else "" for side in (row.baseline, row.candidate))
+    return b, c
 
 
 def _strong(verdict: str) -> str:

@@ -26,13 +26,13 @@ function numbersOf(cell, report) {
   const entries = [
     ["own error", known(cell.own) && tiny(cell.own)],
     ["limit", known(cell.limit) && `${tiny(cell.limit)}${cell.times ? ` (${times(cell.times)})` : ""}`],
-    ["rounds activations to", cell.arithmetic],
+    ["arithmetic", cell.arithmetic],
     ["drift", known(cell.drift) && tiny(cell.drift)],
     ["× rounding", known(cell.rounding) && times(cell.rounding)],
     ["cosine", known(cell.cosine) && cell.cosine.toFixed(6)],
     ["mean drift", known(cell.mean_drift) && number(cell.mean_drift)],
     [`rms ${report.names[0]} → ${report.names[1]}`, known(cell.b_rms) && known(cell.c_rms) && `${number(cell.b_rms)} → ${number(cell.c_rms)}`],
-    [`worst at [${cell.place}]`, known(cell.recorded) && cell.place && `${number(cell.recorded)}, right is ${number(cell.expected)}`],
+    [`worst at [${cell.place}]`, known(cell.recorded) && cell.place && cell.own !== 0 && `${number(cell.recorded)}, right is ${number(cell.expected)}`],
     ["answers for", cell.span],
     ["not finite", (cell.b_bad || cell.c_bad) && `${cell.b_bad ?? 0} → ${cell.c_bad ?? 0} values`],
   ];

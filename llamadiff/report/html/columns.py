@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
-from llamadiff.comparison.rows import Row
-
-_NUMBERED = re.compile(r"(node|leaf)_\d+")  # llama.cpp's names for what has none
+from llamadiff.comparison.rows import Row, kind_of
 
 
 def columns_of(rows: Sequence[Row]) -> tuple[list[str], list[int]]:
@@ -21,12 +18,11 @@ def columns_of(rows: Sequence[Row]) -> tuple[list[str], list[int]]:
 
 
 def _keys(rows: Sequence[Row]) -> list[str]:
-    """What a row is called in every layer: its name without the layer; of a node without a name its op."""
+    """What each row is called; a number tells those of one layer apart that are called alike."""
     seen: Counter[tuple[int | None, str]] = Counter()
     keys = []
     for row in rows:
-        name = re.sub(rf"(-|_l){row.layer}\b", "", row.tap, count=1) if row.layer is not None else row.tap
-        name = row.op.lower() if _NUMBERED.match(name) else name
+        name = kind_of(row)
         seen[row.layer, name] += 1
         count = seen[row.layer, name]
         keys.append(name if count == 1 else f"{name} {count}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from llamadiff.comparison import diagnosis_text as say
 from llamadiff.comparison.advice import fix_step
 from llamadiff.comparison.blame import headline, proof
 from llamadiff.comparison.result import Comparison
+from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.numerics import tolerances
 from llamadiff.report.command_line import command_line
 from llamadiff.report.facts import decode_steps, mistakes, model_facts, run_fact, settings_of, side_facts
@@ -179,7 +180,7 @@ def _closest(c: Comparison) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _side(role: str, producer: Any) -> dict[str, Any]:
+def _side(role: str, producer: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "role": role,
         "name": shown(str(producer.get("name") or "unnamed"), 60),
@@ -189,7 +190,7 @@ def _side(role: str, producer: Any) -> dict[str, Any]:
     }
 
 
-def _cause(d: Any, c: Comparison) -> dict[str, Any]:
+def _cause(d: Diagnosis, c: Comparison) -> dict[str, Any]:
     known = d.known
     return {
         "name": shown(say.names(d.causes), 120) if known else "unknown",
