@@ -282,7 +282,8 @@ def test_the_map_goes_by_keyboard(show, wrong):
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     assert page.locator(".closeup h2").inner_text() == "Kcur_rope-1"
-    page.locator(".map svg[role=application]").focus()
+    page.keyboard.press("Escape")
+    assert page.locator(".closeup").is_hidden()
     for _ in range(4):
         page.keyboard.press("ArrowDown")
     assert page.locator("#tip b").inner_text() in ("result_norm", "result_output")

@@ -1,9 +1,9 @@
 // One tap, opened: its numbers, the map of its errors, values at the worst place, histograms, profiles.
 
-function closeupOf(report, cell, place) {
+function closeupOf(report, cell, place, shut) {
   const seen = report.closeups[report.cells.indexOf(cell)];
   const close = element("button", { type: "button" }, "close");
-  close.addEventListener("click", () => (place.hidden = true));
+  close.addEventListener("click", shut);
   const badge = element("b", { class: `badge small ${report.verdicts[cell.verdict]}` }, report.verdicts[cell.verdict].toUpperCase());
   const what = [cell.op, cell.weight && `by ${cell.weight}`, cell.shape && `[${cell.shape}]`].filter(Boolean).join(" ");
   const head = element("div", { class: "head" }, element("h2", { class: "mono" }, cell.tap), badge, element("span", { class: "soft" }, what), close);

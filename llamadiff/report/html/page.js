@@ -16,10 +16,16 @@ function begin(sheet) {
   const place = (name) => sheet.querySelector(`[data-place=${name}]`);
   const panel = place("closeup");
   let open = null;
+  let back = () => {};
+  const shut = () => {
+    panel.hidden = true;
+    back();
+  };
+  panel.addEventListener("keydown", (event) => event.key === "Escape" && shut());
   const openTap = (cell, go) => {
     hideTip();
     open = cell;
-    closeupOf(report, cell, panel);
+    closeupOf(report, cell, panel, shut);
     if (go) {
       panel.focus({ preventScroll: true });
       panel.scrollIntoView({ block: "nearest" });
@@ -30,6 +36,7 @@ function begin(sheet) {
     map.switches(place("switches"));
     map.draw();
     report.redraw.push(() => map.draw());
+    back = () => map.svg.focus({ preventScroll: true });
     const first = report.leading && map.spotOf(report.leading);
     if (first) {
       map.cursor = first;
@@ -53,7 +60,7 @@ function begin(sheet) {
   logits(report, place("logits"));
   timeline(report, place("timeline"));
   cacheSlots(report, place("slots"));
-  report.redraw.push(() => panel.hidden || closeupOf(report, open, panel));
+  report.redraw.push(() => panel.hidden || closeupOf(report, open, panel, shut));
   if (report.leading) openTap(report.leading, false);
   return report;
 }
