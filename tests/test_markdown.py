@@ -109,6 +109,16 @@ def test_the_block_has_finding_command_cause_taps_logits_and_sides(result):
     assert "my-engine" in text
 
 
+def test_tokens_that_the_candidate_alone_ranks_first_are_told_once(result):
+    from llamadiff.report.facts import told_tokens
+
+    own = [TopToken(40 + n, 900 + n, f"own{n}", 1.0, 9.0, n + 1) for n in range(9)]
+    logits = replace(result.logits, candidate_top=(result.logits.top[0], *own), expected=(own[0], own[8]))
+    told = [each.id for each in told_tokens(logits)]
+    assert told == [*(each.id for each in result.logits.top), 900, 901, 902, 903, 908]
+    assert '| 43 | 903 | `"own3"` |' in to_markdown(replace(result, logits=logits), About())
+
+
 def test_a_right_run_is_short_and_has_no_taps_around_anything(small_model):
     text = to_markdown(llamadiff.compare(small_model(), tokens=TOKENS), About())
     assert text.startswith("### MATCH: ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llamadiff.comparison.logits import Logits, TopToken
 from llamadiff.comparison.result import Comparison
 from llamadiff.diagnose.diagnosis import Diagnosis
 
@@ -16,6 +17,7 @@ _USUAL = {
     "repack": ("False", "repacked weights"),
     "gpu_layers": ("0", "{} layers on the GPU"),
 }
+_OWN = 5  # of the candidate's first tokens
 _SIZES = (("embd", "embd {}"), ("heads", "{} heads"), ("kv_heads", "{} kv"))
 
 
@@ -61,6 +63,14 @@ def decode_steps(comparison: Comparison) -> int:
     """How many tokens came one by one, after the prefill."""
     count, n_prefill = len(comparison.tokens), comparison.n_prefill
     return count - n_prefill if 0 < n_prefill < count else 0
+
+
+def told_tokens(logits: Logits) -> list[TopToken]:
+    """The baseline's first tokens, the candidate's first ones that are not among them, and those asked for."""
+    told: dict[int, TopToken] = {}
+    for token in (*logits.top, *logits.candidate_top[:_OWN], *logits.expected):
+        told.setdefault(token.id, token)
+    return list(told.values())
 
 
 def mistakes(comparison: Comparison) -> list[Diagnosis]:

@@ -17,7 +17,7 @@ from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import decibels
 from llamadiff.report.command_line import command_line
-from llamadiff.report.facts import model_facts, run_fact, settings_of
+from llamadiff.report.facts import model_facts, run_fact, settings_of, told_tokens
 from llamadiff.report.formats import About
 from llamadiff.report.github import block, code, folded, prose, table, token
 from llamadiff.report.terminal.escape import number, times, tiny
@@ -198,7 +198,7 @@ def _logits(c: Comparison) -> Iterator[str]:
     """How far apart both sides' next tokens are, and their first ones."""
     if c.logits is None:
         return
-    lines = [_top(token) for token in (*c.logits.top, *c.logits.expected)]
+    lines = [_top(token) for token in told_tokens(c.logits)]
     names = [prose(str(side.get("name") or word), 20) for side, word in ((c.baseline, "baseline"), _other(c))]
     titles = (">rank", ">id", "token", f">{names[0]}", f">{names[1]}", ">rank there")
     grid = f"\n\n{table(titles, lines)}" if lines else ""

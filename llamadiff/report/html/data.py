@@ -12,6 +12,7 @@ from llamadiff.comparison.rows import Row
 from llamadiff.comparison.timeline import CacheSide, slots, steps
 from llamadiff.numerics import closeup, tolerances
 from llamadiff.numerics.metrics import Stats
+from llamadiff.report.facts import told_tokens
 from llamadiff.report.html.columns import columns_of
 from llamadiff.report.json import finite
 from llamadiff.report.terminal.escape import quoted, shown
@@ -107,11 +108,11 @@ def _slots(side: CacheSide) -> dict[str, Any]:
 
 
 def _logits(logits: Logits) -> dict[str, Any]:
-    top = [*logits.top, *(token for token in logits.expected if token.id not in {other.id for other in logits.top})]
     first = max(0, logits.after - len(logits.positions))
     return {
         "kl": logits.kl, "agree": logits.top1_agree, "agreeing": logits.agreeing, "rows": logits.rows,
-        "partial": logits.partial, "bad": logits.not_finite, "top": [_top(token) for token in top], "first": first,
+        "partial": logits.partial, "bad": logits.not_finite, "first": first,
+        "top": [_top(token) for token in told_tokens(logits)],
         "positions": [
             [each.kl, each.agrees, _token(*each.baseline), _token(*each.candidate)]
             for each in logits.positions[:MOST_POSITIONS]
