@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib.util import find_spec
 
 import pytest
@@ -17,3 +18,11 @@ def is_there(package: str) -> bool:
 
 _MISSING = [package for package in ("torch", "transformers") if not is_there(package)]
 needs_torch = pytest.mark.skipif(bool(_MISSING), reason=f"{' and '.join(_MISSING)} not installed: make develop")
+needs_github = pytest.mark.skipif(
+    not (is_there("cmarkgfm") and is_there("nh3")), reason="cmarkgfm and nh3 not installed: make develop"
+)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None or not is_there("playwright"),
+    reason="no chromium in PATH" if CHROMIUM is None else "playwright not installed: make develop",
+)

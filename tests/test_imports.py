@@ -24,7 +24,7 @@ ALLOWED = {
     "rich": ("llamadiff/report/",),
     "pytest": ("llamadiff/pytest_plugin.py",),
     "pandas": ("llamadiff/comparison/result.py",),
-    "jinja2": ("llamadiff/engines/chat_template.py",),
+    "jinja2": ("llamadiff/engines/chat_template.py", "llamadiff/report/html/page.py"),
     "torch": ("llamadiff/candidates/torch_modules.py", "llamadiff/candidates/transformers.py"),
     "transformers": ("llamadiff/candidates/transformers.py",),
     "safetensors": ("llamadiff/trace/", "llamadiff/ggml/", "llamadiff/llamacpp/graph_recorder.py"),

@@ -130,7 +130,7 @@ def compare(
         how = How(
             rules=rules_of(tolerance), engine=engine, precision=precision, explain=budget if explain_output else 0.0,
             partial=partial, expect=token_ids(expect, None, "--expect"), name_map=name_map, timeout=timeout,
-            progress=progress,
+            progress=progress, pictures=reports.pictures,
         )  # fmt: skip
         result = verbs.compare(model, run, candidate, how, save, child)
     reports.write(result)
@@ -178,7 +178,9 @@ def diff(
     refuse_collisions(two_traces(baseline, candidate, model, tolerance), reports.named)
     with _progress() as progress:
         expected = token_ids(expect, None, "--expect")
-        how = How(rules=rules_of(tolerance), partial=partial, expect=expected, progress=progress)
+        how = How(
+            rules=rules_of(tolerance), partial=partial, expect=expected, progress=progress, pictures=reports.pictures
+        )
         result = verbs.diff(baseline, candidate, model, how)
     reports.write(result)
     _exit(result.verdict, fail_on)
@@ -198,7 +200,9 @@ def diagnose(
     refuse_collisions(two_traces(baseline, candidate, model, tolerance), reports.named)
     explain = budget if explain_output else 0.0
     with _progress() as progress:
-        how = How(rules=rules_of(tolerance), explain=explain, partial=partial, progress=progress)
+        how = How(
+            rules=rules_of(tolerance), explain=explain, partial=partial, progress=progress, pictures=reports.pictures
+        )
         result = verbs.diff(baseline, candidate, model, how)
     reports.write(result, causes=True)
     _exit(result.verdict, fail_on)
@@ -225,7 +229,8 @@ def backend(
     with _progress() as progress:
         settings = settings_of(kv_type, flash_attn, gpu_layers, repack, threads, llama_cpp, device)
         run = Run(text, token_ids(tokens, tokens_file), chat, n_predict, settings=settings)
-        result = verbs.graph(model, run, How(rules=rules_of(tolerance), progress=progress), keep)
+        how = How(rules=rules_of(tolerance), progress=progress, pictures=reports.pictures)
+        result = verbs.graph(model, run, how, keep)
     reports.write(result)
     _exit(result.verdict, fail_on)
 
@@ -251,7 +256,7 @@ def check(
     refuse_collisions(read, reports.named)
     how = How(
         rules=rules_of(tolerance), partial=partial, name_map=name_map, timeout=timeout,
-        gate=Gate(max_mean_kl, max_p99_kl),
+        gate=Gate(max_mean_kl, max_p99_kl), pictures=reports.pictures,
     )  # fmt: skip
     tally = Tally(reports, annotate)
     for checked in check_traces.check_each(traces, model, how, candidate, jobs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +14,15 @@ import typer
 
 from llamadiff.report.formats import FORMATS, About, Format
 from llamadiff.system.collisions import Named
-from llamadiff.system.output import check_text_target, encoded, write_text
+from llamadiff.system.errors import UserError
+from llamadiff.system.output import add_text, check_text_target, encoded, write_text
 
 if TYPE_CHECKING:
     from llamadiff.comparison.result import Comparison
 
 PANEL = "Report"
 STANDARD_OUTPUT = "-"
+MOST_GATHERED = 1 << 20  # bytes that GitHub shows of one step's summary
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,15 @@ class Reports:
         """Whether standard output is a file's, so that nothing else may be printed."""
         return STANDARD_OUTPUT in self.targets.values()
 
+    @property
+    def pictures(self) -> bool:
+        """Whether a format that shows pictures was asked for."""
+        return any(form.pictures for form in self._formats())
+
     def write(self, result: Comparison, causes: bool = False) -> None:
         """Write each report, and print one unless standard output is taken; ``causes``: these alone."""
         for form in self._formats():
-            put(self.targets[form.name], form.text(result, _about()))
+            self._put(form, form.text(result, _about()))
         if not self.takes_standard_output:
             from llamadiff.report.terminal.report import make_console, render, render_causes
 
@@ -58,10 +66,28 @@ class Reports:
         """Write a report of several traces in each format; those that were ``refused`` have a reason instead."""
         about = replace(_about(), refused=tuple(refused))
         for form in self._formats():
-            put(self.targets[form.name], form.text_of(results, about))
+            self._put(form, form.text_of(results, about))
+
+    def _put(self, form: Format, text: str) -> None:
+        """Write a report where it was asked for; and at the end of the file that gathers such reports, if there is one.
+
+        That the latter has no room is said, and is no failure.
+        """
+        target, gathering = self.targets[form.name], os.environ.get(form.also) if form.also else None
+        if not gathering or not _is_same(target, gathering):
+            put(target, text)
+        if gathering:
+            try:
+                add_text(Path(gathering), text, MOST_GATHERED)
+            except UserError as error:
+                typer.echo(f"llamadiff: {form.also}: {error}", err=True)
 
     def _formats(self) -> list[Format]:
         return [form for form in FORMATS if form.name in self.targets]
+
+
+def _is_same(target: str, path: str) -> bool:
+    return target != STANDARD_OUTPUT and os.path.realpath(target) == os.path.realpath(path)
 
 
 def put(target: str, text: str) -> None:

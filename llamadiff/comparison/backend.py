@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from llamadiff.comparison.pictured import pictured
 from llamadiff.comparison.result import Comparison, Decoding, Judged, Sides, assembled
 from llamadiff.comparison.rows import Row
 from llamadiff.comparison.said import Said
@@ -36,7 +37,7 @@ def compare_nodes(model: ModelFile, request: Request, how: How = USUAL, child: C
     """
     started = time.perf_counter()
     with scratch_directory() as folder:
-        request = replace(request, nodes=True, output=str(Path(folder) / "nodes.json"))
+        request = replace(request, nodes=True, pictures=how.pictures, output=str(Path(folder) / "nodes.json"))
         found = check_nodes(request, how.progress, child)
     info = found.info
     rows = tuple(row for row in rows_of(found.checks, how.rules)
@@ -61,7 +62,7 @@ def compare_nodes(model: ModelFile, request: Request, how: How = USUAL, child: C
         "total_s": capture_s,
         "peak_rss_mb": peak_rss_mb(),
     }
-    judged = Judged(rows=rows, decoding=Decoding(found.trusted, found.refused), timing=timing)
+    judged = Judged(rows=pictured(rows, ()), decoding=Decoding(found.trusted, found.refused), timing=timing)
     said = summarize(rows, found, len(info.tokens) - info.n_prefill)
     return replace(assembled(sides, judged, verdict, said, _next_steps(rows, request)), engine=EngineUsed(GRAPH))
 
@@ -107,7 +108,7 @@ def _row(check: NodeCheck, layer: int | None, name: str, rules: Sequence[toleran
         )  # fmt: skip
     return Row(
         name, layer, check.op, check.weight, check.weight_type, check.shape, verdict, local, None, None, None,
-        None, check.baseline, check.engine, explained=OPEN if is_open else check.problem,
+        None, check.baseline, check.engine, explained=OPEN if is_open else check.problem, closeup=check.closeup,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from llamadiff.comparison import unjudged
 from llamadiff.comparison.coverage import Coverage, asked_for_less, coverage_of
 from llamadiff.comparison.logits import Logits, compare_logits, logit_rows
+from llamadiff.comparison.pictured import pictured
 from llamadiff.comparison.result import Comparison, Judged, Sides, assembled
 from llamadiff.comparison.rows import Row
 from llamadiff.comparison.said import Said
@@ -19,6 +20,7 @@ from llamadiff.comparison.sketch_alone import note_on
 from llamadiff.comparison.summary import unchecked
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.numerics import metrics, tolerances
+from llamadiff.numerics.closeup import closeup
 from llamadiff.numerics.sketching import at_most, estimated
 from llamadiff.preflight.checks import WEIGHTS
 from llamadiff.preflight.schedule import batches_of
@@ -40,7 +42,7 @@ def drift_only(baseline: Trace, candidate: Trace, how: How = USUAL) -> Compariso
     names = [name for name in baseline if not name.startswith(WEIGHTS)] if sketch is None else [*sketch.rows]
     both = [name for name in names if name in candidate]
     if sketch is None:
-        rows = tuple(_row(name, baseline[name], candidate[name], how.rules) for name in both)
+        rows = tuple(_row(name, baseline[name], candidate[name], how) for name in both)
     else:
         rows = tuple(_estimated_row(name, sketch, candidate[name]) for name in both)
     missing = tuple(name for name in names if name not in candidate)
@@ -48,10 +50,10 @@ def drift_only(baseline: Trace, candidate: Trace, how: How = USUAL) -> Compariso
     coverage = coverage_of(rows, missing, candidate, [*names, LOGITS], (), less)
     logits = LOGITS in baseline and LOGITS in candidate
     judged = Judged(
-        rows=rows,
+        rows=pictured(rows, ()),
         missing=missing,
         coverage=coverage,
-        logits=_logits(baseline[LOGITS], candidate[LOGITS], how.expect) if logits else None,
+        logits=_logits(baseline[LOGITS], candidate[LOGITS], how) if logits else None,
         timing={"engine_s": 0.0, "compare_s": 0.0},
     )
     steps = (
@@ -64,7 +66,7 @@ def drift_only(baseline: Trace, candidate: Trace, how: How = USUAL) -> Compariso
     return assembled(_sides(baseline.info, candidate.info), judged, verdict, said, steps)
 
 
-def _row(name: str, b: Array, c: Array, rules: Sequence[tolerances.Rule]) -> Row:
+def _row(name: str, b: Array, c: Array, how: How) -> Row:
     """How far one tap of two traces is apart. Raises UserError where its shapes differ."""
     tap = taps.parse(name)  # None: a node of llama.cpp's graph that is no tap of the vocabulary
     op, axis = (tap.kind.op, tap.row_axis) if tap is not None else ("-", 0)
@@ -72,13 +74,29 @@ def _row(name: str, b: Array, c: Array, rules: Sequence[tolerances.Rule]) -> Row
         b, c = b[-1:], c.reshape(b[-1:].shape)
     if b.size != c.size or b.shape[axis : axis + 1] != c.shape[axis : axis + 1]:
         raise UserError(f"{name}: the baseline has shape {list(b.shape)}, the candidate {list(c.shape)}")
-    drift = metrics.difference(c.reshape(b.shape), b, axis)
-    limit = tolerances.rule_for(rules, name, op, "*").match
+    sides = metrics.Rows(c.reshape(b.shape), axis), metrics.Rows(b, axis)
+    drift = metrics.difference_of(*sides)
+    limit = tolerances.rule_for(how.rules, name, op, "*").match
     stats = metrics.stats(b), metrics.stats(c)
+    axes = tap.kind.axes if tap is not None and len(tap.kind.axes) == b.ndim else ("row", *["value"] * (b.ndim - 1))
+    seen = closeup(*sides, axes, drift.worst.index) if how.pictures else None
     agrees = drift.nmse <= limit and not any(side.nan or (side.inf and tap is not None) for side in stats)
     verdict = tolerances.MATCH if agrees else tolerances.UNCHECKED
     return Row(
-        name, taps.layer_of(name), op, None, None, tuple(b.shape), verdict, None, None, drift, None, None, *stats
+        name,
+        taps.layer_of(name),
+        op,
+        None,
+        None,
+        tuple(b.shape),
+        verdict,
+        None,
+        None,
+        drift,
+        None,
+        None,
+        *stats,
+        closeup=seen,
     )
 
 
@@ -108,11 +126,12 @@ def _sides(baseline: Info, candidate: Info) -> Sides:
     )
 
 
-def _logits(b: Array, c: Array, expect: Sequence[int]) -> Logits:
+def _logits(b: Array, c: Array, how: How) -> Logits:
     """Of all rows, or of the last one where the candidate has no other."""
     rows = logit_rows(b)
     mine = c.reshape(-1, rows.shape[1])
-    return replace(compare_logits(rows[-len(mine) :], mine, lambda _: None, None, expect), after=len(rows))
+    found = compare_logits(rows[-len(mine) :], mine, lambda _: None, None, how.expect, how.pictures)
+    return replace(found, after=len(rows))
 
 
 def _drift_sentence(rows: Sequence[Row], coverage: Coverage) -> Said:

@@ -18,6 +18,7 @@ from llamadiff.comparison.by_original import by_the_original
 from llamadiff.comparison.coverage import coverage_of
 from llamadiff.comparison.gate import arithmetic_of, bounds_of, held_to, not_held, rounding_of
 from llamadiff.comparison.logits import Logits, compare_logits, logit_rows
+from llamadiff.comparison.pictured import pictured
 from llamadiff.comparison.positions import over_positions
 from llamadiff.comparison.result import Comparison, Decoding, Judged, Sides, assembled
 from llamadiff.comparison.rows import rows_of, with_explanations
@@ -176,7 +177,7 @@ def _judged(
     """All that was found, tap by tap and as a whole."""
     passes, candidate = study.passes, study.candidate
     found = rows_of(passes.findings, model.weight_names, model.weight_types, study.under_test, study.records)
-    rows = with_explanations(found, diagnosis)
+    rows = pictured(with_explanations(found, diagnosis), diagnosis)
     trace = candidate if candidate is not None else baseline
     read = set(baseline.info.producer.get("weights_read", model.weights.read)) & set(model.tensors)
     wanted, extra = [tap.name for tap in model.taps if not tap.kind.optional], _extra(model, candidate)
@@ -190,7 +191,7 @@ def _judged(
         diagnosis=diagnosis,
         manner=study.manner,
         notes=() if candidate is None else (*candidate.printed.notes, *note_on(baseline)),
-        logits=_logits(model, baseline, candidate, passes.logits, how.expect),
+        logits=_logits(model, baseline, candidate, passes.logits, how),
         only_baseline_read=tuple(sorted(read - model.weights.read)),
         only_engine_read=tuple(sorted(model.weights.read - read)),
         free_tokens=passes.free_tokens,
@@ -230,18 +231,19 @@ def _extra(model: Runnable, candidate: Trace | None) -> tuple[str, ...]:
     return (*own, *map(str, left)) if isinstance(left, list) else tuple(own)
 
 
-def _logits(
-    model: Runnable, baseline: Trace, candidate: Trace | None, engine: Array, expect: Sequence[int]
-) -> Logits | None:
+def _logits(model: Runnable, baseline: Trace, candidate: Trace | None, engine: Array, how: How) -> Logits | None:
     """The table of logits, against the ``engine``'s where there is no candidate; None where they were not recorded."""
     name = "result_output"
     if name not in baseline or (candidate is not None and name not in candidate):
         return None
     if candidate is None:
         free = logit_rows(engine)
-        return compare_logits(logit_rows(baseline[name])[: len(free)], free, model.vocabulary.text, None, expect)
+        return compare_logits(
+            logit_rows(baseline[name])[: len(free)], free, model.vocabulary.text, None, how.expect, how.pictures
+        )
     mask = candidate.known.get(name)
     if mask is not None and not mask[-1].any():
         return None
     known = None if mask is None else logit_rows(mask)
-    return compare_logits(logit_rows(baseline[name]), logit_rows(candidate[name]), model.vocabulary.text, known, expect)
+    sides = logit_rows(baseline[name]), logit_rows(candidate[name])
+    return compare_logits(*sides, model.vocabulary.text, known, how.expect, how.pictures)

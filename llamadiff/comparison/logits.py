@@ -34,6 +34,19 @@ class TopToken:
 
 
 @dataclass(frozen=True)
+class Position:
+    """The distributions after one token: KL(baseline || candidate) in nats, and both sides' first tokens, id and text.
+
+    ``agrees`` is None where a side has none, ``kl`` NaN where not all logits are there.
+    """
+
+    kl: float
+    agrees: bool | None
+    baseline: tuple[int, str | None]
+    candidate: tuple[int, str | None]
+
+
+@dataclass(frozen=True)
 class Logits:
     """The next-token distributions after the last token that both sides ran.
 
@@ -42,7 +55,7 @@ class Logits:
     ``partial``: not all of the candidate's logits were recorded; ``after`` so many tokens. ``not_finite`` are the sides
     ("baseline", "candidate") whose logits hold NaN or Inf: there is no KL then, and nothing is known to agree (None;
     nor where the baseline's first token is not among what was recorded). ``expected`` are the tokens that were asked
-    for.
+    for; ``positions`` every row, where a page is to show them: the last is after token ``after``.
     """
 
     kl: float
@@ -56,15 +69,22 @@ class Logits:
     after: int = 0
     not_finite: tuple[str, ...] = ()
     expected: tuple[TopToken, ...] = ()
+    positions: tuple[Position, ...] = ()
 
 
 def compare_logits(
-    baseline: Array, candidate: Array, text_of: Any, known: Array | None = None, expect: Sequence[int] = ()
+    baseline: Array,
+    candidate: Array,
+    text_of: Any,
+    known: Array | None = None,
+    expect: Sequence[int] = (),
+    each: bool = False,
 ) -> Logits:
     """Compare logits [token, vocab]; the last row in full.
 
     ``known`` marks the candidate's values that are there: ranks are among these, and KL is NaN where the last row lacks
-    some. ``expect`` are tokens to be told of, whatever their ranks. Raises UserError for one that is no token.
+    some. ``expect`` are tokens to be told of, whatever their ranks; ``each``: every row is told of. Raises UserError
+    for one that is no token.
     """
     beyond = next((token for token in expect if not 0 <= token < baseline.shape[-1]), None)
     if beyond is not None:
@@ -101,7 +121,22 @@ def compare_logits(
         after=len(baseline),
         not_finite=not_finite,
         expected=() if "baseline" in not_finite else tuple(entry(token) for token in expect),
+        positions=_positions(baseline, candidate, text_of, known) if each else (),
     )  # fmt: skip
+
+
+def _positions(baseline: Array, candidate: Array, text_of: Any, known: Array | None) -> tuple[Position, ...]:
+    """Both sides after each token."""
+    ranked: Array = _can_be_ranked(baseline) & _can_be_ranked(candidate)
+    firsts = (np.argmax(baseline, -1), np.argmax(candidate, -1))
+    found = []
+    for row, (b, c) in enumerate(zip(*firsts, strict=True)):
+        sides = [(int(token), text_of(int(token))) for token in (b, c)]
+        sure = bool(ranked[row]) and (known is None or bool(known[row][b]))
+        whole = known is None or bool(known[row].all())
+        kl = metrics.kl_divergence(baseline[row], candidate[row]) if whole else float("nan")
+        found.append(Position(kl, bool(b == c) if sure else None, sides[0], sides[1]))
+    return tuple(found)
 
 
 def _can_be_ranked(logits: Array) -> Array:

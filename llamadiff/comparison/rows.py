@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,9 @@ from llamadiff.diagnose.diagnosis import Diagnosis, explained
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.pattern.deviation import Fact
 from llamadiff.numerics import metrics, tolerances
+from llamadiff.numerics.closeup import Closeup
 
+_NUMBERED = re.compile(r"(node|leaf)_\d+")  # llama.cpp's names for what has none
 SLIGHT = 1e-6  # NMSE of a WRONG tap that is said after others
 
 
@@ -24,7 +27,7 @@ class Row:
     written wrongly.
     ``at`` holds each side's value (baseline, candidate, engine's free run) where the local error is largest.
     ``expected_drift`` is what the baseline's arithmetic alone does to an exact engine, and ``ratio_to_noise``
-    the drift over it. ``span`` names unrecorded taps that this one answers for.
+    the drift over it. ``span`` names unrecorded taps that this one answers for. ``closeup`` is what a page shows of it.
     """
 
     tap: str
@@ -45,6 +48,13 @@ class Row:
     at: Mapping[str, float] = field(default_factory=dict)
     explained: str | None = None
     misrecorded: bool = False
+    closeup: Closeup | None = None
+
+    @property
+    def rms_ratio(self) -> float | None:
+        """The candidate's size over the baseline's."""
+        sides = self.baseline, self.candidate
+        return sides[1].rms / sides[0].rms if sides[0] and sides[1] and sides[0].rms > 0 else None
 
     @property
     def span(self) -> tuple[str, ...]:
@@ -54,6 +64,12 @@ class Row:
 def stem(tap: str) -> str:
     """A tap's name without its layer."""
     return tap.rsplit("-", 1)[0]
+
+
+def kind_of(row: Row) -> str:
+    """What a row is called in every layer: its name without the layer; of a node without a name, its op."""
+    name = re.sub(rf"(-|_l){row.layer}\b", "", row.tap, count=1) if row.layer is not None else row.tap
+    return row.op.lower() if _NUMBERED.match(name) else name
 
 
 def leading(wrong: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> Row | None:
@@ -112,6 +128,7 @@ def rows_of(
             baseline=finding.stats.get("baseline"),
             candidate=finding.stats.get("candidate" if under_test == "candidate" else "engine"),
             distance=finding.distance, at=finding.at[under_test], misrecorded=name in misrecorded,
+            closeup=finding.closeups.get(under_test),
         ))  # fmt: skip
     return tuple(rows)
 

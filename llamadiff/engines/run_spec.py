@@ -52,7 +52,7 @@ class How:
     spans of any length, up to the whole model. ``partial``: what was recorded is enough, though the logits are not
     among it. ``expect``: tokens that the table of logits is to have. ``name_map`` names or is a map of a candidate's
     tensor names; ``timeout``: the seconds that its command may take. ``gate``: logits are held to limits over all
-    positions.
+    positions. ``pictures``: close-ups of taps and the logits of every position are kept, which a page shows.
     """
 
     rules: Sequence[tolerances.Rule] = tolerances.RULES
@@ -66,6 +66,7 @@ class How:
     timeout: float = 600.0
     progress: Progress = silent
     gate: Gate | None = None
+    pictures: bool = False
 
 
 USUAL = How()

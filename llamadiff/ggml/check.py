@@ -10,6 +10,7 @@ import numpy as np
 
 from llamadiff.ggml.op import Array, Op, arithmetics, function_of, unfollowed
 from llamadiff.numerics import metrics
+from llamadiff.numerics.closeup import Closeup
 
 NO_FUNCTION = "no function for"
 SORTED = ("ARGSORT", "TOP_K")
@@ -23,7 +24,7 @@ class NodeCheck:
     ``nmse`` is None where there is no function for the op, or it failed; ``problem`` says why. ``expected`` and
     ``found`` are the two values at ``index``, where they differ most. ``baseline`` and ``engine`` are moments of
     llama.cpp's values and ours. ``opened`` values could not be judged: on these inputs NaN or Inf is right there.
-    ``rounding`` adds to the limit of ``nmse`` (``Replay``).
+    ``rounding`` adds to the limit of ``nmse`` (``Replay``). ``closeup`` is what a page shows of it.
     """
 
     name: str
@@ -45,6 +46,7 @@ class NodeCheck:
     problem: str | None = None
     opened: int = 0
     rounding: float = 0.0
+    closeup: Closeup | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -52,7 +54,8 @@ class NodeCheck:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> NodeCheck:
         stats = {side: metrics.Stats(**data[side]) if data[side] else None for side in ("baseline", "engine")}
-        return cls(**{**data, **stats, "shape": tuple(data["shape"]), "index": tuple(data["index"]),
+        seen = Closeup.from_json(data["closeup"]) if data.get("closeup") else None
+        return cls(**{**data, **stats, "closeup": seen, "shape": tuple(data["shape"]), "index": tuple(data["index"]),
                       "sources": tuple(data["sources"])})  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from llamadiff.judge.pattern.deviation import Fact
 from llamadiff.numerics import metrics
+from llamadiff.numerics.closeup import Closeup
 from llamadiff.trace import taps
 
 
@@ -60,6 +61,7 @@ class Finding:
     fitting: Mapping[str, Sequence[frozenset[str]]]  # by source: the policies that fit, for each phase
     distance: Mapping[str, float]  # by source: NMSE against the free run, which computes in float32 throughout
     stated: Tried = field(default_factory=dict)  # the statistics that the candidate states
+    closeups: Mapping[str, Closeup] = field(default_factory=dict)  # by source, where pictures are wanted
 
 
 @dataclass(frozen=True)

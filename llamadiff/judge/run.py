@@ -111,6 +111,7 @@ def _run(
         judge = Judge(
             {source.name: source for source in sources}, model.weight_types, how.rules,
             np.asarray(info.positions), info.n_prefill, model.ropes, model.sizes, info.edges,
+            pictured=sources[-1].name if how.pictures else None,
         )  # fmt: skip
         study = Study(judge, lanes, model.taps, model.inputs, model.sizes["expert"], at)
         try:

@@ -23,6 +23,7 @@ from llamadiff.judge.pattern.deviation import Fact
 from llamadiff.judge.statistics import held
 from llamadiff.judge.verdict import Judgement
 from llamadiff.numerics import metrics, tolerances
+from llamadiff.numerics.closeup import Closeup, closeup
 from llamadiff.numerics.policies import CACHE_V, operand_kind, rounding_type
 from llamadiff.numerics.sketching import RowSketch, estimated
 from llamadiff.trace import taps
@@ -38,7 +39,7 @@ class Judge:
 
     ``weight_types``: tap name -> type of the weight it multiplies by; ``edges``: where batches begin and end;
     ``ropes`` of the layers, and ``mean_square_angle`` of each of them, radians; ``sizes`` of axes.
-    ``described``: how many errors of a kind have facts already;
+    ``described``: how many errors of a kind have facts already; ``pictured``: the source of which close-ups are kept;
     ``shown``: by source, what right taps have shown of its arithmetic.
     """
 
@@ -53,6 +54,7 @@ class Judge:
     mean_square_angle: dict[Rope, float] = field(default_factory=dict)
     described: Counter[tuple[str, str]] = field(default_factory=Counter)
     shown: dict[str, Shown] = field(default_factory=dict)
+    pictured: str | None = None
 
     def finding(
         self,
@@ -79,7 +81,15 @@ class Judge:
             noise=metrics.nmse_of(seen.lane(FREE_NATIVE), free) if free and FREE_NATIVE in lanes else None,
             fitting={name: found.fitted.policies(found.bounds.match) for name, found in judged.items()},
             stated=self._stated(seen),
+            closeups={name: each for name, found in judged.items() if (each := self._closeup(found)) is not None},
         )
+
+    def _closeup(self, found: Judgement) -> Closeup | None:
+        """What a picture shows of a tap, where one is wanted of this source."""
+        errors = found.errors
+        if found.source.name != self.pictured:
+            return None
+        return closeup(errors.recorded, errors.right, found.seen.tap.kind.axes, errors.worst.index)
 
     def _stats(self, seen: Compared, free: metrics.Rows | None) -> dict[str, metrics.Stats]:
         """Each side's moments."""

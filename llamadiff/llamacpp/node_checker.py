@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from llamaref import Weights
 from numpy.typing import NDArray
 
@@ -21,6 +22,7 @@ from llamadiff.llamacpp.op_memory import memory_of
 from llamadiff.llamacpp.tap_names import tap_of
 from llamadiff.llamacpp.tensors import Node
 from llamadiff.numerics import metrics, tolerances
+from llamadiff.numerics.closeup import Closeup, closeup
 
 Array = NDArray[Any]
 SMALL = 1 << 20  # bytes of memory that a view of it is checked by its values, not by its place alone
@@ -30,12 +32,14 @@ class NodeChecker:
     """Checks nodes one by one; ``results`` are in graph order.
 
     ``keep``: a directory for the ops that are wrong (``everything``: for all ops), inputs and outputs with them.
-    ``only_list``: nothing is computed. ``q8``: how this ggml rounds to eight bits.
+    ``only_list``: nothing is computed; ``pictures``: close-ups are kept. ``q8``: how this ggml rounds to eight bits.
     """
 
-    def __init__(self, weights: Weights, keep: Path | None, everything: bool, only_list: bool, q8: str) -> None:
+    def __init__(
+        self, weights: Weights, keep: Path | None, everything: bool, only_list: bool, q8: str, pictures: bool = False
+    ) -> None:
         self.weights, self.q8 = weights, q8
-        self.keep, self.everything, self.only_list = keep, everything, only_list
+        self.keep, self.everything, self.only_list, self.pictures = keep, everything, only_list, pictures
         self.results: list[NodeCheck] = []
         self.step = 0
         self._seen: Counter[str] = Counter()
@@ -122,17 +126,27 @@ class NodeChecker:
         index: tuple[int, ...] = ()
         stats: tuple[metrics.Stats | None, metrics.Stats | None] = None, None
         expected = value = 0.0
+        seen = None
         if best is not None and found is not None:
             values = best.values.reshape(found.shape)
             stats = metrics.stats(found), metrics.stats(values)
             worst = metrics.difference(found[None], values[None], 0).worst if nmse else None
             if worst is not None:
                 index, expected, value = worst.index[1:], worst.baseline, worst.candidate
+            seen = _closeup(found, values, index) if self.pictures else None
         kind = self.weights.type(weight) if weight else None
         sources = tuple(source.name for source in node.sources)
         arithmetic = best.arithmetic if best else None
         self.results.append(NodeCheck(
             label, tap, node.op, weight, kind, node.type, node.shape, sources, self.step, nmse, arithmetic, index,
             expected, value, *stats, problem, opened(n, best.values) if n is not None and best is not None else 0,
-            best.rounding if best else 0.0,
+            best.rounding if best else 0.0, seen,
         ))  # fmt: skip
+
+
+def _closeup(found: Array, values: Array, index: tuple[int, ...]) -> Closeup | None:
+    """What a page shows of a node, with its rows one under the other."""
+    width = found.shape[-1]
+    recorded, right = (metrics.Rows(side.reshape(-1, width)) for side in (found, values))
+    place = int(np.ravel_multi_index(index, found.shape)) if index else 0
+    return closeup(recorded, right, ("row", "value"), divmod(place, max(1, width)))

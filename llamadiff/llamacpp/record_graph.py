@@ -40,7 +40,8 @@ class NodeRun(Capture):
         dequantizer = Dequantizer(weights, self.lib)
         weights.decoder = dequantizer.decoder
         keep = None if self.request.keep is None else Path(self.request.keep)
-        self.checker = NodeChecker(weights, keep, self.request.keep_all, self.request.only_list, q8_way(self.lib))
+        asked = self.request
+        self.checker = NodeChecker(weights, keep, asked.keep_all, asked.only_list, q8_way(self.lib), asked.pictures)
         with threadpool_limits(1, "blas"):
             prefill_s = self._decode_all(self._context(), say)
         report = {

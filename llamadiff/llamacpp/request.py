@@ -69,9 +69,10 @@ class Request:
     ``n_predict`` more are llama.cpp's own choice. The first token is at position ``first``.
     ``scores``: attention scores are recorded however long the prompt is. ``nodes``: every node is checked as it runs,
     and ``output`` is what was found, as JSON. ``keep`` is a directory for wrong ops' inputs and outputs (``keep_all``:
-    for all ops'); ``only_list``: nodes are listed and not computed. ``graph`` is a file for the graph itself, with
-    every tap of it in ``output``, a trace; ``keep_graph``: the trace itself holds the graph. ``patterns`` and
-    ``layers`` (from, to before) are the user's words for the taps that are asked for; X
+    for all ops'); ``only_list``: nodes are listed and not computed; ``pictures``: close-ups of them are kept. ``graph``
+    is a file for the graph itself, with every tap of it in ``output``, a trace; ``keep_graph``: the trace itself holds
+    the graph. ``patterns`` and ``layers`` (from, to before) are the user's words for the taps that are asked for;
+    ``wanted`` are their names, where they are known before llama.cpp's graph is. ``files`` are
     the parts of a model that is split. ``bos`` is the text of the token that tokenizing adds, for a ``text`` that may
     begin with it already. ``way``: how tokens go through the context. ``errand``: something else
     than a run (errands.py), about ``texts``.
@@ -93,6 +94,7 @@ class Request:
     keep: str | None = None
     keep_all: bool = False
     only_list: bool = False
+    pictures: bool = False
     graph: str | None = None
     patterns: tuple[str, ...] = ()
     layers: tuple[int, int] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-BLOCK = 1 << 18  # values of a tensor that are widened at once: they stay in cache
+BLOCK = 1 << 18  # values of a tensor that are _widened at once: they stay in cache
 _MADE = count()
 
 
@@ -57,7 +58,7 @@ class Difference:
 class Rows:
     """A tensor as rows of float64, one for each index of ``axis``; what comparisons need of it is computed once.
 
-    Large tensors are widened block by block, each time anew: then no more than a block of float64 exists.
+    Large tensors are _widened block by block, each time anew: then no more than a block of float64 exists.
     """
 
     def __init__(self, x: Array, axis: int = 0) -> None:
@@ -100,6 +101,10 @@ class Rows:
     def at(self, row: slice) -> Array:
         """One row's values."""
         return np.asarray(self._widened(row)[0])
+
+    def every(self, step: int) -> Array:
+        """The values of every so many-th row."""
+        return np.asarray(self._x[::step], np.float64).reshape(-1)
 
     def index(self, flat: int) -> tuple[int, ...]:
         """Where in the tensor a value is, counted through all rows."""
@@ -179,6 +184,11 @@ def ratio(error: float, reference: float) -> float:
     if error == 0:
         return 0.0
     return error / reference if reference > 0 else float("inf")
+
+
+def decibels(nmse: float) -> float:
+    """An NMSE as a level: -60 is a millionth; minus infinity for none."""
+    return 10 * math.log10(nmse) if nmse > 0 else -math.inf
 
 
 def nmse(candidate: Array, baseline: Array, axis: int) -> float:

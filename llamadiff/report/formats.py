@@ -32,13 +32,17 @@ class Format:
     """``name`` is that of the option: ``json`` of ``--json``. ``writer`` names a function, ``module:function``.
 
     It is given a Comparison and an About, and returns text. ``of_several`` is given pairs of a path and a Comparison,
-    and an About: None where a format cannot tell of several traces that were checked.
+    and an About: None where a format cannot tell of several traces that were checked. ``also`` names an environment
+    variable: where it names a file, the text is put at that file's end too. ``pictures``: it shows what is kept only
+    where it is asked for (``How.pictures``).
     """
 
     name: str
     help: str
     writer: str
     of_several: str | None = None
+    also: str | None = None
+    pictures: bool = False
 
     def text(self, comparison: Comparison, about: About) -> str:
         """One report."""
@@ -64,6 +68,14 @@ FORMATS = (
     Format("csv", "The table of taps as CSV, to a file or -.", "csv:to_csv"),
     Format(
         "junit", "The verdict as JUnit XML, to a file or -.", "junit:to_junit", of_several="junit:checks_to_junit",
+    ),
+    Format(
+        "markdown", "A block for a GitHub issue, to a file or -; added to $GITHUB_STEP_SUMMARY too.",
+        "markdown:to_markdown", of_several="markdown:checks_to_markdown", also="GITHUB_STEP_SUMMARY",
+    ),
+    Format(
+        "html", "A page to look at: the map of taps, close-ups, curves, logits; to a file or -.",
+        "html.page:to_html", of_several="html.page:checks_to_html", pictures=True,
     ),
 )  # fmt: skip
 

@@ -119,7 +119,7 @@ def to_object(comparison: Comparison, about: About = NOBODY, full: bool = False)
         "next_steps": c.next_steps,
         "timing": c.timing,
     }
-    cleaned: dict[str, Any] = _finite(report)
+    cleaned: dict[str, Any] = finite(report)
     return cleaned
 
 
@@ -203,14 +203,14 @@ def _logits(logits: Logits | None) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Plain JSON values throughout: dataclasses opened, tuples as lists, non-finite numbers as null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     return value

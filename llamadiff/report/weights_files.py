@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+from llamadiff.report.github import prose, table
 from llamadiff.weights.result import TensorRow, WeightReport
 
 SCHEMA = "llamadiff.weights/1"
@@ -69,28 +70,17 @@ def _cells(row: TensorRow, report: WeightReport) -> list[object]:
 
 def weights_to_markdown(report: WeightReport) -> str:
     """The sentence, what was found, and the table."""
-    lines = [f"**{report.verdict.upper()}** {_escaped(report.summary)}", ""]
+    lines = [f"**{report.verdict.upper()}** {prose(report.summary)}", ""]
     for title, oddities in (("Findings", report.findings), ("Suspicious", report.suspicions)):
         if oddities:
-            lines += [f"## {title}", "", *(f"- {_escaped(o.where)}: {_escaped(o.says)}" for o in oddities), ""]
+            lines += [f"## {title}", "", *(f"- {prose(o.where)}: {prose(o.says)}" for o in oddities), ""]
     said = (*report.unchecked, *report.notes)
     if said:
-        lines += ["## Notes", "", *(f"- {_escaped(note)}" for note in said), ""]
+        lines += ["## Notes", "", *(f"- {prose(note)}" for note in said), ""]
     titles = _titles(report)
-    lines += ["## Tensors", "", _line(titles), _line("---" for _ in titles)]
-    lines += [_line(map(_cell, _cells(row, report))) for row in report.rows]
+    lines += ["## Tensors", "", table(titles, ([_cell(cell) for cell in _cells(row, report)] for row in report.rows))]
     return "\n".join(lines) + "\n"
 
 
-def _line(cells: Any) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
 def _cell(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else _escaped(str(value))
-
-
-def _escaped(text: str) -> str:
-    """Foreign text that Markdown shows as it is, on one line."""
-    plain = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
-    return "".join("\\" + character if character in "\\`*_|<>[]#" else character for character in plain)
+    return f"{value:.4g}" if isinstance(value, float) else prose(str(value))

@@ -59,6 +59,21 @@ def write_text(path: Path, text: str) -> None:
         raise unwritten(path, error) from None
 
 
+def add_text(path: Path, text: str, most: int) -> None:
+    """Put text at the end of a file that others write to too.
+
+    Raises UserError if it would have more than ``most`` bytes then, or cannot be written.
+    """
+    data = encoded(text)
+    try:
+        if path.exists() and path.stat().st_size + len(data) > most:
+            raise UserError(f"{path}: has no room for {_amount(len(data))} more: it may have {_amount(most)}")
+        with path.open("ab") as file:
+            file.write(data)
+    except OSError as error:
+        raise unwritten(path, error) from None
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file that appears when it is complete. Raises UserError, and leaves what was there, if it cannot be."""
     try:

@@ -16,6 +16,7 @@ from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row, stem
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.judge.finding import Local
+from llamadiff.report.facts import mistakes
 from llamadiff.report.links import page_of
 from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.styles import STRONG, badge
@@ -58,7 +59,7 @@ def put_last_line(page: Page, comparison: Comparison) -> None:
 
 def put_fixes(page: Page, comparison: Comparison, full: bool) -> None:
     """Print what to do about each known bug, and the place with both values."""
-    known = _mistakes(comparison)
+    known = mistakes(comparison)
     most = len(known) if full else _FEW
     for d in known[:most]:
         page.paragraph(labelled("fix"), _fix(page, d, several=len(known) > 1))
@@ -87,16 +88,12 @@ def _facts(local: Local) -> str:
 
 def put_next_steps(page: Page, comparison: Comparison) -> None:
     """Print what to do besides."""
-    said = {advice.fix_step(d) for d in _mistakes(comparison)}
+    said = {advice.fix_step(d) for d in mistakes(comparison)}
     if comparison.leading is not None and comparison.leading.local is not None:
         said.add(advice.place_step(comparison.leading))
     for step in comparison.next_steps:
         if step not in said:
             page.paragraph(labelled("next"), Text(page.data(step, 2000)))
-
-
-def _mistakes(comparison: Comparison) -> list[Diagnosis]:
-    return [d for d in comparison.diagnosis if d.known and not d.harmless]
 
 
 def _fix(page: Page, d: Diagnosis, several: bool) -> Text:

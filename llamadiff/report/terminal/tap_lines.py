@@ -89,7 +89,7 @@ def folded_lines(comparison: Comparison) -> list[Line]:
     groups = _groups(comparison.rows)
     if len(groups) <= FEW and not any(map(is_loud, comparison.rows)):
         return [Line(tuple(group)) for group in groups]
-    parts = _parts(groups, _first(comparison))
+    parts = _parts(groups, first_told(comparison))
     lines = [_line(run) for _, run in groupby(parts, key=_likeness)]
     if len(lines) <= MOST:
         return lines
@@ -111,8 +111,13 @@ def full_lines(comparison: Comparison) -> list[Line]:
     return lines
 
 
-def _first(comparison: Comparison) -> Row | None:
-    """The row around which a layer is opened."""
+def layer_lines(comparison: Comparison) -> list[Line]:
+    """A line for each layer, and for each tap outside of them."""
+    return [Line(tuple(group)) for group in _groups(comparison.rows)]
+
+
+def first_told(comparison: Comparison) -> Row | None:
+    """The row around which a layer is opened: the WRONG one that leads, else the first that is not right."""
     return comparison.leading or next(filter(is_loud, comparison.rows), None)
 
 

@@ -1,0 +1,79 @@
+"""What a report says of the model, of both sides and of the run, as plain text; each format escapes it as it must."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llamadiff.comparison.logits import Logits, TopToken
+from llamadiff.comparison.result import Comparison
+from llamadiff.diagnose.diagnosis import Diagnosis
+
+# Settings worth a word, and the value of each that is not.
+_USUAL = {
+    "type_k": ("F32", "K cache {}"),
+    "type_v": ("F32", "V cache {}"),
+    "flash_attn": ("False", "flash attention"),
+    "repack": ("False", "repacked weights"),
+    "gpu_layers": ("0", "{} layers on the GPU"),
+    "device": ("", "layers on {}"),
+}
+_OWN = 5  # of the candidate's first tokens
+_SIZES = (("embd", "embd {}"), ("heads", "{} heads"), ("kv_heads", "{} kv"))
+
+
+def model_facts(model: Mapping[str, Any], full: bool) -> list[str]:
+    """Architecture, layers, types of weights; in a full report the sizes, and how many weights of each type."""
+    facts = [str(model["architecture"])] if model.get("architecture") else []
+    if model.get("layers"):
+        facts.append(f"{model['layers']} layer{'' if model['layers'] == 1 else 's'}")
+    if full:
+        facts += [words.format(model[key]) for key, words in _SIZES if model.get(key)]
+    types = model.get("weight_types") or {}
+    shown = {kind: count for kind, count in types.items() if full or kind != "F32" or len(types) == 1}
+    return [*facts, *(f"{count} {kind}" if full else str(kind) for kind, count in shown.items())]
+
+
+def side_facts(producer: Mapping[str, Any], full: bool) -> list[str]:
+    """The settings of a side that are not the usual ones; in a full report its version."""
+    facts = [str(producer["version"])] if producer.get("version") and full else []
+    settings = producer.get("settings")
+    for key, (usual, words) in _USUAL.items():
+        value = settings.get(key) if isinstance(settings, Mapping) else None
+        if value is not None and str(value).upper() != usual.upper():
+            facts.append(words.format(value))
+    return facts
+
+
+def settings_of(producer: Mapping[str, Any]) -> list[str]:
+    """All settings that a side states, those that are single values: ``flash_attn=False``."""
+    settings = producer.get("settings")
+    stated = settings if isinstance(settings, Mapping) else {}
+    return [f"{key}={value}" for key, value in stated.items() if isinstance(value, (str, int, float)) and value != ""]
+
+
+def run_fact(comparison: Comparison) -> str:
+    """How many tokens there were."""
+    count, decoded = len(comparison.tokens), decode_steps(comparison)
+    steps = f" and {decoded} decode step{'s' if decoded > 1 else ''}" if decoded else ""
+    prefill = count - decoded
+    return f"{prefill} token{'s' if prefill != 1 else ''}{steps}"
+
+
+def decode_steps(comparison: Comparison) -> int:
+    """How many tokens came one by one, after the prefill."""
+    count, n_prefill = len(comparison.tokens), comparison.n_prefill
+    return count - n_prefill if 0 < n_prefill < count else 0
+
+
+def told_tokens(logits: Logits) -> list[TopToken]:
+    """The baseline's first tokens, the candidate's first ones that are not among them, and those asked for."""
+    told: dict[int, TopToken] = {}
+    for token in (*logits.top, *logits.candidate_top[:_OWN], *logits.expected):
+        told.setdefault(token.id, token)
+    return list(told.values())
+
+
+def mistakes(comparison: Comparison) -> list[Diagnosis]:
+    """The known bugs that were found."""
+    return [d for d in comparison.diagnosis if d.known and not d.harmless]

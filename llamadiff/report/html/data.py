@@ -1,0 +1,139 @@
+"""Comparison -> what the page's script draws from, as plain lists and dictionaries. Every text in it can be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llamadiff.comparison.growth import growth_sentence
+from llamadiff.comparison.logits import Logits, TopToken
+from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.rows import Row
+from llamadiff.comparison.timeline import CacheSide, slots, steps
+from llamadiff.numerics import closeup, tolerances
+from llamadiff.numerics.metrics import Stats
+from llamadiff.report.facts import told_tokens
+from llamadiff.report.html.columns import columns_of
+from llamadiff.report.json import finite
+from llamadiff.report.terminal.escape import quoted, shown
+from llamadiff.report.terminal.tap_lines import first_told, over_limit
+
+VERDICTS = tolerances.SEVERITY
+DIGITS = 5  # significant ones of a number
+MOST_POSITIONS = 2048
+CELL = (
+    "tap", "column", "layer", "verdict", "op", "weight", "shape", "own", "limit", "times", "arithmetic", "place",
+    "expected", "recorded", "drift", "rounding", "cosine", "mean_drift", "rms_ratio", "span", "why",
+    *(f"{side}_{name}" for side in ("b", "c") for name in ("rms", "mean", "min", "max", "bad")),
+)  # fmt: skip
+
+
+def data_of(c: Comparison, closeups: int) -> dict[str, Any]:
+    """What is drawn, with no more than so many close-ups."""
+    labels, places = columns_of(c.rows)
+    first = first_told(c)
+    leading = c.rows.index(first) if first is not None else None
+    names = side_names(c)
+    data = {
+        "names": names,
+        "columns": [shown(label, 40) for label in labels],
+        "fields": CELL,
+        "cells": [_cell(row, place) for row, place in zip(c.rows, places, strict=True)],
+        "verdicts": VERDICTS,
+        "leading": leading,
+        "closeups": {str(at): c.rows[at].closeup for at in _first(c.rows, leading, closeups)},
+        "scale": [closeup.LEAST, closeup.MOST],
+        "growth": growth_sentence(c.rows, *names),
+        "tokens": [quoted(text, 16) if text is not None else str(token) for token, text in c.tokens[:MOST_POSITIONS]],
+        "prefill": c.n_prefill,
+        "steps": [
+            step and [shown(step.tap, 60), step.error, VERDICTS.index(step.verdict)]
+            for step in steps(c.rows, len(c.tokens))[:MOST_POSITIONS]
+        ],
+        "slots": [_slots(side) for side in slots(c.rows)],
+        "logits": _logits(c.logits) if c.logits is not None else None,
+    }
+    plain: dict[str, Any] = _rounded(finite(data))
+    return plain
+
+
+def side_names(c: Comparison) -> tuple[str, str]:
+    """What both sides are called."""
+    candidate = "exact arithmetic" if c.is_engine else str(c.candidate.get("name") or "the candidate")
+    return shown(str(c.baseline.get("name") or "the baseline"), 30), shown(candidate, 30)
+
+
+def _first(rows: Sequence[Row], leading: int | None, count: int) -> list[int]:
+    """Which rows' close-ups are shown where not all can be: the leading one's, then WRONG ones'."""
+    have = [at for at, row in enumerate(rows) if row.closeup is not None]
+    have.sort(key=lambda at: (at != leading, rows[at].verdict != tolerances.WRONG))
+    return have[:count]
+
+
+def _cell(row: Row, column: int) -> list[Any]:
+    local, drift = row.local, row.drift
+    place = ", ".join(map(str, local.index)) if local else ""
+    values = {
+        "tap": shown(row.tap, 60), "column": column, "layer": row.layer, "verdict": VERDICTS.index(row.verdict),
+        "op": shown(row.op, 30), "weight": _weight(row), "shape": " x ".join(map(str, row.shape)),
+        "own": local.nmse if local else None, "limit": local.limit if local else None, "times": over_limit(row),
+        "arithmetic": local.arithmetic if local else None, "place": place,
+        "expected": local.expected if local else None, "recorded": local.recorded if local else None,
+        "drift": drift.nmse if drift else None, "rounding": row.ratio_to_noise,
+        "cosine": drift.cosine if drift else None, "mean_drift": drift.mean_drift if drift else None,
+        "rms_ratio": row.rms_ratio, "span": ", ".join(shown(name, 40) for name in row.span[:4]),
+        "why": shown(row.explained, 300) if row.explained else None,
+        **_moments("b", row.baseline), **_moments("c", row.candidate),
+    }  # fmt: skip
+    return [values[name] for name in CELL]
+
+
+def _weight(row: Row) -> str | None:
+    return shown(f"{row.weight} {row.weight_type or ''}".rstrip(), 80) if row.weight else None
+
+
+def _moments(side: str, stats: Stats | None) -> dict[str, Any]:
+    names = ("rms", "mean", "min", "max")
+    bad = stats.nan + stats.inf if stats else None
+    return {**{f"{side}_{name}": getattr(stats, name) if stats else None for name in names}, f"{side}_bad": bad}
+
+
+def _slots(side: CacheSide) -> dict[str, Any]:
+    """One side of the cache."""
+    return {
+        "side": side.side, "word": shown(side.word, 40), "stored": side.stored, "layers": side.layers,
+        "verdict": VERDICTS.index(side.verdict), "errors": side.errors, "wrong": side.wrong[:MOST_POSITIONS],
+        "count": len(side.wrong),
+    }  # fmt: skip
+
+
+def _logits(logits: Logits) -> dict[str, Any]:
+    first = max(0, logits.after - len(logits.positions))
+    return {
+        "kl": logits.kl, "agree": logits.top1_agree, "agreeing": logits.agreeing, "rows": logits.rows,
+        "partial": logits.partial, "bad": logits.not_finite, "first": first,
+        "top": [_top(token) for token in told_tokens(logits)],
+        "positions": [
+            [each.kl, each.agrees, _token(*each.baseline), _token(*each.candidate)]
+            for each in logits.positions[:MOST_POSITIONS]
+        ],
+    }  # fmt: skip
+
+
+def _top(token: TopToken) -> list[Any]:
+    return [_token(token.id, token.text), token.baseline, token.candidate, token.rank, token.candidate_rank]
+
+
+def _token(number: int, text: str | None) -> str:
+    return quoted(text, 20) if text is not None else f"token {number}"
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers with as many digits as a reader can use."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    return value
