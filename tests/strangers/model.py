@@ -60,11 +60,12 @@ def read(path: Path) -> File:
     """Everything of a file, dequantized by gguf-py."""
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    tensors = {tensor.name: _values(tensor) for tensor in reader.tensors}
+    tensors = {tensor.name: decoded(tensor) for tensor in reader.tensors}
     return File(Path(path), _hyper(fields), tensors)
 
 
-def _values(tensor: Any) -> Array:
+def decoded(tensor: Any) -> Array:
+    """A tensor's values, its axes as NumPy has them."""
     shape = tuple(int(n) for n in reversed(tensor.shape))
     values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
     return np.ascontiguousarray(values, np.float32).reshape(shape)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
+from strangers.model import decoded
 
 Array = Any
 
@@ -35,10 +35,4 @@ def read(path: Path) -> File:
     """Everything of a file, dequantized by gguf-py."""
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    return File(fields["general.architecture"], fields, {tensor.name: _values(tensor) for tensor in reader.tensors})
-
-
-def _values(tensor: Any) -> Array:
-    shape = tuple(int(n) for n in reversed(tensor.shape))
-    values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-    return np.ascontiguousarray(values, np.float32).reshape(shape)
+    return File(fields["general.architecture"], fields, {tensor.name: decoded(tensor) for tensor in reader.tensors})

@@ -35,11 +35,10 @@ def _side(site: Site) -> str:
 
 
 @dataclass(frozen=True)
-class NodeLayer:
-    """A cache_faults.Kept: the layer of a product that reads a cache (``side``), or of the view that it reads."""
+class _AtSite:
+    """The run and the layer of a site."""
 
     site: Site
-    side: str
 
     @property
     def run(self) -> Recording:
@@ -49,6 +48,13 @@ class NodeLayer:
     def layer(self) -> int:
         assert self.site.layer is not None
         return self.site.layer
+
+
+@dataclass(frozen=True)
+class NodeLayer(_AtSite):
+    """A cache_faults.Kept: the layer of a product that reads a cache (``side``), or of the view that it reads."""
+
+    side: str
 
     @property
     def _writer(self) -> GraphNode:
@@ -179,19 +185,8 @@ def hiding(hidden: Array) -> Alter:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Seen(_AtSite):
     """A cache_faults.Kept of what a softmax sees: the run alone."""
-
-    site: Site
-
-    @property
-    def run(self) -> Recording:
-        return self.site.case.run
-
-    @property
-    def layer(self) -> int:
-        assert self.site.layer is not None
-        return self.site.layer
 
     def put_in(self, layer: int) -> Array:
         raise NotRecordedError(K)
