@@ -149,24 +149,39 @@ def mixture_wrong(site: Site) -> Iterator[Edit]:
                 yield Edit(instead(1, x), f"weighs experts by {label}, not {site.named(1)}", label.rpartition("-")[0])
 
 
-@at_nodes("MUL_MAT_ID", fix="multiply by the chosen experts' own matrices", source="transformers#41151")
-def experts_mixed_up(site: Site) -> Iterator[Edit]:
-    """Tokens are multiplied by other experts' matrices."""
-    count = site.engine.w.shape(site.weight(0))[0] if site.weight(0) else 0
-    if count < 2:
-        return
-    ways: dict[str, Callable[[Op], Any]] = {
-        "multiplies by the matrices of the chosen experts in reverse": lambda n: n.x(2)[..., ::-1],
-        "multiplies by the matrix of the next expert": lambda n: (n.x(2) + 1) % count,
-        "multiplies by the matrices of the first experts": lambda n: np.broadcast_to(
-            np.arange(n.x(2).shape[-1]), n.x(2).shape
-        ),
-        "multiplies by the matrix of the expert before": lambda n: (n.x(2) - 1) % count,
-        "counts experts from the last": lambda n: count - 1 - n.x(2),
-        "multiplies by the first token's experts": lambda n: np.broadcast_to(n.x(2)[..., :1, :], n.x(2).shape),
-        "multiplies by the experts of the token before": lambda n: np.concatenate(
+Chosen = Callable[[Op], Any]  # an op whose third source says which experts, to those that are taken instead
+
+
+def _other_experts(count: int) -> dict[str, Chosen]:
+    """Whose tensors are taken, in words, and which experts those are."""
+    return {
+        "of the chosen experts in reverse": lambda n: n.x(2)[..., ::-1],
+        "of the next expert": lambda n: (n.x(2) + 1) % count,
+        "of the first experts": lambda n: np.broadcast_to(np.arange(n.x(2).shape[-1]), n.x(2).shape),
+        "of the expert before": lambda n: (n.x(2) - 1) % count,
+        "of experts counted from the last": lambda n: count - 1 - n.x(2),
+        "of the first token's experts": lambda n: np.broadcast_to(n.x(2)[..., :1, :], n.x(2).shape),
+        "of the experts of the token before": lambda n: np.concatenate(
             [n.x(2)[..., :1, :], n.x(2)[..., :-1, :]], axis=-2
         ),
     }
-    for says, change in ways.items():
-        yield Edit(with_source(2, change), says, says)
+
+
+@at_nodes("MUL_MAT_ID", fix="multiply by the chosen experts' own matrices", source="transformers#41151")
+def experts_mixed_up(site: Site) -> Iterator[Edit]:
+    """Tokens are multiplied by other experts' matrices, with their biases or without."""
+    count = site.engine.w.shape(site.weight(0))[0] if site.weight(0) else 0
+    biases = [user.number for user in site.users() if user.op == "ADD_ID" and site.own(user)]
+    for whose, change in _other_experts(count).items() if count > 1 else ():
+        alter, says = with_source(2, change), f"multiplies by the matrices {whose}"
+        if biases:
+            yield Edit(alter, f"{says}, and adds their biases", f"{whose} bias", dict.fromkeys(biases, alter))
+        yield Edit(alter, says, whose)
+
+
+@at_nodes("ADD_ID", of="bias-wrong")
+def other_bias(site: Site) -> Iterator[Edit]:
+    """Other experts' biases."""
+    count = site.engine.w.shape(site.weight(1))[0] if site.weight(1) else 0
+    for whose, change in _other_experts(count).items() if count > 1 else ():
+        yield Edit(with_source(2, change), f"adds the biases {whose}", whose)

@@ -142,7 +142,8 @@ BUGS = (
     bug("router of the residual", "input-elsewhere", product=_input(("ffn_gate_inp",), lambda e: e.between)),
     bug("output projection of attention's input", "input-elsewhere",
         product=_input(("attn_output",), lambda e: e.attended)),
-    bug("no output projection", "product-missing", projected=lambda e, heads: heads),
+    bug("no output projection", "product-missing", product=lambda e, x, stem:
+        x if stem == "attn_output" else Engine.product(e, x, stem)),
     bug("Q scaled already", "product-multiplied", linear=_times("attn_q", 1 / 8)),
     bug("output projection halved", "product-multiplied", projected=lambda e, h: Engine.projected(e, h) / 2),
     bug("down projection by 0.22", "product-multiplied", linear=_times("ffn_down", 0.22)),
