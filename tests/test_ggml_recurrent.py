@@ -429,3 +429,14 @@ def test_windows_parted_and_joined(graph: Graph, height: int, width: int, window
 def test_casts_truncate(graph: Graph, kind: str) -> None:
     x = np.array([[[[-2.7, -0.5, 0.0, 0.5, 1.5, 2.5, 3.99, 70000.0]]]], np.float32)
     check(graph, "cast", [x[..., :-1] if kind == "float16" else x], [INT], [TYPES[kind]], 0.0)
+
+
+def test_rows_are_written_where_the_destination_has_other_axes():
+    """Releases of 2025 write into a cache that is stated as a whole."""
+    values, numbers, cache = normal(1, 1, 2, 6), np.array([[[[3, 1]]]]), normal(1, 1, 2, 12)
+    sources = (Operand(values), Operand(numbers, "i64"), Operand(cache))
+    compute = function_of("SET_ROWS")
+    written = compute(Op("SET_ROWS", (1, 1, 4, 6), "f32", b"", sources))
+    expected = cache.reshape(4, 6).copy()
+    expected[[3, 1]] = values[0, 0]
+    assert np.array_equal(written[0, 0], expected)

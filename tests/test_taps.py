@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from llamadiff.candidates.reference import record
 from llamadiff.engines.reference_model import Model
-from llamadiff.llamacpp.tap_names import tap_name
+from llamadiff.llamacpp.tap_names import tap_name, tap_of
 from llamadiff.trace import taps
 
 DENSE = """attn_norm Qcur_proj Kcur_proj Vcur_proj Qcur_rope Kcur_rope kv_k kv_v kq kq_soft_max kqv_out attn_out
@@ -115,3 +116,21 @@ def test_recorded_nodes_find_their_taps(case):
     assert nodes
     for name, op, sources, expected in nodes:
         assert tap_name(name, op, sources) == expected, (name, op, sources)
+
+
+def node(name, op, *sources):
+    return SimpleNamespace(name=name, op=op, sources=sources)
+
+
+def test_scores_without_a_name_are_told_by_the_keys_they_are_made_from():
+    """Releases of 2025 name neither scores nor probabilities."""
+    keys = node("cache_k_l3 (view) (permuted)", "PERMUTE")
+    scores = node("node_22", "MUL_MAT", keys, node("Qcur-3 (reshaped) (permuted)", "PERMUTE"))
+    probabilities = node("node_23", "SOFT_MAX", scores, node("leaf_11", "NONE"))
+    values = node("cache_v_l3 (view) (permuted)", "PERMUTE")
+    assert tap_of(scores) == "kq-3"
+    assert tap_of(probabilities) == "kq_soft_max-3"
+    assert tap_of(node("node_24", "MUL_MAT", values, probabilities)) is None
+    assert tap_of(node("node_25", "MUL_MAT", keys, probabilities)) is None
+    assert tap_of(node("embd", "GET_ROWS", node("token_embd.weight", "NONE"), node("inp_tokens", "NONE"))) == "embd"
+    assert tap_of(node("inp_embd", "GET_ROWS", node("token_embd.weight", "NONE"), node("leaf_2", "NONE"))) == "embd"

@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from threading import Timer
 from typing import IO, Any
 
@@ -58,14 +59,8 @@ class Child:
 
     def ask(self, request: Request, progress: Progress) -> dict[str, Any]:
         """Its answers to a request, merged. Raises UserError for what it says, UnrunnableError where it cannot run."""
-        timer = Timer(self.patience or 0.0, self._end) if self.patience else None
-        if timer is not None:
-            timer.start()
-        try:
+        with self._in_time():
             answers = self._conversation(request, progress)
-        finally:
-            if timer is not None:
-                timer.cancel()
         if self._is_late:
             raise DiedError(f"{request.model}: llama.cpp hangs: it did not end within {self.patience:g} s")
         self._log.seek(0)
@@ -76,8 +71,20 @@ class Child:
             raise death(self._process.returncode, request, answers.get("phase", ""), noise)
         return answers
 
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """End the process when its patience does."""
+        if self.patience is None:
+            yield
+            return
+        timer = Timer(self.patience, self._end)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def _end(self) -> None:
-        """It took too long."""
         self._is_late = True
         self._process.kill()
 
