@@ -71,8 +71,8 @@ def setting(request, tmp_path_factory: pytest.TempPathFactory) -> Setting:
     path = model_file(tmp_path_factory.mktemp("read-back"), request.param, "F16")
     model, taps = Model(Path(path)), without_cache(Engine(opened(path), BY_NAME["float32"]).run(TOKENS))
     kinds = {tap.name: tap for tap in model.taps if tap.name in taps}
-    return Setting(model, _graph(path, tmp_path_factory), opened(path), taps, Right(taps, kinds, model.ropes[0], model.sizes["dim"]),
-                   OWN[request.param])  # fmt: skip
+    graph, right = _graph(path, tmp_path_factory), Right(taps, kinds, model.ropes[0], model.sizes["dim"])
+    return Setting(model, graph, opened(path), taps, right, OWN[request.param])
 
 
 def _graph(path: Path, folders: pytest.TempPathFactory) -> Runnable:
