@@ -159,7 +159,8 @@ def _causes(model: Runnable, study: _Study, seconds: float, how: How, graph: Gra
 
     def found(of: Runnable, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]:
         passes = replace(study.passes, findings=computed)
-        return diagnose(scene_of(of, passes, study.under_test, seconds, how.explain > 0, how.progress), findings)
+        scene = scene_of(of, passes, study.under_test, seconds, how.explain > 0, how.progress, model)
+        return diagnose(scene, findings)
 
     with threadpool_limits(1, "blas"):
         wrong = any(is_wrong(finding, study.under_test) for finding in computed)

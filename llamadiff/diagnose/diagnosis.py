@@ -122,10 +122,12 @@ def _cause(fit: Fit) -> Cause:
 class Scene:
     """What the search for causes goes on: one trace, and how long and how far to look.
 
+    ``run`` is of llama.cpp's graph, ``judged`` of the model that judged, whose taps have the vocabulary's inputs.
     ``thorough``: replay bugs through spans of any length, up to the whole model.
     """
 
     run: Recording
+    judged: Recording
     source: Source
     clock: Clock
     progress: Progress
@@ -144,14 +146,19 @@ def scene_of(
     seconds: float,
     thorough: bool = False,
     progress: Progress = silent,
+    judged_by: Runnable | None = None,
 ) -> Scene:
-    """What causes of the errors that passes found in one trace are looked for with, in about ``seconds``."""
+    """What causes of the errors that passes found in one trace are looked for with, in about ``seconds``.
+
+    ``judged_by`` is the model that judged, where it is not this one.
+    """
     judge, source = passes.judge, passes.judge.sources[under_test]
     carrier = Carrier([(lane.policy, source.stored) for lane in source.lanes if not lane.shaken], source.reading)
     shapes = {finding.tap.name: finding.shape for finding in passes.findings}
     tokens, where = source.trace.info.tokens, (judge.positions, judge.edges, judge.n_prefill)
     run = Recording(model, tokens, *where, carrier, shapes, source.trace.known)
-    return Scene(run, source, Clock.of(seconds), progress, thorough)
+    judged = replace(run, model=judged_by or model)
+    return Scene(run, judged, source, Clock.of(seconds), progress, thorough)
 
 
 def diagnose(scene: Scene, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]:
@@ -174,7 +181,8 @@ def _read(scene: Scene, findings: Sequence[Finding], d: Diagnosis) -> dict[str, 
     clock, found = Clock.of(READ_SECONDS), dict[str, tuple[Fact, ...]]()
     for tap, local in wrong:
         if not local.span and not clock.spent:
-            found[tap.name] = read_back(case_of(scene.run, scene.source, tap, local))
+            cases = (case_of(run, scene.source, tap, local) for run in (scene.judged, scene.run))
+            found[tap.name] = read_back(*cases)
     return found
 
 

@@ -107,7 +107,7 @@ class Graph:
         """The taps that a tap is computed from, following nodes that are no taps to their sources."""
         found: dict[str, None] = {}
         seen: set[int] = set()
-        waiting = self.reads(self.labelled[label])
+        waiting = [*self.reads(self.labelled[label])]
         while waiting:
             number = waiting.pop()
             node = self.by_number.get(number)
@@ -136,8 +136,17 @@ class Graph:
             waiting += self.reads(node)
         return None
 
-    def reads(self, node: GraphNode) -> list[int]:
+    def reads(self, node: GraphNode) -> tuple[int, ...]:
         """Tensors that a node reads; a view of a cache reads what was written into it before."""
+        if node.number not in self._reads:
+            self._reads[node.number] = tuple(self._read_by(node))
+        return self._reads[node.number]
+
+    @cached_property
+    def _reads(self) -> dict[int, tuple[int, ...]]:
+        return {}  # what was asked already
+
+    def _read_by(self, node: GraphNode) -> list[int]:
         numbers = [source for source in node.sources if source is not None]
         for view in [self.by_number[number] for number in numbers if number in self.by_number]:
             if view.op in VIEWS and view.view is not None:

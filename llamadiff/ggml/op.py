@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
 
@@ -158,6 +158,7 @@ def unfollowed(n: Op) -> float:
     return ROUNDING[n.name].unfollowed(n) if n.name in ROUNDING else 0.0
 
 
+@cache
 def function_of(name: str) -> Function | None:
     """The function that computes an op; None if there is none."""
     for family in FAMILIES:

@@ -18,7 +18,12 @@ from test_claims import ERRORS, Right, kinds_from
 
 from llamadiff.diagnose.case import Case, NotRecordedError, Recording
 from llamadiff.diagnose.read_back.reading import read_back
+from llamadiff.engines.capture_request import text_request
+from llamadiff.engines.graph_model import by_its_graph
+from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.reference_model import Model
+from llamadiff.engines.run_spec import Run
+from llamadiff.judge.pattern.deviation import Fact
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace.taps import Tap
 from unlisted.bugs import TOKENS
@@ -33,17 +38,21 @@ class Setting:
     """A right run of a stranger, and what cases are made of."""
 
     model: Model
+    graph: Runnable  # llama.cpp's
     file: Any
     taps: dict[str, Array]
     right: Right | None
     own: tuple[str, ...]  # how the taps begin that the quick test takes of this model
 
-    def case(self, name: str, recorded: Array) -> Case:
-        """A tap with other values than the right ones, everything else right."""
+    def read(self, name: str, recorded: Array) -> tuple[Fact, ...]:
+        """What is read back of a tap with other values than the right ones, everything else right."""
+        return read_back(self._case(self.model, name, recorded), self._case(self.graph, name, recorded))
+
+    def _case(self, model: Runnable, name: str, recorded: Array) -> Case:
         tap = next(tap for tap in self.model.taps if tap.name == name)
         shapes = {tap: values.shape for tap, values in self.taps.items()}
         positions, n = np.arange(len(TOKENS)), len(TOKENS)
-        run = Recording(self.model, TOKENS, positions, (0, n), n, Carrier([("f32", {})]), shapes, {})
+        run = Recording(model, TOKENS, positions, (0, n), n, Carrier([("f32", {})]), shapes, {})
 
         def values(other: str) -> Array:
             if other not in self.taps:
@@ -62,8 +71,13 @@ def setting(request, tmp_path_factory: pytest.TempPathFactory) -> Setting:
     path = model_file(tmp_path_factory.mktemp("read-back"), request.param, "F16")
     model, taps = Model(Path(path)), without_cache(Engine(opened(path), BY_NAME["float32"]).run(TOKENS))
     kinds = {tap.name: tap for tap in model.taps if tap.name in taps}
-    return Setting(model, opened(path), taps, Right(taps, kinds, model.ropes[0], model.sizes["dim"]),
-                   OWN[request.param])  # fmt: skip
+    graph, right = _graph(path, tmp_path_factory), Right(taps, kinds, model.ropes[0], model.sizes["dim"])
+    return Setting(model, graph, opened(path), taps, right, OWN[request.param])
+
+
+def _graph(path: Path, folders: pytest.TempPathFactory) -> Runnable:
+    request = text_request(ModelFile(path), Run(tokens=TOKENS), folders.mktemp("graph") / "b.safetensors")
+    return by_its_graph(path, request)[0]
 
 
 def _told(setting: Setting, name: str, count: int) -> Iterator[tuple[str, Op]]:
@@ -73,7 +87,7 @@ def _told(setting: Setting, name: str, count: int) -> Iterator[tuple[str, Op]]:
         kind = kinds[number % len(kinds)]
         rows = ERRORS[kind](right.rows(name), rng, right)
         recorded = np.moveaxis(rows, 0, right.kinds[name].row_axis).astype(np.float32)
-        for fact in read_back(setting.case(name, recorded)):
+        for fact in setting.read(name, recorded):
             yield f"{name}, {kind}", Op(setting.file, name, recorded, setting.taps[name], setting.taps, fact)
 
 
@@ -98,12 +112,12 @@ def test_what_is_read_back_of_a_known_bug_is_true(name: str, tmp_path_factory: p
     file, n_prefill = opened(path), len(TOKENS) - injection.decode
     taps = without_cache(Engine(file, BY_NAME["float32"], BUGS[name]).run(TOKENS, n_prefill))
     right = Engine(file, BY_NAME["float32"]).run(TOKENS, n_prefill, given=taps)
-    setting = Setting(Model(Path(path)), file, taps, None, ())
+    setting = Setting(Model(Path(path)), _graph(path, tmp_path_factory), file, taps, None, ())
     told = [
         Op(file, tap, taps[tap], right[tap], taps, fact)
         for tap in taps
         if taps[tap].shape == right[tap].shape and np.isfinite(taps[tap]).all()
-        for fact in read_back(setting.case(tap, taps[tap]))
+        for fact in setting.read(tap, taps[tap])
     ]
     assert [f"{op.tap}: {op.fact.says}" for op in told if not is_true(op, TOKENS)] == []
 

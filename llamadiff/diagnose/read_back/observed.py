@@ -30,15 +30,15 @@ class Observed:
     expected: Array
 
     @classmethod
-    def of(cls, case: Case) -> Observed | None:
+    def of(cls, case: Case, in_graph: Case) -> Observed | None:
         """What can be read back from; None where values are missing, not finite or too many, or none is wrong.
 
-        Raises NotRecordedError where an input is missing.
+        Raises NotRecordedError where an input is missing, or there is no graph.
         """
         if case.recorded is None or case.tap.name in case.run.known or case.recorded.size > LARGEST:
             return None
         recorded = np.asarray(case.recorded, np.float64)
-        computed = np.asarray(subgraph_of(case).compute(case), np.float64).reshape(-1, *recorded.shape)
+        computed = np.asarray(subgraph_of(in_graph).compute(in_graph), np.float64).reshape(-1, *recorded.shape)
         gaps = [float(np.median(np.abs(recorded - entry))) for entry in computed]
         expected = computed[int(np.argmin(gaps))]  # most values are right, or nearest, under the engine's arithmetic
         if case.tap.causal:

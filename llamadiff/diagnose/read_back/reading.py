@@ -30,14 +30,17 @@ BY_OP: Mapping[str, Reader] = {
 }  # fmt: skip
 
 
-def read_back(case: Case) -> tuple[Fact, ...]:
-    """What a case's op did instead of the right thing; nothing where that is not told by its values."""
+def read_back(case: Case, in_graph: Case) -> tuple[Fact, ...]:
+    """What a case's op did instead of the right thing; nothing where that is not told by its values.
+
+    ``in_graph``: the same case in llama.cpp's graph, which tells the right values.
+    """
     reader = _reader(case)
     if reader is None:
         return ()
     try:
         with np.errstate(all="ignore"):
-            observed = Observed.of(case)
+            observed = Observed.of(case, in_graph)
             return tuple(reader(observed)) if observed is not None else ()
     except (NotRecordedError, np.linalg.LinAlgError):
         return ()
