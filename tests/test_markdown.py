@@ -12,6 +12,7 @@ import shlex
 import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from command import run
@@ -166,8 +167,18 @@ def test_what_does_not_fit_is_left_out_from_the_end(result):
     results = [(f"{number:03}-{'x' * 150}.safetensors", result) for number in range(400)]
     text = checks_to_markdown(results, About())
     assert len(text) <= MOST
-    assert text.startswith("### WRONG: 0 of 400 traces are right")
+    assert text.startswith("### WRONG: 0 of 400 runs are right")
     assert text.endswith("The JSON report has all of it.*\n")
+
+
+def test_what_was_refused_is_a_line_with_its_reason(result):
+    refused = ((Path("a|b.safetensors"), "is of <b>another</b> model"),)
+    text = checks_to_markdown([], About(refused=refused))
+    assert text.startswith("### UNCHECKED: 0 of 1 runs are right")
+    page = rendered(text)
+    assert "a|b.safetensors" in page.whole
+    assert "is of <b>another</b> model" in page.whole
+    assert "b" not in page.tags
 
 
 def test_a_command_too_long_to_show_is_left_out():
@@ -251,7 +262,7 @@ def test_the_summary_of_a_job_gets_the_block_too(small_model, tmp_path, monkeypa
     done = run("check", faulty, "--model", small_model(), "--markdown", target)
     assert done.returncode == 1, done.stderr
     assert summary.read_text() == "before\n" + target.read_text()
-    assert "### WRONG: 0 of 1 traces are right" in target.read_text()
+    assert "### WRONG: 0 of 1 runs are right" in target.read_text()
     run("check", faulty, "--model", small_model(), "--markdown", summary)
     assert summary.read_text().startswith("before\n")
     assert summary.read_text().count("### WRONG: 0 of 1") == 2

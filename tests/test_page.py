@@ -8,6 +8,7 @@ import re
 from base64 import b64encode
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from command import run
@@ -376,6 +377,16 @@ def test_of_several_traces_the_first_wrong_one_is_shown_and_each_can_be(show, wr
     page.locator("nav a").first.click()
     assert page.locator("main.report:visible h1").all_inner_texts() == [right.headline]
     assert page.locator("main.report:visible [data-tap]").count() == len(right.rows)
+
+
+@needs_browser
+def test_what_was_refused_is_listed(show, right):
+    about = replace(COMMAND, refused=((Path("c.safetensors"), "is of <b>another</b> model"),))
+    page = show(checks_to_html([("a.safetensors", right)], about))
+    assert page.locator("nav li").all_inner_texts()[1].split() == [
+        "?", "REFUSED", "c.safetensors", "is", "of", "<b>another</b>", "model",
+    ]  # fmt: skip
+    assert page.title().startswith("UNCHECKED")
 
 
 @needs_browser

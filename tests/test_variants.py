@@ -58,6 +58,17 @@ def test_every_way_and_setting_is_right(small_model, tmp_path):
     assert [line.split()[0] for line in lines[4 : 4 + len(result.rows)]] == [row.name for row in result.rows]
 
 
+def test_variants_have_the_reports_of_several_runs(small_model, tmp_path):
+    files = {form: tmp_path / f"report.{form}" for form in ("html", "markdown", "junit")}
+    options = [word for form, file in files.items() for word in (f"--{form}", file)]
+    only = ("--only", "kv=f16", "--only", "device=nowhere")
+    done = run("variants", small_model(), "--tokens", "1,5,9", *only, *options)
+    assert done.returncode == 0, done.stderr
+    for form, file in files.items():
+        assert all(name in file.read_text() for name in ("default", "kv=f16", "device=nowhere")), form
+    assert "data-tap" in files["html"].read_text()
+
+
 @pytest.mark.parametrize("kind", ["mamba2", "moe", "gemma2"])
 def test_ways_of_other_architectures_are_right(kind, small_model):
     result = found(small_model(kind), "sequences=3", "ubatch=2", "used=on", n_predict=2)

@@ -63,7 +63,13 @@ from llamadiff.cli.options import (
     Update,
 )
 from llamadiff.cli.replay import replay
-from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
+from llamadiff.cli.reports import (
+    Reports,
+    with_files,
+    with_reports,
+    with_reports_beside_json,
+    with_reports_of_several,
+)
 from llamadiff.cli.variants import variants
 from llamadiff.cli.weights import vectors, weights
 from llamadiff.system import exits
@@ -357,7 +363,7 @@ _JUDGE, _FILE, _LEARN = "Judge", "The file", "Look up"
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     _JUDGE: (
         with_reports(compare), capture, with_reports(diff), with_files(diagnose), with_reports(backend),
-        replay, variants, with_reports_of_several(check),
+        replay, with_reports_beside_json(variants), with_reports_of_several(check),
     ),
     _FILE: (weights, vectors),
     _LEARN: (

@@ -127,6 +127,13 @@ def with_reports_of_several(command: Callable[..., None]) -> Callable[..., None]
     return _with_options(command, [form for form in FORMATS if form.of_several], {})
 
 
+def with_reports_beside_json(command: Callable[..., None]) -> Callable[..., None]:
+    """The same for a command that has a JSON of its own."""
+    return _with_options(
+        command, [form for form in FORMATS if form.of_several and not form.name.startswith("json")], {}
+    )
+
+
 def _with_options(
     command: Callable[..., None], formats: Sequence[Format], shown: dict[str, Any]
 ) -> Callable[..., None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +19,7 @@ from llamadiff.cli.options import (
     Tokens,
     TokensFile,
 )
-from llamadiff.cli.reports import PANEL, STANDARD_OUTPUT, put, target
+from llamadiff.cli.reports import PANEL, STANDARD_OUTPUT, Reports, put, target
 from llamadiff.system.collisions import refuse_collisions
 
 
@@ -37,6 +38,7 @@ def variants(
         typer.Option("--json", callback=target, help="All of it as JSON (- for standard output).", metavar="FILE",
                      rich_help_panel=PANEL, show_default=False),
     ] = None,
+    *, reports: Reports,
 ) -> None:  # fmt: skip
     """Run llama.cpp against itself: flash attention, caches, batches, threads, devices; one line for each."""
     from llamadiff.comparison.variants import run_variants
@@ -47,13 +49,17 @@ def variants(
     from llamadiff.report.variants import as_json, print_variants
 
     text = prompt_of(prompt, prompt_file)
-    refuse_collisions([("the model", model), *settings_files(None, tokens_file, prompt_file)], [("--json", json)])
+    refuse_collisions(
+        [("the model", model), *settings_files(None, tokens_file, prompt_file)], [("--json", json), *reports.named]
+    )
     with progress() as shown:
         settings = Settings(llama_cpp=folder_of(llama_cpp))
         run = Run(text, token_ids(tokens, tokens_file), chat, n_predict, settings=settings)
-        found = run_variants(model, run, How(progress=shown), only or (), timeout)
+        found = run_variants(model, run, How(progress=shown, pictures=reports.pictures), only or (), timeout)
     if json is not None:
         put(json, as_json(found))
-    if json != STANDARD_OUTPUT:
+    judged = [(Path(row.name), row.comparison) for row in found.rows if row.comparison is not None]
+    reports.write_several(judged, [(Path(row.name), row.failed) for row in found.rows if row.failed])
+    if json != STANDARD_OUTPUT and not reports.takes_standard_output:
         print_variants(found, make_console())
     raise typer.Exit({"wrong": 1, "unchecked": 2}.get(found.verdict, 0))

@@ -40,7 +40,7 @@ class Variant:
     ``wrong`` are the taps whose op is wrong on its own inputs, of ``judged``; ``leaves`` is the first whose values are
     not the default's, bit for bit. ``ratio``: how far the logits are from exact, over what this variant's own rounding
     explains. ``failed``: why it did not run to its end; the verdict is then WRONG where llama.cpp died or hangs,
-    UNCHECKED where it refuses.
+    UNCHECKED where it refuses. ``comparison``: its taps, judged.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Variant:
     ratio: float | None = None
     logits: Logits | None = None
     failed: str = ""
+    comparison: Comparison | None = None
 
     @property
     def candidate(self) -> str:
@@ -136,6 +137,7 @@ def _compared(name: str, opened: Runnable, baseline: Trace, trace: Trace, second
     return Variant(
         name, verdict, seconds, wrong, sum(row.local is not None for row in result.rows),
         result.headline if wrong else "", _leaves(baseline, trace), _ratio(result), _logits(opened, baseline, trace),
+        comparison=result,
     )  # fmt: skip
 
 

@@ -38,13 +38,19 @@ def to_markdown(comparison: Comparison, about: About) -> str:
 
 
 def checks_to_markdown(results: Sequence[tuple[Path, Comparison]], about: About) -> str:
-    """A line for each trace that was checked, then the report of each that is not right, as far as they fit."""
+    """A line for each run, or trace, then the report of each that is not right, as far as they fit."""
     lines = [
         (_strong(result.verdict), code(str(path)), prose(result.headline, 200)) for path, result in results[:_CHECKED]
     ]
-    verdict = tolerances.worst_of([result.verdict for _, result in results])
+    lines += [("refused", code(str(path)), prose(reason, 200)) for path, reason in about.refused[:_CHECKED]]
+    verdict = tolerances.worst_of(
+        [*(result.verdict for _, result in results), *[tolerances.UNCHECKED] * bool(about.refused)]
+    )
     right = sum(result.verdict in (tolerances.MATCH, tolerances.NOISE) for _, result in results)
-    head = [f"### {verdict.upper()}: {right} of {len(results)} traces are right", table(("", "trace", ""), lines)]
+    head = [
+        f"### {verdict.upper()}: {right} of {len(results) + len(about.refused)} runs are right",
+        table(("", "run", ""), lines),
+    ]
     wrong = [each for each in results if each[1].verdict not in (tolerances.MATCH, tolerances.NOISE)]
     return _fitted(chain(head, _command(about), *(_checked(path, result) for path, result in wrong)))
 

@@ -65,7 +65,7 @@ def to_html(comparison: Comparison, about: About) -> str:
 
 
 def checks_to_html(results: Sequence[tuple[Path, Comparison]], about: About) -> str:
-    """One page for several traces that were checked: a list of them, and the page of the one that is chosen."""
+    """One page for several runs: a list of them, and the page of the one that is chosen."""
     return _page([(str(path), result) for path, result in results], about)
 
 
@@ -73,12 +73,14 @@ def _page(results: Sequence[tuple[str | None, Comparison]], about: About) -> str
     """The page, with as many pictures as it has room for: those of the worst reports first."""
     sheets = [_sheet(number, name, result) for number, (name, result) in enumerate(results)]
     verdicts = [result.verdict for _, result in results]
+    refused = [(shown(str(path), 200), shown(reason, 1000)) for path, reason in about.refused]
     order = sorted(range(len(results)), key=lambda number: -tolerances.SEVERITY.index(verdicts[number]))
     text = ""
     for closeups, share in SIZES:
         drawn = set(order[: math.ceil(share * len(results))])
         text = _template().render(
-            sheets=sheets, verdict=tolerances.worst_of(verdicts), command=command_line(about.command),
+            sheets=sheets, refused=refused, command=command_line(about.command),
+            verdict=tolerances.worst_of([*verdicts, *[tolerances.UNCHECKED] * bool(refused)]),
             data=[data_of(c, closeups) if number in drawn else None for number, (_, c) in enumerate(results)],
             version=__version__, style=_file("page.css"), script=_script(), policy=_policy(),
         )  # fmt: skip
