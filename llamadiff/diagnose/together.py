@@ -54,11 +54,13 @@ def _error(case: Case, sub: Subgraph) -> float:
 
 
 def _computed(case: Case, subgraphs: Sequence[Subgraph]) -> Iterator[Array]:
-    """The tap [way, ...] of each subgraph; NaN where an altered node cannot take what it is given."""
+    """The tap [way, ...] of each subgraph; of one that other shapes come of, computed alone."""
     base = subgraphs[0]
     one_pass = _Pass(case, base, [sub.altered for sub in subgraphs])
     x = one_pass.run()
-    return (base.as_tap(one_pass.of_lane(lane, x), case) for lane in range(len(subgraphs)))
+    for lane, sub in enumerate(subgraphs):
+        refused = lane in one_pass.refused
+        yield sub.compute(case) if refused else base.as_tap(one_pass.of_lane(lane, x), case)
 
 
 class _Pass:
@@ -73,7 +75,7 @@ class _Pass:
         self.ways = len(case.carrier.ways)
         self.carrier = Carrier(case.carrier.ways * len(lanes), case.carrier.reading)
         self.right, self.values = base.right_values(case), base.engine.leaves()
-        self.changed = set[int]()
+        self.changed, self.refused = set[int](), set[int]()
 
     def run(self) -> Array:
         """The last node's values, [lane, ...]."""
@@ -120,7 +122,8 @@ class _Pass:
             values = {number: self.of_lane(lane, x) for number, x in self._read(node)}
             mine = slice(lane * self.ways, (lane + 1) * self.ways)
             try:
-                out[mine] = self.engine.computed(node, values, self.case.carrier, alter)
+                given = self.engine.computed(node, values, self.case.carrier, alter)
+                out[mine] = given.reshape(-1, *node.shape)
             except REFUSED:
-                out[mine] = np.nan if out.dtype.kind == "f" else 0
+                self.refused.add(lane)
         return out
