@@ -128,8 +128,6 @@ BUGS = (
     bug("branch by 0.22", "residual-multiplied multiplier-other", add=_sum(lambda e, b, r: np.float32(0.22) * b + r)),
     bug("residual by 0.5", "residual-multiplied", add=_sum(lambda e, b, r: b + r / 2)),
     bug("branches' factor left out", "multiplier-missing", residual_scale=lambda e: 1.0),
-    bug("branches' factor the residual's", "residual-multiplied residual-doubled", add=lambda e, b, r:
-        b + r * np.float32(e.residual_scale())),
     bug("side by side: no residual", "residual-missing", beside=_beside(lambda a, f, x: a + f)),
     bug("side by side: no attention", "branch-missing", beside=_beside(lambda a, f, x: f + x)),
     bug("side by side: no FFN", "branch-missing residual-missing", beside=_beside(lambda a, f, x: a + x)),
