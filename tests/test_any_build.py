@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from llamadiff.llamacpp.build_tree import find
 from llamadiff.llamacpp.capture import probe
 from llamadiff.llamacpp.library import package
 from llamadiff.llamacpp.request import Settings
+from llamadiff.report.terminal.report import make_console, render
 
 INSTALLED = Path(next(iter(package().submodule_search_locations)))  # llama_cpp, with its libraries in lib
 HEADERS = INSTALLED.parent / "include"
@@ -249,3 +251,7 @@ def test_a_candidate_is_of_the_build_that_is_asked_for(build, small_model):
     assert other.verdict == "match"
     assert other.baseline["version"].startswith("llama-cpp-python ")
     assert other.candidate["version"].startswith("llama.cpp in checkout, ")
+    page = io.StringIO()
+    render(other, make_console(page, 200))
+    assert "llama.cpp (llama-cpp-python " in page.getvalue()  # two versions are told apart
+    assert "and llama.cpp (llama.cpp in checkout, " in page.getvalue()

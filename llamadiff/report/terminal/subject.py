@@ -22,7 +22,8 @@ _FEW_CHECKS = 3
 
 def put_subject(page: Page, comparison: Comparison, full: bool) -> None:
     """Print who was compared with whom, on what; in a full report every token."""
-    sides = f"{_producer(page, comparison.baseline, full)} and {_producer(page, comparison.candidate, full)}"
+    told = full or _differ_in_version(comparison)
+    sides = f"{_producer(page, comparison.baseline, told)} and {_producer(page, comparison.candidate, told)}"
     said = f"{_model(page, comparison.model, full)}: {sides}"
     said += "" if full else f", {run_fact(comparison)}"
     prompt = "" if comparison.prompt is None or full else f" {page.quoted(comparison.prompt, 24)}"
@@ -34,6 +35,12 @@ def put_subject(page: Page, comparison: Comparison, full: bool) -> None:
         page.paragraph(labelled("prompt"), Text(page.quoted(comparison.prompt, 400)))
     if full:
         put_tokens(page, comparison)
+
+
+def _differ_in_version(comparison: Comparison) -> bool:
+    """Whether the sides are one program in two versions."""
+    b, c = comparison.baseline, comparison.candidate
+    return b.get("name") == c.get("name") and b.get("version") != c.get("version")
 
 
 def _engine(page: Page, engine: EngineUsed) -> str:
