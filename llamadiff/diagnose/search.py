@@ -197,7 +197,12 @@ def _singles(case: Case, base: Subgraph, bugs: Iterable[Bug], clock: Clock) -> I
 
 
 def _pairs(case: Case, base: Subgraph, bugs: Sequence[Bug], clock: Clock) -> list[Fit]:
-    """Two bugs on one op: an exact one, and another that still finds the same kind of op there."""
+    """Two bugs on one op: an exact one, and another that still finds the same kind of op there.
+
+    A span of ops has none: tens of thousands of pairs fit too much.
+    """
+    if base.is_span(case):
+        return []
     asked = takewhile(lambda _: not clock.spent, _two_at_once(case, base, bugs))
     steps, again = tee(asked)
     tried = zip(steps, errors(case, (sub for _, sub in again)), strict=True)

@@ -15,6 +15,7 @@ from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.graph import LOOKS, GraphNode, Leaf
+from llamadiff.trace import taps
 from llamadiff.trace.taps import layer_of
 
 Array = NDArray[Any]
@@ -181,10 +182,13 @@ class Site:
 
     @property
     def tap(self) -> str | None:
-        """The first named tap that shows this node's result; None if that is the tap that is judged."""
+        """The first named tap that shows this node's result; None if that is the tap that is judged.
+
+        A node whose name is none of the vocabulary's, as a norm before its weight, has that of the next, if that is.
+        """
         after = [self.node, *self.sub.after({self.node.number})]
-        named = (str(node.label) for node in after if node.label and "(" not in node.label)
-        first = next(named, self.case.tap.name)
+        named = [str(node.label) for node in after if node.label and "(" not in node.label] or [self.case.tap.name]
+        first = next((name for name in named[:2] if taps.parse(name) is not None), named[0])
         return None if first == self.case.tap.name else first
 
 
