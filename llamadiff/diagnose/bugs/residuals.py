@@ -24,10 +24,15 @@ MOST = 40  # recorded taps that are tried in a residual's place
 
 
 def _sides(site: Site) -> tuple[int, int] | None:
-    """Which operand of a sum is the residual (the older one), and which the branch; None where one is a weight."""
+    """Which operand of a sum is the residual (the older one), and which the branch.
+
+    None where one is a weight, or a part of another node: an expert's share in the sum of all.
+    """
     first, second = site.number(0), site.number(1)
     leaves = site.engine.graph.leaves
     if first is None or second is None or first in leaves or second in leaves or site.shape(0) != site.shape(1):
+        return None
+    if any(node is not None and node.op == "VIEW" for node in (site.source(place, whole=True) for place in (0, 1))):
         return None
     older = [site.source(place) for place in (0, 1)]
     numbers = [node.number if node is not None else 0 for node in older]
