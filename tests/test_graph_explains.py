@@ -30,21 +30,17 @@ def test_bugs_in_spans_and_several_at_once_are_named(trial, explained):
     assert trial.trouble(explained) == ""
 
 
-def test_a_familiar_constant_needs_no_search():
+def test_a_familiar_constant_needs_no_search(monkeypatch):
     asked: list[float] = []
 
-    class Squared:
-        recorded, hint, hurried, limit, everywhere = 0.0, None, False, 1e-9, None
-        run = SimpleNamespace(tokens=(1,), shapes={"x": (1,)})
-        carrier = SimpleNamespace(ways=((),))
+    def errors(case, values):
+        for value in values:
+            asked.append(value)
+            yield (value / 1e6 - 1) ** 2
 
-        def nmse(self, x: float) -> float:
-            asked.append(x)
-            return (x / 1e6 - 1) ** 2
-
-    recipe = SimpleNamespace
-    found = solve(Squared(), lambda value: recipe(compute=lambda case: value), ROPE_BASE)
-    assert found == [1e6]
+    monkeypatch.setattr("llamadiff.diagnose.solve.errors", errors)
+    case = SimpleNamespace(recorded=0.0, hint=None, hurried=False, limit=1e-9, everywhere=None)
+    assert solve(case, lambda value: value, ROPE_BASE) == [1e6]
     assert len(asked) == len(ROPE_BASE.familiar)
 
 

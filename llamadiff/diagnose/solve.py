@@ -14,6 +14,7 @@ from llamadiff.diagnose.together import errors
 
 ROUNDS, POINTS = 10, 14  # of ever finer values, around the best: float32's precision from any bracket
 EXACT = 1e-11  # NMSE of a familiar value that leaves nothing to look for
+FLOOR = 1e-13  # of any value: float32 tells no more
 SNAP = 0.02  # how near a familiar value must be to be tried in its place
 
 
@@ -42,7 +43,7 @@ def solve(
     steps = sought.steps if case.everywhere is None or not known else 1  # through a span it takes long
     tried = known | left_by([low * (high / low) ** (i / steps) for i in range(steps + 1)])
     for _ in range(ROUNDS):
-        if min(tried.values()) <= EXACT:
+        if min(tried.values()) <= FLOOR:
             break
         tried |= left_by(_between(tried))
     value = min(tried, key=tried.__getitem__)

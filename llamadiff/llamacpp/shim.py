@@ -107,7 +107,9 @@ def _compile(tree: BuildTree, flags: Sequence[str], target: Path) -> None:
 
 def _linked(tree: BuildTree) -> tuple[Path, ...]:
     """libllama, and those of ggml's libraries that lie beside it and that the shim calls itself."""
-    beside = (tree.library.with_name(tree.library.name.replace("llama", name, 1)) for name in ("ggml", "ggml-base"))
+    beside = (
+        tree.library.with_name(tree.library.name.replace("libllama", f"lib{name}", 1)) for name in ("ggml", "ggml-base")
+    )
     return tree.library, *(path for path in beside if path.is_file())
 
 

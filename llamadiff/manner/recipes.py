@@ -152,8 +152,8 @@ def _fused(case: Case) -> tuple[Array, Array | None]:
 
 
 @dataclass(frozen=True)
-class InCache:
-    """Rows of a cache, as they were put in."""
+class Given:
+    """Values that are right as they are: rows that were put into a cache, a softmax of what was recorded."""
 
     x: Array
 
@@ -200,10 +200,10 @@ def values(case: Case) -> Values:
 
 
 @recipe("kv_k", "kv_v")
-def cache(case: Case) -> InCache:
+def cache(case: Case) -> Given:
     """Rows as they were put in."""
     side = case.tap.kind.word[-1]
-    return InCache(_as_cached(case, side, case[PUT_IN[side]]))
+    return Given(_as_cached(case, side, case[PUT_IN[side]]))
 
 
 def _groups(case: Case) -> Array:
@@ -271,6 +271,12 @@ def softmax(case: Case) -> Softmax:
     """Scaled, masked, normalised."""
     hidden = case.run.positions[None, :] > case.run.positions[:, None]
     return Softmax(case["kq"], 1.0 / math.sqrt(case.config.head_k), hidden)
+
+
+@recipe("ffn_moe_probs")
+def probabilities(case: Case) -> Given:
+    """Softmax over all experts."""
+    return Given(ops.softmax(case["ffn_moe_logits"]))
 
 
 @dataclass(frozen=True)
