@@ -71,7 +71,10 @@ def _meant_by(prompt: str) -> str | None:
     path = Path(prompt)
     if len(prompt.split()) != 1 or len(prompt) > LONGEST_NAME or "." not in path.name or not path.parent.is_dir():
         return None
-    traces = [each.name for each in path.parent.iterdir() if each.suffix in TRACES]
+    try:
+        traces = [each.name for each in path.parent.iterdir() if each.suffix in TRACES]
+    except OSError:
+        return None  # what cannot be listed says nothing
     return next(iter(get_close_matches(path.name, traces, 1, ALIKE)), None)
 
 
