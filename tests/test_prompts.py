@@ -11,6 +11,7 @@ import pytest
 import small
 from command import run
 
+from llamadiff.cli.inputs import prompt_or_trace
 from llamadiff.trace.reader import Trace
 
 
@@ -88,3 +89,27 @@ def test_the_report_shows_the_prompt_that_was_tokenized(tmp_path):
     path = lettered(tmp_path / "m.gguf")
     report = json.loads(run("compare", path, "hello", "--chat", "--json", "-").stdout)
     assert report["prompt"] == "hello there"
+
+
+@pytest.mark.parametrize("prompt", ["mine.safetensor", "min.safetensors.", "mine.npy"])
+def test_a_misspelt_trace_is_no_prompt(prompt, small_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine.safetensors", "mine.npz"):
+        (tmp_path / name).touch()
+    done = run("compare", small_model(), prompt)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{prompt}: no such trace; mine." in done.stderr
+
+
+def test_a_word_that_is_like_no_trace_is_a_prompt(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.safetensors").touch()
+    for prompt in (
+        "mine",
+        "safetensors",
+        "Once upon a mine.safetensor",
+        "e.g.",
+        "x" * 9999 + ".",
+        "/no/mine.safetensor",
+    ):
+        assert prompt_or_trace(prompt, None) == (prompt, None)

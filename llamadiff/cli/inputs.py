@@ -22,6 +22,10 @@ MAX_PROMPT_FILE = 1 << 24
 STANDARD_INPUT = "-"
 LIST = "list"  # a device that is none
 TRACES = (".safetensors", ".npz")  # what a name ends in that is no prompt
+LONGEST_NAME, ALIKE = (
+    255,
+    0.85,
+)  # characters of a file's name; of two names, from which on one may be the other misspelt
 _WHOLE_NUMBER = re.compile("[0-9]{1,10}")
 _LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
@@ -75,10 +79,26 @@ def rules_of(tolerance: Path | None) -> tuple[Rule, ...]:
 def prompt_or_trace(prompt: str | None, candidate: str | None) -> tuple[str | None, str | None]:
     """The prompt and the candidate, where a trace was given in the prompt's place: ``compare MODEL TRACE``."""
     if prompt is None or not prompt.endswith(TRACES):
+        if prompt is not None and candidate is None and (meant := _meant_by(prompt)):
+            raise UserError(f"{prompt}: no such trace; {meant} is there (a prompt of these words: --prompt-file FILE)")
         return prompt, candidate
     if candidate is not None:
         raise UserError(f"{prompt}: is a trace, and --candidate {candidate} is another; give one of them")
     return None, prompt
+
+
+def _meant_by(prompt: str) -> str | None:
+    """The trace whose name a prompt of one word nearly is; an engine that was not looked at would pass as right."""
+    from difflib import get_close_matches
+
+    path = Path(prompt)
+    if len(prompt.split()) != 1 or len(prompt) > LONGEST_NAME or "." not in path.name or not path.parent.is_dir():
+        return None
+    try:
+        traces = [each.name for each in path.parent.iterdir() if each.suffix in TRACES]
+    except OSError:
+        return None  # what cannot be listed says nothing
+    return next(iter(get_close_matches(path.name, traces, 1, ALIKE)), None)
 
 
 def token_ids(text: str | None, file: Path | None, option: str = "--tokens") -> tuple[int, ...]:
