@@ -148,9 +148,13 @@ def other_library(build: Path, source: str) -> None:
     """A libllama of one's own in the build's place."""
     (build / "build/bin").unlink()
     (build / "build/bin").mkdir()
-    code = build / "code.c"
+    compiled(build / "build/bin/libllama.so", source)
+
+
+def compiled(library: Path, source: str, *flags: str) -> None:
+    code = library.with_suffix(".c")
     code.write_text(source)
-    subprocess.run(["cc", "-shared", "-fPIC", str(code), "-o", str(build / "build/bin/libllama.so")], check=True)
+    subprocess.run(["cc", "-shared", "-fPIC", str(code), *flags, "-o", str(library)], check=True)
 
 
 def other_headers(build: Path, name: str, old: str, new: str) -> None:
@@ -180,6 +184,18 @@ def test_a_library_of_another_machine(build):
     (build / "build/bin").mkdir()
     (build / "build/bin/libllama.so").write_bytes(b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00\xb7\x00" + bytes(200))
     assert "libllama.so: cannot be loaded on this machine (" in refused(build)
+
+
+def test_a_copy_of_a_build_loads_its_originals_libraries(build, tmp_path):
+    """Whoever changes the copy and builds nothing anew would judge the original, and read that all is right."""
+    original, calls = build / "build/bin", "void ggml_backend_load_all(void); void f(void) { ggml_backend_load_all(); }"
+    original.unlink()
+    original.mkdir()
+    compiled(original / "libggml.so", "void ggml_backend_load_all(void) {}")
+    compiled(original / "libllama.so", calls, str(original / "libggml.so"), f"-Wl,-rpath,{original}")
+    copy = tmp_path / "copy"
+    shutil.copytree(build, copy)
+    assert f"libllama.so: loads {original}/libggml.so, not the one beside it" in refused(copy)
 
 
 def test_a_library_that_lacks_functions(build):

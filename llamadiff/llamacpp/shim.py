@@ -24,6 +24,7 @@ OPTIONAL = ("flash_attn_type", "kv_unified", "ggml_backend_load_all_from_path") 
 NEEDED = ("use_extra_bufts", "cb_eval", "n_seq_max")  # fields without which a baseline is none
 MOST = 20  # shims that are kept
 PATIENCE = 300.0  # seconds that the compiler may take
+_GGML = {"ggml": "ggml_backend_load_all", "ggml-base": "ggml_init", "ggml-cpu": "ggml_backend_cpu_init"}
 _ERROR = re.compile(r"error:|undefined|not found|wrong format|incompatible")
 
 
@@ -63,11 +64,39 @@ def _made(tree: BuildTree, flags: Sequence[str], kept: Path | None) -> Any:
 def _check_loads(tree: BuildTree) -> None:
     """Whether libllama is one of this machine, with all that it needs; said before anything is compiled."""
     try:
-        ctypes.CDLL(str(tree.library))
+        library = ctypes.CDLL(str(tree.library))
     except OSError as error:
         raise UserError(
             f"{tree.library}: cannot be loaded on this machine ({_without_path(error, tree)}); give a build for it"
         ) from None
+    for name, function in _GGML.items():
+        beside, used = _beside(tree, name), _file_with(library, function)
+        if beside.is_file() and used is not None and used.resolve().parent != beside.resolve().parent:
+            raise UserError(
+                f"{tree.library}: loads {used}, not the one beside it, as a build does that was copied or moved; "
+                f"build in {tree.folder}, or set LD_LIBRARY_PATH={tree.library.parent}"
+            )
+
+
+class _Place(ctypes.Structure):
+    """Dl_info of <dlfcn.h>."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("at", ctypes.c_void_p),
+    )
+
+
+def _file_with(library: ctypes.CDLL, function: str) -> Path | None:
+    """The file that a function of a library, or of what it loads, was loaded from; None if there is no such function."""
+    try:
+        found = ctypes.cast(library[function], ctypes.c_void_p)
+    except AttributeError:
+        return None
+    place = _Place()
+    return Path(os.fsdecode(place.file)) if ctypes.CDLL(None).dladdr(found, ctypes.byref(place)) else None
 
 
 def _without_path(error: OSError, tree: BuildTree) -> str:
@@ -107,10 +136,12 @@ def _compile(tree: BuildTree, flags: Sequence[str], target: Path) -> None:
 
 def _linked(tree: BuildTree) -> tuple[Path, ...]:
     """libllama, and those of ggml's libraries that lie beside it and that the shim calls itself."""
-    beside = (
-        tree.library.with_name(tree.library.name.replace("libllama", f"lib{name}", 1)) for name in ("ggml", "ggml-base")
-    )
+    beside = (_beside(tree, name) for name in ("ggml", "ggml-base"))
     return tree.library, *(path for path in beside if path.is_file())
+
+
+def _beside(tree: BuildTree, name: str) -> Path:
+    return tree.library.with_name(tree.library.name.replace("libllama", f"lib{name}", 1))
 
 
 def _first_error(said: str) -> str:
