@@ -90,7 +90,7 @@ class _Place(ctypes.Structure):
 
 
 def _file_with(library: ctypes.CDLL, function: str) -> Path | None:
-    """The file that a function of a library, or of what it loads, was loaded from; None if there is no such function."""
+    """The file that a function of a library, or of what it loads, is in; None if there is no such function."""
     try:
         found = ctypes.cast(library[function], ctypes.c_void_p)
     except AttributeError:
