@@ -239,3 +239,9 @@ def test_growth_is_called_normal_by_no_one_who_has_not_judged():
     off = outputs((1, 9), (1, 9), baseline_local=local(1.0))
     assert growth_sentence(off, "a", "b").endswith("but the baseline is wrong itself")
     assert growth_sentence(outputs((1,), (1,)), "a", "b") is None
+
+
+def test_growth_of_a_graph_that_is_judged_alone_is_one_sides():
+    """Each node was computed from the first side's inputs: that both grow alike says nothing."""
+    alone = outputs((1, 9), (1, 9), drift=None)
+    assert growth_sentence(alone, "a", "b") == "from layer 0 to layer 1 the residual of a grows 9 times"

@@ -171,7 +171,8 @@ def _wrong(name: str, wrong: Sequence[Row]) -> Said:
     first = wrong[0]
     assert first.local is not None
     by = f" by {first.weight}" if first.weight else ""
-    also = [f"{len(wrong) - 1} more nodes are wrong: {', '.join(row.tap for row in wrong[1:5])}"] if wrong[1:] else []
+    others = [row.tap for row in wrong[1:5]] + ["..."] * (len(wrong) > 5)
+    also = [f"{len(wrong) - 1} more nodes are wrong: {', '.join(others)}"] if wrong[1:] else []
     size = f"own error {first.local.nmse:.1e}, limit {first.local.limit:.0e}"
     return Said(f"{first.tap}: {name}'s {first.op}{by} is wrong on the inputs it was given", (size, *also))
 

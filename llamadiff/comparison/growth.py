@@ -25,6 +25,8 @@ def growth_sentence(rows: Sequence[Row], baseline: str, candidate: str) -> str |
     own = (
         f"from layer {layers[0]} to layer {layers[-1]} the residual of {baseline} {_change(sizes[0][0], sizes[-1][0])}"
     )
+    if not any(row.drift for row in outputs):
+        return own  # the other side is no run of its own: it was given the first one's inputs
     apart = next((at for at, (b, c) in enumerate(sizes) if not abs(c - b) <= NEAR * b), None)
     if apart is None:
         return f"{own}, and that of {candidate} does the same: {_normal(rows)}"
