@@ -26,8 +26,8 @@ from llamadiff.comparison.logits import TopToken
 from llamadiff.report.command_line import MOST as LONGEST
 from llamadiff.report.command_line import command_line
 from llamadiff.report.formats import About
-from llamadiff.report.github import block, code, prose, table, token
-from llamadiff.report.markdown import MOST, checks_to_markdown, to_markdown
+from llamadiff.report.github import MOST, block, code, prose, table, token
+from llamadiff.report.markdown import checks_to_markdown, to_markdown
 
 COMMAND = About(("llamadiff", "compare", "model.gguf", "it's `here`", "mine.safetensors"))
 HOSTILE = (

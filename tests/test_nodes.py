@@ -27,6 +27,9 @@ from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.numerics import tolerances
+from llamadiff.report.formats import About
+from llamadiff.report.op_runs import to_markdown
+from llamadiff.report.terminal.escape import number as shown_number
 
 TOKENS = (1, 5, 9, 30, 17, 22)
 SMALL = ("llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "llama-yarn", "llama-factors", "llama-fused",
@@ -304,6 +307,25 @@ def test_a_saved_op_is_judged_by_what_this_build_gives(small_model, tmp_path):
     assert done.stdout.startswith("MATCH  norm-0: RMS_NORM f32[")
     assert done.stdout.endswith("; 1.0e+00 where it was saved\n")
     assert one_op._judged(norm, op, 2 * found, found, name, "CPU").verdict == "wrong"
+
+
+def test_runs_of_ops_are_a_block_for_an_issue(small_model, tmp_path):
+    path = next(path for path in saved(small_model(), tmp_path / "ops") if load(path)[0].name == "RMS_NORM")
+    done = run("replay", path, "--markdown", "-")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("### MATCH: 1 of 1 saved ops right on CPU")
+    assert f"llamadiff replay {path} --markdown -\n" in done.stdout
+    op, _, found, name = load(path)
+    spoiled = found.copy()
+    spoiled[0, 0, 1, 3] += 7
+    runs = [one_op._judged(path, op, now, found, name, "CPU") for now in (found, spoiled)]
+    text = to_markdown(runs, About())
+    assert text.startswith(f"### WRONG: `RMS_NORM` `{runs[1].inputs}` on CPU\n")
+    right = found[0, 0, 1, 3]
+    assert f"`[0, 0, 1, 3]` is {shown_number(right + 7)}, {shown_number(right)} is right |" in text
+    assert text.index("**WRONG**") < text.index("| match |")
+    assert text.count(path.with_suffix(".txt").read_text().strip()) == 1
+    assert run("replay", path, "--markdown", path).returncode == 2
 
 
 def test_what_is_no_saved_op_is_refused(small_model, tmp_path):

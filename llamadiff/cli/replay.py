@@ -1,7 +1,8 @@
-"""The command that runs one saved op again."""
+"""The command that runs saved ops again."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,23 +10,30 @@ import typer
 
 from llamadiff.cli.inputs import settings_of
 from llamadiff.cli.options import LlamaCpp, OnDevice
+from llamadiff.cli.reports import put, target
 from llamadiff.numerics import tolerances
+from llamadiff.system.collisions import STANDARD_OUTPUT, refuse_collisions
 
 
 def replay(
     paths: Annotated[list[Path], typer.Argument(help="Ops that backend --keep saved.", metavar="OP...")],
     llama_cpp: LlamaCpp = None,
     device: OnDevice = None,
+    markdown: Annotated[
+        str | None,
+        typer.Option("--markdown", callback=target, metavar="FILE", help="A block for a GitHub issue, to a file or -."),
+    ] = None,
 ) -> None:
     """Run saved ops again through ggml's own API, on any build and device, and say how far off they are."""
     from llamadiff.comparison.one_op import run_ops
-    from llamadiff.report.terminal.escape import shown
+    from llamadiff.report.formats import About
+    from llamadiff.report.op_runs import line_of, to_markdown
 
-    settings = settings_of("f32", False, 0, False, 0, llama_cpp, device)
-    found = run_ops(paths, settings)
-    for run in found:
-        typer.echo(
-            f"{run.verdict.upper():6} {shown(run.name)}: {run.op} {run.inputs} on {shown(run.device)}: own error "
-            f"{run.error:.1e}, limit {run.limit:.0e}; {run.recorded:.1e} where it was saved"
-        )
+    written = [] if markdown is None else [("--markdown", Path(markdown))]
+    refuse_collisions([("the op", path) for path in paths], written)
+    found = run_ops(paths, settings_of("f32", False, 0, False, 0, llama_cpp, device))
+    if markdown is not None:
+        put(markdown, to_markdown(found, About(("llamadiff", *sys.argv[1:]))))
+    if markdown != STANDARD_OUTPUT:
+        typer.echo("\n".join(map(line_of, found)))
     raise typer.Exit(1 if tolerances.WRONG in {run.verdict for run in found} else 0)

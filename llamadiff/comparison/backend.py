@@ -196,5 +196,5 @@ def _next_steps(rows: Sequence[Row], request: Request) -> tuple[str, ...]:
         return ("run llamadiff backend with --keep DIR: it saves each wrong op with its inputs, for a bug report",)
     return (
         f"{Path(request.keep).name} holds inputs, parameters, expected and actual output of each wrong op; llamadiff "
-        "replay FILE runs one on any build",
+        "replay FILE --markdown ISSUE runs one on any build, and writes what to report",
     )

@@ -10,18 +10,22 @@ import numpy as np
 
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Array, Op
-from llamadiff.ggml.repro import load
+from llamadiff.ggml.repro import load, memory_of
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.numerics import tolerances
+from llamadiff.numerics.metrics import Rows, worst_of
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 
 
 @dataclass(frozen=True)
 class OpRun:
-    """One op: what it is, how far ``device`` is off now, how far the run was that saved it, and the limit of both."""
+    """One op: what it is, how far ``device`` is off now, how far the run was that saved it, and the limit of both.
+
+    ``line`` is the op as ggml's own tests read it. The device is furthest off at ``index``, where it gave ``found``.
+    """
 
     path: Path
     name: str
@@ -31,6 +35,10 @@ class OpRun:
     error: float
     recorded: float
     limit: float
+    line: str = ""
+    index: tuple[int, ...] = ()
+    found: float = 0.0
+    right: float = 0.0
 
     @property
     def verdict(self) -> str:
@@ -56,7 +64,11 @@ def _judged(path: Path, op: Op, now: Array, before: Array, name: str, device: st
     if errors[0] is None or errors[1] is None:
         raise UserError(f"{path}: there is no function for {op.name} that could judge it")
     limit = rule.match + errors[0].rounding
-    return OpRun(path, name, op.name, _inputs(op), device, errors[0].nmse, errors[1].nmse, limit)
+    _, worst = worst_of(Rows(now, 0), Rows(errors[0].values.reshape(now.shape), 0))
+    return OpRun(
+        path, name, op.name, _inputs(op), device, errors[0].nmse, errors[1].nmse, limit, line=memory_of(path)[0].line,
+        index=worst.index, found=worst.candidate, right=worst.baseline,
+    )  # fmt: skip
 
 
 def _inputs(op: Op) -> str:

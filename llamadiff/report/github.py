@@ -7,10 +7,12 @@ would read are code spans too, and of the others every character of Markdown is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from llamadiff.report.terminal.escape import quoted, shown
 
+MOST = 65_536  # characters that GitHub takes in one issue or comment
+_LEFT_OUT = "*The rest is left out: it would not fit a GitHub issue. The JSON report has all of it.*"
 # Mentions, issues, commits, addresses, mathematics and emoji by name, tags; and names, which are nicer as code.
 _READ = re.compile(
     r"[@#<>$`]|://|www\.|\bGH-[0-9]|\b[0-9a-f]{7,40}\b|:[\w+-]+:|xmpp:|mailto:|[a-z0-9]_[a-z0-9]", re.IGNORECASE
@@ -90,3 +92,19 @@ def _line(cells: Iterable[str]) -> str:
 def folded(title: str, body: str) -> str:
     """What is opened by a click."""
     return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
+
+
+def fitted(sections: Iterable[str]) -> str:
+    """The first sections, as many as fit, and a line that some were left out."""
+    kept = list[str]()
+    for section in sections:
+        kept.append(section)
+        if len(_joined(kept)) > MOST:
+            while len(_joined([*kept, _LEFT_OUT])) > MOST:
+                kept.pop()
+            return _joined([*kept, _LEFT_OUT])
+    return _joined(kept)
+
+
+def _joined(sections: Sequence[str]) -> str:
+    return "\n\n".join(sections) + "\n"

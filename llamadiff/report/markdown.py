@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -19,12 +19,10 @@ from llamadiff.numerics.metrics import decibels
 from llamadiff.report.command_line import command_line
 from llamadiff.report.facts import model_facts, run_fact, settings_of, told_tokens
 from llamadiff.report.formats import About
-from llamadiff.report.github import block, code, folded, prose, table, token
+from llamadiff.report.github import block, code, fitted, folded, prose, table, token
 from llamadiff.report.terminal.escape import number, times, tiny
 from llamadiff.report.terminal.tap_lines import Line, layer_lines, over_limit
 
-MOST = 65_536  # characters that GitHub takes in one issue or comment
-_LEFT_OUT = "*The rest is left out: it would not fit a GitHub issue. The JSON report has all of it.*"
 _FEW_LAYERS = 12  # that are not folded away
 _LAYERS = 160  # lines of the table of layers
 _AROUND = 5  # taps before and after the first divergence
@@ -34,7 +32,7 @@ _CHECKED = 400  # traces that a table lists
 
 def to_markdown(comparison: Comparison, about: About) -> str:
     """The report, no longer than GitHub takes."""
-    return _fitted(_sections(comparison, about))
+    return fitted(_sections(comparison, about))
 
 
 def checks_to_markdown(results: Sequence[tuple[Path, Comparison]], about: About) -> str:
@@ -52,29 +50,13 @@ def checks_to_markdown(results: Sequence[tuple[Path, Comparison]], about: About)
         table(("", "run", ""), lines),
     ]
     wrong = [each for each in results if each[1].verdict not in (tolerances.MATCH, tolerances.NOISE)]
-    return _fitted(chain(head, _command(about), *(_checked(path, result) for path, result in wrong)))
+    return fitted(chain(head, _command(about), *(_checked(path, result) for path, result in wrong)))
 
 
 def _checked(path: Path, result: Comparison) -> Iterator[str]:
     """One of several reports; made as it is asked for, as not all may fit."""
     yield f"---\n\n{code(str(path))}"
     yield from _sections(result, About())
-
-
-def _fitted(sections: Iterable[str]) -> str:
-    """The first sections, as many as fit, and a line that some were left out."""
-    kept = list[str]()
-    for section in sections:
-        kept.append(section)
-        if len(_joined(kept)) > MOST:
-            while len(_joined([*kept, _LEFT_OUT])) > MOST:
-                kept.pop()
-            return _joined([*kept, _LEFT_OUT])
-    return _joined(kept)
-
-
-def _joined(sections: Sequence[str]) -> str:
-    return "\n\n".join(sections) + "\n"
 
 
 def _sections(c: Comparison, about: About) -> Iterator[str]:

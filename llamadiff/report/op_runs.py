@@ -1,0 +1,66 @@
+"""Saved ops that were run again -> a line for each, and a block of Markdown for a bug report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from llamadiff.comparison.one_op import OpRun
+from llamadiff.numerics import tolerances
+from llamadiff.report.command_line import command_line
+from llamadiff.report.formats import About
+from llamadiff.report.github import block, code, fitted, prose, table
+from llamadiff.report.terminal.escape import number, shown, tiny
+
+_MOST_OPS = 40  # that a block tells of
+
+
+def line_of(run: OpRun) -> str:
+    """What the terminal says of one op."""
+    return (
+        f"{run.verdict.upper():6} {shown(run.name)}: {run.op} {run.inputs} on {shown(run.device)}: own error "
+        f"{run.error:.1e}, limit {run.limit:.0e}; {run.recorded:.1e} where it was saved"
+    )
+
+
+def to_markdown(runs: Sequence[OpRun], about: About) -> str:
+    """The runs, those that are wrong first, no longer than GitHub takes."""
+    ordered = sorted(runs, key=lambda run: run.verdict != tolerances.WRONG)
+    return fitted(_sections(ordered[:_MOST_OPS], len(runs), about))
+
+
+def _sections(runs: Sequence[OpRun], count: int, about: About) -> Iterator[str]:
+    wrong = [run for run in runs if run.verdict == tolerances.WRONG]
+    yield f"### {_title(wrong[0] if wrong else runs[0], len(wrong), count)}"
+    yield (
+        "Each op ran alone, on inputs that a real run had. The right values are computed from the same inputs in NumPy."
+    )
+    titles = ("", "node", "op", "inputs", ">own error", ">limit", ">where it was saved", "furthest off")
+    yield table(titles, map(_cells, runs))
+    line = command_line(about.command)
+    if line is not None:
+        yield block(line, "sh")
+    yield from _lines(runs)
+
+
+def _title(first: OpRun, wrong: int, count: int) -> str:
+    if not wrong:
+        return f"MATCH: {count} of {count} saved ops right on {prose(first.device, 60)}"
+    others = f", and {wrong - 1} more of {count} ops" if wrong > 1 else ""
+    return f"WRONG: {code(first.op)} {code(first.inputs)} on {prose(first.device, 60)}{others}"
+
+
+def _cells(run: OpRun) -> Iterable[str]:
+    off = f"{code(str(list(run.index)))} is {number(run.found)}, {number(run.right)} is right" if run.error else ""
+    verdict = f"**{run.verdict.upper()}**" if run.verdict == tolerances.WRONG else run.verdict
+    return (
+        verdict, code(run.name, 60), code(run.op), code(run.inputs), tiny(run.error), tiny(run.limit),
+        tiny(run.recorded), off,
+    )  # fmt: skip
+
+
+def _lines(runs: Sequence[OpRun]) -> Iterator[str]:
+    """The ops as ggml's own tests read them, which make up the inputs."""
+    lines = list(dict.fromkeys(shown(run.line.strip(), 2000) for run in runs))
+    if any(lines):
+        yield "The same for `test-backend-ops test --test-file FILE`, on inputs of its own:"
+        yield block("\n".join(lines))
