@@ -15,6 +15,7 @@ from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import Bug, Change, known_bugs
 from llamadiff.diagnose.subgraph import Subgraph, subgraph_of
 from llamadiff.diagnose.together import errors
+from llamadiff.judge.fit import PARTLY
 
 CONFIRMING = 5.0  # seconds after a search, for what it found
 EXPLAINS = 0.01  # what a fit may leave of the right op's error
@@ -169,10 +170,15 @@ def _with_limits(case: Case, right: float, leaves: float = EXPLAINS) -> Case:
 
 
 def _right(case: Case, right: float) -> Subgraph:
-    """The nodes that make a case's tap. Raises NotRecordedError where they do not give what the judge computed."""
+    """The nodes that make a case's tap. Raises NotRecordedError where they do not give what the judge computed.
+
+    Here all arithmetics are tried. Of those that the judge left out after some layers, one may be a little nearer.
+    """
     base = subgraph_of(case)
     distance, ours = math.sqrt(right), math.sqrt(_error(case, base))
-    if math.isfinite(right) and abs(ours - distance) > 0.001 * distance + OTHER_SUMS:
+    if math.isfinite(right) and not (
+        math.sqrt(PARTLY) * distance - OTHER_SUMS <= ours <= 1.001 * distance + OTHER_SUMS
+    ):
         raise NotRecordedError(case.tap.name)
     return base
 

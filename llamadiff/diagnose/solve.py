@@ -12,7 +12,9 @@ from llamadiff.diagnose.sought import Sought
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.diagnose.together import errors
 
-ROUNDS, POINTS = 10, 14  # of ever finer values, around the best: float32's precision from any bracket
+ROUNDS = 16  # of ever finer values around the best
+STALLS = 0.9  # an error that two rounds make no smaller than that is as small as it gets
+NARROW = 0.02  # of the way between the best value's neighbours: so near to a parabola's lowest point values are tried
 EXACT = 1e-11  # NMSE of a familiar value that leaves nothing to look for
 FLOOR = 1e-13  # of any value: float32 tells no more
 SNAP = 0.02  # how near a familiar value must be to be tried in its place
@@ -42,10 +44,10 @@ def solve(
         return []
     steps = sought.steps if case.everywhere is None or not known else 1  # through a span it takes long
     tried = known | left_by([low * (high / low) ** (i / steps) for i in range(steps + 1)])
-    for _ in range(ROUNDS):
-        if min(tried.values()) <= FLOOR:
-            break
+    least = [min(tried.values())]
+    while len(least) <= ROUNDS and least[-1] > FLOOR and (len(least) < 3 or least[-1] < STALLS * least[-3]):
         tried |= left_by(_between(tried))
+        least.append(min(tried.values()))
     value = min(tried, key=tried.__getitem__)
     for near in known:
         if abs(math.log(near / value)) < SNAP and known[near] <= max(4 * tried[value], 1e-12):
@@ -54,11 +56,26 @@ def solve(
 
 
 def _between(tried: Mapping[float, float]) -> list[float]:
-    """Values between the neighbours of the best one."""
+    """Values between the neighbours of the best one: halfway, and around the lowest point of the parabola through them.
+
+    An error is a square, so that a parabola soon fits it; where it does not, the halves still close in.
+    """
     values = sorted(tried)
     place = min(range(len(values)), key=lambda i: tried[values[i]])
-    low, high = values[max(place - 1, 0)], values[min(place + 1, len(values) - 1)]
-    return [float(value) for value in np.geomspace(low, high, POINTS + 2)[1:-1]]
+    low, best, high = values[max(place - 1, 0)], values[place], values[min(place + 1, len(values) - 1)]
+    logs = [math.log(value / best) for value in (low, high)]
+    lowest = _lowest(*logs, *(tried[value] - tried[best] for value in (low, high)))
+    near = NARROW * (logs[1] - logs[0])
+    points = {*(log / 2 for log in logs), lowest - near, lowest, lowest + near}
+    return [best * math.exp(point) for point in sorted(points) if logs[0] < point < logs[1] and point]
+
+
+def _lowest(low: float, high: float, above_low: float, above_high: float) -> float:
+    """Where the parabola through (low, above_low), (0, 0), (high, above_high) is lowest; 0 where it is none."""
+    curved = low * above_high - high * above_low
+    if not (math.isfinite(curved) and curved < 0 and low < 0 < high):
+        return 0.0
+    return (low**2 * above_high - high**2 * above_low) / (2 * curved)
 
 
 def least_squares(case: Case, build: Callable[[float], Subgraph]) -> list[float]:

@@ -117,7 +117,7 @@ class _Pass:
 
     def _with(self, own: Sequence[tuple[int, Alter]], node: GraphNode, x: Array) -> Array:
         """A node's values with those of the lanes that alter it."""
-        out = np.array(self._widened(x))
+        out = np.array(self._widened(x), order="C")
         for lane, alter in own:
             values = {number: self.of_lane(lane, x) for number, x in self._read(node)}
             mine = slice(lane * self.ways, (lane + 1) * self.ways)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise, takewhile
+from operator import mul
 from typing import Any, ClassVar
 
 import numpy as np
@@ -139,7 +140,7 @@ class GraphEngine:
             return np.asarray(tap(node.label, shaped)).reshape(-1, *node.shape)
         n = len(self.graph.tokens)
         seen = np.asarray(tap(node.label, np.ascontiguousarray(shaped[..., :n])))
-        whole = np.array(np.broadcast_to(shaped, (len(seen), *shaped.shape[1:])))
+        whole = np.array(np.broadcast_to(shaped, (len(seen), *shaped.shape[1:])), order="C")
         whole[..., :n] = seen
         return whole.reshape(-1, *node.shape)
 
@@ -246,16 +247,35 @@ class GraphEngine:
         memory = values.get(base)
         if memory is None:
             return
-        memory = np.array(memory) if len(memory) >= len(x) else np.repeat(memory, len(x), axis=0)
-        _window(memory, node.shape, place)[...] = x
-        values[base] = memory
+        written = _written(memory, x, node.shape, place)
+        values[base] = written
         for view in self.graph.views.get(base, ()):
             if view.number in values and view.view is not None:
-                values[view.number] = np.array(_window(memory, view.shape, view.view[1]))
+                values[view.number] = _window(written, view.shape, view.view[1])
+
+
+def _written(memory: Array, x: Array, shape: tuple[int, ...], place: bytes) -> Array:
+    """A memory after a write, in as many lanes as what is written. What was there before stays as it is."""
+    if x.size == len(x) * memory[0].size and _is_whole(shape, place):
+        return x.reshape(len(x), *memory.shape[1:])
+    memory = np.array(memory, order="C") if len(memory) >= len(x) else np.repeat(memory, len(x), axis=0)
+    _window(memory, shape, place)[...] = x
+    return memory
+
+
+def _is_whole(shape: tuple[int, ...], place: bytes) -> bool:
+    """Whether a view is of a memory's values in their order, from the first on."""
+    offset, *strides = (int(step) for step in np.frombuffer(place, np.int64))
+    steps = [1, *accumulate(reversed(shape), mul)][:-1][::-1]
+    return offset == 0 and all(size == 1 or at == step for size, at, step in zip(shape, strides, steps, strict=True))
 
 
 def _viewed(n: Op) -> Array:
-    return np.array(_window(np.ascontiguousarray(n.x()), n.shape, n.params))
+    """What a view looks at, not copied: nothing writes into values that are there."""
+    x = n.x()
+    once = x[:1] if x.strides[0] == 0 else x  # lanes that are alike are looked at once
+    window = _window(np.ascontiguousarray(once), n.shape, n.params)
+    return window if len(window) == len(x) else np.broadcast_to(window, (len(x), *window.shape[1:]))
 
 
 def _window(memory: Array, shape: tuple[int, ...], place: bytes) -> Array:

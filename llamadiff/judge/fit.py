@@ -17,6 +17,7 @@ Array = NDArray[Any]
 
 EXACT = 1e-13  # NMSE of a row: closer fits say no more
 DISTINCT = 10.0  # how many times an exact fit's limit another arithmetic must miss a row by, to be told from it
+PARTLY = 0.8  # of float32's error: an arithmetic that leaves less is a part of what the engine does
 ALIKE = 5.0  # noise of the same kind: within this factor either way
 
 
@@ -97,16 +98,18 @@ class Fitted:
         return {lane.policy for lane, error in zip(self.lanes, self.errors, strict=True) if error.sum() > least}
 
     def policies(self, match: float) -> tuple[frozenset[str], ...]:
-        """Those that fit, in each phase that has rows."""
-        return tuple(
-            frozenset(
-                lane.policy
-                for lane, error in zip(self.lanes, self.errors, strict=True)
-                if metrics.ratio(float(error[phase].sum()), float(self.sizes[phase].sum())) <= match
-            )
-            for phase in self.phases
-            if len(self.sizes[phase])
-        )
+        """Those that fit, in each phase that has rows; where none does, the one that explains a part of the error."""
+        return tuple(self._policies(phase, match) for phase in self.phases if len(self.sizes[phase]))
+
+    def _policies(self, phase: slice, match: float) -> frozenset[str]:
+        size = float(self.sizes[phase].sum())
+        left = {
+            lane.policy: metrics.ratio(float(error[phase].sum()), size)
+            for lane, error in zip(self.lanes, self.errors, strict=True)
+        }
+        fitting = frozenset(policy for policy, nmse in left.items() if nmse <= match)
+        best = min(left, key=left.__getitem__)
+        return fitting or frozenset({best} if left[best] < PARTLY * left[self.lanes[0].policy] else ())
 
     def typical(self, seen: Compared, source: Source) -> Lane:
         """The lane that most values are nearest to: rows are the fault's, most values tell which arithmetic it was."""

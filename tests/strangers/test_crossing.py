@@ -122,6 +122,8 @@ def _once_accused() -> list[Case]:
         case("int8 cut", "qwen2", "F16", shape="sparse", seed=2, length=1, model_seed=3),  # errs as 7 bits
         case("cache f16", "qwen2", "Q4_K", shape="sparse", seed=2, length=1, model_seed=3),  # known but for attention
         case("softmax bf16", "qwen2", "Q6_K", shape="logits", seed=1, length=40, model_seed=3),
+        case("f16 operands", "llama-deep", "Q8_0", length=1),  # what fits a part of the error was forgotten after two
+        case("bf16 weights", "llama-deep", "Q4_K", length=1),  # layers; and then came nearer than what was kept
     ]
 
 

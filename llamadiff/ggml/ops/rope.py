@@ -56,7 +56,7 @@ def _rotated(n: Op, direction: float) -> Array:
     theta = _angles(s, n.x(1).reshape(-1), x.shape[-3], half, n.exact)  # [token, pair]
     cos, sin = _cos_sin(s, theta, n.optional(2), n.exact)
     c, d = cos[:, None, :], direction * sin[:, None, :]  # [token, 1, pair]
-    out = np.array(x, np.float32)
+    out = np.array(x, np.float32, order="C")
     first, second = _places(s, x.shape[-1], half)
     a, b = x[..., first], x[..., second]
     out[..., first], out[..., second] = a * c - b * d, a * d + b * c

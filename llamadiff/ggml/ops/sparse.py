@@ -97,7 +97,7 @@ def set_region(n: Op) -> Array:
         np.arange(size).reshape(-1, *[1] * (3 - axis)) * step
         for axis, (size, step) in enumerate(zip(b.shape[-4:], steps, strict=True))
     )
-    out = np.array(np.broadcast_to(a, (*lead, *a.shape[-4:]))).reshape(*lead, -1)
+    out = np.array(np.broadcast_to(a, (*lead, *a.shape[-4:])), order="C").reshape(*lead, -1)
     out[..., np.ravel(places)] = b.reshape(*b.shape[:-4], -1)
     return out.reshape(*lead, *n.shape)
 

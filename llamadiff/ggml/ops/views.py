@@ -98,7 +98,7 @@ def set_rows(n: Op) -> Array:
     Numbers repeat over the outer axes where there are fewer. The destination may be stated with other axes.
     """
     values, numbers, out = n.alike(0, 1, 2)
-    out, numbers = np.array(out).reshape(*out.shape[:-4], *n.shape), numbers.astype(np.int64)
+    out, numbers = np.array(out, order="C").reshape(*out.shape[:-4], *n.shape), numbers.astype(np.int64)
     ne3, ne2 = values.shape[-4:-2]
     for i in range(ne3):
         for j in range(ne2):
