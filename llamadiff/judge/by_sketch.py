@@ -96,10 +96,14 @@ class Sketching:
             if lane.source == source
         }
 
-    def seen(self, source: str, recorded: Array, match: float, phases: Sequence[slice]) -> Sketched | None:
-        """A source's values if in each phase they clearly match what one of its lanes would compute; else None."""
-        sizes, found = metrics.Rows(recorded).reference(), self.estimates(source, recorded)
-        limits = Even.of(match, sizes, recorded.shape[1])
+    def seen(
+        self, source: str, recorded: Array, sizes: Array, match: float, phases: Sequence[slice]
+    ) -> Sketched | None:
+        """A source's values if in each phase they clearly match what one of its lanes would compute; else None.
+
+        ``sizes`` are the rows' own squares.
+        """
+        found, limits = self.estimates(source, recorded), Even.of(match, sizes, recorded.shape[1])
         chosen = [(phase, _nearest(found, sizes, phase)) for phase in phases if len(sizes[phase])]
         if not all(self._is_clear(found[policy], limits, match * sizes, phase) for phase, policy in chosen):
             return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from types import MappingProxyType
@@ -24,7 +25,7 @@ from llamadiff.judge.by_sketch import LEAST, Sketched, Sketching
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source, policies_for
 from llamadiff.judge.tap_verdict import Judge
-from llamadiff.numerics import tolerances
+from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.combinations import Combinations
 from llamadiff.numerics.policies import CACHES, F32, GELU, JITTERS, NATIVE, READ, READ_SHAKEN, shaken
 from llamadiff.numerics.rounding_tap import Carrier
@@ -36,6 +37,17 @@ Array = NDArray[Any]
 # the ops in which a token's row depends on other tokens' rows
 MIXING = ("kq", "kq_soft_max", "kqv", "kqv_out", "ssm_conv", "ssm_scan")
 WAITING = 64 << 20  # bytes of taps that wait to be judged
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What the engine was given for a product: ``values`` [lane, ...], of which each source's ``rows`` were
+    ``sketched``.
+    """
+
+    values: Array
+    sketched: Mapping[str, Sketched]
+    rows: Mapping[str, metrics.Rows]
 
 
 class Study(Carrier):
@@ -60,7 +72,7 @@ class Study(Carrier):
         self.inputs, self.n_expert = inputs, n_expert
         self.keep, self.products = keep, products
         self.combinations = Combinations.within(judge.phases, len(judge.positions))
-        self._sketched: dict[str, tuple[Array, Mapping[str, Sketched]]] = {}  # by tap: what was given for its values
+        self._sketched: dict[str, _Given] = {}  # by tap
         self.findings: list[Finding] = []
         self.free_logits: Array | None = None
         self._carry(self.every)
@@ -127,10 +139,10 @@ class Study(Carrier):
             for source in self.sources.values()
             if name in source.trace
         }
-        given, sketched = self._sketched.pop(name, (None, {}))
+        given = self._sketched.pop(name, None)
         if given is not None:
-            assert x is given, f"{name} is not the product that was verified"
-            self._judge(self.judge.of_sketches, tap, x, recorded, spans, sketched)
+            assert x is given.values, f"{name} is not the product that was verified"
+            self._judge(self.judge.of_sketches, tap, x, given.rows, spans, given.sketched)
             return x
         self._judge(self.judge.finding, tap, x, recorded, spans)
         return self._followed(name, x, recorded)
@@ -245,14 +257,15 @@ class Study(Carrier):
         shape = (*product.x.shape[1:-1], product.width)
         recorded = {name: self._recorded(self.sources[name], tap, shape) for name in self._replayed}
         sketching = Sketching.of(product, self._combined(product), self.combinations, self.lanes)
-        sketched = {}
+        rows, sketched = {name: metrics.Rows(values) for name, values in recorded.items()}, {}
         for name, values in recorded.items():
-            seen = sketching.seen(name, values, self.judge.match_of(self.sources[name], tap), self.judge.phases)
+            sizes, match = rows[name].known().squares, self.judge.match_of(self.sources[name], tap)
+            seen = sketching.seen(name, values, sizes, match, self.judge.phases)
             if seen is None:
                 return None
             sketched[name] = seen
         given = _by_lane([recorded[str(lane.source)] for lane in self.lanes], product.x.dtype)
-        self._sketched[tap.name] = given, sketched
+        self._sketched[tap.name] = _Given(given, sketched, rows)
         return given
 
     def _can_sketch(self, tap: taps.Tap) -> bool:

@@ -91,12 +91,12 @@ class Judge:
         tap: taps.Tap,
         x: Array,
         lanes: Sequence[Lane],
-        recorded: Mapping[str, Array],
+        recorded: Mapping[str, metrics.Rows],
         spans: Mapping[str, tuple[str, ...]],
         sketched: Mapping[str, Sketched],
     ) -> Finding:
         """The finding of a product that clearly is a match in all of its sources: ``x`` is what they recorded."""
-        seen = Compared(tap, x, lanes, recorded, self.sources, self.positions)
+        seen = Compared.of_rows(tap, x, lanes, recorded, self.sources, self.positions)
         matches = {name: self.match_of(self.sources[name], tap) for name in sketched}
         return Finding(
             tap=tap,

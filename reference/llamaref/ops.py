@@ -20,8 +20,10 @@ Array = NDArray[Any]
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019, arXiv:1910.07467)."""
     wide = x.astype(np.float64)
-    mean_square = np.mean(wide * wide, axis=-1, keepdims=True)
-    return np.asarray(wide / np.sqrt(mean_square + eps) * weight, x.dtype)
+    mean_square = (wide[..., None, :] @ wide[..., None])[..., 0] / x.shape[-1]
+    wide /= np.sqrt(mean_square + eps)
+    wide *= weight
+    return np.asarray(wide, x.dtype)
 
 
 def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
@@ -152,9 +154,11 @@ def attention_values(probs: Array, v: Array) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)); exp(-|x|) never overflows."""
-    e = np.exp(-np.abs(x))
-    return np.asarray(np.where(x >= 0, x.dtype.type(1), e) / (1 + e))
+    """1 / (1 + exp(-x)), as exp(min(x, 0)) / (1 + exp(-|x|)), which never overflows."""
+    y, below = np.exp(np.minimum(x, 0)), np.abs(x)
+    np.exp(np.negative(below, out=below), out=below)
+    below += 1
+    return np.divide(y, below, out=y)
 
 
 def silu(x: Array) -> Array:
