@@ -14,7 +14,9 @@ from small import write_model
 
 from llamadiff import compare
 from llamadiff.candidates.reference import Recorder, record
-from llamadiff.comparison.api import check, diff
+from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import check
+from llamadiff.engines.run_spec import USUAL
 from llamadiff.judge import replay_tap
 from llamadiff.judge.allowance import ROW, VALUE
 from llamadiff.judge.by_sketch import PART_SHARE, WHOLE_SHARE, Sketching
@@ -247,6 +249,7 @@ def long_run(path):
     return get
 
 
+HOW = replace(USUAL, diagnose=False)
 PARTS = {
     "token": (np.s_[1500], ROW),
     "head": (np.s_[:, :64], 1.0),
@@ -266,11 +269,11 @@ def test_a_part_of_2048_tokens_is_judged_as_if_all_were_computed(word, what, kin
     share = share if share > 1 else values.size / values[place].size
     values[place] += np.float32(np.sqrt(10 * share * MATCH * np.mean(np.square(values))))
     wrong = Trace(right.info, {**right, word: values}, right.dtypes)
-    found = check(wrong, model, diagnose=False)
+    found = check(wrong, model, HOW)
     row = next(row for row in found.rows if row.tap == word)
     assert not row.local.sketched
     assert words_of(found) >= PRODUCTS - {word.partition("-")[0]}
     assert [row.tap for row in found.wrong] == [word] or kind != "F32"
     monkeypatch.setattr(replay_tap, "LEAST", 1 << 30)
-    same = next(row for row in check(wrong, model, diagnose=False).rows if row.tap == word)
+    same = next(row for row in check(wrong, model, HOW).rows if row.tap == word)
     assert repr(row.local) == repr(same.local)
