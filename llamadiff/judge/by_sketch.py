@@ -23,8 +23,8 @@ from llamadiff.numerics.combinations import Combinations, Estimate
 Array = NDArray[Any]
 
 LEAST = 33  # tokens: fewer are multiplied as soon as combined
-# Of what a match may err by: how large an estimate may be. An error above the limit passes one time in 3e12, the rounding
-# of combinations included (docs/verifying.md); right arithmetic stays twenty times below.
+# Of what a match may err by: how large an estimate may be. An error above the limit passes one time in 3e12, with the
+# rounding of combinations at its worst (docs/verifying.md); right arithmetic stays twenty times below.
 WHOLE_SHARE, PART_SHARE = 1 / 20, 1 / 150
 
 
