@@ -283,7 +283,7 @@ def test_a_part_of_2048_tokens_is_judged_as_if_all_were_computed(word, what, kin
     row = next(row for row in found.rows if row.tap == word)
     assert not row.local.sketched
     assert words_of(found) >= PRODUCTS - {word.partition("-")[0]}
-    assert [row.tap for row in found.wrong] == [word] or kind != "F32"
+    assert kind != "F32" or found.wrong[0].tap == word  # what follows it does not follow from it
     monkeypatch.setattr(replay_tap, "LEAST", 1 << 30)
     same = next(row for row in check(wrong, model, HOW).rows if row.tap == word)
     assert repr(row.local) == repr(same.local)
