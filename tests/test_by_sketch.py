@@ -287,3 +287,12 @@ def test_a_part_of_2048_tokens_is_judged_as_if_all_were_computed(word, what, kin
     monkeypatch.setattr(replay_tap, "LEAST", 1 << 30)
     same = next(row for row in check(wrong, model, HOW).rows if row.tap == word)
     assert repr(row.local) == repr(same.local)
+
+
+@pytest.mark.slow
+def test_8192_tokens_of_a_small_model_are_judged(tmp_path):
+    model = write_model(tmp_path / "m.gguf", kind="Q8_0", heads=1, kv_heads=1, extra={"context_length": 8192})
+    found = compare(model, tokens=tokens(8192))
+    assert found.verdict == "match"
+    assert words_of(found) == PRODUCTS
+    assert len(found.rows[-1].local.per_token) == 8192

@@ -102,10 +102,9 @@ def rope_halves(x: Array, cos: Array, sin: Array) -> Array:
 def attention_scores(q: Array, k: Array) -> Array:
     """Raw scores, query head h against KV head h // (heads a group): [b, t, h, d], [b, s, k, d] -> [b, h, t, s]."""
     b, t, h, d = q.shape
-    n_kv = k.shape[2]
-    grouped = q.reshape(b, t, n_kv, h // n_kv, d).transpose(0, 2, 3, 1, 4)  # [b, k, h/k, t, d]
-    keys = k.transpose(0, 2, 3, 1)[:, :, None]  # [b, k, 1, d, s]
-    return np.asarray(np.matmul(grouped, keys).reshape(b, h, t, k.shape[1]))
+    n_kv, heads = k.shape[2], h // k.shape[2]
+    grouped = q.reshape(b, t, n_kv, heads, d).transpose(0, 2, 3, 1, 4).reshape(b, n_kv, heads * t, d)
+    return np.asarray(np.matmul(grouped, k.transpose(0, 2, 3, 1)).reshape(b, h, t, k.shape[1]))  # by [b, k, d, s]
 
 
 def softmax(x: Array) -> Array:
@@ -125,7 +124,9 @@ def causal_softmax(
     ``sinks`` [h] are each head's score of a key without a value (Xiao et al. 2023, arXiv:2309.17453).
     """
     hidden = key_positions[None, :] > query_positions[:, None]  # [t, s]
-    scaled = np.where(hidden, -np.inf, scores * np.asarray(scale, scores.dtype))
+    scaled = scores * np.asarray(scale, scores.dtype)
+    first = int(np.append(hidden.any(axis=0), True).argmax())  # all keys before are seen
+    scaled[..., first:] = np.where(hidden[:, first:], -np.inf, scaled[..., first:])
     if sinks is None:
         return softmax(scaled)
     column = np.broadcast_to(sinks[:, None, None], (*scaled.shape[:-1], 1)).astype(scaled.dtype)
@@ -147,9 +148,8 @@ def attention_values(probs: Array, v: Array) -> Array:
     """Heads' weighted sums of values, merged: [b, h, t, s], [b, s, k, d] -> [b, t, h*d]."""
     b, h, t, s = probs.shape
     n_kv, d = v.shape[2:]
-    grouped = probs.reshape(b, n_kv, h // n_kv, t, s)  # [b, k, h/k, t, s]
-    values = v.transpose(0, 2, 1, 3)[:, :, None]  # [b, k, 1, s, d]
-    mixed = np.matmul(grouped, values).reshape(b, h, t, d)
+    grouped = probs.reshape(b, n_kv, h // n_kv * t, s)
+    mixed = np.matmul(grouped, v.transpose(0, 2, 1, 3)).reshape(b, h, t, d)  # by [b, k, s, d]
     return np.ascontiguousarray(mixed.transpose(0, 2, 1, 3)).reshape(b, t, h * d)
 
 
