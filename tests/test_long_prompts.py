@@ -95,7 +95,8 @@ def test_the_free_run_of_a_long_prompt_is_the_beginning_of_the_whole_one(paths, 
     assert "over the first" not in whole.summary
     for a, b in zip(short.rows, whole.rows, strict=True):
         assert (a.verdict, a.local.arithmetic) == (b.verdict, b.local.arithmetic)
-        assert a.local.nmse == pytest.approx(b.local.nmse, rel=0.5, abs=1e-13)
+        own = 3e-13 if a.local.sketched else 1e-13  # float32 rounds what is combined, too
+        assert a.local.nmse == pytest.approx(b.local.nmse, rel=0.5, abs=own)
         np.testing.assert_allclose(a.drift.per_token, b.drift.per_token[:BEGINNING], rtol=1e-3, atol=1e-13)
     last, same = short.rows[-1], whole.rows[-1]
     assert 0.3 < last.expected_drift / same.expected_drift < 3

@@ -18,6 +18,7 @@ from llamadiff.comparison.said import Said
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.engines.select import EngineUsed
 from llamadiff.numerics import tolerances
+from llamadiff.numerics.combinations import COUNT, SEED, SPAN
 from llamadiff.preflight.checks import Check
 
 if TYPE_CHECKING:
@@ -63,6 +64,18 @@ class Decoding:
 
     by_ggml: int = 0
     refused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BySketch:
+    """How many taps were verified by sketch: through so many random ``combinations`` of the rows of each span, and of
+    the channels; ``seed`` draws them.
+    """
+
+    taps: int
+    combinations: int = COUNT
+    span: int = SPAN
+    seed: int = SEED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +141,12 @@ class Comparison(Sides, Judged):
     profile: tuple[str, ...] = ()
     engine: EngineUsed | None = None
     parting: Parting | None = None
+
+    @property
+    def by_sketch(self) -> BySketch | None:
+        """What was verified without computing it all; None if nothing was."""
+        count = sum(row.local is not None and row.local.sketched for row in self.rows)
+        return BySketch(count) if count else None
 
     @property
     def said(self) -> Said:

@@ -118,6 +118,11 @@ class Runnable(ModelFile):
         return {tap: self.weights.type(name) for tap, name in self.weight_names.items()}
 
     @property
+    def products(self) -> Mapping[str, str]:
+        """Weight -> the tap that is its product and nothing else, where one is."""
+        return {}
+
+    @property
     def rope_pairs(self) -> bool:
         """Whether RoPE rotates neighbours, so that the file's Q and K rows are permuted against Hugging Face's."""
         return False

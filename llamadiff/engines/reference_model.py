@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -77,6 +78,15 @@ class Model(Runnable):
         present = set(self.tensors)
         names = {tap.name: taps.weight_name(tap, present) for tap in self.taps}
         return {tap: name for tap, name in names.items() if name is not None}
+
+    @cached_property
+    def products(self) -> Mapping[str, str]:
+        config, names = self.engine.config, self.weight_names
+        made = [tap.name for tap in self.taps if tap.kind.op == "MUL_MAT" and tap.name in names]
+        if config.logit_scale != 1 or config.logit_cap:
+            made = [name for name in made if name != taps.LOGITS]
+        count = Counter(names[name] for name in made)
+        return {names[name]: name for name in made if count[names[name]] == 1}
 
     @property
     def rope_pairs(self) -> bool:

@@ -91,6 +91,33 @@ def _shrunk(sums: Array, count: int, mean: float) -> Array:
 
 
 @dataclass(frozen=True)
+class Even:
+    """What a match may err by that is one in every part: the sums of squares of the ``whole`` and of ``rows``, and the
+    square of a ``value``.
+    """
+
+    whole: float
+    rows: Array
+    value: float
+
+    @classmethod
+    def of(cls, match: float, sizes: Array, width: int) -> Even:
+        """Of a tensor whose rows have these sums of squares."""
+        least = _at_least(sizes)
+        value = VALUE * match * float(least.min(initial=np.inf)) / max(1, width)
+        return cls(float(match * sizes.sum()), ROW * match * least, value)
+
+    def holds(self, errors: Array, largest: float) -> bool:
+        """Whether rows' sums of squared errors and the largest difference of a value are within it."""
+        return bool(errors.sum() <= self.whole and (errors <= self.rows).all() and largest * largest <= self.value)
+
+
+def unseen(match: float) -> Hiding:
+    """What could hide in a match, whatever noise there might be."""
+    return Hiding(match, ROW * match, float(np.sqrt(VALUE * match)))
+
+
+@dataclass(frozen=True)
 class Allowance:
     """The limits of one tap.
 
@@ -108,18 +135,12 @@ class Allowance:
 
     def verdict(self, errors: Array, largest: float, recorded: Rows) -> str:
         """MATCH, NOISE or WRONG, of rows' sums of squared errors and the largest difference of a value."""
-        matches = bool(errors.sum() <= self.match * self._size.sum())
-        if matches and self._is_even(errors, largest):
+        if Even.of(self.match, self._size, self._width).holds(errors, largest):
             return tolerances.MATCH
+        matches = bool(errors.sum() <= self.match * self._size.sum())
         if not (errors.sum() <= self.whole and self.parts_fit(errors, recorded)):
             return tolerances.WRONG
         return tolerances.MATCH if matches else tolerances.NOISE
-
-    def _is_even(self, errors: Array, largest: float) -> bool:
-        """Whether a match is one in every part, seen at a glance."""
-        sizes = _at_least(self._size)
-        faintest = VALUE * self.match * float(sizes.min(initial=np.inf)) / max(1, self._width)
-        return bool((errors <= ROW * self.match * sizes).all() and largest * largest <= faintest)
 
     def parts_fit(self, errors: Array, recorded: Rows) -> bool:
         """Whether no row, channel or value stands out."""
@@ -161,11 +182,6 @@ class Allowance:
     def _is_exact(self) -> bool:
         """Whether nothing is rounded but the values themselves, to float32: then no value is to be looked at."""
         return not self.noise.relative and not self.besides and not ULPS[self.precision]
-
-    @property
-    def unseen(self) -> Hiding:
-        """What could hide in a match, whatever noise there might be."""
-        return Hiding(self.match, ROW * self.match, float(np.sqrt(VALUE * self.match)))
 
     def hiding(self) -> Hiding:
         """What could hide below these limits."""

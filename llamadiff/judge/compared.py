@@ -34,6 +34,21 @@ class Compared:
         self._rows: dict[Hashable, metrics.Rows] = {}
         self._opened: dict[str, Array | None] = {}
 
+    @classmethod
+    def of_rows(
+        cls,
+        tap: taps.Tap,
+        x: Array,
+        lanes: Sequence[Lane],
+        recorded: Mapping[str, metrics.Rows],
+        sources: Mapping[str, Source],
+        positions: Array,
+    ) -> Compared:
+        """Of a tap that was recorded whole, whose rows were looked at before."""
+        seen = cls(tap, x, lanes, {name: rows.x for name, rows in recorded.items()}, sources, positions)
+        seen._rows.update({(name, False): rows for name, rows in recorded.items()})
+        return seen
+
     def lanes_of(self, source: Source) -> list[Lane]:
         return [lane for lane in self.lanes if lane.source == source.name]
 

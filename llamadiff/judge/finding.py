@@ -22,7 +22,7 @@ class Local:
     |error| / rms of one value. ``unclear``: unchecked, since an unknown rounding in the span may err as much.
     ``not_finite`` values were recorded where finite ones are right; ``opened`` values could not be judged, since no
     finite ones are right there on these inputs, in the rows of ``open_tokens``: errors are over the others, NaN where
-    there are none.
+    there are none. ``sketched``: verified without computing it all: errors are estimates, and no value is named.
     """
 
     nmse: float
@@ -45,6 +45,7 @@ class Local:
     not_finite: int = 0
     opened: int = 0
     open_tokens: tuple[int, ...] = ()
+    sketched: bool = False
 
 
 @dataclass(frozen=True)

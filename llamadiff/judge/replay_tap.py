@@ -9,19 +9,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from llamaref import ops
 from llamaref.config import Rope
+from llamaref.weight_product import WeightProduct
 from numpy.typing import NDArray
 
+from llamadiff.judge.by_sketch import LEAST, Sketched, Sketching
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source, policies_for
 from llamadiff.judge.tap_verdict import Judge
-from llamadiff.numerics import tolerances
+from llamadiff.numerics import metrics, tolerances
+from llamadiff.numerics.combinations import Combinations
 from llamadiff.numerics.policies import CACHES, F32, GELU, JITTERS, NATIVE, READ, READ_SHAKEN, shaken
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.numerics.transposes import advice
@@ -32,6 +37,17 @@ Array = NDArray[Any]
 # the ops in which a token's row depends on other tokens' rows
 MIXING = ("kq", "kq_soft_max", "kqv", "kqv_out", "ssm_conv", "ssm_scan")
 WAITING = 64 << 20  # bytes of taps that wait to be judged
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What the engine was given for a product: ``values`` [lane, ...], of which each source's ``rows`` were
+    ``sketched``.
+    """
+
+    values: Array
+    sketched: Mapping[str, Sketched]
+    rows: Mapping[str, metrics.Rows]
 
 
 class Study(Carrier):
@@ -45,12 +61,18 @@ class Study(Carrier):
         inputs: Callable[[taps.Tap], list[str]],
         n_expert: int,
         keep: Callable[[str, Array], None] = lambda name, x: None,
+        products: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``inputs`` gives the taps that one is computed from; ``keep(name, x)`` receives the free run's taps."""
+        """``inputs`` gives the taps that one is computed from; ``keep(name, x)`` receives the free run's taps.
+
+        ``products``: weight -> the tap that is its product and nothing else.
+        """
         self.judge, self.sources, self.every = judge, judge.sources, tuple(lanes)
         self.present = {tap.name: tap for tap in present}
         self.inputs, self.n_expert = inputs, n_expert
-        self.keep = keep
+        self.keep, self.products = keep, products
+        self.combinations = Combinations.within(judge.phases, len(judge.positions))
+        self._sketched: dict[str, _Given] = {}  # by tap
         self.findings: list[Finding] = []
         self.free_logits: Array | None = None
         self._carry(self.every)
@@ -117,15 +139,19 @@ class Study(Carrier):
             for source in self.sources.values()
             if name in source.trace
         }
-        self._judge(tap, x, recorded, spans)
+        given = self._sketched.pop(name, None)
+        if given is not None:
+            assert x is given.values, f"{name} is not the product that was verified"
+            self._judge(self.judge.of_sketches, tap, x, given.rows, spans, given.sketched)
+            return x
+        self._judge(self.judge.finding, tap, x, recorded, spans)
         return self._followed(name, x, recorded)
 
-    def _judge(self, tap: taps.Tap, x: Array, recorded: Mapping[str, Array], spans: Mapping[str, Any]) -> None:
+    def _judge(self, how: Callable[..., Finding], tap: taps.Tap, x: Array, *facts: Any) -> None:
         """Have a tap judged while the engine goes on."""
         while self._waiting and sum(size for size, _ in self._waiting) > WAITING:
             self._collect(1)
-        judged = self._judges.submit(self.judge.finding, tap, x, self.lanes, recorded, spans)
-        self._waiting.append((x.nbytes, judged))
+        self._waiting.append((x.nbytes, self._judges.submit(how, tap, x, self.lanes, *facts)))
 
     def _collect(self, count: int | None = None) -> None:
         """Wait for findings: the first ``count``, or all."""
@@ -155,6 +181,7 @@ class Study(Carrier):
         """Go on with these lanes."""
         self.lanes = tuple(lanes)
         self._operands: tuple[tuple[Any, ...], tuple[Array, ...]] = (), ()
+        self._combined_last: tuple[Array, tuple[Array, Array | None]] | None = None
         reading = next((source.reading for source in self.sources.values() if source.reading), None)
         super().__init__([(lane.policy, self._stored(lane)) for lane in self.lanes], reading)
 
@@ -221,6 +248,47 @@ class Study(Carrier):
                 rounded = self.product(rounded[0]), *rounded[1:]
             self._operands = (kind, *arrays), rounded
         return rounded
+
+    def known(self, product: WeightProduct) -> Array | None:
+        """What was recorded of a product, in each lane, if it can be seen without computing it that it is right."""
+        tap = self.present.get(self.products.get(product.name, ""))
+        if tap is None or not self._can_sketch(tap):
+            return None
+        shape = (*product.x.shape[1:-1], product.width)
+        recorded = {name: self._recorded(self.sources[name], tap, shape) for name in self._replayed}
+        sketching = Sketching.of(product, self._combined(product), self.combinations, self.lanes)
+        rows, sketched = {name: metrics.Rows(values) for name, values in recorded.items()}, {}
+        for name, values in recorded.items():
+            sizes, match = rows[name].known().squares, self.judge.match_of(self.sources[name], tap)
+            seen = sketching.seen(name, values, sizes, match, self.judge.phases)
+            if seen is None:
+                return None
+            sketched[name] = seen
+        given = _by_lane([recorded[str(lane.source)] for lane in self.lanes], product.x.dtype)
+        self._sketched[tap.name] = _Given(given, sketched, rows)
+        return given
+
+    def _can_sketch(self, tap: taps.Tap) -> bool:
+        """Whether a tap may be verified by sketch: of many tokens, recorded whole and in float32 by every source that
+        is replayed, with nothing that measures noise, or draws pictures, beside.
+        """
+        many = len(self.judge.positions) >= LEAST and self.judge.pictured is None
+        return many and not any(lane.source is None or lane.shaken for lane in self.lanes) and all(
+            source.is_whole(tap.name) and source.shown_in(tap.name) == F32 and not source.trace.printed.slack
+            for source in map(self.sources.__getitem__, self._replayed)
+        )  # fmt: skip
+
+    @property
+    def _replayed(self) -> list[str]:
+        """The sources that have lanes."""
+        return list(dict.fromkeys(str(lane.source) for lane in self.lanes))
+
+    def _combined(self, product: WeightProduct) -> tuple[Array, Array | None]:
+        """The rows of a product's operands, combined; of those that several products read in turn, once."""
+        if self._combined_last is None or self._combined_last[0] is not product.x:
+            sums = None if product.sums is None else self.combinations.rows(product.sums)
+            self._combined_last = product.x, (self.combinations.rows(product.x), sums)
+        return self._combined_last[1]
 
     def product(self, y: Array) -> Array:
         """Shaken in the lanes of an engine that keeps its products in 16 bits, and its weights perhaps too.
@@ -292,6 +360,14 @@ def _cover(policies: Sequence[str], needed: Iterable[frozenset[str]]) -> tuple[s
     needed = list(needed)
     tried = (some for count in range(1, len(policies)) for some in combinations(policies, count))
     return next((some for some in tried if all(wanted & set(some) for wanted in needed)), tuple(policies))
+
+
+def _by_lane(values: Sequence[Array], dtype: Any) -> Array:
+    """Values of each lane, [lane, ...]: a view where they are one source's, a copy where they are several's."""
+    first = values[0].astype(dtype, copy=False)
+    if all(value is values[0] for value in values):
+        return np.broadcast_to(first, (len(values), *first.shape))
+    return np.stack(values).astype(dtype, copy=False)
 
 
 def _along_first(rows: Array, values: Array) -> Array:

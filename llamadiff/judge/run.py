@@ -19,11 +19,11 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.run_spec import How
+from llamadiff.judge.by_sketch import LEAST
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Lane, Source
 from llamadiff.judge.replay_tap import Study, lanes_of
 from llamadiff.judge.tap_verdict import Judge
-from llamadiff.llamacpp.request import LONG
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import F32, NATIVE, POLICIES
 from llamadiff.numerics.rounding import Rounding
@@ -79,7 +79,7 @@ def run_passes(
     lanes, n = lanes_of(sources, kinds), len(baseline.info.tokens)
     # the engine's own threads multiply; BLAS threads beside them would fight for the same cores
     with threadpool_limits(1, "blas"):
-        if n <= LONG or keep is not None or model.by_graph or not any(lane.source for lane in lanes):
+        if n < LEAST or keep is not None or model.by_graph or not any(lane.source for lane in lanes):
             study, logits = _run(model, sources, lanes, baseline.info, how, keep)
             return Passes(study.findings, study.judge, logits, n)
         whole, _ = _run(model, sources, [lane for lane in lanes if lane.source], baseline.info, how)
@@ -113,7 +113,7 @@ def _run(
             np.asarray(info.positions), info.n_prefill, model.ropes, model.sizes, info.edges,
             pictured=sources[-1].name if how.pictures else None,
         )  # fmt: skip
-        study = Study(judge, lanes, model.taps, model.inputs, model.sizes["expert"], at)
+        study = Study(judge, lanes, model.taps, model.inputs, model.sizes["expert"], at, model.products)
         try:
             logits = study.run(model.engine, info.tokens, info.positions)
         except ModelError as error:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
-from llamadiff.judge.allowance import Allowance
+from llamadiff.judge.allowance import WHOLE, Allowance, unseen
+from llamadiff.judge.by_sketch import Sketched
 from llamadiff.judge.compared import Compared
 from llamadiff.judge.errors import Errors
 from llamadiff.judge.finding import Finding, Local, Tried
@@ -84,6 +86,52 @@ class Judge:
             closeups={name: each for name, found in judged.items() if (each := self._closeup(found)) is not None},
         )
 
+    def of_sketches(
+        self,
+        tap: taps.Tap,
+        x: Array,
+        lanes: Sequence[Lane],
+        recorded: Mapping[str, metrics.Rows],
+        spans: Mapping[str, tuple[str, ...]],
+        sketched: Mapping[str, Sketched],
+    ) -> Finding:
+        """The finding of a product that clearly is a match in all of its sources: ``x`` is what they recorded."""
+        seen = Compared.of_rows(tap, x, lanes, recorded, self.sources, self.positions)
+        matches = {name: self.match_of(self.sources[name], tap) for name in sketched}
+        return Finding(
+            tap=tap,
+            shape=tuple(x.shape[1:]),
+            local={name: self._sketched(tap, self.sources[name], each, spans[name]) for name, each in sketched.items()},
+            at={name: {} for name in sketched},
+            stats=self._stats(seen, None),
+            drift=self._drift(seen),
+            distance={},
+            noise=None,
+            fitting={name: each.fitting(matches[name], self.phases) for name, each in sketched.items()},
+            stated=self._stated(seen),
+        )
+
+    def _sketched(self, tap: taps.Tap, source: Source, found: Sketched, span: tuple[str, ...]) -> Local:
+        """A match as plain data, and what it shows of its source's arithmetic."""
+        label = self._label(source, tap, found.policies[-1])
+        match = self._match(source, tap, label)
+        if source.name != "baseline":
+            kind = self._kind(tap) if source.multiplies(tap) and not span else None
+            most = max(APART * found.rows.sum(), WHOLE * match * found.sizes.sum())
+            missed = {policy for policy, errors in found.errors.items() if errors.sum() > most}
+            self.shown.setdefault(source.name, Shown()).note(missed, kind, label)
+        per_row, hiding = found.per_row, unseen(match)
+        return Local(
+            nmse=found.nmse, per_token=per_row, verdict=tolerances.MATCH, arithmetic=label, least=found.nmse,
+            limit=match, noise_limit=match, span=span, token=int(np.argmax(per_row)), index=(),
+            expected=np.nan, recorded=np.nan, hides=match, hides_row=hiding.row, hides_value=hiding.value,
+            sketched=True,
+        )  # fmt: skip
+
+    def match_of(self, source: Source, tap: taps.Tap) -> float:
+        """The NMSE that right arithmetic may have at a product, whichever of the source's policies it has."""
+        return min(self._match(source, tap, self._label(source, tap, policy)) for policy in source.policies)
+
     def _closeup(self, found: Judgement) -> Closeup | None:
         """What a picture shows of a tap, where one is wanted of this source."""
         errors = found.errors
@@ -140,7 +188,7 @@ class Judge:
 
     def _judgement(self, source: Source, seen: Compared, span: tuple[str, ...]) -> Judgement:
         """A source's own error under the arithmetic that fits best, in each phase (prefill, decode)."""
-        tap, fitted = seen.tap, Fitted.of(seen, source, self._phases)
+        tap, fitted = seen.tap, Fitted.of(seen, source, self.phases)
         label, right = self._label(source, tap, fitted.policy), fitted.right(seen, source)
         match, shown = self._match(source, tap, label), self.shown.setdefault(source.name, Shown())
         kind = self._kind(tap) if source.multiplies(tap) and not span else None
@@ -183,7 +231,7 @@ class Judge:
         return rounding_type(policy, self._kind(tap), source.stored, source.reading)
 
     @property
-    def _phases(self) -> tuple[slice, slice]:
+    def phases(self) -> tuple[slice, slice]:
         """Rows of the decode steps, and of the prefill."""
         return slice(self.n_prefill, None), slice(0, self.n_prefill)
 

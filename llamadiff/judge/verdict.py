@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from llamadiff.judge.allowance import Allowance, Hiding
+from llamadiff.judge.allowance import Allowance, Hiding, unseen
 from llamadiff.judge.compared import Compared
 from llamadiff.judge.errors import Errors
 from llamadiff.judge.finding import Local
@@ -49,7 +49,7 @@ class Judgement:
     def hiding(self) -> Hiding:
         """What could hide: in llama.cpp's own matches, no more than the table says."""
         matches = self.source.name == "baseline" and self.verdict == tolerances.MATCH
-        return self.bounds.unseen if matches else self.bounds.hiding()
+        return unseen(self.bounds.match) if matches else self.bounds.hiding()
 
     def local(self, facts: tuple[Fact, ...]) -> Local:
         """It as plain data; ``facts`` say what its errors look like."""

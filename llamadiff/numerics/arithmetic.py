@@ -92,8 +92,10 @@ def round_q8_k(x: Array) -> Array:
     with np.errstate(divide="ignore"):
         inverse = np.where(peak != 0, np.float32(-127) / peak, np.float32(0))
         scale = np.where(inverse != 0, np.float32(1) / inverse, np.float32(0))
-    quants = np.minimum(np.rint(blocks * inverse), np.float32(127))
-    return (quants * scale).reshape(x.shape).astype(x.dtype)
+    quants = blocks * inverse  # up to 127: none is larger than the peak
+    np.rint(quants, out=quants)
+    quants *= scale
+    return quants.reshape(x.shape).astype(x.dtype, copy=False)
 
 
 GELU_TABLE = "ggml GELU table"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-BLOCK = 1 << 18  # values of a tensor that are _widened at once: they stay in cache
+BLOCK = 1 << 18  # values of a tensor that are _widened at once, and kept so where there are no more
+FINE = 1 << 16  # values of a larger one that are looked at at once: with all that is made of them they stay in cache
 _MADE = count()
 
 
@@ -63,13 +64,14 @@ class Rows:
 
     def __init__(self, x: Array, axis: int = 0) -> None:
         self.axis = axis
+        x = np.asarray(x)  # what looks into a file is slower to cut
         self._x = x if axis == 0 else np.moveaxis(x, axis, 0)
         self.shape = self._x.shape
         self.size = x.size
         step = max(1, BLOCK // max(1, x.size // max(1, len(self._x))))
         self.blocks = [slice(start, start + step) for start in range(0, len(self._x), step)]
         self._number = next(_MADE)
-        self._errors: dict[Rows, Array] = {}  # against those made before: none holds one that holds it
+        self._pairs: dict[Rows, _Pair] = {}  # with those made before: none holds one that holds it
 
     def block(self, rows: slice) -> Array:
         """Some rows: [row, value]."""
@@ -91,7 +93,33 @@ class Rows:
     @cached_property
     def squares(self) -> Array:
         """The sum of each row's squares."""
-        return _joined([_sums_of_squares(self.block(rows)) for rows in self.blocks])
+        if len(self.blocks) == 1:
+            return _sums_of_squares(self._first)
+        return np.concatenate([_sums_of_squares(wide) for _, wide in self.fine_blocks()])
+
+    def fine_blocks(self) -> Iterator[tuple[slice, Array]]:
+        """A few rows at a time, [row, value]: in the same memory as those before."""
+        width = self.size // max(1, len(self._x))
+        step = max(1, FINE // max(1, width))
+        wide = np.empty((step, width))
+        for start in range(0, len(self._x), step):
+            some = self._x[start : start + step]
+            part = wide[: len(some)]
+            part.reshape(some.shape)[...] = some
+            yield slice(start, start + len(some)), part
+
+    @cached_property
+    def extremes(self) -> tuple[float, float, float]:
+        """Of finite values: their sum, the smallest, the largest."""
+        if len(self.blocks) == 1:
+            return float(self._first.sum()), float(self._first.min()), float(self._first.max())
+        sums, edges, squares = 0.0, [], []
+        for rows, wide in self.fine_blocks():
+            sums += float(wide.sum())
+            edges += [float(self._x[rows].min()), float(self._x[rows].max())]
+            squares += [] if "squares" in self.__dict__ else [_sums_of_squares(wide)]
+        self.__dict__.setdefault("squares", _joined(squares) if squares else None)
+        return sums, min(edges), max(edges)
 
     @cached_property
     def finite(self) -> bool:
@@ -116,16 +144,75 @@ class Rows:
 
         Equal non-finite values on both sides count as no difference; on one side only, as an infinite one.
         """
+        return self.pair(other).errors
+
+    def pair(self, other: Rows) -> _Pair:
+        """What their differences are, the same either way."""
         older, newer = (self, other) if self._number < other._number else (other, self)
-        if older not in newer._errors:
-            newer._errors[older] = _joined([_sums_of_squares(gaps(self, other, rows)) for rows in self.blocks])
-        return newer._errors[older]
+        if older not in newer._pairs:
+            newer._pairs[older] = _coarse_pair(self, other) if len(self.blocks) == 1 else _fine_pair(self, other)
+        return newer._pairs[older]
+
+    def known(self) -> Rows:
+        """The same, with its sums and extremes known: in one look at it."""
+        _ = self.extremes
+        return self
+
+    @property
+    def x(self) -> Array:
+        """The tensor."""
+        return np.moveaxis(self._x, 0, self.axis)
 
     def reference(self) -> Array:
         """The sum of squares of each row's finite values."""
         if self.finite:
             return self.squares
         return _joined([_sums_of_squares(_finite_or_zero(self.block(rows))) for rows in self.blocks])
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Differences of two tensors: each row's sum of squares; the largest one, and where it is, counted through all."""
+
+    errors: Array
+    largest: float
+    place: int
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[int, Array, Array]]) -> _Pair:
+        """Of blocks: where each begins, its rows' sums of squares, and its sizes of differences [row, value]."""
+        errors, largest, place = [np.zeros(0)], -1.0, 0
+        for start, sums, sizes in parts:
+            errors.append(sums)
+            here = int(sizes.argmax()) if sizes.size else 0
+            if sizes.size and sizes.reshape(-1)[here] > largest:
+                largest, place = float(sizes.reshape(-1)[here]), start * sizes.shape[1] + here
+        return cls(np.concatenate(errors), largest, place)
+
+
+def _coarse_pair(c: Rows, b: Rows) -> _Pair:
+    """Block by block, with care of what is not finite."""
+    parts = ((rows.start, gaps(c, b, rows)) for rows in c.blocks)
+    return _Pair.of((start, _sums_of_squares(gap), np.abs(gap)) for start, gap in parts)
+
+
+def _fine_pair(c: Rows, b: Rows) -> _Pair:
+    """In one look at both, from which their own squares come too."""
+    squares: list[tuple[Array, Array]] = []
+
+    def looked_at() -> Iterator[tuple[int, Array, Array]]:
+        for (rows, left), (_, right) in zip(c.fine_blocks(), b.fine_blocks(), strict=True):
+            squares.append((_sums_of_squares(left), _sums_of_squares(right)))
+            with np.errstate(invalid="ignore"):
+                np.subtract(left, right, out=left)
+            sums = _sums_of_squares(left)
+            yield rows.start, sums, np.abs(left, out=left)
+
+    found = _Pair.of(looked_at())
+    own, others = (np.concatenate(side) for side in zip(*squares, strict=True))
+    c.__dict__.setdefault("squares", own)
+    b.__dict__.setdefault("squares", others)
+    return found if c.finite and b.finite else _coarse_pair(c, b)
 
 
 def _joined(parts: Sequence[Array]) -> Array:
@@ -138,7 +225,7 @@ def _finite_or_zero(values: Array) -> Array:
 
 def _sums_of_squares(values: Array) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(np.einsum("ij,ij->i", values, values))
+        return np.asarray(values[:, None, :] @ values[:, :, None])[:, 0, 0]  # faster than einsum
 
 
 def gaps(c: Rows, b: Rows, rows: slice) -> Array:
@@ -157,17 +244,15 @@ def stats(x: Array | Rows) -> Stats:
     rows = x if isinstance(x, Rows) else Rows(x)
     if not rows.finite:
         values = rows.values
-        return _moments([values[np.isfinite(values)]], int(np.isnan(values).sum()), int(np.isinf(values).sum()))
-    return _moments((rows.block(some) for some in rows.blocks), 0, 0)
+        some = values[np.isfinite(values)]
+        nan, inf = int(np.isnan(values).sum()), int(np.isinf(values).sum())
+        edges = (float(some.sum()), float(some.min()), float(some.max())) if some.size else (0.0, 0.0, 0.0)
+        return _moments(float(some @ some), *edges, some.size, nan, inf)
+    total, low, high = rows.extremes if rows.size else (0.0, 0.0, 0.0)
+    return _moments(float(rows.squares.sum()), total, low, high, rows.size)
 
 
-def _moments(parts: Iterable[Array], nan: int, inf: int) -> Stats:
-    total, squares, size, low, high = 0.0, 0.0, 0, np.inf, -np.inf
-    for part in parts:
-        flat = part.reshape(-1)
-        if flat.size:
-            total, squares, size = total + float(flat.sum()), squares + float(flat @ flat), size + flat.size
-            low, high = min(low, float(flat.min())), max(high, float(flat.max()))
+def _moments(squares: float, total: float, low: float, high: float, size: int, nan: int = 0, inf: int = 0) -> Stats:
     if not size:
         return Stats(0.0, 0.0, 0.0, 0.0, nan, inf)
     return Stats(float(np.sqrt(squares / size)), total / size, low, high, nan, inf)
@@ -203,13 +288,8 @@ def nmse_of(candidate: Rows, baseline: Rows) -> float:
 
 def worst_of(candidate: Rows, baseline: Rows) -> tuple[float, Worst]:
     """The largest difference, and the element that has it."""
-    largest, place = -1.0, 0
-    width = candidate.size // max(1, candidate.shape[0])
-    for rows in candidate.blocks:
-        gap = np.abs(gaps(candidate, baseline, rows))
-        here = int(gap.argmax()) if gap.size else 0
-        if gap.size and gap.reshape(-1)[here] > largest:
-            largest, place = float(gap.reshape(-1)[here]), rows.start * width + here
+    pair, width = baseline.pair(candidate), candidate.size // max(1, candidate.shape[0])
+    largest, place = pair.largest, pair.place
     if largest < 0:
         return 0.0, Worst(None, (), 0.0, 0.0)
     row = slice(place // width, place // width + 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from llamaref.config import Rope
+from llamaref.weight_product import WeightProduct
 from numpy.typing import NDArray
 
 from llamadiff.numerics.angles import bf16_angles, ggml_angles
@@ -49,6 +50,9 @@ class Carrier:
                 sums = np.zeros((len(self.ways), *more.shape), more.dtype) if sums is None else sums
                 sums[number] = more
         return (*out, sums) if sums is not None else tuple(out)
+
+    def known(self, product: WeightProduct) -> Array | None:
+        return None
 
     def product(self, y: Array) -> Array:
         return y

@@ -114,6 +114,7 @@ def to_object(comparison: Comparison, about: About = NOBODY, full: bool = False)
         "profile": c.profile,
         "decoding": c.decoding,
         "free_tokens": c.free_tokens,
+        "by_sketch": c.by_sketch,
         "engine": c.engine,
         "manner": c.manner,
         "next_steps": c.next_steps,

@@ -17,6 +17,7 @@ from llamaref.configure import read_config
 from llamaref.errors import ModelError
 from llamaref.models import ARCHITECTURES
 from llamaref.shapes import check_layers, check_shapes
+from llamaref.weight_product import WeightProduct
 from llamaref.weights import Weights
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ class Tap(Protocol):
         """
         ...
 
+    def known(self, product: WeightProduct) -> Array | None:
+        """What a product is, [b, t, out], if that is known without computing it."""
+        ...
+
     def product(self, y: Array) -> Array:
         """A product before its bias is added: an arithmetic may round it there."""
         ...
@@ -73,6 +78,9 @@ class Silent:
 
     def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
         return arrays
+
+    def known(self, product: WeightProduct) -> Array | None:
+        return None
 
     def product(self, y: Array) -> Array:
         return y
@@ -269,8 +277,12 @@ class Engine:
         The scale comes before the bias in attention and after it in the FFN (llama.cpp, llama-graph.cpp).
         """
         x, *sums = tap.operands(self.w.type(f"{name}.weight"), x)
-        y = self.w.product(f"{name}.weight", x, *sums)
         scale, bias = self.scale(name), self._optional(f"{name}.bias")
+        product = WeightProduct(self.w, f"{name}.weight", x, sums[0] if sums else None, bias)
+        known = tap.known(product) if scale is None else None
+        if known is not None:
+            return known
+        y = self.w.product(f"{name}.weight", x, *sums)
         if bias is not None and ".ffn_" in name:
             y, bias = tap.product(y) + bias, None
         if scale is not None:

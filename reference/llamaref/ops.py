@@ -20,8 +20,10 @@ Array = NDArray[Any]
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019, arXiv:1910.07467)."""
     wide = x.astype(np.float64)
-    mean_square = np.mean(wide * wide, axis=-1, keepdims=True)
-    return np.asarray(wide / np.sqrt(mean_square + eps) * weight, x.dtype)
+    mean_square = (wide[..., None, :] @ wide[..., None])[..., 0] / x.shape[-1]
+    wide /= np.sqrt(mean_square + eps)
+    wide *= weight
+    return np.asarray(wide, x.dtype)
 
 
 def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
@@ -100,10 +102,9 @@ def rope_halves(x: Array, cos: Array, sin: Array) -> Array:
 def attention_scores(q: Array, k: Array) -> Array:
     """Raw scores, query head h against KV head h // (heads a group): [b, t, h, d], [b, s, k, d] -> [b, h, t, s]."""
     b, t, h, d = q.shape
-    n_kv = k.shape[2]
-    grouped = q.reshape(b, t, n_kv, h // n_kv, d).transpose(0, 2, 3, 1, 4)  # [b, k, h/k, t, d]
-    keys = k.transpose(0, 2, 3, 1)[:, :, None]  # [b, k, 1, d, s]
-    return np.asarray(np.matmul(grouped, keys).reshape(b, h, t, k.shape[1]))
+    n_kv, heads = k.shape[2], h // k.shape[2]
+    grouped = q.reshape(b, t, n_kv, heads, d).transpose(0, 2, 3, 1, 4).reshape(b, n_kv, heads * t, d)
+    return np.asarray(np.matmul(grouped, k.transpose(0, 2, 3, 1)).reshape(b, h, t, k.shape[1]))  # by [b, k, d, s]
 
 
 def softmax(x: Array) -> Array:
@@ -123,7 +124,9 @@ def causal_softmax(
     ``sinks`` [h] are each head's score of a key without a value (Xiao et al. 2023, arXiv:2309.17453).
     """
     hidden = key_positions[None, :] > query_positions[:, None]  # [t, s]
-    scaled = np.where(hidden, -np.inf, scores * np.asarray(scale, scores.dtype))
+    scaled = scores * np.asarray(scale, scores.dtype)
+    first = int(np.append(hidden.any(axis=0), True).argmax())  # all keys before are seen
+    scaled[..., first:] = np.where(hidden[:, first:], -np.inf, scaled[..., first:])
     if sinks is None:
         return softmax(scaled)
     column = np.broadcast_to(sinks[:, None, None], (*scaled.shape[:-1], 1)).astype(scaled.dtype)
@@ -145,16 +148,17 @@ def attention_values(probs: Array, v: Array) -> Array:
     """Heads' weighted sums of values, merged: [b, h, t, s], [b, s, k, d] -> [b, t, h*d]."""
     b, h, t, s = probs.shape
     n_kv, d = v.shape[2:]
-    grouped = probs.reshape(b, n_kv, h // n_kv, t, s)  # [b, k, h/k, t, s]
-    values = v.transpose(0, 2, 1, 3)[:, :, None]  # [b, k, 1, s, d]
-    mixed = np.matmul(grouped, values).reshape(b, h, t, d)
+    grouped = probs.reshape(b, n_kv, h // n_kv * t, s)
+    mixed = np.matmul(grouped, v.transpose(0, 2, 1, 3)).reshape(b, h, t, d)  # by [b, k, s, d]
     return np.ascontiguousarray(mixed.transpose(0, 2, 1, 3)).reshape(b, t, h * d)
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)); exp(-|x|) never overflows."""
-    e = np.exp(-np.abs(x))
-    return np.asarray(np.where(x >= 0, x.dtype.type(1), e) / (1 + e))
+    """1 / (1 + exp(-x)), as exp(min(x, 0)) / (1 + exp(-|x|)), which never overflows."""
+    y, below = np.exp(np.minimum(x, 0)), np.abs(x)
+    np.exp(np.negative(below, out=below), out=below)
+    below += 1
+    return np.divide(y, below, out=y)
 
 
 def silu(x: Array) -> Array:

@@ -25,6 +25,7 @@ from llamaref.parts import check_count, parts_of
 
 Array = NDArray[Any]
 Decode = Callable[[Array], Array]  # rows as the file keeps them -> float32
+Visit = Callable[[int, Array, "Array | None"], None]  # where a block of rows begins, its values, its blocks' minima
 MAX_ENTRIES = 1 << 16  # metadata keys, and tensors: real files have hundreds
 MAX_NAME = 63  # bytes of a tensor's name: ggml.h, GGML_MAX_NAME
 MAX_AXES = 4  # ggml.h, GGML_MAX_DIMS
@@ -120,12 +121,15 @@ class Weights:
         expert: int | None = None,
         rows: Any = slice(None),
         decode: Decode | None = None,
+        visit: Visit | None = None,
     ) -> Array:
         """x @ W.T for the matrix W = [out, in] (or one expert's): x [..., in] -> [..., out].
 
         ``sums`` [..., in / 32] is added to each block's sum of activations before the block's minimum
         multiplies it; only types that have minima take it. ``rows`` are those of W that are wanted. ``decode`` makes
-        floats of rows as the file keeps them, where that is not to be done as the file's type says.
+        floats of rows as the file keeps them, where that is not to be done as the file's type says. ``visit`` is shown
+        each block of rows while it is there, with its minima where there are ``sums``: blocks are then the same
+        whatever the number of threads.
         """
         tensor = self._tensor(name)
         self.read.add(name)
@@ -143,15 +147,35 @@ class Weights:
         def multiply(start: int, stop: int) -> None:
             some = data[start:stop]
             block = decode(some)  # [rows, in]
+            block = block.astype(self.dtype, copy=False)
+            minima = None if corrections is None else _minima(some, tensor.tensor_type).astype(self.dtype)
             with np.errstate(all="ignore"):  # threads have an error state of their own
-                products = np.matmul(block.astype(self.dtype, copy=False), columns)
+                products = np.matmul(block, columns)
+                if visit is not None:
+                    visit(start, block, minima)
             if corrections is not None:
-                products += _minima(some, tensor.tensor_type).astype(self.dtype) @ corrections
+                products += minima @ corrections
             out[start:stop] = products[:, :n]
 
-        self.each_block(n_out, max(1, BLOCK_WEIGHTS // n_in), multiply)
+        self.each_block(n_out, max(1, BLOCK_WEIGHTS // n_in), multiply, even=visit is None)
         self._forget(data)
         return result.reshape(*x.shape[:-1], n_out)
+
+    def both_sides(self, name: str, x: Array, sums: Array | None, channels: Array) -> tuple[Array, Array, Array | None]:
+        """In one pass over W: x @ W.T as ``product`` has it, W.T @ ``channels`` [out, k], and the same of the minima.
+
+        The second is [in, k], the third [in / 32, k], or None where there are no ``sums``.
+        """
+        of_weights, of_minima = dict[int, Array](), dict[int, Array]()
+
+        def visit(start: int, block: Array, minima: Array | None) -> None:
+            some = channels[start : start + len(block)]
+            of_weights[start] = block.T @ some
+            if minima is not None:
+                of_minima[start] = minima.T @ some
+
+        y = self.product(name, x, sums, visit=visit)
+        return y, _in_order(of_weights), _in_order(of_minima) if of_minima else None
 
     def experts(
         self, name: str, x: Array, chosen: Array, sums: Array | None = None, *, rows: Any = slice(None),
@@ -206,10 +230,13 @@ class Weights:
             out[:, start : min(start + 8, len(rows))] = rows[start : start + 8].T
         return out
 
-    def each_block(self, n_rows: int, step: int, work: Callable[[int, int], None]) -> None:
-        """Call ``work(start, stop)`` for blocks of up to ``step`` rows, as many for each of this file's threads."""
-        turns = max(1, -(-n_rows // (step * self._threads)))
-        step = max(1, -(-n_rows // (turns * self._threads)))
+    def each_block(self, n_rows: int, step: int, work: Callable[[int, int], None], even: bool = True) -> None:
+        """Call ``work(start, stop)`` for blocks of up to ``step`` rows; ``even``: as many for each of this file's
+        threads.
+        """
+        if even:
+            turns = max(1, -(-n_rows // (step * self._threads)))
+            step = max(1, -(-n_rows // (turns * self._threads)))
         starts, lock = iter(range(0, n_rows, step)), Lock()
 
         def some() -> None:
@@ -230,6 +257,11 @@ class Weights:
         if name not in self._tensors:
             raise ModelError(f"tensor {name} is missing from the file")
         return self._tensors[name]
+
+
+def _in_order(parts: dict[int, Array]) -> Array:
+    """The sum of what blocks gave, whichever came first."""
+    return np.asarray(np.sum([parts[start] for start in sorted(parts)], axis=0, dtype=np.float64))
 
 
 def each_expert(chosen: Array) -> Iterator[tuple[int, Array]]:

@@ -18,7 +18,10 @@ from llamadiff.report.terminal.tap_lines import baseline_is_off
 
 def put_notes(page: Page, comparison: Comparison, full: bool) -> None:
     """Print the notes, each kind at most a few lines."""
-    kinds = (_baseline_off(page, comparison), _not_finite(page, comparison), _spans(page, comparison, full))
+    kinds = (
+        _baseline_off(page, comparison), _not_finite(page, comparison), _spans(page, comparison, full),
+        _by_sketch(comparison),
+    )  # fmt: skip
     for note in (*(note for notes in kinds for note in notes), *(_short_run(comparison) if full else ())):
         page.paragraph(Text("  "), note)
 
@@ -73,6 +76,16 @@ def _span(page: Page, rows: Sequence[Row]) -> str:
     others = [other.layer for other in rows[1:] if other.layer is not None]
     also = f" (the same in {layers_of(others)})" if others else ""
     return f"{page.data(row.tap)} answers for {through} too: not recorded{also}"
+
+
+def _by_sketch(comparison: Comparison) -> list[Text]:
+    """What was verified without computing it all."""
+    found = comparison.by_sketch
+    if found is None:
+        return []
+    count = f"{found.taps} products were" if found.taps > 1 else "one product was"
+    drawn = f"{found.combinations} random combinations of tokens and of channels, seed {found.seed}"
+    return [Text(f"{count} verified by sketch ({drawn}); their errors are estimates")]
 
 
 def _short_run(comparison: Comparison) -> list[Text]:

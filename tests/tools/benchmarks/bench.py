@@ -32,13 +32,14 @@ HERE = Path(__file__).parent
 CACHE = Path(tempfile.gettempdir()) / "llamadiff-bench"
 MB = 1e6
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes in a unit of ru_maxrss
-TOKENS = (1, 14, 128, 512)
+TOKENS = (1, 14, 128, 512, 2048)
+AT_MOST = 1536  # tokens of all runs of a case together: long prompts are run less often, once at least
 STANDARD = [
     *(f"tinyllama:Q4_K_M:{count}" for count in TOKENS),
     *(f"tinyllama:{kind}:14" for kind in ("F16", "Q8_0", "Q6_K")),
     "qwen2.5-0.5b:Q4_K_M:14", "llama-3.2-1b:Q4_K_M:14", "llama-2-7b:Q4_K_M:14",
 ]  # fmt: skip
-WITH_TRANSFORMERS = 1  # of a case's runs: they take a minute each
+WITH_TRANSFORMERS = "tinyllama:Q4_K_M:14"  # which they load once: it takes a minute
 
 COMPARE = "compare"  # the command; the other kinds are scripts beside this one
 
@@ -59,6 +60,13 @@ class Case:
         if shape not in SHAPES or mix not in MIXES:
             raise ValueError(f"{text}: shapes are {', '.join(SHAPES)}; types are {', '.join(MIXES)}")
         return cls(shape, mix, int(tokens))
+
+    def __str__(self) -> str:
+        return f"{self.shape}:{self.mix}:{self.tokens}"
+
+    def runs(self, wanted: int) -> int:
+        """How often it is run."""
+        return max(1, min(wanted, AT_MOST // self.tokens))
 
     def path(self) -> Path:
         """The model, from the cache if this very synthesize.py has written it."""
@@ -116,17 +124,12 @@ def measure(case: Case, runs: int, console: Console) -> dict[str, list[Measures]
     path, tokens = case.path(), case.ids()
     kinds = ["decode", "limit", COMPARE]
     results: dict[str, list[Measures]] = {kind: [] for kind in (*kinds, "transformers")}
-    for number in range(runs):
-        peers = ["transformers"] if number < WITH_TRANSFORMERS and _has_transformers(case) else []
+    for number in range(case.runs(runs)):
+        peers = ["transformers"] if number == 0 and str(case) == WITH_TRANSFORMERS and find_spec("transformers") else []
         for kind in [*kinds, *peers]:
-            with console.status(f"{case.shape} {case.mix} {case.tokens}: {kind}, run {number + 1} of {runs}"):
+            with console.status(f"{case}: {kind}, run {number + 1} of {case.runs(runs)}"):
                 results[kind].append(run(kind, path, tokens))
     return results
-
-
-def _has_transformers(case: Case) -> bool:
-    """Whether it is installed, and the model dequantized fits into what most machines have."""
-    return find_spec("transformers") is not None and case.shape != "llama-2-7b"
 
 
 def middle(results: dict[str, list[Measures]], kind: str, name: str) -> float:
@@ -168,13 +171,18 @@ NOTES = (
 
 def table_of(summaries: dict[Case, dict[str, float]], runs: int) -> Table:
     """A row for each case."""
-    table = Table(title=f"llamadiff compare, medians of {runs}")
-    for heading in ("model", "type", "tokens", *COLUMNS):
+    table = Table(title="llamadiff compare, medians of the runs")
+    for heading in ("model", "type", "tokens", "runs", *COLUMNS):
         table.add_column(heading, justify="left" if heading in ("model", "type") else "right", no_wrap=True)
     for case, values in summaries.items():
         cells = ["" if np.isnan(values[name]) else form.format(values[name]) for name, form in COLUMNS.items()]
-        table.add_row(case.shape, case.mix, str(case.tokens), *cells)
+        table.add_row(case.shape, case.mix, str(case.tokens), str(case.runs(runs)), *cells)
     return table
+
+
+def _progress(case: Case, values: dict[str, float], number: int, of: int, seconds: float) -> str:
+    """One case that is done, in a line."""
+    return f"{number} of {of}  {case}: {values['total']:.1f} s, {values['x decode']:.1f} x decode ({seconds:.0f} s)"
 
 
 def machine() -> dict[str, Any]:
@@ -195,8 +203,13 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     console, before = Console(), machine()
-    results = {case: measure(case, options.runs, console) for case in wanted}
-    summaries = {case: summary(case, measured) for case, measured in results.items()}
+    results: dict[Case, dict[str, list[Measures]]] = {}
+    summaries: dict[Case, dict[str, float]] = {}
+    for number, case in enumerate(wanted, 1):
+        started = time.perf_counter()
+        results[case] = measure(case, options.runs, console)
+        summaries[case] = summary(case, results[case])
+        console.print(_progress(case, summaries[case], number, len(wanted), time.perf_counter() - started))
     Console(width=max(console.width, 150)).print(table_of(summaries, options.runs))
     console.print(f"{NOTES}\n{before['cpus']} CPUs, load before {before['load']}")
     if options.save is not None:

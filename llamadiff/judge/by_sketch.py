@@ -1,0 +1,134 @@
+"""Products of many tokens, verified by sketch: through random combinations of their rows and of their channels.
+
+A sketch only cuts short what is clearly a match: where it sees more than a small share of the limits, the product is
+computed and judged as any other tap is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llamaref.weight_product import WeightProduct
+from numpy.typing import NDArray
+
+from llamadiff.judge.allowance import Even
+from llamadiff.judge.fit import nearest
+from llamadiff.judge.lanes import Lane
+from llamadiff.numerics import metrics
+from llamadiff.numerics.combinations import Combinations, Estimate
+
+Array = NDArray[Any]
+
+LEAST = 33  # tokens: fewer are multiplied as soon as combined
+# Of what a match may err by: how large an estimate may be. An error above the limit passes one time in 3e12, with the
+# rounding of combinations at its worst (docs/verifying.md); right arithmetic stays twenty times below.
+WHOLE_SHARE, PART_SHARE = 1 / 20, 1 / 150
+
+
+@dataclass(frozen=True)
+class Sketched:
+    """A product of one source that clearly is a match.
+
+    ``policies``: of each phase that has rows, the one that fits best; ``rows``: their sums of squared errors, as
+    estimated, and by policy in ``errors``; ``sizes``: the rows' own squares; ``nmse`` of all.
+    """
+
+    policies: Sequence[str]
+    errors: Mapping[str, Array]
+    rows: Array
+    sizes: Array
+    nmse: float
+
+    @property
+    def per_row(self) -> tuple[float, ...]:
+        """The NMSE of each row."""
+        return tuple(metrics.ratio(float(e), float(r)) for e, r in zip(self.rows, self.sizes, strict=True))
+
+    def fitting(self, match: float, phases: Sequence[slice]) -> tuple[frozenset[str], ...]:
+        """The policies that fit, in each phase that has rows."""
+        return tuple(
+            frozenset(
+                name for name, rows in self.errors.items() if rows[phase].sum() <= match * self.sizes[phase].sum()
+            )
+            for phase in phases
+            if len(self.sizes[phase])
+        )
+
+
+@dataclass(frozen=True)
+class Sketching:
+    """A product as its lanes would compute it: ``given`` [lane, span, COUNT, channel] by combined rows, and ``taken``
+    [lane, row, COUNT], whose channels are combined.
+    """
+
+    combinations: Combinations
+    lanes: Sequence[Lane]
+    given: Array
+    taken: Array
+
+    @classmethod
+    def of(
+        cls,
+        product: WeightProduct,
+        combined: tuple[Array, Array | None],
+        combinations: Combinations,
+        lanes: Sequence[Lane],
+    ) -> Sketching:
+        """``combined``: the rows of the product's two operands, combined."""
+        numbers = combinations.of_channels(product.width).astype(product.x.dtype, copy=False)
+        given, of_weights, of_minima = product.weights.both_sides(product.name, *combined, numbers)
+        taken = product.x @ of_weights.astype(product.x.dtype)
+        if product.sums is not None and of_minima is not None:
+            taken += product.sums @ of_minima.astype(product.x.dtype)
+        if product.bias is not None:
+            given, taken = given + combinations.of_ones * product.bias, taken + product.bias @ numbers
+        return cls(combinations, lanes, given, taken)
+
+    def estimates(self, source: str, recorded: Array) -> dict[str, Estimate]:
+        """By policy, how far a source's values [row, channel] are from what its lanes would compute."""
+        rows, channels = self.combinations.rows(recorded), self.combinations.channels(recorded)
+        return {
+            lane.policy: Estimate.of(rows - given, channels - taken)
+            for lane, given, taken in zip(self.lanes, self.given, self.taken, strict=True)
+            if lane.source == source
+        }
+
+    def seen(
+        self, source: str, recorded: Array, sizes: Array, match: float, phases: Sequence[slice]
+    ) -> Sketched | None:
+        """A source's values if in each phase they clearly match what one of its lanes would compute; else None.
+
+        ``sizes`` are the rows' own squares.
+        """
+        found, limits = self.estimates(source, recorded), Even.of(match, sizes, recorded.shape[1])
+        chosen = [(phase, _nearest(found, sizes, phase)) for phase in phases if len(sizes[phase])]
+        if not all(self._is_clear(found[policy], limits, match * sizes, phase) for phase, policy in chosen):
+            return None
+        rows, total = np.empty(len(sizes)), 0.0
+        for phase, policy in chosen:
+            rows[phase] = found[policy].rows[phase]
+            total += sum(float(found[policy].channels[i].sum()) for i, _ in self._spans(phase, len(sizes)))
+        errors = {policy: each.rows for policy, each in found.items()}
+        return Sketched([policy for _, policy in chosen], errors, rows, sizes, metrics.ratio(total, float(sizes.sum())))
+
+    def _is_clear(self, found: Estimate, limits: Even, whole: Array, phase: slice) -> bool:
+        """Whether estimates are a small share of the limits in each span of a phase, and as a whole."""
+        return all(
+            max(found.channels[i].sum(), found.rows[span].sum()) <= WHOLE_SHARE * whole[span].sum()
+            and (found.rows[span] <= PART_SHARE * limits.rows[span]).all()
+            and (found.channels[i] <= PART_SHARE * limits.value).all()
+            for i, span in self._spans(phase, len(whole))
+        )
+
+    def _spans(self, phase: slice, n: int) -> Iterator[tuple[int, slice]]:
+        """Those of a phase, with their numbers."""
+        rows = range(*phase.indices(n))
+        return ((i, span) for i, span in enumerate(self.combinations.spans) if span.start in rows)
+
+
+def _nearest(found: Mapping[str, Estimate], sizes: Array, phase: slice) -> str:
+    """The policy whose estimates are smallest in a phase."""
+    return list(found)[nearest([each.rows[phase] for each in found.values()], sizes[phase])]
