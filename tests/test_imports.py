@@ -13,7 +13,7 @@ FILES = [*(ROOT / "llamadiff").rglob("*.py"), *(ROOT / "reference").rglob("*.py"
 
 # The rooms of the package. Arrows point down this list only; docs/ARCHITECTURE.md says what each is for.
 ROOMS = (
-    "torch", "cli", "report", "comparison", "weights", "manner", "diagnose", "judge", "candidates", "writers",
+    "torch", "cli", "report", "comparison", "loss", "weights", "manner", "diagnose", "judge", "candidates", "writers",
     "preflight", "engines", "llamacpp", "ggml", "trace", "numerics", "shipped", "system",
 )  # fmt: skip
 ABOVE = ("__init__", "__main__", "pytest_plugin")  # the ways in

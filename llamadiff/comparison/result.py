@@ -23,6 +23,7 @@ from llamadiff.preflight.checks import Check
 if TYPE_CHECKING:
     import pandas as pd
 
+    from llamadiff.loss.result import Loss
     from llamadiff.manner.understand import Manner
 
 Array = NDArray[Any]
@@ -117,7 +118,7 @@ class Comparison(Sides, Judged):
 
     ``arithmetics`` says what the side under test rounds activations to before it multiplies weights of each type;
     ``profile`` says in words what the first error looks like; ``engine``: None where no model was given; ``parting``:
-    where generated tokens part.
+    where generated tokens part. ``loss``: what quantization costs, where the candidate is another file of the model.
     """
 
     verdict: str
@@ -128,6 +129,7 @@ class Comparison(Sides, Judged):
     profile: tuple[str, ...] = ()
     engine: EngineUsed | None = None
     parting: Parting | None = None
+    loss: Loss | None = None
 
     @property
     def said(self) -> Said:

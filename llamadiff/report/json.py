@@ -117,6 +117,7 @@ def to_object(comparison: Comparison, about: About = NOBODY, full: bool = False)
         "engine": c.engine,
         "manner": c.manner,
         "next_steps": c.next_steps,
+        "loss": c.loss,
         "timing": c.timing,
     }
     cleaned: dict[str, Any] = finite(report)

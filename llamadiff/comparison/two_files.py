@@ -1,0 +1,164 @@
+"""Two files of one model through llama.cpp: whether the code is right, what the other file's types cost, and where."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llamadiff.comparison.judging import judge
+from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.said import Said
+from llamadiff.engines.capture_request import request_for, text_request
+from llamadiff.engines.model_file import ModelFile, Runnable
+from llamadiff.engines.run_spec import How, Run
+from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
+from llamadiff.judge.finding import Finding
+from llamadiff.judge.run import run_passes
+from llamadiff.llamacpp.capture import scratch_directory
+from llamadiff.llamacpp.child import Child
+from llamadiff.loss import said
+from llamadiff.loss.budget import choose
+from llamadiff.loss.predicting import made_here, predicted
+from llamadiff.loss.result import LayerLoss, Loss, Restored
+from llamadiff.loss.statistics import Estimate, mean_of, statistics
+from llamadiff.loss.trials import OWN, FilePair, Material
+from llamadiff.loss.usual import file_type, published
+from llamadiff.loss.weighing import differing, honest_types, measure, telling, together
+from llamadiff.numerics import tolerances
+from llamadiff.system.errors import UserError
+from llamadiff.trace.reader import Trace
+from llamadiff.weights.against import compare_weights
+from llamadiff.weights.original import Original
+from llamadiff.weights.other_file import OtherFile
+from llamadiff.weights.result import Oddity, WeightReport
+
+TOKENS = "tokenizer.ggml.tokens"
+
+
+def compare_files(
+    model: str | Path, other: str | Path, run: Run, how: How, child: Child | None = None
+) -> Comparison:
+    """Judge the other file's run by its own weights, its weights by the good file's, and measure what they cost.
+
+    Raises UserError for files of different models, and for whatever else a user can mend.
+    """
+    started = time.perf_counter()
+    good, bad = ModelFile(model, threads=run.settings.threads), ModelFile(other, threads=run.settings.threads)
+    against = _same_model(good, bad)
+    sides = _both_run(good, bad, run, how, child)
+    how.progress("comparing the weights")
+    report = compare_weights(bad, against, how.progress)
+    label = bad.path.name
+    original = Original(sides.other, label, report.findings, label)
+    result = judge(sides.good, sides.baseline, sides.trace, how, original=original)
+    with_good_weights = run_passes(sides.good, sides.baseline, sides.trace, how).findings
+    pair = FilePair(str(good.path), str(bad.path), run.settings)
+    loss = _loss(good, bad, pair, sides, with_good_weights, report, how)
+    result = replace(result, model=good.describe(), loss=loss)
+    return replace(_told(result, loss), timing={**result.timing, "loss_s": time.perf_counter() - started})
+
+
+def _same_model(good: ModelFile, bad: ModelFile) -> OtherFile:
+    """The good file as what the other one should be. Raises UserError for files of different models."""
+    against = OtherFile(bad, good.path)
+    ours, theirs = (file.weights.fields.get(TOKENS) for file in (bad, good))
+    if isinstance(ours, list) and isinstance(theirs, list) and ours != theirs:
+        raise UserError(
+            f"{bad.path}: its vocabulary ({len(ours)} tokens) is not that of {good.path.name} ({len(theirs)}); "
+            "give two files of one model"
+        )
+    for name in bad.tensors:
+        if name in good.weights and good.weights.shape(name) != bad.weights.shape(name):
+            shapes = [list(file.weights.shape(name)) for file in (bad, good)]
+            raise UserError(
+                f"{bad.path}: {name} has shape {shapes[0]}, in {good.path.name} {shapes[1]}; give two files of one model"
+            )
+    return against
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Both files in engines, and what llama.cpp recorded of each."""
+
+    good: Runnable
+    baseline: Trace
+    other: Runnable
+    trace: Trace
+
+
+def _both_run(good: ModelFile, bad: ModelFile, run: Run, how: How, child: Child | None) -> _Runs:
+    """llama.cpp on both files, the other one on the good one's tokens."""
+    with scratch_directory() as folder:
+        engine, used = in_engine(good, how, run.settings.threads)
+        with after_what_the_engine_said(good, used):
+            request = request_for(engine or good, run, Path(folder) / "good.safetensors")
+            opened, baseline = captured(engine, request, how.progress, child)
+        how.progress(f"running llama.cpp on {bad.path.name}")
+        tokens = replace(run, prompt=None, chat=False, tokens=baseline.info.tokens, n_predict=0)
+        engine, used = in_engine(bad, how, run.settings.threads)
+        with after_what_the_engine_said(bad, used):
+            asked = text_request(engine or bad, tokens, Path(folder) / "other.safetensors")
+            other, trace = captured(engine, asked, how.progress)
+    named = {**trace.info.producer, "name": bad.path.name}
+    info = replace(trace.info, producer=named, model={**trace.info.model, "sha256": None})
+    return _Runs(opened, baseline, other, trace.under(info))
+
+
+def _loss(
+    good: ModelFile, bad: ModelFile, pair: FilePair, sides: _Runs, findings: Sequence[Finding], report: WeightReport,
+    how: How,
+) -> Loss:  # fmt: skip
+    """What the other file's types cost, and which tensors most."""
+    costing, tokens = how.costing, sides.baseline.info.tokens
+    material = Material(text=costing.text) if costing.text is not None else Material(tokens)
+    damaged = _damaged(report.findings, bad)
+    tensors = differing(good, bad, predicted(findings, sides.good.weight_names))
+    types = honest_types(good, bad)
+    trials, ranked, honest = measure(pair, material, tensors, how.progress, types, damaged)
+    plain = trials.trials[0]
+    kl = mean_of(plain.kl)
+    named = [one for one in ranked if one.name in damaged] if damaged else telling(ranked, kl)
+    restored, spent = None, None
+    if named and kl.value > said.EQUAL:
+        left = kl.value - sum(one.value for one in named)
+        changes = {one.name: OWN for one in named}
+        restored = together(pair, material, changes, sum(one.more for one in named), left, how.progress)
+    if costing.spend:
+        chosen, more, gain = choose(good, ranked, costing.spend)
+        measured = together(pair, material, chosen, more, kl.value - gain, how.progress) if chosen else None
+        spent = measured or Restored({}, 0, kl.value, kl)
+    kind = file_type(bad)
+    return Loss(
+        kind, kl, len(plain.kl), statistics(trials.base, plain), ranked, tuple(_layers(findings)), restored, spent,
+        mean_of(honest.kl) if honest is not None else None, published(kind), damaged,
+        costing.text_name, trials.window, trials.windows, made_here(findings),
+    )  # fmt: skip
+
+
+def _damaged(findings: Sequence[Oddity], bad: ModelFile) -> tuple[str, ...]:
+    """The tensors that are not what their types explain."""
+    return tuple(dict.fromkeys(each.where for each in findings if each.where in bad.weights))
+
+
+def _layers(findings: Sequence[Finding]) -> list[LayerLoss]:
+    """For each layer what is made in it, and what there is of it at its end."""
+    made, found = made_here(findings), list[LayerLoss]()
+    outputs = {each.tap.layer: each for each in findings if each.tap.name.startswith("l_out-")}
+    for layer, output in sorted((layer, output) for layer, output in outputs.items() if layer is not None):
+        own = {each.tap.name: made[each.tap.name] for each in findings
+               if each.tap.layer == layer and each.tap.name in made}  # fmt: skip
+        at = max(own, key=lambda tap: own[tap])
+        found.append(LayerLoss(layer, own[at], at, output.drift.nmse if output.drift is not None else math.nan))
+    return found
+
+
+def _told(result: Comparison, loss: Loss) -> Comparison:
+    """The comparison under the sentence about its loss, unless an op is wrong."""
+    right = not any(row.verdict == tolerances.WRONG for row in result.rows)
+    line, under = said.sentence(loss, right and result.verdict != tolerances.WRONG), tuple(said.clauses(loss))
+    before = result.said
+    told = Said(line, (*under, before.headline, *before.clauses)) if right else before.plus(line, *under)
+    return replace(result, headline=told.headline, proof=told.clauses)
