@@ -1,4 +1,4 @@
-"""``other.gguf``: another file of the model. Two files are compared as such, by ``compare`` alone; this is their name."""
+"""``other.gguf``: another file of the model. ``compare`` alone compares two files; here is what names one."""
 
 from __future__ import annotations
 
@@ -32,4 +32,6 @@ class OtherGguf:
         return (path,)
 
     def open(self, spec: str) -> Opened:
-        raise UserError(f"{spec}: is a model file, not what one computed; compare MODEL PROMPT --candidate {spec} runs it")
+        raise UserError(
+            f"{spec}: is a model file, not what one computed; compare MODEL PROMPT --candidate {spec} runs it"
+        )

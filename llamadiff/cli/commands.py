@@ -11,6 +11,7 @@ import typer
 
 from llamadiff.cli import listings
 from llamadiff.cli.inputs import (
+    costing_of,
     folder_of,
     layer_range,
     prompt_of,
@@ -54,7 +55,9 @@ from llamadiff.cli.options import (
     Repack,
     Save,
     Sketch,
+    Spend,
     Taps,
+    Text,
     Threads,
     Timeout,
     Tokens,
@@ -111,13 +114,14 @@ def compare(
     repack: Repack = False, threads: Threads = 0, llama_cpp: LlamaCpp = None, device: OnDevice = None,
     precision: Precision = "f32", engine: Backend = None,
     explain_output: Explain = False, budget: Budget = 600.0, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
-    expect: Expect = None, *, reports: Reports,
+    expect: Expect = None, text: Text = None, spend: Spend = None, *, reports: Reports,
 ) -> None:  # fmt: skip
     """Run llama.cpp and the engine on the same tokens; say whether, where and why they part."""
     from llamadiff.llamacpp.child import Child
 
     prompt, candidate = prompt_or_trace(prompt, candidate)
-    text = prompt_of(prompt, prompt_file)
+    costing = costing_of(candidate, text, spend)
+    words = prompt_of(prompt, prompt_file)
     with Child(folder_of(llama_cpp)) as child, _progress() as progress:
         from llamadiff.comparison import verbs  # takes as long as llama.cpp's process takes to get ready
         from llamadiff.engines.run_spec import How, Run
@@ -126,17 +130,18 @@ def compare(
             [
                 *verbs.compared_files(model, candidate, name_map),
                 *settings_files(tolerance, tokens_file, prompt_file),
+                ("the text", text),
             ],
             [*saved(save), *reports.named],
         )
         run = Run(
-            text, token_ids(tokens, tokens_file), chat, n_predict, taps or (), layer_range(layers),
+            words, token_ids(tokens, tokens_file), chat, n_predict, taps or (), layer_range(layers),
             settings_of(kv_type, flash_attn, gpu_layers, repack, threads, llama_cpp, device),
         )  # fmt: skip
         how = How(
             rules=rules_of(tolerance), engine=engine, precision=precision, explain=budget if explain_output else 0.0,
             partial=partial, expect=token_ids(expect, None, "--expect"), name_map=name_map, timeout=timeout,
-            progress=progress, pictures=reports.pictures,
+            progress=progress, pictures=reports.pictures, costing=costing,
         )  # fmt: skip
         result = verbs.compare(model, run, candidate, how, save, child)
     reports.write(result)
@@ -332,6 +337,7 @@ _EXAMPLES = {
     "compare": (
         'llamadiff compare model.gguf "Once upon a time"       is llama.cpp right on this machine?',
         "llamadiff compare model.gguf mine.safetensors         is my engine?",
+        'llamadiff compare good.gguf "Once" --candidate small.gguf   what does its quantization cost, and where?',
         'llamadiff compare model.gguf "Once" --candidate "cmd: ./engine --tokens {tokens} --dump {out}"',
     ),
     "capture": ('llamadiff capture model.gguf "Once upon a time" -o right.safetensors',),

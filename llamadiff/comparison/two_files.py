@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from llamadiff.comparison.judging import judge
@@ -23,8 +24,8 @@ from llamadiff.loss import said
 from llamadiff.loss.budget import choose
 from llamadiff.loss.predicting import made_here, predicted
 from llamadiff.loss.result import LayerLoss, Loss, Restored
-from llamadiff.loss.statistics import Estimate, mean_of, statistics
-from llamadiff.loss.trials import OWN, FilePair, Material
+from llamadiff.loss.statistics import mean_of, statistics
+from llamadiff.loss.trials import NONE, OWN, FilePair, Material, run_trials
 from llamadiff.loss.usual import file_type, published
 from llamadiff.loss.weighing import differing, honest_types, measure, telling, together
 from llamadiff.numerics import tolerances
@@ -35,12 +36,11 @@ from llamadiff.weights.original import Original
 from llamadiff.weights.other_file import OtherFile
 from llamadiff.weights.result import Oddity, WeightReport
 
+WEIGHED = 2  # windows of a text on which tensors are restored one at a time
 TOKENS = "tokenizer.ggml.tokens"
 
 
-def compare_files(
-    model: str | Path, other: str | Path, run: Run, how: How, child: Child | None = None
-) -> Comparison:
+def compare_files(model: str | Path, other: str | Path, run: Run, how: How, child: Child | None = None) -> Comparison:
     """Judge the other file's run by its own weights, its weights by the good file's, and measure what they cost.
 
     Raises UserError for files of different models, and for whatever else a user can mend.
@@ -74,7 +74,8 @@ def _same_model(good: ModelFile, bad: ModelFile) -> OtherFile:
         if name in good.weights and good.weights.shape(name) != bad.weights.shape(name):
             shapes = [list(file.weights.shape(name)) for file in (bad, good)]
             raise UserError(
-                f"{bad.path}: {name} has shape {shapes[0]}, in {good.path.name} {shapes[1]}; give two files of one model"
+                f"{bad.path}: {name} has shape {shapes[0]}, in {good.path.name} {shapes[1]}; "
+                "give two files of one model"
             )
     return against
 
@@ -117,24 +118,24 @@ def _loss(
     damaged = _damaged(report.findings, bad)
     tensors = differing(good, bad, predicted(findings, sides.good.weight_names))
     types = honest_types(good, bad)
-    trials, ranked, honest = measure(pair, material, tensors, how.progress, types, damaged)
-    plain = trials.trials[0]
-    kl = mean_of(plain.kl)
-    named = [one for one in ranked if one.name in damaged] if damaged else telling(ranked, kl)
-    restored, spent = None, None
-    if named and kl.value > said.EQUAL:
-        left = kl.value - sum(one.value for one in named)
-        changes = {one.name: OWN for one in named}
-        restored = together(pair, material, changes, sum(one.more for one in named), left, how.progress)
+    trials = run_trials(pair, material, [NONE, *([types] if types else [])], how.progress)
+    plain, some = trials.trials[0], replace(material, most=WEIGHED)
+    whole, ranked = measure(pair, some, tensors, how.progress, damaged)
+    named = [one for one in ranked if one.name in damaged] if damaged else telling(ranked, whole)
+    changed = partial(together, pair, some, whole=whole.value, progress=how.progress)
+    restored = spent = None
+    if named and whole.value > said.EQUAL:
+        more, gain = sum(one.more for one in named), sum(one.value for one in named)
+        restored = changed({one.name: OWN for one in named}, more=more, gain=gain)
     if costing.spend:
         chosen, more, gain = choose(good, ranked, costing.spend)
-        measured = together(pair, material, chosen, more, kl.value - gain, how.progress) if chosen else None
-        spent = measured or Restored({}, 0, kl.value, kl)
+        unspent = Restored({}, 0, whole.value, whole, whole.value)
+        spent = changed(chosen, more=more, gain=gain) if chosen else unspent
     kind = file_type(bad)
     return Loss(
-        kind, kl, len(plain.kl), statistics(trials.base, plain), ranked, tuple(_layers(findings)), restored, spent,
-        mean_of(honest.kl) if honest is not None else None, published(kind), damaged,
-        costing.text_name, trials.window, trials.windows, made_here(findings),
+        kind, mean_of(plain.kl), len(plain.kl), statistics(trials.base, plain), whole, ranked,
+        tuple(_layers(findings)), restored, spent, mean_of(trials.trials[1].kl) if types else None,
+        published(kind), damaged, costing.text_name, trials.window, trials.windows, made_here(findings),
     )  # fmt: skip
 
 

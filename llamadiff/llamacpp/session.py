@@ -76,9 +76,7 @@ def tokenize(library: Library, model: Handle, request: Request) -> list[int]:
     return found
 
 
-def ids_of(
-    library: Library, vocabulary: Handle, text: str, special: bool, parse: bool = True
-) -> tuple[int, list[int]]:
+def ids_of(library: Library, vocabulary: Handle, text: str, special: bool, parse: bool = True) -> tuple[int, list[int]]:
     """llama_tokenize's code, and the ids; ``special``: with what the model adds; ``parse``: special tokens in the text
     are taken for such."""
     data = text.encode()

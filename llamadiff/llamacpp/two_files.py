@@ -1,7 +1,7 @@
 """Two files of one model side by side in the child process: how far apart their next tokens are, tensors restored.
 
-A trial changes tensors of the other file in place: its ``ggml_tensor`` is pointed at the good file's values, or at those
-quantized to a third type. llama.cpp then computes what it would of a file that holds them, and no file is written.
+A trial changes tensors of the other file in place: its ``ggml_tensor`` is pointed at the good file's values, or at
+those quantized to a third type. llama.cpp then computes what it would of a file that holds them; none is written.
 """
 
 from __future__ import annotations
@@ -188,7 +188,12 @@ class TwoFiles:
         values = Node(self.library.ggml, good).values()
         blocks = blocks_of(self.library, kind, values.reshape(-1, values.shape[-1]))
         self.kept.append(blocks)
-        return {"type": type_number(kind), "data": blocks.ctypes.data, "buffer": good.buffer, "nb": _strides(good, kind)}
+        return {
+            "type": type_number(kind),
+            "data": blocks.ctypes.data,
+            "buffer": good.buffer,
+            "nb": _strides(good, kind),
+        }
 
 
 def _window(tokens: Sequence[int], opening: int | None) -> TextWindow:

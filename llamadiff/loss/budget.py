@@ -21,7 +21,7 @@ _NEXT_TO_NOTHING = 1e-7  # the NMSE of F16
 
 
 @dataclass(frozen=True)
-class Step:
+class Upgrade:
     """One tensor from a type to a finer one: what that recovers in nats, and the bytes that it takes."""
 
     name: str
@@ -53,17 +53,17 @@ def choose(good: ModelFile, tensors: Sequence[Contribution], budget: int) -> tup
     return chosen, spent, gained
 
 
-def _steps(good: ModelFile, one: Contribution) -> Iterator[Step]:
+def _steps(good: ModelFile, one: Contribution) -> Iterator[Upgrade]:
     """A tensor's types, each from the one before, with ever less gained a byte."""
-    kept = list[Step]()
+    kept = list[Upgrade]()
     at_bytes, at_gain = 0, 0.0
     for kind, more, gain in _options(good, one):
         if gain <= at_gain or more <= at_bytes:
             continue
-        step = Step(one.name, kind, gain - at_gain, more - at_bytes)
+        step = Upgrade(one.name, kind, gain - at_gain, more - at_bytes)
         while kept and kept[-1].worth < step.worth:
             last = kept.pop()
-            step = Step(one.name, kind, step.gain + last.gain, step.cost + last.cost)
+            step = Upgrade(one.name, kind, step.gain + last.gain, step.cost + last.cost)
         kept.append(step)
         at_bytes, at_gain = more, gain
     yield from kept

@@ -32,12 +32,21 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Restored:
-    """Several tensors changed at once: to which types, what it was said to leave of the KL, and what it does leave."""
+    """Several tensors changed at once: to which types, what it was said to leave of the KL, and what it does leave.
+
+    ``whole`` is the KL without that, over the same positions.
+    """
 
     changes: Mapping[str, str]
     more: int
     predicted: float
     measured: Estimate
+    whole: float
+
+    @property
+    def share(self) -> float:
+        """How much of the KL it takes off."""
+        return 1 - self.measured.value / self.whole if self.whole > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -54,15 +63,18 @@ class LayerLoss:
 class Loss:
     """All of it. ``kl`` is the mean over ``positions``, of the text where one was given, else of the prompt.
 
-    ``kind`` is the file's type. ``honest``: the KL of the good file quantized to the same types here and now, where that
-    was done; ``published``: from what to what it is for trained models. ``restored`` are the tensors that the sentence
-    names, together; ``spent`` the answer to a budget. ``damaged`` are tensors that are not what their types explain.
+    ``kind`` is the file's type. ``honest``: the KL of the good file quantized to the same types here and now, where
+    that was done; ``published``: from what to what it is for trained models. ``contributions`` are of ``weighed``, the
+    mean KL of the first windows of a text; ``restored`` are the tensors that the sentence names, together; ``spent`` is
+    the answer to a budget. ``damaged`` are tensors that are not what their types explain. ``made``: the NMSE at each
+    tap that comes of other weights alone.
     """
 
     kind: str
     kl: Estimate
     positions: int
     statistics: tuple[Statistic, ...]
+    weighed: Estimate
     contributions: tuple[Contribution, ...] = ()
     layers: tuple[LayerLoss, ...] = ()
     restored: Restored | None = None

@@ -1,4 +1,4 @@
-"""What is said of two files: what the types cost, whether that is usual, which tensors it is, and whether one is off."""
+"""What is said of two files: what the types cost, whether that is usual, which tensors it is, whether one is off."""
 
 from __future__ import annotations
 
@@ -84,17 +84,14 @@ def _usual(loss: Loss) -> str:
 def _named(loss: Loss) -> Iterator[str]:
     """How much of it the tensors are that cost most."""
     if loss.restored is not None:
-        names = [short(name) for name in loss.restored.changes]
-        verb = "is" if len(names) else "are"
-        yield f"{share(loss.restored, loss.kl)} of it {verb} {_listed(names)}"
+        yield f"{share(loss.restored)} of it is {_listed([short(name) for name in loss.restored.changes])}"
     elif loss.contributions:
         yield "no single tensor is a tenth of it"
 
 
-def share(restored: Restored, whole: Estimate) -> str:
+def share(restored: Restored) -> str:
     """A part of the loss in words."""
-    part = 1 - restored.measured.value / whole.value
-    return next((words for least, words in _FRACTIONS if part >= least), "little")
+    return next((words for least, words in _FRACTIONS if restored.share >= least), "little")
 
 
 def _damage(loss: Loss) -> str:
@@ -105,7 +102,8 @@ def _damage(loss: Loss) -> str:
     said = f"{_listed(names)}{more} {verb} damaged: no honest {loss.kind}"
     if loss.restored is None or math.isnan(loss.kl.value):
         return said
-    return f"{said}; of {told(loss.kl)}, restoring {'it' if verb == 'is' else 'them'} leaves {told(loss.restored.measured)}"
+    them = "it" if verb == "is" else "them"
+    return f"{said}; of {told(loss.weighed)}, restoring {them} leaves {told(loss.restored.measured)}"
 
 
 def short(name: str) -> str:
@@ -117,6 +115,8 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
 
 
-def kinds_told(restored: Restored, good: dict[str, str]) -> str:
-    """The types that a budget chose."""
-    return ", ".join(f"{short(name)}: {kind if kind != OWN else good.get(name, '')}" for name, kind in restored.changes.items())
+def chosen(loss: Loss) -> list[tuple[str, str]]:
+    """The tensors that a budget is spent on, each with the type that it gets."""
+    own = {one.name: one.good for one in loss.contributions}
+    changes = loss.spent.changes if loss.spent is not None else {}
+    return [(name, kind if kind != OWN else own.get(name, "")) for name, kind in changes.items()]

@@ -43,7 +43,7 @@ class FilePair:
 
     good: str
     other: str
-    settings: Settings = Settings()
+    settings: Settings
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.loss.result import Contribution, Restored
 from llamadiff.loss.statistics import Estimate, mean_of
-from llamadiff.loss.trials import NONE, OWN, FilePair, Material, Trial, Trials, run_trials
+from llamadiff.loss.trials import NONE, OWN, FilePair, Material, run_trials
 from llamadiff.system.progress import Progress, silent
 
 MEASURED = 24  # tensors, those that are predicted to cost most
@@ -34,34 +34,33 @@ def differing(good: ModelFile, other: ModelFile, shares: Mapping[str, float]) ->
 
 def measure(
     pair: FilePair, material: Material, tensors: Sequence[Contribution], progress: Progress = silent,
-    honest: Mapping[str, str] = NONE, first: Sequence[str] = (),
-) -> tuple[Trials, tuple[Contribution, ...], Trial | None]:  # fmt: skip
-    """Both files as they are; what restoring each tensor takes off; and the good file with ``honest`` types.
+    first: Sequence[str] = (),
+) -> tuple[Estimate, tuple[Contribution, ...]]:  # fmt: skip
+    """The KL of the file as it is, and what restoring each tensor takes off that.
 
     Those that ``first`` names are measured whatever is predicted. Predictions become nats. The ones that cost most
     come first.
     """
     ordered = sorted(tensors, key=lambda one: one.name not in first)
     tried, left = ordered[:MEASURED], ordered[MEASURED:]
-    changes = [NONE, *({one.name: OWN} for one in tried), *([honest] if honest else [])]
-    trials = run_trials(pair, material, changes, progress)
-    plain, *each = trials.trials
+    plain, *each = run_trials(pair, material, [NONE, *({one.name: OWN} for one in tried)], progress).trials
     whole = plain.mean
     found = [
         replace(one, predicted=one.predicted * whole, measured=mean_of(plain.kl - trial.kl))
-        for one, trial in zip(tried, each, strict=False)
+        for one, trial in zip(tried, each, strict=True)
     ]
     found += [replace(one, predicted=one.predicted * whole) for one in left]
     ranked = sorted(found, key=lambda one: (one.measured is None, -one.value))
-    return trials, tuple(ranked), each[-1] if honest else None
+    return mean_of(plain.kl), tuple(ranked)
 
 
 def together(
-    pair: FilePair, material: Material, changes: Mapping[str, str], more: int, predicted: float, progress: Progress
-) -> Restored:
-    """Several tensors changed at once, measured."""
+    pair: FilePair, material: Material, changes: Mapping[str, str], more: int, gain: float, whole: float,
+    progress: Progress,
+) -> Restored:  # fmt: skip
+    """Several tensors changed at once, measured; that should take ``gain`` off ``whole``."""
     found = run_trials(pair, material, [changes], progress).trials[0]
-    return Restored(dict(changes), more, predicted, mean_of(found.kl))
+    return Restored(dict(changes), more, max(0.0, whole - gain), mean_of(found.kl), whole)
 
 
 def telling(tensors: Sequence[Contribution], whole: Estimate) -> list[Contribution]:

@@ -20,6 +20,7 @@ from llamadiff.report.command_line import command_line
 from llamadiff.report.facts import model_facts, run_fact, settings_of, told_tokens
 from llamadiff.report.formats import About
 from llamadiff.report.github import block, code, folded, prose, table, token
+from llamadiff.report.loss import loss_tables
 from llamadiff.report.terminal.escape import number, times, tiny
 from llamadiff.report.terminal.tap_lines import Line, layer_lines, over_limit
 
@@ -83,7 +84,7 @@ def _sections(c: Comparison, about: About) -> Iterator[str]:
     if c.proof:
         yield prose("; ".join(c.proof), _PROOF)
     yield from chain(_before(c), _steps(c), _command(about))
-    yield from chain(_causes(c), _around(c), _logits(c), _layers(c), _subject(c))
+    yield from chain(_causes(c), _loss(c), _around(c), _logits(c), _layers(c), _subject(c))
 
 
 def _before(c: Comparison) -> Iterator[str]:
@@ -145,6 +146,13 @@ def _around(c: Comparison) -> Iterator[str]:
     lines = [(_tap(row), *_errors(row, row), *_sizes(row)) for row in rows]
     titles = (*_TAP_TITLES, f">rms {names[0]}", f">{names[1]}")
     yield f"**Around {code(first.tap)}**\n\n{table(titles, lines)}"
+
+
+def _loss(c: Comparison) -> Iterator[str]:
+    """What quantization costs, where two files were compared."""
+    for title, titles, cells in loss_tables(c.loss):
+        written = table(titles, [tuple(code(cell, 80) if cell else "" for cell in line) for line in cells])
+        yield folded(title, written) if len(cells) > _FEW_LAYERS else f"**{title}**\n\n{written}"
 
 
 def _other(c: Comparison) -> tuple[dict[str, object], str]:
