@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from llamadiff.comparison.coverage import Coverage
 from llamadiff.comparison.logits import Logits
+from llamadiff.comparison.normal import Answer, is_it_normal
 from llamadiff.comparison.notebook import as_html
 from llamadiff.comparison.positions import Positions
 from llamadiff.comparison.rows import Row, flat, leading
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from llamadiff.manner.understand import Manner
 
 Array = NDArray[Any]
+EXACT = "exact arithmetic"  # what the engine computes without roundings
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,12 @@ class Comparison(Sides, Judged):
     @property
     def wrong(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.verdict == tolerances.WRONG)
+
+    @property
+    def normal(self) -> tuple[Answer, ...]:
+        """Whether the layers' outputs are alike on both sides: the model's own, or the code's."""
+        candidate = EXACT if self.is_engine else str(self.candidate.get("name") or "the candidate")
+        return is_it_normal(self.rows, str(self.baseline.get("name") or "the baseline"), candidate)
 
     def frame(self) -> pd.DataFrame:
         """One row a tap, in graph order."""

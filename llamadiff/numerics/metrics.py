@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from llamadiff.numerics.extremes import Extremes, extremes
 
 Array = NDArray[Any]
 BLOCK = 1 << 18  # values of a tensor that are _widened at once: they stay in cache
@@ -19,7 +21,10 @@ _MADE = count()
 
 @dataclass(frozen=True)
 class Stats:
-    """One side of a tap: moments over its finite values, and how many are not finite."""
+    """One side of a tap: moments over its finite values, and how many are not finite.
+
+    ``extremes`` are told of the layers' outputs alone.
+    """
 
     rms: float
     mean: float
@@ -27,6 +32,7 @@ class Stats:
     max: float
     nan: int
     inf: int
+    extremes: Extremes | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +165,11 @@ def stats(x: Array | Rows) -> Stats:
         values = rows.values
         return _moments([values[np.isfinite(values)]], int(np.isnan(values).sum()), int(np.isinf(values).sum()))
     return _moments((rows.block(some) for some in rows.blocks), 0, 0)
+
+
+def with_extremes(stats: Stats, x: Array) -> Stats:
+    """The same, with the shape of a layer's output [token, channel]."""
+    return replace(stats, extremes=extremes(x.reshape(len(x), -1)) if len(x) else None)
 
 
 def _moments(parts: Iterable[Array], nan: int, inf: int) -> Stats:

@@ -118,6 +118,7 @@ def to_object(comparison: Comparison, about: About = NOBODY, full: bool = False)
         "manner": c.manner,
         "next_steps": c.next_steps,
         "loss": c.loss,
+        "normal": c.normal,
         "timing": c.timing,
     }
     cleaned: dict[str, Any] = finite(report)

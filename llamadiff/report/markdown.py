@@ -11,6 +11,7 @@ from llamadiff import __version__
 from llamadiff.comparison import diagnosis_text as say
 from llamadiff.comparison.blame import headline, proof
 from llamadiff.comparison.logits import Logits, TopToken
+from llamadiff.comparison.normal import USUAL
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row
 from llamadiff.diagnose.diagnosis import Diagnosis
@@ -84,7 +85,7 @@ def _sections(c: Comparison, about: About) -> Iterator[str]:
     if c.proof:
         yield prose("; ".join(c.proof), _PROOF)
     yield from chain(_before(c), _steps(c), _command(about))
-    yield from chain(_causes(c), _loss(c), _around(c), _logits(c), _layers(c), _subject(c))
+    yield from chain(_causes(c), _loss(c), _around(c), _logits(c), _layers(c), _normal(c), _subject(c))
 
 
 def _before(c: Comparison) -> Iterator[str]:
@@ -202,6 +203,14 @@ def _layers(c: Comparison) -> Iterator[str]:
     written = f"{table(titles, cells)}{left}"
     title = f"{len(lines)} parts of the model, from the embedding to the logits"
     yield folded(title, written) if len(lines) > _FEW_LAYERS else f"**Layers**\n\n{written}"
+
+
+def _normal(c: Comparison) -> Iterator[str]:
+    """Whether the layers' outputs are normal: a sentence each, and what is usual."""
+    if c.normal:
+        told = [f"- {prose(answer.says, 1000)}" for answer in c.normal]
+        usual = [f"- usual: {prose(each.what, 600)} ({prose(each.source, 300)})" for each in USUAL]
+        yield folded("Is it normal?", "\n".join([*told, *usual]))
 
 
 def _layer(line: Line) -> str:
