@@ -73,6 +73,7 @@ from llamadiff.cli.reports import (
     with_reports_beside_json,
     with_reports_of_several,
 )
+from llamadiff.cli.sweep import sweep
 from llamadiff.cli.variants import variants
 from llamadiff.cli.weights import vectors, weights
 from llamadiff.system import exits
@@ -361,16 +362,21 @@ _EXAMPLES = {
         "llamadiff weights model.gguf other.gguf    how far are two files?",
         "llamadiff weights model.gguf checkpoint/   was it converted rightly?",
     ),
+    "sweep": (
+        "llamadiff sweep cases.toml                             models x prompts x candidates x settings",
+        "llamadiff sweep cases.toml --scheduler tcp://host:8786  on a Dask cluster",
+    ),
     "vectors": ("llamadiff vectors blocks/",),
     "explain": ("llamadiff explain rope-layout",),
     "bugs": ("llamadiff bugs rope-layout", "llamadiff bugs epsilon"),
 }
-_JUDGE, _FILE, _LEARN = "Judge", "The file", "Look up"
+_JUDGE, _MANY, _FILE, _LEARN = "Judge", "Many at a time", "The file", "Look up"
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     _JUDGE: (
         with_reports(compare), capture, with_reports(diff), with_files(diagnose), with_reports(backend),
         replay, with_reports_beside_json(variants), with_reports_of_several(check),
     ),
+    _MANY: (sweep,),
     _FILE: (weights, vectors),
     _LEARN: (
         listings.taps, listings.writer, listings.graph, listings.bugs, listings.explain, demo, listings.doctor,

@@ -173,14 +173,13 @@ def _mean(of: _Layers) -> Answer:
 
 def _peak(of: _Layers) -> Answer:
     """The largest value, with its channel and token: a massive activation, where it is one."""
-    layer, found = max(
-        ((layer, b.extremes) for layer, b, _ in of.outputs if b.extremes), key=lambda each: abs(each[1].peak)
-    )
-    massive = abs(found.peak) >= MASSIVE and found.times >= MASSIVE_TIMES
+    layer, found = max(((layer, b.extremes) for layer, b, _ in of.outputs if b.extremes), key=lambda each: each[1].size)
+    massive = found.size >= MASSIVE and found.times >= MASSIVE_TIMES
     name = "massive activation" if massive else "largest value"
     place = f"channel {found.channel} of token {found.token} in layer {layer}"
     alike = f"{name} of {of.baseline} is {found.peak:.4g}, {found.times:.3g} times the token's median, at {place}"
-    return of.answer("max", alike, _of_extremes("peak"), lambda b: _PEAK * abs(_of_extremes("peak")(b)))
+    size = _of_extremes("size")
+    return of.answer("max", alike, size, lambda b: _PEAK * size(b))
 
 
 def _kurtosis(of: _Layers) -> Answer:

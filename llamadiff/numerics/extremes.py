@@ -25,6 +25,11 @@ class Extremes:
     channel: int
     times: float
 
+    @property
+    def size(self) -> float:
+        """The largest magnitude."""
+        return abs(self.peak)
+
 
 def extremes(values: Array) -> Extremes | None:
     """Of rows [token, channel]; None where there is nothing finite to tell of."""
