@@ -161,6 +161,30 @@ def test_statistics_are_llama_perplexitys():
     assert named(found, "Maximum KLD").value == kl.max()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("Mean PPL(Q)", 52.734591, 15.372402),
+        ("Mean PPL(base)", 52.8188, 15.47838),  # its own, before it keeps 16 bits of each in a file
+        ("Mean    KLD", 0.017474, 0.002292),
+        ("Mean    Δp", -0.00958, 0.00334),
+        ("RMS Δp", 0.05342, 0.00786),
+        ("Same top p", 0.93145, 0.01608),
+    ],
+)
+def test_figures_are_those_of_llama_perplexity_itself(name, value, error, of_text):
+    """What llama-perplexity of llama-cpp-python 0.3.36 printed of these files: -c 64 -b 64 -fa off, a cache in F32."""
+    found = named(of_text, name)
+    assert found.value == pytest.approx(value, abs=0.02 * error)  # CPUs round otherwise
+    assert found.error == pytest.approx(error, rel=0.01)
+
+
+@pytest.fixture(scope="module")
+def of_text():
+    found = run_trials(PAIR, Material(text=TEXT, window=64), [NONE])
+    return statistics(found.base, found.trials[0])
+
+
 def test_half_of_each_window_of_a_text_is_scored():
     found = run_trials(PAIR, Material(text=TEXT, window=64), [NONE])
     assert len(found.base.kl) == found.windows * 31
@@ -223,6 +247,18 @@ def test_damage_is_told_from_honest_loss_and_named(name, tmp_path):
     assert found.loss.damaged == (name,)
     assert found.headline.startswith(f"{name.removesuffix('.weight')} is damaged: no honest Q4_K_M; of KL")
     assert found.loss.restored.measured.value < 0.3 * found.loss.weighed.value
+
+
+def test_decode_steps_are_run_as_such_by_both_and_traces_are_kept(tmp_path):
+    found = verbs.compare(GOOD, Run("Once upon a", n_predict=3), str(SMALL), save=tmp_path / "kept")
+    assert found.verdict == "match"
+    assert found.loss.positions == len(found.tokens)
+    assert {path.name for path in (tmp_path / "kept").iterdir()} >= {"baseline.safetensors", "candidate.safetensors"}
+
+
+def test_the_better_file_is_to_be_given_first():
+    found = verbs.compare(SMALL, Run("Once upon a time"), str(GOOD))
+    assert any("the better file is to be given first" in clause for clause in found.proof)
 
 
 def test_the_same_file_costs_nothing(tmp_path):

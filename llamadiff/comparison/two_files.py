@@ -12,13 +12,12 @@ from pathlib import Path
 from llamadiff.comparison.judging import judge
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.said import Said
-from llamadiff.engines.capture_request import request_for, text_request
+from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.run import run_passes
-from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.loss import said
 from llamadiff.loss.budget import choose
@@ -40,19 +39,23 @@ WEIGHED = 2  # windows of a text on which tensors are restored one at a time
 TOKENS = "tokenizer.ggml.tokens"
 
 
-def compare_files(model: str | Path, other: str | Path, run: Run, how: How, child: Child | None = None) -> Comparison:
+def compare_files(
+    model: str | Path, other: str | Path, run: Run, how: How, folder: Path, child: Child | None = None
+) -> Comparison:
     """Judge the other file's run by its own weights, its weights by the good file's, and measure what they cost.
 
-    Raises UserError for files of different models, and for whatever else a user can mend.
+    Both traces are written to ``folder``. Raises UserError for files of different models, and for whatever else a user
+    can mend.
     """
     started = time.perf_counter()
     good, bad = ModelFile(model, threads=run.settings.threads), ModelFile(other, threads=run.settings.threads)
     against = _same_model(good, bad)
-    sides = _both_run(good, bad, run, how, child)
+    sides = _both_run(good, bad, run, how, folder, child)
     how.progress("comparing the weights")
     report = compare_weights(bad, against, how.progress)
     label = bad.path.name
     original = Original(sides.other, label, report.findings, label)
+    how = replace(how, partial=how.partial or run.is_partial)
     result = judge(sides.good, sides.baseline, sides.trace, how, original=original)
     with_good_weights = run_passes(sides.good, sides.baseline, sides.trace, how).findings
     pair = FilePair(str(good.path), str(bad.path), run.settings)
@@ -90,19 +93,18 @@ class _Runs:
     trace: Trace
 
 
-def _both_run(good: ModelFile, bad: ModelFile, run: Run, how: How, child: Child | None) -> _Runs:
-    """llama.cpp on both files, the other one on the good one's tokens."""
-    with scratch_directory() as folder:
-        engine, used = in_engine(good, how, run.settings.threads)
-        with after_what_the_engine_said(good, used):
-            request = request_for(engine or good, run, Path(folder) / "good.safetensors")
-            opened, baseline = captured(engine, request, how.progress, child)
-        how.progress(f"running llama.cpp on {bad.path.name}")
-        tokens = replace(run, prompt=None, chat=False, tokens=baseline.info.tokens, n_predict=0)
-        engine, used = in_engine(bad, how, run.settings.threads)
-        with after_what_the_engine_said(bad, used):
-            asked = text_request(engine or bad, tokens, Path(folder) / "other.safetensors")
-            other, trace = captured(engine, asked, how.progress)
+def _both_run(good: ModelFile, bad: ModelFile, run: Run, how: How, folder: Path, child: Child | None) -> _Runs:
+    """llama.cpp on both files, the other one on the good one's tokens, as it ran them."""
+    engine, used = in_engine(good, how, run.settings.threads)
+    with after_what_the_engine_said(good, used):
+        request = request_for(engine or good, run, folder / "baseline.safetensors")
+        opened, baseline = captured(engine, request, how.progress, child)
+    how.progress(f"running llama.cpp on {bad.path.name}")
+    tokens = replace(run, prompt=None, chat=False, tokens=baseline.info.tokens, n_predict=0)
+    engine, used = in_engine(bad, how, run.settings.threads)
+    with after_what_the_engine_said(bad, used):
+        asked = request_for(engine or bad, tokens, folder / "candidate.safetensors")
+        other, trace = captured(engine, replace(asked, n_prefill=baseline.info.n_prefill), how.progress)
     named = {**trace.info.producer, "name": bad.path.name}
     info = replace(trace.info, producer=named, model={**trace.info.model, "sha256": None})
     return _Runs(opened, baseline, other, trace.under(info))

@@ -67,7 +67,8 @@ def compare(
     started = time.perf_counter()
     refuse_collisions(compared_files(model, candidate, how.name_map), saved(save))
     if is_model_file(candidate):
-        return _timed(compare_files(model, str(candidate), run, how, child), started)
+        with _workplace(save) as folder:
+            return _timed(compare_files(model, str(candidate), run, how, Path(folder), child), started)
     with child or Child(run.settings.llama_cpp) as ready:  # gets ready while the model is opened
         brought = _brought(candidate, how, run.settings.llama_cpp)
         file = ModelFile(model, how.precision, run.settings.threads)

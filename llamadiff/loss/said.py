@@ -42,6 +42,8 @@ def clauses(loss: Loss) -> Iterator[str]:
         yield f"for {loss.kind} llama.cpp's own table has KL {span} of models of 7 and 8 billion weights ({SOURCE})"
     if loss.spent is not None:
         yield spent(loss.spent)
+    if sum(one.more for one in loss.contributions) < 0:
+        yield "the file under test has more bits than the good one: the better file is to be given first"
 
 
 def spent(found: Restored) -> str:

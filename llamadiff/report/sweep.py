@@ -28,7 +28,7 @@ _RIGHT = (tolerances.MATCH, tolerances.NOISE)
 
 
 @dataclass(frozen=True)
-class _Group:
+class _SummedUp:
     """The rows of one model, candidate and settings."""
 
     name: tuple[str, str, str]
@@ -54,11 +54,11 @@ def _candidate(candidate: str) -> str:
     return Path(candidate).name if candidate.endswith(".gguf") else candidate or "llama.cpp"
 
 
-def _groups(sweep: Sweep) -> list[_Group]:
+def _summed_up(sweep: Sweep) -> list[_SummedUp]:
     found: dict[tuple[str, str, str], list[SweepRow]] = {}
     for row in sweep.rows:
         found.setdefault((row.model, row.candidate, row.settings), []).append(row)
-    return [_Group(name, rows) for name, rows in found.items()]
+    return [_SummedUp(name, rows) for name, rows in found.items()]
 
 
 def _not_right(sweep: Sweep) -> list[SweepRow]:
@@ -82,7 +82,7 @@ def line_of(row: SweepRow, done: int, of: int) -> str:
 def print_sweep(sweep: Sweep, console: Console) -> None:
     """The summary on a terminal."""
     page = Page(console)
-    cells = [group.cells() for group in _groups(sweep)]
+    cells = [group.cells() for group in _summed_up(sweep)]
     ranks = (0, 0, 1, 0, 0, 0, 0, 3, 2, 4)
     columns = [
         Column(title.removeprefix(">"), [Text(page.data(cell, 44)) for cell in each], rank, not title.startswith(">"))
@@ -106,7 +106,7 @@ def _told(row: SweepRow) -> Iterator[str]:
 
 def sweep_to_markdown(sweep: Sweep) -> str:
     """The summary, then what is not right."""
-    lines = [tuple(code(cell, 80) if cell else "" for cell in group.cells()) for group in _groups(sweep)]
+    lines = [tuple(code(cell, 80) if cell else "" for cell in group.cells()) for group in _summed_up(sweep)]
     parts = [f"### {sweep.verdict.upper()}: {prose(headline(sweep), 400)}", table(TITLES, lines)]
     wrong = [
         (row.verdict, code(Path(row.model).name), code(_candidate(row.candidate)), code(row.settings or "-"),
