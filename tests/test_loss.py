@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -38,15 +39,15 @@ TEXT = (
 TOKENS = tuple(range(5, 45))
 
 
-def with_restored(path: Path, names: tuple[str, ...], tokens: list[str] | None = None) -> Path:
-    """The small file with some tensors of the good one, written by the gguf library; ``tokens``: another vocabulary."""
+def with_restored(path: Path, names: tuple[str, ...], changed: Mapping[str, object] | None = None) -> Path:
+    """The small file with some tensors of the good one, written by the gguf library; ``changed``: of its metadata."""
     good = {tensor.name: tensor for tensor in gguf.GGUFReader(GOOD).tensors}
     small = gguf.GGUFReader(SMALL)
     writer = gguf.GGUFWriter(path, "llama")
     for key, field in small.fields.items():
         if not key.startswith("GGUF.") and key != "general.architecture":
             kind = field.types[0]
-            value = tokens if tokens and key == "tokenizer.ggml.tokens" else field.contents()
+            value = (changed or {}).get(key, field.contents())
             writer.add_key_value(key, value, kind, field.types[-1] if len(field.types) > 1 else None)
     for tensor in small.tensors:
         taken = good[tensor.name] if tensor.name in names else tensor
@@ -240,13 +241,22 @@ def test_what_is_made_in_a_layer_is_less_than_what_is_inherited(honest):
     assert honest.loss.made["embd"] > 0
 
 
-@pytest.mark.parametrize("name", ["blk.1.ffn_down.weight", "blk.0.attn_q.weight"])
+@pytest.mark.parametrize("name", ["blk.1.ffn_down.weight", pytest.param("blk.0.attn_q.weight", marks=pytest.mark.slow)])
 def test_damage_is_told_from_honest_loss_and_named(name, tmp_path):
     found = compare(damaged(tmp_path / "bad.gguf", name))
     assert found.verdict == "wrong"
     assert found.loss.damaged == (name,)
     assert found.headline.startswith(f"{name.removesuffix('.weight')} is damaged: no honest Q4_K_M; of KL")
+    assert f"bad.gguf's {name}: " in found.proof[0]
     assert found.loss.restored.measured.value < 0.3 * found.loss.weighed.value
+
+
+def test_another_metadata_is_not_laid_to_the_types(tmp_path):
+    other = with_restored(tmp_path / "other.gguf", (), changed={"llama.rope.freq_base": 500.0})
+    found = compare(other)
+    assert found.verdict == "wrong"
+    assert "llama.rope.freq_base" in found.headline
+    assert not found.loss.damaged
 
 
 def test_decode_steps_are_run_as_such_by_both_and_traces_are_kept(tmp_path):
@@ -340,7 +350,8 @@ def test_files_of_different_models_are_a_line(tmp_path):
 
 def test_another_vocabulary_is_a_line(tmp_path):
     tokens = gguf.GGUFReader(SMALL).fields["tokenizer.ggml.tokens"].contents()
-    other = with_restored(tmp_path / "other.gguf", (), [*tokens[:300], "otherwise", *tokens[301:]])
+    tokens[300] = "otherwise"
+    other = with_restored(tmp_path / "other.gguf", (), {"tokenizer.ggml.tokens": tokens})
     assert "its vocabulary (704 tokens) is not that of tiny.F16.gguf" in refusal(GOOD, PROMPT, "--candidate", other)
 
 

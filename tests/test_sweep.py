@@ -284,6 +284,7 @@ def test_on_a_cluster_of_which_a_worker_is_killed_nothing_is_lost_or_counted_twi
         each_once(out)
 
 
+@pytest.mark.slow
 @needs_dask
 def test_a_sweep_on_a_cluster_that_was_killed_goes_on(tmp_path):
     path, out = plan(tmp_path), tmp_path / "rows"

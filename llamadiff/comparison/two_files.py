@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from llamadiff.comparison.judging import judge
@@ -16,26 +14,19 @@ from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
-from llamadiff.judge.finding import Finding
 from llamadiff.judge.run import run_passes
 from llamadiff.llamacpp.child import Child
 from llamadiff.loss import said
-from llamadiff.loss.budget import choose
-from llamadiff.loss.predicting import made_here, predicted
-from llamadiff.loss.result import LayerLoss, Loss, Restored
-from llamadiff.loss.statistics import mean_of, statistics
-from llamadiff.loss.trials import NONE, OWN, FilePair, Material, run_trials
-from llamadiff.loss.usual import file_type, published
-from llamadiff.loss.weighing import differing, honest_types, measure, telling, together
+from llamadiff.loss.finding_out import Passed, loss_of
+from llamadiff.loss.result import Loss
 from llamadiff.numerics import tolerances
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
 from llamadiff.weights.against import compare_weights
 from llamadiff.weights.original import Original
 from llamadiff.weights.other_file import OtherFile
-from llamadiff.weights.result import Oddity, WeightReport
+from llamadiff.weights.result import Oddity
 
-WEIGHED = 2  # windows of a text on which tensors are restored one at a time
 TOKENS = "tokenizer.ggml.tokens"
 
 
@@ -58,8 +49,8 @@ def compare_files(
     how = replace(how, partial=how.partial or run.is_partial)
     result = judge(sides.good, sides.baseline, sides.trace, how, original=original)
     with_good_weights = run_passes(sides.good, sides.baseline, sides.trace, how).findings
-    pair = FilePair(str(good.path), str(bad.path), run.settings)
-    loss = _loss(good, bad, pair, sides, with_good_weights, report, how)
+    passed = Passed(with_good_weights, sides.good.weight_names, sides.baseline.info.tokens, run.settings)
+    loss = loss_of(good, bad, passed, _damaged(report.findings, bad), how)
     result = replace(result, model=good.describe(), loss=loss)
     return replace(_told(result, loss), timing={**result.timing, "loss_s": time.perf_counter() - started})
 
@@ -110,58 +101,20 @@ def _both_run(good: ModelFile, bad: ModelFile, run: Run, how: How, folder: Path,
     return _Runs(opened, baseline, other, trace.under(info))
 
 
-def _loss(
-    good: ModelFile, bad: ModelFile, pair: FilePair, sides: _Runs, findings: Sequence[Finding], report: WeightReport,
-    how: How,
-) -> Loss:  # fmt: skip
-    """What the other file's types cost, and which tensors most."""
-    costing, tokens = how.costing, sides.baseline.info.tokens
-    material = Material(text=costing.text) if costing.text is not None else Material(tokens)
-    damaged = _damaged(report.findings, bad)
-    tensors = differing(good, bad, predicted(findings, sides.good.weight_names))
-    types = honest_types(good, bad)
-    trials = run_trials(pair, material, [NONE, *([types] if types else [])], how.progress)
-    plain, some = trials.trials[0], replace(material, most=WEIGHED)
-    whole, ranked = measure(pair, some, tensors, how.progress, damaged)
-    named = [one for one in ranked if one.name in damaged] if damaged else telling(ranked, whole)
-    changed = partial(together, pair, some, whole=whole.value, progress=how.progress)
-    restored = spent = None
-    if named and whole.value > said.EQUAL:
-        more, gain = sum(one.more for one in named), sum(one.value for one in named)
-        restored = changed({one.name: OWN for one in named}, more=more, gain=gain)
-    if costing.spend:
-        chosen, more, gain = choose(good, ranked, costing.spend)
-        unspent = Restored({}, 0, whole.value, whole, whole.value)
-        spent = changed(chosen, more=more, gain=gain) if chosen else unspent
-    kind = file_type(bad)
-    return Loss(
-        kind, mean_of(plain.kl), len(plain.kl), statistics(trials.base, plain), whole, ranked,
-        tuple(_layers(findings)), restored, spent, mean_of(trials.trials[1].kl) if types else None,
-        published(kind), damaged, costing.text_name, trials.window, trials.windows, made_here(findings),
-    )  # fmt: skip
-
-
 def _damaged(findings: Sequence[Oddity], bad: ModelFile) -> tuple[str, ...]:
     """The tensors that are not what their types explain."""
     return tuple(dict.fromkeys(each.where for each in findings if each.where in bad.weights))
 
 
-def _layers(findings: Sequence[Finding]) -> list[LayerLoss]:
-    """For each layer what is made in it, and what there is of it at its end."""
-    made, found = made_here(findings), list[LayerLoss]()
-    outputs = {each.tap.layer: each for each in findings if each.tap.name.startswith("l_out-")}
-    for layer, output in sorted((layer, output) for layer, output in outputs.items() if layer is not None):
-        own = {each.tap.name: made[each.tap.name] for each in findings
-               if each.tap.layer == layer and each.tap.name in made}  # fmt: skip
-        at = max(own, key=lambda tap: own[tap])
-        found.append(LayerLoss(layer, own[at], at, output.drift.nmse if output.drift is not None else math.nan))
-    return found
-
-
 def _told(result: Comparison, loss: Loss) -> Comparison:
-    """The comparison under the sentence about its loss, unless an op is wrong."""
-    right = not any(row.verdict == tolerances.WRONG for row in result.rows)
-    line, under = said.sentence(loss, right and result.verdict != tolerances.WRONG), tuple(said.clauses(loss))
-    before = result.said
-    told = Said(line, (*under, before.headline, *before.clauses)) if right else before.plus(line, *under)
+    """The comparison under the sentence about its loss, unless an op is wrong, or what the files say of the model."""
+    wrong = result.verdict == tolerances.WRONG
+    line, under, before = said.sentence(loss, not wrong), tuple(said.clauses(loss)), result.said
+    other = any(row.verdict == tolerances.WRONG for row in result.rows) or (wrong and not loss.damaged)
+    if other:
+        told = before.plus(line, *under)
+    elif loss.damaged:  # what is wrong with the tensor says most
+        told = Said(line, (before.headline, *under, *before.clauses))
+    else:
+        told = Said(line, (*under, before.headline, *before.clauses))
     return replace(result, headline=told.headline, proof=told.clauses)

@@ -14,7 +14,7 @@ _FRACTIONS = (
     (0.95, "nearly all"), (0.71, "three quarters"), (0.585, "two thirds"), (0.42, "half"), (0.29, "a third"),
     (0.225, "a quarter"), (0.175, "a fifth"), (0.0, "a tenth"),
 )  # fmt: skip
-EQUAL = 1e-12  # nats
+EQUAL, _SMALL = 1e-12, 1e-4  # nats: none at all, and too few to be written out
 _NAMED = 3
 
 
@@ -62,9 +62,9 @@ def told(estimate: Estimate) -> str:
     """``KL 0.031 +- 0.002``."""
     if math.isnan(estimate.error):
         return f"KL {tidy(estimate.value)}"
-    digits = max(0, 1 - math.floor(math.log10(estimate.error))) if estimate.error > 0 else 6
-    if digits > 9:
+    if estimate.value < _SMALL:
         return f"KL {estimate.value:.2g} +- {estimate.error:.1g}"
+    digits = max(0, 1 - math.floor(math.log10(estimate.error))) if estimate.error > 0 else 6
     return f"KL {estimate.value:.{min(digits, 7)}f} +- {estimate.error:.{min(digits, 7)}f}"
 
 
