@@ -26,3 +26,7 @@ needs_browser = pytest.mark.skipif(
     CHROMIUM is None or not is_there("playwright"),
     reason="no chromium in PATH" if CHROMIUM is None else "playwright not installed: make develop",
 )
+needs_parquet = pytest.mark.skipif(not is_there("pyarrow"), reason="pyarrow not installed: make develop")
+needs_dask = pytest.mark.skipif(
+    not (is_there("distributed") and is_there("pyarrow")), reason="distributed or pyarrow not installed: make develop"
+)

@@ -14,13 +14,12 @@ from test_terminal import local, row
 
 from llamadiff.candidates.reference import record
 from llamadiff.comparison import verbs
-from llamadiff.comparison.growth import growth_sentence
 from llamadiff.comparison.pictured import MOST, pictured
 from llamadiff.comparison.timeline import row_verdict, slots, steps
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.numerics import closeup as numerics
 from llamadiff.numerics.closeup import Closeup, closeup, coarse, levels
-from llamadiff.numerics.metrics import Rows, Stats, worst_of
+from llamadiff.numerics.metrics import Rows, worst_of
 
 
 def seen(recorded, right, axes=("token", "embd"), axis=0):
@@ -205,43 +204,3 @@ def test_slots_are_held_to_what_was_written_where_the_cache_was_recorded():
     assert (k.side, k.word, k.stored, k.verdict, k.wrong) == ("K", "kv_k", True, "wrong", ((1, 1),))
     assert (v.side, v.word, v.stored, v.verdict, v.wrong) == ("V", "Vcur_proj", False, "match", ())
     assert np.frombuffer(b64decode(k.errors.levels), np.uint8).reshape(2, 2).tolist()[0] == [0, 0]
-
-
-# is it normal?
-
-
-def outputs(baseline, candidate, **changed):
-    def side(rms):
-        return Stats(rms, 0.0, -rms, rms, 0, 0)
-
-    return [replace(row(f"l_out-{n}"), baseline=side(b), candidate=side(c), **changed)
-            for n, (b, c) in enumerate(zip(baseline, candidate, strict=True))]  # fmt: skip
-
-
-def test_growth_that_both_sides_have_is_the_models():
-    said = growth_sentence(outputs((1, 20, 128), (1, 20.1, 128)), "llama.cpp", "mine")
-    assert said == (
-        "from layer 0 to layer 2 the residual of llama.cpp grows 128 times, and that of mine does the same: "
-        "it is the model's own, and no sign of a fault"
-    )
-
-
-def test_growth_that_one_side_has_is_told_with_the_layer_where_it_begins():
-    said = growth_sentence(outputs((1, 2, 1.5), (1, 2, 9)), "llama.cpp", "mine")
-    assert "keeps its size (rms 1 to 1.5)" in said
-    assert said.endswith("that of mine is another from layer 2 on: its rms is 9 there, not 1.5")
-
-
-def test_growth_is_called_normal_by_no_one_who_has_not_judged():
-    assert "was not judged" in growth_sentence(outputs((1, 9), (1, 9), local=None), "a", "b")
-    wrong = outputs((1, 9), (1, 9), verdict="wrong")
-    assert growth_sentence(wrong, "a", "b").endswith("what is wrong does not show in it")
-    off = outputs((1, 9), (1, 9), baseline_local=local(1.0))
-    assert growth_sentence(off, "a", "b").endswith("but the baseline is wrong itself")
-    assert growth_sentence(outputs((1,), (1,)), "a", "b") is None
-
-
-def test_growth_of_a_graph_that_is_judged_alone_is_one_sides():
-    """Each node was computed from the first side's inputs: that both grow alike says nothing."""
-    alone = outputs((1, 9), (1, 9), drift=None)
-    assert growth_sentence(alone, "a", "b") == "from layer 0 to layer 1 the residual of a grows 9 times"

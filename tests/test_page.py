@@ -364,7 +364,7 @@ def test_decode_steps_have_a_line_before_them(show, right):
     assert chart.locator("rect.fill-soft").count() == len(TOKENS) + 3
     assert "decode →" in chart.locator("text").all_text_contents()
     assert page.locator(".chip.decoded").count() == 3
-    assert "Is it normal? From layer 0" in page.locator("[data-text=growth]").inner_text()
+    assert "Is it normal? Rms of llama.cpp" in page.locator("[data-text=growth]").inner_text()
     page.locator("[data-place=curves] select").select_option("ffn_up")
     assert page.locator("[data-figure=rms] svg").get_attribute("aria-label").startswith("rms of ffn_up-0")
 

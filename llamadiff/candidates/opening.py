@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 KINDS = (
     "llama_cpp",
+    "gguf_file",
     "command",
     "dump",
     "log",

@@ -11,6 +11,7 @@ import typer
 
 from llamadiff.cli import listings
 from llamadiff.cli.inputs import (
+    costing_of,
     folder_of,
     layer_range,
     prompt_of,
@@ -54,7 +55,9 @@ from llamadiff.cli.options import (
     Repack,
     Save,
     Sketch,
+    Spend,
     Taps,
+    Text,
     Threads,
     Timeout,
     Tokens,
@@ -70,6 +73,7 @@ from llamadiff.cli.reports import (
     with_reports_beside_json,
     with_reports_of_several,
 )
+from llamadiff.cli.sweep import sweep
 from llamadiff.cli.variants import variants
 from llamadiff.cli.weights import vectors, weights
 from llamadiff.system import exits
@@ -111,13 +115,14 @@ def compare(
     repack: Repack = False, threads: Threads = 0, llama_cpp: LlamaCpp = None, device: OnDevice = None,
     precision: Precision = "f32", engine: Backend = None,
     explain_output: Explain = False, budget: Budget = 600.0, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
-    expect: Expect = None, *, reports: Reports,
+    expect: Expect = None, text: Text = None, spend: Spend = None, *, reports: Reports,
 ) -> None:  # fmt: skip
     """Run llama.cpp and the engine on the same tokens; say whether, where and why they part."""
     from llamadiff.llamacpp.child import Child
 
     prompt, candidate = prompt_or_trace(prompt, candidate)
-    text = prompt_of(prompt, prompt_file)
+    costing = costing_of(candidate, text, spend)
+    words = prompt_of(prompt, prompt_file)
     with Child(folder_of(llama_cpp)) as child, _progress() as progress:
         from llamadiff.comparison import verbs  # takes as long as llama.cpp's process takes to get ready
         from llamadiff.engines.run_spec import How, Run
@@ -126,17 +131,18 @@ def compare(
             [
                 *verbs.compared_files(model, candidate, name_map),
                 *settings_files(tolerance, tokens_file, prompt_file),
+                ("the text", text),
             ],
             [*saved(save), *reports.named],
         )
         run = Run(
-            text, token_ids(tokens, tokens_file), chat, n_predict, taps or (), layer_range(layers),
+            words, token_ids(tokens, tokens_file), chat, n_predict, taps or (), layer_range(layers),
             settings_of(kv_type, flash_attn, gpu_layers, repack, threads, llama_cpp, device),
         )  # fmt: skip
         how = How(
             rules=rules_of(tolerance), engine=engine, precision=precision, explain=budget if explain_output else 0.0,
             partial=partial, expect=token_ids(expect, None, "--expect"), name_map=name_map, timeout=timeout,
-            progress=progress, pictures=reports.pictures,
+            progress=progress, pictures=reports.pictures, costing=costing,
         )  # fmt: skip
         result = verbs.compare(model, run, candidate, how, save, child)
     reports.write(result)
@@ -332,6 +338,7 @@ _EXAMPLES = {
     "compare": (
         'llamadiff compare model.gguf "Once upon a time"       is llama.cpp right on this machine?',
         "llamadiff compare model.gguf mine.safetensors         is my engine?",
+        'llamadiff compare good.gguf "Once" --candidate small.gguf   what does its quantization cost, and where?',
         'llamadiff compare model.gguf "Once" --candidate "cmd: ./engine --tokens {tokens} --dump {out}"',
     ),
     "capture": ('llamadiff capture model.gguf "Once upon a time" -o right.safetensors',),
@@ -355,16 +362,21 @@ _EXAMPLES = {
         "llamadiff weights model.gguf other.gguf    how far are two files?",
         "llamadiff weights model.gguf checkpoint/   was it converted rightly?",
     ),
+    "sweep": (
+        "llamadiff sweep cases.toml                             models x prompts x candidates x settings",
+        "llamadiff sweep cases.toml --scheduler tcp://host:8786  on a Dask cluster",
+    ),
     "vectors": ("llamadiff vectors blocks/",),
     "explain": ("llamadiff explain rope-layout",),
     "bugs": ("llamadiff bugs rope-layout", "llamadiff bugs epsilon"),
 }
-_JUDGE, _FILE, _LEARN = "Judge", "The file", "Look up"
+_JUDGE, _MANY, _FILE, _LEARN = "Judge", "Many at a time", "The file", "Look up"
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     _JUDGE: (
         with_reports(compare), capture, with_reports(diff), with_files(diagnose), with_reports(backend),
         replay, with_reports_beside_json(variants), with_reports_of_several(check),
     ),
+    _MANY: (sweep,),
     _FILE: (weights, vectors),
     _LEARN: (
         listings.taps, listings.writer, listings.graph, listings.bugs, listings.explain, demo, listings.doctor,

@@ -14,11 +14,13 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.input import read_text
 
 if TYPE_CHECKING:
+    from llamadiff.engines.run_spec import Costing
     from llamadiff.llamacpp.request import Settings
     from llamadiff.numerics.tolerances import Rule
 
 MAX_TOKENS_FILE = 1 << 24  # bytes
 MAX_PROMPT_FILE = 1 << 24
+MAX_TEXT_FILE = 1 << 26
 STANDARD_INPUT = "-"
 LIST = "list"  # a device that is none
 TRACES = (".safetensors", ".npz")  # what a name ends in that is no prompt
@@ -27,6 +29,7 @@ LONGEST_NAME, ALIKE = (
     0.85,
 )  # characters of a file's name; of two names, from which on one may be the other misspelt
 _WHOLE_NUMBER = re.compile("[0-9]{1,10}")
+_BYTES = re.compile("([0-9]{1,15})([KMGkmg]?)")
 _LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
@@ -130,6 +133,28 @@ def prompt_of(prompt: str | None, file: str | None) -> str | None:
     if not text.removesuffix("\n"):
         raise UserError(f"--prompt-file {source}: is empty; it must hold the prompt")
     return text.removesuffix("\n").removesuffix("\r")
+
+
+def costing_of(candidate: str | None, text: Path | None, spend: str | None) -> Costing:
+    """What is asked of a candidate that is another file of the model. Raises UserError where it is none."""
+    from llamadiff.candidates.gguf_file import is_model_file
+    from llamadiff.engines.run_spec import Costing
+
+    asked = [name for name, value in (("--text", text), ("--spend", spend)) if value is not None]
+    if asked and not is_model_file(candidate):
+        raise UserError(f"{asked[0]}: is about two files of one model; give --candidate OTHER.gguf")
+    read = read_text(text, MAX_TEXT_FILE, "a text as UTF-8") if text is not None else None
+    if read is not None and not read.strip():
+        raise UserError(f"{text}: is empty; give a text")
+    return Costing(read, text.name if text is not None else None, bytes_of(spend) if spend is not None else 0)
+
+
+def bytes_of(text: str) -> int:
+    """``64M`` as bytes."""
+    match = _BYTES.fullmatch(text.strip())
+    if match is None or int(match[1]) == 0:
+        raise UserError(f"--spend {text[:40]}: expected bytes such as 500000, 64M or 1G")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
 
 
 def _read_text(file: str | Path, limit: int, expected: str) -> str:

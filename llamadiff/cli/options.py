@@ -72,7 +72,8 @@ Candidate = Annotated[
     str | None,
     _option(
         "--candidate", ENGINE, "WHAT",
-        "Your engine: a trace, a dump, cmd: ..., transformers:[DIR], llama.cpp:K=V; without, llama.cpp is checked.",
+        "Your engine: a trace, a dump, cmd: ..., transformers:[DIR], llama.cpp:K=V; or another .gguf of the model; "
+        "without, llama.cpp is checked.",
     ),
 ]  # fmt: skip
 CheckCandidate = Annotated[
@@ -149,6 +150,14 @@ Annotate = Annotated[
 ]
 Update = Annotated[bool, _flag("--update", JUDGEMENT, "Record the traces anew, by llama.cpp, and print what changed.")]
 FailOn = Annotated[str, _choice("--fail-on", JUDGEMENT, tuple(FAILING), "Which verdict makes the exit code 1.")]
+Text = Annotated[
+    Path | None,
+    _option("--text", ENGINE, "FILE", "Of a candidate that is a .gguf: perplexity and KL over this text, too."),
+]
+Spend = Annotated[
+    str | None,
+    _option("--spend", ENGINE, "BYTES", "Of a candidate that is a .gguf: which finer types recover most for 64M more."),
+]
 Explain = Annotated[
     bool, _flag("--explain-output", JUDGEMENT, "Replay known bugs through whatever was not recorded, up to all layers.")
 ]

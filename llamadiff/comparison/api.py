@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llamadiff.comparison import verbs
 from llamadiff.comparison.result import Comparison
-from llamadiff.engines.run_spec import How, Run
+from llamadiff.engines.run_spec import Costing, How, Run
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import tolerances
@@ -38,17 +38,23 @@ def compare(
     progress: Progress = silent,
     child: Child | None = None,
     expect: Sequence[int] = (),
+    text: str | None = None,
+    spend: int = 0,
 ) -> Comparison:
     """Run llama.cpp and the engine on the same tokens, line up every tap, and judge.
 
     Without ``candidate`` the engine is it, and llama.cpp's own ops are judged; with one (a trace, what ``--candidate``
     takes: a file, a dump, a command; or a function of the token ids that returns arrays by the names of taps), the
     candidate's are; its token ids serve where neither ``prompt`` nor ``tokens`` is given. ``save`` keeps the traces in
-    a directory. ``child``: llama.cpp's process, if it was started before. The rest are fields of Run and How, and
-    described there. Raises UserError for whatever a user can mend.
+    a directory. ``child``: llama.cpp's process, if it was started before. Of a candidate that is another .gguf of the
+    model, ``text`` is measured on too, and ``spend`` bytes are spent on finer types. The rest are fields of Run and
+    How, and described there. Raises UserError for whatever a user can mend.
     """
     run = Run(prompt, tokens, chat, n_predict, patterns, layers, settings or Settings())
-    how = How(rules, engine, precision, diagnose, explain, partial, expect, name_map, timeout, progress)
+    costing = Costing(text, "the text" if text is not None else None, spend)
+    how = How(
+        rules, engine, precision, diagnose, explain, partial, expect, name_map, timeout, progress, costing=costing
+    )
     return verbs.compare(model, run, candidate, how, save, child)
 
 

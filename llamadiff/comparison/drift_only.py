@@ -78,6 +78,8 @@ def _row(name: str, b: Array, c: Array, how: How) -> Row:
     drift = metrics.difference_of(*sides)
     limit = tolerances.rule_for(how.rules, name, op, "*").match
     stats = metrics.stats(b), metrics.stats(c)
+    if tap is not None and tap.kind.word == taps.RESIDUAL:
+        stats = metrics.with_extremes(stats[0], b), metrics.with_extremes(stats[1], c)
     axes = tap.kind.axes if tap is not None and len(tap.kind.axes) == b.ndim else ("row", *["value"] * (b.ndim - 1))
     seen = closeup(*sides, axes, drift.worst.index) if how.pictures else None
     agrees = drift.nmse <= limit and not any(side.nan or (side.inf and tap is not None) for side in stats)

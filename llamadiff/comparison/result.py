@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from llamadiff.comparison.coverage import Coverage
 from llamadiff.comparison.logits import Logits
+from llamadiff.comparison.normal import Answer, is_it_normal
 from llamadiff.comparison.notebook import as_html
 from llamadiff.comparison.positions import Positions
 from llamadiff.comparison.rows import Row, flat, leading
@@ -24,9 +25,11 @@ from llamadiff.preflight.checks import Check
 if TYPE_CHECKING:
     import pandas as pd
 
+    from llamadiff.loss.result import Loss
     from llamadiff.manner.understand import Manner
 
 Array = NDArray[Any]
+EXACT = "exact arithmetic"  # what the engine computes without roundings
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class Comparison(Sides, Judged):
 
     ``arithmetics`` says what the side under test rounds activations to before it multiplies weights of each type;
     ``profile`` says in words what the first error looks like; ``engine``: None where no model was given; ``parting``:
-    where generated tokens part.
+    where generated tokens part. ``loss``: what quantization costs, where the candidate is another file of the model.
     """
 
     verdict: str
@@ -141,6 +144,7 @@ class Comparison(Sides, Judged):
     profile: tuple[str, ...] = ()
     engine: EngineUsed | None = None
     parting: Parting | None = None
+    loss: Loss | None = None
 
     @property
     def by_sketch(self) -> BySketch | None:
@@ -170,6 +174,17 @@ class Comparison(Sides, Judged):
     @property
     def wrong(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.verdict == tolerances.WRONG)
+
+    @property
+    def normal(self) -> tuple[Answer, ...]:
+        """Whether the layers' outputs are alike on both sides: the model's own, or the code's.
+
+        Nothing of a graph that is judged alone: each node was computed from the other side's inputs.
+        """
+        if self.is_engine and not any(row.drift for row in self.rows):
+            return ()
+        candidate = EXACT if self.is_engine else str(self.candidate.get("name") or "the candidate")
+        return is_it_normal(self.rows, str(self.baseline.get("name") or "the baseline"), candidate)
 
     def frame(self) -> pd.DataFrame:
         """One row a tap, in graph order."""

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from llamadiff.candidates.gguf_file import is_model_file
 from llamadiff.candidates.map_file import load_map
 from llamadiff.candidates.name_map import Map, identity_map
 from llamadiff.candidates.source import Context, Opened
@@ -20,6 +21,7 @@ from llamadiff.comparison.greedy import parting, with_parting
 from llamadiff.comparison.judging import judge
 from llamadiff.comparison.provenance import CHECKED, checked_by, refuse_other_settings
 from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.two_files import compare_files
 from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
@@ -64,6 +66,9 @@ def compare(
     """
     started = time.perf_counter()
     refuse_collisions(compared_files(model, candidate, how.name_map), saved(save))
+    if is_model_file(candidate):
+        with _workplace(save) as folder:
+            return _timed(compare_files(model, str(candidate), run, how, Path(folder), child), started)
     with child or Child(run.settings.llama_cpp) as ready:  # gets ready while the model is opened
         brought = _brought(candidate, how, run.settings.llama_cpp)
         file = ModelFile(model, how.precision, run.settings.threads)

@@ -44,6 +44,15 @@ class Gate:
 
 
 @dataclass(frozen=True)
+class Costing:
+    """What is asked of two files of one model besides a prompt: a ``text`` to measure on, and bytes to ``spend``."""
+
+    text: str | None = None
+    text_name: str | None = None
+    spend: int = 0
+
+
+@dataclass(frozen=True)
 class How:
     """How a run is judged, and by what.
 
@@ -53,6 +62,7 @@ class How:
     among it. ``expect``: tokens that the table of logits is to have. ``name_map`` names or is a map of a candidate's
     tensor names; ``timeout``: the seconds that its command may take. ``gate``: logits are held to limits over all
     positions. ``pictures``: close-ups of taps and the logits of every position are kept, which a page shows.
+    ``costing`` is about a candidate that is another file of the model.
     """
 
     rules: Sequence[tolerances.Rule] = tolerances.RULES
@@ -67,6 +77,7 @@ class How:
     progress: Progress = silent
     gate: Gate | None = None
     pictures: bool = False
+    costing: Costing = field(default_factory=Costing)
 
 
 USUAL = How()

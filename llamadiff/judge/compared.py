@@ -148,7 +148,10 @@ class Compared:
         masks = [source.trace.known[self.tap.name] for source in self.sources.values()
                  if name in self.recorded and self.tap.name in source.trace.known]  # fmt: skip
         values = self._defined(self.recorded[name])
-        return metrics.stats(self.values(name) if not masks else values[np.logical_and.reduce(masks)])
+        if masks:
+            return metrics.stats(values[np.logical_and.reduce(masks)])
+        found = metrics.stats(self.values(name))
+        return metrics.with_extremes(found, values) if self.tap.kind.word == taps.RESIDUAL else found
 
     def distance(self, name: str) -> float:
         """A source's values against the free run's, where it has any."""

@@ -145,7 +145,11 @@ class Judge:
         sketch = self._sketch(seen.tap)
         if sketch is not None:
             found["baseline"] = sketch.stats()
-        return found if free is None else {**found, "engine": metrics.stats(free)}
+        if free is None:
+            return found
+        own = metrics.stats(free)
+        shaped = metrics.with_extremes(own, free.values) if seen.tap.kind.word == taps.RESIDUAL else own
+        return {**found, "engine": shaped}
 
     def _stated(self, seen: Compared) -> Tried:
         """The statistics that the candidate states of a tap, each with what is right."""

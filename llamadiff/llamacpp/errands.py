@@ -1,19 +1,19 @@
 """What llama.cpp is asked besides runs, in its child process: does it load, how does it tokenize, how does it quantize.
 
 ``load`` and ``tokenize`` are about a request's model; ``quantize`` about float32 values in the file ``output``, rows of
-types that ``texts`` name (``Q4_K 8 2048``: eight rows of 2048), which blocks then replace; ``run`` about single ops.
+types that ``texts`` name (``Q4_K 8 2048``: eight rows of 2048), which blocks then replace; ``run`` about single ops;
+``pair`` about two files of one model.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-from llamaref.weights import block_sizes, type_number
 
+from llamadiff.llamacpp.blocks import blocks_of
 from llamadiff.llamacpp.interface import Library, Loading
 from llamadiff.llamacpp.request import Request, Say
 from llamadiff.llamacpp.session import Quiet, ids_of, load
@@ -50,21 +50,21 @@ def tokenize_all(library: Library, request: Request, say: Say) -> None:
 def quantize(library: Library, request: Request, say: Say) -> None:
     """Rows of float32 in the file ``output`` become rows of blocks, as ggml's own quantizers make them."""
     assert request.output is not None
-    quantizer = library.lib.ggml_quantize_chunk
-    place = ctypes.c_void_p
-    count = ctypes.c_int64
-    quantizer.restype, quantizer.argtypes = ctypes.c_size_t, [ctypes.c_int, place, place, count, count, count, place]
     values, at, made = np.fromfile(request.output, np.float32), 0, []
     for text in request.texts:
         kind, rows, width = text.split()[0], *map(int, text.split()[1:])
-        some = np.ascontiguousarray(values[at : at + rows * width])
+        made.append(blocks_of(library, kind, values[at : at + rows * width].reshape(rows, width)))
         at += rows * width
-        per_block, size = block_sizes(kind)
-        blocks = np.zeros(rows * width // per_block * size, np.uint8)
-        even = np.ones(width, np.float32)  # the importance of every column, which some types ask for
-        quantizer(type_number(kind), some.ctypes.data, blocks.ctypes.data, 0, rows, width, even.ctypes.data)
-        made.append(blocks)
     Path(request.output).write_bytes(b"".join(blocks.tobytes() for blocks in made))
+
+
+def run_pair(library: Library, request: Request, say: Say) -> None:
+    """Two files of one model, side by side; what each trial of ``texts`` comes to is written to ``output``."""
+    from llamadiff.llamacpp.two_files import TwoFiles
+
+    library.lib.llama_backend_init()
+    with Quiet(library):
+        TwoFiles(library, request).run(say)
 
 
 def run_ops(library: Library, request: Request, say: Say) -> None:
@@ -82,4 +82,5 @@ def run_ops(library: Library, request: Request, say: Say) -> None:
 
 ERRANDS: Mapping[str, Callable[[Library, Request, Say], None]] = {
     "load": load_only, "tokenize": tokenize_all, "quantize": quantize, "run": run_ops,
+    "pair": run_pair,
 }  # fmt: skip

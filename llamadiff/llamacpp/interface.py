@@ -33,6 +33,7 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments; llama
     "llama_model_n_layer": (_INT, Address),
     "llama_vocab_type": (ctypes.c_int, Address),
     "llama_vocab_n_tokens": (_INT, Address),
+    "llama_vocab_bos": (_INT, Address),
     "llama_vocab_get_add_bos": (_FLAG, Address),
     "llama_vocab_get_add_eos": (_FLAG, Address),
     "llama_tokenize": (_INT, Address, _TEXT, _INT, ctypes.POINTER(_INT), _INT, _FLAG, _FLAG),

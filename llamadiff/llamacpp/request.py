@@ -75,7 +75,8 @@ class Request:
     ``wanted`` are their names, where they are known before llama.cpp's graph is. ``files`` are
     the parts of a model that is split. ``bos`` is the text of the token that tokenizing adds, for a ``text`` that may
     begin with it already. ``way``: how tokens go through the context. ``errand``: something else
-    than a run (errands.py), about ``texts``.
+    than a run (errands.py), about ``texts``. ``other``: a second file of the same model, beside the first; ``window``:
+    so many tokens of a text are run at a time (0: all), and ``most`` windows at most (0: all).
     """
 
     model: str
@@ -104,6 +105,9 @@ class Request:
     way: Way = PLAIN
     errand: str = ""
     texts: tuple[str, ...] = ()
+    other: str = ""
+    window: int = 0
+    most: int = 0
 
     @property
     def layer_range(self) -> range | None:

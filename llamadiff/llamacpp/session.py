@@ -76,10 +76,11 @@ def tokenize(library: Library, model: Handle, request: Request) -> list[int]:
     return found
 
 
-def ids_of(library: Library, vocabulary: Handle, text: str, special: bool) -> tuple[int, list[int]]:
-    """llama_tokenize's code, and the ids; ``special``: with what the model adds."""
+def ids_of(library: Library, vocabulary: Handle, text: str, special: bool, parse: bool = True) -> tuple[int, list[int]]:
+    """llama_tokenize's code, and the ids; ``special``: with what the model adds; ``parse``: special tokens in the text
+    are taken for such."""
     data = text.encode()
     room = len(data) + 16
     buffer = (ctypes.c_int32 * room)()
-    count = int(library.lib.llama_tokenize(vocabulary, data, len(data), buffer, room, special, True))
+    count = int(library.lib.llama_tokenize(vocabulary, data, len(data), buffer, room, special, parse))
     return count, list(buffer[: max(count, 0)])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from llamadiff.numerics.extremes import Extremes, extremes
 
 Array = NDArray[Any]
 BLOCK = 1 << 18  # values of a tensor that are _widened at once, and kept so where there are no more
@@ -20,7 +22,10 @@ _MADE = count()
 
 @dataclass(frozen=True)
 class Stats:
-    """One side of a tap: moments over its finite values, and how many are not finite."""
+    """One side of a tap: moments over its finite values, and how many are not finite.
+
+    ``extremes`` are told of the layers' outputs alone.
+    """
 
     rms: float
     mean: float
@@ -28,6 +33,7 @@ class Stats:
     max: float
     nan: int
     inf: int
+    extremes: Extremes | None = None
 
 
 @dataclass(frozen=True)
@@ -250,6 +256,11 @@ def stats(x: Array | Rows) -> Stats:
         return _moments(float(some @ some), *edges, some.size, nan, inf)
     total, low, high = rows.extremes if rows.size else (0.0, 0.0, 0.0)
     return _moments(float(rows.squares.sum()), total, low, high, rows.size)
+
+
+def with_extremes(stats: Stats, x: Array) -> Stats:
+    """The same, with the shape of a layer's output [token, channel]."""
+    return replace(stats, extremes=extremes(x.reshape(len(x), -1)) if len(x) else None)
 
 
 def _moments(squares: float, total: float, low: float, high: float, size: int, nan: int = 0, inf: int = 0) -> Stats:

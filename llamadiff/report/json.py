@@ -118,6 +118,8 @@ def to_object(comparison: Comparison, about: About = NOBODY, full: bool = False)
         "engine": c.engine,
         "manner": c.manner,
         "next_steps": c.next_steps,
+        "loss": c.loss,
+        "normal": c.normal,
         "timing": c.timing,
     }
     cleaned: dict[str, Any] = finite(report)

@@ -11,6 +11,7 @@ from llamadiff import __version__
 from llamadiff.comparison import diagnosis_text as say
 from llamadiff.comparison.blame import headline, proof
 from llamadiff.comparison.logits import Logits, TopToken
+from llamadiff.comparison.normal import USUAL
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row
 from llamadiff.diagnose.diagnosis import Diagnosis
@@ -20,6 +21,7 @@ from llamadiff.report.command_line import command_line
 from llamadiff.report.facts import model_facts, run_fact, settings_of, told_tokens
 from llamadiff.report.formats import About
 from llamadiff.report.github import block, code, fitted, folded, prose, table, token
+from llamadiff.report.loss import loss_tables
 from llamadiff.report.terminal.escape import number, times, tiny
 from llamadiff.report.terminal.tap_lines import Line, layer_lines, over_limit
 
@@ -65,7 +67,7 @@ def _sections(c: Comparison, about: About) -> Iterator[str]:
     if c.proof:
         yield prose("; ".join(c.proof), _PROOF)
     yield from chain(_before(c), _steps(c), _command(about))
-    yield from chain(_causes(c), _around(c), _logits(c), _layers(c), _subject(c))
+    yield from chain(_causes(c), _loss(c), _around(c), _logits(c), _layers(c), _normal(c), _subject(c))
 
 
 def _before(c: Comparison) -> Iterator[str]:
@@ -129,6 +131,13 @@ def _around(c: Comparison) -> Iterator[str]:
     yield f"**Around {code(first.tap)}**\n\n{table(titles, lines)}"
 
 
+def _loss(c: Comparison) -> Iterator[str]:
+    """What quantization costs, where two files were compared."""
+    for title, titles, cells in loss_tables(c.loss):
+        written = table(titles, [tuple(code(cell, 80) if cell else "" for cell in line) for line in cells])
+        yield folded(title, written) if len(cells) > _FEW_LAYERS else f"**{title}**\n\n{written}"
+
+
 def _other(c: Comparison) -> tuple[dict[str, object], str]:
     return ({"name": "engine"} if c.is_engine else dict(c.candidate)), "candidate"
 
@@ -176,6 +185,14 @@ def _layers(c: Comparison) -> Iterator[str]:
     written = f"{table(titles, cells)}{left}"
     title = f"{len(lines)} parts of the model, from the embedding to the logits"
     yield folded(title, written) if len(lines) > _FEW_LAYERS else f"**Layers**\n\n{written}"
+
+
+def _normal(c: Comparison) -> Iterator[str]:
+    """Whether the layers' outputs are normal: a sentence each, and what is usual."""
+    if c.normal:
+        told = [f"- {prose(answer.says, 1000)}" for answer in c.normal]
+        usual = [f"- usual: {prose(each.what, 600)} ({prose(each.source, 300)})" for each in USUAL]
+        yield folded("Is it normal?", "\n".join([*told, *usual]))
 
 
 def _layer(line: Line) -> str:

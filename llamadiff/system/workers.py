@@ -6,9 +6,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any, TypeVar, cast
@@ -19,6 +20,7 @@ from llamadiff.system.python_child import die_with_parent
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
+Key = TypeVar("Key", bound=Hashable)
 
 
 def cores() -> int:
@@ -37,6 +39,49 @@ def side_by_side(work: Callable[[Given], Made], things: Sequence[Given], process
         return
     with _workers(work, min(processes, len(things))) as pipes:
         yield from _in_order(pipes, things)
+
+
+@dataclass(frozen=True)
+class Died:
+    """In place of an answer: so many processes died of the thing."""
+
+    times: int
+
+
+def surviving(
+    work: Callable[[tuple[Key, Given]], Made], things: Sequence[tuple[Key, Given]], processes: int, attempts: int = 3
+) -> Iterator[tuple[Key, Made | Died]]:
+    """What ``work`` makes of each thing with its key, in whatever order it is there, though processes may die.
+
+    A process that dies is replaced, and its thing given to another one, ``attempts`` times in all. Raises what the work
+    raises.
+    """
+    left, tried = deque(things), Counter[Key]()
+    with ExitStack() as stack:
+        idle = [stack.enter_context(_workers(work, 1))[0] for _ in range(min(processes, len(things)))]
+        busy = dict[Connection, tuple[Key, Given]]()
+        while left or busy:
+            while idle and left:
+                pipe, thing = idle.pop(), left.popleft()
+                busy[pipe] = thing
+                tried[thing[0]] += 1
+                with suppress(OSError):  # one that is dead already: its pipe says so below
+                    pipe.send(thing)
+            for pipe in cast("list[Connection]", wait(list(busy))):
+                thing = busy.pop(pipe)
+                try:
+                    failed, answer = pipe.recv()
+                except (EOFError, OSError):
+                    idle.append(stack.enter_context(_workers(work, 1))[0])
+                    if tried[thing[0]] < attempts:
+                        left.append(thing)
+                    else:
+                        yield thing[0], Died(attempts)
+                    continue
+                idle.append(pipe)
+                if failed:
+                    raise answer
+                yield thing[0], answer
 
 
 def _in_order(pipes: Sequence[Connection], things: Sequence[Given]) -> Iterator[Any]:

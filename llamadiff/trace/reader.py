@@ -64,6 +64,10 @@ class Trace(Mapping[str, Array]):
         self.sketch = sketch
         self._arrays = arrays
 
+    def under(self, info: Info) -> Trace:
+        """The same tensors, of a run that is described otherwise."""
+        return Trace(info, self._arrays, self.dtypes, self.path, self.known, self.kept, self.printed, self.sketch)
+
     def __getitem__(self, name: str) -> Array:
         array = self._arrays[name]
         return _widened(array) if self.dtypes.get(name) == "BF16" else array

@@ -236,4 +236,4 @@ def layer_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-LOGITS = "result_output"
+LOGITS, RESIDUAL = "result_output", "l_out"

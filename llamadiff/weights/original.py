@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llamaref import Weights
 
-from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.reference_model import Model
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress
@@ -20,11 +20,15 @@ from llamadiff.weights.views import whole
 
 @dataclass(frozen=True)
 class Original:
-    """``model``: what a right conversion would be, in float32; ``faults``: where the file is another, certainly."""
+    """``model``: what a right conversion would be, in float32; ``faults``: where the file is another, certainly.
 
-    model: Model
+    ``faulty`` says whose faults they are.
+    """
+
+    model: Runnable
     label: str
     faults: tuple[Oddity, ...]
+    faulty: str = "the file"
 
 
 def original_of(file: ModelFile, folder: Path, progress: Progress) -> Original | None:

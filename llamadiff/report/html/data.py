@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llamadiff.comparison.growth import growth_sentence
 from llamadiff.comparison.logits import Logits, TopToken
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row
@@ -43,7 +42,7 @@ def data_of(c: Comparison, closeups: int) -> dict[str, Any]:
         "leading": leading,
         "closeups": {str(at): c.rows[at].closeup for at in _first(c.rows, leading, closeups)},
         "scale": [closeup.LEAST, closeup.MOST],
-        "growth": growth_sentence(c.rows, *names),
+        "growth": shown("; ".join(answer.says for answer in c.normal), 4000) or None,
         "tokens": [quoted(text, 16) if text is not None else str(token) for token, text in c.tokens[:MOST_POSITIONS]],
         "prefill": c.n_prefill,
         "steps": [

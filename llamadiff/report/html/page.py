@@ -26,6 +26,7 @@ from llamadiff.report.command_line import command_line
 from llamadiff.report.facts import decode_steps, mistakes, model_facts, run_fact, settings_of, side_facts
 from llamadiff.report.formats import About
 from llamadiff.report.html.data import data_of, side_names
+from llamadiff.report.loss import loss_tables
 from llamadiff.report.terminal.escape import quoted, shown, times, tiny
 from llamadiff.report.terminal.tap_lines import over_limit
 
@@ -147,6 +148,10 @@ def _sheet(number: int, name: str | None, c: Comparison) -> dict[str, Any]:
         ],
         "causes": [_cause(d, c) for d in c.diagnosis[:12]],
         "steps": [shown(step, 1000) for step in c.next_steps[:8] if step not in {fix_step(d) for d in mistakes(c)}],
+        "loss": [
+            (name, titles, [[shown(cell, 80) for cell in line] for line in cells])
+            for name, titles, cells in loss_tables(c.loss)
+        ],
         "wrong": [shown(row.tap, 60) for row in c.wrong[:WRONG_TAPS]],
         "more_wrong": max(0, len(c.wrong) - WRONG_TAPS),
         "tiles": _tiles(c),

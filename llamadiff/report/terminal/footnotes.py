@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from llamadiff.comparison.diagnosis_text import layers_of
+from llamadiff.comparison.normal import USUAL
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row
 from llamadiff.numerics.metrics import Stats
@@ -21,6 +22,7 @@ def put_notes(page: Page, comparison: Comparison, full: bool) -> None:
     kinds = (
         _baseline_off(page, comparison), _not_finite(page, comparison), _spans(page, comparison, full),
         _by_sketch(comparison),
+        *([_normal(page, comparison)] if full else []),
     )  # fmt: skip
     for note in (*(note for notes in kinds for note in notes), *(_short_run(comparison) if full else ())):
         page.paragraph(Text("  "), note)
@@ -48,6 +50,13 @@ def _not_finite(page: Page, comparison: Comparison) -> list[Text]:
             counts = f"{page.data(row.tap)} of the {side} has {_counts(stats)}"
             notes.append(Text(f"{counts}, left out of rms, mean, min and max{also}", STRONG))
     return notes
+
+
+def _normal(page: Page, comparison: Comparison) -> list[Text]:
+    """Is it normal: a sentence for each statistic, and what is usual of trained models."""
+    answers = [f"normal? {answer.says}" for answer in comparison.normal]
+    usual = [f"usual: {each.what} ({each.source})" for each in USUAL] if answers else []
+    return [Text(page.data(said, 1000)) for said in (*answers, *usual)]
 
 
 def _counts(stats: Stats) -> str:

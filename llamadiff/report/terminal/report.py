@@ -14,6 +14,7 @@ from llamadiff.report.terminal.details import put_absences, put_details
 from llamadiff.report.terminal.finding import put_causes, put_fixes, put_headline, put_last_line, put_next_steps
 from llamadiff.report.terminal.footnotes import put_notes
 from llamadiff.report.terminal.logits import put_logits
+from llamadiff.report.terminal.loss import put_loss
 from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.subject import put_preflight, put_subject
 from llamadiff.report.terminal.tap_map import put_map
@@ -45,6 +46,7 @@ def render(comparison: Comparison, console: Console, full: bool = False, verbose
     put_fixes(page, comparison, full)
     put_subject(page, comparison, full)
     put_preflight(page, comparison, full)
+    put_loss(page, comparison, full)
     if comparison.rows:
         page.blank()
         put_map(page, comparison, full)

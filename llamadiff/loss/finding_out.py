@@ -1,0 +1,101 @@
+"""From two files to their Loss: how far apart they are, which tensors that is, and what bytes would recover."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.run_spec import Costing, How
+from llamadiff.judge.finding import Finding
+from llamadiff.llamacpp.request import Settings
+from llamadiff.loss.budget import choose
+from llamadiff.loss.predicting import made_here, predicted
+from llamadiff.loss.result import Contribution, LayerLoss, Loss, Restored
+from llamadiff.loss.said import EQUAL
+from llamadiff.loss.statistics import Estimate, mean_of, statistics
+from llamadiff.loss.trials import NONE, OWN, FilePair, Material, run_trials
+from llamadiff.loss.usual import file_type, published
+from llamadiff.loss.weighing import differing, honest_types, measure, telling, together
+from llamadiff.system.progress import Progress
+from llamadiff.trace.taps import RESIDUAL
+
+WEIGHED = 2  # windows of a text on which tensors are restored one at a time
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What is known of the other file's run: judged by the good file's weights (``findings``), which weight makes each
+    tap, the tokens, and llama.cpp's settings."""
+
+    findings: Sequence[Finding]
+    weight_names: Mapping[str, str]
+    tokens: tuple[int, ...]
+    settings: Settings
+
+
+def loss_of(good: ModelFile, other: ModelFile, run: Passed, damaged: Sequence[str], how: How) -> Loss:
+    """What the other file's types cost. ``damaged`` are tensors that are known to be wrong. Raises UserError."""
+    pair, costing = FilePair(str(good.path), str(other.path), run.settings), how.costing
+    material = Material(text=costing.text) if costing.text is not None else Material(run.tokens)
+    types, kind = honest_types(good, other), file_type(other)
+    trials = run_trials(pair, material, [NONE, *([types] if types else [])], how.progress)
+    plain, *honest = trials.trials
+    some = _Some(good, pair, replace(material, most=WEIGHED), how.progress)
+    tensors = differing(good, other, predicted(run.findings, run.weight_names))
+    whole, ranked = measure(pair, some.material, tensors, how.progress, damaged)
+    return Loss(
+        kind, mean_of(plain.kl), len(plain.kl), statistics(trials.base, plain), whole, ranked,
+        layers=tuple(_layers(run.findings)),
+        restored=some.restored(_named(ranked, damaged, whole), whole),
+        spent=some.spent(ranked, whole, costing),
+        honest=mean_of(honest[0].kl) if honest else None,
+        published=published(kind), damaged=tuple(damaged),
+        text=costing.text_name, window=trials.window, windows=trials.windows, made=made_here(run.findings),
+    )  # fmt: skip
+
+
+def _named(ranked: Sequence[Contribution], damaged: Sequence[str], whole: Estimate) -> list[Contribution]:
+    """The tensors that the sentence is about: those that are damaged, or else those that cost most."""
+    return [one for one in ranked if one.name in damaged] if damaged else telling(ranked, whole)
+
+
+@dataclass(frozen=True)
+class _Some:
+    """Both files, and the part of what they are run on that tensors are weighed on."""
+
+    good: ModelFile
+    pair: FilePair
+    material: Material
+    progress: Progress
+
+    def restored(self, named: Sequence[Contribution], whole: Estimate) -> Restored | None:
+        """These tensors restored at once; None if there are none, or nothing is lost."""
+        if not named or whole.value <= EQUAL:
+            return None
+        more, gain = sum(one.more for one in named), sum(one.value for one in named)
+        return self._changed({one.name: OWN for one in named}, more, gain, whole)
+
+    def spent(self, ranked: Sequence[Contribution], whole: Estimate, costing: Costing) -> Restored | None:
+        """What the bytes that are to be spent recover."""
+        if not costing.spend:
+            return None
+        chosen, more, gain = choose(self.good, ranked, costing.spend)
+        return self._changed(chosen, more, gain, whole) if chosen else Restored({}, 0, whole.value, whole, whole.value)
+
+    def _changed(self, changes: Mapping[str, str], more: int, gain: float, whole: Estimate) -> Restored:
+        return together(self.pair, self.material, changes, more, gain, whole.value, self.progress)
+
+
+def _layers(findings: Sequence[Finding]) -> Iterator[LayerLoss]:
+    """For each layer what is made in it, and what there is of it at its end."""
+    made = made_here(findings)
+    for output in findings:
+        layer = output.tap.layer
+        own = {each.tap.name: made[each.tap.name] for each in findings
+               if each.tap.layer == layer and each.tap.name in made}  # fmt: skip
+        if output.tap.kind.word == RESIDUAL and layer is not None and own:
+            at = max(own, key=own.__getitem__)
+            total = output.drift.nmse if output.drift is not None else math.nan
+            yield LayerLoss(layer, own[at], at, total)

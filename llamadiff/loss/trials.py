@@ -1,0 +1,86 @@
+"""Asks llama.cpp how far another file of a model is from the good one: as it is, and with tensors of other values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.llamacpp.capture import scratch_directory
+from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.numerics.divergence import FACTS, KL, NLL, SAME
+from llamadiff.system.progress import Progress, silent
+
+Array = NDArray[Any]
+OWN = ""  # the good file's values in the good file's own type
+Change = Mapping[str, str]  # a tensor's name -> the type that the good file's values have in it
+NONE: Change = {}
+WINDOW = 512  # tokens, what llama-perplexity runs at a time
+
+
+@dataclass(frozen=True)
+class Material:
+    """What both files are run on: token ids, of which every position counts, or a text in windows.
+
+    Of each window the second half counts, as with llama-perplexity. ``most``: so many windows (0: all).
+    """
+
+    tokens: tuple[int, ...] = ()
+    text: str | None = None
+    window: int = WINDOW
+    most: int = 0
+
+
+@dataclass(frozen=True)
+class FilePair:
+    """The two files, and how llama.cpp runs them."""
+
+    good: str
+    other: str
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one trial gave at every position: the KL from the good file, -ln p of the next token, the same first one."""
+
+    kl: Array
+    nll: Array
+    same: Array
+
+    @property
+    def mean(self) -> float:
+        """The mean KL, in nats."""
+        return float(self.kl.mean())
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The good file's own outcome, and one for each change; ``windows`` of ``window`` tokens were run."""
+
+    base: Trial
+    trials: tuple[Trial, ...]
+    window: int
+    windows: int
+
+
+def run_trials(pair: FilePair, material: Material, changes: Sequence[Change], progress: Progress = silent) -> Trials:
+    """Run both files side by side, the other one under each change. Raises UserError."""
+    with scratch_directory() as folder, Child(pair.settings.llama_cpp) as child:
+        path = Path(folder) / "trials"
+        request = Request(
+            pair.good, other=pair.other, output=str(path), errand="pair", settings=pair.settings,
+            tokens=material.tokens, text=material.text, window=material.window if material.text is not None else 0,
+            most=material.most, texts=tuple(json.dumps(dict(change)) for change in changes),
+        )  # fmt: skip
+        answers = child.ask(request, progress)
+        found = np.fromfile(path, np.float64).reshape(answers["shape"])
+    assert found.shape[-1] == FACTS
+    base, *others = (Trial(each[:, KL], each[:, NLL], each[:, SAME]) for each in found)
+    return Trials(base, tuple(others), answers["window"], answers["windows"])

@@ -1,0 +1,1 @@
+"""Many cases: models, prompts, candidates and settings, each judged once, whatever is killed meanwhile."""

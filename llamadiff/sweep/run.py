@@ -1,0 +1,80 @@
+"""A sweep from its plan to its rows: what is done already is kept, the rest is run, each row is stored at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from llamadiff.numerics import tolerances
+from llamadiff.sweep.case import SweepRow, row_of, run_case
+from llamadiff.sweep.plan import SweepCase, read_plan
+from llamadiff.sweep.store import Store
+from llamadiff.system.workers import Died, cores, surviving
+
+Tell = Callable[[SweepRow, int, int], None]  # a row that is new, how many are done, of how many
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All rows of a plan, in its order; ``kept`` of them were there before."""
+
+    folder: Path
+    rows: tuple[SweepRow, ...]
+    kept: int
+
+    @property
+    def verdict(self) -> str:
+        return tolerances.worst_of([row.verdict for row in self.rows])
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Rows by verdict; those that could not be judged as "refused"."""
+        return Counter("refused" if row.refused else row.verdict for row in self.rows)
+
+
+def run_sweep(plan: Path, folder: Path, tell: Tell, jobs: int = 0, scheduler: str | None = None) -> Sweep:
+    """Run what is left of a plan; ``jobs`` cases at a time here (0: as many as cores), or on a Dask ``scheduler``.
+
+    Raises UserError for a plan, a folder or a scheduler that is none.
+    """
+    cases = {case.key: case for case in read_plan(plan)}
+    store = Store(folder)
+    rows = {row.key: row for row in store.done(cases)}
+    kept, left = len(rows), [case for key, case in cases.items() if key not in rows]
+    with closing(_rows(left, jobs, scheduler)) as found:
+        for row in found:
+            store.add(row)
+            rows[row.key] = row
+            tell(row, len(rows), len(cases))
+    return Sweep(folder, tuple(rows[key] for key in cases), kept)
+
+
+def _rows(cases: Sequence[SweepCase], jobs: int, scheduler: str | None) -> Generator[SweepRow, None, None]:
+    """What comes of each case, in whatever order."""
+    if not cases:
+        return
+    if scheduler is not None:
+        from llamadiff.sweep.cluster import connected, run_on_cluster
+
+        with connected(scheduler) as client:
+            yield from run_on_cluster(client, cases)
+        return
+    processes = min(jobs or cores(), len(cases))
+    threads = max(1, cores() // processes)
+    by_key = {case.key: case for case in cases}
+    for key, row in surviving(partial(_row, threads), list(by_key.items()), processes):
+        yield row_of(by_key[key], **_dead()) if isinstance(row, Died) else row
+
+
+def _row(threads: int, given: tuple[str, SweepCase]) -> SweepRow:
+    """A case in a worker; cases that run side by side share the cores."""
+    return run_case(given[1], threads)
+
+
+def _dead() -> dict[str, str]:
+    said = "the processes that ran it were killed, one after the other, perhaps for want of memory; try --jobs 1"
+    return {"verdict": tolerances.UNCHECKED, "refused": said}
