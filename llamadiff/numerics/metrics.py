@@ -95,7 +95,7 @@ class Rows:
         """The sum of each row's squares."""
         if len(self.blocks) == 1:
             return _sums_of_squares(self._first)
-        return np.concatenate([_sums_of_squares(wide) for _, wide in self.fine_blocks()])
+        return _joined([_sums_of_squares(wide) for _, wide in self.fine_blocks()])
 
     def fine_blocks(self) -> Iterator[tuple[slice, Array]]:
         """A few rows at a time, [row, value]: in the same memory as those before."""
@@ -150,7 +150,7 @@ class Rows:
         """What their differences are, the same either way."""
         older, newer = (self, other) if self._number < other._number else (other, self)
         if older not in newer._pairs:
-            newer._pairs[older] = _coarse_pair(self, other) if len(self.blocks) == 1 else _fine_pair(self, other)
+            newer._pairs[older] = _fine_pair(self, other) if len(self.blocks) > 1 else _coarse_pair(self, other)
         return newer._pairs[older]
 
     def known(self) -> Rows:
