@@ -106,7 +106,30 @@ def test_values_that_are_not_finite():
     assert (s.nan, s.inf, s.max, s.mean) == (1, 1, 2.0, 1.5)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
+def test_a_large_tap_is_looked_at_in_blocks_as_a_small_one_is_at_once(axis, bad, monkeypatch):
+    b = RNG.standard_normal((70, 90, 50)).astype(np.float32)
+    c = b + np.float32(1e-3) * RNG.standard_normal(b.shape).astype(np.float32)
+    c[33, 44, 7] += np.float32(3)
+    b[3, 4, 5] = c[3, 4, 5] = c[60, 1, 2] = np.float32(bad)
+    whole = metrics.difference(c, b, axis), metrics.stats(b)
+    monkeypatch.setattr(metrics, "BLOCK", 1 << 14)
+    monkeypatch.setattr(metrics, "FINE", 1 << 13)
+    assert len(metrics.Rows(b, axis).blocks) > 10
+    blocks = metrics.difference(c, b, axis), metrics.stats(b)
+    np.testing.assert_equal(vars(blocks[0].worst), vars(whole[0].worst))
+    np.testing.assert_allclose(blocks[0].per_token, whole[0].per_token, rtol=1e-12)
+    for name in ("nmse", "cosine", "max_abs", "mean_drift"):
+        assert getattr(blocks[0], name) == pytest.approx(getattr(whole[0], name), rel=1e-9)
+    for name in vars(whole[1]):
+        assert getattr(blocks[1], name) == pytest.approx(getattr(whole[1], name), rel=1e-9)
+
+
 def test_empty_and_zero_taps():
+    nothing = metrics.Rows(np.zeros((0, 3)))
+    assert (nothing.squares.size, nothing.errors(metrics.Rows(np.zeros((0, 3)))).size) == (0, 0)
+    assert metrics.stats(nothing).rms == 0
     assert metrics.stats(np.array([np.nan])).rms == 0
     assert metrics.nmse(np.zeros((2, 2)), np.zeros((2, 2)), 0) == 0
     assert metrics.nmse(np.ones((2, 2)), np.zeros((2, 2)), 0) == np.inf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamadiff.candidates.transformers import checkpoint_of
 from llamadiff.comparison.result import Judged
@@ -12,13 +12,19 @@ from llamadiff.engines.model_file import Runnable
 from llamadiff.numerics.tolerances import WRONG
 from llamadiff.preflight.checks import Check
 from llamadiff.system.progress import Progress
-from llamadiff.weights.original import Original, original_of
+
+if TYPE_CHECKING:
+    from llamadiff.weights.original import Original
 
 
 def original_behind(candidate: Any, model: Runnable, progress: Progress) -> Original | None:
     """The checkpoint that a candidate runs, where it can stand in for the file."""
     folder = checkpoint_of(str(candidate)) if isinstance(candidate, (str, Path)) else None
-    return original_of(model, folder, progress) if folder is not None and not model.by_graph else None
+    if folder is None or model.by_graph:
+        return None
+    from llamadiff.weights.original import original_of  # here: a tenth of all that is imported, for few runs
+
+    return original_of(model, folder, progress)
 
 
 def by_the_original(judged: Judged, original: Original) -> Judged:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,9 @@ from llamadiff.preflight.schedule import batches_of, in_batches_of
 from llamadiff.preflight.shapes import admitted, misfit_checks, steps_when_misfit
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import LOGITS
-from llamadiff.weights.original import Original
+
+if TYPE_CHECKING:
+    from llamadiff.weights.original import Original
 
 Array = NDArray[Any]
 Graph = Callable[[], Runnable | None]

@@ -45,7 +45,7 @@ class Sketched:
     @property
     def per_row(self) -> tuple[float, ...]:
         """The NMSE of each row."""
-        return tuple(metrics.ratio(float(e), float(r)) for e, r in zip(self.rows, self.sizes, strict=True))
+        return metrics.ratios(self.rows, self.sizes)
 
     def fitting(self, match: float, phases: Sequence[slice]) -> tuple[frozenset[str], ...]:
         """The policies that fit, in each phase that has rows."""

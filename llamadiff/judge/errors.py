@@ -34,4 +34,4 @@ class Errors:
     @property
     def per_row(self) -> tuple[float, ...]:
         """The NMSE of each row."""
-        return tuple(metrics.ratio(float(e), float(r)) for e, r in zip(self.rows, self.sizes, strict=True))
+        return metrics.ratios(self.rows, self.sizes)

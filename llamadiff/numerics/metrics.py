@@ -101,7 +101,7 @@ class Rows:
         """The sum of each row's squares."""
         if len(self.blocks) == 1:
             return _sums_of_squares(self._first)
-        return np.concatenate([_sums_of_squares(wide) for _, wide in self.fine_blocks()])
+        return _joined([_sums_of_squares(wide) for _, wide in self.fine_blocks()])
 
     def fine_blocks(self) -> Iterator[tuple[slice, Array]]:
         """A few rows at a time, [row, value]: in the same memory as those before."""
@@ -156,7 +156,7 @@ class Rows:
         """What their differences are, the same either way."""
         older, newer = (self, other) if self._number < other._number else (other, self)
         if older not in newer._pairs:
-            newer._pairs[older] = _coarse_pair(self, other) if len(self.blocks) == 1 else _fine_pair(self, other)
+            newer._pairs[older] = _fine_pair(self, other) if len(self.blocks) > 1 else _coarse_pair(self, other)
         return newer._pairs[older]
 
     def known(self) -> Rows:
@@ -282,6 +282,13 @@ def ratio(error: float, reference: float) -> float:
     return error / reference if reference > 0 else float("inf")
 
 
+def ratios(errors: Array, references: Array) -> tuple[float, ...]:
+    """``ratio`` of each."""
+    with np.errstate(all="ignore"):
+        found = np.where(references > 0, np.divide(errors, references), np.inf)
+    return tuple(np.where(errors == 0, 0.0, found).tolist())
+
+
 def decibels(nmse: float) -> float:
     """An NMSE as a level: -60 is a millionth; minus infinity for none."""
     return 10 * math.log10(nmse) if nmse > 0 else -math.inf
@@ -330,7 +337,7 @@ def difference_of(candidate: Rows, baseline: Rows) -> Difference:
     norms = float(np.sqrt(sizes[0]) * np.sqrt(sizes[1]))
     cosine = product / norms if norms > 0 else (1.0 if not error.any() else 0.0)
     mean_drift = float(sums[0] - sums[1]) / candidate.size if candidate.size else 0.0
-    per_token = tuple(ratio(float(e), float(r)) for e, r in zip(error, reference, strict=True))
+    per_token = ratios(error, reference)
     nmse = ratio(float(error.sum()), float(reference.sum()))
     return Difference(nmse, cosine, largest, mean_drift, worst, per_token)
 

@@ -38,6 +38,11 @@ class Carrier:
         return x
 
     def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
+        floating = all(array.dtype.kind != "i" and len(array) == 1 for array in arrays)
+        if len(self.ways) == 1 and floating:  # nothing is to be put beside something else
+            policy, stored = self.ways[0]
+            alone = operands(policy, kind, stored, *(array[0] for array in arrays), reading=self.reading)
+            return tuple(part[None] for part in alone)
         out = [array if array.dtype.kind == "i" else self._widened(array) for array in arrays]
         floats, sums = [array for array in out if array.dtype.kind != "i"], None
         for number, (policy, stored) in enumerate(self.ways):

@@ -90,7 +90,7 @@ def estimated(candidate: RowSketch, baseline: RowSketch) -> metrics.Difference:
     means = candidate.moments[:, 1].astype(np.float64) - baseline.moments[:, 1]
     token = int(errors.argmax()) if len(errors) else None
     nan = float("nan")
-    per_token = tuple(metrics.ratio(float(e), float(r)) for e, r in zip(errors, sizes, strict=True))
+    per_token = metrics.ratios(errors, sizes)
     worst = metrics.Worst(token, (), nan, nan)
     return metrics.Difference(
         metrics.ratio(total, size), min(1.0, cosine), nan, float(means.mean()) if len(means) else 0.0, worst, per_token

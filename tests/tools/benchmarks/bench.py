@@ -210,7 +210,7 @@ def main() -> None:
         results[case] = measure(case, options.runs, console)
         summaries[case] = summary(case, results[case])
         console.print(_progress(case, summaries[case], number, len(wanted), time.perf_counter() - started))
-    Console(width=max(console.width, 150)).print(table_of(summaries, options.runs))
+    Console(width=max(console.width, 180)).print(table_of(summaries, options.runs))
     console.print(f"{NOTES}\n{before['cpus']} CPUs, load before {before['load']}")
     if options.save is not None:
         rows = [{**vars(case), "median": summaries[case], "runs": results[case]} for case in wanted]
