@@ -364,8 +364,10 @@ def test_other_shapes_are_a_line(tmp_path):
 def test_a_missing_tensor_is_a_line(tmp_path):
     good = write_model(tmp_path / "good.gguf")
     other = write_model(tmp_path / "less.gguf", drop=("ffn_up",))
-    with pytest.raises(UserError, match="ffn_up"):
+    with pytest.raises(UserError, match=r"less\.gguf: blk\.0\.ffn_up\.weight is missing; give two"):
         verbs.compare(good, Run(tokens=(1, 2, 3)), str(other))
+    with pytest.raises(UserError, match=r"good\.gguf: blk\.0\.ffn_up\.weight is missing in less\.gguf"):
+        verbs.compare(other, Run(tokens=(1, 2, 3)), str(good))
 
 
 def test_check_does_not_take_a_model_for_an_engine():

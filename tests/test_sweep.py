@@ -17,8 +17,11 @@ from command import run as command
 from optional import needs_dask, needs_parquet
 
 import llamadiff
+from llamadiff.report.sweep import line_of, print_sweep, sweep_to_markdown
+from llamadiff.report.terminal.report import make_console
 from llamadiff.sweep.case import SweepRow, run_case
 from llamadiff.sweep.plan import SweepCase, read_plan
+from llamadiff.sweep.run import Sweep
 from llamadiff.system.errors import UserError
 from llamadiff.system.workers import Died, surviving
 
@@ -237,6 +240,25 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path):
     said, trouble = running.communicate(timeout=ENOUGH)
     assert running.returncode == 0, said + trouble
     each_once(out)
+
+
+def rows(verdict: str, count: int, **more: object) -> list[SweepRow]:
+    return [
+        SweepRow(str(at), "/m/a.gguf", f"prompt {at}", "", "kv_type=f16", 0, verdict, **more) for at in range(count)
+    ]  # type: ignore[arg-type]
+
+
+def test_the_summary_has_a_line_for_each_way_and_one_for_each_reason(capsys):
+    found = Sweep(Path("out"), (*rows("match", 3, worst=1e-13), *rows("unchecked", 4, refused="/m/a.gguf: no such")), 2)
+    print_sweep(found, make_console(width=100))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["a.gguf", "llama.cpp", "kv_type=f16", "7", "3", "0", "4", "1.0e-13", "0.0"]
+    assert sum("no such" in line for line in lines) == 1
+    assert any("prompt 0 and 3 more" in line for line in lines)
+    page = sweep_to_markdown(found)
+    assert page.startswith("### UNCHECKED: 3 of 7 cases are right, 2 of them were there before")
+    assert page.count("no such") == 1
+    assert line_of(found.rows[0], 1, 7).startswith("1/7  MATCH     a.gguf llama.cpp kv_type=f16  0.0 s")
 
 
 # -- a cluster ---------------------------------------------------------------------------------------------------------

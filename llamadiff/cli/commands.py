@@ -370,13 +370,12 @@ _EXAMPLES = {
     "explain": ("llamadiff explain rope-layout",),
     "bugs": ("llamadiff bugs rope-layout", "llamadiff bugs epsilon"),
 }
-_JUDGE, _MANY, _FILE, _LEARN = "Judge", "Many at a time", "The file", "Look up"
+_JUDGE, _FILE, _LEARN = "Judge", "The file", "Look up"
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     _JUDGE: (
         with_reports(compare), capture, with_reports(diff), with_files(diagnose), with_reports(backend),
-        replay, with_reports_beside_json(variants), with_reports_of_several(check),
+        replay, with_reports_beside_json(variants), with_reports_of_several(check), sweep,
     ),
-    _MANY: (sweep,),
     _FILE: (weights, vectors),
     _LEARN: (
         listings.taps, listings.writer, listings.graph, listings.bugs, listings.explain, demo, listings.doctor,

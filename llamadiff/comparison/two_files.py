@@ -64,6 +64,8 @@ def _same_model(good: ModelFile, bad: ModelFile) -> OtherFile:
             f"{bad.path}: its vocabulary ({len(ours)} tokens) is not that of {good.path.name} ({len(theirs)}); "
             "give two files of one model"
         )
+    for missing in (each for each in against.oddities() if each.cause == "missing" and each.certain):
+        raise UserError(f"{bad.path}: {missing.where} {missing.says}; give two files of one model")
     for name in bad.tensors:
         if name in good.weights and good.weights.shape(name) != bad.weights.shape(name):
             shapes = [list(file.weights.shape(name)) for file in (bad, good)]

@@ -96,6 +96,8 @@ class TwoFiles:
         vocabulary, request = self.lib.llama_model_get_vocab(self.models[0]), self.request
         tokens = list(request.tokens)
         if request.text is not None:
+            if self.lib.llama_vocab_type(vocabulary) == 0:  # LLAMA_VOCAB_TYPE_NONE
+                raise UserError(f"{request.model}: the file has no tokenizer; leave out --text")
             tokens = ids_of(self.library, vocabulary, request.text, special=True, parse=not request.window)[1]
         self._check(tokens)
         if not request.window:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from llamadiff.loss.result import Loss, Restored
-from llamadiff.loss.statistics import Estimate
+from llamadiff.loss.statistics import Estimate, named
 from llamadiff.loss.trials import OWN
 from llamadiff.loss.usual import SOURCE
 
@@ -33,7 +33,9 @@ def sentence(loss: Loss, code_is_right: bool) -> str:
 def clauses(loss: Loss) -> Iterator[str]:
     """What stands under it."""
     where = f"of {loss.windows} windows of {loss.window} tokens of {loss.text}" if loss.text else "of the prompt"
-    yield f"over {loss.positions} positions {where}"
+    same = named(loss.statistics, "Same top p")
+    first = f", at {100 * same.value:.0f}% of which the first token is the same" if same is not None else ""
+    yield f"over {loss.positions} positions {where}{first}"
     if loss.honest is not None:
         yield f"the good file quantized to the same types here and now costs {told(loss.honest)}"
     if loss.published is not None:

@@ -61,8 +61,33 @@ def _summed_up(sweep: Sweep) -> list[_SummedUp]:
     return [_SummedUp(name, rows) for name, rows in found.items()]
 
 
-def _not_right(sweep: Sweep) -> list[SweepRow]:
-    return [row for row in sweep.rows if row.verdict not in _RIGHT]
+@dataclass(frozen=True)
+class _NotRight:
+    """Rows that are not right for one reason: of one model, candidate and settings, whatever the prompt."""
+
+    rows: Sequence[SweepRow]
+
+    @property
+    def first(self) -> SweepRow:
+        return self.rows[0]
+
+    @property
+    def prompts(self) -> str:
+        more = f" and {len(self.rows) - 1} more" if len(self.rows) > 1 else ""
+        return f"{shown(self.first.prompt, 40)}{more}"
+
+
+def _not_right(sweep: Sweep) -> list[_NotRight]:
+    found: dict[tuple[str, ...], list[SweepRow]] = {}
+    for row in sweep.rows:
+        if row.verdict not in _RIGHT:
+            found.setdefault((row.model, row.candidate, row.settings, row.verdict, _reason(row)), []).append(row)
+    return [_NotRight(rows) for rows in found.values()]
+
+
+def _reason(row: SweepRow) -> str:
+    """What is wrong, or why it could not be told."""
+    return row.refused.removeprefix(f"{row.model}: ") or row.headline
 
 
 def headline(sweep: Sweep) -> str:
@@ -91,17 +116,18 @@ def print_sweep(sweep: Sweep, console: Console) -> None:
     for line in columns_table(columns, page.width):
         page.put(line)
     page.blank()
-    for row in _not_right(sweep)[:_TOLD]:
-        label = badge(page, row.verdict)
-        page.paragraph(label, Text(page.data("; ".join(_told(row)), 600)))
+    for each in _not_right(sweep)[:_TOLD]:
+        label = badge(page, each.first.verdict)
+        page.paragraph(label, Text(page.data("; ".join(_told(each)), 600)))
     page.paragraph(badge(page, sweep.verdict), Text(page.data(headline(sweep), 400), STRONG))
 
 
-def _told(row: SweepRow) -> Iterator[str]:
-    """A row that is not right, in words."""
+def _told(each: _NotRight) -> Iterator[str]:
+    """What is not right, in words."""
+    row = each.first
     yield " ".join(filter(None, (Path(row.model).name, _candidate(row.candidate), row.settings)))
-    yield f"prompt {row.prompt[:60]!r}"
-    yield row.refused or row.headline
+    yield f"prompt: {each.prompts}"
+    yield _reason(row)
 
 
 def sweep_to_markdown(sweep: Sweep) -> str:
@@ -109,9 +135,9 @@ def sweep_to_markdown(sweep: Sweep) -> str:
     lines = [tuple(code(cell, 80) if cell else "" for cell in group.cells()) for group in _summed_up(sweep)]
     parts = [f"### {sweep.verdict.upper()}: {prose(headline(sweep), 400)}", table(TITLES, lines)]
     wrong = [
-        (row.verdict, code(Path(row.model).name), code(_candidate(row.candidate)), code(row.settings or "-"),
-         code(row.prompt, 60), prose(row.refused or row.headline, 300))
-        for row in _not_right(sweep)[:_TOLD]
+        (each.first.verdict, code(Path(each.first.model).name), code(_candidate(each.first.candidate)),
+         code(each.first.settings or "-"), code(each.prompts, 80), prose(_reason(each.first), 300))
+        for each in _not_right(sweep)[:_TOLD]
     ]  # fmt: skip
     if wrong:
         parts.append("**Not right**\n\n" + table(("", "model", "candidate", "settings", "prompt", ""), wrong))
