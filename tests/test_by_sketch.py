@@ -23,7 +23,7 @@ from llamadiff.judge.by_sketch import PART_SHARE, WHOLE_SHARE, Sketching
 from llamadiff.judge.lanes import Lane
 from llamadiff.numerics import combinations
 from llamadiff.numerics.arithmetic import rounded
-from llamadiff.numerics.combinations import COUNT, SPAN, Combinations, Estimate, seldom
+from llamadiff.numerics.combinations import COUNT, SPAN, Combinations, ErrorSquares, seldom
 from llamadiff.report.json import to_object
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
@@ -68,7 +68,7 @@ def test_the_estimate_has_no_bias_and_misses_no_more_than_is_derived(shape, monk
     for seed in range(600):
         monkeypatch.setattr(combinations, "SEED", seed)
         drawn = Combinations.within(ALL, 40)
-        found = Estimate.of(drawn.rows(error), drawn.channels(error))
+        found = ErrorSquares.of(drawn.rows(error), drawn.channels(error))
         seen.append((found.channels.sum() / true, found.rows.sum() / true))
     for side in np.transpose(seen):
         assert abs(side.mean() - 1) < 5 * np.sqrt(2 / COUNT / len(side))

@@ -18,7 +18,7 @@ from llamadiff.judge.allowance import Even
 from llamadiff.judge.fit import nearest
 from llamadiff.judge.lanes import Lane
 from llamadiff.numerics import metrics
-from llamadiff.numerics.combinations import Combinations, Estimate
+from llamadiff.numerics.combinations import Combinations, ErrorSquares
 
 Array = NDArray[Any]
 
@@ -87,11 +87,11 @@ class Sketching:
             given, taken = given + combinations.of_ones * product.bias, taken + product.bias @ numbers
         return cls(combinations, lanes, given, taken)
 
-    def estimates(self, source: str, recorded: Array) -> dict[str, Estimate]:
+    def estimates(self, source: str, recorded: Array) -> dict[str, ErrorSquares]:
         """By policy, how far a source's values [row, channel] are from what its lanes would compute."""
         rows, channels = self.combinations.rows(recorded), self.combinations.channels(recorded)
         return {
-            lane.policy: Estimate.of(rows - given, channels - taken)
+            lane.policy: ErrorSquares.of(rows - given, channels - taken)
             for lane, given, taken in zip(self.lanes, self.given, self.taken, strict=True)
             if lane.source == source
         }
@@ -114,7 +114,7 @@ class Sketching:
         errors = {policy: each.rows for policy, each in found.items()}
         return Sketched([policy for _, policy in chosen], errors, rows, sizes, metrics.ratio(total, float(sizes.sum())))
 
-    def _is_clear(self, found: Estimate, limits: Even, whole: Array, phase: slice) -> bool:
+    def _is_clear(self, found: ErrorSquares, limits: Even, whole: Array, phase: slice) -> bool:
         """Whether estimates are a small share of the limits in each span of a phase, and as a whole."""
         return all(
             max(found.channels[i].sum(), found.rows[span].sum()) <= WHOLE_SHARE * whole[span].sum()
@@ -129,6 +129,6 @@ class Sketching:
         return ((i, span) for i, span in enumerate(self.combinations.spans) if span.start in rows)
 
 
-def _nearest(found: Mapping[str, Estimate], sizes: Array, phase: slice) -> str:
+def _nearest(found: Mapping[str, ErrorSquares], sizes: Array, phase: slice) -> str:
     """The policy whose estimates are smallest in a phase."""
     return list(found)[nearest([each.rows[phase] for each in found.values()], sizes[phase])]

@@ -78,8 +78,8 @@ def _check_loads(tree: BuildTree) -> None:
             )
 
 
-class _Place(ctypes.Structure):
-    """Dl_info of <dlfcn.h>."""
+class _DlInfo(ctypes.Structure):
+    """What dladdr says (<dlfcn.h>)."""
 
     _fields_ = (
         ("file", ctypes.c_char_p),
@@ -95,7 +95,7 @@ def _file_with(library: ctypes.CDLL, function: str) -> Path | None:
         found = ctypes.cast(library[function], ctypes.c_void_p)
     except AttributeError:
         return None
-    place = _Place()
+    place = _DlInfo()
     return Path(os.fsdecode(place.file)) if ctypes.CDLL(None).dladdr(found, ctypes.byref(place)) else None
 
 

@@ -75,14 +75,14 @@ class Combinations:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class ErrorSquares:
     """The squares of a product's error: of each span's ``channels`` [span, channel], and of ``rows`` [row]."""
 
     channels: Array
     rows: Array
 
     @classmethod
-    def of(cls, rows: Array, channels: Array) -> Estimate:
+    def of(cls, rows: Array, channels: Array) -> ErrorSquares:
         """From the differences of combined rows [span, COUNT, channel], and of combined channels [row, COUNT]."""
         return cls(_mean_squares(rows, 1), _mean_squares(channels, 1))
 
