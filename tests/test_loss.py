@@ -266,6 +266,12 @@ def test_decode_steps_are_run_as_such_by_both_and_traces_are_kept(tmp_path):
     assert {path.name for path in (tmp_path / "kept").iterdir()} >= {"baseline.safetensors", "candidate.safetensors"}
 
 
+def test_a_few_positions_name_no_tensor():
+    found = verbs.compare(GOOD, Run(tokens=TOKENS[:6]), str(SMALL))
+    assert "which tensors it is cannot be told from 6 positions" in found.headline
+    assert found.loss.restored is None
+
+
 def test_the_better_file_is_to_be_given_first():
     found = verbs.compare(SMALL, Run("Once upon a time"), str(GOOD))
     assert any("the better file is to be given first" in clause for clause in found.proof)

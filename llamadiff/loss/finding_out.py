@@ -18,6 +18,7 @@ from llamadiff.loss.statistics import Estimate, mean_of, statistics
 from llamadiff.loss.trials import NONE, OWN, FilePair, Material, run_trials
 from llamadiff.loss.usual import file_type, published
 from llamadiff.loss.weighing import differing, honest_types, measure, telling, together
+from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress
 from llamadiff.trace.taps import RESIDUAL
 
@@ -37,9 +38,12 @@ class Passed:
 
 def loss_of(good: ModelFile, other: ModelFile, run: Passed, damaged: Sequence[str], how: How) -> Loss:
     """What the other file's types cost. ``damaged`` are tensors that are known to be wrong. Raises UserError."""
-    pair, costing = FilePair(str(good.path), str(other.path), run.settings), how.costing
+    on_device, costing = bool(run.settings.gpu_layers or run.settings.device not in ("", "CPU")), how.costing
+    if on_device and costing.spend:
+        raise UserError("--spend: finer types are tried on the CPU alone; leave out --gpu-layers and --device")
+    pair = FilePair(str(good.path), str(other.path), replace(run.settings, repack=False))  # tensors change places
     material = Material(text=costing.text) if costing.text is not None else Material(run.tokens)
-    types, kind = honest_types(good, other), file_type(other)
+    types, kind = {} if on_device else honest_types(good, other), file_type(other)
     trials = run_trials(pair, material, [NONE, *([types] if types else [])], how.progress)
     plain, *honest = trials.trials
     some = _Some(good, pair, replace(material, most=WEIGHED), how.progress)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from llamadiff.loss.statistics import Estimate, Statistic
 
+SLACK = 2.0  # times what honest quantization costs: up to which a loss is usual
+
 
 @dataclass(frozen=True)
 class Contribution:
@@ -95,6 +97,3 @@ class Loss:
         if self.honest is not None and math.isfinite(self.honest.value):
             return self.kl.value <= SLACK * self.honest.value + 1e-6
         return self.published is None or self.kl.value <= SLACK * self.published[1]
-
-
-SLACK = 2.0  # times what honest quantization costs here

@@ -89,8 +89,10 @@ def _named(loss: Loss) -> Iterator[str]:
     """How much of it the tensors are that cost most."""
     if loss.restored is not None:
         yield f"{share(loss.restored)} of it is {_listed([short(name) for name in loss.restored.changes])}"
+    elif loss.contributions and math.isnan(loss.weighed.error):
+        yield f"which tensors it is cannot be told from {loss.positions} positions"
     elif loss.contributions:
-        yield "no single tensor is a tenth of it"
+        yield "no single tensor is surely a tenth of it"
 
 
 def share(restored: Restored) -> str:

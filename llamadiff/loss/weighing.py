@@ -15,7 +15,7 @@ from llamadiff.system.progress import Progress, silent
 
 MEASURED = 24  # tensors, those that are predicted to cost most
 NAMED, TELLING = 3, 0.1  # tensors that the sentence names, each with such a share of the loss
-SURE = 2.0  # standard errors
+SURE = 3.0  # standard errors; of a few positions there is none, and nothing is sure
 EXACT = ("F32", "F64", "F16", "BF16")
 MOST_QUANTIZED = 1 << 28  # values that are quantized to learn what is honest
 
@@ -66,7 +66,7 @@ def together(
 def telling(tensors: Sequence[Contribution], whole: Estimate) -> list[Contribution]:
     """Those that the sentence names: the few that cost most, each with a share that is worth a word, and is sure."""
     least = TELLING * whole.value
-    sure = [one for one in tensors if one.measured is not None and not one.value < SURE * one.measured.error]
+    sure = [one for one in tensors if one.measured is not None and one.value > SURE * one.measured.error]
     return [one for one in sure[:NAMED] if one.value >= least]
 
 
