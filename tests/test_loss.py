@@ -22,7 +22,9 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import Costing, How, Run
 from llamadiff.llamacpp.request import Settings
 from llamadiff.loss.budget import choose
-from llamadiff.loss.statistics import mean_of, named, statistics
+from llamadiff.loss.result import Loss
+from llamadiff.loss.said import sentence
+from llamadiff.loss.statistics import Estimate, mean_of, named, statistics
 from llamadiff.loss.trials import NONE, OWN, FilePair, Material, Trial, run_trials
 from llamadiff.loss.usual import file_type, published
 from llamadiff.numerics.divergence import divergences
@@ -270,6 +272,15 @@ def test_a_few_positions_name_no_tensor():
     found = verbs.compare(GOOD, Run(tokens=TOKENS[:6]), str(SMALL))
     assert "which tensors it is cannot be told from 6 positions" in found.headline
     assert found.loss.restored is None
+
+
+def test_a_loss_that_few_positions_show_is_not_called_larger():
+    said = [
+        sentence(Loss("Q4_K_M", Estimate(0.0068, error), 12, (), Estimate(0.0068), honest=Estimate(0.003, 0.001)), True)
+        for error in (0.0042, 0.0004)
+    ]
+    assert "costs KL 0.0068 +- 0.0042, 2.3 times what quantizing the good file to it costs, within the error" in said[0]
+    assert "2.3 times what quantizing the good file to it costs; each tensor" in said[1]
 
 
 def test_the_better_file_is_to_be_given_first():

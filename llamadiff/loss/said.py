@@ -16,6 +16,7 @@ _FRACTIONS = (
 )  # fmt: skip
 EQUAL, _SMALL = 1e-12, 1e-4  # nats: none at all, and too few to be written out
 _NAMED = 3
+_SURE = 2.0  # standard errors by which a loss is seen to be larger than another
 
 
 def sentence(loss: Loss, code_is_right: bool) -> str:
@@ -79,7 +80,9 @@ def _usual(loss: Loss) -> str:
     if loss.is_usual and (loss.honest is not None or loss.published is not None):
         return ", usual for the type"
     if loss.honest is not None and loss.honest.value > 0:
-        return f", {loss.kl.value / loss.honest.value:.1f} times what quantizing the good file to it costs"
+        is_sure = loss.kl.value - loss.honest.value > _SURE * loss.kl.error
+        unsure = "" if is_sure else ", within the error of so few positions"
+        return f", {loss.kl.value / loss.honest.value:.1f} times what quantizing the good file to it costs{unsure}"
     if loss.published is not None and not loss.is_usual:
         return ", more than is published for the type"
     return ""
