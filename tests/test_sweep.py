@@ -254,7 +254,7 @@ def test_the_summary_has_a_line_for_each_way_and_one_for_each_reason(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["a.gguf", "llama.cpp", "kv_type=f16", "7", "3", "0", "4", "1.0e-13", "0.0"]
     assert sum("no such" in line for line in lines) == 1
-    assert any("prompt 0 and 3 more" in line for line in lines)
+    assert any('"prompt 0" and 3 more cases' in line for line in lines)
     page = sweep_to_markdown(found)
     assert page.startswith("### UNCHECKED: 3 of 7 cases are right, 2 of them were there before")
     assert page.count("no such") == 1

@@ -16,7 +16,7 @@ from llamadiff.numerics import tolerances
 from llamadiff.report.github import code, prose, table
 from llamadiff.report.terminal.columns import Column
 from llamadiff.report.terminal.columns import table as columns_table
-from llamadiff.report.terminal.escape import shown, tiny
+from llamadiff.report.terminal.escape import quoted, shown, tiny
 from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.styles import STRONG, badge
 from llamadiff.sweep.case import SweepRow
@@ -73,8 +73,9 @@ class _NotRight:
 
     @property
     def prompts(self) -> str:
-        more = f" and {len(self.rows) - 1} more" if len(self.rows) > 1 else ""
-        return f"{shown(self.first.prompt, 40)}{more}"
+        others = len(self.rows) - 1
+        more = f" and {others} more case{'s' * (others > 1)}" if others else ""
+        return f"{quoted(self.first.prompt, 40)}{more}"
 
 
 def _not_right(sweep: Sweep) -> list[_NotRight]:
