@@ -22,6 +22,10 @@ def blocks_of(library: Library, kind: str, values: Array) -> Array:
     rows, width = some.shape
     per_block, size = block_sizes(kind)
     blocks = np.zeros(rows * width // per_block * size, np.uint8)
-    even = np.ones(width, np.float32)  # the importance of every column, which some types ask for
-    quantizer(type_number(kind), some.ctypes.data, blocks.ctypes.data, 0, rows, width, even.ctypes.data)
+    asks = library.lib.ggml_quantize_requires_imatrix
+    asks.restype, asks.argtypes = ctypes.c_bool, [ctypes.c_int]
+    # where no importance of columns is needed there is none: with one, even if it is even, ggml rounds otherwise
+    even = np.ones(width, np.float32) if asks(type_number(kind)) else None
+    importance = None if even is None else even.ctypes.data
+    quantizer(type_number(kind), some.ctypes.data, blocks.ctypes.data, 0, rows, width, importance)
     return blocks
