@@ -893,13 +893,13 @@ def working(cli: Cli, model: Path, *more: str) -> tuple[subprocess.Popen[bytes],
     """A command in the middle of a long run, and the process of its llama.cpp, which is held there."""
     child = cli.start("capture", model, *IDS, "--n-predict", "250", "-o", "t.safetensors", *more)
     worker = 0
-    for _ in range(5000):
+    while child.poll() is None:
         worker = worker or next((int(line.split()[0]) for line in processes_of(child.place, SERVE)), 0)
         if worker and list(cli.folder.glob(".t.safetensors.*.part")):
             os.kill(worker, signal.SIGSTOP)
             return child, worker
         time.sleep(0.001)
-    raise AssertionError("llama.cpp did not begin to write")
+    raise AssertionError("llama.cpp was not seen to write")
 
 
 @pytest.mark.parametrize(

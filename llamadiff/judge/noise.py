@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,29 +33,38 @@ Array = NDArray[Any]
 SHAKEN, SHAKEN_F32, VARIANT, FLIPPED = 2.0, 64.0, 0.02, 1.0
 FEWER = 10.0  # ratio of two sums of ten squares each that chance makes one time in a thousand
 SURE = 1e-9  # NMSE of a row that an arithmetic has exactly, through a span
+_TINY = float(np.finfo(np.float64).tiny)
+DIGITS = 3  # decimals of the logarithm of a row's squares: rows that differ less are alike
+ROWS = 3  # rows that differ, and are exact: a scale that is cut off is the rounded one in every second block
 
 
 @dataclass
 class Shown:
     """What right taps have shown of a source's arithmetic.
 
-    ``missed``: by kind of operand, the policies that missed all of its products. ``exact``: kinds, each with what a
-    product of it was rounded to exactly. ``known``: some policy missed a tap that another one fits.
+    ``missed``: by kind of operand, the policies that missed all of its products. ``exact``: kinds, each with what
+    products of it were rounded to exactly, and in how many rows that differ. ``known``: some policy missed a tap that
+    another one fits.
     """
 
     missed: dict[str, set[str]] = field(default_factory=dict)
-    exact: set[tuple[str, str]] = field(default_factory=set)
+    exact: Counter[tuple[str, str]] = field(default_factory=Counter)
     known: bool = False
 
-    def note(self, missed: set[str], product_of: str | None, rounded_to: str | None) -> None:
+    def note(self, missed: set[str], product_of: str | None, rounded_to: str | None, sizes: Array) -> None:
         """Of one tap, the policies that missed it; ``product_of``: the kind of its operand, if it is a product.
 
-        ``rounded_to``: what that is rounded to, if so exactly.
+        ``rounded_to``: what that is rounded to, if so exactly. ``sizes``: the squares of its rows.
         """
         self.known |= bool(missed)
         if product_of is not None:
             self.missed.setdefault(product_of, missed).intersection_update(missed)
-            self.exact |= {(product_of, rounded_to)} if rounded_to is not None else set()
+        if product_of is not None and rounded_to is not None:
+            self.exact[product_of, rounded_to] += len(np.unique(np.log(np.maximum(sizes, _TINY)).round(DIGITS)))
+
+    def is_exact(self, product_of: str | None, rounded_to: str) -> bool:
+        """Whether products of this kind are rounded just so: enough of them were, to the last bit."""
+        return product_of is not None and self.exact[product_of, rounded_to] >= ROWS
 
     @property
     def never(self) -> set[str]:

@@ -119,7 +119,7 @@ class Judge:
             kind = self._kind(tap) if source.multiplies(tap) and not span else None
             most = max(APART * found.rows.sum(), WHOLE * match * found.sizes.sum())
             missed = {policy for policy, errors in found.errors.items() if errors.sum() > most}
-            self.shown.setdefault(source.name, Shown()).note(missed, kind, label)
+            self.shown.setdefault(source.name, Shown()).note(missed, kind, label, found.sizes)
         per_row, hiding = found.per_row, unseen(match)
         return Local(
             nmse=found.nmse, per_token=per_row, verdict=tolerances.MATCH, arithmetic=label, least=found.nmse,
@@ -196,13 +196,13 @@ class Judge:
         label, right = self._label(source, tap, fitted.policy), fitted.right(seen, source)
         match, shown = self._match(source, tap, label), self.shown.setdefault(source.name, Shown())
         kind = self._kind(tap) if source.multiplies(tap) and not span else None
-        noise = TapNoise(source, seen, right, span, shown, (kind, label) in shown.exact)
+        noise = TapNoise(source, seen, right, span, shown, shown.is_exact(kind, label))
         kept = source.precision_of(tap.name)
         bounds = Allowance(right, match, lambda: noise.samples(match), kept, *self._besides(source, tap))
         found = Judgement(source, seen, fitted, label, Errors.of(seen.told(source, right), right), noise, bounds)
         if source.name != "baseline" and found.verdict in (tolerances.MATCH, tolerances.NOISE):
             missed = fitted.missed(max(APART * float(found.errors.rows.sum()), bounds.whole))
-            shown.note(missed, kind, label if found.verdict == tolerances.MATCH else None)
+            shown.note(missed, kind, label if found.verdict == tolerances.MATCH else None, fitted.sizes)
         return found
 
     def _local(self, found: Judgement) -> Local:
