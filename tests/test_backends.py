@@ -50,6 +50,14 @@ def asked(usage: Usage, *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env={**os.environ, **usage.environment}, capture_output=True, text=True, check=False)
 
 
+def without_its_tokenizer(path: Path, folder: Path) -> Path:
+    """A copy of a model; where its tokenizer is that of llama.cpp's tests, which older versions lack, with none."""
+    data, key = path.read_bytes(), b"tokenizer.ggml.model\x08\0\0\0\x04\0\0\0\0\0\0\0"
+    copy = folder / path.name
+    copy.write_bytes(data.replace(key + b"test", key + b"none", 1))
+    return copy
+
+
 CASES = [(name, tokens) for name, part in PARTS.items() for tokens in part.tokens]
 
 
@@ -57,7 +65,8 @@ CASES = [(name, tokens) for name, part in PARTS.items() for tokens in part.token
 @pytest.mark.parametrize("shared_model", [SHIPPED, *shared_models.EVERY], ids=lambda path: path.stem, indirect=True)
 def test_every_node_is_judged_and_right(name, tokens, shared_model, usage, tmp_path):
     given = ",".join(TOKENS.split(",")[:tokens])
-    done = asked(usage(name), "backend", shared_model, "--tokens", given, "--json", "-", "--keep", tmp_path / "kept")
+    model = without_its_tokenizer(shared_model, tmp_path) if PARTS[name].older else shared_model
+    done = asked(usage(name), "backend", model, "--tokens", given, "--json", "-", "--keep", tmp_path / "kept")
     assert done.returncode in (0, 1), done.stderr
     report = json.loads(done.stdout)
     wrong = [tap["op"] for tap in report["taps"] if tap["verdict"] == "wrong"]
