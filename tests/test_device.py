@@ -294,3 +294,41 @@ def test_a_value_that_no_rotation_gives_is_found():
     found = rotated()
     found[0, 7, 1, 3] *= np.float32(1.01)
     assert judged(TURNED, found)[0] == "wrong"
+
+
+# flash attention
+
+
+def attention(kind: str, queries: int, shift: int = 0, scale: float = 0.25, keys: int = 24) -> tuple[Op, np.ndarray]:
+    """Two heads whose weighted values are added in float16, by two threads that share the keys.
+
+    A bug is a mask that is ``shift`` keys off, another scale, or that only so many ``keys`` are seen.
+    """
+    q, k, v = normal(1, 2, queries, 16), normal(1, 2, 24, 16), normal(1, 2, 24, 17)[..., :16]
+    visible = np.arange(24)[None] <= np.arange(queries)[:, None] % 24
+    mask = np.where(visible, 0, -np.inf).astype(np.float32)[None, None]
+    numbers = np.zeros(16, np.int32)
+    numbers[:3] = np.array([0.25, 0, 0], np.float32).view(np.int32)
+    sources = (Operand(q), Operand(k, kind), Operand(v, kind), Operand(mask, "f16"))
+    n = Op("FLASH_ATTN_EXT", (1, queries, 2, 16), "f32", numbers.tobytes(), sources)
+    scores = np.einsum("hqd,hkd->hqk", f16(q[0]), f16(k[0])) * np.float32(scale)
+    scores = np.where(np.roll(visible, shift, axis=1) & (np.arange(24) < keys), scores, np.float32(-np.inf))
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    total = np.zeros((2, 2, queries, 16), np.float16)
+    for key in range(24):
+        total[key % 2] += np.float16(weights[..., key, None]) * np.float16(v[0, :, key, None, :])
+    found = total.sum(axis=0, dtype=np.float32) / weights.sum(axis=-1, keepdims=True)
+    return n, found.swapaxes(0, 1)[None]
+
+
+@pytest.mark.parametrize(("kind", "queries"), [("q8_0", 20), ("f32", 20), ("f16", 70)])
+def test_attention_in_float16_is_right(kind, queries):
+    n, found = attention(kind, queries)
+    assert judged(n, found) == ("match", HALF)
+    assert replayed(n, found, None, 1e-10, None).nmse > 1e-8, "the CPU has this arithmetic too"
+
+
+@pytest.mark.parametrize("bug", [{"shift": 1}, {"scale": 0.26}, {"keys": 23}], ids=str)
+@pytest.mark.parametrize("kind", ["q8_0", "f32"])
+def test_wrong_attention_is_found(kind, bug):
+    assert judged(*attention(kind, 70, **bug))[0] == "wrong"

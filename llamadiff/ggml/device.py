@@ -16,6 +16,7 @@ import numpy as np
 from llamadiff.ggml import half_sums
 from llamadiff.ggml.check import NodeCheck, Recomputed, distance, replay
 from llamadiff.ggml.op import Array, Op, Operand
+from llamadiff.ggml.ops.attention import lost_in_half
 from llamadiff.ggml.ops.rope import turned_as
 from llamadiff.numerics.arithmetic import PLAIN, round_bf16, round_blocks, round_f16, round_q8_0
 
@@ -79,7 +80,15 @@ class DeviceArithmetics:
         with np.errstate(all="ignore"):
             if n.name == "ROPE":
                 return _fits(n, found, enough, "angles in F32", turned_as(replace(n, exact=True), found, ANGLE, LEAST))
+            if n.name == "FLASH_ATTN_EXT":
+                return self._attention(n, found)
             return self._product(n, found, enough) if n.name in PRODUCTS else None
+
+    def _attention(self, n: Op, found: Array) -> Recomputed | None:
+        """Q, K and V in float16, and sums of weighted values kept in it, in an order of the kernel's own."""
+        q, k, v = (replace(s, values=round_f16(s.values)) for s in n.sources[:3] if s is not None)
+        m = replace(n, exact=True, sources=(q, k, v, *n.sources[3:]))
+        return _nearly(n, found, lost_in_half(m), self.compute(m))
 
     def _product(self, n: Op, found: Array, enough: float) -> Recomputed | None:
         if half_sums.kept_in_half(found):
@@ -139,10 +148,7 @@ class DeviceArithmetics:
             followed = _fits(n, found, enough, HALF, values)
             if followed is not None:
                 return followed
-        values = self.compute(rounded)
-        loss = half_sums.lost(products)
-        best = _fits(n, found, BEYOND * (enough + loss), HALF, values)
-        return None if best is None else replace(best, rounding=loss, estimated=True)
+        return _nearly(n, found, half_sums.lost(products), self.compute(rounded))
 
 
 def replayed(
@@ -158,6 +164,12 @@ def replayed(
 def _fits(n: Op, found: Array, enough: float, name: str, values: Array) -> Recomputed | None:
     nmse = distance(n, values, found)
     return Recomputed(nmse, name, values) if nmse <= enough else None
+
+
+def _nearly(n: Op, found: Array, loss: float, values: Array) -> Recomputed | None:
+    """Sums in float16, with what they may lose."""
+    best = _fits(n, found, BEYOND * loss, HALF, values)
+    return None if best is None else replace(best, rounding=loss, estimated=True)
 
 
 def settled(checks: Sequence[NodeCheck]) -> list[NodeCheck]:
