@@ -237,7 +237,9 @@ def made() -> dict[str, str]:
 
 def table() -> str:
     """A line for each part and number of tokens: models, nodes, verdicts."""
-    rows = [json.loads(line) for line in FOUND.read_text().splitlines()]
+    lines = FOUND.read_text().splitlines() if FOUND.is_file() else []
+    last = {(row["part"], row["tokens"], row["model"]): row for row in map(json.loads, lines)}
+    rows = sorted(last.values(), key=lambda row: (list(PARTS).index(row["part"]), -row["tokens"]))
     lines = [f"{'part':10}{'tokens':>8}{'models':>8}{'nodes':>8}{'match':>8}  not right"]
     for name, tokens in dict.fromkeys((row["part"], row["tokens"]) for row in rows):
         mine = [row for row in rows if (row["part"], row["tokens"]) == (name, tokens)]
