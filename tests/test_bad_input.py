@@ -108,7 +108,7 @@ class Cli:
 
     def finish(self, child: subprocess.Popen[bytes]) -> Run:
         try:
-            out, err = child.communicate(timeout=60)
+            out, err = child.communicate(timeout=300)
         finally:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
@@ -836,7 +836,7 @@ def test_streams_that_are_closed(closed: str, files: SimpleNamespace, cli: Cli) 
 
 def test_a_temporary_directory_that_is_none(files: SimpleNamespace, cli: Cli) -> None:
     child = cli.start("compare", files.model, *IDS, TMPDIR="/no/such/place")
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=300)
     Run(child.returncode, out.decode(), err.decode(), []).refused("/no/such/place: cannot be written", "set TMPDIR")
 
 
