@@ -26,7 +26,7 @@ from strangers.crossing import (
 
 GENEROUS = 100  # how many times a right op's own rounding may be stated to hide there
 MISNAMED = 0.02  # of the bugs that are found, how many may be called by another bug's name
-QUICK_BUGS = 12  # one in so many is crossed in the quick suite
+QUICK_BUGS = 24  # one in so many is crossed in the quick suite
 PARTS = (
     3  # an arithmetic meets one in so many of the bugs here, and others than its neighbours; all: report.py --bug all
 )
