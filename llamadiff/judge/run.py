@@ -1,7 +1,8 @@
-"""The engine's passes over the tokens: one with every lane; of a long prompt, the free run's over its beginning alone.
+"""The engine's passes over the tokens: one with every lane; of a long prompt, one beside it for the free run.
 
-No token after the beginning can change what the engine computes there: the free run of a part is a part of the free
-run. It measures what rounding does to a run, and a lane less makes the pass over all tokens so much faster.
+It covers the beginning alone: no token after that can change what the engine computes there. The free run of a part is
+a part of the free run. It measures what rounding does to a run, and a lane less makes the pass over all tokens so much
+faster.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.run_spec import How
 from llamadiff.judge.by_sketch import LEAST
 from llamadiff.judge.finding import Finding
+from llamadiff.judge.in_step import in_step
 from llamadiff.judge.lanes import Lane, Source
 from llamadiff.judge.replay_tap import Study, lanes_of
 from llamadiff.judge.tap_verdict import Judge
@@ -28,6 +30,7 @@ from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import F32, NATIVE, POLICIES
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.system.errors import UserError
+from llamadiff.system.progress import silent
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
@@ -80,17 +83,21 @@ def run_passes(
     # the engine's own threads multiply; BLAS threads beside them would fight for the same cores
     with threadpool_limits(1, "blas"):
         if n < LEAST or keep is not None or model.by_graph or not any(lane.source for lane in lanes):
-            study, logits = _run(model, sources, lanes, baseline.info, how, keep)
+            study, logits = _run(model, model.engine, sources, lanes, baseline.info, how, keep)
             return Passes(study.findings, study.judge, logits, n)
-        whole, _ = _run(model, sources, [lane for lane in lanes if lane.source], baseline.info, how)
-        free = [lane for lane in lanes if not lane.source]
+        replayed, free = ([lane for lane in lanes if bool(lane.source) == own] for own in (True, False))
         heads = [replace(source, trace=source.trace.head(BEGINNING), spans={}) for source in sources]
-        head, logits = _run(model, heads, free, heads[0].trace.info, how)
+        (whole, _), (head, logits) = in_step(
+            model.engine,
+            lambda engine: _run(model, engine, sources, replayed, baseline.info, how),
+            lambda engine: _run(model, engine, heads, free, heads[0].trace.info, replace(how, progress=silent)),
+        )
     return Passes(_together(whole.findings, head.findings), whole.judge, logits, BEGINNING)
 
 
 def _run(
     model: Runnable,
+    engine: Any,
     sources: Sequence[Source],
     lanes: Sequence[Lane],
     info: Info,
@@ -115,7 +122,7 @@ def _run(
         )  # fmt: skip
         study = Study(judge, lanes, model.taps, model.inputs, model.sizes["expert"], at, model.products)
         try:
-            logits = study.run(model.engine, info.tokens, info.positions)
+            logits = study.run(engine, info.tokens, info.positions)
         except ModelError as error:
             raise UserError(f"{model.path}: {error}") from None
         if writer is not None:
