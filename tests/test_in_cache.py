@@ -21,6 +21,7 @@ COS, SIN = drawn(T, 4).astype(np.float64), drawn(2, T, 4).astype(np.float64)
 
 OPS = {
     "rms_norm": lambda: ops.rms_norm(HEADS, WEIGHT, 1e-5),
+    "rms_norm of groups": lambda: ops.rms_norm(HEADS, drawn_once(H, D), 1e-5),
     "layer_norm": lambda: ops.layer_norm(X, WEIGHT, BIAS, 1e-5),
     "layer_norm of heads": lambda: ops.layer_norm(HEADS, drawn_once(H, D), None, 1e-5),
     "rope_pairs": lambda: ops.rope_pairs(HEADS, COS, COS),

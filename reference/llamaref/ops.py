@@ -27,7 +27,7 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
         wide /= np.sqrt(mean_square + eps)
         return np.multiply(wide, weight, out=wide)
 
-    return by_rows(scaled, x)
+    return by_rows(scaled, x, kept=weight.ndim)
 
 
 def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
