@@ -22,13 +22,13 @@ class Compared:
     def __init__(
         self,
         tap: taps.Tap,
-        x: Array,
+        x: Sequence[Array],
         lanes: Sequence[Lane],
         recorded: Mapping[str, Array],
         sources: Mapping[str, Source],
         positions: Array,
     ) -> None:
-        """``x`` [lane, ...] computed, ``recorded`` by source; ``positions`` [token]."""
+        """``x`` computed by each lane, ``recorded`` by source; ``positions`` [token]."""
         self.tap, self.x, self.lanes, self.recorded = tap, x, lanes, recorded
         self.sources, self.positions = sources, positions
         self._rows: dict[Hashable, metrics.Rows] = {}
@@ -38,7 +38,7 @@ class Compared:
     def of_rows(
         cls,
         tap: taps.Tap,
-        x: Array,
+        x: Sequence[Array],
         lanes: Sequence[Lane],
         recorded: Mapping[str, metrics.Rows],
         sources: Mapping[str, Source],

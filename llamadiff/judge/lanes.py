@@ -53,6 +53,12 @@ class Lane:
         """Whether it measures noise, and is no arithmetic of its own."""
         return self.policy in MEASURING or self.policy == READ_SHAKEN
 
+    def stored(self, source: Source) -> Mapping[str, str]:
+        """The types of its cache: those of its source, or of the baseline, which a free run follows unless it is plain
+        float32.
+        """
+        return {} if self == FREE else source.stored
+
 
 FREE, FREE_NATIVE = Lane(None, F32), Lane(None, NATIVE)
 

@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 
 from llamadiff.judge.by_sketch import LEAST, Sketched, Sketching
 from llamadiff.judge.finding import Finding
+from llamadiff.judge.free_run import FreeRun
 from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source, policies_for
 from llamadiff.judge.tap_verdict import Judge
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.combinations import Combinations
 from llamadiff.numerics.policies import CACHES, F32, GELU, JITTERS, NATIVE, READ, READ_SHAKEN, shaken
-from llamadiff.numerics.rounding_tap import Carrier
+from llamadiff.numerics.rounding_tap import RoundedOnce
 from llamadiff.numerics.transposes import advice
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
@@ -50,7 +51,7 @@ class _Given:
     rows: Mapping[str, metrics.Rows]
 
 
-class Study(Carrier):
+class Study(RoundedOnce):
     """A llamaref.Tap: holds the lanes and collects a Finding for every tap."""
 
     def __init__(
@@ -62,15 +63,17 @@ class Study(Carrier):
         n_expert: int,
         keep: Callable[[str, Array], None] = lambda name, x: None,
         products: Mapping[str, str] = MappingProxyType({}),
+        beside: FreeRun | None = None,
     ) -> None:
-        """``inputs`` gives the taps that one is computed from; ``keep(name, x)`` receives the free run's taps.
+        """``inputs`` gives the taps that one is computed from; ``keep(name, x)`` receives the first lane's taps.
 
-        ``products``: weight -> the tap that is its product and nothing else.
+        ``products``: weight -> the tap that is its product and nothing else. ``beside``: a free run of the same tokens,
+        in step with this pass, with which each tap is judged.
         """
         self.judge, self.sources, self.every = judge, judge.sources, tuple(lanes)
         self.present = {tap.name: tap for tap in present}
         self.inputs, self.n_expert = inputs, n_expert
-        self.keep, self.products = keep, products
+        self.keep, self.products, self.beside = keep, products, beside
         self.combinations = Combinations.within(judge.phases, len(judge.positions))
         self._sketched: dict[str, _Given] = {}  # by tap
         self.findings: list[Finding] = []
@@ -115,6 +118,8 @@ class Study(Carrier):
         names = [tap.name for tap in self.present.values() if tap.layer == layer]
         for source in self.sources.values():
             source.trace.forget(names)
+        if self.beside is not None:
+            self.beside.forget(names)
         return self._carried(needed, x) if len(needed) < len(self.lanes) else x
 
     def _carried(self, lanes: Sequence[Lane], x: Array) -> Array:
@@ -144,8 +149,14 @@ class Study(Carrier):
             assert x is given.values, f"{name} is not the product that was verified"
             self._judge(self.judge.of_sketches, tap, x, given.rows, spans, given.sketched)
             return x
-        self._judge(self.judge.finding, tap, x, recorded, spans)
+        self._judge(self._found, tap, x, recorded, spans)
         return self._followed(name, x, recorded)
+
+    def _found(self, tap: taps.Tap, x: Array, lanes: Sequence[Lane], *facts: Any) -> Finding:
+        """The finding of a tap, with what the free run beside computes there."""
+        if self.beside is None:
+            return self.judge.finding(tap, [*x], lanes, *facts)
+        return self.judge.finding(tap, [*self.beside.at(tap.name), *x], [*self.beside.lanes, *lanes], *facts)
 
     def _judge(self, how: Callable[..., Finding], tap: taps.Tap, x: Array, *facts: Any) -> None:
         """Have a tap judged while the engine goes on."""
@@ -180,10 +191,11 @@ class Study(Carrier):
     def _carry(self, lanes: Sequence[Lane]) -> None:
         """Go on with these lanes."""
         self.lanes = tuple(lanes)
-        self._operands: tuple[tuple[Any, ...], tuple[Array, ...]] = (), ()
+        self._read = ()
         self._combined_last: tuple[Array, tuple[Array, Array | None]] | None = None
         reading = next((source.reading for source in self.sources.values() if source.reading), None)
-        super().__init__([(lane.policy, self._stored(lane)) for lane in self.lanes], reading)
+        ways = [(lane.policy, lane.stored(self.sources[lane.source or "baseline"])) for lane in self.lanes]
+        super().__init__(ways, reading)
 
     def _misfits(self) -> bool:
         """Whether lanes that were left out might have fitted the present layer's taps.
@@ -239,15 +251,10 @@ class Study(Carrier):
                 self._opened(source, self.present[name])
         return found
 
-    def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
-        """As the lanes round them; of what several products read in turn, once."""
-        read, rounded = self._operands
-        if len(read) != 1 + len(arrays) or any(a is not b for a, b in zip(read, (kind, *arrays), strict=True)):
-            rounded = super().operands(kind, *arrays)
-            if kind not in (*CACHES, GELU):
-                rounded = self.product(rounded[0]), *rounded[1:]
-            self._operands = (kind, *arrays), rounded
-        return rounded
+    def rounded(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
+        """As the lanes round them, and shaken where these are."""
+        rounded = super().rounded(kind, *arrays)
+        return rounded if kind in (*CACHES, GELU) else (self.product(rounded[0]), *rounded[1:])
 
     def known(self, product: WeightProduct) -> Array | None:
         """What was recorded of a product, in each lane, if it can be seen without computing it that it is right."""
@@ -309,9 +316,6 @@ class Study(Carrier):
     ) -> tuple[Array, Array]:
         self.judge.mean_square_angle[rope] = float(np.mean(ops.rope_theta(rope, positions, factors) ** 2))
         return super().angles(cos, sin, rope, positions, factors)
-
-    def _stored(self, lane: Lane) -> Mapping[str, str]:
-        return {} if lane == FREE else self.sources[lane.source or "baseline"].stored
 
     def _opened(self, source: Source, tap: taps.Tap) -> tuple[str, ...]:
         """The unrecorded taps that lie between this one and the recorded ones before it."""

@@ -1,13 +1,14 @@
-"""The engine's passes over the tokens: one with every lane; of a long prompt, the free run's over its beginning alone.
+"""The engine's passes over the tokens: one with every lane; of a long prompt, one beside it for the free run.
 
-No token after the beginning can change what the engine computes there: the free run of a part is a part of the free
-run. It measures what rounding does to a run, and a lane less makes the pass over all tokens so much faster.
+It covers the beginning alone: no token after that can change what the engine computes there. The free run of a part is
+a part of the free run. It measures what rounding does to a run, and a lane less makes the pass over all tokens so much
+faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.run_spec import How
 from llamadiff.judge.by_sketch import LEAST
 from llamadiff.judge.finding import Finding
+from llamadiff.judge.free_run import FreeRun
+from llamadiff.judge.in_step import in_step
 from llamadiff.judge.lanes import Lane, Source
 from llamadiff.judge.replay_tap import Study, lanes_of
 from llamadiff.judge.tap_verdict import Judge
@@ -28,6 +31,7 @@ from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import F32, NATIVE, POLICIES
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.system.errors import UserError
+from llamadiff.system.progress import silent
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
@@ -78,49 +82,103 @@ def run_passes(
         sources.append(replace(found, reading=reading or {}, draws=draws))
     lanes, n = lanes_of(sources, kinds), len(baseline.info.tokens)
     # the engine's own threads multiply; BLAS threads beside them would fight for the same cores
-    with threadpool_limits(1, "blas"):
-        if n < LEAST or keep is not None or model.by_graph or not any(lane.source for lane in lanes):
-            study, logits = _run(model, sources, lanes, baseline.info, how, keep)
-            return Passes(study.findings, study.judge, logits, n)
-        whole, _ = _run(model, sources, [lane for lane in lanes if lane.source], baseline.info, how)
-        free = [lane for lane in lanes if not lane.source]
-        heads = [replace(source, trace=source.trace.head(BEGINNING), spans={}) for source in sources]
-        head, logits = _run(model, heads, free, heads[0].trace.info, how)
+    with threadpool_limits(1, "blas"), _in_a_line(model):
+        replayed, free = ([lane for lane in lanes if bool(lane.source) == own] for own in (True, False))
+        if model.by_graph or not replayed or (keep is not None and n >= LEAST):
+            study, logits = _run(model, model.engine, sources, lanes, baseline.info, how, keep)
+        elif n < LEAST:
+            study, logits = _run_beside(model, sources, replayed, free, baseline.info, how, keep)
+        else:
+            return _run_of_beginning(model, sources, replayed, free, baseline.info, how)
+    return Passes(study.findings, study.judge, logits, n)
+
+
+def _run_beside(
+    model: Runnable,
+    sources: Sequence[Source],
+    replayed: Sequence[Lane],
+    free: Sequence[Lane],
+    info: Info,
+    how: How,
+    keep: Path | None,
+) -> tuple[Study, Array]:
+    """The free run of a short prompt in step with the replay, all judged together. -> the study, the free logits."""
+    with _kept(keep, model, info) as write:
+        beside = FreeRun(free, sources[0], write)
+        (study, _), logits = in_step(
+            model.engine,
+            lambda engine: _run(model, engine, sources, replayed, info, how, beside=beside),
+            lambda engine: beside.run(engine, info.tokens, info.positions),
+            joined=True,
+        )
+    return study, logits
+
+
+def _run_of_beginning(
+    model: Runnable,
+    sources: Sequence[Source],
+    replayed: Sequence[Lane],
+    free: Sequence[Lane],
+    info: Info,
+    how: How,
+) -> Passes:
+    """The free run of a long prompt's beginning in step with the replay of it all."""
+    heads = [replace(source, trace=source.trace.head(BEGINNING), spans={}) for source in sources]
+    (whole, _), (head, logits) = in_step(
+        model.engine,
+        lambda engine: _run(model, engine, sources, replayed, info, how),
+        lambda engine: _run(model, engine, heads, free, heads[0].trace.info, replace(how, progress=silent)),
+    )
     return Passes(_together(whole.findings, head.findings), whole.judge, logits, BEGINNING)
 
 
 def _run(
     model: Runnable,
+    engine: Any,
     sources: Sequence[Source],
     lanes: Sequence[Lane],
     info: Info,
     how: How,
     keep: Path | None = None,
+    beside: FreeRun | None = None,
 ) -> tuple[Study, Array]:
     """One pass. -> the study, the first lane's logits."""
-    with ExitStack() as stack:
-        writer = stack.enter_context(TraceWriter(keep, len(model.taps))) if keep is not None else None
+    with _kept(keep, model, info) as write:
 
         def at(name: str, x: Any) -> None:
             tap = taps.parse(name)
             if tap is not None and tap.kind.word in ("Qcur_proj", "q_a", "ssm_in"):
                 how.progress(f"checking layer {tap.layer} of {model.n_layer}")
-            if writer is not None:
-                writer.add(name, x)
+            write(name, x)
 
         judge = Judge(
             {source.name: source for source in sources}, model.weight_types, how.rules,
             np.asarray(info.positions), info.n_prefill, model.ropes, model.sizes, info.edges,
             pictured=sources[-1].name if how.pictures else None,
         )  # fmt: skip
-        study = Study(judge, lanes, model.taps, model.inputs, model.sizes["expert"], at, model.products)
-        try:
-            logits = study.run(model.engine, info.tokens, info.positions)
-        except ModelError as error:
-            raise UserError(f"{model.path}: {error}") from None
-        if writer is not None:
-            writer.finish(replace(info, producer=model.producer))
+        study = Study(judge, lanes, model.taps, model.inputs, model.sizes["expert"], at, model.products, beside)
+        logits = study.run(engine, info.tokens, info.positions)
     return study, logits
+
+
+@contextmanager
+def _in_a_line(model: Runnable) -> Iterator[None]:
+    """What the engine cannot run, as an error of the user's."""
+    try:
+        yield
+    except ModelError as error:
+        raise UserError(f"{model.path}: {error}") from None
+
+
+@contextmanager
+def _kept(path: Path | None, model: Runnable, info: Info) -> Iterator[Callable[[str, Array], None]]:
+    """What writes taps of the free run to a trace file, if there is to be one."""
+    if path is None:
+        yield lambda name, x: None
+        return
+    with TraceWriter(path, len(model.taps)) as writer:
+        yield writer.add
+        writer.finish(replace(info, producer=model.producer))
 
 
 def _together(whole: Sequence[Finding], head: Sequence[Finding]) -> list[Finding]:

@@ -61,12 +61,12 @@ class Judge:
     def finding(
         self,
         tap: taps.Tap,
-        x: Array,
+        x: Sequence[Array],
         lanes: Sequence[Lane],
         recorded: Mapping[str, Array],
         spans: Mapping[str, tuple[str, ...]],
     ) -> Finding:
-        """Judge one tap: ``x`` [lane, ...] computed, ``recorded`` and ``spans`` by source."""
+        """Judge one tap: ``x`` computed by each lane, ``recorded`` and ``spans`` by source."""
         seen = Compared(tap, x, lanes, recorded, self.sources, self.positions)
         replayed = {lane.source for lane in lanes}
         judged = {name: self._judgement(self.sources[name], seen, spans[name]) for name in recorded if name in replayed}
@@ -74,7 +74,7 @@ class Judge:
         free = seen.lane(FREE) if FREE in lanes else None
         return Finding(
             tap=tap,
-            shape=tuple(x.shape[1:]),
+            shape=x[0].shape,
             local=local,
             at={name: seen.at(found.index) for name, found in local.items()},
             stats=self._stats(seen, free),
@@ -89,7 +89,7 @@ class Judge:
     def of_sketches(
         self,
         tap: taps.Tap,
-        x: Array,
+        x: Sequence[Array],
         lanes: Sequence[Lane],
         recorded: Mapping[str, metrics.Rows],
         spans: Mapping[str, tuple[str, ...]],
@@ -100,7 +100,7 @@ class Judge:
         matches = {name: self.match_of(self.sources[name], tap) for name in sketched}
         return Finding(
             tap=tap,
-            shape=tuple(x.shape[1:]),
+            shape=x[0].shape,
             local={name: self._sketched(tap, self.sources[name], each, spans[name]) for name, each in sketched.items()},
             at={name: {} for name in sketched},
             stats=self._stats(seen, None),

@@ -33,6 +33,8 @@ Array = NDArray[Any]
 class NodeRun(Capture):
     """One context whose every node is checked as it runs."""
 
+    at_once = 0
+
     def run(self, say: Say) -> None:
         """Prefill and decode steps; then write what was found."""
         assert self.request.output is not None
@@ -82,6 +84,7 @@ class CaptureWithGraph(Capture):
         settings = replace(self.request.settings, type_k="F32", type_v="F32", flash_attn=False)
         self.recorder = GraphRecorder(Weights(self.request.model), len(self.tokens), whole=True)
         self.recorder.in_steps = len(self.given.edges) > 2 or bool(self.request.n_predict)
+        self.at_once = 0
         self._decode(self._context(settings), self.tokens, 0)
         rows = Alignment(self.recorder, [self.recorder]).rows
         writer.attach(GRAPH, zlib.compress(self.recorder.packed(self.tokens, rows)))
@@ -100,6 +103,8 @@ class CaptureWithGraph(Capture):
 
 class GraphRun(Capture):
     """The graph of all tokens in one go, recorded as an engine, and the run as it was asked for, with every tap."""
+
+    at_once = 0
 
     def run(self, say: Say) -> None:
         """First what the passes of the run are like; then the graph, where that is another; then the values."""

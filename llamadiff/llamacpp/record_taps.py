@@ -27,11 +27,14 @@ from llamadiff.trace.writer import TraceWriter
 Array = NDArray[Any]
 
 WEIGHT_ENDINGS = (".weight", ".bias", ".scale", ".ssm_a", ".ssm_d")
+AT_ONCE = 256  # tokens of a prompt that are run together: what llama.cpp holds of them grows with their number
 SCORES = ("kq-", "kq_soft_max-")  # taps that grow as the square of the tokens
 
 
 class Capture:
     """One context with an eval callback that copies every wanted tap as it is computed."""
+
+    at_once = AT_ONCE  # 0: all tokens of a batch are run together
 
     def __init__(self, library: Library, model: Handle, request: Request, tokens: list[int]) -> None:
         self.library, self.model, self.request = library, model, request
@@ -86,7 +89,8 @@ class Capture:
         started = time.perf_counter()
         prefill_s = 0.0
         for start, stop in pairwise(self.given.edges):
-            self._decode(context, self.tokens[start:stop], start)
+            for first, last in self._parts(start, stop):
+                self._decode(context, self.tokens[first:last], first)
             prefill_s = time.perf_counter() - started if stop <= self.given.n_prefill else prefill_s
         for step in range(self.request.n_predict):
             say(phase=f"decode step {step + 1} of {self.request.n_predict}")
@@ -94,17 +98,32 @@ class Capture:
             self._decode(context, self.tokens[-1:], len(self.tokens) - 1)
         return prefill_s
 
+    def _parts(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The tokens that are run together, of a batch: as many in each part, since kernels go by their number."""
+        n = stop - start
+        count = max(1, -(-n // self.at_once)) if self.at_once else 1
+        return [*pairwise(start + n * part // count for part in range(count + 1))]
+
     def _context(self, settings: Settings | None = None) -> Handle:
+        """A context; a model that keeps nothing between passes has to see all tokens of a batch at once."""
+        context = self._made(settings or self.request.settings)
+        self.remembers = bool(self.lib.llama_get_memory(context))
+        if not self.remembers and self.at_once:
+            self.at_once = 0
+            return self._context(settings)
+        self.n_ctx = int(self.lib.llama_n_ctx(context))
+        return context
+
+    def _made(self, settings: Settings) -> Handle:
         observe = self._observe if self.request.way.callback else None
-        context = self.library.context(self.model, self._room(settings or self.request.settings), observe)
+        context = self.library.context(self.model, self._room(settings), observe)
         if not context:
             raise UserError(f"{self.request.model}: llama.cpp cannot make a context with these settings")
-        self.n_ctx = int(self.lib.llama_n_ctx(context))
-        self.remembers = bool(self.lib.llama_get_memory(context))
         return context
 
     def _room(self, settings: Settings) -> Room:
-        at_once = max(32, len(self.tokens))
+        edges = pairwise(self.given.edges) if self.at_once else [(0, len(self.tokens))]
+        at_once = max(32, *(last - first for start, stop in edges for first, last in self._parts(start, stop)))
         return Room(
             max(256, self.total), at_once, at_once, 1, type_number(settings.type_k), type_number(settings.type_v),
             settings.flash_attn, self.threads,

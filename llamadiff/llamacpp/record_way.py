@@ -18,6 +18,7 @@ from llamadiff.trace import taps
 class WayRun(Capture):
     """One context, and tokens in it that are cut up, beside others, after others, or unseen."""
 
+    at_once = 0
     resting = False  # what runs now is not recorded
     opening: tuple[str, str] | None = None  # the node that a pass over the graph begins with
 

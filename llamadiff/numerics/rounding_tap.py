@@ -83,3 +83,21 @@ class Carrier:
     def _widened(self, x: Array) -> Array:
         """A copy with one batch entry a way."""
         return np.array(x) if len(x) == len(self.ways) else np.repeat(x, len(self.ways), axis=0)
+
+
+class RoundedOnce(Carrier):
+    """The same for a whole pass: what several products read in turn is rounded once."""
+
+    _read: tuple[Any, ...] = ()  # a kind and its arrays
+    _given: tuple[Array, ...] = ()
+
+    def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
+        if len(self._read) != 1 + len(arrays) or any(
+            a is not b for a, b in zip(self._read, (kind, *arrays), strict=True)
+        ):
+            self._read, self._given = (kind, *arrays), self.rounded(kind, *arrays)
+        return self._given
+
+    def rounded(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
+        """The operands of a product that are not those of the last one."""
+        return super().operands(kind, *arrays)

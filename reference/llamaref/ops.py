@@ -13,25 +13,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamaref.config import Rope
+from llamaref.in_cache import by_rows
 
 Array = NDArray[Any]
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019, arXiv:1910.07467)."""
-    wide = x.astype(np.float64)
-    mean_square = (wide[..., None, :] @ wide[..., None])[..., 0] / x.shape[-1]
-    wide /= np.sqrt(mean_square + eps)
-    wide *= weight
-    return np.asarray(wide, x.dtype)
+
+    def scaled(rows: Array) -> Array:
+        wide = rows.astype(np.float64)
+        mean_square = (wide[..., None, :] @ wide[..., None])[..., 0] / rows.shape[-1]
+        wide /= np.sqrt(mean_square + eps)
+        return np.multiply(wide, weight, out=wide)
+
+    return by_rows(scaled, x, kept=weight.ndim)
 
 
 def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis (Ba et al. 2016, arXiv:1607.06450)."""
-    wide = x.astype(np.float64)
-    centred = wide - wide.mean(axis=-1, keepdims=True)
-    scaled = centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps) * weight
-    return np.asarray(scaled if bias is None else scaled + bias, x.dtype)
+
+    def scaled(rows: Array) -> Array:
+        wide = rows.astype(np.float64)
+        wide -= wide.mean(axis=-1, keepdims=True)
+        wide /= np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps)
+        wide *= weight
+        return wide if bias is None else np.add(wide, bias, out=wide)
+
+    return by_rows(scaled, x, kept=weight.ndim)
 
 
 def rope_theta(rope: Rope, positions: Array, freq_factors: Array | None = None) -> Array:
@@ -79,24 +88,33 @@ def rope_angles(rope: Rope, positions: Array, freq_factors: Array | None = None)
 
 def rope_pairs(x: Array, cos: Array, sin: Array) -> Array:
     """Rotate neighbours (2i, 2i+1) of each head: x [..., t, h, d]; cos, sin [..., t, n_rot / 2]."""
-    n_rot = 2 * cos.shape[-1]
-    out = x.copy()
-    even, odd = x[..., 0:n_rot:2], x[..., 1:n_rot:2]  # [..., t, h, n_rot / 2]
-    c, s = cos[..., None, :], sin[..., None, :]  # [..., t, 1, n_rot / 2]
-    out[..., 0:n_rot:2] = even * c - odd * s
-    out[..., 1:n_rot:2] = even * s + odd * c
-    return out
+
+    def rotated(rows: Array, c: Array, s: Array) -> Array:
+        out, n_rot = rows.copy(), 2 * c.shape[-1]
+        even, odd = rows[..., 0:n_rot:2], rows[..., 1:n_rot:2]  # [..., t, h, n_rot / 2]
+        out[..., 0:n_rot:2] = even * c - odd * s
+        out[..., 1:n_rot:2] = even * s + odd * c
+        return out
+
+    return by_rows(rotated, x, _every_head(cos, x), _every_head(sin, x), kept=2)
 
 
 def rope_halves(x: Array, cos: Array, sin: Array) -> Array:
     """Rotate (i, i + n_rot / 2) of each head: x [..., t, h, d]; cos, sin [..., t, n_rot / 2]."""
-    half = cos.shape[-1]
-    out = x.copy()
-    first, second = x[..., :half], x[..., half : 2 * half]  # [..., t, h, n_rot / 2]
-    c, s = cos[..., None, :], sin[..., None, :]  # [..., t, 1, n_rot / 2]
-    out[..., :half] = first * c - second * s
-    out[..., half : 2 * half] = first * s + second * c
-    return out
+
+    def rotated(rows: Array, c: Array, s: Array) -> Array:
+        out, half = rows.copy(), c.shape[-1]
+        first, second = rows[..., :half], rows[..., half : 2 * half]  # [..., t, h, n_rot / 2]
+        out[..., :half] = first * c - second * s
+        out[..., half : 2 * half] = first * s + second * c
+        return out
+
+    return by_rows(rotated, x, _every_head(cos, x), _every_head(sin, x), kept=2)
+
+
+def _every_head(angles: Array, x: Array) -> Array:
+    """cos or sin beside x [..., t, h, d], the same for every head: [..., t, 1, n_rot / 2]."""
+    return np.broadcast_to(angles[..., None, :], (*x.shape[:-2], 1, angles.shape[-1]))
 
 
 def attention_scores(q: Array, k: Array) -> Array:
@@ -109,11 +127,15 @@ def attention_scores(q: Array, k: Array) -> Array:
 
 def softmax(x: Array) -> Array:
     """exp(x - max) / sum over the last axis."""
-    wide = x.astype(np.float64)
-    wide -= wide.max(axis=-1, keepdims=True)
-    np.exp(wide, out=wide)
-    wide /= wide.sum(axis=-1, keepdims=True)
-    return np.asarray(wide, x.dtype)
+
+    def shares(rows: Array) -> Array:
+        wide = rows.astype(np.float64)
+        wide -= wide.max(axis=-1, keepdims=True)
+        np.exp(wide, out=wide)
+        wide /= wide.sum(axis=-1, keepdims=True)
+        return wide
+
+    return by_rows(shares, x)
 
 
 def causal_softmax(
@@ -124,18 +146,23 @@ def causal_softmax(
     ``sinks`` [h] are each head's score of a key without a value (Xiao et al. 2023, arXiv:2309.17453).
     """
     hidden = key_positions[None, :] > query_positions[:, None]  # [t, s]
-    scaled = scores * np.asarray(scale, scores.dtype)
     first = int(np.append(hidden.any(axis=0), True).argmax())  # all keys before are seen
-    scaled[..., first:] = np.where(hidden[:, first:], -np.inf, scaled[..., first:])
-    if sinks is None:
-        return softmax(scaled)
-    column = np.broadcast_to(sinks[:, None, None], (*scaled.shape[:-1], 1)).astype(scaled.dtype)
-    return softmax(np.concatenate([scaled, column], axis=-1))[..., :-1]
+
+    def seen(some: Array, *beside: Array) -> Array:
+        scaled = some * np.asarray(scale, scores.dtype)
+        np.copyto(scaled[..., first:], -np.inf, where=hidden[:, first:])
+        if not beside:
+            return softmax(scaled)
+        column = np.broadcast_to(beside[0], (*scaled.shape[:-1], 1)).astype(scaled.dtype)
+        return np.asarray(softmax(np.concatenate([scaled, column], axis=-1))[..., :-1])
+
+    columns = () if sinks is None else (np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1, 1)),)
+    return by_rows(seen, scores, *columns, kept=2)
 
 
 def softcap(x: Array, cap: float) -> Array:
     """cap * tanh(x / cap): values beyond the cap come near it (Bello et al. 2016, arXiv:1611.09940)."""
-    return np.tanh(x * (1 / cap)) * cap
+    return by_rows(lambda rows: np.tanh(rows * (1 / cap)) * cap, x)
 
 
 def windowed(scores: Array, window: int, query_positions: Array, key_positions: Array) -> Array:
@@ -155,10 +182,11 @@ def attention_values(probs: Array, v: Array) -> Array:
 
 def sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x)), as exp(min(x, 0)) / (1 + exp(-|x|)), which never overflows."""
-    y, below = np.exp(np.minimum(x, 0)), np.abs(x)
-    np.exp(np.negative(below, out=below), out=below)
-    below += 1
-    return np.divide(y, below, out=y)
+    small = np.abs(x)
+    np.exp(np.negative(small, out=small), out=small)
+    above = np.maximum(small, x >= 0)  # exp(min(x, 0)): 1 where x is not negative
+    small += 1
+    return np.divide(above, small, out=above)
 
 
 def silu(x: Array) -> Array:
@@ -168,19 +196,27 @@ def silu(x: Array) -> Array:
 
 def swiglu(gate: Array, up: Array) -> Array:
     """silu(gate) * up (Shazeer 2020, arXiv:2002.05202)."""
-    return silu(gate) * up
+    return by_rows(lambda g, u: silu(g) * u, gate, up)
 
 
 def swiglu_oai(gate: Array, up: Array) -> Array:
     """gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up between -7 and 7 (OpenAI 2025, arXiv:2508.10925)."""
-    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
-    return np.asarray(gate * sigmoid(1.702 * gate) * (up + 1))
+
+    def gated(g: Array, u: Array) -> Array:
+        g, u = np.minimum(g, 7), np.clip(u, -7, 7)
+        return np.asarray(g * sigmoid(1.702 * g) * (u + 1))
+
+    return by_rows(gated, gate, up)
 
 
 def gelu(x: Array) -> Array:
     """x / 2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
-    inner = math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x)
-    return np.asarray(0.5 * x * (1 + np.tanh(inner.astype(np.float64)).astype(x.dtype)))
+
+    def some(rows: Array) -> Array:
+        inner = math.sqrt(2 / math.pi) * rows * (1 + 0.044715 * rows * rows)
+        return np.asarray(0.5 * rows * (1 + np.tanh(inner.astype(np.float64)).astype(rows.dtype)))
+
+    return by_rows(some, x)
 
 
 def top_k(probs: Array, k: int) -> Array:

@@ -6,8 +6,9 @@ import mmap
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +33,15 @@ MAX_AXES = 4  # ggml.h, GGML_MAX_DIMS
 MAX_ARRAY = 1 << 21  # values of one metadata array: real vocabularies have a quarter of a million
 _TYPES, _VERSION = frozenset(map(int, gguf.GGMLQuantizationType)), version("gguf")
 BLOCK_WEIGHTS = 1 << 19  # two MiB of float32: BLAS multiplies many rows faster than few, and they stay in cache
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What a matrix multiplies: ``x`` [..., in]; ``sums`` and ``visit`` as in ``Weights.product``."""
+
+    x: Array
+    sums: Array | None = None
+    visit: Visit | None = None
 
 
 class Weights:
@@ -131,35 +141,51 @@ class Weights:
         each block of rows while it is there, with its minima where there are ``sums``: blocks are then the same
         whatever the number of threads.
         """
+        return self.products(name, [Factor(x, sums, visit)], expert=expert, rows=rows, decode=decode)[0]
+
+    def products(
+        self,
+        name: str,
+        factors: Sequence[Factor],
+        *,
+        expert: int | None = None,
+        rows: Any = slice(None),
+        decode: Decode | None = None,
+    ) -> list[Array]:
+        """Several products by a matrix, which is decoded once: to the bit what each would be alone."""
         tensor = self._tensor(name)
         self.read.add(name)
         data = np.atleast_2d(tensor.data if expert is None else tensor.data[expert])[rows]  # a vector is one row
         n_out, n_in = len(data), self.shape(name)[-1]
         decode = decode or self.decoder(name) or partial(_dequantized, name, kind=tensor.tensor_type)
-        if x.shape[-1] != n_in:
-            raise ModelError(f"{name}: rows of {n_in} weights cannot multiply activations of {x.shape[-1]}")
-        columns = self._columns(x)  # [in, n]
-        corrections = None if sums is None else self._columns(sums)  # [in / 32, n]
-        n = x.size // n_in
-        result = np.empty((n, n_out), self.dtype)
-        out = result.T
+        for factor in factors:
+            if factor.x.shape[-1] != n_in:
+                raise ModelError(f"{name}: rows of {n_in} weights cannot multiply activations of {factor.x.shape[-1]}")
+        columns = [self._columns(factor.x) for factor in factors]  # [in, n] each
+        corrections = [
+            None if factor.sums is None else self._columns(factor.sums) for factor in factors
+        ]  # [in / 32, n]
+        results = [np.empty((factor.x.size // n_in, n_out), self.dtype) for factor in factors]
+        has_sums = any(factor.sums is not None for factor in factors)
 
         def multiply(start: int, stop: int) -> None:
             some = data[start:stop]
             block = decode(some)  # [rows, in]
             block = block.astype(self.dtype, copy=False)
-            minima = None if corrections is None else _minima(some, tensor.tensor_type).astype(self.dtype)
-            with np.errstate(all="ignore"):  # threads have an error state of their own
-                products = np.matmul(block, columns)
-                if visit is not None:
-                    visit(start, block, minima)
-            if corrections is not None:
-                products += minima @ corrections
-            out[start:stop] = products[:, :n]
+            minima = _minima(some, tensor.tensor_type).astype(self.dtype) if has_sums else None
+            for factor, x, sums, result in zip(factors, columns, corrections, results, strict=True):
+                with np.errstate(all="ignore"):  # threads have an error state of their own
+                    products = np.matmul(block, x)
+                    if factor.visit is not None:
+                        factor.visit(start, block, None if sums is None else minima)
+                if sums is not None:
+                    products += minima @ sums
+                result.T[start:stop] = products[:, : len(result)]
 
-        self.each_block(n_out, max(1, BLOCK_WEIGHTS // n_in), multiply, even=visit is None)
+        even = all(factor.visit is None for factor in factors)
+        self.each_block(n_out, max(1, BLOCK_WEIGHTS // n_in), multiply, even=even)
         self._forget(data)
-        return result.reshape(*x.shape[:-1], n_out)
+        return [result.reshape(*factor.x.shape[:-1], n_out) for result, factor in zip(results, factors, strict=True)]
 
     def both_sides(self, name: str, x: Array, sums: Array | None, channels: Array) -> tuple[Array, Array, Array | None]:
         """In one pass over W: x @ W.T as ``product`` has it, W.T @ ``channels`` [out, k], and the same of the minima.
