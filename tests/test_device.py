@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from llamaref import Weights
 
+from llamadiff.ggml import half_sums
 from llamadiff.ggml.check import NodeCheck
 from llamadiff.ggml.device import HALF, DeviceArithmetics, replayed, settled
 from llamadiff.ggml.op import Op, Operand, compute
@@ -207,6 +208,17 @@ def test_a_rounding_that_no_device_has_is_wrong():
 
 
 # what is only estimated
+
+
+def test_of_very_many_products_the_loss_is_estimated(monkeypatch):
+    n, found = product(f"{HALF}: fours")
+    assert replayed(n, found, None, 1e-10, DeviceArithmetics(compute)).rounding == 0
+    monkeypatch.setattr(half_sums, "MOST", found.size)
+    monkeypatch.setattr(half_sums, "OF_MANY", 8)
+    best = replayed(n, found, None, 1e-10, DeviceArithmetics(compute))
+    assert best.estimated
+    assert best.rounding / 10 < best.nmse < best.rounding
+    assert judged(n, last_row_skipped(found))[0] == "wrong"
 
 
 def check(number: int, arithmetic: str, estimated: bool, weight_type: str = "Q4_K") -> NodeCheck:

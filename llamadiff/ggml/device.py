@@ -136,12 +136,13 @@ class DeviceArithmetics:
         rounded = self._rounded(n, ROUNDS["F16 by F16"])
         weights = rounded.sources[0]
         assert weights is not None
-        w = weights.values if weights.decode is None else weights.decode(weights.values)
-        w, x = np.asarray(w, np.float32), rounded.x(1)
-        w = w.reshape(*[1] * (4 - w.ndim), *w.shape)
-        products = list(half_sums.matrices(rounded, w, x))
-        order = half_sums.order_of(products, found)
-        if order is not None and found.size * x.shape[-1] <= half_sums.MOST:
+        few = found.size * n.x(1).shape[-1] <= half_sums.MOST
+        outputs = half_sums.some(found.shape[-1], found.shape[-1] if few else half_sums.OF_MANY)
+        stored = weights.values[..., outputs, :]
+        w = np.asarray(stored if weights.decode is None else weights.decode(stored), np.float32)
+        products = list(half_sums.matrices(rounded, w.reshape(*[1] * (4 - w.ndim), *w.shape), rounded.x(1)))
+        order = half_sums.order_of(products, found[..., outputs])
+        if order is not None and few:
             values = np.zeros(found.shape, np.float32)
             for product in products:
                 values[product.place] = half_sums.added(product, order)

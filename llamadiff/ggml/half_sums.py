@@ -15,6 +15,7 @@ from llamadiff.numerics import metrics, tolerances
 MOST = 1 << 26  # products of two numbers that are added one by one: a few seconds
 ROWS, OUTPUTS = 4, 32  # of a matrix, by which its order is told and its loss estimated
 FIRST = 2  # matrices of a node that tell the order
+OF_MANY = 256  # outputs that are looked at, where there are more products than MOST
 KEPT_BITS = 16  # sums of a few float16 numbers have no more, of float32 numbers one in 256 has as few
 
 
@@ -28,11 +29,12 @@ class Matrix:
 
     def sampled(self) -> Matrix:
         """Some rows by some outputs of it, spread evenly."""
-        rows, outputs = _some(len(self.x), ROWS), _some(len(self.w), OUTPUTS)
+        rows, outputs = some(len(self.x), ROWS), some(len(self.w), OUTPUTS)
         return Matrix(self.w[outputs], self.x[rows], (rows, outputs))
 
 
-def _some(count: int, most: int) -> Array:
+def some(count: int, most: int) -> Array:
+    """Places, spread evenly."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
 
 
