@@ -210,33 +210,49 @@ def test_a_rounding_that_no_device_has_is_wrong():
 # what is only estimated
 
 
-def test_of_very_many_products_the_loss_is_estimated(monkeypatch):
+def test_of_very_many_products_some_are_followed_and_the_rest_estimated(monkeypatch):
     n, found = product(f"{HALF}: fours")
-    assert replayed(n, found, None, 1e-10, DeviceArithmetics(compute)).rounding == 0
     monkeypatch.setattr(half_sums, "MOST", found.size)
-    monkeypatch.setattr(half_sums, "OF_MANY", 8)
+    monkeypatch.setattr(half_sums, "LEAST", 8)
     best = replayed(n, found, None, 1e-10, DeviceArithmetics(compute))
-    assert best.estimated
+    assert not best.estimated
     assert best.rounding / 10 < best.nmse < best.rounding
     assert judged(n, last_row_skipped(found))[0] == "wrong"
 
 
-def check(number: int, arithmetic: str, estimated: bool, weight_type: str = "Q4_K") -> NodeCheck:
+@pytest.mark.parametrize("many", [False, True])
+def test_a_slip_below_the_loss_is_found_where_the_order_is_known(many, monkeypatch):
+    """In one output a weight is off by a thousandth: less than sums in float16 lose."""
+    name = f"{HALF}: pairs"
+    n, _ = product(name)
+    of_w, of_x, add = ARITHMETICS[name]
+    w = n.x().copy()
+    w[0, 1, 39] *= np.float32(1.001)
+    found = np.stack([add(of_x(n.x(1)[0, head]), of_w(w[0, head])) for head in range(2)])[None]
+    if many:
+        monkeypatch.setattr(half_sums, "MOST", found.size * 16)
+        monkeypatch.setattr(half_sums, "LEAST", 8)
+    best = DeviceArithmetics(compute).explained(n, found, 1e-10)
+    assert best is None
+
+
+def check(number: int, arithmetic: str, estimated: bool, weight: str = "ffn_down") -> NodeCheck:
     rounding = 1e-6 if estimated else 0.0
-    return NodeCheck(f"node-{number}", None, "MUL_MAT", "w", weight_type, "f32", (1, 1, 1, 1), (), 0, 1e-7, arithmetic,
+    weight = f"blk.{number}.{weight}.weight"
+    return NodeCheck(f"node-{number}", None, "MUL_MAT", weight, "Q4_K", "f32", (1, 1, 1, 1), (), 0, 1e-7, arithmetic,
                      rounding=rounding, estimated=estimated)  # fmt: skip
 
 
 def test_a_loss_is_granted_where_most_nodes_of_the_kind_show_it():
-    nodes = [check(0, HALF, True), check(1, HALF, False), check(2, "Q8_K", False)]
-    assert [node.rounding > 0 for node in settled(nodes)] == [True, False, False]
+    nodes = [check(0, HALF, True), check(1, HALF, True), check(2, "Q8_K", False)]
+    assert [node.rounding > 0 for node in settled(nodes)] == [True, True, False]
 
 
 def test_a_loss_is_not_granted_where_other_nodes_of_the_kind_are_exact():
-    nodes = [check(0, HALF, True), *(check(number, "F32", False) for number in (1, 2))]
+    nodes = [check(0, HALF, True), *(check(number, HALF, False) for number in (1, 2))]
     assert [node.rounding for node in settled(nodes)] == [0, 0, 0]
-    others = [check(number, HALF, True, "Q8_0") for number in range(3, 9)]
-    assert [node.rounding > 0 for node in settled([*nodes, *others])] == [False] * 3 + [True] * 6
+    others = [check(number, HALF, True, "ffn_up") for number in range(12)]
+    assert [node.rounding > 0 for node in settled([*nodes, *others])] == [False] * 3 + [True] * 12
 
 
 # weights of the file
