@@ -88,3 +88,16 @@ def test_every_node_is_judged_and_right(name, tokens, shared_model, usage, tmp_p
     assert len(saved) == len(wrong)
     assert asked(usage(name), "replay", *saved).returncode == 1
     assert asked(right, "replay", *saved).returncode == 0
+
+
+def test_a_right_device_is_a_right_variant(usage):
+    """Vulkan against the CPU of the same build."""
+    on_vulkan = usage("vulkan")
+    folder, name = on_vulkan.options[1], on_vulkan.options[3]
+    words = ["variants", SHIPPED, "--tokens", TOKENS, "--only", f"device={name}", "--json", "-"]
+    done = asked(Usage(("--llama-cpp", folder), on_vulkan.environment), *words)
+    assert done.returncode == 0, done.stderr
+    device = json.loads(done.stdout)["variants"][1]
+    assert (device["verdict"], device["wrong"], device["top1_agree"]) == ("match", [], True)
+    assert device["judged"] > 50
+    assert 0 < device["kl"] < 1e-3

@@ -17,8 +17,9 @@ from llamadiff.comparison import variants as module
 from llamadiff.comparison.variants import Variants, run_variants, variants_of
 from llamadiff.comparison.verbs import compare
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.llamacpp.request import Request, Way
+from llamadiff.llamacpp.request import Request, Settings, Way
 from llamadiff.llamacpp.variation import varied
+from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.report import make_console
 from llamadiff.report.variants import as_json, print_variants
 
@@ -174,6 +175,29 @@ def test_a_variant_that_dies_or_hangs_is_a_line(code, said, build, small_model, 
     assert said in line or said in result.rows[1].failed
     assert result.verdict == ("match" if "has no" in said else "wrong")
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_on_a_device_every_node_is_judged(wrong, small_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "on_device", lambda request: request.settings.threads == 1)
+    rules = (tolerances.Rule(0.0, op="CONT" if not wrong else "RMS_NORM"), *tolerances.RULES)
+    result = found(small_model(), "threads=1", "threads=2", how=How(rules=rules))
+    device, plain = result.rows[1:]
+    assert (device.by_nodes, plain.by_nodes) == (True, False)
+    assert device.judged > 1.5 * plain.judged
+    assert device.ratio is None
+    assert (any(name.startswith("norm-") for name in device.wrong), result.verdict == "wrong") == (wrong, wrong)
+    assert wrong or "next   one in full: backend, with threads=1\n" in printed(result, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"device": "Vulkan0"}, True), ({"gpu_layers": 1}, True), ({"device": "cpu"}, False), ({}, False)],
+)
+def test_where_layers_are_decides(settings, said):
+    request = Request("m", tokens=TOKENS, settings=Settings(**settings))
+    assert module.on_device(request) == said
+    assert not module.on_device(replace(request, way=Way(sequences=3)))
 
 
 def test_what_llama_cpp_refuses_is_a_line(small_model, tmp_path):

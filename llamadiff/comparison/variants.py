@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from llamadiff.comparison.backend import compare_nodes
 from llamadiff.comparison.judging import judge
 from llamadiff.comparison.logits import Logits, compare_logits, logit_rows
 from llamadiff.comparison.result import Comparison
@@ -20,7 +21,7 @@ from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
 from llamadiff.llamacpp.capture import probe, scratch_directory
 from llamadiff.llamacpp.child import Child
-from llamadiff.llamacpp.request import Request
+from llamadiff.llamacpp.request import PLAIN, Request
 from llamadiff.llamacpp.variation import PREFIX, varied
 from llamadiff.numerics import tolerances
 from llamadiff.system.errors import DiedError, UserError
@@ -37,10 +38,11 @@ _EVER = ("used=on", "sequences=3", "callback=off")
 class Variant:
     """What came of one way to run llama.cpp.
 
-    ``wrong`` are the taps whose op is wrong on its own inputs, of ``judged``; ``leaves`` is the first whose values are
-    not the default's, bit for bit. ``ratio``: how far the logits are from exact, over what this variant's own rounding
-    explains. ``failed``: why it did not run to its end; the verdict is then WRONG where llama.cpp died or hangs,
-    UNCHECKED where it refuses. ``comparison``: its taps, judged.
+    ``wrong`` are the taps whose op is wrong on its own inputs, of ``judged``; ``by_nodes``, on a device, the nodes.
+    ``leaves`` is the first tap whose values are not the default's, bit for bit. ``ratio``: how far the logits are from
+    exact, over what this variant's own rounding explains; of a device that is not known. ``failed``: why it did not run
+    to its end; the verdict is then WRONG where llama.cpp died or hangs, UNCHECKED where it refuses. ``comparison``: its
+    taps or nodes, judged.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Variant:
     logits: Logits | None = None
     failed: str = ""
     comparison: Comparison | None = None
+    by_nodes: bool = False
 
     @property
     def candidate(self) -> str:
@@ -120,7 +123,8 @@ def _tried(name: str, default: Runnable, baseline: Trace, request: Request, how:
         request = varied(request, name)
         with Child(request.settings.llama_cpp, patience) as child:
             opened, trace = captured(default, request, how.progress, child)
-        return _compared(name, opened, baseline, trace, time.perf_counter() - started, how)
+        by_nodes = _by_nodes(request, how, patience) if on_device(request) else None
+        return _compared(name, opened, baseline, trace, time.perf_counter() - started, how, by_nodes)
     except UserError as error:
         verdict = tolerances.WRONG if isinstance(error, DiedError) else tolerances.UNCHECKED
         said = str(error).removeprefix(f"{request.model}: ")
@@ -129,15 +133,29 @@ def _tried(name: str, default: Runnable, baseline: Trace, request: Request, how:
         Path(str(request.output)).unlink(missing_ok=True)  # traces may be large, and are many
 
 
-def _compared(name: str, opened: Runnable, baseline: Trace, trace: Trace, seconds: float, how: How) -> Variant:
-    """A trace judged on its own inputs, and held against the default."""
-    result = judge(opened, trace, None, how)
+def on_device(request: Request) -> bool:
+    """Whether layers are somewhere else than on the CPU, and the run is one whose every node can be looked at."""
+    return request.way == PLAIN and request.settings.on_device
+
+
+def _by_nodes(request: Request, how: How, patience: float) -> Comparison:
+    """Every node judged: what a device rounds is followed there, and taps are too far apart for it."""
+    with Child(request.settings.llama_cpp, patience) as child:
+        return compare_nodes(ModelFile(request.model, how.precision), request, how, child)
+
+
+def _compared(
+    name: str, opened: Runnable, baseline: Trace, trace: Trace, seconds: float, how: How,
+    by_nodes: Comparison | None = None,
+) -> Variant:  # fmt: skip
+    """A trace judged on its own inputs, or every node of such a run; and the trace held against the default."""
+    result = by_nodes or judge(opened, trace, None, how)
     wrong = tuple(row.tap for row in result.wrong)
     verdict = result.verdict if result.rows else tolerances.UNCHECKED
     return Variant(
         name, verdict, seconds, wrong, sum(row.local is not None for row in result.rows),
         result.headline if wrong else "", _leaves(baseline, trace), _ratio(result), _logits(opened, baseline, trace),
-        comparison=result,
+        comparison=result, by_nodes=by_nodes is not None,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from pathlib import Path
 
 from llamadiff.llamacpp.build_tree import BuildTree, find
@@ -25,9 +25,7 @@ class _Field(ctypes.Structure):
 class _Room(ctypes.Structure):
     """struct shim_room."""
 
-    _fields_ = [
-        (name, _INT) for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq", "type_k", "type_v", "flash_attn", "threads")
-    ]
+    _fields_ = [(field.name, _INT) for field in fields(Room)]
 
 
 _SHIM = {

@@ -42,6 +42,8 @@ class Installed(Library):
         )  # fmt: skip
         if room.n_seq > 1:
             set_fields(params, kv_unified=True)
+        if hasattr(params, "op_offload"):
+            set_fields(params, op_offload=room.offload)
         if observe is not None:
             self.callback = llama_cpp.ggml_backend_sched_eval_callback(observe)  # kept alive with the context
             set_fields(params, cb_eval=self.callback)

@@ -62,7 +62,7 @@ class Loading:
 
 @dataclass(frozen=True)
 class Room:
-    """What a context is made with; types are ggml's numbers."""
+    """What a context is made with; types are ggml's numbers. ``offload``: layers of the CPU may compute elsewhere."""
 
     n_ctx: int
     n_batch: int
@@ -72,6 +72,7 @@ class Room:
     type_v: int
     flash_attn: bool
     threads: int
+    offload: bool = False
 
 
 @dataclass(frozen=True)

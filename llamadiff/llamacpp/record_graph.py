@@ -45,7 +45,7 @@ class NodeRun(Capture):
         asked = self.request
         settings = asked.settings
         self.checker = NodeChecker(weights, keep, asked.keep_all, asked.only_list, q8_way(self.lib), asked.pictures,
-                                   bool(settings.device or settings.gpu_layers))  # fmt: skip
+                                   settings.on_device)  # fmt: skip
         with threadpool_limits(1, "blas"):
             prefill_s = self._decode_all(self._context(), say)
         self.checker.settle()

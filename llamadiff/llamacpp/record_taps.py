@@ -126,7 +126,7 @@ class Capture:
         at_once = max(32, *(last - first for start, stop in edges for first, last in self._parts(start, stop)))
         return Room(
             max(256, self.total), at_once, at_once, 1, type_number(settings.type_k), type_number(settings.type_v),
-            settings.flash_attn, self.threads,
+            settings.flash_attn, self.threads, settings.on_device,
         )  # fmt: skip
 
     def _decode(self, context: Handle, tokens: list[int], start: int) -> None:

@@ -28,6 +28,11 @@ class Settings:
     llama_cpp: str = ""
     device: str = ""
 
+    @property
+    def on_device(self) -> bool:
+        """Whether layers are somewhere else than on the CPU."""
+        return bool(self.gpu_layers) or self.device.upper() not in ("", "CPU")
+
     def to_json(self) -> dict[str, Any]:
         """What a trace says of them: no place on this machine, and no device where none was asked for."""
         said = asdict(self)

@@ -55,7 +55,7 @@ void * shim_model(const char * path, int32_t gpu_layers, int32_t repack, int32_t
 // ---- contexts -------------------------------------------------------------------------------------------------------
 
 struct shim_room {
-    int32_t n_ctx, n_batch, n_ubatch, n_seq, type_k, type_v, flash_attn, threads;
+    int32_t n_ctx, n_batch, n_ubatch, n_seq, type_k, type_v, flash_attn, threads, offload;
 };
 
 void * shim_context(void * model, const struct shim_room * room, ggml_backend_sched_eval_callback observe) {
@@ -76,6 +76,9 @@ void * shim_context(void * model, const struct shim_room * room, ggml_backend_sc
 #endif
 #ifdef HAS_kv_unified
     params.kv_unified = room->n_seq > 1 || params.kv_unified;
+#endif
+#ifdef HAS_op_offload
+    params.op_offload = room->offload != 0;  // else large batches are computed on a GPU that nobody asked for
 #endif
     return llama_init_from_model((struct llama_model *) model, params);
 }

@@ -20,7 +20,7 @@ from llamadiff.system.leftovers import cache_directory, temporary_directory
 from llamadiff.system.output import write_whole
 
 SOURCE = Path(__file__).with_name("shim.c")
-OPTIONAL = ("flash_attn_type", "kv_unified", "ggml_backend_load_all_from_path")  # words of HAS_x in shim.c
+OPTIONAL = ("flash_attn_type", "kv_unified", "op_offload", "ggml_backend_load_all_from_path")  # HAS_x in shim.c
 NEEDED = ("use_extra_bufts", "cb_eval", "n_seq_max")  # fields without which a baseline is none
 MOST = 20  # shims that are kept
 PATIENCE = 300.0  # seconds that the compiler may take

@@ -22,7 +22,7 @@ WIDTH = 79
 _NAME, _REST = 22, WIDTH - 23
 _HEAD = ("variant", "wrong", "differs first at", "x rounding", "KL", "token", "s")
 _LEGEND = """\
-wrong             taps whose op is wrong on the inputs that it was given
+wrong             taps whose op is wrong on the inputs that it was given; on a device, nodes
 differs first at  the first tap that is not the default's bit for bit
 x rounding        how far its logits are from exact, over what rounding explains
 KL, token         its next token against the default's"""
@@ -102,8 +102,13 @@ def _said(found: Variants) -> str:
     wrong = [row for row in found.rows if row.verdict == tolerances.WRONG]
     shown_whole = next((row for row in wrong or found.rows if not row.failed and row.name != DEFAULT), None)
     counted = f"{len(wrong)} of {len(found.rows)} variants are wrong" if wrong else "no variant is wrong"
-    hint = f'\nnext   one in full: compare --candidate "{shown_whole.candidate}"' if shown_whole else ""
-    return f"{found.verdict.upper()}  {counted}{hint}"
+    return f"{found.verdict.upper()}  {counted}{_hint(shown_whole) if shown_whole else ''}"
+
+
+def _hint(row: Variant) -> str:
+    """How to see one in full."""
+    how = f"backend, with {row.name}" if row.by_nodes else f'compare --candidate "{row.candidate}"'
+    return f"\nnext   one in full: {how}"
 
 
 def as_json(found: Variants) -> str:
