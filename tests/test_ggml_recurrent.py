@@ -181,6 +181,12 @@ def test_ssm_scan_keeps_states(graph: Graph, tokens: int, kept: int) -> None:
     check(graph, "ssm_scan", inputs, [LONG], [kept], SCAN, max(0, kept - tokens) * 2 * 4 * 3 * 16)
 
 
+def test_ssm_scan_of_a_version_that_states_no_number_gives_one_state(graph: Graph) -> None:
+    n, found = graph.run("ssm_scan", mamba_inputs(2, 5, 4, 3, 2, 16, 1), [LONG], [1])
+    assert n.ints[0] == 1
+    assert nmse(found, function_of("SSM_SCAN")(replace(n, params=bytes(len(n.params))))) < SCAN
+
+
 def mamba_inputs(seqs: int, tokens: int, heads: int, dim: int, groups: int, state: int, decays: int) -> list[Input]:
     step_sizes = normal(1, seqs, tokens, heads, size=2)
     step_sizes[0, -1, -1, -1] = 25  # beyond softplus's threshold

@@ -2,11 +2,12 @@
 
 What a kernel rounds before it adds can be followed exactly, and so can sums in float16 whose order is known: such a
 node is held to the limit that every node has. An order that is not known leaves a loss whose size follows from the
-partial sums; it is granted where the results themselves are float16 numbers, and where most nodes of the kind show it.
+partial sums; it is granted where the results themselves are float16 numbers, and most nodes of the kind show the same.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import numpy as np
 from llamadiff.ggml import half_sums
 from llamadiff.ggml.check import NodeCheck, Recomputed, distance, replay
 from llamadiff.ggml.op import Array, Op, Operand
+from llamadiff.ggml.ops.attention import lost_in_half
 from llamadiff.ggml.ops.rope import turned_as
 from llamadiff.numerics.arithmetic import PLAIN, round_bf16, round_blocks, round_f16, round_q8_0
 
@@ -79,7 +81,16 @@ class DeviceArithmetics:
         with np.errstate(all="ignore"):
             if n.name == "ROPE":
                 return _fits(n, found, enough, "angles in F32", turned_as(replace(n, exact=True), found, ANGLE, LEAST))
+            if n.name == "FLASH_ATTN_EXT":
+                return self._attention(n, found)
             return self._product(n, found, enough) if n.name in PRODUCTS else None
+
+    def _attention(self, n: Op, found: Array) -> Recomputed | None:
+        """Q, K and V in float16, and sums of weighted values kept in it, in an order of the kernel's own."""
+        q, k, v = (replace(s, values=round_f16(s.values)) for s in n.sources[:3] if s is not None)
+        m = replace(n, exact=True, sources=(q, k, v, *n.sources[3:]))
+        best = _nearly(n, found, lost_in_half(m), self.compute(m))
+        return None if best is None else replace(best, estimated=True)
 
     def _product(self, n: Op, found: Array, enough: float) -> Recomputed | None:
         if half_sums.kept_in_half(found):
@@ -123,26 +134,31 @@ class DeviceArithmetics:
         return self.decoder is not None and weights.values.ndim < 4
 
     def _in_half(self, n: Op, found: Array, enough: float) -> Recomputed | None:
-        """Sums in float16: followed where their order is known and they are few, else with what they lose."""
+        """Sums in float16: followed where their order is known, for as many outputs as time allows.
+
+        Where the order is not known, and for the other outputs, with what such sums lose.
+        """
         rounded = self._rounded(n, ROUNDS["F16 by F16"])
-        weights = rounded.sources[0]
+        weights, width = rounded.sources[0], found.shape[-1]
         assert weights is not None
-        w = weights.values if weights.decode is None else weights.decode(weights.values)
-        w, x = np.asarray(w, np.float32), rounded.x(1)
-        w = w.reshape(*[1] * (4 - w.ndim), *w.shape)
-        products = list(half_sums.matrices(rounded, w, x))
-        order = half_sums.order_of(products, found)
-        if order is not None and found.size * x.shape[-1] <= half_sums.MOST:
-            values = np.zeros(found.shape, np.float32)
-            for product in products:
-                values[product.place] = half_sums.added(product, order)
-            followed = _fits(n, found, enough, HALF, values)
-            if followed is not None:
-                return followed
-        values = self.compute(rounded)
-        loss = half_sums.lost(products)
-        best = _fits(n, found, BEYOND * (enough + loss), HALF, values)
-        return None if best is None else replace(best, rounding=loss, estimated=True)
+        followed = half_sums.MOST // max(1, found.size // width * n.x(1).shape[-1])
+        outputs = half_sums.some(width, max(half_sums.LEAST, followed))
+        stored = weights.values[..., outputs, :]
+        w = np.asarray(stored if weights.decode is None else weights.decode(stored), np.float32)
+        products = list(half_sums.matrices(rounded, w.reshape(*[1] * (4 - w.ndim), *w.shape), rounded.x(1)))
+        order = half_sums.order_of(products, found[..., outputs])
+        if order is None:
+            best = _nearly(n, found, half_sums.lost(products), self.compute(rounded))
+            return None if best is None else replace(best, estimated=True)
+        values = np.zeros((*found.shape[:-1], len(outputs)), np.float32)
+        for product in products:
+            values[product.place] = half_sums.added(product, order)
+        exact = _fits(n, found[..., outputs], enough, HALF, values)
+        if exact is None or len(outputs) == width:
+            return exact
+        whole = self.compute(rounded).reshape(found.shape)
+        whole[..., outputs] = values
+        return _nearly(n, found, half_sums.lost(products), whole)
 
 
 def replayed(
@@ -160,13 +176,22 @@ def _fits(n: Op, found: Array, enough: float, name: str, values: Array) -> Recom
     return Recomputed(nmse, name, values) if nmse <= enough else None
 
 
+def _nearly(n: Op, found: Array, loss: float, values: Array) -> Recomputed | None:
+    """Sums in float16, with what they may lose."""
+    best = _fits(n, found, BEYOND * loss, HALF, values)
+    return None if best is None else replace(best, rounding=loss)
+
+
 def settled(checks: Sequence[NodeCheck]) -> list[NodeCheck]:
-    """A loss that was only estimated is granted where most nodes of the kind, an op with weights of a type, show it."""
-    kinds = Counter((check.op, check.weight_type) for check in checks)
-    shown = Counter((check.op, check.weight_type) for check in checks if check.arithmetic == HALF)
+    """A loss that was only estimated is granted where most of the kind (an op by one weight of each layer) show it.
+
+    Where the others of its kind were followed exactly, a node that was not is wrong.
+    """
+    kinds = [(check.op, re.sub(r"\d+", "", check.weight or check.name)) for check in checks]
+    every = Counter(kinds)
+    estimated = Counter(kind for kind, check in zip(kinds, checks, strict=True) if check.estimated)
     out = []
-    for check in checks:
-        kind = check.op, check.weight_type
-        granted = not check.estimated or 2 * shown[kind] > kinds[kind]
+    for kind, check in zip(kinds, checks, strict=True):
+        granted = not check.estimated or 2 * estimated[kind] > every[kind]
         out.append(check if granted else replace(check, rounding=0.0))
     return out

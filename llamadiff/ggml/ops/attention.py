@@ -80,9 +80,11 @@ def _kernels(n: Op) -> tuple[int, ...]:
 
 
 def _unfollowed(n: Op) -> float:
-    """NMSE of all the roundings to float16 in ``_Sums``, each as large as it can be on average."""
-    if not _sums_in_half(n):
-        return 0.0
+    return lost_in_half(n) if _sums_in_half(n) else 0.0
+
+
+def lost_in_half(n: Op) -> float:
+    """NMSE of all the roundings to float16 in ``_RunningSums``, each as large as it can be on average."""
     sums = _RunningSums.of(*_scores_and_values(n), halves=n.x(2).shape[-1])
     return metrics.ratio(float(sums.squared_error.sum()), float(np.square(sums.total, dtype=np.float64).sum()))
 

@@ -34,7 +34,7 @@ def ssm_scan(n: Op) -> Array:
 
     s = s exp(softplus(dt) A) + softplus(dt) x B; y = s C. A has one value a head (Mamba 2) or one for each of its
     states (Mamba 1). Groups of heads share B and C; ids say which of the states each sequence starts from.
-    params[0]: how many states to give, newest first.
+    params[0]: how many states to give, newest first; older versions give one, and say nothing.
     """
     return selective_scan(n, _softplus(_wide(n.x(2))))
 
@@ -49,7 +49,7 @@ def selective_scan(n: Op, dt: Array) -> Array:
         s = s * np.exp(dt * decay)[..., None, :] + _outer(x * dt, b)
         return _applied(s, c), s
 
-    return _scan(n, step, _chosen(_wide(n.x()), n.x(6)), [x, step_size, b, c], kept=int(n.ints[0]))
+    return _scan(n, step, _chosen(_wide(n.x()), n.x(6)), [x, step_size, b, c], kept=max(1, int(n.ints[0])))
 
 
 @op("RWKV_WKV6")
