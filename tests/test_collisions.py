@@ -172,12 +172,13 @@ def test_outputs_of_their_own_are_written(names, place):
     assert [name for name in names if name.endswith("json") and not (place / name).read_text().startswith("{")] == []
 
 
-def test_a_report_in_a_dump_is_no_part_of_it(place):
-    (place / "dump" / "r.json").write_text("{}")
-    (place / "d" / "r.json").write_text("{}")
+@pytest.mark.parametrize("ending", ["json", "csv", "xml", "md", "html"])
+def test_a_report_in_a_dump_is_no_part_of_it(ending, place):
+    (place / "dump" / f"r.{ending}").write_text("{}")
+    (place / "d" / f"r.{ending}").write_text("{}")
     for spec in ("dump", "cmd: ./x d {out}"):
         folder = "dump" if spec == "dump" else "d"
-        refuse_collisions(compared_files("m.gguf", spec), [("--json", f"{folder}/r.json"), *saved("new")])
+        refuse_collisions(compared_files("m.gguf", spec), [("--json", f"{folder}/r.{ending}"), *saved("new")])
 
 
 # -- the candidate is read before anything is run or written --------------------------------------------------------

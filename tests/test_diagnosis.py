@@ -244,6 +244,7 @@ def test_bugs_are_named_through_what_was_not_recorded(bug, patterns, kind, small
     assert result.diagnosis[0].nmse <= 1e-9
 
 
+@pytest.mark.slow
 def test_a_constant_is_solved_for_through_the_whole_model(small_model):
     maths = {"rope_angles": lambda r, *rest: ops.rope_angles(replace(r, base=123456.0), *rest)}
     result = judged(small_model(), faulty(small_model(), (), maths), "result_output", explain=60)
@@ -257,6 +258,7 @@ def test_the_whole_model_is_searched_only_when_asked(small_model):
     assert any("--explain-output" in step for step in result.next_steps)
 
 
+@pytest.mark.slow
 def test_an_unlisted_bug_is_unknown_through_spans_too(small_model):
     result = judged(small_model(), _Reversed(small_model()), "result_output", explain=60)
     assert result.diagnosis[0].causes == ()

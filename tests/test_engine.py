@@ -17,6 +17,7 @@ from small import EMBD, VOCAB, write_model
 
 RNG = np.random.default_rng(7)
 TOKENS = (1, 17, 5, 80, 42)
+WITHOUT_ROPE = {"gpt2", "mamba2"}
 
 
 def random(*shape: int) -> np.ndarray:
@@ -91,6 +92,27 @@ def test_a_cache_takes_a_prompt_and_then_a_token(small_model):
     engine, cache = Engine(small_model()), Cache()
     engine.forward(TOKENS[:3], cache=cache)
     assert engine.forward(TOKENS[3:], cache=cache)[0] == pytest.approx(engine.forward(TOKENS)[0, 3:], abs=2e-5)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_what_rotates_is_what_the_architecture_says(name, small_model):
+    """``Traits.rope_pairs`` undoes what files permute; the layers call a function by its name."""
+    rotating = {rotate.__name__: rotate for rotate in (ops.rope_pairs, ops.rope_halves)}
+    called = set()
+
+    def seen(word):
+        def rotate(*args):
+            called.add(word)
+            return rotating[word](*args)
+
+        return rotate
+
+    engine = Engine(
+        small_model(name), maths=SimpleNamespace(**{**vars(ops), **{word: seen(word) for word in rotating}})
+    )
+    engine.forward(TOKENS)
+    wanted = "rope_pairs" if engine.config.traits.rope_pairs else "rope_halves"
+    assert called == (set() if name in WITHOUT_ROPE else {wanted})
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "mamba2", "deepseek2"])

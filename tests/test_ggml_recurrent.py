@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from llamaref import Weights
 
-from llamadiff.ggml.op import Array, Op, Operand, function_of
+from llamadiff.ggml.op import Array, Op, Operand, arithmetics, function_of
 from llamadiff.llamacpp.layout import InitParams
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.quantizing import q8_way
@@ -342,6 +342,16 @@ def test_a_node_without_sources_is_checked(graph: Graph, small_model: Callable[.
         assert graph.cpu.ggml_graph_compute_with_ctx(context, whole, 1) == 0
         checker.done(node)
     assert [result.nmse for result in checker.results] == [0.0]
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_quick"])
+def test_every_value_of_a_table_is_followed(graph: Graph, name: str) -> None:
+    """ggml fills its tables in float32; whether its compiler fused a product with a sum shows in one value of GELU."""
+    x = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    n, found = graph.run(name, [x[np.isfinite(x)].reshape(1, 1, 1, -1)], [], [])
+    compute = function_of(n.name)
+    assert compute is not None
+    assert any(np.array_equal(compute(tried), found) for tried in arithmetics(n))
 
 
 @pytest.mark.parametrize("shifts", [(1, 0, 0, 0), (-2, 3, 1, -1), (0, -1, 2, 1)])

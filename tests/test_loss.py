@@ -39,6 +39,7 @@ TEXT = (
     "everywhere. One day, a storm came. The wind blew, and the ball was gone. Her friend helped her to find it. "
 ) * 8  # fmt: skip
 TOKENS = tuple(range(5, 45))
+KERNELS = 0.05  # standard errors: what other CPUs' kernels round otherwise (0.024 without vector extensions)
 
 
 def with_restored(path: Path, names: tuple[str, ...], changed: Mapping[str, object] | None = None) -> Path:
@@ -187,7 +188,7 @@ def test_figures_are_those_of_llama_perplexity_itself(name, value, error, of_tex
     """What llama-perplexity of llama-cpp-python 0.3.36 printed of these files: -c 64 -b 64 -fa off, a cache in F32."""
     found = named(of_text, name)
     turned = 2 / 248 if name == "Same top p" else 0.0  # first tokens that are near others: CPUs round otherwise
-    assert found.value == pytest.approx(value, abs=turned + 0.02 * error)
+    assert found.value == pytest.approx(value, abs=turned + KERNELS * error)
     assert found.error == pytest.approx(error, rel=0.01 + 7 * turned)  # sqrt(p (1 - p)) changes so much faster than p
 
 

@@ -11,10 +11,10 @@ import shared_models
 
 def test_without_them_the_suites_that_want_one_are_counted(monkeypatch):
     monkeypatch.setattr(shared_models, "EVERY", (Path("/nowhere.gguf"),))
-    assert shared_models.count() == "shared models: none: 7 suites are skipped in part"
+    assert shared_models.count() == "shared models: none: 8 suites are skipped in part"
     assert shared_models.suites() == {
-        "test_architectures", "test_diagnosis", "test_graph", "test_graph_bugs", "test_nodes", "test_normal",
-        "test_shared_models",
+        "test_architectures", "test_backends", "test_diagnosis", "test_graph", "test_graph_bugs", "test_nodes",
+        "test_normal", "test_shared_models",
     }  # fmt: skip
 
 

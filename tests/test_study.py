@@ -129,6 +129,7 @@ def test_one_wrong_element_is_found_with_its_place(traces):
     assert first.local.per_token[4] > 1e-6 > max(first.local.per_token[:4])
 
 
+@pytest.mark.slow
 def test_arithmetic_of_each_phase_is_its_own(traces):
     """A prefill in float32 and decode steps on rounded activations, as kernels really do it."""
     from dataclasses import replace
@@ -305,6 +306,7 @@ def test_a_cache_is_compared_slot_by_slot(traces):
     assert "only token 5 is wrong" in result.profile
 
 
+@pytest.mark.slow
 def test_a_span_that_overflows_float16_hides_no_bug(tmp_path):
     """Of the arithmetics that a span is tried with, one that overflows measures no noise."""
     from small import write_model

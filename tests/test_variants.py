@@ -54,7 +54,7 @@ def test_every_way_and_setting_is_right(small_model, tmp_path):
     assert {row.name: row.judged for row in result.rows}["callback=off"] == 1
     lines = printed(result, tmp_path).splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[3].split()[:3] == ["variant", "wrong", "leaves"]
+    assert lines[3].split()[:3] == ["variant", "wrong", "differs"]
     assert [line.split()[0] for line in lines[4 : 4 + len(result.rows)]] == [row.name for row in result.rows]
 
 

@@ -25,7 +25,7 @@ from llamadiff.trace.reader import Trace
 PREFIX = "cmd:"
 TAIL = 2000  # bytes of the command's output that are shown when it fails
 MAX_OUTPUT = 64 << 20
-REPORTS = (".json", ".csv")
+REPORTS = (".json", ".csv", ".xml", ".md", ".html")
 
 
 @register

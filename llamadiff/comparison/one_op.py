@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from llamadiff.ggml.check import replay
-from llamadiff.ggml.op import Array, Op
+from llamadiff.ggml.device import DeviceArithmetics, replayed
+from llamadiff.ggml.op import Array, Op, compute
 from llamadiff.ggml.repro import load, memory_of
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.child import Child
@@ -18,6 +18,8 @@ from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import Rows, worst_of
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
+
+CPU = "CPU"  # as ggml names that device
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ def run_ops(paths: Sequence[Path], settings: Settings, progress: Progress = sile
 
 def _judged(path: Path, op: Op, now: Array, before: Array, name: str, device: str) -> OpRun:
     rule = tolerances.rule_for(tolerances.RULES, name, op.name, "*")
-    errors = [replay(op, values, enough=rule.match) for values in (now, before)]
+    other = DeviceArithmetics(compute) if device != CPU else None
+    errors = [replayed(op, values, None, rule.match, other) for values in (now, before)]
     if errors[0] is None or errors[1] is None:
         raise UserError(f"{path}: there is no function for {op.name} that could judge it")
     limit = rule.match + errors[0].rounding

@@ -24,7 +24,8 @@ class NodeCheck:
     ``nmse`` is None where there is no function for the op, or it failed; ``problem`` says why. ``expected`` and
     ``found`` are the two values at ``index``, where they differ most. ``baseline`` and ``engine`` are moments of
     llama.cpp's values and ours. ``opened`` values could not be judged: on these inputs NaN or Inf is right there.
-    ``rounding`` adds to the limit of ``nmse`` (``Replay``). ``closeup`` is what a page shows of it.
+    ``rounding`` adds to the limit of ``nmse``, and may be ``estimated`` (``Recomputed``). ``closeup`` is what a page
+    shows of it.
     """
 
     name: str
@@ -46,6 +47,7 @@ class NodeCheck:
     problem: str | None = None
     opened: int = 0
     rounding: float = 0.0
+    estimated: bool = False
     closeup: Closeup | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -63,13 +65,15 @@ class NodeCheck:
 class Recomputed:
     """The best of an op's arithmetics: its NMSE, what it rounds to, and what it gives.
 
-    ``rounding``: what roundings that cannot be followed add to the limit, where the error is beyond ``enough``.
+    ``rounding``: what roundings that cannot be followed add to the limit, where the error is beyond ``enough``;
+    ``estimated``: a device's, which its other nodes must show too.
     """
 
     nmse: float
     arithmetic: str
     values: Array
     rounding: float = 0.0
+    estimated: bool = False
 
 
 def replay(n: Op, found: Array, compute: Callable[[Op], Array] | None = None, enough: float = 0.0) -> Recomputed | None:

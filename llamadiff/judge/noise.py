@@ -169,4 +169,4 @@ class TapNoise:
         else:
             unknown, error = [ROUGH, ROUGH_CACHE], errors[0]
         rough = [float(made[policy].errors(exact).sum()) for policy in unknown if policy in made]
-        return bool(error.sum() <= max(rough, default=0.0))
+        return bool(error.sum() <= sum(rough))

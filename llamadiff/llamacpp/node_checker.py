@@ -6,7 +6,9 @@ Inputs are copied when llama.cpp asks whether a node is wanted, before it runs, 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import numpy as np
 from llamaref import Weights
 from numpy.typing import NDArray
 
-from llamadiff.ggml.check import NO_FUNCTION, NodeCheck, Recomputed, opened, replay
+from llamadiff.ggml.check import NO_FUNCTION, NodeCheck, Recomputed, opened
+from llamadiff.ggml.device import DeviceArithmetics, replayed, settled
 from llamadiff.ggml.op import Op, Operand, compute, function_of
 from llamadiff.ggml.repro import save
 from llamadiff.ggml.streamed import streamed
@@ -32,13 +35,17 @@ class NodeChecker:
     """Checks nodes one by one; ``results`` are in graph order.
 
     ``keep``: a directory for the ops that are wrong (``everything``: for all ops), inputs and outputs with them.
-    ``only_list``: nothing is computed; ``pictures``: close-ups are kept. ``q8``: how this ggml rounds to eight bits.
+    ``only_list``: nothing is computed; ``pictures``: close-ups are kept. ``q8``: how this ggml rounds to eight bits;
+    ``on_device``: nodes may have been computed elsewhere than on the CPU.
     """
 
     def __init__(
-        self, weights: Weights, keep: Path | None, everything: bool, only_list: bool, q8: str, pictures: bool = False
-    ) -> None:
+        self, weights: Weights, keep: Path | None, everything: bool, only_list: bool, q8: str, pictures: bool = False,
+        on_device: bool = False,
+    ) -> None:  # fmt: skip
         self.weights, self.q8 = weights, q8
+        self.device = DeviceArithmetics(self._computed, self._decoder) if on_device else None
+        self._doubtful: dict[int, Path] = {}
         self.keep, self.everything, self.only_list, self.pictures = keep, everything, only_list, pictures
         self.results: list[NodeCheck] = []
         self.step = 0
@@ -75,15 +82,26 @@ class NodeChecker:
         found = node.values()
         rule = tolerances.rule_for(tolerances.RULES, node.name, n.name, "*")
         try:
-            best = replay(n, found, self._computed, rule.match)
+            best = replayed(n, found, self._computed, rule.match, self.device)
         except Exception as error:  # operands of a kind that the function has not met: this node alone is not judged
             self._report(node, None, problem=f"{type(error).__name__}: {error}")
             return
         assert best is not None
         self._report(node, best.nmse, best, found, n)
-        if self.keep is not None and (self.everything or best.nmse > 10 * (rule.match + best.rounding)):
-            save(self.keep / f"{self.step}-{len(self.results):05d}.safetensors", n, best.values, found, node.name,
-                 memory_of(node))  # fmt: skip
+        wrong = best.nmse > 10 * (rule.match + best.rounding)
+        if self.keep is not None and (self.everything or wrong or best.estimated):
+            path = self.keep / f"{self.step}-{len(self.results):05d}.safetensors"
+            save(path, n, best.values, found, node.name, memory_of(node))
+            if not wrong:
+                self._doubtful[len(self.results) - 1] = path
+
+    def settle(self) -> None:
+        """All nodes have run: what they show together decides on those that were estimated."""
+        self.results = settled(self.results)
+        for number, path in self._doubtful.items():
+            if self.results[number].rounding and not self.everything:
+                path.unlink()
+                path.with_suffix(".txt").unlink()
 
     def _view(self, node: Node) -> Op | None:
         """A view as an op on the memory that it looks into; None if that is large, or no plain numbers."""
@@ -110,8 +128,12 @@ class NodeChecker:
         sources = tuple(s if s is None or s.name not in self.weights else self._whole(s) for s in n.sources)
         return compute(replace(n, sources=sources))
 
+    def _decoder(self, name: str) -> Callable[[Array], Array]:
+        """What makes floats of rows of a weight."""
+        return self.weights.decoder(name) or partial(self.weights.decoded, name)
+
     def _whole(self, source: Operand) -> Operand:
-        values = self.weights.whole(source.name)
+        values = self.weights.whole(source.name) if source.decode is None else source.decode(source.values)
         return Operand(values.reshape(*[1] * (4 - values.ndim), *values.shape), source.kind, source.name)
 
     def _report(
@@ -140,7 +162,7 @@ class NodeChecker:
         self.results.append(NodeCheck(
             label, tap, node.op, weight, kind, node.type, node.shape, sources, self.step, nmse, arithmetic, index,
             expected, value, *stats, problem, opened(n, best.values) if n is not None and best is not None else 0,
-            best.rounding if best else 0.0, seen,
+            best.rounding if best else 0.0, best.estimated if best else False, seen,
         ))  # fmt: skip
 
 

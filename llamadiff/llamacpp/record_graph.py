@@ -43,9 +43,12 @@ class NodeRun(Capture):
         weights.decoder = dequantizer.decoder
         keep = None if self.request.keep is None else Path(self.request.keep)
         asked = self.request
-        self.checker = NodeChecker(weights, keep, asked.keep_all, asked.only_list, q8_way(self.lib), asked.pictures)
+        settings = asked.settings
+        self.checker = NodeChecker(weights, keep, asked.keep_all, asked.only_list, q8_way(self.lib), asked.pictures,
+                                   bool(settings.device or settings.gpu_layers))  # fmt: skip
         with threadpool_limits(1, "blas"):
             prefill_s = self._decode_all(self._context(), say)
+        self.checker.settle()
         report = {
             "info": json.loads(self._info(prefill_s).to_json()),
             "nodes": [found.to_json() for found in self.checker.results],

@@ -23,6 +23,7 @@ Array = NDArray[Any]
 ROOM = 1 << 20  # bytes for tensors without their data
 OPS, NEWER = 90, 24  # numbers that ops have in every version, and how far a later one may have moved them
 _I8 = 24  # GGUF's number of the type
+WRITTEN = {"SET_ROWS": 2, "CPY": 1}  # ops that write into one of their sources: which
 _BYTES = {"f32": 4, "i32": 4, "i64": 8, "f16": 2, "bf16": 2}
 
 _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments
@@ -56,11 +57,11 @@ class OpRunner:
     def run(self, path: Path) -> Array:
         """What the op of a file gives: [ne3, ne2, ne1, ne0]."""
         op, memory, given = load(path)[0], *memory_of(path)
-        if memory.op in ("SET_ROWS", "CPY", "SET", "ACC"):
-            raise UserError(f"{path}: {memory.op} writes into one of its sources, and is not run by itself")
+        if memory.op in WRITTEN and WRITTEN[memory.op] not in memory.places:
+            raise UserError(f"{path}: does not say into what {memory.op} wrote; save it with a newer llama.cpp")
         with self._context() as context:
             made = [self._source(context, *one) for one in zip(memory.types, memory.sizes, memory.strides, strict=True)]
-            result = self._result(context, op, memory, [source for source, _ in made])
+            result = self._result(context, op, memory, made)
             if not self.lib.ggml_backend_dev_supports_op(self.device.address, result):
                 raise UserError(f"{path}: {self.device.name} does not run {op.name} on these types and shapes")
             buffer = self.lib.ggml_backend_alloc_ctx_tensors(context, self.backend)
@@ -88,23 +89,33 @@ class OpRunner:
     def _source(self, context: Any, kind: str, sizes: Sequence[int], strides: Sequence[int]) -> tuple[Any, Any]:
         """A tensor with these strides, and the one whose memory it looks into."""
         base = self.lib.ggml_new_tensor_4d(context, _I8, _span(kind, sizes, strides), 1, 1, 1)
-        source = self.lib.ggml_view_tensor(context, base)
-        tensor = self.ggml.node(source).tensor
+        return self._look(context, base, kind, sizes, strides), base
+
+    def _look(self, context: Any, base: Any, kind: str, sizes: Sequence[int], strides: Sequence[int]) -> Any:
+        """A tensor in another one's memory."""
+        made = self.lib.ggml_view_tensor(context, base)
+        tensor = self.ggml.node(made).tensor
         tensor.type = type_number(kind.upper())
         tensor.op = 0  # NONE: a leaf, not a view that is to be computed
         tensor.src[0] = None
         for axis in range(4):
             tensor.ne[axis], tensor.nb[axis] = sizes[axis], strides[axis]
-        return source, base
+        return made
 
-    def _result(self, context: Any, op: Op, memory: Memory, sources: Sequence[Any]) -> Any:
-        made = self.lib.ggml_new_tensor_4d(context, type_number(op.kind.upper()), *reversed(op.shape))
-        tensor = self.ggml.node(made).tensor
+    def _result(self, context: Any, op: Op, memory: Memory, made: Sequence[tuple[Any, Any]]) -> Any:
+        """The op's own tensor: where it writes into a source, another look at that one's memory."""
+        if memory.op in WRITTEN:
+            place = memory.places.index(WRITTEN[memory.op])
+            lies = memory.types[place], memory.sizes[place], memory.strides[place]
+            result = self._look(context, made[place][1], *lies)
+        else:
+            result = self.lib.ggml_new_tensor_4d(context, type_number(op.kind.upper()), *reversed(op.shape))
+        tensor = self.ggml.node(result).tensor
         tensor.op = self._number(memory)
         ctypes.memmove(tensor.op_params, op.params, min(len(op.params), ctypes.sizeof(tensor.op_params)))
-        for place, source in zip(memory.places, sources, strict=True):
+        for place, (source, _) in zip(memory.places, made, strict=True):
             tensor.src[place] = ctypes.cast(source, type(tensor.src[place]))
-        return made
+        return result
 
     def _number(self, memory: Memory) -> int:
         """The op's number in this ggml: numbers differ between versions."""

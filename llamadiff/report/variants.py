@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -19,9 +20,14 @@ from llamadiff.report.terminal.styles import style_of
 SCHEMA = "llamadiff.variants/1"
 WIDTH = 79
 _NAME, _REST = 22, WIDTH - 23
-_HEAD = ("variant", "wrong", "leaves default at", "x own", "KL", "first", "s")
+_HEAD = ("variant", "wrong", "differs first at", "x rounding", "KL", "token", "s")
+_LEGEND = """\
+wrong             taps whose op is wrong on the inputs that it was given
+differs first at  the first tap that is not the default's bit for bit
+x rounding        how far its logits are from exact, over what rounding explains
+KL, token         its next token against the default's"""
 _QUOTED = re.compile(r"\(it said: (?:\w+: )*(.+?)\)?$")
-_FORM = "{:22} {:>5} {:17} {:>6} {:>7} {:10} {:>5}"
+_FORM = "{:22} {:>5} {:16} {:>10} {:>6} {:9} {:>5}"
 
 
 def print_variants(found: Variants, console: Console) -> None:
@@ -32,11 +38,19 @@ def print_variants(found: Variants, console: Console) -> None:
     console.print(Text(_FORM.format(*_HEAD).rstrip()))
     for row in found.rows:
         console.print(Text(_line(row), style_of(page, row.verdict) if row.verdict == tolerances.WRONG else ""))
-    console.print()
+    console.print(Text(f"\n{_LEGEND}\n"))
+    for name, said in _notes(found):
+        page.paragraph(Text(f"{name}: "), Text(said))
+    console.print(Text(_said(found)))
+
+
+def _notes(found: Variants) -> Iterator[tuple[str, str]]:
+    """What has no room in a line of the table: a name, and what is said of it."""
     for row in found.rows:
         if row.wrong:
-            console.print(Text(f"{row.name}: {shown(row.headline)}"))
-    console.print(Text(_said(found)))
+            yield row.name, shown(row.headline)
+        elif row.failed and len(_failure(row)) > _REST:
+            yield row.name, _failure(row)
 
 
 def _tokens(found: Variants) -> str:
@@ -49,7 +63,7 @@ def _line(row: Variant) -> str:
     if row.failed:
         return f"{name:{_NAME}} {_cut(_failure(row), _REST)}"
     ratio = "" if row.ratio is None or not math.isfinite(row.ratio) else f"{row.ratio:.1f}x"
-    leaves = _cut(row.leaves, 17) if row.leaves else ""
+    leaves = _cut(row.leaves, 16) if row.leaves else ""
     wrong = f"{len(row.wrong)}" if row.judged else "-"
     return _FORM.format(name, wrong, leaves, ratio, _kl(row), _first(row), f"{row.seconds:.1f}").rstrip()
 
@@ -77,7 +91,7 @@ def _first(row: Variant) -> str:
     if row.name != DEFAULT and logits.top1_agree:
         return "same"
     token = logits.candidate_top[0]
-    return _cut(str(token.id) if token.text is None else shown(json.dumps(token.text, ensure_ascii=False)), 10)
+    return _cut(str(token.id) if token.text is None else shown(json.dumps(token.text, ensure_ascii=False)), 9)
 
 
 def _cut(text: str, width: int) -> str:

@@ -14,7 +14,7 @@ from fuzz import mutating
 from fuzz.readers import READERS
 
 RUN = Path(__file__).with_name("run.py")
-CASES = 100
+CASES = 60
 
 
 @pytest.fixture(scope="module")

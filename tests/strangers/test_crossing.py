@@ -26,7 +26,8 @@ from strangers.crossing import (
 
 GENEROUS = 100  # how many times a right op's own rounding may be stated to hide there
 MISNAMED = 0.02  # of the bugs that are found, how many may be called by another bug's name
-QUICK_BUGS = 12  # one in so many is crossed in the quick suite
+QUICK_BUGS = 24  # one in so many is crossed in the quick suite
+FEW_SPARSE = ("dense", "dense", "dense", "dense", "sparse")  # what is unclear is looked for, which takes seconds
 PARTS = (
     3  # an arithmetic meets one in so many of the bugs here, and others than its neighbours; all: report.py --bug all
 )
@@ -65,7 +66,7 @@ def _right(arithmetics: Sequence[Arithmetic], models: Sequence[str], shapes: Seq
 
 def _quick_right() -> list[Case]:
     """Every arithmetic once as the other tests run, models, kinds and shapes in turn."""
-    turns = zip(ARITHMETICS, cycle(RIGHT_MODELS), cycle(EVERY_KIND), cycle(("dense", "dense", "sparse")), strict=False)
+    turns = zip(ARITHMETICS, cycle(RIGHT_MODELS), cycle(EVERY_KIND), cycle(FEW_SPARSE), strict=False)
     return [Case(arithmetic, model, kind, shape=shape) for arithmetic, model, kind, shape in turns]
 
 
@@ -124,6 +125,7 @@ def _once_accused() -> list[Case]:
         case("softmax bf16", "qwen2", "Q6_K", shape="logits", seed=1, length=40, model_seed=3),
         case("f16 operands", "llama-deep", "Q8_0", length=1),  # what fits a part of the error was forgotten after two
         case("bf16 weights", "llama-deep", "Q4_K", length=1),  # layers; and then came nearer than what was kept
+        case("int8 cut", "moe", "Q4_K", shape="sparse"),  # errs by 7 bits, and by its cache
     ]
 
 
@@ -260,7 +262,7 @@ def test_every_arithmetic_runs_on_every_model_that_it_can():
     models = {*RIGHT_MODELS, "llama-deep"}
     able = {(each.name, model) for each in ARITHMETICS for model in models & set(each.only or models)}
     assert {(case.arithmetic.name, case.model) for case in RIGHT} == able
-    assert len({case.name for case in (*QUICK, *RIGHT)}) == 1354
+    assert len({case.name for case in (*QUICK, *RIGHT)}) == 1353
 
 
 @pytest.mark.slow

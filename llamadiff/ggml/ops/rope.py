@@ -51,24 +51,51 @@ def rope_back(n: Op) -> Array:
 
 
 def _rotated(n: Op, direction: float) -> Array:
-    s, x = Parameters.of(n), n.x()
-    half = s.n_dims // 2 if s.mode != VISION else s.n_dims
-    theta = _angles(s, n.x(1).reshape(-1), x.shape[-3], half, n.exact)  # [token, pair]
-    cos, sin = _cos_sin(s, theta, n.optional(2), n.exact)
-    c, d = cos[:, None, :], direction * sin[:, None, :]  # [token, 1, pair]
+    s = Parameters.of(n)
+    turn, magnitude = _turns(n, s)
+    return _turned(n, s, np.cos(turn) * magnitude, direction * np.sin(turn) * magnitude)
+
+
+def _turns(n: Op, s: Parameters) -> tuple[Array, Any]:
+    """By how much each pair of each token is turned [token, pair], and the factor of all: as exact as ``n.exact``."""
+    theta = _angles(s, n.x(1).reshape(-1), n.x().shape[-3], _pairs(s), n.exact)
+    return _scaled(s, theta, n.optional(2), n.exact)
+
+
+def turned_as(n: Op, found: Array, off: float, least: float) -> Array:
+    """Rotated by the angles that a result shows [.., token, head, dim]: those that all heads have together.
+
+    They are taken to be no further from the right ones than ``off`` times the angle and ``least`` radians.
+    """
+    s, x = Parameters.of(n), n.x().astype(np.float64)
+    (turn, magnitude), (first, second) = _turns(n, s), _places(s, x.shape[-1])
+    z, w = (v[..., first] + 1j * v[..., second] for v in (x, found.astype(np.float64)))
+    over = tuple(axis for axis in range(z.ndim) if axis not in (z.ndim - 3, z.ndim - 1))
+    shown = np.angle((w * z.conj()).sum(axis=over) * np.exp(-1j * turn))  # [token, pair], beyond the right ones
+    reach = off * np.abs(turn) + least
+    turn = turn + np.clip(shown, -reach, reach)
+    return _turned(n, s, np.cos(turn) * magnitude, np.sin(turn) * magnitude)
+
+
+def _turned(n: Op, s: Parameters, cos: Array, sin: Array) -> Array:
+    x, (first, second) = n.x(), _places(s, n.x().shape[-1])
+    c, d = cos[:, None, :], sin[:, None, :]  # [token, 1, pair]
     out = np.array(x, np.float32, order="C")
-    first, second = _places(s, x.shape[-1], half)
     a, b = x[..., first], x[..., second]
     out[..., first], out[..., second] = a * c - b * d, a * d + b * c
     return out
 
 
-def _places(s: Parameters, width: int, half: int) -> tuple[Array, Array]:
+def _pairs(s: Parameters) -> int:
+    return s.n_dims // 2 if s.mode != VISION else s.n_dims
+
+
+def _places(s: Parameters, width: int) -> tuple[Array, Array]:
     """Which values of a head make up the pairs."""
-    i = np.arange(half)
+    i = np.arange(_pairs(s))
     if s.mode == 0:
         return s.offset + 2 * i, s.offset + 2 * i + 1
-    return s.offset + i, s.offset + i + (width // 2 if s.mode == VISION else half)
+    return s.offset + i, s.offset + i + (width // 2 if s.mode == VISION else len(i))
 
 
 def _angles(s: Parameters, positions: Array, tokens: int, half: int, exact: bool) -> Array:
@@ -102,8 +129,8 @@ def _sections(s: Parameters, half: int) -> Array:
     return np.searchsorted(np.cumsum([t, h, w]), sector, side="right")
 
 
-def _cos_sin(s: Parameters, theta: Array, factors: Array | None, exact: bool) -> tuple[Array, Array]:
-    """cos and sin of the angles: divided by frequency factors, scaled, blended by YaRN (arXiv:2309.00071)."""
+def _scaled(s: Parameters, theta: Array, factors: Array | None, exact: bool) -> tuple[Array, Any]:
+    """The angles divided by frequency factors, scaled, blended by YaRN (arXiv:2309.00071), and YaRN's factor of all."""
     kind: type[Any] = np.float64 if exact else np.float32
     if factors is not None:
         theta = theta / factors.reshape(-1)[: theta.shape[1]].astype(kind)
@@ -112,7 +139,7 @@ def _cos_sin(s: Parameters, theta: Array, factors: Array | None, exact: bool) ->
         keep = (_keep(s, theta.shape[1]) * s.ext_factor).astype(kind)
         scaled = scaled * (1 - keep) + theta * keep
         magnitude *= 1.0 + 0.1 * math.log(1.0 / s.scale)
-    return np.cos(scaled) * kind(magnitude), np.sin(scaled) * kind(magnitude)
+    return scaled, kind(magnitude)
 
 
 def _keep(s: Parameters, half: int) -> Array:

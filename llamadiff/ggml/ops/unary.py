@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from llamadiff.ggml.op import Array, Op, op
+from llamadiff.ggml.op import Array, Kernels, Op, op
 from llamadiff.numerics.arithmetic import GELU_END, round_f16, round_in_table
 
 SQRT_2_OVER_PI = 0.79788456080286535587989211986876  # ggml-cpu/vec.h
 GELU_A, QUICK = 0.044715, -1.702
+FUSED, UNFUSED = 0, 1  # kernels of GELU: whether its table's first product is rounded before it is added
 _ERF = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -23,10 +24,11 @@ def _gelu(x: Array) -> Array:
     return np.asarray(0.5 * x * (1.0 + np.tanh(SQRT_2_OVER_PI * x * (1.0 + GELU_A * x * x))))
 
 
-def _gelu_single(x: Array) -> Array:
-    """The same in float32, as ggml fills its table; compilers fuse the first product with its sum (ggml-cpu/vec.h)."""
+def _gelu_single(x: Array, kernel: int) -> Array:
+    """The same in float32, as ggml fills its table (ggml-cpu/vec.h); compilers fuse the product and the sum, or not."""
     root, coefficient = np.float32(SQRT_2_OVER_PI), np.float32(GELU_A)
-    inner = (1.0 + (coefficient * x).astype(np.float64) * x).astype(np.float32)
+    product = (coefficient * x).astype(np.float64) * x
+    inner = (1.0 + (product if kernel == FUSED else product.astype(np.float32))).astype(np.float32)
     tanh = np.tanh((root * x * inner).astype(np.float64)).astype(np.float32)
     return np.asarray(np.float32(0.5) * x * (np.float32(1) + tanh))
 
@@ -43,19 +45,29 @@ def _softplus(x: Array) -> Array:
     return np.where(x > 20.0, x, np.log1p(np.exp(np.minimum(x, 20.0))))
 
 
-def gelu(x: Array, exact: bool) -> Array:
+def _gelu_quick_single(x: Array) -> Array:
+    """The same in float32, as ggml fills its table (ggml-cpu/vec.h)."""
+    power = np.exp((np.float32(QUICK) * x).astype(np.float64)).astype(np.float32)
+    return np.asarray(x * (np.float32(1) / (np.float32(1) + power)))
+
+
+def gelu(n: Op, x: Array) -> Array:
     """GELU by tanh (Hendrycks & Gimpel 2016), or by ggml's table."""
-    if exact:
+    if n.exact:
         return _gelu(x.astype(np.float64)).astype(np.float32)
-    table = round_in_table(_gelu_single(round_in_table(x).astype(np.float32)))
+    table = round_in_table(_gelu_single(round_in_table(x).astype(np.float32), n.kernel))
     return np.where(x <= -GELU_END, np.float32(0), table)
 
 
-def gelu_quick(x: Array, exact: bool) -> Array:
+def gelu_quick(n: Op, x: Array) -> Array:
     """x * sigmoid(1.702 x); ggml's table takes and gives float16."""
-    if exact:
+    if n.exact:
         return _gelu_quick(x.astype(np.float64)).astype(np.float32)
-    return round_f16(_gelu_quick(round_f16(x).astype(np.float64)).astype(np.float32))
+    return round_f16(_gelu_quick_single(round_f16(x)))
+
+
+def _kernels(n: Op) -> tuple[int, ...]:
+    return (FUSED, UNFUSED) if n.name in ("GELU", "GEGLU") else (FUSED,)
 
 
 _PLAIN: dict[str, Callable[[Array], Array]] = {
@@ -75,16 +87,16 @@ def unary(n: Op) -> Array:
     return np.asarray(_PLAIN[n.name](n.x().astype(np.float64)), np.float32)
 
 
-@op("GELU", rounds=True)
+@op("GELU", rounds=Kernels(_kernels))
 def gelu_op(n: Op) -> Array:
     """GELU, by ggml's table or exactly."""
-    return gelu(n.x(), n.exact)
+    return gelu(n, n.x())
 
 
 @op("GELU_QUICK", rounds=True)
 def gelu_quick_op(n: Op) -> Array:
     """Quick GELU, by ggml's table or exactly."""
-    return gelu_quick(n.x(), n.exact)
+    return gelu_quick(n, n.x())
 
 
 @op("XIELU")
@@ -111,20 +123,20 @@ def halves(n: Op) -> tuple[Array, Array]:
     return (second, first) if n.ints[1] else (first, second)
 
 
-_GATES: dict[str, Callable[[Array, bool], Array]] = {
-    "REGLU": lambda x, exact: np.maximum(x, np.float32(0)),
+_GATES: dict[str, Callable[[Op, Array], Array]] = {
+    "REGLU": lambda n, x: np.maximum(x, np.float32(0)),
     "GEGLU": gelu,
-    "SWIGLU": lambda x, exact: np.asarray(x.astype(np.float64) * _sigmoid(x.astype(np.float64)), np.float32),
-    "GEGLU_ERF": lambda x, exact: _gelu_erf(x.astype(np.float64)).astype(np.float32),
+    "SWIGLU": lambda n, x: np.asarray(x.astype(np.float64) * _sigmoid(x.astype(np.float64)), np.float32),
+    "GEGLU_ERF": lambda n, x: _gelu_erf(x.astype(np.float64)).astype(np.float32),
     "GEGLU_QUICK": gelu_quick,
 }
 
 
-@op(*_GATES, rounds=True)
+@op(*_GATES, rounds=Kernels(_kernels))
 def glu(n: Op) -> Array:
     """activation(x) * gate (Shazeer 2020, arXiv:2002.05202)."""
     x, gate = halves(n)
-    return _GATES[n.name](x, n.exact) * gate
+    return _GATES[n.name](n, x) * gate
 
 
 @op("SWIGLU_OAI")

@@ -1,0 +1,77 @@
+"""Every node of the models on other builds and devices of llama.cpp: those that `make backends` has made."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import shared_models
+from rpc_server import serving
+from tools.backends import FOUND, PARTS, Usage, made
+
+from llamadiff.shipped.place import shipped_model
+
+pytestmark = [pytest.mark.backends, pytest.mark.slow]
+TOKENS = ",".join(str(1 + 37 * number % 120) for number in range(64))  # within every vocabulary
+SHIPPED = shipped_model(quantized=True)
+
+# Wrong on a device, and really so: ggml-vulkan's tanh, 1 - 2 / (exp(2x) + 1), is off by 6e-8 near zero, where it is x.
+REALLY_WRONG = {("vulkan", "gemma2.F16"): ["TANH"] * 3}
+
+
+@pytest.fixture(scope="session")
+def usage() -> Iterator[Callable[[str], Usage]]:
+    """usage("vulkan"): how that part is used; whoever asks for one that was not made is skipped."""
+    with ExitStack() as open_ones:
+        known: dict[str, Usage] = {}
+
+        def of(name: str) -> Usage:
+            folder = made().get(name, " not made yet: make backends")
+            if folder[0] == " ":
+                pytest.skip(folder.strip())
+            if name not in known:
+                known[name] = PARTS[name].use(Path(folder))
+                if PARTS[name].served:
+                    server = open_ones.enter_context(serving(next(Path(folder, "lib").glob("*rpc-server"))))
+                    known[name] = Usage((*known[name].options, "--device", f"rpc:{server}"))
+            return known[name]
+
+        yield of
+
+
+def asked(usage: Usage, *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "llamadiff", *map(str, words), *usage.options]
+    return subprocess.run(command, env={**os.environ, **usage.environment}, capture_output=True, text=True, check=False)
+
+
+CASES = [(name, tokens) for name, part in PARTS.items() for tokens in part.tokens]
+
+
+@pytest.mark.parametrize(("name", "tokens"), CASES)
+@pytest.mark.parametrize("shared_model", [SHIPPED, *shared_models.EVERY], ids=lambda path: path.stem, indirect=True)
+def test_every_node_is_judged_and_right(name, tokens, shared_model, usage, tmp_path):
+    given = ",".join(TOKENS.split(",")[:tokens])
+    done = asked(usage(name), "backend", shared_model, "--tokens", given, "--json", "-", "--keep", tmp_path / "kept")
+    assert done.returncode in (0, 1), done.stderr
+    report = json.loads(done.stdout)
+    wrong = [tap["op"] for tap in report["taps"] if tap["verdict"] == "wrong"]
+    row = {"part": name, "tokens": tokens, "model": shared_model.stem, "nodes": len(report["taps"]),
+           "verdict": report["verdict"], "wrong": wrong}  # fmt: skip
+    with FOUND.open("a") as table:
+        table.write(json.dumps(row) + "\n")
+    assert wrong == REALLY_WRONG.get((name, shared_model.stem), []), report["headline"]
+    assert {tap["verdict"] for tap in report["taps"]} <= {"match", "wrong"}
+    if not wrong:
+        return
+    saved = sorted((tmp_path / "kept").glob("*.safetensors"))
+    options = usage(name).options
+    on_cpu = Usage(options[: options.index("--device")])
+    assert len(saved) == len(wrong)
+    assert asked(usage(name), "replay", *saved).returncode == 1
+    assert asked(on_cpu, "replay", *saved).returncode == 0

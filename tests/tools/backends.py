@@ -1,0 +1,259 @@
+"""Other builds and devices of llama.cpp, real ones, about which test_backends.py asks `backend`.
+
+    python tests/tools/backends.py [PART...]   make what can be made here, and say why the others cannot
+    python tests/tools/backends.py --table     what the tests found last
+
+They lie in build/backends, or where LLAMADIFF_PARTS says. What they need, on Debian: cmake, g++, ninja-build, ccache
+(if you like), libopenblas-dev, npm, libvulkan1, mesa-vulkan-drivers. LLAMADIFF_VULKAN is a build with Vulkan of your
+own, with its headers, to be asked in place of one from npm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+FOLDER = Path(os.environ.get("LLAMADIFF_PARTS") or ROOT / "build/backends").resolve()
+FOUND = FOLDER / "found.jsonl"
+PACKAGE = "llama-cpp-python"
+OTHER = "0.3.30"  # a release that is not the installed one
+PREBUILT, HEADERS = "@node-llama-cpp/linux-x64-vulkan@3.22.1", "0.3.36"  # both are of llama.cpp 0.5.0
+COMMON = (
+    "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=OFF",
+)  # fmt: skip
+
+
+class MissingPartError(Exception):
+    """Why a part cannot be made here."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How llamadiff is asked about a part: its options, and what stands in the environment."""
+
+    options: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One build: what it is, how it is made (nothing is done that was done before), how it is used.
+
+    ``tokens``: how many its models are given, once each. ``served``: it is used through an rpc-server in its folder.
+    """
+
+    about: str
+    make: Callable[[], Path]
+    use: Callable[[Path], Usage]
+    tokens: tuple[int, ...] = (16,)
+    served: bool = False
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+def run(*words: object, where: Path | None = None) -> str:
+    """A program's standard output; its last line of errors is why a part is missing."""
+    environment = {**os.environ, "CCACHE_BASEDIR": str(FOLDER), "CCACHE_NOHASHDIR": "1"}
+    command = [*map(str, words)]
+    try:
+        done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise MissingPartError(f"{command[0]} is not installed") from None
+    if done.returncode:
+        said = [line for line in (done.stderr + done.stdout).splitlines() if "rror" in line] or ["no reason given"]
+        raise MissingPartError(f"{' '.join(command[:3])}: {said[0].strip()[:200]}")
+    return done.stdout
+
+
+def sources(release: str) -> Path:
+    """llama.cpp as a release of llama-cpp-python has it, from its source package."""
+    folder = FOLDER / f"llama_cpp_python-{release}"
+    if not folder.is_dir():
+        run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest",
+            FOLDER / "sdist", f"{PACKAGE}=={release}")  # fmt: skip
+        with tarfile.open(next((FOLDER / "sdist").glob(f"*-{release}.tar.gz"))) as packed:
+            packed.extractall(FOLDER, filter="data")
+    return folder / "vendor/llama.cpp"
+
+
+def built(source: Path, folder: Path, targets: Sequence[str], *options: str) -> Path:
+    """A folder with what cmake made of these targets."""
+    more = ["-G", "Ninja"] if shutil.which("ninja") else []
+    if shutil.which("ccache"):
+        more += ["-DCMAKE_C_COMPILER_LAUNCHER=ccache", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"]
+    if not (folder / "CMakeCache.txt").is_file():
+        run("cmake", "-S", source, "-B", folder, *more, *COMMON, *options)
+    run("cmake", "--build", folder, "--parallel", os.cpu_count() or 1, "--target", *targets)
+    return folder
+
+
+@cache
+def modules() -> Path:
+    """The installed release's ggml, each backend of it a library of its own: libllama need not be compiled again."""
+    blas = "ON" if subprocess.run(["pkg-config", "--exists", "openblas"], check=False).returncode == 0 else "OFF"
+    options = ("-DGGML_BACKEND_DL=ON", "-DGGML_NATIVE=OFF", "-DGGML_RPC=ON", f"-DGGML_BLAS={blas}",
+               "-DGGML_BLAS_VENDOR=OpenBLAS", "-DLLAMA_BUILD_TOOLS=ON")  # fmt: skip
+    return built(sources(version(PACKAGE)), FOLDER / "modules", ("ggml", "ggml-rpc-server"), *options) / "bin"
+
+
+def beside(backend: str) -> Path:
+    """A folder with headers, the installed libllama, ggml, its CPU backend and one more."""
+    wanted = re.compile(rf"libggml(-base)?\.|libggml-(cpu|{backend})\.|.*rpc-server$")
+    found = [path for path in modules().iterdir() if wanted.match(path.name)]
+    if not any(path.name.startswith(f"libggml-{backend}.") for path in found):
+        raise MissingPartError(
+            f"ggml was built without {backend}: see what it needs at the top of {Path(__file__).name}"
+        )
+    package, folder = find_spec("llama_cpp"), FOLDER / backend
+    assert package is not None
+    assert package.origin is not None
+    installed = Path(package.origin).parent
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(installed.parent / "include", folder / "include")
+    (folder / "lib").mkdir()
+    for path in (*found, *(installed / "lib").glob("libllama.*")):
+        shutil.copy2(path, folder / "lib")
+    return folder
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def vulkan() -> Path:
+    """A build with Vulkan that somebody has made, since the compile takes long and needs new headers."""
+    if own := os.environ.get("LLAMADIFF_VULKAN"):
+        return Path(own)
+    folder = FOLDER / "vulkan"
+    if not (folder / "include").is_dir():
+        (FOLDER / "npm").mkdir(parents=True, exist_ok=True)
+        name = run("npm", "pack", "--silent", PREBUILT, where=FOLDER / "npm").split()[-1]
+        with tarfile.open(FOLDER / "npm" / name) as packed:
+            packed.extractall(FOLDER / "npm", filter="data")
+        shutil.copytree(next((FOLDER / "npm/package/bins").iterdir()), folder / "lib", dirs_exist_ok=True)
+        shutil.copy2(next((folder / "lib").glob("libllama.*.so")), folder / "lib/libllama.so")
+        source = sources(HEADERS)
+        shutil.copytree(source / "ggml/include", folder / "include")
+        shutil.copy2(source / "include/llama.h", folder / "include")
+    doctor = [sys.executable, "-m", "llamadiff", "doctor", "--llama-cpp", str(folder)]
+    environment = {**os.environ, **_on_vulkan(folder).environment}
+    said = subprocess.run(doctor, env=environment, capture_output=True, text=True, check=False)
+    if "Vulkan0" not in said.stdout:
+        raise MissingPartError("there is no device for Vulkan; on Debian, apt install libvulkan1 mesa-vulkan-drivers")
+    return folder
+
+
+def other_release() -> Path:
+    """A plain build of it, whole."""
+    source = sources(OTHER)
+    return built(source, source / "build", ("llama",), "-DLLAMA_BUILD_TOOLS=OFF", "-DLLAMA_BUILD_COMMON=OFF")
+
+
+def oldest() -> str:
+    """The oldest llama-cpp-python that is taken."""
+    found = re.search(rf'"{PACKAGE}>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert found is not None
+    return found[1]
+
+
+def newest() -> str:
+    """The newest that there is."""
+    found = re.search(r"Available versions: ([\d.]+)", run(sys.executable, "-m", "pip", "index", "versions", PACKAGE))
+    assert found is not None
+    return found[1]
+
+
+def package(release: Callable[[], str]) -> Path:
+    """A llama-cpp-python in a folder of its own; an empty one, where it is the installed one."""
+    folder = FOLDER / f"package-{release()}"
+    if release() != version(PACKAGE) and not folder.is_dir():
+        run(
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            folder,
+            f"{PACKAGE}=={release()}",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _of_build(folder: Path) -> Usage:
+    return Usage(("--llama-cpp", str(folder)))
+
+
+def _on_vulkan(folder: Path) -> Usage:
+    """Devices that are a CPU are passed over, unless they are asked for."""
+    return Usage(("--llama-cpp", str(folder), "--device", "Vulkan0"), {"GGML_VK_VISIBLE_DEVICES": "0"})
+
+
+def _of_package(folder: Path) -> Usage:
+    paths = (str(folder), os.environ.get("PYTHONPATH", ""))
+    return Usage((), {"PYTHONPATH": os.pathsep.join(filter(None, paths))})
+
+
+PARTS = {
+    "oldest": Part("the oldest llama-cpp-python", lambda: package(oldest), _of_package),
+    "newest": Part("the newest llama-cpp-python", lambda: package(newest), _of_package),
+    "release": Part(f"a plain build of {PACKAGE} {OTHER}'s", other_release, _of_build),
+    "openblas": Part("a CPU build with OpenBLAS", lambda: beside("blas"), _of_build, (64, 6)),
+    "rpc": Part("a device behind an rpc-server", lambda: beside("rpc"), _of_build, served=True),
+    "vulkan": Part("the first device of Vulkan", vulkan, _on_vulkan),
+}
+
+
+def made() -> dict[str, str]:
+    """What the last call has made: name -> folder, or nothing and the reason after a space."""
+    path = FOLDER / "made.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def table() -> str:
+    """A line for each part and number of tokens: models, nodes, verdicts."""
+    rows = [json.loads(line) for line in FOUND.read_text().splitlines()]
+    lines = [f"{'part':10}{'tokens':>8}{'models':>8}{'nodes':>8}{'match':>8}  not right"]
+    for name, tokens in dict.fromkeys((row["part"], row["tokens"]) for row in rows):
+        mine = [row for row in rows if (row["part"], row["tokens"]) == (name, tokens)]
+        right, nodes = sum(row["verdict"] == "match" for row in mine), sum(row["nodes"] for row in mine)
+        others = ", ".join(f"{row['model']}: {' '.join(row['wrong']) or row['verdict']}" for row in mine
+                           if row["verdict"] != "match")  # fmt: skip
+        lines.append(f"{name:10}{tokens:8}{len(mine):8}{nodes:8}{right:8}  {others}".rstrip())
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Make the parts, one after the other."""
+    if "--table" in sys.argv:
+        print(table())
+        return
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    said = made()
+    for name in sys.argv[1:] or PARTS:
+        try:
+            said[name] = str(PARTS[name].make())
+        except MissingPartError as error:
+            said[name] = f" {error}"
+        print(f"{name:10}{PARTS[name].about}: {said[name].strip() if said[name][0] == ' ' else 'made'}", flush=True)
+        (FOLDER / "made.json").write_text(json.dumps(said))
+    FOUND.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()
