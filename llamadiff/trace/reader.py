@@ -147,7 +147,7 @@ class Trace(Mapping[str, Array]):
         metadata = header.pop("__metadata__", {})
         text = metadata.get(KEY) if isinstance(metadata, dict) else None
         info = Info(()) if text is None and bare else parse_info(path, text)
-        whole = np.memmap(path, np.uint8, "r")  # one for all taps: every map keeps a file descriptor
+        whole = np.asarray(np.memmap(path, np.uint8, "r"))  # one for all taps: every map keeps a file descriptor
         arrays: dict[str, Array] = {}
         dtypes: dict[str, str] = {}
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
