@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from llamaref.config import Rope
 from llamaref.weight_product import WeightProduct
 from numpy.typing import NDArray
 
+from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.by_sketch import LEAST, Sketched, Sketching
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.free_run import FreeRun
@@ -59,23 +59,20 @@ class Study(RoundedOnce):
         self,
         judge: Judge,
         lanes: Sequence[Lane],
-        present: Sequence[taps.Tap],
-        inputs: Callable[[taps.Tap], list[str]],
-        n_expert: int,
+        model: Runnable,
         keep: Callable[[str, Array], None] = lambda name, x: None,
-        products: Mapping[str, str] = MappingProxyType({}),
         beside: FreeRun | None = None,
         first: Sequence[Lane] | None = None,
     ) -> None:
-        """``inputs`` gives the taps that one is computed from; ``keep(name, x)`` receives the first lane's taps.
+        """``keep(name, x)`` receives the first lane's taps.
 
-        ``products``: weight -> the tap that is its product and nothing else. ``beside``: a free run of the same tokens,
-        in step with this pass, with which each tap is judged. ``first``: the lanes of the first layer, if not all.
+        ``beside``: a free run of the same tokens, in step with this pass, with which each tap is judged. ``first``: the
+        lanes of the first layer, if not all.
         """
         self.judge, self.sources, self.every = judge, judge.sources, tuple(lanes)
-        self.present = {tap.name: tap for tap in present}
-        self.inputs, self.n_expert = inputs, n_expert
-        self.keep, self.products, self.beside = keep, products, beside
+        self.present = {tap.name: tap for tap in model.taps}
+        self.inputs, self.n_expert, self.products = model.inputs, model.sizes["expert"], model.products
+        self.keep, self.beside = keep, beside
         self.combinations = Combinations.within(judge.phases, len(judge.positions))
         self._sketched: dict[str, _Given] = {}  # by tap
         self.findings: list[Finding] = []

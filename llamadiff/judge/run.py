@@ -179,7 +179,7 @@ def _study(
         np.asarray(info.positions), info.n_prefill, model.ropes, model.sizes, info.edges,
         pictured=sources[-1].name if how.pictures else None,
     )  # fmt: skip
-    return Study(judge, lanes, model.taps, model.inputs, model.sizes["expert"], products=model.products, **more)
+    return Study(judge, lanes, model, **more)
 
 
 @contextmanager
