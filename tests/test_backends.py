@@ -26,7 +26,7 @@ CPU = Path("/proc/cpuinfo")
 # multiply in float16, older versions kept sums in it (simd-mappings.h, GGML_F16_DOT_STEP of later ones).
 REALLY_WRONG = {("vulkan", "gemma2.F16"): ["TANH"] * 3}
 if CPU.is_file() and "avx512_fp16" in CPU.read_text():
-    REALLY_WRONG |= {("plain", "mamba.F16"): ["MUL_MAT"] * 2}
+    REALLY_WRONG |= {("plain", f"{model}.F16"): ["MUL_MAT"] * 2 for model in ("mamba", "qwen35")}
 
 
 @pytest.fixture(scope="session")

@@ -75,6 +75,7 @@ class DeviceArithmetics:
         """``compute``: what an op gives; ``decoder``: what makes floats of a weight of the file, by its name."""
         self.compute, self.decoder = compute, decoder
         self.shown: dict[tuple[str, str], str] = {}
+        self.order: half_sums.Order | None = None
 
     def explained(self, n: Op, found: Array, enough: float) -> Recomputed | None:
         """The arithmetic of devices that gives what was found, to ``enough``; None if none does."""
@@ -146,7 +147,7 @@ class DeviceArithmetics:
         stored = weights.values[..., outputs, :]
         w = np.asarray(stored if weights.decode is None else weights.decode(stored), np.float32)
         products = list(half_sums.matrices(rounded, w.reshape(*[1] * (4 - w.ndim), *w.shape), rounded.x(1)))
-        order = half_sums.order_of(products, found[..., outputs])
+        self.order = order = half_sums.order_of(products, found[..., outputs], self.order)
         if order is None:
             best = _nearly(n, found, half_sums.lost(products), self.compute(rounded))
             return None if best is None else replace(best, estimated=True)

@@ -82,16 +82,21 @@ def _half(x: Array) -> Array:
         return x.astype(np.float16).astype(x.dtype)
 
 
-def order_of(ms: Sequence[Matrix], found: Array) -> Order | None:
-    """The order that gives what was found, in nearly all of a sample of the first products; None if none does."""
+def order_of(ms: Sequence[Matrix], found: Array, likely: Order | None = None) -> Order | None:
+    """The order that gives what was found, in nearly all of a sample of the first products; None if none does.
+
+    The ``likely`` one is tried first.
+    """
     samples = [m.sampled() for m in ms[:FIRST]]
     values = [found[m.place][np.ix_(*some.place)] for m, some in zip(ms, samples, strict=False)]
     best, fits = None, NEARLY
-    for order in ORDERS:
+    for order in sorted(ORDERS, key=lambda order: order != likely):
         equal = [added(some, order) == value for some, value in zip(samples, values, strict=True)]
         share = float(np.mean(np.concatenate([same.reshape(-1) for same in equal]))) if equal else 0.0
         if share > fits:
             best, fits = order, share
+        if share == 1:
+            break
     return best
 
 
