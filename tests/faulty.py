@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,13 @@ class Bug:
 
 def with_maths(**changed: Any) -> Callable[[Path], Engine]:
     """An engine whose maths differs in the functions given."""
-    return lambda path: Engine(path, maths=SimpleNamespace(**{**vars(ops), **changed}))
+    return lambda path: Engine(path, maths=maths_with(changed))
+
+
+def maths_with(changed: Mapping[str, Any]) -> SimpleNamespace:
+    """The maths with other functions; a softmax is so for long prompts, too."""
+    of_many = {"causal_softmax_of_many": changed["causal_softmax"]} if "causal_softmax" in changed else {}
+    return SimpleNamespace(**{**vars(ops), **of_many, **changed})
 
 
 def _epsilon(x: Any, weight: Any, eps: float) -> Any:

@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from faulty import _GateUpSwapped, _NoFinalNorm, _shifted_mask, _tiled
+from faulty import _GateUpSwapped, _NoFinalNorm, _shifted_mask, _tiled, maths_with
 from llamaref import Engine, ops
 
 
 def faulty(path: Path, classes: Sequence[type] = (), maths: Mapping[str, Any] | None = None) -> Engine:
     """An engine with several bugs."""
-    changed = SimpleNamespace(**{**vars(ops), **(maths or {})})
+    changed = maths_with(maths or {})
     engine: Engine = type("Faulty", (*classes, Engine), {})(path, maths=changed)
     return engine
 

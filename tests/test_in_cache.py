@@ -29,6 +29,7 @@ OPS = {
     "rope_halves": lambda: ops.rope_halves(HEADS, COS, COS),
     "softmax": lambda: ops.softmax(SCORES),
     "causal_softmax": lambda: ops.causal_softmax(SCORES, 0.3, KEYS[2:], KEYS),
+    "causal_softmax_of_many": lambda: ops.causal_softmax_of_many(SCORES, 0.3, KEYS[2:], KEYS, SINKS),
     "sinks": lambda: ops.causal_softmax(SCORES, 0.3, KEYS[2:], KEYS, SINKS),
     "softcap": lambda: ops.softcap(SCORES, 20.0),
     "swiglu": lambda: ops.swiglu(GATE, X),
@@ -72,3 +73,12 @@ def test_a_sigmoid_never_overflows():
         found = ops.sigmoid(np.array([-1e30, -100, -1, 0, 1, 100, 1e30], np.float32))
     np.testing.assert_allclose(found, [0, 3.78e-44, 0.26894143, 0.5, 0.73105857, 1, 1], rtol=2e-2)
     assert np.isnan(ops.sigmoid(np.array([np.nan], np.float32)))[0]
+
+
+def test_a_softmax_of_many_is_off_by_last_digits():
+    right = ops.causal_softmax(SCORES.astype(np.float64), 2.0, KEYS[2:], KEYS, SINKS)
+    found = ops.causal_softmax_of_many(SCORES, 2.0, KEYS[2:], KEYS, SINKS)
+    assert found.dtype == np.float32
+    assert np.square(found - right).sum() < 1e-13 * np.square(right).sum()
+    same = ops.causal_softmax_of_many(SCORES.astype(np.float64), 2.0, KEYS[2:], KEYS, SINKS)
+    np.testing.assert_allclose(same, right, rtol=1e-14)

@@ -7,6 +7,7 @@ import pytest
 from llamaref import Engine
 from small import write_model
 
+from llamadiff import compare
 from llamadiff.comparison.api import diff
 from llamadiff.judge import run
 from llamadiff.judge.replay_tap import Study, _cover
@@ -147,3 +148,18 @@ def test_the_fewest_policies_that_fit_whatever_fits():
     assert _cover(every, [frozenset(every), frozenset({"native", "f16"})]) == ("native",)
     assert _cover(every, [frozenset({"f32"}), frozenset({"native", "f16"})]) == ("f32", "native")
     assert _cover(every, [frozenset({policy}) for policy in every]) == every
+
+
+@pytest.mark.parametrize("misled", [False, True])
+def test_a_long_prompt_begins_with_the_lanes_that_some_of_its_tokens_need(misled, tmp_path, studies, monkeypatch):
+    """Where these do not fit all of them, the first layer is run again with every lane."""
+    path = write_model(tmp_path / "m.gguf", kind="Q8_0", layers=LAYERS, extra={"context_length": 512})
+    tokens = [int(token) for token in np.random.default_rng(4).integers(3, 90, run.LONG + 1)]
+    if misled:
+        monkeypatch.setattr(run, "_needed_at_first", lambda model, sources, lanes, how: [lanes[0]])
+    found = compare(path, tokens=tokens)
+    assert found.verdict == "match"
+    whole = next(study for study in studies if len(study.judge.positions) == len(tokens))
+    assert [count for name, count in whole.ran if name == "l_out-0"] == ([1, 2] if misled else [1])
+    assert [count for name, count in whole.ran if name in ("embd", "l_out-1")] == [2, 1]
+    assert [finding.tap.name for finding in whole.findings] == list(whole.present)

@@ -21,7 +21,6 @@ from llamadiff.comparison.greedy import parting, with_parting
 from llamadiff.comparison.judging import judge
 from llamadiff.comparison.provenance import CHECKED, checked_by, refuse_other_settings
 from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.two_files import compare_files
 from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
@@ -67,6 +66,8 @@ def compare(
     started = time.perf_counter()
     refuse_collisions(compared_files(model, candidate, how.name_map), saved(save))
     if is_model_file(candidate):
+        from llamadiff.comparison.two_files import compare_files  # here: it brings all that is known of weights
+
         with _workplace(save) as folder:
             return _timed(compare_files(model, str(candidate), run, how, Path(folder), child), started)
     with child or Child(run.settings.llama_cpp) as ready:  # gets ready while the model is opened

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case, NotRecordedError, Recording
-from llamadiff.diagnose.read_back.reading import read_back
 from llamadiff.diagnose.search import Clock, Fit, Outcome, replayed, search
 from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.finding import Finding, Local
@@ -177,6 +176,8 @@ def diagnose(scene: Scene, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]
 
 def _read(scene: Scene, findings: Sequence[Finding], d: Diagnosis) -> dict[str, tuple[Fact, ...]]:
     """What is read back of the first taps that nothing explains; of large ones it takes long, and of fewer."""
+    from llamadiff.diagnose.read_back.reading import read_back  # here: a right run does without
+
     wrong = [(f.tap, f.local[scene.source.name]) for f in findings if f.tap.name in list(d.taps)[:READ]]
     clock, found = Clock.of(READ_SECONDS), dict[str, tuple[Fact, ...]]()
     for tap, local in wrong:

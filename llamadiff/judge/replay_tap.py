@@ -7,12 +7,12 @@ others are left out of the layers after it, and a layer that does not fit is run
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from llamaref.config import Rope
 from llamaref.weight_product import WeightProduct
 from numpy.typing import NDArray
 
+from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.by_sketch import LEAST, Sketched, Sketching
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.free_run import FreeRun
@@ -58,26 +59,25 @@ class Study(RoundedOnce):
         self,
         judge: Judge,
         lanes: Sequence[Lane],
-        present: Sequence[taps.Tap],
-        inputs: Callable[[taps.Tap], list[str]],
-        n_expert: int,
+        model: Runnable,
         keep: Callable[[str, Array], None] = lambda name, x: None,
-        products: Mapping[str, str] = MappingProxyType({}),
         beside: FreeRun | None = None,
+        first: Sequence[Lane] | None = None,
     ) -> None:
-        """``inputs`` gives the taps that one is computed from; ``keep(name, x)`` receives the first lane's taps.
+        """``keep(name, x)`` receives the first lane's taps.
 
-        ``products``: weight -> the tap that is its product and nothing else. ``beside``: a free run of the same tokens,
-        in step with this pass, with which each tap is judged.
+        ``beside``: a free run of the same tokens, in step with this pass, with which each tap is judged. ``first``: the
+        lanes of the first layer, if not all.
         """
         self.judge, self.sources, self.every = judge, judge.sources, tuple(lanes)
-        self.present = {tap.name: tap for tap in present}
-        self.inputs, self.n_expert = inputs, n_expert
-        self.keep, self.products, self.beside = keep, products, beside
+        self.present = {tap.name: tap for tap in model.taps}
+        self.inputs, self.n_expert, self.products = model.inputs, model.sizes["expert"], model.products
+        self.keep, self.beside = keep, beside
         self.combinations = Combinations.within(judge.phases, len(judge.positions))
         self._sketched: dict[str, _Given] = {}  # by tap
         self.findings: list[Finding] = []
         self.free_logits: Array | None = None
+        self.to_begin = first
         self._carry(self.every)
         self._tried: set[tuple[str, str]] = set()  # sources and words for which the present layer is run again
         self._excused: set[tuple[str, str]] = set()  # those that no lane fitted
@@ -87,16 +87,28 @@ class Study(RoundedOnce):
 
     def run(self, engine: Any, tokens: Sequence[int], positions: Sequence[int]) -> Array:
         """The engine's pass over the tokens -> the free run's logits."""
-        self._new_step = partial(engine.step, tokens, positions, tap=self)
-        with ThreadPoolExecutor(1, initializer=partial(np.seterr, all="ignore")) as self._judges:
-            self._step = self._new_step()
-            x = engine.begin(tokens, self._step)
+        with self._begun(engine, tokens, positions) as embedded:
+            x = self._carried(self.to_begin, embedded) if self.to_begin else embedded
             for i in range(engine.n_layer):
                 x = self._fitting(partial(engine.layer, i), x)
                 if engine.resumes:
                     x = self._narrowed(i, x)
             logits = self._fitting(engine.end, x)
         return self.free_logits if self.free_logits is not None else np.asarray(logits[0])
+
+    def needed(self, engine: Any, tokens: Sequence[int], positions: Sequence[int]) -> Sequence[Lane]:
+        """The lanes that the first layer shows to be needed."""
+        with self._begun(engine, tokens, positions) as x:
+            self._narrowed(0, self._fitting(partial(engine.layer, 0), x))
+        return self.lanes
+
+    @contextmanager
+    def _begun(self, engine: Any, tokens: Sequence[int], positions: Sequence[int]) -> Iterator[Array]:
+        """What the first layer reads."""
+        self._new_step = partial(engine.step, tokens, positions, tap=self)
+        with ThreadPoolExecutor(1, initializer=partial(np.seterr, all="ignore")) as self._judges:
+            self._step = self._new_step()
+            yield engine.begin(tokens, self._step)
 
     def _fitting(self, part: Callable[[Array, Any], Array], x: Array) -> Array:
         """What a layer, or the end, makes of x. Where lanes that were left out might fit, it is run again with all."""
@@ -147,16 +159,29 @@ class Study(RoundedOnce):
         given = self._sketched.pop(name, None)
         if given is not None:
             assert x is given.values, f"{name} is not the product that was verified"
-            self._judge(self.judge.of_sketches, tap, x, given.rows, spans, given.sketched)
+            self._judge(self._found_by_sketch, tap, x, given.rows, spans, given.sketched)
             return x
         self._judge(self._found, tap, x, recorded, spans)
         return self._followed(name, x, recorded)
 
-    def _found(self, tap: taps.Tap, x: Array, lanes: Sequence[Lane], *facts: Any) -> Finding:
+    def _found(self, tap: taps.Tap, x: Sequence[Array], lanes: Sequence[Lane], *facts: Any) -> Finding:
         """The finding of a tap, with what the free run beside computes there."""
-        if self.beside is None:
-            return self.judge.finding(tap, [*x], lanes, *facts)
-        return self.judge.finding(tap, [*self.beside.at(tap.name), *x], [*self.beside.lanes, *lanes], *facts)
+        if self.beside is not None:
+            x, lanes = [*self.beside.at(tap.name), *x], [*self.beside.lanes, *lanes]
+        found = self.judge.finding(tap, [*x], lanes, *facts)
+        self._forget(tap)
+        return found
+
+    def _found_by_sketch(self, tap: taps.Tap, x: Sequence[Array], *facts: Any) -> Finding:
+        """The finding of a product that need not be computed."""
+        found = self.judge.of_sketches(tap, [*x], *facts)
+        self._forget(tap)
+        return found
+
+    def _forget(self, tap: taps.Tap) -> None:
+        """Let go of what was read of a tap: what the engine goes on with is read again."""
+        for source in self.sources.values():
+            source.trace.forget([tap.name])
 
     def _judge(self, how: Callable[..., Finding], tap: taps.Tap, x: Array, *facts: Any) -> None:
         """Have a tap judged while the engine goes on."""

@@ -39,6 +39,8 @@ from llamadiff.trace.writer import TraceWriter
 
 Array = NDArray[Any]
 BEGINNING = 16  # tokens of a long prompt that the free run covers
+LONG = 256  # tokens: of a longer prompt, lanes are chosen by a look at some
+LOOKED_AT = 64  # of them
 
 
 @dataclass(frozen=True)
@@ -123,13 +125,26 @@ def _run_of_beginning(
     how: How,
 ) -> Passes:
     """The free run of a long prompt's beginning in step with the replay of it all."""
-    heads = [replace(source, trace=source.trace.head(BEGINNING), spans={}) for source in sources]
+    heads, quiet = _heads(sources, BEGINNING), replace(how, progress=silent)
+    first = _needed_at_first(model, sources, replayed, quiet) if LONG < len(info.tokens) == info.n_prefill else None
     (whole, _), (head, logits) = in_step(
         model.engine,
-        lambda engine: _run(model, engine, sources, replayed, info, how),
-        lambda engine: _run(model, engine, heads, free, heads[0].trace.info, replace(how, progress=silent)),
+        lambda engine: _run(model, engine, sources, replayed, info, how, first=first),
+        lambda engine: _run(model, engine, heads, free, heads[0].trace.info, quiet),
     )
     return Passes(_together(whole.findings, head.findings), whole.judge, logits, BEGINNING)
+
+
+def _needed_at_first(model: Runnable, sources: Sequence[Source], lanes: Sequence[Lane], how: How) -> Sequence[Lane]:
+    """The lanes that some of a long prompt's tokens need: all of them with every token would take much room."""
+    heads = _heads(sources, LOOKED_AT)
+    info = heads[0].trace.info
+    return _study(model, heads, lanes, info, how).needed(model.engine, info.tokens, info.positions)
+
+
+def _heads(sources: Sequence[Source], n: int) -> list[Source]:
+    """The first tokens of each."""
+    return [replace(source, trace=source.trace.head(n), spans={}) for source in sources]
 
 
 def _run(
@@ -140,25 +155,31 @@ def _run(
     info: Info,
     how: How,
     keep: Path | None = None,
-    beside: FreeRun | None = None,
+    **more: Any,
 ) -> tuple[Study, Array]:
-    """One pass. -> the study, the first lane's logits."""
+    """One pass; ``more`` is for its Study. -> the study, the first lane's logits."""
     with _kept(keep, model, info) as write:
 
-        def at(name: str, x: Any) -> None:
+        def at(name: str, x: Array) -> None:
             tap = taps.parse(name)
             if tap is not None and tap.kind.word in ("Qcur_proj", "q_a", "ssm_in"):
                 how.progress(f"checking layer {tap.layer} of {model.n_layer}")
             write(name, x)
 
-        judge = Judge(
-            {source.name: source for source in sources}, model.weight_types, how.rules,
-            np.asarray(info.positions), info.n_prefill, model.ropes, model.sizes, info.edges,
-            pictured=sources[-1].name if how.pictures else None,
-        )  # fmt: skip
-        study = Study(judge, lanes, model.taps, model.inputs, model.sizes["expert"], at, model.products, beside)
-        logits = study.run(engine, info.tokens, info.positions)
-    return study, logits
+        study = _study(model, sources, lanes, info, how, keep=at, **more)
+        return study, study.run(engine, info.tokens, info.positions)
+
+
+def _study(
+    model: Runnable, sources: Sequence[Source], lanes: Sequence[Lane], info: Info, how: How, **more: Any
+) -> Study:
+    """What judges these sources by these lanes."""
+    judge = Judge(
+        {source.name: source for source in sources}, model.weight_types, how.rules,
+        np.asarray(info.positions), info.n_prefill, model.ropes, model.sizes, info.edges,
+        pictured=sources[-1].name if how.pictures else None,
+    )  # fmt: skip
+    return Study(judge, lanes, model, **more)
 
 
 @contextmanager

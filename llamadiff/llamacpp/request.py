@@ -70,7 +70,7 @@ PLAIN = Way()
 class Request:
     """One run of ``tokens`` or ``text``, captured to ``output``; without it, only a question about the library.
 
-    ``n_prefill`` tokens (0: all) are run in one go, or in ``batches``, the others one by one, each as it was given;
+    ``n_prefill`` tokens (0: all) are run as one batch, or in ``batches``, the others one by one, each as it was given;
     ``n_predict`` more are llama.cpp's own choice. The first token is at position ``first``.
     ``scores``: attention scores are recorded however long the prompt is. ``nodes``: every node is checked as it runs,
     and ``output`` is what was found, as JSON. ``keep`` is a directory for wrong ops' inputs and outputs (``keep_all``:

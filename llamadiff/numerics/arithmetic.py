@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from llamaref.in_cache import by_rows
 from llamaref.weights import block_sizes, requantized
 from numpy.typing import NDArray
 
@@ -98,6 +99,7 @@ def round_q8_k(x: Array) -> Array:
     return quants.reshape(x.shape).astype(x.dtype, copy=False)
 
 
+LARGEST = 256  # values in a block: rows of a multiple are whole blocks of any type
 GELU_TABLE = "ggml GELU table"
 GELU_END = 10.0  # from here on ggml asks no table: GELU is x, or 0 (ggml-cpu/vec.h)
 
@@ -156,7 +158,9 @@ EIGHT_BIT_WAYS = {kind: ROUNDINGS[kind] for kind in ("Q8_0", "Q8_K")} | EIGHT_BI
 
 def rounded(x: Array, to: str) -> Array:
     """Values through a rounding, a key of ROUNDINGS; as they are through any other type."""
-    return ROUNDINGS[to](x) if to in ROUNDINGS else x
+    if to not in ROUNDINGS:
+        return x
+    return by_rows(ROUNDINGS[to], x) if x.ndim and x.shape[-1] % LARGEST == 0 else ROUNDINGS[to](x)
 
 
 def sums_beside(x: Array, to: str) -> tuple[Array, ...]:

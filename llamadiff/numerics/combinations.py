@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.system.pages import in_parts
+
 Array = NDArray[Any]
 
 COUNT = 16  # combinations of a span's rows, and of all channels
@@ -65,13 +67,21 @@ class Combinations:
 
     def rows(self, x: Array) -> Array:
         """Rows combined: [..., row, value] -> [..., span, COUNT, value]."""
-        parts = [numbers.astype(x.dtype, copy=False) @ x[..., span, :]
+        parts = [_combined(numbers.astype(x.dtype, copy=False), x[..., span, :])
                  for numbers, span in zip(self.of_rows, self.spans, strict=True)]  # fmt: skip
         return np.stack(parts, axis=-3)
 
     def channels(self, x: Array) -> Array:
         """Channels combined: [..., row, channel] -> [..., row, COUNT]."""
-        return np.asarray(x @ self.of_channels(x.shape[-1]).astype(x.dtype, copy=False))
+        numbers = self.of_channels(x.shape[-1]).astype(x.dtype, copy=False)
+        return np.concatenate([x[rows] @ numbers for rows in in_parts(x)])
+
+
+def _combined(numbers: Array, x: Array) -> Array:
+    """numbers [COUNT, row] @ x [..., row, value]."""
+    if x.ndim > 2:
+        return np.asarray(numbers @ x)
+    return np.asarray(sum(numbers[:, rows] @ x[rows] for rows in in_parts(x)))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.numerics.extremes import Extremes, extremes
+from llamadiff.system.pages import in_parts
 
 Array = NDArray[Any]
 BLOCK = 1 << 18  # values of a tensor that are _widened at once, and kept so where there are no more
@@ -108,11 +109,12 @@ class Rows:
         width = self.size // max(1, len(self._x))
         step = max(1, FINE // max(1, width))
         wide = np.empty((step, width))
-        for start in range(0, len(self._x), step):
-            some = self._x[start : start + step]
-            part = wide[: len(some)]
-            part.reshape(some.shape)[...] = some
-            yield slice(start, start + len(some)), part
+        for rows in in_parts(self._x):
+            for start in range(rows.start, rows.stop, step):
+                some = self._x[start : min(start + step, rows.stop)]
+                part = wide[: len(some)]
+                part.reshape(some.shape)[...] = some
+                yield slice(start, start + len(some)), part
 
     @cached_property
     def extremes(self) -> tuple[float, float, float]:

@@ -5,7 +5,6 @@ The file is the contract with other people's engines; docs/trace-format.md state
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
+from llamadiff.system.pages import let_go
 from llamadiff.system.stated import parse_json, reason
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import KEY, Info, parse_info
@@ -131,13 +131,8 @@ class Trace(Mapping[str, Array]):
     def forget(self, names: Iterable[str]) -> None:
         """Let go of the pages of these taps that were read: they stay in the file, and out of this process."""
         for name in names:
-            array = self._arrays.get(name)
-            base = _mapping(array) if array is not None else None
-            if array is not None and base is not None and hasattr(mmap, "MADV_DONTNEED"):
-                start = array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data
-                first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-                if start + array.nbytes > first:
-                    base.madvise(mmap.MADV_DONTNEED, first, start + array.nbytes - first)
+            if name in self._arrays:
+                let_go(self._arrays[name])
 
     @classmethod
     def open(cls, path: str | Path, bare: bool = False) -> Trace:
@@ -168,14 +163,6 @@ def _cut(name: str, shape: tuple[int, ...], tokens: int, n: int) -> tuple[slice,
     if not along or len(shape) < len(along) or any(over and shape[i] != tokens for i, over in enumerate(along)):
         return None
     return tuple(slice(n) if over else slice(None) for over in along)
-
-
-def _mapping(array: Array) -> mmap.mmap | None:
-    """The map of a file that an array looks into."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    return base if isinstance(base, mmap.mmap) else None
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:

@@ -352,17 +352,19 @@ class Engine:
         keys, values = step.cache.append(i, tap.stored("cache_k", k), tap.stored("cache_v", v))
         keys, values = tap(f"kv_k-{i}", keys), tap(f"kv_v-{i}", values)  # [b, s, k, d]
         q, keys = tap.operands("cache_k", q, keys)
-        probabilities = partial(self._probabilities, **scoring)
         many = q.shape[0] * q.shape[1] * q.shape[2] * keys.shape[1] > SCORES
         if many and not any(tap.wanted(f"{word}-{i}") for word in ("kq", "kq_soft_max")):
-            return tap(f"kqv_out-{i}", self._attended(q, keys, values, step, probabilities))
+            of_many = partial(self._probabilities, self.ops.causal_softmax_of_many, **scoring)
+            return tap(f"kqv_out-{i}", self._attended(q, keys, values, step, of_many))
         scores = tap(f"kq-{i}", self.ops.attention_scores(q, keys))  # [b, h, t, s]
-        probs = tap(f"kq_soft_max-{i}", probabilities(scores, step.positions, step.key_positions))  # [b, h, t, s]
+        probs = self._probabilities(self.ops.causal_softmax, scores, step.positions, step.key_positions, **scoring)
+        probs = tap(f"kq_soft_max-{i}", probs)  # [b, h, t, s]
         probs, values = tap.operands("cache_v", probs, values)
         return tap(f"kqv_out-{i}", self.ops.attention_values(probs, values))
 
     def _probabilities(
         self,
+        softmax: Callable[..., Array],
         scores: Array,
         positions: Array,
         key_positions: Array,
@@ -378,7 +380,7 @@ class Engine:
             scores = self.ops.windowed(scores, window, positions, key_positions)
         scale = 1.0 / np.sqrt(self.config.head_k) if scale is None else scale
         beside = () if sinks is None else (sinks,)
-        return np.asarray(self.ops.causal_softmax(scores, scale, positions, key_positions, *beside))
+        return np.asarray(softmax(scores, scale, positions, key_positions, *beside))
 
     def _attended(self, q: Array, keys: Array, values: Array, step: Step, probabilities: Callable[..., Array]) -> Array:
         """Attention some queries at a time, over the keys that they can see: [b, t, h, d] -> [b, t, h*d]."""
@@ -394,7 +396,8 @@ class Engine:
             probs, mixed = step.tap.operands("cache_v", probabilities(scores, here, there), values[:, : len(there)])
             out[:, start:stop] = self.ops.attention_values(probs, mixed)
 
-        self.w.each_block(t, max(1, SCORES // (4 * b * h * len(step.key_positions))), attend)
+        # last digits go by the blocks, and must not by the number of threads
+        self.w.each_block(t, max(1, SCORES // (4 * b * h * len(step.key_positions))), attend, even=False)
         return out
 
     def gate_up(self, x: Array, i: int, chosen: Array, tap: Tap) -> tuple[Array, Array]:

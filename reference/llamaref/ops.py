@@ -1,12 +1,14 @@
 """The maths: pure functions on arrays, each using only those above it.
 
 Axes: b batch, t token (query), s token (key), h head, k KV head, d dim. Every function accepts any
-leading batch axes. Norms and softmax are computed in float64 and returned in the dtype they got.
+leading batch axes. Norms and softmax are computed in float64 and returned in the dtype they got; a softmax of many keys
+is computed in that dtype.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -138,6 +140,18 @@ def softmax(x: Array) -> Array:
     return by_rows(shares, x)
 
 
+def softmax_of_many(x: Array) -> Array:
+    """The same in the dtype of x: several times as fast, and off by its last digits."""
+
+    def shares(rows: Array) -> Array:
+        grown: Array = rows - rows.max(axis=-1, keepdims=True)
+        np.exp(grown, out=grown)
+        grown *= 1 / grown.sum(axis=-1, keepdims=True)
+        return grown
+
+    return by_rows(shares, x)
+
+
 def causal_softmax(
     scores: Array, scale: float, query_positions: Array, key_positions: Array, sinks: Array | None = None
 ) -> Array:
@@ -145,6 +159,24 @@ def causal_softmax(
 
     ``sinks`` [h] are each head's score of a key without a value (Xiao et al. 2023, arXiv:2309.17453).
     """
+    return _causal(softmax, scores, scale, query_positions, key_positions, sinks)
+
+
+def causal_softmax_of_many(
+    scores: Array, scale: float, query_positions: Array, key_positions: Array, sinks: Array | None = None
+) -> Array:
+    """The same by ``softmax_of_many``: of long prompts, where attention costs more than all else."""
+    return _causal(softmax_of_many, scores, scale, query_positions, key_positions, sinks)
+
+
+def _causal(
+    softmax: Callable[[Array], Array],
+    scores: Array,
+    scale: float,
+    query_positions: Array,
+    key_positions: Array,
+    sinks: Array | None,
+) -> Array:
     hidden = key_positions[None, :] > query_positions[:, None]  # [t, s]
     first = int(np.append(hidden.any(axis=0), True).argmax())  # all keys before are seen
 

@@ -14,7 +14,7 @@ from fuzz import mutating
 from fuzz.readers import READERS
 
 RUN = Path(__file__).with_name("run.py")
-CASES = 60
+CASES = 100
 
 
 @pytest.fixture(scope="module")

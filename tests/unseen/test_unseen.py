@@ -66,6 +66,13 @@ def test_a_mistake_is_named(arch: str, name: str, models: Models):
     assert models.outcome(case).trouble == ""
 
 
+def test_a_part_of_what_was_recorded_is_not_read_back(models: Models):
+    """K's rotated part is read from a product that holds more."""
+    result = models.judged("deepseek2", BY_NAME["rope: scaling ignored but for its magnitude"])
+    assert {"q_pe-0", "k_pe-0"} <= {row.tap for row in result.wrong}
+    assert all(found.causes == () for found in result.diagnosis if found.tap == "k_pe-0")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_mistakes_in_an_architecture_are_named(arch: str, models: Models):

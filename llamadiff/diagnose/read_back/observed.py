@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case
+from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.subgraph import subgraph_of
 from llamadiff.judge.pattern.deviation import ODD, Fact
 
@@ -50,10 +51,15 @@ class Observed:
         return found if found.is_bad.any() else None
 
     def input(self, number: int = 0, shape: Sequence[int] | None = None) -> Array:
-        """What the op read, as the tap or as ``shape`` has it; integers stay such."""
-        x = self.case.values(self.input_names()[number])[0]
-        x = x if x.dtype.kind == "i" else np.asarray(x, np.float64)
-        return x.reshape(self.recorded.shape if shape is None else shape)
+        """What the op read, as the tap or as ``shape`` has it; integers stay such.
+
+        Raises NotRecordedError where it read a part of what was recorded: K of a fused product.
+        """
+        name, wanted = self.input_names()[number], self.recorded.shape if shape is None else tuple(shape)
+        x = self.case.values(name)[0]
+        if -1 not in wanted and x.size != math.prod(wanted):
+            raise NotRecordedError(name)
+        return (x if x.dtype.kind == "i" else np.asarray(x, np.float64)).reshape(wanted)
 
     def input_names(self) -> list[str]:
         """The taps that the op read; of a graph's node without a name of its own, what that read."""

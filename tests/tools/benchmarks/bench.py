@@ -1,8 +1,9 @@
 """Times ``llamadiff compare`` beside llama.cpp's own decode, transformers and the least that float32 can take.
 
-``bench.py [CASE ...] [--runs 5] [--save FILE.json]``; a case is SHAPE:TYPE:TOKENS (tinyllama:Q4_K_M:14), ``standard``
-or ``matrix``. Models are synthesized. Every measurement is a process of its own, the kinds take turns, and medians are
-reported. No time is asserted; a run that fails is.
+``bench.py [CASE ...] [--runs 5] [--minutes 10] [--save FILE.json]``; a case is SHAPE:TYPE:TOKENS (tinyllama:Q4_K_M:14),
+``standard`` or ``matrix``. Models are synthesized. Every measurement is a process of its own, the kinds take turns, and
+medians are reported. A case is run less often where its share of the time is spent. CPU time stands beside the clock:
+where a machine has other work, it moves less. No time is asserted; a run that fails is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -33,7 +35,6 @@ CACHE = Path(tempfile.gettempdir()) / "llamadiff-bench"
 MB = 1e6
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes in a unit of ru_maxrss
 TOKENS = (1, 14, 128, 512, 2048)
-AT_MOST = 1536  # tokens of all runs of a case together: long prompts are run less often, once at least
 STANDARD = [
     *(f"tinyllama:Q4_K_M:{count}" for count in TOKENS),
     *(f"tinyllama:{kind}:14" for kind in ("F16", "Q8_0", "Q6_K")),
@@ -63,10 +64,6 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.shape}:{self.mix}:{self.tokens}"
-
-    def runs(self, wanted: int) -> int:
-        """How often it is run."""
-        return max(1, min(wanted, AT_MOST // self.tokens))
 
     def path(self) -> Path:
         """The model, from the cache if this very synthesize.py has written it."""
@@ -104,30 +101,42 @@ def run(kind: str, path: Path, tokens: Sequence[int]) -> Measures:
         report = Path(folder) / "report.json"
         script = [str(HERE / f"{kind}_once.py"), str(path), ids]
         command = ["-m", "llamadiff", kind, str(path), "--tokens", ids, "--json", str(report)]
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), _cpu_of_children()
         ended = subprocess.run(
             [sys.executable, *(command if kind == COMPARE else script)], capture_output=True, text=True, check=False
         )
-        wall = time.perf_counter() - started
+        spent = {"wall_s": time.perf_counter() - started, "cpu_s": _cpu_of_children() - cpu}
         if ended.returncode != 0:
             sys.exit(f"{kind} failed with code {ended.returncode}:\n{ended.stderr[-2000:]}")
         if kind == COMPARE:
             timing = json.loads(report.read_text())["timing"]
-            return {**timing, "peak": timing["peak_rss_mb"] * (1 << 20), "wall_s": wall}
+            return {**timing, "peak": timing["peak_rss_mb"] * (1 << 20), **spent}
     measures = json.loads(ended.stdout)
     peak = {"peak": measures["peak"] * RSS_UNIT} if "peak" in measures else {}
-    return {**measures, **peak, "wall_s": wall}
+    return {**measures, **peak, **spent}
 
 
-def measure(case: Case, runs: int, console: Console) -> dict[str, list[Measures]]:
-    """All runs of all kinds, in turns: whatever else the machine does falls on each of them."""
-    path, tokens = case.path(), case.ids()
+def _cpu_of_children() -> float:
+    """Seconds of the processes that have ended, and theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measure(case: Case, runs: int, seconds: float, console: Console) -> dict[str, list[Measures]]:
+    """All runs of all kinds, in turns: whatever else the machine does falls on each of them. No turn is begun that
+    would most likely end after so many seconds, but for the first.
+    """
+    with console.status(f"{case}: the model"):
+        path, tokens = case.path(), case.ids()
+    started = time.perf_counter()
     kinds = ["decode", "limit", COMPARE]
     results: dict[str, list[Measures]] = {kind: [] for kind in (*kinds, "transformers")}
-    for number in range(case.runs(runs)):
+    for number in range(runs):
+        if number and (time.perf_counter() - started) * (number + 1) / number > seconds:
+            break
         peers = ["transformers"] if number == 0 and str(case) == WITH_TRANSFORMERS and find_spec("transformers") else []
         for kind in [*kinds, *peers]:
-            with console.status(f"{case}: {kind}, run {number + 1} of {case.runs(runs)}"):
+            with console.status(f"{case}: {kind}, run {number + 1} of {runs}"):
                 results[kind].append(run(kind, path, tokens))
     return results
 
@@ -140,7 +149,8 @@ def middle(results: dict[str, list[Measures]], kind: str, name: str) -> float:
 def summary(case: Case, results: dict[str, list[Measures]]) -> dict[str, float]:
     """Seconds, ratios and memory of one case."""
     size = case.path().stat().st_size
-    total, decode = middle(results, "compare", "wall_s"), middle(results, "decode", "decode_s")
+    total, decode = middle(results, COMPARE, "wall_s"), middle(results, "decode", "decode_s")
+    cpu = middle(results, COMPARE, "cpu_s")
     limit = middle(results, "limit", "read_s") + middle(results, "limit", "matmul_s")
     phases = {name: middle(results, "compare", f"{name}_s") for name in ("capture", "engine", "compare", "total")}
     loading = middle(results, "transformers", "load_s")
@@ -149,6 +159,7 @@ def summary(case: Case, results: dict[str, list[Measures]]) -> dict[str, float]:
         "total": total, "start": total - phases["total"], "capture": phases["capture"], "engine": phases["engine"],
         "report": phases["compare"], "decode": decode, "decode again": middle(results, "decode", "again_s"),
         "load": middle(results, "decode", "load_s"), "limit": limit, "transformers": loading,
+        "runs": len(results[COMPARE]), "cpu": cpu, "x cpu": cpu / middle(results, "decode", "decode_cpu_s"),
         "x decode": total / decode, "x again": total / middle(results, "decode", "again_s"), "x limit": total / limit,
         "x faster": loading / total, "MB": (middle(results, COMPARE, "peak") - size) / MB,
         "ms a token": 1e3 * total / case.tokens, "s a G weights": total / (weights / 1e9),
@@ -156,33 +167,38 @@ def summary(case: Case, results: dict[str, list[Measures]]) -> dict[str, float]:
 
 
 COLUMNS = {
-    "total": "{:.2f}", "start": "{:.2f}", "capture": "{:.2f}", "engine": "{:.2f}", "report": "{:.2f}",
+    "runs": "{:.0f}", "total": "{:.2f}", "cpu": "{:.2f}",
+    "start": "{:.2f}", "capture": "{:.2f}", "engine": "{:.2f}", "report": "{:.2f}",
     "decode": "{:.3f}",
-    "x decode": "{:.1f}", "x again": "{:.1f}", "x limit": "{:.1f}", "x faster": "{:.0f}", "MB": "{:.0f}",
+    "x decode": "{:.1f}", "x cpu": "{:.1f}", "x again": "{:.1f}", "x limit": "{:.1f}",
+    "x faster": "{:.0f}", "MB": "{:.0f}",
     "ms a token": "{:.0f}", "s a G weights": "{:.2f}",
 }  # fmt: skip
 NOTES = (
-    "seconds, medians: total is the process from start to end, engine the one pass that runs free, replays and judges. "
-    "x decode: against llama.cpp's decode of the prompt, the first of a fresh process; x again: against the same with "
+    "seconds, medians: total is the process from start to end, cpu what all its processes used of the processors, "
+    "engine the passes that run free, replay and judge. "
+    "x decode: against llama.cpp's decode of the prompt, the first of a fresh process; x cpu: cpu against what that "
+    "used; x again: against the same with "
     "everything warm. x limit: against reading the file and one float32 matmul pass. x faster: than "
     "transformers loads the file. MB: peak of either process, above the file's size."
 )
 
 
-def table_of(summaries: dict[Case, dict[str, float]], runs: int) -> Table:
+def table_of(summaries: dict[Case, dict[str, float]]) -> Table:
     """A row for each case."""
     table = Table(title="llamadiff compare, medians of the runs")
-    for heading in ("model", "type", "tokens", "runs", *COLUMNS):
+    for heading in ("model", "type", "tokens", *COLUMNS):
         table.add_column(heading, justify="left" if heading in ("model", "type") else "right", no_wrap=True)
     for case, values in summaries.items():
         cells = ["" if np.isnan(values[name]) else form.format(values[name]) for name, form in COLUMNS.items()]
-        table.add_row(case.shape, case.mix, str(case.tokens), str(case.runs(runs)), *cells)
+        table.add_row(case.shape, case.mix, str(case.tokens), *cells)
     return table
 
 
 def _progress(case: Case, values: dict[str, float], number: int, of: int, seconds: float) -> str:
     """One case that is done, in a line."""
-    return f"{number} of {of}  {case}: {values['total']:.1f} s, {values['x decode']:.1f} x decode ({seconds:.0f} s)"
+    ratios = f"{values['x decode']:.1f} x decode, {values['x cpu']:.1f} x its CPU time"
+    return f"{number} of {of}  {case}: {values['total']:.1f} s, {ratios} ({seconds:.0f} s)"
 
 
 def machine() -> dict[str, Any]:
@@ -196,21 +212,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", default=["standard"], metavar="CASE")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=10.0, help="for all cases together, models aside")
     parser.add_argument("--save", type=Path, metavar="FILE.json")
     options = parser.parse_args()
     try:
         wanted = list(cases(options.cases))
     except ValueError as error:
         parser.error(str(error))
-    console, before = Console(), machine()
+    console, before, left = Console(), machine(), 60 * options.minutes
     results: dict[Case, dict[str, list[Measures]]] = {}
     summaries: dict[Case, dict[str, float]] = {}
     for number, case in enumerate(wanted, 1):
         started = time.perf_counter()
-        results[case] = measure(case, options.runs, console)
-        summaries[case] = summary(case, results[case])
-        console.print(_progress(case, summaries[case], number, len(wanted), time.perf_counter() - started))
-    Console(width=max(console.width, 180)).print(table_of(summaries, options.runs))
+        results[case] = measure(case, options.runs, left / (len(wanted) - number + 1), console)
+        summaries[case], seconds = summary(case, results[case]), time.perf_counter() - started
+        left -= sum(one["wall_s"] for runs in results[case].values() for one in runs)
+        console.print(_progress(case, summaries[case], number, len(wanted), seconds))
+    Console(width=max(console.width, 200)).print(table_of(summaries))
     console.print(f"{NOTES}\n{before['cpus']} CPUs, load before {before['load']}")
     if options.save is not None:
         rows = [{**vars(case), "median": summaries[case], "runs": results[case]} for case in wanted]

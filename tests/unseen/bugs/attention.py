@@ -103,7 +103,8 @@ BUGS = (
         1 / math.sqrt(e.dim) if e.arch.queries_scaled else Engine.scale(e)),
     bug("scale of Q of d_model / heads over 2", "multiplier-other scores-scaled", query_scale=_queries(lambda e, s:
         s / 2)),
-    bug("scale in the scores as well", "scores-scaled", scores=lambda e, q, k: Engine.scores(e, q, k) / 8),
+    bug("scale in the scores as well", "scores-scaled multiplier-missing",  # gemma3: Q's multiplier, 1 / 8, twice
+        scores=lambda e, q, k: Engine.scores(e, q, k) / 8),
     bug("no mask", "mask-missing", hidden=lambda e, q, k: k < 0 * q, unlike=("gemma3", "gpt-oss")),
     bug("mask shows the next", "mask-shifted", hidden=lambda e, q, k: Engine.hidden(e, q + 1, k)
         if not e.local else Engine.hidden(e, q, k)),

@@ -125,7 +125,8 @@ BUGS = (
     bug("residual from the embedding", "residual-elsewhere", add=_sum(_to_embedding)),
     bug("sum normed without weight", "branch-normed", add=_sum(lambda e, b, r: _rms(e, b + r)),
         unlike=("gpt2", "bloom")),
-    bug("branch by 0.22", "residual-multiplied multiplier-other", add=_sum(lambda e, b, r: np.float32(0.22) * b + r)),
+    bug("branch by 0.22", "residual-multiplied multiplier-other multiplier-missing",  # granite's own 0.22, twice
+        add=_sum(lambda e, b, r: np.float32(0.22) * b + r)),
     bug("residual by 0.5", "residual-multiplied", add=_sum(lambda e, b, r: b + r / 2)),
     bug("branches' factor left out", "multiplier-missing", residual_scale=lambda e: 1.0),
     bug("side by side: no residual", "residual-missing", beside=_beside(lambda a, f, x: a + f)),

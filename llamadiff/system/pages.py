@@ -1,0 +1,44 @@
+"""Pages of mapped files: what was read of them counts as this process's memory until it is let go."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+LARGE = 1 << 26  # bytes: of a larger array, pages are let go while it is read
+
+
+def let_go(array: Array) -> None:
+    """Let go of what an array shows of a mapped file: it stays in the system's cache, and is read again if need be."""
+    base = _mapping(array)
+    if base is None or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    start = array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    if start + array.nbytes > first:
+        base.madvise(mmap.MADV_DONTNEED, first, start + array.nbytes - first)
+
+
+def in_parts(array: Array) -> Iterator[slice]:
+    """All rows of an array; of one that shows much of a mapped file, some at a time, which are let go after use."""
+    if array.nbytes <= LARGE or not array.flags.c_contiguous or _mapping(array) is None:
+        yield slice(0, len(array))
+        return
+    step = max(1, LARGE // 4 // max(1, array[0].nbytes))
+    for start in range(0, len(array), step):
+        part = slice(start, min(start + step, len(array)))
+        yield part
+        let_go(array[part])
+
+
+def _mapping(array: Array) -> mmap.mmap | None:
+    """The map of a file that an array looks into."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base if isinstance(base, mmap.mmap) else None
