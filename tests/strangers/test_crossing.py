@@ -129,7 +129,8 @@ def _once_accused() -> list[Case]:
     ]
 
 
-QUICK, SPREAD = [*_quick_right(), *_once_accused()], _spread()
+QUICK = [*{case.name: case for case in (*_quick_right(), *_once_accused())}.values()]
+SPREAD = _spread()
 # bugs that were lost behind an arithmetic, or brought right taps into discredit
 ONCE_LOST = [
     Case(BY_NAME["half sums"], "qwen2", "F16", "Q, K to pairs but for biases"),  # most of what was read was wrong
