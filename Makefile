@@ -6,8 +6,9 @@ BIN = $(VENV)/bin
 CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 export CMAKE_ARGS
 
-# One test a core: most of a test is one process at a time. Neighbours stay together, for what a file's tests share.
-PYTEST = -m pytest -n logical --maxprocesses 8 --dist worksteal --durations 10
+# One test a core, and one more: tests wait for processes. Neighbours stay together, for what a file's tests share.
+CORES = $(shell getconf _NPROCESSORS_ONLN)
+PYTEST = -m pytest -n $(shell expr $(CORES) + 1) --maxprocesses 8 --dist worksteal --durations 10
 export OMP_WAIT_POLICY = passive
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 

@@ -52,7 +52,7 @@ OF_SEVERAL_BATCHES = {
     "rope-position-restarted", "cache-overwritten", "first-row-fed-twice", "decode-key-unseen", "state-lost"
 }  # fmt: skip
 OF_LARGE_VALUES = {"overflow-in-half", "norm-overflow", "norm-epsilon-in-half", "softmax-overflow"}
-PARTS = 5  # of the known bugs: in the quick tests three models meet one part each
+PARTS = 5  # of the known bugs: in the quick tests two models meet one part each
 KNOWN = known_bugs()  # and with them, EDITS
 MODELS = ("llama", "stablelm", "moe", "gemma2", "llama-yarn", "llama-factors")  # that every bug is put into
 OTHERS = ("qwen35.F16", "mamba.F16", "mamba2.Q8_0", "bloom.F16", "gpt-oss.Q8_0", "deepseek2.Q8_0", "mpt.Q8_0")
@@ -157,8 +157,8 @@ def named_in(one: Recorded, part: int) -> dict[tuple[str, str], set[str]]:
 
 
 def crossed():
-    """Every model with every part of the bugs; three parts, each in another model, are quick."""
-    quick = [("llama", 0), ("stablelm", 1), ("llama-yarn", 4)]
+    """Every model with every part of the bugs; two parts, each in another model, are quick."""
+    quick = [("stablelm", 1), ("llama-yarn", 4)]
     return [pytest.param(name, part, marks=[pytest.mark.quick] * ((name, part) in quick))
             for name in (*MODELS, *OTHERS) for part in range(PARTS)]  # fmt: skip
 
