@@ -11,6 +11,7 @@ from llamadiff import Trace
 from llamadiff.candidates.reference import record
 from llamadiff.comparison import verbs
 from llamadiff.comparison.api import diff
+from llamadiff.engines import graph_model
 from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import Run
@@ -34,6 +35,14 @@ def test_the_kept_graph_is_the_one_that_llama_cpp_makes(captured, small_model):
     assert kept.graph.leaves == made.graph.leaves
     assert GRAPH not in captured  # no tap
     assert len(captured.attached(GRAPH)) < 20_000
+
+
+def test_the_process_that_ran_the_model_is_asked_for_the_graph(captured, small_model, monkeypatch):
+    kept = graph_of_run(Model(small_model()), captured)
+    with Child() as child:
+        monkeypatch.setattr(graph_model, "Child", lambda *_: pytest.fail("a second process was started"))
+        made = graph_of_run(Model(small_model()), captured.in_memory(), child=child)
+    assert kept.graph.nodes == made.graph.nodes
 
 
 def test_what_is_wrong_is_explained_without_llama_cpp(captured, small_model, monkeypatch):

@@ -62,7 +62,8 @@ class Place:
         )
 
     def parts(self) -> Iterator[str]:
-        return (str(path) for path in self.folder.rglob("*.part"))
+        for folder, _, names in os.walk(self.folder):  # which may vanish meanwhile
+            yield from (os.path.join(folder, name) for name in names if name.endswith(".part"))
 
     def left(self) -> list[str]:
         """Whatever commands left behind."""

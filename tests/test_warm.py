@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,6 +73,20 @@ def test_what_is_killed_is_gone():
     assert process.returncode == -9
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
+
+
+def test_it_serves_one_request_after_another(small_model, tmp_path):
+    asked = Request(str(small_model()), tokens=TOKENS)
+    with child.Child() as one:
+        with pytest.raises(UserError, match=r"cannot load the model.*it said"):
+            one.ask(Request(str(tmp_path / "none.gguf"), tokens=TOKENS, output=str(tmp_path / "none")), silent)
+        with pytest.raises(UserError, match="out of range") as caught:
+            one.ask(replace(asked, tokens=(10_000,), output=str(tmp_path / "other")), silent)
+        assert "none.gguf" not in str(caught.value)  # what it said of a request before
+        first = capture(replace(asked, output=str(tmp_path / "a")), child=one)
+        again = capture(replace(asked, output=str(tmp_path / "b")), child=one)
+        assert one._process.poll() is None
+    assert all(np.array_equal(again[name], first[name]) for name in first)
 
 
 def test_it_ends_when_its_input_does():

@@ -89,7 +89,7 @@ def compare(
                 opened, baseline = _run_as(trace, opened, baseline, request, how.progress)
             capture_s = time.perf_counter() - started
             original = original_behind(candidate, opened, how.progress)
-            asked = partial(graph_of_run, opened, baseline, how.progress, run.settings.llama_cpp)
+            asked = partial(graph_of_run, opened, baseline, how.progress, run.settings.llama_cpp, ready)
             graph = None if opened.by_graph else asked
             how = replace(how, partial=how.partial or run.is_partial)
             result = judge(opened, baseline, trace, how, keep, original, graph)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -92,24 +93,29 @@ def kept_graph(model: ModelFile, trace: Trace) -> GraphModel | None:
         raise UserError(f"{trace.path}: the graph in it cannot be read ({reason(error)}); capture it again") from None
 
 
-def graph_of_run(model: ModelFile, trace: Trace, progress: Progress = silent, llama_cpp: str = "") -> GraphModel | None:
+def graph_of_run(
+    model: ModelFile, trace: Trace, progress: Progress = silent, llama_cpp: str = "", child: Child | None = None
+) -> GraphModel | None:
     """llama.cpp's graph of the tokens of a run, in one go: as the trace keeps it, or as llama.cpp makes it now.
 
-    None where it cannot.
+    ``child``: the process that made the trace, to be asked once more. None where it cannot.
     """
-    return kept_graph(model, trace) or _asked_for(model, trace.info, progress, llama_cpp)
+    return kept_graph(model, trace) or _asked_for(model, trace.info, progress, Settings(llama_cpp=llama_cpp), child)
 
 
-def _asked_for(model: ModelFile, info: Info, progress: Progress, llama_cpp: str) -> GraphModel | None:
+def _asked_for(
+    model: ModelFile, info: Info, progress: Progress, settings: Settings, child: Child | None
+) -> GraphModel | None:
     first = info.positions[0] if info.positions else 0
     if list(info.positions) != list(range(first, first + len(info.positions))):
         return None
     progress("asking llama.cpp for its graph")
-    run = Run(tokens=info.tokens, settings=Settings(llama_cpp=llama_cpp))
     try:
-        with scratch_directory() as folder:
-            request = text_request(model, run, Path(folder) / "trace")
-            return by_its_graph(model.path, replace(request, first=first), progress)[0]
+        with scratch_directory() as folder, nullcontext(child) if child else Child(settings.llama_cpp) as ready:
+            path = Path(folder) / "graph"
+            request = text_request(model, Run(tokens=info.tokens, settings=settings), path)
+            ready.ask(replace(request, first=first, graph=str(path), output=None), progress)
+            return GraphModel(model.path, Graph.read(path), settings.threads)
     except UserError:
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +22,11 @@ from llamadiff.trace.reader import Trace
 def capture(request: Request, progress: Progress = silent, child: Child | None = None) -> Trace:
     """Run llama.cpp on a request with an ``output`` and open the trace it wrote. Raises UserError.
 
-    ``child``: one that was made before, to be ready by now.
+    ``child``: one that was made before, to be ready by now; it stays open.
     """
     assert request.output is not None
     check_target(Path(request.output))
-    with child or Child(request.settings.llama_cpp) as ready:
+    with nullcontext(child) if child else Child(request.settings.llama_cpp) as ready:
         ready.ask(request, progress)
     return Trace.open(request.output)
 
@@ -47,7 +47,7 @@ class Nodes:
 def check_nodes(request: Request, progress: Progress = silent, child: Child | None = None) -> Nodes:
     """Run llama.cpp and compute every node again as it runs. Raises UserError."""
     assert request.output is not None
-    with child or Child(request.settings.llama_cpp) as ready:
+    with nullcontext(child) if child else Child(request.settings.llama_cpp) as ready:
         ready.ask(request, progress)
     data = json.loads(Path(request.output).read_text())
     fields = {key: value for key, value in data["info"].items() if key != "schema"}

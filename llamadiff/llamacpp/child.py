@@ -28,15 +28,15 @@ MOST = 8  # characters that are named
 
 
 class Child:
-    """A process that gets llama.cpp ready as soon as it is made, and serves one request. A context manager."""
+    """A process that gets llama.cpp ready as soon as it is made, and serves requests. A context manager."""
 
     def __init__(self, llama_cpp: str = "", patience: float | None = None) -> None:
         """``llama_cpp``: the directory of a build; llama-cpp-python's, unless it is given.
 
         ``patience``: the seconds that a request may take; as long as it likes, unless they are given.
         """
-        self.patience, self._is_late = patience, False
-        self._log = _nameless_file()
+        self.patience, self._is_late, self._is_idle = patience, False, True
+        self._log, self._heard = _nameless_file(), 0  # bytes that belong to requests before
         command = process.command("llamadiff.llamacpp.child_main", *filter(None, [llama_cpp]))
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, text=True)
@@ -54,7 +54,7 @@ class Child:
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
-        if child.returncode != 0:
+        if not self._is_idle:
             sweep()
 
     def ask(self, request: Request, progress: Progress) -> dict[str, Any]:
@@ -63,13 +63,19 @@ class Child:
             answers = self._conversation(request, progress)
         if self._is_late:
             raise DiedError(f"{request.model}: llama.cpp hangs: it did not end within {self.patience:g} s")
-        self._log.seek(0)
-        noise = self._log.read(MAX_LOG).decode("utf-8", "replace")
+        noise = self._said()
         if "error" in answers:
             raise _refusal(answers, noise)
         if "done" not in answers:
             raise death(self._process.returncode, request, answers.get("phase", ""), noise)
         return answers
+
+    def _said(self) -> str:
+        """llama.cpp's log of the last request."""
+        self._log.seek(self._heard)
+        said = self._log.read(MAX_LOG)
+        self._heard = self._log.seek(0, os.SEEK_END)  # where the child goes on: the two share the place
+        return said.decode("utf-8", "replace")
 
     @contextmanager
     def _in_time(self) -> Iterator[None]:
@@ -89,11 +95,11 @@ class Child:
         self._process.kill()
 
     def _conversation(self, request: Request, progress: Progress) -> dict[str, Any]:
-        """Send the request, then merge the answers until the child closes its side.
+        """Send the request, then merge the answers up to the last one; where the child dies before, wait for its end.
 
         Its standard input stays open: that it ends is how the child learns that this process is gone.
         """
-        child, answers = self._process, dict[str, Any]()
+        child, answers, self._is_idle = self._process, dict[str, Any](), False
         assert child.stdin is not None
         assert child.stdout is not None
         try:
@@ -104,6 +110,9 @@ class Child:
                 if "phase" in answer:
                     progress(answer["phase"])
                 answers.update(answer)
+                if "done" in answer or "error" in answer:
+                    self._is_idle = True
+                    return answers
         except (BrokenPipeError, ValueError):
             pass  # it died; its return code says how
         child.wait()

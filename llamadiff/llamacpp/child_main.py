@@ -1,7 +1,8 @@
-"""The child process: serves one request of the parent's (capture.py), and puts what goes wrong into an answer.
+"""The child process: serves the parent's requests (capture.py), and puts what goes wrong into an answer.
 
-The request is one JSON line on standard input, which stays open as long as the parent lives; answers are JSON lines
-on standard output (llama.cpp's own output is sent to standard error). It may die: llama.cpp aborts on some files.
+A request is a JSON line on standard input, which stays open as long as the parent lives; answers are JSON lines
+on standard output (llama.cpp's own output is sent to standard error), the last of them ``done`` or an ``error``.
+It may die: llama.cpp aborts on some files.
 """
 
 from __future__ import annotations
@@ -26,12 +27,17 @@ if TYPE_CHECKING:
 
 
 def main(build: str = "") -> None:
-    """Serve one request, with llama.cpp of a ``build``, or llama-cpp-python's."""
+    """Serve requests until the parent has no more, with llama.cpp of a ``build``, or llama-cpp-python's."""
     _die_quietly()
     say = _only_voice()
     wait = asked(_leave)
     library = _prepared(build)  # while the parent opens the model
-    request = Request.from_json(json.loads(wait()))
+    while True:
+        _serve(library, Request.from_json(json.loads(wait())), say)
+
+
+def _serve(library: Library | UserError, request: Request, say: Say) -> None:
+    """One request."""
     try:
         if isinstance(library, UserError):
             raise library

@@ -19,6 +19,7 @@ from llamadiff.llamacpp.tensors import Ggml
 Handle = Any  # the address of a model, or of a context
 LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, Address)
 OBSERVE = ctypes.CFUNCTYPE(ctypes.c_bool, Address, ctypes.c_bool, Address)  # ggml_backend_sched_eval_callback
+ABORT = ctypes.CFUNCTYPE(ctypes.c_bool, Address)  # ggml_abort_callback
 Observe = Callable[[Any, bool, Any], bool]
 _CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 _INT, _FLAG, _TEXT = ctypes.c_int32, ctypes.c_bool, ctypes.c_char_p
@@ -42,6 +43,8 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments; llama
     "llama_memory_clear": (None, Address, _FLAG),
     "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), Address, _INT),
     "llama_free": (None, Address),
+    "llama_model_free": (None, Address),
+    "llama_set_abort_callback": (None, Address, ABORT, Address),
     "ggml_backend_dev_count": (ctypes.c_size_t,),
     "ggml_backend_dev_get": (Address, ctypes.c_size_t),
     "ggml_backend_dev_name": (_TEXT, Address),

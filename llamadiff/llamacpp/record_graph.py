@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 from llamadiff.ggml.graph import GRAPH
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.graph_recorder import Alignment, GraphRecorder
+from llamadiff.llamacpp.interface import ABORT, Handle
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.record_taps import Capture
@@ -28,6 +29,7 @@ from llamadiff.trace import taps
 from llamadiff.trace.writer import TraceWriter
 
 Array = NDArray[Any]
+CALLED_OFF = 2  # llama_decode's code for a pass that its abort callback ended
 
 
 class NodeRun(Capture):
@@ -96,6 +98,37 @@ class CaptureWithGraph(Capture):
             if ask:
                 self.recorder.asked(self.ggml.node(pointer))
             return True
+        except BaseException as error:  # must not reach C
+            self.failure = error
+            return False
+
+
+class GraphAlone(Capture):
+    """The graph of all tokens in one go, and nothing of what its nodes give."""
+
+    at_once = 0
+
+    def run(self, say: Say) -> None:
+        """Every node is seen before any runs; when the last was, the pass is called off."""
+        assert self.request.graph is not None
+        self.recorder, self.is_seen = GraphRecorder(Weights(self.request.model), len(self.tokens), whole=True), False
+        context, called_off = self._context(), ABORT(lambda _: self.is_seen)
+        self.lib.llama_set_abort_callback(context, called_off, None)
+        self._decode(context, self.tokens, 0)
+        rows = Alignment(self.recorder, [self.recorder]).rows
+        self.recorder.write(Path(self.request.graph), self.tokens, rows)
+
+    def _batch(self, context: Handle, tokens: list[int], positions: range) -> int:
+        code = super()._batch(context, tokens, positions)
+        return 0 if self.is_seen and code == CALLED_OFF else code
+
+    def _observe(self, pointer: Any, ask: bool, _: Any) -> bool:
+        try:
+            if ask:
+                node = self.ggml.node(pointer)
+                self.recorder.asked(node)
+                self.is_seen = self.is_seen or node.name == "result_output"
+            return not ask  # nobody wants a value
         except BaseException as error:  # must not reach C
             self.failure = error
             return False

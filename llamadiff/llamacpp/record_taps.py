@@ -46,6 +46,7 @@ class Capture:
         self.wanted = None if request.wanted is None else set(request.wanted)
         self.weights_read: set[str] = set()
         self.start = self.rows = 0
+        self.contexts = list[Handle]()
         files = request.files or (request.model,)
         small = sum(map(os.path.getsize, files)) < SMALL_MODEL
         hashing = 0 if all(map(is_remembered, files)) else 1  # it takes a core, and ggml's threads do not share well
@@ -80,6 +81,11 @@ class Capture:
             prefill_s = self._decode_all(context, say)
             self._attach(writer)
             writer.finish(self._info(prefill_s))
+
+    def close(self) -> None:
+        """Give the memory of its contexts back."""
+        for context in self.contexts:
+            self.lib.llama_free(context)
 
     def _attach(self, writer: TraceWriter) -> None:
         """What the trace holds beside taps: nothing."""
@@ -119,6 +125,7 @@ class Capture:
         context = self.library.context(self.model, self._room(settings), observe)
         if not context:
             raise UserError(f"{self.request.model}: llama.cpp cannot make a context with these settings")
+        self.contexts.append(context)
         return context
 
     def _room(self, settings: Settings) -> Room:

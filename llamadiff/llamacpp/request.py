@@ -68,20 +68,20 @@ PLAIN = Way()
 
 @dataclass(frozen=True)
 class Request:
-    """One run of ``tokens`` or ``text``, captured to ``output``; without it, only a question about the library.
+    """One run of ``tokens`` or ``text``, captured to ``output``; without a ``model``, a question about the library.
 
     ``n_prefill`` tokens (0: all) are run as one batch, or in ``batches``, the others one by one, each as it was given;
     ``n_predict`` more are llama.cpp's own choice. The first token is at position ``first``.
     ``scores``: attention scores are recorded however long the prompt is. ``nodes``: every node is checked as it runs,
     and ``output`` is what was found, as JSON. ``keep`` is a directory for wrong ops' inputs and outputs (``keep_all``:
     for all ops'); ``only_list``: nodes are listed and not computed; ``pictures``: close-ups of them are kept. ``graph``
-    is a file for the graph itself, with every tap of it in ``output``, a trace; ``keep_graph``: the trace itself holds
-    the graph. ``patterns`` and ``layers`` (from, to before) are the user's words for the taps that are asked for;
-    ``wanted`` are their names, where they are known before llama.cpp's graph is. ``files`` are
-    the parts of a model that is split. ``bos`` is the text of the token that tokenizing adds, for a ``text`` that may
-    begin with it already. ``way``: how tokens go through the context. ``errand``: something else
-    than a run (errands.py), about ``texts``. ``other``: a second file of the same model, beside the first; ``window``:
-    so many tokens of a text are run at a time (0: all), and ``most`` windows at most (0: all).
+    is a file for the graph itself, with every tap of it in ``output``, a trace, if that is given; ``keep_graph``: the
+    trace itself holds the graph. ``patterns`` and ``layers`` (from, to before) are the user's words for the taps that
+    are asked for; ``wanted`` are their names, where they are known before llama.cpp's graph is. ``files`` are the parts
+    of a model that is split. ``bos`` is the text of the token that tokenizing adds, for a ``text`` that may begin with
+    it already. ``way``: how tokens go through the context. ``errand``: something else than a run (errands.py), about
+    ``texts``. ``other``: a second file of the same model, beside the first; ``window``: so many tokens of a text are
+    run at a time (0: all), and ``most`` windows at most (0: all).
     """
 
     model: str

@@ -21,7 +21,7 @@ def run(library: Library, request: Request, say: Say) -> None:
         ERRANDS[request.errand](library, request, say)
         say(done=True)
         return
-    if request.output is None:
+    if not request.model:
         devices = [(device.name, device.description) for device in library.devices()]
         say(version=library.version(), build=library.flags(), layout=library.ggml.layout, devices=devices, done=True)
         return
@@ -37,12 +37,19 @@ def run(library: Library, request: Request, say: Say) -> None:
         tokens = list(request.tokens) or tokenize(library, model, request)
         say(tokens=tokens, loaded=time.perf_counter() - started)
         say(phase="running llama.cpp")
-        _kind_of(request)(library, model, request, tokens).run(say)
+        recorder = _kind_of(request)(library, model, request, tokens)
+        recorder.run(say)
+        recorder.close()  # this process waits for another request, while its parent judges
+        library.lib.llama_model_free(model)
     say(done=True)
 
 
 def _kind_of(request: Request) -> type[Capture]:
     """What is to be done; what a mere capture does not need is not imported for it."""
+    if request.graph is not None and request.output is None:
+        from llamadiff.llamacpp.record_graph import GraphAlone
+
+        return GraphAlone
     if request.graph is None and not request.nodes and not request.keep_graph:
         return Capture if request.way == PLAIN else WayRun
     from llamadiff.llamacpp import record_graph

@@ -40,7 +40,7 @@ def signal_name(number: int) -> str:
 
 
 def asked(leave: Callable[[], None]) -> Callable[[], str]:
-    """In a child: watch standard input from now on -> a function that waits for its first line, the request.
+    """In a child: watch standard input from now on -> a function that waits for its next line, a request.
 
     The parent keeps its end open as long as it lives. When it is closed, by the parent or by its death, the child calls
     ``leave`` and ends, whatever it is doing.
@@ -50,10 +50,9 @@ def asked(leave: Callable[[], None]) -> Callable[[], str]:
     def watch() -> None:
         heard = b""
         while chunk := os.read(0, _CHUNK):
-            if b"\n" not in heard:
-                heard += chunk
-                if b"\n" in heard:
-                    lines.put(heard.decode())
+            *whole, heard = (heard + chunk).split(b"\n")
+            for line in whole:
+                lines.put(line.decode())
         leave()
         os._exit(1)
 
