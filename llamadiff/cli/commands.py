@@ -121,12 +121,13 @@ def compare(
     from llamadiff.llamacpp.child import Child
 
     prompt, candidate = prompt_or_trace(prompt, candidate)
-    costing = costing_of(candidate, text, spend)
     words = prompt_of(prompt, prompt_file)
     with Child(folder_of(llama_cpp)) as child, _progress() as progress:
         from llamadiff.comparison import verbs  # takes as long as llama.cpp's process takes to get ready
         from llamadiff.engines.run_spec import How, Run
 
+        child.meanwhile.append(reports.get_ready)
+        costing = costing_of(candidate, text, spend)
         refuse_collisions(
             [
                 *verbs.compared_files(model, candidate, name_map),

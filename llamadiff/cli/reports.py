@@ -48,6 +48,11 @@ class Reports:
         """Whether a format that shows pictures was asked for."""
         return any(form.pictures for form in self._formats())
 
+    def get_ready(self) -> None:
+        """Import what prints, before there is anything to print."""
+        if not self.takes_standard_output:
+            import llamadiff.report.terminal.report  # noqa: F401
+
     def write(self, result: Comparison, causes: bool = False) -> None:
         """Write each report, and print one unless standard output is taken; ``causes``: these alone."""
         for form in self._formats():

@@ -1,4 +1,7 @@
-"""What llamadiff does, from a model and a Run to a Comparison: compare, check, diff, graph; and record, to a trace."""
+"""What llamadiff does, from a model and a Run to a Comparison: compare, check, diff, graph; and record, to a trace.
+
+What judges is imported where it is used: the commands start sooner, and llama.cpp runs meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,18 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llamadiff.candidates.gguf_file import is_model_file
 from llamadiff.candidates.map_file import load_map
 from llamadiff.candidates.name_map import Map, identity_map
 from llamadiff.candidates.source import Context, Opened
-from llamadiff.comparison.backend import compare_nodes
-from llamadiff.comparison.by_original import original_behind
-from llamadiff.comparison.drift_only import drift_only
-from llamadiff.comparison.greedy import parting, with_parting
-from llamadiff.comparison.judging import judge
-from llamadiff.comparison.provenance import CHECKED, checked_by, refuse_other_settings
-from llamadiff.comparison.result import Comparison
 from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine, opened_for
 from llamadiff.ggml.check import NodeCheck
-from llamadiff.judge.run import run_passes
 from llamadiff.llamacpp.capture import check_nodes, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
@@ -42,6 +37,9 @@ from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.sketch import sketch_of, write_sketch
 from llamadiff.trace.writer import restate
+
+if TYPE_CHECKING:
+    from llamadiff.comparison.result import Comparison
 
 Candidate: TypeAlias = Trace | str | Path | Callable[..., Any]  # a trace, what --candidate takes, or a function
 
@@ -71,6 +69,7 @@ def compare(
         with _workplace(save) as folder:
             return _timed(compare_files(model, str(candidate), run, how, Path(folder), child), started)
     with child or Child(run.settings.llama_cpp) as ready:  # gets ready while the model is opened
+        ready.meanwhile.append(_get_ready_to_judge)
         brought = _brought(candidate, how, run.settings.llama_cpp)
         file = ModelFile(model, how.precision, run.settings.threads)
         engine, used = in_engine(file, how, run.settings.threads)
@@ -88,6 +87,10 @@ def compare(
                 trace = trace or brought.loaded(opened, baseline)
                 opened, baseline = _run_as(trace, opened, baseline, request, how.progress)
             capture_s = time.perf_counter() - started
+            from llamadiff.comparison.by_original import original_behind
+            from llamadiff.comparison.greedy import parting, with_parting
+            from llamadiff.comparison.judging import judge
+
             original = original_behind(candidate, opened, how.progress)
             asked = partial(graph_of_run, opened, baseline, how.progress, run.settings.llama_cpp, ready)
             graph = None if opened.by_graph else asked
@@ -97,6 +100,11 @@ def compare(
                 found = parting(baseline, trace, n_prompt, run.n_predict > 0, opened.vocabulary.text)
                 result = with_parting(result, found)
     return _timed(replace(result, engine=used), started, capture_s)
+
+
+def _get_ready_to_judge() -> None:
+    """Import what takes as long to import as llama.cpp takes for a short prompt."""
+    import llamadiff.comparison.judging  # noqa: F401
 
 
 @dataclass(frozen=True)
@@ -171,8 +179,12 @@ def _run_as(
 
 def _graph_alone(file: ModelFile, request: Request, how: How, child: Child, keep: Path | None) -> Comparison:
     """llama.cpp's graph, node by node; ``keep``: a trace file for what NumPy makes of it."""
+    from llamadiff.comparison.backend import compare_nodes
+
     result = compare_nodes(file, request, how, child)
     if keep is not None:
+        from llamadiff.judge.run import run_passes
+
         opened, baseline = captured(None, request, how.progress)
         run_passes(opened, baseline, None, how, keep)
     return result
@@ -196,6 +208,9 @@ def check(
     Needs no llama.cpp where the engine runs the file. Raises UserError, also for a candidate that states other settings
     than the trace's.
     """
+    from llamadiff.comparison.judging import judge
+    from llamadiff.comparison.provenance import refuse_other_settings
+
     started = time.perf_counter()
     baseline, brought = _read(trace), _brought(candidate, how, "")
     opened, used = opened_for(model, baseline, str(baseline.path or "the trace"), threads=threads)
@@ -220,6 +235,8 @@ def diff(
     if model is not None:
         return _timed(_judged_by(model, b, c, how), started)
     check_same_run(b, c)
+    from llamadiff.comparison.drift_only import drift_only
+
     return _timed(drift_only(b, c, how), started)
 
 
@@ -229,6 +246,9 @@ def _read(trace: str | Path | Trace) -> Trace:
 
 def _judged_by(model: str | Path, baseline: Trace, candidate: Trace, how: How) -> Comparison:
     """Two traces, judged with the model; llama.cpp runs again what the candidate generated otherwise."""
+    from llamadiff.comparison.greedy import parting, with_parting
+    from llamadiff.comparison.judging import judge
+
     n_prompt, parted = baseline.info.n_prefill, answers_otherwise(baseline.info, candidate.info)
     if parted:
         baseline = _run_again(model, baseline, candidate.info, how.progress)
@@ -260,6 +280,8 @@ def graph(model: str | Path, run: Run, how: How = USUAL, keep: str | Path | None
     ``keep``: a directory for the wrong ops, each in a file. Raises UserError for whatever a user can mend.
     """
     with Child(run.settings.llama_cpp) as child:
+        from llamadiff.comparison.backend import compare_nodes
+
         file = ModelFile(model)
         request = text_request(file, run, Path())
         with made_directory(Path(keep)) if keep is not None else nullcontext(None) as folder:
@@ -276,12 +298,16 @@ def record(
     refuse_collisions([("the model", model)], [("--output", output)])
     check_target(output)
     with Child(run.settings.llama_cpp) as child, scratch_directory() if sketch else nullcontext() as folder:
+        child.meanwhile.append(_get_ready_to_judge)
         place = output if folder is None else Path(folder) / "trace.safetensors"
         file = ModelFile(model)
         engine, used = in_engine(file)
         request = replace(request_for(engine or file, run, place), keep_graph=True)
         with after_what_the_engine_said(file, used) if engine is None else nullcontext():
             opened, trace = captured(engine, request, how.progress, child)
+        from llamadiff.comparison.judging import judge
+        from llamadiff.comparison.provenance import CHECKED, checked_by
+
         judged = replace(judge(opened, trace, None, replace(how, diagnose=False)), engine=used)
         producer = {**trace.info.producer, CHECKED: checked_by(judged)}
         info = replace(trace.info, producer=producer, prompt=trace.info.prompt or prompt)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Timer
 from typing import IO, Any
@@ -28,7 +28,10 @@ MOST = 8  # characters that are named
 
 
 class Child:
-    """A process that gets llama.cpp ready as soon as it is made, and serves requests. A context manager."""
+    """A process that gets llama.cpp ready as soon as it is made, and serves requests. A context manager.
+
+    ``meanwhile``: what this process does, once, while the first request is served.
+    """
 
     def __init__(self, llama_cpp: str = "", patience: float | None = None) -> None:
         """``llama_cpp``: the directory of a build; llama-cpp-python's, unless it is given.
@@ -36,6 +39,7 @@ class Child:
         ``patience``: the seconds that a request may take; as long as it likes, unless they are given.
         """
         self.patience, self._is_late, self._is_idle = patience, False, True
+        self.meanwhile = list[Callable[[], object]]()
         self._log, self._heard = _nameless_file(), 0  # bytes that belong to requests before
         command = process.command("llamadiff.llamacpp.child_main", *filter(None, [llama_cpp]))
         pipe = subprocess.PIPE
@@ -105,6 +109,8 @@ class Child:
         try:
             child.stdin.write(json.dumps(request.to_json()) + "\n")
             child.stdin.flush()
+            while self.meanwhile:
+                self.meanwhile.pop(0)()
             for line in child.stdout:
                 answer = json.loads(line)
                 if "phase" in answer:
