@@ -128,11 +128,13 @@ class Side(Weights):
     ) -> tuple[list[Array], list[Array]]:
         """What both sides have, multiplied; as one product where they are joined, in the order of the sides.
 
-        Experts are not joined: whether sides meet there depends on which comes first, and last digits must not.
+        A side that is shown the weights has few rows, of which any last digits do: it is joined, too. Experts are not:
+        whether sides meet there depends on which comes first, and last digits must not.
         """
         first = self._number == 0
         every = [*mine, *others] if first else [*others, *mine]
-        joined = self._joined and expert is None and not any(factor.visit is not None for factor in every)
+        visits = sum(factor.visit is not None for factor in every)
+        joined = expert is None and (visits == 1 or (self._joined and not visits))
         found = _split(alone([_of_all(every)])[0], every) if joined else alone(every)
         if first:
             return found[: len(mine)], found[len(mine) :]
@@ -145,14 +147,15 @@ class Side(Weights):
 
 def _of_all(factors: Sequence[Factor]) -> Factor:
     """Rows of several, which are multiplied faster so; nothing is added to the blocks of those without sums."""
+    visit = next((factor.visit for factor in factors if factor.visit is not None), None)
     widths = {factor.sums.shape[-1] for factor in factors if factor.sums is not None}
     rows = np.concatenate([_rows(factor.x) for factor in factors])
     if not widths:
-        return Factor(rows)
+        return Factor(rows, visit=visit)
     nothing = np.zeros((1, widths.pop()), rows.dtype)
     sums = [_rows(factor.sums) if factor.sums is not None else np.repeat(nothing, len(_rows(factor.x)), axis=0)
             for factor in factors]  # fmt: skip
-    return Factor(rows, np.concatenate(sums))
+    return Factor(rows, np.concatenate(sums), visit)
 
 
 def _split(product: Array, factors: Sequence[Factor]) -> list[Array]:

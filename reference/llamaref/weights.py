@@ -286,8 +286,11 @@ class Weights:
 
 
 def _in_order(parts: dict[int, Array]) -> Array:
-    """The sum of what blocks gave, whichever came first."""
-    return np.asarray(np.sum([parts[start] for start in sorted(parts)], axis=0, dtype=np.float64))
+    """The sum of what blocks gave, whichever came first, in float64."""
+    total = np.zeros(parts[0].shape)
+    for start in sorted(parts):
+        total += parts[start]
+    return total
 
 
 def each_expert(chosen: Array) -> Iterator[tuple[int, Array]]:
