@@ -1,6 +1,6 @@
 """Times ``llamadiff compare`` beside llama.cpp's own decode, transformers and the least that float32 can take.
 
-``bench.py [CASE ...] [--runs 5] [--minutes 10] [--save FILE.json]``; a case is SHAPE:TYPE:TOKENS (tinyllama:Q4_K_M:14),
+``bench.py [CASE ...] [--runs 5] [--minutes 9] [--save FILE.json]``; a case is SHAPE:TYPE:TOKENS (tinyllama:Q4_K_M:14),
 ``standard`` or ``matrix``. Models are synthesized. Every measurement is a process of its own, the kinds take turns, and
 medians are reported. A case is run less often where its share of the time is spent. CPU time stands beside the clock:
 where a machine has other work, it moves less. No time is asserted; a run that fails is.
@@ -212,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", default=["standard"], metavar="CASE")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--minutes", type=float, default=10.0, help="for all cases together, models aside")
+    parser.add_argument("--minutes", type=float, default=9.0, help="for all cases together, models aside")
     parser.add_argument("--save", type=Path, metavar="FILE.json")
     options = parser.parse_args()
     try:
