@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fuzz import mutating
-from fuzz.readers import READERS
+from fuzz.readers import READERS, world
 
 RUN = Path(__file__).with_name("run.py")
 CASES = 100
@@ -42,8 +43,12 @@ def test_a_reader_that_fails_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(READERS, "bad", reader)
     run.watch()
     said = []
-    for number in range(5):
-        said += run.run("bad", [number]).failures
+    try:
+        for number in range(5):
+            said += run.run("bad", [number]).failures
+    finally:
+        shutil.rmtree(world().folder)
+        world.cache_clear()
     assert [failure.partition(": ")[2].partition(":")[0] for failure in said] == [
         "ZeroDivisionError", "said 'oh'", "MemoryError",
     ]  # fmt: skip
