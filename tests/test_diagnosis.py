@@ -18,6 +18,7 @@ from several import CLASSES, IN_SPANS, MATHS, ON_ONE_OP, PAIRS, faulty
 from llamadiff import Trace, compare
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.api import diff
+from llamadiff.comparison.diagnosis_text import clause
 from llamadiff.diagnose.registry import FAMILIES, known_bugs
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics.arithmetic import round_f16
@@ -276,6 +277,16 @@ def test_alternatives_are_all_named(small_model):
     assert "this model cannot tell them apart" in result.summary
     entry = to_object(result)["diagnosis"][0]
     assert [other["cause"] for other in entry["alternatives"]] == ["activation-of-up"]
+
+
+def test_words_that_hold_of_one_tap_name_it(small_model):
+    """Each layer has weights of its own; both rotate alike."""
+    of_weights = judged(small_model(), _GateUpSwapped(small_model())).diagnosis[0]
+    assert set(of_weights.taps) == {f"ffn_{word}-{layer}" for word in ("gate", "up") for layer in (0, 1)}
+    assert clause(of_weights) == "multiplies by blk.0.ffn_up.weight, not blk.0.ffn_gate.weight (at ffn_gate-0)"
+    of_all = judged(small_model(), faulty(small_model(), (), MATHS["rope-layout"])).diagnosis[0]
+    assert len(of_all.taps) == 4
+    assert clause(of_all) == of_all.causes[0].says
 
 
 def test_qk_norm_is_named_on_its_own_tap(small_model):

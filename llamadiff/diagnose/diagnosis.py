@@ -30,7 +30,7 @@ READ, READ_SECONDS = 3, 2.0  # taps of one unknown cause that are read back; whe
 class Cause:
     """A known bug that fits: its name, what the op does, what to do, who had it, and the NMSE it leaves.
 
-    ``at`` is the tap that it is at, where that was not recorded.
+    ``at`` is the tap that this is said of: where it was not recorded, or where other words hold of other taps.
     """
 
     name: str
@@ -87,13 +87,15 @@ class _Group:
     unclear: bool = False
     right: dict[str, float] = field(default_factory=dict)
     left: dict[str, dict[Any, float]] = field(default_factory=dict)  # tap -> fit's key -> NMSE
+    said: dict[str, dict[Any, str]] = field(default_factory=dict)  # tap -> fit's key -> what the op does there
 
     def add(self, tap: str, right: float, fits: Sequence[Fit]) -> None:
         self.right[tap] = right
         self.left[tap] = {fit.key: fit.nmse for fit in fits}
+        self.said[tap] = {fit.key: fit.says for fit in fits}
 
     def drop(self, tap: str) -> None:
-        del self.right[tap], self.left[tap]
+        del self.right[tap], self.left[tap], self.said[tap]
 
     def narrowed(self, fits: Sequence[Fit]) -> None:
         """Keep the alternatives that fit here too."""
@@ -105,9 +107,16 @@ class _Group:
         best = self.fits[0].key if self.fits else None
         left = {tap: values.get(best, self.right[tap]) for tap, values in self.left.items()}
         return Diagnosis(
-            first, left, self.right, tuple(map(_cause, self.fits)), tuple(map(_cause, self.nearest)),
+            first, left, self.right, tuple(map(self._cause, self.fits)), tuple(map(_cause, self.nearest)),
             bool(self.fits) and self.fits[0].harmless, self.complete,
         )  # fmt: skip
+
+    def _cause(self, fit: Fit) -> Cause:
+        """A cause in the words that hold of all taps, or of one that is named."""
+        tap = next((tap for tap in self.right if self.said[tap].get(fit.key) == fit.says), None)
+        words = {said[fit.key] for said in self.said.values() if fit.key in said}
+        cause = _cause(fit)
+        return replace(cause, at=tap) if cause.at is None and len(words) > 1 else cause
 
 
 def _cause(fit: Fit) -> Cause:
