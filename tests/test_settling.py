@@ -8,6 +8,7 @@ from llamaref import Engine
 from small import write_model
 
 from llamadiff import compare
+from llamadiff.comparison import verbs
 from llamadiff.comparison.api import diff
 from llamadiff.judge import run
 from llamadiff.judge.replay_tap import Study, _cover
@@ -157,9 +158,19 @@ def test_a_long_prompt_begins_with_the_lanes_that_some_of_its_tokens_need(misled
     tokens = [int(token) for token in np.random.default_rng(4).integers(3, 90, run.LONG + 1)]
     if misled:
         monkeypatch.setattr(run, "_needed_at_first", lambda model, sources, lanes, how: [lanes[0]])
+    monkeypatch.setattr(verbs, "_can_be_live", lambda *_: False)
     found = compare(path, tokens=tokens)
     assert found.verdict == "match"
     whole = next(study for study in studies if len(study.judge.positions) == len(tokens))
     assert [count for name, count in whole.ran if name == "l_out-0"] == ([1, 2] if misled else [1])
     assert [count for name, count in whole.ran if name in ("embd", "l_out-1")] == [2, 1]
     assert [finding.tap.name for finding in whole.findings] == list(whole.present)
+
+
+def test_a_part_begins_with_the_lanes_that_the_part_before_it_needed(tmp_path, studies):
+    path = write_model(tmp_path / "m.gguf", kind="Q8_0", layers=LAYERS, extra={"context_length": 2048})
+    found = compare(path, tokens=[int(token) for token in np.random.default_rng(4).integers(3, 90, 600)])
+    assert found.verdict == "match"
+    parts = [study for study in studies if len(study.judge.positions) == 200]
+    assert len(parts) == 3
+    assert [[count for name, count in part.ran if name == "l_out-0"] for part in parts] == [[2], [1], [1]]

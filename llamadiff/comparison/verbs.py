@@ -81,25 +81,61 @@ def compare(
             keep = Path(folder) / "engine.safetensors" if save is not None else None
             if engine is None and brought is None:
                 return replace(_graph_alone(file, request, how, ready, keep), engine=used)
-            opened, baseline = captured(engine, request, how.progress, ready)
-            n_prompt = baseline.info.n_prefill
-            if brought is not None:
-                trace = trace or brought.loaded(opened, baseline)
-                opened, baseline = _run_as(trace, opened, baseline, request, how.progress)
-            capture_s = time.perf_counter() - started
-            from llamadiff.comparison.by_original import original_behind
-            from llamadiff.comparison.greedy import parting, with_parting
-            from llamadiff.comparison.judging import judge
-
-            original = original_behind(candidate, opened, how.progress)
-            asked = partial(graph_of_run, opened, baseline, how.progress, run.settings.llama_cpp, ready)
-            graph = None if opened.by_graph else asked
             how = replace(how, partial=how.partial or run.is_partial)
-            result = judge(opened, baseline, trace, how, keep, original, graph)
-            if trace is not None:
-                found = parting(baseline, trace, n_prompt, run.n_predict > 0, opened.vocabulary.text)
-                result = with_parting(result, found)
-    return _timed(replace(result, engine=used), started, capture_s)
+            if engine is not None and brought is None and save is None and _can_be_live(engine, request, how):
+                result = _live(engine, request, how, ready)
+            else:
+                opened, baseline = captured(engine, request, how.progress, ready)
+                n_prompt = baseline.info.n_prefill
+                if brought is not None:
+                    trace = trace or brought.loaded(opened, baseline)
+                    opened, baseline = _run_as(trace, opened, baseline, request, how.progress)
+                capture_s = time.perf_counter() - started
+                from llamadiff.comparison.by_original import original_behind
+                from llamadiff.comparison.greedy import parting, with_parting
+                from llamadiff.comparison.judging import judge
+
+                original = original_behind(candidate, opened, how.progress)
+                asked = partial(graph_of_run, opened, baseline, how.progress, run.settings.llama_cpp, ready)
+                result = judge(opened, baseline, trace, how, keep, original, None if opened.by_graph else asked)
+                result = replace(result, timing={"capture_s": capture_s, **result.timing})
+                if trace is not None:
+                    found = parting(baseline, trace, n_prompt, run.n_predict > 0, opened.vocabulary.text)
+                    result = with_parting(result, found)
+    return _timed(replace(result, engine=used), started)
+
+
+def _can_be_live(engine: Runnable, request: Request, how: How) -> bool:
+    """Whether a run can be judged while llama.cpp is at it: a prompt, of which nothing is to be kept."""
+    from llamadiff.judge.by_parts import can_be_cut
+
+    plain = not (request.n_predict or request.batches or request.patterns or request.layers or request.scores)
+    looks = how.pictures or how.gate is not None
+    settings = request.settings
+    return plain and not looks and not (settings.on_device or settings.flash_attn) and can_be_cut(engine)
+
+
+def _live(engine: Runnable, request: Request, how: How, child: Child) -> Comparison:
+    """llama.cpp's own ops, judged as they run; where one is not clearly right, once more, all of it recorded."""
+    from llamadiff.comparison.judging import judge
+    from llamadiff.judge.by_parts import judged_by_parts
+    from llamadiff.judge.run import free_tokens
+    from llamadiff.llamacpp.live import UnrecordedError, listening
+
+    started, passes = time.perf_counter(), None
+    live = replace(request, live=True)
+    with engine.dequantizer.checking_ahead(), listening(live, how.progress, child, free_tokens) as run:
+        began = time.perf_counter()
+        try:
+            passes = judged_by_parts(engine, run.parts, len(run.info.tokens), how)
+            baseline = run.left() if passes is not None else run.whole()
+        except UnrecordedError:
+            passes, baseline = None, run.whole()
+    judging = time.perf_counter() - began
+    graph = partial(graph_of_run, engine, baseline, how.progress, request.settings.llama_cpp, child)
+    result = judge(engine, baseline, None, how, graph=graph, passes=passes)
+    spent = {"capture_s": began - started, "engine_s": judging + result.timing["engine_s"]}
+    return replace(result, timing={**result.timing, **spent})
 
 
 def _get_ready_to_judge() -> None:

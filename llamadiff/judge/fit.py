@@ -28,7 +28,7 @@ def nearest(errors: Sequence[Array], sizes: Array, kept: float = 0.0) -> int:
     measure is the mean of logarithms, as for errors that are each of a size of their own. ``kept``: the NMSE that the
     precision leaves in which rows were kept; a closer fit is an accident.
     """
-    if not len(sizes):
+    if not len(sizes) or len(errors) == 1:
         return 0
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = [np.where(error > 0, error / sizes, 0.0) for error in errors]

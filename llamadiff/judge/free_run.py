@@ -56,4 +56,4 @@ class FreeRun(RoundedOnce):
             self._computed.pop(name, None)
 
     def _at(self, name: str) -> Future[Array]:
-        return self._computed.setdefault(name, Future())
+        return self._computed.get(name) or self._computed.setdefault(name, Future())

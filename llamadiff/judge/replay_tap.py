@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from llamaref import ops
 from llamaref.config import Rope
+from llamaref.engine import Cache
 from llamaref.weight_product import WeightProduct
 from numpy.typing import NDArray
 
@@ -63,16 +64,18 @@ class Study(RoundedOnce):
         keep: Callable[[str, Array], None] = lambda name, x: None,
         beside: FreeRun | None = None,
         first: Sequence[Lane] | None = None,
+        cache: Callable[[], Cache] | None = None,
     ) -> None:
         """``keep(name, x)`` receives the first lane's taps.
 
         ``beside``: a free run of the same tokens, in step with this pass, with which each tap is judged. ``first``: the
-        lanes of the first layer, if not all.
+        lanes of the first layer, if not all. ``cache``: what the tokens before these left, made anew for each
+        step; None if there are none.
         """
         self.judge, self.sources, self.every = judge, judge.sources, tuple(lanes)
         self.present = {tap.name: tap for tap in model.taps}
         self.inputs, self.n_expert, self.products = model.inputs, model.sizes["expert"], model.products
-        self.keep, self.beside = keep, beside
+        self.keep, self.beside, self.cache = keep, beside, cache
         self.combinations = Combinations.within(judge.phases, len(judge.positions))
         self._sketched: dict[str, _Given] = {}  # by tap
         self.findings: list[Finding] = []
@@ -105,7 +108,8 @@ class Study(RoundedOnce):
     @contextmanager
     def _begun(self, engine: Any, tokens: Sequence[int], positions: Sequence[int]) -> Iterator[Array]:
         """What the first layer reads."""
-        self._new_step = partial(engine.step, tokens, positions, tap=self)
+        step, cache = partial(engine.step, tokens, positions, tap=self), self.cache
+        self._new_step: Callable[[], Any] = step if cache is None else lambda: step(cache=cache())
         with ThreadPoolExecutor(1, initializer=partial(np.seterr, all="ignore")) as self._judges:
             self._step = self._new_step()
             yield engine.begin(tokens, self._step)
@@ -128,8 +132,10 @@ class Study(RoundedOnce):
         settled = [lane for source in self.sources.values() for lane in self._settled(source, layer)]
         needed = [lane for lane in self.lanes if lane.source is None or lane in settled]
         names = [tap.name for tap in self.present.values() if tap.layer == layer]
+        before = [tap.name for tap in self.present.values() if tap.layer == layer - 1]  # x may look into this one's
         for source in self.sources.values():
             source.trace.forget(names)
+            source.trace.done_with(before)
         if self.beside is not None:
             self.beside.forget(names)
         return self._carried(needed, x) if len(needed) < len(self.lanes) else x

@@ -77,39 +77,44 @@ def run_passes(
     """
     kinds = set(model.weight_types.values())
     # LongRoPE goes by the room there is: for the beginning of a prompt it is that of the whole
-    model.make_room(_room(baseline.info) or len(baseline.info.tokens))
+    model.make_room(room_of(baseline.info) or len(baseline.info.tokens))
     sources = [Source.of("baseline", baseline, kinds, (F32, NATIVE))]
     if candidate is not None:
         found = Source.of("candidate", candidate, kinds, POLICIES, model.taps)
         sources.append(replace(found, reading=reading or {}, draws=draws))
     lanes, n = lanes_of(sources, kinds), len(baseline.info.tokens)
     # the engine's own threads multiply; BLAS threads beside them would fight for the same cores
-    with threadpool_limits(1, "blas"), _in_a_line(model):
+    with threadpool_limits(1, "blas"), in_a_line(model):
         replayed, free = ([lane for lane in lanes if bool(lane.source) == own] for own in (True, False))
         if model.by_graph or not replayed or (keep is not None and n >= LEAST):
-            study, logits = _run(model, model.engine, sources, lanes, baseline.info, how, keep)
+            study, logits = one_pass(model, model.engine, sources, lanes, baseline.info, how, keep)
         elif n < LEAST:
-            study, logits = _run_beside(model, sources, replayed, free, baseline.info, how, keep)
+            study, logits = run_beside(model, sources, replayed, free, baseline.info, how, keep)
         else:
             return _run_of_beginning(model, sources, replayed, free, baseline.info, how)
     return Passes(study.findings, study.judge, logits, n)
 
 
-def _run_beside(
+def free_tokens(n: int) -> int:
+    """Over how many of a prompt's tokens the engine runs free, beside the replay of all."""
+    return n if n < LEAST else BEGINNING
+
+
+def run_beside(
     model: Runnable,
     sources: Sequence[Source],
     replayed: Sequence[Lane],
     free: Sequence[Lane],
     info: Info,
     how: How,
-    keep: Path | None,
+    keep: Path | None = None,
 ) -> tuple[Study, Array]:
     """The free run of a short prompt in step with the replay, all judged together. -> the study, the free logits."""
     with _kept(keep, model, info) as write:
         beside = FreeRun(free, sources[0], write)
         (study, _), logits = in_step(
             model.engine,
-            lambda engine: _run(model, engine, sources, replayed, info, how, beside=beside),
+            lambda engine: one_pass(model, engine, sources, replayed, info, how, beside=beside),
             lambda engine: beside.run(engine, info.tokens, info.positions),
             joined=True,
         )
@@ -129,10 +134,10 @@ def _run_of_beginning(
     first = _needed_at_first(model, sources, replayed, quiet) if LONG < len(info.tokens) == info.n_prefill else None
     (whole, _), (head, logits) = in_step(
         model.engine,
-        lambda engine: _run(model, engine, sources, replayed, info, how, first=first),
-        lambda engine: _run(model, engine, heads, free, heads[0].trace.info, quiet),
+        lambda engine: one_pass(model, engine, sources, replayed, info, how, first=first),
+        lambda engine: one_pass(model, engine, heads, free, heads[0].trace.info, quiet),
     )
-    return Passes(_together(whole.findings, head.findings), whole.judge, logits, BEGINNING)
+    return Passes(together(whole.findings, head.findings), whole.judge, logits, BEGINNING)
 
 
 def _needed_at_first(model: Runnable, sources: Sequence[Source], lanes: Sequence[Lane], how: How) -> Sequence[Lane]:
@@ -147,7 +152,7 @@ def _heads(sources: Sequence[Source], n: int) -> list[Source]:
     return [replace(source, trace=source.trace.head(n), spans={}) for source in sources]
 
 
-def _run(
+def one_pass(
     model: Runnable,
     engine: Any,
     sources: Sequence[Source],
@@ -183,7 +188,7 @@ def _study(
 
 
 @contextmanager
-def _in_a_line(model: Runnable) -> Iterator[None]:
+def in_a_line(model: Runnable) -> Iterator[None]:
     """What the engine cannot run, as an error of the user's."""
     try:
         yield
@@ -202,7 +207,7 @@ def _kept(path: Path | None, model: Runnable, info: Info) -> Iterator[Callable[[
         writer.finish(replace(info, producer=model.producer))
 
 
-def _together(whole: Sequence[Finding], head: Sequence[Finding]) -> list[Finding]:
+def together(whole: Sequence[Finding], head: Sequence[Finding]) -> list[Finding]:
     """Findings over all tokens, with what the free run shows over the first ones."""
     free = {finding.tap.name: finding for finding in head}
     return [
@@ -235,7 +240,7 @@ def without_followers(passes: Passes) -> Passes:
     return replace(passes, findings=findings)
 
 
-def _room(info: Info) -> int:
+def room_of(info: Info) -> int:
     """How many tokens the producer of a trace made room for; 0 if it does not say."""
     settings = info.producer.get("settings")
     room = settings.get("n_ctx") if isinstance(settings, dict) else None

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from threading import Timer
+from threading import Lock, Timer
 from typing import IO, Any
 
 from llamadiff.llamacpp.request import TOKENIZING, Request
@@ -25,6 +25,8 @@ from llamadiff.system.progress import Progress
 
 MAX_LOG = 1 << 24  # bytes
 MOST = 8  # characters that are named
+
+Hear = Callable[[dict[str, Any]], None]
 
 
 class Child:
@@ -40,6 +42,7 @@ class Child:
         """
         self.patience, self._is_late, self._is_idle = patience, False, True
         self.meanwhile = list[Callable[[], object]]()
+        self._voice = Lock()
         self._log, self._heard = _nameless_file(), 0  # bytes that belong to requests before
         command = process.command("llamadiff.llamacpp.child_main", *filter(None, [llama_cpp]))
         pipe = subprocess.PIPE
@@ -61,10 +64,13 @@ class Child:
         if not self._is_idle:
             sweep()
 
-    def ask(self, request: Request, progress: Progress) -> dict[str, Any]:
-        """Its answers to a request, merged. Raises UserError for what it says, UnrunnableError where it cannot run."""
+    def ask(self, request: Request, progress: Progress, hear: Hear | None = None) -> dict[str, Any]:
+        """Its answers to a request, merged. Raises UserError for what it says, UnrunnableError where it cannot run.
+
+        ``hear``: is given each answer as it comes.
+        """
         with self._in_time():
-            answers = self._conversation(request, progress)
+            answers = self._conversation(request, progress, hear)
         if self._is_late:
             raise DiedError(f"{request.model}: llama.cpp hangs: it did not end within {self.patience:g} s")
         noise = self._said()
@@ -73,6 +79,13 @@ class Child:
         if "done" not in answers:
             raise death(self._process.returncode, request, answers.get("phase", ""), noise)
         return answers
+
+    def tell(self, **words: Any) -> None:
+        """Say something while it serves a request; from any thread. A child that died does not hear it."""
+        assert self._process.stdin is not None
+        with self._voice, suppress(BrokenPipeError, ValueError):
+            self._process.stdin.write(json.dumps(words) + "\n")
+            self._process.stdin.flush()
 
     def _said(self) -> str:
         """llama.cpp's log of the last request."""
@@ -98,7 +111,7 @@ class Child:
         self._is_late = True
         self._process.kill()
 
-    def _conversation(self, request: Request, progress: Progress) -> dict[str, Any]:
+    def _conversation(self, request: Request, progress: Progress, hear: Hear | None) -> dict[str, Any]:
         """Send the request, then merge the answers up to the last one; where the child dies before, wait for its end.
 
         Its standard input stays open: that it ends is how the child learns that this process is gone.
@@ -115,6 +128,8 @@ class Child:
                 answer = json.loads(line)
                 if "phase" in answer:
                     progress(answer["phase"])
+                if hear is not None:
+                    hear(answer)
                 answers.update(answer)
                 if "done" in answer or "error" in answer:
                     self._is_idle = True

@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+from queue import Queue
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -30,20 +31,22 @@ def main(build: str = "") -> None:
     """Serve requests until the parent has no more, with llama.cpp of a ``build``, or llama-cpp-python's."""
     _die_quietly()
     say = _only_voice()
-    wait = asked(_leave)
+    heard = asked(_leave)
     library = _prepared(build)  # while the parent opens the model
     while True:
-        _serve(library, Request.from_json(json.loads(wait())), say)
+        said = json.loads(heard.get())
+        if "model" in said:  # what else there is was about a run that has ended
+            _serve(library, Request.from_json(said), say, heard)
 
 
-def _serve(library: Library | UserError, request: Request, say: Say) -> None:
+def _serve(library: Library | UserError, request: Request, say: Say, hear: Queue[str]) -> None:
     """One request."""
     try:
         if isinstance(library, UserError):
             raise library
         from llamadiff.llamacpp.run import run
 
-        run(library, request, say)
+        run(library, request, say, hear)
     except MemoryError:
         say(error=f"{request.model}: there is not enough memory to run it in llama.cpp; give fewer tokens")
     except NoRoomError as error:

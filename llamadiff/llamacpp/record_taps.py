@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,8 @@ class Capture:
     """One context with an eval callback that copies every wanted tap as it is computed."""
 
     at_once = AT_ONCE  # 0: all tokens of a batch are run together
+    hear: Queue[str]  # what the parent says while this runs
+    writer: Any
 
     def __init__(self, library: Library, model: Handle, request: Request, tokens: list[int]) -> None:
         self.library, self.model, self.request = library, model, request
@@ -206,6 +210,13 @@ class Capture:
         return np.where(np.arange(values.shape[2])[None, :] <= queries, values, np.float32(0))
 
     def _info(self, prefill_s: float) -> Info:
+        """What there is to say at the end of a run."""
+        begun = self._begun()
+        producer = {**begun.producer, "weights_read": sorted(self.weights_read), "prefill_s": prefill_s}
+        return replace(begun, producer=producer, model={**begun.model, "sha256": self.sha256.result()})
+
+    def _begun(self) -> Info:
+        """What there is to say when it begins."""
         settings, first, steps = self.request.settings, self.request.first, (1,) * self.request.n_predict
         return Info(
             tokens=tuple(self.tokens),
@@ -218,11 +229,9 @@ class Capture:
                 "version": self.library.version(),
                 "settings": {**settings.to_json(), **self._as_it_ran()},
                 "build": self.library.flags(),
-                "weights_read": sorted(self.weights_read),
-                "prefill_s": prefill_s,
                 **self.request.asked,
             },
-            model={**self.request.model_info, "sha256": self.sha256.result()},
+            model=self.request.model_info,
         )
 
     def _as_it_ran(self) -> dict[str, Any]:

@@ -81,7 +81,8 @@ class Request:
     of a model that is split. ``bos`` is the text of the token that tokenizing adds, for a ``text`` that may begin with
     it already. ``way``: how tokens go through the context. ``errand``: something else than a run (errands.py), about
     ``texts``. ``other``: a second file of the same model, beside the first; ``window``: so many tokens of a text are
-    run at a time (0: all), and ``most`` windows at most (0: all).
+    run at a time (0: all), and ``most`` windows at most (0: all). ``live``: taps are told as they are recorded, and
+    ``output`` holds each of them until it was read.
     """
 
     model: str
@@ -113,6 +114,7 @@ class Request:
     other: str = ""
     window: int = 0
     most: int = 0
+    live: bool = False
 
     @property
     def layer_range(self) -> range | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from queue import Queue
 
 from llamadiff.llamacpp.interface import Library
 from llamadiff.llamacpp.record_taps import Capture
@@ -13,8 +14,8 @@ from llamadiff.llamacpp.session import Quiet, load, tokenize, without_bos
 from llamadiff.system.errors import UserError
 
 
-def run(library: Library, request: Request, say: Say) -> None:
-    """Load, tokenize, decode, record; or an errand."""
+def run(library: Library, request: Request, say: Say, hear: Queue[str]) -> None:
+    """Load, tokenize, decode, record; or an errand. ``hear``: what the parent says meanwhile."""
     if request.errand:
         from llamadiff.llamacpp.errands import ERRANDS
 
@@ -38,6 +39,7 @@ def run(library: Library, request: Request, say: Say) -> None:
         say(tokens=tokens, loaded=time.perf_counter() - started)
         say(phase="running llama.cpp")
         recorder = _kind_of(request)(library, model, request, tokens)
+        recorder.hear = hear
         recorder.run(say)
         recorder.close()  # this process waits for another request, while its parent judges
         library.lib.llama_model_free(model)
@@ -50,6 +52,10 @@ def _kind_of(request: Request) -> type[Capture]:
         from llamadiff.llamacpp.record_graph import GraphAlone
 
         return GraphAlone
+    if request.live:
+        from llamadiff.llamacpp.record_live import LiveCapture
+
+        return LiveCapture
     if request.graph is None and not request.nodes and not request.keep_graph:
         return Capture if request.way == PLAIN else WayRun
     from llamadiff.llamacpp import record_graph

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,33 @@ BLOCK = 1 << 16  # values that are widened at once: with what is made of them th
 
 
 @dataclass(frozen=True)
+class Moments:
+    """How many values there are, their mean, and the sums of the powers two to four of what they are from it."""
+
+    count: int
+    mean: float
+    squares: float
+    cubes: float
+    fourths: float
+
+    @property
+    def kurtosis(self) -> float:
+        """E[(x - mean)^4] / variance^2; 0 where all values are the same."""
+        variance = self.squares / self.count
+        return self.fourths / self.count / variance**2 if variance > 0 else 0.0
+
+    def about(self, mean: float) -> Moments:
+        """The same sums of what the values are from another mean: (x + d)^n, term by term."""
+        n, d = self.count, self.mean - mean
+        squares = self.squares + n * d**2
+        cubes = self.cubes + 3 * d * self.squares + n * d**3
+        fourths = self.fourths + 4 * d * self.cubes + 6 * d**2 * self.squares + n * d**4
+        return Moments(n, mean, squares, cubes, fourths)
+
+
+@dataclass(frozen=True)
 class Extremes:
-    """``kurtosis`` is E[(x - mean)^4] / variance^2 over all values: 3 of a normal distribution.
+    """``kurtosis`` is that of all values, whose ``moments`` a report leaves out: 3 of a normal distribution.
 
     ``peak`` is the value of largest magnitude, of ``token`` and ``channel``; ``times`` is that magnitude over the
     median one of the token's values.
@@ -25,6 +51,7 @@ class Extremes:
     token: int
     channel: int
     times: float
+    moments: Moments = field(metadata={"untold": True})
 
     @property
     def size(self) -> float:
@@ -41,20 +68,33 @@ def extremes(values: Array) -> Extremes | None:
     row = np.abs(values[token].astype(np.float64))
     peak, middle = float(values[token, channel]), float(np.median(row))
     times = abs(peak) / middle if middle > 0 else float("inf")
-    return Extremes(_kurtosis(values), peak, token, channel, times)
+    moments = _moments(values)
+    return Extremes(moments.kurtosis, peak, token, channel, times, moments)
 
 
-def _kurtosis(values: Array) -> float:
-    """E[(x - mean)^4] / variance^2 of rows; 0 where all values are the same. In float64, some rows at a time."""
+def joined(parts: Sequence[Extremes], rows: Sequence[int]) -> Extremes:
+    """Of parts that follow each other, each of so many ``rows``."""
+    each = [part.moments for part in parts]
+    count = sum(moments.count for moments in each)
+    mean = sum(moments.count * moments.mean for moments in each) / count
+    moved = [moments.about(mean) for moments in each]
+    sums = (sum(getattr(one, power) for one in moved) for power in ("squares", "cubes", "fourths"))
+    largest = max(range(len(parts)), key=lambda number: parts[number].size)
+    token, moments = sum(rows[:largest]) + parts[largest].token, Moments(count, mean, *sums)
+    return replace(parts[largest], kurtosis=moments.kurtosis, token=token, moments=moments)
+
+
+def _moments(values: Array) -> Moments:
+    """In float64, some rows at a time."""
     step = max(1, BLOCK // values.shape[1])
     parts = [values[start : start + step] for start in range(0, len(values), step)]
     mean = sum(float(part.sum(dtype=np.float64)) for part in parts) / values.size
-    squares = fourths = 0.0
+    squares = cubes = fourths = 0.0
     for part in parts:
         gaps = part.astype(np.float64)
         gaps -= mean
-        np.multiply(gaps, gaps, out=gaps)
-        squares += float(gaps.sum())
-        fourths += float(np.vdot(gaps, gaps))
-    variance = squares / values.size
-    return fourths / values.size / variance**2 if variance > 0 else 0.0
+        squared = gaps * gaps
+        squares += float(squared.sum())
+        cubes += float(np.vdot(squared, gaps))
+        fourths += float(np.vdot(squared, squared))
+    return Moments(values.size, mean, squares, cubes, fourths)

@@ -39,8 +39,8 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else "a real-time signal"
 
 
-def asked(leave: Callable[[], None]) -> Callable[[], str]:
-    """In a child: watch standard input from now on -> a function that waits for its next line, a request.
+def asked(leave: Callable[[], None]) -> queue.Queue[str]:
+    """In a child: watch standard input from now on -> its lines.
 
     The parent keeps its end open as long as it lives. When it is closed, by the parent or by its death, the child calls
     ``leave`` and ends, whatever it is doing.
@@ -57,7 +57,7 @@ def asked(leave: Callable[[], None]) -> Callable[[], str]:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-    return lines.get
+    return lines
 
 
 def die_with_parent() -> None:

@@ -72,6 +72,9 @@ class Trace(Mapping[str, Array]):
         array = self._arrays[name]
         return _widened(array) if self.dtypes.get(name) == "BF16" else array
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._arrays
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
 
@@ -97,7 +100,7 @@ class Trace(Mapping[str, Array]):
 
     def head(self, n: int) -> Trace:
         """What it recorded of its first ``n`` tokens; taps without any, or of other shapes, are left out."""
-        cuts = {name: _cut(name, self.shape(name), len(self.info.tokens), n) for name in self}
+        cuts = {name: cut(name, self.shape(name), len(self.info.tokens), n) for name in self}
         known = {name: mask[cuts[name]] for name, mask in self.known.items() if cuts.get(name) is not None}
         there = [name for name in self if cuts[name] is not None and (name not in known or known[name].any())]
         arrays = {name: self._arrays[name][cuts[name]] for name in there}
@@ -134,6 +137,9 @@ class Trace(Mapping[str, Array]):
             if name in self._arrays:
                 let_go(self._arrays[name])
 
+    def done_with(self, names: Iterable[str]) -> None:
+        """Nobody reads these taps any more: where their room is wanted, it may be used again."""
+
     @classmethod
     def open(cls, path: str | Path, bare: bool = False) -> Trace:
         """Map a trace file. ``bare``: it may lack the metadata; then it states no tokens."""
@@ -156,7 +162,7 @@ class Trace(Mapping[str, Array]):
         return cls(info, arrays, dtypes, path)
 
 
-def _cut(name: str, shape: tuple[int, ...], tokens: int, n: int) -> tuple[slice, ...] | None:
+def cut(name: str, shape: tuple[int, ...], tokens: int, n: int) -> tuple[slice, ...] | None:
     """The first ``n`` tokens along each axis of a tap that runs over tokens; None if one has another length."""
     tap = taps.parse(name)
     along = [axis in ("token", "query", "key") for axis in tap.kind.axes] if tap is not None else []

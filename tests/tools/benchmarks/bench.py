@@ -40,9 +40,11 @@ STANDARD = [
     *(f"tinyllama:{kind}:14" for kind in ("F16", "Q8_0", "Q6_K")),
     "qwen2.5-0.5b:Q4_K_M:14", "llama-3.2-1b:Q4_K_M:14", "llama-2-7b:Q4_K_M:14",
 ]  # fmt: skip
+BYTECODE = CACHE / "bytecode"  # as pip leaves it beside what it installs; a checkout may have none
 WITH_TRANSFORMERS = "tinyllama:Q4_K_M:14"  # which they load once: it takes a minute
 
 COMPARE = "compare"  # the command; the other kinds are scripts beside this one
+KINDS = ("decode", "limit", COMPARE)
 
 Measures = dict[str, Any]
 
@@ -103,8 +105,9 @@ def run(kind: str, path: Path, tokens: Sequence[int]) -> Measures:
         command = ["-m", "llamadiff", kind, str(path), "--tokens", ids, "--json", str(report)]
         started, cpu = time.perf_counter(), _cpu_of_children()
         ended = subprocess.run(
-            [sys.executable, *(command if kind == COMPARE else script)], capture_output=True, text=True, check=False
-        )
+            [sys.executable, *(command if kind == COMPARE else script)], capture_output=True, text=True, check=False,
+            env=_environment(),
+        )  # fmt: skip
         spent = {"wall_s": time.perf_counter() - started, "cpu_s": _cpu_of_children() - cpu}
         if ended.returncode != 0:
             sys.exit(f"{kind} failed with code {ended.returncode}:\n{ended.stderr[-2000:]}")
@@ -114,6 +117,19 @@ def run(kind: str, path: Path, tokens: Sequence[int]) -> Measures:
     measures = json.loads(ended.stdout)
     peak = {"peak": measures["peak"] * RSS_UNIT} if "peak" in measures else {}
     return {**measures, **peak, **spent}
+
+
+def _environment() -> dict[str, str]:
+    """This process's, but for where bytecode is kept."""
+    return {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(BYTECODE)}
+
+
+def warm_up() -> None:
+    """Run every kind once, so that the bytecode of all that it imports is there, as an installed package has it."""
+    for count in (14, 128):
+        case = Case("mini", "Q4_K_M", count)
+        for kind in KINDS:
+            run(kind, case.path(), case.ids())
 
 
 def _cpu_of_children() -> float:
@@ -129,13 +145,12 @@ def measure(case: Case, runs: int, seconds: float, console: Console) -> dict[str
     with console.status(f"{case}: the model"):
         path, tokens = case.path(), case.ids()
     started = time.perf_counter()
-    kinds = ["decode", "limit", COMPARE]
-    results: dict[str, list[Measures]] = {kind: [] for kind in (*kinds, "transformers")}
+    results: dict[str, list[Measures]] = {kind: [] for kind in (*KINDS, "transformers")}
     for number in range(runs):
         if number and (time.perf_counter() - started) * (number + 1) / number > seconds:
             break
         peers = ["transformers"] if number == 0 and str(case) == WITH_TRANSFORMERS and find_spec("transformers") else []
-        for kind in [*kinds, *peers]:
+        for kind in [*KINDS, *peers]:
             with console.status(f"{case}: {kind}, run {number + 1} of {runs}"):
                 results[kind].append(run(kind, path, tokens))
     return results
@@ -222,6 +237,7 @@ def main() -> None:
     console, before, left = Console(), machine(), 60 * options.minutes
     results: dict[Case, dict[str, list[Measures]]] = {}
     summaries: dict[Case, dict[str, float]] = {}
+    warm_up()
     for number, case in enumerate(wanted, 1):
         started = time.perf_counter()
         results[case] = measure(case, options.runs, left / (len(wanted) - number + 1), console)

@@ -1,0 +1,205 @@
+"""A prompt that is read while llama.cpp runs it: part by part, each tap as soon as it is recorded (record_live.py).
+
+What was read makes room for what comes, so that gigabytes of taps go through a file of some hundred megabytes.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.llamacpp.capture import capture
+from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.request import LONG, Request
+from llamadiff.system.progress import Progress
+from llamadiff.trace.metadata import Info, parse_info
+from llamadiff.trace.reader import Trace, cut
+
+Array = NDArray[Any]
+Tell = Callable[..., None]
+Count = Callable[[int], int]
+SCORES = ("kq-", "kq_soft_max-")  # taps that are not recorded of long prompts
+
+
+class UnrecordedError(Exception):
+    """A tap that was expected of a run did not come."""
+
+
+class Live:
+    """A run that llama.cpp is at: its ``info``, but for what only its end shows, and its ``parts``."""
+
+    def __init__(
+        self, request: Request, child: Child, progress: Progress, keeps: Count, begun: Mapping[str, Any]
+    ) -> None:
+        """``begun``: what llama.cpp's process says before the first tap; of n tokens the rows of keeps(n) are kept."""
+        assert request.output is not None
+        self.request, self._child, self._progress = request, child, progress
+        self._path = Path(request.output)
+        self.info = parse_info(self._path, begun["live"])
+        long = len(self.info.tokens) > LONG
+        self._keeps = keeps(len(self.info.tokens))
+        names = [name for name in request.wanted or () if not (long and name.startswith(SCORES))]
+        self.parts = tuple(
+            Part(self.info, first, last, names, self._keeps, child.tell) for first, last in begun["parts"]
+        )
+        self._first = {part.start: part for part in self.parts}
+        self._ended: Future[None] = Future()
+        self._is_complete = False
+        self._map: mmap.mmap | None = None
+
+    def heard(self, answer: Mapping[str, Any]) -> None:
+        """What llama.cpp's process says of the run."""
+        if "info" in answer:
+            self.info, self._is_complete = parse_info(self._path, answer["info"]), True
+        if "tap" in answer:
+            self._first[answer["start"]].put(answer["tap"], self._values(answer), answer["at"])
+
+    def _values(self, answer: Mapping[str, Any]) -> Array:
+        """The rows of a tap where they stand in the file, which is longer than it was perhaps."""
+        shape, kind, place = answer["shape"], np.dtype(answer["type"]), answer["at"]
+        count = int(np.prod(shape))
+        if self._map is None or place + count * kind.itemsize > len(self._map):
+            with self._path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(self._map, kind, count, place).reshape(shape)
+
+    def end(self, error: BaseException) -> None:
+        """The run is over: what did not come will not, for this reason."""
+        for part in self.parts:
+            part.end(error)
+        self._ended.set_result(None)
+
+    def left(self) -> Trace:
+        """What is left of the run at its end: what it says of itself, its taps' names, and their first rows.
+
+        Raises UnrecordedError where it did not go to its end.
+        """
+        self._ended.result()
+        if not self._is_complete:
+            raise UnrecordedError
+        return self.parts[0].head(self._keeps).under(self.info)
+
+    def whole(self) -> Trace:
+        """The run once more, all of it kept."""
+        self._child.tell(enough=True)
+        self._ended.result()
+        return capture(replace(self.request, live=False), self._progress, self._child)
+
+
+class Part(Trace):
+    """Some tokens of a run, from the ``start``-th on. Whoever asks for a tap waits until it is recorded.
+
+    Raises what the run died of instead, or UnrecordedError.
+    """
+
+    def __init__(self, info: Info, start: int, stop: int, names: Sequence[str], keeps: int, tell: Tell) -> None:
+        self.start, self._keeps, self._tell = start, keeps, tell
+        tokens, positions = info.tokens[start:stop], info.positions[start:stop]
+        own = replace(info, tokens=tokens, positions=positions, n_prefill=len(tokens))
+        self._coming, self._beginnings = _Coming(self._await, names), _Coming(self._await, names)
+        self._places: dict[str, int] = {}
+        super().__init__(own, self._coming, dict.fromkeys(names, "F32"))
+
+    def put(self, name: str, values: Array, place: int) -> None:
+        """A tap was recorded, in this place of the file."""
+        if name not in self:
+            self._tell(read=[place])
+            return
+        self._places[name] = place
+        if self.start == 0:
+            rows = cut(name, values.shape, len(self.info.tokens), self._keeps)
+            self._beginnings.put(name, values[rows].copy() if rows is not None else values.copy())
+        self._coming.put(name, values)
+
+    def end(self, error: BaseException) -> None:
+        """No more comes."""
+        for coming in (self._coming, self._beginnings):
+            coming.end(error)
+
+    def head(self, n: int) -> Trace:
+        """The first tokens of the first part, which are kept."""
+        assert (self.start, n) == (0, self._keeps)
+        return Trace(self.info.head(n), self._beginnings, self.dtypes)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Nothing: pages of what goes are those of what comes."""
+
+    def done_with(self, names: Iterable[str]) -> None:
+        """Nobody reads these taps any more, nor any array that looks into them."""
+        read = [self._places.pop(name) for name in names if name in self._places]
+        if read:
+            self._tell(read=read)
+
+    def _await(self, name: str) -> None:
+        self._tell(awaits=[self.start, name])
+
+
+class _Coming(Mapping[str, Array]):
+    """Arrays of which each is there as soon as it is put; ``awaits(name)`` is called before one is waited for."""
+
+    def __init__(self, awaits: Callable[[str], None], names: Iterable[str]) -> None:
+        self._awaits, self._arrays = awaits, {name: Future[Array]() for name in names}
+
+    def __getitem__(self, name: str) -> Array:
+        coming = self._arrays[name]
+        if not coming.done():
+            self._awaits(name)
+        return coming.result()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._arrays
+
+    def put(self, name: str, values: Array) -> None:
+        self._arrays[name].set_result(values)
+
+    def end(self, error: BaseException) -> None:
+        for coming in self._arrays.values():
+            if not coming.done():
+                coming.set_exception(error)
+
+
+@contextmanager
+def listening(request: Request, progress: Progress, child: Child, keeps: Count) -> Iterator[Live]:
+    """A run as it goes, as soon as its tokens are known. Raises UserError."""
+    begun: Future[Live] = Future()
+
+    def hear(answer: dict[str, Any]) -> None:
+        if "live" in answer:
+            begun.set_result(Live(request, child, progress, keeps, answer))
+        elif begun.done():
+            begun.result().heard(answer)
+
+    def ask() -> None:
+        error: BaseException = UnrecordedError()
+        try:
+            child.ask(request, progress, hear)
+        except BaseException as found:  # whoever waits for the run is told
+            error = found
+        if begun.done():
+            begun.result().end(error)
+        else:
+            begun.set_exception(error)
+
+    meanwhile, child.meanwhile = child.meanwhile, []
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(ask)
+        try:
+            for each in meanwhile:
+                each()
+            yield begun.result()
+        finally:
+            child.tell(enough=True)  # or else it waits for somebody to read on

@@ -1,0 +1,124 @@
+"""Records a prompt for a reader who judges it meanwhile: the room of what he has read is used again (live.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.llamacpp.interface import Handle
+from llamadiff.llamacpp.record_taps import AT_ONCE, Capture
+from llamadiff.llamacpp.request import Say
+from llamadiff.system.output import unwritten
+
+Array = NDArray[Any]
+AHEAD = 96 << 20  # bytes that may wait to be read, if nobody waits for more
+
+
+class LetGoError(Exception):
+    """The reader wants no more of this."""
+
+
+class LiveCapture(Capture):
+    """A capture that tells each tap as it is recorded."""
+
+    def run(self, say: Say) -> None:
+        """The batches that are asked for, one part after the other."""
+        self.at_once = 2 * AT_ONCE if self.total <= 2 * AT_ONCE else AT_ONCE
+        context = self._context()
+        say(live=self._begun().to_json(), parts=self._parts(0, self.total))
+        with Feed(Path(str(self.request.output)), say, self.hear) as self.writer, suppress(LetGoError):
+            spent = self._decode_all(context, say) - self.writer.waited
+            say(info=self._info(spent).to_json())
+
+    def _decode(self, context: Handle, tokens: list[int], start: int) -> None:
+        super()._decode(context, tokens, start)
+        if isinstance(self.writer, Feed):
+            self.writer.tell()
+
+
+class Feed:
+    """A file in which taps stand while they are read. The reader says which he has read, and which he waits for."""
+
+    def __init__(self, path: Path, say: Say, hear: Queue[str]) -> None:
+        self.path, self._say, self._hear = path, say, hear
+        self._end, self._most, self.waited = 0, AHEAD, 0.0  # bytes; seconds that nobody read
+        self._sizes: dict[int, int] = {}  # of what stands in the file, by its place
+        self._free: dict[int, list[int]] = defaultdict(list)  # places by size: taps of a kind have one size
+        self._sent: set[tuple[int, str]] = set()
+        self._awaited: set[tuple[int, str]] = set()
+        self._last: dict[str, Any] = {}  # what is to be said of the last tap: a node after it may be it, too
+
+    def __enter__(self) -> Feed:
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+
+    def add(self, name: str, rows: Array, axis: int, shape: tuple[int, ...], start: int) -> None:
+        """Take the rows ``start`` onwards of a tap, as soon as there is room for them, and tell of the tap before.
+
+        Raises LetGoError, also for a tap that was told: that one was not all of it.
+        """
+        if (start, name) in self._sent:
+            raise LetGoError
+        rows = np.ascontiguousarray(rows)
+        if self._last and self._last["tap"] == name:
+            place = self._last["at"]
+        else:
+            self.tell()
+            place = self._room(-(-rows.nbytes // 4096) * 4096)
+        self._write(rows, place)
+        self._last = {"tap": name, "start": start, "at": place, "shape": rows.shape, "type": rows.dtype.str}
+
+    def tell(self) -> None:
+        """Tell of the last tap."""
+        if self._last:
+            key = self._last["start"], self._last["tap"]
+            self._sent.add(key)
+            self._awaited.discard(key)
+            self._say(**self._last)
+            self._last = {}
+
+    def _room(self, size: int) -> int:
+        """A place for so many bytes: where something was read, or at the end, where more may wait, or is waited for."""
+        while not self._hear.empty():
+            self._listen()
+        started = time.perf_counter()
+        while not self._free[size] and self._end + size > self._most and not self._awaited:
+            self._listen()
+        self.waited += time.perf_counter() - started
+        if self._free[size]:
+            return self._free[size].pop()
+        self._sizes[self._end] = size
+        self._end += size
+        return self._end - size
+
+    def _listen(self) -> None:
+        """What the reader says next."""
+        said = json.loads(self._hear.get())
+        for place in said.get("read", ()):
+            self._free[self._sizes[place]].append(place)
+        awaited = said.get("awaits")
+        if awaited is not None and tuple(awaited) not in self._sent:
+            self._awaited.add(tuple(awaited))
+        if said.get("enough"):
+            raise LetGoError
+
+    def _write(self, rows: Array, place: int) -> None:
+        view = rows.reshape(-1).view(np.uint8).data
+        try:
+            while view:
+                written = os.pwrite(self._file, view, place)
+                view, place = view[written:], place + written
+        except OSError as error:
+            raise unwritten(self.path, error, self._end) from None
