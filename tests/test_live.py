@@ -165,7 +165,16 @@ def test_of_a_run_that_was_read_the_beginning_is_left(recorded, tmp_path):
         left = run.left()
     assert left.info.tokens == trace.info.tokens
     assert left.info.producer["weights_read"] == trace.info.producer["weights_read"]
-    assert all(np.array_equal(left[name], trace[name][:BEGINNING]) for name in trace)
+    assert set(left) == set(trace)
+    assert np.array_equal(left["result_output"], trace["result_output"][:BEGINNING])
+
+
+def test_the_beginning_is_kept_until_it_was_read(recorded, tmp_path):
+    path, trace = recorded
+    with Child() as child, listening(request(path, LONG, tmp_path / "t"), silent, child, free_tokens) as run:
+        head = run.parts[0].head(BEGINNING)
+        assert [array.shape for array in run.parts[2].values()]  # the run has ended
+        assert all(np.array_equal(head[name], trace[name][:BEGINNING]) for name in trace)
 
 
 def test_who_waits_for_a_run_that_dies_is_told(recorded, tmp_path):

@@ -174,3 +174,17 @@ def test_a_part_begins_with_the_lanes_that_the_part_before_it_needed(tmp_path, s
     parts = [study for study in studies if len(study.judge.positions) == 200]
     assert len(parts) == 3
     assert [[count for name, count in part.ran if name == "l_out-0"] for part in parts] == [[2], [1], [1]]
+
+
+def test_a_run_that_is_no_match_is_left_after_the_layer_that_shows_it(tmp_path, studies, monkeypatch):
+    path = write_model(tmp_path / "m.gguf", kind="Q8_0", layers=LAYERS)
+    right = Engine.layer
+
+    def wrong(self, i, x, step):
+        return right(self, i, x * (1 + 1e-4 * (i == 1)), step)
+
+    monkeypatch.setattr(Engine, "layer", wrong)
+    assert compare(path, tokens=TOKENS, diagnose=False).verdict == "wrong"
+    left, whole = (study for study in studies if study.judge.positions.size == len(TOKENS))
+    assert {name for name, _ in left.ran if name.startswith("l_out")} == {"l_out-0", "l_out-1"}
+    assert len(whole.findings) == len(whole.present)

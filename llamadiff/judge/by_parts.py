@@ -7,6 +7,7 @@ match, the run has to be judged as a whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -21,9 +22,8 @@ from llamadiff.engines.run_spec import How
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.in_step import in_step
 from llamadiff.judge.lanes import Lane, Source, policies_for
-from llamadiff.judge.replay_tap import Study, lanes_of
+from llamadiff.judge.replay_tap import Study, UnclearError, lanes_of
 from llamadiff.judge.run import Passes, free_tokens, in_a_line, one_pass, room_of, run_beside, together
-from llamadiff.numerics import tolerances
 from llamadiff.numerics.extremes import joined
 from llamadiff.numerics.metrics import Stats, ratio
 from llamadiff.numerics.policies import F32, NATIVE
@@ -42,7 +42,14 @@ def can_be_cut(model: Runnable) -> bool:
 
 
 def judged_by_parts(model: Runnable, parts: Sequence[Trace], n_tokens: int, how: How) -> Passes | None:
-    """The passes over the parts of a run, each as soon as it is there; None as soon as anything is no match."""
+    """The passes over the parts of a run, each as soon as it is there; None as soon as a layer is no match."""
+    with suppress(UnclearError):
+        return _passes(model, parts, n_tokens, how)
+    return None
+
+
+def _passes(model: Runnable, parts: Sequence[Trace], n_tokens: int, how: How) -> Passes | None:
+    """The same; None where parts are of different arithmetics. Raises UnclearError for what is no match."""
     earlier, judged, lanes = _Earlier(), list[Study](), None
     model.make_room(room_of(parts[0].info) or n_tokens)
     with threadpool_limits(1, "blas"), in_a_line(model):
@@ -52,10 +59,9 @@ def judged_by_parts(model: Runnable, parts: Sequence[Trace], n_tokens: int, how:
             else:
                 source, replayed = _asked(model, part)
                 study, _ = one_pass(
-                    model, model.engine, [source], replayed, part.info, how, first=lanes, cache=earlier.cache
-                )
-            if not all(local.verdict == tolerances.MATCH for found in study.findings for local in found.local.values()):
-                return None
+                    model, model.engine, [source], replayed, part.info, how,
+                    first=lanes, cache=earlier.cache, only_clear=True,
+                )  # fmt: skip
             judged.append(study)
             lanes = study.lanes
             earlier.close(part.info.positions)
@@ -82,11 +88,13 @@ def _begun(model: Runnable, part: Trace, how: How, earlier: _Earlier) -> tuple[S
     head = part.head(free_tokens(n))
     beginning, free = _asked(model, head, free=True)
     if len(head.info.tokens) == n:
-        study, logits = run_beside(model, [source], replayed, free, part.info, how)
+        study, logits = run_beside(model, [source], replayed, free, part.info, how, only_clear=True)
         return study, study.findings, logits
     (study, _), (beside, logits) = in_step(
         model.engine,
-        lambda engine: one_pass(model, engine, [source], replayed, part.info, how, cache=earlier.cache),
+        lambda engine: one_pass(
+            model, engine, [source], replayed, part.info, how, cache=earlier.cache, only_clear=True
+        ),
         lambda engine: one_pass(model, engine, [beginning], free, head.info, replace(how, progress=silent)),
     )
     return study, beside.findings, logits

@@ -42,6 +42,10 @@ MIXING = ("kq", "kq_soft_max", "kqv", "kqv_out", "ssm_conv", "ssm_scan")
 WAITING = 64 << 20  # bytes of taps that wait to be judged
 
 
+class UnclearError(Exception):
+    """A tap is no match."""
+
+
 @dataclass(frozen=True)
 class _Given:
     """What the engine was given for a product: ``values`` [lane, ...], of which each source's ``rows`` were
@@ -65,17 +69,18 @@ class Study(RoundedOnce):
         beside: FreeRun | None = None,
         first: Sequence[Lane] | None = None,
         cache: Callable[[], Cache] | None = None,
+        only_clear: bool = False,
     ) -> None:
         """``keep(name, x)`` receives the first lane's taps.
 
         ``beside``: a free run of the same tokens, in step with this pass, with which each tap is judged. ``first``: the
         lanes of the first layer, if not all. ``cache``: what the tokens before these left, made anew for each
-        step; None if there are none.
+        step; None if there are none. ``only_clear``: the pass ends with UnclearError after a layer that is no match.
         """
         self.judge, self.sources, self.every = judge, judge.sources, tuple(lanes)
         self.present = {tap.name: tap for tap in model.taps}
         self.inputs, self.n_expert, self.products = model.inputs, model.sizes["expert"], model.products
-        self.keep, self.beside, self.cache = keep, beside, cache
+        self.keep, self.beside, self.cache, self.only_clear = keep, beside, cache, only_clear
         self.combinations = Combinations.within(judge.phases, len(judge.positions))
         self._sketched: dict[str, _Given] = {}  # by tap
         self.findings: list[Finding] = []
@@ -122,6 +127,8 @@ class Study(RoundedOnce):
             y = part(x, self._step)
             self._collect()
             if not self._misfits():
+                if self.only_clear and not all(map(is_clear, self.findings[self._judged :])):
+                    raise UnclearError
                 return y
             del self.findings[self._judged :]
             self.judge.described = Counter(described)
@@ -388,6 +395,11 @@ def lanes_of(sources: Sequence[Source], weight_types: set[str]) -> list[Lane]:
     """The free run, the same with the baseline's arithmetic if that differs, and every source's lanes."""
     native = NATIVE in policies_for(weight_types, sources[0].stored, (FREE.policy, NATIVE))
     return [FREE, *([FREE_NATIVE] if native else []), *(lane for source in sources for lane in source.lanes)]
+
+
+def is_clear(finding: Finding) -> bool:
+    """Whether a tap is a match in all traces that have it."""
+    return all(local.verdict == tolerances.MATCH for local in finding.local.values())
 
 
 def _cover(policies: Sequence[str], needed: Iterable[frozenset[str]]) -> tuple[str, ...]:

@@ -108,13 +108,14 @@ def run_beside(
     info: Info,
     how: How,
     keep: Path | None = None,
+    **more: Any,
 ) -> tuple[Study, Array]:
     """The free run of a short prompt in step with the replay, all judged together. -> the study, the free logits."""
     with _kept(keep, model, info) as write:
         beside = FreeRun(free, sources[0], write)
         (study, _), logits = in_step(
             model.engine,
-            lambda engine: one_pass(model, engine, sources, replayed, info, how, beside=beside),
+            lambda engine: one_pass(model, engine, sources, replayed, info, how, beside=beside, **more),
             lambda engine: beside.run(engine, info.tokens, info.positions),
             joined=True,
         )

@@ -56,7 +56,11 @@ def _serve(library: Library | UserError, request: Request, say: Say, hear: Queue
 
 
 def _die_quietly() -> None:
-    """No core file, no debugger attached by an assertion; Ctrl-C is the parent's to handle."""
+    """No core file, no debugger attached by an assertion; Ctrl-C is the parent's to handle.
+
+    Nor do idle threads spin: this process and its parent work at the same time.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["GGML_NO_BACKTRACE"] = "1"
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

@@ -22,6 +22,7 @@ from llamadiff.llamacpp.request import LONG, Request
 from llamadiff.system.progress import Progress
 from llamadiff.trace.metadata import Info, parse_info
 from llamadiff.trace.reader import Trace, cut
+from llamadiff.trace.taps import LOGITS
 
 Array = NDArray[Any]
 Tell = Callable[..., None]
@@ -78,7 +79,7 @@ class Live:
         self._ended.set_result(None)
 
     def left(self) -> Trace:
-        """What is left of the run at its end: what it says of itself, its taps' names, and their first rows.
+        """What is left of the run when all was read: what it says of itself, its taps' names, the first rows of logits.
 
         Raises UnrecordedError where it did not go to its end.
         """
@@ -104,7 +105,7 @@ class Part(Trace):
         self.start, self._keeps, self._tell = start, keeps, tell
         tokens, positions = info.tokens[start:stop], info.positions[start:stop]
         own = replace(info, tokens=tokens, positions=positions, n_prefill=len(tokens))
-        self._coming, self._beginnings = _Coming(self._await, names), _Coming(self._await, names)
+        self._coming, self._first = _Coming(self._await, names), _Coming(self._await, names)
         self._places: dict[str, int] = {}
         super().__init__(own, self._coming, dict.fromkeys(names, "F32"))
 
@@ -114,20 +115,21 @@ class Part(Trace):
             self._tell(read=[place])
             return
         self._places[name] = place
-        if self.start == 0:
-            rows = cut(name, values.shape, len(self.info.tokens), self._keeps)
-            self._beginnings.put(name, values[rows].copy() if rows is not None else values.copy())
+        n = len(self.info.tokens)
+        if self.start == 0 and (self._keeps < n or name == LOGITS):
+            rows = cut(name, values.shape, n, self._keeps)
+            self._first.put(name, values[rows].copy() if rows is not None else values.copy())
         self._coming.put(name, values)
 
     def end(self, error: BaseException) -> None:
         """No more comes."""
-        for coming in (self._coming, self._beginnings):
+        for coming in (self._coming, self._first):
             coming.end(error)
 
     def head(self, n: int) -> Trace:
-        """The first tokens of the first part, which are kept."""
+        """The first tokens of the first part, which are kept apart; where these are all of them, the logits alone."""
         assert (self.start, n) == (0, self._keeps)
-        return Trace(self.info.head(n), self._beginnings, self.dtypes)
+        return _Beginning(self.info.head(n), self._first, self.dtypes)
 
     def forget(self, names: Iterable[str]) -> None:
         """Nothing: pages of what goes are those of what comes."""
@@ -140,6 +142,14 @@ class Part(Trace):
 
     def _await(self, name: str) -> None:
         self._tell(awaits=[self.start, name])
+
+
+class _Beginning(Trace):
+    """The first tokens of a run."""
+
+    def done_with(self, names: Iterable[str]) -> None:
+        assert isinstance(self._arrays, _Coming)
+        self._arrays.drop(names)
 
 
 class _Coming(Mapping[str, Array]):
@@ -165,6 +175,13 @@ class _Coming(Mapping[str, Array]):
 
     def put(self, name: str, values: Array) -> None:
         self._arrays[name].set_result(values)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget arrays that were read: they are not there any more."""
+        for name in names:
+            if name in self._arrays:
+                self._arrays[name] = Future()
+                self._arrays[name].set_exception(UnrecordedError())
 
     def end(self, error: BaseException) -> None:
         for coming in self._arrays.values():

@@ -32,7 +32,7 @@ MAX_NAME = 63  # bytes of a tensor's name: ggml.h, GGML_MAX_NAME
 MAX_AXES = 4  # ggml.h, GGML_MAX_DIMS
 MAX_ARRAY = 1 << 21  # values of one metadata array: real vocabularies have a quarter of a million
 _TYPES, _VERSION = frozenset(map(int, gguf.GGMLQuantizationType)), version("gguf")
-BLOCK_WEIGHTS = 1 << 19  # two MiB of float32: BLAS multiplies many rows faster than few, and they stay in cache
+BLOCK_WEIGHTS = 1 << 20  # four MiB of float32: BLAS multiplies many rows faster than few, and Python is asked less
 
 
 @dataclass(frozen=True)
