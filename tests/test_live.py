@@ -88,7 +88,8 @@ def test_what_is_found_live_is_what_is_found_of_the_whole(arch, n, tmp_path, mon
     assert [row.tap for row in live.rows] == [row.tap for row in whole.rows]
     for a, b in zip(live.rows, whole.rows, strict=True):
         assert (a.verdict, a.shape, a.drift) == (b.verdict, b.shape, b.drift), a.tap
-        assert (a.local.arithmetic, len(a.local.per_token)) == (b.local.arithmetic, len(b.local.per_token))
+        assert len(a.local.per_token) == len(b.local.per_token)
+        assert a.local.arithmetic == b.local.arithmetic or a.local.nmse == b.local.nmse  # both round alike there
         assert a.local.nmse == pytest.approx(b.local.nmse, rel=0.9, abs=1e-12)
         assert a.local.limit == pytest.approx(b.local.limit)
         assert a.baseline.rms == pytest.approx(b.baseline.rms, rel=1e-12)
@@ -100,6 +101,14 @@ def test_what_is_found_live_is_what_is_found_of_the_whole(arch, n, tmp_path, mon
 @pytest.mark.parametrize(("arch", "expected"), [("llama", True), ("gemma2", True), ("mamba2", False)])
 def test_a_model_is_cut_where_taps_show_what_goes_on_from_part_to_part(arch, expected, small_model):
     assert can_be_cut(Model(small_model(arch))) == expected
+
+
+def test_parts_before_scores_are_many_have_taps_that_others_lack(tmp_path):
+    """The engine makes scores whole while queries times keys are few."""
+    path = write_model(tmp_path / "m.gguf", heads=1, kv_heads=1, layers=1, extra={"context_length": 8192})
+    found = compare(path, tokens=tokens(4500))
+    assert found.verdict == "match"
+    assert len(found.rows[-1].local.per_token) == 4500
 
 
 def test_a_right_run_is_clear_in_parts(recorded):

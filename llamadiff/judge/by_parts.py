@@ -66,7 +66,9 @@ def _passes(model: Runnable, parts: Sequence[Trace], n_tokens: int, how: How) ->
             lanes = study.lanes
             earlier.close(part.info.positions)
             part.done_with(part)
-    found = [_whole(each) for each in zip(*(study.findings for study in judged), strict=True)]
+    tables = [{finding.tap.name: finding for finding in study.findings} for study in judged]
+    shared = [name for name in tables[0] if all(name in table for table in tables)]  # of few keys alone scores are made
+    found = [_whole([table[name] for table in tables]) for name in shared]
     if None in found:
         return None
     whole = [finding for finding in found if finding is not None]
