@@ -121,4 +121,4 @@ class Feed:
                 written = os.pwrite(self._file, view, place)
                 view, place = view[written:], place + written
         except OSError as error:
-            raise unwritten(self.path, error, self._end) from None
+            raise unwritten(self.path, error, max(self._end, AHEAD)) from None
