@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from llamaref import Weights
 from llamaref.weights import block_sizes, type_number
+from numpy.random import default_rng  # here: in the thread, Ctrl-C during an import would leave its lock held
 from numpy.typing import NDArray
 
 from llamadiff.llamacpp.library import load
@@ -93,7 +94,7 @@ class Dequantizer:
         if decode is None:
             return None
         flat = stored.reshape(-1, stored.shape[-1])
-        chosen = np.random.default_rng(len(flat)).integers(0, len(flat), SAMPLES)
+        chosen = default_rng(len(flat)).integers(0, len(flat), SAMPLES)
         rows = flat[np.unique(np.concatenate([[0, len(flat) - 1], chosen]))]
         self._same[name] = np.array_equal(decode(rows), self.weights.decoded(name, rows), equal_nan=True)
         return decode if self._same[name] else None
