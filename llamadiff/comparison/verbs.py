@@ -226,9 +226,9 @@ def _graph_alone(file: ModelFile, request: Request, how: How, child: Child, keep
     return result
 
 
-def _timed(result: Comparison, started: float, capture_s: float = 0.0) -> Comparison:
+def _timed(result: Comparison, started: float) -> Comparison:
     """A comparison that says how long all took."""
-    timing = {"capture_s": capture_s, **result.timing, "total_s": time.perf_counter() - started}
+    timing = {"capture_s": 0.0, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
 
 

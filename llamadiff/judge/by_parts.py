@@ -29,7 +29,7 @@ from llamadiff.numerics.metrics import Stats, ratio
 from llamadiff.numerics.policies import F32, NATIVE
 from llamadiff.system.progress import silent
 from llamadiff.trace.reader import Trace
-from llamadiff.trace.settings import kept, settings_of
+from llamadiff.trace.settings import kept
 
 Array = NDArray[Any]
 BASELINE = "baseline"
@@ -78,8 +78,7 @@ def _passes(model: Runnable, parts: Sequence[Trace], n_tokens: int, how: How) ->
 def _asked(model: Runnable, part: Trace, *, free: bool = False) -> tuple[Source, list[Lane]]:
     """A part of llama.cpp's run, and the lanes that it is judged by; or those that run ``free`` beside it."""
     kinds, stored = set(model.weight_types.values()), kept(part)
-    flash = bool(settings_of(part).get("flash_attn"))
-    source = Source(BASELINE, part, policies_for(kinds, stored, (F32, NATIVE)), stored, flash)
+    source = Source(BASELINE, part, policies_for(kinds, stored, (F32, NATIVE)), stored)
     return source, [lane for lane in lanes_of([source], kinds) if (lane.source is None) == free]
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.child import Child
-from llamadiff.llamacpp.request import LONG, Request
+from llamadiff.llamacpp.request import LONG, SCORES, Request
 from llamadiff.system.progress import Progress
 from llamadiff.trace.metadata import Info, parse_info
 from llamadiff.trace.reader import Trace, cut
@@ -27,7 +27,6 @@ from llamadiff.trace.taps import LOGITS
 Array = NDArray[Any]
 Tell = Callable[..., None]
 Count = Callable[[int], int]
-SCORES = ("kq-", "kq_soft_max-")  # taps that are not recorded of long prompts
 
 
 class UnrecordedError(Exception):

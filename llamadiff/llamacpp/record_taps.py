@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from llamadiff.llamacpp.interface import Handle, Library, Room
 from llamadiff.llamacpp.quantizing import q8_way
-from llamadiff.llamacpp.request import LONG, Request, Say, Settings
+from llamadiff.llamacpp.request import LONG, SCORES, Request, Say, Settings
 from llamadiff.llamacpp.session import SMALL_MODEL
 from llamadiff.llamacpp.tap_names import tap_of
 from llamadiff.llamacpp.tensors import Node
@@ -30,7 +30,6 @@ Array = NDArray[Any]
 
 WEIGHT_ENDINGS = (".weight", ".bias", ".scale", ".ssm_a", ".ssm_d")
 AT_ONCE = 256  # tokens of a prompt that are run together: what llama.cpp holds of them grows with their number
-SCORES = ("kq-", "kq_soft_max-")  # taps that grow as the square of the tokens
 
 
 class Capture:

@@ -9,6 +9,7 @@ from typing import Any
 from llamadiff.numerics.types import CACHE_TYPES
 
 LONG = 256  # tokens; of longer prompts, what grows as their square is not recorded, and the free run is short
+SCORES = ("kq-", "kq_soft_max-")  # taps that grow as the square of the tokens
 TOKENIZING = "tokenizing the prompt"  # what llama.cpp is said to do meanwhile: it may die of a prompt
 
 
