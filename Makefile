@@ -29,7 +29,9 @@ install: $(VENV)/installed  ## what the tool needs, and no more
 
 develop: $(VENV)/developing  ## what its tests need besides: torch and transformers among it
 
-$(VENV)/installed: pyproject.toml
+KERNELS = llamadiff/compiled/kernels.c llamadiff/compiled/variant.h
+
+$(VENV)/installed: pyproject.toml $(KERNELS)
 	@echo "Installing into $(VENV). llama.cpp is compiled on the way, once: that takes minutes (about 6 on 2 cores)."
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable .
@@ -59,7 +61,7 @@ build/%/tested: build/%/installed FORCE
 	build/$*/bin/python tests/kernels.py > $@
 	@cat $@
 
-build/%/installed: pyproject.toml
+build/%/installed: pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv build/$*
 	ls build/$*/wheel/*.whl || CMAKE_ARGS="$(CMAKE_ARGS) $(FLAGS_$*)" build/$*/bin/python -m pip wheel --no-deps \
 		$(if $(FLAGS_$*),--no-cache-dir) --wheel-dir build/$*/wheel $(LLAMA_CPP)

@@ -2,6 +2,10 @@
 
 import os
 import signal
+import sys
+from contextlib import AbstractContextManager, nullcontext
+
+OTHER = ("--llama-cpp", "--help", "-h")  # with which llama-cpp-python's process is not what a comparison needs
 
 
 def main() -> None:
@@ -9,9 +13,14 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # threads of NumPy's that have nothing to do sleep, not spin
+    begun: AbstractContextManager[None] = nullcontext()
+    if sys.argv[1:2] == ["compare"] and not any(word.startswith(OTHER) for word in sys.argv):
+        from llamadiff.llamacpp import child
+
+        begun = child.begun()
     from llamadiff.cli.commands import main as run
 
-    run()
+    run(begun)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,8 @@ from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import USUAL, Run
 from llamadiff.judge import by_parts
-from llamadiff.judge.by_parts import can_be_cut, judged_by_parts
-from llamadiff.judge.by_sketch import LEAST
-from llamadiff.judge.run import BEGINNING, free_tokens
+from llamadiff.judge.by_parts import judged_by_parts
+from llamadiff.judge.coverage import BEGINNING, LEAST, free_tokens
 from llamadiff.llamacpp import record_live
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.live import listening
@@ -100,7 +99,7 @@ def test_what_is_found_live_is_what_is_found_of_the_whole(arch, n, tmp_path, mon
 
 @pytest.mark.parametrize(("arch", "expected"), [("llama", True), ("gemma2", True), ("mamba2", False)])
 def test_a_model_is_cut_where_taps_show_what_goes_on_from_part_to_part(arch, expected, small_model):
-    assert can_be_cut(Model(small_model(arch))) == expected
+    assert Model(small_model(arch)).can_be_cut == expected
 
 
 def test_parts_before_scores_are_many_have_taps_that_others_lack(tmp_path):

@@ -11,7 +11,7 @@ from small_others import phi3
 from llamadiff import compare
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.api import diff
-from llamadiff.judge.run import BEGINNING
+from llamadiff.judge.coverage import BEGINNING
 from llamadiff.llamacpp.request import LONG
 from llamadiff.trace.reader import Trace
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -390,9 +391,17 @@ for _panel, _commands in _COMMANDS.items():
         app.command(rich_help_panel=_panel, epilog=_epilog)(_command)
 
 
-def main() -> None:
-    """The entry point: a user's mistake is one line on standard error and exit code 2."""
-    sys.exit(exits.run(lambda: app(sys.argv[1:] or ["--help"], standalone_mode=False), _complain))
+def main(around: AbstractContextManager[None] | None = None) -> None:
+    """The entry point: a user's mistake is one line on standard error and exit code 2.
+
+    ``around``: what ends with the command.
+    """
+
+    def command() -> Any:
+        with around or nullcontext():
+            return app(sys.argv[1:] or ["--help"], standalone_mode=False)
+
+    sys.exit(exits.run(command, _complain))
 
 
 if __name__ == "__main__":

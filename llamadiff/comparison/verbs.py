@@ -70,6 +70,7 @@ def compare(
             return _timed(compare_files(model, str(candidate), run, how, Path(folder), child), started)
     with child or Child(run.settings.llama_cpp) as ready:  # gets ready while the model is opened
         ready.meanwhile.append(_get_ready_to_judge)
+        ready.ahead(Request(str(model), settings=run.settings))
         brought = _brought(candidate, how, run.settings.llama_cpp)
         file = ModelFile(model, how.precision, run.settings.threads)
         engine, used = in_engine(file, how, run.settings.threads)
@@ -107,24 +108,23 @@ def compare(
 
 def _can_be_live(engine: Runnable, request: Request, how: How) -> bool:
     """Whether a run can be judged while llama.cpp is at it: a prompt, of which nothing is to be kept."""
-    from llamadiff.judge.by_parts import can_be_cut
-
     plain = not (request.n_predict or request.batches or request.patterns or request.layers or request.scores)
     looks = how.pictures or how.gate is not None
     settings = request.settings
-    return plain and not looks and not (settings.on_device or settings.flash_attn) and can_be_cut(engine)
+    return plain and not looks and not (settings.on_device or settings.flash_attn) and engine.can_be_cut
 
 
 def _live(engine: Runnable, request: Request, how: How, child: Child) -> Comparison:
     """llama.cpp's own ops, judged as they run; where one is not clearly right, once more, all of it recorded."""
-    from llamadiff.comparison.judging import judge
-    from llamadiff.judge.by_parts import judged_by_parts
-    from llamadiff.judge.run import free_tokens
+    from llamadiff.judge.coverage import free_tokens
     from llamadiff.llamacpp.live import UnrecordedError, listening
 
     started, passes = time.perf_counter(), None
     live = replace(request, live=True)
     with engine.dequantizer.checking_ahead(), listening(live, how.progress, child, free_tokens) as run:
+        from llamadiff.comparison.judging import judge  # here: llama.cpp is at it already
+        from llamadiff.judge.by_parts import judged_by_parts
+
         began = time.perf_counter()
         try:
             passes = judged_by_parts(engine, run.parts, len(run.info.tokens), how)

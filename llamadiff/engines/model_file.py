@@ -20,6 +20,7 @@ from llamadiff.trace.taps import Tap
 from llamadiff.trace.token_text import Vocabulary
 
 Opened = TypeVar("Opened")
+STATEFUL = ("SSM_CONV", "SSM_SCAN")  # ops that go on from a state, which no tap shows
 
 
 class ModelFile:
@@ -35,7 +36,7 @@ class ModelFile:
         dtype: type[np.floating[Any]] = np.float64 if precision == "f64" else np.float32
         self.weights = weights if weights is not None else self._opened(lambda: Weights(self.path, dtype, threads))
         self.dequantizer = Dequantizer(self.weights)
-        self.weights.decoder = self.dequantizer.decoder
+        self.weights.decoder, self.weights.multiplier = self.dequantizer.decoder, self.dequantizer.multiplier
         self.tensors = list(self.weights)
         self.vocabulary = Vocabulary(self.weights.fields)
         self.architecture = str(self.weights.fields.get("general.architecture"))
@@ -126,6 +127,11 @@ class Runnable(ModelFile):
     def rope_pairs(self) -> bool:
         """Whether RoPE rotates neighbours, so that the file's Q and K rows are permuted against Hugging Face's."""
         return False
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether the engine can run tokens after others of which it knows what taps show."""
+        return not self.by_graph and not any(tap.kind.op in STATEFUL for tap in self.taps)
 
     @property
     def n_ctx_train(self) -> int:

@@ -19,11 +19,12 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.run_spec import How
+from llamadiff.judge.coverage import free_tokens
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.in_step import in_step
 from llamadiff.judge.lanes import Lane, Source, policies_for
 from llamadiff.judge.replay_tap import Study, UnclearError, lanes_of
-from llamadiff.judge.run import Passes, free_tokens, in_a_line, one_pass, room_of, run_beside, together
+from llamadiff.judge.run import Passes, in_a_line, one_pass, room_of, together
 from llamadiff.numerics.extremes import joined
 from llamadiff.numerics.metrics import Stats, ratio
 from llamadiff.numerics.policies import F32, NATIVE
@@ -33,12 +34,6 @@ from llamadiff.trace.settings import kept
 
 Array = NDArray[Any]
 BASELINE = "baseline"
-STATEFUL = ("SSM_CONV", "SSM_SCAN")  # ops that go on from a state, which no tap shows
-
-
-def can_be_cut(model: Runnable) -> bool:
-    """Whether the engine can run tokens after others of which it knows what taps show."""
-    return not model.by_graph and not any(tap.kind.op in STATEFUL for tap in model.taps)
 
 
 def judged_by_parts(model: Runnable, parts: Sequence[Trace], n_tokens: int, how: How) -> Passes | None:
@@ -89,7 +84,7 @@ def _begun(model: Runnable, part: Trace, how: How, earlier: _Earlier) -> tuple[S
     head = part.head(free_tokens(n))
     beginning, free = _asked(model, head, free=True)
     if len(head.info.tokens) == n:
-        study, logits = run_beside(model, [source], replayed, free, part.info, how, only_clear=True)
+        study, logits = one_pass(model, model.engine, [source], [*free, *replayed], part.info, how, only_clear=True)
         return study, study.findings, logits
     (study, _), (beside, logits) = in_step(
         model.engine,

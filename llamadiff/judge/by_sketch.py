@@ -18,11 +18,10 @@ from llamadiff.judge.allowance import Even
 from llamadiff.judge.fit import nearest
 from llamadiff.judge.lanes import Lane
 from llamadiff.numerics import metrics
-from llamadiff.numerics.combinations import Combinations, ErrorSquares
+from llamadiff.numerics.combinations import Combinations, ErrorSquares, by_numbers
 
 Array = NDArray[Any]
 
-LEAST = 33  # tokens: fewer are multiplied as soon as combined
 # Of what a match may err by: how large an estimate may be. An error above the limit passes one time in 3e12, with the
 # rounding of combinations at its worst (docs/verifying.md); right arithmetic stays twenty times below.
 WHOLE_SHARE, PART_SHARE = 1 / 20, 1 / 150
@@ -80,7 +79,7 @@ class Sketching:
         """``combined``: the rows of the product's two operands, combined."""
         numbers = combinations.of_channels(product.width).astype(product.x.dtype, copy=False)
         given, of_weights, of_minima = product.weights.both_sides(product.name, *combined, numbers)
-        taken = product.x @ of_weights.astype(product.x.dtype)
+        taken = by_numbers(product.x, of_weights)
         if product.sums is not None and of_minima is not None:
             taken += product.sums @ of_minima.astype(product.x.dtype)
         if product.bias is not None:
@@ -89,7 +88,7 @@ class Sketching:
 
     def estimates(self, source: str, recorded: Array) -> dict[str, ErrorSquares]:
         """By policy, how far a source's values [row, channel] are from what its lanes would compute."""
-        rows, channels = self.combinations.rows(recorded), self.combinations.channels(recorded)
+        rows, channels = self.combinations.both(recorded)
         return {
             lane.policy: ErrorSquares.of(rows - given, channels - taken)
             for lane, given, taken in zip(self.lanes, self.given, self.taken, strict=True)

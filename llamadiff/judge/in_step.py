@@ -88,9 +88,9 @@ class _Meeting:
 class Side(Weights):
     """A file's weights, as one of two passes sees them."""
 
-    def __init__(self, weights: Weights, meeting: _Meeting, number: int, joined: bool) -> None:
+    def __init__(self, weights: Weights, meeting: _Meeting, number: int) -> None:
         self.__dict__.update(vars(weights))
-        self._weights, self._meeting, self._number, self._joined = weights, meeting, number, joined
+        self._weights, self._meeting, self._number = weights, meeting, number
 
     def products(
         self,
@@ -100,9 +100,10 @@ class Side(Weights):
         expert: int | None = None,
         rows: Any = slice(None),
         decode: Decode | None = None,
+        joined: bool = False,
     ) -> list[Array]:
         """As ``Weights.products``, together with the other side's where it is at the same place."""
-        alone = partial(self._weights.products, name, expert=expert, rows=rows, decode=decode)
+        alone = partial(self._weights.products, name, expert=expert, rows=rows, decode=decode, joined=joined)
         if decode is not None or rows != slice(None):
             return alone(factors)
         other, own = self._meeting.come(self._number, _Spot(name, expert), factors)
@@ -121,21 +122,20 @@ class Side(Weights):
 
     def _both(
         self,
-        alone: Callable[[Sequence[Factor]], list[Array]],
+        alone: Callable[..., list[Array]],
         mine: Sequence[Factor],
         others: Sequence[Factor],
         expert: int | None,
     ) -> tuple[list[Array], list[Array]]:
-        """What both sides have, multiplied; as one product where they are joined, in the order of the sides.
+        """What both sides have, multiplied, in the order of the sides.
 
-        A side that is shown the weights has few rows, of which any last digits do: it is joined, too. Experts are not:
-        whether sides meet there depends on which comes first, and last digits must not.
+        A side that gathers something has few rows, of which any last digits do: it is joined. Experts are not: whether
+        sides meet there depends on which comes first, and last digits must not.
         """
         first = self._number == 0
         every = [*mine, *others] if first else [*others, *mine]
-        visits = sum(factor.visit is not None for factor in every)
-        joined = expert is None and (visits == 1 or (self._joined and not visits))
-        found = _split(alone([_of_all(every)])[0], every) if joined else alone(every)
+        gathers = sum(factor.across is not None for factor in every) == 1
+        found = alone(every, joined=expert is None and gathers)
         if first:
             return found[: len(mine)], found[len(mine) :]
         return found[len(others) :], found[: len(others)]
@@ -145,41 +145,12 @@ class Side(Weights):
         self._meeting.leave(self._number, failed)
 
 
-def _of_all(factors: Sequence[Factor]) -> Factor:
-    """Rows of several, which are multiplied faster so; nothing is added to the blocks of those without sums."""
-    visit = next((factor.visit for factor in factors if factor.visit is not None), None)
-    widths = {factor.sums.shape[-1] for factor in factors if factor.sums is not None}
-    rows = np.concatenate([_rows(factor.x) for factor in factors])
-    if not widths:
-        return Factor(rows, visit=visit)
-    nothing = np.zeros((1, widths.pop()), rows.dtype)
-    sums = [_rows(factor.sums) if factor.sums is not None else np.repeat(nothing, len(_rows(factor.x)), axis=0)
-            for factor in factors]  # fmt: skip
-    return Factor(rows, np.concatenate(sums), visit)
-
-
-def _split(product: Array, factors: Sequence[Factor]) -> list[Array]:
-    """Rows of a product as the factors have them."""
-    ends = np.cumsum([len(_rows(factor.x)) for factor in factors])
-    parts = zip(np.split(product, ends[:-1]), factors, strict=True)
-    return [rows.reshape(*factor.x.shape[:-1], -1) for rows, factor in parts]
-
-
-def _rows(x: Array) -> Array:
-    return x.reshape(-1, x.shape[-1])
-
-
-def in_step(
-    engine: Any, here: Callable[[Any], Here], beside: Callable[[Any], Beside], *, joined: bool = False
-) -> tuple[Here, Beside]:
-    """What two passes of an engine give, the second in another thread; where one fails, its error is raised.
-
-    ``joined``: they multiply as if they were one, which is faster where both have few rows, and moves last digits.
-    """
+def in_step(engine: Any, here: Callable[[Any], Here], beside: Callable[[Any], Beside]) -> tuple[Here, Beside]:
+    """What two passes of an engine give, the second in another thread; where one fails, its error is raised."""
     meeting = _Meeting()
     engines = [copy(engine), copy(engine)]
     for number, each in enumerate(engines):
-        each.w = Side(engine.w, meeting, number, joined)
+        each.w = Side(engine.w, meeting, number)
     with ThreadPoolExecutor(1, initializer=partial(np.seterr, all="ignore")) as thread:
         second = thread.submit(_ran, beside, engines[1])
         try:

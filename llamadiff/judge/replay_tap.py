@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,9 @@ from llamaref.weight_product import WeightProduct
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import Runnable
-from llamadiff.judge.by_sketch import LEAST, Sketched, Sketching
+from llamadiff.judge.by_sketch import Sketched, Sketching
+from llamadiff.judge.coverage import LEAST
 from llamadiff.judge.finding import Finding
-from llamadiff.judge.free_run import FreeRun
 from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source, policies_for
 from llamadiff.judge.tap_verdict import Judge
 from llamadiff.numerics import metrics, tolerances
@@ -66,21 +67,20 @@ class Study(RoundedOnce):
         lanes: Sequence[Lane],
         model: Runnable,
         keep: Callable[[str, Array], None] = lambda name, x: None,
-        beside: FreeRun | None = None,
         first: Sequence[Lane] | None = None,
         cache: Callable[[], Cache] | None = None,
         only_clear: bool = False,
     ) -> None:
         """``keep(name, x)`` receives the first lane's taps.
 
-        ``beside``: a free run of the same tokens, in step with this pass, with which each tap is judged. ``first``: the
-        lanes of the first layer, if not all. ``cache``: what the tokens before these left, made anew for each
-        step; None if there are none. ``only_clear``: the pass ends with UnclearError after a layer that is no match.
+        ``first``: the lanes of the first layer, if not all. ``cache``: what the tokens before these left, made anew for
+        each step; None if there are none. ``only_clear``: the pass ends with UnclearError after a layer that is no
+        match.
         """
         self.judge, self.sources, self.every = judge, judge.sources, tuple(lanes)
         self.present = {tap.name: tap for tap in model.taps}
         self.inputs, self.n_expert, self.products = model.inputs, model.sizes["expert"], model.products
-        self.keep, self.beside, self.cache, self.only_clear = keep, beside, cache, only_clear
+        self.keep, self.cache, self.only_clear = keep, cache, only_clear
         self.combinations = Combinations.within(judge.phases, len(judge.positions))
         self._sketched: dict[str, _Given] = {}  # by tap
         self.findings: list[Finding] = []
@@ -92,6 +92,8 @@ class Study(RoundedOnce):
         self._stays: set[str] = set()  # sources whose lanes are all kept
         self._judged = 0  # findings before the present layer
         self._waiting: list[tuple[int, Future[Finding]]] = []
+        self._weights, self._is_brief = model.weights, False
+        self._later: list[Callable[[], Finding]] = []
 
     def run(self, engine: Any, tokens: Sequence[int], positions: Sequence[int]) -> Array:
         """The engine's pass over the tokens -> the free run's logits."""
@@ -115,9 +117,23 @@ class Study(RoundedOnce):
         """What the first layer reads."""
         step, cache = partial(engine.step, tokens, positions, tap=self), self.cache
         self._new_step: Callable[[], Any] = step if cache is None else lambda: step(cache=cache())
-        with ThreadPoolExecutor(1, initializer=partial(np.seterr, all="ignore")) as self._judges:
+        # in step with another pass, products are not this one's alone
+        self._is_brief = len(self.judge.positions) < LEAST and getattr(engine, "w", None) is self._weights
+        with ThreadPoolExecutor(1, initializer=partial(np.seterr, all="ignore")) as self._judges, self._beside():
             self._step = self._new_step()
             yield engine.begin(tokens, self._step)
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Whoever multiplies in several threads catches up meanwhile."""
+        if not self._is_brief:
+            yield
+            return
+        before, self._weights.meanwhile = self._weights.meanwhile, self._catch_up
+        try:
+            yield
+        finally:
+            self._weights.meanwhile = before
 
     def _fitting(self, part: Callable[[Array, Any], Array], x: Array) -> Array:
         """What a layer, or the end, makes of x. Where lanes that were left out might fit, it is run again with all."""
@@ -143,8 +159,6 @@ class Study(RoundedOnce):
         for source in self.sources.values():
             source.trace.forget(names)
             source.trace.done_with(before)
-        if self.beside is not None:
-            self.beside.forget(names)
         return self._carried(needed, x) if len(needed) < len(self.lanes) else x
 
     def _carried(self, lanes: Sequence[Lane], x: Array) -> Array:
@@ -178,9 +192,7 @@ class Study(RoundedOnce):
         return self._followed(name, x, recorded)
 
     def _found(self, tap: taps.Tap, x: Sequence[Array], lanes: Sequence[Lane], *facts: Any) -> Finding:
-        """The finding of a tap, with what the free run beside computes there."""
-        if self.beside is not None:
-            x, lanes = [*self.beside.at(tap.name), *x], [*self.beside.lanes, *lanes]
+        """The finding of a tap that was computed."""
         found = self.judge.finding(tap, [*x], lanes, *facts)
         self._forget(tap)
         return found
@@ -197,13 +209,25 @@ class Study(RoundedOnce):
             source.trace.forget([tap.name])
 
     def _judge(self, how: Callable[..., Finding], tap: taps.Tap, x: Array, *facts: Any) -> None:
-        """Have a tap judged while the engine goes on."""
+        """Have a tap judged while the engine goes on: of few tokens, where threads would wait for Python's lock, while
+        others multiply.
+        """
+        if self._is_brief:
+            self._later.append(partial(how, tap, x, self.lanes, *facts))
+            return
         while self._waiting and sum(size for size, _ in self._waiting) > WAITING:
             self._collect(1)
         self._waiting.append((x.nbytes, self._judges.submit(how, tap, x, self.lanes, *facts)))
 
+    def _catch_up(self) -> None:
+        """Judge what was left for later."""
+        with np.errstate(all="ignore"):
+            while self._later:
+                self.findings.append(self._later.pop(0)())
+
     def _collect(self, count: int | None = None) -> None:
         """Wait for findings: the first ``count``, or all."""
+        self._catch_up()
         done, self._waiting = self._waiting[:count], [] if count is None else self._waiting[count:]
         self.findings += [judged.result() for _, judged in done]
 
@@ -369,7 +393,7 @@ class Study(RoundedOnce):
         """The trace's values in the engine's shape."""
         values = source.trace[tap.name]
         same_rows = values.ndim > tap.row_axis and values.shape[: tap.row_axis + 1] == shape[: tap.row_axis + 1]
-        if not same_rows or values.size != int(np.prod(shape)):
+        if not same_rows or values.size != prod(shape):
             raise UserError(
                 f"{tap.name} of the {source.name} has shape {list(values.shape)}; this model and these tokens need "
                 f"{list(shape)} ({', '.join(tap.kind.axes)}){advice(values.shape, shape)}"

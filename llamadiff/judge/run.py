@@ -20,9 +20,8 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.run_spec import How
-from llamadiff.judge.by_sketch import LEAST
+from llamadiff.judge.coverage import BEGINNING, LEAST
 from llamadiff.judge.finding import Finding
-from llamadiff.judge.free_run import FreeRun
 from llamadiff.judge.in_step import in_step
 from llamadiff.judge.lanes import Lane, Source
 from llamadiff.judge.replay_tap import Study, lanes_of
@@ -38,7 +37,6 @@ from llamadiff.trace.reader import Trace
 from llamadiff.trace.writer import TraceWriter
 
 Array = NDArray[Any]
-BEGINNING = 16  # tokens of a long prompt that the free run covers
 LONG = 256  # tokens: of a longer prompt, lanes are chosen by a look at some
 LOOKED_AT = 64  # of them
 
@@ -86,40 +84,10 @@ def run_passes(
     # the engine's own threads multiply; BLAS threads beside them would fight for the same cores
     with threadpool_limits(1, "blas"), in_a_line(model):
         replayed, free = ([lane for lane in lanes if bool(lane.source) == own] for own in (True, False))
-        if model.by_graph or not replayed or (keep is not None and n >= LEAST):
-            study, logits = one_pass(model, model.engine, sources, lanes, baseline.info, how, keep)
-        elif n < LEAST:
-            study, logits = run_beside(model, sources, replayed, free, baseline.info, how, keep)
-        else:
+        if n >= LEAST and replayed and keep is None and not model.by_graph:
             return _run_of_beginning(model, sources, replayed, free, baseline.info, how)
+        study, logits = one_pass(model, model.engine, sources, lanes, baseline.info, how, keep)
     return Passes(study.findings, study.judge, logits, n)
-
-
-def free_tokens(n: int) -> int:
-    """Over how many of a prompt's tokens the engine runs free, beside the replay of all."""
-    return n if n < LEAST else BEGINNING
-
-
-def run_beside(
-    model: Runnable,
-    sources: Sequence[Source],
-    replayed: Sequence[Lane],
-    free: Sequence[Lane],
-    info: Info,
-    how: How,
-    keep: Path | None = None,
-    **more: Any,
-) -> tuple[Study, Array]:
-    """The free run of a short prompt in step with the replay, all judged together. -> the study, the free logits."""
-    with _kept(keep, model, info) as write:
-        beside = FreeRun(free, sources[0], write)
-        (study, _), logits = in_step(
-            model.engine,
-            lambda engine: one_pass(model, engine, sources, replayed, info, how, beside=beside, **more),
-            lambda engine: beside.run(engine, info.tokens, info.positions),
-            joined=True,
-        )
-    return study, logits
 
 
 def _run_of_beginning(

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import Lock, Timer
 from typing import IO, Any
 
@@ -27,6 +27,33 @@ MAX_LOG = 1 << 24  # bytes
 MOST = 8  # characters that are named
 
 Hear = Callable[[dict[str, Any]], None]
+
+
+_BEGUN = list[tuple["subprocess.Popen[str]", IO[bytes]]]()
+
+
+def begun() -> AbstractContextManager[None]:
+    """Start the process of the next Child, of llama-cpp-python, before there is one. It ends if there is none."""
+    _BEGUN.append(_started())
+    return _ending_begun()
+
+
+@contextmanager
+def _ending_begun() -> Iterator[None]:
+    try:
+        yield
+    finally:
+        while _BEGUN:
+            process, _ = _BEGUN.pop()
+            process.kill()
+            process.wait()
+
+
+def _started(llama_cpp: str = "") -> tuple[subprocess.Popen[str], IO[bytes]]:
+    """The process, and the file that is its log."""
+    log, pipe = _nameless_file(), subprocess.PIPE
+    command = process.command("llamadiff.llamacpp.child_main", *filter(None, [llama_cpp]))
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True), log
 
 
 class Child:
@@ -43,10 +70,8 @@ class Child:
         self.patience, self._is_late, self._is_idle = patience, False, True
         self.meanwhile = list[Callable[[], object]]()
         self._voice = Lock()
-        self._log, self._heard = _nameless_file(), 0  # bytes that belong to requests before
-        command = process.command("llamadiff.llamacpp.child_main", *filter(None, [llama_cpp]))
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, text=True)
+        self._heard = 0  # bytes of the log that belong to requests before
+        self._process, self._log = _BEGUN.pop() if _BEGUN and not llama_cpp else _started(llama_cpp)
 
     def __enter__(self) -> Child:
         return self
@@ -79,6 +104,10 @@ class Child:
         if "done" not in answers:
             raise death(self._process.returncode, request, answers.get("phase", ""), noise)
         return answers
+
+    def ahead(self, request: Request) -> None:
+        """Have the model loaded that a request will ask for: meanwhile this process reads the file itself."""
+        self.tell(ahead=request.to_json())
 
     def tell(self, **words: Any) -> None:
         """Say something while it serves a request; from any thread. A child that died does not hear it."""

@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from queue import Queue
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from llamadiff.system.python_child import asked
 
 if TYPE_CHECKING:
     from llamadiff.llamacpp.interface import Library
+    from llamadiff.llamacpp.session import Loaded
 
 
 def main(build: str = "") -> None:
@@ -33,20 +35,36 @@ def main(build: str = "") -> None:
     say = _only_voice()
     heard = asked(_leave)
     library = _prepared(build)  # while the parent opens the model
+    loaded = None
     while True:
         said = json.loads(heard.get())
-        if "model" in said:  # what else there is was about a run that has ended
-            _serve(library, Request.from_json(said), say, heard)
+        if "ahead" in said:
+            loaded = _loaded(library, Request.from_json(said["ahead"]))
+        elif "model" in said:  # what else there is was about a run that has ended
+            _serve(library, Request.from_json(said), say, heard, loaded)
+            loaded = None
 
 
-def _serve(library: Library | UserError, request: Request, say: Say, hear: Queue[str]) -> None:
-    """One request."""
+def _loaded(library: Library | UserError, request: Request) -> Loaded | None:
+    """The model of a request that will come; None where it cannot be loaded, which that request will be told."""
+    with suppress(Exception):
+        if not isinstance(library, UserError):
+            from llamadiff.llamacpp.session import Loaded
+
+            return Loaded(library, request)
+    return None
+
+
+def _serve(
+    library: Library | UserError, request: Request, say: Say, hear: Queue[str], loaded: Loaded | None = None
+) -> None:
+    """One request; its model was ``loaded`` before, perhaps."""
     try:
         if isinstance(library, UserError):
             raise library
         from llamadiff.llamacpp.run import run
 
-        run(library, request, say, hear)
+        run(library, request, say, hear, loaded)
     except MemoryError:
         say(error=f"{request.model}: there is not enough memory to run it in llama.cpp; give fewer tokens")
     except NoRoomError as error:

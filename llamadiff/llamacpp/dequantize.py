@@ -1,9 +1,9 @@
-"""ggml's own dequantization: many times faster than gguf-py's, and held to it on sampled rows of every tensor."""
+"""Dequantization many times faster than gguf-py's, ggml's as a rule, and held to it on sampled rows of every tensor."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from threading import Event, Lock, Thread
@@ -15,6 +15,8 @@ from llamaref.weights import block_sizes, type_number
 from numpy.random import default_rng  # here: in the thread, Ctrl-C during an import would leave its lock held
 from numpy.typing import NDArray
 
+from llamadiff.compiled.decoder import Decoder, own
+from llamadiff.compiled.product import CompiledProduct
 from llamadiff.llamacpp.library import load
 from llamadiff.system.errors import UserError
 
@@ -36,7 +38,8 @@ class _Traits(ctypes.Structure):
 
 
 class Dequantizer:
-    """Decoders of a file's tensors: ggml's, where it gives what gguf-py gives; else None, and gguf-py is used.
+    """Decoders of a file's tensors: one compiled here, or ggml's, where it gives what gguf-py gives; else None, and
+    gguf-py is used.
 
     ``trusted`` and ``refused`` name the tensors that were compared and asked for. Without llama-cpp-python there are
     none.
@@ -47,16 +50,21 @@ class Dequantizer:
         self.weights, self._lib = weights, lib
         self.trusted: set[str] = set()
         self.refused: set[str] = set()
-        self._decoders: dict[str, Callable[[Array], Array] | None] = {}
+        self._decoders: dict[str, Decoder | None] = {}
         self._same: dict[str, bool] = {}
         self._lock = Lock()
 
-    def decoder(self, name: str) -> Callable[[Array], Array] | None:
+    def decoder(self, name: str) -> Decoder | None:
         """What makes floats of a tensor's rows, [row, bytes] -> [row, in]; None: as gguf-py does."""
         decoder = self._known(name)
         if name in self._same:
             (self.trusted if self._same[name] else self.refused).add(name)
         return decoder
+
+    def multiplier(self, name: str) -> CompiledProduct | None:
+        """What multiplies by a tensor's rows; None where these are to be decoded by gguf-py."""
+        decoder = self.decoder(name)
+        return CompiledProduct(decoder) if decoder is not None or self.weights.type(name) == "F32" else None
 
     @contextmanager
     def checking_ahead(self) -> Iterator[None]:
@@ -82,40 +90,41 @@ class Dequantizer:
             stop.set()
             thread.join()
 
-    def _known(self, name: str) -> Callable[[Array], Array] | None:
+    def _known(self, name: str) -> Decoder | None:
         with self._lock:
             if name not in self._decoders:
                 self._decoders[name] = self._checked(name)
             return self._decoders[name]
 
-    def _checked(self, name: str) -> Callable[[Array], Array] | None:
-        stored = self.weights.stored(name)
-        decode = self.of_type(self.weights.type(name))
-        if decode is None:
+    def _checked(self, name: str) -> Decoder | None:
+        """The fastest decoder that gives what gguf-py gives of some rows."""
+        stored, kind = self.weights.stored(name), self.weights.type(name)
+        of_ggml, faster = self.of_type(kind), self._own(kind)
+        if of_ggml is None and faster is None:
             return None
         flat = stored.reshape(-1, stored.shape[-1])
         chosen = default_rng(len(flat)).integers(0, len(flat), SAMPLES)
-        rows = flat[np.unique(np.concatenate([[0, len(flat) - 1], chosen]))]
-        self._same[name] = np.array_equal(decode(rows), self.weights.decoded(name, rows), equal_nan=True)
-        return decode if self._same[name] else None
+        rows = flat[sorted({0, len(flat) - 1, *chosen.tolist()})]
+        wanted = self.weights.decoded(name, rows)
+        if of_ggml is not None:
+            self._same[name] = np.array_equal(of_ggml(rows), wanted, equal_nan=True)
+        if faster is not None and np.array_equal(faster(rows), wanted, equal_nan=True):
+            return faster
+        return of_ggml if self._same.get(name) else None
 
-    def of_type(self, kind: str) -> Callable[[Array], Array] | None:
+    def _own(self, kind: str) -> Decoder | None:
+        """That of a type which ggml decodes slowly."""
+        function = own(kind)
+        return Decoder(function, *block_sizes(kind)) if function is not None else None
+
+    def of_type(self, kind: str) -> Decoder | None:
         """ggml's own decoder of a type, trusted or not; None if there is no such function, or none is needed."""
         if kind == "F16":
             function, values, size = self._halves, 1, 1
         else:
             values, size = block_sizes(kind)
             function = self._to_float(kind, values, size)
-        if function is None:
-            return None
-
-        def decode(rows: Array) -> Array:
-            rows = np.ascontiguousarray(rows)
-            out = np.empty((*rows.shape[:-1], rows.shape[-1] // size * values), np.float32)
-            function(rows.ctypes.data, out.ctypes.data, out.size)
-            return out
-
-        return decode
+        return None if function is None else Decoder(function, values, size)
 
     def _to_float(self, kind: str, values: int, size: int) -> Any:
         """``to_float`` of a type of blocks, if the library describes the type as gguf-py does."""

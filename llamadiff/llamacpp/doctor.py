@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
+from llamadiff.compiled.library import instructions
 from llamadiff.llamacpp.capture import Facts, capture, probe, scratch_directory
 from llamadiff.llamacpp.library import INSTALL
 from llamadiff.llamacpp.request import Request, Settings
@@ -16,6 +17,12 @@ from llamadiff.system.errors import UserError
 
 PACKAGES = ("numpy", "gguf", "safetensors", "llama-cpp-python", "rich", "typer", "pandas", "jinja2", "threadpoolctl")
 
+
+_INSTRUCTIONS = {
+    "avx512": "compiled, for AVX-512",
+    "avx2": "compiled, for AVX2",
+    "any": "compiled; products, which need AVX2, are NumPy's",
+}
 
 # What is said of a thing: that it is as it should be, that it is not, that it is worth knowing, or only what it is.
 OK, BAD, NOTE, FACT = "ok", "BAD", "note", ""
@@ -38,7 +45,18 @@ def examine(llama_cpp: str = "") -> Iterator[Examined]:
             yield Examined(package, OK, version(package))
         except PackageNotFoundError:
             yield Examined(package, BAD, "not installed" + _without(package))
+    yield _kernels()
     yield from _llama_cpp(llama_cpp)
+
+
+def _kernels() -> Examined:
+    """What was compiled when llamadiff was installed."""
+    found = instructions()
+    if found is None:
+        return Examined(
+            "kernels", NOTE, "not compiled: NumPy takes longer; reinstall llamadiff where there is a C compiler"
+        )
+    return Examined("kernels", OK, _INSTRUCTIONS[found])
 
 
 def _without(package: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from queue import Queue
 
@@ -10,12 +9,15 @@ from llamadiff.llamacpp.interface import Library
 from llamadiff.llamacpp.record_taps import Capture
 from llamadiff.llamacpp.record_way import WayRun
 from llamadiff.llamacpp.request import PLAIN, TOKENIZING, Request, Say
-from llamadiff.llamacpp.session import Quiet, load, tokenize, without_bos
+from llamadiff.llamacpp.session import Loaded, Quiet, load, tokenize, without_bos
 from llamadiff.system.errors import UserError
 
 
-def run(library: Library, request: Request, say: Say, hear: Queue[str]) -> None:
-    """Load, tokenize, decode, record; or an errand. ``hear``: what the parent says meanwhile."""
+def run(library: Library, request: Request, say: Say, hear: Queue[str], loaded: Loaded | None = None) -> None:
+    """Load, tokenize, decode, record; or an errand. ``hear``: what the parent says meanwhile; ``loaded``: a model that
+    was loaded before it was asked for.
+    """
+    ready = loaded.taken_for(request) if loaded is not None else None
     if request.errand:
         from llamadiff.llamacpp.errands import ERRANDS
 
@@ -26,12 +28,10 @@ def run(library: Library, request: Request, say: Say, hear: Queue[str]) -> None:
         devices = [(device.name, device.description) for device in library.devices()]
         say(version=library.version(), build=library.flags(), layout=library.ggml.layout, devices=devices, done=True)
         return
-    os.environ["LLAMA_ATTN_ROT_DISABLE"] = "1"  # a quantized KV cache as everybody knows it, not rotated
-    library.lib.llama_backend_init()
     started = time.perf_counter()
     say(phase="loading the model into llama.cpp")
     with Quiet(library):
-        model = load(library, request)
+        model = ready or load(library, request)
         request = without_bos(library, model, request)
         if not request.tokens:
             say(phase=TOKENIZING)

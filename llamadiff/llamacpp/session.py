@@ -34,8 +34,27 @@ class Quiet:
         return None
 
 
+class Loaded:
+    """A model that is loaded before the request for it comes. Raises UserError if llama.cpp cannot load it."""
+
+    def __init__(self, library: Library, request: Request) -> None:
+        self.library, self.request = library, request
+        with Quiet(library):
+            self._model: Handle | None = load(library, request)
+
+    def taken_for(self, request: Request) -> Handle | None:
+        """The model, if it is what a request asks for; else None, and it is gone."""
+        model, self._model = self._model, None
+        if model is None or (request.model, request.settings) == (self.request.model, self.request.settings):
+            return model
+        self.library.lib.llama_model_free(model)
+        return None
+
+
 def load(library: Library, request: Request) -> Handle:
     """The model file in llama.cpp, with the request's settings. Raises UserError if llama.cpp cannot load it."""
+    os.environ["LLAMA_ATTN_ROT_DISABLE"] = "1"  # a quantized KV cache as everybody knows it, not rotated
+    library.lib.llama_backend_init()
     settings = request.settings
     device = named(library, settings.device) if settings.device else None
     if device is not None and device.is_cpu:  # which is where it runs what is on no other device

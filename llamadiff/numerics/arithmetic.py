@@ -16,9 +16,12 @@ from llamaref.in_cache import by_rows
 from llamaref.weights import block_sizes, requantized
 from numpy.typing import NDArray
 
+from llamadiff.compiled.rounding import rounded_to_q8_k
+
 Array = NDArray[Any]
 
 SAMPLE = 4096  # values of a tensor that are looked at first
+GLANCE, FINE = 16, 0x1FFF  # values that are looked at before; bits that neither f16 nor bf16 has
 
 # The partner type of each weight type (ggml-cpu.c, type_traits_cpu[].vec_dot_type).
 PARTNER = {
@@ -160,6 +163,9 @@ def rounded(x: Array, to: str) -> Array:
     """Values through a rounding, a key of ROUNDINGS; as they are through any other type."""
     if to not in ROUNDINGS:
         return x
+    fast = rounded_to_q8_k(x) if to == "Q8_K" else None
+    if fast is not None:
+        return fast.astype(x.dtype, copy=False)
     return by_rows(ROUNDINGS[to], x) if x.ndim and x.shape[-1] % LARGEST == 0 else ROUNDINGS[to](x)
 
 
@@ -186,6 +192,9 @@ def as_cpu(kind: str, way: str) -> str:
 def precision(x: Array) -> str:
     """The coarsest of bf16, f16, f32 that holds every value exactly: what a tap was really kept in."""
     values = np.ascontiguousarray(x, np.float32).reshape(-1)
+    first = values[:GLANCE]
+    if (first.view(np.uint32) & np.uint32(FINE)).any() and np.isfinite(first).all():
+        return "f32"  # as most are, at a glance
     found = "bf16"
     for some in (values[:SAMPLE], values):  # most tensors show it at once
         if found == "bf16" and (some.view(np.uint32) & np.uint32(0xFFFF)).any():

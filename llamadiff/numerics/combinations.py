@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.system.pages import in_parts
+from llamadiff.compiled import combined as compiled
+from llamadiff.system.pages import done_with, in_parts
 
 Array = NDArray[Any]
 
@@ -73,15 +74,34 @@ class Combinations:
 
     def channels(self, x: Array) -> Array:
         """Channels combined: [..., row, channel] -> [..., row, COUNT]."""
-        numbers = self.of_channels(x.shape[-1]).astype(x.dtype, copy=False)
-        return np.concatenate([x[rows] @ numbers for rows in in_parts(x)])
+        return by_numbers(x, self.of_channels(x.shape[-1]))
+
+    def both(self, x: Array) -> tuple[Array, Array]:
+        """Rows and channels combined: [row, channel] -> [span, COUNT, channel], [row, COUNT]."""
+        numbers, found = self.of_channels(x.shape[-1]), list[tuple[Array, Array]]()
+        for rows, span in zip(self.of_rows, self.spans, strict=True):
+            some = compiled.both(x[span], rows, numbers)
+            if some is None:
+                return self.rows(x), self.channels(x)
+            found.append(some)
+            done_with(x, span)
+        return np.stack([rows for rows, _ in found]), np.concatenate([channels for _, channels in found])
+
+
+def by_numbers(x: Array, numbers: Array) -> Array:
+    """x [..., channel] @ numbers [channel, COUNT]."""
+    numbers = numbers.astype(x.dtype, copy=False)
+    parts = ((x[rows], compiled.of_channels(x[rows], numbers)) for rows in in_parts(x))
+    return np.concatenate([some @ numbers if found is None else found for some, found in parts])
 
 
 def _combined(numbers: Array, x: Array) -> Array:
     """numbers [COUNT, row] @ x [..., row, value]."""
     if x.ndim > 2:
-        return np.asarray(numbers @ x)
-    return np.asarray(sum(numbers[:, rows] @ x[rows] for rows in in_parts(x)))
+        return np.stack([_combined(numbers, each) for each in x])
+    parts = ((numbers[:, rows], x[rows]) for rows in in_parts(x))
+    both = ((left, some, compiled.of_rows(left, some)) for left, some in parts)
+    return np.asarray(sum(left @ some if found is None else found for left, some, found in both))
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.compiled import rows as compiled
 from llamadiff.numerics.extremes import Extremes, extremes
-from llamadiff.system.pages import in_parts
+from llamadiff.system.pages import in_parts, in_same_parts
 
 Array = NDArray[Any]
 BLOCK = 1 << 18  # values of a tensor that are _widened at once, and kept so where there are no more
 FINE = 1 << 16  # values of a larger one that are looked at at once: with all that is made of them they stay in cache
+ALIKE = 1e6  # how far apart squares may be whose difference still has ten digits of what is looked for
 _MADE = count()
 
 
@@ -98,8 +100,20 @@ class Rows:
         return self.block(slice(None)) if len(self.blocks) == 1 else self._widened(slice(None))
 
     @cached_property
+    def _look(self) -> tuple[Array, tuple[float, float, float]] | None:
+        """``squares`` and ``extremes``, compiled; None where that is not to be had."""
+        found = [compiled.look(self._x[rows]) for rows in in_parts(self._x)]
+        seen = [part for part in found if part is not None]
+        if not seen or len(seen) < len(found):
+            return None
+        sums, lows, highs = zip(*(edges for _, edges in seen), strict=True)
+        return _joined([squares for squares, _ in seen]), (sum(sums), min(lows), max(highs))
+
+    @cached_property
     def squares(self) -> Array:
         """The sum of each row's squares."""
+        if self._look is not None:
+            return self._look[0]
         if len(self.blocks) == 1:
             return _sums_of_squares(self._first)
         return _joined([_sums_of_squares(wide) for _, wide in self.fine_blocks()])
@@ -119,6 +133,8 @@ class Rows:
     @cached_property
     def extremes(self) -> tuple[float, float, float]:
         """Of finite values: their sum, the smallest, the largest."""
+        if self._look is not None:
+            return self._look[1]
         if len(self.blocks) == 1:
             return float(self._first.sum()), float(self._first.min()), float(self._first.max())
         sums, edges, squares = 0.0, [], []
@@ -158,7 +174,7 @@ class Rows:
         """What their differences are, the same either way."""
         older, newer = (self, other) if self._number < other._number else (other, self)
         if older not in newer._pairs:
-            newer._pairs[older] = _fine_pair(self, other) if len(self.blocks) > 1 else _coarse_pair(self, other)
+            newer._pairs[older] = _compiled_pair(self, other) or _pair(self, other)
         return newer._pairs[older]
 
     def known(self) -> Rows:
@@ -198,6 +214,31 @@ class _Pair:
         return cls(np.concatenate(errors), largest, place)
 
 
+def _compiled_pair(c: Rows, b: Rows) -> _Pair | None:
+    """In one look at both, compiled; None where that is not to be had."""
+    sums, largest, place = list[Array](), -1.0, 0
+    for rows in in_same_parts(c._x, b._x):
+        found = compiled.gaps(c._x[rows], b._x[rows])
+        if found is None:
+            return None
+        sums.append(found[0])
+        if found[1] > largest:
+            largest, place = found[1], rows.start * (c.size // len(c._x)) + found[2]
+    errors, own, others = np.concatenate(sums, axis=1)
+    return _if_finite(_Pair(errors, largest, place), c, own, b, others)
+
+
+def _if_finite(found: _Pair, c: Rows, own: Array, b: Rows, others: Array) -> _Pair:
+    """What was found of two tensors, whose rows' squares came with it; looked at with care if not all is finite."""
+    c.__dict__.setdefault("squares", own)
+    b.__dict__.setdefault("squares", others)
+    return found if c.finite and b.finite else _coarse_pair(c, b)
+
+
+def _pair(c: Rows, b: Rows) -> _Pair:
+    return _fine_pair(c, b) if len(c.blocks) > 1 else _coarse_pair(c, b)
+
+
 def _coarse_pair(c: Rows, b: Rows) -> _Pair:
     """Block by block, with care of what is not finite."""
     parts = ((rows.start, gaps(c, b, rows)) for rows in c.blocks)
@@ -218,9 +259,7 @@ def _fine_pair(c: Rows, b: Rows) -> _Pair:
 
     found = _Pair.of(looked_at())
     own, others = (np.concatenate(side) for side in zip(*squares, strict=True))
-    c.__dict__.setdefault("squares", own)
-    b.__dict__.setdefault("squares", others)
-    return found if c.finite and b.finite else _coarse_pair(c, b)
+    return _if_finite(found, c, own, b, others)
 
 
 def _joined(parts: Sequence[Array]) -> Array:
@@ -327,21 +366,35 @@ def difference_of(candidate: Rows, baseline: Rows) -> Difference:
     """Compare two tensors of one shape."""
     error, reference = baseline.errors(candidate), baseline.reference()
     largest, worst = worst_of(candidate, baseline)
-    product, sizes, sums = 0.0, np.zeros(2), np.zeros(2)
-    for rows in candidate.blocks:
-        c, b = candidate.block(rows).reshape(-1), baseline.block(rows).reshape(-1)
-        if not (candidate.finite and baseline.finite):
-            both = np.isfinite(c) & np.isfinite(b)
-            c, b = np.where(both, c, 0.0), np.where(both, b, 0.0)
-        product += float(c @ b)
-        sizes += np.array([c @ c, b @ b])
-        sums += np.array([c.sum(), b.sum()])
+    product, sizes, sums = _products(candidate, baseline, float(error.sum()))
     norms = float(np.sqrt(sizes[0]) * np.sqrt(sizes[1]))
     cosine = product / norms if norms > 0 else (1.0 if not error.any() else 0.0)
     mean_drift = float(sums[0] - sums[1]) / candidate.size if candidate.size else 0.0
     per_token = ratios(error, reference)
     nmse = ratio(float(error.sum()), float(reference.sum()))
     return Difference(nmse, cosine, largest, mean_drift, worst, per_token)
+
+
+def _products(c: Rows, b: Rows, error: float) -> tuple[float, Array, Array]:
+    """c . b, and of both sides their own product and sum; ``error`` is that of their difference.
+
+    Of finite sides of a like size 2 c . b = c . c + b . b - error, and the rest is known already.
+    """
+    sides = c, b
+    if c.size and c.finite and b.finite:
+        sizes = np.array([float(side.squares.sum()) for side in sides])
+        if sizes.max() <= ALIKE * sizes.min():
+            return (float(sizes.sum()) - error) / 2, sizes, np.array([side.extremes[0] for side in sides])
+    product, sizes, sums = 0.0, np.zeros(2), np.zeros(2)
+    for rows in c.blocks:
+        parts = [side.block(rows).reshape(-1) for side in sides]
+        if not (c.finite and b.finite):
+            both = np.isfinite(parts[0]) & np.isfinite(parts[1])
+            parts = [np.where(both, part, 0.0) for part in parts]
+        product += float(parts[0] @ parts[1])
+        sizes += np.array([part @ part for part in parts])
+        sums += np.array([part.sum() for part in parts])
+    return product, sizes, sums
 
 
 def log_softmax(logits: Array) -> Array:

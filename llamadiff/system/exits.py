@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -55,6 +56,7 @@ def run(command: Callable[[], Any], say: Callable[[str], None]) -> int:
     for number in SIGNALS:  # too late to stop anything: the end stands
         signal.signal(number, signal.SIG_IGN)
     _finish_output()
+    gc.freeze()  # or Python would look through all that is left for circles, on its way out
     return _die_of(fatal) if fatal else code
 
 

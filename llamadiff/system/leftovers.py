@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
 import shutil
 import stat
 import threading
@@ -191,7 +190,7 @@ def _announced(parent: Path, before: str, after: str) -> tuple[Path, _Ledger | N
             ledger = _process.ledger = _process.ledger or _begun()
             if ledger is not None:
                 return ledger.announce(parent, before, after), ledger
-        return parent / f"{before}{secrets.token_hex(8)}-0{after}", None
+        return parent / f"{before}{os.urandom(8).hex()}-0{after}", None
 
 
 def _begun() -> _Ledger | None:
@@ -201,7 +200,7 @@ def _begun() -> _Ledger | None:
             with suppress(OSError):
                 place.mkdir(0o700, parents=place.parent != temporary_place(), exist_ok=True)
                 _check_private(place)
-                path = place / secrets.token_hex(8)
+                path = place / os.urandom(8).hex()
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_APPEND, 0o600)
                 if _is_locked(path, file):
                     return _Ledger(path, file)

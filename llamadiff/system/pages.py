@@ -36,6 +36,20 @@ def in_parts(array: Array) -> Iterator[slice]:
         let_go(array[part])
 
 
+def in_same_parts(a: Array, b: Array) -> Iterator[slice]:
+    """The same of two arrays with as many rows, which are read together."""
+    first, other = (a, b) if _mapping(b) is None else (b, a)
+    for part in in_parts(first):
+        yield part
+        done_with(other, part)
+
+
+def done_with(array: Array, part: slice) -> None:
+    """Let go of a part of an array that shows much of a mapped file."""
+    if array.nbytes > LARGE:
+        let_go(array[part])
+
+
 def _mapping(array: Array) -> mmap.mmap | None:
     """The map of a file that an array looks into."""
     base: Any = array

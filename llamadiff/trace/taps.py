@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class Tap:
     kind: Kind
     layer: int | None
 
-    @property
+    @cached_property
     def name(self) -> str:
         return self.kind.word if self.layer is None else f"{self.kind.word}-{self.layer}"
 
@@ -152,6 +153,7 @@ class Tap:
         return "key" in self.kind.axes
 
 
+@lru_cache(maxsize=1 << 14)
 def parse(name: str) -> Tap | None:
     """The tap a name stands for; None if the vocabulary does not have it."""
     match = _NAME.fullmatch(name)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import struct
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -26,36 +26,64 @@ from llamaref.parts import check_count, parts_of
 
 Array = NDArray[Any]
 Decode = Callable[[Array], Array]  # rows as the file keeps them -> float32
-Visit = Callable[[int, Array, "Array | None"], None]  # where a block of rows begins, its values, its blocks' minima
+Share = Callable[[Callable[[], None], int], None]  # have work done in several threads, of so many at most
+# rows as the file keeps them, what they multiply, who shares the work -> products as ``Weights.products`` has them
+Multiply = Callable[[Array, "Sequence[Factor]", Share], "list[Array] | None"]  # None: not such factors
 MAX_ENTRIES = 1 << 16  # metadata keys, and tensors: real files have hundreds
 MAX_NAME = 63  # bytes of a tensor's name: ggml.h, GGML_MAX_NAME
 MAX_AXES = 4  # ggml.h, GGML_MAX_DIMS
 MAX_ARRAY = 1 << 21  # values of one metadata array: real vocabularies have a quarter of a million
 _TYPES, _VERSION = frozenset(map(int, gguf.GGMLQuantizationType)), version("gguf")
+# mmap's own madvise would hold Python's lock meanwhile
+_MADVISE: Any = ctypes.CDLL(None).madvise if hasattr(mmap, "MADV_DONTNEED") else None
+if _MADVISE is not None:
+    _MADVISE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 BLOCK_WEIGHTS = 1 << 20  # four MiB of float32: BLAS multiplies many rows faster than few, and Python is asked less
 
 
 @dataclass(frozen=True)
+class Across:
+    """W.T @ ``channels`` [out, k], gathered while W is multiplied by something else; and the same of the minima.
+
+    ``weights`` [in, k] and ``minima`` [in / 32, k] by where their rows of W begin.
+    """
+
+    channels: Array
+    weights: dict[int, Array] = field(default_factory=dict)
+    minima: dict[int, Array] = field(default_factory=dict)
+
+    def see(self, start: int, block: Array, minima: Array | None) -> None:
+        """Rows of W from ``start`` on, and the minima of their blocks."""
+        some = self.channels[start : start + len(block)]
+        self.weights[start] = block.T @ some
+        if minima is not None:
+            self.minima[start] = minima.T @ some
+
+
+@dataclass(frozen=True)
 class Factor:
-    """What a matrix multiplies: ``x`` [..., in]; ``sums`` and ``visit`` as in ``Weights.product``."""
+    """What a matrix multiplies: ``x`` [..., in]; ``sums`` and ``across`` as in ``Weights.product``."""
 
     x: Array
     sums: Array | None = None
-    visit: Visit | None = None
+    across: Across | None = None
 
 
 class Weights:
     """The tensors of a GGUF file, or of all its parts, memory-mapped; ``read`` holds the names that were asked for.
 
     ``files`` are the file, or its parts. Shapes are NumPy's (outermost first): a matrix is [out, in], experts are
-    [expert, out, in]. ``decoder`` may give a faster function than gguf-py's for the rows of a tensor, by its name;
-    whoever sets it answers for its being right.
+    [expert, out, in]. ``decoder`` may give a faster function than gguf-py's for the rows of a tensor, by its name, and
+    ``multiplier`` one than NumPy's for its products; whoever sets them answers for their being right. ``meanwhile`` is
+    done by a thread that has others at work, before it takes its own share.
     """
 
     def __init__(self, path: str | Path, dtype: type[np.floating[Any]] = np.float32, threads: int = 0) -> None:
         self.dtype = dtype
         self.read: set[str] = set()
         self.decoder: Callable[[str], Decode | None] = lambda name: None
+        self.multiplier: Callable[[str], Multiply | None] = lambda name: None
+        self.meanwhile: Callable[[], None] = lambda: None
         # A model may overflow: that is for the caller to see in the values, not on standard error.
         self._threads = threads or os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self._threads, initializer=partial(np.seterr, all="ignore"))
@@ -131,17 +159,16 @@ class Weights:
         expert: int | None = None,
         rows: Any = slice(None),
         decode: Decode | None = None,
-        visit: Visit | None = None,
+        across: Across | None = None,
     ) -> Array:
         """x @ W.T for the matrix W = [out, in] (or one expert's): x [..., in] -> [..., out].
 
         ``sums`` [..., in / 32] is added to each block's sum of activations before the block's minimum
         multiplies it; only types that have minima take it. ``rows`` are those of W that are wanted. ``decode`` makes
-        floats of rows as the file keeps them, where that is not to be done as the file's type says. ``visit`` is shown
-        each block of rows while it is there, with its minima where there are ``sums``: blocks are then the same
-        whatever the number of threads.
+        floats of rows as the file keeps them, where that is not to be done as the file's type says. ``across`` gathers
+        its own product, to the same digits whatever the number of threads.
         """
-        return self.products(name, [Factor(x, sums, visit)], expert=expert, rows=rows, decode=decode)[0]
+        return self.products(name, [Factor(x, sums, across)], expert=expert, rows=rows, decode=decode)[0]
 
     def products(
         self,
@@ -151,16 +178,27 @@ class Weights:
         expert: int | None = None,
         rows: Any = slice(None),
         decode: Decode | None = None,
+        joined: bool = False,
     ) -> list[Array]:
-        """Several products by a matrix, which is decoded once: to the bit what each would be alone."""
+        """Several products by a matrix, which is decoded once: to the bit what each would be alone.
+
+        ``joined``: they may be multiplied as one, which BLAS does faster, and which moves last digits.
+        """
         tensor = self._tensor(name)
         self.read.add(name)
         data = np.atleast_2d(tensor.data if expert is None else tensor.data[expert])[rows]  # a vector is one row
         n_out, n_in = len(data), self.shape(name)[-1]
-        decode = decode or self.decoder(name) or partial(_dequantized, name, kind=tensor.tensor_type)
         for factor in factors:
             if factor.x.shape[-1] != n_in:
                 raise ModelError(f"{name}: rows of {n_in} weights cannot multiply activations of {factor.x.shape[-1]}")
+        faster = self.multiplier(name) if decode is None and self.dtype is np.float32 else None
+        found = faster(data, factors, self._shared) if faster is not None else None
+        if found is not None:
+            self._forget(data)
+            return found
+        if joined and len(factors) > 1:
+            return _split(self.products(name, [_of_all(factors)], expert=expert, rows=rows, decode=decode)[0], factors)
+        decode = decode or self.decoder(name) or partial(_dequantized, name, kind=tensor.tensor_type)
         columns = [self._columns(factor.x) for factor in factors]  # [in, n] each
         corrections = [
             None if factor.sums is None else self._columns(factor.sums) for factor in factors
@@ -176,13 +214,13 @@ class Weights:
             for factor, x, sums, result in zip(factors, columns, corrections, results, strict=True):
                 with np.errstate(all="ignore"):  # threads have an error state of their own
                     products = np.matmul(block, x)
-                    if factor.visit is not None:
-                        factor.visit(start, block, None if sums is None else minima)
+                    if factor.across is not None:
+                        factor.across.see(start, block, None if sums is None else minima)
                 if sums is not None:
                     products += minima @ sums
                 result.T[start:stop] = products[:, : len(result)]
 
-        even = all(factor.visit is None for factor in factors)
+        even = all(factor.across is None for factor in factors)
         self.each_block(n_out, max(1, BLOCK_WEIGHTS // n_in), multiply, even=even)
         self._forget(data)
         return [result.reshape(*factor.x.shape[:-1], n_out) for result, factor in zip(results, factors, strict=True)]
@@ -192,16 +230,9 @@ class Weights:
 
         The second is [in, k], the third [in / 32, k], or None where there are no ``sums``.
         """
-        of_weights, of_minima = dict[int, Array](), dict[int, Array]()
-
-        def visit(start: int, block: Array, minima: Array | None) -> None:
-            some = channels[start : start + len(block)]
-            of_weights[start] = block.T @ some
-            if minima is not None:
-                of_minima[start] = minima.T @ some
-
-        y = self.product(name, x, sums, visit=visit)
-        return y, _in_order(of_weights), _in_order(of_minima) if of_minima else None
+        across = Across(channels)
+        y = self.product(name, x, sums, across=across)
+        return y, _in_order(across.weights), _in_order(across.minima) if across.minima else None
 
     def experts(
         self, name: str, x: Array, chosen: Array, sums: Array | None = None, *, rows: Any = slice(None),
@@ -235,16 +266,16 @@ class Weights:
 
     def _forget(self, data: Array) -> None:
         """Let go of the file's pages that were read: they stay in the system's cache, and out of this process."""
-        file, start = self._place(data)
-        if hasattr(mmap, "MADV_DONTNEED") and file is not None:
+        file, _ = self._place(data)
+        if _MADVISE is not None and file is not None:
+            start = data.ctypes.data
             first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-            length = start + data.nbytes - first
-            if length > 0:
-                file.madvise(mmap.MADV_DONTNEED, first, length)
+            if start + data.nbytes > first:
+                _MADVISE(first, start + data.nbytes - first, mmap.MADV_DONTNEED)
 
     def _place(self, data: Array) -> tuple[mmap.mmap | None, int]:
         """The mapped file that an array looks into, and where it begins there; None if it is in no file."""
-        start = int(data.__array_interface__["data"][0])
+        start = int(data.ctypes.data)
         return next(((file, start - at) for file, at in self._maps if 0 <= start - at < len(file)), (None, 0))
 
     def _columns(self, x: Array) -> Array:
@@ -274,8 +305,16 @@ class Weights:
                     return
                 work(start, min(start + step, n_rows))
 
-        others = [self._pool.submit(some) for _ in range(min(self._threads, -(-n_rows // step)) - 1)]
-        some()
+        self._shared(some, -(-n_rows // step))
+
+    def _shared(self, work: Callable[[], None], most: int) -> None:
+        """Have work done in this thread, and in others beside it: ``most`` in all, or as many as there are."""
+        others = [self._pool.submit(work) for _ in range(min(self._threads, most) - 1)]
+        try:
+            self.meanwhile()
+            work()
+        finally:
+            wait(others)  # whatever happened here: they work in memory that this thread will use again
         for other in others:
             other.result()
 
@@ -287,10 +326,35 @@ class Weights:
 
 def _in_order(parts: dict[int, Array]) -> Array:
     """The sum of what blocks gave, whichever came first, in float64."""
-    total = np.zeros(parts[0].shape)
-    for start in sorted(parts):
-        total += parts[start]
+    first, *others = sorted(parts)
+    total = np.asarray(parts[first], np.float64)
+    for start in others:
+        total = total + parts[start]
     return total
+
+
+def _of_all(factors: Sequence[Factor]) -> Factor:
+    """Rows of several, which are multiplied faster so; nothing is added to the blocks of those without sums."""
+    across = next((factor.across for factor in factors if factor.across is not None), None)
+    widths = {factor.sums.shape[-1] for factor in factors if factor.sums is not None}
+    rows = np.concatenate([_rows(factor.x) for factor in factors])
+    if not widths:
+        return Factor(rows, across=across)
+    nothing = np.zeros((1, widths.pop()), rows.dtype)
+    sums = [_rows(factor.sums) if factor.sums is not None else np.repeat(nothing, len(_rows(factor.x)), axis=0)
+            for factor in factors]  # fmt: skip
+    return Factor(rows, np.concatenate(sums), across)
+
+
+def _split(product: Array, factors: Sequence[Factor]) -> list[Array]:
+    """Rows of a product as the factors have them."""
+    ends = np.cumsum([len(_rows(factor.x)) for factor in factors])
+    parts = zip(np.split(product, ends[:-1]), factors, strict=True)
+    return [rows.reshape(*factor.x.shape[:-1], -1) for rows, factor in parts]
+
+
+def _rows(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])
 
 
 def each_expert(chosen: Array) -> Iterator[tuple[int, Array]]:
@@ -376,16 +440,17 @@ class _Reader(gguf.GGUFReader):  # type: ignore[misc]
         kind, length = gguf.GGUFValueType(head[0][0]), int(head[1][0])
         if length > MAX_ARRAY:
             raise ValueError(f"the metadata array at byte {orig_offs} claims {length} values")
-        number, parts = self.gguf_scalar_to_np.get(kind), list[Any]()
+        number = self.gguf_scalar_to_np.get(kind)
         if number is not None:
             parts = [self._get(orig_offs + 12, number, length)]
+            end = orig_offs + 12 + parts[0].nbytes
         elif kind == gguf.GGUFValueType.STRING and self.byte_order == "I":
-            parts = self._texts(orig_offs + 12, length)
+            parts, end = self._texts(orig_offs + 12, length)
         elif kind == gguf.GGUFValueType.ARRAY:
             raise ValueError(f"the metadata array at byte {orig_offs} is one of arrays")
         else:
             return super()._get_field_parts(orig_offs, raw_type)
-        size = 12 + sum(part.nbytes for part in parts) + (8 * length if number is None else 0)
+        size = end - orig_offs
         return size, [*head, *parts], list(range(2, 2 + len(parts))), [gguf.GGUFValueType.ARRAY, kind]
 
     def _get_tensor_info_field(self, orig_offs: int) -> gguf.ReaderField:
@@ -402,21 +467,24 @@ class _Reader(gguf.GGUFReader):  # type: ignore[misc]
             raise ValueError(f"the tensor at byte {orig_offs} has {axes} axes, {shape}; 1 to {MAX_AXES} have values")
         return field
 
-    def _texts(self, offset: int, count: int) -> list[memoryview]:
-        """The bytes of ``count`` texts, each after its length."""
-        whole, texts = memoryview(self.data), []
+    def _texts(self, offset: int, count: int) -> tuple[list[Any], int]:
+        """The bytes of ``count`` texts, each after its length; and where they end."""
+        whole, texts, length_at = memoryview(self.data), [], struct.Struct("=Q").unpack_from
+        size = len(whole)
         for _ in range(count):
-            end = offset + 8
-            end += int.from_bytes(whole[offset:end], sys.byteorder)
-            if end > len(whole):
-                raise ValueError(f"it ends at byte {len(whole)}; the text at byte {offset} needs {end}")
-            texts.append(whole[offset + 8 : end])
+            start = offset + 8
+            end = start + length_at(whole, offset)[0] if start <= size else start
+            if end > size:
+                raise ValueError(f"it ends at byte {size}; the text at byte {offset} needs {end}")
+            texts.append(whole[start:end])
             offset = end
-        return texts
+        return texts, offset
 
 
 def _contents(path: str | Path, name: str, field: gguf.ReaderField) -> Any:
     try:
+        if field.types[:1] == [gguf.GGUFValueType.ARRAY] and field.types[-1] == gguf.GGUFValueType.STRING:
+            return [str(field.parts[place], "utf-8") for place in field.data]  # faster than one by one
         return field.contents()
     except Exception as error:  # text that is no UTF-8, most often
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -19,7 +19,7 @@ def put_details(page: Page, comparison: Comparison) -> None:
     if used:
         page.paragraph(labelled("products"), Text(", ".join(used)))
     if comparison.decoding.by_ggml:
-        said = f"{comparison.decoding.by_ggml} tensors decoded by ggml, bit for bit as gguf-py does"
+        said = f"{comparison.decoding.by_ggml} tensors decoded by compiled code, bit for bit as gguf-py does"
         page.paragraph(labelled("decoding"), Text(said))
     _put_distances(page, comparison)
     facts = [words.format(comparison.timing[key]) for key, words in _TIMES.items() if key in comparison.timing]
