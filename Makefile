@@ -107,4 +107,4 @@ model: install  ## train the shipped model anew
 	$(BIN)/python tests/tools/training/train.py
 
 clean:  ## remove .venv, build/ and what tools keep
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache llamadiff/compiled/*.so
