@@ -60,7 +60,8 @@ class Parting:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How weights became floats: by ggml's own code in ``by_ggml`` tensors, each held to gguf-py's on sampled rows.
+    """How weights became floats: in ``by_ggml`` tensors by ggml's code, or ours that gives the same; each held to
+    gguf-py's on sampled rows.
 
     ``refused`` are those whose sampled rows differed by a bit or more; gguf-py decoded them, and all the others.
     """

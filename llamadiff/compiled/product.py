@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from threading import local
 from typing import Any, ClassVar
 
 import numpy as np
-from llamaref.weights import Across, Factor, Share
+from llamaref.weights import Across, Factor, Share, split
 from numpy.typing import NDArray
 
 from llamadiff.compiled.decoder import Decoder
@@ -79,8 +79,7 @@ class CompiledProduct:
         if z is not None:
             across[0].weights[0] = total = np.empty(z.shape[1:])
             compiled.llamadiff_sum(z.ctypes.data, len(z), total.size, total.ctypes.data)
-        parts = zip(_split(y, rows), factors, strict=True)
-        return [part.reshape(*factor.x.shape[:-1], len(data)) for part, factor in parts]
+        return split(y, factors)
 
 
 def alone(work: Callable[[], None], most: int) -> None:
@@ -103,14 +102,6 @@ def _panels(compiled: ctypes.CDLL, rows: Sequence[Array], n_in: int, used: int) 
         compiled.llamadiff_pack(some.ctypes.data, len(some), n_in, at, n, panels.ctypes.data)
         at += len(some)
     return panels, n
-
-
-def _split(y: Array, rows: Sequence[Array]) -> Iterator[Array]:
-    """A product's rows as the factors had them."""
-    start = 0
-    for some in rows:
-        yield y[start : start + len(some)]
-        start += len(some)
 
 
 _MEMORY = local()

@@ -197,7 +197,7 @@ class Weights:
             self._forget(data)
             return found
         if joined and len(factors) > 1:
-            return _split(self.products(name, [_of_all(factors)], expert=expert, rows=rows, decode=decode)[0], factors)
+            return split(self.products(name, [_of_all(factors)], expert=expert, rows=rows, decode=decode)[0], factors)
         decode = decode or self.decoder(name) or partial(_dequantized, name, kind=tensor.tensor_type)
         columns = [self._columns(factor.x) for factor in factors]  # [in, n] each
         corrections = [
@@ -346,11 +346,14 @@ def _of_all(factors: Sequence[Factor]) -> Factor:
     return Factor(rows, np.concatenate(sums), across)
 
 
-def _split(product: Array, factors: Sequence[Factor]) -> list[Array]:
-    """Rows of a product as the factors have them."""
-    ends = np.cumsum([len(_rows(factor.x)) for factor in factors])
-    parts = zip(np.split(product, ends[:-1]), factors, strict=True)
-    return [rows.reshape(*factor.x.shape[:-1], -1) for rows, factor in parts]
+def split(product: Array, factors: Sequence[Factor]) -> list[Array]:
+    """Rows of all factors' product [row, out] as each has them: [..., out]."""
+    parts, start = list[Array](), 0
+    for factor in factors:
+        stop = start + factor.x.size // factor.x.shape[-1]
+        parts.append(product[start:stop].reshape(*factor.x.shape[:-1], product.shape[-1]))
+        start = stop
+    return parts
 
 
 def _rows(x: Array) -> Array:
