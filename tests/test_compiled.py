@@ -13,12 +13,12 @@ import gguf
 import numpy as np
 import pytest
 from conftest import OPTIONS
-from llamaref import Weights
+from llamaref import Weights, ops
 from llamaref.weights import Across, Factor
 from small import write_model
 
 import llamadiff
-from llamadiff.compiled import combined, decoder, library, product, rounding, rows
+from llamadiff.compiled import combined, decoder, library, maths, product, rounding, rows
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.numerics import metrics
 from llamadiff.numerics.arithmetic import round_q8_k
@@ -33,7 +33,7 @@ KNOWN = ("Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "F16", "BF16"
 
 def everywhere(monkeypatch, found):
     """This library in place of the installed one."""
-    for module in (library, product, rounding, rows, decoder):
+    for module in (library, product, rounding, rows, decoder, maths):
         monkeypatch.setattr(module, "library", lambda: found)
 
 
@@ -256,6 +256,109 @@ def test_rounding_to_q8_k_is_numpys(compiled):
     with np.errstate(all="ignore"):
         assert np.array_equal(rounding.rounded_to_q8_k(x), round_q8_k(x), equal_nan=True)
     assert rounding.rounded_to_q8_k(x[:, ::2]).shape == (64, 256)
+
+
+# -- maths ----------------------------------------------------------------------------------------------------------
+
+
+def some(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def same(found, right, **near):
+    assert (found.dtype, found.shape) == (right.dtype, right.shape)
+    np.testing.assert_allclose(found, right, **near)
+
+
+NOT_FINITE = (np.inf, -np.inf, np.nan)
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 33, 256, 1000])
+def test_rms_norm_is_numpys(compiled, width):
+    x, weight = 100 * some(2, 5, width), some(width, seed=1)
+    x[0, 1], x[0, 2] = 0, 1e-30
+    x[1, :3, 0] = NOT_FINITE
+    with np.errstate(all="ignore"):
+        same(maths.rms_norm(x, weight, 1e-5), ops.rms_norm(x, weight, 1e-5), rtol=EPS)
+        same(maths.rms_norm(x[:, ::2], weight, 0), ops.rms_norm(x[:, ::2], weight, 0), rtol=EPS)
+
+
+@pytest.mark.parametrize("name", ["rope_pairs", "rope_halves"])
+@pytest.mark.parametrize("turned", [1, 5, 8, 20])
+def test_rope_is_numpys(compiled, name, turned):
+    x, angles = some(2, 6, 3, 40), np.random.default_rng(1).uniform(-9, 9, (2, 6, turned))
+    x[0, :3, 0, 0] = NOT_FINITE
+    mine, right = getattr(maths, name), getattr(ops, name)
+    for each in (angles, angles[0]):  # one set of angles a lane, or the same for all
+        same(mine(x, np.cos(each), np.sin(each)), right(x, np.cos(each), np.sin(each)), rtol=EPS, atol=1e-6 * EPS)
+    same(mine(x[..., ::2, :], np.cos(angles), np.sin(angles)), right(x, np.cos(angles), np.sin(angles))[..., ::2, :],
+         rtol=EPS, atol=1e-6 * EPS)  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", [1, 5, 16, 70, 600])
+def test_softmax_is_numpys(compiled, keys):
+    before, queries = np.arange(keys), max(1, keys // 3)
+    here = before[-queries:]
+    for size in (1, 30, 300):  # so large that most probabilities are nothing
+        scores = size * some(2, 3, queries, keys)
+        found = maths.causal_softmax_of_many(scores, 0.125, here, before)
+        same(found, ops.causal_softmax(scores, 0.125, here, before), rtol=1e-4, atol=1e-12)
+        assert np.abs(found.sum(axis=-1, dtype=np.float64) - 1).max() < 4 * EPS
+        assert not found[..., before > here[:, None]].any()
+    scores[0, 0, :, 0], scores[0, 1, 0, :], scores[1, 2, :, :-1] = np.nan, -np.inf, -np.inf
+    scores[1, 0, -1, 0] = np.inf
+    with np.errstate(all="ignore"):
+        found, right = (each.causal_softmax_of_many(scores, 0.125, here, before) for each in (maths, ops))
+    same(found, right, rtol=1e-4, atol=1e-12)
+
+
+def test_softmax_of_keys_in_no_order_or_with_sinks_is_numpys(compiled):
+    scores, keys = some(1, 2, 4, 9), np.arange(9)
+    for positions, sinks in ((keys[::-1], None), (keys, some(2))):
+        found, right = (each.causal_softmax_of_many(scores, 1, keys[-4:], positions, sinks) for each in (maths, ops))
+        assert np.array_equal(found, right)
+    with np.errstate(all="ignore"):
+        assert np.isnan(maths.causal_softmax_of_many(scores, 1, keys[:4], 2 + keys)[:, :, :2]).all()  # sees no key
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 1000])
+def test_swiglu_is_numpys(compiled, count):
+    up = some(3, count, seed=1)
+    for size in (1, 30, 1000):
+        gate = size * some(3, count)
+        same(maths.swiglu(gate, up), ops.swiglu(gate, up), rtol=8 * EPS, atol=1e-35)
+    gate[:, 0], gate[:, -1] = NOT_FINITE, (0, -0.0, -87.5)
+    with np.errstate(all="ignore"):
+        same(maths.swiglu(gate, up), ops.swiglu(gate, up), rtol=8 * EPS, atol=1e-35)
+        same(maths.swiglu(gate[:, ::2], up[:, ::2]), ops.swiglu(gate, up)[:, ::2], rtol=8 * EPS, atol=1e-35)
+
+
+def test_the_exponential_is_right_to_its_last_digits(compiled):
+    """Through swiglu, whose gate of -x and up of 1 / x give 1 / (1 + exp(x))."""
+    x = np.linspace(1e-3, 80, 1 << 18).astype(np.float32)
+    exact = -1 / (1 + np.exp(x.astype(np.float64)))
+    found = maths.swiglu(-x, (1 / x.astype(np.float64)).astype(np.float32))
+    assert np.abs(found / exact - 1).max() < 4 * EPS
+
+
+def test_maths_of_other_types_is_numpys(compiled):
+    x = some(2, 4, 2, 8)
+    for kind in (np.float64, np.float16):
+        wide = x.astype(kind)
+        assert np.array_equal(maths.rms_norm(wide, wide[0, 0, 0], 1e-5), ops.rms_norm(wide, wide[0, 0, 0], 1e-5))
+        assert np.array_equal(maths.swiglu(wide, wide), ops.swiglu(wide, wide))
+        assert np.array_equal(maths.rope_pairs(wide, *np.ones((2, 4, 2))), ops.rope_pairs(wide, *np.ones((2, 4, 2))))
+    assert np.array_equal(maths.rms_norm(x, x[0, 0], 1e-5), ops.rms_norm(x, x[0, 0], 1e-5))  # one weight a head
+
+
+def test_the_engine_computes_with_what_is_compiled_where_it_is(tmp_path, monkeypatch):
+    everything = maths.maths()
+    assert {name for name, each in vars(everything).items() if each is not vars(ops).get(name)} == {
+        "rms_norm", "rope_pairs", "rope_halves", "causal_softmax_of_many", "swiglu"
+    }  # fmt: skip
+    everywhere(monkeypatch, None)
+    x = some(3, 8)
+    assert np.array_equal(everything.swiglu(x, x), ops.swiglu(x, x))
 
 
 # -- comparing ------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 //
 // Whoever calls answers for all sizes. Every sum is taken in one order, whatever the number of threads.
 
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,6 +120,28 @@ void llamadiff_look(const struct tensor *x, int64_t n, int64_t parts, int64_t wi
 void llamadiff_gaps(const struct tensor *a, const struct tensor *b, int64_t n, int64_t parts, int64_t width,
                     double *sums, double *largest, int64_t *place) {
     CALL(gaps, a, b, n, parts, width, sums, largest, place);
+}
+
+// Attention's probabilities of scores [heads][queries][keys]; a query sees its first seen[query] keys
+void llamadiff_softmax(const float *x, int64_t heads, int64_t queries, int64_t keys, const int64_t *seen, float scale,
+                       float *out) {
+    CALL(softmax, x, heads, queries, keys, seen, scale, out);
+}
+
+// silu(gate) * up, ``count`` in all
+void llamadiff_swiglu(const float *gate, const float *up, int64_t count, float *out) {
+    CALL(swiglu, gate, up, count, out);
+}
+
+// RMSNorm of n rows
+void llamadiff_rms_norm(const float *x, int64_t n, int64_t width, const float *weight, double eps, float *out) {
+    CALL(rms_norm, x, n, width, weight, eps, out);
+}
+
+// RoPE of [n][heads][width] by angles [n][turned], of neighbours or of halves
+void llamadiff_rope(const float *x, int64_t n, int64_t heads, int64_t width, int64_t turned, int neighbours,
+                    const double *cos, const double *sin, float *out) {
+    CALL(rope, x, n, heads, width, turned, neighbours, cos, sin, out);
 }
 
 #if defined(__x86_64__)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-_PLACE, _COUNT = ctypes.c_void_p, ctypes.c_int64
+_PLACE, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 _ARGUMENTS = {
     "llamadiff_instructions": (),
     "llamadiff_multiply": (_PLACE, _PLACE),
@@ -18,6 +18,10 @@ _ARGUMENTS = {
     "llamadiff_q6_k": (_PLACE, _PLACE, _COUNT),
     "llamadiff_round_q8_k": (_PLACE, _COUNT, _PLACE),
     "llamadiff_look": (_PLACE, _COUNT, _COUNT, _COUNT, _PLACE, _PLACE),
+    "llamadiff_softmax": (_PLACE, _COUNT, _COUNT, _COUNT, _PLACE, ctypes.c_float, _PLACE),
+    "llamadiff_swiglu": (_PLACE, _PLACE, _COUNT, _PLACE),
+    "llamadiff_rms_norm": (_PLACE, _COUNT, _COUNT, _PLACE, _NUMBER, _PLACE),
+    "llamadiff_rope": (_PLACE, _COUNT, _COUNT, _COUNT, _COUNT, ctypes.c_int, _PLACE, _PLACE, _PLACE),
     "llamadiff_gaps": (_PLACE, _PLACE, _COUNT, _COUNT, _COUNT, _PLACE, _PLACE, _PLACE),
 }
 

@@ -316,6 +316,110 @@ TARGET static void OF(gaps)(const struct tensor *a, const struct tensor *b, int6
     }
 }
 
+// -- maths ----------------------------------------------------------------------------------------------------------
+
+// so many values, and ``rest`` in the lanes beyond them
+INLINE vector OF(some)(const float *at, int64_t count, float rest) {
+    vector values = {0};
+    values += rest;
+    if (count >= LANES) return *(const unaligned *)at;
+    for (int64_t i = 0; i < count; i++) values[i] = at[i];
+    return values;
+}
+
+INLINE void OF(put)(float *at, int64_t count, vector values) {
+    if (count >= LANES) *(unaligned *)at = values;
+    else for (int64_t i = 0; i < count; i++) at[i] = values[i];
+}
+
+// e^x of numbers that are not positive; 0 where it is below float32's normal numbers. x = n ln 2 + r, and Taylor's series of
+// e^r has no more than a third of a last digit left after 7 terms.
+INLINE vector OF(exp)(vector x) {
+    const float magic = 0x1.8p23f;  // a float of this size has no room for halves: adding it rounds to the nearest even
+    const whole kept = ~(x < -87.0f);  // NaN is
+    const vector turned = x * 0x1.715476p0f + magic, n = turned - magic;
+    const vector r = (x - n * 0x1.62e4p-1f) - n * 0x1.7f7d1cp-20f;  // ln 2 in two parts: the first times n is exact
+    vector sum = r * (1 / 5040.f) + 1 / 720.f;
+    sum = sum * r + 1 / 120.f;
+    sum = sum * r + 1 / 24.f;
+    sum = sum * r + 1 / 6.f;
+    sum = sum * r + 0.5f;
+    sum = sum * r + 1;
+    sum = sum * r + 1;
+    const whole power = ((whole)turned << 23) + (127 << 23);  // 2^n: the low bits of ``turned`` are n
+    return (vector)((whole)(sum * (vector)power) & kept);
+}
+
+// exp(scale x - max) / sum of [heads][queries][keys], over the first seen[query] keys of each row; the others are 0
+TARGET static void OF(softmax)(const float *x, int64_t heads, int64_t queries, int64_t keys, const int64_t *seen,
+                               float scale, float *out) {
+    for (int64_t row = 0; row < heads * queries; row++, x += keys, out += keys) {
+        const int64_t count = seen[row % queries];
+        vector most = {0};
+        most -= INFINITY;
+        for (int64_t i = 0; i < count; i += LANES) {
+            const vector scaled = OF(some)(x + i, count - i, x[0]) * scale;
+            const whole larger = scaled > most;
+            most = (vector)((larger & (whole)scaled) | (~larger & (whole)most));
+        }
+        float peak = most[0];
+        for (int i = 1; i < LANES; i++) peak = most[i] > peak ? most[i] : peak;
+        doubles sums = {0};
+        double sum = 0;
+        for (int64_t i = 0; i < count; i += LANES) {
+            OF(put)(out + i, count - i, OF(exp)(OF(some)(x + i, count - i, x[0]) * scale - peak));
+            if (count - i >= LANES) sums += WIDER(out + i) + WIDER(out + i + OF(HALF));
+            else for (int64_t k = i; k < count; k++) sum += out[k];
+        }
+        const float share = (float)(1 / (sum + OF(sum)(&sums)));
+        for (int64_t i = 0; i < count; i++) out[i] *= share;
+        for (int64_t i = count; i < keys; i++) out[i] = 0 * share;
+    }
+}
+
+// gate / (1 + exp(-gate)) * up
+TARGET static void OF(swiglu)(const float *gate, const float *up, int64_t count, float *out) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        const vector g = OF(some)(gate + i, count - i, 0), u = OF(some)(up + i, count - i, 0);
+        const vector e = OF(exp)((vector)((whole)g | INT32_MIN)), one = e * 0 + 1;  // exp(-|gate|) never overflows
+        const whole below = (whole)g >> 31;
+        const vector above = (vector)((below & (whole)e) | (~below & (whole)one));
+        OF(put)(out + i, count - i, g * (above / (1 + e)) * u);
+    }
+}
+
+// x / sqrt(mean(x^2) + eps) * weight of n rows
+TARGET static void OF(rms_norm)(const float *x, int64_t n, int64_t width, const float *weight, double eps, float *out) {
+    for (int64_t row = 0; row < n; row++, x += width, out += width) {
+        doubles squares = {0};
+        double sum = 0;
+        int64_t i = 0;
+        for (; i + OF(HALF) <= width; i += OF(HALF)) squares += WIDER(x + i) * WIDER(x + i);
+        for (; i < width; i++) sum += (double)x[i] * x[i];
+        const double share = 1 / sqrt((sum + OF(sum)(&squares)) / width + eps);
+        for (i = 0; i < width; i++) out[i] = (float)(x[i] * share * weight[i]);
+    }
+}
+
+// Turn pairs of each head of [n][heads][width] by angles [n][turned]: values 2i and 2i + 1, or i and i + turned
+TARGET static void OF(rope)(const float *x, int64_t n, int64_t heads, int64_t width, int64_t turned, int neighbours,
+                            const double *cos, const double *sin, float *out) {
+    for (int64_t row = 0; row < n; row++, cos += turned, sin += turned)
+        for (int64_t head = 0; head < heads; head++, x += width, out += width) {
+            if (neighbours)
+                for (int64_t i = 0; i < turned; i++) {
+                    const double a = x[2 * i], b = x[2 * i + 1];
+                    out[2 * i] = (float)(a * cos[i] - b * sin[i]), out[2 * i + 1] = (float)(a * sin[i] + b * cos[i]);
+                }
+            else
+                for (int64_t i = 0; i < turned; i++) {
+                    const double a = x[i], b = x[i + turned];
+                    out[i] = (float)(a * cos[i] - b * sin[i]), out[i + turned] = (float)(a * sin[i] + b * cos[i]);
+                }
+            for (int64_t i = 2 * turned; i < width; i++) out[i] = x[i];
+        }
+}
+
 #undef INLINE
 #undef vector
 #undef unaligned
