@@ -115,6 +115,34 @@ def test_a_right_run_is_clear_in_parts(recorded):
     assert is_clear(path, parts_of(trace))
 
 
+class Reused(Trace):
+    """A part whose room is used again at once, for what is wrong."""
+
+    def done_with(self, names):
+        for name in [name for name in names if name in self]:
+            self[name].fill(np.nan if self[name].dtype.kind == "f" else -1)
+
+    def head(self, n):
+        return part_of(self, 0, n) if n < len(self.info.tokens) else super().head(n)
+
+
+@pytest.mark.parametrize(
+    ("arch", "n"),
+    [("llama", LONG), ("gemma2", LONG), *((arch, LEAST - 1) for arch in QUICK),
+     *(pytest.param(arch, LEAST - 1, marks=pytest.mark.slow) for arch in ARCHITECTURES if arch not in QUICK)],
+)  # fmt: skip
+def test_nothing_is_read_that_was_let_go(arch, n, tmp_path):
+    path = model(arch, tmp_path)
+    compare(path, tokens=tokens(n), save=tmp_path / "kept")
+    trace = Trace.open(tmp_path / "kept" / "baseline.safetensors")
+    reused = [
+        Reused(part.info, {name: np.array(part[name]) for name in part}, part.dtypes)
+        for part in (parts_of(trace) if n == LONG else [trace])
+    ]
+    assert judged_by_parts(Model(path), reused, n, USUAL) is not None
+    assert all(np.isnan(part["l_out-0"]).all() for part in reused)
+
+
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("name", ["embd", "Qcur_rope-0", "kqv_out-1", "ffn_gate-1", "l_out-0", "result_output"])
 def test_a_value_that_is_wrong_in_any_part_is_not_clear(name, number, recorded):
@@ -229,6 +257,45 @@ def test_what_was_read_makes_room_for_what_comes(tmp_path, monkeypatch):
                 assert (reader.values(number - 1) == number - 1).all()  # it was not read yet
                 reader.tell(read=[reader.said[number - 2]["at"]])
     assert os.path.getsize(reader.path) <= 3 * size
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_room_of_any_size_is_used_again_and_never_while_somebody_reads_it(tmp_path, monkeypatch, seed):
+    monkeypatch.setattr(record_live, "AHEAD", 64 << 12)
+    drawn, reader, unread = np.random.default_rng(seed), Reader(tmp_path / "f"), []
+    with reader.feed as feed:
+        for number in range(400):
+            if sum(size for _, size in unread) + (8 << 12) > 32 << 12:
+                for place in drawn.permutation(len(unread)):
+                    told = unread[place][0]
+                    assert (reader.values(told) == told).all()
+                    reader.tell(read=[reader.said[told]["at"]])
+                unread = []
+            count = int(drawn.integers(1, 9))
+            feed.add(f"tap-{number}", np.full((count, 1024), number, np.float32), 0, (count, 1024), 0)
+            feed.tell()
+            unread.append((number, count << 12))
+    assert os.path.getsize(reader.path) <= 64 << 12
+    while not reader.hear.empty():
+        feed._listen()
+    assert feed._end == sum(feed._sizes.values()) + sum(stop - start for start, stop in feed._gaps)
+
+
+def test_what_is_larger_than_any_gap_waits_for_one(tmp_path, monkeypatch):
+    size = rows(0).nbytes
+    monkeypatch.setattr(record_live, "AHEAD", 4 * size)
+    reader = Reader(tmp_path / "f")
+    with reader.feed as feed:
+        for number in range(4):
+            feed.add(f"tap-{number}", rows(number), 0, (4, 1024), 0)
+        feed.tell()
+        for number in (0, 2, 1):  # the last joins the first two
+            reader.tell(read=[reader.said[number]["at"]])
+        feed.add("large", np.full((12, 1024), 9, np.float32), 0, (12, 1024), 0)
+        feed.tell()
+        assert (reader.said[-1]["at"], feed._gaps) == (0, [])
+        assert (reader.values(3) == 3).all()
+    assert os.path.getsize(reader.path) == 4 * size
 
 
 def test_what_is_waited_for_has_room(tmp_path, monkeypatch):

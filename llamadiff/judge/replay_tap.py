@@ -155,10 +155,10 @@ class Study(RoundedOnce):
         settled = [lane for source in self.sources.values() for lane in self._settled(source, layer)]
         needed = [lane for lane in self.lanes if lane.source is None or lane in settled]
         names = [tap.name for tap in self.present.values() if tap.layer == layer]
-        before = [tap.name for tap in self.present.values() if tap.layer == layer - 1]  # x may look into this one's
+        given = f"l_out-{layer}"  # x may look into it
         for source in self.sources.values():
             source.trace.forget(names)
-            source.trace.done_with(before)
+            source.trace.done_with([f"l_out-{layer - 1}", *(name for name in names if name != given)])
         return self._carried(needed, x) if len(needed) < len(self.lanes) else x
 
     def _carried(self, lanes: Sequence[Lane], x: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import defaultdict
+from bisect import insort
 from contextlib import suppress
 from pathlib import Path
 from queue import Queue
@@ -53,7 +53,7 @@ class Feed:
         self._end, self._most, self.waited = 0, AHEAD, 0.0  # bytes; seconds that nobody read
         self._written, self._map = 0, np.empty(0, np.uint8)  # bytes that the file has; some of it, mapped
         self._sizes: dict[int, int] = {}  # of what stands in the file, by its place
-        self._free: dict[int, list[int]] = defaultdict(list)  # places by size: taps of a kind have one size
+        self._gaps: list[tuple[int, int]] = []  # what was read of the file, in order: from where to where
         self._sent: set[tuple[int, str]] = set()
         self._awaited: set[tuple[int, str]] = set()
         self._last: dict[str, Any] = {}  # what is to be said of the last tap: a node after it may be it, too
@@ -95,20 +95,39 @@ class Feed:
         while not self._hear.empty():
             self._listen()
         started = time.perf_counter()
-        while not self._free[size] and self._end + size > self._most and not self._awaited:
+        while (place := self._gap(size)) is None and self._end + size > self._most and not self._awaited:
             self._listen()
         self.waited += time.perf_counter() - started
-        if self._free[size]:
-            return self._free[size].pop()
-        self._sizes[self._end] = size
-        self._end += size
-        return self._end - size
+        if place is None:
+            place, self._end = self._end, self._end + size
+        self._sizes[place] = size
+        return place
+
+    def _gap(self, size: int) -> int | None:
+        """The first place for so many bytes where something was read."""
+        for number, (start, stop) in enumerate(self._gaps):
+            if stop - start >= size:
+                self._gaps[number : number + 1] = [(start + size, stop)] if stop - start > size else []
+                return start
+        return None
+
+    def _leave(self, place: int) -> None:
+        """Something was read: its room joins the gaps beside it."""
+        start, stop = place, place + self._sizes.pop(place)
+        beside = [gap for gap in self._gaps if gap[1] == start or gap[0] == stop]
+        for gap in beside:
+            self._gaps.remove(gap)
+            start, stop = min(start, gap[0]), max(stop, gap[1])
+        if stop == self._end:
+            self._end = start
+        else:
+            insort(self._gaps, (start, stop))
 
     def _listen(self) -> None:
         """What the reader says next."""
         said = json.loads(self._hear.get())
         for place in said.get("read", ()):
-            self._free[self._sizes[place]].append(place)
+            self._leave(place)
         awaited = said.get("awaits")
         if awaited is not None and tuple(awaited) not in self._sent:
             self._awaited.add(tuple(awaited))
