@@ -18,7 +18,7 @@ from llamaref.weights import Across, Factor
 from small import write_model
 
 import llamadiff
-from llamadiff.compiled import combined, decoder, library, maths, product, rounding, rows
+from llamadiff.compiled import combined, copied, decoder, library, maths, product, rounding, rows
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.numerics import metrics
 from llamadiff.numerics.arithmetic import round_q8_k
@@ -33,7 +33,7 @@ KNOWN = ("Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "F16", "BF16"
 
 def everywhere(monkeypatch, found):
     """This library in place of the installed one."""
-    for module in (library, product, rounding, rows, decoder, maths):
+    for module in (library, product, rounding, rows, decoder, maths, copied):
         monkeypatch.setattr(module, "library", lambda: found)
 
 
@@ -450,6 +450,21 @@ def test_combinations_are_numpys(compiled, monkeypatch):
     for one, other in zip(found, right, strict=True):
         assert one.shape == other.shape
         np.testing.assert_allclose(one, other, atol=1e-3)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_copy_is_a_copy(compiled, there, monkeypatch):
+    if not there:
+        everywhere(monkeypatch, None)
+    drawn = np.random.default_rng(0)
+    for count in (0, 1, 15, 16, 17, 4096, 100_003):
+        for begins in (0, 1, 16):
+            values, to = drawn.integers(0, 256, (2, count + 64), np.uint8)
+            wanted = [*to[:begins], *values[3 : 3 + count], *to[begins + count :]]
+            copied.copy(values[3 : 3 + count], to[begins : begins + count])
+            assert to.tolist() == wanted
+    copied.copy(values[::2], to[::2])
+    assert (to[::2] == values[::2]).all()
 
 
 # -- all of it ------------------------------------------------------------------------------------------------------

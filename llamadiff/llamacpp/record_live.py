@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.compiled.copied import copy
 from llamadiff.llamacpp.interface import Handle
 from llamadiff.llamacpp.record_taps import AT_ONCE, Capture
 from llamadiff.llamacpp.request import Say
@@ -139,7 +140,7 @@ class Feed:
         if place + len(values) <= self._written:  # many times faster than to write
             if place + len(values) > len(self._map):
                 self._map = np.memmap(self.path, np.uint8, "r+")
-            self._map[place : place + len(values)] = values
+            copy(values, self._map[place : place + len(values)])
             return
         view = values.data
         try:
