@@ -401,6 +401,20 @@ def test_a_span_is_told_once_for_all_layers_alike() -> None:
     assert text.count("answers for") == 1
 
 
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ((), "not recorded"),
+        (["ffn_out-0"], "not recorded, or wrongly"),
+        (["ffn_up-0", "ffn_out-0"], "recorded wrongly"),
+    ],
+)
+def test_a_span_says_of_what_was_recorded_wrongly_that_it_was(wrong, why) -> None:
+    rows = [replace(row(name), misrecorded=True) for name in wrong]
+    text = printed(comparison([*rows, row("l_out-0", local(span=("ffn_up-0", "ffn_out-0")))]))
+    assert f"l_out-0 answers for ffn_up-0, ffn_out-0 too: {why}\n" in text
+
+
 def test_a_baseline_that_is_off_is_marked() -> None:
     its = [replace(one, baseline_local=local(0.5 if one.tap == "ffn_inp-1" else 0.0)) for one in rows(3)]
     text = printed(comparison(its))

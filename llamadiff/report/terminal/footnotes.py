@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from rich.text import Text
 
@@ -67,24 +67,34 @@ def _counts(stats: Stats) -> str:
 
 def _spans(page: Page, comparison: Comparison, full: bool) -> list[Text]:
     """One line for each kind of span; the same span in other layers is counted."""
+    wrong = {row.tap for row in comparison.rows if row.misrecorded}
     alike: dict[tuple[str, ...], list[Row]] = {}
     for row in comparison.rows:
         if row.span:
-            alike.setdefault(tuple(_word(name) for name in (row.tap, *row.span)), []).append(row)
-    notes = [Text(_span(page, rows)) for rows in alike.values()]
+            words = (_word(name) for name in (row.tap, *row.span))
+            alike.setdefault((*words, _why(row.span, wrong)), []).append(row)
+    notes = [Text(_span(page, rows, why)) for (*_, why), rows in alike.items()]
     if full or len(notes) <= 1:
         return notes
     return [notes[0].append(f"; so do {len(notes) - 1} more taps for others")]
 
 
-def _span(page: Page, rows: Sequence[Row]) -> str:
+def _why(span: Sequence[str], wrong: Collection[str]) -> str:
+    """Why another tap answers for these, some of which were recorded ``wrong``."""
+    counted = sum(name in wrong for name in span)
+    if not counted:
+        return "not recorded"
+    return "recorded wrongly" if counted == len(span) else "not recorded, or wrongly"
+
+
+def _span(page: Page, rows: Sequence[Row], why: str) -> str:
     row, names = rows[0], rows[0].span
     through = (
         page.names(names) if len(names) < 4 else f"{page.data(names[0])} ... {page.data(names[-1])} ({len(names)} taps)"
     )
     others = [other.layer for other in rows[1:] if other.layer is not None]
     also = f" (the same in {layers_of(others)})" if others else ""
-    return f"{page.data(row.tap)} answers for {through} too: not recorded{also}"
+    return f"{page.data(row.tap)} answers for {through} too: {why}{also}"
 
 
 def _by_sketch(comparison: Comparison) -> list[Text]:
