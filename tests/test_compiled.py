@@ -8,6 +8,7 @@ import subprocess
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -19,6 +20,7 @@ from small import write_model
 
 import llamadiff
 from llamadiff.compiled import combined, copied, decoder, library, maths, product, rounding, rows
+from llamadiff.engines.reference_model import Model
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.numerics import metrics
 from llamadiff.numerics.arithmetic import round_q8_k
@@ -351,14 +353,33 @@ def test_maths_of_other_types_is_numpys(compiled):
     assert np.array_equal(maths.rms_norm(x, x[0, 0], 1e-5), ops.rms_norm(x, x[0, 0], 1e-5))  # one weight a head
 
 
-def test_the_engine_computes_with_what_is_compiled_where_it_is(tmp_path, monkeypatch):
-    everything = maths.maths()
-    assert {name for name, each in vars(everything).items() if each is not vars(ops).get(name)} == {
-        "rms_norm", "rope_pairs", "rope_halves", "causal_softmax_of_many", "swiglu"
-    }  # fmt: skip
+MATHS = ("rms_norm", "rope_pairs", "rope_halves", "causal_softmax_of_many", "swiglu")
+
+
+def computed(by):
+    """What functions make of float32."""
+    x, here = some(1, 4, 2, 8), np.arange(4)
+    cos, sin = np.cos(some(4, 4)), np.sin(some(4, 4))
+    return [
+        by.rms_norm(x, x[0, 0, 0], 1e-5), by.rope_pairs(x, cos, sin), by.rope_halves(x, cos, sin),
+        by.causal_softmax_of_many(some(1, 2, 4, 4), 1, here, here), by.swiglu(x, x),
+    ]  # fmt: skip
+
+
+def test_the_engine_computes_with_what_is_compiled(compiled, small_model, monkeypatch):
+    used = Model(small_model()).engine.ops
+    assert {name for name, each in vars(used).items() if each is not vars(ops).get(name)} == set(MATHS)
+    right = computed(ops)
+    for name in MATHS:  # nor does any of them ask NumPy
+        monkeypatch.setattr(ops, name, None)
+    for found, expected in zip(computed(used), right, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=8 * EPS, atol=EPS)
+
+
+def test_where_nothing_is_compiled_the_engine_computes_with_numpy(monkeypatch):
     everywhere(monkeypatch, None)
-    x = some(3, 8)
-    assert np.array_equal(everything.swiglu(x, x), ops.swiglu(x, x))
+    for found, expected in zip(computed(maths.maths()), computed(ops), strict=True):
+        assert np.array_equal(found, expected)
 
 
 # -- comparing ------------------------------------------------------------------------------------------------------
@@ -465,6 +486,15 @@ def test_a_copy_is_a_copy(compiled, there, monkeypatch):
             assert to.tolist() == wanted
     copied.copy(values[::2], to[::2])
     assert (to[::2] == values[::2]).all()
+
+
+def test_what_a_vector_can_be_stored_to_is_copied_by_what_is_compiled(monkeypatch):
+    asked, values = [], np.zeros((2, 100), np.uint8)
+    everywhere(monkeypatch, SimpleNamespace(llamadiff_copy=lambda *words: asked.append(words)))
+    aligned = -values.ctypes.data % copied.VECTOR
+    for to in (values[0, aligned:][:64], values[0, aligned + 1 :][:64], values[0, aligned::2][:16]):
+        copied.copy(values[1, : len(to)], to)
+    assert asked == [(values[1].ctypes.data, 64, values.ctypes.data + aligned)]
 
 
 # -- all of it ------------------------------------------------------------------------------------------------------

@@ -240,8 +240,14 @@ class Reader:
         return np.fromfile(self.path, found["type"], int(np.prod(found["shape"])), offset=found["at"])
 
 
-def rows(number):
-    return np.full((4, 1024), number, np.float32)
+def rows(number, count=4):
+    return np.full((count, 1024), number, np.float32)
+
+
+def give(feed, name, values):
+    """A tap, and that it is there."""
+    feed.add(name, values, 0, values.shape, 0)
+    feed.tell()
 
 
 def test_what_was_read_makes_room_for_what_comes(tmp_path, monkeypatch):
@@ -250,8 +256,7 @@ def test_what_was_read_makes_room_for_what_comes(tmp_path, monkeypatch):
     reader = Reader(tmp_path / "f")
     with reader.feed as feed:
         for number in range(100):
-            feed.add(f"tap-{number}", rows(number), 0, (4, 1024), 0)
-            feed.tell()
+            give(feed, f"tap-{number}", rows(number))
             assert (reader.values(number) == number).all()
             if number >= 2:
                 assert (reader.values(number - 1) == number - 1).all()  # it was not read yet
@@ -272,8 +277,7 @@ def test_room_of_any_size_is_used_again_and_never_while_somebody_reads_it(tmp_pa
                     reader.tell(read=[reader.said[told]["at"]])
                 unread = []
             count = int(drawn.integers(1, 9))
-            feed.add(f"tap-{number}", np.full((count, 1024), number, np.float32), 0, (count, 1024), 0)
-            feed.tell()
+            give(feed, f"tap-{number}", rows(number, count))
             unread.append((number, count << 12))
     assert os.path.getsize(reader.path) <= 64 << 12
     while not reader.hear.empty():
@@ -287,12 +291,10 @@ def test_what_is_larger_than_any_gap_waits_for_one(tmp_path, monkeypatch):
     reader = Reader(tmp_path / "f")
     with reader.feed as feed:
         for number in range(4):
-            feed.add(f"tap-{number}", rows(number), 0, (4, 1024), 0)
-        feed.tell()
+            give(feed, f"tap-{number}", rows(number))
         for number in (0, 2, 1):  # the last joins the first two
             reader.tell(read=[reader.said[number]["at"]])
-        feed.add("large", np.full((12, 1024), 9, np.float32), 0, (12, 1024), 0)
-        feed.tell()
+        give(feed, "large", rows(9, 12))
         assert (reader.said[-1]["at"], feed._gaps) == (0, [])
         assert (reader.values(3) == 3).all()
     assert os.path.getsize(reader.path) == 4 * size

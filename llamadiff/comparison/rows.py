@@ -27,7 +27,8 @@ class Row:
     written wrongly.
     ``at`` holds each side's value (baseline, candidate, engine's free run) where the local error is largest.
     ``expected_drift`` is what the baseline's arithmetic alone does to an exact engine, and ``ratio_to_noise``
-    the drift over it. ``span`` names unrecorded taps that this one answers for. ``closeup`` is what a page shows of it.
+    the drift over it. ``span`` names taps that this one answers for: unrecorded, or misrecorded. ``closeup`` is what a
+    page shows of it.
     """
 
     tap: str

@@ -373,7 +373,7 @@ TARGET static void OF(softmax)(const float *x, int64_t heads, int64_t queries, i
         }
         const float share = (float)(1 / (sum + OF(sum)(&sums)));
         for (int64_t i = 0; i < count; i++) out[i] *= share;
-        for (int64_t i = count; i < keys; i++) out[i] = 0 * share;
+        for (int64_t i = count; i < keys; i++) out[i] = 0 * share;  // NaN, as NumPy has it, where the sum is no number
     }
 }
 

@@ -155,10 +155,10 @@ class Study(RoundedOnce):
         settled = [lane for source in self.sources.values() for lane in self._settled(source, layer)]
         needed = [lane for lane in self.lanes if lane.source is None or lane in settled]
         names = [tap.name for tap in self.present.values() if tap.layer == layer]
-        given = f"l_out-{layer}"  # x may look into it
+        before, given = (f"{taps.RESIDUAL}-{number}" for number in (layer - 1, layer))  # x may look into what is given
         for source in self.sources.values():
             source.trace.forget(names)
-            source.trace.done_with([f"l_out-{layer - 1}", *(name for name in names if name != given)])
+            source.trace.done_with([before, *(name for name in names if name != given)])
         return self._carried(needed, x) if len(needed) < len(self.lanes) else x
 
     def _carried(self, lanes: Sequence[Lane], x: Array) -> Array:
@@ -286,7 +286,7 @@ class Study(RoundedOnce):
     def _settled(self, source: Source, layer: int) -> list[Lane]:
         """The lanes of a source that the layers after this one need: the fewest that fitted whatever fits."""
         own = [lane for lane in self.lanes if lane.source == source.name]
-        open_end = not source.is_whole(f"l_out-{layer}")
+        open_end = not source.is_whole(f"{taps.RESIDUAL}-{layer}")
         if open_end or source.is_rough or source.name in self._stays or len(own) == 1:
             return own
         shown = [

@@ -96,7 +96,7 @@ class Feed:
         while not self._hear.empty():
             self._listen()
         started = time.perf_counter()
-        while (place := self._gap(size)) is None and self._end + size > self._most and not self._awaited:
+        while (place := self._taken(size)) is None and self._end + size > self._most and not self._awaited:
             self._listen()
         self.waited += time.perf_counter() - started
         if place is None:
@@ -104,8 +104,8 @@ class Feed:
         self._sizes[place] = size
         return place
 
-    def _gap(self, size: int) -> int | None:
-        """The first place for so many bytes where something was read."""
+    def _taken(self, size: int) -> int | None:
+        """Take the beginning of the first gap that has so many bytes; None if none has."""
         for number, (start, stop) in enumerate(self._gaps):
             if stop - start >= size:
                 self._gaps[number : number + 1] = [(start + size, stop)] if stop - start > size else []
