@@ -215,12 +215,18 @@ def test_what_could_not_be_told_is_2(error):
     assert exit_of(error)[0] == exits.COULD_NOT_TELL == 2
 
 
-def test_a_shell_shows_130_after_ctrl_c_and_the_command_one_line():
-    code = """
+STOP = "os.kill(os.getpid(), signal.SIGINT)"
+MADE = f'type("Made", (), {{"field": type("Field", (), {{"__set_name__": lambda *_: {STOP}}})()}})'
+
+
+@pytest.mark.parametrize("where", [STOP, MADE])
+def test_a_shell_shows_130_after_ctrl_c_and_the_command_one_line(where):
+    """Also where it finds Python making a class, as while modules are imported."""
+    code = f"""
 import os, signal
 from llamadiff.system import exits
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a parent may have turned off
-exits.run(lambda: os.kill(os.getpid(), signal.SIGINT), print)
+exits.run(lambda: {where}, print)
 """
     done = subprocess.run(
         ["sh", "-c", '"$0" -c "$1"; echo $?', sys.executable, code], capture_output=True, text=True, check=False

@@ -51,13 +51,21 @@ def run(command: Callable[[], Any], say: Callable[[str], None]) -> int:
     except (Exception, Stopped) as error:
         if sys.flags.dev_mode:
             raise
-        say(reason(error))
-        code, fatal = code_of(error), error.number if isinstance(error, Stopped) else 0
+        ended_by = _stop_behind(error) or error
+        say(reason(ended_by))
+        code, fatal = code_of(ended_by), ended_by.number if isinstance(ended_by, Stopped) else 0
     for number in SIGNALS:  # too late to stop anything: the end stands
         signal.signal(number, signal.SIG_IGN)
     _finish_output()
     gc.freeze()  # or Python would look through all that is left for circles, on its way out
     return _die_of(fatal) if fatal else code
+
+
+def _stop_behind(error: BaseException | None) -> Stopped | None:
+    """The stop behind an error: before 3.12 Python raises RuntimeError in place of what finds it making a class."""
+    while error is not None and not isinstance(error, Stopped):
+        error = error.__cause__
+    return error
 
 
 def _die_of(number: int) -> int:
