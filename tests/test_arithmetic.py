@@ -8,8 +8,9 @@ import pytest
 from llamaref import ops
 from llamaref.config import Rope
 
-from llamadiff.numerics import arithmetic, metrics
+from llamadiff.numerics import arithmetic, eight_bits, metrics
 from llamadiff.numerics.angles import ggml_angles
+from llamadiff.numerics.types import NUMBERS
 
 RNG = np.random.default_rng(3)
 X = (RNG.standard_normal((5, 512)) * np.exp(RNG.standard_normal((5, 1)))).astype(np.float32)
@@ -26,7 +27,7 @@ def test_16_bit_roundings():
 def test_q8_0_is_gguf_pys_up_to_ties():
     quantized = gguf.quants.quantize(X, gguf.GGMLQuantizationType.Q8_0)
     expected = gguf.quants.dequantize(quantized, gguf.GGMLQuantizationType.Q8_0)
-    different = arithmetic.round_q8_0(X) != expected
+    different = eight_bits.round_q8_0(X) != expected
     assert different.mean() < 0.002  # gguf-py rounds halves away from zero, and divides where ggml multiplies
 
 
@@ -39,7 +40,7 @@ def test_q8_k_keeps_the_peak_and_127_steps():
 
 
 @pytest.mark.parametrize(
-    "rounding", [arithmetic.round_q8_0, arithmetic.round_q8_k, arithmetic.round_bf16, arithmetic.round_f16]
+    "rounding", [eight_bits.round_q8_0, arithmetic.round_q8_k, arithmetic.round_bf16, arithmetic.round_f16]
 )
 def test_zeros_stay_and_rounding_twice_changes_nothing(rounding):
     assert not rounding(np.zeros((2, 256), np.float32)).any()
@@ -48,9 +49,9 @@ def test_zeros_stay_and_rounding_twice_changes_nothing(rounding):
 
 
 def test_q8_1_sums_are_the_error_of_a_sum_kept_in_float16():
-    sums = arithmetic.q8_1_sums(X)
+    sums = eight_bits.q8_1_sums(X)
     assert sums.shape == (5, 16)
-    exact = arithmetic.round_q8_0(X).reshape(5, 16, 32).sum(axis=2)
+    exact = eight_bits.round_q8_0(X).reshape(5, 16, 32).sum(axis=2)
     assert np.abs(sums).max() > 0
     assert np.abs(sums).max() <= np.abs(exact).max() * 2.0**-9
 
@@ -140,3 +141,7 @@ def test_kl_divergence():
     p, q = np.log([0.5, 0.25, 0.25]), np.log([0.25, 0.5, 0.25])
     assert metrics.kl_divergence(p + 7, q - 3) == pytest.approx(0.25 * np.log(2))
     assert metrics.kl_divergence(p, p) == 0
+
+
+def test_ggmls_numbers_are_gguf_pys():
+    assert {kind: gguf.GGMLQuantizationType[kind] for kind in NUMBERS} == NUMBERS

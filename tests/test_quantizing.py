@@ -20,13 +20,13 @@ from llamadiff.judge.lanes import policies_for
 from llamadiff.llamacpp import quantizing
 from llamadiff.llamacpp.quantizing import near_halves, q8_way, way_of
 from llamadiff.llamacpp.request import Settings
-from llamadiff.numerics import arithmetic, tolerances
+from llamadiff.numerics import eight_bits, tolerances
 from llamadiff.numerics.policies import NATIVE, rounding_type
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.settings import kept, stored_types
 
-OTHERS = (arithmetic.NEON, arithmetic.PLAIN)
+OTHERS = (eight_bits.NEON, eight_bits.PLAIN)
 X = near_halves()[:64].reshape(8, 256)
 
 
@@ -41,25 +41,25 @@ def one_by_one(x: np.ndarray, way: str) -> np.ndarray:
             step = np.float32(value * inverse)
             below = np.floor(np.float64(step))
             rest = np.float64(step) - below
-            up = rest > 0.5 or (rest == 0.5 and (step > 0 if way == arithmetic.PLAIN else below % 2))
+            up = rest > 0.5 or (rest == 0.5 and (step > 0 if way == eight_bits.PLAIN else below % 2))
             out.append((below + up) * np.float32(np.float16(scale)))
     return np.array(out, np.float32).reshape(x.shape)
 
 
-@pytest.mark.parametrize("way", arithmetic.Q8_WAYS)
+@pytest.mark.parametrize("way", eight_bits.Q8_WAYS)
 def test_a_way_is_what_the_sources_say_and_known_from_what_it_gives(way):
     x = np.concatenate([X, -X])
-    assert np.array_equal(arithmetic.round_q8_0(x, way), one_by_one(x, way))
+    assert np.array_equal(eight_bits.round_q8_0(x, way), one_by_one(x, way))
     assert way_of(lambda values: one_by_one(values, way)) == way
 
 
 def test_an_unknown_way_is_taken_for_the_usual_one():
-    assert way_of(np.zeros_like) == arithmetic.AVX
+    assert way_of(np.zeros_like) == eight_bits.AVX
 
 
 def test_this_machines_ggml_has_one_of_them(small_model, tmp_path):
     """And its captures say which; without ggml the usual one is assumed."""
-    assert q8_way() in arithmetic.Q8_WAYS
+    assert q8_way() in eight_bits.Q8_WAYS
     trace = record(small_model("llama", "Q8_0"), Run(tokens=(1, 5)), tmp_path / "t.safetensors")
     assert trace.info.producer["settings"]["q8"] == q8_way()
 
@@ -69,11 +69,11 @@ def test_without_ggml_the_usual_way_is_assumed(monkeypatch):
         raise AttributeError(stem)
 
     monkeypatch.setattr(quantizing, "load", missing)
-    assert quantizing.q8_way.__wrapped__() == arithmetic.AVX
+    assert quantizing.q8_way.__wrapped__() == eight_bits.AVX
 
 
 def product(way: str, kind: str = "q8_0") -> Op:
-    weight = arithmetic.round_q8_0(np.random.default_rng(3).standard_normal((1, 1, 16, 256)).astype(np.float32))
+    weight = eight_bits.round_q8_0(np.random.default_rng(3).standard_normal((1, 1, 16, 256)).astype(np.float32))
     return Op("MUL_MAT", (1, 1, len(X), 16), "f32", b"", (Operand(weight, kind), Operand(X[None, None])), q8=way)
 
 
@@ -89,16 +89,16 @@ def test_a_product_is_judged_as_its_cpu_rounds(way, tmp_path):
     n = product(way)
     found = one_by_one(X, way).astype(np.float64) @ n.x()[0, 0].T.astype(np.float64)
     assert verdict(n, found[None, None].astype(np.float32)) == "match"
-    assert verdict(replace(n, q8=arithmetic.AVX), found[None, None].astype(np.float32)) == "wrong"
+    assert verdict(replace(n, q8=eight_bits.AVX), found[None, None].astype(np.float32)) == "wrong"
     save(tmp_path / "a.safetensors", n, found, found, "node")
     assert load(tmp_path / "a.safetensors")[0].q8 == way
 
 
 def test_rows_of_a_cache_are_kept_as_the_cpu_rounds():
-    rows = Op("CPY", (1, 1, *X.shape), "q8_0", b"", (Operand(X[None, None]),), q8=arithmetic.PLAIN)
-    found = one_by_one(X, arithmetic.PLAIN)[None, None]
+    rows = Op("CPY", (1, 1, *X.shape), "q8_0", b"", (Operand(X[None, None]),), q8=eight_bits.PLAIN)
+    found = one_by_one(X, eight_bits.PLAIN)[None, None]
     assert verdict(rows, found) == "match"
-    assert verdict(replace(rows, q8=arithmetic.AVX), found) == "wrong"
+    assert verdict(replace(rows, q8=eight_bits.AVX), found) == "wrong"
 
 
 @pytest.mark.parametrize("way", OTHERS)
@@ -110,10 +110,10 @@ def test_a_trace_is_judged_as_its_own_cpu_rounds(way):
     carrier = Carrier([(NATIVE, stored), (NATIVE, {})])
     mine, usual = carrier.operands("Q4_0", X[None])[0]
     assert np.array_equal(mine, one_by_one(X, way))
-    assert np.array_equal(usual, one_by_one(X, arithmetic.AVX))
+    assert np.array_equal(usual, one_by_one(X, eight_bits.AVX))
     with_sums, sums = carrier.operands("Q5_1", X[None])
     assert np.array_equal(with_sums[0], mine)
-    assert np.array_equal(sums[0], arithmetic.q8_1_sums(X, way))
+    assert np.array_equal(sums[0], eight_bits.q8_1_sums(X, way))
     assert not np.array_equal(sums[0], sums[1])
     rows = Carrier([(NATIVE, {**stored, "cache_k": "Q8_0"})]).stored("cache_k", X[None])
     assert np.array_equal(rows[0], mine)

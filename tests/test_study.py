@@ -138,7 +138,7 @@ def test_arithmetic_of_each_phase_is_its_own(traces):
 
     class Rounding(Recorder):
         def operands(self, kind, *arrays):
-            from llamadiff.numerics.arithmetic import round_q8_0
+            from llamadiff.numerics.eight_bits import round_q8_0
 
             if kind != "Q8_0":
                 return arrays

@@ -8,11 +8,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from llamaref.weights import decode, type_number
 from numpy.typing import NDArray
 
 from llamadiff.llamacpp.library import load
-from llamadiff.numerics.arithmetic import AVX, Q8_WAYS, round_q8_0
+from llamadiff.numerics.eight_bits import AVX, Q8_WAYS, round_q8_0
+from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UserError
 
 Array = NDArray[Any]
@@ -27,13 +27,13 @@ class _CpuTraits(ctypes.Structure):
 
 @cache
 def q8_way(lib: Any = None) -> str:
-    """One of arithmetic.Q8_WAYS; the usual one where ggml (llama-cpp-python's, or another ``lib``) cannot be asked."""
+    """One of eight_bits.Q8_WAYS; the usual one where ggml (llama-cpp-python's, or another ``lib``) cannot be asked."""
     try:
         traits = (load("ggml-cpu") if lib is None else lib).ggml_get_type_traits_cpu
     except (UserError, AttributeError):
         return AVX
     traits.restype, traits.argtypes = ctypes.POINTER(_CpuTraits), [ctypes.c_int]
-    from_float = traits(type_number("Q8_0")).contents.from_float
+    from_float = traits(NUMBERS["Q8_0"]).contents.from_float
     return way_of(lambda x: _quantized(from_float, x))
 
 
@@ -53,4 +53,5 @@ def near_halves() -> Array:
 def _quantized(from_float: Any, x: Array) -> Array:
     blocks = np.empty((len(x), BLOCK_BYTES), np.uint8)
     from_float(x.ctypes.data, blocks.ctypes.data, x.size)
-    return decode("q8_0", blocks).astype(x.dtype).reshape(x.shape)
+    scales, quants = blocks[:, :2].view(np.float16), blocks[:, 2:].view(np.int8)
+    return (quants * scales.astype(np.float32)).astype(x.dtype).reshape(x.shape)

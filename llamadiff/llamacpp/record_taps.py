@@ -11,7 +11,6 @@ from queue import Queue
 from typing import Any
 
 import numpy as np
-from llamaref.weights import type_number
 from numpy.typing import NDArray
 
 from llamadiff.llamacpp.interface import Handle, Library, Room
@@ -20,6 +19,7 @@ from llamadiff.llamacpp.request import LONG, SCORES, Request, Say, Settings
 from llamadiff.llamacpp.session import SMALL_MODEL
 from llamadiff.llamacpp.tap_names import tap_of
 from llamadiff.llamacpp.tensors import Node
+from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UserError
 from llamadiff.system.hashing import is_remembered, model_sha256
 from llamadiff.trace import taps
@@ -134,8 +134,9 @@ class Capture:
     def _room(self, settings: Settings) -> Room:
         edges = pairwise(self.given.edges) if self.at_once else [(0, len(self.tokens))]
         at_once = max(32, *(last - first for start, stop in edges for first, last in self._parts(start, stop)))
+        k, v = (NUMBERS[kind.upper()] for kind in (settings.type_k, settings.type_v))
         return Room(
-            max(256, self.total), at_once, at_once, 1, type_number(settings.type_k), type_number(settings.type_v),
+            max(256, self.total), at_once, at_once, 1, k, v,
             settings.flash_attn, self.threads, settings.on_device,
         )  # fmt: skip
 

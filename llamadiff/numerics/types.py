@@ -6,4 +6,5 @@ HALVES = ("F16", "BF16")
 # Those that a KV cache may have, the exact one first: what options, messages and diagnosis read. captures/README.md
 # repeats it.
 CACHE_TYPES = ("F32", *HALVES, "Q8_0", "Q5_0", "Q4_0")
+NUMBERS = dict(zip(CACHE_TYPES, (0, 1, 30, 8, 6, 2), strict=True))  # ggml's: gguf-py is imported slowly
 HALF_STEP = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}  # what rounding moves a value by at most, of its size

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from llamadiff.ggml.op import Array, Op, op
-from llamadiff.numerics.arithmetic import AVX, as_cpu, rounded
+from llamadiff.numerics.arithmetic import as_cpu, rounded
+from llamadiff.numerics.eight_bits import AVX
 from llamadiff.numerics.types import CACHE_TYPES
 
 
