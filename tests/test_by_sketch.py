@@ -21,7 +21,7 @@ from llamadiff.judge import replay_tap
 from llamadiff.judge.allowance import ROW, VALUE
 from llamadiff.judge.by_sketch import PART_SHARE, WHOLE_SHARE, Sketching
 from llamadiff.judge.lanes import Lane
-from llamadiff.numerics import combinations
+from llamadiff.numerics import combinations, metrics
 from llamadiff.numerics.arithmetic import rounded
 from llamadiff.numerics.combinations import COUNT, SPAN, Combinations, ErrorSquares, seldom
 from llamadiff.report.json import to_object
@@ -102,14 +102,10 @@ def test_spans_end_where_phases_do():
 # -- one product --------------------------------------------------------------------------------------------------
 
 
-def sizes_of(x):
-    return np.square(x, dtype=np.float64).sum(axis=1)
-
-
 def seen(right, lanes, product, changed):
     drawn = Combinations.within(ALL, len(right))
     sketching = Sketching.of(product, (drawn.rows(product.x), None), drawn, lanes)
-    return sketching.seen("baseline", changed, sizes_of(changed), MATCH, ALL)
+    return sketching.seen("baseline", metrics.Rows(changed), MATCH, ALL)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +158,7 @@ def test_what_is_not_finite_is_not_clearly_right(value, product):
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q5_1"])
 def test_minima_and_a_bias_are_combined_too(kind, path):
-    from llamadiff.numerics.arithmetic import q8_1_sums
+    from llamadiff.numerics.eight_bits import q8_1_sums
 
     weights = Weights(path("llama", kind))
     x = np.random.default_rng(5).standard_normal((1, 100, 256)).astype(np.float32)
@@ -172,7 +168,7 @@ def test_minima_and_a_bias_are_combined_too(kind, path):
     drawn = Combinations.within(ALL, 100)
     combined = drawn.rows(product.x), drawn.rows(sums)
     lanes = [Lane("baseline", "native")]
-    about = "baseline", right, sizes_of(right), MATCH, ALL
+    about = "baseline", metrics.Rows(right), MATCH, ALL
     assert Sketching.of(product, combined, drawn, lanes).seen(*about) is not None
     for left_out in (replace(product, sums=np.zeros_like(sums)), replace(product, bias=np.zeros_like(bias))):
         combined = drawn.rows(left_out.x), drawn.rows(left_out.sums)

@@ -25,6 +25,7 @@ from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.numerics import metrics
 from llamadiff.numerics.arithmetic import round_q8_k
 from llamadiff.numerics.combinations import COUNT, Combinations, by_numbers
+from llamadiff.numerics.extremes import extremes
 
 SOURCE = Path(product.__file__).with_name("kernels.c")
 NAME = "blk.0.ffn_down.weight"
@@ -407,15 +408,35 @@ def test_what_rows_are_asked_is_what_numpy_finds(compiled, monkeypatch):
     noise = np.random.default_rng(1).standard_normal
     for a in layouts():
         b = (a + 1e-3 * noise(a.shape)).astype(np.float32)
-        squares, (total, low, high) = rows.look(a)
-        sums, largest, place = rows.gaps(a, b)
+        gaps = rows.gaps(a, b)
         left, right = (x.astype(np.float64).reshape(len(a), -1) for x in (a, b))
-        for found, wanted in ((squares, left**2), (sums[0], (left - right) ** 2), (sums[1], left**2),
-                              (sums[2], right**2)):  # fmt: skip
-            np.testing.assert_allclose(found, wanted.sum(axis=1), rtol=1e-13)
-        assert (low, high) == (left.min(), left.max())
-        assert total == pytest.approx(left.sum(), abs=1e-12 * np.abs(left).sum())
-        assert (largest, place) == (np.abs(left - right).max(), np.abs(left - right).argmax())
+        np.testing.assert_allclose(gaps.squares, ((left - right) ** 2).sum(axis=1), rtol=1e-13)
+        assert (gaps.largest, gaps.place) == (np.abs(left - right).max(), np.abs(left - right).argmax())
+        for found, wide in ((rows.look(a), left), (gaps.left, left), (gaps.right, right)):
+            total, *ends = found.edges
+            np.testing.assert_allclose(found.squares, (wide**2).sum(axis=1), rtol=1e-13)
+            assert ends == [wide.min(), wide.max()]
+            assert total == pytest.approx(wide.sum(), abs=1e-12 * np.abs(wide).sum())
+
+
+@pytest.mark.parametrize("count", [1, 7, 64, 1000])
+def test_moments_are_numpys(compiled, count, monkeypatch):
+    x = (np.random.default_rng(count).standard_normal((3, count)) ** 3 + 0.3).astype(np.float32)
+    x[1] *= -1
+    mean = float(x.mean(dtype=np.float64))
+    found = extremes(x, mean)
+    assert rows.moments(x, mean) is not None
+    assert rows.moments(x[:, ::2], mean) is None or count == 1
+    unseen = x.copy()
+    for value in (np.nan, np.inf, -np.inf):
+        unseen[2, -1] = value
+        assert extremes(unseen, mean) is None
+    everywhere(monkeypatch, None)
+    right = extremes(x, mean)
+    assert (found.peak, found.token, found.channel, found.times) == (
+        right.peak, right.token, right.channel, right.times
+    )  # fmt: skip
+    assert vars(found.moments) == pytest.approx(vars(right.moments), rel=1e-12)
 
 
 def test_values_it_does_not_know_are_left_to_numpy(compiled):
@@ -464,10 +485,18 @@ def test_combinations_are_numpys(compiled, monkeypatch):
     x = drawn.standard_normal((1500, 200)).astype(np.float32)
     combinations = Combinations.within([slice(0, 1400), slice(1400, None)], len(x))
     numbers = combinations.of_channels(200)
-    found = [*combinations.both(x), by_numbers(x[None], numbers), combinations.rows(x[None, :, :8])]
+    *found, look = combinations.both(x)
+    found += [by_numbers(x[None], numbers), combinations.rows(x[None, :, :8])]
     assert combined.both(x.astype(np.float64), combinations.of_rows[0], numbers) is None
+    assert (look is not None) == (compiled != "any")
+    if look is not None:
+        assert look.edges[1:] == (x.min(), x.max())
+        assert look.edges[0] == pytest.approx(x.sum(dtype=np.float64), abs=1e-9)
+        np.testing.assert_allclose(look.squares, np.square(x, dtype=np.float64).sum(axis=1), rtol=1e-13)
     everywhere(monkeypatch, None)
-    right = [*combinations.both(x), by_numbers(x[None], numbers), combinations.rows(x[None, :, :8])]
+    *right, look = combinations.both(x)
+    right += [by_numbers(x[None], numbers), combinations.rows(x[None, :, :8])]
+    assert look is None
     for one, other in zip(found, right, strict=True):
         assert one.shape == other.shape
         np.testing.assert_allclose(one, other, atol=1e-3)

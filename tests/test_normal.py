@@ -102,7 +102,7 @@ def test_a_massive_activation_is_told_with_its_channel_and_token():
     answer = next(each for each in is_it_normal(rows, "llama.cpp", "mine") if each.word == "max")
     assert answer.says.startswith("massive activation of llama.cpp is 2600, ")
     assert "at channel 1415 of token 0 in layer 0, on both sides: it is the model" in answer.says
-    assert extremes(x / 100).peak < MASSIVE
+    assert extremes(x / 100, x.mean() / 100).peak < MASSIVE
 
 
 def test_a_graph_that_is_judged_alone_has_one_side(small_model):
@@ -112,12 +112,15 @@ def test_a_graph_that_is_judged_alone_has_one_side(small_model):
 
 def test_extremes_are_those_of_the_definition():
     x = np.random.default_rng(2).normal(size=(50, 200))
-    found = extremes(x)
+    found = extremes(x, x.mean())
     gap = x - x.mean()
     assert found.kurtosis == pytest.approx((gap**4).mean() / (gap**2).mean() ** 2)
     assert x[found.token, found.channel] == found.peak
     assert found.times == pytest.approx(abs(found.peak) / np.median(np.abs(x[found.token])))
-    assert extremes(np.full((2, 2), np.nan)) is None
+    for value in (np.nan, np.inf):
+        some = np.array([[1.0, value], [2.0, 3.0]])
+        assert extremes(some, 2.0) is None
+        assert extremes(some, some.mean()) is None
 
 
 def test_what_is_usual_is_cited():

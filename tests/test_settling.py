@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from llamaref import Engine
@@ -10,8 +12,12 @@ from small import write_model
 from llamadiff import compare
 from llamadiff.comparison import verbs
 from llamadiff.comparison.api import diff
+from llamadiff.engines.reference_model import Model
+from llamadiff.engines.run_spec import USUAL
 from llamadiff.judge import run
-from llamadiff.judge.replay_tap import Study, _cover
+from llamadiff.judge.by_parts import judged_by_parts
+from llamadiff.judge.replay_tap import Study, _cover, is_clear
+from llamadiff.llamacpp.request import SCORES
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
@@ -34,11 +40,15 @@ class Mixed(Carrier):
         return x
 
 
-def mixed(path, policies, engine=Engine):
-    tap = Mixed(policies)
-    engine(path).forward(TOKENS, tap=tap)
+def mixed(path, policies, engine=Engine, tokens=TOKENS):
+    tap, n = Mixed(policies), len(tokens)
+    engine(path).forward(tokens, tap=tap)
     arrays = {name: array.astype(np.float32) for name, array in tap.arrays.items()}
-    return Trace(Info(TOKENS, tuple(range(7)), 7, None, {"name": "mixed"}), arrays, dict.fromkeys(arrays, "F32"))
+    return Trace(Info(tokens, tuple(range(n)), n, None, {"name": "mixed"}), arrays, dict.fromkeys(arrays, "F32"))
+
+
+def drawn(n):
+    return tuple(int(token) for token in np.random.default_rng(4).integers(3, 90, n))
 
 
 def without(trace, *words, layers=range(LAYERS)):
@@ -155,7 +165,7 @@ def test_the_fewest_policies_that_fit_whatever_fits():
 def test_a_long_prompt_begins_with_the_lanes_that_some_of_its_tokens_need(misled, tmp_path, studies, monkeypatch):
     """Where these do not fit all of them, the first layer is run again with every lane."""
     path = write_model(tmp_path / "m.gguf", kind="Q8_0", layers=LAYERS, extra={"context_length": 512})
-    tokens = [int(token) for token in np.random.default_rng(4).integers(3, 90, run.LONG + 1)]
+    tokens = drawn(run.LONG + 1)
     if misled:
         monkeypatch.setattr(run, "_needed_at_first", lambda model, sources, lanes, how: [lanes[0]])
     monkeypatch.setattr(verbs, "_can_be_live", lambda *_: False)
@@ -167,13 +177,29 @@ def test_a_long_prompt_begins_with_the_lanes_that_some_of_its_tokens_need(misled
     assert [finding.tap.name for finding in whole.findings] == list(whole.present)
 
 
-def test_a_part_begins_with_the_lanes_that_the_part_before_it_needed(tmp_path, studies):
-    path = write_model(tmp_path / "m.gguf", kind="Q8_0", layers=LAYERS, extra={"context_length": 2048})
-    found = compare(path, tokens=[int(token) for token in np.random.default_rng(4).integers(3, 90, 600)])
-    assert found.verdict == "match"
-    parts = [study for study in studies if len(study.judge.positions) == 200]
-    assert len(parts) == 3
-    assert [[count for name, count in part.ran if name == "l_out-0"] for part in parts] == [[2], [1], [1]]
+@pytest.mark.parametrize(("policy", "first"), [("native", [1]), ("f32", [1, 2])])
+def test_llama_cpps_own_arithmetic_is_tried_first(policy, first, path, studies):
+    """Where it does not fit, the first layer is run again with every lane."""
+    trace = mixed(path, [policy] * LAYERS, tokens=drawn(200))
+    passes = judged_by_parts(Model(path), [trace], 200, USUAL)
+    assert all(is_clear(finding) for finding in passes.findings)
+    part = next(study for study in studies if len(study.judge.positions) == 200)
+    assert [[count for name, count in part.ran if name == f"l_out-{layer}"] for layer in (0, 1)] == [first, [1]]
+    assert [lane.policy for lane in part.lanes] == [policy]
+
+
+def test_a_part_begins_with_the_lanes_that_the_part_before_it_needed(path, studies):
+    whole = mixed(path, ["f32"] * LAYERS, tokens=drawn(400))
+    parts = [
+        Trace(
+            replace(whole.info, tokens=whole.info.tokens[some], positions=whole.info.positions[some], n_prefill=200),
+            {name: whole[name][some] for name in whole if not name.startswith((*SCORES, "kv_"))}, whole.dtypes,
+        )
+        for some in (slice(0, 200), slice(200, 400))
+    ]  # fmt: skip
+    assert judged_by_parts(Model(path), parts, 400, USUAL) is not None
+    judged = [study for study in studies if len(study.judge.positions) == 200]
+    assert [[count for name, count in part.ran if name == "l_out-0"] for part in judged] == [[1, 2], [1]]
 
 
 def test_a_run_that_is_no_match_is_left_after_the_layer_that_shows_it(tmp_path, studies, monkeypatch):

@@ -9,18 +9,24 @@ from llamaref.weights import Across, Factor
 from numpy.typing import NDArray
 
 from llamadiff.compiled.product import WIDTH, CompiledProduct, alone
+from llamadiff.compiled.rows import Look
 
 Array = NDArray[Any]
 _MULTIPLIED = CompiledProduct(None, 1)
 
 
-def both(x: Array, rows: Array, columns: Array) -> tuple[Array, Array] | None:
-    """rows [k, n] @ x, and x @ columns [width, k], of x [n, width]; None where that is not compiled, or k not WIDTH."""
+def both(x: Array, rows: Array, columns: Array) -> tuple[Array, Array, Look] | None:
+    """rows [k, n] @ x, and x @ columns [width, k], of x [n, width], and what x's rows are; None where that is not
+    compiled, or k not WIDTH.
+    """
     if not _fits(x) or rows.shape[0] != WIDTH or columns.shape[1] != WIDTH:
         return None
-    across = Across(rows.T)
-    found = _MULTIPLIED(x, [Factor(columns.T, across=across)], alone)
-    return None if found is None else (across.weights[0].T, found[0].T)
+    across, squares, edges = Across(rows.T), np.empty(len(x)), np.empty(3)
+    found = _MULTIPLIED.multiplied(x, [Factor(columns.T, across=across)], alone, (squares, edges))
+    if found is None:
+        return None
+    total, low, high = edges.tolist()
+    return across.weights[0].T, found[0].T, Look(squares, (total, low, high))
 
 
 def of_rows(numbers: Array, x: Array) -> Array | None:

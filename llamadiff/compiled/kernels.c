@@ -37,6 +37,8 @@ struct product {
     const float *c;        // C [n_out][WIDTH], or NULL
     float *z;              // W^T C of each unit [unit][n_in][WIDTH]
     int64_t unit;          // rows of W that a thread takes at once, a multiple of ROWS
+    double *squares;       // of each of W's rows, which are floats, the sum of squares; or NULL
+    double *edges;         // with it: of all of W, as ``look`` has them, if one thread takes it all
 };
 
 // Rows of a tensor: pieces of values that lie together, so many values apart
@@ -129,10 +131,16 @@ void llamadiff_look(const struct tensor *x, int64_t n, int64_t parts, int64_t wi
     CALL(look, x, n, parts, width, squares, edges);
 }
 
-// Of n rows the sums of squares of a - b, of a, and of b, in ``sums`` [3][n]; the largest |a - b|, and where it is
+// Of n rows the sums of squares of a - b, of a, and of b, in ``sums`` [3][n]; the largest |a - b|, and where it is; the
+// edges of a, and of b, as ``look`` has them
 void llamadiff_gaps(const struct tensor *a, const struct tensor *b, int64_t n, int64_t parts, int64_t width,
-                    double *sums, double *largest, int64_t *place) {
-    CALL(gaps, a, b, n, parts, width, sums, largest, place);
+                    double *sums, double *largest, int64_t *place, double *edges) {
+    CALL(gaps, a, b, n, parts, width, sums, largest, place, edges);
+}
+
+// Of ``count`` values the sums of the powers two to four of what they are from their mean; where the largest |x| is
+void llamadiff_moments(const float *x, int64_t count, double mean, double *sums, int64_t *place) {
+    CALL(moments, x, count, mean, sums, place);
 }
 
 // Attention's probabilities of scores [heads][queries][keys]; a query sees its first seen[query] keys

@@ -19,11 +19,12 @@ _ARGUMENTS = {
     "llamadiff_q6_k": (_PLACE, _PLACE, _COUNT),
     "llamadiff_round_q8_k": (_PLACE, _COUNT, _PLACE),
     "llamadiff_look": (_PLACE, _COUNT, _COUNT, _COUNT, _PLACE, _PLACE),
+    "llamadiff_moments": (_PLACE, _COUNT, _NUMBER, _PLACE, _PLACE),
     "llamadiff_softmax": (_PLACE, _COUNT, _COUNT, _COUNT, _PLACE, ctypes.c_float, _PLACE),
     "llamadiff_swiglu": (_PLACE, _PLACE, _COUNT, _PLACE),
     "llamadiff_rms_norm": (_PLACE, _COUNT, _COUNT, _PLACE, _NUMBER, _PLACE),
     "llamadiff_rope": (_PLACE, _COUNT, _COUNT, _COUNT, _COUNT, ctypes.c_int, _PLACE, _PLACE, _PLACE),
-    "llamadiff_gaps": (_PLACE, _PLACE, _COUNT, _COUNT, _COUNT, _PLACE, _PLACE, _PLACE),
+    "llamadiff_gaps": (_PLACE, _PLACE, _COUNT, _COUNT, _COUNT, _PLACE, _PLACE, _PLACE, _PLACE),
 }
 
 

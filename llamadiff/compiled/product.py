@@ -32,6 +32,7 @@ class _Product(ctypes.Structure):
         ("values", ctypes.c_int64), ("size", ctypes.c_int64), ("decode", ctypes.c_void_p),
         ("x", ctypes.c_void_p), ("y", ctypes.c_void_p), ("n", ctypes.c_int64), ("used", ctypes.c_int64),
         ("c", ctypes.c_void_p), ("z", ctypes.c_void_p), ("unit", ctypes.c_int64),
+        ("squares", ctypes.c_void_p), ("edges", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -46,6 +47,14 @@ class CompiledProduct:
     parts: int = PARTS
 
     def __call__(self, data: Array, factors: Sequence[Factor], share: Share) -> list[Array] | None:
+        return self.multiplied(data, factors, share)
+
+    def multiplied(
+        self, data: Array, factors: Sequence[Factor], share: Share, look: tuple[Array, Array] | None = None
+    ) -> list[Array] | None:
+        """The same; ``look``: where to write what compiled.rows.look finds of rows that are floats, if ``share`` has
+        one thread do it all: the squares of each, float64, and the three edges.
+        """
         compiled = library()
         across = [factor.across for factor in factors if factor.across is not None]
         if compiled is None or not multiplies() or not _fits(factors, across):
@@ -64,13 +73,15 @@ class CompiledProduct:
             z = _room("z", -(-len(data) // unit), n_in, WIDTH)
         values, size = (1, 4) if self.decoder is None else (self.decoder.values, self.decoder.size * data.itemsize)
         decode = None if self.decoder is None else self.decoder.address
+        squares, edges = look or (None, None)
         product = _Product(
             data.ctypes.data, data.strides[0], len(data), n_in, values, size, decode,
-            x.ctypes.data, y.ctypes.data, n, used, _place(channels), _place(z), unit,
+            x.ctypes.data, y.ctypes.data, n, used, _place(channels), _place(z), unit, _place(squares),
+            _place(edges),
         )  # fmt: skip
         begun = ctypes.c_int64(0)
 
-        def work(held: object = (data, x, y, z, channels)) -> None:
+        def work(held: object = (data, x, y, z, channels, squares, edges)) -> None:
             """A thread's share. What is ``held`` lives as long as some thread works, whatever stops the others."""
             if not compiled.llamadiff_multiply(ctypes.byref(product), ctypes.byref(begun)):
                 raise MemoryError

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,24 +36,46 @@ class _Layout:
         return _Tensor(self.values.ctypes.data, self.row, self.part)
 
 
-def look(x: Array) -> tuple[Array, tuple[float, float, float]] | None:
-    """Of rows [row, ...] of float32: each one's sum of squares; the sum of all, the smallest and the largest value.
+class Look(NamedTuple):
+    """Of rows: each one's sum of squares; of all values their sum, the smallest and the largest."""
 
-    None for any other values.
+    squares: Array
+    edges: tuple[float, float, float]
+
+
+class Gaps(NamedTuple):
+    """Of rows of two tensors: each one's sum of squares of their differences; the largest |a - b|, and where it is,
+    counted through all rows; each of the two as ``look`` has it.
     """
+
+    squares: Array
+    largest: float
+    place: int
+    left: Look
+    right: Look
+
+
+def look(x: Array) -> Look | None:
+    """One tensor of float32, [row, ...]; None for any other values."""
     compiled = library()
     found = None if compiled is None else _layout(x)
     if compiled is None or found is None:
         return None
     squares, edges = np.empty(len(x)), (ctypes.c_double * 3)()
     compiled.llamadiff_look(ctypes.byref(found.tensor), len(x), found.parts, found.width, squares.ctypes.data, edges)
-    return squares, (edges[0], edges[1], edges[2])
+    return Look(squares, (edges[0], edges[1], edges[2]))
 
 
-def gaps(a: Array, b: Array) -> tuple[Array, float, int] | None:
-    """Of rows [row, ...] of two tensors of float32: the sums of squares of a - b, a and b, [3, row]; the largest
-    |a - b|, and where it is, counted through all rows. None as of ``look``.
-    """
+def together(parts: Sequence[Look]) -> Look:
+    """Of rows that follow each other."""
+    if len(parts) == 1:
+        return parts[0]
+    sums, lows, highs = zip(*(part.edges for part in parts), strict=True)
+    return Look(np.concatenate([part.squares for part in parts]), (sum(sums), min(lows), max(highs)))
+
+
+def gaps(a: Array, b: Array) -> Gaps | None:
+    """Two tensors of float32, [row, ...]; None for any other values."""
     compiled = library()
     left, right = (None, None) if compiled is None else (_layout(a), _layout(b))
     if compiled is None or left is None or right is None:
@@ -61,12 +84,25 @@ def gaps(a: Array, b: Array) -> tuple[Array, float, int] | None:
         left, right = _cut(left, right.parts), _cut(right, left.parts)
     if (left.parts, left.width) != (right.parts, right.width):
         return None
-    sums, largest, place = np.empty((3, len(a))), ctypes.c_double(), ctypes.c_int64()
+    sums, largest, place, edges = np.empty((3, len(a))), ctypes.c_double(), ctypes.c_int64(), (ctypes.c_double * 6)()
     compiled.llamadiff_gaps(
         ctypes.byref(left.tensor), ctypes.byref(right.tensor), len(a), left.parts, left.width,
-        sums.ctypes.data, ctypes.byref(largest), ctypes.byref(place),
+        sums.ctypes.data, ctypes.byref(largest), ctypes.byref(place), edges,
     )  # fmt: skip
-    return sums, largest.value, place.value
+    of_a, of_b = Look(sums[1], (edges[0], edges[1], edges[2])), Look(sums[2], (edges[3], edges[4], edges[5]))
+    return Gaps(sums[0], largest.value, place.value, of_a, of_b)
+
+
+def moments(x: Array, mean: float) -> tuple[float, float, float, int] | None:
+    """Of values of float32 that lie together: the sums of the powers two to four of x - mean, and where the largest |x|
+    is. None for any other values.
+    """
+    compiled = library()
+    if compiled is None or x.dtype != np.float32 or not x.size or not x.flags.c_contiguous:
+        return None
+    sums, place = (ctypes.c_double * 3)(), ctypes.c_int64()
+    compiled.llamadiff_moments(x.ctypes.data, x.size, mean, sums, ctypes.byref(place))
+    return sums[0], sums[1], sums[2], place.value
 
 
 def _layout(x: Array) -> _Layout | None:

@@ -21,6 +21,61 @@ typedef float floats __attribute__((vector_size(2 * LANES), aligned(4)));
 typedef double doubles __attribute__((vector_size(4 * LANES)));
 typedef int64_t longs __attribute__((vector_size(4 * LANES)));
 
+// -- looking at values -----------------------------------------------------------------------------------------------
+
+enum { OF(HALF) = LANES / 2 };
+#define WIDER(x) __builtin_convertvector(*(const floats *)(x), doubles)
+#define CHOSEN(flags, a, b) ((doubles)(((flags) & (longs)(a)) | (~(flags) & (longs)(b))))
+
+INLINE double OF(sum)(const doubles *x) {
+    double total = 0;
+    for (int i = 0; i < OF(HALF); i++) total += (*x)[i];
+    return total;
+}
+
+// Of many values their sum, the smallest and the largest
+struct OF(seen) {
+    doubles total, low, high;
+    double sum;  // of those that fill no vector
+};
+
+INLINE struct OF(seen) OF(none)(float first) {
+    struct OF(seen) all = {{0}, {0}, {0}, 0};
+    all.low += first, all.high += first;
+    return all;
+}
+
+INLINE void OF(take)(struct OF(seen) *all, doubles some) {
+    all->total += some;
+    all->high = CHOSEN(some > all->high, some, all->high), all->low = CHOSEN(some < all->low, some, all->low);
+}
+
+INLINE void OF(take_one)(struct OF(seen) *all, double value) {
+    all->sum += value;
+    all->high[0] = value > all->high[0] ? value : all->high[0], all->low[0] = value < all->low[0] ? value : all->low[0];
+}
+
+// so many values -> the sum of their squares
+INLINE double OF(take_row)(struct OF(seen) *all, const float *values, int64_t count) {
+    doubles squares = {0};
+    double rest = 0;
+    int64_t i = 0;
+    for (; i + OF(HALF) <= count; i += OF(HALF)) {
+        const doubles some = WIDER(values + i);
+        OF(take)(all, some), squares += some * some;
+    }
+    for (; i < count; i++) OF(take_one)(all, values[i]), rest += (double)values[i] * values[i];
+    return OF(sum)(&squares) + rest;
+}
+
+INLINE void OF(tell)(const struct OF(seen) *all, double *edges) {
+    edges[0] = all->sum + OF(sum)(&all->total), edges[1] = all->low[0], edges[2] = all->high[0];
+    for (int i = 1; i < OF(HALF); i++) {
+        edges[1] = all->low[i] < edges[1] ? all->low[i] : edges[1];
+        edges[2] = all->high[i] > edges[2] ? all->high[i] : edges[2];
+    }
+}
+
 #if defined(TILE_ROWS)
 
 // -- decoding -------------------------------------------------------------------------------------------------------
@@ -174,6 +229,7 @@ INLINE void OF(piece)(const struct product *p, int64_t row, int64_t from, int64_
 TARGET static void OF(multiply)(const struct product *p, int64_t *next, float *room) {
     float *w = room, *c = w + ROWS * STRIDE, *acc = c + ROWS * WIDTH;
     const int64_t units = (p->n_out + p->unit - 1) / p->unit;
+    struct OF(seen) all = OF(none)(p->squares ? *(const float *)p->rows : 0);
     for (int64_t unit; (unit = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < units;) {
         const int64_t first = unit * p->unit, last = first + p->unit < p->n_out ? first + p->unit : p->n_out;
         float *z = p->c ? p->z + unit * p->n_in * WIDTH : NULL;
@@ -187,6 +243,10 @@ TARGET static void OF(multiply)(const struct product *p, int64_t *next, float *r
             for (int64_t from = 0; from < p->n_in; from += DEPTH) {
                 const int64_t depth = p->n_in - from < DEPTH ? p->n_in - from : DEPTH;
                 OF(piece)(p, row, from, depth, w);
+                for (int64_t r = 0; p->squares && r < count; r++) {
+                    const double some = OF(take_row)(&all, w + r * STRIDE, depth);
+                    p->squares[row + r] = from ? p->squares[row + r] + some : some;
+                }
                 for (int64_t at = 0; at < p->n; at += PANEL) {
                     const int64_t columns = p->n - at < PANEL ? p->n - at : PANEL;
                     OF(panel)(w, p->x + at * p->n_in + from * columns, columns, acc + at, p->n, depth);
@@ -197,6 +257,7 @@ TARGET static void OF(multiply)(const struct product *p, int64_t *next, float *r
                 for (int64_t r = 0; r < count; r++) p->y[t * p->n_out + row + r] = acc[r * p->n + t];
         }
     }
+    if (p->squares) OF(tell)(&all, p->edges);
 }
 
 #endif
@@ -235,51 +296,23 @@ TARGET static void OF(round_q8_k)(const float *x, int64_t count, float *out) {
 
 // -- what comparing asks of tensors ---------------------------------------------------------------------------------
 
-enum { OF(HALF) = LANES / 2 };
-#define WIDER(x) __builtin_convertvector(*(const floats *)(x), doubles)
-#define CHOSEN(flags, a, b) ((doubles)(((flags) & (longs)(a)) | (~(flags) & (longs)(b))))
-
-INLINE double OF(sum)(const doubles *x) {
-    double total = 0;
-    for (int i = 0; i < OF(HALF); i++) total += (*x)[i];
-    return total;
-}
-
 // Of each row the sum of squares; of all their sum, the smallest and the largest value
 TARGET static void OF(look)(const struct tensor *x, int64_t n, int64_t parts, int64_t width, double *squares,
                             double *edges) {
-    doubles sums = {0}, low = {0}, high = {0};
-    double sum = 0;
-    low += x->values[0], high += x->values[0];
+    struct OF(seen) all = OF(none)(x->values[0]);
     for (int64_t row = 0; row < n; row++) {
-        doubles square = {0}, total = {0};
         squares[row] = 0;
-        for (int64_t part = 0; part < parts; part++) {
-            const float *values = x->values + row * x->row + part * x->part;
-            int64_t i = 0;
-            for (; i + OF(HALF) <= width; i += OF(HALF)) {
-                const doubles some = WIDER(values + i);
-                total += some, square += some * some;
-                high = CHOSEN(some > high, some, high), low = CHOSEN(some < low, some, low);
-            }
-            for (; i < width; i++) {
-                const double value = values[i];
-                sum += value, squares[row] += value * value;
-                high[0] = value > high[0] ? value : high[0], low[0] = value < low[0] ? value : low[0];
-            }
-        }
-        squares[row] += OF(sum)(&square), sums += total;
+        for (int64_t part = 0; part < parts; part++)
+            squares[row] += OF(take_row)(&all, x->values + row * x->row + part * x->part, width);
     }
-    edges[0] = sum + OF(sum)(&sums), edges[1] = low[0], edges[2] = high[0];
-    for (int i = 1; i < OF(HALF); i++) {
-        edges[1] = low[i] < edges[1] ? low[i] : edges[1];
-        edges[2] = high[i] > edges[2] ? high[i] : edges[2];
-    }
+    OF(tell)(&all, edges);
 }
 
-// Of each row the sums of squares of a - b, a and b; the largest |a - b|, and where it is, counted through all rows
+// Of each row the sums of squares of a - b, a and b; the largest |a - b|, and where it is, counted through all rows; the
+// edges of a, and of b
 TARGET static void OF(gaps)(const struct tensor *a, const struct tensor *b, int64_t n, int64_t parts, int64_t width,
-                            double *sums, double *largest, int64_t *place) {
+                            double *sums, double *largest, int64_t *place, double *edges) {
+    struct OF(seen) every = OF(none)(a->values[0]), others = OF(none)(b->values[0]);
     *largest = -1, *place = 0;
     for (int64_t row = 0; row < n; row++) {
         doubles gaps = {0}, lefts = {0}, rights = {0}, most = {0};
@@ -291,12 +324,14 @@ TARGET static void OF(gaps)(const struct tensor *a, const struct tensor *b, int6
             for (; i + OF(HALF) <= width; i += OF(HALF)) {
                 const doubles l = WIDER(left + i), r = WIDER(right + i), gap = l - r;
                 gaps += gap * gap, lefts += l * l, rights += r * r;
+                OF(take)(&every, l), OF(take)(&others, r);
                 const doubles size = (doubles)((longs)gap & INT64_MAX);
                 most = CHOSEN(size > most, size, most);
             }
             for (; i < width; i++) {
                 const double l = left[i], r = right[i], gap = l - r, size = gap < 0 ? -gap : gap;
                 rest[0] += gap * gap, rest[1] += l * l, rest[2] += r * r;
+                OF(take_one)(&every, l), OF(take_one)(&others, r);
                 peak = size > peak ? size : peak;
             }
         }
@@ -314,6 +349,28 @@ TARGET static void OF(gaps)(const struct tensor *a, const struct tensor *b, int6
             }
         }
     }
+    OF(tell)(&every, edges), OF(tell)(&others, edges + 3);
+}
+
+// The sums of the powers two to four of x - mean; where the largest |x| is. What is not finite shows in each of the sums
+TARGET static void OF(moments)(const float *x, int64_t count, double mean, double *sums, int64_t *place) {
+    doubles squares = {0}, cubes = {0}, fourths = {0}, most = {0};
+    double rest[3] = {0}, peak = 0;
+    int64_t i = 0;
+    for (; i + OF(HALF) <= count; i += OF(HALF)) {
+        const doubles value = WIDER(x + i), gap = value - mean, square = gap * gap;
+        squares += square, cubes += square * gap, fourths += square * square;
+        const doubles size = (doubles)((longs)value & INT64_MAX);
+        most = CHOSEN(size > most, size, most);
+    }
+    for (; i < count; i++) {
+        const double gap = x[i] - mean, size = x[i] < 0 ? -x[i] : x[i];
+        rest[0] += gap * gap, rest[1] += gap * gap * gap, rest[2] += gap * gap * gap * gap;
+        peak = size > peak ? size : peak;
+    }
+    sums[0] = OF(sum)(&squares) + rest[0], sums[1] = OF(sum)(&cubes) + rest[1], sums[2] = OF(sum)(&fourths) + rest[2];
+    for (i = 0; i < OF(HALF); i++) peak = most[i] > peak ? most[i] : peak;
+    for (*place = 0; *place + 1 < count && x[*place] != peak && -x[*place] != peak;) ++*place;
 }
 
 // -- maths ----------------------------------------------------------------------------------------------------------

@@ -86,23 +86,21 @@ class Sketching:
             given, taken = given + combinations.of_ones * product.bias, taken + product.bias @ numbers
         return cls(combinations, lanes, given, taken)
 
-    def estimates(self, source: str, recorded: Array) -> dict[str, ErrorSquares]:
+    def estimates(self, source: str, recorded: metrics.Rows) -> dict[str, ErrorSquares]:
         """By policy, how far a source's values [row, channel] are from what its lanes would compute."""
-        rows, channels = self.combinations.both(recorded)
+        rows, channels, look = self.combinations.both(recorded.x)
+        if look is not None:
+            recorded.looked_at(look)
         return {
             lane.policy: ErrorSquares.of(rows - given, channels - taken)
             for lane, given, taken in zip(self.lanes, self.given, self.taken, strict=True)
             if lane.source == source
         }
 
-    def seen(
-        self, source: str, recorded: Array, sizes: Array, match: float, phases: Sequence[slice]
-    ) -> Sketched | None:
-        """A source's values if in each phase they clearly match what one of its lanes would compute; else None.
-
-        ``sizes`` are the rows' own squares.
-        """
-        found, limits = self.estimates(source, recorded), Even.of(match, sizes, recorded.shape[1])
+    def seen(self, source: str, recorded: metrics.Rows, match: float, phases: Sequence[slice]) -> Sketched | None:
+        """A source's values if in each phase they clearly match what one of its lanes would compute; else None."""
+        found, sizes = self.estimates(source, recorded), recorded.known().squares
+        limits = Even.of(match, sizes, recorded.shape[1])
         chosen = [(phase, _nearest(found, sizes, phase)) for phase in phases if len(sizes[phase])]
         if not all(self._is_clear(found[policy], limits, match * sizes, phase) for phase, policy in chosen):
             return None

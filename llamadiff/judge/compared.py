@@ -64,7 +64,10 @@ class Compared:
         """
         if source.name not in self._opened:
             lane = self.exact(source)
-            finite = self.lane(lane, source).finite
+            computed = self.lane(lane, source)
+            if source.name in self.recorded:  # the look that compares the two also shows whether they are finite
+                computed.pair(self.values(source.name, source))
+            finite = computed.finite
             right = self.comparable(self.x[self.lanes.index(lane)], source, ranked=False)
             masks = taps.parse(self.tap.name) is None
             places = None if finite else open_places(right, masks)

@@ -327,9 +327,8 @@ class Study(RoundedOnce):
         recorded = {name: self._recorded(self.sources[name], tap, shape) for name in self._replayed}
         sketching = Sketching.of(product, self._combined(product), self.combinations, self.lanes)
         rows, sketched = {name: metrics.Rows(values) for name, values in recorded.items()}, {}
-        for name, values in recorded.items():
-            sizes, match = rows[name].known().squares, self.judge.match_of(self.sources[name], tap)
-            seen = sketching.seen(name, values, sizes, match, self.judge.phases)
+        for name in recorded:
+            seen = sketching.seen(name, rows[name], self.judge.match_of(self.sources[name], tap), self.judge.phases)
             if seen is None:
                 return None
             sketched[name] = seen

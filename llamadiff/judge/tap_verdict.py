@@ -148,7 +148,7 @@ class Judge:
         if free is None:
             return found
         own = metrics.stats(free)
-        shaped = metrics.with_extremes(own, free.values) if seen.tap.kind.word == taps.RESIDUAL else own
+        shaped = metrics.with_extremes(own, free.x) if seen.tap.kind.word == taps.RESIDUAL else own
         return {**found, "engine": shaped}
 
     def _stated(self, seen: Compared) -> Tried:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.compiled import combined as compiled
+from llamadiff.compiled.rows import Look, together
 from llamadiff.system.pages import done_with, in_parts
 
 Array = NDArray[Any]
@@ -76,16 +77,20 @@ class Combinations:
         """Channels combined: [..., row, channel] -> [..., row, COUNT]."""
         return by_numbers(x, self.of_channels(x.shape[-1]))
 
-    def both(self, x: Array) -> tuple[Array, Array]:
-        """Rows and channels combined: [row, channel] -> [span, COUNT, channel], [row, COUNT]."""
-        numbers, found = self.of_channels(x.shape[-1]), list[tuple[Array, Array]]()
+    def both(self, x: Array) -> tuple[Array, Array, Look | None]:
+        """Rows and channels combined: [row, channel] -> [span, COUNT, channel], [row, COUNT].
+
+        And what rows they are, if that was seen with it.
+        """
+        numbers, found = self.of_channels(x.shape[-1]), list[tuple[Array, Array, Look]]()
         for rows, span in zip(self.of_rows, self.spans, strict=True):
             some = compiled.both(x[span], rows, numbers)
             if some is None:
-                return self.rows(x), self.channels(x)
+                return self.rows(x), self.channels(x), None
             found.append(some)
             done_with(x, span)
-        return np.stack([rows for rows, _ in found]), np.concatenate([channels for _, channels in found])
+        by_rows, by_channels, looks = zip(*found, strict=True)
+        return np.stack(by_rows), np.concatenate(by_channels), together(looks)
 
 
 def by_numbers(x: Array, numbers: Array) -> Array:

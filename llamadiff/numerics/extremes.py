@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.compiled import rows as compiled
+
 Array = NDArray[Any]
 BLOCK = 1 << 16  # values that are widened at once: with what is made of them they stay in cache
 
@@ -59,16 +61,19 @@ class Extremes:
         return abs(self.peak)
 
 
-def extremes(values: Array) -> Extremes | None:
-    """Of rows [token, channel]; None where there is nothing finite to tell of."""
-    if not values.size or not np.isfinite(values).all():
+def extremes(values: Array, mean: float) -> Extremes | None:
+    """Of rows [token, channel], whose values have this mean; None where not all are finite, or there are none."""
+    if not values.size or not np.isfinite(mean):
         return None
-    place = int(np.abs(values).argmax())
+    found = compiled.moments(values, mean)
+    *sums, place = _moments(values, mean) if found is None else found
+    if not np.isfinite(sums).all():
+        return None
     token, channel = (int(i) for i in np.unravel_index(place, values.shape))
     row = np.abs(values[token].astype(np.float64))
     peak, middle = float(values[token, channel]), _median(row)
     times = abs(peak) / middle if middle > 0 else float("inf")
-    moments = _moments(values)
+    moments = Moments(values.size, mean, *sums)
     return Extremes(moments.kurtosis, peak, token, channel, times, moments)
 
 
@@ -91,17 +96,15 @@ def joined(parts: Sequence[Extremes], rows: Sequence[int]) -> Extremes:
     return replace(parts[largest], kurtosis=moments.kurtosis, token=token, moments=moments)
 
 
-def _moments(values: Array) -> Moments:
-    """In float64, some rows at a time."""
-    step = max(1, BLOCK // values.shape[1])
-    parts = [values[start : start + step] for start in range(0, len(values), step)]
-    mean = sum(float(part.sum(dtype=np.float64)) for part in parts) / values.size
+def _moments(values: Array, mean: float) -> tuple[float, float, float, int]:
+    """In float64: the sums of the powers two to four of what values are from their mean; where the largest one is."""
     squares = cubes = fourths = 0.0
-    for part in parts:
-        gaps = part.astype(np.float64)
+    step = max(1, BLOCK // values.shape[1])
+    for start in range(0, len(values), step):
+        gaps = values[start : start + step].astype(np.float64)
         gaps -= mean
         squared = gaps * gaps
         squares += float(squared.sum())
         cubes += float(np.vdot(squared, gaps))
         fourths += float(np.vdot(squared, squared))
-    return Moments(values.size, mean, squares, cubes, fourths)
+    return squares, cubes, fourths, int(np.abs(values).argmax())

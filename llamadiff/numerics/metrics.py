@@ -100,20 +100,17 @@ class Rows:
         return self.block(slice(None)) if len(self.blocks) == 1 else self._widened(slice(None))
 
     @cached_property
-    def _look(self) -> tuple[Array, tuple[float, float, float]] | None:
+    def _look(self) -> compiled.Look | None:
         """``squares`` and ``extremes``, compiled; None where that is not to be had."""
         found = [compiled.look(self._x[rows]) for rows in in_parts(self._x)]
         seen = [part for part in found if part is not None]
-        if not seen or len(seen) < len(found):
-            return None
-        sums, lows, highs = zip(*(edges for _, edges in seen), strict=True)
-        return _joined([squares for squares, _ in seen]), (sum(sums), min(lows), max(highs))
+        return compiled.together(seen) if seen and len(seen) == len(found) else None
 
     @cached_property
     def squares(self) -> Array:
         """The sum of each row's squares."""
         if self._look is not None:
-            return self._look[0]
+            return self._look.squares
         if len(self.blocks) == 1:
             return _sums_of_squares(self._first)
         return _joined([_sums_of_squares(wide) for _, wide in self.fine_blocks()])
@@ -134,7 +131,7 @@ class Rows:
     def extremes(self) -> tuple[float, float, float]:
         """Of finite values: their sum, the smallest, the largest."""
         if self._look is not None:
-            return self._look[1]
+            return self._look.edges
         if len(self.blocks) == 1:
             return float(self._first.sum()), float(self._first.min()), float(self._first.max())
         sums, edges, squares = 0.0, [], []
@@ -182,6 +179,10 @@ class Rows:
         _ = self.extremes
         return self
 
+    def looked_at(self, found: compiled.Look) -> None:
+        """What was seen of the rows while they were read for something else."""
+        self.__dict__.setdefault("_look", found)
+
     @property
     def x(self) -> Array:
         """The tensor."""
@@ -216,22 +217,21 @@ class _Pair:
 
 def _compiled_pair(c: Rows, b: Rows) -> _Pair | None:
     """In one look at both, compiled; None where that is not to be had."""
-    sums, largest, place = list[Array](), -1.0, 0
+    seen, largest, place = list[compiled.Gaps](), -1.0, 0
     for rows in in_same_parts(c._x, b._x):
         found = compiled.gaps(c._x[rows], b._x[rows])
         if found is None:
             return None
-        sums.append(found[0])
-        if found[1] > largest:
-            largest, place = found[1], rows.start * (c.size // len(c._x)) + found[2]
-    errors, own, others = np.concatenate(sums, axis=1)
-    return _if_finite(_Pair(errors, largest, place), c, own, b, others)
+        seen.append(found)
+        if found.largest > largest:
+            largest, place = found.largest, rows.start * (c.size // len(c._x)) + found.place
+    c.looked_at(compiled.together([found.left for found in seen]))
+    b.looked_at(compiled.together([found.right for found in seen]))
+    return _if_finite(_Pair(_joined([found.squares for found in seen]), largest, place), c, b)
 
 
-def _if_finite(found: _Pair, c: Rows, own: Array, b: Rows, others: Array) -> _Pair:
-    """What was found of two tensors, whose rows' squares came with it; looked at with care if not all is finite."""
-    c.__dict__.setdefault("squares", own)
-    b.__dict__.setdefault("squares", others)
+def _if_finite(found: _Pair, c: Rows, b: Rows) -> _Pair:
+    """What was found of two tensors, whose squares are known; looked at with care if not all is finite."""
     return found if c.finite and b.finite else _coarse_pair(c, b)
 
 
@@ -258,8 +258,9 @@ def _fine_pair(c: Rows, b: Rows) -> _Pair:
             yield rows.start, sums, np.abs(left, out=left)
 
     found = _Pair.of(looked_at())
-    own, others = (np.concatenate(side) for side in zip(*squares, strict=True))
-    return _if_finite(found, c, own, b, others)
+    for side, sums in zip((c, b), zip(*squares, strict=True), strict=True):
+        side.__dict__.setdefault("squares", np.concatenate(sums))
+    return _if_finite(found, c, b)
 
 
 def _joined(parts: Sequence[Array]) -> Array:
@@ -301,7 +302,7 @@ def stats(x: Array | Rows) -> Stats:
 
 def with_extremes(stats: Stats, x: Array) -> Stats:
     """The same, with the shape of a layer's output [token, channel]."""
-    return replace(stats, extremes=extremes(x.reshape(len(x), -1)) if len(x) else None)
+    return replace(stats, extremes=extremes(x.reshape(len(x), -1), stats.mean) if len(x) else None)
 
 
 def _moments(squares: float, total: float, low: float, high: float, size: int, nan: int = 0, inf: int = 0) -> Stats:
