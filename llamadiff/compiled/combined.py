@@ -16,8 +16,8 @@ _MULTIPLIED = CompiledProduct(None, 1)
 
 
 def both(x: Array, rows: Array, columns: Array) -> tuple[Array, Array, Look] | None:
-    """rows [k, n] @ x, and x @ columns [width, k], of x [n, width], and what x's rows are; None where that is not
-    compiled, or k not WIDTH.
+    """rows [k, n] @ x, x @ columns [width, k], and a look at x [n, width]; None where that is not compiled, or k not
+    WIDTH.
     """
     if not _fits(x) or rows.shape[0] != WIDTH or columns.shape[1] != WIDTH:
         return None

@@ -56,7 +56,7 @@ class Gaps(NamedTuple):
 
 
 def look(x: Array) -> Look | None:
-    """One tensor of float32, [row, ...]; None for any other values."""
+    """Look at rows of float32, [row, ...]; None for any other values."""
     compiled = library()
     found = None if compiled is None else _layout(x)
     if compiled is None or found is None:
@@ -75,7 +75,7 @@ def together(parts: Sequence[Look]) -> Look:
 
 
 def gaps(a: Array, b: Array) -> Gaps | None:
-    """Two tensors of float32, [row, ...]; None for any other values."""
+    """Compare rows of float32, [row, ...]; None for any other values."""
     compiled = library()
     left, right = (None, None) if compiled is None else (_layout(a), _layout(b))
     if compiled is None or left is None or right is None:

@@ -78,9 +78,8 @@ class Combinations:
         return by_numbers(x, self.of_channels(x.shape[-1]))
 
     def both(self, x: Array) -> tuple[Array, Array, Look | None]:
-        """Rows and channels combined: [row, channel] -> [span, COUNT, channel], [row, COUNT].
-
-        And what rows they are, if that was seen with it.
+        """Rows and channels combined: [row, channel] -> [span, COUNT, channel], [row, COUNT]; and a look at the rows,
+        if it was taken.
         """
         numbers, found = self.of_channels(x.shape[-1]), list[tuple[Array, Array, Look]]()
         for rows, span in zip(self.of_rows, self.spans, strict=True):
