@@ -8,20 +8,20 @@ import pytest
 from llamaref import ops
 from llamaref.config import Rope
 
-from llamadiff.numerics import arithmetic, eight_bits, metrics
+from llamadiff.numerics import arithmetic, eight_bits, halves, metrics
 from llamadiff.numerics.angles import ggml_angles
-from llamadiff.numerics.types import NUMBERS
+from llamadiff.numerics.types import CACHE_TYPES, NUMBERS
 
 RNG = np.random.default_rng(3)
 X = (RNG.standard_normal((5, 512)) * np.exp(RNG.standard_normal((5, 1)))).astype(np.float32)
 
 
 def test_16_bit_roundings():
-    assert np.array_equal(arithmetic.round_f16(X), X.astype(np.float16).astype(np.float32))
+    assert np.array_equal(halves.round_f16(X), X.astype(np.float16).astype(np.float32))
     quantized = gguf.quants.quantize(X, gguf.GGMLQuantizationType.BF16)
-    assert np.array_equal(arithmetic.round_bf16(X), gguf.quants.dequantize(quantized, gguf.GGMLQuantizationType.BF16))
-    assert np.isnan(arithmetic.round_bf16(np.array([np.nan], np.float32))).all()
-    assert np.isinf(arithmetic.round_f16(np.array([1e6], np.float32))).all()
+    assert np.array_equal(halves.round_bf16(X), gguf.quants.dequantize(quantized, gguf.GGMLQuantizationType.BF16))
+    assert np.isnan(halves.round_bf16(np.array([np.nan], np.float32))).all()
+    assert np.isinf(halves.round_f16(np.array([1e6], np.float32))).all()
 
 
 def test_q8_0_is_gguf_pys_up_to_ties():
@@ -40,7 +40,7 @@ def test_q8_k_keeps_the_peak_and_127_steps():
 
 
 @pytest.mark.parametrize(
-    "rounding", [eight_bits.round_q8_0, arithmetic.round_q8_k, arithmetic.round_bf16, arithmetic.round_f16]
+    "rounding", [eight_bits.round_q8_0, arithmetic.round_q8_k, halves.round_bf16, halves.round_f16]
 )
 def test_zeros_stay_and_rounding_twice_changes_nothing(rounding):
     assert not rounding(np.zeros((2, 256), np.float32)).any()
@@ -68,9 +68,7 @@ def test_ggmls_angles_are_the_exact_ones_in_single_precision():
             assert np.abs(rounded - exact).max() > 0
 
 
-@pytest.mark.parametrize(
-    ("x", "kind"), [(X, "f32"), (arithmetic.round_f16(X), "f16"), (arithmetic.round_bf16(X), "bf16")]
-)
+@pytest.mark.parametrize(("x", "kind"), [(X, "f32"), (halves.round_f16(X), "f16"), (halves.round_bf16(X), "bf16")])
 def test_the_precision_of_a_dump_is_seen(x, kind):
     assert arithmetic.precision(x) == kind
 
@@ -144,4 +142,4 @@ def test_kl_divergence():
 
 
 def test_ggmls_numbers_are_gguf_pys():
-    assert {kind: gguf.GGMLQuantizationType[kind] for kind in NUMBERS} == NUMBERS
+    assert {kind: gguf.GGMLQuantizationType[kind] for kind in CACHE_TYPES} == NUMBERS

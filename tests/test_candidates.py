@@ -23,7 +23,7 @@ from llamadiff.comparison.api import diff
 from llamadiff.engines.reference_model import Model
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
-from llamadiff.numerics.arithmetic import round_bf16
+from llamadiff.numerics.halves import round_bf16
 from llamadiff.trace.metadata import KEY
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import parse

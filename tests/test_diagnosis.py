@@ -21,7 +21,7 @@ from llamadiff.comparison.api import diff
 from llamadiff.comparison.diagnosis_text import clause
 from llamadiff.diagnose.registry import FAMILIES, known_bugs
 from llamadiff.llamacpp.request import Settings
-from llamadiff.numerics.arithmetic import round_f16
+from llamadiff.numerics.halves import round_f16
 from llamadiff.report.json import to_object
 from llamadiff.trace.writer import TraceWriter
 

@@ -16,7 +16,7 @@ from llamadiff.candidates.reference import record
 from llamadiff.comparison import judging
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
-from llamadiff.numerics.arithmetic import round_bf16
+from llamadiff.numerics.halves import round_bf16
 from llamadiff.trace import taps
 
 MODEL = Path(__file__).parent.parent / "llamadiff" / "shipped" / "tiny.Q4_K_M.gguf"

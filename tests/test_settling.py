@@ -147,9 +147,10 @@ def test_a_settled_run_has_one_lane_a_source(path, studies):
 def test_a_layer_that_does_not_fit_is_run_again_with_every_lane(path, studies):
     diff(mixed(path, ["native"] * LAYERS), mixed(path, ["f32", "f32", "f16", "f16"]), path)
     runs = {layer: [count for name, count in studies[0].ran if name == f"l_out-{layer}"] for layer in range(LAYERS)}
-    most = max(runs[0])
+    every = len(studies[0].every)
+    assert runs[0] == [every - 1]  # llama.cpp's own arithmetic fits
     assert runs[1] == [4]  # two of them run free
-    assert runs[2] == [4, most]
+    assert runs[2] == [4, every]
     assert runs[3] == [4]
     assert [finding.tap.name for finding in studies[0].findings] == list(studies[0].present)
 
@@ -186,6 +187,22 @@ def test_llama_cpps_own_arithmetic_is_tried_first(policy, first, path, studies):
     part = next(study for study in studies if len(study.judge.positions) == 200)
     assert [[count for name, count in part.ran if name == f"l_out-{layer}"] for layer in (0, 1)] == [first, [1]]
     assert [lane.policy for lane in part.lanes] == [policy]
+
+
+def in_16_bits(trace):
+    arrays = {name: trace[name].astype(np.float16).astype(np.float32) for name in trace}
+    return Trace(trace.info, arrays, trace.dtypes)
+
+
+@pytest.mark.parametrize("n", [7, 40])
+@pytest.mark.parametrize("altered", [in_16_bits, lambda trace: without(trace, "l_out")])
+def test_a_baseline_whose_lanes_cannot_be_left_out_begins_with_all(altered, n, path, studies):
+    """Some of them measure noise, or they go on with values of their own."""
+    right = mixed(path, ["native"] * LAYERS, tokens=drawn(n))
+    assert diff(altered(right), right, path).verdict != "wrong"
+    replayed = next(study for study in studies if any(lane.source == "baseline" for lane in study.every))
+    assert {lane.policy for lane in replayed.every if lane.source == "baseline"} >= {"f32", "native"}
+    assert [count for name, count in replayed.ran if name == "l_out-0"] == [len(replayed.every)]
 
 
 def test_a_part_begins_with_the_lanes_that_the_part_before_it_needed(path, studies):

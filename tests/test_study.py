@@ -73,7 +73,7 @@ def test_spans_follow_the_data_and_not_the_order(traces):
 
 @pytest.mark.parametrize("dtype", [np.float16, "bf16"])
 def test_a_dump_in_16_bits_is_noise(dtype, traces):
-    from llamadiff.numerics.arithmetic import round_bf16
+    from llamadiff.numerics.halves import round_bf16
 
     path, right = traces["F16"]
     rounded = {name: round_bf16(right[name]) if dtype == "bf16" else right[name].astype(dtype) for name in right}

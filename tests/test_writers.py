@@ -32,7 +32,7 @@ from llamadiff.comparison.api import diff
 from llamadiff.engines.reference_model import Model
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
-from llamadiff.numerics.arithmetic import round_bf16
+from llamadiff.numerics.halves import round_bf16
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
 from llamadiff.writers import lines, trace_writer

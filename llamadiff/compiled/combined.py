@@ -22,11 +22,8 @@ def both(x: Array, rows: Array, columns: Array) -> tuple[Array, Array, Look] | N
     if not _fits(x) or rows.shape[0] != WIDTH or columns.shape[1] != WIDTH:
         return None
     across, squares, edges = Across(rows.T), np.empty(len(x)), np.empty(3)
-    found = _MULTIPLIED.multiplied(x, [Factor(columns.T, across=across)], alone, (squares, edges))
-    if found is None:
-        return None
-    total, low, high = edges.tolist()
-    return across.weights[0].T, found[0].T, Look(squares, (total, low, high))
+    found = _MULTIPLIED(x, [Factor(columns.T, across=across)], alone, (squares, edges))
+    return None if found is None else (across.weights[0].T, found[0].T, Look.of(squares, edges.tolist()))
 
 
 def of_rows(numbers: Array, x: Array) -> Array | None:

@@ -46,14 +46,11 @@ class CompiledProduct:
     decoder: Decoder | None
     parts: int = PARTS
 
-    def __call__(self, data: Array, factors: Sequence[Factor], share: Share) -> list[Array] | None:
-        return self.multiplied(data, factors, share)
-
-    def multiplied(
+    def __call__(
         self, data: Array, factors: Sequence[Factor], share: Share, look: tuple[Array, Array] | None = None
     ) -> list[Array] | None:
-        """The same; ``look``: where to write what compiled.rows.look finds of rows that are floats, if ``share`` has
-        one thread do it all: the squares of each, float64, and the three edges.
+        """``look``: where to write what rows.look finds of rows that are floats, if ``share`` has one thread do it all:
+        the squares of each, float64, and the three edges.
         """
         compiled = library()
         across = [factor.across for factor in factors if factor.across is not None]

@@ -42,6 +42,11 @@ class Look(NamedTuple):
     squares: Array
     edges: tuple[float, float, float]
 
+    @classmethod
+    def of(cls, squares: Array, edges: Sequence[float]) -> Look:
+        total, low, high = edges
+        return cls(squares, (total, low, high))
+
 
 class Gaps(NamedTuple):
     """Of rows of two tensors: each one's sum of squares of their differences; the largest |a - b|, and where it is,
@@ -63,7 +68,7 @@ def look(x: Array) -> Look | None:
         return None
     squares, edges = np.empty(len(x)), (ctypes.c_double * 3)()
     compiled.llamadiff_look(ctypes.byref(found.tensor), len(x), found.parts, found.width, squares.ctypes.data, edges)
-    return Look(squares, (edges[0], edges[1], edges[2]))
+    return Look.of(squares, edges[:])
 
 
 def together(parts: Sequence[Look]) -> Look:
@@ -89,8 +94,7 @@ def gaps(a: Array, b: Array) -> Gaps | None:
         ctypes.byref(left.tensor), ctypes.byref(right.tensor), len(a), left.parts, left.width,
         sums.ctypes.data, ctypes.byref(largest), ctypes.byref(place), edges,
     )  # fmt: skip
-    of_a, of_b = Look(sums[1], (edges[0], edges[1], edges[2])), Look(sums[2], (edges[3], edges[4], edges[5]))
-    return Gaps(sums[0], largest.value, place.value, of_a, of_b)
+    return Gaps(sums[0], largest.value, place.value, Look.of(sums[1], edges[:3]), Look.of(sums[2], edges[3:]))
 
 
 def moments(x: Array, mean: float) -> tuple[float, float, float, int] | None:

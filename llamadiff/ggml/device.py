@@ -19,8 +19,9 @@ from llamadiff.ggml.check import NodeCheck, Recomputed, distance, replay
 from llamadiff.ggml.op import Array, Op, Operand
 from llamadiff.ggml.ops.attention import lost_in_half
 from llamadiff.ggml.ops.rope import turned_as
-from llamadiff.numerics.arithmetic import round_bf16, round_blocks, round_f16
+from llamadiff.numerics.arithmetic import round_blocks
 from llamadiff.numerics.eight_bits import PLAIN, round_q8_0
+from llamadiff.numerics.halves import round_bf16, round_f16
 
 Compute = Callable[[Op], Array]
 Decoder = Callable[[str], Callable[[Array], Array]]

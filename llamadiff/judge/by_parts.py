@@ -24,7 +24,7 @@ from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.in_step import in_step
 from llamadiff.judge.lanes import Lane, Source, policies_for
 from llamadiff.judge.replay_tap import Study, UnclearError, lanes_of
-from llamadiff.judge.run import Passes, in_a_line, likely, one_pass, room_of, together
+from llamadiff.judge.run import Passes, in_a_line, one_pass, room_of, together
 from llamadiff.numerics.extremes import joined
 from llamadiff.numerics.metrics import Stats, ratio
 from llamadiff.numerics.policies import F32, NATIVE
@@ -86,10 +86,11 @@ def _begun(model: Runnable, part: Trace, how: How, earlier: _Earlier) -> tuple[S
     if len(head.info.tokens) == n:
         study, logits = one_pass(model, model.engine, [source], [*free, *replayed], part.info, how, only_clear=True)
         return study, study.findings, logits
-    again: dict[str, Any] = {"first": likely(replayed), "cache": earlier.cache, "only_clear": True}
     (study, _), (beside, logits) = in_step(
         model.engine,
-        lambda engine: one_pass(model, engine, [source], replayed, part.info, how, **again),
+        lambda engine: one_pass(
+            model, engine, [source], replayed, part.info, how, cache=earlier.cache, only_clear=True
+        ),
         lambda engine: one_pass(model, engine, [beginning], free, head.info, replace(how, progress=silent)),
     )
     return study, beside.findings, logits

@@ -73,9 +73,9 @@ class Study(RoundedOnce):
     ) -> None:
         """``keep(name, x)`` receives the first lane's taps.
 
-        ``first``: the lanes of the first layer, if not all. ``cache``: what the tokens before these left, made anew for
-        each step; None if there are none. ``only_clear``: the pass ends with UnclearError after a layer that is no
-        match.
+        ``first``: the lanes of the first layer; those that are likely, unless they are given. ``cache``: what the
+        tokens before these left, made anew for each step; None if there are none. ``only_clear``: the pass ends with
+        UnclearError after a layer that is no match.
         """
         self.judge, self.sources, self.every = judge, judge.sources, tuple(lanes)
         self.present = {tap.name: tap for tap in model.taps}
@@ -98,7 +98,7 @@ class Study(RoundedOnce):
     def run(self, engine: Any, tokens: Sequence[int], positions: Sequence[int]) -> Array:
         """The engine's pass over the tokens -> the free run's logits."""
         with self._begun(engine, tokens, positions) as embedded:
-            x = self._carried(self.to_begin, embedded) if self.to_begin else embedded
+            x = self._carried(self.to_begin or self._likely(), embedded) if engine.resumes else embedded
             for i in range(engine.n_layer):
                 x = self._fitting(partial(engine.layer, i), x)
                 if engine.resumes:
@@ -286,8 +286,7 @@ class Study(RoundedOnce):
     def _settled(self, source: Source, layer: int) -> list[Lane]:
         """The lanes of a source that the layers after this one need: the fewest that fitted whatever fits."""
         own = [lane for lane in self.lanes if lane.source == source.name]
-        open_end = not source.is_whole(f"{taps.RESIDUAL}-{layer}")
-        if open_end or source.is_rough or source.name in self._stays or len(own) == 1:
+        if not self._can_leave_out(source, layer) or len(own) == 1:
             return own
         shown = [
             finding.fitting[source.name] for finding in self.findings[self._judged :] if source.name in finding.fitting
@@ -299,6 +298,16 @@ class Study(RoundedOnce):
         if source.reading:  # which fits nothing to the last bit, and is the engine's all the same
             policies |= {own[0].policy, READ, READ_SHAKEN}
         return [lane for lane in own if lane.policy in policies]
+
+    def _likely(self) -> list[Lane]:
+        """Of llama.cpp's lanes its own arithmetic alone, the last: the others are tried where that does not fit."""
+        own = [lane for lane in self.every if lane.source == "baseline"]
+        left_out = own[:-1] if self._can_leave_out(self.sources["baseline"], 0) else []
+        return [lane for lane in self.every if lane not in left_out]
+
+    def _can_leave_out(self, source: Source, layer: int) -> bool:
+        """Whether a source's lanes all go on from a layer with the same values, and none measures noise."""
+        return source.is_whole(f"{taps.RESIDUAL}-{layer}") and not source.is_rough and source.name not in self._stays
 
     def _first(self, source: str | None) -> int:
         return next(number for number, lane in enumerate(self.lanes) if lane.source == source)

@@ -99,21 +99,14 @@ def _run_of_beginning(
     how: How,
 ) -> Passes:
     """The free run of a long prompt's beginning in step with the replay of it all."""
-    heads, quiet, first = _heads(sources, BEGINNING), replace(how, progress=silent), likely(replayed)
-    if LONG < len(info.tokens) == info.n_prefill:
-        first = _needed_at_first(model, sources, replayed, quiet)
+    heads, quiet = _heads(sources, BEGINNING), replace(how, progress=silent)
+    first = _needed_at_first(model, sources, replayed, quiet) if LONG < len(info.tokens) == info.n_prefill else None
     (whole, _), (head, logits) = in_step(
         model.engine,
         lambda engine: one_pass(model, engine, sources, replayed, info, how, first=first),
         lambda engine: one_pass(model, engine, heads, free, heads[0].trace.info, quiet),
     )
     return Passes(together(whole.findings, head.findings), whole.judge, logits, BEGINNING)
-
-
-def likely(lanes: Sequence[Lane]) -> Sequence[Lane]:
-    """Those to begin with: of llama.cpp its own arithmetic, the last; the others are tried where that does not fit."""
-    own = [lane for lane in lanes if lane.source == "baseline"]
-    return [lane for lane in lanes if lane not in own[:-1]]
 
 
 def _needed_at_first(model: Runnable, sources: Sequence[Source], lanes: Sequence[Lane], how: How) -> Sequence[Lane]:

@@ -9,7 +9,7 @@ from llamaref import ops
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
-from llamadiff.numerics.arithmetic import round_bf16
+from llamadiff.numerics.halves import round_bf16
 
 Array = NDArray[Any]
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from llamadiff.compiled.rounding import rounded_to_q8_k
 from llamadiff.numerics.eight_bits import NEON, PLAIN, q8_1_sums, round_q8_0
+from llamadiff.numerics.halves import round_bf16, round_f16
 
 Array = NDArray[Any]
 
@@ -33,20 +34,6 @@ PARTNER = {
     "IQ1_S": "Q8_K", "IQ1_M": "Q8_K", "IQ2_XXS": "Q8_K", "IQ2_XS": "Q8_K", "IQ2_S": "Q8_K",
     "IQ3_XXS": "Q8_K", "IQ3_S": "Q8_K", "IQ4_XS": "Q8_K", "TQ1_0": "Q8_K", "TQ2_0": "Q8_K",
 }  # fmt: skip
-
-
-def round_f16(x: Array) -> Array:
-    """Through float16, nearest even."""
-    with np.errstate(over="ignore"):
-        return np.asarray(x.astype(np.float16).astype(x.dtype))
-
-
-def round_bf16(x: Array) -> Array:
-    """Through bfloat16, nearest even: the upper half of a float32."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    kept = np.where(np.isnan(x), bits, rounded) & np.uint32(0xFFFF0000)
-    return np.asarray(kept.view(np.float32), x.dtype)
 
 
 def round_q8_k(x: Array) -> Array:

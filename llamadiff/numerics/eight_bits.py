@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.numerics.halves import round_f16
+
 Array = NDArray[Any]
 
 # How CPUs carry out the rounding to Q8_0 and Q8_1 (ggml-cpu/arch/*/quants.c and ggml-quants.c, quantize_row_q8_0_ref):
@@ -18,7 +20,7 @@ Q8_WAYS = (AVX, NEON, PLAIN)
 def round_q8_0(x: Array, way: str = AVX) -> Array:
     """Through ggml's Q8_0: blocks of 32, scale max|x| / 127 kept as float16, the nearest whole numbers."""
     quants, scale = _q8_blocks(x, way)
-    return (quants * _half(scale)).reshape(x.shape).astype(x.dtype)
+    return (quants * round_f16(scale)).reshape(x.shape).astype(x.dtype)
 
 
 def q8_1_sums(x: Array, way: str = AVX) -> Array:
@@ -29,7 +31,7 @@ def q8_1_sums(x: Array, way: str = AVX) -> Array:
     """
     quants, scale = _q8_blocks(x, way)
     total = quants.sum(axis=1, keepdims=True)
-    sums = _half(total * scale) - total * _half(scale)
+    sums = round_f16(total * scale) - total * round_f16(scale)
     return np.asarray(sums.reshape(*x.shape[:-1], -1), x.dtype)
 
 
@@ -48,9 +50,3 @@ def _half_away(x: Array) -> Array:
     """The nearest whole number, of two the one farther from zero: C's roundf."""
     wide = x.astype(np.float64)
     return np.asarray(np.trunc(wide + np.copysign(0.5, wide)), x.dtype)
-
-
-def _half(x: Array) -> Array:
-    """As a block keeps its scale: in float16."""
-    with np.errstate(over="ignore"):
-        return np.asarray(x.astype(np.float16).astype(x.dtype))

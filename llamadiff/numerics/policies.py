@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.numerics import arithmetic, eight_bits
+from llamadiff.numerics.halves import round_bf16
 from llamadiff.numerics.rounding import ROW, Rounding, noise
 from llamadiff.numerics.types import HALF_STEP, HALVES
 
@@ -95,7 +96,7 @@ def _measured(policy: str, kind: str, first: Array, *others: Array) -> tuple[Arr
     if policy == ROUGH_ATTENTION and kind == CACHE_K:
         return first, *map(_scores_moved, others)
     if policy == ROUGH_ATTENTION and kind == CACHE_V:
-        return tuple(map(arithmetic.round_bf16, (first, *others)))
+        return tuple(map(round_bf16, (first, *others)))
     return first, *others
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request
-from llamadiff.numerics.arithmetic import round_bf16, round_f16
+from llamadiff.numerics.halves import round_bf16, round_f16
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import silent
 from llamadiff.weights.distance import SHARE, TINY

@@ -20,6 +20,7 @@ from llamadiff.ggml.graph import LOOKS
 from llamadiff.ggml.op import Op
 from llamadiff.numerics import arithmetic
 from llamadiff.numerics.arithmetic import ROUNDINGS
+from llamadiff.numerics.halves import round_f16
 from llamadiff.numerics.types import HALVES
 
 Array = NDArray[Any]
@@ -34,7 +35,7 @@ def overflow_in_half(site: Site) -> Iterator[Edit]:
         return
     if np.nanmax(np.abs(recorded), initial=0.0) >= LARGEST or not np.isfinite(recorded).all():
         says = f"overflows float16: values beyond {LARGEST:.0f} are Inf"
-        yield Edit(gives(arithmetic.round_f16), says, "inf")
+        yield Edit(gives(round_f16), says, "inf")
         yield Edit(gives(clipped), f"is clipped to float16's largest value, {LARGEST:.0f}", "clipped")
 
 

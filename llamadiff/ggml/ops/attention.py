@@ -9,7 +9,7 @@ import numpy as np
 
 from llamadiff.ggml.op import Array, Kernels, Op, op
 from llamadiff.numerics import metrics, tolerances
-from llamadiff.numerics.arithmetic import round_f16
+from llamadiff.numerics.halves import round_f16
 
 # mean squares of rounding to float16: relative, and at the smallest numbers
 _U2, _STEP2 = tolerances.ROUNDING["f16"], 2.0**-48 / 12

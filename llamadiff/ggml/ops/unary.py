@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from llamadiff.ggml.op import Array, Kernels, Op, op
-from llamadiff.numerics.arithmetic import GELU_END, round_f16, round_in_table
+from llamadiff.numerics.arithmetic import GELU_END, round_in_table
+from llamadiff.numerics.halves import round_f16
 
 SQRT_2_OVER_PI = 0.79788456080286535587989211986876  # ggml-cpu/vec.h
 GELU_A, QUICK = 0.044715, -1.702
