@@ -70,7 +70,7 @@ class Capture:
             if not 0 <= token < self.n_vocab:
                 raise UserError(
                     f"{self.request.model}: token id {token} is out of range: the vocabulary has {self.n_vocab} "
-                    f"entries, 0 to {self.n_vocab - 1}"
+                    f"entries, 0 to {self.n_vocab - 1}; give the model that these tokens are of"
                 )
 
     def run(self, say: Say) -> None:

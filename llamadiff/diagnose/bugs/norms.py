@@ -168,7 +168,7 @@ def norm_weight_minus_one(site: Site) -> Iterator[Edit]:
         yield Edit(with_source(1, lambda n: n.x(1) - np.float32(1)), says)
 
 
-@at_nodes("MUL", fix="take this layer's own norm weight")
+@at_nodes("MUL", fix="take the norm's own weight")
 def norm_other_weight(site: Site) -> Iterator[Edit]:
     """Another norm's weight is applied."""
     if _is_weight(site):
