@@ -3,24 +3,30 @@
 import os
 import signal
 import sys
-from contextlib import AbstractContextManager, nullcontext
 
 OTHER = ("--llama-cpp", "--help", "-h")  # with which llama-cpp-python's process is not what a comparison needs
 
 
 def main() -> None:
-    """While the rest is imported there is nothing to clean up: Ctrl-C ends the process, without Python's traceback."""
+    """The entry point: a user's mistake is one line on standard error and exit code 2."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it is listened to: no traceback of Python's
+    from llamadiff.cli.complaint import complain
+    from llamadiff.system import exits
+
+    sys.exit(exits.run(_command, complain))
+
+
+def _command() -> object:
+    """Run the command, and llama.cpp's process beside the import of what judges."""
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # threads of NumPy's that have nothing to do sleep, not spin
-    begun: AbstractContextManager[None] = nullcontext()
     if sys.argv[1:2] == ["compare"] and not any(word.startswith(OTHER) for word in sys.argv):
         from llamadiff.llamacpp import child
 
-        begun = child.begun()
-    from llamadiff.cli.commands import main as run
+        child.begin()
+    from llamadiff.cli.commands import app
 
-    run(begun)
+    return app(sys.argv[1:] or ["--help"], standalone_mode=False)
 
 
 if __name__ == "__main__":

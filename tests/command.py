@@ -15,8 +15,8 @@ from unittest import mock
 
 import pytest
 
-from llamadiff.cli import commands
-from llamadiff.system.exits import SIGNALS
+from llamadiff.__main__ import main
+from llamadiff.system.stops import SIGNALS
 
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 Ended = subprocess.CompletedProcess
@@ -29,7 +29,7 @@ def run(*words: object, given: bytes = b"") -> Ended[str]:
     hook, handlers = sys.unraisablehook, {number: signal.getsignal(number) for number in SIGNALS}
     try:
         with mock.patch.multiple(sys, argv=[COMMAND, *arguments], **streams), pytest.raises(SystemExit) as end:
-            commands.main()
+            main()
     finally:
         sys.unraisablehook = hook
         for number, handler in handlers.items():

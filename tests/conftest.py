@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import shared_models
 import warm
 from gguf import GGMLQuantizationType as Type
 from machine import Machine
+from models import random_models
 from quick import mark_slow
 from small import DIM, EMBD, VOCAB, write_model
 from small_others import deepseek2, gpt2, gpt_oss, mamba2, phi3
 
 from llamadiff.comparison import judging
-from llamadiff.llamacpp import child
 from llamadiff.manner import understand
+from llamadiff.system import started
 
 collect_ignore = ["sample"]  # a project of its own, whose tests test_sample.py runs
 
 _RNG = np.random.default_rng(7)
-
-
-def pytest_report_header() -> str:
-    return shared_models.count()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -46,7 +42,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def _warm() -> Iterator[None]:
     """llama.cpp's process is forked from a warm one; commands that have a process of their own start it as users do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(child, "subprocess", SimpleNamespace(Popen=warm.popen, PIPE=subprocess.PIPE))
+        patch.setattr(started, "subprocess", SimpleNamespace(Popen=warm.popen))
         yield
 
 
@@ -189,10 +185,12 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
     return get
 
 
-@pytest.fixture
-def shared_model(request: pytest.FixtureRequest) -> Path:
-    """The shared model that a test is parametrized with; skipped where it is not there."""
-    return shared_models.existing(request.param)
+@pytest.fixture(scope="session")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """random_model("bloom.F16"): the path of that one of ``random_models.NAMES``."""
+    own = tmp_path_factory.getbasetemp()
+    folder = random_models.written(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
+    return lambda name: folder / f"{name}.gguf"
 
 
 @pytest.fixture(scope="session")

@@ -3,19 +3,18 @@
 The rest is marked slow: ``make test`` leaves it out, ``make test-all`` runs it. Of cases that would show the same, a
 checksum of their names decides, so that the values meet in all sorts of combinations, and in the same ones every day.
 Of a test with dear cases a ``quick`` mark says which few are.
-Model files (those that lie beside the checkout) are told apart by their type of weights, injected mistakes by their
-cause.
+Random models are told apart by their type of weights, injected mistakes by their cause.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from pathlib import Path
 from zlib import crc32
 
 import pytest
 from injected.base import Injection
+from models.random_models import NAMES
 
 
 def mark_slow(items: Iterable[pytest.Item]) -> None:
@@ -49,8 +48,8 @@ def _values(item: pytest.Item) -> frozenset[Hashable]:
 
 
 def _comparable(value: object) -> Hashable:
-    if isinstance(value, Path) and value.suffix == ".gguf":
-        return value.suffixes[0]  # qwen2.F16.gguf
+    if isinstance(value, str) and value in NAMES:
+        return value.partition(".")[2]  # qwen2.F16
     if isinstance(value, Injection):
         return value.cause
     try:

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import shared_models
 from conftest import OPTIONS as SMALL
 from llamaref import Engine, Weights
 from llamaref import ops as maths
 from llamaref.models import ARCHITECTURES
+from models.random_models import NAMES
 from small import write_model
 from small_others import deepseek2, mamba2, phi3
 
@@ -329,13 +329,9 @@ def test_partial_rotary_stops_llama_cpp_and_not_the_user(tmp_path):
         compare(path, tokens=TOKENS)
 
 
-RANDOM = [path for path in shared_models.RANDOM if path.name.partition(".")[0] in ARCHITECTURES]
-
-
-@pytest.mark.parametrize("shared_model", [shared_models.STORIES, *RANDOM], ids=lambda path: path.name, indirect=True)
-def test_shared_models_are_exact(shared_model):
-    given = {"prompt": "Once upon a time"} if shared_model == shared_models.STORIES else {"tokens": TOKENS}
-    judged(compare(shared_model, n_predict=8, **given))
+@pytest.mark.parametrize("name", [name for name in NAMES if name.partition(".")[0] in ARCHITECTURES])
+def test_models_of_llama_cpps_making_are_exact(name, random_model):
+    judged(compare(random_model(name), tokens=TOKENS, n_predict=8))
 
 
 def test_what_the_engine_finds_the_graph_explains(small_model):

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import shared_models
+from models.random_models import NAMES
 from rpc_server import serving
 from tools.backends import FOUND, PARTS, Usage, made
 
@@ -66,19 +66,20 @@ CASES = [(name, tokens) for name, part in PARTS.items() for tokens in part.token
 
 
 @pytest.mark.parametrize(("name", "tokens"), CASES)
-@pytest.mark.parametrize("shared_model", [SHIPPED, *shared_models.EVERY], ids=lambda path: path.stem, indirect=True)
-def test_every_node_is_judged_and_right(name, tokens, shared_model, usage, tmp_path):
+@pytest.mark.parametrize("model_name", [SHIPPED.stem, *NAMES])
+def test_every_node_is_judged_and_right(name, tokens, model_name, usage, random_model, tmp_path):
+    path = SHIPPED if model_name == SHIPPED.stem else random_model(model_name)
     given = ",".join(TOKENS.split(",")[:tokens])
-    model = without_its_tokenizer(shared_model, tmp_path) if PARTS[name].older else shared_model
+    model = without_its_tokenizer(path, tmp_path) if PARTS[name].older else path
     done = asked(usage(name), "backend", model, "--tokens", given, "--json", "-", "--keep", tmp_path / "kept")
     assert done.returncode in (0, 1), done.stderr
     report = json.loads(done.stdout)
     wrong = [tap["op"] for tap in report["taps"] if tap["verdict"] == "wrong"]
-    row = {"part": name, "tokens": tokens, "model": shared_model.stem, "nodes": len(report["taps"]),
+    row = {"part": name, "tokens": tokens, "model": model_name, "nodes": len(report["taps"]),
            "verdict": report["verdict"], "wrong": wrong}  # fmt: skip
     with FOUND.open("a") as table:
         table.write(json.dumps(row) + "\n")
-    assert wrong == REALLY_WRONG.get((name, shared_model.stem), []), report["headline"]
+    assert wrong == REALLY_WRONG.get((name, model_name), []), report["headline"]
     assert {tap["verdict"] for tap in report["taps"]} <= {"match", "wrong"}
     if not wrong:
         return

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import shared_models
 from faulty import BUGS
 from llamaref import Engine, Weights
 from llamaref.engine import Silent
+from models.random_models import NAMES
 from small import write_model
 
 from llamadiff import Trace, compare
@@ -104,18 +104,18 @@ def test_a_graph_resumes_at_a_layer(small_model, tmp_path):
     assert not np.array_equal(driven(1), driven(2))
 
 
-@pytest.mark.parametrize("shared_model", shared_models.RANDOM, ids=lambda path: path.stem, indirect=True)
-def test_a_right_engine_of_any_architecture_is_right(shared_model, by_graph):
-    path, trace = by_graph(shared_model)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_right_engine_of_any_architecture_is_right(name, random_model, by_graph):
+    path, trace = by_graph(random_model(name))
     for candidate in (trace, only(trace, "l_out", "result_output")):
         result = compare(path, tokens=TOKENS, candidate=candidate, engine="graph")
         assert result.verdict in ("match", "noise"), result.summary
         assert not any(row.baseline_local.verdict == "wrong" for row in result.rows)
 
 
-@pytest.mark.parametrize("shared_model", shared_models.RANDOM, ids=lambda path: path.stem, indirect=True)
-def test_a_wrong_op_of_any_architecture_is_named(shared_model, by_graph):
-    path, trace = by_graph(shared_model)
+@pytest.mark.parametrize("model_name", NAMES)
+def test_a_wrong_op_of_any_architecture_is_named(model_name, random_model, by_graph):
+    path, trace = by_graph(random_model(model_name))
     name = next(tap for tap in trace if tap.endswith("-1") and trace[tap].dtype.kind == "f")
     wrong = changed(trace, **{name.replace("-", "_at_"): lambda x: x * np.float32(1.1)})
     result = compare(path, tokens=TOKENS, candidate=wrong, engine="graph")
@@ -176,9 +176,9 @@ def test_decode_steps_and_other_caches_are_followed(name, asked, small_model, tm
 
 
 @pytest.mark.parametrize("asked", ["decode", "flash"])
-@pytest.mark.parametrize("shared_model", shared_models.RANDOM, ids=lambda path: path.stem, indirect=True)
-def test_decode_steps_of_any_architecture_are_followed(shared_model, asked, tmp_path):
-    stays_silent(shared_model, asked, tmp_path / "c.safetensors")
+@pytest.mark.parametrize("name", NAMES)
+def test_decode_steps_of_any_architecture_are_followed(name, asked, random_model, tmp_path):
+    stays_silent(random_model(name), asked, tmp_path / "c.safetensors")
 
 
 @pytest.mark.parametrize("asked", ASKED)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import shared_models
+from models.random_models import NAMES
 from small import EMBD, write_model
 
 from llamadiff import Trace
@@ -30,7 +30,6 @@ from llamadiff.ggml.op import Op
 from llamadiff.numerics.rounding_tap import Carrier
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
-RANDOM = {path.stem: path for path in shared_models.RANDOM}
 SMALL = (
     "llama",
     "qwen2",
@@ -85,13 +84,13 @@ class Recorded:
 
 
 @pytest.fixture(scope="module")
-def recorded(small_model, tmp_path_factory):
+def recorded(small_model, random_model, tmp_path_factory):
     kept: dict[str | Path, Recorded] = {}
 
     def opened(name: str | Path) -> Path:
         if isinstance(name, Path):
             return name
-        return shared_models.existing(RANDOM[name]) if name in RANDOM else small_model(name, "F16")
+        return random_model(name) if name in NAMES else small_model(name, "F16")
 
     def get(name: str | Path) -> Recorded:
         if name not in kept:
@@ -306,7 +305,7 @@ def test_what_is_no_known_bug_is_unknown(recorded):
     assert not any(found.causes for found in result.diagnosis)
 
 
-@pytest.mark.parametrize("name", [*SMALL, *RANDOM])
+@pytest.mark.parametrize("name", [*SMALL, *NAMES])
 def test_a_right_run_has_no_diagnosis(name, recorded):
     result = recorded(name).judged({})
     assert result.verdict in ("match", "noise")

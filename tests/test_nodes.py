@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import shared_models
 from command import run
 from llamaref import Weights
+from models.random_models import NAMES
 
 from llamadiff import compare
 from llamadiff.comparison import one_op
@@ -65,9 +65,9 @@ def test_every_node_is_right_with_other_settings(name, kind, small_model, machin
 
 
 @pytest.mark.parametrize("flash", [False, True], ids=["plain", "flash"])
-@pytest.mark.parametrize("shared_model", shared_models.RANDOM, ids=lambda path: path.stem, indirect=True)
-def test_every_node_of_every_architecture_is_right(shared_model, flash):
-    all_right(graph(shared_model, Run(tokens=TOKENS, n_predict=4, settings=Settings(flash_attn=flash))))
+@pytest.mark.parametrize("name", NAMES)
+def test_every_node_of_every_architecture_is_right(name, flash, random_model):
+    all_right(graph(random_model(name), Run(tokens=TOKENS, n_predict=4, settings=Settings(flash_attn=flash))))
 
 
 def test_compare_takes_the_graph_where_there_is_no_engine(small_model):
@@ -181,10 +181,10 @@ MORE_FAULTS = {
 
 
 @pytest.mark.parametrize("name", [*FAULTS, *MORE_FAULTS])
-def test_a_fault_in_the_view_of_a_node_is_wrong_at_that_node(name, nodes):
+def test_a_fault_in_the_view_of_a_node_is_wrong_at_that_node(name, nodes, random_model):
     model, fault = (FAULTS | MORE_FAULTS)[name]
     if name in MORE_FAULTS:
-        every = nodes(shared_models.existing(shared_models.random(model)))
+        every = nodes(random_model(model))
     else:
         every = nodes("llama", flash_attn=True) if model == "flash" else nodes(model)
     assert {verdict(op, found) for op, found in every} == {"match"}

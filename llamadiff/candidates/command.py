@@ -19,6 +19,7 @@ from llamadiff.candidates.source import Context, Opened, register
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.system import python_child
 from llamadiff.system.errors import UserError
+from llamadiff.system.started import Process, kill, start
 from llamadiff.system.supervisor import PATIENCE
 from llamadiff.trace.reader import Trace
 
@@ -92,10 +93,10 @@ def _run(arguments: list[str], log: Path, timeout: float) -> None:
 
 
 @contextlib.contextmanager
-def _supervised(arguments: list[str], output: BinaryIO) -> Iterator[subprocess.Popen[bytes]]:
+def _supervised(arguments: list[str], output: BinaryIO) -> Iterator[Process]:
     """The process that runs the command: it ends the command's processes when its input is closed, or ends with us."""
-    supervisor = subprocess.Popen(  # noqa: S603
-        python_child.command("llamadiff.system.supervisor"),
+    supervisor = start(
+        python_child.command("llamadiff.system.supervisor"), _end,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, start_new_session=True,
     )  # fmt: skip
     assert supervisor.stdin is not None
@@ -106,16 +107,21 @@ def _supervised(arguments: list[str], output: BinaryIO) -> Iterator[subprocess.P
             supervisor.stdin.flush()
         yield supervisor
     finally:
-        with contextlib.suppress(BrokenPipeError):
-            supervisor.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            supervisor.wait(2 * PATIENCE)
-        supervisor.kill()
-        supervisor.wait()
+        _end(supervisor)
         supervisor.stdout.close()
 
 
-def _failure(arguments: list[str], supervisor: subprocess.Popen[bytes]) -> str | None:
+def _end(supervisor: Process) -> None:
+    """Give it the time to end the command's processes."""
+    assert supervisor.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        supervisor.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        supervisor.wait(2 * PATIENCE)
+    kill(supervisor)
+
+
+def _failure(arguments: list[str], supervisor: Process) -> str | None:
     """How a command that has ended failed, if it did."""
     assert supervisor.stdout is not None
     answer = json.loads(supervisor.stdout.read() or "{}")
@@ -126,7 +132,7 @@ def _failure(arguments: list[str], supervisor: subprocess.Popen[bytes]) -> str |
     return python_child.how_it_ended(answer["code"]) if answer["code"] else None
 
 
-def _watch(supervisor: subprocess.Popen[bytes], log: Path, timeout: float) -> str | None:
+def _watch(supervisor: Process, log: Path, timeout: float) -> str | None:
     """Wait for the end; says why it was not waited for longer."""
     waited = 0.0
     while True:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from llamadiff.cli.complaint import complain
 from llamadiff.cli.reports import Reports
 from llamadiff.system.errors import UserError
 
@@ -49,11 +49,11 @@ class Tally:
             self._put_annotations()
         *others, last = [reason for _, reason in self.refused] or [""]
         for reason in others:
-            _complain(reason)
+            complain(reason)
         if last and not self.results:
             raise UserError(last)
         if last:
-            _complain(last)
+            complain(last)
         refused = [tolerances.UNCHECKED] if self.refused else []
         return tolerances.worst_of([*(result.verdict for _, result in self.results), *refused])
 
@@ -76,9 +76,3 @@ def _in_repository(path: Path) -> str:
     if root and whole.is_relative_to(Path(root).resolve()):
         return whole.relative_to(Path(root).resolve()).as_posix()
     return path.as_posix()
-
-
-def _complain(reason: str) -> None:
-    from llamadiff.report.terminal.escape import shown
-
-    sys.stderr.write(f"llamadiff: {shown(reason, 4000)}\n")

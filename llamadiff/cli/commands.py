@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,7 +75,6 @@ from llamadiff.cli.reports import (
 from llamadiff.cli.sweep import sweep
 from llamadiff.cli.variants import variants
 from llamadiff.cli.weights import vectors, weights
-from llamadiff.system import exits
 from llamadiff.system.collisions import kept, refuse_collisions, saved
 from llamadiff.system.errors import UserError
 
@@ -332,10 +329,6 @@ def _shown(text: object) -> str:
     return shown(str(text), 4000)
 
 
-def _complain(reason: str) -> None:
-    sys.stderr.write(f"llamadiff: {_shown(reason)}\n")
-
-
 _EXAMPLES = {
     "compare": (
         'llamadiff compare model.gguf "Once upon a time"       is llama.cpp right on this machine?',
@@ -389,20 +382,3 @@ for _panel, _commands in _COMMANDS.items():
         _lines = _EXAMPLES.get(_command.__name__, ())
         _epilog = "\n\n".join(("Examples:", *_lines)) if _lines else None
         app.command(rich_help_panel=_panel, epilog=_epilog)(_command)
-
-
-def main(around: AbstractContextManager[None] | None = None) -> None:
-    """The entry point: a user's mistake is one line on standard error and exit code 2.
-
-    ``around``: what ends with the command.
-    """
-
-    def command() -> Any:
-        with around or nullcontext():
-            return app(sys.argv[1:] or ["--help"], standalone_mode=False)
-
-    sys.exit(exits.run(command, _complain))
-
-
-if __name__ == "__main__":
-    main()

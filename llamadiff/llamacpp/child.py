@@ -9,11 +9,11 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from subprocess import PIPE
 from threading import Lock, Timer
 from typing import IO, Any
 
@@ -22,6 +22,7 @@ from llamadiff.system import python_child as process
 from llamadiff.system.errors import DiedError, NoRoomError, UnrunnableError, UserError
 from llamadiff.system.leftovers import sweep
 from llamadiff.system.progress import Progress
+from llamadiff.system.started import Process, kill, start
 
 MAX_LOG = 1 << 24  # bytes
 MOST = 8  # characters that are named
@@ -29,31 +30,19 @@ MOST = 8  # characters that are named
 Hear = Callable[[dict[str, Any]], None]
 
 
-_BEGUN = list[tuple["subprocess.Popen[str]", IO[bytes]]]()
+_BEGUN = list[tuple[Process, IO[bytes]]]()
 
 
-def begun() -> AbstractContextManager[None]:
-    """Start the process of the next Child, of llama-cpp-python, before there is one. It ends if there is none."""
+def begin() -> None:
+    """Start the process of the next Child, of llama-cpp-python, before there is one."""
     _BEGUN.append(_started())
-    return _ending_begun()
 
 
-@contextmanager
-def _ending_begun() -> Iterator[None]:
-    try:
-        yield
-    finally:
-        while _BEGUN:
-            process, _ = _BEGUN.pop()
-            process.kill()
-            process.wait()
-
-
-def _started(llama_cpp: str = "") -> tuple[subprocess.Popen[str], IO[bytes]]:
+def _started(llama_cpp: str = "") -> tuple[Process, IO[bytes]]:
     """The process, and the file that is its log."""
-    log, pipe = _nameless_file(), subprocess.PIPE
+    log = _nameless_file()
     command = process.command("llamadiff.llamacpp.child_main", *filter(None, [llama_cpp]))
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True), log
+    return start(command, kill, stdin=PIPE, stdout=PIPE, stderr=log, text=True), log
 
 
 class Child:
@@ -79,9 +68,7 @@ class Child:
     def __exit__(self, *_: object) -> None:
         """No orphan process and no temporary file, however this ends."""
         child = self._process
-        if child.poll() is None:
-            child.kill()
-            child.wait()
+        kill(child)
         for stream in (child.stdin, child.stdout, self._log):
             if stream is not None:
                 with suppress(OSError):

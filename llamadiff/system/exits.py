@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 from llamadiff.system.errors import UserError
 from llamadiff.system.leftovers import sweep
+from llamadiff.system.started import all_ended
+from llamadiff.system.stops import SIGNALS, Stopped, heeded, listen
 
 COULD_NOT_TELL = 2
 OWN_FAULT = 70  # as sysexits.h has it for an internal error of the program
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they ask a command to stop
-PATIENCE = 2.0  # seconds that stopping may take
-SOON = 0.01  # seconds
-
-
-class Stopped(BaseException):
-    """The command was asked to stop: Ctrl-C, SIGTERM, a closed terminal. Cleans up on its way out, as any exception."""
-
-    def __init__(self, number: int = signal.SIGINT) -> None:
-        super().__init__()
-        self.number = number
 
 
 def run(command: Callable[[], Any], say: Callable[[str], None]) -> int:
@@ -40,11 +27,12 @@ def run(command: Callable[[], Any], say: Callable[[str], None]) -> int:
     128 plus the signal's number: 130 after Ctrl-C.
     """
     _open_streams()
-    _listen()
+    listen()
     code, fatal = COULD_NOT_TELL, 0
     try:
         sweep()
-        code = int(command() or 0)
+        with all_ended(), heeded():
+            code = int(command() or 0)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # rich and typer exit when a reader such as head has gone
         fatal = signal.SIGPIPE
@@ -108,35 +96,6 @@ def _place(error: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else "nowhere"
-
-
-def _listen() -> None:
-    """Turn the signals into Stopped, except those that the command was started to ignore (nohup)."""
-    listener = _Listener()
-    sys.unraisablehook = listener.repeat
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, listener.stop)
-
-
-class _Listener:
-    """Raises Stopped where a signal finds the command, and again where that was lost."""
-
-    def __init__(self) -> None:
-        self.last = -math.inf
-
-    def stop(self, number: int, _frame: FrameType | None) -> None:
-        before, self.last = self.last, time.monotonic()
-        if self.last - before > PATIENCE:  # a second signal must not interrupt the cleaning up
-            raise Stopped(number)
-
-    def repeat(self, lost: sys.UnraisableHookArgs) -> None:
-        """Python prints, and drops, what is raised in a destructor or while a module's lock is let go."""
-        if isinstance(lost.exc_value, Stopped):
-            self.last = -math.inf
-            threading.Timer(SOON, os.kill, (os.getpid(), lost.exc_value.number)).start()
-        else:
-            sys.__unraisablehook__(lost)
 
 
 def _open_streams() -> None:

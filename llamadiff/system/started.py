@@ -1,0 +1,44 @@
+"""Processes that a command starts: none outlives it, whatever finds the command wherever."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llamadiff.system.stops import held
+
+Process = subprocess.Popen[Any]
+End = Callable[[Process], None]
+
+_STARTED = list[tuple[Process, End]]()
+
+
+def start(arguments: Sequence[str], end: End, **streams: Any) -> Process:
+    """A process, which ``end`` ends: whoever starts it calls that, or else the command's end does. Raises OSError."""
+    with held():
+        process: Process = subprocess.Popen(arguments, **streams)  # noqa: S603
+        _STARTED[:] = [(other, its_end) for other, its_end in _STARTED if other.returncode is None]
+        _STARTED.append((process, end))
+    return process
+
+
+@contextmanager
+def all_ended() -> Iterator[None]:
+    """What was started in this and still runs is ended: there is nobody else who would."""
+    others, _STARTED[:] = _STARTED[:], []
+    try:
+        yield
+    finally:
+        for process, end in reversed(_STARTED):
+            if process.returncode is None:
+                end(process)
+        _STARTED[:] = others
+
+
+def kill(process: Process) -> None:
+    """End a process that has nothing to clean up."""
+    if process.poll() is None:
+        process.kill()
+        process.wait()
