@@ -127,6 +127,42 @@ def test_200_kills_at_random_moments_leave_nothing_after_the_next_start(place: P
     assert littered > 40  # or they all came too early, or too late
 
 
+STOPS = [
+    (signal.SIGINT, os.killpg), (signal.SIGINT, os.kill), (signal.SIGTERM, os.kill), (signal.SIGHUP, os.killpg),
+    (signal.SIGTERM, os.killpg),
+]  # fmt: skip
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Four processes that do nothing but keep the machine from the others."""
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    yield
+    for process in spinning:
+        kill(process)
+
+
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("times", [8, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_command_that_is_stopped_is_gone_with_all_of_its_processes(times: int, place: Place) -> None:
+    """At once, whenever it is: not a moment later."""
+    rng = random.Random(times)
+    seconds = [duration(place, command) for command in COMMANDS]
+    left, stopped = dict[int, list[str]](), 0
+    for i in range(times):
+        number, send = STOPS[i % len(STOPS)]
+        child = place.start(*COMMANDS[i % len(COMMANDS)])
+        time.sleep(rng.uniform(0, 1.1 * seconds[i % len(COMMANDS)]))
+        send(child.pid, number)
+        stopped += child.wait(ENOUGH) == -number
+        if found := processes_of(place.temporary):
+            left[i] = found
+            place.wait_until_quiet()
+    print(f"{stopped} of {times} were stopped before their end; whole runs take {np.round(seconds, 1)} s")
+    assert left == {}
+    assert 2 * stopped > times
+
+
 def duration(place: Place, command: tuple[str, ...]) -> float:
     """Seconds that a command takes when nobody kills it."""
     started = time.monotonic()

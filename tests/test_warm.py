@@ -17,7 +17,7 @@ import warm
 from llamadiff.llamacpp import child, session
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request, Settings
-from llamadiff.system import python_child
+from llamadiff.system import python_child, started
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import silent
 
@@ -27,7 +27,7 @@ TOKENS = (1, 17, 5, 80)
 @contextmanager
 def cold():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(child, "subprocess", subprocess)
+        patch.setattr(started, "subprocess", subprocess)
         yield
 
 
@@ -125,10 +125,12 @@ def test_a_model_that_was_loaded_ahead_is_not_loaded_again(small_model, tmp_path
 
 def test_a_process_that_was_begun_is_the_next_one_that_is_needed():
     with cold():
-        with child.begun():
-            pass
-        assert child._BEGUN == []
-        ending = child.begun()
+        with started.all_ended():
+            child.begin()
+            ((ended, _),) = child._BEGUN
+        with child.Child() as one:
+            assert one._process is not ended
+        child.begin()
         ((begun, _),) = child._BEGUN
         with child.Child("/somewhere") as other:
             assert other._process is not begun  # of another llama.cpp
@@ -136,8 +138,7 @@ def test_a_process_that_was_begun_is_the_next_one_that_is_needed():
             assert one._process is begun
         with child.Child() as another:
             assert another._process is not begun
-        with ending:
-            assert child._BEGUN == []
+        assert child._BEGUN == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells it")
@@ -145,9 +146,9 @@ def test_a_process_that_was_begun_is_the_next_one_that_is_needed():
 def test_a_process_that_was_begun_and_is_not_needed_ends(words, tmp_path):
     begun = tmp_path / "begun"
     begun.write_text(
-        "import sys\nfrom llamadiff import __main__\nfrom llamadiff.llamacpp import child\nbegun = child.begun\n"
-        "def told():\n    ending = begun()\n    print(child._BEGUN[0][0].pid, flush=True)\n    return ending\n"
-        "child.begun = told\n"
+        "import sys\nfrom llamadiff import __main__\nfrom llamadiff.llamacpp import child\nbegin = child.begin\n"
+        "def told():\n    begin()\n    print(child._BEGUN[0][0].pid, flush=True)\n"
+        "child.begin = told\n"
         "sys.argv[:] = ['llamadiff', 'compare', *sys.argv[1:]]\n__main__.main()\n"
     )
     done = subprocess.run([sys.executable, str(begun), *words], capture_output=True, text=True, check=False)

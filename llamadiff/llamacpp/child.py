@@ -38,6 +38,16 @@ def begin() -> None:
     _BEGUN.append(_started())
 
 
+def _begun() -> tuple[Process, IO[bytes]] | None:
+    """The process that was started for this, if it still runs."""
+    while _BEGUN:
+        running, log = _BEGUN.pop()
+        if running.poll() is None:
+            return running, log
+        log.close()
+    return None
+
+
 def _started(llama_cpp: str = "") -> tuple[Process, IO[bytes]]:
     """The process, and the file that is its log."""
     log = _nameless_file()
@@ -60,7 +70,7 @@ class Child:
         self.meanwhile = list[Callable[[], object]]()
         self._voice = Lock()
         self._heard = 0  # bytes of the log that belong to requests before
-        self._process, self._log = _BEGUN.pop() if _BEGUN and not llama_cpp else _started(llama_cpp)
+        self._process, self._log = (None if llama_cpp else _begun()) or _started(llama_cpp)
 
     def __enter__(self) -> Child:
         return self
