@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -28,7 +31,18 @@ _RNG = np.random.default_rng(7)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """LLAMADIFF_TESTS=3/5: a fifth of the tests (tools/matrix.py)."""
     mark_slow(items)
+    part, _, parts = os.environ.get("LLAMADIFF_TESTS", "0/1").partition("/")
+    items[:] = [item for item in items if crc32(item.nodeid.encode()) % int(parts) == int(part)]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Count what was skipped, by its reason."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")
 
 
 @pytest.fixture(autouse=True)

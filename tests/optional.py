@@ -1,32 +1,45 @@
-"""What some tests need that the tool does not: they are skipped, with the reason, where it is not installed."""
+"""What some tests need and a machine may lack: they are skipped with the line that installs it, counted at the end."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+DEVELOP = "make develop"
+PACKAGES = dict.fromkeys(
+    ("torch", "transformers", "pyarrow", "distributed", "cmarkgfm", "nh3", "playwright", "ziglang"), DEVELOP
+)
+PROGRAMS = {
+    "cc": "apt install gcc", "gcc": "apt install gcc", "g++": "apt install g++", "node": "apt install nodejs",
+    "rustc": "apt install rustc", "javac": "apt install default-jdk-headless", "go": DEVELOP,
+    "chromium": "apt install chromium",
+}  # fmt: skip
+OTHER_NAMES = {"chromium": ("chromium", "chromium-browser", "google-chrome")}
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # with pip's programs
 
-def is_there(package: str) -> bool:
-    """Whether a package can be imported, without importing it."""
+
+def program(name: str) -> str | None:
+    """Where a program is."""
+    return next(filter(None, (shutil.which(each, path=PATH) for each in OTHER_NAMES.get(name, (name,)))), None)
+
+
+def lacks(name: str) -> bool:
+    """Whether a package or a program is not there, without importing it."""
+    if name in PROGRAMS:
+        return program(name) is None
     try:
-        return find_spec(package) is not None
+        return find_spec(name) is None
     except (ImportError, ValueError):
-        return False
+        return True
 
 
-_MISSING = [package for package in ("torch", "transformers") if not is_there(package)]
-needs_torch = pytest.mark.skipif(bool(_MISSING), reason=f"{' and '.join(_MISSING)} not installed: make develop")
-needs_github = pytest.mark.skipif(
-    not (is_there("cmarkgfm") and is_there("nh3")), reason="cmarkgfm and nh3 not installed: make develop"
-)
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None or not is_there("playwright"),
-    reason="no chromium in PATH" if CHROMIUM is None else "playwright not installed: make develop",
-)
-needs_parquet = pytest.mark.skipif(not is_there("pyarrow"), reason="pyarrow not installed: make develop")
-needs_dask = pytest.mark.skipif(
-    not (is_there("distributed") and is_there("pyarrow")), reason="distributed or pyarrow not installed: make develop"
-)
+def needs(*names: str) -> pytest.MarkDecorator:
+    """Skip a test where one of these is missing, and say how to get it."""
+    missing = [name for name in names if lacks(name)]
+    how = {PROGRAMS.get(name) or PACKAGES[name] for name in missing}
+    return pytest.mark.skipif(bool(missing), reason=f"no {' and '.join(missing)} here: {'; '.join(sorted(how))}")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import run
+from optional import needs
 
 from llamadiff import UserError
 from llamadiff.comparison.verbs import compare, graph, list_nodes, record
@@ -26,7 +27,7 @@ INSTALLED = Path(next(iter(package().submodule_search_locations)))  # llama_cpp,
 HEADERS = INSTALLED.parent / "include"
 TOKENS = (1, 17, 5, 40)
 pytestmark = [
-    pytest.mark.skipif(shutil.which("cc") is None, reason="cc is not installed"),
+    needs("cc"),
     pytest.mark.skipif(not HEADERS.is_dir(), reason="this llama-cpp-python was installed without llama.cpp's headers"),
 ]
 

@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize
 from llamaref import ops
 from llamaref.config import Rope
+from optional import needs
 
 from llamadiff.diagnose.mends import right
 from llamadiff.diagnose.mends.kinds import FOLDER, KINDS, LANGUAGES, kind_of, right_code
@@ -186,7 +187,11 @@ def in_rust(folder: Any) -> Answers:
     }
 
 
-@pytest.mark.parametrize("make", [lambda folder: in_python(), in_c, in_rust], ids=["python", "c", "rust"])
+@pytest.mark.parametrize("make", [
+    pytest.param(lambda folder: in_python(), id="python"),
+    pytest.param(in_c, id="c", marks=needs("cc")),
+    pytest.param(in_rust, id="rust", marks=needs("rustc")),
+])  # fmt: skip
 def test_right_code_is_right(make: Callable[[Any], Answers], expected: Answers, tmp_path: Any) -> None:
     answers = make(tmp_path)
     assert set(answers) == set(expected)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from optional import needs
 
 from llamadiff.llamacpp.layout import InitParams, tensor_structure
 from llamadiff.llamacpp.library import load
@@ -16,7 +16,6 @@ from llamadiff.system.errors import UserError
 
 SOURCE = Path(__file__).parent / "layout/other_ggml.c"
 F16 = 1
-needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="cc is not installed")
 
 
 def library(folder: Path, *flags: str) -> Any:
@@ -31,7 +30,7 @@ def at(structure: Any) -> dict[str, tuple[int, int]]:
     return {name: (getattr(structure, name).offset, getattr(structure, name).size) for name in names}
 
 
-@needs_cc
+@needs("cc")
 def test_fields_are_found_wherever_they_are(tmp_path: Path):
     assert at(tensor_structure(library(tmp_path))) == {
         "name": (0, 64), "view_src": (96, 8), "ne": (104, 32), "data": (136, 8), "op_params": (144, 96),
@@ -40,13 +39,13 @@ def test_fields_are_found_wherever_they_are(tmp_path: Path):
     }  # fmt: skip
 
 
-@needs_cc
+@needs("cc")
 def test_a_field_that_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(UserError, match=r"^ggml_tensor.nb: not found in this ggml's tensors; use another version"):
         tensor_structure(library(tmp_path, "-DLACKS_STRIDES"))
 
 
-@needs_cc
+@needs("cc")
 def test_a_function_that_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(UserError, match=r"^this ggml has no ggml_scale, so its tensors cannot be read"):
         tensor_structure(library(tmp_path, "-Dggml_scale=scaled"))

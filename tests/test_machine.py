@@ -8,7 +8,7 @@ import pytest
 from machine import Machine
 
 from llamadiff.llamacpp import doctor
-from llamadiff.llamacpp.doctor import NOTE, Examined
+from llamadiff.llamacpp.doctor import NOTE, OK, Examined
 from llamadiff.llamacpp.request import Settings
 from llamadiff.system import python_child
 
@@ -27,7 +27,7 @@ print(json.dumps({"error": "it would have decoded"}))
 def probe(found: list[tuple[Settings, bool]], good: bool):
     def decodes(name: str, settings: Settings, quantized: bool) -> Examined:
         found.append((settings, quantized))
-        return Examined(name, good, "llama.cpp survives it" if good else "llama.cpp died of SIGSEGV")
+        return Examined(name, OK if good else NOTE, "llama.cpp survives it" if good else "llama.cpp died of SIGSEGV")
 
     return decodes
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from command import run
 from faulty import BUGS
-from optional import needs_github
+from optional import needs
 from test_report import TOKENS, save
 
 import llamadiff
@@ -201,7 +201,7 @@ def test_a_shell_reads_the_command_back(word):
 # what GitHub makes of it
 
 
-@needs_github
+@needs("cmarkgfm", "nh3")
 @pytest.mark.parametrize("text", HOSTILE)
 def test_foreign_text_is_shown_as_it_is(text):
     from llamadiff.report.terminal.escape import shown
@@ -220,7 +220,7 @@ def test_foreign_text_is_shown_as_it_is(text):
     assert cells.code.count(seen) >= 1
 
 
-@needs_github
+@needs("cmarkgfm", "nh3")
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_report_full_of_foreign_text_is_safe(result, text):
     rows = tuple(
@@ -240,7 +240,7 @@ def test_a_report_full_of_foreign_text_is_safe(result, text):
     assert not MENTIONED.search(page.plain), page.plain
 
 
-@needs_github
+@needs("cmarkgfm", "nh3")
 def test_a_place_is_one_word_and_names_are_code():
     page = rendered(prose("Qcur_rope-0[3, 0, 32] is -4.3; rotate (2i, 2i+1), not [i]"))
     assert "Qcur_rope-0[3, 0, 32]" in page.code

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from command import run
 from faulty import BUGS
-from optional import CHROMIUM, needs_browser
+from optional import needs, program
 from test_report import TOKENS, save
 from test_terminal import row
 
@@ -188,7 +188,7 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        opened = playwright.chromium.launch(executable_path=program("chromium"), args=["--no-sandbox", "--disable-gpu"])
         yield opened
         opened.close()
 
@@ -229,7 +229,7 @@ def becomes(page, condition):
     return False
 
 
-@needs_browser
+@needs("chromium", "playwright")
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
 def test_every_width_and_theme_fits_and_shows_every_part(show, wrong, right, width, scheme):
     for result in (wrong, right):
@@ -243,7 +243,7 @@ def test_every_width_and_theme_fits_and_shows_every_part(show, wrong, right, wid
     assert (sum(map(int, re.findall(r"\d+", ink)[:3])) < 200) == (scheme == "dark")
 
 
-@needs_browser
+@needs("chromium", "playwright")
 def test_wrong_cells_are_outlined_and_the_first_is_open_and_in_sight(show, wrong):
     page = show(to_html(wrong, COMMAND))
     assert page.locator(".map .glyph").all_text_contents().count("✗") == len(wrong.wrong)
@@ -259,7 +259,7 @@ def test_wrong_cells_are_outlined_and_the_first_is_open_and_in_sight(show, wrong
                                                pytest.approx(first.recorded, rel=0.01)]  # fmt: skip
 
 
-@needs_browser
+@needs("chromium", "playwright")
 def test_a_click_opens_the_tap_and_the_pointer_tells_its_numbers(show, wrong):
     page = show(to_html(wrong, COMMAND))
     for tap in ("kq-1", "ffn_up-0", "result_output", "embd"):
@@ -274,7 +274,7 @@ def test_a_click_opens_the_tap_and_the_pointer_tells_its_numbers(show, wrong):
     assert float(shown) == pytest.approx(own, rel=0.1)
 
 
-@needs_browser
+@needs("chromium", "playwright")
 def test_the_map_goes_by_keyboard(show, wrong):
     page = show(to_html(wrong, COMMAND))
     page.locator(".map svg[role=application]").focus()
@@ -292,7 +292,7 @@ def test_the_map_goes_by_keyboard(show, wrong):
     assert page.locator("#tip").is_hidden()
 
 
-@needs_browser
+@needs("chromium", "playwright")
 def test_switches_change_what_colours_say(show, wrong):
     page = show(to_html(wrong, COMMAND))
     fill = "document.querySelector('[data-tap=\"l_out-1\"]').style.fill"
@@ -305,7 +305,7 @@ def test_switches_change_what_colours_say(show, wrong):
     assert len(set(drifts.values())) > 2
 
 
-@needs_browser
+@needs("chromium", "playwright")
 def test_a_change_of_theme_or_width_draws_anew(show, wrong):
     page = show(to_html(wrong, COMMAND))
     fill = "document.querySelector('[data-tap=\"l_out-1\"]').style.fill"
@@ -317,7 +317,7 @@ def test_a_change_of_theme_or_width_draws_anew(show, wrong):
     assert becomes(page, "document.documentElement.scrollWidth <= 390")
 
 
-@needs_browser
+@needs("chromium", "playwright")
 def test_foreign_text_is_shown_as_text(show, wrong):
     from llamadiff.report.terminal.escape import quoted, shown
 
@@ -338,7 +338,7 @@ def test_foreign_text_is_shown_as_text(show, wrong):
     assert page.evaluate("window.hit") is None
 
 
-@needs_browser
+@needs("chromium", "playwright")
 def test_nothing_else_could_run_or_be_asked_for(browser, wrong, tmp_path):
     path = tmp_path / "page.html"
     path.write_text(to_html(wrong, COMMAND).replace("</main>", "<script>window.hit=1</script></main>", 1))
@@ -357,7 +357,7 @@ def test_nothing_else_could_run_or_be_asked_for(browser, wrong, tmp_path):
     page.close()
 
 
-@needs_browser
+@needs("chromium", "playwright")
 def test_decode_steps_have_a_line_before_them(show, right):
     page = show(to_html(right, COMMAND))
     chart = page.locator("[data-figure=klchart]")
@@ -369,7 +369,7 @@ def test_decode_steps_have_a_line_before_them(show, right):
     assert page.locator("[data-figure=rms] svg").get_attribute("aria-label").startswith("rms of ffn_up-0")
 
 
-@needs_browser
+@needs("chromium", "playwright")
 def test_of_several_traces_the_first_wrong_one_is_shown_and_each_can_be(show, wrong, right):
     page = show(checks_to_html([("a.safetensors", right), ("b<b>.safetensors", wrong)], COMMAND))
     assert page.locator("main.report:visible h1").all_inner_texts() == [wrong.headline]
@@ -379,7 +379,7 @@ def test_of_several_traces_the_first_wrong_one_is_shown_and_each_can_be(show, wr
     assert page.locator("main.report:visible [data-tap]").count() == len(right.rows)
 
 
-@needs_browser
+@needs("chromium", "playwright")
 def test_what_was_refused_is_listed(show, right):
     about = replace(COMMAND, refused=((Path("c.safetensors"), "is of <b>another</b> model"),))
     page = show(checks_to_html([("a.safetensors", right)], about))
@@ -389,7 +389,7 @@ def test_what_was_refused_is_listed(show, right):
     assert page.title().startswith("UNCHECKED")
 
 
-@needs_browser
+@needs("chromium", "playwright")
 def test_two_traces_without_a_model_begin_where_they_part(show, small_model, faulty):
     from llamadiff.comparison.drift_only import drift_only
 
@@ -414,7 +414,7 @@ def deep(result, layers=80):
     return replace(result, rows=tuple(rows), diagnosis=())
 
 
-@needs_browser
+@needs("chromium", "playwright")
 @pytest.mark.parametrize("width", [1280, 390])
 def test_of_80_layers_the_first_divergence_is_in_sight_of_its_map(show, wrong, width):
     page = show(to_html(deep(wrong), COMMAND), width)

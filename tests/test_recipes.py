@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from optional import needs_torch
+from optional import needs
 from test_writers import TOOLS, if_installed
 
 from llamadiff import writers
@@ -42,7 +42,7 @@ def test_a_recipe_records_what_it_says(language, tmp_path):
     np.testing.assert_array_equal(trace["embd"], [[token, 2 * token, 0, 1] for token in TOKENS])
 
 
-@needs_torch
+@needs("torch", "transformers")
 def test_the_recipe_of_pytorch(tmp_path):
     (tmp_path / "engine.py").write_text(RECIPES["python torch"])
     done = subprocess.run(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from command import run as command
-from optional import needs_dask, needs_parquet
+from optional import needs
 
 import llamadiff
 from llamadiff.report.sweep import line_of, print_sweep, sweep_to_markdown
@@ -166,7 +166,7 @@ def test_what_every_process_dies_of_is_told_and_the_others_go_on():
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-@needs_parquet
+@needs("pyarrow")
 def test_a_sweep_is_summed_up_and_not_done_twice(tmp_path):
     path = plan(tmp_path, prompts=["Once", "The fox"], settings=[{}, {"device": "none"}])
     out, page = tmp_path / "rows", tmp_path / "page.md"
@@ -181,7 +181,7 @@ def test_a_sweep_is_summed_up_and_not_done_twice(tmp_path):
     assert "4 of them were there before" in " ".join(again.stdout.split())
 
 
-@needs_parquet
+@needs("pyarrow")
 def test_a_row_that_is_none_is_a_line(tmp_path):
     path = plan(tmp_path, prompts=["Once"])
     out = tmp_path / "rows"
@@ -192,7 +192,7 @@ def test_a_row_that_is_none_is_a_line(tmp_path):
     assert "is not a row of this sweep; remove it" in found.stderr
 
 
-@needs_parquet
+@needs("pyarrow")
 def test_a_row_comes_back_as_it_was_stored(tmp_path):
     from llamadiff.sweep.store import Store
 
@@ -212,7 +212,7 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
         store.Store(tmp_path)
 
 
-@needs_parquet
+@needs("pyarrow")
 def test_a_sweep_that_was_killed_goes_on_where_it_was(tmp_path):
     path, out = plan(tmp_path), tmp_path / "rows"
     running = started(path, "--out", out, "--jobs", "2")
@@ -229,7 +229,7 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(tmp_path):
     each_once(out)
 
 
-@needs_parquet
+@needs("pyarrow")
 def test_a_worker_that_is_killed_loses_nothing(tmp_path):
     path, out = plan(tmp_path), tmp_path / "rows"
     running = started(path, "--out", out, "--jobs", "2")
@@ -293,7 +293,7 @@ def wait_for_workers(address: str, count: int) -> None:
         client.wait_for_workers(count, timeout=ENOUGH)
 
 
-@needs_dask
+@needs("distributed", "pyarrow")
 def test_on_a_cluster_of_which_a_worker_is_killed_nothing_is_lost_or_counted_twice(tmp_path):
     path, out = plan(tmp_path), tmp_path / "rows"
     with cluster(tmp_path) as (address, workers):
@@ -307,7 +307,7 @@ def test_on_a_cluster_of_which_a_worker_is_killed_nothing_is_lost_or_counted_twi
 
 
 @pytest.mark.slow
-@needs_dask
+@needs("distributed", "pyarrow")
 def test_a_sweep_on_a_cluster_that_was_killed_goes_on(tmp_path):
     path, out = plan(tmp_path), tmp_path / "rows"
     with cluster(tmp_path) as (address, _):
@@ -324,7 +324,7 @@ def test_a_sweep_on_a_cluster_that_was_killed_goes_on(tmp_path):
         each_once(out)
 
 
-@needs_dask
+@needs("distributed", "pyarrow")
 def test_a_scheduler_that_does_not_answer_is_a_line(tmp_path, monkeypatch):
     from llamadiff.sweep import cluster as clusters
 

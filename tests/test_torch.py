@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from optional import needs_torch
+from optional import needs
 
 from llamadiff import UserError, compare
 from llamadiff.candidates.transformers import _loaded
@@ -25,7 +25,7 @@ def hf_model(small_model):
     return lambda kind: _loaded(path, kind, Model(path).sizes)
 
 
-@needs_torch
+@needs("torch", "transformers")
 @pytest.mark.parametrize("kind", ["f32", "bf16"])
 @pytest.mark.parametrize("way", ["file", "memory"])
 def test_a_hugging_face_model_is_recorded_and_judged(way, kind, hf_model, small_model, tmp_path):
@@ -43,7 +43,7 @@ def test_a_hugging_face_model_is_recorded_and_judged(way, kind, hf_model, small_
     assert not result.extra
 
 
-@needs_torch
+@needs("torch", "transformers")
 def test_a_trace_that_was_there_is_replaced_and_a_model_is_not(hf_model, small_model, tmp_path):
     for _ in range(2):
         record(hf_model("f32"), TOKENS, tmp_path / "mine.safetensors")
@@ -74,7 +74,7 @@ class Blocks:
         return Own()
 
 
-@needs_torch
+@needs("torch", "transformers")
 def test_an_own_module_is_recorded_under_the_taps_names(tmp_path):
     model = Blocks()
     trace = record(model, TOKENS, tmp_path / "t.safetensors", mapping={"embd": "wte", "l_out": "blocks.{i}"})
@@ -85,13 +85,13 @@ def test_an_own_module_is_recorded_under_the_taps_names(tmp_path):
     assert {name: flat.shape(name) for name in flat} == {"ffn_inp-0": (7, 256), "ffn_inp-1": (7, 256)}
 
 
-@needs_torch
+@needs("torch", "transformers")
 def test_a_map_as_a_file_names_the_modules(tmp_path):
     (tmp_path / "map.toml").write_text('[l_out]\nname = "blocks.{i}"\n')
     assert set(record(Blocks(), TOKENS, mapping=tmp_path / "map.toml")) == {"blocks.0", "blocks.1"}
 
 
-@needs_torch
+@needs("torch", "transformers")
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
@@ -126,7 +126,7 @@ def checkpoint(hf_model, small_model, tmp_path_factory):
     return folder
 
 
-@needs_torch
+@needs("torch", "transformers")
 def test_the_recipe_of_the_docs_works_as_it_is_written(checkpoint, monkeypatch, capsys):
     text = (Path(__file__).parent.parent / "docs" / "pytorch.md").read_text()
     recipe = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
@@ -139,13 +139,13 @@ def test_the_recipe_of_the_docs_works_as_it_is_written(checkpoint, monkeypatch, 
     assert (checkpoint / "mine.safetensors").exists()
 
 
-@needs_torch
+@needs("torch", "transformers")
 def test_a_directory_of_hugging_face_is_run(checkpoint):
     result = compare(checkpoint / "my-model.gguf", tokens=TOKENS, candidate=f"transformers:{checkpoint / 'my-model'}")
     assert result.verdict == "match"
 
 
-@needs_torch
+@needs("torch", "transformers")
 def test_the_directory_alone_is_answered_with_the_way_to_run_it(checkpoint):
     with pytest.raises(UserError, match=f"--candidate transformers:{checkpoint / 'my-model'} runs it"):
         compare(checkpoint / "my-model.gguf", tokens=TOKENS, candidate=str(checkpoint / "my-model"))

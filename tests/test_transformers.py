@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from optional import needs_torch
+from optional import needs
 from small import write_model
 
 from llamadiff import UserError, compare
@@ -16,7 +16,7 @@ DENSE = {"ffn_gate", "ffn_up", "ffn_swiglu"}
 GATED = {"llama": DENSE, "qwen2": DENSE, "qwen3": DENSE, "qwen3moe": set(), "stablelm": DENSE}
 
 
-@needs_torch
+@needs("torch", "transformers")
 @pytest.mark.parametrize("kind", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("arch", GATED)
 def test_a_third_engine_is_right(arch, kind, small_model):
@@ -30,7 +30,7 @@ def test_a_third_engine_is_right(arch, kind, small_model):
     assert words >= GATED[arch]
 
 
-@needs_torch
+@needs("torch", "transformers")
 @pytest.mark.parametrize("kind", ["f32", "bf16"])
 @pytest.mark.parametrize("quantized", [False, True])
 def test_it_is_right_on_the_trained_model(kind, quantized):
@@ -41,12 +41,12 @@ def test_it_is_right_on_the_trained_model(kind, quantized):
     assert result.extra == ()
 
 
-@needs_torch
+@needs("torch", "transformers")
 def test_quantized_weights_are_the_same_to_it(small_model):
     assert compare(small_model("llama", "Q8_0"), tokens=TOKENS, candidate="transformers:").verdict == "match"
 
 
-@needs_torch
+@needs("torch", "transformers")
 def test_what_it_really_does_otherwise_is_named(tmp_path):
     """transformers has no bias on qwen2's head; the file and llama.cpp do."""
     bias = {"output.bias": np.linspace(-1, 1, 96).astype(np.float32)}
@@ -70,7 +70,7 @@ def test_what_is_no_model_is_said(spec, small_model):
         compare(small_model(), tokens=TOKENS, candidate=spec)
 
 
-@needs_torch
+@needs("torch", "transformers")
 def test_what_cannot_be_loaded_is_said(small_model):
     with pytest.raises(UserError, match="cannot load it"):
         compare(small_model(), tokens=TOKENS, candidate="transformers:.")

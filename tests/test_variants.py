@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import run
+from optional import lacks
 from test_any_build import HEADERS, build, other_library  # noqa: F401 - a fixture
 
 from llamadiff import UserError
@@ -27,7 +27,7 @@ TOKENS = (1, 17, 5, 40, 2, 9, 33)
 WAYS = ("batch=1", "batch=3", "ubatch=2", "used=on", "sequences=3", "callback=off", "threads=2")
 SETTINGS = ("flash_attn=on", "kv=f16", "type_k=bf16", "kv=q8_0,flash_attn=on", "repack=on")
 faulty_build = pytest.mark.skipif(
-    shutil.which("cc") is None or not HEADERS.is_dir(), reason="needs cc, and llama.cpp's headers"
+    lacks("cc") or not HEADERS.is_dir(), reason="no cc here (apt install gcc), or no headers of llama.cpp"
 )
 
 

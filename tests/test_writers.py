@@ -5,19 +5,18 @@ from __future__ import annotations
 import ctypes
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
 from array import array
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf import GGUFReader
 from llamaref import Engine
+from optional import needs, program
 from safetensors.numpy import load_file
 from small import write_model
 from typer.testing import CliRunner
@@ -41,7 +40,6 @@ PROGRAMS = Path(__file__).parent / "writers"
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 STRICT = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-O1"]
 SIZES = {"F64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
-ZIG = ["zig"] if shutil.which("zig") or not find_spec("ziglang") else [sys.executable, "-m", "ziglang"]
 
 
 @dataclass(frozen=True)
@@ -52,40 +50,35 @@ class Tool:
     build: tuple[str, ...]
     run: tuple[str, ...]
     declare: str
-
-    @property
-    def name(self) -> str:
-        return (self.build or self.run)[0]
+    needs: tuple[str, ...] = ()
 
 
 TOOLS = {
     "c": Tool("driver.c", ("gcc", "-std=c99", *STRICT, "driver.c", "-o", "driver"), ("{folder}/driver",),
-              "static float {word}[{count}];"),
+              "static float {word}[{count}];", ("gcc",)),
     "cpp": Tool("driver.cpp", ("g++", "-std=c++17", *STRICT, "-O0", "driver.cpp", "-o", "driver"), ("{folder}/driver",),
-                "const std::vector<float> {word}({count});"),
+                "const std::vector<float> {word}({count});", ("g++",)),
     "rust": Tool("driver.rs", ("rustc", "--edition", "2021", "-D", "warnings", "driver.rs"), ("{folder}/driver",),
-                 "#[allow(non_snake_case)] let {word} = vec![0f32; {count}];"),
-    "js": Tool("driver.js", (), ("node", "{folder}/driver.js"), "const {word} = new Float32Array({count});"),
+                 "#[allow(non_snake_case)] let {word} = vec![0f32; {count}];", ("rustc",)),
+    "js": Tool("driver.js", (), ("node", "{folder}/driver.js"), "const {word} = new Float32Array({count});", ("node",)),
     "python": Tool("driver.py", (), (sys.executable, "-W", "error", "{folder}/driver.py"),
                    "{word} = array('f', bytes(4 * {count}))"),
     "java": Tool("Driver.java", ("javac", "-Xlint:all", "-Werror", "Driver.java", "TraceWriter.java"),
                  ("java", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp", "{folder}", "Driver"),
-                 "float[] {word} = new float[{count}];"),
-    "go": Tool("driver.go", ("go", "build", "-o", "driver", "driver.go", "trace_writer.go"), ("{folder}/driver",),
-               "{word} := make([]float32, {count})"),
-    "zig": Tool("driver.zig", (*ZIG, "build-exe", "driver.zig", "-lc"), ("{folder}/driver",),
-                "const {word} = [_]f32{{0}} ** {count};"),
+                 "float[] {word} = new float[{count}];", ("javac",)),
+    "go": Tool("driver.go", (program("go") or "go", "build", "-o", "driver", "driver.go", "trace_writer.go"),
+           ("{folder}/driver",),
+               "{word} := make([]float32, {count})", ("go",)),
+    "zig": Tool("driver.zig", (sys.executable, "-m", "ziglang", "build-exe", "driver.zig", "-lc"), ("{folder}/driver",),
+                "const {word} = [_]f32{{0}} ** {count};", ("ziglang",)),
 }  # fmt: skip
 
 
 def if_installed(language: str):
-    tool = TOOLS[language].name
-    return pytest.param(language, marks=pytest.mark.skipif(shutil.which(tool) is None, reason=f"no {tool} here"))
+    return pytest.param(language, marks=needs(*TOOLS[language].needs))
 
 
 every_language = pytest.mark.parametrize("language", [if_installed(name) for name in TOOLS])
-needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="cc is not installed")
-needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -460,7 +453,7 @@ trace.end();
 """
 
 
-@needs_node
+@needs("node")
 @pytest.mark.parametrize("way", ["imported", "pasted"])
 def test_javascript_serves_es_modules(way, tmp_path):
     (tmp_path / "trace_writer.cjs").write_text(writers.source("js"))
@@ -471,7 +464,7 @@ def test_javascript_serves_es_modules(way, tmp_path):
     assert Trace.open(tmp_path / "t.safetensors").info.tokens == (5, 6)
 
 
-@needs_node
+@needs("node")
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -513,7 +506,7 @@ def engine_trace(folder, *flags):
     return out
 
 
-@needs_cc
+@needs("cc")
 def test_a_right_engine_in_c_matches(one_layer):
     folder, model, _ = one_layer
     result = llamadiff.compare(model, tokens=TOKENS, candidate=engine_trace(folder), partial=True)
@@ -522,7 +515,7 @@ def test_a_right_engine_in_c_matches(one_layer):
     assert len(result.rows) == 18
 
 
-@needs_cc
+@needs("cc")
 @pytest.mark.parametrize(
     ("flag", "wrong"),
     [

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 from command import run
-from optional import needs_torch
+from optional import needs
 
 from conversion.checkpoints import MODELS, make, write_tokenizer
 from conversion.converter import convert
@@ -20,7 +20,7 @@ from llamadiff.weights.opening import judge_weights
 from llamadiff.weights.safetensors_files import INDEX
 
 KINDS = ("F16", "Q8_0", "Q4_K_M")
-pytestmark = needs_torch
+pytestmark = needs("torch", "transformers")
 
 
 def test_all_architectures_and_mistakes_are_tried():

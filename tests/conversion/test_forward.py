@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from optional import needs_torch
+from optional import needs
 
 from conversion.converter import convert
 from llamadiff import compare
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
-pytestmark = needs_torch
+pytestmark = needs("torch", "transformers")
 
 
 def run(checkpoint, architecture, path, kind, mistake=None):

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import io
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from optional import program
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
@@ -37,7 +37,7 @@ def page_of(comparison: Comparison, width: int, theme: TerminalTheme, **options:
 
 def picture(html: Path, width: int, lines: int) -> None:
     """A PNG beside a page, by a browser."""
-    browser = shutil.which("chromium") or "chromium"
+    browser = program("chromium") or "chromium"
     size = f"--window-size={int(8.45 * width) + 28},{int(17.5 * lines) + 28}"
     to = f"--screenshot={html.with_suffix('.png')}"
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", size, to, html.as_uri()]

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from optional import CHROMIUM
+from optional import program
 from playwright.sync_api import Browser, sync_playwright
 
 import llamadiff
@@ -51,7 +51,7 @@ def shoot(browser: Browser, page: Path) -> None:
 def main(cases: dict[str, Callable[[], Comparison]], folder: Path, names: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=program("chromium"), args=["--no-sandbox"])
         for name in names or cases:
             page = folder / f"{name}.html"
             page.write_text(to_html(cases[name](), COMMAND))

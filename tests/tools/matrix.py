@@ -1,0 +1,167 @@
+"""The quick tests on machines that this one can pass for: other BLAS kernels, no compiler, no root, another place.
+
+``matrix.py [--whole] [--turn N | CORNER ...]``: each corner runs a fifth of the tests, the next one another fifth;
+all of them with ``--whole``; ``--turn N`` is one corner and all tests. A table says what was tried; exit code 1 if a
+test failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
+
+ROOT = Path(__file__).parent.parent.parent
+PARTS = 5
+NOBODY = 65534
+PROCESSES = os.environ.get("PROCESSES", str((os.cpu_count() or 1) + 1))
+SUMMARY = re.compile(r"(\d+) (passed|failed|errors?|skipped)\b")
+
+
+@dataclass(frozen=True)
+class Corner:
+    """What is otherwise there: variables; another place; nothing compiled; no root; a home that cannot be written."""
+
+    name: str
+    variables: dict[str, str] = field(default_factory=dict)
+    needs: str = ""  # a flag of the processor
+    place: str = ""
+    compiled: bool = True
+    is_root: bool = True
+    home: int = 0o700
+
+
+def _blas(name: str, needs: str) -> Corner:
+    return Corner(f"BLAS: {name}", {"OPENBLAS_CORETYPE": name}, needs)
+
+
+CORNERS = (
+    _blas("Prescott", "sse3"), _blas("Nehalem", "sse4_2"), _blas("Sandybridge", "avx"), _blas("Haswell", "avx2"),
+    _blas("Zen", "avx2"), _blas("SkylakeX", "avx512f"),
+    *(Corner(f"BLAS: threads: {count}", {"OPENBLAS_NUM_THREADS": count}) for count in ("1", "2", "5")),
+    Corner("NumPy without vector extensions", {"NPY_DISABLE_CPU_FEATURES": " ".join(
+        name for name in __cpu_dispatch__ if __cpu_features__[name])}),
+    Corner("no C compiler", {"CC": "false", "CXX": "false"}, place="without compiler", compiled=False),
+    Corner("locale C, ASCII, Chatham time", {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0",
+                                             "TZ": "Pacific/Chatham"}),
+    Corner("a path with a space and an \u00e9", place="l\u00e0 bas \u00e9t\u00e9"),
+    Corner("not root", place="somebody's", is_root=False),
+    Corner("not root, HOME read-only", place="nobody's", is_root=False, home=0o500),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What pytest counted in a corner, and the end of what it printed where a test failed."""
+
+    corner: Corner
+    counts: dict[str, int]
+    seconds: float
+    words: str
+
+    @property
+    def good(self) -> bool:
+        return self.counts.get("passed", 0) > 0 and not set(self.counts) & {"failed", "error", "errors"}
+
+
+def run(corner: Corner, part: str, folder: Path) -> Outcome:
+    """The tests of a ``part``, "3/5", as that corner has them."""
+    root = _copied(corner, folder / corner.place) if corner.place else ROOT
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    temporary = folder / "tmp"
+    temporary.mkdir(exist_ok=True)
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "reference")]), "OMP_WAIT_POLICY": "passive",
+        "LLAMADIFF_TESTS": part, "TMPDIR": str(temporary), **corner.variables,
+    }  # fmt: skip
+    before: list[str] = []
+    if not corner.is_root:
+        environment |= {"HOME": str(home), "XDG_CACHE_HOME": "", "USER": "nobody", "LOGNAME": "nobody"}
+        if os.geteuid() == 0:
+            before = _as_nobody()
+            _give(folder)
+    home.chmod(corner.home)
+    command = [*before, sys.executable, "-m", "pytest", "-q", "-n", PROCESSES, "--dist", "worksteal", "-m", "not slow",
+               "-p", "no:cacheprovider", "tests"]  # fmt: skip
+    started = time.monotonic()
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, check=False)
+    out, err = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
+    counts = {kind: int(count) for count, kind in SUMMARY.findall(out.splitlines()[-1] if out else "")}
+    return Outcome(corner, counts, time.monotonic() - started, out[-20000:] + err[-2000:])
+
+
+def _copied(corner: Corner, place: Path) -> Path:
+    """What is under version control, somewhere else."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).exists():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, place / name)
+    for library in (ROOT / "llamadiff" / "compiled").glob("*.so") if corner.compiled else ():
+        shutil.copy2(library, place / "llamadiff" / "compiled")
+    return place
+
+
+def _as_nobody() -> list[str]:
+    """Words that give up root. Where this Python lies in a home of root's, it may still be read."""
+    words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    if subprocess.run([*words, sys.executable, "-c", ""], capture_output=True, check=False).returncode:
+        words += ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]
+    return words
+
+
+def _give(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+
+
+def flags() -> set[str]:
+    """What this processor can."""
+    return set(Path("/proc/cpuinfo").read_text().split())
+
+
+def table(outcomes: list[Outcome], left: list[Corner]) -> str:
+    """Markdown."""
+    rows = [f"| {each.corner.name} | {'green' if each.good else 'RED'} | "
+            f"{', '.join(f'{count} {kind}' for kind, count in each.counts.items())} | {each.seconds:.0f} |"
+            for each in outcomes]  # fmt: skip
+    rows += [f"| {corner.name} | not tried: no {corner.needs} here | | |" for corner in left]
+    return "\n".join(["| corner | | tests | seconds |", "| --- | --- | --- | --- |", *rows])
+
+
+def main() -> None:
+    """Run the corners and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("corners", nargs="*", metavar="CORNER", help="a part of a corner's name")
+    parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--turn", type=int)
+    options = parser.parse_args()
+    chosen = [each for each in CORNERS if not options.corners or any(word in each.name for word in options.corners)]
+    able = [each for each in chosen if each.needs in {"", *flags()}]
+    left = [each for each in chosen if each not in able]
+    if options.turn is not None:
+        able, left = [able[options.turn % len(able)]], []
+    outcomes = []
+    for number, corner in enumerate(able):
+        part = f"{number % PARTS}/{PARTS}" if not options.whole and options.turn is None else "0/1"
+        print(f"{corner.name} ...", flush=True)
+        with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
+            outcomes.append(run(corner, part, Path(folder)))
+        if not outcomes[-1].good:
+            print(outcomes[-1].words, flush=True)
+    print(table(outcomes, left))
+    sys.exit(not all(outcome.good for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    main()
