@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import subprocess
 import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,8 +26,12 @@ OTHER_NAMES = {"chromium": ("chromium", "chromium-browser", "google-chrome")}
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # with pip's programs
 
 
+@cache
 def program(name: str) -> str | None:
-    """Where a program is."""
+    """Where a program is; a compiler that the environment names must run."""
+    if name == "cc" and "CC" in os.environ:
+        done = subprocess.run([*shlex.split(os.environ["CC"]), "--version"], capture_output=True, check=False)
+        return None if done.returncode or not done.stdout else os.environ["CC"]
     return next(filter(None, (shutil.which(each, path=PATH) for each in OTHER_NAMES.get(name, (name,)))), None)
 
 
