@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import resource
 import signal
@@ -96,7 +97,8 @@ def driver(tmp_path_factory, small_model):
             whole = "\n".join(marker[1] + line for line in own)
             (folder / tool.driver).write_text(text.replace(marker[0], whole))
             if tool.build:
-                done = subprocess.run(tool.build, cwd=folder, capture_output=True, text=True, check=False)
+                own = {**os.environ, "GOCACHE": str(folder / "go"), "ZIG_GLOBAL_CACHE_DIR": str(folder / "zig")}
+                done = subprocess.run(tool.build, cwd=folder, env=own, capture_output=True, text=True, check=False)
                 assert done.returncode == 0, done.stderr
             commands[language] = [word.format(folder=folder) for word in tool.run]
         return commands[language]

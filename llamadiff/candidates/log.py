@@ -58,7 +58,7 @@ def _is_text(path: Path) -> bool:
 
 def _tokens(path: Path) -> tuple[int, ...]:
     """The token ids that a log begins with, if it does."""
-    with path.open(errors="replace") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         for line in islice(_lines(file), MAX_LINES_BEFORE):
             match = TOKENS.search(line)
             ids = match[1].replace(",", " ").split() if match else []
@@ -70,7 +70,7 @@ def _tokens(path: Path) -> tuple[int, ...]:
 def _loaded(path: Path, context: Context) -> Trace:
     """What a log says, each value in its place. Raises UserError if it says nothing of this model."""
     named = _Names(context)
-    with path.open(errors="replace") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         log = read_lines(_lines(file), lambda word: named.tap(word) is not None)
     if log.logits:
         log.blocks.append(_logits_block(log.logits))

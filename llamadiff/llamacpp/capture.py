@@ -49,7 +49,7 @@ def check_nodes(request: Request, progress: Progress = silent, child: Child | No
     assert request.output is not None
     with nullcontext(child) if child else Child(request.settings.llama_cpp) as ready:
         ready.ask(request, progress)
-    data = json.loads(Path(request.output).read_text())
+    data = json.loads(Path(request.output).read_text(encoding="utf-8"))
     fields = {key: value for key, value in data["info"].items() if key != "schema"}
     info = Info(**{**fields, "tokens": tuple(fields["tokens"]), "positions": tuple(fields["positions"]),
                    "batches": tuple(fields.get("batches", ()))})  # fmt: skip

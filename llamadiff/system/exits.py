@@ -102,7 +102,7 @@ def _open_streams() -> None:
     """Somewhere to write where the caller closed a stream; a character that a stream cannot show is escaped."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         getattr(sys, name).reconfigure(errors="backslashreplace")
 
 

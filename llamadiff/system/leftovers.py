@@ -156,6 +156,7 @@ class _Ledger:
                 _process.ledger = None
                 with suppress(OSError):
                     self.path.unlink()
+                    os.rmdir(self.path.parent)  # where nobody else has one
                 os.close(self.file)
 
     def _write(self, line: dict[str, Any]) -> None:

@@ -115,7 +115,8 @@ def _copied(corner: Corner, place: Path) -> Path:
 def _as_nobody() -> list[str]:
     """Words that give up root. Where this Python lies in a home of root's, it may still be read."""
     words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-    if subprocess.run([*words, sys.executable, "-c", ""], capture_output=True, check=False).returncode:
+    start = "import subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"
+    if subprocess.run([*words, sys.executable, "-c", start], capture_output=True, check=False).returncode:
         words += ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]
     return words
 
