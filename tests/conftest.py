@@ -16,6 +16,7 @@ import warm
 from gguf import GGMLQuantizationType as Type
 from machine import Machine
 from models import random_models
+from once import once
 from quick import mark_slow
 from small import DIM, EMBD, VOCAB, write_model
 from small_others import deepseek2, gpt2, gpt_oss, mamba2, phi3
@@ -202,8 +203,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
 @pytest.fixture(scope="session")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """random_model("bloom.F16"): the path of that one of ``random_models.NAMES``."""
-    own = tmp_path_factory.getbasetemp()
-    folder = random_models.written(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
+    folder = once(tmp_path_factory, "random-models", random_models.write)
     return lambda name: folder / f"{name}.gguf"
 
 

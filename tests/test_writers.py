@@ -11,12 +11,14 @@ import subprocess
 import sys
 from array import array
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf import GGUFReader
 from llamaref import Engine
+from once import once
 from optional import needs, program
 from safetensors.numpy import load_file
 from small import write_model
@@ -85,23 +87,24 @@ every_language = pytest.mark.parametrize("language", [if_installed(name) for nam
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory, small_model):
     """driver("rust"): the command that runs the driver of tests/writers in that language, with a model's add lines."""
-    commands = {}
+
+    def made(language, folder):
+        tool = TOOLS[language]
+        (folder / writers.LANGUAGES[language]).write_text(writers.source(language))
+        text = (PROGRAMS / tool.driver).read_text()
+        marker = re.search(r"( *)(/\* LINES \*/|(//|#) LINES)", text)
+        own = declared(language, Model(small_model("moe"))).splitlines()
+        whole = "\n".join(marker[1] + line for line in own)
+        (folder / tool.driver).write_text(text.replace(marker[0], whole))
+        if tool.build:
+            caches = {"GOCACHE": str(folder / "go"), "ZIG_GLOBAL_CACHE_DIR": str(folder / "zig")}
+            environment = {**os.environ, **caches}
+            done = subprocess.run(tool.build, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
 
     def get(language):
-        if language not in commands:
-            folder, tool = tmp_path_factory.mktemp("driver"), TOOLS[language]
-            (folder / writers.LANGUAGES[language]).write_text(writers.source(language))
-            text = (PROGRAMS / tool.driver).read_text()
-            marker = re.search(r"( *)(/\* LINES \*/|(//|#) LINES)", text)
-            own = declared(language, Model(small_model("moe"))).splitlines()
-            whole = "\n".join(marker[1] + line for line in own)
-            (folder / tool.driver).write_text(text.replace(marker[0], whole))
-            if tool.build:
-                own = {**os.environ, "GOCACHE": str(folder / "go"), "ZIG_GLOBAL_CACHE_DIR": str(folder / "zig")}
-                done = subprocess.run(tool.build, cwd=folder, env=own, capture_output=True, text=True, check=False)
-                assert done.returncode == 0, done.stderr
-            commands[language] = [word.format(folder=folder) for word in tool.run]
-        return commands[language]
+        folder = once(tmp_path_factory, f"driver-{language}", partial(made, language))
+        return [word.format(folder=folder) for word in TOOLS[language].run]
 
     return get
 

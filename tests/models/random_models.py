@@ -6,7 +6,6 @@ zero, which it takes as unset.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -61,18 +60,10 @@ NAMES = tuple(KEYS)
 TESTS = Path(__file__).parent.parent
 
 
-def written(parent: Path) -> Path:
-    """The folder in ``parent`` that has all models, written by whichever process asks first."""
-    folder = parent / "random-models"
-    with (parent / "random-models.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            partial = parent / "random-models.part"
-            partial.mkdir()
-            environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
-            subprocess.run([sys.executable, "-m", __name__, partial], cwd=TESTS, env=environment, check=True)
-            partial.rename(folder)
-    return folder
+def write(folder: Path) -> None:
+    """Write every model, by a process of its own."""
+    environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+    subprocess.run([sys.executable, "-m", __name__, folder], cwd=TESTS, env=environment, check=True)
 
 
 def write_all(folder: Path) -> None:
