@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from conftest import OPTIONS
+from models.options import OPTIONS
 from small import write_model
 
 from llamadiff.ggml.check import NodeCheck

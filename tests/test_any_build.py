@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from builds import HEADERS, compiled, other_library
 from command import run
 from optional import needs
 
@@ -19,27 +19,14 @@ from llamadiff.engines.run_spec import How, Run
 from llamadiff.llamacpp import devices, shim
 from llamadiff.llamacpp.build_tree import find
 from llamadiff.llamacpp.capture import probe
-from llamadiff.llamacpp.library import package
 from llamadiff.llamacpp.request import Settings
 from llamadiff.report.terminal.report import make_console, render
 
-INSTALLED = Path(next(iter(package().submodule_search_locations)))  # llama_cpp, with its libraries in lib
-HEADERS = INSTALLED.parent / "include"
 TOKENS = (1, 17, 5, 40)
 pytestmark = [
     needs("cc"),
     pytest.mark.skipif(not HEADERS.is_dir(), reason="this llama-cpp-python was installed without llama.cpp's headers"),
 ]
-
-
-@pytest.fixture
-def build(tmp_path: Path) -> Path:
-    """A directory as a build leaves it: headers apart, libraries in bin."""
-    folder = tmp_path / "checkout"
-    (folder / "build").mkdir(parents=True)
-    (folder / "include").symlink_to(HEADERS)
-    (folder / "build/bin").symlink_to(INSTALLED / "lib")
-    return folder
 
 
 def asked(folder: Path | str, **settings: object) -> Run:
@@ -143,19 +130,6 @@ def refused(folder: Path) -> str:
     with pytest.raises(UserError) as caught:
         probe(str(folder))
     return str(caught.value)
-
-
-def other_library(build: Path, source: str) -> None:
-    """A libllama of one's own in the build's place."""
-    (build / "build/bin").unlink()
-    (build / "build/bin").mkdir()
-    compiled(build / "build/bin/libllama.so", source)
-
-
-def compiled(library: Path, source: str, *flags: str) -> None:
-    code = library.with_suffix(".c")
-    code.write_text(source)
-    subprocess.run(["cc", "-shared", "-fPIC", str(code), *flags, "-o", str(library)], check=True)
 
 
 def other_headers(build: Path, name: str, old: str, new: str) -> None:

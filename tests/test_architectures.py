@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import OPTIONS as SMALL
 from llamaref import Engine, Weights
 from llamaref import ops as maths
 from llamaref.models import ARCHITECTURES
+from models.options import OPTIONS as SMALL
 from models.random_models import NAMES
 from small import write_model
 from small_others import deepseek2, mamba2, phi3

@@ -20,13 +20,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import gguf
 import numpy as np
 import pytest
 import small
+from command import processes_of
 from command import run as run_here
+from models.tokenized import with_tokenizer
 from safetensors.numpy import save_file
 
 from llamadiff.comparison.api import diff
@@ -126,20 +127,6 @@ class Cli:
         return self.finish(self.start(*args, **options))
 
 
-def processes_of(place: Path, command: str = "") -> list[str]:
-    """Processes that have ``place`` as their TMPDIR."""
-    found = []
-    for process in Path("/proc").iterdir():
-        try:
-            if process.name.isdigit() and str(place).encode() + b"\0" in (process / "environ").read_bytes():
-                line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                if command in line:
-                    found.append(f"{process.name} {line}")
-        except OSError:
-            pass
-    return found
-
-
 @pytest.fixture
 def cli(tmp_path: Path) -> Iterator[Cli]:
     """Commands heed the signals that ask them to stop, even where these tests run under nohup."""
@@ -152,25 +139,6 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 
 
 # -- files -----------------------------------------------------------------------------------------
-
-
-def with_tokenizer(path: Path, template: str | None = None) -> Path:
-    """A small model that tokenizes letters."""
-
-    def write(writer: gguf.GGUFWriter) -> None:
-        texts = ["<unk>", "<s>", "</s>", "\u2581", *"abcdefghijklmnopqrstuvwxyz"]
-        texts += [f"piece{i}" for i in range(small.VOCAB - len(texts) - 1)] + ["\x1b[2J[red]x"]
-        writer.add_tokenizer_model("llama")
-        writer.add_token_list(texts)
-        writer.add_token_scores([0.0] * len(texts))
-        writer.add_token_types([2, 3, 3] + [1] * (len(texts) - 3))
-        writer.add_bos_token_id(1)
-        writer.add_eos_token_id(2)
-        if template is not None:
-            writer.add_chat_template(template)
-
-    with mock.patch.object(small, "_tokenizer", write):
-        return small.write_model(path, layers=1)
 
 
 def vocabulary_only(path: Path, arch: str = "llama") -> Path:

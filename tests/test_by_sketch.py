@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import OPTIONS
 from faulty import BUGS, Bug
 from llamaref import Engine, Weights
 from llamaref.weight_product import WeightProduct
+from models.options import OPTIONS
 from small import write_model
 
 from llamadiff import compare

@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 from faulty import BUGS
-from test_report import TOKENS
-from test_terminal import local, row
+from report.made_up import local, row
+from traces import TOKENS
 
 from llamadiff.candidates.reference import record
 from llamadiff.comparison import verbs

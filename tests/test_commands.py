@@ -13,7 +13,8 @@ import jsonschema
 import pytest
 from command import COMMAND, in_process_of_its_own, run
 from faulty import BUGS
-from test_report import SCHEMA, TOKENS, save
+from places import REPORT_SCHEMA
+from traces import TOKENS, save
 
 import llamadiff
 from llamadiff.candidates.reference import record
@@ -284,7 +285,7 @@ def test_json_says_who_wrote_it_and_how(small_model, faulty, tmp_path):
     target = tmp_path / "report.json"
     run("compare", small_model(), faulty, "--json", target)
     report = json.loads(target.read_text())
-    jsonschema.validate(report, SCHEMA)
+    jsonschema.validate(report, REPORT_SCHEMA)
     assert report["llamadiff"]["version"] == llamadiff.__version__
     assert report["llamadiff"]["command"] == ["llamadiff", "compare", str(small_model()), str(faulty), "--json",
                                               str(target)]  # fmt: skip
@@ -294,7 +295,7 @@ def test_json_says_who_wrote_it_and_how(small_model, faulty, tmp_path):
 
 def test_json_sums_up_lists_per_token_and_the_full_one_has_them(result):
     short, full = (json.loads(form.text(result, About())) for form in FORMATS[:2])
-    jsonschema.validate(full, SCHEMA)
+    jsonschema.validate(full, REPORT_SCHEMA)
     row, whole = (next(row for row in report["taps"] if row["tap"] == "Qcur_rope-0") for report in (short, full))
     assert "per_token" not in row["local"]
     errors = whole["local"]["per_token"]

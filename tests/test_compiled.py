@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import gguf
 import numpy as np
 import pytest
-from conftest import OPTIONS
 from llamaref import Weights, ops
 from llamaref.weights import Across, Factor
+from models.options import OPTIONS
 from optional import program
 from small import write_model
 

@@ -6,11 +6,11 @@ import io
 import re
 
 import pytest
+from report.made_up import SHAPES, explained, rows
 from rich.color import Color
 from rich.console import Console
 from rich.style import Style
 from rich.terminal_theme import TerminalTheme
-from test_terminal import SHAPES, explained, rows
 from tools.themes import THEMES
 
 from llamadiff.comparison import notebook

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_bad_input import with_tokenizer
+from models.tokenized import with_tokenizer
 
 from llamadiff.llamacpp import child
 from llamadiff.llamacpp.request import TOKENIZING, Request

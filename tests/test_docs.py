@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_imports import ROOMS
+from places import ROOMS
 from tools import tables
 
 ROOT = Path(__file__).parent.parent

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from faulty import with_maths
 from llamaref import Engine, ops
+from places import REPORT_SCHEMA
 from small import write_model
-from test_report import SCHEMA
-from test_settling import Mixed
+from traces import Mixed
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
@@ -204,7 +204,7 @@ def test_a_model_that_overflows_is_unchecked_from_there_on(overflowing):
     mine = compare(overflowing, tokens=TOKENS, candidate=record(Engine(overflowing), TOKENS, "mine"))
     assert mine.verdict == "unchecked"
     assert "llama.cpp's own run has NaN or Inf there too" in mine.summary
-    jsonschema.validate(to_object(mine), SCHEMA)
+    jsonschema.validate(to_object(mine), REPORT_SCHEMA)
     assert "nan" not in printed(mine)
 
 
@@ -229,7 +229,7 @@ def test_logits_that_are_not_finite_claim_nothing(right, path):
     assert result.logits.top1_agree is None
     assert (result.logits.agreeing, result.logits.rows) == (LAST, LAST + 1)
     report = to_object(result)
-    jsonschema.validate(report, SCHEMA)
+    jsonschema.validate(report, REPORT_SCHEMA)
     assert report["logits"]["kl"] is None
     assert report["logits"]["top1_agree"] is None
     assert report["logits"]["not_finite"] == ["candidate"]

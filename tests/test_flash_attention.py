@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from conftest import OPTIONS
+from models.options import OPTIONS
 from small import write_model
 
 from llamadiff.comparison.verbs import graph

@@ -7,16 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from places import ROOMS
 
 ROOT = Path(__file__).parent.parent
 FILES = [*(ROOT / "llamadiff").rglob("*.py"), *(ROOT / "reference").rglob("*.py")]
 
-# The rooms of the package. Arrows point down this list only; docs/ARCHITECTURE.md says what each is for.
-ROOMS = (
-    "pytest_plugin", "torch", "cli", "report", "sweep", "comparison", "loss", "weights", "manner", "diagnose", "judge",
-    "candidates", "writers", "preflight", "engines", "llamacpp", "ggml", "trace", "numerics", "compiled", "shipped",
-    "system",
-)  # fmt: skip
 ABOVE = ("__init__", "__main__")  # the ways in
 ALLOWED = {
     "llama_cpp": ("llamadiff/llamacpp/",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import OPTIONS
+from models.options import OPTIONS
 from small import write_model
 
 from llamadiff import compare

@@ -9,9 +9,9 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from conftest import OPTIONS
 from llamaref import Engine, ModelError
 from llamaref.weights import Factor
+from models.options import OPTIONS
 from small import write_model
 
 from llamadiff.judge.in_step import in_step

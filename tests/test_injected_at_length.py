@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import OPTIONS
 from injected import INJECTIONS
 from injected.base import Injection
 from llamaref import Engine
+from models.options import OPTIONS
 from small import write_model
 
 from llamadiff.candidates.reference import record

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import small
-from test_bad_input import processes_of
+from command import processes_of
 
 ROOT = Path(__file__).parent.parent
 ENTRY = re.search(r'^llamadiff = "(.+):(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)

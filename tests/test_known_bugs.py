@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from explaining import CASES, FLOOR, Explained, name_of
+from explaining import CASES, FLOOR, INJECTED, QUICK, Explained, name_of
 from injected import INJECTIONS
 from injected.base import Injection
 
@@ -15,17 +15,9 @@ BLOCKS = {
     "nibbles-interleaved", "nibbles-swapped", "quants-offset", "high-bits-ignored", "high-bits-misplaced",
     "minima-wrong", "scales-misread", "quants-linear", "scale-missing", "block-size-wrong", "tensor-offset-wrong",
 }  # fmt: skip
-# of each family a few
-QUICK = {
-    "embedding: negated-llama-F16", "rope: YaRN inverted-llama-yarn-F16", "no residual-llama-F16",
-    "cache: ten rows for twelve-llama-F16", "cache in bfloat16-llama-F16", "recorded cache in Q8_0-llama-F16",
-    "fused: head by head-qwen2-fused-F16", "mask hides the own key-llama-F16", "router: best last-moe-F16",
-    "half: up overflows-llama-large-F16",
-}  # fmt: skip
-BUGS = [pytest.param(*case, id=name_of(case), marks=[pytest.mark.quick] * (name_of(case) in QUICK)) for case in CASES]
-WRONG = [case for case in BUGS if not (case.values[0].harmless or case.values[0].choice)]
-CHOICES = [case for case in BUGS if case.values[0].choice]
-HARMLESS = [case for case in BUGS if case.values[0].harmless]
+WRONG = [case for case in INJECTED if not (case.values[0].harmless or case.values[0].choice)]
+CHOICES = [case for case in INJECTED if case.values[0].choice]
+HARMLESS = [case for case in INJECTED if case.values[0].harmless]
 
 
 @pytest.fixture(scope="module")

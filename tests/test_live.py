@@ -9,8 +9,8 @@ from queue import Queue
 
 import numpy as np
 import pytest
-from conftest import OPTIONS
 from llamaref.engine import Silent
+from models.options import OPTIONS
 from small import write_model
 
 from llamadiff import compare

@@ -18,7 +18,7 @@ import pytest
 from command import run
 from faulty import BUGS
 from optional import needs
-from test_report import TOKENS, save
+from traces import TOKENS, save
 
 import llamadiff
 from llamadiff.candidates.reference import record

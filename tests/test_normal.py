@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from command import run as command
-from conftest import OPTIONS
 from decoding import engine as decoding
+from models.options import OPTIONS
 from small import write_model
 from strangers import recording
 from strangers.arithmetic import BY_NAME

@@ -14,8 +14,8 @@ import pytest
 from command import run
 from faulty import BUGS
 from optional import needs, program
-from test_report import TOKENS, save
-from test_terminal import row
+from report.made_up import row
+from traces import TOKENS, save
 
 from llamadiff.candidates.reference import record
 from llamadiff.comparison import verbs

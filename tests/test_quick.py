@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+from explaining import INJECTED
 from quick import mark_slow, spread
-from test_known_bugs import BUGS
 
 CASES = [(f"{model}-{kind}-{bug}", frozenset({("model", model), ("kind", kind), ("bug", bug)}))
          for model, kind, bug in product("abcde", range(6), ("x", "y", "z"))]  # fmt: skip
@@ -67,10 +67,10 @@ def test_a_test_may_say_which_of_its_cases_are_quick():
 def test_every_known_bug_is_injected_in_a_quick_test():
     """In more than one model and type of weights over all, and in less than half of the cases."""
     cases = [(f"tests/test_known_bugs.py::test_a_bug_is_named[{case.id}]",
-              frozenset(enumerate((case.values[0].cause, *case.values[1:])))) for case in BUGS]  # fmt: skip
+              frozenset(enumerate((case.values[0].cause, *case.values[1:])))) for case in INJECTED]  # fmt: skip
     chosen = set(spread(cases))
-    quick = [case.values for case, (name, _) in zip(BUGS, cases, strict=True) if name in chosen]
-    assert {injection.cause for injection, _, _ in quick} == {case.values[0].cause for case in BUGS}
+    quick = [case.values for case, (name, _) in zip(INJECTED, cases, strict=True) if name in chosen]
+    assert {injection.cause for injection, _, _ in quick} == {case.values[0].cause for case in INJECTED}
     for place in (1, 2):
-        assert {values[place] for values in quick} == {case.values[place] for case in BUGS}
-    assert 7 * len(quick) < len(BUGS)
+        assert {values[place] for values in quick} == {case.values[place] for case in INJECTED}
+    assert 7 * len(quick) < len(INJECTED)

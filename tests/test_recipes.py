@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from optional import needs
-from test_writers import TOOLS, if_installed
+from toolchains import TOOLS, if_installed
 
 from llamadiff import writers
 from llamadiff.trace.reader import Trace

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import jsonschema
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from command import run
 from faulty import BUGS, with_maths
 from llamaref import Engine, ops
+from places import REPORT_SCHEMA
 
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.api import diff
@@ -18,7 +18,6 @@ from llamadiff.comparison.repairs import repairs_of
 from llamadiff.diagnose.registry import known_bugs
 from llamadiff.trace.writer import rewrite
 
-SCHEMA = json.loads((Path(__file__).parent / "report.schema.json").read_text())
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 COMMAND = ("llamadiff", "diff", "b.safetensors", "c.safetensors", "--model", "m.gguf")
 
@@ -99,7 +98,7 @@ def test_json_has_them_and_the_command_runs(small_model, tmp_path):
         words.append(str(tmp_path / f"{name}.safetensors"))
     done = run("diff", *words, "--model", path, "--json", "-")
     report = json.loads(done.stdout)
-    jsonschema.validate(report, SCHEMA)
+    jsonschema.validate(report, REPORT_SCHEMA)
     [repair] = report["repairs"]
     assert (repair["id"], repair["confidence"], repair["place"]["tap"]) == ("gate-up-swapped", "replayed", "ffn_gate-0")
     assert run(*repair["explain"][1:]).returncode == 0

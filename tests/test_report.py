@@ -6,7 +6,6 @@ import csv
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import jsonschema
 import numpy as np
@@ -14,24 +13,14 @@ import pytest
 from command import in_process_of_its_own, run
 from faulty import BUGS
 from llamaref import Engine
+from places import REPORT_SCHEMA
+from traces import TOKENS, save
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.api import diff
 from llamadiff.report.json import to_json, to_object
 from llamadiff.trace.metadata import Info
-from llamadiff.trace.writer import TraceWriter
-
-SCHEMA = json.loads((Path(__file__).parent / "report.schema.json").read_text())
-TOKENS = (1, 17, 5, 80)
-
-
-def save(trace, path):
-    with TraceWriter(path) as writer:
-        for name in trace:
-            writer.add(name, trace[name])
-        writer.finish(trace.info)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +35,19 @@ def test_reports_fit_the_schema(small_model, faulty):
         compare(small_model(), tokens=TOKENS, n_predict=2),
         compare(small_model(), tokens=TOKENS, candidate=faulty),
     ):
-        jsonschema.validate(json.loads(to_json(result)), SCHEMA)
+        jsonschema.validate(json.loads(to_json(result)), REPORT_SCHEMA)
 
 
 def test_a_report_without_a_model_fits_the_schema(small_model, tmp_path):
     trace = save(record(Engine(small_model()), TOKENS, "mine"), tmp_path / "t.safetensors")
-    jsonschema.validate(to_object(diff(trace, trace)), SCHEMA)
+    jsonschema.validate(to_object(diff(trace, trace)), REPORT_SCHEMA)
 
 
 def test_numbers_that_are_not_finite_are_null(small_model, tmp_path):
     right = record(Engine(small_model()), TOKENS, "mine")
     right._arrays["ffn_up-0"][1, 2] = np.nan
     report = to_object(compare(small_model(), tokens=TOKENS, candidate=right))
-    jsonschema.validate(report, SCHEMA)
+    jsonschema.validate(report, REPORT_SCHEMA)
     row = next(row for row in report["taps"] if row["tap"] == "ffn_up-0")
     assert row["local"]["nmse"] is None
     assert row["candidate"]["nan"] == 1

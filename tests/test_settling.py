@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from llamaref import Engine
 from small import write_model
+from traces import Mixed
 
 from llamadiff import compare
 from llamadiff.comparison import verbs
@@ -18,26 +19,10 @@ from llamadiff.judge import run
 from llamadiff.judge.by_parts import judged_by_parts
 from llamadiff.judge.replay_tap import Study, _cover, is_clear
 from llamadiff.llamacpp.request import SCORES
-from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 
 TOKENS, LAYERS = (1, 17, 5, 80, 42, 9, 33), 4
-
-
-class Mixed(Carrier):
-    """Records a run whose arithmetic differs from layer to layer."""
-
-    def __init__(self, policies):
-        self.policies, self.arrays, self.layer = policies, {}, 0
-        super().__init__([(policies[0], {})])
-
-    def __call__(self, name, x):
-        self.arrays[name] = x[0].copy()
-        if name.startswith("l_out-"):
-            self.layer += 1
-            super().__init__([(self.policies[min(self.layer, LAYERS - 1)], {})])
-        return x
 
 
 def mixed(path, policies, engine=Engine, tokens=TOKENS):

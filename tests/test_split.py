@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
-from unittest import mock
 
-import gguf
 import numpy as np
 import pytest
-import small
 from command import run
-from conftest import OPTIONS
 from llamaref import Weights
+from models.split import split_model
 
 from llamadiff.engines.reference_model import Model
 from llamadiff.system.errors import UserError
 from llamadiff.system.hashing import file_sha256, model_sha256
 
 IDS = ("--tokens", "1,17,5")
-
-
-def split_model(folder: Path, name: str = "llama", kind: str = "Q8_0") -> Path:
-    """A small model in parts of ten tensors: the first one's path."""
-    with mock.patch.object(gguf, "GGUFWriter", partial(gguf.GGUFWriter, split_max_tensors=10)):
-        small.write_model(folder / "m.gguf", kind=kind, **OPTIONS[name])
-    return sorted(folder.glob("m-00001-of-*.gguf"))[0]
 
 
 def test_all_parts_are_one_model(tmp_path, small_model):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from faulty import BUGS, with_maths
 from llamaref import Engine, ops
+from traces import changed, only
 
 from llamadiff import UserError, compare
 from llamadiff.candidates.reference import record
@@ -15,18 +16,6 @@ from llamadiff.trace.reader import Trace
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 ROPE = BUGS[0]
-
-
-def changed(trace: Trace, **arrays) -> Trace:
-    """A copy of a trace with some taps replaced; None removes one. Names with _ for -."""
-    new = {name: arrays.get(name.replace("-", "_"), trace[name]) for name in trace}
-    kept = {name: np.asarray(array) for name, array in new.items() if array is not None}
-    return Trace(trace.info, kept, dict.fromkeys(kept, "F32"))
-
-
-def only(trace: Trace, *patterns: str) -> Trace:
-    kept = {name: trace[name] for name in trace if name.startswith(patterns)}
-    return Trace(trace.info, kept, dict.fromkeys(kept, "F32"))
 
 
 @pytest.fixture(scope="module")

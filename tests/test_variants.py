@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builds import HEADERS, other_library
 from command import run
 from optional import lacks
-from test_any_build import HEADERS, build, other_library  # noqa: F401 - a fixture
 
 from llamadiff import UserError
 from llamadiff.comparison import variants as module
@@ -166,7 +166,7 @@ def replace_arrays(trace, arrays):
         pytest.param("int nothing;", "libllama.so: has no llama_", marks=pytest.mark.quick),
     ],
 )  # fmt: skip
-def test_a_variant_that_dies_or_hangs_is_a_line(code, said, build, small_model, tmp_path):  # noqa: F811
+def test_a_variant_that_dies_or_hangs_is_a_line(code, said, build, small_model, tmp_path):
     other_library(build, code)
     result = found(small_model(), f"dir={build}", "threads=2", patience=30.0)
     assert [bool(row.failed) for row in result.rows] == [False, True, False]

@@ -14,11 +14,11 @@ import gguf
 import numpy as np
 import pytest
 from command import run
-from conftest import OPTIONS
 from gguf import GGMLQuantizationType as Type
 from llamaref import Weights
+from models.options import OPTIONS
+from models.split import split_model
 from small import VOCAB, write_model
-from test_split import split_model
 
 from llamadiff import UserError
 from llamadiff.llamacpp.child import Child

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from faulty import BUGS
 from llamaref import Engine, ops
-from test_study import changed, only
+from traces import changed, only
 
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.api import diff

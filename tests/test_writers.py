@@ -9,16 +9,16 @@ import signal
 import subprocess
 import sys
 from array import array
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf import GGUFReader
 from llamaref import Engine
-from optional import needs, program
+from optional import needs
 from safetensors.numpy import load_file
 from small import write_model
+from toolchains import STRICT, TOOLS, if_installed
 from typer.testing import CliRunner
 
 import llamadiff
@@ -38,44 +38,7 @@ from llamadiff.writers import lines, trace_writer
 
 PROGRAMS = Path(__file__).parent / "writers"
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
-STRICT = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-O1"]
 SIZES = {"F64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
-
-
-@dataclass(frozen=True)
-class Tool:
-    """How a driver is made, in a directory with the writer beside it, and run; and how it declares a tap's values."""
-
-    driver: str
-    build: tuple[str, ...]
-    run: tuple[str, ...]
-    declare: str
-    needs: tuple[str, ...] = ()
-
-
-TOOLS = {
-    "c": Tool("driver.c", ("gcc", "-std=c99", *STRICT, "driver.c", "-o", "driver"), ("{folder}/driver",),
-              "static float {word}[{count}];", ("gcc",)),
-    "cpp": Tool("driver.cpp", ("g++", "-std=c++17", *STRICT, "-O0", "driver.cpp", "-o", "driver"), ("{folder}/driver",),
-                "const std::vector<float> {word}({count});", ("g++",)),
-    "rust": Tool("driver.rs", ("rustc", "--edition", "2021", "-D", "warnings", "driver.rs"), ("{folder}/driver",),
-                 "#[allow(non_snake_case)] let {word} = vec![0f32; {count}];", ("rustc",)),
-    "js": Tool("driver.js", (), ("node", "{folder}/driver.js"), "const {word} = new Float32Array({count});", ("node",)),
-    "python": Tool("driver.py", (), (sys.executable, "-W", "error", "{folder}/driver.py"),
-                   "{word} = array('f', bytes(4 * {count}))"),
-    "java": Tool("Driver.java", ("javac", "-Xlint:all", "-Werror", "Driver.java", "TraceWriter.java"),
-                 ("java", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp", "{folder}", "Driver"),
-                 "float[] {word} = new float[{count}];", ("javac",)),
-    "go": Tool("driver.go", (program("go") or "go", "build", "-o", "driver", "driver.go", "trace_writer.go"),
-           ("{folder}/driver",),
-               "{word} := make([]float32, {count})", ("go",)),
-    "zig": Tool("driver.zig", (sys.executable, "-m", "ziglang", "build-exe", "driver.zig", "-lc"), ("{folder}/driver",),
-                "const {word} = [_]f32{{0}} ** {count};", ("ziglang",)),
-}  # fmt: skip
-
-
-def if_installed(language: str):
-    return pytest.param(language, marks=needs(*TOOLS[language].needs))
 
 
 every_language = pytest.mark.parametrize("language", [if_installed(name) for name in TOOLS])

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
-from conftest import OPTIONS
 from injected import INJECTIONS
 from injected.base import TOKENS, Injection
 from llamaref import Engine as Judging
+from models.options import OPTIONS
 from small import write_model
 from threadpoolctl import threadpool_limits
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from conftest import OPTIONS
+from models.options import OPTIONS
 from small import write_model
 
 from llamadiff.comparison.api import diff

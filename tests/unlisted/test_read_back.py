@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from proof.random_errors import ERRORS, Right, kinds_from
 from strangers.arithmetic import BY_NAME
 from strangers.bugs import BUGS
 from strangers.crossing import BY_CAUSE, model_file, opened
 from strangers.engine import Engine
 from strangers.recording import without_cache
-from test_claims import ERRORS, Right, kinds_from
 
 from llamadiff.diagnose.case import Case, NotRecordedError, Recording
 from llamadiff.diagnose.read_back.reading import read_back

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conftest import OPTIONS
+from models.options import OPTIONS
 from small_others import bloom, deepseek2, falcon, gpt_oss, granitehybrid, lfm2
 
 
