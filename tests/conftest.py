@@ -16,14 +16,14 @@ import warm
 from machine import Machine
 from models import random_models
 from models.options import OPTIONS
+from models.small import write_model
 from quick import mark_slow
-from small import write_model
 
 from llamadiff.comparison import judging
 from llamadiff.manner import understand
 from llamadiff.system import started
 
-collect_ignore = ["sample"]  # a project of its own, whose tests test_sample.py runs
+collect_ignore = ["cli/sample"]  # a project of its own, whose tests test_sample.py runs
 
 
 @pytest.hookimpl(tryfirst=True)

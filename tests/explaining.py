@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty import BUGS
-from injected import INJECTIONS
-from injected.base import TOKENS, Injection
 from llamaref import Engine
+from proof.injected import INJECTIONS
+from proof.injected.base import TOKENS, Injection
 from several import CLASSES, IN_SPANS, MATHS, ON_ONE_OP, PAIRS, faulty
 
 from llamadiff.candidates.reference import record

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from gguf import GGMLQuantizationType as Type
-from small import DIM, EMBD, VOCAB
-from small_others import deepseek2, gpt2, gpt_oss, mamba2, phi3
+
+from models.small import DIM, EMBD, VOCAB
+from models.small_others import deepseek2, gpt2, gpt_oss, mamba2, phi3
 
 _RNG = np.random.default_rng(7)
 

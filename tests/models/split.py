@@ -7,8 +7,8 @@ from pathlib import Path
 from unittest import mock
 
 import gguf
-import small
 
+from models import small
 from models.options import OPTIONS
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from unittest import mock
 
 import gguf
-import small
+
+from models import small
 
 
 def with_tokenizer(path: Path, template: str | None = None) -> Path:

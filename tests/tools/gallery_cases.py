@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from llamaref import Engine, ops
-from small import write_model
+from models.small import write_model
 
 import llamadiff
 from llamadiff.candidates.reference import record
