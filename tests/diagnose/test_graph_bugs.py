@@ -46,7 +46,7 @@ CLAMPED = ("attn_norm", "attn_output_norm")
 # what some bugs come to: a norm's input left ungated or unweighed, a factor before a norm that leaves no epsilon
 EQUALS = {"gate-after-norm": {"up-missing"}, "product-multiplied": {"norm-epsilon-missing"}}
 BELOW = {"clamp-missing"}
-# what test_graph_explains.py and tests/proof/unseen show: where there are decode steps, and values that no float16 holds
+# what test_graph_explains.py and proof/unseen show: where there are decode steps, and values that no float16 holds
 OF_SEVERAL_BATCHES = {
     "rope-position-restarted", "cache-overwritten", "first-row-fed-twice", "decode-key-unseen", "state-lost"
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """Forty mistakes that no known bug describes, each with the parameter that it changes and the value it gives it.
 
-The engine is the stranger's (tests/proof/strangers), which shares no code with what looks for them. A parameter's values are
+The engine is the stranger's (proof/strangers), which shares no code with what looks for them. A parameter's values are
 data: what is said of an error is held to them (said.py).
 """
 

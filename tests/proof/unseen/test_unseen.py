@@ -36,7 +36,7 @@ QUICK = (
     ("granitehybrid", "logits: of the token before"),
 )
 BY_NAME = {bug.name: bug for bug in BUGS}
-# known bugs of ops, sizes and files that these models do not have; tests/proof/injected and test_graph_bugs.py have them
+# known bugs of ops, sizes and files that these models do not have; proof/injected and test_graph_bugs.py have them
 ELSEWHERE = {
     "norm-overflow", "norm-epsilon-in-half", "softmax-overflow", "overflow-in-half", "cache-too-short",
     "first-row-fed-twice", "weight-scale-ignored", "rope-partial-ignored", "l2-norm-missing", "softcap-missing",
