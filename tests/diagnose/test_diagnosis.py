@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from command import run
-from faulty import BUGS, _GateUpSwapped, _NoQkNorm
+from faulty import BUGS, GateUpSwapped, NoQkNorm
 from llamaref import Engine, ops
 from places import ROOT
 from several import CLASSES, IN_SPANS, MATHS, ON_ONE_OP, PAIRS, faulty
@@ -271,7 +271,7 @@ def test_an_unlisted_bug_is_unknown_through_spans_too(small_model):
 
 def test_alternatives_are_all_named(small_model):
     """Without QK-norm or bias, multiplying before the norm and skipping the norm are one."""
-    result = judged(small_model(), _GateUpSwapped(small_model()), "l_out", "embd", explain=60)
+    result = judged(small_model(), GateUpSwapped(small_model()), "l_out", "embd", explain=60)
     assert [cause.name for cause in result.diagnosis[0].causes] == ["gate-up-swapped", "activation-of-up"]
     assert "or it " in result.summary
     assert "this model cannot tell them apart" in result.summary
@@ -281,7 +281,7 @@ def test_alternatives_are_all_named(small_model):
 
 def test_words_that_hold_of_one_tap_name_it(small_model):
     """Each layer has weights of its own; both rotate alike."""
-    of_weights = judged(small_model(), _GateUpSwapped(small_model())).diagnosis[0]
+    of_weights = judged(small_model(), GateUpSwapped(small_model())).diagnosis[0]
     assert set(of_weights.taps) == {f"ffn_{word}-{layer}" for word in ("gate", "up") for layer in (0, 1)}
     assert clause(of_weights) == "multiplies by blk.0.ffn_up.weight, not blk.0.ffn_gate.weight (at ffn_gate-0)"
     of_all = judged(small_model(), faulty(small_model(), (), MATHS["rope-layout"])).diagnosis[0]
@@ -291,7 +291,7 @@ def test_words_that_hold_of_one_tap_name_it(small_model):
 
 def test_qk_norm_is_named_on_its_own_tap(small_model):
     path = small_model("qwen3")
-    first = judged(path, _NoQkNorm(path)).diagnosis[0]
+    first = judged(path, NoQkNorm(path)).diagnosis[0]
     assert (first.tap, first.causes[0].name, list(first.taps)[:2]) == (
         "Qcur_normed-0", "norm-missing", ["Qcur_normed-0", "Kcur_normed-0"])  # fmt: skip
 

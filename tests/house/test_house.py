@@ -1,4 +1,4 @@
-"""The house's rules, held to the source tree: who may import what, how wide a function is, what one file is enough for."""
+"""The house's rules, held to the source tree: who imports what, how wide a function is, what one file is enough for."""
 
 from __future__ import annotations
 

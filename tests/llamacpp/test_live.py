@@ -148,7 +148,7 @@ def test_nothing_is_read_that_was_let_go(arch, n, tmp_path):
 def test_a_value_that_is_wrong_in_any_part_is_not_clear(name, number, recorded):
     path, trace = recorded
     parts = parts_of(trace)
-    values = parts[number]._arrays[name]
+    values = parts[number].stored(name)
     values[(7, *(3 for _ in values.shape[1:]))] += 0.3 * np.sqrt(np.mean(values**2))
     assert not is_clear(path, parts)
 

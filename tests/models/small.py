@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,12 @@ from gguf import GGMLQuantizationType as Type
 
 EMBD, FF, VOCAB, DIM = 256, 512, 96, 64
 F32 = ("ffn_gate_inp", "ssm_a", "ssm_d", "ssm_conv1d", "ssm_norm", "conv")  # stems of matrices that no file quantizes
+
+
+def no_tokenizer(writer: gguf.GGUFWriter) -> None:
+    """A vocabulary without a tokenizer: prompts are given as ids."""
+    writer.add_tokenizer_model("none")
+    writer.add_vocab_size(VOCAB)
 
 
 def write_model(
@@ -34,6 +41,7 @@ def write_model(
     extra: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray | tuple[np.ndarray, Type]] | None = None,
     drop: tuple[str, ...] = (),
+    tokenizer: Callable[[gguf.GGUFWriter], None] = no_tokenizer,
     seed: int = 1,
 ) -> Path:
     """Write a model with random weights. ``extra`` sets metadata (without the architecture's prefix), ``tensors`` adds
@@ -42,7 +50,7 @@ def write_model(
     writer = gguf.GGUFWriter(path, arch)
     for key, value in _metadata(layers, heads, kv_heads, experts, extra or {}).items():
         _add(writer, f"{arch}.{key}", value)
-    _tokenizer(writer)
+    tokenizer(writer)
     if bos is not None:
         writer.add_bos_token_id(bos)
     q, kv = heads * DIM, kv_heads * DIM
@@ -118,12 +126,6 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
            list: writer.add_array}[type(value)]  # fmt: skip
     add(key, value)
-
-
-def _tokenizer(writer: gguf.GGUFWriter) -> None:
-    """A vocabulary without a tokenizer: prompts are given as ids."""
-    writer.add_tokenizer_model("none")
-    writer.add_vocab_size(VOCAB)
 
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray | tuple[np.ndarray, Type], kind: Type) -> None:

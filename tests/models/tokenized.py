@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from unittest import mock
 
 import gguf
 
@@ -25,5 +24,4 @@ def with_tokenizer(path: Path, template: str | None = None) -> Path:
         if template is not None:
             writer.add_chat_template(template)
 
-    with mock.patch.object(small, "_tokenizer", write):
-        return small.write_model(path, layers=1)
+    return small.write_model(path, layers=1, tokenizer=write)

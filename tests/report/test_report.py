@@ -45,7 +45,7 @@ def test_a_report_without_a_model_fits_the_schema(small_model, tmp_path):
 
 def test_numbers_that_are_not_finite_are_null(small_model, tmp_path):
     right = record(Engine(small_model()), TOKENS, "mine")
-    right._arrays["ffn_up-0"][1, 2] = np.nan
+    right.stored("ffn_up-0")[1, 2] = np.nan
     report = to_object(compare(small_model(), tokens=TOKENS, candidate=right))
     jsonschema.validate(report, REPORT_SCHEMA)
     row = next(row for row in report["taps"] if row["tap"] == "ffn_up-0")

@@ -153,7 +153,7 @@ def test_values_and_all_that_is_stated_come_back(language, driver, tmp_path):
     assert set(trace) == set(expected)
     for name, bits in expected.items():
         assert trace.dtypes[name] == ADDED[name][0]
-        assert np.array_equal(np.ascontiguousarray(trace._arrays[name]).view(bits.dtype), bits), name
+        assert np.array_equal(np.ascontiguousarray(trace.stored(name)).view(bits.dtype), bits), name
 
 
 def by_tokens(trace, n_prefill, dtypes):

@@ -63,8 +63,10 @@ def world() -> SimpleNamespace:
     from models import small
 
     folder = Path(mkdtemp(prefix="llamadiff-fuzz-"))
-    with mock.patch.multiple(small, _tokenizer=_tokenizer, **SMALL):
-        model = Model(small.write_model(folder / "m.gguf", layers=2, extra={"rope.freq_base": 5e5}))
+    with mock.patch.multiple(small, **SMALL):
+        model = Model(
+            small.write_model(folder / "m.gguf", layers=2, extra={"rope.freq_base": 5e5}, tokenizer=_tokenizer)
+        )
     trace = record(model.engine, TOKENS, "mine")
     arrays = {name: np.ascontiguousarray(trace[name]) for name in trace}
     info = {

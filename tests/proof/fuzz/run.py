@@ -1,7 +1,7 @@
 """Run cases of readers: each must succeed or raise UserError, in 5 s of work and 500 MB.
 
 python tests/proof/fuzz/run.py --cases 10000            every reader
-python tests/proof/fuzz/run.py npz gguf --cases 1000
+python tests/proof/fuzz/run.py npz model --cases 1000
 python tests/proof/fuzz/run.py npz --case 1234          one again, with its traceback
 """
 
