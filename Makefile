@@ -58,7 +58,7 @@ builds: $(BUILDS:%=build/%/tested)  ## llama.cpp built three times, and the quic
 build/%/tested: build/%/installed FORCE
 	build/$*/bin/python $(PYTEST) -m "not slow"
 	build/$*/bin/llamadiff check captures
-	build/$*/bin/python tests/kernels.py > $@
+	build/$*/bin/python tests/tools/kernels.py > $@
 	@cat $@
 
 build/%/installed: pyproject.toml $(KERNELS)
@@ -78,11 +78,11 @@ matrix: develop  ## the quick tests as on other machines, a fifth of them in eac
 
 backends: develop  ## every node on other builds and devices of llama.cpp: an hour, most of it compiling
 	$(BIN)/python tests/tools/backends.py
-	$(BIN)/python $(PYTEST) -rs -m backends tests/test_backends.py; code=$$?; \
+	$(BIN)/python $(PYTEST) -rs -m backends tests/llamacpp/test_backends.py; code=$$?; \
 		$(BIN)/python tests/tools/backends.py --table && exit $$code
 
 fuzz: develop  ## 10,000 hostile files for every reader: half an hour
-	$(BIN)/python tests/fuzz/run.py --cases 10000
+	$(BIN)/python tests/proof/fuzz/run.py --cases 10000
 
 lint: develop  ## style and types
 	$(BIN)/ruff check .

@@ -43,6 +43,20 @@ def in_process_of_its_own(*words: object, given: bytes = b"", **options: object)
     return Ended(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
+def processes_of(place: Path, command: str = "") -> list[str]:
+    """Processes that have ``place`` as their TMPDIR."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and str(place).encode() + b"\0" in (process / "environ").read_bytes():
+                line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if command in line:
+                    found.append(f"{process.name} {line}")
+        except OSError:
+            pass
+    return found
+
+
 def _stream(data: bytes = b"") -> io.TextIOWrapper:
     return io.TextIOWrapper(io.BytesIO(data), "utf-8")
 

@@ -42,13 +42,13 @@ def _base(rope: Rope, positions: Any, factors: Any = None) -> Any:
     return ops.rope_angles(Rope(rope.n_rot, rope.base * 50), positions, factors)
 
 
-def _tiled(q: Any, k: Any) -> Any:
+def tiled(q: Any, k: Any) -> Any:
     """Query head h reads KV head h % n_kv instead of h // group."""
     group = q.shape[2] // k.shape[2]
     return ops.attention_scores(q, np.tile(k, (1, 1, group, 1)))
 
 
-def _shifted_mask(scores: Any, scale: float, queries: Any, keys: Any) -> Any:
+def shifted_mask(scores: Any, scale: float, queries: Any, keys: Any) -> Any:
     return ops.causal_softmax(scores, scale, queries + 1, keys)
 
 
@@ -58,17 +58,17 @@ class _NoBias(Engine):
         return y - self.w.vector(f"{name}.bias") if name.endswith("attn_v") else y
 
 
-class _NoQkNorm(Engine):
+class NoQkNorm(Engine):
     def norm(self, x: Any, name: str) -> Any:
         return x if name.endswith(("attn_q_norm", "attn_k_norm")) else super().norm(x, name)
 
 
-class _NoFinalNorm(Engine):
+class NoFinalNorm(Engine):
     def norm(self, x: Any, name: str) -> Any:
         return x if name == "output_norm" else super().norm(x, name)
 
 
-class _GateUpSwapped(Engine):
+class GateUpSwapped(Engine):
     SWAP: ClassVar = {"ffn_gate": "ffn_up", "ffn_up": "ffn_gate"}
 
     def linear(self, x: Any, name: str, tap: Any) -> Any:
@@ -84,10 +84,10 @@ BUGS = (
     Bug("rope base", "llama", ROPE, with_maths(rope_angles=_base)),
     Bug("epsilon x10", "llama", NORMS, with_maths(rms_norm=_epsilon)),
     Bug("missing bias", "qwen2", ("Vcur_proj",), _NoBias),
-    Bug("missing qk-norm", "qwen3", ("Qcur_normed", "Kcur_normed"), _NoQkNorm),
-    Bug("gqa tiled", "llama", ("kq",), with_maths(attention_scores=_tiled)),
-    Bug("gate and up swapped", "llama", ("ffn_gate", "ffn_up"), _GateUpSwapped),
+    Bug("missing qk-norm", "qwen3", ("Qcur_normed", "Kcur_normed"), NoQkNorm),
+    Bug("gqa tiled", "llama", ("kq",), with_maths(attention_scores=tiled)),
+    Bug("gate and up swapped", "llama", ("ffn_gate", "ffn_up"), GateUpSwapped),
     Bug("residual dropped", "llama", ("ffn_inp", "l_out"), with_maths(add=lambda branch, residual: branch)),
-    Bug("mask off by one", "llama", ("kq_soft_max",), with_maths(causal_softmax=_shifted_mask)),
-    Bug("final norm skipped", "llama", ("result_norm",), _NoFinalNorm),
+    Bug("mask off by one", "llama", ("kq_soft_max",), with_maths(causal_softmax=shifted_mask)),
+    Bug("final norm skipped", "llama", ("result_norm",), NoFinalNorm),
 )

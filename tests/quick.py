@@ -8,13 +8,16 @@ Random models are told apart by their type of weights, injected mistakes by thei
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from zlib import crc32
 
 import pytest
-from injected.base import Injection
 from models.random_models import NAMES
+from proof.injected.base import Injection
+
+ROOM = re.compile("^tests/[^/]+/")
 
 
 def mark_slow(items: Iterable[pytest.Item]) -> None:
@@ -34,11 +37,16 @@ def spread(cases: Sequence[tuple[str, frozenset[Hashable]]]) -> list[str]:
     """The names of cases that show all values between them: each shows one that those before it do not."""
     seen: set[Hashable] = set()
     chosen = []
-    for name, values in sorted(cases, key=lambda case: crc32(case[0].encode())):
+    for name, values in sorted(cases, key=lambda case: checksum(case[0])):
         if not values <= seen or not values:
             chosen.append(name)
             seen |= values
     return chosen
+
+
+def checksum(name: str) -> int:
+    """Of a test's name without its room: one that moves to another keeps its quick cases."""
+    return crc32(ROOM.sub("tests/", name).encode())
 
 
 def _values(item: pytest.Item) -> frozenset[Hashable]:

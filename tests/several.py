@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faulty import _GateUpSwapped, _NoFinalNorm, _shifted_mask, _tiled, maths_with
+from faulty import GateUpSwapped, NoFinalNorm, maths_with, shifted_mask, tiled
 from llamaref import Engine, ops
 
 
@@ -34,13 +34,13 @@ class _NextLayersNorm(Engine):
 
 MATHS = {
     "rope-layout": {"rope_pairs": ops.rope_halves},
-    "heads-tiled": {"attention_scores": _tiled},
-    "mask-shifted": {"causal_softmax": _shifted_mask},
+    "heads-tiled": {"attention_scores": tiled},
+    "mask-shifted": {"causal_softmax": shifted_mask},
     "residual-missing": {"add": lambda branch, residual: branch},
     "activation-other": {"swiglu": lambda gate, up: np.maximum(gate, 0) * up},
 }
 CLASSES = {
-    "gate-up-swapped": _GateUpSwapped, "norm-missing": _NoFinalNorm, "weight-transposed": _TransposedOutput,
+    "gate-up-swapped": GateUpSwapped, "norm-missing": NoFinalNorm, "weight-transposed": _TransposedOutput,
     "norm-other-weight": _NextLayersNorm,
 }  # fmt: skip
 PAIRS = list(product(MATHS, CLASSES))
@@ -62,7 +62,7 @@ ON_ONE_OP = {
         "rope_angles": lambda rope, *rest: ops.rope_angles(replace(rope, base=5e5), *rest),
     },
     "mask-shifted + attention-scale": {
-        "causal_softmax": lambda scores, scale, queries, keys: _shifted_mask(scores, 1.0, queries, keys)
+        "causal_softmax": lambda scores, scale, queries, keys: shifted_mask(scores, 1.0, queries, keys)
     },
 }
 

@@ -1,1 +1,1 @@
-"""Models with random weights, of architectures and types that real files have, made by llama.cpp itself."""
+"""What makes the models of the tests: small ones of any form, and random ones that llama.cpp itself makes."""

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from places import TESTS
+
 _SIZES = {
     "vocab_size": 128, "context_length": 256, "embedding_length": 256, "block_count": 2, "feed_forward_length": 384,
     "attention.head_count": 4, "attention.head_count_kv": 2,
@@ -57,7 +59,6 @@ KEYS: dict[str, dict[str, Any]] = {
     "starcoder2.Q5_K_M": _NORM,
 }  # fmt: skip
 NAMES = tuple(KEYS)
-TESTS = Path(__file__).parent.parent
 
 
 def write(folder: Path) -> None:

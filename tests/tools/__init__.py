@@ -1,1 +1,1 @@
-"""What is run by hand, apart from what pytest collects: benchmarks, the zoo, recordings, generated pages, training."""
+"""What is run by hand, apart from its tests: benchmarks, the zoo, recordings, generated pages, training."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from llamaref import Engine, ops
-from small import write_model
+from models.small import write_model
 
 import llamadiff
 from llamadiff.candidates.reference import record
@@ -46,7 +46,7 @@ def rotated(layers: int, wrong: Collection[int], spoiled: Collection[str] = ()) 
     maths = SimpleNamespace(**{**vars(ops), "rope_pairs": _Rotated(wrong)})
     trace = record(Engine(model, maths=maths), list(TOKENS), "my-engine")
     for name in spoiled:
-        trace._arrays[name] = trace._arrays[name] * np.float32(1.1)
+        trace.stored(name)[...] *= np.float32(1.1)
     return llamadiff.compare(model, tokens=TOKENS, candidate=trace)
 
 
@@ -65,8 +65,8 @@ def noise() -> Comparison:
     """All that a right engine computes, kept in 16 bits."""
     model = model_of(24)
     trace = record(Engine(model), list(TOKENS), "my-engine")
-    for name, values in trace._arrays.items():
-        trace._arrays[name] = values.astype(np.float16).astype(np.float32)
+    for values in map(trace.stored, trace):
+        values[...] = values.astype(np.float16)
     return llamadiff.compare(model, tokens=TOKENS, candidate=trace)
 
 

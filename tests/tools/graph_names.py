@@ -18,9 +18,9 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
-from conftest import OPTIONS  # noqa: E402
 from explaining import CASES, TRIALS, Case, Explained, name_of, trouble  # noqa: E402
-from small import write_model  # noqa: E402
+from models.options import OPTIONS  # noqa: E402
+from models.small import write_model  # noqa: E402
 
 from llamadiff.comparison import judging  # noqa: E402
 

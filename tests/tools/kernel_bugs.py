@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import small
+from models import small
 
 from llamadiff.ggml.repro import load
 from llamadiff.shipped.place import shipped_model

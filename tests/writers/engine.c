@@ -2,7 +2,7 @@
  *
  *     engine WEIGHTS OUT TOKEN...
  *
- * WEIGHTS holds a raw f32 file for each weight of a model of tests/small.py. Built with -DBUG_ROPE, -DBUG_MASK or
+ * WEIGHTS holds a raw f32 file for each weight of a model of tests/models/small.py. Built with -DBUG_ROPE, -DBUG_MASK or
  * -DBUG_EPS it has that bug. */
 #include <math.h>
 

@@ -1,0 +1,993 @@
+"""Everything a user, or a hostile file, can get wrong: one line on standard error, exit code 2, nothing left behind.
+
+What is about a process (signals, streams, files that might take it down) is run in one; the rest is in-process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import gguf
+import numpy as np
+import pytest
+from command import processes_of
+from command import run as run_here
+from models import small
+from models.tokenized import with_tokenizer
+from safetensors.numpy import save_file
+
+from llamadiff.comparison.api import diff
+from llamadiff.engines import chat_template
+from llamadiff.engines.reference_model import Model
+from llamadiff.llamacpp.capture import capture
+from llamadiff.llamacpp.request import Request
+from llamadiff.report.json import to_json
+from llamadiff.system.errors import UserError
+from llamadiff.trace.metadata import KEY, SCHEMA
+from llamadiff.trace.reader import Trace
+
+COMMAND = str(Path(sys.executable).with_name("llamadiff"))
+TOKENS = (1, 17, 5)
+IDS = ("--tokens", "1,17,5")
+SERVE = "llamadiff.llamacpp.child_main"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+# -- running the command ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a command ended, and what it left: files in its TMPDIR, partial files, processes."""
+
+    code: int
+    out: str
+    err: str
+    left: list[str]
+
+    def refused(self, *words: str) -> None:
+        """One clear line, exit code 2, nothing left behind, no fault in the program."""
+        assert self.code == 2, (self.code, self.out, self.err)
+        assert self.out == ""
+        assert self.err.startswith("llamadiff: ")
+        assert self.err.count("\n") == 1, self.err
+        assert self.err.endswith("\n")
+        assert len(self.err) < 1000
+        assert "fault in llamadiff" not in self.err
+        assert "Traceback" not in self.err
+        assert self.err[:-1].isprintable(), self.err
+        for word in words:
+            assert word in self.err, self.err
+        assert not self.left
+
+    def succeeded(self) -> str:
+        assert (self.code, self.err, self.left) == (0, "", [])
+        return self.out
+
+
+class Cli:
+    """Runs commands in a folder, each with a TMPDIR of its own, which also marks its processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def place(self) -> Path:
+        """A new TMPDIR."""
+        (self.folder / "tmp").mkdir(exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=self.folder / "tmp"))
+
+    def start(
+        self, *args: object, cwd: Path | None = None, unset: tuple[str, ...] = (), stdout: int = subprocess.PIPE,
+        shell: str = "", **env: str,
+    ) -> subprocess.Popen[bytes]:  # fmt: skip
+        """Begin a command; ``shell`` is done first, in the same process."""
+        place = self.place()
+        environment = {**os.environ, "TMPDIR": str(place), **env}
+        for name in unset:
+            environment.pop(name, None)
+        words = [arg if isinstance(arg, bytes) else os.fsencode(str(arg)) for arg in args]
+        before = ["sh", "-c", f'{shell}; exec "$@"', "sh"] if shell else []
+        child = subprocess.Popen(
+            [*before, COMMAND, *words], cwd=cwd or self.folder, env=environment, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        child.place = place
+        return child
+
+    def finish(self, child: subprocess.Popen[bytes]) -> Run:
+        try:
+            out, err = child.communicate(timeout=300)
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        return Run(child.returncode, (out or b"").decode(), err.decode(), self.left_by(child.place))
+
+    def left_by(self, place: Path) -> list[str]:
+        others = [path for path in self.folder.iterdir() if path.name != "tmp"]
+        files = [path for other in others for path in (other, *other.rglob("*"))]
+        partial = [path.name for path in files if path.suffix == ".part"]
+        return [path.name for path in place.iterdir()] + partial + processes_of(place)
+
+    def __call__(self, *args: object, **options: object) -> Run:
+        return self.finish(self.start(*args, **options))
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    """Commands heed the signals that ask them to stop, even where these tests run under nohup."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+    yield Cli(tmp_path)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def vocabulary_only(path: Path, arch: str = "llama") -> Path:
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_tokenizer_model("none")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def trace_file(path: Path, header: dict[str, object] | bytes, data: bytes = b"") -> Path:
+    """A .safetensors file of any header."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def a_trace(path: Path, info: object = None, **tensors: np.ndarray) -> Path:
+    """A trace of three tokens as a stranger writes it, its metadata replaced by ``info``."""
+    text = info if isinstance(info, str) else json.dumps({"schema": SCHEMA, "tokens": TOKENS, **(info or {})})
+    save_file(tensors or {"embd": np.ones((3, small.EMBD), np.float32)}, path, {KEY: text})
+    return path
+
+
+def section_ends(path: Path) -> tuple[int, int, int]:
+    """Where the metadata, the tensor list and the last tensor of a GGUF file end."""
+    reader = gguf.GGUFReader(path)
+    lists = min(tensor.field.offset for tensor in reader.tensors)
+    return lists, reader.data_offset, max(tensor.data_offset + tensor.n_bytes for tensor in reader.tensors)
+
+
+def header_end(whole: bytes) -> int:
+    """Where the header of a .safetensors file ends, its padding left out."""
+    return 8 + len(whole[8 : 8 + struct.unpack("<Q", whole[:8])[0]].rstrip())
+
+
+def damaged(whole: bytes, within: int, seed: int) -> bytes:
+    """One to four bytes replaced, within the first ``within``."""
+    rng = random.Random(seed)
+    data = bytearray(whole)
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        place = rng.randrange(within)
+        data[place] = rng.choice([rng.randrange(256), data[place] ^ (1 << rng.randrange(8)), 0, 127, 255])
+    return bytes(data)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Good files, and those of every kind of bad file that the cases below name."""
+    folder = tmp_path_factory.mktemp("files")
+    model = small.write_model(folder / "good.gguf")
+    with_tokenizer(folder / "text.gguf")
+    small.write_model(folder / "aborts.gguf", arch="qwen3", qk_norm=True, extra={"rope.dimension_count": 32})
+    small.write_model(folder / "layers.gguf", extra={"block_count": 4_000_000_000})
+    small.write_model(folder / "shape.gguf", tensors={"blk.0.attn_q.weight": np.ones((128, 256), np.float32)})
+    blocks = np.ones((256, 512 // 256 * 292), np.uint8), gguf.GGMLQuantizationType.Q8_K
+    small.write_model(folder / "q8_k.gguf", kind="F32", tensors={"blk.0.ffn_down.weight": blocks})
+    small.write_model(folder / "stray.gguf", tensors={"blk.0.stray.weight": np.ones((8, 256), np.float32)})
+    vocabulary_only(folder / "vocabulary.gguf")
+    vocabulary_only(folder / "other.gguf", "ge\x1b[31mmma")
+    (folder / "notes.txt").write_text("hello there")
+    (folder / "empty.gguf").touch()
+    (folder / "binary.ids").write_bytes(bytes(range(128, 256)))
+    (folder / "cut.gguf").write_bytes(model.read_bytes()[:-5000])
+    os.mkfifo(folder / "pipe")
+    (folder / "digits").mkdir()
+    (folder / "digits" / "embd.txt").write_text("1" * 100_000 + "x")
+    (folder / "long.ids").write_text("1 " * (9 << 20))
+    capture(Request(str(model), tokens=TOKENS, output=str(folder / "good.safetensors"),
+                    model_info={"file": "good.gguf"}))  # fmt: skip
+    _write_traces(folder)
+    _write_tolerances(folder)
+    for name in DAMAGED:
+        source, seed = ("text.gguf" if name.endswith("gguf") else "good.safetensors"), int(name.split(".")[0])
+        whole = (folder / source).read_bytes()
+        within = section_ends(folder / source)[seed % 3] if name.endswith("gguf") else header_end(whole)
+        (folder / name).write_bytes(damaged(whole, within, 1000 + seed))
+    return SimpleNamespace(folder=folder, model=model, trace=folder / "good.safetensors")
+
+
+def _write_traces(folder: Path) -> None:
+    rows = np.ones((3, small.EMBD), np.float32)
+    a_trace(folder / "others.safetensors", {"model": {"sha256": "ab" * 32}})
+    a_trace(folder / "tokens.safetensors", {"tokens": [1, 17, 6]})
+    a_trace(folder / "shape.safetensors", embd=rows[:, :7])
+    a_trace(folder / "words.safetensors", "{not JSON")
+    save_file({"embd": rows}, folder / "bare.safetensors")
+    a_trace(folder / "none.safetensors", **{"my own name": rows})
+    a_trace(folder / "cache.safetensors", {"producer": {"settings": {"type_k": "Q8_K"}}})
+    a_trace(folder / "many.safetensors", {"tokens": [1] * 300}, embd=np.ones((300, small.EMBD), np.float32))
+    a_trace(folder / "odd.safetensors", {"tokens": [1, 17, 95]})
+    a_trace(folder / "id.safetensors", {"tokens": [1, 2, 96]})
+    a_trace(folder / "positions.safetensors", {"positions": [0, 1, 3]})
+    whole = (folder / "good.safetensors").read_bytes()
+    (folder / "cut.safetensors").write_bytes(whole[:-1])
+    (folder / "short.safetensors").write_bytes(whole[:20])
+
+
+def _write_tolerances(folder: Path) -> None:
+    for name, text in {
+        "words": "this is no TOML", "keys": "[[rule]]\nmatch = 1e-9\ncolour = 'red'", "type": "[[rule]]\nmatch = 'x'",
+        "table": "[rule]\nmatch = 1", "nan": "[[rule]]\nmatch = nan", "minus": "[[rule]]\nmatch = -1.0",
+        "nomatch": "[[rule]]\ntap = '*'", "more": "x = 1", "deep": "x = " + "[" * 5000,
+        "huge": f"[[rule]]\nmatch = {9**500}",
+    }.items():  # fmt: skip
+        (folder / f"{name}.toml").write_text(text)
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+COMPARE = ("compare", "good.gguf", *IDS)
+DIFF = ("diff", "good.safetensors", "good.safetensors")
+
+# What is typed -> what the one line must say.
+REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "missing file": (("compare", "no.gguf", "hi"), ("no.gguf: no such file",)),
+    "a directory": (("compare", ".", "hi"), ("is a directory", "give the .gguf file")),
+    "not a GGUF": (("compare", "notes.txt", "hi"), ("notes.txt: not a GGUF file", "hell")),
+    "an empty file": (("taps", "empty.gguf"), ("empty.gguf: not a GGUF file",)),
+    "a pipe for a model": (("taps", "pipe"), ("pipe: is not a regular file",)),
+    "a cut model": (("compare", "cut.gguf", *IDS), ("cut.gguf: damaged or truncated", "it ends at byte")),
+    "llama.cpp aborts": (("compare", "aborts.gguf", *IDS), ("SIGABRT", "GGML_ASSERT(n_embd_head == n_rot)")),
+    "weights only for sums": (("compare", "q8_k.gguf", *IDS), ("q8_k.gguf", "llama.cpp")),
+    "llama.cpp refuses": (("compare", "stray.gguf", *IDS), ("stray.gguf", "cannot load", "wrong number of tensors")),
+    "unknown to llama.cpp": (("compare", "other.gguf", "hi"), ("unknown model architecture", r"ge\x1b[31mmma")),
+    "unknown architecture": (("compare", "other.gguf", "hi", "--engine", "numpy"), ("llama, ",)),
+    "vocabulary only": (("compare", "vocabulary.gguf", "hi"), ("vocabulary.gguf", "holds a vocabulary")),
+    "too many layers": (("taps", "layers.gguf"), ("block_count = 4000000000", "2 layers")),
+    "a weight's shape": (("compare", "shape.gguf", *IDS), ("blk.0.attn_q.weight", "[256, 256]")),
+    "no prompt": (("compare", "good.gguf"), ("the prompt is empty", "--tokens")),
+    "empty prompt": (("compare", "good.gguf", ""), ("the prompt is empty", "--tokens")),
+    "prompt and ids": ((*COMPARE, "hi"), ("a prompt or --tokens, not both",)),
+    "ids twice": ((*COMPARE, "--tokens-file", "notes.txt"), ("--tokens or --tokens-file, not both",)),
+    "prompt of stray bytes": (("compare", "text.gguf", "a\udcff"), ("not valid Unicode", "--tokens")),
+    "letters it lacks": (
+        ("compare", "text.gguf", "Ab\u00e9c \u4e2dA"),
+        ('no token for "A" (U+0041), "\u00e9" (U+00E9), "\u4e2d" (U+4E2D), nor tokens for', "leave these out"),
+    ),
+    "no tokenizer": (("compare", "good.gguf", "hi"), ("good.gguf: the file has no tokenizer", "--tokens")),
+    "id out of range": (("compare", "good.gguf", "--tokens", "1,96"), ("id 96 is out of range", "96 entries")),
+    "huge id": (("compare", "good.gguf", "--tokens", "9" * 5000), ("is not a token id",)),
+    "negative id": (("compare", "good.gguf", "--tokens", "1,-2"), ('"-2" is not a token id', "1,15043")),
+    "no id": (("compare", "good.gguf", "--tokens", " , "), ("no token ids given",)),
+    "a word for an id": (("compare", "good.gguf", "--tokens", "1,\u00b2"), ('"\u00b2" is not a token id',)),
+    "past the context": ((*COMPARE, "--n-predict", "254"), ("257 tokens", "context of 256")),
+    "ids file missing": (("compare", "good.gguf", "--tokens-file", "no.ids"), ("no.ids: cannot be read",)),
+    "ids file binary": (("compare", "good.gguf", "--tokens-file", "binary.ids"), ("binary.ids: is not text",)),
+    "ids file of words": (("compare", "good.gguf", "--tokens-file", "notes.txt"), ('notes.txt: "hello"',)),
+    "ids file endless": (("compare", "good.gguf", "--tokens-file", "/dev/zero"), ("/dev/zero: is a device, no",)),
+    "ids file a directory": (("compare", "good.gguf", "--tokens-file", "."), ("is a directory, no regular file",)),
+    "ids file a pipe": (("compare", "good.gguf", "--tokens-file", "pipe"), ("pipe: is a pipe that nobody writes to",)),
+    "ids file too long": (("compare", "good.gguf", "--tokens-file", "long.ids"), ("long.ids: more than 16 MiB",)),
+    "layers of words": ((*COMPARE, "--layers", "all"), ("--layers all", "0-3")),
+    "layers backwards": ((*COMPARE, "--layers", "1-0"), ("--layers 1-0",)),
+    "layers of odd digits": ((*COMPARE, "--layers", "\u00b2"), ("--layers \u00b2",)),
+    "layers beyond": ((*COMPARE, "--layers", "1-7"), ("--layers 1-7", "layers 0 to 1")),
+    "taps of nothing": ((*COMPARE, "--taps", "l_out-*", "--taps", "zzz"), ("no tap fits --taps zzz",)),
+    "taps elsewhere": ((*COMPARE, "--taps", "l_out-0", "--layers", "1"), ("no tap of these layers",)),
+    "cache of words": ((*COMPARE, "--kv-type", "f17"), ("--kv-type f17", "f32, f16")),
+    "cache llama.cpp refuses": ((*COMPARE, "--kv-type", "q8_0"), ("quantized V cache requires flash_attn",)),
+    "precision": ((*COMPARE, "--precision", "f8"), ("--precision f8", "f32, f64")),
+    "fail-on": ((*COMPARE, "--fail-on", "all"), ("--fail-on all", "wrong, noise, never")),
+    "threads": ((*COMPARE, "--threads", "100000"), ("--threads", "100000")),
+    "n-predict": ((*COMPARE, "--n-predict", "many"), ("--n-predict", "many")),
+    "unknown option": ((*COMPARE, "--colour"), ("--colour", "--help")),
+    "unknown command": (("compair",), ("compair", "--help")),
+    "missing argument": (("compare",), ("MODEL", "--help")),
+    "chat without prompt": ((*COMPARE, "--chat"), ("--chat needs a prompt",)),
+    "chat without template": (("compare", "text.gguf", "hi", "--chat"), ("no chat template", "leave out --chat")),
+    "candidate of nothing": ((*COMPARE, "--candidate", "no-such"), ("--candidate no-such",)),
+    "candidate no trace": ((*COMPARE, "--candidate", "cut.safetensors"), ("not a readable trace",)),
+    "candidate of other tokens": ((*COMPARE, "--candidate", "tokens.safetensors"), ("other tokens", "[6", "[5")),
+    "candidate of an odd token": (
+        ("compare", "text.gguf", *IDS, "--candidate", "odd.safetensors"), ("other tokens", r'[95 "\x1b[2J[red]x"]')),
+    "candidate without metadata": (
+        ("compare", "good.gguf", "--candidate", "bare.safetensors"), ("bare.safetensors: no 'llamadiff'", "--tokens")),
+    "candidate of other metadata": (
+        ("compare", "good.gguf", "--candidate", "words.safetensors"), ("words.safetensors", "metadata is not JSON")),
+    "candidate cut": (("compare", "good.gguf", "--candidate", "cut.safetensors"), ("cut.safetensors: not a readable",)),
+    "candidate of words": (
+        ("compare", "good.gguf", "--candidate", "notes.txt"), ("notes.txt: the log states no token ids",)),
+    "json nowhere": ((*DIFF, "--json", "no/r.json"), ("no/r.json: cannot be written", "not a directory")),
+    "json a directory": ((*DIFF, "--json", "."), ("is a directory",)),
+    "json in a file": ((*DIFF, "--json", "notes.txt/r.json"), ("cannot be written",)),
+    "csv nowhere": ((*DIFF, "--csv", "no/r.csv"), ("no/r.csv: cannot be written",)),
+    "save in a file": ((*COMPARE, "--save", "notes.txt/kept"), ("notes.txt/kept: cannot be made",)),
+    "save on a file": ((*COMPARE, "--save", "notes.txt"), ("notes.txt: cannot be made",)),
+    "output nowhere": (("capture", "good.gguf", *IDS, "-o", "no/t.safetensors"), ("no/t.safetensors: cannot",)),
+    "output a directory": (("capture", "good.gguf", *IDS, "-o", "."), ("is a directory",)),
+    "output a device": (("capture", "good.gguf", *IDS, "-o", "pipe"), ("pipe: is not a regular file",)),
+    "output the model": (("capture", "good.gguf", *IDS, "-o", "good.gguf"), ("good.gguf is the model",)),
+    "json the trace": ((*DIFF, "--json", "./good.safetensors"), ("good.safetensors is the baseline", "another name")),
+    "one report over the other": ((*DIFF, "--json", "r.txt", "--csv", "r.txt"), ("r.txt is what --json writes",)),
+    "output the ids": (
+        ("capture", "good.gguf", "--tokens-file", "notes.txt", "-o", "notes.txt"), ("notes.txt is the tokens file",)),
+    "json the model": (("diff", "good.safetensors", "good.safetensors", "--json", "good.gguf"), ("is a model",)),
+    "tolerance missing": ((*DIFF, "--tolerance", "no.toml"), ("no.toml: cannot be read",)),
+    "tolerance a directory": ((*DIFF, "--tolerance", "."), ("is a directory, no regular file",)),
+    "tolerance endless": ((*DIFF, "--tolerance", "/dev/zero"), ("/dev/zero: is a device, no regular file",)),
+    "tolerance a pipe": ((*DIFF, "--tolerance", "pipe"), ("pipe: is a pipe that nobody writes to",)),
+    "map endless": ((*COMPARE, "--map", "/dev/zero"), ("/dev/zero: is a device, no regular file",)),
+    "map a pipe": ((*COMPARE, "--map", "pipe"), ("pipe: is a pipe that nobody writes to",)),
+    "candidate a pipe": ((*COMPARE, "--candidate", "pipe"), ("pipe: is a pipe, no regular file",)),
+    "candidate endless": ((*COMPARE, "--candidate", "/dev/zero"), ("/dev/zero: is a device, no regular file",)),
+    "candidate of transformers a pipe": (
+        (*COMPARE, "--candidate", "transformers:pipe@f32"), ("pipe: is a pipe, no regular file",)),
+    "text of one long number": ((*COMPARE, "--candidate", "digits"), ("embd.txt:1: a line of more than 1000 bytes",)),
+    "tolerance of words": ((*DIFF, "--tolerance", "words.toml"), ("words.toml: not TOML",)),
+    "tolerance keys": ((*DIFF, "--tolerance", "keys.toml"), ("rule 1: colour = 'red'", "arithmetic")),
+    "tolerance type": ((*DIFF, "--tolerance", "type.toml"), ("rule 1: match = 'x'",)),
+    "tolerance table": ((*DIFF, "--tolerance", "table.toml"), ("[[rule]] entries",)),
+    "tolerance nan": ((*DIFF, "--tolerance", "nan.toml"), ("match = nan is not between 0",)),
+    "tolerance negative": ((*DIFF, "--tolerance", "minus.toml"), ("match = -1.0 is not between 0",)),
+    "tolerance huge": ((*DIFF, "--tolerance", "huge.toml"), ("is not between 0",)),
+    "tolerance no match": ((*DIFF, "--tolerance", "nomatch.toml"), ("rule 1 has no match",)),
+    "tolerance more": ((*DIFF, "--tolerance", "more.toml"), ("[[rule]] entries",)),
+    "tolerance deep": ((*DIFF, "--tolerance", "deep.toml"), ("deep.toml: not TOML",)),
+    "trace missing": (("diff", "no.safetensors", "no.safetensors"), ("no.safetensors: no such trace",)),
+    "trace a directory": (("diff", ".", "."), ("is a directory",)),
+    "trace a pipe": (("diff", "pipe", "good.safetensors"), ("pipe: is a pipe, no regular file",)),
+    "trace a model": (("diff", "good.gguf", "good.safetensors"), ("good.gguf: not a readable trace",)),
+    "trace cut": (("diff", "good.safetensors", "cut.safetensors"), ("cut.safetensors: not a readable trace",)),
+    "trace cut short": (("check", "short.safetensors"), ("short.safetensors: not a readable trace",)),
+    "trace of another model": (("check", "others.safetensors", "--model", "good.gguf"), ("ab" * 32, "this file's is")),
+    "traces of two models": (("diff", "good.safetensors", "others.safetensors"), ("ab" * 32, "sha256")),
+    "traces of other tokens": (("diff", "good.safetensors", "tokens.safetensors"), ("other tokens", "[6", "[5")),
+    "traces of other positions": (("diff", "good.safetensors", "positions.safetensors"), ("[0, 1, 3]", "[0, 1, 2]")),
+    "trace of no model": (("check", "tokens.safetensors"), ("(unnamed)", "--model")),
+    "trace of a shape": (("check", "shape.safetensors", "--model", "good.gguf"), ("embd", "[3, 7]", "[3, 256]")),
+    "traces of two shapes": (("diff", "good.safetensors", "shape.safetensors"), ("embd", "[3, 256]", "[3, 7]")),
+    "trace past the context": (("check", "many.safetensors", "--model", "good.gguf"), ("300 tokens", "256")),
+    "trace of an odd cache": (("check", "cache.safetensors", "--model", "good.gguf"), ("Q8_K", "F32, F16")),
+    "trace of an odd id": (("check", "id.safetensors", "--model", "good.gguf"), ("id 96 is out of range",)),
+    "no trace in a directory": (("check", "tmp"), ("tmp: no .safetensors trace",)),
+    "markup and control characters": (("taps", "[bold]\x1b[2J\n\u202e.gguf"), (r"[bold]\x1b[2J\n\u202e.gguf: no",)),
+}  # fmt: skip
+
+
+# Files with bytes replaced: what becomes of them is open, how the command ends is not.
+DAMAGED = {f"{seed}.gguf": ("compare", f"{seed}.gguf", *IDS) for seed in range(18)} | {
+    f"{seed}.safetensors": ("diff", "good.safetensors", f"{seed}.safetensors", "--model", "good.gguf")
+    for seed in range(9)
+}
+
+
+@pytest.fixture
+def here(files: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """A command in this process, among the files, with a TMPDIR of its own."""
+
+    def run(*args: str) -> Run:
+        cli = Cli(files.folder)
+        place = cli.place()
+        monkeypatch.setenv("TMPDIR", str(place))
+        monkeypatch.chdir(files.folder)
+        done = run_here(*args)
+        return Run(done.returncode, done.stdout, done.stderr, cli.left_by(place))
+
+    return run
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_one_line(name: str, here: Callable[..., Run]) -> None:
+    args, words = REFUSED[name]
+    here(*args).refused(*words)
+
+
+# of each way to be refused one: by the command line, a file, llama.cpp, its death, a limit, an output, foreign letters
+BY_PROCESSES = (
+    "unknown option", "a cut model", "llama.cpp refuses", "llama.cpp aborts", "ids file endless", "json nowhere",
+    "prompt of stray bytes", "markup and control characters", "tolerance a pipe",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_PROCESSES)
+def test_a_process_refuses_in_one_line(name: str, files: SimpleNamespace) -> None:
+    args, words = REFUSED[name]
+    Cli(files.folder)(*args).refused(*words)
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_read_or_refused(name: str, here: Callable[..., Run]) -> None:
+    _read_or_refused(here(*DAMAGED[name]))
+
+
+@pytest.mark.parametrize("name", [*DAMAGED][::9])
+def test_a_damaged_file_never_takes_the_command_down(name: str, files: SimpleNamespace) -> None:
+    _read_or_refused(Cli(files.folder)(*DAMAGED[name]))
+
+
+def _read_or_refused(run: Run) -> None:
+    if run.code == 2 and run.err:
+        run.refused()
+    else:
+        assert run.code in (0, 1, 2)
+        assert run.out.startswith(("MATCH", "NOISE", "WRONG", "UNCHECKED"))
+        assert (run.err, run.left) == ("", [])
+
+
+# -- damaged models --------------------------------------------------------------------------------
+
+
+def test_a_model_cut_anywhere_is_refused(files: SimpleNamespace, tmp_path: Path) -> None:
+    whole = files.model.read_bytes()
+    lists, start, end = section_ends(files.model)
+    bounds = [(0, 24), (24, lists), (lists, start), (start, end)]
+    cuts = {int(cut) for first, last in bounds for cut in np.linspace(first, last - 1, 15)}
+    assert len(cuts) == 4 * 15
+    for cut in cuts:
+        (tmp_path / "cut.gguf").write_bytes(whole[:cut])
+        with pytest.raises(UserError, match=r"not a GGUF|damaged or truncated GGUF file \(it ends at byte"):
+            Model(tmp_path / "cut.gguf")
+
+
+@pytest.mark.parametrize("name", ["good.gguf", "text.gguf"])
+def test_a_damaged_model_is_refused_or_runs(files: SimpleNamespace, tmp_path: Path, name: str) -> None:
+    whole = (files.folder / name).read_bytes()
+    refused, path = 0, tmp_path / "m.gguf"
+    for seed in range(100):
+        path.write_bytes(damaged(whole, section_ends(files.folder / name)[1], seed))
+        try:
+            model = Model(path)
+            assert model.describe("")["layers"] < 3
+            assert model.sizes["embd"] == small.EMBD
+        except UserError:
+            refused += 1
+    assert 50 <= refused < 100
+
+
+def hostile(whole: bytes, place: int, form: str, *values: int) -> bytes:
+    return whole[:place] + struct.pack(form, *values) + whole[place + struct.calcsize(form) :]
+
+
+@pytest.mark.parametrize(
+    ("key", "skip", "form", "value", "message"),
+    [
+        ("GGUF.tensor_count", 0, "<Q", 1 << 60, "claims 1152921504606846976 tensors"),
+        ("GGUF.kv_count", 0, "<Q", 1 << 60, "1152921504606846976 metadata keys"),
+        ("tokenizer.ggml.token_type", 8 + 25 + 4 + 4, "<Q", 1 << 40, "claims 1099511627776 values"),
+        ("tokenizer.ggml.token_type", 8 + 25 + 4 + 4, "<Q", 1 << 20, "it ends at byte"),
+        ("llama.block_count", 8 + 17 + 4, "<I", 1 << 31, "block_count = 2147483648"),
+        ("llama.attention.key_length", 8 + 26 + 4, "<I", 1 << 31, "the metadata implies"),
+        ("llama.attention.head_count", 8 + 26 + 4, "<I", 0, "expected at least 1"),
+        ("tokenizer.ggml.tokens", 8 + 21 + 4 + 4 + 8 + 8, "<B", 0xFF, "tokenizer.ggml.tokens cannot be read"),
+    ],
+)
+def test_a_count_that_lies_is_refused_at_once(
+    key: str, skip: int, form: str, value: int, message: str, files: SimpleNamespace, tmp_path: Path
+) -> None:
+    source = files.folder / "text.gguf"
+    path = tmp_path / "m.gguf"
+    path.write_bytes(hostile(source.read_bytes(), gguf.GGUFReader(source).fields[key].offset + skip, form, value))
+    started = time.perf_counter()
+    with pytest.raises(UserError, match=message):
+        Model(path)
+    assert time.perf_counter() - started < 5
+
+
+def test_a_missing_weight_is_named(tmp_path: Path) -> None:
+    small.write_model(tmp_path / "m.gguf", qk_norm=True)
+    whole = (tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "m.gguf").write_bytes(whole.replace(b"blk.1.ffn_up", b"blk.1.ffn_ap"))
+    with pytest.raises(UserError, match=r"m\.gguf: tensor blk\.1\.ffn_up\.weight is missing"):
+        Model(tmp_path / "m.gguf")
+
+
+# -- damaged traces --------------------------------------------------------------------------------
+
+
+def test_a_trace_cut_anywhere_is_refused(files: SimpleNamespace, tmp_path: Path) -> None:
+    whole = files.trace.read_bytes()
+    for cut in [*range(0, 16), *np.linspace(16, len(whole) - 1, 50).astype(int)]:
+        (tmp_path / "t.safetensors").write_bytes(whole[:cut])
+        with pytest.raises(UserError, match=r"t\.safetensors: not a readable trace"):
+            Trace.open(tmp_path / "t.safetensors")
+
+
+def test_a_damaged_trace_is_refused_or_read(files: SimpleNamespace, tmp_path: Path) -> None:
+    whole, path = files.trace.read_bytes(), tmp_path / "t.safetensors"
+    text_end = header_end(whole)
+    refused = 0
+    for seed in range(200):
+        path.write_bytes(damaged(whole, text_end if seed % 4 else len(whole), seed))
+        try:
+            to_json(diff(files.trace, path))
+        except UserError:
+            refused += 1
+    assert 100 <= refused < 200
+
+
+INFO = {KEY: json.dumps({"schema": SCHEMA, "tokens": TOKENS})}
+ROWS = {"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}
+
+
+@pytest.mark.parametrize(
+    ("header", "data"),
+    [
+        (b"", b""),
+        (b"{", b""),
+        (b"[]", b""),
+        (b"\xff\xfe", b""),
+        (b"[" * 100_000, b""),
+        ({"__metadata__": 5}, b""),
+        ({"__metadata__": INFO, "embd": 7}, b""),
+        ({"__metadata__": INFO, "embd": {"dtype": "F32"}}, b""),
+        ({"__metadata__": INFO, "embd": {**ROWS, "shape": [3, -2]}}, bytes(24)),
+        ({"__metadata__": INFO, "embd": {**ROWS, "shape": [1 << 62, 1 << 62]}}, bytes(24)),
+        ({"__metadata__": INFO, "embd": {**ROWS, "shape": [3, 3]}}, bytes(24)),
+        ({"__metadata__": INFO, "embd": {**ROWS, "data_offsets": [0, 1 << 60]}}, bytes(24)),
+        ({"__metadata__": INFO, "embd": {**ROWS, "data_offsets": [24, 0]}}, bytes(24)),
+        ({"__metadata__": INFO, "embd": {**ROWS, "data_offsets": [-24, 0]}}, bytes(24)),
+        ({"__metadata__": INFO, "embd": {**ROWS, "data_offsets": [8, 32]}}, bytes(32)),
+        ({"__metadata__": INFO, "embd": ROWS, "l_out-0": ROWS}, bytes(24)),
+        ({"__metadata__": INFO, "embd": ROWS, "l_out-0": {**ROWS, "data_offsets": [12, 36]}}, bytes(36)),
+        ({"__metadata__": INFO, "embd": {**ROWS, "dtype": "BOOL", "data_offsets": [0, 6]}}, bytes(6)),
+        ({"__metadata__": INFO, "embd": {**ROWS, "dtype": "F99"}}, bytes(24)),
+        ({"__metadata__": INFO, "embd": {**ROWS, "shape": [3, 0], "data_offsets": [0, 0]}}, b""),
+        ({"__metadata__": INFO, "embd": {**ROWS, "shape": [], "data_offsets": [0, 4]}}, bytes(4)),
+        ({"__metadata__": INFO, "embd": {**ROWS, "shape": [1] * 70 + [6]}}, bytes(24)),
+        ({"embd": ROWS}, bytes(24)),
+        (
+            f'{{"__metadata__":{json.dumps(INFO)},"embd":{json.dumps(ROWS)},"embd":{json.dumps(ROWS)}}}'.encode(),
+            bytes(24),
+        ),
+    ],
+    ids=str,
+)
+def test_a_trace_with_a_bad_header_is_refused(header: dict[str, object] | bytes, data: bytes, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"t\.safetensors: .") as caught:
+        Trace.open(trace_file(tmp_path / "t.safetensors", header, data))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_header_longer_than_the_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.safetensors").write_bytes(struct.pack("<Q", 1 << 62) + b"{}")
+    with pytest.raises(UserError, match="not a readable trace"):
+        Trace.open(tmp_path / "t.safetensors")
+
+
+NESTED: list[object] = []
+for _ in range(60):
+    NESTED = [NESTED]
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        ("no JSON", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("5", "schema is 5"),
+        ('{"schema": 1, "schema": 2}', "two entries are called schema"),
+        ({"schema": "llamadiff.trace/9"}, "llamadiff.trace/9"),
+        ({"schema": NESTED}, "nested too deep"),
+        ({"tokens": "abc"}, "tokens in the metadata is 'abc'"),
+        ({"tokens": 5}, "tokens in the metadata is 5"),
+        ({"tokens": None}, "no tokens"),
+        ({"tokens": [1, 2.5, 3]}, "whole numbers"),
+        ({"tokens": [1, True, 3]}, "whole numbers"),
+        ({"tokens": [1, -2, 3]}, "whole numbers"),
+        ({"tokens": [1, 1 << 40, 3]}, "whole numbers"),
+        ({"positions": [0, 1]}, "2 positions for 3 tokens"),
+        ({"positions": []}, "0 positions for 3 tokens"),
+        ({"positions": {"0": 1}}, "positions in the metadata"),
+        ({"positions": [0, 1, 1 << 40]}, "positions in the metadata"),
+        ({"producer": {"huge": 10**4000}}, "does not fit into 64 bits"),
+        ({"n_prefill": -1}, "n_prefill = -1"),
+        ({"n_prefill": 0}, "n_prefill = 0"),
+        ({"n_prefill": 4}, "n_prefill = 4"),
+        ({"n_prefill": True}, "n_prefill in the metadata is True"),
+        ({"n_prefill": "3"}, "n_prefill in the metadata is '3'"),
+        ({"prompt": 7}, "prompt in the metadata is 7"),
+        ({"producer": []}, "producer in the metadata is \\[\\]"),
+        ({"producer": "me"}, "producer in the metadata is 'me'"),
+        ({"producer": {"name": 7}}, "producer.name in the metadata is 7"),
+        ({"producer": {"name": {}}}, "producer.name"),
+        ({"producer": {"version": [1]}}, "producer.version"),
+        ({"producer": {"settings": 5}}, "producer.settings in the metadata is 5"),
+        ({"producer": {"settings": {"type_k": 1}}}, "producer.settings.type_k"),
+        ({"producer": {"settings": {"flash_attn": "no"}}}, "true or false"),
+        ({"producer": {"weights_read": 5}}, "producer.weights_read"),
+        ({"producer": {"weights_read": [[1]]}}, "a list of names"),
+        ({"producer": {"deep": NESTED}}, "nested too deep"),
+        ({"model": []}, "model in the metadata is \\[\\]"),
+        ({"model": {"sha256": 7}}, "model.sha256 in the metadata is 7"),
+        ({"model": {"file": ["x"]}}, "model.file"),
+        ({"model": {"architecture": 1}}, "model.architecture"),
+    ],
+    ids=str,
+)
+def test_metadata_of_the_wrong_kind_is_refused(info: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        Trace.open(a_trace(tmp_path / "t.safetensors", info))
+    assert str(caught.value).startswith(str(tmp_path / "t.safetensors"))
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"producer": None, "model": None, "positions": None, "prompt": None, "n_prefill": None},
+        {"producer": {"name": None, "settings": None, "weights_read": None}, "model": {"sha256": None}},
+        {"producer": {"name": "\x1b[2J[red]\ud800", "version": "1", "odd": float("nan")}},
+        {"prompt": "\ud800", "unheard": [1, {"of": None}]},
+    ],
+    ids=str,
+)
+def test_odd_but_legal_metadata_is_shown_escaped(info: object, tmp_path: Path, cli: Cli) -> None:
+    path = a_trace(tmp_path / "t.safetensors", info)
+    if "odd" in str(info):
+        assert json.loads(cli("diff", path, path, "--partial", "--json", "-").succeeded())["verdict"] == "match"
+        assert "\x1b" not in cli("diff", path, path, "--partial").succeeded()
+    else:
+        assert diff(path, path, partial=True).verdict == "match"
+
+
+def test_a_trace_without_taps_cannot_be_judged(files: SimpleNamespace, tmp_path: Path) -> None:
+    trace_file(tmp_path / "t.safetensors", {"__metadata__": INFO})
+    for model in (None, files.model):
+        assert diff(tmp_path / "t.safetensors", tmp_path / "t.safetensors", model).verdict == "unchecked"
+
+
+def test_tensors_that_are_no_taps_do_no_harm(files: SimpleNamespace, tmp_path: Path) -> None:
+    baseline = Trace.open(files.trace)
+    others = {"mine": np.ones(3, bool), "l_out": np.ones((2, 2)), "embd-0": np.zeros((0, 3)), "x" * 300: np.ones(1)}
+    path = a_trace(
+        tmp_path / "t.safetensors", None, **{**{name: np.array(baseline[name]) for name in baseline}, **others}
+    )
+    assert diff(files.trace, path).verdict == "match"
+    assert diff(files.trace, path, files.model).verdict == "match"
+
+
+def test_values_that_are_not_finite_are_no_accident(files: SimpleNamespace, tmp_path: Path, cli: Cli) -> None:
+    baseline = {name: np.array(array) for name, array in Trace.open(files.trace).items()}
+    baseline["l_out-0"][1] = np.nan
+    baseline["ffn_up-1"][:] = np.float32(3e38)
+    run = cli("diff", files.trace, a_trace(tmp_path / "t.safetensors", None, **baseline), "--model", files.model)
+    assert (run.code, run.err) == (1, "")
+    assert "l_out-0" in run.out
+
+
+def test_a_trace_of_many_taps_needs_few_descriptors(tmp_path: Path, cli: Cli) -> None:
+    path = a_trace(tmp_path / "t.safetensors", None, **{f"l_out-{i}": np.ones((3, 2), np.float32) for i in range(500)})
+    run = cli("diff", path, path, "--partial", "--json", "-", shell="ulimit -n 100")
+    assert len(json.loads(run.succeeded())["taps"]) == 500
+
+
+# -- hostile chat templates ------------------------------------------------------------------------
+
+
+def rendered(template: str) -> str:
+    model = SimpleNamespace(path="m.gguf", chat_template=template, special_token=lambda kind: f"<{kind}>")
+    return chat_template.render(model, "hello")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for i in range(999999999) %}{% endfor %}", "OverflowError"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{{ 'a' * 10**10 }}", "more than 1024 MiB"),
+        ("{{ 'a' * (2 * 10**6) }}", "wrote 2000000 characters"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
+        ("{{ " + "-" * 100_000 + "1 }}", "RecursionError"),
+        ("{{ raise_exception('only\n tools') }}", "only tools"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{% if %}", "TemplateSyntaxError"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("x" * 10_000_000, "10000000 characters"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_hostile_template_is_stopped(template: str, message: str) -> None:
+    started = time.perf_counter()
+    with pytest.raises(UserError, match=message) as caught:
+        rendered(template)
+    assert str(caught.value).startswith("m.gguf: the chat template ")
+    assert len(str(caught.value)) < 400
+    assert time.perf_counter() - started < 8
+
+
+def test_rendering_has_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 1)
+    started = time.perf_counter()
+    with pytest.raises(UserError, match="takes more than 1 s"):
+        rendered("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")
+    assert time.perf_counter() - started < 3
+
+
+def test_an_ordinary_template_is_rendered() -> None:
+    template = (
+        "{{ bos_token }}{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}[{{ m.role }}] "
+        "{{ m.content }}{% endfor %}{% if add_generation_prompt %} [assistant]{% endif %}{{ strftime_now('')}}"
+    )
+    assert rendered(template) == "<bos>[user] hello [assistant]"
+
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (ENDLESS, ("m.gguf: the chat template takes more than 2 s", "leave out --chat")),
+        ("{{ raise_exception('[red]no\x1b[2J\nway') }}", (r"[red]no\x1b[2J way",)),
+        ("{{ '\\ud800' }}", ("not valid Unicode",)),
+        ("{# nothing #}", ("the chat template wrote nothing",)),
+    ],
+    ids=["endless", "escapes", "surrogate", "nothing"],
+)
+def test_a_hostile_template_on_the_command_line(template: str, words: tuple[str, ...], cli: Cli) -> None:
+    with_tokenizer(cli.folder / "m.gguf", template)
+    cli("compare", "m.gguf", "hello", "--chat").refused(*words)
+
+
+def test_a_chat_prompt_is_tokenized(cli: Cli) -> None:
+    with_tokenizer(cli.folder / "m.gguf", "{{ bos_token }}{{ messages[0].content }} there")
+    tokens = json.loads(cli("compare", "m.gguf", "hello", "--chat", "--json", "-").succeeded())["tokens"]
+    assert "".join(token["text"] for token in tokens) == "<s> hello there"
+
+
+# -- files that cannot be written ------------------------------------------------------------------
+
+
+def test_a_full_disk_while_llama_cpp_runs(files: SimpleNamespace, cli: Cli) -> None:
+    for command in (("capture", "-o", cli.folder / "t.safetensors"), ("compare",), ("compare", "--save", "kept/here")):
+        run = cli(*command, files.model, *IDS, shell="ulimit -f 200")
+        run.refused("cannot be written", "File too large", ".safetensors")
+    assert not [path for path in cli.folder.iterdir() if path.name != "tmp"]
+
+
+def test_a_full_disk_while_a_report_is_written(files: SimpleNamespace, cli: Cli) -> None:
+    (cli.folder / "r.json").write_text("what was there")
+    for option, name in (("--json", "r.json"), ("--csv", "r.csv")):
+        run = cli("diff", files.trace, files.trace, option, name, shell="ulimit -f 2")
+        run.refused(f"{name}: cannot be written", "File too large")
+    assert [path.name for path in cli.folder.iterdir() if path.name != "tmp"] == ["r.json"]
+    assert (cli.folder / "r.json").read_text() == "what was there"
+
+
+def test_a_full_disk_behind_standard_output(files: SimpleNamespace, cli: Cli) -> None:
+    with open("/dev/full", "w") as full:
+        for arguments in (("taps", files.model), ("diff", files.trace, files.trace, "--json", "-")):
+            cli(*arguments, stdout=full.fileno()).refused("standard output: No space left")
+
+
+def test_a_reader_that_is_gone(files: SimpleNamespace, cli: Cli) -> None:
+    for arguments in (("taps", files.model), ("diff", files.trace, files.trace), ("--help",)):
+        reader, writer = os.pipe()
+        os.close(reader)
+        run = cli(*arguments, stdout=writer)
+        os.close(writer)
+        assert (run.code, run.err, run.left) == (-signal.SIGPIPE, "", [])
+
+
+def test_a_reader_that_leaves_early(files: SimpleNamespace, cli: Cli) -> None:
+    line = f"set -o pipefail; {COMMAND} diff {files.trace} {files.trace} | head -1"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("MATCH")
+    assert done.stderr == ""
+    assert done.returncode in (0, 128 + signal.SIGPIPE)
+
+
+@pytest.mark.parametrize("closed", ["exec 1>&-", "exec 2>&-", "exec 0>&- 1>&- 2>&-"])
+def test_streams_that_are_closed(closed: str, files: SimpleNamespace, cli: Cli) -> None:
+    run = cli("compare", files.model, *IDS, "--save", "kept", shell=closed)
+    assert (run.code, run.err, run.left) == (0, "", [])
+    assert run.out.startswith("MATCH") == ("1>&-" not in closed)
+    assert Trace.open(cli.folder / "kept" / "baseline.safetensors").info.tokens == TOKENS
+
+
+def test_a_temporary_directory_that_is_none(files: SimpleNamespace, cli: Cli) -> None:
+    child = cli.start("compare", files.model, *IDS, TMPDIR="/no/such/place")
+    out, err = child.communicate(timeout=300)
+    Run(child.returncode, out.decode(), err.decode(), []).refused("/no/such/place: cannot be written", "set TMPDIR")
+
+
+def test_a_link_is_written_through(files: SimpleNamespace, cli: Cli) -> None:
+    (cli.folder / "r.json").symlink_to("real.json")
+    cli("diff", files.trace, files.trace, "--json", "r.json").succeeded()
+    assert (cli.folder / "r.json").is_symlink()
+    assert json.loads((cli.folder / "real.json").read_text())["verdict"] == "match"
+
+
+# -- llama.cpp missing, dying, or interrupted ------------------------------------------------------
+
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "llama_cpp":
+            raise ModuleNotFoundError("No module named 'llama_cpp'", name="llama_cpp")
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+@pytest.fixture(params=["broken", "missing"])
+def without_llama_cpp(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """An environment in which llama_cpp cannot be imported, and what is to be said of it."""
+    if request.param == "broken":
+        (tmp_path / "path" / "llama_cpp").mkdir(parents=True)
+        (tmp_path / "path" / "llama_cpp" / "__init__.py").touch()
+        (tmp_path / "path" / "llama_cpp" / "llama_cpp.py").write_text("raise ImportError('libgomp.so.1 is missing')")
+        words = ("cannot be loaded", "ImportError: libgomp.so.1 is missing", "pip install --force-reinstall")
+    else:
+        (tmp_path / "path").mkdir()
+        (tmp_path / "path" / "sitecustomize.py").write_text(BLOCKED)
+        words = ("is not installed", "no baseline: pip install 'llama-cpp-python>=")
+    return {"PYTHONPATH": str(tmp_path / "path")}, words
+
+
+def test_without_llama_cpp(without_llama_cpp: tuple[dict[str, str], tuple[str, ...]], files: SimpleNamespace, cli: Cli):
+    environment, words = without_llama_cpp
+    for command in (("compare",), ("capture", "-o", "t.safetensors")):
+        cli(*command, files.model, *IDS, **environment).refused(*words)
+    for command in (
+        ("check", files.trace, "--model", files.model),
+        ("diff", files.trace, files.trace),
+        ("taps", files.model),
+    ):
+        assert cli(*command, **environment).succeeded()
+    run = cli("doctor", **environment)
+    assert (run.code, run.err, run.left) == (2, "", [])
+    assert words[0] in run.out
+
+
+def working(cli: Cli, model: Path, *more: str) -> tuple[subprocess.Popen[bytes], int]:
+    """A command in the middle of a long run, and the process of its llama.cpp, which is held there."""
+    child = cli.start("capture", model, *IDS, "--n-predict", "250", "-o", "t.safetensors", *more)
+    worker = 0
+    while child.poll() is None:
+        worker = worker or next((int(line.split()[0]) for line in processes_of(child.place, SERVE)), 0)
+        if worker and list(cli.folder.glob(".t.safetensors.*.part")):
+            os.kill(worker, signal.SIGSTOP)
+            return child, worker
+        time.sleep(0.001)
+    raise AssertionError("llama.cpp was not seen to write")
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, "killed by signal 9 (SIGKILL), perhaps by the system, for want of memory"),
+        (signal.SIGTERM, "killed by signal 15 (SIGTERM), from outside"),
+        (signal.SIGUSR1, "killed by signal 10 (SIGUSR1), from outside"),
+    ],
+)
+def test_llama_cpp_is_killed(number: signal.Signals, words: str, files: SimpleNamespace, cli: Cli) -> None:
+    child, worker = working(cli, files.model)
+    os.kill(worker, number)
+    with suppress(ProcessLookupError):  # it died before it was held
+        os.kill(worker, signal.SIGCONT)
+    run = cli.finish(child)
+    run.refused(f"good.gguf: llama.cpp's process was {words}")
+    assert "fault" not in run.err
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+def test_a_command_is_stopped(
+    send: Callable[[int, int], None], number: signal.Signals, files: SimpleNamespace, cli: Cli
+) -> None:
+    child, _ = working(cli, files.model)
+    send(child.pid, number)
+    time.sleep(0.01)
+    send(child.pid, number)  # impatience does not keep it from cleaning up
+    run = cli.finish(child)
+    assert (run.code, run.out, run.err, run.left) == (-number, "", "llamadiff: stopped\n", [])  # a shell says 128 + n
+    assert not (cli.folder / "t.safetensors").exists()
+
+
+def heeds(process: int, number: int) -> bool:
+    """Whether a process has a handler for a signal: the command sets its own when it begins."""
+    status = Path(f"/proc/{process}/status").read_text()
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught >> (number - 1) & 1)
+
+
+def test_a_comparison_is_stopped_at_any_time(files: SimpleNamespace, cli: Cli) -> None:
+    for delay in (0, 0.25, 0.5, 0.75):
+        child = cli.start("compare", files.model, *IDS, "--n-predict", "20")
+        while not heeds(child.pid, signal.SIGTERM):
+            time.sleep(0.001)
+        time.sleep(delay)
+        os.killpg(child.pid, signal.SIGINT)
+        run = cli.finish(child)
+        assert run.code in (0, -signal.SIGINT)
+        assert not run.left
+
+
+def test_a_killed_command_takes_llama_cpp_with_it(files: SimpleNamespace, cli: Cli) -> None:
+    child, worker = working(cli, files.model)
+    child.kill()
+    os.kill(worker, signal.SIGCONT)
+    child.communicate()
+    for _ in range(400):
+        left = cli.left_by(child.place)
+        if not left:
+            break
+        time.sleep(0.01)
+    assert not left
+
+
+# -- odd, but legal --------------------------------------------------------------------------------
+
+
+def test_a_hostile_working_directory(files: SimpleNamespace, cli: Cli) -> None:
+    """A dash, spaces and letters in a relative path; modules lying about; a read-only directory; a bare environment."""
+    folder = cli.folder / "my models"
+    folder.mkdir()
+    name = "-mod\u00e8le \u6a21\u578b [b].gguf"
+    (folder / name).write_bytes(files.model.read_bytes())
+    for module in ("numpy", "json", "gguf", "llama_cpp", "llamadiff", "jinja2", "signal"):
+        (folder / f"{module}.py").write_text("raise SystemExit('the wrong module')")
+    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    bare = ("HOME", "TMPDIR", "LANG", "LC_ALL", "TERM", "PYTHONPATH")
+    run = cli("compare", "--tokens", "7", "--json", "-", "--", name, cwd=folder, unset=bare)
+    folder.chmod(stat.S_IRWXU)
+    report = json.loads(run.succeeded())
+    assert (report["verdict"], report["model"]["file"]) == ("match", name)
+    assert [token["id"] for token in report["tokens"]] == [7]
+    assert sorted(path.suffix for path in folder.iterdir()) == [".gguf"] + [".py"] * 7
+
+
+def test_a_file_name_that_is_no_text(files: SimpleNamespace, cli: Cli) -> None:
+    name = b"m\xff\n.gguf"
+    Path(os.fsdecode(os.path.join(os.fsencode(cli.folder), name))).write_bytes(files.model.read_bytes())
+    report = json.loads(cli("compare", name, *IDS, "--json", "-", PYTHONIOENCODING="ascii").succeeded())
+    assert report["model"]["file"] == os.fsdecode(name)
+    assert r"m\udcff\n.gguf" in cli("compare", name, *IDS, PYTHONIOENCODING="ascii").succeeded()
+
+
+def test_one_letter_as_a_prompt(files: SimpleNamespace, cli: Cli) -> None:
+    run = cli("compare", "../" * 40 + str(files.folder / "text.gguf").lstrip("/"), "a", "--save", "new/kept")
+    assert run.succeeded().startswith("MATCH")
+    kept = sorted(path.name for path in (cli.folder / "new" / "kept").iterdir())
+    assert kept == ["baseline.safetensors", "engine.safetensors"]
+
+
+def test_json_alone_on_standard_output(files: SimpleNamespace, cli: Cli) -> None:
+    for command in (("diff", files.trace, files.trace), ("check", files.trace, "--model", files.model)):
+        out = cli(*command, "--json", "-").succeeded()
+        assert json.loads(out)
+        assert out.startswith("{")
+        assert out.endswith("}\n")
+
+
+def test_ids_from_a_pipe(files: SimpleNamespace, cli: Cli) -> None:
+    line = f"{COMMAND} compare {files.model} --tokens-file <(echo '1, 17\n5') --tolerance <(echo 'rule = []')"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

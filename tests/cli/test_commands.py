@@ -1,0 +1,339 @@
+"""The command line as one meets it: help, versions, searches, what is a prompt, exit codes, and formats."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+
+import jsonschema
+import pytest
+from command import COMMAND, in_process_of_its_own, run
+from faulty import BUGS
+from places import REPORT_SCHEMA
+from traces import TOKENS, save
+
+import llamadiff
+from llamadiff.candidates.reference import record
+from llamadiff.cli import commands
+from llamadiff.diagnose.registry import known_bugs
+from llamadiff.llamacpp import doctor
+from llamadiff.llamacpp.doctor import BAD, NOTE, OK, Examined
+from llamadiff.llamacpp.request import Settings
+from llamadiff.report import listing
+from llamadiff.report.formats import FORMATS, About
+from llamadiff.system import exits
+from llamadiff.system.errors import UserError
+
+PANELS = ("Input", "Your engine", "What is recorded", "llama.cpp", "Judgement", "Report")
+IDS = ("--tokens", "1,17,5,80")
+
+
+@pytest.fixture(scope="module")
+def faulty(small_model, tmp_path_factory):
+    """The file of a trace with a bug in it."""
+    path = tmp_path_factory.mktemp("faulty") / "faulty.safetensors"
+    return save(record(BUGS[0].build(small_model()), TOKENS, "mine"), path)
+
+
+# help
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_of_compare_has_panels_and_examples(flag, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    text = run("compare", flag).stdout
+    places = [text.find(f" {panel} ─") for panel in PANELS]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert "llamadiff compare model.gguf mine.safetensors" in text
+    assert "[f32|f16|bf16|q8_0|q5_0|q4_0]" in text
+    assert "[wrong|noise|never]" in text
+    assert not re.search(r"--(chat|partial|flash-attn|repack|full)\s+<bool>", text)
+
+
+def test_every_command_has_help_in_a_sentence_and_most_an_example():
+    names = [command.name or command.callback.__name__ for command in commands.app.registered_commands]
+    assert {"compare", "taps", "bugs", "doctor"} <= set(names)
+    for command in commands.app.registered_commands:
+        assert command.callback.__doc__
+        assert command.rich_help_panel in ("Judge", "The file", "Look up")
+    without = {"demo", "doctor"}
+    assert all(bool(command.epilog) == (command.callback.__name__ not in without)
+               for command in commands.app.registered_commands)  # fmt: skip
+
+
+def test_examples_name_options_that_exist():
+    for command in commands.app.registered_commands:
+        known = run(command.callback.__name__, "--help").stdout
+        assert all(option in known for option in re.findall(r"(?<= )--[a-z-]+(?= )", command.epilog or "")
+                   if option not in ("--dump",))  # fmt: skip
+
+
+def test_the_version_is_printed():
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"llamadiff {llamadiff.__version__}\n")
+
+
+def test_a_shell_completes_commands(monkeypatch):
+    monkeypatch.setenv("_LLAMADIFF_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "llamadiff di")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    done = in_process_of_its_own()
+    assert done.stdout.split() == ["diff", "diagnose"]
+
+
+# lists
+
+
+def test_one_bug_is_looked_up_by_its_name():
+    done = run("bugs", "rope-layout")
+    assert done.stdout.startswith("rope-layout\n")
+    assert "known from TinyLlama#24" in done.stdout
+    assert "rope-base" not in done.stdout
+
+
+def test_bugs_are_searched_by_a_word():
+    names = [bug.name for bug in listing.bugs_like("EPSILON")]
+    assert "norm-epsilon" in names
+    assert "rope-layout" not in names
+    assert len(listing.bugs_like(None)) == len(known_bugs())
+    done = run("bugs", "no such thing")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "llamadiff: no such thing: no known bug is called so or mentions it; " \
+        "llamadiff bugs lists them all\n"  # fmt: skip
+
+
+def test_taps_as_json(small_model):
+    listed = json.loads(run("taps", small_model(), "--n-tokens", "5", "--json").stdout)
+    by_name = {each["tap"]: each for each in listed}
+    assert by_name["Qcur_rope-1"]["shape"][0] == 5
+    assert by_name["Qcur_rope-1"]["layer"] == 1
+    assert by_name["result_output"]["first"] is True
+
+
+def test_a_graph_shows_one_layer_with_the_names_of_taps(small_model):
+    text = run("graph", small_model(), "--layer", "1").stdout
+    assert "layer 1" in text
+    assert "layer 0" not in text
+    assert "tap Qcur_rope-1" in text
+    done = run("graph", small_model(), "--layer", "7")
+    assert done.stderr == "llamadiff: --layer 7: the graph has the layers 0 to 1\n"
+
+
+def examined(monkeypatch, dies_repacked, dies=False):
+    """The doctor's findings on a machine where llama.cpp dies so."""
+
+    def capture(request):
+        if (request.settings.repack and dies_repacked) or dies:
+            raise UserError(f"{request.model}: llama.cpp died of SIGSEGV")
+
+    monkeypatch.setattr(doctor, "capture", capture)
+    return [doctor.decodes("plain", Settings()), doctor.decodes("repacked", Settings(repack=True))]
+
+
+def test_the_doctor_is_content_with_a_healthy_default(monkeypatch, capsys):
+    found = examined(monkeypatch, dies_repacked=True)
+    assert [check.state for check in found] == [OK, NOTE]
+    assert found[1].found == "llama.cpp died of SIGSEGV; this is off unless you ask for it: leave it so"
+    assert listing.print_checks(found) is True
+    assert "note" in capsys.readouterr().out
+
+
+def test_the_doctor_says_what_is_bad(monkeypatch):
+    found = examined(monkeypatch, dies_repacked=True, dies=True)
+    assert [check.state for check in found] == [BAD, NOTE]
+    assert listing.print_checks(found) is False
+    assert listing.print_checks([Examined("x", OK, "")]) is True
+
+
+def test_the_demos_words_break_between_words(monkeypatch, capsys):
+    from llamadiff.report.terminal.report import say
+
+    monkeypatch.setenv("COLUMNS", "40")
+    say("The same again, with a bug in the engine: its RoPE rotates halves (i, i+32).")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines] == ["the", "(i,", "i+32)."]
+
+
+# prompts and traces
+
+
+def test_a_trace_may_stand_where_the_prompt_does(small_model, faulty):
+    done = run("compare", small_model(), faulty)
+    assert done.returncode == 1
+    assert done.stdout.startswith("WRONG  RoPE, layers 0, 1: ")
+
+
+def test_two_candidates_are_one_too_many(small_model, faulty):
+    done = run("compare", small_model(), faulty, "--candidate", "x.npz")
+    assert done.returncode == 2
+    assert done.stderr == f"llamadiff: {faulty}: is a trace, and --candidate x.npz is another; give one of them\n"
+
+
+def test_a_dash_for_the_prompt_is_standard_input(monkeypatch):
+    read = []
+    monkeypatch.setattr("llamadiff.cli.inputs._read_text", lambda *about: read.append(about[0]) or "Once\n")
+    from llamadiff.cli.inputs import prompt_of
+
+    assert prompt_of("-", None) == "Once"
+    assert prompt_of(None, "-") == "Once"
+    assert prompt_of("Once", None) == "Once"
+    assert read == ["-", "-"]
+
+
+def test_a_value_that_is_none_of_a_few_is_refused_with_all_of_them(small_model):
+    done = run("compare", small_model(), *IDS, "--engine", "foo")
+    assert (done.returncode, done.stderr) == (2, "llamadiff: --engine foo: expected one of numpy, graph\n")
+
+
+# exit codes
+
+
+def exit_of(error):
+    said = []
+
+    def command():
+        raise error
+
+    code = exits.run(command, said.append)
+    return code, said
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_fault_of_our_own_has_a_code_of_its_own():
+    code, said = exit_of(ValueError("seven"))
+    assert code == exits.OWN_FAULT == 70
+    assert said[0].startswith("a fault in llamadiff, please report it: ValueError: seven")
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("error", [UserError("x"), MemoryError(), OSError(28, "No space left on device")])
+def test_what_could_not_be_told_is_2(error):
+    assert exit_of(error)[0] == exits.COULD_NOT_TELL == 2
+
+
+STOP = "os.kill(os.getpid(), signal.SIGINT)"
+MADE = f'type("Made", (), {{"field": type("Field", (), {{"__set_name__": lambda *_: {STOP}}})()}})'
+
+
+@pytest.mark.parametrize("where", [STOP, MADE])
+def test_a_shell_shows_130_after_ctrl_c_and_the_command_one_line(where):
+    """Also where it finds Python making a class, as while modules are imported."""
+    code = f"""
+import os, signal
+from llamadiff.system import exits
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a parent may have turned off
+exits.run(lambda: {where}, print)
+"""
+    done = subprocess.run(
+        ["sh", "-c", '"$0" -c "$1"; echo $?', sys.executable, code], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["stopped", "130"]
+
+
+def test_a_closed_pipe_is_silent():
+    words = 'set -e; "$0" bugs | head -n 1'
+    done = subprocess.run(["sh", "-c", words, COMMAND], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{next(iter(known_bugs()))}\n", "")
+
+
+@pytest.fixture
+def handlers():
+    import signal
+
+    hook, before = sys.unraisablehook, {number: signal.getsignal(number) for number in exits.SIGNALS}
+    yield
+    sys.unraisablehook = hook
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+# formats
+
+
+@pytest.fixture(scope="module")
+def result(small_model, faulty):
+    return llamadiff.compare(small_model(), candidate=faulty)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_every_format_is_an_option_and_writes_a_report(form, result, small_model, faulty, tmp_path):
+    text = form.text(result, About(("llamadiff", "compare")))
+    assert "Qcur_rope-0" in text
+    target = tmp_path / "report"
+    done = run("compare", small_model(), faulty, f"--{form.name}", target)
+    assert done.returncode == 1, done.stderr
+    assert "Qcur_rope-0" in target.read_text()
+    refused = run("compare", small_model(), faulty, f"--{form.name}", faulty).stderr
+    assert f"--{form.name}: {faulty} is the candidate, which would be overwritten" in refused
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form.of_several], ids=lambda form: form.name)
+def test_formats_of_several_traces_are_options_of_check(form, small_model, faulty):
+    done = run("check", faulty, "--model", small_model(), f"--{form.name}", "-")
+    assert done.returncode == 1
+    assert str(faulty) in done.stdout
+    if form.name.startswith("json"):
+        assert list(json.loads(done.stdout)) == [str(faulty)]
+
+
+def test_json_says_who_wrote_it_and_how(small_model, faulty, tmp_path):
+    target = tmp_path / "report.json"
+    run("compare", small_model(), faulty, "--json", target)
+    report = json.loads(target.read_text())
+    jsonschema.validate(report, REPORT_SCHEMA)
+    assert report["llamadiff"]["version"] == llamadiff.__version__
+    assert report["llamadiff"]["command"] == ["llamadiff", "compare", str(small_model()), str(faulty), "--json",
+                                              str(target)]  # fmt: skip
+    assert report["headline"] == "RoPE, layers 0, 1: rotates (i, i+32); this model needs (2i, 2i+1)"
+    assert report["summary"] == "; ".join([report["headline"], *report["proof"]])
+
+
+def test_json_sums_up_lists_per_token_and_the_full_one_has_them(result):
+    short, full = (json.loads(form.text(result, About())) for form in FORMATS[:2])
+    jsonschema.validate(full, REPORT_SCHEMA)
+    row, whole = (next(row for row in report["taps"] if row["tap"] == "Qcur_rope-0") for report in (short, full))
+    assert "per_token" not in row["local"]
+    errors = whole["local"]["per_token"]
+    assert len(errors) == len(TOKENS)
+    over = {"count": 4, "median": sum(sorted(errors)[1:3]) / 2, "largest": max(errors),
+            "token": errors.index(max(errors))}  # fmt: skip
+    assert row["local"]["over_tokens"] == whole["local"]["over_tokens"] == over
+    assert row["drift"]["over_tokens"]["count"] == 4
+    assert len(json.dumps(short)) < len(json.dumps(full))
+
+
+def test_csv_has_whole_layers_weights_and_spans(result):
+    lines = list(csv.DictReader(io.StringIO(FORMATS[2].text(result, About()))))
+    by_tap = {line["tap"]: line for line in lines}
+    assert by_tap["Qcur_proj-1"]["layer"] == "1"
+    assert by_tap["embd"]["layer"] == ""
+    assert by_tap["Qcur_proj-1"]["weight"] == "blk.1.attn_q.weight"
+    assert {"weight", "span", "limit"} <= set(lines[0])
+
+
+def test_a_comparison_is_one_line_and_a_piece_of_html_in_a_notebook(result):
+    line = repr(result)
+    assert line.startswith("<Comparison WRONG: RoPE, layers 0, 1: rotates")
+    assert "\n" not in line
+    page = result._repr_html_()
+    assert "WRONG" in page
+    assert "<td>Qcur_rope-0</td>" in page
+
+
+def test_html_of_a_notebook_escapes_what_is_foreign(result):
+    from dataclasses import replace
+
+    hostile = replace(result, headline="<script>x</script>", rows=tuple(
+        replace(row, tap="<b>") for row in result.rows))  # fmt: skip
+    assert "<script>" not in hostile._repr_html_()
+    assert "<td>&lt;b&gt;</td>" in hostile._repr_html_()
+
+
+def test_only_what_is_public_is_listed():
+    assert dir(llamadiff) == sorted([*llamadiff.__all__, "__version__", "torch"])
+    assert all(getattr(llamadiff, name) is not None for name in llamadiff.__all__)

@@ -1,0 +1,113 @@
+"""Where a prompt comes from: the command line, a file, standard input, a chat template with or without its BOS."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import pytest
+from command import run
+from models import small
+
+from llamadiff.cli.inputs import prompt_or_trace
+from llamadiff.trace.reader import Trace
+
+
+def lettered(path: Path, **options: object) -> Path:
+    """A small model that tokenizes letters, and has a chat template that writes the BOS."""
+
+    def write(writer: gguf.GGUFWriter) -> None:
+        texts = ["<unk>", "<s>", "</s>", "\u2581", *"abcdefghijklmnopqrstuvwxyz", "<0x0A>"]
+        texts += [f"piece{i}" for i in range(small.VOCAB - len(texts))]
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(texts)
+        writer.add_token_scores([0.0] * len(texts))
+        writer.add_token_types([2, 3, 3] + [1] * 27 + [6] + [1] * (len(texts) - 31))
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_chat_template("{{ bos_token }}{{ messages[0].content }} there")
+        for name, value in options.items():
+            getattr(writer, name)(value)
+
+    return small.write_model(path, layers=1, tokenizer=write)
+
+
+def tokens_of(folder: Path, *args: object, given: bytes = b"") -> str:
+    """The texts of the tokens that a capture has run, in one."""
+    done = run("capture", folder / "m.gguf", *args, "-o", folder / "t.safetensors", given=given)
+    assert done.returncode == 0, done.stderr
+    texts = ["<unk>", "<s>", "</s>", " ", *"abcdefghijklmnopqrstuvwxyz", "\n"]
+    return "".join(texts[token] for token in Trace.open(folder / "t.safetensors").info.tokens)
+
+
+def test_a_prompt_is_read_from_a_file_and_from_standard_input(tmp_path):
+    lettered(tmp_path / "m.gguf")
+    (tmp_path / "p.txt").write_text("hello\nthere\n")
+    assert tokens_of(tmp_path, "--prompt-file", tmp_path / "p.txt") == "<s> hello\nthere"
+    assert tokens_of(tmp_path, "--prompt-file", "-", given=b"good day\n\n") == "<s> good day\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "message"),
+    [
+        (("hi", "--prompt-file", "-"), b"hello", "give a prompt or --prompt-file, not both"),
+        (("--prompt-file", "-"), b"\n", "--prompt-file -: is empty"),
+        (("--prompt-file", "-"), b"\xff\xfe", "standard input: is not text; expected a prompt as UTF-8 text"),
+        (("--prompt-file", "no.txt"), b"", "no.txt: cannot be read"),
+        (("--prompt-file", "/dev/zero"), b"", "/dev/zero: is a device, no regular file"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(words, given, message, tmp_path):
+    lettered(tmp_path / "m.gguf")
+    done = run("compare", tmp_path / "m.gguf", *words, given=given)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"llamadiff: {message}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_prompt_file_is_not_overwritten(tmp_path):
+    lettered(tmp_path / "m.gguf")
+    (tmp_path / "p.txt").write_text("hello")
+    done = run("compare", tmp_path / "m.gguf", "--prompt-file", tmp_path / "p.txt", "--json", tmp_path / "p.txt")
+    assert done.returncode == 2
+    assert "is the prompt file" in done.stderr
+    assert (tmp_path / "p.txt").read_text() == "hello"
+
+
+def test_a_templates_bos_stays_where_the_tokenizer_adds_none(tmp_path):
+    lettered(tmp_path / "m.gguf")
+    assert tokens_of(tmp_path, "hello", "--chat") == "<s> hello there"
+    lettered(tmp_path / "m.gguf", add_add_bos_token=False)
+    assert tokens_of(tmp_path, "hello", "--chat").replace("<s> ", "<s>") == "<s>hello there"
+    assert tokens_of(tmp_path, "hello") == " hello"
+
+
+def test_the_report_shows_the_prompt_that_was_tokenized(tmp_path):
+    path = lettered(tmp_path / "m.gguf")
+    report = json.loads(run("compare", path, "hello", "--chat", "--json", "-").stdout)
+    assert report["prompt"] == "hello there"
+
+
+@pytest.mark.parametrize("prompt", ["mine.safetensor", "min.safetensors.", "mine.npy"])
+def test_a_misspelt_trace_is_no_prompt(prompt, small_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine.safetensors", "mine.npz"):
+        (tmp_path / name).touch()
+    done = run("compare", small_model(), prompt)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{prompt}: no such trace; mine." in done.stderr
+
+
+def test_a_word_that_is_like_no_trace_is_a_prompt(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.safetensors").touch()
+    for prompt in (
+        "mine",
+        "safetensors",
+        "Once upon a mine.safetensor",
+        "e.g.",
+        "x" * 9999 + ".",
+        "/no/mine.safetensor",
+    ):
+        assert prompt_or_trace(prompt, None) == (prompt, None)

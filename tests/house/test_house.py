@@ -1,0 +1,332 @@
+"""The house's rules, held to the source tree: who imports what, how wide a function is, what one file is enough for."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+
+import pytest
+from llamaref import ARCHITECTURES, Engine, ModelError, models
+from models.small import write_model
+from places import ROOMS, ROOT
+
+import llamadiff
+from llamadiff.candidates.reference import record
+from llamadiff.cli.commands import app
+from llamadiff.comparison.api import diff
+from llamadiff.engines.graph_model import GraphModel
+from llamadiff.engines.model_file import Runnable
+from llamadiff.engines.reference_model import Model
+
+FILES = [*(ROOT / "llamadiff").rglob("*.py"), *(ROOT / "reference").rglob("*.py")]
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def tree(path):
+    """A file, parsed."""
+    return ast.parse(path.read_text())
+
+
+# -- rooms and imports -------------------------------------------------------------------------------------------------
+
+ABOVE = ("__init__", "__main__")  # the ways in
+ALLOWED = {
+    "llama_cpp": ("llamadiff/llamacpp/",),
+    "gguf": ("reference/llamaref/",),
+    "typer": ("llamadiff/cli/",),
+    "rich": ("llamadiff/report/",),
+    "pytest": ("llamadiff/pytest_plugin/",),
+    "pandas": ("llamadiff/comparison/result.py",),
+    "jinja2": ("llamadiff/engines/chat_template.py", "llamadiff/report/html/page.py"),
+    "pyarrow": ("llamadiff/sweep/store.py",),
+    "distributed": ("llamadiff/sweep/cluster.py",),
+    "torch": ("llamadiff/candidates/torch_modules.py", "llamadiff/candidates/transformers.py"),
+    "transformers": ("llamadiff/candidates/transformers.py",),
+    "safetensors": ("llamadiff/trace/", "llamadiff/ggml/", "llamadiff/llamacpp/graph_recorder.py"),
+}
+
+
+def imports(path):
+    """The names that a file imports, those for type checkers too."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def module_of(path):
+    """A file's dotted name."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(name):
+    """The room that a dotted name of the package is in, if it is in one."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "llamadiff" and len(parts) > 1 and parts[1] in ROOMS else None
+
+
+def out_of_place(path):
+    """The libraries that a file imports and may not."""
+    where = name(path)
+    for imported in imports(path):
+        top = imported.split(".")[0]
+        of_reference = where.startswith("reference/") and top in ("llamadiff", "llama_cpp")
+        if of_reference or (top in ALLOWED and not where.startswith(ALLOWED[top])):
+            yield imported
+
+
+def pointing_up(path):
+    """The imports of a file that come from a room above its own."""
+    own = room_of(module_of(path))
+    if own is not None:
+        rooms = [(imported, room) for imported in imports(path) if (room := room_of(imported)) is not None]
+        yield from (imported for imported, room in rooms if ROOMS.index(room) < ROOMS.index(own))
+
+
+def offenders(rule):
+    """Each file that breaks a rule, with how."""
+    return {name(path): found for path in FILES if (found := list(rule(path)))}
+
+
+def test_libraries_are_used_in_their_places():
+    assert offenders(out_of_place) == {}
+
+
+def test_imports_point_down():
+    assert offenders(pointing_up) == {}
+
+
+def test_every_file_is_in_a_room():
+    files = {path.relative_to(ROOT / "llamadiff").parts for path in (ROOT / "llamadiff").rglob("*.py")}
+    assert {parts[0] for parts in files if len(parts) > 1} == set(ROOMS)
+    assert {parts[0].removesuffix(".py") for parts in files if len(parts) == 1} == set(ABOVE)
+
+
+def test_no_imports_go_in_a_circle():
+    modules = {module_of(path): path for path in FILES}
+    arrows = {
+        module: {name for name in imports(path) if name in modules} - {module} for module, path in modules.items()
+    }
+    while leaves := {module for module, names in arrows.items() if not names}:
+        arrows = {module: names - leaves for module, names in arrows.items() if module not in leaves}
+    assert arrows == {}
+
+
+def test_only_the_child_process_records():
+    """What imports llama.cpp is imported by its child process alone."""
+    for path in FILES:
+        if not name(path).startswith("llamadiff/llamacpp/"):
+            assert not [name for name in imports(path) if name.startswith("llamadiff.llamacpp.record_taps")], path
+
+
+def test_nothing_is_unpickled_or_evaluated():
+    for path in FILES:
+        names = {node.id for node in ast.walk(tree(path)) if isinstance(node, ast.Name)}
+        assert not names & {"eval", "exec", "pickle", "marshal"}, path
+
+
+def test_one_word_is_one_class():
+    """A name stands for one class in the whole package, but for what is pasted into engines, and what llamaref has."""
+    names = Counter(
+        node.name
+        for path in FILES
+        if not name(path).startswith("llamadiff/writers/")
+        for node in tree(path).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in names.items() if count > 1} == {"Tap"}  # what llamaref calls, and what a tap is
+
+
+# -- few parameters, one place that makes a Comparison, no question which engine it is ---------------------------------
+
+MOST = 8  # parameters of a function, self and cls aside
+COMMANDS = {command.callback.__name__ for command in app.registered_commands}
+MAY_HAVE_MORE = {
+    "llamadiff/cli/commands.py": COMMANDS,  # a parameter is an option
+    "llamadiff/cli/variants.py": COMMANDS,
+    "llamadiff/comparison/api.py": {name for name in llamadiff.__all__ if name.islower()},  # the public facade
+}
+ENGINES = {"Model", "ModelFile", "Runnable", "GraphModel", "Engine", "GraphEngine"}
+
+
+def parameters(function):
+    """The names that a function takes, self and cls aside."""
+    args = function.args
+    every = [*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg]
+    return [arg.arg for arg in every if arg is not None and arg.arg not in ("self", "cls")]
+
+
+def too_wide(code):
+    """The functions, methods and lambdas that take more than they may, by name, with how many they take."""
+    functions = [
+        node for node in ast.walk(code) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    ]
+    counts = [(getattr(node, "name", "lambda"), len(parameters(node))) for node in functions]
+    return [(function, count) for function, count in counts if count > MOST]
+
+
+def calls(code, function):
+    """The calls of a function by its name, be it imported or an attribute."""
+    for node in ast.walk(code):
+        if isinstance(node, ast.Call):
+            called = getattr(node.func, "id", getattr(node.func, "attr", None))
+            if called == function:
+                yield node
+
+
+def engines_asked_for(code):
+    """The engines that an isinstance or an issubclass asks for."""
+    asked = [
+        argument for word in ("isinstance", "issubclass") for call in calls(code, word) for argument in call.args[1:]
+    ]
+    names = {getattr(node, "id", getattr(node, "attr", None)) for argument in asked for node in ast.walk(argument)}
+    return names & ENGINES
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_no_function_takes_more_than_eight_parameters(path):
+    found, allowed = too_wide(tree(path)), MAY_HAVE_MORE.get(name(path), ())
+    assert [(function, count) for function, count in found if function not in allowed] == []
+
+
+def test_commands_and_facade_are_where_they_may_have_more():
+    wide = {where: dict(too_wide(tree(ROOT / where))).keys() for where in MAY_HAVE_MORE}
+    assert wide == {
+        "llamadiff/cli/commands.py": {"compare", "capture", "diagnose", "backend", "check"},
+        "llamadiff/cli/variants.py": {"variants"},
+        "llamadiff/comparison/api.py": {"compare", "diff"},
+    }
+
+
+def test_a_comparison_is_made_in_one_place():
+    made = [name(path) for path in FILES for _ in calls(tree(path), "Comparison")]
+    assert made == ["llamadiff/comparison/result.py"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_nobody_asks_which_engine_it_is(path):
+    assert engines_asked_for(tree(path)) == set()
+
+
+@pytest.mark.parametrize("engine", [Model, GraphModel])
+def test_both_engines_have_one_interface(engine):
+    public = {attribute for attribute in dir(engine) if not attribute.startswith("_")}
+    asked = {attribute for attribute in (*dir(Runnable), *Runnable.__annotations__) if not attribute.startswith("_")}
+    assert asked >= public
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [("def f(self, a, b, c, d, e, f, g, *, h): ...", []), ("def f(a, b, c, d, e, f, g, *h, i, **k): ...", [("f", 10)]),
+     ("class A:\n async def f(self, a, /, b, c, d, e, f, g, h, i): ...", [("f", 9)]),
+     ("lambda a, b, c, d, e, f, g, h, i: 0", [("lambda", 9)])],
+)  # fmt: skip
+def test_parameters_are_counted(code, found):
+    assert too_wide(ast.parse(code)) == found
+
+
+@pytest.mark.parametrize(
+    "code", ["isinstance(x, Model)", "isinstance(x, (int, llamaref.Engine))", "isinstance(x.y, A | GraphModel)",
+             "issubclass(type(x), Runnable)"],
+)  # fmt: skip
+def test_questions_for_the_engine_are_seen(code):
+    assert engines_asked_for(ast.parse(code))
+
+
+# -- an architecture is one file, and nothing outside asks for one by name ---------------------------------------------
+
+MODELS = ROOT / "reference/llamaref/models"
+TOKENS = (1, 17, 5, 80, 42, 9)
+
+# What toyllama has and llama has not: a line of llama.py, and what stands there instead.
+TOY = {
+    '"""llama: ': '"""toyllama: windows in every other layer, a scale of its own; otherwise ',
+    "import numpy as np\n": "from dataclasses import replace\n\nimport numpy as np\n",
+    "import Traits": "import Traits, Windows",
+    "rope_pairs=True": 'windows=Windows(length=0, period=2), keys="toy_scale", configure=configure',
+    "TRAITS = ": """def configure(c, read):
+    return replace(c, embedding_scale=read.number("toy_scale", 1.0))
+
+
+TRAITS = """,
+    "rope_pairs(": "rope_halves(",
+    "m.attention(i, q, k, v, step)": "m.attention(i, q, k, v, step, window=m.config.windows[i])",
+}
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A model of an architecture that one new file defines."""
+    text = (MODELS / "llama.py").read_text()
+    for line, instead in TOY.items():
+        assert line in text
+        text = text.replace(line, instead)
+    (tmp_path / "toyllama.py").write_text(text)
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    monkeypatch.setitem(ARCHITECTURES, "toyllama", import_module("llamaref.models.toyllama"))
+    yield write_model(tmp_path / "toy.gguf", "toyllama", extra={"attention.sliding_window": 3, "toy_scale": 8.0})
+    del sys.modules["llamaref.models.toyllama"]
+
+
+def test_a_file_adds_an_architecture(toy):
+    engine = Engine(toy)
+    assert (engine.config.windows, engine.config.embedding_scale) == ((3, 0), 8.0)
+    right = record(engine, TOKENS, "right")
+    assert diff(right, right, toy).verdict == "match"
+    engine.config = replace(engine.config, windows=(0, 0))
+    found = diff(right, record(engine, TOKENS, "without its window"), toy)
+    assert found.first_divergence.tap == "kq_soft_max-0"
+
+
+def test_without_its_file_the_architecture_is_not_known(tmp_path):
+    with pytest.raises(ModelError, match="architecture 'toyllama' is not implemented; the engine has deepseek2, gemma"):
+        Engine(write_model(tmp_path / "toy.gguf", "toyllama"))
+
+
+# Names of architectures that mean something else: tokenizers; and the model that is trained is a llama. What becomes of
+# a checkpoint's tensors and keys is a table by architecture, of converters and not of engines.
+OTHERWISE = {"llamadiff/trace/token_text.py", "llamadiff/shipped/train.py"}
+OUTSIDE = [
+    path
+    for folder in ("llamadiff", "reference/llamaref")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path.parent not in (MODELS, ROOT / "llamadiff/weights") and name(path) not in OTHERWISE
+]
+
+
+def named(node):
+    """The last part of what an expression is called."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+
+
+def asks_for_one(node):
+    """Whether an expression names an architecture, or compares what a model's is with a text."""
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        texts = [side for side in sides if isinstance(side, ast.Constant | ast.Tuple | ast.List | ast.Set)]
+        return bool(texts) and "architecture" in map(named, sides)
+    return isinstance(node, ast.Constant) and node.value in ARCHITECTURES
+
+
+def test_no_architecture_is_asked_for_by_name():
+    asked = {path: [node.lineno for node in ast.walk(tree(path)) if asks_for_one(node)] for path in OUTSIDE}
+    assert {name(path): lines for path, lines in asked.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['x.architecture == "phi9"', 'architecture in ("a", "b")', '"gemma2"', '{"olmo2": 1}', 'a.startswith("gemma")'],
+)
+def test_such_a_question_is_seen(text):
+    assert any(asks_for_one(node) for node in ast.walk(ast.parse(text)))

@@ -1,0 +1,27 @@
+"""A small model with a tokenizer of letters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+
+from models import small
+
+
+def with_tokenizer(path: Path, template: str | None = None) -> Path:
+    """A small model that tokenizes letters."""
+
+    def write(writer: gguf.GGUFWriter) -> None:
+        texts = ["<unk>", "<s>", "</s>", "\u2581", *"abcdefghijklmnopqrstuvwxyz"]
+        texts += [f"piece{i}" for i in range(small.VOCAB - len(texts) - 1)] + ["\x1b[2J[red]x"]
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(texts)
+        writer.add_token_scores([0.0] * len(texts))
+        writer.add_token_types([2, 3, 3] + [1] * (len(texts) - 3))
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        if template is not None:
+            writer.add_chat_template(template)
+
+    return small.write_model(path, layers=1, tokenizer=write)

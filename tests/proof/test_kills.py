@@ -1,0 +1,496 @@
+"""Killed and interrupted at random moments: nothing is left after the next start, and nobody is shown a traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import processes_of
+from models import small
+from places import ROOT
+
+ENTRY = re.search(r'^llamadiff = "(.+):(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+IDS = ("--tokens", "1,17,5")
+ENOUGH = 60.0  # seconds that whatever is dying may take on a busy machine
+
+# An engine with a child, a child that left its session, and that one's child; then it writes, and does not hurry.
+ENGINE = """
+import os, subprocess, sys, time
+subprocess.Popen(["sleep", "600"])
+subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"], start_new_session=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(0)
+os.makedirs(sys.argv[1])
+for i in range(40):
+    with open(f"{sys.argv[1]}/l_out-{i}.f32", "wb") as file:
+        file.write(bytes(3 * 256 * 4))
+    time.sleep(0.02)
+"""
+
+
+class Place:
+    """A folder in which commands are started, with a TMPDIR and a cache of its own; the first marks its processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.temporary, self.cache = folder, folder / "tmp", folder / "cache"
+        self.temporary.mkdir()
+        small.write_model(folder / "m.gguf")
+        (folder / "engine.py").write_text(ENGINE)
+        self.environment = {**os.environ, "TMPDIR": str(self.temporary), "XDG_CACHE_HOME": str(self.cache)}
+        self.environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "reference")])
+
+    def start(self, *arguments: str, **options: object) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "llamadiff", *arguments]
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen(
+            command, cwd=self.folder, env=self.environment, start_new_session=True, **{**streams, **options}
+        )
+
+    def parts(self) -> Iterator[str]:
+        for folder, _, names in os.walk(self.folder):  # which may vanish meanwhile
+            yield from (os.path.join(folder, name) for name in names if name.endswith(".part"))
+
+    def left(self) -> list[str]:
+        """Whatever commands left behind."""
+        ledgers = self.cache / "llamadiff" / "processes"
+        return [
+            *(str(path) for path in self.temporary.iterdir()),
+            *self.parts(),
+            *(str(path) for path in (ledgers.iterdir() if ledgers.exists() else ())),
+            *processes_of(self.temporary),
+        ]
+
+    def wait_until_quiet(self) -> None:
+        """Until what the dead had started has noticed."""
+        started = time.monotonic()
+        while processes_of(self.temporary) and time.monotonic() - started < ENOUGH:
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Commands heed Ctrl-C, even where these tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield Place(tmp_path)
+    signal.signal(signal.SIGINT, before)
+
+
+ENGINE_COMMAND = f"cmd: {sys.executable} engine.py {{out}}"
+COMMANDS: list[tuple[str, ...]] = [
+    ("compare", "m.gguf", *IDS, "--save", "kept", "--json", "r.json"),
+    ("compare", "m.gguf", *IDS, "--partial", "--candidate", ENGINE_COMMAND),
+    ("capture", "m.gguf", *IDS, "--n-predict", "100", "-o", "t.safetensors"),
+    ("compare", "m.gguf", *IDS, "--n-predict", "20"),
+    ("compare", "m.gguf", *IDS, "--engine", "graph", "--candidate", ENGINE_COMMAND, "--save", "other"),
+    ("backend", "m.gguf", *IDS, "--keep", "ops"),
+]
+
+
+def test_kills_leave_nothing_after_the_next_start(place: Place) -> None:
+    rng = random.Random(6)
+    for command in COMMANDS:
+        child = place.start(*command)
+        eventually(lambda: [*place.temporary.iterdir(), *place.parts()])
+        time.sleep(rng.uniform(0, 0.5))
+        kill(child)
+    check_nothing_is_left_after_the_next_start(place)
+
+
+@pytest.mark.slow
+def test_200_kills_at_random_moments_leave_nothing_after_the_next_start(place: Place) -> None:
+    rng = random.Random(200)
+    seconds = [duration(place, command) for command in COMMANDS]
+    assert not place.left()
+    littered = 0
+    for i in range(200):
+        child = place.start(*COMMANDS[i % len(COMMANDS)])
+        time.sleep(rng.uniform(0, 1.1 * seconds[i % len(COMMANDS)]))
+        kill(child)
+        littered += bool(place.left())
+    print(f"{littered} of 200 kills left something for a while; whole runs take {np.round(seconds, 1)} s")
+    check_nothing_is_left_after_the_next_start(place)
+    assert littered > 40  # or they all came too early, or too late
+
+
+STOPS = [
+    (signal.SIGINT, os.killpg), (signal.SIGINT, os.kill), (signal.SIGTERM, os.kill), (signal.SIGHUP, os.killpg),
+    (signal.SIGTERM, os.killpg),
+]  # fmt: skip
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Four processes that do nothing but keep the machine from the others."""
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    yield
+    for process in spinning:
+        kill(process)
+
+
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("times", [8, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_command_that_is_stopped_is_gone_with_all_of_its_processes(times: int, place: Place) -> None:
+    """At once, whenever it is: not a moment later."""
+    rng = random.Random(times)
+    seconds = [duration(place, command) for command in COMMANDS]
+    left, stopped = dict[int, list[str]](), 0
+    for i in range(times):
+        number, send = STOPS[i % len(STOPS)]
+        child = place.start(*COMMANDS[i % len(COMMANDS)])
+        time.sleep(rng.uniform(0, 1.1 * seconds[i % len(COMMANDS)]))
+        send(child.pid, number)
+        stopped += child.wait(ENOUGH) == -number
+        if found := processes_of(place.temporary):
+            left[i] = found
+            place.wait_until_quiet()
+    print(f"{stopped} of {times} were stopped before their end; whole runs take {np.round(seconds, 1)} s")
+    assert left == {}
+    assert 2 * stopped > times
+
+
+def duration(place: Place, command: tuple[str, ...]) -> float:
+    """Seconds that a command takes when nobody kills it."""
+    started = time.monotonic()
+    assert place.start(*command).wait(ENOUGH) in (0, 1, 2)
+    return time.monotonic() - started
+
+
+def kill(child: subprocess.Popen[bytes]) -> None:
+    """The command alone: what it has started has to find out."""
+    child.kill()
+    child.wait()
+
+
+def check_nothing_is_left_after_the_next_start(place: Place) -> None:
+    place.wait_until_quiet()
+    assert not processes_of(place.temporary)
+    assert place.start("writer", "c").wait(ENOUGH) == 0
+    assert not place.left()
+
+
+# Says on standard output when the commands begin to be imported.
+MARKED = """
+import os, sys
+class Mark:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "llamadiff.cli":
+            os.write(1, b".")
+sys.meta_path.insert(0, Mark)
+"""
+
+
+@pytest.mark.parametrize("times", [5, pytest.param(30, marks=pytest.mark.slow)])
+def test_ctrl_c_early_shows_no_traceback(times: int, place: Place) -> None:
+    """From the first import that takes time on: Python's own start, before any line of ours, is out of our hands."""
+    assert ENTRY is not None
+    begin = MARKED + f"from {ENTRY[1]} import {ENTRY[2]} as main; sys.exit(main())"
+    rng = random.Random(times)
+    ends = set()
+    for _ in range(times):
+        child = subprocess.Popen(
+            [sys.executable, "-c", begin, "compare", "m.gguf", *IDS, "--n-predict", "100"], cwd=place.folder,
+            env=place.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert child.stdout is not None
+        assert os.read(child.stdout.fileno(), 1) == b"."
+        time.sleep(rng.uniform(0, 0.3))
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=ENOUGH)
+        assert err in (b"", b"llamadiff: stopped\n")
+        ends.add(child.returncode)
+    assert ends == {-signal.SIGINT}
+
+
+def test_the_entry_point_imports_next_to_nothing() -> None:
+    assert ENTRY is not None
+    code = f"import sys; before = set(sys.modules); import {ENTRY[1]}; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {"signal", "llamadiff"} <= set(done.stdout.split())
+    assert not {"typing", "typer", "pathlib", "json", "subprocess", "numpy"} & set(done.stdout.split())
+    assert not [name for name in done.stdout.split() if name.startswith("llamadiff.") and name != ENTRY[1]]
+
+
+LOST = """
+import signal, sys, time
+from llamadiff.system import exits
+
+class Unlucky:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.1)  # here the exception is raised, and dropped
+
+def command():
+    Unlucky()
+    time.sleep(60)
+
+sys.exit(exits.run(command, lambda reason: print("ended:", reason)))
+"""
+
+
+def test_a_signal_in_a_destructor_is_not_lost(place: Place) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOST], cwd=ROOT, env=place.environment, capture_output=True, text=True,
+        timeout=ENOUGH, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "ended: stopped\n", "")
+
+
+def test_a_command_takes_its_descendants_with_it(place: Place) -> None:
+    """Those that left its session too, and when nobody was killed."""
+    child = place.start(*COMMANDS[1])
+    assert child.wait(ENOUGH) in (0, 1, 2)
+    assert not place.left()
+
+
+def test_a_supervisor_that_is_killed_takes_the_command_with_it(place: Place) -> None:
+    engine = f"cmd: {sys.executable} -c 'import time; time.sleep(600)' {{out}}"
+    child = place.start("compare", "m.gguf", *IDS, "--candidate", engine, stderr=subprocess.PIPE)
+    supervisor = eventually(lambda: processes_of(place.temporary, "llamadiff.system.supervisor"))
+    eventually(lambda: processes_of(place.temporary, "time.sleep(600)"))
+    os.kill(int(supervisor[0].split()[0]), signal.SIGKILL)
+    _, err = child.communicate(timeout=ENOUGH)
+    assert child.returncode == 2
+    assert b"its supervising process was killed by signal 9 (SIGKILL)" in err
+    place.wait_until_quiet()
+    assert not place.left()
+
+
+def eventually(look: Callable[[], list[Any]]) -> list[Any]:
+    """What is there at last."""
+    started = time.monotonic()
+    while time.monotonic() - started < ENOUGH:
+        found = look()
+        if found:
+            return found
+        time.sleep(0.01)
+    raise AssertionError("it never came")
+
+
+# -- what is swept, and what is not ----------------------------------------------------------------
+
+# Makes a file and a directory with something in it, says where, and waits to be killed.
+LITTERING = """
+import os, sys, time
+from pathlib import Path
+from llamadiff.system.leftovers import temporary_directory, temporary_file
+with temporary_file(Path(sys.argv[1])) as file, temporary_directory() as folder:
+    file.write_text("half of it")
+    (folder / "big").write_text("gigabytes")
+    (folder / "link").symlink_to(sys.argv[2])
+    if "fork" in sys.argv and os.fork() == 0:
+        time.sleep(2)
+        os._exit(0)
+    print(file, folder, flush=True)
+    time.sleep(600)
+"""
+
+
+class Dead:
+    """What a killed process left: a file and a directory."""
+
+    def __init__(self, place: Place, *options: str, kill: bool = True) -> None:
+        self.precious = place.folder / "precious"
+        self.precious.mkdir()
+        (self.precious / "work").write_text("years of it")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LITTERING, str(place.folder / "t.safetensors"), str(self.precious), *options],
+            env=place.environment, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.file, self.folder = map(Path, self.process.stdout.readline().split())
+        if kill:
+            self.process.kill()
+            self.process.wait()
+        assert self.file.exists()
+        assert self.folder.is_dir()
+
+    def check_precious(self) -> None:
+        assert (self.precious / "work").read_text() == "years of it"
+
+
+def next_start(place: Place) -> None:
+    child = place.start("writer", "c", stderr=subprocess.PIPE)
+    _, err = child.communicate(timeout=ENOUGH)
+    assert (child.returncode, err) == (0, b"")
+
+
+@pytest.mark.parametrize("options", [(), ("fork",)])
+def test_a_dead_process_is_cleaned_up_after(options: tuple[str, ...], place: Place) -> None:
+    """Even while a fork of it lives on."""
+    dead = Dead(place, *options)
+    next_start(place)
+    assert not dead.file.exists()
+    assert not dead.folder.exists()
+    dead.check_precious()
+
+
+def test_a_living_process_is_left_alone(place: Place) -> None:
+    living = Dead(place, kill=False)
+    next_start(place)
+    assert living.file.read_text() == "half of it"
+    assert (living.folder / "big").exists()
+    living.process.terminate()
+    living.process.wait()
+    next_start(place)
+    assert not living.folder.exists()
+
+
+def test_what_only_looks_alike_is_left_alone(place: Place) -> None:
+    dead = Dead(place)
+    token = dead.folder.name.removeprefix("llamadiff-").partition("-")[0]
+    alike = [place.folder / name for name in (".t.safetensors.1234.part", f".u.{token}-9.part", "t.safetensors.part")]
+    folders = [
+        place.temporary / name for name in ("llamadiff-x", f"llamadiff-{token}-99", "llamadiff-0123456789abcdef-1")
+    ]
+    for path in alike:
+        path.write_text("another's")
+    for path in folders:
+        path.mkdir()
+    next_start(place)
+    assert all(path.exists() for path in (*alike, *folders))
+    assert not dead.folder.exists()
+
+
+def test_what_has_taken_the_place_of_litter_is_left_alone(place: Place) -> None:
+    dead = Dead(place)
+    shutil.rmtree(dead.folder)
+    dead.folder.symlink_to(dead.precious)
+    kept = dead.file.with_name("kept")
+    dead.file.rename(kept)
+    dead.file.write_text("another's")
+    next_start(place)
+    assert dead.folder.is_symlink()
+    assert dead.file.read_text() == "another's"
+    assert kept.exists()
+    dead.check_precious()
+
+
+def test_a_ledger_may_name_nothing_but_its_own(place: Place) -> None:
+    dead = Dead(place)
+    (ledger,) = (place.cache / "llamadiff" / "processes").iterdir()
+    about = dead.precious.stat()
+    with ledger.open("a") as file:
+        for path in (dead.precious, dead.precious / "work"):
+            file.write(f'{{"path": "{path}", "device": {about.st_dev}, "number": {path.stat().st_ino}}}\n')
+        file.write('{"path": "\\u0000"}\n{"path": 7}\n[]\nnonsense\n{"path": "cut')
+    next_start(place)
+    assert not dead.folder.exists()
+    dead.check_precious()
+
+
+def test_a_ledger_of_another_machine_is_left_alone(place: Place) -> None:
+    dead = Dead(place)
+    (ledger,) = (place.cache / "llamadiff" / "processes").iterdir()
+    ledger.write_text(ledger.read_text().replace(os.uname().nodename, "elsewhere", 1))
+    next_start(place)
+    assert dead.folder.is_dir()
+    assert ledger.exists()
+
+
+@pytest.mark.parametrize("planted", ["a link", "open to all"])
+def test_ledgers_that_others_may_have_written_are_not_read(planted: str, place: Place) -> None:
+    dead = Dead(place)
+    ledgers = place.cache / "llamadiff" / "processes"
+    shared = place.temporary / f"llamadiff-{os.geteuid()}"
+    if planted == "a link":
+        ledgers.rename(place.folder / "elsewhere")
+        ledgers.symlink_to(place.folder / "elsewhere")
+        shared.symlink_to(place.folder / "elsewhere")
+    else:
+        ledgers.chmod(0o777)
+    next_start(place)
+    assert dead.folder.is_dir()
+
+
+def test_without_a_cache_ledgers_are_kept_in_tmpdir(place: Place) -> None:
+    place.environment["XDG_CACHE_HOME"] = "/dev/null/none"
+    dead = Dead(place)
+    assert (place.temporary / f"llamadiff-{os.geteuid()}").stat().st_mode & 0o777 == 0o700
+    next_start(place)
+    assert not dead.file.exists()
+    assert not list(place.temporary.iterdir())
+
+
+def test_without_any_place_for_a_ledger_work_goes_on(place: Place) -> None:
+    place.environment["XDG_CACHE_HOME"] = "/dev/null/none"
+    (place.temporary / f"llamadiff-{os.geteuid()}").write_text("in the way")
+    assert place.start("compare", "m.gguf", *IDS, "--save", "kept").wait(ENOUGH) == 0
+    assert [path.name for path in place.temporary.iterdir()] == [f"llamadiff-{os.geteuid()}"]
+    assert not list(place.parts())
+
+
+# -- a full disk -----------------------------------------------------------------------------------
+
+# No byte fits into what is made in TMPDIR, as on a disk that is full.
+FULL = """
+import errno, os, pathlib
+def on_full_disk(path):
+    return str(path).startswith(os.environ["TMPDIR"] + "/")
+def refuse(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+pwrite, write_bytes, write_text = os.pwrite, pathlib.Path.write_bytes, pathlib.Path.write_text
+os.pwrite = lambda file, *more: (
+    refuse() if on_full_disk(os.readlink(f"/proc/self/fd/{file}")) else pwrite(file, *more))
+pathlib.Path.write_bytes = lambda self, data: refuse() if on_full_disk(self) else write_bytes(self, data)
+pathlib.Path.write_text = lambda self, *a, **k: refuse() if on_full_disk(self) else write_text(self, *a, **k)
+"""
+
+
+@pytest.mark.parametrize(
+    "command", [("compare",), ("compare", "--n-predict", "3"), ("backend",), ("compare", "--engine", "graph")]
+)
+def test_a_full_tmpdir_is_named_with_what_was_needed(command: tuple[str, ...], place: Place) -> None:
+    (place.folder / "path").mkdir()
+    (place.folder / "path" / "sitecustomize.py").write_text(FULL)
+    place.environment["PYTHONPATH"] += os.pathsep + str(place.folder / "path")
+    child = place.start(*command, "m.gguf", *IDS, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = child.communicate(timeout=ENOUGH)
+    found = re.fullmatch(
+        rf"llamadiff: {re.escape(str(place.temporary))}: no room for what is recorded "
+        r"\(([0-9.]+) ([kM]B) are needed, [0-9.]+ [kMGT]B are free\); set TMPDIR to a directory with room\n",
+        err.decode(),
+    )
+    assert (out, child.returncode) == (b"", 2)
+    assert found is not None, err
+    assert float(found[1]) > 0
+    assert not place.left()
+
+
+def test_what_is_needed_is_what_a_trace_takes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figure of a full disk is the size of the file that would have been."""
+    from llamadiff.system.errors import NoRoomError
+    from llamadiff.trace.metadata import Info
+    from llamadiff.trace.writer import TraceWriter
+
+    def write() -> Path:
+        with TraceWriter(place.folder / "t.safetensors") as writer:
+            for i in range(3):
+                writer.add(f"l_out-{i}", np.ones((2, 5000), np.float32), 0, (3, 5000))
+            for i in range(3):
+                writer.add(f"l_out-{i}", np.ones((1, 5000), np.float32), 0, (3, 5000), 2)
+            writer.finish(Info((1, 2, 3)))
+        return place.folder / "t.safetensors"
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    size = write().stat().st_size
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.raises(NoRoomError, match=f"{size / 1000:.0f} kB are needed"):
+        write()

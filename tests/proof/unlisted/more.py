@@ -1,0 +1,236 @@
+"""Mistakes that were put in once the reading back was built, each with the sentence that is read back of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from proof.strangers.arithmetic import half, sigmoid, silu
+from proof.strangers.engine import Bug, Edit, Engine
+from proof.unlisted.bugs import (
+    ACTIVATED,
+    NORM,
+    OUT,
+    P,
+    Q,
+    Unlisted,
+    at,
+    frequencies_as,
+    gated,
+    matrix_as,
+    powers,
+    probabilities_as,
+    root,
+    squared,
+    sums_as,
+    weights_as,
+)  # fmt: skip
+
+Array = np.ndarray
+MORE: dict[str, Unlisted] = {}
+HEADS = np.array([0.5, 0.25, 0.125, 0.0625])[:, None, None]
+
+
+def add(
+    name: str, tap: str, sentence: str, edits: Mapping[str, Edit] | None = None, model: str = "llama", **faults: Edit
+) -> None:
+    """A mistake by its name, and what is said of it."""
+    MORE[name] = Unlisted(name, tap, "sentence", sentence, Bug(name, edits or {}, faults), model)
+
+
+def share(e: Array) -> Array:
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def without_first(e: Engine, right: Edit, x: Array, stem: str) -> Array:
+    """The first token's K is not normalised."""
+    y = right(x, stem)
+    return np.where((np.arange(len(y)) == 0)[:, None, None], x, y) if stem == "attn_k_norm" else y
+
+
+def k_late(e: Engine, right: Edit, x: Array, side: str) -> Array:
+    late = np.maximum(e.positions - 1, 0)
+    return e.turned(x, *e.angles(late), e.in_pairs) if side == "K" else right(x, side)
+
+
+def times_row(factor: float) -> dict[str, Edit]:
+    """V's row 6 is multiplied as it is read."""
+    return {
+        "read_values": lambda e, right, v: right(
+            np.where((np.arange(len(v)) == 6)[:, None, None], v * v.dtype.type(factor), v)
+        )
+    }
+
+
+def far(x: Array, hidden: Array, scale: float) -> Array:
+    n = np.arange(x.shape[-1])
+    return share(powers(x * scale - HEADS * (n[:, None] - n[None]), hidden))
+
+
+def padded(x: Array, hidden: Array, scale: float) -> Array:
+    """Four slots more, with a score of 0."""
+    e = np.where(hidden, 0, np.exp(x * scale))
+    return e / (e.sum(axis=-1, keepdims=True) + 4)
+
+
+def clipped(e: Engine, right: Edit, x: Array, w: Array) -> Array:
+    """The output projection's input is cut off at a half."""
+    is_output = f"kqv_out-{e.layer}" in e.seen and f"attn_out-{e.layer}" not in e.seen
+    return right(np.clip(x, -0.5, 0.5) if is_output else x, w)
+
+
+add(
+    "mean magnitude",
+    NORM,
+    "each row is divided by its mean magnitude plus 1e-05, where its root mean square is right",
+    root(lambda x, eps: np.abs(x).mean(axis=-1, keepdims=True) + eps),
+)
+add(
+    "every second channel",
+    NORM,
+    "its mean square is of one channel in 2 alone, from channel 0 on",
+    root(lambda x, eps: np.sqrt(squared(x[..., ::2]) + eps)),
+)
+add(
+    "the first row's size for all",
+    NORM,
+    "all rows are divided by one number, 0.05781, which is right in row 0",
+    root(lambda x, eps: np.sqrt(squared(x) + eps)[:1]),
+)
+add(
+    "K's norm left out at the first token",
+    "Kcur_normed-0",
+    "it is left out in token 0: its input goes on",
+    {"norm": without_first},
+    model="qwen3",
+)
+add(
+    "angles in float16",
+    Q,
+    "its angles are rounded to float16",
+    {"theta": lambda e, right, p: half(right(p).astype(np.float32)).astype(float)},
+)
+add(
+    "half steps",
+    Q,
+    "the rows are rotated by the positions 0 to 8, then 8.5, then 9, then 9.5",
+    at(lambda p: np.where(p >= 8, 8 + (p - 8) / 2, p)),
+)
+add(
+    "last pair not turned",
+    Q,
+    "the frequency of pair 31 is 0 times what it should be",
+    frequencies_as(lambda f: np.where(np.arange(len(f)) < 31, f, 0)),
+)
+add(
+    "K a position late",
+    "Kcur_rope-0",
+    "the rows are rotated by the positions 2 times 0, then 1 to 10",
+    {"rotated": k_late},
+)
+add(
+    "ALiBi",
+    P,
+    "to scores is added the distance from key to query times -0.5, -0.25, -0.125, -0.0625 in heads 0 to 3",
+    probabilities_as(far),
+)
+add("four slots more", P, "its sum counts 4 more with a score of 0", probabilities_as(padded))
+add(
+    "heads swapped",
+    OUT,
+    "its heads are in another order: place 0 holds head 1, place 1 holds head 0",
+    {"merged": lambda e, right, x: right(x[[1, 0, 2, 3]])},
+)
+add("a row of V doubled", OUT, "it reads V's row 6 times 2", times_row(2))
+add("a key's value lost", OUT, "the value of key 6 is not added", times_row(0))
+add(
+    "late keys lost",
+    OUT,
+    "it reads zeros for V's rows 8 to 11",
+    weights_as(lambda p: np.where(np.arange(p.shape[-1]) < 8, p, p.dtype.type(0))),
+)
+add(
+    "hard swish",
+    ACTIVATED,
+    "it is gate * clip(gate / 6 + 1/2, 0, 1) * up, where silu(gate) * up is right",
+    gated(lambda g, u: g * np.clip(g / 6 + 0.5, 0, 1) * u),
+)
+add(
+    "a steeper SiLU",
+    ACTIVATED,
+    "it is gate * sigmoid(1.1 * gate) * up, where the slope 1 is right",
+    gated(lambda g, u: g * sigmoid(1.1 * g) * u),
+)
+add(
+    "up and a half",
+    ACTIVATED,
+    "it is silu(ffn_gate-0) * (up + 0.5), where up alone is right",
+    gated(lambda g, u: silu(g) * (u + 0.5)),
+)
+add("up clamped", ACTIVATED, "its up is cut off beyond 1.5", gated(lambda g, u: silu(g) * np.clip(u, -1.5, 1.5)))
+add(
+    "branch by 1.5 in half of the channels",
+    "ffn_inp-0",
+    "in channels 128 to 255 it is 1.5 attn_out-0 + embd, where attn_out-0 + embd is right",
+    sums_as("ffn_inp", lambda e, b, r: r + np.where(np.arange(256) < 128, b, b * b.dtype.type(1.5))),
+)
+add(
+    "half a row of the next id",
+    "embd",
+    "in channels 128 to 255 it looks up row 2 for id 1, row 18 for id 17, row 6 for id 5, row 81 for id 80, row 43 for "
+    "id 42 and 6 more",
+    {"embed": lambda e, right, t: np.concatenate([right(t)[:, :128], right(t + 1)[:, 128:]], axis=1)},
+)
+add(
+    "an expert never chosen",
+    "ffn_moe_topk-0",
+    "it never chooses expert 3",
+    {"choice": lambda e, right, p, n: right(np.where(np.arange(p.shape[1]) == 3, -1, p), n)},
+    model="moe",
+)
+add(
+    "the last expert not in the sum",
+    "ffn_moe_probs-0",
+    "its sum leaves out the last expert",
+    {"router_probs": lambda e, right, x: np.exp(x) / np.exp(x)[:, :-1].sum(axis=-1, keepdims=True)},
+    model="moe",
+)
+add(
+    "second expert twice",
+    "ffn_out-0",
+    "the chosen experts count 1, 2 times as much as their weights",
+    {"weighted": lambda e, right, down, w: right(down, w * np.array([1, 2], w.dtype))},
+    model="moe",
+)
+add("input clipped", "attn_out-0", "its inputs are cut off beyond 0.5", {"multiplied": clipped})
+add(
+    "a block of inputs skipped",
+    "Qcur_proj-0",
+    "its sums leave out inputs 64 to 95",
+    matrix_as("attn_q", lambda e, w: np.where((np.arange(256) >= 64) & (np.arange(256) < 96), w.dtype.type(0), w)),
+)
+add(
+    "columns rolled",
+    "attn_out-0",
+    "its inputs are in another order: the inputs are rolled: each is 1 place earlier",
+    matrix_as("attn_output", lambda e, w: np.roll(w, 1, axis=1)),
+)
+add(
+    "K's rows in V",
+    "Vcur_proj-0",
+    "in channels 64 to 127 it multiplies by rows 64 to 127 of blk.0.attn_k.weight",
+    matrix_as("attn_v", lambda e, w: np.concatenate([w[:64], e.file[f"blk.{e.layer}.attn_k.weight"][64:]])),
+)
+add(
+    "a share twice",
+    "ffn_up-0",
+    "channels 128 to 191 are 2 times what they should be",
+    ffn_up=lambda e, x: np.where((np.arange(512) >= 128) & (np.arange(512) < 192), 2 * x, x),
+)
+add(
+    "a share of the last tokens lost",
+    "ffn_up-0",
+    "channels 256 to 511 are all zero in tokens 8 to 11",
+    ffn_up=lambda e, x: np.where((np.arange(512) >= 256) & (np.arange(len(x)) >= 8)[:, None], x.dtype.type(0), x),
+)

@@ -1,0 +1,89 @@
+"""One unlisted mistake run and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from llamaref import Engine as Judging
+from threadpoolctl import threadpool_limits
+
+from llamadiff.candidates.reference import record
+from llamadiff.comparison.api import compare, diff
+from llamadiff.comparison.result import Comparison
+from llamadiff.trace.reader import Trace
+from proof.strangers import recording
+from proof.strangers.arithmetic import BY_NAME
+from proof.strangers.crossing import model_file, opened
+from proof.strangers.engine import Engine
+from proof.strangers.model import File
+from proof.unlisted.bugs import TOKENS, Unlisted
+from proof.unlisted.true import Op, is_true
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the judge made of a mistake."""
+
+    mistake: Unlisted
+    comparison: Comparison
+    file: File
+    taps: Mapping[str, Array]
+    arithmetic: str
+
+    @property
+    def tap(self) -> str | None:
+        """The tap that leads the report."""
+        return self.comparison.leading.tap if self.comparison.leading else None
+
+    @property
+    def causes(self) -> list[str]:
+        """The known bugs that are said to explain it."""
+        return [cause.name for d in self.comparison.diagnosis if d.tap == self.tap for cause in d.causes]
+
+    @property
+    def false(self) -> list[str]:
+        """What was read back, of any tap, and does not hold."""
+        right = Engine(self.file, BY_NAME[self.arithmetic]).run(TOKENS, given=self.taps)
+        read = [(tap, fact) for d in self.comparison.diagnosis for tap, facts in d.read.items() for fact in facts]
+        return [
+            f"{tap}: {fact.says}"
+            for tap, fact in read
+            if not is_true(Op(self.file, tap, self.taps[tap], right[tap], self.taps, fact), TOKENS)
+        ]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What is said of the leading error."""
+        return self.comparison.profile
+
+
+@lru_cache(maxsize=8)
+def _baseline(path: Path) -> Trace:
+    trace = record(Judging(path), TOKENS, "engine")
+    return Trace(replace(trace.info, n_prefill=len(TOKENS)), {name: trace[name] for name in trace}, trace.dtypes)
+
+
+def judged(mistake: Unlisted, folder: Path, arithmetic: str = "float32") -> Judged:
+    """Record a run with the mistake, and have it judged."""
+    path, taps, trace = _recorded(mistake, folder, arithmetic)
+    return Judged(mistake, diff(_baseline(path), trace, path), opened(path), taps, arithmetic)
+
+
+def compared(mistake: Unlisted, folder: Path, engine: str) -> Comparison:
+    """The same against llama.cpp, by another judge."""
+    path, _, trace = _recorded(mistake, folder)
+    return compare(path, tokens=TOKENS, candidate=trace, engine=engine)
+
+
+def _recorded(mistake: Unlisted, folder: Path, arithmetic: str = "float32") -> tuple[Path, Mapping[str, Array], Path]:
+    """A model, what an engine with the mistake records of it, and the trace of that."""
+    path = model_file(folder, mistake.model, mistake.kind)
+    with threadpool_limits(1, "blas"):
+        taps = recording.without_cache(Engine(opened(path), BY_NAME[arithmetic], mistake.bug).run(TOKENS))
+    return path, taps, recording.save(folder / "candidate.safetensors", taps, TOKENS)

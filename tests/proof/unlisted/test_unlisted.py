@@ -1,0 +1,63 @@
+"""Mistakes that no known bug describes: each is found at its tap, and what was wrong with the op is read back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proof.unlisted.bugs import UNLISTED, Unlisted
+from proof.unlisted.more import MORE
+from proof.unlisted.runs import compared, judged
+from proof.unlisted.said import says
+
+QUICK = {
+    "squares without the last 4", "weight plus a half", "heads of V mixed up", "a row of V stale", "gate clamped",
+    "a third term", "ids modulo 64", "first and third expert", "inputs left over", "last of a thread's share",
+}  # fmt: skip
+NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in UNLISTED]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("unlisted")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unlisted_mistake_is_read_back(name: str, folder: Path):
+    _check(UNLISTED[name], folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_another_unlisted_mistake_is_read_back(name: str, folder: Path):
+    _check(MORE[name], folder)
+
+
+def _check(mistake: Unlisted, folder: Path, arithmetic: str = "float32") -> None:
+    found = judged(mistake, folder, arithmetic)
+    assert found.tap == mistake.tap
+    assert found.causes == []  # a mistake that the list describes belongs there
+    assert found.false == []
+    assert says(mistake.parameter, mistake.value, found.sentences), found.sentences
+
+
+@pytest.mark.parametrize("name", ["last of a thread's share", "a share twice"])
+def test_a_wrong_part_is_told_from_an_engines_own_roundings(name: str, folder: Path):
+    mistake = replace((UNLISTED | MORE)[name], kind="Q8_0")
+    _check(mistake, folder, "int8 of 32")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "squares without the last 4",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("positions modulo 8", "remainder not added")),
+    ],
+)
+def test_an_unlisted_mistake_is_read_back_through_the_graph(name: str, folder: Path):
+    mistake = UNLISTED[name]
+    comparison = compared(mistake, folder, engine="graph")
+    assert comparison.leading.tap == mistake.tap
+    assert says(mistake.parameter, mistake.value, comparison.profile), comparison.profile

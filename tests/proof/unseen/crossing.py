@@ -1,0 +1,155 @@
+"""Runs of this engine, right or with a mistake, judged and explained through llama.cpp's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from models.small import write_model
+from threadpoolctl import threadpool_limits
+
+from llamadiff.comparison.judging import judge
+from llamadiff.comparison.result import Comparison
+from llamadiff.diagnose.diagnosis import Diagnosis
+from llamadiff.engines.capture_request import text_request
+from llamadiff.engines.graph_model import GraphModel, by_its_graph
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.run_spec import How, Run
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.reader import Trace
+from proof.unseen.architectures import MODELS
+from proof.unseen.bugs import BUGS, Bug
+from proof.unseen.engine import Engine
+from proof.unseen.model import Array, File, read
+
+TOKENS = (1, 17, 5, 80, 42, 9, 33, 64, 5, 2, 71, 28)
+DECODE = 4  # the last tokens, of mistakes that only go wrong in decode steps
+SHOWS = 1e-9  # the NMSE that nobody takes for rounding
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mistake in an architecture; ``shows``: from the first tap that it changes to the first that it changes much."""
+
+    arch: str
+    bug: Bug
+    shows: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was said of a case."""
+
+    case: Case
+    comparison: Comparison
+
+    def is_at_the_tap(self) -> bool:
+        """Whether the first divergence is where the mistake was made."""
+        found = self.comparison.first_divergence
+        return found is not None and found.tap in self.case.shows
+
+    def is_named(self) -> bool:
+        """Whether the first explanation has the mistake's name, if among others that the values cannot tell apart."""
+        found = self.comparison.diagnosis
+        return bool(found) and bool(_names(found[0]) & self.case.bug.causes)
+
+    def is_false(self) -> bool:
+        """Whether an explanation, of any tap, is other than what was put in."""
+        return any(d.causes and not _names(d) & self.case.bug.causes for d in self.comparison.diagnosis)
+
+    @property
+    def trouble(self) -> str:
+        """What is not as it was injected, and what was said; empty if all is."""
+        if self.is_at_the_tap() and self.is_named() and not self.is_false():
+            return ""
+        first = self.comparison.first_divergence
+        told = [f"{d.tap}: {'|'.join(sorted(_names(d))) or 'unknown'}" for d in self.comparison.diagnosis]
+        where = "" if self.is_at_the_tap() else f"found at {first.tap if first else None}; "
+        return f"{where}{', '.join(told) or 'no diagnosis'}"
+
+
+def _names(found: Diagnosis) -> set[str]:
+    return {cause.name for cause in found.causes}
+
+
+class Models:
+    """Small models of every architecture in a folder, with llama.cpp's runs of them; each made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.opened, self.file, self.right = cache(self._opened), cache(self._file), cache(self._right)
+
+    def path(self, arch: str) -> Path:
+        path = self.folder / f"{arch}.F16.gguf"
+        return path if path.exists() else write_model(path, kind="F16", **MODELS[arch])
+
+    def _file(self, arch: str) -> File:
+        return read(self.path(arch))
+
+    def _opened(self, arch: str) -> tuple[GraphModel, Trace]:
+        """The graph, and what llama.cpp computes."""
+        path = self.path(arch)
+        request = text_request(ModelFile(path), Run(tokens=TOKENS), self.folder / f"{arch}.safetensors")
+        return by_its_graph(path, request)
+
+    def taps(self, arch: str, bug: Bug | None = None, decode: int = 0) -> dict[str, Array]:
+        """What an engine records, under the names that the graph knows."""
+        with threadpool_limits(1, "blas"), np.errstate(all="ignore"):
+            made = Engine if bug is None else type("Faulty", (Engine,), dict(bug.methods))
+            rows = made(self.file(arch)).run(TOKENS, len(TOKENS) - decode)
+        known = [tap.name for tap in self.opened(arch)[0].taps]
+        return {name: rows[name] for name in known if name in rows}
+
+    def _right(self, arch: str, decode: int) -> dict[str, Array]:
+        return self.taps(arch, None, decode)
+
+    def case(self, arch: str, bug: Bug) -> Case | None:
+        """Where a mistake shows first; None where it changes nothing."""
+        right, wrong = self.right(arch, _steps(bug)), self.taps(arch, bug, _steps(bug))
+        changed = [name for name, x in right.items() if name in wrong and _error(x, wrong[name])]
+        clearly = [name for name in changed if _error(right[name], wrong[name]) > SHOWS]
+        return Case(arch, bug, tuple(changed[: changed.index(clearly[0]) + 1])) if clearly else None
+
+    def cases(self, arch: str) -> Iterator[Case]:
+        """Every mistake that shows in an architecture."""
+        found = (self.case(arch, bug) for bug in BUGS if arch not in bug.unlike)
+        yield from (case for case in found if case is not None)
+
+    def judged(self, arch: str, bug: Bug | None = None, decode: int = 0) -> Comparison:
+        """A run against llama.cpp's, the last tokens of both as decode steps."""
+        model, baseline = self.opened(arch)
+        sides = [_split(baseline, decode), _trace(self.taps(arch, bug, decode), decode)]
+        return judge(model, *sides, How())
+
+    def outcome(self, case: Case) -> Outcome:
+        return Outcome(case, self.judged(case.arch, case.bug, _steps(case.bug)))
+
+
+def _steps(bug: Bug) -> int:
+    return DECODE if bug.decode else 0
+
+
+def _error(right: Array, wrong: Array) -> float:
+    """NMSE; without end where other values are finite."""
+    right, wrong = np.asarray(right, np.float64), np.asarray(wrong, np.float64).reshape(right.shape)
+    there = np.isfinite(right)
+    if (there != np.isfinite(wrong)).any():
+        return np.inf
+    right, wrong = right[there], wrong[there]
+    return float(((right - wrong) ** 2).sum() / max((right**2).sum(), 1e-300))
+
+
+def _trace(taps: dict[str, Array], decode: int) -> Trace:
+    n = len(TOKENS)
+    info = Info(tokens=TOKENS, positions=tuple(range(n)), n_prefill=n - decode, producer={"name": "mine"})
+    kinds = {name: "I32" if x.dtype.kind == "i" else "F32" for name, x in taps.items()}
+    values = {name: np.asarray(x, np.int32 if kinds[name] == "I32" else np.float32) for name, x in taps.items()}
+    return Trace(info, values, kinds)
+
+
+def _split(trace: Trace, decode: int) -> Trace:
+    info = replace(trace.info, n_prefill=len(TOKENS) - decode)
+    return Trace(info, {name: trace[name] for name in trace}, trace.dtypes)

@@ -1,0 +1,105 @@
+"""What the documents say is so: rooms, steps, links, generated tables, targets of the Makefile."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from places import ROOMS, ROOT
+from tools import tables
+
+PAGES = [
+    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "captures/README.md")
+] + sorted((ROOT / "docs").glob("*.md"))  # fmt: skip
+ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+LINK = re.compile(r"\]\(([^)#:\s]*)(#[^)]*)?\)")
+HEADING = re.compile("^#+ (.*)$", re.MULTILINE)
+
+
+def table(section: str) -> list[list[str]]:
+    """The rows of all tables in a section, without their heads."""
+    text = ARCHITECTURE.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return [row for row, under in zip(rows, [*rows[1:], [""]], strict=True) if "---" not in (row[0], under[0])]
+
+
+def named(path: Path) -> set[str]:
+    """What a file defines: its functions and methods."""
+    tree = ast.parse(path.read_text())
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def anchors(path: Path) -> set[str]:
+    """What a link may point at within a page, as GitHub makes it of the headings."""
+    return {
+        re.sub("[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(path.read_text())
+    }
+
+
+def test_the_rooms_are_those_of_the_import_test_in_their_order() -> None:
+    assert [row[0].strip("`") for row in table("Rooms")] == list(ROOMS)
+
+
+def test_every_step_of_the_way_names_a_function_where_it_is() -> None:
+    steps = table("The way of a tap's value")
+    for _, functions, files in steps:
+        defined = set[str]()
+        for file in re.findall("`([^`]+)`", files):
+            path = ROOT / file if file.startswith("reference/") else ROOT / "llamadiff" / file
+            defined |= named(path)
+        assert set(re.findall("`([^`]+)`", functions)) <= defined, files
+    assert len(steps) > 15
+
+
+def test_each_word_is_explained_once() -> None:
+    words = [row[0] for row in table("Words")]
+    assert len(words) == len(set(words))
+    assert {"tap", "lane", "policy", "span", "source", "recipe", "edit", "node", "drift", "noise"} <= set(words)
+
+
+@pytest.mark.parametrize("name", tables.TABLES)
+def test_generated_tables_are_current(name: str) -> None:
+    assert tables.current(name) == (tables.DOCS / name).read_text(), "make docs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for file, anchor in LINK.findall(page.read_text()):
+        target = page.parent / file if file else page
+        assert target.exists(), file
+        assert not anchor or anchor[1:] in anchors(target), f"{file}{anchor}"
+
+
+def test_every_page_is_reached_from_readme() -> None:
+    reached, pending = set[Path](), [ROOT / "README.md"]
+    while pending:
+        page = pending.pop()
+        if page.suffix == ".md" and page not in reached:
+            reached.add(page)
+            pending += [(page.parent / file).resolve() for file, _ in LINK.findall(page.read_text()) if file]
+    assert set(PAGES) <= reached
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 200
+
+
+def test_make_lists_every_target_with_what_it_does() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.search("^[.]PHONY: (.*)$", makefile, re.MULTILINE)
+    assert targets is not None
+    shown = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert [line.split()[0] for line in shown.splitlines()] == targets[1].split()
+    assert all(len(line.split()) > 1 for line in shown.splitlines())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_targets_that_are_named_exist(page: Path) -> None:
+    targets = set(re.findall("^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = re.findall("(?:`|^ {4})make ([a-z-]+)", page.read_text(), re.MULTILINE)
+    assert set(named) <= targets

@@ -1,0 +1,76 @@
+"""transformers as a third opinion: right in float32 and in 16 bits, and its real differences are named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from models.small import write_model
+from optional import needs
+
+from llamadiff import UserError, compare
+from llamadiff.shipped.place import shipped_model
+from llamadiff.trace.taps import parse
+
+TOKENS = (1, 17, 5, 80, 42, 9, 33)
+DENSE = {"ffn_gate", "ffn_up", "ffn_swiglu"}
+GATED = {"llama": DENSE, "qwen2": DENSE, "qwen3": DENSE, "qwen3moe": set(), "stablelm": DENSE}
+
+
+@needs("torch", "transformers")
+@pytest.mark.parametrize("kind", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("arch", GATED)
+def test_a_third_engine_is_right(arch, kind, small_model):
+    result = compare(small_model(arch), tokens=TOKENS, candidate=f"transformers:{kind}")
+    assert result.verdict == ("match" if kind == "f32" else "noise"), result.summary
+    assert all(d.harmless for d in result.diagnosis)
+    assert result.candidate["name"] == "transformers"
+    words = {row.tap.rsplit("-", 1)[0] for row in result.rows}
+    assert words >= {"embd", "attn_norm", "Qcur_proj", "Kcur_proj", "Vcur_proj", "kqv_out", "attn_out", "ffn_inp"}
+    assert words >= {"ffn_norm", "ffn_out", "l_out", "result_norm", "result_output"}
+    assert words >= GATED[arch]
+
+
+@needs("torch", "transformers")
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_it_is_right_on_the_trained_model(kind, quantized):
+    result = compare(shipped_model(quantized), "Once upon a time", candidate=f"transformers:{kind}")
+    assert result.verdict == ("match" if kind == "f32" else "noise"), result.summary
+    assert len(result.rows) == 42
+    assert {parse(tap).kind.word for tap in result.missing} == {"Qcur_rope", "Kcur_rope", "kq", "kq_soft_max"}
+    assert result.extra == ()
+
+
+@needs("torch", "transformers")
+def test_quantized_weights_are_the_same_to_it(small_model):
+    assert compare(small_model("llama", "Q8_0"), tokens=TOKENS, candidate="transformers:").verdict == "match"
+
+
+@needs("torch", "transformers")
+def test_what_it_really_does_otherwise_is_named(tmp_path):
+    """transformers has no bias on qwen2's head; the file and llama.cpp do."""
+    bias = {"output.bias": np.linspace(-1, 1, 96).astype(np.float32)}
+    path = write_model(tmp_path / "m.gguf", "qwen2", bias=True, kv_heads=4, tensors=bias)
+    result = compare(path, tokens=TOKENS, candidate="transformers:")
+    assert [row.tap for row in result.wrong] == ["result_output"]
+    assert result.diagnosis[0].causes[0].name == "bias-missing"
+    assert "every token is off by the same vector, as when a bias is dropped" in result.profile
+
+
+SPECS = {
+    "transformers:f8": "no such file",
+    "transformers:.@f8": "'f8' is no type",
+    "transformers:/no/such": "no such file",
+}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_what_is_no_model_is_said(spec, small_model):
+    with pytest.raises(UserError, match=SPECS[spec]):
+        compare(small_model(), tokens=TOKENS, candidate=spec)
+
+
+@needs("torch", "transformers")
+def test_what_cannot_be_loaded_is_said(small_model):
+    with pytest.raises(UserError, match="cannot load it"):
+        compare(small_model(), tokens=TOKENS, candidate="transformers:.")

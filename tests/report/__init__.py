@@ -1,0 +1,1 @@
+"""Tests of what shows a Comparison, and comparisons that are made up for them."""

@@ -1,0 +1,129 @@
+"""The JSON report against its schema, and the command line's contract: exit codes, files, pure JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+
+import jsonschema
+import numpy as np
+import pytest
+from command import in_process_of_its_own, run
+from faulty import BUGS
+from llamaref import Engine
+from places import REPORT_SCHEMA
+from traces import TOKENS, save
+
+from llamadiff import compare
+from llamadiff.candidates.reference import record
+from llamadiff.comparison.api import diff
+from llamadiff.report.json import to_json, to_object
+from llamadiff.trace.metadata import Info
+
+
+@pytest.fixture(scope="module")
+def faulty(small_model, tmp_path_factory):
+    """The file of a trace with a bug in it."""
+    path = tmp_path_factory.mktemp("faulty") / "faulty.safetensors"
+    return save(record(BUGS[0].build(small_model()), TOKENS, "mine"), path)
+
+
+def test_reports_fit_the_schema(small_model, faulty):
+    for result in (
+        compare(small_model(), tokens=TOKENS, n_predict=2),
+        compare(small_model(), tokens=TOKENS, candidate=faulty),
+    ):
+        jsonschema.validate(json.loads(to_json(result)), REPORT_SCHEMA)
+
+
+def test_a_report_without_a_model_fits_the_schema(small_model, tmp_path):
+    trace = save(record(Engine(small_model()), TOKENS, "mine"), tmp_path / "t.safetensors")
+    jsonschema.validate(to_object(diff(trace, trace)), REPORT_SCHEMA)
+
+
+def test_numbers_that_are_not_finite_are_null(small_model, tmp_path):
+    right = record(Engine(small_model()), TOKENS, "mine")
+    right.stored("ffn_up-0")[1, 2] = np.nan
+    report = to_object(compare(small_model(), tokens=TOKENS, candidate=right))
+    jsonschema.validate(report, REPORT_SCHEMA)
+    row = next(row for row in report["taps"] if row["tap"] == "ffn_up-0")
+    assert row["local"]["nmse"] is None
+    assert row["candidate"]["nan"] == 1
+    assert report["first_divergence"]["index"] == [1, 2]
+    assert report["first_divergence"]["candidate"] is None
+
+
+def test_match_exits_0_and_json_is_pure(small_model):
+    done = in_process_of_its_own("compare", small_model(), "--tokens", "1,17,5,80", "--n-predict", "2", "--json", "-")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["verdict"] == "match"
+    assert [token["id"] for token in report["tokens"]][:4] == [1, 17, 5, 80]
+    assert len(report["tokens"]) == 6
+
+
+def test_wrong_exits_1_and_names_the_tap(small_model, faulty, tmp_path):
+    files = ("--json", tmp_path / "r.json", "--csv", tmp_path / "r.csv", "--save", tmp_path / "kept")
+    done = run("compare", small_model(), "--tokens", "1 17 5 80", "--candidate", faulty, *files)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("WRONG  RoPE, layers 0, 1: rotates (i, i+32)")
+    assert json.loads((tmp_path / "r.json").read_text())["wrong"][0] == "Qcur_rope-0"
+    with (tmp_path / "r.csv").open() as file:
+        assert next(row["tap"] for row in csv.DictReader(file) if row["verdict"] == "wrong") == "Qcur_rope-0"
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"baseline.safetensors", "engine.safetensors"}
+
+
+@pytest.mark.parametrize(("fail_on", "code"), [("wrong", 1), ("noise", 1), ("never", 0)])
+def test_fail_on(fail_on, code, small_model, faulty):
+    arguments = ("--tokens", "1,17,5,80", "--candidate", faulty, "--fail-on", fail_on, "--json", "-")
+    assert run("compare", small_model(), *arguments).returncode == code
+
+
+def test_capture_then_diff_and_check(small_model, faulty, tmp_path):
+    trace = tmp_path / "b.safetensors"
+    assert run("capture", small_model(), "--tokens", "1,17,5,80", "-o", trace).returncode == 0
+    assert run("check", trace, "--model", small_model()).returncode == 0
+    assert run("diff", trace, faulty, "--model", small_model()).returncode == 1
+    assert run("diff", trace, faulty).returncode == 2
+
+
+def test_check_needs_no_llama_cpp_and_finds_a_bad_trace(small_model, faulty):
+    done = run("check", faulty, "--model", small_model())
+    assert done.returncode == 1
+    assert done.stdout.startswith("WRONG ")
+    assert "RoPE, layers 0, 1: rotates (i, i+32)" in done.stdout
+
+
+def test_taps_lists_names_and_shapes(small_model):
+    done = run("taps", small_model("moe"), "--n-tokens", "5")
+    assert done.returncode == 0
+    assert any(line.split()[:3] == ["*", "Qcur_rope-i", "[5,"] for line in done.stdout.splitlines())
+    assert "ffn_moe_topk-i" in done.stdout
+
+
+def test_doctor_says_what_is_there():
+    done = run("doctor")
+    for words in ("llama-cpp-python", "built with", "tensor layout", "quantized decode, repacked"):
+        assert words in done.stdout
+    assert done.stderr == ""
+
+
+def test_help_imports_nothing_heavy():
+    heavy = ("numpy", "rich.console", "pandas", "gguf", "jinja2")
+    code = f"import sys, llamadiff.cli; print([m for m in {heavy} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
+
+
+def test_demo_shows_both(tmp_path):
+    done = in_process_of_its_own("demo", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("MATCH ")
+    assert "\nWRONG  RoPE, layers 0-2: rotates (i, i+32)" in done.stdout
+
+
+def test_an_info_survives_json():
+    info = Info((1, 2), (0, 1), 1, 'a "prompt"\n', {"name": "x"}, {})
+    assert json.loads(info.to_json())["prompt"] == 'a "prompt"\n'
