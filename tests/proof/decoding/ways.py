@@ -69,7 +69,8 @@ def diagnosed(run: Run) -> Comparison:
 
 def as_command(run: Run) -> Comparison:
     words = [sys.executable, "-m", "proof.decoding.engine", "--how", run.how, "--bug", run.bug]
-    command = f"cmd: env PYTHONPATH={TESTS} {shlex.join(words)} --model {{model}} --prompt {{prompt}} " + (
+    place = shlex.quote(str(TESTS))
+    command = f"cmd: env PYTHONPATH={place} {shlex.join(words)} --model {{model}} --prompt {{prompt}} " + (
         "--n-predict {n_predict} --out {out}"
     )
     return compare(run.model, PROMPT, n_predict=STEPS, candidate=command)
