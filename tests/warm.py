@@ -7,8 +7,11 @@ died: alone.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
+import pkgutil
 import signal
 import socket
 import struct
@@ -92,7 +95,9 @@ def _starter(_parent: int) -> socket.socket:
 
 def serve(number: int) -> None:
     """Start a child for each message, and tell its end, until the other side is gone."""
+    from llamadiff import llamacpp
     from llamadiff.llamacpp import child_main
+    from llamadiff.system.errors import UserError
 
     ends: dict[int, socket.socket] = {}
 
@@ -104,7 +109,14 @@ def serve(number: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, reap)
-    child_main._prepared()
+    for module in pkgutil.iter_modules(llamacpp.__path__, f"{llamacpp.__name__}."):
+        importlib.import_module(module.name)
+    library = child_main._prepared()
+    if not isinstance(library, UserError):
+        assert library.ggml  # where tensors have their fields is found once
+    child_main._prepared = lambda build="": library
+    gc.collect()
+    gc.freeze()  # or each child would copy what it looks through
     door = socket.socket(fileno=number)
     while True:
         about, files, *_ = socket.recv_fds(door, MOST, 4)
