@@ -28,5 +28,5 @@ def other_library(build: Path, source: str) -> None:
 
 def compiled(library: Path, source: str, *flags: str) -> None:
     code = library.with_suffix(".c")
-    code.write_text(source)
+    code.write_text(source, encoding="utf-8")
     subprocess.run(["cc", "-shared", "-fPIC", str(code), *flags, "-o", str(library)], check=True)

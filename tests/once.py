@@ -15,7 +15,7 @@ def once(temporary: pytest.TempPathFactory, name: str, make: Callable[[Path], No
     own = temporary.getbasetemp()
     parent = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     folder, partial = parent / name, parent / f"{name}.part"
-    with (parent / f"{name}.lock").open("w") as lock:
+    with (parent / f"{name}.lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             partial.mkdir(exist_ok=True)  # where another one failed

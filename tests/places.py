@@ -7,7 +7,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
-REPORT_SCHEMA = json.loads((TESTS / "report" / "report.schema.json").read_text())
+REPORT_SCHEMA = json.loads((TESTS / "report" / "report.schema.json").read_text("utf-8"))
 
 # The rooms of the package. Imports point down this list only; docs/ARCHITECTURE.md says what each is for.
 ROOMS = (

@@ -64,14 +64,14 @@ def as_npz(trace, folder):
 def as_f32(trace, folder):
     for name in trace:
         trace[name].astype("<f4").tofile(folder / f"{name}.f32")
-    (folder / "tokens").write_text(" ".join(map(str, TOKENS)))
+    (folder / "tokens").write_text(" ".join(map(str, TOKENS)), encoding="utf-8")
     return folder
 
 
 def as_f16(trace, folder):
     for name in trace:
         trace[name].astype("<f2").tofile(folder / f"{name}.f16")
-        (folder / f"{name}.json").write_text(json.dumps({"shape": trace[name].shape}))
+        (folder / f"{name}.json").write_text(json.dumps({"shape": trace[name].shape}), encoding="utf-8")
     return folder
 
 
@@ -85,7 +85,7 @@ def as_bf16(trace, folder):
 def as_text(trace, folder):
     for name in trace:
         lines = (f"[{i}] = {value:.9g}" for i, value in enumerate(trace[name].ravel()))
-        (folder / f"{name}.txt").write_text("\n".join(lines))
+        (folder / f"{name}.txt").write_text("\n".join(lines), encoding="utf-8")
     return folder
 
 
@@ -94,7 +94,7 @@ def as_command(trace, folder):
     script = (
         "import sys, shutil\nassert sys.argv[2] == '1,17,5,80,42,9,33'\nshutil.copy(sys.argv[1], sys.argv[3] + '.npz')"
     )
-    (folder / "engine.py").write_text(script)
+    (folder / "engine.py").write_text(script, encoding="utf-8")
     return f"cmd: {sys.executable} {folder}/engine.py {folder}/t.npz {{tokens}} {{out}}"
 
 
@@ -175,7 +175,8 @@ def test_treatments_are_undone(small_model, baseline, tmp_path):
         [kq]
         name = "s{i}"
         done = ["scaled"]
-    """)
+    """),
+        encoding="utf-8",
     )
     result = judged(tmp_path / "t.npz", path, baseline("llama"), str(tmp_path / "map.toml"), partial=True)
     assert [row.tap for row in result.rows] == ["attn_norm-0", "Kcur_rope-0", "kq-0"]
@@ -185,7 +186,7 @@ def test_treatments_are_undone(small_model, baseline, tmp_path):
 def test_copies_that_differ_are_no_copies(small_model, baseline, tmp_path):
     trace = record(Engine(small_model()), TOKENS, "mine")
     np.savez(tmp_path / "t.npz", k0=np.tile(trace["Kcur_rope-0"], (1, 2, 1)))
-    (tmp_path / "map.toml").write_text('[Kcur_rope]\nname = "k{i}"\ndone = ["repeated"]\n')
+    (tmp_path / "map.toml").write_text('[Kcur_rope]\nname = "k{i}"\ndone = ["repeated"]\n', encoding="utf-8")
     with pytest.raises(UserError, match="copies of a head differ"):
         judged(tmp_path / "t.npz", small_model(), baseline("llama"), str(tmp_path / "map.toml"))
 
@@ -202,7 +203,7 @@ def test_copies_that_differ_are_no_copies(small_model, baseline, tmp_path):
     ],
 )
 def test_a_map_is_checked(text, message, tmp_path):
-    (tmp_path / "map.toml").write_text(text)
+    (tmp_path / "map.toml").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=message):
         load_map(str(tmp_path / "map.toml"))
 
@@ -233,17 +234,19 @@ def test_extra_names_are_kept_and_not_fatal(small_model, baseline, tmp_path):
 def test_the_last_hidden_state_and_some_logits_are_judged(small_model, baseline, tmp_path):
     trace = record(Engine(small_model()), TOKENS, "mine")
     (tmp_path / "result_norm@-1.txt").write_text(
-        "\n".join(f"{i}: {v:.7g}" for i, v in enumerate(trace["result_norm"][-1]))
+        "\n".join(f"{i}: {v:.7g}" for i, v in enumerate(trace["result_norm"][-1])), encoding="utf-8"
     )
     top = np.argsort(-trace["result_output"][-1])[:5]
     (tmp_path / "result_output@-1.txt").write_text(
-        "\n".join(f"[{i}] = {trace['result_output'][-1][i]:.6f}" for i in top)
+        "\n".join(f"[{i}] = {trace['result_output'][-1][i]:.6f}" for i in top), encoding="utf-8"
     )
     result = judged(tmp_path, small_model(), baseline("llama"))
     assert result.verdict in ("match", "noise")
     assert [row.tap for row in result.rows] == ["result_norm", "result_output"]
     wrong = trace["result_norm"][-1] * 1.3
-    (tmp_path / "result_norm@-1.txt").write_text("\n".join(f"{i}: {v:.7g}" for i, v in enumerate(wrong)))
+    (tmp_path / "result_norm@-1.txt").write_text(
+        "\n".join(f"{i}: {v:.7g}" for i, v in enumerate(wrong)), encoding="utf-8"
+    )
     result = judged(tmp_path, small_model(), baseline("llama"))
     assert [row.tap for row in result.wrong] == ["result_norm"]
     assert "what is computed from it (result_output) is right" in result.summary  # the logits are of another state
@@ -252,9 +255,9 @@ def test_the_last_hidden_state_and_some_logits_are_judged(small_model, baseline,
 def test_the_first_values_of_a_tap_are_compared_alone(small_model, baseline, tmp_path):
     trace = record(Engine(small_model()), TOKENS, "mine")
     head = trace["attn_norm-0"].ravel()[:10]
-    (tmp_path / "attn_norm-0.txt").write_text("\n".join(map(str, head)))
+    (tmp_path / "attn_norm-0.txt").write_text("\n".join(map(str, head)), encoding="utf-8")
     assert judged(tmp_path, small_model(), baseline("llama"), partial=True).verdict in ("match", "noise")
-    (tmp_path / "attn_norm-0.txt").write_text("\n".join(map(str, -head)))
+    (tmp_path / "attn_norm-0.txt").write_text("\n".join(map(str, -head)), encoding="utf-8")
     assert judged(tmp_path, small_model(), baseline("llama")).verdict == "wrong"
 
 
@@ -295,7 +298,7 @@ def test_links_out_of_the_dump_are_not_followed(small_model, baseline, tmp_path)
 
 def test_a_dump_of_other_tokens_is_refused(small_model, baseline, tmp_path):
     as_f32(record(Engine(small_model()), TOKENS, "mine"), tmp_path)
-    (tmp_path / "tokens").write_text("1, 17, 5, 81, 42, 9, 33")
+    (tmp_path / "tokens").write_text("1, 17, 5, 81, 42, 9, 33", encoding="utf-8")
     with pytest.raises(UserError, match=r"from token 3 on it has \[81"):
         judged(tmp_path, small_model(), baseline("llama"))
 
@@ -329,7 +332,8 @@ def test_a_command_gets_the_model_and_leaves_nothing(small_model, baseline, tmp_
         import sys, pathlib, numpy as np
         assert pathlib.Path(sys.argv[1]).read_bytes()[:4] == b"GGUF"
         np.savez(sys.argv[2] + ".npz", embd=np.zeros((7, 256), np.float32))
-    """)
+    """),
+        encoding="utf-8",
     )
     result = judged(f"cmd: {sys.executable} {script} {{model}} {{out}}", small_model(), baseline("llama"))
     assert [row.tap for row in result.wrong] == ["embd"]
@@ -357,12 +361,14 @@ def test_a_partial_dump_says_ranks_and_what_to_write_next(small_model, baseline,
     trace = record(Engine(small_model()), TOKENS, "mine")
     logits = trace["result_output"][-1]
     top = np.argsort(-logits)[:5]
-    (tmp_path / "result_output@-1.txt").write_text("\n".join(f"[{i}] = {logits[i]:.6f}" for i in top))
+    (tmp_path / "result_output@-1.txt").write_text("\n".join(f"[{i}] = {logits[i]:.6f}" for i in top), encoding="utf-8")
     result = judged(tmp_path, small_model(), baseline("llama"))
     assert [token.candidate_rank for token in result.logits.top[:5]] == [1, 2, 3, 4, 5]
     assert np.isnan(result.logits.top[5].candidate)
     assert any("36 taps were not recorded" in step for step in result.next_steps)
-    (tmp_path / "result_output@-1.txt").write_text("\n".join(f"[{i}] = {-logits[i]:.6f}" for i in top))
+    (tmp_path / "result_output@-1.txt").write_text(
+        "\n".join(f"[{i}] = {-logits[i]:.6f}" for i in top), encoding="utf-8"
+    )
     result = judged(tmp_path, small_model(), baseline("llama"))
     assert [row.tap for row in result.wrong] == ["result_output"]
     assert not result.logits.top1_agree
@@ -388,7 +394,7 @@ def test_two_rows_of_one_token_are_judged_apart(small_model, baseline, tmp_path)
     trace = record(BUGS[0].build(small_model()), TOKENS, "mine")
     for name in ("result_norm", "result_output"):
         lines = (f"{i}: {v:.9g}" for i, v in enumerate(trace[name][-1]))
-        (tmp_path / f"{name}@-1.txt").write_text("\n".join(lines))
+        (tmp_path / f"{name}@-1.txt").write_text("\n".join(lines), encoding="utf-8")
     result = judged(tmp_path, small_model(), baseline("llama"))
     assert [row.tap for row in result.wrong] == ["result_norm"]
     assert result.rows[1].span == ()
@@ -420,7 +426,7 @@ def test_a_few_values_that_are_not_finite_are_no_other_type(small_model, baselin
 
 
 def test_kinds_are_tried_in_one_order_whichever_was_imported_first(tmp_path, monkeypatch):
-    (tmp_path / "engine.log").write_text("l_out-0: [1.0, 2.0, 3.0]\n")
+    (tmp_path / "engine.log").write_text("l_out-0: [1.0, 2.0, 3.0]\n", encoding="utf-8")
     first = type(source_of(str(tmp_path / "engine.log")))
     monkeypatch.setattr(source, "CANDIDATE_KINDS", source.CANDIDATE_KINDS[::-1])
     assert type(source_of(str(tmp_path / "engine.log"))) is first

@@ -150,6 +150,6 @@ def test_raw_values_may_be_called_bin(small_model, tmp_path):
 
 
 def test_a_directory_of_hugging_face_is_to_be_run(right, small_model, tmp_path):
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     saved(tmp_path / "model.safetensors", {"model.embed_tokens.weight": right["embd"]}, False)
     assert f"--candidate transformers:{tmp_path} runs it" in told(tmp_path, small_model)

@@ -95,7 +95,7 @@ def refused(path: Path, model: Model, mapping: str = "llama.cpp") -> str:
     ids=lambda line: line[:8] + f"({len(line)})",
 )
 def test_a_line_that_is_no_number_is_refused(line: str, model: Model, tmp_path: Path) -> None:
-    (tmp_path / "embd.txt").write_text("0.5\n" + line + "\n")
+    (tmp_path / "embd.txt").write_text("0.5\n" + line + "\n", encoding="utf-8")
     assert "embd.txt:2: " in refused(tmp_path, model)
 
 
@@ -107,27 +107,27 @@ def test_a_line_that_is_no_number_is_refused(line: str, model: Model, tmp_path: 
     ],
 )  # fmt: skip
 def test_a_number_is_read(line: str, value: float, model: Model, tmp_path: Path) -> None:
-    (tmp_path / "embd.txt").write_text(f"# values\n0\n\n1\n{line}\n")
+    (tmp_path / "embd.txt").write_text(f"# values\n0\n\n1\n{line}\n", encoding="utf-8")
     with without_warnings():
         trace = loaded(tmp_path, model)
     np.testing.assert_array_equal(trace["embd"][0, :3], np.float32([0, 1, value]))
 
 
 def test_a_text_of_more_values_than_the_tap_has_is_not_read_to_its_end(model: Model, tmp_path: Path) -> None:
-    (tmp_path / "embd.txt").write_text("0\n" * 1_000_000)
+    (tmp_path / "embd.txt").write_text("0\n" * 1_000_000, encoding="utf-8")
     assert "more than 768 values" in refused(tmp_path, model)
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "\u0663", "1 2 99999999999", "[" * 100_000, "1.5", "-1", ""])
 def test_ids_that_are_none_are_refused(text: str, model: Model, tmp_path: Path) -> None:
     np.save(tmp_path / "embd.npy", ROWS)
-    (tmp_path / "tokens").write_text(text)
+    (tmp_path / "tokens").write_text(text, encoding="utf-8")
     assert "expected token ids" in refused(tmp_path, model)
 
 
 def test_more_ids_than_the_context_has_are_refused(model: Model, tmp_path: Path) -> None:
-    (tmp_path / "result_output@-1.txt").write_text("1\n")
-    (tmp_path / "tokens").write_text("1 " * 50_000)
+    (tmp_path / "result_output@-1.txt").write_text("1\n", encoding="utf-8")
+    (tmp_path / "tokens").write_text("1 " * 50_000, encoding="utf-8")
     assert "50000 tokens, more than the model's context of 256" in refused(tmp_path, model)
 
 
@@ -365,13 +365,13 @@ def test_a_hostile_map_is_refused(text: str, message: str, tmp_path: Path) -> No
 
 
 def test_one_treatment_needs_no_list(model: Model, tmp_path: Path) -> None:
-    (tmp_path / "map.toml").write_text('[embd]\ndone = "times 2"')
+    (tmp_path / "map.toml").write_text('[embd]\ndone = "times 2"', encoding="utf-8")
     np.save(tmp_path / "embd.npy", ROWS)
     assert (loaded(tmp_path, model, str(tmp_path / "map.toml"))["embd"] == 0.5).all()
 
 
 def test_a_name_of_many_layers_is_found_at_once(model: Model, tmp_path: Path) -> None:
-    (tmp_path / "map.toml").write_text('[l_out]\nname = "' + "{i}" * 40 + 'x"')
+    (tmp_path / "map.toml").write_text('[l_out]\nname = "' + "{i}" * 40 + 'x"', encoding="utf-8")
     np.save(tmp_path / ("1" * 100 + ".npy"), ROWS)
     np.save(tmp_path / "embd.npy", ROWS)
     started = time.process_time()
@@ -386,7 +386,7 @@ def test_a_layer_may_be_numbered_with_zeros(model: Model, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("text", ["[[rule]]\nmatch = 1\n" * 1001, "rule = " + "[" * 300, f"[[rule]]\n{'x' * 999} = 1"])
 def test_hostile_tolerances_are_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "t.toml").write_text(text)
+    (tmp_path / "t.toml").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=r"t\.toml: ") as caught:
         load_rules(tmp_path / "t.toml")
     assert len(str(caught.value)) < 400

@@ -49,7 +49,7 @@ def runs(tmp_path_factory):
 
 def compared(folder, lines, *options, model=MODEL):
     """The command's report of such a log, and its exit code."""
-    (folder / "engine.log").write_text("\n".join(lines))
+    (folder / "engine.log").write_text("\n".join(lines), encoding="utf-8")
     words = ["compare", model, "--tokens", ",".join(map(str, TOKENS)), "--candidate", folder / "engine.log"]
     done = run(*words, "--json", "-", *options)
     assert done.stdout, done.stderr
@@ -57,7 +57,7 @@ def compared(folder, lines, *options, model=MODEL):
 
 
 def refused(folder, text, *options):
-    (folder / "engine.log").write_text(text)
+    (folder / "engine.log").write_text(text, encoding="utf-8")
     done = run("compare", MODEL, "--candidate", folder / "engine.log", *options)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done
     return done.stderr
@@ -196,7 +196,7 @@ def test_values_in_one_list_over_several_rows(runs, tmp_path):
 
 
 def test_a_map_translates_the_names_of_a_log(runs, tmp_path):
-    (tmp_path / "map.toml").write_text('[l_out]\nname = "layers.{i}.output"\n')
+    (tmp_path / "map.toml").write_text('[l_out]\nname = "layers.{i}.output"\n', encoding="utf-8")
     lines = [line.replace("l_out-", "layers.").replace(":", ".output:", 1)
              for line in firsts(runs["right"], ("l_out",))]  # fmt: skip
     report, _ = compared(tmp_path, [*lines, "my_tensor: [0.5, 0.25]"], "--map", str(tmp_path / "map.toml"))
@@ -206,7 +206,7 @@ def test_a_map_translates_the_names_of_a_log(runs, tmp_path):
 
 @pytest.mark.slow
 def test_the_tokens_of_a_log_are_run(runs, tmp_path):
-    (tmp_path / "e.log").write_text("\n".join([f"tokens: {list(TOKENS)}", *firsts(runs["right"])]))
+    (tmp_path / "e.log").write_text("\n".join([f"tokens: {list(TOKENS)}", *firsts(runs["right"])]), encoding="utf-8")
     done = run("compare", MODEL, "--candidate", tmp_path / "e.log", "--json", "-")
     assert [token["id"] for token in json.loads(done.stdout)["tokens"]] == list(TOKENS)
 

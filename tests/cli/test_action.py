@@ -12,14 +12,14 @@ from places import ROOT
 
 from llamadiff.comparison.demo import PROMPT
 
-ACTION = yaml.safe_load((ROOT / ".github/actions/check/action.yml").read_text())
+ACTION = yaml.safe_load((ROOT / ".github/actions/check/action.yml").read_text("utf-8"))
 STEPS = {step.get("name", step.get("uses")): step for step in ACTION["runs"]["steps"]}
 FAKE = '#!/bin/sh\nfor word in "$@"; do printf "%s\\n" "$word"; done\n'
 
 
 def check_step(folder: Path, **given: str) -> list[str]:
     """The words that the action gives the command, with these inputs."""
-    (folder / "llamadiff").write_text(FAKE)
+    (folder / "llamadiff").write_text(FAKE, encoding="utf-8")
     (folder / "llamadiff").chmod(0o755)
     inputs = {name: entry["default"] for name, entry in ACTION["inputs"].items()} | given
     filled = {
@@ -28,7 +28,12 @@ def check_step(folder: Path, **given: str) -> list[str]:
     }
     environment = {"PATH": f"{folder}:/usr/bin:/bin", **filled}
     done = subprocess.run(
-        ["bash", "-e", "-c", STEPS["Check"]["run"]], env=environment, capture_output=True, text=True, check=True
+        ["bash", "-e", "-c", STEPS["Check"]["run"]],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        encoding="utf-8",
     )
     return done.stdout.splitlines()
 
@@ -44,7 +49,7 @@ def test_the_action_runs_check_with_what_it_is_given(tmp_path):
 
 def test_every_option_that_is_named_exists():
     shown = run("check", "--help").stdout
-    text = STEPS["Check"]["run"] + (ROOT / "docs/ci.md").read_text()
+    text = STEPS["Check"]["run"] + (ROOT / "docs/ci.md").read_text("utf-8")
     named = set(re.findall(r"(?<![\w-])--(?:jobs|candidate|model|junit|json|annotate|update|fail-on|max-[\w-]+)", text))
     assert len(named) > 8
     assert named <= set(re.findall(r"--[\w-]+", shown))
@@ -70,7 +75,7 @@ def test_the_cache_goes_by_all_that_the_wheel_is_made_of():
 
 
 def test_the_workflow_gives_the_action_what_it_takes():
-    workflow = yaml.safe_load((ROOT / "docs/llamadiff.yml").read_text())
+    workflow = yaml.safe_load((ROOT / "docs/llamadiff.yml").read_text("utf-8"))
     [step] = [step for step in workflow["jobs"]["captures"]["steps"] if "llamadiff/" in step.get("uses", "")]
     assert step["uses"].split("@")[0].split("llamadiff/")[1] == ".github/actions/check"
     assert set(step["with"]) <= set(ACTION["inputs"])
@@ -78,7 +83,7 @@ def test_the_workflow_gives_the_action_what_it_takes():
 
 
 def test_the_hooks_run(tmp_path):
-    hooks = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
+    hooks = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))}
     assert set(hooks) == {"llamadiff-captures", "llamadiff-engine"}
     capture = ROOT / "captures" / "tiny.F16.safetensors"
     assert re.search(hooks["llamadiff-captures"]["files"], capture.name)
@@ -87,6 +92,6 @@ def test_the_hooks_run(tmp_path):
         assert words[0] == "llamadiff"
         assert {"id", "name", "entry", "language"} <= set(hook)
     assert run(*hooks["llamadiff-captures"]["entry"].split()[1:], capture).stdout.startswith("MATCH")
-    named = (ROOT / "docs/ci.md").read_text()
+    named = (ROOT / "docs/ci.md").read_text("utf-8")
     assert all(f"id: {name}" in named for name in hooks)
     assert PROMPT in named

@@ -201,14 +201,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     small.write_model(folder / "stray.gguf", tensors={"blk.0.stray.weight": np.ones((8, 256), np.float32)})
     vocabulary_only(folder / "vocabulary.gguf")
     vocabulary_only(folder / "other.gguf", "ge\x1b[31mmma")
-    (folder / "notes.txt").write_text("hello there")
+    (folder / "notes.txt").write_text("hello there", encoding="utf-8")
     (folder / "empty.gguf").touch()
     (folder / "binary.ids").write_bytes(bytes(range(128, 256)))
     (folder / "cut.gguf").write_bytes(model.read_bytes()[:-5000])
     os.mkfifo(folder / "pipe")
     (folder / "digits").mkdir()
-    (folder / "digits" / "embd.txt").write_text("1" * 100_000 + "x")
-    (folder / "long.ids").write_text("1 " * (9 << 20))
+    (folder / "digits" / "embd.txt").write_text("1" * 100_000 + "x", encoding="utf-8")
+    (folder / "long.ids").write_text("1 " * (9 << 20), encoding="utf-8")
     capture(Request(str(model), tokens=TOKENS, output=str(folder / "good.safetensors"),
                     model_info={"file": "good.gguf"}))  # fmt: skip
     _write_traces(folder)
@@ -246,7 +246,7 @@ def _write_tolerances(folder: Path) -> None:
         "nomatch": "[[rule]]\ntap = '*'", "more": "x = 1", "deep": "x = " + "[" * 5000,
         "huge": f"[[rule]]\nmatch = {9**500}",
     }.items():  # fmt: skip
-        (folder / f"{name}.toml").write_text(text)
+        (folder / f"{name}.toml").write_text(text, encoding="utf-8")
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -772,16 +772,16 @@ def test_a_full_disk_while_llama_cpp_runs(files: SimpleNamespace, cli: Cli) -> N
 
 
 def test_a_full_disk_while_a_report_is_written(files: SimpleNamespace, cli: Cli) -> None:
-    (cli.folder / "r.json").write_text("what was there")
+    (cli.folder / "r.json").write_text("what was there", encoding="utf-8")
     for option, name in (("--json", "r.json"), ("--csv", "r.csv")):
         run = cli("diff", files.trace, files.trace, option, name, shell="ulimit -f 2")
         run.refused(f"{name}: cannot be written", "File too large")
     assert [path.name for path in cli.folder.iterdir() if path.name != "tmp"] == ["r.json"]
-    assert (cli.folder / "r.json").read_text() == "what was there"
+    assert (cli.folder / "r.json").read_text("utf-8") == "what was there"
 
 
 def test_a_full_disk_behind_standard_output(files: SimpleNamespace, cli: Cli) -> None:
-    with open("/dev/full", "w") as full:
+    with open("/dev/full", "w", encoding="utf-8") as full:
         for arguments in (("taps", files.model), ("diff", files.trace, files.trace, "--json", "-")):
             cli(*arguments, stdout=full.fileno()).refused("standard output: No space left")
 
@@ -797,7 +797,7 @@ def test_a_reader_that_is_gone(files: SimpleNamespace, cli: Cli) -> None:
 
 def test_a_reader_that_leaves_early(files: SimpleNamespace, cli: Cli) -> None:
     line = f"set -o pipefail; {COMMAND} diff {files.trace} {files.trace} | head -1"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, encoding="utf-8")
     assert done.stdout.startswith("MATCH")
     assert done.stderr == ""
     assert done.returncode in (0, 128 + signal.SIGPIPE)
@@ -821,7 +821,7 @@ def test_a_link_is_written_through(files: SimpleNamespace, cli: Cli) -> None:
     (cli.folder / "r.json").symlink_to("real.json")
     cli("diff", files.trace, files.trace, "--json", "r.json").succeeded()
     assert (cli.folder / "r.json").is_symlink()
-    assert json.loads((cli.folder / "real.json").read_text())["verdict"] == "match"
+    assert json.loads((cli.folder / "real.json").read_text("utf-8"))["verdict"] == "match"
 
 
 # -- llama.cpp missing, dying, or interrupted ------------------------------------------------------
@@ -842,11 +842,13 @@ def without_llama_cpp(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[d
     if request.param == "broken":
         (tmp_path / "path" / "llama_cpp").mkdir(parents=True)
         (tmp_path / "path" / "llama_cpp" / "__init__.py").touch()
-        (tmp_path / "path" / "llama_cpp" / "llama_cpp.py").write_text("raise ImportError('libgomp.so.1 is missing')")
+        (tmp_path / "path" / "llama_cpp" / "llama_cpp.py").write_text(
+            "raise ImportError('libgomp.so.1 is missing')", encoding="utf-8"
+        )
         words = ("cannot be loaded", "ImportError: libgomp.so.1 is missing", "pip install --force-reinstall")
     else:
         (tmp_path / "path").mkdir()
-        (tmp_path / "path" / "sitecustomize.py").write_text(BLOCKED)
+        (tmp_path / "path" / "sitecustomize.py").write_text(BLOCKED, encoding="utf-8")
         words = ("is not installed", "no baseline: pip install 'llama-cpp-python>=")
     return {"PYTHONPATH": str(tmp_path / "path")}, words
 
@@ -913,7 +915,7 @@ def test_a_command_is_stopped(
 
 def heeds(process: int, number: int) -> bool:
     """Whether a process has a handler for a signal: the command sets its own when it begins."""
-    status = Path(f"/proc/{process}/status").read_text()
+    status = Path(f"/proc/{process}/status").read_text("utf-8")
     caught = int(status.partition("SigCgt:")[2].split()[0], 16)
     return bool(caught >> (number - 1) & 1)
 
@@ -953,7 +955,7 @@ def test_a_hostile_working_directory(files: SimpleNamespace, cli: Cli) -> None:
     name = "-mod\u00e8le \u6a21\u578b [b].gguf"
     (folder / name).write_bytes(files.model.read_bytes())
     for module in ("numpy", "json", "gguf", "llama_cpp", "llamadiff", "jinja2", "signal"):
-        (folder / f"{module}.py").write_text("raise SystemExit('the wrong module')")
+        (folder / f"{module}.py").write_text("raise SystemExit('the wrong module')", encoding="utf-8")
     folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
     bare = ("HOME", "TMPDIR", "LANG", "LC_ALL", "TERM", "PYTHONPATH")
     run = cli("compare", "--tokens", "7", "--json", "-", "--", name, cwd=folder, unset=bare)
@@ -989,5 +991,5 @@ def test_json_alone_on_standard_output(files: SimpleNamespace, cli: Cli) -> None
 
 def test_ids_from_a_pipe(files: SimpleNamespace, cli: Cli) -> None:
     line = f"{COMMAND} compare {files.model} --tokens-file <(echo '1, 17\n5') --tolerance <(echo 'rule = []')"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, encoding="utf-8")
     assert (done.returncode, done.stderr) == (0, "")

@@ -43,15 +43,15 @@ def place(small_model, tmp_path, monkeypatch) -> Path:
     (tmp_path / "m.gguf").symlink_to(small_model())
     for name in ("a", "b", "d/baseline", "e/engine"):
         save(trace, tmp_path / f"{name}.safetensors")
-    (tmp_path / "f.toml").write_text('[[rule]]\nmatch = 1e-9\ntap = "none"\n')
-    (tmp_path / "map.toml").write_text('[embd]\nname = "embd"\n')
-    (tmp_path / "ids").write_text("1,17,5")
-    (tmp_path / "engine.py").write_text("raise SystemExit(3)")
+    (tmp_path / "f.toml").write_text('[[rule]]\nmatch = 1e-9\ntap = "none"\n', encoding="utf-8")
+    (tmp_path / "map.toml").write_text('[embd]\nname = "embd"\n', encoding="utf-8")
+    (tmp_path / "ids").write_text("1,17,5", encoding="utf-8")
+    (tmp_path / "engine.py").write_text("raise SystemExit(3)", encoding="utf-8")
     (tmp_path / "dump").mkdir()
     np.save(tmp_path / "dump" / "embd.npy", trace["embd"])
-    (tmp_path / "dump" / "l_out-0.json").write_text('{"shape": [3, 256]}')
+    (tmp_path / "dump" / "l_out-0.json").write_text('{"shape": [3, 256]}', encoding="utf-8")
     trace["l_out-0"].tofile(tmp_path / "dump" / "l_out-0.f32")
-    (tmp_path / "dump" / "tokens").write_text("1 17 5")
+    (tmp_path / "dump" / "tokens").write_text("1 17 5", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Child, "ask", lambda *_: pytest.fail("llama.cpp was run"))
     return tmp_path
@@ -169,13 +169,15 @@ def test_outputs_of_their_own_are_written(names, place):
     options = [word for pair in zip(("--json", "--csv"), names, strict=False) for word in pair]
     for _ in range(2):  # the second time they are there
         assert app(["diff", "a.safetensors", "b.safetensors", *options], standalone_mode=False) == 0
-    assert [name for name in names if name.endswith("json") and not (place / name).read_text().startswith("{")] == []
+    assert [
+        name for name in names if name.endswith("json") and not (place / name).read_text("utf-8").startswith("{")
+    ] == []
 
 
 @pytest.mark.parametrize("ending", ["json", "csv", "xml", "md", "html"])
 def test_a_report_in_a_dump_is_no_part_of_it(ending, place):
-    (place / "dump" / f"r.{ending}").write_text("{}")
-    (place / "d" / f"r.{ending}").write_text("{}")
+    (place / "dump" / f"r.{ending}").write_text("{}", encoding="utf-8")
+    (place / "d" / f"r.{ending}").write_text("{}", encoding="utf-8")
     for spec in ("dump", "cmd: ./x d {out}"):
         folder = "dump" if spec == "dump" else "d"
         refuse_collisions(compared_files("m.gguf", spec), [("--json", f"{folder}/r.{ending}"), *saved("new")])

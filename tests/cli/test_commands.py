@@ -230,14 +230,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # which a parent may h
 exits.run(lambda: {where}, print)
 """
     done = subprocess.run(
-        ["sh", "-c", '"$0" -c "$1"; echo $?', sys.executable, code], capture_output=True, text=True, check=False
+        ["sh", "-c", '"$0" -c "$1"; echo $?', sys.executable, code],
+        capture_output=True,
+        text=True,
+        check=False,
+        encoding="utf-8",
     )
     assert done.stdout.split() == ["stopped", "130"]
 
 
 def test_a_closed_pipe_is_silent():
     words = 'set -e; "$0" bugs | head -n 1'
-    done = subprocess.run(["sh", "-c", words, COMMAND], capture_output=True, text=True, check=False)
+    done = subprocess.run(["sh", "-c", words, COMMAND], capture_output=True, text=True, check=False, encoding="utf-8")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{next(iter(known_bugs()))}\n", "")
 
 
@@ -267,7 +271,7 @@ def test_every_format_is_an_option_and_writes_a_report(form, result, small_model
     target = tmp_path / "report"
     done = run("compare", small_model(), faulty, f"--{form.name}", target)
     assert done.returncode == 1, done.stderr
-    assert "Qcur_rope-0" in target.read_text()
+    assert "Qcur_rope-0" in target.read_text("utf-8")
     refused = run("compare", small_model(), faulty, f"--{form.name}", faulty).stderr
     assert f"--{form.name}: {faulty} is the candidate, which would be overwritten" in refused
 
@@ -284,7 +288,7 @@ def test_formats_of_several_traces_are_options_of_check(form, small_model, fault
 def test_json_says_who_wrote_it_and_how(small_model, faulty, tmp_path):
     target = tmp_path / "report.json"
     run("compare", small_model(), faulty, "--json", target)
-    report = json.loads(target.read_text())
+    report = json.loads(target.read_text("utf-8"))
     jsonschema.validate(report, REPORT_SCHEMA)
     assert report["llamadiff"]["version"] == llamadiff.__version__
     assert report["llamadiff"]["command"] == ["llamadiff", "compare", str(small_model()), str(faulty), "--json",

@@ -54,10 +54,12 @@ def test_a_heavy_package_would_be_seen():
 
 
 def test_every_message_names_the_oldest_llama_cpp_that_is_taken():
-    stated = {path.name: OLDEST.findall(path.read_text()) for path in [*(ROOT / "llamadiff").rglob("*.py"), TOML]}
+    stated = {
+        path.name: OLDEST.findall(path.read_text("utf-8")) for path in [*(ROOT / "llamadiff").rglob("*.py"), TOML]
+    }
     assert len(set().union(*stated.values())) == 1, stated
     assert stated["pyproject.toml"]
-    assert not re.findall("llama-cpp-python==", TOML.read_text())
+    assert not re.findall("llama-cpp-python==", TOML.read_text("utf-8"))
 
 
 BLOCK = """
@@ -74,11 +76,13 @@ sys.meta_path.insert(0, Block())
 
 @pytest.mark.slow
 def test_tests_that_need_torch_are_skipped_with_a_reason_where_it_is_absent(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(BLOCK)
+    (tmp_path / "sitecustomize.py").write_text(BLOCK, encoding="utf-8")
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "tests/pytorch"]
     environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, encoding="utf-8"
+    )
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("no torch and transformers here: make develop") > 10
 
@@ -86,7 +90,7 @@ def test_tests_that_need_torch_are_skipped_with_a_reason_where_it_is_absent(tmp_
 def planned(target: str, venv: object) -> list[str]:
     """The commands of a make target, in an environment that is not made yet."""
     command = ["make", "--dry-run", "--always-make", f"VENV={venv}", target]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, encoding="utf-8")
     return [line for line in done.stdout.splitlines() if not line.startswith("echo")]
 
 
@@ -111,7 +115,7 @@ def test_the_quick_tests_leave_out_the_slow_ones_and_the_whole_suite_none(tmp_pa
     )
     assert len(quick) == len(whole) == 1
     assert quick == [f'{whole[0].strip()} -m "not slow"']
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text("utf-8")
     assert "make test " in readme
     assert "make test-all " in readme
 
@@ -123,7 +127,7 @@ def test_each_build_of_llama_cpp_is_compiled_apart(tmp_path):
     assert set(wheels) == {f"build/{name}/wheel" for name in ("native", "avx2", "plain")}
     own = {"build/avx2/wheel", "build/plain/wheel"}
     assert {name for name, line in wheels.items() if "--no-cache-dir" in line} == own
-    (oldest,) = OLDEST.findall(TOML.read_text())
+    (oldest,) = OLDEST.findall(TOML.read_text("utf-8"))
     assert {line.rpartition("llama-cpp-python==")[2] for line in wheels.values()} == {oldest}
     assert not [line for line in lines if line.startswith("rm ")]
     assert sum("-m pytest" in line and '-m "not slow"' in line for line in lines) == 3

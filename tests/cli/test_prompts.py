@@ -43,7 +43,7 @@ def tokens_of(folder: Path, *args: object, given: bytes = b"") -> str:
 
 def test_a_prompt_is_read_from_a_file_and_from_standard_input(tmp_path):
     lettered(tmp_path / "m.gguf")
-    (tmp_path / "p.txt").write_text("hello\nthere\n")
+    (tmp_path / "p.txt").write_text("hello\nthere\n", encoding="utf-8")
     assert tokens_of(tmp_path, "--prompt-file", tmp_path / "p.txt") == "<s> hello\nthere"
     assert tokens_of(tmp_path, "--prompt-file", "-", given=b"good day\n\n") == "<s> good day\n"
 
@@ -68,11 +68,11 @@ def test_what_is_no_prompt_is_refused(words, given, message, tmp_path):
 
 def test_the_prompt_file_is_not_overwritten(tmp_path):
     lettered(tmp_path / "m.gguf")
-    (tmp_path / "p.txt").write_text("hello")
+    (tmp_path / "p.txt").write_text("hello", encoding="utf-8")
     done = run("compare", tmp_path / "m.gguf", "--prompt-file", tmp_path / "p.txt", "--json", tmp_path / "p.txt")
     assert done.returncode == 2
     assert "is the prompt file" in done.stderr
-    assert (tmp_path / "p.txt").read_text() == "hello"
+    assert (tmp_path / "p.txt").read_text("utf-8") == "hello"
 
 
 def test_a_templates_bos_stays_where_the_tokenizer_adds_none(tmp_path):

@@ -42,20 +42,20 @@ def project(captured, tmp_path):
     folder = tmp_path / "project"
     shutil.copytree(SAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(captured, folder / "captures")
-    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     installed = tmp_path / "installed" / "llamadiff_entry-0.dist-info"
     installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: llamadiff-entry\nVersion: 0\n")
-    (installed / "entry_points.txt").write_text(ENTRY)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: llamadiff-entry\nVersion: 0\n", encoding="utf-8")
+    (installed / "entry_points.txt").write_text(ENTRY, encoding="utf-8")
     return folder
 
 
 def spoil(project: Path, bug: str) -> None:
     right, wrong, _ = BUGS[bug]
     path = project / "engine.py"
-    text = path.read_text()
+    text = path.read_text("utf-8")
     assert text.count(right) == 1
-    path.write_text(text.replace(right, wrong))
+    path.write_text(text.replace(right, wrong), encoding="utf-8")
 
 
 def mend(project: Path) -> None:
@@ -69,7 +69,9 @@ def suite(project: Path, *words: str, **more: str) -> subprocess.CompletedProces
                    "OMP_NUM_THREADS": "1", **more}  # fmt: skip
     environment = {key: value for key, value in environment.items() if value}
     command = [sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider", "-q", *words]
-    return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=project, env=environment, capture_output=True, text=True, check=False, encoding="utf-8"
+    )
 
 
 def engine(project: Path) -> str:
@@ -117,7 +119,7 @@ def test_under_xdist_and_on_github(project):
     done = suite(project, "-n", "2", GITHUB_ACTIONS="true", GITHUB_WORKSPACE=str(project.parent))
     assert "2 failed, 1 passed" in done.stdout
     lines = [line for line in done.stdout.splitlines() if line.startswith("::error")]
-    number = 1 + (project / "test_engine.py").read_text().splitlines().index(
+    number = 1 + (project / "test_engine.py").read_text("utf-8").splitlines().index(
         "def test_it_computes_what_llama_cpp_does(llamadiff_check):"
     )
     assert len(lines) == 2
@@ -152,10 +154,10 @@ def test_what_is_refused_fails_the_test_in_one_line(project):
 def test_the_plugin_costs_nothing_where_it_is_not_used():
     heavy = ("numpy", "gguf", "pandas", "rich", "typer", "llamadiff.comparison", "llamadiff.trace")
     code = f"import sys, llamadiff.pytest_plugin; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8")
     assert done.stdout == "[]\n"
 
 
 def test_the_package_names_the_plugin():
-    text = (ROOT / "pyproject.toml").read_text()
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
     assert '[project.entry-points.pytest11]\nllamadiff = "llamadiff.pytest_plugin"\n' in text

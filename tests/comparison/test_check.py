@@ -61,7 +61,7 @@ def engine(tmp_path):
 
     def get(bug="none"):
         path = tmp_path / "engine.py"
-        path.write_text(ENGINE.format(path=sys.path))
+        path.write_text(ENGINE.format(path=sys.path), encoding="utf-8")
         words = [sys.executable, str(path), "{model}", "{tokens}", "{out}", bug]
         return "cmd: " + shlex.join(words)
 
@@ -147,7 +147,7 @@ def test_what_cannot_be_checked_does_not_hide_the_others(captures, small_model, 
     assert done.returncode == 2
     assert done.stdout.startswith("MATCH")
     assert done.stderr.startswith(f"llamadiff: {bad}: not a readable trace")
-    report = json.loads(target.read_text())
+    report = json.loads(target.read_text("utf-8"))
     assert report[str(bad)]["refused"] is True
     assert report[str(captures / "a.safetensors")]["verdict"] == "match"
 
@@ -291,7 +291,7 @@ def test_junit_has_a_case_for_each(captures, small_model, faulty, tmp_path):
     bad.write_bytes(b"x" * 20)
     run("check", captures, bad, "--model", small_model(kind="Q8_0"), "--junit", target, "--jobs", 1,
         "--candidate", faulty("gate and up swapped"))  # fmt: skip
-    suite = ET.fromstring(target.read_text())
+    suite = ET.fromstring(target.read_text("utf-8"))
     assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["3", "1", "2"]
     failure = suite.find("testcase/failure")
     assert failure.get("type") == "wrong"

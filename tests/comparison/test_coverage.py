@@ -149,7 +149,7 @@ def test_files_that_cannot_be_read_are_named(right, small_model, tmp_path):
     for name in right:
         np.save(tmp_path / f"{name}.npy", right[name])
     (tmp_path / "ffn_up-0.npy").rename(tmp_path / "ffn_up-0.bin")
-    (tmp_path / "README.md").write_text("how this was made")
+    (tmp_path / "README.md").write_text("how this was made", encoding="utf-8")
     result = compare(small_model(), tokens=TOKENS, candidate=tmp_path)
     assert result.extra == ("ffn_up-0.bin",)
     assert "1 of its 41 tensors was ignored, no tap has that name: ffn_up-0.bin (ffn_up-0?)" in result.summary
@@ -158,7 +158,7 @@ def test_files_that_cannot_be_read_are_named(right, small_model, tmp_path):
 def test_weights_are_no_names_left_over(right, small_model, tmp_path):
     weight = Engine(small_model()).w.whole("blk.0.attn_q.weight")
     arrays = {name: np.array(right[name]) for name in right} | {"weights/blk.0.attn_q.weight": weight}
-    (tmp_path / "map.toml").write_text('[l_out]\nname = "out.{i}"\n')
+    (tmp_path / "map.toml").write_text('[l_out]\nname = "out.{i}"\n', encoding="utf-8")
     arrays |= {f"out.{i}": arrays.pop(f"l_out-{i}") for i in (0, 1)}
     path = tmp_path / "t.safetensors"
     save_file(arrays, path, {KEY: json.dumps({"schema": "llamadiff.trace/1", "tokens": TOKENS})})
@@ -179,7 +179,7 @@ def test_a_map_of_one_tap_leaves_the_others_alone(form, right, small_model, tmp_
         np.savez(path, **{names.get(name, name): right[name] for name in right})
     else:
         written(path, right, names)
-    (tmp_path / "map.toml").write_text('[l_out]\nname = "out.{i}"\n')
+    (tmp_path / "map.toml").write_text('[l_out]\nname = "out.{i}"\n', encoding="utf-8")
     result = compare(small_model(), tokens=TOKENS, candidate=path, name_map=str(tmp_path / "map.toml"))
     assert (result.verdict, len(result.rows), result.missing, result.extra) == ("match", 41, (), ())
 
@@ -188,7 +188,7 @@ def test_a_name_may_be_left_out_of_a_map(right, small_model, tmp_path):
     turned = {name: right[name].transpose(1, 0, 2) if "cur_rope" in name else right[name] for name in right}
     np.savez(tmp_path / "t.npz", **turned)
     (tmp_path / "map.toml").write_text(
-        '[Qcur_rope]\naxes = "head token dim"\n[Kcur_rope]\naxes = "kv_head token dim"\n'
+        '[Qcur_rope]\naxes = "head token dim"\n[Kcur_rope]\naxes = "kv_head token dim"\n', encoding="utf-8"
     )
     result = compare(small_model(), tokens=TOKENS, candidate=tmp_path / "t.npz", name_map=str(tmp_path / "map.toml"))
     assert (result.verdict, result.missing) == ("match", ())
@@ -196,7 +196,7 @@ def test_a_name_may_be_left_out_of_a_map(right, small_model, tmp_path):
 
 def test_what_a_map_leaves_over_is_named(right, small_model, tmp_path):
     names = {name: f"x.{name}" for name in right if name not in ("embd", "result_output")}
-    (tmp_path / "map.toml").write_text('[embd]\nname = "embeddings"\n')
+    (tmp_path / "map.toml").write_text('[embd]\nname = "embeddings"\n', encoding="utf-8")
     path = written(tmp_path / "t.safetensors", right, names | {"embd": "embeddings"})
     result = compare(small_model(), candidate=path, name_map=str(tmp_path / "map.toml"))
     assert {row.tap for row in result.rows} == {"embd", "result_output"}

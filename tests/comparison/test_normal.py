@@ -236,7 +236,7 @@ def test_every_format_answers(tmp_path):
     assert found.returncode == 0, found.stderr
     assert "normal? rms of llama.cpp grows" in found.stdout
     assert "Massive Activations in Large Language Models" in " ".join(found.stdout.split())
-    answers = json.loads((tmp_path / "j").read_text())["normal"]
+    answers = json.loads((tmp_path / "j").read_text("utf-8"))["normal"]
     assert [each["word"] for each in answers] == ["rms", "mean", "max", "kurtosis"]
-    assert "Is it normal?" in (tmp_path / "m").read_text()
-    assert "on both sides: it is the model" in (tmp_path / "h").read_text()
+    assert "Is it normal?" in (tmp_path / "m").read_text("utf-8")
+    assert "on both sides: it is the model" in (tmp_path / "h").read_text("utf-8")

@@ -36,9 +36,9 @@ def found(model: Path, *names: str, patience: float = 600.0, how: How = How(), n
 
 
 def printed(result: Variants, tmp_path: Path) -> str:
-    with (tmp_path / "table").open("w") as file:
+    with (tmp_path / "table").open("w", encoding="utf-8") as file:
         print_variants(result, make_console(file, 80))
-    return (tmp_path / "table").read_text()
+    return (tmp_path / "table").read_text("utf-8")
 
 
 def test_every_way_and_setting_is_right(small_model, tmp_path):
@@ -66,8 +66,8 @@ def test_variants_have_the_reports_of_several_runs(small_model, tmp_path):
     done = run("variants", small_model(), "--tokens", "1,5,9", *only, *options)
     assert done.returncode == 0, done.stderr
     for form, file in files.items():
-        assert all(name in file.read_text() for name in ("default", "kv=f16", "device=nowhere")), form
-    assert "data-tap" in files["html"].read_text()
+        assert all(name in file.read_text("utf-8") for name in ("default", "kv=f16", "device=nowhere")), form
+    assert "data-tap" in files["html"].read_text("utf-8")
 
 
 @pytest.mark.parametrize("kind", ["mamba2", "moe", "gemma2"])
@@ -219,7 +219,7 @@ def test_the_command_prints_writes_and_ends(small_model, tmp_path):
     done = run(*words, "--json", tmp_path / "v.json")
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[4:7]] == ["default", "batch=1", "kv=f16"]
-    data = json.loads((tmp_path / "v.json").read_text())
+    data = json.loads((tmp_path / "v.json").read_text("utf-8"))
     assert data["schema"] == "llamadiff.variants/1"
     assert [row["variant"] for row in data["variants"]] == ["default", "batch=1", "kv=f16"]
     assert data["variants"][1]["top1_agree"] is True

@@ -83,13 +83,6 @@ def test_a_choice_that_cancels_is_named_and_no_mistake(injection: Injection, mod
     assert result.manner.choices[0].lines in result.summary
 
 
-@pytest.mark.parametrize("model", sorted({model for injection in INJECTIONS for model in injection.models}))
-def test_a_right_run_has_no_diagnosis(model: str, explained):
-    result = explained.judged(model, "Q8_0", explained.right(model, "Q8_0"))
-    assert result.verdict == "match"
-    assert not result.diagnosis
-
-
 # by edits alone: other architectures than the reference engine's have them (test_graph_bugs.py)
 OF_OTHERS = {
     "alibi-wrong", "clamp-missing", "convolution-reversed", "convolution-shifted", "decay-wrong", "delta-net-wrong",

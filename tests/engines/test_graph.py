@@ -110,6 +110,7 @@ def test_a_right_engine_of_any_architecture_is_right(name, random_model, by_grap
     for candidate in (trace, only(trace, "l_out", "result_output")):
         result = compare(path, tokens=TOKENS, candidate=candidate, engine="graph")
         assert result.verdict in ("match", "noise"), result.summary
+        assert not result.diagnosis
         assert not any(row.baseline_local.verdict == "wrong" for row in result.rows)
 
 

@@ -317,7 +317,7 @@ def test_what_is_written_into_a_source_is_what_the_op_wrote(kind, small_model, t
 def test_a_saved_op_is_judged_by_what_this_build_gives(small_model, tmp_path):
     norm = next(path for path in saved(small_model(), tmp_path / "ops") if load(path)[0].name == "RMS_NORM")
     op, expected, found, name = load(norm)
-    numbers = norm.with_suffix(".txt").read_text().split()
+    numbers = norm.with_suffix(".txt").read_text("utf-8").split()
     assert numbers[2:6] == [str(size) for size in reversed(op.shape)]
     save(tmp_path / "wrong.safetensors", op, expected, 2 * found, name, memory_of(norm)[0])
     done = run("replay", tmp_path / "wrong.safetensors")
@@ -342,7 +342,7 @@ def test_runs_of_ops_are_a_block_for_an_issue(small_model, tmp_path):
     right = found[0, 0, 1, 3]
     assert f"`[0, 0, 1, 3]` is {shown_number(right + 7)}, {shown_number(right)} is right |" in text
     assert text.index("**WRONG**") < text.index("| match |")
-    assert text.count(path.with_suffix(".txt").read_text().strip()) == 1
+    assert text.count(path.with_suffix(".txt").read_text("utf-8").strip()) == 1
     assert run("replay", path, "--markdown", path).returncode == 2
 
 

@@ -196,7 +196,7 @@ def test_first_rule_wins_and_none_is_an_error(tmp_path):
     assert rule_for(rules, "ffn_inp-3", "ADD", "F32").match == 1e-5
     with pytest.raises(UserError, match="no tolerance fits tap embd"):
         rule_for(rules, "embd", "GET_ROWS", "F32")
-    (tmp_path / "t.toml").write_text('[[rule]]\ntap = "Qcur_rope-*"\nmatch = 5\n')
+    (tmp_path / "t.toml").write_text('[[rule]]\ntap = "Qcur_rope-*"\nmatch = 5\n', encoding="utf-8")
     loaded = load_rules(tmp_path / "t.toml")
     assert loaded == (Rule(5, tap="Qcur_rope-*"), *RULES)
 

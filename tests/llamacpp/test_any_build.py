@@ -98,7 +98,7 @@ def test_a_shim_is_compiled_once_and_again_when_a_header_changes(build, cache, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent.parent))
     (build / "include").unlink()
     shutil.copytree(HEADERS, build / "include")
-    with (build / "include/ggml.h").open("a") as header:
+    with (build / "include/ggml.h").open("a", encoding="utf-8") as header:
         header.write("// changed\n")
     probe(str(build))
     assert len(list(cache.iterdir())) == 2
@@ -136,8 +136,8 @@ def other_headers(build: Path, name: str, old: str, new: str) -> None:
     (build / "include").unlink()
     shutil.copytree(HEADERS, build / "include")
     header = build / "include" / name
-    assert old in header.read_text()
-    header.write_text(header.read_text().replace(old, new))
+    assert old in header.read_text("utf-8")
+    header.write_text(header.read_text("utf-8").replace(old, new), encoding="utf-8")
 
 
 def test_no_directory(tmp_path):

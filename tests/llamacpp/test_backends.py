@@ -25,7 +25,7 @@ CPU = Path("/proc/cpuinfo")
 # Wrong, and really so. ggml-vulkan's tanh, 1 - 2 / (exp(2x) + 1), is off by 6e-8 near zero, where it is x. On CPUs that
 # multiply in float16, older versions kept sums in it (simd-mappings.h, GGML_F16_DOT_STEP of later ones).
 REALLY_WRONG = {("vulkan", "gemma2.F16"): ["TANH"] * 3}
-if CPU.is_file() and "avx512_fp16" in CPU.read_text():
+if CPU.is_file() and "avx512_fp16" in CPU.read_text("utf-8"):
     REALLY_WRONG |= {("plain", f"{model}.F16"): ["MUL_MAT"] * 2 for model in ("mamba", "qwen35")}
 
 
@@ -51,7 +51,9 @@ def usage() -> Iterator[Callable[[str], Usage]]:
 
 def asked(usage: Usage, *words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "llamadiff", *map(str, words), *usage.options]
-    return subprocess.run(command, env={**os.environ, **usage.environment}, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env={**os.environ, **usage.environment}, capture_output=True, text=True, check=False, encoding="utf-8"
+    )
 
 
 def without_its_tokenizer(path: Path, folder: Path) -> Path:
@@ -77,7 +79,7 @@ def test_every_node_is_judged_and_right(name, tokens, model_name, usage, random_
     wrong = [tap["op"] for tap in report["taps"] if tap["verdict"] == "wrong"]
     row = {"part": name, "tokens": tokens, "model": model_name, "nodes": len(report["taps"]),
            "verdict": report["verdict"], "wrong": wrong}  # fmt: skip
-    with FOUND.open("a") as table:
+    with FOUND.open("a", encoding="utf-8") as table:
         table.write(json.dumps(row) + "\n")
     assert wrong == REALLY_WRONG.get((name, model_name), []), report["headline"]
     assert {tap["verdict"] for tap in report["taps"]} <= {"match", "wrong"}

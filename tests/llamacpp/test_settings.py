@@ -26,7 +26,12 @@ class Parameters(ctypes.Structure):
 
 def has_gpu() -> bool:
     code = "from llama_cpp import llama_cpp as c; c.llama_backend_init(); print(c.llama_supports_gpu_offload())"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
+    return (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8"
+        ).stdout
+        == "True\n"
+    )
 
 
 @pytest.mark.parametrize("command", [compare, graph, record])
@@ -55,13 +60,13 @@ def test_an_older_library_is_refused(field, small_model, tmp_path):
     older.mkdir(parents=True)
     for path in real.iterdir():
         (older / path.name).symlink_to(path)
-    text = (real / "llama_cpp.py").read_text()
+    text = (real / "llama_cpp.py").read_text("utf-8")
     (older / "llama_cpp.py").unlink()
-    (older / "llama_cpp.py").write_text(text.replace(f'("{field}",', '("of_old",'))
+    (older / "llama_cpp.py").write_text(text.replace(f'("{field}",', '("of_old",'), encoding="utf-8")
     path = os.pathsep.join([str(tmp_path / "path"), *sys.path])
     run = subprocess.run(
         [sys.executable, "-m", "llamadiff", "compare", str(small_model()), "--tokens", "1,17,5"],
         env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+     encoding="utf-8")  # fmt: skip
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1), run.stderr
     assert f"has no {field} in its llama_" in run.stderr

@@ -336,15 +336,15 @@ def test_a_mean_of_few_has_no_error():
 
 def test_every_format_has_it(tmp_path):
     path = tmp_path / "text.txt"
-    path.write_text(TEXT)
+    path.write_text(TEXT, encoding="utf-8")
     found = command("compare", GOOD, PROMPT, "--candidate", SMALL, "--text", path, "--spend", "64K",
                     "--json", tmp_path / "j", "--markdown", tmp_path / "m", "--html", tmp_path / "h")  # fmt: skip
     assert found.returncode == 0, found.stderr
     assert "Q4_K_M costs KL" in found.stdout
     assert "Mean PPL(Q)" in found.stdout
-    assert json.loads((tmp_path / "j").read_text())["loss"]["kind"] == "Q4_K_M"
+    assert json.loads((tmp_path / "j").read_text("utf-8"))["loss"]["kind"] == "Q4_K_M"
     for name in "mh":
-        assert "Tensors that cost most" in (tmp_path / name).read_text()
+        assert "Tensors that cost most" in (tmp_path / name).read_text("utf-8")
 
 
 def refusal(*arguments: object) -> str:
@@ -356,9 +356,9 @@ def refusal(*arguments: object) -> str:
 
 def test_bad_input_is_a_line(tmp_path):
     text, binary, empty = (tmp_path / name for name in ("text", "binary", "empty"))
-    text.write_text("words")
+    text.write_text("words", encoding="utf-8")
     binary.write_bytes(b"\xff\xfe\x00\x80")
-    empty.write_text("")
+    empty.write_text("", encoding="utf-8")
     small = (GOOD, PROMPT, "--candidate", SMALL)
     assert "is not text" in refusal(*small, "--text", binary)
     assert "is empty" in refusal(*small, "--text", empty)

@@ -35,7 +35,9 @@ def test_every_type_of_fewer_bits_has_its_rounding():
 
 
 def test_the_trace_format_names_them_all():
-    line = next(line for line in (ROOT / "docs/trace-format.md").read_text().splitlines() if "settings.type_k" in line)
+    line = next(
+        line for line in (ROOT / "docs/trace-format.md").read_text("utf-8").splitlines() if "settings.type_k" in line
+    )
     assert re.findall(r"`(\w+)`", re.search(r"`type_v` \((.*?)\)", line)[1]) == list(CACHE_TYPES)
 
 

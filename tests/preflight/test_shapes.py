@@ -53,7 +53,7 @@ def test_the_last_rows_logits_alone_are_judged(shape, right, small_model, tmp_pa
 
 def test_the_last_rows_logits_of_a_dump_are_judged(right, small_model, tmp_path):
     right["result_output"][-1:].astype("<f4").tofile(tmp_path / "result_output.f32")
-    (tmp_path / "tokens").write_text(" ".join(map(str, TOKENS)))
+    (tmp_path / "tokens").write_text(" ".join(map(str, TOKENS)), encoding="utf-8")
     assert compared(small_model(), tmp_path, code=0)["logits"]["rows"] == 1
 
 
@@ -127,7 +127,7 @@ def test_columns_of_another_number_have_a_reason(name, wide, tmp_path):
 def test_a_dump_that_does_not_fit_has_the_same_reason(wide, tmp_path):
     for name, array in record(Engine(wide), TOKENS, "mine").items():
         np.save(tmp_path / f"{name}.npy", array[:, :256] if name.startswith("Qcur_proj") else array)
-    (tmp_path / "tokens").write_text(" ".join(map(str, TOKENS)))
+    (tmp_path / "tokens").write_text(" ".join(map(str, TOKENS)), encoding="utf-8")
     assert "64 a head is n_embd / heads" in found(compared(wide, tmp_path))
 
 

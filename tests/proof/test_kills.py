@@ -21,7 +21,7 @@ from command import processes_of
 from models import small
 from places import ROOT
 
-ENTRY = re.search(r'^llamadiff = "(.+):(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+ENTRY = re.search(r'^llamadiff = "(.+):(.+)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
 IDS = ("--tokens", "1,17,5")
 ENOUGH = 60.0  # seconds that whatever is dying may take on a busy machine
 
@@ -50,7 +50,7 @@ class Place:
         self.folder, self.temporary, self.cache = folder, folder / "tmp", folder / "cache"
         self.temporary.mkdir()
         small.write_model(folder / "m.gguf")
-        (folder / "engine.py").write_text(ENGINE)
+        (folder / "engine.py").write_text(ENGINE, encoding="utf-8")
         self.environment = {**os.environ, "TMPDIR": str(self.temporary), "XDG_CACHE_HOME": str(self.cache)}
         self.environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "reference")])
 
@@ -143,11 +143,11 @@ def busy() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("busy")
-@pytest.mark.parametrize("times", [8, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [len(COMMANDS), pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_command_that_is_stopped_is_gone_with_all_of_its_processes(times: int, place: Place) -> None:
     """At once, whenever it is: not a moment later."""
     rng = random.Random(times)
-    seconds = [duration(place, command) for command in COMMANDS]
+    seconds = [duration(place, command) for command in COMMANDS] if times > len(COMMANDS) else [1.0] * len(COMMANDS)
     left, stopped = dict[int, list[str]](), 0
     for i in range(times):
         number, send = STOPS[i % len(STOPS)]
@@ -220,7 +220,9 @@ def test_ctrl_c_early_shows_no_traceback(times: int, place: Place) -> None:
 def test_the_entry_point_imports_next_to_nothing() -> None:
     assert ENTRY is not None
     code = f"import sys; before = set(sys.modules); import {ENTRY[1]}; print(*sorted(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, encoding="utf-8"
+    )
     assert {"signal", "llamadiff"} <= set(done.stdout.split())
     assert not {"typing", "typer", "pathlib", "json", "subprocess", "numpy"} & set(done.stdout.split())
     assert not [name for name in done.stdout.split() if name.startswith("llamadiff.") and name != ENTRY[1]]
@@ -247,7 +249,7 @@ def test_a_signal_in_a_destructor_is_not_lost(place: Place) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOST], cwd=ROOT, env=place.environment, capture_output=True, text=True,
         timeout=ENOUGH, check=False,
-    )  # fmt: skip
+     encoding="utf-8")  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "ended: stopped\n", "")
 
 
@@ -307,11 +309,11 @@ class Dead:
     def __init__(self, place: Place, *options: str, kill: bool = True) -> None:
         self.precious = place.folder / "precious"
         self.precious.mkdir()
-        (self.precious / "work").write_text("years of it")
+        (self.precious / "work").write_text("years of it", encoding="utf-8")
         self.process = subprocess.Popen(
             [sys.executable, "-c", LITTERING, str(place.folder / "t.safetensors"), str(self.precious), *options],
             env=place.environment, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+         encoding="utf-8")  # fmt: skip
         assert self.process.stdout is not None
         self.file, self.folder = map(Path, self.process.stdout.readline().split())
         if kill:
@@ -321,7 +323,7 @@ class Dead:
         assert self.folder.is_dir()
 
     def check_precious(self) -> None:
-        assert (self.precious / "work").read_text() == "years of it"
+        assert (self.precious / "work").read_text("utf-8") == "years of it"
 
 
 def next_start(place: Place) -> None:
@@ -343,7 +345,7 @@ def test_a_dead_process_is_cleaned_up_after(options: tuple[str, ...], place: Pla
 def test_a_living_process_is_left_alone(place: Place) -> None:
     living = Dead(place, kill=False)
     next_start(place)
-    assert living.file.read_text() == "half of it"
+    assert living.file.read_text("utf-8") == "half of it"
     assert (living.folder / "big").exists()
     living.process.terminate()
     living.process.wait()
@@ -359,7 +361,7 @@ def test_what_only_looks_alike_is_left_alone(place: Place) -> None:
         place.temporary / name for name in ("llamadiff-x", f"llamadiff-{token}-99", "llamadiff-0123456789abcdef-1")
     ]
     for path in alike:
-        path.write_text("another's")
+        path.write_text("another's", encoding="utf-8")
     for path in folders:
         path.mkdir()
     next_start(place)
@@ -373,10 +375,10 @@ def test_what_has_taken_the_place_of_litter_is_left_alone(place: Place) -> None:
     dead.folder.symlink_to(dead.precious)
     kept = dead.file.with_name("kept")
     dead.file.rename(kept)
-    dead.file.write_text("another's")
+    dead.file.write_text("another's", encoding="utf-8")
     next_start(place)
     assert dead.folder.is_symlink()
-    assert dead.file.read_text() == "another's"
+    assert dead.file.read_text("utf-8") == "another's"
     assert kept.exists()
     dead.check_precious()
 
@@ -385,7 +387,7 @@ def test_a_ledger_may_name_nothing_but_its_own(place: Place) -> None:
     dead = Dead(place)
     (ledger,) = (place.cache / "llamadiff" / "processes").iterdir()
     about = dead.precious.stat()
-    with ledger.open("a") as file:
+    with ledger.open("a", encoding="utf-8") as file:
         for path in (dead.precious, dead.precious / "work"):
             file.write(f'{{"path": "{path}", "device": {about.st_dev}, "number": {path.stat().st_ino}}}\n')
         file.write('{"path": "\\u0000"}\n{"path": 7}\n[]\nnonsense\n{"path": "cut')
@@ -397,7 +399,7 @@ def test_a_ledger_may_name_nothing_but_its_own(place: Place) -> None:
 def test_a_ledger_of_another_machine_is_left_alone(place: Place) -> None:
     dead = Dead(place)
     (ledger,) = (place.cache / "llamadiff" / "processes").iterdir()
-    ledger.write_text(ledger.read_text().replace(os.uname().nodename, "elsewhere", 1))
+    ledger.write_text(ledger.read_text("utf-8").replace(os.uname().nodename, "elsewhere", 1), encoding="utf-8")
     next_start(place)
     assert dead.folder.is_dir()
     assert ledger.exists()
@@ -429,7 +431,7 @@ def test_without_a_cache_ledgers_are_kept_in_tmpdir(place: Place) -> None:
 
 def test_without_any_place_for_a_ledger_work_goes_on(place: Place) -> None:
     place.environment["XDG_CACHE_HOME"] = "/dev/null/none"
-    (place.temporary / f"llamadiff-{os.geteuid()}").write_text("in the way")
+    (place.temporary / f"llamadiff-{os.geteuid()}").write_text("in the way", encoding="utf-8")
     assert place.start("compare", "m.gguf", *IDS, "--save", "kept").wait(ENOUGH) == 0
     assert [path.name for path in place.temporary.iterdir()] == [f"llamadiff-{os.geteuid()}"]
     assert not list(place.parts())
@@ -457,7 +459,7 @@ pathlib.Path.write_text = lambda self, *a, **k: refuse() if on_full_disk(self) e
 )
 def test_a_full_tmpdir_is_named_with_what_was_needed(command: tuple[str, ...], place: Place) -> None:
     (place.folder / "path").mkdir()
-    (place.folder / "path" / "sitecustomize.py").write_text(FULL)
+    (place.folder / "path" / "sitecustomize.py").write_text(FULL, encoding="utf-8")
     place.environment["PYTHONPATH"] += os.pathsep + str(place.folder / "path")
     child = place.start(*command, "m.gguf", *IDS, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = child.communicate(timeout=ENOUGH)

@@ -14,7 +14,7 @@ from tools import tables
 PAGES = [
     ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "captures/README.md")
 ] + sorted((ROOT / "docs").glob("*.md"))  # fmt: skip
-ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
 LINK = re.compile(r"\]\(([^)#:\s]*)(#[^)]*)?\)")
 HEADING = re.compile("^#+ (.*)$", re.MULTILINE)
 
@@ -28,14 +28,15 @@ def table(section: str) -> list[list[str]]:
 
 def named(path: Path) -> set[str]:
     """What a file defines: its functions and methods."""
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(path.read_text("utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
 def anchors(path: Path) -> set[str]:
     """What a link may point at within a page, as GitHub makes it of the headings."""
     return {
-        re.sub("[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(path.read_text())
+        re.sub("[^a-z0-9 -]", "", heading.lower()).replace(" ", "-")
+        for heading in HEADING.findall(path.read_text("utf-8"))
     }
 
 
@@ -62,12 +63,12 @@ def test_each_word_is_explained_once() -> None:
 
 @pytest.mark.parametrize("name", tables.TABLES)
 def test_generated_tables_are_current(name: str) -> None:
-    assert tables.current(name) == (tables.DOCS / name).read_text(), "make docs"
+    assert tables.current(name) == (tables.DOCS / name).read_text("utf-8"), "make docs"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    for file, anchor in LINK.findall(page.read_text()):
+    for file, anchor in LINK.findall(page.read_text("utf-8")):
         target = page.parent / file if file else page
         assert target.exists(), file
         assert not anchor or anchor[1:] in anchors(target), f"{file}{anchor}"
@@ -79,20 +80,20 @@ def test_every_page_is_reached_from_readme() -> None:
         page = pending.pop()
         if page.suffix == ".md" and page not in reached:
             reached.add(page)
-            pending += [(page.parent / file).resolve() for file, _ in LINK.findall(page.read_text()) if file]
+            pending += [(page.parent / file).resolve() for file, _ in LINK.findall(page.read_text("utf-8")) if file]
     assert set(PAGES) <= reached
 
 
 def test_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) < 200
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < 200
 
 
 def test_make_lists_every_target_with_what_it_does() -> None:
-    makefile = (ROOT / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text("utf-8")
     targets = re.search("^[.]PHONY: (.*)$", makefile, re.MULTILINE)
     assert targets is not None
     shown = subprocess.run(
-        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True, encoding="utf-8"
     ).stdout
     assert [line.split()[0] for line in shown.splitlines()] == targets[1].split()
     assert all(len(line.split()) > 1 for line in shown.splitlines())
@@ -100,6 +101,6 @@ def test_make_lists_every_target_with_what_it_does() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_targets_that_are_named_exist(page: Path) -> None:
-    targets = set(re.findall("^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = re.findall("(?:`|^ {4})make ([a-z-]+)", page.read_text(), re.MULTILINE)
+    targets = set(re.findall("^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    named = re.findall("(?:`|^ {4})make ([a-z-]+)", page.read_text("utf-8"), re.MULTILINE)
     assert set(named) <= targets

@@ -16,7 +16,7 @@ from toolchains import TOOLS, if_installed
 from llamadiff import writers
 from llamadiff.trace.reader import Trace
 
-PAGE = (ROOT / "docs" / "engines.md").read_text()
+PAGE = (ROOT / "docs" / "engines.md").read_text("utf-8")
 RECIPES = dict(re.findall(r"^```([a-z]+(?: torch)?)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 TOKENS = [1, 5, 3]
 
@@ -24,17 +24,19 @@ TOKENS = [1, 5, 3]
 def program(language, folder):
     """The command that runs a recipe, built in a folder with the writer beside it."""
     tool = TOOLS[language]
-    (folder / writers.LANGUAGES[language]).write_text(writers.source(language))
-    (folder / tool.driver).write_text(RECIPES[language])
+    (folder / writers.LANGUAGES[language]).write_text(writers.source(language), encoding="utf-8")
+    (folder / tool.driver).write_text(RECIPES[language], encoding="utf-8")
     if tool.build:
-        done = subprocess.run(tool.build, cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(tool.build, cwd=folder, capture_output=True, text=True, check=False, encoding="utf-8")
         assert done.returncode == 0, done.stderr
     return [word.format(folder=folder) for word in tool.run]
 
 
 @pytest.mark.parametrize("language", [if_installed(name) for name in ("python", "js", "cpp", "rust", "c")])
 def test_a_recipe_records_what_it_says(language, tmp_path):
-    done = subprocess.run(program(language, tmp_path), cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        program(language, tmp_path), cwd=tmp_path, capture_output=True, text=True, check=False, encoding="utf-8"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     trace = Trace.open(tmp_path / "mine.safetensors")
     assert list(trace.info.tokens) == TOKENS
@@ -44,11 +46,11 @@ def test_a_recipe_records_what_it_says(language, tmp_path):
 
 @needs("torch", "transformers")
 def test_the_recipe_of_pytorch(tmp_path):
-    (tmp_path / "engine.py").write_text(RECIPES["python torch"])
+    (tmp_path / "engine.py").write_text(RECIPES["python torch"], encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "engine.py"], cwd=tmp_path, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+     encoding="utf-8")  # fmt: skip
     assert done.returncode == 0, done.stderr
     trace = Trace.open(tmp_path / "mine.safetensors")
     assert list(trace.info.tokens) == TOKENS

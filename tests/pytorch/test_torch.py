@@ -87,7 +87,7 @@ def test_an_own_module_is_recorded_under_the_taps_names(tmp_path):
 
 @needs("torch", "transformers")
 def test_a_map_as_a_file_names_the_modules(tmp_path):
-    (tmp_path / "map.toml").write_text('[l_out]\nname = "blocks.{i}"\n')
+    (tmp_path / "map.toml").write_text('[l_out]\nname = "blocks.{i}"\n', encoding="utf-8")
     assert set(record(Blocks(), TOKENS, mapping=tmp_path / "map.toml")) == {"blocks.0", "blocks.1"}
 
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_recorded_is_said(mapping, message, tmp_path):
 
 def test_it_is_imported_without_torch():
     code = "import sys; sys.modules['torch'] = None; import llamadiff; llamadiff.torch.record; print('fine')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, encoding="utf-8")
     assert done.stdout == "fine\n", done.stderr
 
 
@@ -128,7 +128,7 @@ def checkpoint(hf_model, small_model, tmp_path_factory):
 
 @needs("torch", "transformers")
 def test_the_recipe_of_the_docs_works_as_it_is_written(checkpoint, monkeypatch, capsys):
-    text = (ROOT / "docs" / "pytorch.md").read_text()
+    text = (ROOT / "docs" / "pytorch.md").read_text("utf-8")
     recipe = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
     assert len(recipe.splitlines()) <= 15
     monkeypatch.chdir(checkpoint)

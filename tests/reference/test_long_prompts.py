@@ -143,7 +143,7 @@ def test_a_row_beyond_the_free_run_is_not_compared_with_it(paths, tmp_path):
     tokens = [int(token) for token in np.random.default_rng(4).integers(3, 90, LONG + 9)]
     right = record(Engine(paths["llama"]), tokens, "right")
     np.save(tmp_path / "result_output@-1.npy", right["result_output"][-1])
-    (tmp_path / "tokens.txt").write_text(" ".join(map(str, tokens)))
+    (tmp_path / "tokens.txt").write_text(" ".join(map(str, tokens)), encoding="utf-8")
     found = compare(paths["llama"], candidate=tmp_path)
     assert found.verdict in ("match", "noise")
     assert (found.rows[-1].tap, set(found.rows[-1].distance), found.logits.rows) == ("result_output", {"baseline"}, 1)

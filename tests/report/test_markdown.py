@@ -257,17 +257,17 @@ def test_code_ends_where_it_should():
 def test_the_summary_of_a_job_gets_the_block_too(small_model, tmp_path, monkeypatch):
     faulty = save(record(BUGS[0].build(small_model()), TOKENS, "mine"), tmp_path / "faulty.safetensors")
     summary, target = tmp_path / "summary.md", tmp_path / "report.md"
-    summary.write_text("before\n")
+    summary.write_text("before\n", encoding="utf-8")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     done = run("check", faulty, "--model", small_model(), "--markdown", target)
     assert done.returncode == 1, done.stderr
-    assert summary.read_text() == "before\n" + target.read_text()
-    assert "### WRONG: 0 of 1 runs are right" in target.read_text()
+    assert summary.read_text("utf-8") == "before\n" + target.read_text("utf-8")
+    assert "### WRONG: 0 of 1 runs are right" in target.read_text("utf-8")
     run("check", faulty, "--model", small_model(), "--markdown", summary)
-    assert summary.read_text().startswith("before\n")
-    assert summary.read_text().count("### WRONG: 0 of 1") == 2
+    assert summary.read_text("utf-8").startswith("before\n")
+    assert summary.read_text("utf-8").count("### WRONG: 0 of 1") == 2
     run("check", faulty, "--model", small_model(), "--json", tmp_path / "report.json")
-    assert summary.read_text().count("### WRONG: 0 of 1") == 2
+    assert summary.read_text("utf-8").count("### WRONG: 0 of 1") == 2
 
 
 def test_a_summary_that_is_full_is_left_as_it_is_and_said(small_model, tmp_path, monkeypatch):

@@ -173,9 +173,9 @@ def test_columns_are_in_the_order_of_layers_that_differ():
 def test_html_is_an_option_that_keeps_pictures(small_model, faulty, tmp_path):
     target, trace = tmp_path / "report.html", save(faulty, tmp_path / "faulty.safetensors")
     assert run("compare", small_model(), trace, "--html", target).returncode == 1
-    assert json.loads(Parsed(target.read_text()).scripts[0])[0]["closeups"]
+    assert json.loads(Parsed(target.read_text("utf-8")).scripts[0])[0]["closeups"]
     assert run("backend", small_model(), "--tokens", "1,17,5", "--html", target).returncode == 0
-    assert json.loads(Parsed(target.read_text()).scripts[0])[0]["closeups"]
+    assert json.loads(Parsed(target.read_text("utf-8")).scripts[0])[0]["closeups"]
     done = run("check", trace, "--model", small_model(), "--html", "-")
     assert json.loads(Parsed(done.stdout).scripts[0])[0]["closeups"]
 
@@ -341,7 +341,9 @@ def test_foreign_text_is_shown_as_text(show, wrong):
 @needs("chromium", "playwright")
 def test_nothing_else_could_run_or_be_asked_for(browser, wrong, tmp_path):
     path = tmp_path / "page.html"
-    path.write_text(to_html(wrong, COMMAND).replace("</main>", "<script>window.hit=1</script></main>", 1))
+    path.write_text(
+        to_html(wrong, COMMAND).replace("</main>", "<script>window.hit=1</script></main>", 1), encoding="utf-8"
+    )
     page = browser.new_page()
     blocked, asked = [], []
     page.on("console", lambda message: blocked.append(message.text))

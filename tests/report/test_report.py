@@ -69,8 +69,8 @@ def test_wrong_exits_1_and_names_the_tap(small_model, faulty, tmp_path):
     done = run("compare", small_model(), "--tokens", "1 17 5 80", "--candidate", faulty, *files)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith("WRONG  RoPE, layers 0, 1: rotates (i, i+32)")
-    assert json.loads((tmp_path / "r.json").read_text())["wrong"][0] == "Qcur_rope-0"
-    with (tmp_path / "r.csv").open() as file:
+    assert json.loads((tmp_path / "r.json").read_text("utf-8"))["wrong"][0] == "Qcur_rope-0"
+    with (tmp_path / "r.csv").open(encoding="utf-8") as file:
         assert next(row["tap"] for row in csv.DictReader(file) if row["verdict"] == "wrong") == "Qcur_rope-0"
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {"baseline.safetensors", "engine.safetensors"}
 
@@ -113,7 +113,7 @@ def test_doctor_says_what_is_there():
 def test_help_imports_nothing_heavy():
     heavy = ("numpy", "rich.console", "pandas", "gguf", "jinja2")
     code = f"import sys, llamadiff.cli; print([m for m in {heavy} if m in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8")
     assert run.stdout == "[]\n"
 
 

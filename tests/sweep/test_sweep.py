@@ -37,7 +37,7 @@ def plan(folder: Path, **changed: object) -> Path:
     """A sweep's file."""
     path = folder / "sweep.toml"
     given = {"models": [str(MODEL)], "prompts": list(PROMPTS), **changed}
-    path.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in given.items()))
+    path.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in given.items()), encoding="utf-8")
     return path
 
 
@@ -56,7 +56,13 @@ def rows_of(folder: Path) -> list[Path]:
 def started(*words: object) -> subprocess.Popen[str]:
     arguments = [sys.executable, "-m", "llamadiff", "sweep", *map(str, words)]
     return subprocess.Popen(
-        arguments, env=ENVIRONMENT, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        arguments,
+        env=ENVIRONMENT,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
     )
 
 
@@ -117,7 +123,7 @@ def test_a_plan_that_is_none_is_a_line(changed, says, tmp_path):
 
 
 def test_a_plan_that_is_no_toml_is_a_line(tmp_path):
-    (tmp_path / "s.toml").write_text("models = [")
+    (tmp_path / "s.toml").write_text("models = [", encoding="utf-8")
     with pytest.raises(UserError, match="not TOML"):
         read_plan(tmp_path / "s.toml")
 
@@ -175,7 +181,7 @@ def test_a_sweep_is_summed_up_and_not_done_twice(tmp_path):
     assert len(rows_of(out)) == 4
     assert first.stderr.count("/4  ") == 4
     assert "2 of 4 cases are right" in first.stdout
-    assert "**Not right**" in page.read_text()
+    assert "**Not right**" in page.read_text("utf-8")
     again = command("sweep", path, "--out", out)
     assert again.stderr == ""
     assert "4 of them were there before" in " ".join(again.stdout.split())
@@ -234,8 +240,10 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path):
     path, out = plan(tmp_path), tmp_path / "rows"
     running = started(path, "--out", out, "--jobs", "2")
     wait_for(lambda: rows_of(out), running)
-    workers = [int(child) for child in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()]
-    workers = [child for child in workers if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
+    workers = [
+        int(child) for child in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text("utf-8").split()
+    ]
+    workers = [child for child in workers if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text("utf-8")]
     os.kill(workers[0], signal.SIGKILL)
     said, trouble = running.communicate(timeout=ENOUGH)
     assert running.returncode == 0, said + trouble

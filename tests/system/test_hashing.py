@@ -30,7 +30,7 @@ def test_the_second_time_it_is_read_from_memory(large, tmp_path):
     right = hashlib.sha256(large.read_bytes()).hexdigest()
     assert file_sha256(large) == right
     (kept,) = remembered(tmp_path)
-    kept.write_text("0" * 64)  # what shows that it is asked
+    kept.write_text("0" * 64, encoding="utf-8")  # what shows that it is asked
     assert file_sha256(large) == "0" * 64
 
 
@@ -67,7 +67,7 @@ def test_nonsense_in_memory_is_not_believed(text, large, tmp_path):
 
 
 def test_where_nothing_can_be_written_it_still_works(large, tmp_path, monkeypatch):
-    (tmp_path / "cache").write_text("a file where the directory should be")
+    (tmp_path / "cache").write_text("a file where the directory should be", encoding="utf-8")
     assert file_sha256(large) == hashlib.sha256(large.read_bytes()).hexdigest()
 
 
@@ -75,6 +75,6 @@ def test_a_hundred_are_kept(large, tmp_path, monkeypatch):
     folder = tmp_path / "cache" / "llamadiff" / "sha256"
     folder.mkdir(parents=True)
     for number in range(150):
-        (folder / f"{number}").write_text("0" * 64)
+        (folder / f"{number}").write_text("0" * 64, encoding="utf-8")
     file_sha256(large)
     assert len(remembered(tmp_path)) == hashing.MOST

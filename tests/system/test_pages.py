@@ -26,7 +26,7 @@ def mapped(tmp_path):
 
 def of_files():
     """Mapped pages that count as this process's memory, in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssFile")) / 1024
 
 

@@ -62,10 +62,14 @@ def test_a_process_that_dies_is_told() -> None:
 def test_nothing_goes_on_when_the_command_is_gone(number: signal.Signals, tmp_path: Path) -> None:
     """Neither its workers nor the engines that these run: each engine writes down that it lives."""
     script = tmp_path / "engine.py"
-    script.write_text("import os, sys, time; open(sys.argv[1] + str(os.getpid()), 'w'); time.sleep(600)")
+    script.write_text(
+        "import os, sys, time; open(sys.argv[1] + str(os.getpid()), 'w'); time.sleep(600)", encoding="utf-8"
+    )
     engine = "cmd: " + shlex.join([sys.executable, str(script), f"{tmp_path}/alive-"])
     words = [sys.executable, "-m", "llamadiff", "check", str(CAPTURES), "--jobs", "2", "--candidate", engine]
-    command = subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = subprocess.Popen(
+        words, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    )
     deadline = time.monotonic() + 300
     while len(list(tmp_path.glob("alive-*"))) < 2:
         assert time.monotonic() < deadline

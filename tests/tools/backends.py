@@ -74,7 +74,9 @@ def run(*words: object, where: Path | None = None) -> str:
     environment = {**os.environ, "CCACHE_BASEDIR": str(FOLDER), "CCACHE_NOHASHDIR": "1"}
     command = [*map(str, words)]
     try:
-        done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=where, env=environment, capture_output=True, text=True, check=False, encoding="utf-8"
+        )
     except FileNotFoundError:
         raise MissingPartError(f"{command[0]} is not installed") from None
     if done.returncode:
@@ -159,7 +161,7 @@ def vulkan() -> Path:
     folder = Path(own) if own else prebuilt("vulkan", *VULKAN)
     doctor = [sys.executable, "-m", "llamadiff", "doctor", "--llama-cpp", str(folder)]
     environment = {**os.environ, **_on_vulkan(folder).environment}
-    said = subprocess.run(doctor, env=environment, capture_output=True, text=True, check=False)
+    said = subprocess.run(doctor, env=environment, capture_output=True, text=True, check=False, encoding="utf-8")
     if "Vulkan0" not in said.stdout:
         raise MissingPartError("there is no device for Vulkan; on Debian, apt install libvulkan1 mesa-vulkan-drivers")
     return folder
@@ -173,7 +175,7 @@ def plain() -> Path:
 
 def oldest() -> str:
     """The oldest llama-cpp-python that is taken."""
-    found = re.search(rf'"{PACKAGE}>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    found = re.search(rf'"{PACKAGE}>=([\d.]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
     assert found is not None
     return found[1]
 
@@ -232,12 +234,12 @@ PARTS = {
 def made() -> dict[str, str]:
     """What the last call has made: name -> folder, or nothing and the reason after a space."""
     path = FOLDER / "made.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
 
 
 def table() -> str:
     """A line for each part and number of tokens: models, nodes, verdicts."""
-    lines = FOUND.read_text().splitlines() if FOUND.is_file() else []
+    lines = FOUND.read_text("utf-8").splitlines() if FOUND.is_file() else []
     last = {(row["part"], row["tokens"], row["model"]): row for row in map(json.loads, lines)}
     rows = sorted(last.values(), key=lambda row: (list(PARTS).index(row["part"]), -row["tokens"]))
     lines = [f"{'part':10}{'tokens':>8}{'models':>8}{'nodes':>8}{'match':>8}  not right"]
@@ -263,7 +265,7 @@ def main() -> None:
         except MissingPartError as error:
             said[name] = f" {error}"
         print(f"{name:10}{PARTS[name].about}: {said[name].strip() if said[name][0] == ' ' else 'made'}", flush=True)
-        (FOLDER / "made.json").write_text(json.dumps(said))
+        (FOLDER / "made.json").write_text(json.dumps(said), encoding="utf-8")
     FOUND.unlink(missing_ok=True)
 
 

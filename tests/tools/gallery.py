@@ -52,7 +52,7 @@ def main(cases: dict[str, Callable[[], Comparison]], folder: Path, names: list[s
             for theme in THEMES if width == 100 else ("dark",):
                 html = folder / f"{name}-{width}-{theme}.html"
                 page = page_of(comparison, width, THEMES[theme])
-                html.write_text(page)
+                html.write_text(page, encoding="utf-8")
                 picture(html, width, page.count("\n"))
                 print(html.with_suffix(".png"), page.count("\n") - 1, "lines")
 

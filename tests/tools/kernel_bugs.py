@@ -70,14 +70,14 @@ def put_in(checkout: Path) -> None:
     """Change the sources, once."""
     for name in {bug.file for bug in BUGS}:
         path = checkout / CPU / name
-        text = path.read_text()
+        text = path.read_text("utf-8")
         if HELPER in text:
             continue
         for bug in (bug for bug in BUGS if bug.file == name):
             start = text.index(bug.after)
             place = text.index(bug.old, start)
             text = text[:place] + bug.new + text[place + len(bug.old) :]
-        path.write_text(HELPER + text)
+        path.write_text(HELPER + text, encoding="utf-8")
 
 
 def loud(folder: Path) -> Path:
@@ -112,7 +112,7 @@ def _is_said(checkout: Path, number: int, bug: Bug | None, models: dict[str, Pat
 
 def _run(environment: dict[str, str], *words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "llamadiff", *map(str, words)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, encoding="utf-8")
 
 
 if __name__ == "__main__":

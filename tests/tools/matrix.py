@@ -102,7 +102,9 @@ def run(corner: Corner, part: str, folder: Path) -> Outcome:
 
 def _copied(corner: Corner, place: Path) -> Path:
     """What is under version control, somewhere else."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, encoding="utf-8"
+    )
     for name in filter(None, listed.stdout.split("\0")):
         if (ROOT / name).exists():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +130,7 @@ def _give(folder: Path) -> None:
 
 def flags() -> set[str]:
     """What this processor can."""
-    return set(Path("/proc/cpuinfo").read_text().split())
+    return set(Path("/proc/cpuinfo").read_text("utf-8").split())
 
 
 def table(outcomes: list[Outcome], left: list[Corner]) -> str:

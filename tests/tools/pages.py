@@ -54,7 +54,7 @@ def main(cases: dict[str, Callable[[], Comparison]], folder: Path, names: list[s
         browser = playwright.chromium.launch(executable_path=program("chromium"), args=["--no-sandbox"])
         for name in names or cases:
             page = folder / f"{name}.html"
-            page.write_text(to_html(cases[name](), COMMAND))
+            page.write_text(to_html(cases[name](), COMMAND), encoding="utf-8")
             shoot(browser, page)
 
 

@@ -68,8 +68,8 @@ def _note(x: float, y: float, words: str) -> str:
 
 def main() -> None:
     svg = svg_of(demo.run(silent)[1])
-    PICTURE.write_text(svg)
-    ANNOTATED.write_text(annotated(svg))
+    PICTURE.write_text(svg, encoding="utf-8")
+    ANNOTATED.write_text(annotated(svg), encoding="utf-8")
 
 
 if __name__ == "__main__":

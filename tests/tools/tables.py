@@ -64,13 +64,13 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
 
 def current(name: str) -> str:
     """A page of docs/ with its table as it should be."""
-    head, rest = (DOCS / name).read_text().split(BEGIN)
+    head, rest = (DOCS / name).read_text("utf-8").split(BEGIN)
     return head + BEGIN + "".join(TABLES[name]()) + END + rest.split(END)[1]
 
 
 def main() -> None:
     for name in TABLES:
-        (DOCS / name).write_text(current(name))
+        (DOCS / name).write_text(current(name), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -149,9 +149,12 @@ def test_a_process_that_was_begun_and_is_not_needed_ends(words, tmp_path):
         "import sys\nfrom llamadiff import __main__\nfrom llamadiff.llamacpp import child\nbegin = child.begin\n"
         "def told():\n    begin()\n    print(child._BEGUN[0][0].pid, flush=True)\n"
         "child.begin = told\n"
-        "sys.argv[:] = ['llamadiff', 'compare', *sys.argv[1:]]\n__main__.main()\n"
+        "sys.argv[:] = ['llamadiff', 'compare', *sys.argv[1:]]\n__main__.main()\n",
+        encoding="utf-8",
     )
-    done = subprocess.run([sys.executable, str(begun), *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(begun), *words], capture_output=True, text=True, check=False, encoding="utf-8"
+    )
     assert done.returncode == 2
     assert not Path(f"/proc/{int(done.stdout.split()[0])}").exists()
 

@@ -112,7 +112,7 @@ def test_selection_by_pattern_and_layer():
 @pytest.mark.parametrize("case", sorted((Path(__file__).parent / "nodes").glob("*.json")), ids=lambda path: path.stem)
 def test_recorded_nodes_find_their_taps(case):
     """Node lists recorded from llama.cpp's graphs: name, op, sources, and the tap each one is."""
-    nodes = json.loads(case.read_text())
+    nodes = json.loads(case.read_text("utf-8"))
     assert nodes
     for name, op, sources, expected in nodes:
         assert tap_name(name, op, sources) == expected, (name, op, sources)

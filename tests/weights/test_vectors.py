@@ -70,7 +70,7 @@ def test_answers_are_gguf_pys_and_ggmls(kind, vectors, weights):
     assert np.array_equal(answer.view(np.uint32), by_ggml.view(np.uint32))
     assert np.isfinite(answer).all()
     assert (vectors / f"{kind}.bin").read_bytes() == vector_blocks(kind).tobytes()
-    data = json.loads((vectors / f"{kind}.json").read_text())
+    data = json.loads((vectors / f"{kind}.json").read_text("utf-8"))
     assert np.array_equal(np.array(data["values"], np.float32), answer)
     assert bytes.fromhex(data["rows"][3]) == vector_blocks(kind)[3].tobytes()
 

@@ -236,28 +236,28 @@ def test_all_formats(small_model, tmp_path):
     places = [tmp_path / name for name in ("r.json", "r.csv", "r.md")]
     done = run("weights", path, "--json", places[0], "--csv", places[1], "--markdown", places[2])
     assert done.returncode == 0
-    data = json.loads(places[0].read_text())
+    data = json.loads(places[0].read_text("utf-8"))
     names = list(Weights(path))
     assert (data["schema"], data["verdict"]) == ("llamadiff.weights/1", "match")
     assert [row["name"] for row in data["tensors"]] == names
-    table = list(csv.DictReader(io.StringIO(places[1].read_text())))
+    table = list(csv.DictReader(io.StringIO(places[1].read_text("utf-8"))))
     assert [row["tensor"] for row in table] == names
     assert table[-1]["decoders"] == "bit-equal"
     for name in names:
-        assert name in places[2].read_text()
+        assert name in places[2].read_text("utf-8")
         assert name in done.stdout
-    assert run("weights", path, "--csv", "-").stdout == places[1].read_text()
+    assert run("weights", path, "--csv", "-").stdout == places[1].read_text("utf-8")
 
 
 def test_nothing_given_is_overwritten(small_model, tmp_path):
     a, b = tmp_path / "a.gguf", tmp_path / "b.gguf"
     shutil.copy(small_model(), a), shutil.copy(small_model(), b)
     (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "config.json").write_text("{}")
+    (tmp_path / "c" / "config.json").write_text("{}", encoding="utf-8")
     for words in ((a, "--json", a), (a, b, "--csv", b), (a, tmp_path / "c", "--markdown", tmp_path / "c/config.json")):
         done = run("weights", *words)
         assert (done.returncode, done.stdout) == (2, "")
-    assert (tmp_path / "c" / "config.json").read_text() == "{}"
+    assert (tmp_path / "c" / "config.json").read_text("utf-8") == "{}"
 
 
 # -- split --------------------------------------------------------------------------------------------------------

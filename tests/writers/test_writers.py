@@ -53,16 +53,19 @@ def driver(tmp_path_factory, small_model):
 
     def made(language, folder):
         tool = TOOLS[language]
-        (folder / writers.LANGUAGES[language]).write_text(writers.source(language))
-        text = (PROGRAMS / tool.driver).read_text()
+        (folder / writers.LANGUAGES[language]).write_text(writers.source(language), encoding="utf-8")
+        text = (PROGRAMS / tool.driver).read_text("utf-8")
         marker = re.search(r"( *)(/\* LINES \*/|(//|#) LINES)", text)
         own = declared(language, Model(small_model("moe"))).splitlines()
         whole = "\n".join(marker[1] + line for line in own)
-        (folder / tool.driver).write_text(text.replace(marker[0], whole))
+        (folder / tool.driver).write_text(text.replace(marker[0], whole), encoding="utf-8")
         if tool.build:
-            caches = {"GOCACHE": str(folder / "go"), "ZIG_GLOBAL_CACHE_DIR": str(folder / "zig")}
-            environment = {**os.environ, **caches}
-            done = subprocess.run(tool.build, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+            environment = dict(os.environ)
+            if not os.access(Path.home(), os.W_OK):
+                environment |= {"GOCACHE": str(folder / "go"), "ZIG_GLOBAL_CACHE_DIR": str(folder / "zig")}
+            done = subprocess.run(
+                tool.build, cwd=folder, env=environment, capture_output=True, text=True, check=False, encoding="utf-8"
+            )
             assert done.returncode == 0, done.stderr
 
     def get(language):
@@ -403,15 +406,19 @@ def test_python_refuses_what_is_no_float(values, shape, error, tmp_path):
 
 def test_python_needs_no_numpy():
     folder, code = Path(trace_writer.__file__).parent, "import sys, trace_writer; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True, encoding="utf-8"
+    )
     modules = done.stdout.split()
     assert "trace_writer" in modules
     assert "numpy" not in modules
 
 
 def node(folder, name, text):
-    (folder / name).write_text(text)
-    return subprocess.run(["node", name], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    (folder / name).write_text(text, encoding="utf-8")
+    return subprocess.run(
+        ["node", name], cwd=folder, capture_output=True, text=True, timeout=60, check=False, encoding="utf-8"
+    )
 
 
 USE = """
@@ -424,7 +431,7 @@ trace.end();
 @needs("node")
 @pytest.mark.parametrize("way", ["imported", "pasted"])
 def test_javascript_serves_es_modules(way, tmp_path):
-    (tmp_path / "trace_writer.cjs").write_text(writers.source("js"))
+    (tmp_path / "trace_writer.cjs").write_text(writers.source("js"), encoding="utf-8")
     text = writers.source("js") if way == "pasted" else 'import { TraceWriter } from "./trace_writer.cjs";\n'
     done = node(tmp_path, "engine.mjs", text + USE)
     assert (done.returncode, done.stderr) == (0, "")

@@ -101,7 +101,7 @@ def tried(read: object, result: Result, number: int) -> str | None:
 
 def address_space() -> int:
     """Bytes of address space in use."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text("utf-8").split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def limit_memory(size: int) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from once import once
 
 from proof.fuzz import mutating
 from proof.fuzz.readers import READERS, world
@@ -18,13 +19,23 @@ RUN = Path(__file__).with_name("run.py")
 CASES = 100
 
 
-@pytest.fixture(scope="module")
-def results() -> dict[str, dict[str, object]]:
+def fuzzed(folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, RUN, "--json", "--cases", str(CASES)], capture_output=True, text=True, check=False, timeout=600
+        [sys.executable, RUN, "--json", "--cases", str(CASES)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        encoding="utf-8",
     )
     assert done.returncode in (0, 1), done.stderr
-    return {result["reader"]: result for result in map(json.loads, done.stdout.splitlines())}
+    (folder / "results").write_text(done.stdout, encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
+    found = (once(tmp_path_factory, "fuzz", fuzzed) / "results").read_text("utf-8")
+    return {result["reader"]: result for result in map(json.loads, found.splitlines())}
 
 
 @pytest.mark.parametrize("name", READERS)

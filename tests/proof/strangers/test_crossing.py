@@ -238,6 +238,7 @@ def test_a_bug_is_found_at_its_tap(case: Case, judge: Judged):
     assert outcome.accused is None
     assert outcome.missed is None
     assert outcome.beside == ()
+    assert case not in SPREAD or not outcome.misnamed, outcome.causes
 
 
 @pytest.mark.parametrize("case", [case for case in FOUND if case.arithmetic.elsewhere], ids=lambda case: case.name)
@@ -246,10 +247,7 @@ def test_a_bug_behind_a_layout_is_found_at_its_tap(case: Case, judge: Judged):
     outcome = judge(case)
     assert outcome.accused is None
     assert outcome.missed is None
-
-
-def test_bugs_are_called_by_their_names(judge: Judged):
-    _assert_well_named([judge(case) for case in SPREAD])
+    assert case not in SPREAD or not outcome.misnamed, outcome.causes
 
 
 @pytest.mark.slow

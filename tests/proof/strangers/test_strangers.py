@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", OWN)
 def test_a_stranger_shares_no_code(name: str):
-    tree = ast.parse((Path(__file__).parent / name).read_text())
+    tree = ast.parse((Path(__file__).parent / name).read_text("utf-8"))
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
     allowed = {"__future__", "collections", "dataclasses", "functools", "gguf", "itertools", "json", "math", "numpy",

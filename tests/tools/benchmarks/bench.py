@@ -107,12 +107,12 @@ def run(kind: str, path: Path, tokens: Sequence[int]) -> Measures:
         ended = subprocess.run(
             [sys.executable, *(command if kind == COMPARE else script)], capture_output=True, text=True, check=False,
             env=_environment(),
-        )  # fmt: skip
+         encoding="utf-8")  # fmt: skip
         spent = {"wall_s": time.perf_counter() - started, "cpu_s": _cpu_of_children() - cpu}
         if ended.returncode != 0:
             sys.exit(f"{kind} failed with code {ended.returncode}:\n{ended.stderr[-2000:]}")
         if kind == COMPARE:
-            timing = json.loads(report.read_text())["timing"]
+            timing = json.loads(report.read_text("utf-8"))["timing"]
             return {**timing, "peak": timing["peak_rss_mb"] * (1 << 20), **spent}
     measures = json.loads(ended.stdout)
     peak = {"peak": measures["peak"] * RSS_UNIT} if "peak" in measures else {}
@@ -248,7 +248,7 @@ def main() -> None:
     console.print(f"{NOTES}\n{before['cpus']} CPUs, load before {before['load']}")
     if options.save is not None:
         rows = [{**vars(case), "median": summaries[case], "runs": results[case]} for case in wanted]
-        options.save.write_text(json.dumps({"machine": before, "cases": rows}, indent=1) + "\n")
+        options.save.write_text(json.dumps({"machine": before, "cases": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

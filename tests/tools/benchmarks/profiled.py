@@ -59,7 +59,7 @@ def main() -> None:
     text = profiled(path, tokens)
     print(text)
     if options.save is not None:
-        options.save.write_text(text)
+        options.save.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from llamadiff.comparison.verbs import graph
 from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.request import Settings
 
-KNOWN = json.loads(Path(__file__).with_name("architectures.json").read_text())
+KNOWN = json.loads(Path(__file__).with_name("architectures.json").read_text("utf-8"))
 ALWAYS = (
     "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
     "attention.head_count_kv", "vocab_size", "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon",
@@ -147,7 +147,12 @@ def check(arch: str, kind: str, flash_attn: bool, folder: Path) -> tuple[bool, s
     path = folder / f"{arch}.gguf"
     command = [sys.executable, __file__, arch, "--type", kind, "--only-write", str(path)]
     made = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "GGML_NO_BACKTRACE": "1"}
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+        encoding="utf-8",
     )
     if made.returncode != 0:
         said = [line for line in made.stderr.splitlines() if "ASSERT" in line] or made.stderr.splitlines() or ["died"]

@@ -88,4 +88,4 @@ def write_tokenizer(folder: Path, add_bos: bool = True) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"add_bos_token": add_bos, "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>",
               "tokenizer_class": "PreTrainedTokenizerFast"}  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")

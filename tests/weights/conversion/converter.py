@@ -23,7 +23,7 @@ class Converter:
     """One conversion. ``mistake`` is a name of mistakes.py, or None."""
 
     def __init__(self, folder: Path, architecture: str, mistake: str | None = None) -> None:
-        self.config = json.loads((folder / "config.json").read_text())
+        self.config = json.loads((folder / "config.json").read_text("utf-8"))
         self.folder, self.arch, self.mistake = folder, architecture, mistake
         self.source: Tensors = {}
         for path in sorted(folder.glob("*.safetensors")):
@@ -309,10 +309,10 @@ def quantized(values: Array, number: Type) -> Array:
 
 def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, mistake: str | None) -> None:
     """The byte-level BPE of tokenizer.json."""
-    data = json.loads((folder / "tokenizer.json").read_text())
+    data = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     words = {index: text for text, index in data["model"]["vocab"].items()}
     special = {token["id"] for token in data["added_tokens"]}
-    count = json.loads((folder / "config.json").read_text())["vocab_size"]
+    count = json.loads((folder / "config.json").read_text("utf-8"))["vocab_size"]
     tokens = [words.get(index, f"[PAD{index}]") for index in range(count)]
     kinds = [3 if index in special else 1 if index in words else 5 for index in range(count)]
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in data["model"]["merges"]]
@@ -324,4 +324,4 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, mistake: str | None) ->
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     if mistake != "bos-flag":
-        writer.add_add_bos_token(json.loads((folder / "tokenizer_config.json").read_text())["add_bos_token"])
+        writer.add_add_bos_token(json.loads((folder / "tokenizer_config.json").read_text("utf-8"))["add_bos_token"])

@@ -117,8 +117,8 @@ def test_a_tensor_that_is_in_one_side_alone_is_a_finding(checkpoint, tmp_path):
 
 def edited(folder: Path, to: Path, **changes: object) -> Path:
     shutil.copytree(folder, to)
-    config = json.loads((to / "config.json").read_text())
-    (to / "config.json").write_text(json.dumps({**config, **changes}))
+    config = json.loads((to / "config.json").read_text("utf-8"))
+    (to / "config.json").write_text(json.dumps({**config, **changes}), encoding="utf-8")
     return to
 
 
@@ -137,10 +137,10 @@ def test_tokenizers_that_differ(checkpoint, tmp_path):
     folder = tmp_path / "c"
     shutil.copytree(checkpoint("llama"), folder)
     path = convert(folder, "llama", tmp_path / "m.gguf")
-    data = json.loads((folder / "tokenizer.json").read_text())
+    data = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     data["model"]["merges"] = data["model"]["merges"][:3]
     data["added_tokens"][0]["content"] = "<PAD>"
-    (folder / "tokenizer.json").write_text(json.dumps(data))
+    (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
     found = {oddity.where: oddity.says for oddity in judge_weights(path, folder).findings}
     assert "token 0 is '<pad>'; tokenizer.json has '<PAD>'" in found["tokenizer.ggml.tokens"]
     assert "in llama.cpp" in found["tokenizer"]
@@ -152,9 +152,9 @@ def test_a_special_token_that_became_a_normal_one(checkpoint, tmp_path):
     folder = tmp_path / "c"
     shutil.copytree(checkpoint("llama"), folder)
     path = convert(folder, "llama", tmp_path / "m.gguf")
-    data = json.loads((folder / "tokenizer.json").read_text())
+    data = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     data["added_tokens"].append({**data["added_tokens"][2], "id": 50, "content": "!"})
-    (folder / "tokenizer.json").write_text(json.dumps(data))
+    (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
     report = judge_weights(path, folder)
     assert "special-token" in {oddity.cause for oddity in report.findings}
 
@@ -191,7 +191,7 @@ def test_other_bad_input(checkpoint, tmp_path, small_model):
     folder = checkpoint("qwen2")
     path = convert(folder, "qwen2", tmp_path / "m.gguf")
     (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "config.json").write_text('{"model_type": "qwen2"}')
+    (tmp_path / "c" / "config.json").write_text('{"model_type": "qwen2"}', encoding="utf-8")
     (tmp_path / "c" / "pytorch_model.bin").write_bytes(b"")
     cases = {
         (path, checkpoint("llama")): "model_type is 'llama'",
