@@ -74,7 +74,7 @@ build/%/installed: pyproject.toml $(KERNELS)
 FORCE:
 
 matrix: develop  ## the quick tests as on other machines, a fifth of them in each corner: twenty minutes
-	$(BIN)/python tests/tools/matrix.py
+	$(BIN)/python tests/tools/matrix.py $(if $(TURN),--turn $(TURN))
 
 backends: develop  ## every node on other builds and devices of llama.cpp: an hour, most of it compiling
 	$(BIN)/python tests/tools/backends.py
