@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import time
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +16,7 @@ from llamaref import Weights, ops
 from llamaref.weights import Across, Factor
 from models.options import OPTIONS
 from models.small import write_model
+from once import once
 from optional import needs, program
 
 import llamadiff
@@ -47,15 +48,15 @@ def everywhere(monkeypatch, found):
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
     """kernels.c for one instruction set."""
-    folder, made = tmp_path_factory.mktemp("kernels"), {}
 
+    def compiled_for(name, folder):
+        command = ["cc", "-O3", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-DONLY={name.upper()}"]
+        subprocess.run([*command, str(SOURCE), "-o", str(folder / "kernels.so")], check=True)
+
+    @cache
     def get(name):
-        if name not in made:
-            target = folder / f"{name}.so"
-            command = ["cc", "-O3", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-DONLY={name.upper()}"]
-            subprocess.run([*command, str(SOURCE), "-o", str(target)], check=True)
-            made[name] = library._declared(ctypes.CDLL(str(target)))
-        return made[name]
+        folder = once(tmp_path_factory, f"kernels-{name}", partial(compiled_for, name))
+        return library._declared(ctypes.CDLL(str(folder / "kernels.so")))
 
     return get
 
