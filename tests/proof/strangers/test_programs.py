@@ -58,12 +58,19 @@ def _judged(folder: Path, model: str, kind: str, taps: dict[str, Array], diagnos
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_it_computes_what_the_other_strangers_do(program: Program, run: Run, folder: Path):
-    """Apart from rounding and from what is elsewhere, an engine in NumPy records the same."""
+    """Apart from rounding and from what is elsewhere, an engine in NumPy records the same.
+
+    Where both round to 8 bits, last digits decide now and then which way: they differ by less than either from float32.
+    """
     model, kind = program.models[0], program.kinds[0]
     taps = run(program, model, kind, "")
-    other = Engine(opened(model_file(folder, model, kind)), BY_NAME[LIKE[program.name]]).run(TOKENS)
-    off = {name: nmse(values, other[name], name) for name, values in taps.items()}
-    assert {kind_of(name) for name, error in off.items() if error > 1e-4} == set(program.elsewhere)
+    like, plain = (
+        Engine(opened(model_file(folder, model, kind)), BY_NAME[name]).run(TOKENS)
+        for name in (LIKE[program.name], "float32")
+    )
+    limits = {name: max(1e-6, nmse(like[name], plain[name], name)) for name in taps}
+    off = {name for name, values in taps.items() if nmse(values, like[name], name) > limits[name]}
+    assert {kind_of(name) for name in off} == set(program.elsewhere)
 
 
 @pytest.mark.parametrize(("program", "model", "kind", "shape"), RIGHT)
