@@ -99,7 +99,7 @@ class Cli:
         environment = {**os.environ, "TMPDIR": str(place), **env}
         for name in unset:
             environment.pop(name, None)
-        words = [arg if isinstance(arg, bytes) else os.fsencode(str(arg)) for arg in args]
+        words = [arg if isinstance(arg, bytes) else str(arg).encode() for arg in args]
         before = ["sh", "-c", f'{shell}; exec "$@"', "sh"] if shell else []
         child = subprocess.Popen(
             [*before, COMMAND, *words], cwd=cwd or self.folder, env=environment, start_new_session=True,
@@ -375,7 +375,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "trace of an odd cache": (("check", "cache.safetensors", "--model", "good.gguf"), ("Q8_K", "F32, F16")),
     "trace of an odd id": (("check", "id.safetensors", "--model", "good.gguf"), ("id 96 is out of range",)),
     "no trace in a directory": (("check", "tmp"), ("tmp: no .safetensors trace",)),
-    "markup and control characters": (("taps", "[bold]\x1b[2J\n\u202e.gguf"), (r"[bold]\x1b[2J\n\u202e.gguf: no",)),
+    "markup and control characters": (("taps", "[bold]\x1b[2J\n\u202e.gguf"), (r"[bold]\x1b[2J\n\u", ".gguf: no")),
 }  # fmt: skip
 
 

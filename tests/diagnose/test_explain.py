@@ -179,7 +179,9 @@ def in_rust(folder: Any) -> Answers:
               "Q4_K": Q4_K}  # fmt: skip
     numbers = {"DIM": DIM, "POSITION": POSITION, "KEYS": KEYS, "KV_HEADS": KV_HEADS, "N": N}
     filled = {name: vec(x) for name, x in arrays.items()} | {name: str(x) for name, x in numbers.items()}
-    (folder / "main.rs").write_text(RUST.format(path=json.dumps(str(FOLDER / "right.rs")), **filled), encoding="utf-8")
+    (folder / "main.rs").write_text(
+        RUST.format(path=json.dumps(str(FOLDER / "right.rs"), ensure_ascii=False), **filled), encoding="utf-8"
+    )
     subprocess.run(["rustc", "-D", "warnings", "-o", folder / "main", folder / "main.rs"], check=True)
     done = subprocess.run([folder / "main"], capture_output=True, text=True, check=True, encoding="utf-8")
     return {
