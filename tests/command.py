@@ -7,6 +7,7 @@ test_kills.py, and ``in_process_of_its_own`` here for a few of the others.
 from __future__ import annotations
 
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ Ended = subprocess.CompletedProcess
 
 def run(*words: object, given: bytes = b"") -> Ended[str]:
     """What ``llamadiff WORDS`` comes to, with ``given`` on standard input."""
-    arguments = [*map(str, words)]
+    arguments = [os.fsdecode(str(word).encode("utf-8", "surrogateescape")) for word in words]
     streams = {"stdin": _stream(given), "stdout": _stream(), "stderr": _stream()}
     hook, handlers = sys.unraisablehook, {number: signal.getsignal(number) for number in SIGNALS}
     try:

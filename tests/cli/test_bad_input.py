@@ -99,7 +99,7 @@ class Cli:
         environment = {**os.environ, "TMPDIR": str(place), **env}
         for name in unset:
             environment.pop(name, None)
-        words = [arg if isinstance(arg, bytes) else str(arg).encode() for arg in args]
+        words = [arg if isinstance(arg, bytes) else str(arg).encode("utf-8", "surrogateescape") for arg in args]
         before = ["sh", "-c", f'{shell}; exec "$@"', "sh"] if shell else []
         child = subprocess.Popen(
             [*before, COMMAND, *words], cwd=cwd or self.folder, env=environment, start_new_session=True,
@@ -952,7 +952,7 @@ def test_a_hostile_working_directory(files: SimpleNamespace, cli: Cli) -> None:
     """A dash, spaces and letters in a relative path; modules lying about; a read-only directory; a bare environment."""
     folder = cli.folder / "my models"
     folder.mkdir()
-    name = "-mod\u00e8le \u6a21\u578b [b].gguf"
+    name = os.fsdecode("-mod\u00e8le \u6a21\u578b [b].gguf".encode())
     (folder / name).write_bytes(files.model.read_bytes())
     for module in ("numpy", "json", "gguf", "llama_cpp", "llamadiff", "jinja2", "signal"):
         (folder / f"{module}.py").write_text("raise SystemExit('the wrong module')", encoding="utf-8")

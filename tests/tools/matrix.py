@@ -45,7 +45,7 @@ def _blas(name: str, needs: str) -> Corner:
 
 
 CORNERS = (
-    _blas("Prescott", "sse3"), _blas("Nehalem", "sse4_2"), _blas("Sandybridge", "avx"), _blas("Haswell", "avx2"),
+    _blas("Prescott", "pni"), _blas("Nehalem", "sse4_2"), _blas("Sandybridge", "avx"), _blas("Haswell", "avx2"),
     _blas("Zen", "avx2"), _blas("SkylakeX", "avx512f"),
     *(Corner(f"BLAS: threads: {count}", {"OPENBLAS_NUM_THREADS": count}) for count in ("1", "2", "5")),
     Corner("NumPy without vector extensions", {"NPY_DISABLE_CPU_FEATURES": " ".join(
