@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -123,9 +124,12 @@ def token_ids(text: str | None, file: Path | None, option: str = "--tokens") -> 
 
 
 def prompt_of(prompt: str | None, file: str | None) -> str | None:
-    """The prompt as given, or that of a file without its last line break, which editors add; - is standard input."""
+    """The prompt as given, or that of a file without its last line break, which editors add; - is standard input.
+
+    A prompt is UTF-8, whatever the locale takes words for.
+    """
     if file is None and prompt != STANDARD_INPUT:
-        return prompt
+        return None if prompt is None else os.fsencode(prompt).decode("utf-8", "surrogateescape")
     if file is not None and prompt is not None:
         raise UserError("give a prompt or --prompt-file, not both")
     source = STANDARD_INPUT if file is None else file
