@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import textwrap
 from pathlib import Path
@@ -95,7 +96,7 @@ def as_command(trace, folder):
         "import sys, shutil\nassert sys.argv[2] == '1,17,5,80,42,9,33'\nshutil.copy(sys.argv[1], sys.argv[3] + '.npz')"
     )
     (folder / "engine.py").write_text(script, encoding="utf-8")
-    return f"cmd: {sys.executable} {folder}/engine.py {folder}/t.npz {{tokens}} {{out}}"
+    return f"cmd: {shlex.quote(sys.executable)} {folder}/engine.py {folder}/t.npz {{tokens}} {{out}}"
 
 
 FORMS = (as_trace, as_npy, as_npz, as_f32, as_f16, as_bf16, as_text, as_command)
@@ -321,7 +322,7 @@ def test_a_dump_of_other_tokens_is_refused(small_model, baseline, tmp_path):
 )
 def test_commands_that_fail_say_how(command, message, small_model, baseline):
     with pytest.raises(UserError, match=message):
-        judged(command.format(python=sys.executable), small_model(), baseline("llama"), timeout=1.0)
+        judged(command.format(python=shlex.quote(sys.executable)), small_model(), baseline("llama"), timeout=1.0)
 
 
 def test_a_command_gets_the_model_and_leaves_nothing(small_model, baseline, tmp_path, monkeypatch):
@@ -335,7 +336,7 @@ def test_a_command_gets_the_model_and_leaves_nothing(small_model, baseline, tmp_
     """),
         encoding="utf-8",
     )
-    result = judged(f"cmd: {sys.executable} {script} {{model}} {{out}}", small_model(), baseline("llama"))
+    result = judged(f"cmd: {shlex.quote(sys.executable)} {script} {{model}} {{out}}", small_model(), baseline("llama"))
     assert [row.tap for row in result.wrong] == ["embd"]
     assert not [path for path in Path(tmp_path).iterdir() if path.name.startswith("llamadiff-")]
 

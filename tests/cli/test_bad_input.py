@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import signal
 import stat
 import struct
@@ -796,7 +797,7 @@ def test_a_reader_that_is_gone(files: SimpleNamespace, cli: Cli) -> None:
 
 
 def test_a_reader_that_leaves_early(files: SimpleNamespace, cli: Cli) -> None:
-    line = f"set -o pipefail; {COMMAND} diff {files.trace} {files.trace} | head -1"
+    line = f"set -o pipefail; {shlex.quote(COMMAND)} diff {files.trace} {files.trace} | head -1"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, encoding="utf-8")
     assert done.stdout.startswith("MATCH")
     assert done.stderr == ""
@@ -990,6 +991,8 @@ def test_json_alone_on_standard_output(files: SimpleNamespace, cli: Cli) -> None
 
 
 def test_ids_from_a_pipe(files: SimpleNamespace, cli: Cli) -> None:
-    line = f"{COMMAND} compare {files.model} --tokens-file <(echo '1, 17\n5') --tolerance <(echo 'rule = []')"
+    line = (
+        f"{shlex.quote(COMMAND)} compare {files.model} --tokens-file <(echo '1, 17\n5') --tolerance <(echo 'rule = []')"
+    )
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, encoding="utf-8")
     assert (done.returncode, done.stderr) == (0, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -80,7 +81,8 @@ COLLISIONS = {
                                  "dump/l_out-0.json"),
     "compare --csv a dump's ids": (("compare", "m.gguf", "--candidate", "dump", "--csv", "dump/tokens"), "dump/tokens"),
     "compare --json a command": (
-        ("compare", "m.gguf", *IDS, "--candidate", f"cmd: {sys.executable} engine.py {{out}}", "--json", "engine.py"),
+        ("compare", "m.gguf", *IDS, "--candidate", f"cmd: {shlex.quote(sys.executable)} engine.py {{out}}",
+         "--json", "engine.py"),
         "engine.py"),
     "compare --csv a command's file": (
         ("compare", "m.gguf", *IDS, "--candidate", "cmd: ./x --from=a.safetensors {out}", "--csv", "a.safetensors"),

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -90,7 +91,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     signal.signal(signal.SIGINT, before)
 
 
-ENGINE_COMMAND = f"cmd: {sys.executable} engine.py {{out}}"
+ENGINE_COMMAND = f"cmd: {shlex.quote(sys.executable)} engine.py {{out}}"
 COMMANDS: list[tuple[str, ...]] = [
     ("compare", "m.gguf", *IDS, "--save", "kept", "--json", "r.json"),
     ("compare", "m.gguf", *IDS, "--partial", "--candidate", ENGINE_COMMAND),
@@ -261,7 +262,7 @@ def test_a_command_takes_its_descendants_with_it(place: Place) -> None:
 
 
 def test_a_supervisor_that_is_killed_takes_the_command_with_it(place: Place) -> None:
-    engine = f"cmd: {sys.executable} -c 'import time; time.sleep(600)' {{out}}"
+    engine = f"cmd: {shlex.quote(sys.executable)} -c 'import time; time.sleep(600)' {{out}}"
     child = place.start("compare", "m.gguf", *IDS, "--candidate", engine, stderr=subprocess.PIPE)
     supervisor = eventually(lambda: processes_of(place.temporary, "llamadiff.system.supervisor"))
     eventually(lambda: processes_of(place.temporary, "time.sleep(600)"))

@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -35,6 +37,7 @@ class Corner:
     variables: dict[str, str] = field(default_factory=dict)
     needs: str = ""  # a flag of the processor
     place: str = ""
+    own_python: bool = False  # in that place
     compiled: bool = True
     is_root: bool = True
     home: int = 0o700
@@ -53,7 +56,8 @@ CORNERS = (
     Corner("no C compiler", {"CC": "false", "CXX": "false"}, place="without compiler", compiled=False),
     Corner("locale C, ASCII, Chatham time", {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0",
                                              "TZ": "Pacific/Chatham"}),
-    Corner("a path with a space and an \u00e9", place="l\u00e0 bas \u00e9t\u00e9"),
+    Corner("a path with a space and an \u00e9", place="l\u00e0 bas \u00e9t\u00e9",
+           own_python=True),
     Corner("not root", place="somebody's", is_root=False),
     Corner("not root, HOME read-only", place="nobody's", is_root=False, home=0o500),
 )  # fmt: skip
@@ -76,6 +80,7 @@ class Outcome:
 def run(corner: Corner, part: str, folder: Path) -> Outcome:
     """The tests of a ``part``, "3/5", as that corner has them."""
     root = _copied(corner, folder / corner.place) if corner.place else ROOT
+    python = _python_at(root) if corner.own_python else sys.executable
     home = folder / "home"
     home.mkdir(exist_ok=True)
     temporary = folder / "tmp"
@@ -91,7 +96,7 @@ def run(corner: Corner, part: str, folder: Path) -> Outcome:
             before = _as_nobody()
             _give(folder)
     home.chmod(corner.home)
-    command = [*before, sys.executable, "-m", "pytest", "-q", "-n", PROCESSES, "--dist", "worksteal", "-m", "not slow",
+    command = [*before, python, "-m", "pytest", "-q", "-n", PROCESSES, "--dist", "worksteal", "-m", "not slow",
                "-p", "no:cacheprovider", "tests"]  # fmt: skip
     started = time.monotonic()
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, check=False)
@@ -112,6 +117,17 @@ def _copied(corner: Corner, place: Path) -> Path:
     for library in (ROOT / "llamadiff" / "compiled").glob("*.so") if corner.compiled else ():
         shutil.copy2(library, place / "llamadiff" / "compiled")
     return place
+
+
+def _python_at(root: Path) -> str:
+    """An environment in that place, with the packages of this one."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / ".venv"], check=True)
+    (packages,) = (root / ".venv" / "lib").glob("python*/site-packages")
+    (packages / "outer.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n", "utf-8")
+    python, command = (root / ".venv" / "bin" / name for name in ("python", "llamadiff"))
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(str(python))} -m llamadiff "$@"\n', "utf-8")
+    command.chmod(0o755)
+    return str(python)
 
 
 def _as_nobody() -> list[str]:
