@@ -119,14 +119,25 @@ def _copied(corner: Corner, place: Path) -> Path:
     return place
 
 
+# As pip writes a command whose Python has a space in its path: a shell runs what Python takes for a string.
+COMMAND = """#!/bin/sh
+'''exec' {python} "$0" "$@"
+' '''
+import sys
+from llamadiff.__main__ import main
+sys.exit(main())
+"""
+
+
 def _python_at(root: Path) -> str:
     """An environment in that place, with the packages of this one."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / ".venv"], check=True)
     (packages,) = (root / ".venv" / "lib").glob("python*/site-packages")
     (packages / "outer.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n", "utf-8")
-    python, command = (root / ".venv" / "bin" / name for name in ("python", "llamadiff"))
-    command.write_text(f'#!/bin/sh\nexec {shlex.quote(str(python))} -m llamadiff "$@"\n', "utf-8")
+    python, command, go = (root / ".venv" / "bin" / name for name in ("python", "llamadiff", "go"))
+    command.write_text(COMMAND.format(python=shlex.quote(str(python)).replace("'", '"')), "utf-8")
     command.chmod(0o755)
+    go.symlink_to(Path(sys.executable).with_name("go"))
     return str(python)
 
 
