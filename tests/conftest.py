@@ -1,4 +1,4 @@
-"""Small models, written once a session."""
+"""What all rooms have: models, a warm llama.cpp, which tests run, and why some did not."""
 
 from __future__ import annotations
 

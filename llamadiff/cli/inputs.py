@@ -126,10 +126,12 @@ def token_ids(text: str | None, file: Path | None, option: str = "--tokens") -> 
 def prompt_of(prompt: str | None, file: str | None) -> str | None:
     """The prompt as given, or that of a file without its last line break, which editors add; - is standard input.
 
-    A prompt is UTF-8, whatever the locale takes words for.
+    Where the locale cannot read its bytes they are taken for UTF-8.
     """
     if file is None and prompt != STANDARD_INPUT:
-        return None if prompt is None else os.fsencode(prompt).decode("utf-8", "surrogateescape")
+        if prompt is None or not any("\ud800" <= character <= "\udfff" for character in prompt):
+            return prompt
+        return os.fsencode(prompt).decode("utf-8", "surrogateescape")
     if file is not None and prompt is not None:
         raise UserError("give a prompt or --prompt-file, not both")
     source = STANDARD_INPUT if file is None else file

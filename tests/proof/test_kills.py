@@ -148,7 +148,7 @@ def busy() -> Iterator[None]:
 def test_a_command_that_is_stopped_is_gone_with_all_of_its_processes(times: int, place: Place) -> None:
     """At once, whenever it is: not a moment later."""
     rng = random.Random(times)
-    seconds = [duration(place, command) for command in COMMANDS] if times > len(COMMANDS) else [1.0] * len(COMMANDS)
+    seconds = [duration(place, command) for command in COMMANDS] if times > len(COMMANDS) else [0.5] * len(COMMANDS)
     left, stopped = dict[int, list[str]](), 0
     for i in range(times):
         number, send = STOPS[i % len(STOPS)]
