@@ -14,20 +14,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llamadiff.ggml import half_sums
-from llamadiff.ggml.check import NodeCheck, Recomputed, distance, replay
+from llamadiff.ggml import op
+from llamadiff.ggml.check import NodeCheck, Recomputed, replay
+from llamadiff.ggml.half_sums import PRODUCTS, Compute, InHalf, fits, nearly, on_cpu
 from llamadiff.ggml.op import Array, Op, Operand
 from llamadiff.ggml.ops.attention import lost_in_half
 from llamadiff.ggml.ops.rope import turned_as
 from llamadiff.numerics.arithmetic import round_blocks
-from llamadiff.numerics.eight_bits import PLAIN, round_q8_0
+from llamadiff.numerics.cpu import PLAIN
+from llamadiff.numerics.eight_bits import round_q8_0
+from llamadiff.numerics.half_sums import OF_DEVICES, Order, kept_in_half, lost
 from llamadiff.numerics.halves import round_bf16, round_f16
 
-Compute = Callable[[Op], Array]
 Decoder = Callable[[str], Callable[[Array], Array]]
-PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 ANGLE, LEAST = 2.0**-20, 2.0**-22  # how far off float32 leaves an angle: of itself, and in radians
-BEYOND = 10  # times a limit from which on a node is WRONG
 
 
 def _as_is(x: Array) -> Array:
@@ -77,13 +77,13 @@ class DeviceArithmetics:
         """``compute``: what an op gives; ``decoder``: what makes floats of a weight of the file, by its name."""
         self.compute, self.decoder = compute, decoder
         self.shown: dict[tuple[str, str], str] = {}
-        self.order: half_sums.Order | None = None
+        self.order: Order | None = None
 
     def explained(self, n: Op, found: Array, enough: float) -> Recomputed | None:
         """The arithmetic of devices that gives what was found, to ``enough``; None if none does."""
         with np.errstate(all="ignore"):
             if n.name == "ROPE":
-                return _fits(n, found, enough, "angles in F32", turned_as(replace(n, exact=True), found, ANGLE, LEAST))
+                return fits(n, found, enough, "angles in F32", turned_as(replace(n, exact=True), found, ANGLE, LEAST))
             if n.name == "FLASH_ATTN_EXT":
                 return self._attention(n, found)
             return self._product(n, found, enough) if n.name in PRODUCTS else None
@@ -92,11 +92,11 @@ class DeviceArithmetics:
         """Q, K and V in float16, and sums of weighted values kept in it, in an order of the kernel's own."""
         q, k, v = (replace(s, values=round_f16(s.values)) for s in n.sources[:3] if s is not None)
         m = replace(n, exact=True, sources=(q, k, v, *n.sources[3:]))
-        best = _nearly(n, found, lost_in_half(m), self.compute(m))
+        best = nearly(n, found, lost_in_half(m), self.compute(m), HALF)
         return None if best is None else replace(best, estimated=True)
 
     def _product(self, n: Op, found: Array, enough: float) -> Recomputed | None:
-        if half_sums.kept_in_half(found):
+        if kept_in_half(found):
             return self._in_half(n, found, enough)
         kind = n.name, n.source_kind()
         for name in self._likely_first(kind):
@@ -115,7 +115,7 @@ class DeviceArithmetics:
         rounds = ROUNDS[name]
         if n.x(1).shape[-1] % rounds.block:
             return None
-        return _fits(n, found, enough, name, self.compute(self._rounded(n, rounds)))
+        return fits(n, found, enough, name, self.compute(self._rounded(n, rounds)))
 
     def _rounded(self, n: Op, rounds: Rounds) -> Op:
         """The op on operands that are rounded already, to be computed exactly."""
@@ -137,52 +137,25 @@ class DeviceArithmetics:
         return self.decoder is not None and weights.values.ndim < 4
 
     def _in_half(self, n: Op, found: Array, enough: float) -> Recomputed | None:
-        """Sums in float16: followed where their order is known, for as many outputs as time allows.
-
-        Where the order is not known, and for the other outputs, with what such sums lose.
-        """
-        rounded = self._rounded(n, ROUNDS["F16 by F16"])
-        weights, width = rounded.sources[0], found.shape[-1]
-        assert weights is not None
-        followed = half_sums.MOST // max(1, found.size // width * n.x(1).shape[-1])
-        outputs = half_sums.some(width, max(half_sums.LEAST, followed))
-        stored = weights.values[..., outputs, :]
-        w = np.asarray(stored if weights.decode is None else weights.decode(stored), np.float32)
-        products = list(half_sums.matrices(rounded, w.reshape(*[1] * (4 - w.ndim), *w.shape), rounded.x(1)))
-        self.order = order = half_sums.order_of(products, found[..., outputs], self.order)
-        if order is None:
-            best = _nearly(n, found, half_sums.lost(products), self.compute(rounded))
-            return None if best is None else replace(best, estimated=True)
-        values = np.zeros((*found.shape[:-1], len(outputs)), np.float32)
-        for product in products:
-            values[product.place] = half_sums.added(product, order)
-        exact = _fits(n, found[..., outputs], enough, HALF, values)
-        if exact is None or len(outputs) == width:
-            return exact
-        whole = self.compute(rounded).reshape(found.shape)
-        whole[..., outputs] = values
-        return _nearly(n, found, half_sums.lost(products), whole)
+        """Sums in float16: followed where their order is known; where it is not, with what such sums lose."""
+        node = InHalf(self._rounded(n, ROUNDS["F16 by F16"]), found)
+        self.order = order = node.order(OF_DEVICES, self.order)
+        if order is not None:
+            return node.recomputed(order, enough, self.compute, HALF)
+        best = nearly(n, found, lost(node.products, OF_DEVICES[-2]), self.compute(node.n), HALF)
+        return None if best is None else replace(best, estimated=True)
 
 
 def replayed(
     n: Op, found: Array, compute: Compute | None, enough: float, device: DeviceArithmetics | None
 ) -> Recomputed | None:
-    """``replay`` in ggml's arithmetics on the CPU; where none fits, in those of a ``device``."""
+    """``replay`` in ggml's arithmetics on the CPU; where none fits, as CPUs add in float16, or as a ``device`` does."""
     best = replay(n, found, compute, enough)
-    if best is None or device is None or best.nmse <= enough + best.rounding:
+    if best is None or best.nmse <= enough + best.rounding:
         return best
+    if device is None:
+        return on_cpu(n, found, enough, compute or op.compute) or best
     return device.explained(n, found, enough) or best
-
-
-def _fits(n: Op, found: Array, enough: float, name: str, values: Array) -> Recomputed | None:
-    nmse = distance(n, values, found)
-    return Recomputed(nmse, name, values) if nmse <= enough else None
-
-
-def _nearly(n: Op, found: Array, loss: float, values: Array) -> Recomputed | None:
-    """Sums in float16, with what they may lose."""
-    best = _fits(n, found, BEYOND * loss, HALF, values)
-    return None if best is None else replace(best, rounding=loss)
 
 
 def settled(checks: Sequence[NodeCheck]) -> list[NodeCheck]:

@@ -1,120 +1,84 @@
-"""Products whose sums are kept in float16: in the orders in which devices add, or with what an unknown order leaves."""
+"""Nodes whose sums are kept in float16: their outputs, or some, are added in the order in which a kernel does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
+from llamadiff.ggml.check import Recomputed, distance
 from llamadiff.ggml.op import Array, Op
-from llamadiff.numerics import metrics, tolerances
+from llamadiff.ggml.ops.products import matrices
+from llamadiff.numerics.half_sums import OF_CPUS, Matrix, Order, lost, order_of, outputs_to_follow
+from llamadiff.numerics.halves import round_f16
 
-MOST = 1 << 25  # products of two numbers that are added one by one: a second
-ROWS, OUTPUTS = 4, 32  # of a matrix, by which its order is told and its loss estimated
-FIRST = 2  # matrices of a node that tell the order
-NEARLY = 0.9  # of a sample's values, which a wrong output may be among
-LEAST = 64  # outputs that are looked at, however many products they take
-KEPT_BITS = 16  # sums of a few float16 numbers have no more, of float32 numbers one in 256 has as few
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """One of the products of a node: w [out, in] and x [row, in] give what stands at ``place`` of the result."""
-
-    w: Array
-    x: Array
-    place: tuple[Any, ...]
-
-    def sampled(self) -> Matrix:
-        """Some rows by some outputs of it, spread evenly."""
-        rows, outputs = some(len(self.x), ROWS), some(len(self.w), OUTPUTS)
-        return Matrix(self.w[outputs], self.x[rows], (rows, outputs))
-
-
-def some(count: int, most: int) -> Array:
-    """Places, spread evenly."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
+Compute = Callable[[Op], Array]
+PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
+ON_CPU = "F16, sums in F16"
+BEYOND = 10  # times a loss from which on a node is WRONG
 
 
 @dataclass(frozen=True)
-class Order:
-    """How a sum goes on: of every ``step`` channels the last one first; ``fused``: a product is not rounded itself."""
+class InHalf:
+    """A product whose operands are float16's numbers, and what a kernel ``found``."""
 
-    step: int
-    fused: bool
+    n: Op
+    found: Array
 
-    def channels(self, count: int) -> Iterator[int]:
-        for start in range(0, count, self.step):
-            yield from reversed(range(start, min(start + self.step, count)))
+    @cached_property
+    def outputs(self) -> Array:
+        """Those that are followed."""
+        return outputs_to_follow(self.found.shape, self.n.x(1).shape[-1])
 
+    @cached_property
+    def products(self) -> Sequence[Matrix]:
+        """Each with these outputs alone."""
+        weights = self.n.sources[0]
+        assert weights is not None
+        stored = weights.values[..., self.outputs, :]
+        w = np.asarray(stored if weights.decode is None else weights.decode(stored), np.float32)
+        return list(matrices(self.n, w.reshape(*[1] * (4 - w.ndim), *w.shape), self.n.x(1)))
 
-ORDERS = tuple(Order(step, fused) for step in (4, 2, 1) for fused in (False, True))
+    def order(self, orders: Sequence[Order], likely: Order | None = None) -> Order | None:
+        """The one that gives what was found."""
+        return order_of(self.products, self.found[..., self.outputs], orders, likely)
 
-
-def matrices(n: Op, w: Array, x: Array) -> Iterator[Matrix]:
-    """The products of a node, w and x being its operands on four axes."""
-    if n.name == "MUL_MAT_ID":
-        ids = n.x(2)[0, 0].astype(np.int64)  # [token, used]
-        x = np.broadcast_to(x[0], (*ids.shape, x.shape[-1]))
-        for expert in np.unique(ids):
-            mine = np.nonzero(ids == expert)
-            yield Matrix(w[0, expert], x[mine], (0, *mine))
-        return
-    for outer, head in np.ndindex(*x.shape[:2]):
-        yield Matrix(w[outer * len(w) // len(x), head * w.shape[1] // x.shape[1]], x[outer, head], (outer, head))
-
-
-def added(m: Matrix, order: Order) -> Array:
-    """x @ w.T [row, out] of float16's numbers, every sum rounded to float16."""
-    kind = np.float64 if order.fused else np.float32  # in float32, products and sums of such numbers round once
-    w, x = np.ascontiguousarray(m.w.T, kind), np.ascontiguousarray(m.x.T, kind)
-    total = np.zeros((x.shape[1], w.shape[1]), kind)
-    for channel in order.channels(len(w)):
-        product = x[channel][:, None] * w[channel]
-        total = _half(total + (product if order.fused else _half(product)))
-    return total
-
-
-def _half(x: Array) -> Array:
-    with np.errstate(over="ignore"):
-        return x.astype(np.float16).astype(x.dtype)
+    def recomputed(self, order: Order, enough: float, compute: Compute, name: str) -> Recomputed | None:
+        """What that order gives, if it is what was found; of outputs that are not followed, up to what they lose."""
+        found = self.found[..., self.outputs]
+        values = np.zeros(found.shape, np.float32)
+        for product in self.products:
+            values[product.place] = order.added(product.w, product.x)
+        exact = fits(self.n, found, enough, name, values)
+        if exact is None or len(self.outputs) == self.found.shape[-1]:
+            return exact
+        whole = compute(self.n).reshape(self.found.shape)
+        whole[..., self.outputs] = values
+        return nearly(self.n, self.found, lost(self.products, order), whole, name)
 
 
-def order_of(ms: Sequence[Matrix], found: Array, likely: Order | None = None) -> Order | None:
-    """The order that gives what was found, in nearly all of a sample of the first products; None if none does.
-
-    The ``likely`` one is tried first.
-    """
-    samples = [m.sampled() for m in ms[:FIRST]]
-    values = [found[m.place][np.ix_(*some.place)] for m, some in zip(ms, samples, strict=False)]
-    best, fits = None, NEARLY
-    for order in sorted(ORDERS, key=lambda order: order != likely):
-        equal = [added(some, order) == value for some, value in zip(samples, values, strict=True)]
-        share = float(np.mean(np.concatenate([same.reshape(-1) for same in equal]))) if equal else 0.0
-        if share > fits:
-            best, fits = order, share
-        if share == 1:
-            break
-    return best
+def on_cpu(n: Op, found: Array, enough: float, compute: Compute) -> Recomputed | None:
+    """A product by float16's numbers as CPUs add it that multiply them as such; None if it is none."""
+    if n.name not in PRODUCTS or n.source_kind() != "f16":
+        return None
+    weights, activations, *others = n.sources
+    assert activations is not None
+    x = replace(activations, values=round_f16(activations.values))
+    node = InHalf(replace(n, exact=True, sources=(weights, x, *others)), found)
+    with np.errstate(all="ignore"):
+        order = node.order(OF_CPUS)
+        return None if order is None else node.recomputed(order, enough, compute, ON_CPU)
 
 
-def lost(ms: Iterable[Matrix]) -> float:
-    """NMSE that sums kept in float16 have, in whatever order: each product and each sum is rounded once."""
-    rounded, total = 0.0, 0.0
-    for m in ms:
-        some = m.sampled()
-        products = some.x[:, None, :].astype(np.float64) * some.w
-        sums = np.cumsum(products, axis=-1)
-        rounded += float(np.square(sums).sum() + np.square(products).sum())
-        total += float(np.square(sums[..., -1]).sum())
-    return metrics.ratio(tolerances.ROUNDING["f16"] * rounded, total)
+def fits(n: Op, found: Array, enough: float, name: str, values: Array) -> Recomputed | None:
+    """Values, if they are what was found."""
+    nmse = distance(n, values, found)
+    return Recomputed(nmse, name, values) if nmse <= enough else None
 
 
-def kept_in_half(found: Array) -> bool:
-    """Whether results show that they are float16 numbers, or sums of a few such."""
-    values = np.ascontiguousarray(found, np.float32).reshape(-1)
-    values = values[np.isfinite(values) & (values != 0)]
-    short = values.view(np.uint32) & np.uint32((1 << (24 - KEPT_BITS)) - 1) == 0
-    return values.size > 0 and float(short.mean()) > 0.9
+def nearly(n: Op, found: Array, loss: float, values: Array, name: str) -> Recomputed | None:
+    """The same of sums that were not followed, with what they may lose."""
+    best = fits(n, found, BEYOND * loss, name, values)
+    return None if best is None else replace(best, rounding=loss)

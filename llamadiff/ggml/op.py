@@ -53,7 +53,7 @@ class Op:
     ``name`` is ggml's name of the op (of the unary op or GLU itself, where it is one); ``shape`` [ne3, ne2, ne1, ne0]
     and ``kind`` are the result's; ``params`` are the bytes of op_params; a missing source is None. ``exact``: in
     float32 throughout; else rounded where ggml's CPU kernels round, and where CPUs differ, as ``kernel`` says: a number
-    that the op's function knows. ``q8``: how the CPU rounds to eight bits (eight_bits.Q8_WAYS).
+    that the op's function knows. ``q8``: how the CPU rounds to eight bits (cpu.Q8_WAYS).
     """
 
     name: str

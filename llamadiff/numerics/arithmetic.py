@@ -17,7 +17,8 @@ from llamaref.weights import block_sizes, requantized
 from numpy.typing import NDArray
 
 from llamadiff.compiled.rounding import rounded_to_q8_k
-from llamadiff.numerics.eight_bits import NEON, PLAIN, q8_1_sums, round_q8_0
+from llamadiff.numerics.cpu import FUSED, NEON, PLAIN
+from llamadiff.numerics.eight_bits import q8_1_sums, round_q8_0
 from llamadiff.numerics.halves import round_bf16, round_f16
 
 Array = NDArray[Any]
@@ -25,28 +26,22 @@ Array = NDArray[Any]
 SAMPLE = 4096  # values of a tensor that are looked at first
 GLANCE, FINE = 16, 0x1FFF  # values that are looked at before; bits that neither f16 nor bf16 has
 
-# The partner type of each weight type (ggml-cpu.c, type_traits_cpu[].vec_dot_type).
-PARTNER = {
-    "F32": "F32", "F16": "F16", "BF16": "BF16",
-    "Q4_0": "Q8_0", "Q5_0": "Q8_0", "Q8_0": "Q8_0", "IQ4_NL": "Q8_0", "MXFP4": "Q8_0", "NVFP4": "Q8_0", "Q1_0": "Q8_0",
-    "Q4_1": "Q8_1", "Q5_1": "Q8_1",
-    "Q2_K": "Q8_K", "Q3_K": "Q8_K", "Q4_K": "Q8_K", "Q5_K": "Q8_K", "Q6_K": "Q8_K",
-    "IQ1_S": "Q8_K", "IQ1_M": "Q8_K", "IQ2_XXS": "Q8_K", "IQ2_XS": "Q8_K", "IQ2_S": "Q8_K",
-    "IQ3_XXS": "Q8_K", "IQ3_S": "Q8_K", "IQ4_XS": "Q8_K", "TQ1_0": "Q8_K", "TQ2_0": "Q8_K",
-}  # fmt: skip
 
+def round_q8_k(x: Array, fused: bool = False) -> Array:
+    """Through ggml's Q8_K: blocks of 256, scale -127 / (the value of largest magnitude), in float32.
 
-def round_q8_k(x: Array) -> Array:
-    """Through ggml's Q8_K: blocks of 256, scale -127 / (the value of largest magnitude), in float32."""
+    ``fused``: a value times the scale is not rounded to float32 before it is to a whole number.
+    """
     blocks = np.ascontiguousarray(x, np.float32).reshape(-1, 256)
     peak = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], axis=1)
     with np.errstate(divide="ignore"):
         inverse = np.where(peak != 0, np.float32(-127) / peak, np.float32(0))
         scale = np.where(inverse != 0, np.float32(1) / inverse, np.float32(0))
-    quants = blocks * inverse  # up to 127: none is larger than the peak
+    quants = blocks * (inverse.astype(np.float64) if fused else inverse)  # up to 127: none is larger than the peak
     np.rint(quants, out=quants)
+    quants = quants.astype(np.float32, copy=False)
     quants *= scale
-    return quants.reshape(x.shape).astype(x.dtype, copy=False)
+    return np.asarray(quants.reshape(x.shape), x.dtype)
 
 
 LARGEST = 256  # values in a block: rows of a multiple are whole blocks of any type
@@ -66,6 +61,7 @@ ROUNDINGS: dict[str, Callable[[Array], Array]] = {
     "Q8_0": round_q8_0,
     "Q8_1": round_q8_0,
     "Q8_K": round_q8_k,
+    f"Q8_K {FUSED}": partial(round_q8_k, fused=True),
     "Q4_0": partial(requantized, "Q4_0"),  # as gguf-py makes it, bit for bit as ggml
     "Q5_0": partial(requantized, "Q5_0"),
     **{f"{kind} {way}": partial(round_q8_0, way=way) for kind in ("Q8_0", "Q8_1") for way in (NEON, PLAIN)},
@@ -132,8 +128,9 @@ def fits_blocks(width: int, kind: str) -> bool:
 
 
 def as_cpu(kind: str, way: str) -> str:
-    """The rounding to a type as a CPU carries it out: a key of ROUNDINGS."""
-    return f"{kind} {way}" if kind in ("Q8_0", "Q8_1") and way in (NEON, PLAIN) else kind
+    """The rounding to a type as a CPU carries it out in its ``way`` (cpu.Q8_WAYS): a key of ROUNDINGS."""
+    parts = way.split(", ")
+    return next((key for part in parts if (key := f"{kind} {part}") in ROUNDINGS), kind)
 
 
 def precision(x: Array) -> str:

@@ -7,14 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.numerics.cpu import AVX, PLAIN
 from llamadiff.numerics.halves import round_f16
 
 Array = NDArray[Any]
-
-# How CPUs carry out the rounding to Q8_0 and Q8_1 (ggml-cpu/arch/*/quants.c and ggml-quants.c, quantize_row_q8_0_ref):
-# AVX multiplies by 127 / max, the others by 1 / (max / 127), and plain C rounds halves away from zero, not to even.
-AVX, NEON, PLAIN = "", "NEON", "plain C"
-Q8_WAYS = (AVX, NEON, PLAIN)
 
 
 def round_q8_0(x: Array, way: str = AVX) -> Array:

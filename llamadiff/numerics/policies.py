@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.numerics import arithmetic, eight_bits
+from llamadiff.numerics import arithmetic, cpu
 from llamadiff.numerics.halves import round_bf16
 from llamadiff.numerics.rounding import ROW, Rounding, noise
 from llamadiff.numerics.types import HALF_STEP, HALVES
@@ -56,9 +56,9 @@ def rounding_type(
         read = _read(kind, reading, width)
         return read.base if read is not None else "F32"
     if policy == NATIVE:
-        to = arithmetic.PARTNER.get(stored.get(kind, kind), "F32")
+        to = cpu.PARTNER.get(stored.get(kind, kind), "F32")
         to = "F32" if kind == CACHE_V and to not in HALVES else to  # quantized V is dequantized
-        return arithmetic.as_cpu(to, stored.get("q8", eight_bits.AVX))
+        return arithmetic.as_cpu(to, stored.get("q8", cpu.AVX))
     return policy.upper()
 
 
@@ -110,7 +110,7 @@ def kept_rows(
     policy: str, kind: str, stored: Mapping[str, str], rows: Array, reading: Mapping[str, Rounding] | None = None
 ) -> Array:
     """Rows as a cache keeps them: rounded to its type."""
-    to = arithmetic.as_cpu(stored.get(kind, "F32"), stored.get("q8", eight_bits.AVX))
+    to = arithmetic.as_cpu(stored.get(kind, "F32"), stored.get("q8", cpu.AVX))
     read = _read(kind.replace("cache", "kept"), reading, 0) if policy == READ_SHAKEN else None
     rows = arithmetic.rounded(rows, to)
     return rows if read is None else read.shaken(rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llamadiff.numerics import eight_bits
+from llamadiff.numerics import cpu
 from llamadiff.trace.reader import Trace
 
 
@@ -21,7 +21,7 @@ def stored_types(trace: Trace) -> dict[str, str]:
 def kept(trace: Trace) -> dict[str, str]:
     """The types of the cache, and how the CPU rounds to eight bits (``q8``), where the producer says: not as most."""
     way = settings_of(trace).get("q8")
-    return stored_types(trace) | ({"q8": way} if way in (eight_bits.NEON, eight_bits.PLAIN) else {})
+    return stored_types(trace) | ({"q8": way} if way in cpu.Q8_WAYS[1:] else {})
 
 
 def settings_of(trace: Trace) -> dict[str, Any]:

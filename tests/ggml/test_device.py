@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 from llamaref import Weights
 
-from llamadiff.ggml import half_sums
 from llamadiff.ggml.check import NodeCheck
 from llamadiff.ggml.device import HALF, DeviceArithmetics, replayed, settled
 from llamadiff.ggml.op import Op, Operand, compute
 from llamadiff.llamacpp.node_checker import NodeChecker
-from llamadiff.numerics import tolerances
+from llamadiff.numerics import half_sums, tolerances
 
 ROWS, OUT, CHANNELS = 12, 40, 64
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -18,16 +19,16 @@ from llamadiff.ggml.op import Op, Operand
 from llamadiff.ggml.repro import load, save
 from llamadiff.judge.lanes import policies_for
 from llamadiff.llamacpp import quantizing
-from llamadiff.llamacpp.quantizing import near_halves, q8_way, way_of
+from llamadiff.llamacpp.quantizing import near_halves, q8_way, way_of, way_of_q8_k
 from llamadiff.llamacpp.request import Settings
-from llamadiff.numerics import eight_bits, tolerances
+from llamadiff.numerics import arithmetic, cpu, eight_bits, tolerances
 from llamadiff.numerics.policies import NATIVE, rounding_type
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.settings import kept, stored_types
 
-OTHERS = (eight_bits.NEON, eight_bits.PLAIN)
-X = near_halves()[:64].reshape(8, 256)
+OTHERS = (cpu.NEON, cpu.PLAIN)
+X = near_halves(32)[:64].reshape(8, 256)
 
 
 def one_by_one(x: np.ndarray, way: str) -> np.ndarray:
@@ -41,25 +42,50 @@ def one_by_one(x: np.ndarray, way: str) -> np.ndarray:
             step = np.float32(value * inverse)
             below = np.floor(np.float64(step))
             rest = np.float64(step) - below
-            up = rest > 0.5 or (rest == 0.5 and (step > 0 if way == eight_bits.PLAIN else below % 2))
+            up = rest > 0.5 or (rest == 0.5 and (step > 0 if way == cpu.PLAIN else below % 2))
             out.append((below + up) * np.float32(np.float16(scale)))
     return np.array(out, np.float32).reshape(x.shape)
 
 
-@pytest.mark.parametrize("way", eight_bits.Q8_WAYS)
+@pytest.mark.parametrize("way", [cpu.AVX, *OTHERS])
 def test_a_way_is_what_the_sources_say_and_known_from_what_it_gives(way):
     x = np.concatenate([X, -X])
     assert np.array_equal(eight_bits.round_q8_0(x, way), one_by_one(x, way))
     assert way_of(lambda values: one_by_one(values, way)) == way
 
 
+def q8_k_one_by_one(x: np.ndarray, fused: bool) -> np.ndarray:
+    """Q8_K as ggml's sources have it, a number at a time: what is rounded is the float32 product, or the exact one."""
+    out = []
+    for block in x.astype(np.float32).reshape(-1, 256):
+        peak = max(block, key=abs)
+        inverse = np.float32(-127) / peak
+        for value in block:
+            product = Fraction(float(value)) * Fraction(float(inverse))
+            step = round(product if fused else Fraction(float(value * inverse)))  # halves to even
+            out.append(np.float32(min(127, step)) * (np.float32(1) / inverse))
+    return np.array(out, np.float32).reshape(x.shape)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_product_that_is_rounded_once_is_told_from_one_that_is_rounded_twice(fused):
+    x = np.concatenate([near_halves(256)[:16], -near_halves(256)[:16]])
+    expected = q8_k_one_by_one(x, fused)
+    assert np.array_equal(arithmetic.round_q8_k(x, fused), expected)
+    assert not np.array_equal(arithmetic.round_q8_k(x, not fused), expected)
+    assert (way_of_q8_k(lambda values: arithmetic.round_q8_k(values, fused)) == cpu.FUSED) is fused
+    way = cpu.q8_way(cpu.NEON, cpu.FUSED if fused else "")
+    assert np.array_equal(arithmetic.rounded(x, arithmetic.as_cpu("Q8_K", way)), expected)
+    assert arithmetic.as_cpu("Q8_0", way) == "Q8_0 NEON"
+
+
 def test_an_unknown_way_is_taken_for_the_usual_one():
-    assert way_of(np.zeros_like) == eight_bits.AVX
+    assert way_of(np.zeros_like) == cpu.AVX
 
 
 def test_this_machines_ggml_has_one_of_them(small_model, tmp_path):
     """And its captures say which; without ggml the usual one is assumed."""
-    assert q8_way() in eight_bits.Q8_WAYS
+    assert q8_way() in cpu.Q8_WAYS
     trace = record(small_model("llama", "Q8_0"), Run(tokens=(1, 5)), tmp_path / "t.safetensors")
     assert trace.info.producer["settings"]["q8"] == q8_way()
 
@@ -69,7 +95,7 @@ def test_without_ggml_the_usual_way_is_assumed(monkeypatch):
         raise AttributeError(stem)
 
     monkeypatch.setattr(quantizing, "load", missing)
-    assert quantizing.q8_way.__wrapped__() == eight_bits.AVX
+    assert quantizing.q8_way.__wrapped__() == cpu.AVX
 
 
 def product(way: str, kind: str = "q8_0") -> Op:
@@ -89,16 +115,16 @@ def test_a_product_is_judged_as_its_cpu_rounds(way, tmp_path):
     n = product(way)
     found = one_by_one(X, way).astype(np.float64) @ n.x()[0, 0].T.astype(np.float64)
     assert verdict(n, found[None, None].astype(np.float32)) == "match"
-    assert verdict(replace(n, q8=eight_bits.AVX), found[None, None].astype(np.float32)) == "wrong"
+    assert verdict(replace(n, q8=cpu.AVX), found[None, None].astype(np.float32)) == "wrong"
     save(tmp_path / "a.safetensors", n, found, found, "node")
     assert load(tmp_path / "a.safetensors")[0].q8 == way
 
 
 def test_rows_of_a_cache_are_kept_as_the_cpu_rounds():
-    rows = Op("CPY", (1, 1, *X.shape), "q8_0", b"", (Operand(X[None, None]),), q8=eight_bits.PLAIN)
-    found = one_by_one(X, eight_bits.PLAIN)[None, None]
+    rows = Op("CPY", (1, 1, *X.shape), "q8_0", b"", (Operand(X[None, None]),), q8=cpu.PLAIN)
+    found = one_by_one(X, cpu.PLAIN)[None, None]
     assert verdict(rows, found) == "match"
-    assert verdict(replace(rows, q8=eight_bits.AVX), found) == "wrong"
+    assert verdict(replace(rows, q8=cpu.AVX), found) == "wrong"
 
 
 @pytest.mark.parametrize("way", OTHERS)
@@ -110,7 +136,7 @@ def test_a_trace_is_judged_as_its_own_cpu_rounds(way):
     carrier = Carrier([(NATIVE, stored), (NATIVE, {})])
     mine, usual = carrier.operands("Q4_0", X[None])[0]
     assert np.array_equal(mine, one_by_one(X, way))
-    assert np.array_equal(usual, one_by_one(X, eight_bits.AVX))
+    assert np.array_equal(usual, one_by_one(X, cpu.AVX))
     with_sums, sums = carrier.operands("Q5_1", X[None])
     assert np.array_equal(with_sums[0], mine)
     assert np.array_equal(sums[0], eight_bits.q8_1_sums(X, way))

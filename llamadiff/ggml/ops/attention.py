@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llamadiff.ggml.op import Array, Kernels, Op, op
-from llamadiff.numerics import metrics, tolerances
+from llamadiff.numerics import cpu, metrics, tolerances
 from llamadiff.numerics.halves import round_f16
 
 # mean squares of rounding to float16: relative, and at the smallest numbers
@@ -56,15 +56,9 @@ def soft_max(n: Op) -> Array:
     return probabilities(masked, n.optional(2)).astype(np.float32)
 
 
-TILE = (
-    64  # queries from which on ggml computes tiles of scores, all in float32 (ggml-cpu/common.h, ggml_fa_tile_config)
-)
-LANES = (32, 128)  # float16 values in the step of a loop in float16: ARM, AVX512-FP16 (ggml-cpu/simd-mappings.h)
-
-
 def _in_tiles(n: Op) -> bool:
     kinds = {n.source_kind(1), n.source_kind(2)}
-    return n.x().shape[-2] >= TILE and len(kinds) == 1 and kinds <= {"f16", "f32"}
+    return n.x().shape[-2] >= cpu.FLASH_TILE and len(kinds) == 1 and kinds <= {"f16", "f32"}
 
 
 def _sums_in_half(n: Op) -> bool:
@@ -76,7 +70,7 @@ def _kernels(n: Op) -> tuple[int, ...]:
     if not _sums_in_half(n):
         return () if _in_tiles(n) else (0,)
     width = n.x(2).shape[-1]
-    return tuple(dict.fromkeys((0, width, *(width - width % lanes for lanes in LANES))))
+    return tuple(dict.fromkeys((0, width, *(width - width % lanes for lanes in cpu.FLASH_LANES))))
 
 
 def _unfollowed(n: Op) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 
 from llamadiff.ggml.op import Array, Op, op
 from llamadiff.numerics.arithmetic import as_cpu, rounded
-from llamadiff.numerics.eight_bits import AVX
+from llamadiff.numerics.cpu import AVX
 from llamadiff.numerics.types import CACHE_TYPES
 
 

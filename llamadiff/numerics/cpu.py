@@ -1,0 +1,61 @@
+"""What ggml's kernels for CPUs do to a product, where it is not the same on all: what they round, and how they add.
+
+One table, read by the policies of the judge (policies.py) and by the node checker (ggml/). Imports nothing.
+"""
+
+from __future__ import annotations
+
+import re
+
+# The type that activations are rounded to, by the type of the weights (ggml-cpu.c, type_traits_cpu[].vec_dot_type).
+PARTNER = {
+    "F32": "F32", "F16": "F16", "BF16": "BF16",
+    "Q4_0": "Q8_0", "Q5_0": "Q8_0", "Q8_0": "Q8_0", "IQ4_NL": "Q8_0", "MXFP4": "Q8_0", "NVFP4": "Q8_0", "Q1_0": "Q8_0",
+    "Q4_1": "Q8_1", "Q5_1": "Q8_1",
+    "Q2_K": "Q8_K", "Q3_K": "Q8_K", "Q4_K": "Q8_K", "Q5_K": "Q8_K", "Q6_K": "Q8_K",
+    "IQ1_S": "Q8_K", "IQ1_M": "Q8_K", "IQ2_XXS": "Q8_K", "IQ2_XS": "Q8_K", "IQ2_S": "Q8_K",
+    "IQ3_XXS": "Q8_K", "IQ3_S": "Q8_K", "IQ4_XS": "Q8_K", "TQ1_0": "Q8_K", "TQ2_0": "Q8_K",
+}  # fmt: skip
+
+# How the rounding to Q8_0 and Q8_1 is carried out (ggml-cpu/arch/*/quants.c and ggml-quants.c, quantize_row_q8_0_ref):
+# AVX multiplies by 127 / max, the others by 1 / (max / 127), and plain C rounds halves away from zero, not to even.
+AVX, NEON, PLAIN = "", "NEON", "plain C"
+# To Q8_K (ggml-quants.c, nearest_int): where the CPU has the instruction, gcc multiplies and adds in one step, which is
+# rounded once: on ARM always.
+FUSED = "fused"
+Q8_WAYS = (AVX, NEON, PLAIN, FUSED, f"{NEON}, {FUSED}", f"{PLAIN}, {FUSED}")
+
+# How float16's numbers are added: in float32, but for ARM's CPUs that multiply float16 and have no SVE. There an output
+# has several sums in float16, each of every so many channels (simd-mappings.h, GGML_F16_STEP; llamafile/sgemm.cpp).
+IN_FLOAT, IN_HALF, IN_HALF_TILES = "", "float16", "float16, in tiles"
+ROW_LANES, TILE_LANES = 32, 8
+HALF_LANES = (TILE_LANES, ROW_LANES)
+_TILE_ROWS, _TILE_OUTPUTS = (
+    8,
+    4,
+)  # rows at least; outputs are a multiple
+
+# Flash attention (ggml-cpu/common.h, ggml_fa_tile_config): queries from which on scores are in tiles, all in float32;
+# else V in float16 is summed in it, and weights are float16 in so many channels at a time (ARM, AVX512-FP16).
+FLASH_TILE, FLASH_LANES = 64, (32, 128)
+
+
+def q8_way(q8_0: str, q8_k: str) -> str:
+    """One of Q8_WAYS: how Q8_0 is rounded to, and how Q8_K is (FUSED, or nothing)."""
+    return ", ".join(filter(None, (q8_0, q8_k)))
+
+
+def sums_of(features: str) -> str:
+    """How a CPU adds products of float16's numbers, by llama.cpp's line of its features."""
+    has = {name for name, value in re.findall(r"(\w+) = (\d+)", features) if value != "0"}
+    if not {"NEON", "FP16_VA"} <= has or "SVE" in has:
+        return IN_FLOAT
+    return IN_HALF_TILES if "LLAMAFILE" in has else IN_HALF
+
+
+def lanes_of(sums: str, rows: int, channels: int, outputs: int) -> int:
+    """How many float16 sums each output has, of so many ``rows`` at once; 0 where sums are float32's."""
+    if sums == IN_FLOAT:
+        return 0
+    tiled = rows >= _TILE_ROWS and channels % TILE_LANES == 0 and outputs % _TILE_OUTPUTS == 0
+    return TILE_LANES if tiled and sums == IN_HALF_TILES else ROW_LANES

@@ -1,0 +1,176 @@
+"""Products whose sums are kept in float16: in the orders in which kernels add, or with what an unknown order leaves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.numerics import cpu, metrics, tolerances
+
+Array = NDArray[Any]
+
+MOST = 1 << 25  # products of two numbers that are added one by one: a second
+ROWS, OUTPUTS = 4, 32  # of a matrix, by which its order is told and its loss estimated
+FIRST = 2  # matrices of a node that tell the order
+NEARLY = 0.9  # of a sample's values, which a wrong output may be among
+LEAST = 64  # outputs that are looked at, however many products they take
+KEPT_BITS = 16  # sums of a few float16 numbers have no more, of float32 numbers one in 256 has as few
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One of the products of an op: w [out, in] and x [row, in] give what stands at ``place`` of the result."""
+
+    w: Array
+    x: Array
+    place: tuple[Any, ...]
+
+    def sampled(self) -> Matrix:
+        """Some rows by some outputs of it, spread evenly."""
+        rows, outputs = some(len(self.x), ROWS), some(len(self.w), OUTPUTS)
+        return Matrix(self.w[outputs], self.x[rows], (rows, outputs))
+
+
+def some(count: int, most: int) -> Array:
+    """Places, spread evenly."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
+
+
+class Order(ABC):
+    """In which order a kernel adds, every sum rounded to float16."""
+
+    @abstractmethod
+    def added(self, w: Array, x: Array) -> Array:
+        """x @ w.T [row, out] of float16's numbers, float32."""
+
+    @abstractmethod
+    def squares(self, products: Array) -> float:
+        """The squares of all that is rounded on the way to sums over the last axis."""
+
+
+@dataclass(frozen=True)
+class OneByOne(Order):
+    """One channel after the other: of every ``step`` the last one first; ``fused``: a product is not rounded itself."""
+
+    step: int
+    fused: bool
+
+    def added(self, w: Array, x: Array) -> Array:
+        kind = np.float64 if self.fused else np.float32  # in float32, products and sums of such numbers round once
+        w, x = np.ascontiguousarray(w.T, kind), np.ascontiguousarray(x.T, kind)
+        total = np.zeros((x.shape[1], w.shape[1]), kind)
+        for channel in self._channels(len(w)):
+            product = x[channel][:, None] * w[channel]
+            total = _half(total + (product if self.fused else _half(product)))
+        return np.asarray(total, np.float32)
+
+    def _channels(self, count: int) -> Iterator[int]:
+        for start in range(0, count, self.step):
+            yield from reversed(range(start, min(start + self.step, count)))
+
+    def squares(self, products: Array) -> float:
+        sums = np.cumsum(products, axis=-1)
+        return float(np.square(sums).sum() + (0.0 if self.fused else np.square(products).sum()))
+
+
+@dataclass(frozen=True)
+class Lanes(Order):
+    """Every ``count``-th channel to one sum, products not rounded. Sums are halved to eight in float16, then added in
+    float32; channels that are no whole step come last, in float64 (ggml_vec_dot_f16, GGML_F16x8_REDUCE).
+    """
+
+    count: int
+
+    def added(self, w: Array, x: Array) -> Array:
+        w, x = np.ascontiguousarray(w.T, np.float64), np.ascontiguousarray(x.T, np.float64)
+        whole = len(w) - len(w) % self.count
+        sums = np.zeros((self.count, x.shape[1], w.shape[1]))
+        for start in range(0, whole, self.count):
+            some = slice(start, start + self.count)
+            sums = _half(sums + x[some, :, None] * w[some, None])
+        while len(sums) > cpu.TILE_LANES:
+            sums = _half(sums[: len(sums) // 2] + sums[len(sums) // 2 :])
+        a = sums.astype(np.float32)
+        a = a[:4] + a[4:]
+        total = ((a[0] + a[1]) + (a[2] + a[3])).astype(np.float64)
+        for channel in range(whole, len(w)):
+            total += x[channel][:, None] * w[channel]
+        return np.asarray(total, np.float32)
+
+    def squares(self, products: Array) -> float:
+        whole = products.shape[-1] - products.shape[-1] % self.count
+        lanes = products[..., :whole].reshape(*products.shape[:-1], -1, self.count)
+        sums = np.cumsum(lanes, axis=-2)
+        squares = float(np.square(sums).sum())
+        left = sums[..., -1, :] if whole else np.zeros((*products.shape[:-1], self.count))
+        while left.shape[-1] > cpu.TILE_LANES:
+            left = left[..., : left.shape[-1] // 2] + left[..., left.shape[-1] // 2 :]
+            squares += float(np.square(left).sum())
+        return squares
+
+
+OF_DEVICES = tuple(OneByOne(step, fused) for step in (4, 2, 1) for fused in (False, True))
+OF_CPUS = tuple(map(Lanes, cpu.HALF_LANES))
+
+
+def _half(x: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16).astype(x.dtype)
+
+
+def order_of(ms: Sequence[Matrix], found: Array, orders: Sequence[Order], likely: Order | None = None) -> Order | None:
+    """The order that gives what was found, in nearly all of a sample of the first products; None if none does.
+
+    The ``likely`` one is tried first.
+    """
+    samples = [m.sampled() for m in ms[:FIRST]]
+    values = [found[m.place][np.ix_(*some.place)] for m, some in zip(ms, samples, strict=False)]
+    best, fits = None, NEARLY
+    for order in sorted(orders, key=lambda order: order != likely):
+        equal = [order.added(some.w, some.x) == value for some, value in zip(samples, values, strict=True)]
+        share = float(np.mean(np.concatenate([same.reshape(-1) for same in equal]))) if equal else 0.0
+        if share > fits:
+            best, fits = order, share
+        if share == 1:
+            break
+    return best
+
+
+def lost(ms: Iterable[Matrix], order: Order) -> float:
+    """NMSE that sums kept in float16 have, of which each is rounded once."""
+    rounded, total = 0.0, 0.0
+    for m in ms:
+        some = m.sampled()
+        products = some.x[:, None, :].astype(np.float64) * some.w
+        rounded += order.squares(products)
+        total += float(np.square(products.sum(axis=-1)).sum())
+    return metrics.ratio(tolerances.ROUNDING["f16"] * rounded, total)
+
+
+def kept_in_half(found: Array) -> bool:
+    """Whether results show that they are float16 numbers, or sums of a few such."""
+    values = np.ascontiguousarray(found, np.float32).reshape(-1)
+    values = values[np.isfinite(values) & (values != 0)]
+    short = values.view(np.uint32) & np.uint32((1 << (24 - KEPT_BITS)) - 1) == 0
+    return values.size > 0 and float(short.mean()) > 0.9
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Which ``outputs`` of a product were followed, of all [..., out]: their ``values``, and the others' ``loss``."""
+
+    outputs: Array
+    values: Array
+    loss: float
+
+
+def outputs_to_follow(shape: Sequence[int], channels: int) -> Array:
+    """Of a result of this shape, as many outputs as time allows."""
+    width = shape[-1]
+    rows = int(np.prod(shape[:-1], dtype=np.int64))
+    return some(width, max(LEAST, MOST // max(1, rows * channels)))
