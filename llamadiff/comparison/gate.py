@@ -112,7 +112,7 @@ def rounding_of(model: Runnable, info: Info, baseline: Source, own: Source, poli
     if policy is None or model.by_graph:
         return None
     ways: list[tuple[str, Mapping[str, str]]] = [(F32, {}), (NATIVE, baseline.stored), (policy, own.stored)]
-    made = model.engine.forward(info.tokens, info.positions, tap=Carrier(ways))
+    made = model.engine.forward(info.tokens, info.positions, tap=Carrier(ways, edges=info.edges))
     exact, *rounded = (logit_rows(np.asarray(one)) for one in made)
     least = tolerances.F32_DRIFT * float(np.mean(np.square(exact, dtype=np.float64))) / 2  # of float32 itself
     parts = [divergences(logits, exact) + least for logits in rounded]

@@ -161,7 +161,9 @@ def scene_of(
     ``judged_by`` is the model that judged, where it is not this one.
     """
     judge, source = passes.judge, passes.judge.sources[under_test]
-    carrier = Carrier([(lane.policy, source.stored) for lane in source.lanes if not lane.shaken], source.reading)
+    carrier = Carrier(
+        [(lane.policy, source.stored) for lane in source.lanes if not lane.shaken], source.reading, judge.edges
+    )
     shapes = {finding.tap.name: finding.shape for finding in passes.findings}
     tokens, where = source.trace.info.tokens, (judge.positions, judge.edges, judge.n_prefill)
     run = Recording(model, tokens, *where, carrier, shapes, source.trace.known)

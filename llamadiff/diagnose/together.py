@@ -73,7 +73,7 @@ class _Pass:
     def __init__(self, case: Case, base: Subgraph, lanes: Sequence[Mapping[int, Alter]]) -> None:
         self.case, self.base, self.lanes, self.engine = case, base, lanes, base.engine
         self.ways = len(case.carrier.ways)
-        self.carrier = Carrier(case.carrier.ways * len(lanes), case.carrier.reading)
+        self.carrier = Carrier(case.carrier.ways * len(lanes), case.carrier.reading, case.carrier.edges)
         self.right, self.values = base.right_values(case), base.engine.leaves()
         self.changed, self.refused = set[int](), set[int]()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise, takewhile
@@ -11,9 +11,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 from llamaref import Weights
+from llamaref.sums import Part
 
 from llamadiff.ggml.graph import LOOKS, VIEWS, WRITES, Graph, GraphNode, tap_shape
 from llamadiff.ggml.op import ROUNDING, Array, Op, Operand, compute, function_of
+from llamadiff.ggml.ops.products import matrices
 from llamadiff.ggml.streamed import STREAMED, streamed
 from llamadiff.numerics.policies import CACHES, NATIVE
 from llamadiff.system.errors import UserError
@@ -161,9 +163,15 @@ class GraphEngine:
                 return changed.reshape(-1, *node.shape)
             n = changed
         if n.sources and n.sources[0] is not None and not n.sources[0].values.size:
-            y = streamed(n, self.w, lambda x, kind: tap.operands(kind.upper(), x))
+            given = list[Array]()
+
+            def operands(x: Array, kind: str) -> tuple[Array, ...]:
+                given[:] = tap.operands(kind.upper(), x)
+                return tuple(given)
+
+            y = streamed(n, self.w, operands)
             if y is not None:
-                return y
+                return y if n.name not in PRODUCTS else self._summed(n, y, n.source_kind().upper(), given[0], tap)
         n = self._with_weights(n)
         if n.name == "VIEW":
             return _viewed(n)
@@ -238,7 +246,20 @@ class GraphEngine:
         assert first is not None
         x, *rest = tap.operands(cache or first.kind.upper(), n.x(1), *([] if first.name else [n.x()]))
         first = first if first.name else replace(first, values=rest[0])
-        return compute(replace(n, sources=(first, Operand(x), *n.sources[2:]), exact=True))
+        n = replace(n, sources=(first, Operand(x), *n.sources[2:]), exact=True)
+        return self._summed(n, compute(n), cache or first.kind.upper(), x, tap)
+
+    def _summed(self, n: Op, y: Array, kind: str, x: Array, tap: Any) -> Array:
+        """A product as each lane's arithmetic adds it; ``x`` are its activations as they are multiplied."""
+
+        def parts(run: int) -> Iterator[Part]:
+            first, *others = [s and replace(s, values=_of_run(s.values, run)) for s in n.sources]
+            assert first is not None
+            w = first.values if first.values.size else self.w.stored(first.name)
+            one = replace(n, sources=(first, *others))
+            return matrices(one, w.reshape(*[1] * (4 - w.ndim), *w.shape), _of_run(x, run))
+
+        return np.asarray(tap.summed(y, kind, parts, by_row=n.name == "MUL_MAT_ID"))
 
     def _write(self, node: GraphNode, x: Array, values: dict[int, Array]) -> None:
         """A node that writes into another's memory: a cache. Views of it that are there already show what it wrote."""
@@ -252,6 +273,11 @@ class GraphEngine:
         for view in self.graph.views.get(base, ()):
             if view.number in values and view.view is not None:
                 values[view.number] = _window(written, view.shape, view.view[1])
+
+
+def _of_run(x: Array, run: int) -> Array:
+    """What one run of a batch has, on four axes; what is alike in all is there once, or has no batch axis."""
+    return x if x.ndim < 5 else x[run if len(x) > 1 else 0]
 
 
 def _written(memory: Array, x: Array, shape: tuple[int, ...], place: bytes) -> Array:

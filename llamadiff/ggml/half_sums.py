@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from llamaref.sums import Part
 
 from llamadiff.ggml.check import Recomputed, distance
 from llamadiff.ggml.op import Array, Op
 from llamadiff.ggml.ops.products import matrices
-from llamadiff.numerics.half_sums import OF_CPUS, Matrix, Order, lost, order_of, outputs_to_follow
+from llamadiff.numerics.half_sums import OF_CPUS, Order, lost, order_of, outputs_to_follow
 from llamadiff.numerics.halves import round_f16
 
 Compute = Callable[[Op], Array]
@@ -33,7 +34,7 @@ class InHalf:
         return outputs_to_follow(self.found.shape, self.n.x(1).shape[-1])
 
     @cached_property
-    def products(self) -> Sequence[Matrix]:
+    def products(self) -> Sequence[Part]:
         """Each with these outputs alone."""
         weights = self.n.sources[0]
         assert weights is not None

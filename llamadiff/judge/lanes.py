@@ -29,6 +29,7 @@ from llamadiff.numerics.policies import (
     ROUGH_ATTENTION,
     ROUGH_CACHE,
     rounding_type,
+    sums_of,
 )
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.numerics.types import HALVES
@@ -157,7 +158,8 @@ def policies_for(kinds: Iterable[str], stored: Mapping[str, str], wanted: Sequen
     kept: dict[tuple[str, ...], str] = {}
     kinds = [*sorted(kinds), ANGLES]
     for policy in wanted:
-        signature = tuple(rounding_type(policy, kind, stored) for kind in [*kinds, *stored])
+        signature = tuple(word for kind in [*kinds, *stored]
+                          for word in (rounding_type(policy, kind, stored), sums_of(policy, kind, stored)))  # fmt: skip
         kept.setdefault(signature, policy)
     return list(kept.values())
 

@@ -178,6 +178,8 @@ class Study(RoundedOnce):
         if name == "result_output" and not self.lanes[0].source:
             self.free_logits = x[0]
         spans = {source.name: self._opened(source, tap) for source in self.sources.values()}
+        lost, self.lost = self.lost, {}
+        self.judge.lost.update({(str(self.lanes[number].source), name): nmse for number, nmse in lost.items()})
         recorded = {
             source.name: self._recorded(source, tap, x.shape[1:])
             for source in self.sources.values()
@@ -257,7 +259,7 @@ class Study(RoundedOnce):
         self._combined_last: tuple[Array, tuple[Array, Array | None]] | None = None
         reading = next((source.reading for source in self.sources.values() if source.reading), None)
         ways = [(lane.policy, lane.stored(self.sources[lane.source or "baseline"])) for lane in self.lanes]
-        super().__init__(ways, reading)
+        super().__init__(ways, reading, self.judge.edges)
 
     def _misfits(self) -> bool:
         """Whether lanes that were left out might have fitted the present layer's taps.

@@ -26,7 +26,7 @@ from llamadiff.judge.statistics import held
 from llamadiff.judge.verdict import Judgement
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.closeup import Closeup, closeup
-from llamadiff.numerics.policies import CACHE_V, operand_kind, rounding_type
+from llamadiff.numerics.policies import CACHE_V, operand_kind, rounding_type, sums_of
 from llamadiff.numerics.sketching import RowSketch, estimated
 from llamadiff.trace import taps
 
@@ -42,7 +42,8 @@ class Judge:
     ``weight_types``: tap name -> type of the weight it multiplies by; ``edges``: where batches begin and end;
     ``ropes`` of the layers, and ``mean_square_angle`` of each of them, radians; ``sizes`` of axes.
     ``described``: how many errors of a kind have facts already; ``pictured``: the source of which close-ups are kept;
-    ``shown``: by source, what right taps have shown of its arithmetic.
+    ``shown``: by source, what right taps have shown of its arithmetic. ``lost``: by source and tap, the NMSE of sums in
+    float16 that were not followed.
     """
 
     sources: Mapping[str, Source]
@@ -57,6 +58,7 @@ class Judge:
     described: Counter[tuple[str, str]] = field(default_factory=Counter)
     shown: dict[str, Shown] = field(default_factory=dict)
     pictured: str | None = None
+    lost: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def finding(
         self,
@@ -232,7 +234,8 @@ class Judge:
         read = source.reading.get(self._kind(tap)) if source.multiplies(tap) else None
         if read is not None and read.size:
             return f"about {read.bits} bits"
-        return rounding_type(policy, self._kind(tap), source.stored, source.reading)
+        to = rounding_type(policy, self._kind(tap), source.stored, source.reading)
+        return f"{to}, sums in F16" if sums_of(policy, self._kind(tap), source.stored) else to
 
     @property
     def phases(self) -> tuple[slice, slice]:
@@ -251,7 +254,8 @@ class Judge:
         """The NMSE of right arithmetic, from the table."""
         rule = tolerances.rule_for(self.rules, tap.name, tap.kind.op, label)
         rope = self._rope(tap)
-        match = rule.match + (rule.angle * self.mean_square_angle[rope] if rope is not None else 0.0)
+        match = rule.match + self.lost.get((source.name, tap.name), 0.0)
+        match += rule.angle * self.mean_square_angle[rope] if rope is not None else 0.0
         if source.flash_attn and tap.kind.word == "kqv_out" and source.stored[CACHE_V] == "F16":
             # one rounding a key and one of each weight, as in ggml/ops/attention.py; sums grow to their last value
             match += tolerances.ROUNDING["f16"] * (len(self.positions) + 1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from llamaref.sums import Part
 from numpy.typing import NDArray
 
 from llamadiff.numerics import cpu, metrics, tolerances
@@ -22,18 +23,10 @@ LEAST = 64  # outputs that are looked at, however many products they take
 KEPT_BITS = 16  # sums of a few float16 numbers have no more, of float32 numbers one in 256 has as few
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """One of the products of an op: w [out, in] and x [row, in] give what stands at ``place`` of the result."""
-
-    w: Array
-    x: Array
-    place: tuple[Any, ...]
-
-    def sampled(self) -> Matrix:
-        """Some rows by some outputs of it, spread evenly."""
-        rows, outputs = some(len(self.x), ROWS), some(len(self.w), OUTPUTS)
-        return Matrix(self.w[outputs], self.x[rows], (rows, outputs))
+def sampled(part: Part) -> Part:
+    """Some rows by some outputs of a matrix, spread evenly."""
+    rows, outputs = some(len(part.x), ROWS), some(len(part.w), OUTPUTS)
+    return Part(part.w[outputs], part.x[rows], (rows, outputs))
 
 
 def some(count: int, most: int) -> Array:
@@ -123,13 +116,13 @@ def _half(x: Array) -> Array:
         return x.astype(np.float16).astype(x.dtype)
 
 
-def order_of(ms: Sequence[Matrix], found: Array, orders: Sequence[Order], likely: Order | None = None) -> Order | None:
+def order_of(parts: Sequence[Part], found: Array, orders: Sequence[Order], likely: Order | None = None) -> Order | None:
     """The order that gives what was found, in nearly all of a sample of the first products; None if none does.
 
     The ``likely`` one is tried first.
     """
-    samples = [m.sampled() for m in ms[:FIRST]]
-    values = [found[m.place][np.ix_(*some.place)] for m, some in zip(ms, samples, strict=False)]
+    samples = [sampled(part) for part in parts[:FIRST]]
+    values = [found[part.place][np.ix_(*some.place)] for part, some in zip(parts, samples, strict=False)]
     best, fits = None, NEARLY
     for order in sorted(orders, key=lambda order: order != likely):
         equal = [order.added(some.w, some.x) == value for some, value in zip(samples, values, strict=True)]
@@ -141,11 +134,10 @@ def order_of(ms: Sequence[Matrix], found: Array, orders: Sequence[Order], likely
     return best
 
 
-def lost(ms: Iterable[Matrix], order: Order) -> float:
+def lost(parts: Iterable[Part], order: Order) -> float:
     """NMSE that sums kept in float16 have, of which each is rounded once."""
     rounded, total = 0.0, 0.0
-    for m in ms:
-        some = m.sampled()
+    for some in map(sampled, parts):
         products = some.x[:, None, :].astype(np.float64) * some.w
         rounded += order.squares(products)
         total += float(np.square(products.sum(axis=-1)).sum())
@@ -160,17 +152,56 @@ def kept_in_half(found: Array) -> bool:
     return values.size > 0 and float(short.mean()) > 0.9
 
 
-@dataclass(frozen=True)
-class Followed:
-    """Which ``outputs`` of a product were followed, of all [..., out]: their ``values``, and the others' ``loss``."""
-
-    outputs: Array
-    values: Array
-    loss: float
-
-
 def outputs_to_follow(shape: Sequence[int], channels: int) -> Array:
     """Of a result of this shape, as many outputs as time allows."""
     width = shape[-1]
     rows = int(np.prod(shape[:-1], dtype=np.int64))
     return some(width, max(LEAST, MOST // max(1, rows * channels)))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How a CPU adds a product: its ``sums`` (numerics/cpu.py), over ``batches`` of rows, or each row ``by_row``.
+
+    ``is_k``, ``is_v``: the weights are a cache's, which has room for whole steps of keys.
+    """
+
+    sums: str
+    batches: Sequence[slice] = (slice(None),)
+    by_row: bool = False
+    is_k: bool = False
+    is_v: bool = False
+
+    def put(self, y: Array, parts: Iterable[Part]) -> float:
+        """Add its parts into a product, as many outputs as time allows -> the NMSE that the others have."""
+        every = [part for whole in parts for part in self._in_batches(whole)]
+        count = sum(part.x.size * len(part.w) for part in every)
+        most = min(1.0, MOST / max(1, count))
+        return max((self._put_one(y, part, most) for part in every), default=0.0)
+
+    def _in_batches(self, whole: Part) -> Iterator[Part]:
+        w, x = (_whole_steps(side) for side in (whole.w, whole.x)) if self.is_v else (whole.w, whole.x)
+        if self.by_row:
+            yield Part(w, x, (whole.place, ...))
+            return
+        for some_rows in self.batches:
+            if len(x[some_rows]):
+                yield Part(w, x[some_rows], (whole.place, some_rows))
+
+    def _put_one(self, y: Array, part: Part, most: float) -> float:
+        rows, outputs = 1 if self.by_row else len(part.x), 0 if self.is_k else len(part.w)
+        lanes = Lanes(cpu.lanes_of(self.sums, rows, part.x.shape[1], outputs))
+        followed = some(len(part.w), max(LEAST, int(most * len(part.w))))
+        place, some_rows = part.place
+        values = np.array(y[place][some_rows])
+        values[:, followed] = lanes.added(part.w[followed], part.x)
+        if self.by_row:
+            y[place] = values
+        else:
+            y[place][some_rows] = values
+        return lost([part], lanes) if len(followed) < len(part.w) else 0.0
+
+
+def _whole_steps(x: Array) -> Array:
+    """Rows with zeros behind them, up to whole steps of any kernel."""
+    return np.pad(x, ((0, 0), (0, -x.shape[1] % max(cpu.HALF_LANES))))

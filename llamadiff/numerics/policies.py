@@ -45,7 +45,8 @@ def rounding_type(
 ) -> str:
     """What a policy rounds operands of a kind to, a key of ROUNDINGS or F32; for ANGLES, what makes them.
 
-    ``stored``: the types of the cache, and how the CPU rounds to eight bits (``q8``). ``reading``: what policy READ
+    ``stored``: the types of the cache, how the CPU rounds to eight bits (``q8``), and how it adds float16's numbers
+    (``sums``). ``reading``: what policy READ
     does, to rows of a ``width`` if that is told apart.
     """
     if kind in _MADE:
@@ -60,6 +61,12 @@ def rounding_type(
         to = "F32" if kind == CACHE_V and to not in HALVES else to  # quantized V is dequantized
         return arithmetic.as_cpu(to, stored.get("q8", cpu.AVX))
     return policy.upper()
+
+
+def sums_of(policy: str, kind: str, stored: Mapping[str, str]) -> str:
+    """How a policy adds products of operands of a kind: in float32, or as the CPU adds float16's numbers (``sums``)."""
+    halves = policy == NATIVE and rounding_type(policy, kind, stored) == "F16"
+    return stored.get("sums", cpu.IN_FLOAT) if halves else cpu.IN_FLOAT
 
 
 def _read(kind: str, reading: Mapping[str, Rounding] | None, width: int) -> Rounding | None:

@@ -19,9 +19,12 @@ def stored_types(trace: Trace) -> dict[str, str]:
 
 
 def kept(trace: Trace) -> dict[str, str]:
-    """The types of the cache, and how the CPU rounds to eight bits (``q8``), where the producer says: not as most."""
-    way = settings_of(trace).get("q8")
-    return stored_types(trace) | ({"q8": way} if way in cpu.Q8_WAYS[1:] else {})
+    """The types of the cache, and where the producer says what its CPU does: not as most, how it rounds to eight bits
+    (``q8``), and how it adds float16's numbers (``sums``).
+    """
+    way, sums = settings_of(trace).get("q8"), cpu.sums_of(str(trace.info.producer.get("build", "")))
+    eight_bits = {"q8": way} if way in cpu.Q8_WAYS[1:] else {}
+    return stored_types(trace) | eight_bits | ({"sums": sums} if sums else {})
 
 
 def settings_of(trace: Trace) -> dict[str, Any]:

@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamaref import ops
+from llamaref import sums as sums_
 from llamaref.config import Rope
 from llamaref.configure import read_config
 from llamaref.errors import ModelError
 from llamaref.models import ARCHITECTURES
 from llamaref.shapes import check_layers, check_shapes
+from llamaref.sums import Parts
 from llamaref.weight_product import WeightProduct
 from llamaref.weights import Weights
 
@@ -51,6 +53,13 @@ class Tap(Protocol):
         """What a product is, [b, t, out], if that is known without computing it."""
         ...
 
+    def summed(self, y: Array, kind: str, parts: Parts, start: int = 0, by_row: bool = False) -> Array:
+        """A product as the arithmetic under study would add it, of operands that ``operands`` gave for this ``kind``.
+
+        Rows of its ``parts`` are tokens from the ``start``-th on, or by themselves (``by_row``).
+        """
+        ...
+
     def product(self, y: Array) -> Array:
         """A product before its bias is added: an arithmetic may round it there."""
         ...
@@ -81,6 +90,9 @@ class Silent:
 
     def known(self, product: WeightProduct) -> Array | None:
         return None
+
+    def summed(self, y: Array, kind: str, parts: Parts, start: int = 0, by_row: bool = False) -> Array:
+        return y
 
     def product(self, y: Array) -> Array:
         return y
@@ -276,13 +288,15 @@ class Engine:
 
         The scale comes before the bias in attention and after it in the FFN (llama.cpp, llama-graph.cpp).
         """
-        x, *sums = tap.operands(self.w.type(f"{name}.weight"), x)
+        kind = self.w.type(f"{name}.weight")
+        x, *sums = tap.operands(kind, x)
         scale, bias = self.scale(name), self._optional(f"{name}.bias")
         product = WeightProduct(self.w, f"{name}.weight", x, sums[0] if sums else None, bias)
         known = tap.known(product) if scale is None else None
         if known is not None:
             return known
         y = self.w.product(f"{name}.weight", x, *sums)
+        y = tap.summed(y, kind, sums_.by_weight(self.w, f"{name}.weight", x))
         if bias is not None and ".ffn_" in name:
             y, bias = tap.product(y) + bias, None
         if scale is not None:
@@ -324,6 +338,7 @@ class Engine:
         kind = self.w.type(f"{name}.weight")
         x, chosen, *sums = tap.operands(kind, np.broadcast_to(x, (*chosen.shape, x.shape[-1])), chosen)
         out = self.w.experts(f"{name}.weight", x, chosen, *sums)
+        out = tap.summed(out, kind, sums_.by_experts(self.w, f"{name}.weight", x, chosen), by_row=True)
         scale, bias = self.scale(name), self._optional(f"{name}.bias")  # [expert], [expert * out]
         out = out if scale is None else out * scale[chosen][..., None]
         return out if bias is None else tap.product(out) + bias.reshape(-1, out.shape[-1])[chosen]
@@ -356,11 +371,19 @@ class Engine:
         if many and not any(tap.wanted(f"{word}-{i}") for word in ("kq", "kq_soft_max")):
             of_many = partial(self._probabilities, self.ops.causal_softmax_of_many, **scoring)
             return tap(f"kqv_out-{i}", self._attended(q, keys, values, step, of_many))
-        scores = tap(f"kq-{i}", self.ops.attention_scores(q, keys))  # [b, h, t, s]
+        scores = tap(f"kq-{i}", self.scores(q, keys, tap))  # [b, h, t, s]
         probs = self._probabilities(self.ops.causal_softmax, scores, step.positions, step.key_positions, **scoring)
         probs = tap(f"kq_soft_max-{i}", probs)  # [b, h, t, s]
         probs, values = tap.operands("cache_v", probs, values)
-        return tap(f"kqv_out-{i}", self.ops.attention_values(probs, values))
+        return tap(f"kqv_out-{i}", self.values(probs, values, tap))
+
+    def scores(self, q: Array, keys: Array, tap: Tap, start: int = 0) -> Array:
+        """Raw scores of queries from the ``start``-th on: [b, t, h, d], [b, s, k, d] -> [b, h, t, s]."""
+        return tap.summed(self.ops.attention_scores(q, keys), "cache_k", sums_.of_scores(q, keys), start)
+
+    def values(self, probs: Array, values: Array, tap: Tap, start: int = 0) -> Array:
+        """Weighted sums of values for queries from the ``start``-th on: [b, h, t, s], [b, s, k, d] -> [b, t, h*d]."""
+        return tap.summed(self.ops.attention_values(probs, values), "cache_v", sums_.of_values(probs, values), start)
 
     def _probabilities(
         self,
@@ -392,9 +415,9 @@ class Engine:
             here, there = step.positions[start:stop], step.key_positions
             if ordered:
                 there = there[: np.searchsorted(there, here.max(), "right")]
-            scores = self.ops.attention_scores(q[:, start:stop], keys[:, : len(there)])
+            scores = self.scores(q[:, start:stop], keys[:, : len(there)], step.tap, start)
             probs, mixed = step.tap.operands("cache_v", probabilities(scores, here, there), values[:, : len(there)])
-            out[:, start:stop] = self.ops.attention_values(probs, mixed)
+            out[:, start:stop] = self.values(probs, mixed, step.tap, start)
 
         # last digits go by the blocks, and must not by the number of threads
         self.w.each_block(t, max(1, SCORES // (4 * b * h * len(step.key_positions))), attend, even=False)
@@ -410,8 +433,10 @@ class Engine:
 
     def heads(self, x: Array, name: str, tap: Tap) -> Array:
         """Every head's product with a matrix of its own: [b, h, t, in] -> [b, h, t, out]."""
-        x, *sums = tap.operands(self.w.type(f"{name}.weight"), x)
-        return self.w.heads(f"{name}.weight", x, *sums)
+        kind = self.w.type(f"{name}.weight")
+        x, *sums = tap.operands(kind, x)
+        y = self.w.heads(f"{name}.weight", x, *sums)
+        return tap.summed(y, kind, sums_.by_heads(self.w, f"{name}.weight", x))
 
     def conv(self, x: Array, i: int, step: Step) -> Array:
         """The causal convolution of layer i with its bias, over this pass's tokens and the last before: [b, t, c]."""

@@ -137,10 +137,10 @@ def absorbed(m: Engine, i: int, q: Array, kv: Array, k_pe: Array, step: Step) ->
     keys, _ = step.cache.append(i, tap.stored("cache_k", k), k[..., :0])  # [b, s, 1, lora + rope]
     values = keys[..., : c.n_lora_kv]  # [b, s, 1, lora]
     q, keys = tap.operands("cache_k", q, keys)
-    scores = tap(f"kq-{i}", m.ops.attention_scores(q, keys))  # [b, h, t, s]
+    scores = tap(f"kq-{i}", m.scores(q, keys, tap))  # [b, h, t, s]
     probs = m.ops.causal_softmax(scores, m.config.attention_scale, step.positions, step.key_positions)
     probs, values = tap.operands("cache_v", tap(f"kq_soft_max-{i}", probs), values)
-    a = m.ops.attention_values(probs, values).reshape(b, t, h, c.n_lora_kv)
+    a = m.values(probs, values, tap).reshape(b, t, h, c.n_lora_kv)
     a = tap(f"kqv-{i}", a.transpose(0, 2, 1, 3))  # [b, h, t, lora]
     a = tap(f"kqv_mla-{i}", m.heads(a, f"blk.{i}.attn_v_b", tap))  # [b, h, t, dim_v]
     return tap(f"kqv_out-{i}", a.transpose(0, 2, 1, 3).reshape(b, t, h * c.head_v))
