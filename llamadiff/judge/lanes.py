@@ -54,11 +54,16 @@ class Lane:
         """Whether it measures noise, and is no arithmetic of its own."""
         return self.policy in MEASURING or self.policy == READ_SHAKEN
 
-    def stored(self, source: Source) -> Mapping[str, str]:
-        """The types of its cache: those of its source, or of the baseline, which a free run follows unless it is plain
-        float32.
+    def stored(self, sources: Mapping[str, Source]) -> Mapping[str, str]:
+        """The types of its cache, and what its CPU does: as its source has them.
+
+        A free run that is not plain float32 measures what rounding does to a run: that of the baseline, and sums in
+        float16 if either side has them.
         """
-        return {} if self == FREE else source.stored
+        if self.source is not None or self == FREE:
+            return {} if self.source is None else sources[self.source].stored
+        sums = next((source.stored["sums"] for source in sources.values() if "sums" in source.stored), None)
+        return sources["baseline"].stored | ({"sums": sums} if sums else {})
 
 
 FREE, FREE_NATIVE = Lane(None, F32), Lane(None, NATIVE)
@@ -77,7 +82,7 @@ class Source:
     name: str
     trace: Trace
     policies: Sequence[str]
-    stored: Mapping[str, str]  # cache_k, cache_v -> type; q8 -> how it is rounded to
+    stored: dict[str, str]  # cache_k, cache_v -> type; q8 -> how it is rounded to
     flash_attn: bool = False
     precision: str = F32
     products: str = F32

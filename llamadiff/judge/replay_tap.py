@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -20,6 +20,7 @@ import numpy as np
 from llamaref import ops
 from llamaref.config import Rope
 from llamaref.engine import Cache
+from llamaref.sums import Parts
 from llamaref.weight_product import WeightProduct
 from numpy.typing import NDArray
 
@@ -29,9 +30,9 @@ from llamadiff.judge.coverage import LEAST
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source, policies_for
 from llamadiff.judge.tap_verdict import Judge
-from llamadiff.numerics import metrics, tolerances
+from llamadiff.numerics import half_sums, metrics, tolerances
 from llamadiff.numerics.combinations import Combinations
-from llamadiff.numerics.policies import CACHES, F32, GELU, JITTERS, NATIVE, READ, READ_SHAKEN, shaken
+from llamadiff.numerics.policies import CACHES, F32, GELU, JITTERS, NATIVE, READ, READ_SHAKEN, rounding_type, shaken
 from llamadiff.numerics.rounding_tap import RoundedOnce
 from llamadiff.numerics.transposes import advice
 from llamadiff.system.errors import UserError
@@ -56,6 +57,16 @@ class _Given:
     values: Array
     sketched: Mapping[str, Sketched]
     rows: Mapping[str, metrics.Rows]
+
+
+@dataclass(frozen=True)
+class _Added:
+    """A product of float16's numbers in a lane: its shape, and what it consists of."""
+
+    number: int
+    shape: tuple[int, ...]
+    kernel: half_sums.Kernel
+    parts: Parts
 
 
 class Study(RoundedOnce):
@@ -91,6 +102,7 @@ class Study(RoundedOnce):
         self._excused: set[tuple[str, str]] = set()  # those that no lane fitted
         self._stays: set[str] = set()  # sources whose lanes are all kept
         self._judged = 0  # findings before the present layer
+        self._added: _Added | None = None
         self._waiting: list[tuple[int, Future[Finding]]] = []
         self._weights, self._is_brief = model.weights, False
         self._later: list[Callable[[], Finding]] = []
@@ -185,6 +197,7 @@ class Study(RoundedOnce):
             for source in self.sources.values()
             if name in source.trace
         }
+        self._note_sums(name, x, recorded)
         given = self._sketched.pop(name, None)
         if given is not None:
             assert x is given.values, f"{name} is not the product that was verified"
@@ -258,7 +271,7 @@ class Study(RoundedOnce):
         self._read = ()
         self._combined_last: tuple[Array, tuple[Array, Array | None]] | None = None
         reading = next((source.reading for source in self.sources.values() if source.reading), None)
-        ways = [(lane.policy, lane.stored(self.sources[lane.source or "baseline"])) for lane in self.lanes]
+        ways = [(lane.policy, lane.stored(self.sources)) for lane in self.lanes]
         super().__init__(ways, reading, self.judge.edges)
 
     def _misfits(self) -> bool:
@@ -368,6 +381,30 @@ class Study(RoundedOnce):
             sums = None if product.sums is None else self.combinations.rows(product.sums)
             self._combined_last = product.x, (self.combinations.rows(product.x), sums)
         return self._combined_last[1]
+
+    def summed(self, y: Array, kind: str, parts: Parts, start: int = 0, by_row: bool = False) -> Array:
+        """As the lanes add it. The last product of float16's numbers is kept in mind: what was recorded may show how a
+        source adds that does not say so.
+        """
+        self._added = None
+        for number, lane in enumerate(self.lanes):
+            stored = self.sources[lane.source].stored if lane.source == "candidate" else {"sums": "its own"}
+            if "sums" not in stored and rounding_type(lane.policy, kind, stored) == "F16":
+                self._added = _Added(number, y.shape[1:], self._kernel(kind, start, by_row), parts)
+        return super().summed(y, kind, parts, start, by_row)
+
+    def _note_sums(self, name: str, x: Array, recorded: Mapping[str, Array]) -> None:
+        """How the candidate added the product that this tap is, where that is not float32's way."""
+        added, self._added = self._added, None
+        if added is None or not self.sources["candidate"].is_whole(name):
+            return
+        found, rows = recorded["candidate"], half_sums.some(x.shape[1], half_sums.ROWS)
+        limit = tolerances.rule_for(self.judge.rules, name, "MUL_MAT", "F16").match
+        if metrics.nmse(found[rows], x[added.number][rows], 0) <= limit:
+            return
+        with suppress(ValueError, IndexError):  # the tap is not the product itself, but a part of it perhaps
+            ways = added.kernel.shown(found.reshape(added.shape), added.parts(added.number))
+            self.judge.ways = ((self.judge.ways & ways) or self.judge.ways) or ways
 
     def product(self, y: Array) -> Array:
         """Shaken in the lanes of an engine that keeps its products in 16 bits, and its weights perhaps too.

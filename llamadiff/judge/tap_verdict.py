@@ -43,7 +43,8 @@ class Judge:
     ``ropes`` of the layers, and ``mean_square_angle`` of each of them, radians; ``sizes`` of axes.
     ``described``: how many errors of a kind have facts already; ``pictured``: the source of which close-ups are kept;
     ``shown``: by source, what right taps have shown of its arithmetic. ``lost``: by source and tap, the NMSE of sums in
-    float16 that were not followed.
+    float16 that were not followed. ``ways``: those in which the candidate's sums are kept in float16, as its taps show
+    (numerics/half_sums.py).
     """
 
     sources: Mapping[str, Source]
@@ -59,6 +60,7 @@ class Judge:
     shown: dict[str, Shown] = field(default_factory=dict)
     pictured: str | None = None
     lost: dict[tuple[str, str], float] = field(default_factory=dict)
+    ways: set[str] = field(default_factory=set)
 
     def finding(
         self,

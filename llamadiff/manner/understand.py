@@ -14,10 +14,11 @@ from llamadiff.judge.finding import Local
 from llamadiff.judge.run import Passes, run_passes
 from llamadiff.manner.choices import Choice, suspected, without
 from llamadiff.manner.reading import read
-from llamadiff.numerics import tolerances
+from llamadiff.numerics import half_sums, tolerances
 from llamadiff.numerics.policies import F32, JITTERS
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.trace.reader import Trace
+from llamadiff.trace.settings import adding
 
 SECONDS = 10.0  # that it may take to ask whether a rounding is a known bug
 WORSE = 10.0  # how many times the error that a tap had is too much where a choice is undone
@@ -29,12 +30,14 @@ _OPS = {"ROPE": "RoPE", "SOFT_MAX": "the softmax", "SWIGLU": "the activation"}
 class Manner:
     """What is an engine's own and no mistake.
 
-    ``precision``: what its tensors were kept in; ``roundings`` by kind of operand, where they are not ggml's.
+    ``precision``: what its tensors were kept in; ``roundings`` by kind of operand, where they are not ggml's;
+    ``adds_in_half``: sums of float16's numbers are kept in float16.
     """
 
     choices: tuple[Choice, ...] = ()
     roundings: Mapping[str, Rounding] = field(default_factory=dict)
     precision: str = F32
+    adds_in_half: bool = False
 
     def clauses(self) -> Iterator[str]:
         """Each in words, as a clause."""
@@ -42,6 +45,8 @@ class Manner:
             yield f"it {choice.says} (a map states it: {choice.lines})"
         if self.precision != F32:
             yield f"its tensors were kept in {self.precision}"
+        if self.adds_in_half:
+            yield "it adds products of F16 numbers in float16, as some CPUs and GPUs do"
         for op, name in _OPS.items():
             if op in self.roundings:
                 yield f"it computes {name} to about {self.roundings[op].bits} bits"
@@ -74,6 +79,10 @@ def understood(
     def scene(of: Runnable | None) -> Scene | None:
         return None if of is None else scene_of(of, passes, "candidate", SECONDS, progress=how.progress)
 
+    sums = next((way for way in half_sums.WAYS if way in passes.judge.ways), "")
+    if sums:
+        candidate = adding(candidate, sums)
+        passes = run_passes(model, baseline, candidate, how)
     choices, candidate, passes = _with_choices(model, baseline, candidate, passes, how)
     with threadpool_limits(1, "blas"):
         own_scene = scene(model)
@@ -83,7 +92,8 @@ def understood(
         passes = run_passes(model, baseline, candidate, how, None, roundings)
     if any(_stands_out(finding.local.get("candidate")) for finding in passes.findings):
         passes = run_passes(model, baseline, candidate, how, None, roundings, len(JITTERS))
-    return Manner(tuple(choices), own, passes.judge.sources["candidate"].precision), candidate, passes
+    precision = passes.judge.sources["candidate"].precision
+    return Manner(tuple(choices), own, precision, bool(sums)), candidate, passes
 
 
 def _stands_out(local: Local | None) -> bool:

@@ -53,6 +53,9 @@ class OneByOne(Order):
     step: int
     fused: bool
 
+    def __str__(self) -> str:
+        return f"{self.step} channels at a time" + ", fused" * self.fused
+
     def added(self, w: Array, x: Array) -> Array:
         kind = np.float64 if self.fused else np.float32  # in float32, products and sums of such numbers round once
         w, x = np.ascontiguousarray(w.T, kind), np.ascontiguousarray(x.T, kind)
@@ -78,6 +81,9 @@ class Lanes(Order):
     """
 
     count: int
+
+    def __str__(self) -> str:
+        return f"in {self.count} lanes"
 
     def added(self, w: Array, x: Array) -> Array:
         w, x = np.ascontiguousarray(w.T, np.float64), np.ascontiguousarray(x.T, np.float64)
@@ -107,8 +113,16 @@ class Lanes(Order):
         return squares
 
 
-OF_DEVICES = tuple(OneByOne(step, fused) for step in (4, 2, 1) for fused in (False, True))
-OF_CPUS = tuple(map(Lanes, cpu.HALF_LANES))
+OF_DEVICES: tuple[Order, ...] = tuple(OneByOne(step, fused) for step in (4, 2, 1) for fused in (False, True))
+OF_CPUS: tuple[Order, ...] = tuple(map(Lanes, cpu.HALF_LANES))
+# Ways of engines, besides those that go by a product's shape as ggml's do on CPUs (numerics/cpu.py).
+FIXED = {f"float16, {order}": order for order in (*OF_CPUS, *OF_DEVICES)}
+WAYS = (cpu.IN_HALF_TILES, cpu.IN_HALF, *FIXED)
+
+
+def order_for(sums: str, rows: int, channels: int, outputs: int) -> Order:
+    """The order that a way of WAYS has for a product of so many rows at once."""
+    return FIXED[sums] if sums in FIXED else Lanes(cpu.lanes_of(sums, rows, channels, outputs))
 
 
 def _half(x: Array) -> Array:
@@ -161,7 +175,7 @@ def outputs_to_follow(shape: Sequence[int], channels: int) -> Array:
 
 @dataclass(frozen=True)
 class Kernel:
-    """How a CPU adds a product: its ``sums`` (numerics/cpu.py), over ``batches`` of rows, or each row ``by_row``.
+    """How a product is added: ``sums`` is one of WAYS; over ``batches`` of rows, or each row ``by_row``.
 
     ``is_k``, ``is_v``: the weights are a cache's, which has room for whole steps of keys.
     """
@@ -179,6 +193,25 @@ class Kernel:
         most = min(1.0, MOST / max(1, count))
         return max((self._put_one(y, part, most) for part in every), default=0.0)
 
+    def order(self, sums: str, part: Part) -> Order:
+        """The one that a part is added in, of one batch."""
+        rows, outputs = 1 if self.by_row else len(part.x), 0 if self.is_k else len(part.w)
+        return order_for(sums, rows, part.x.shape[1], outputs)
+
+    def shown(self, y: Array, parts: Iterable[Part]) -> set[str]:
+        """The WAYS in which the first part of a product y was added, as a sample of each batch shows."""
+        ways = set(WAYS)
+        for part in self._in_batches(next(iter(parts))):
+            place, some_rows = part.place
+            few = sampled(part)
+            found = y[place][some_rows][np.ix_(*few.place)]
+            equal = {order: self._gives(order, few, found) for order in {self.order(way, part) for way in ways}}
+            ways = {way for way in ways if equal[self.order(way, part)]}
+        return ways
+
+    def _gives(self, order: Order, few: Part, found: Array) -> bool:
+        return bool(np.mean(order.added(few.w, few.x) == found) > NEARLY)
+
     def _in_batches(self, whole: Part) -> Iterator[Part]:
         w, x = (_whole_steps(side) for side in (whole.w, whole.x)) if self.is_v else (whole.w, whole.x)
         if self.by_row:
@@ -189,17 +222,16 @@ class Kernel:
                 yield Part(w, x[some_rows], (whole.place, some_rows))
 
     def _put_one(self, y: Array, part: Part, most: float) -> float:
-        rows, outputs = 1 if self.by_row else len(part.x), 0 if self.is_k else len(part.w)
-        lanes = Lanes(cpu.lanes_of(self.sums, rows, part.x.shape[1], outputs))
+        order = self.order(self.sums, part)
         followed = some(len(part.w), max(LEAST, int(most * len(part.w))))
         place, some_rows = part.place
         values = np.array(y[place][some_rows])
-        values[:, followed] = lanes.added(part.w[followed], part.x)
+        values[:, followed] = order.added(part.w[followed], part.x)
         if self.by_row:
             y[place] = values
         else:
             y[place][some_rows] = values
-        return lost([part], lanes) if len(followed) < len(part.w) else 0.0
+        return lost([part], order) if len(followed) < len(part.w) else 0.0
 
 
 def _whole_steps(x: Array) -> Array:

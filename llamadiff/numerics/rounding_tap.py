@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -73,14 +74,17 @@ class Carrier:
                  if (sums := sums_of(policy, kind, stored))}  # fmt: skip
         if not added:
             return y
-        y = self._widened(y)
-        edges = [max(0, edge - start) for edge in self.edges]
-        batches = [slice(*ends) for ends in pairwise(edges)] or [slice(None)]
+        y, kernel = self._widened(y), self._kernel(kind, start, by_row)
         for number, sums in added.items():
-            kernel = Kernel(sums, batches, by_row, is_k=kind == CACHE_K, is_v=kind == CACHE_V)
-            lost = kernel.put(y[number], parts(number))
+            lost = replace(kernel, sums=sums).put(y[number], parts(number))
             self.lost[number] = max(lost, self.lost.get(number, 0.0))
         return y
+
+    def _kernel(self, kind: str, start: int, by_row: bool) -> Kernel:
+        """What adds products of a kind of operands, rows from the ``start``-th on."""
+        edges = [max(0, edge - start) for edge in self.edges]
+        batches = [slice(*ends) for ends in pairwise(edges)] or [slice(None)]
+        return Kernel("", batches, by_row, is_k=kind == CACHE_K, is_v=kind == CACHE_V)
 
     def product(self, y: Array) -> Array:
         return y

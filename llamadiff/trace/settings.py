@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from llamadiff.numerics import cpu
+from llamadiff.numerics import cpu, half_sums
 from llamadiff.trace.reader import Trace
 
 
@@ -22,8 +23,10 @@ def kept(trace: Trace) -> dict[str, str]:
     """The types of the cache, and where the producer says what its CPU does: not as most, how it rounds to eight bits
     (``q8``), and how it adds float16's numbers (``sums``).
     """
-    way, sums = settings_of(trace).get("q8"), cpu.sums_of(str(trace.info.producer.get("build", "")))
+    settings = settings_of(trace)
+    way, sums = settings.get("q8"), settings.get("sums") or cpu.sums_of(str(trace.info.producer.get("build", "")))
     eight_bits = {"q8": way} if way in cpu.Q8_WAYS[1:] else {}
+    sums = sums if sums in half_sums.WAYS else ""
     return stored_types(trace) | eight_bits | ({"sums": sums} if sums else {})
 
 
@@ -31,3 +34,10 @@ def settings_of(trace: Trace) -> dict[str, Any]:
     """What a trace's producer says of its settings."""
     settings = trace.info.producer.get("settings")
     return settings if isinstance(settings, dict) else {}
+
+
+def adding(trace: Trace, sums: str) -> Trace:
+    """A trace whose producer says that it keeps sums of float16's numbers in it, in one of half_sums.WAYS."""
+    producer = trace.info.producer
+    settings = {**settings_of(trace), "sums": sums}
+    return trace.under(replace(trace.info, producer={**producer, "settings": settings}))
