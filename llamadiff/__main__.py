@@ -4,7 +4,14 @@ import os
 import signal
 import sys
 
-OTHER = ("--llama-cpp", "--help", "-h")  # with which llama-cpp-python's process is not what a comparison needs
+OTHER = (
+    "--llama-cpp",
+    "--runner",
+    "--help",
+    "-h",
+)  # with which llama-cpp-python's process is not what a comparison needs
+
+RUNNER = "LLAMADIFF_RUNNER"  # a variable that has the words of --runner
 
 
 def main() -> None:
@@ -20,7 +27,7 @@ def main() -> None:
 def _command() -> object:
     """Run the command, and llama.cpp's process beside the import of what judges."""
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # threads of NumPy's that have nothing to do sleep, not spin
-    if sys.argv[1:2] == ["compare"] and not any(word.startswith(OTHER) for word in sys.argv):
+    if sys.argv[1:2] == ["compare"] and not (RUNNER in os.environ or any(word.startswith(OTHER) for word in sys.argv)):
         from llamadiff.llamacpp import child
 
         child.begin()

@@ -11,7 +11,7 @@ from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.run_spec import Run
 from llamadiff.engines.select import captured
 from llamadiff.llamacpp.capture import scratch_directory
-from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.llamacpp.request import Request
 from llamadiff.llamacpp.variation import PREFIX, varied
 from llamadiff.trace.reader import Trace
 
@@ -34,6 +34,6 @@ class Varied:
 def _run(spec: str, context: Context) -> Trace:
     context.progress(f"running llama.cpp with {spec.removeprefix(PREFIX)}")
     with scratch_directory() as folder:
-        run = Run(tokens=context.tokens, settings=Settings(llama_cpp=context.llama_cpp))
+        run = Run(tokens=context.tokens, settings=context.place)
         request = text_request(context.model, run, Path(folder) / "varied.safetensors")
         return captured(context.model, varied(request, spec), context.progress)[1]

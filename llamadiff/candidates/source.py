@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from llamadiff.candidates import name_map
 from llamadiff.candidates.foreign import advice_on_names
 from llamadiff.engines.model_file import Runnable
+from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.preflight.checks import WEIGHTS
 from llamadiff.preflight.shapes import in_last_row, is_last_row
@@ -33,8 +34,8 @@ _ROW = re.compile(r"(.+)@(-?[0-9]{1,9})")
 class Context:
     """What is known when a candidate is loaded: the model, the tokens to run, and how its names are read.
 
-    ``baseline``: what llama.cpp recorded of them, where it has been run; ``llama_cpp``: the directory of the build that
-    ran, where that is not llama-cpp-python's.
+    ``baseline``: what llama.cpp recorded of them, where it has been run; ``place``: the
+    settings that say which llama.cpp that was, and where.
     """
 
     model: Runnable
@@ -44,7 +45,7 @@ class Context:
     timeout: float = 600.0
     progress: Progress = silent
     baseline: Trace | None = None
-    llama_cpp: str = ""
+    place: Settings = field(default_factory=Settings)
 
     @property
     def is_identity(self) -> bool:

@@ -11,8 +11,8 @@ import typer
 from llamadiff.cli import listings
 from llamadiff.cli.inputs import (
     costing_of,
-    folder_of,
     layer_range,
+    place_of,
     prompt_of,
     prompt_or_trace,
     rules_of,
@@ -52,6 +52,7 @@ from llamadiff.cli.options import (
     PromptFile,
     PromptOrTrace,
     Repack,
+    Runner,
     Save,
     Sketch,
     Spend,
@@ -110,7 +111,8 @@ def compare(
     candidate: Candidate = None, name_map: NameMap = None, timeout: Timeout = 600.0,
     taps: Taps = None, layers: Layers = None, partial: Partial = False, save: Save = None,
     kv_type: KvType = "f32", flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0,
-    repack: Repack = False, threads: Threads = 0, llama_cpp: LlamaCpp = None, device: OnDevice = None,
+    repack: Repack = False, threads: Threads = 0, llama_cpp: LlamaCpp = None, runner: Runner = None,
+    device: OnDevice = None,
     precision: Precision = "f32", engine: Backend = None,
     explain_output: Explain = False, budget: Budget = 600.0, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
     expect: Expect = None, text: Text = None, spend: Spend = None, *, reports: Reports,
@@ -120,7 +122,8 @@ def compare(
 
     prompt, candidate = prompt_or_trace(prompt, candidate)
     words = prompt_of(prompt, prompt_file)
-    with Child(folder_of(llama_cpp)) as child, _progress() as progress:
+    place = place_of(llama_cpp, runner)
+    with Child(place) as child, _progress() as progress:
         from llamadiff.comparison import verbs  # takes as long as llama.cpp's process takes to get ready
         from llamadiff.engines.run_spec import How, Run
 
@@ -136,7 +139,7 @@ def compare(
         )
         run = Run(
             words, token_ids(tokens, tokens_file), chat, n_predict, taps or (), layer_range(layers),
-            settings_of(kv_type, flash_attn, gpu_layers, repack, threads, llama_cpp, device),
+            settings_of(kv_type, flash_attn, gpu_layers, repack, threads, place, device),
         )  # fmt: skip
         how = How(
             rules=rules_of(tolerance), engine=engine, precision=precision, explain=budget if explain_output else 0.0,
@@ -153,7 +156,8 @@ def capture(
     prompt: Prompt = None, prompt_file: PromptFile = None, tokens: Tokens = None, tokens_file: TokensFile = None,
     chat: Chat = False, n_predict: NPredict = 0, taps: Taps = None, layers: Layers = None, kv_type: KvType = "f32",
     flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0,
-    llama_cpp: LlamaCpp = None, device: OnDevice = None,
+    llama_cpp: LlamaCpp = None, runner: Runner = None,
+    device: OnDevice = None,
     sketch: Sketch = False,
 ) -> None:  # fmt: skip
     """Run llama.cpp, have the engine judge it, and keep its trace."""
@@ -161,12 +165,12 @@ def capture(
     from llamadiff.comparison.provenance import CHECKED
     from llamadiff.engines.run_spec import How, Run
 
-    text = prompt_of(prompt, prompt_file)
+    text, place = prompt_of(prompt, prompt_file), place_of(llama_cpp, runner)
     refuse_collisions([("the model", model), *settings_files(None, tokens_file, prompt_file)], [("--output", output)])
     with _progress() as progress:
         run = Run(
             text, token_ids(tokens, tokens_file), chat, n_predict, taps or (), layer_range(layers),
-            settings_of(kv_type, flash_attn, gpu_layers, repack, threads, llama_cpp, device),
+            settings_of(kv_type, flash_attn, gpu_layers, repack, threads, place, device),
         )  # fmt: skip
         trace = verbs.record(model, run, output, How(progress=progress), sketch)
     taken = trace.sketch.rows if trace.sketch is not None else trace
@@ -224,7 +228,7 @@ def backend(
     tokens_file: TokensFile = None, chat: Chat = False, n_predict: NPredict = 0,
     kv_type: KvType = "f32", flash_attn: FlashAttn = False,
     gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0, llama_cpp: LlamaCpp = None,
-    device: OnDevice = None,
+    runner: Runner = None, device: OnDevice = None,
     keep: Annotated[Path | None, typer.Option("--keep", help="Save each wrong op, with its inputs, here.")] = None,
     tolerance: Tolerance = None, fail_on: FailOn = "wrong", *, reports: Reports,
 ) -> None:  # fmt: skip
@@ -238,7 +242,8 @@ def backend(
         [*kept(keep), *reports.named],
     )
     with _progress() as progress:
-        settings = settings_of(kv_type, flash_attn, gpu_layers, repack, threads, llama_cpp, device)
+        place = place_of(llama_cpp, runner)
+        settings = settings_of(kv_type, flash_attn, gpu_layers, repack, threads, place, device)
         run = Run(text, token_ids(tokens, tokens_file), chat, n_predict, settings=settings)
         how = How(rules=rules_of(tolerance), progress=progress, pictures=reports.pictures)
         result = verbs.graph(model, run, how, keep)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,30 +48,34 @@ def two_traces(baseline: Path, candidate: Path, model: Path | None, tolerance: P
 
 
 def settings_of(
-    kv_type: str, flash_attn: bool, gpu_layers: int, repack: bool, threads: int, llama_cpp: Path | None = None,
+    kv_type: str, flash_attn: bool, gpu_layers: int, repack: bool, threads: int, place: Settings,
     device: str | None = None,
 ) -> Settings:  # fmt: skip
-    """llama.cpp's settings."""
-    from llamadiff.llamacpp.request import Settings
-
+    """llama.cpp's settings, for the one at a place (``place_of``)."""
     if device == LIST:
-        _list_devices(folder_of(llama_cpp))
-    kv, build = kv_type.upper(), folder_of(llama_cpp)
-    return Settings(kv, kv, flash_attn, gpu_layers, repack, threads, build, device or "")
+        _list_devices(place)
+    kv = kv_type.upper()
+    return replace(
+        place, type_k=kv, type_v=kv, flash_attn=flash_attn, gpu_layers=gpu_layers, repack=repack, threads=threads,
+        device=device or "",
+    )  # fmt: skip
 
 
-def _list_devices(llama_cpp: str) -> None:
+def _list_devices(place: Settings) -> None:
     """Print what ``--device`` takes, and end the command."""
     from llamadiff.llamacpp.capture import probe
 
-    for name, words in probe(llama_cpp).devices:
+    for name, words in probe(place).devices:
         typer.echo(f"{name}  {words}")
     raise typer.Exit
 
 
-def folder_of(llama_cpp: Path | None) -> str:
-    """The build that is asked for; empty: llama-cpp-python."""
-    return "" if llama_cpp is None else str(llama_cpp)
+def place_of(llama_cpp: Path | None, runner: str | None) -> Settings:
+    """Which llama.cpp is asked for, and what starts the Python that it runs in."""
+    from llamadiff.llamacpp.request import Settings
+
+    build = "" if llama_cpp is None else str(llama_cpp)
+    return Settings(llama_cpp=build) if runner is None else Settings(llama_cpp=build, runner=runner)
 
 
 def rules_of(tolerance: Path | None) -> tuple[Rule, ...]:

@@ -109,6 +109,10 @@ LlamaCpp = Annotated[
     Path | None,
     _option("--llama-cpp", LLAMA_CPP, "DIR", "A build or an install of llama.cpp, instead of llama-cpp-python's."),
 ]
+Runner = Annotated[
+    str | None,
+    _option("--runner", LLAMA_CPP, "CMD", "What starts the Python that it runs in: docker exec -i box python3"),
+]
 OnDevice = Annotated[
     str | None,
     _option("--device", LLAMA_CPP, "NAME", "The device that it puts layers on, rpc:HOST:PORT too; list prints them."),

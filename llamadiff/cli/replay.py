@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.cli.inputs import settings_of
-from llamadiff.cli.options import LlamaCpp, OnDevice
+from llamadiff.cli.inputs import place_of, settings_of
+from llamadiff.cli.options import LlamaCpp, OnDevice, Runner
 from llamadiff.cli.reports import put, target
 from llamadiff.numerics import tolerances
 from llamadiff.system.collisions import STANDARD_OUTPUT, refuse_collisions
@@ -18,6 +18,7 @@ from llamadiff.system.collisions import STANDARD_OUTPUT, refuse_collisions
 def replay(
     paths: Annotated[list[Path], typer.Argument(help="Ops that backend --keep saved.", metavar="OP...")],
     llama_cpp: LlamaCpp = None,
+    runner: Runner = None,
     device: OnDevice = None,
     markdown: Annotated[
         str | None,
@@ -31,7 +32,7 @@ def replay(
 
     written = [] if markdown is None else [("--markdown", Path(markdown))]
     refuse_collisions([("the op", path) for path in paths], written)
-    found = run_ops(paths, settings_of("f32", False, 0, False, 0, llama_cpp, device))
+    found = run_ops(paths, settings_of("f32", False, 0, False, 0, place_of(llama_cpp, runner), device))
     if markdown is not None:
         put(markdown, to_markdown(found, About(("llamadiff", *sys.argv[1:]))))
     if markdown != STANDARD_OUTPUT:

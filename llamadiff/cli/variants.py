@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.cli.inputs import folder_of, prompt_of, settings_files, token_ids
+from llamadiff.cli.inputs import place_of, prompt_of, settings_files, token_ids
 from llamadiff.cli.options import (
     JUDGEMENT,
     Chat,
@@ -16,6 +16,7 @@ from llamadiff.cli.options import (
     NPredict,
     Prompt,
     PromptFile,
+    Runner,
     Tokens,
     TokensFile,
 )
@@ -26,6 +27,7 @@ from llamadiff.system.collisions import refuse_collisions
 def variants(
     model: Model, prompt: Prompt = None, prompt_file: PromptFile = None, tokens: Tokens = None,
     tokens_file: TokensFile = None, chat: Chat = False, n_predict: NPredict = 0, llama_cpp: LlamaCpp = None,
+    runner: Runner = None,
     only: Annotated[
         list[str] | None,
         typer.Option("--only", help="Only this one, such as kv=f16; more than once.", metavar="KEY=VALUE,..."),
@@ -43,7 +45,6 @@ def variants(
     """Run llama.cpp against itself: flash attention, caches, batches, threads, devices; one line for each."""
     from llamadiff.comparison.variants import run_variants
     from llamadiff.engines.run_spec import How, Run
-    from llamadiff.llamacpp.request import Settings
     from llamadiff.report.status_line import progress
     from llamadiff.report.terminal.report import make_console
     from llamadiff.report.variants import as_json, print_variants
@@ -53,8 +54,7 @@ def variants(
         [("the model", model), *settings_files(None, tokens_file, prompt_file)], [("--json", json), *reports.named]
     )
     with progress() as shown:
-        settings = Settings(llama_cpp=folder_of(llama_cpp))
-        run = Run(text, token_ids(tokens, tokens_file), chat, n_predict, settings=settings)
+        run = Run(text, token_ids(tokens, tokens_file), chat, n_predict, settings=place_of(llama_cpp, runner))
         found = run_variants(model, run, How(progress=shown, pictures=reports.pictures), only or (), timeout)
     if json is not None:
         put(json, as_json(found))

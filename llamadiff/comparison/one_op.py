@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from llamadiff.ggml.device import DeviceArithmetics, replayed
 from llamadiff.ggml.op import Array, Op, compute
 from llamadiff.ggml.repro import load, memory_of
-from llamadiff.llamacpp.capture import scratch_directory
-from llamadiff.llamacpp.child import Child
-from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.llamacpp.request import Settings
+from llamadiff.llamacpp.saved_ops import run_saved
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import Rows, worst_of
 from llamadiff.system.errors import UserError
@@ -50,10 +47,7 @@ class OpRun:
 def run_ops(paths: Sequence[Path], settings: Settings, progress: Progress = silent) -> tuple[OpRun, ...]:
     """Run saved ops. Raises UserError for a file that is none, and for an op that cannot be run there."""
     ops = [load(path) for path in paths]
-    with scratch_directory() as folder, Child(settings.llama_cpp) as child:
-        request = Request("", errand="run", texts=tuple(map(str, paths)), output=folder, settings=settings)
-        device = child.ask(request, progress)["device"]
-        found = [np.load(Path(folder) / f"{number}.npy", allow_pickle=False) for number in range(len(paths))]
+    found, device = run_saved(paths, settings, progress)
     return tuple(
         _judged(path, op, now, before, name, device)
         for path, (op, _, before, name), now in zip(paths, ops, found, strict=True)

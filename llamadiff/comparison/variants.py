@@ -84,7 +84,7 @@ def run_variants(
     model: str | Path, run: Run, how: How = USUAL, names: Sequence[str] = (), patience: float = PATIENCE
 ) -> Variants:
     """Run llama.cpp plainly, then in every other way (``names``: in these). Raises UserError if it runs not even so."""
-    with scratch_directory() as folder, Child(run.settings.llama_cpp, patience) as child:
+    with scratch_directory() as folder, Child(run.settings, patience) as child:
         file = ModelFile(model, how.precision, run.settings.threads)
         engine, used = in_engine(file, how, run.settings.threads)
         request = request_for(engine or file, run, Path(folder) / "default.safetensors")
@@ -113,7 +113,7 @@ def variants_of(request: Request) -> Iterator[str]:
     yield from (f"batch={size}" for size in sorted({1, 7, half}) if size < count)
     yield from (f"ubatch={size}" for size in sorted({half}) if size < count)
     yield from _EVER
-    yield from (f"device={name}" for name, _ in probe(request.settings.llama_cpp).devices if name != "CPU")
+    yield from (f"device={name}" for name, _ in probe(request.settings).devices if name != "CPU")
 
 
 def _tried(name: str, default: Runnable, baseline: Trace, request: Request, how: How, patience: float) -> Variant:
@@ -121,7 +121,7 @@ def _tried(name: str, default: Runnable, baseline: Trace, request: Request, how:
     started = time.perf_counter()
     try:
         request = varied(request, name)
-        with Child(request.settings.llama_cpp, patience) as child:
+        with Child(request.settings, patience) as child:
             opened, trace = captured(default, request, how.progress, child)
         by_nodes = _by_nodes(request, how, patience) if on_device(request) else None
         return _compared(name, opened, baseline, trace, time.perf_counter() - started, how, by_nodes)
@@ -140,7 +140,7 @@ def on_device(request: Request) -> bool:
 
 def _by_nodes(request: Request, how: How, patience: float) -> Comparison:
     """Every node judged: what a device rounds is followed there, and taps are too far apart for it."""
-    with Child(request.settings.llama_cpp, patience) as child:
+    with Child(request.settings, patience) as child:
         return compare_nodes(ModelFile(request.model, how.precision), request, how, child)
 
 

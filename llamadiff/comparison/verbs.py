@@ -68,10 +68,10 @@ def compare(
 
         with _workplace(save) as folder:
             return _timed(compare_files(model, str(candidate), run, how, Path(folder), child), started)
-    with child or Child(run.settings.llama_cpp) as ready:  # gets ready while the model is opened
+    with child or Child(run.settings) as ready:  # gets ready while the model is opened
         ready.meanwhile.append(_get_ready_to_judge)
         ready.ahead(Request(str(model), settings=run.settings))
-        brought = _brought(candidate, how, run.settings.llama_cpp)
+        brought = _brought(candidate, how, run.settings.place)
         file = ModelFile(model, how.precision, run.settings.threads)
         engine, used = in_engine(file, how, run.settings.threads)
         run = brought.tokens_for(run) if brought is not None else run
@@ -97,7 +97,7 @@ def compare(
                 from llamadiff.comparison.judging import judge
 
                 original = original_behind(candidate, opened, how.progress)
-                asked = partial(graph_of_run, opened, baseline, how.progress, run.settings.llama_cpp, ready)
+                asked = partial(graph_of_run, opened, baseline, how.progress, run.settings.place, ready)
                 result = judge(opened, baseline, trace, how, keep, original, None if opened.by_graph else asked)
                 result = replace(result, timing={"capture_s": capture_s, **result.timing})
                 if trace is not None:
@@ -132,7 +132,7 @@ def _live(engine: Runnable, request: Request, how: How, child: Child) -> Compari
         except UnrecordedError:
             passes, baseline = None, run.whole()
     judging = time.perf_counter() - began
-    graph = partial(graph_of_run, engine, baseline, how.progress, request.settings.llama_cpp, child)
+    graph = partial(graph_of_run, engine, baseline, how.progress, request.settings.place, child)
     result = judge(engine, baseline, None, how, graph=graph, passes=passes)
     spent = {"capture_s": began - started, "engine_s": judging + result.timing["engine_s"]}
     return replace(result, timing={**result.timing, **spent})
@@ -150,7 +150,7 @@ class _Brought:
     source: Opened
     mapping: Map
     how: How
-    llama_cpp: str = ""
+    place: Settings = PLAIN
 
     def tokens_for(self, run: Run) -> Run:
         """The run, of the tokens that the candidate states where it has none. Raises UserError if it could, and does
@@ -176,15 +176,15 @@ class _Brought:
     def _load(self, engine: Runnable, tokens: tuple[int, ...], n_prefill: int, baseline: Trace | None = None) -> Trace:
         how = self.how
         return self.source.load(
-            Context(engine, tokens, n_prefill, self.mapping, how.timeout, how.progress, baseline, self.llama_cpp)
+            Context(engine, tokens, n_prefill, self.mapping, how.timeout, how.progress, baseline, self.place)
         )
 
 
-def _brought(candidate: Candidate | None, how: How, llama_cpp: str) -> _Brought | None:
+def _brought(candidate: Candidate | None, how: How, place: Settings) -> _Brought | None:
     """The candidate and the name map, read."""
     source = _opened(candidate) if candidate is not None else None
     mapping = load_map(how.name_map) if how.name_map is not None else identity_map()
-    return _Brought(source, mapping, how, llama_cpp) if source is not None else None
+    return _Brought(source, mapping, how, place) if source is not None else None
 
 
 def _opened(candidate: Candidate) -> Opened:
@@ -248,7 +248,7 @@ def check(
     from llamadiff.comparison.provenance import refuse_other_settings
 
     started = time.perf_counter()
-    baseline, brought = _read(trace), _brought(candidate, how, "")
+    baseline, brought = _read(trace), _brought(candidate, how, PLAIN)
     opened, used = opened_for(model, baseline, str(baseline.path or "the trace"), threads=threads)
     own = brought.loaded(opened, baseline) if brought is not None else None
     if own is not None:
@@ -315,7 +315,7 @@ def graph(model: str | Path, run: Run, how: How = USUAL, keep: str | Path | None
 
     ``keep``: a directory for the wrong ops, each in a file. Raises UserError for whatever a user can mend.
     """
-    with Child(run.settings.llama_cpp) as child:
+    with Child(run.settings) as child:
         from llamadiff.comparison.backend import compare_nodes
 
         file = ModelFile(model)
@@ -333,7 +333,7 @@ def record(
     """
     refuse_collisions([("the model", model)], [("--output", output)])
     check_target(output)
-    with Child(run.settings.llama_cpp) as child, scratch_directory() if sketch else nullcontext() as folder:
+    with Child(run.settings) as child, scratch_directory() if sketch else nullcontext() as folder:
         child.meanwhile.append(_get_ready_to_judge)
         place = output if folder is None else Path(folder) / "trace.safetensors"
         file = ModelFile(model)

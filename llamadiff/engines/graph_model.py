@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.run_spec import Run
 from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.graph import GRAPH, Graph, GraphNode, tap_shape
-from llamadiff.llamacpp.capture import capture, scratch_directory
+from llamadiff.llamacpp.capture import capture, read_run, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.errors import UserError
@@ -94,13 +93,17 @@ def kept_graph(model: ModelFile, trace: Trace) -> GraphModel | None:
 
 
 def graph_of_run(
-    model: ModelFile, trace: Trace, progress: Progress = silent, llama_cpp: str = "", child: Child | None = None
+    model: ModelFile,
+    trace: Trace,
+    progress: Progress = silent,
+    place: Settings | None = None,
+    child: Child | None = None,
 ) -> GraphModel | None:
     """llama.cpp's graph of the tokens of a run, in one go: as the trace keeps it, or as llama.cpp makes it now.
 
     ``child``: the process that made the trace, to be asked once more. None where it cannot.
     """
-    return kept_graph(model, trace) or _asked_for(model, trace.info, progress, Settings(llama_cpp=llama_cpp), child)
+    return kept_graph(model, trace) or _asked_for(model, trace.info, progress, place or Settings(), child)
 
 
 def _asked_for(
@@ -111,10 +114,10 @@ def _asked_for(
         return None
     progress("asking llama.cpp for its graph")
     try:
-        with scratch_directory() as folder, nullcontext(child) if child else Child(settings.llama_cpp) as ready:
+        with scratch_directory() as folder:
             path = Path(folder) / "graph"
             request = text_request(model, Run(tokens=info.tokens, settings=settings), path)
-            ready.ask(replace(request, first=first, graph=str(path), output=None), progress)
+            read_run(replace(request, first=first, graph=str(path), output=None), progress, child)
             return GraphModel(model.path, Graph.read(path), settings.threads)
     except UserError:
         return None

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from llamaref import Weights
-from llamaref.sums import Part
+from llamaref.sums import Matrix
 
 from llamadiff.ggml.graph import LOOKS, VIEWS, WRITES, Graph, GraphNode, tap_shape
 from llamadiff.ggml.op import ROUNDING, Array, Op, Operand, compute, function_of
@@ -252,7 +252,7 @@ class GraphEngine:
     def _summed(self, n: Op, y: Array, kind: str, x: Array, tap: Any) -> Array:
         """A product as each lane's arithmetic adds it; ``x`` are its activations as they are multiplied."""
 
-        def parts(run: int) -> Iterator[Part]:
+        def parts(run: int) -> Iterator[Matrix]:
             first, *others = [s and replace(s, values=_of_run(s.values, run)) for s in n.sources]
             assert first is not None
             w = first.values if first.values.size else self.w.stored(first.name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from llamaref.sums import Part
+from llamaref.sums import Matrix
 
 from llamadiff.ggml.check import Recomputed, distance
 from llamadiff.ggml.op import Array, Op
@@ -34,7 +34,7 @@ class InHalf:
         return outputs_to_follow(self.found.shape, self.n.x(1).shape[-1])
 
     @cached_property
-    def products(self) -> Sequence[Part]:
+    def products(self) -> Sequence[Matrix]:
         """Each with these outputs alone."""
         weights = self.n.sources[0]
         assert weights is not None

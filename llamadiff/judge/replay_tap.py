@@ -20,7 +20,7 @@ import numpy as np
 from llamaref import ops
 from llamaref.config import Rope
 from llamaref.engine import Cache
-from llamaref.sums import Parts
+from llamaref.sums import Matrices
 from llamaref.weight_product import WeightProduct
 from numpy.typing import NDArray
 
@@ -66,7 +66,7 @@ class _Added:
     number: int
     shape: tuple[int, ...]
     kernel: half_sums.Kernel
-    parts: Parts
+    parts: Matrices
 
 
 class Study(RoundedOnce):
@@ -382,7 +382,7 @@ class Study(RoundedOnce):
             self._combined_last = product.x, (self.combinations.rows(product.x), sums)
         return self._combined_last[1]
 
-    def summed(self, y: Array, kind: str, parts: Parts, start: int = 0, by_row: bool = False) -> Array:
+    def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
         """As the lanes add it. The last product of float16's numbers is kept in mind: what was recorded may show how a
         source adds that does not say so.
         """

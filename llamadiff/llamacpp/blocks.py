@@ -1,31 +1,56 @@
-"""Values as blocks of a type, made by ggml's own quantizers."""
+"""Values as blocks of a type, made by ggml's own quantizers, and back."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import Any
 
-import numpy as np
-from llamaref.weights import block_sizes, type_number
-from numpy.typing import NDArray
-
 from llamadiff.llamacpp.interface import Library
+from llamadiff.llamacpp.tensors import Tensor
+from llamadiff.numerics.types import NUMBERS
 
-Array = NDArray[Any]
+
+class TypeTraits(ctypes.Structure):
+    """struct ggml_type_traits (ggml.h)."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("block_size", ctypes.c_int64),
+        ("block_size_interleave", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
+    ]
 
 
-def blocks_of(library: Library, kind: str, values: Array) -> Array:
-    """Rows of float32, [row, value], as the bytes of their blocks."""
+def blocks_of(library: Library, kind: str, values: bytes, width: int) -> Any:
+    """Rows of so many float32, as the bytes of their blocks."""
     quantizer, place, count = library.lib.ggml_quantize_chunk, ctypes.c_void_p, ctypes.c_int64
     quantizer.restype, quantizer.argtypes = ctypes.c_size_t, [ctypes.c_int, place, place, count, count, count, place]
-    some = np.ascontiguousarray(values, np.float32)
-    rows, width = some.shape
-    per_block, size = block_sizes(kind)
-    blocks = np.zeros(rows * width // per_block * size, np.uint8)
     asks = library.lib.ggml_quantize_requires_imatrix
     asks.restype, asks.argtypes = ctypes.c_bool, [ctypes.c_int]
+    number = NUMBERS[kind.upper()]
+    per_block, size = library.ggml.blocks(number)
+    rows = len(values) // (4 * width)
+    given, made = (
+        ctypes.create_string_buffer(values, len(values)),
+        ctypes.create_string_buffer(max(1, rows * width // per_block * size)),
+    )
     # where no importance of columns is needed there is none: with one, even if it is even, ggml rounds otherwise
-    even = np.ones(width, np.float32) if asks(type_number(kind)) else None
-    importance = None if even is None else even.ctypes.data
-    quantizer(type_number(kind), some.ctypes.data, blocks.ctypes.data, 0, rows, width, importance)
-    return blocks
+    even = (ctypes.c_float * width)(*[1.0] * width) if asks(number) else None
+    quantizer(number, given, made, 0, rows, width, even)
+    return memoryview(made).cast("B")[: rows * width // per_block * size]
+
+
+def floats_of(library: Library, tensor: Tensor) -> bytes:
+    """The values of a tensor of a file, float32, as ggml decodes them."""
+    data = tensor.data
+    if tensor.type == "f32":
+        return bytes(data)
+    traits = library.lib.ggml_get_type_traits
+    traits.restype, traits.argtypes = ctypes.POINTER(TypeTraits), [ctypes.c_int]
+    per_block, size = library.ggml.blocks(tensor.tensor.type)
+    count = len(data) // size * per_block
+    stored, floats = ctypes.create_string_buffer(bytes(data), len(data)), (ctypes.c_float * count)()
+    traits(tensor.tensor.type).contents.to_float(stored, floats, count)
+    return bytes(floats)

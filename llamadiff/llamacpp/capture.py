@@ -1,17 +1,20 @@
-"""The parent's side: sends a request to llama.cpp's process, and opens the trace that it wrote."""
+"""The parent's side: sends a request to llama.cpp's process, and reads what that tells of it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from llamaref import Weights
 
 from llamadiff.ggml.check import NodeCheck
 from llamadiff.llamacpp.child import Child
-from llamadiff.llamacpp.request import Request
+from llamadiff.llamacpp.readers import NodeReader, RunReader, reader_of
+from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.errors import NoRoomError, UserError
+from llamadiff.system.hashing import is_remembered
 from llamadiff.system.leftovers import temporary_directory, temporary_place
 from llamadiff.system.output import check_target
 from llamadiff.system.progress import Progress, silent
@@ -20,15 +23,32 @@ from llamadiff.trace.reader import Trace
 
 
 def capture(request: Request, progress: Progress = silent, child: Child | None = None) -> Trace:
-    """Run llama.cpp on a request with an ``output`` and open the trace it wrote. Raises UserError.
+    """Run llama.cpp on a request with an ``output`` and open the trace of it. Raises UserError.
 
     ``child``: one that was made before, to be ready by now; it stays open.
     """
     assert request.output is not None
     check_target(Path(request.output))
-    with nullcontext(child) if child else Child(request.settings.llama_cpp) as ready:
-        ready.ask(request, progress)
+    read_run(request, progress, child)
     return Trace.open(request.output)
+
+
+def read_run(request: Request, progress: Progress = silent, child: Child | None = None) -> RunReader:
+    """Run llama.cpp on a request, and have it read as that asks. Raises UserError."""
+    request = prepared(request)
+    with nullcontext(child) if child else Child(request.settings) as ready:
+        with reader_of(request, ready.tell) as reader:
+            ready.ask(request, progress, reader.heard)
+            reader.finish()
+        return reader
+
+
+def prepared(request: Request) -> Request:
+    """A request with what llama.cpp's process is to know of the file, which it does not read itself."""
+    files = request.files or (request.model,)
+    describes = request.nodes or request.graph is not None or request.keep_graph
+    weights = tuple(Weights(request.model)) if describes else ()
+    return replace(request, weights=weights, alone=all(map(is_remembered, files)))
 
 
 @dataclass(frozen=True)
@@ -46,33 +66,29 @@ class Nodes:
 
 def check_nodes(request: Request, progress: Progress = silent, child: Child | None = None) -> Nodes:
     """Run llama.cpp and compute every node again as it runs. Raises UserError."""
-    assert request.output is not None
-    with nullcontext(child) if child else Child(request.settings.llama_cpp) as ready:
-        ready.ask(request, progress)
-    data = json.loads(Path(request.output).read_text(encoding="utf-8"))
-    fields = {key: value for key, value in data["info"].items() if key != "schema"}
-    info = Info(**{**fields, "tokens": tuple(fields["tokens"]), "positions": tuple(fields["positions"]),
-                   "batches": tuple(fields.get("batches", ()))})  # fmt: skip
-    checks = tuple(NodeCheck.from_json(node) for node in data["nodes"])
-    return Nodes(info, checks, data["trusted"], tuple(data["refused"]))
+    reader = read_run(request, progress, child)
+    assert isinstance(reader, NodeReader)
+    read = reader.dequantizer
+    return Nodes(reader.info(), tuple(reader.checker.results), len(read.trusted), tuple(sorted(read.refused)))
 
 
 @dataclass(frozen=True)
 class Facts:
-    """How llama.cpp was built, where its tensors have their fields, and its devices: name and description."""
+    """How llama.cpp was built, where tensors have their fields, its machine; its devices' names and descriptions."""
 
     version: str
     build: str
     layout: str
+    machine: str
     devices: tuple[tuple[str, str], ...]
 
 
-def probe(llama_cpp: str = "") -> Facts:
-    """Ask a library about itself: llama-cpp-python's, or a build's. Raises UserError if it cannot be loaded."""
-    with Child(llama_cpp) as child:
+def probe(settings: Settings | None = None) -> Facts:
+    """Ask the library of some settings about itself. Raises UserError if it cannot be loaded."""
+    with Child(settings) as child:
         answers = child.ask(Request(model=""), silent)
     devices = tuple((name, words) for name, words in answers["devices"])
-    return Facts(answers["version"], answers["build"], answers["layout"], devices)
+    return Facts(answers["version"], answers["build"], answers["layout"], answers["machine"], devices)
 
 
 @contextmanager

@@ -6,18 +6,21 @@ Little is imported here, so that a command can start the process before it impor
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import re
+import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from subprocess import PIPE
 from threading import Lock, Timer
 from typing import IO, Any
 
-from llamadiff.llamacpp.request import TOKENIZING, Request
+from llamadiff.llamacpp.request import TOKENIZING, Request, Settings
 from llamadiff.system import python_child as process
 from llamadiff.system.errors import DiedError, NoRoomError, UnrunnableError, UserError
 from llamadiff.system.leftovers import sweep
@@ -27,10 +30,26 @@ from llamadiff.system.started import Process, kill, start
 MAX_LOG = 1 << 24  # bytes
 MOST = 8  # characters that are named
 
-Hear = Callable[[dict[str, Any]], None]
+# Is given each answer, and the bytes that came with it; True: they are still needed, and will be let go (``read``).
+Hear = Callable[[dict[str, Any], Sequence[Any]], "bool | None"]
 
 
-_BEGUN = list[tuple[Process, IO[bytes]]]()
+@dataclass(frozen=True)
+class _Running:
+    """The process, the file that is its log, and the one in which it may put bytes."""
+
+    process: Process
+    log: IO[bytes]
+    shared: IO[bytes]
+
+    def close(self) -> None:
+        for stream in (self.process.stdin, self.process.stdout, self.log, self.shared):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+
+_BEGUN = list[_Running]()
 
 
 def begin() -> None:
@@ -38,21 +57,38 @@ def begin() -> None:
     _BEGUN.append(_started())
 
 
-def _begun() -> tuple[Process, IO[bytes]] | None:
+def _begun() -> _Running | None:
     """The process that was started for this, if it still runs."""
     while _BEGUN:
-        running, log = _BEGUN.pop()
-        if running.poll() is None:
-            return running, log
-        log.close()
+        running = _BEGUN.pop()
+        if running.process.poll() is None:
+            return running
+        running.close()
     return None
 
 
-def _started(llama_cpp: str = "") -> tuple[Process, IO[bytes]]:
-    """The process, and the file that is its log."""
-    log = _nameless_file()
-    command = process.command("llamadiff.llamacpp.child_main", *filter(None, [llama_cpp]))
-    return start(command, kill, stdin=PIPE, stdout=PIPE, stderr=log, text=True), log
+def _started(llama_cpp: str = "", runner: str = "") -> _Running:
+    """llama.cpp's process, here or where a ``runner`` starts it. Raises UserError for a runner that is not there."""
+    log, shared, word = _nameless_file(), _nameless_file(), secrets.token_hex(8)
+    shared.write(word.encode())
+    shared.flush()
+    words, sent = (llama_cpp, str(shared.fileno()), word), b""
+    if runner:
+        from llamadiff.llamacpp.there import started_by
+
+        command, sent = started_by(runner, *words)
+    else:
+        command = process.command("llamadiff.llamacpp.child_main", *words)
+    try:
+        made = start(command, kill, stdin=PIPE, stdout=PIPE, stderr=log, pass_fds=(shared.fileno(),))
+    except OSError as error:
+        raise UserError(f"--runner {runner}: {command[0]} cannot be started ({error.strerror})") from None
+    if sent:
+        assert made.stdin is not None
+        with suppress(BrokenPipeError):
+            made.stdin.write(sent)
+            made.stdin.flush()
+    return _Running(made, log, shared)
 
 
 class Child:
@@ -61,35 +97,36 @@ class Child:
     ``meanwhile``: what this process does, once, while the first request is served.
     """
 
-    def __init__(self, llama_cpp: str = "", patience: float | None = None) -> None:
-        """``llama_cpp``: the directory of a build; llama-cpp-python's, unless it is given.
+    def __init__(self, settings: Settings | None = None, patience: float | None = None) -> None:
+        """``settings``: they say which llama.cpp is run, and where.
 
         ``patience``: the seconds that a request may take; as long as it likes, unless they are given.
         """
+        where = Settings() if settings is None else settings
+        self.runner = where.runner
         self.patience, self._is_late, self._is_idle = patience, False, True
         self.meanwhile = list[Callable[[], object]]()
         self._voice = Lock()
         self._heard = 0  # bytes of the log that belong to requests before
-        self._process, self._log = (None if llama_cpp else _begun()) or _started(llama_cpp)
+        plain = not (where.llama_cpp or where.runner)
+        self._running = (_begun() if plain else None) or _started(where.llama_cpp, where.runner)
+        self._process, self._log = self._running.process, self._running.log
+        self._map: mmap.mmap | None = None
 
     def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
         """No orphan process and no temporary file, however this ends."""
-        child = self._process
-        kill(child)
-        for stream in (child.stdin, child.stdout, self._log):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
+        kill(self._process)
+        self._running.close()
         if not self._is_idle:
             sweep()
 
     def ask(self, request: Request, progress: Progress, hear: Hear | None = None) -> dict[str, Any]:
         """Its answers to a request, merged. Raises UserError for what it says, UnrunnableError where it cannot run.
 
-        ``hear``: is given each answer as it comes.
+        ``hear``: is given each answer as it comes, and its bytes; what it raises ends the process.
         """
         with self._in_time():
             answers = self._conversation(request, progress, hear)
@@ -99,7 +136,7 @@ class Child:
         if "error" in answers:
             raise _refusal(answers, noise)
         if "done" not in answers:
-            raise death(self._process.returncode, request, answers.get("phase", ""), noise)
+            raise death(self._process.returncode, request, answers.get("phase", ""), noise, self.runner)
         return answers
 
     def ahead(self, request: Request) -> None:
@@ -110,7 +147,7 @@ class Child:
         """Say something while it serves a request; from any thread. A child that died does not hear it."""
         assert self._process.stdin is not None
         with self._voice, suppress(BrokenPipeError, ValueError):
-            self._process.stdin.write(json.dumps(words) + "\n")
+            self._process.stdin.write(json.dumps(words).encode() + b"\n")
             self._process.stdin.flush()
 
     def _said(self) -> str:
@@ -146,24 +183,50 @@ class Child:
         assert child.stdin is not None
         assert child.stdout is not None
         try:
-            child.stdin.write(json.dumps(request.to_json()) + "\n")
-            child.stdin.flush()
+            with self._voice:
+                child.stdin.write(json.dumps(request.to_json()).encode() + b"\n")
+                child.stdin.flush()
             while self.meanwhile:
                 self.meanwhile.pop(0)()
-            for line in child.stdout:
+            while line := child.stdout.readline():
                 answer = json.loads(line)
+                blobs = answer.pop("blobs", ())
                 if "phase" in answer:
                     progress(answer["phase"])
                 if hear is not None:
-                    hear(answer)
-                answers.update(answer)
+                    self._told(hear, answer, blobs)
+                if not blobs:
+                    answers.update(answer)
                 if "done" in answer or "error" in answer:
                     self._is_idle = True
                     return answers
-        except (BrokenPipeError, ValueError):
+        except (BrokenPipeError, json.JSONDecodeError, EOFError):
             pass  # it died; its return code says how
         child.wait()
         return answers
+
+    def _told(self, hear: Hear, answer: dict[str, Any], blobs: Sequence[Sequence[int]]) -> None:
+        """Hand an answer over, and let its bytes go."""
+        answer["at"] = [place for place, _, _ in blobs]
+        try:
+            kept = hear(answer, [self._bytes(*blob) for blob in blobs])
+        except BaseException:
+            kill(self._process)
+            raise
+        if blobs and not kept:
+            self.tell(read=answer["at"])
+
+    def _bytes(self, place: int, size: int, is_shared: int) -> memoryview:
+        """Bytes in the memory that both share, or behind the words that told of them."""
+        if not is_shared:
+            assert self._process.stdout is not None
+            found = self._process.stdout.read(size)
+            if len(found) < size:
+                raise EOFError
+            return memoryview(found)
+        if self._map is None or len(self._map) < place + size:
+            self._map = mmap.mmap(self._running.shared.fileno(), 0, access=mmap.ACCESS_READ)
+        return memoryview(self._map)[place : place + size]
 
 
 def _refusal(answers: dict[str, Any], log: str) -> UserError:
@@ -178,8 +241,11 @@ def _nameless_file() -> IO[bytes]:
     return os.fdopen(os.memfd_create("log"), "w+b") if sys.platform == "linux" else tempfile.TemporaryFile()
 
 
-def death(code: int, request: Request, phase: str, log: str) -> UserError:
+def death(code: int, request: Request, phase: str, log: str, runner: str = "") -> UserError:
     """What is known of a death: by another's hand, of the prompt's characters, or by a fault of its own."""
+    refused = signal.SIGILL in (-code, code - 128) or "Illegal instruction" in log
+    if runner and (refused or not phase):
+        return _unrun(refused, runner, log)
     about = f"{request.model}: " if request.model else ""
     if not process.is_fault(code):
         likely = "perhaps by the system, for want of memory; give fewer tokens, or" if code == -9 else "from outside;"
@@ -187,6 +253,21 @@ def death(code: int, request: Request, phase: str, log: str) -> UserError:
     if phase == TOKENIZING:
         return _death_of_a_prompt(code, request, log)
     return DiedError(about + _with_log(_obituary(code, request), log))
+
+
+def _unrun(refused: bool, runner: str, log: str) -> UserError:
+    """A runner that ended before llama.cpp was ready, or an emulator that ``refused`` an instruction."""
+    words = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
+    said = f" (it said: {words[-1][:300]})" if words else ""
+    if refused:
+        return UnrunnableError(
+            f"--runner {runner}: the CPU there refuses an instruction of this Python or llama.cpp{said}; give another "
+            "CPU to the emulator (-cpu max), or a build for this one"
+        )
+    return UnrunnableError(
+        f"--runner {runner}: no Python answers{said}; give the words that start one of 3.10 or later, as in "
+        "'docker exec -i box python3'"
+    )
 
 
 def _death_of_a_prompt(code: int, request: Request, log: str) -> UserError:

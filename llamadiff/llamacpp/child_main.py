@@ -15,10 +15,11 @@ import sys
 from contextlib import suppress
 from queue import Queue
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from llamadiff.llamacpp.feed import Voice
 from llamadiff.llamacpp.library import INSTALL, package
-from llamadiff.llamacpp.request import Request, Say
+from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import NoRoomError, UnrunnableError, UserError
 from llamadiff.system.exits import reason
 from llamadiff.system.leftovers import remove_own, sweep
@@ -29,10 +30,13 @@ if TYPE_CHECKING:
     from llamadiff.llamacpp.session import Loaded
 
 
-def main(build: str = "") -> None:
-    """Serve requests until the parent has no more, with llama.cpp of a ``build``, or llama-cpp-python's."""
+def main(build: str = "", shared: str = "", word: str = "") -> None:
+    """Serve requests until the parent has no more, with llama.cpp of a ``build``, or llama-cpp-python's.
+
+    ``shared``: the descriptor of a file that begins with the ``word``, where this process has what the parent has open.
+    """
     _die_quietly()
-    say = _only_voice()
+    say, memory = _only_voice(), _shared(shared, word)
     heard = asked(_leave)
     library = _prepared(build)  # while the parent opens the model
     loaded = None
@@ -41,7 +45,7 @@ def main(build: str = "") -> None:
         if "ahead" in said:
             loaded = _loaded(library, Request.from_json(said["ahead"]))
         elif "model" in said:  # what else there is was about a run that has ended
-            _serve(library, Request.from_json(said), say, heard, loaded)
+            _serve(library, Request.from_json(said), say, heard, memory, loaded)
             loaded = None
 
 
@@ -56,7 +60,12 @@ def _loaded(library: Library | UserError, request: Request) -> Loaded | None:
 
 
 def _serve(
-    library: Library | UserError, request: Request, say: Say, hear: Queue[str], loaded: Loaded | None = None
+    library: Library | UserError,
+    request: Request,
+    say: Voice,
+    hear: Queue[str],
+    shared: int | None,
+    loaded: Loaded | None = None,
 ) -> None:
     """One request; its model was ``loaded`` before, perhaps."""
     try:
@@ -64,7 +73,7 @@ def _serve(
             raise library
         from llamadiff.llamacpp.run import run
 
-        run(library, request, say, hear, loaded)
+        run(library, request, say, hear, shared, loaded)
     except MemoryError:
         say(error=f"{request.model}: there is not enough memory to run it in llama.cpp; give fewer tokens")
     except NoRoomError as error:
@@ -84,15 +93,19 @@ def _die_quietly() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def _only_voice() -> Say:
+def _only_voice() -> Voice:
     """Keep standard output for answers; whatever C code prints there goes to standard error."""
-    voice = os.fdopen(os.dup(1), "w", buffering=1)
+    voice = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    return Voice(voice)
 
-    def say(**answer: Any) -> None:
-        voice.write(json.dumps(answer) + "\n")
 
-    return say
+def _shared(descriptor: str, word: str) -> int | None:
+    """The file that parent and child share, if it is there: no container and no other machine has it."""
+    with suppress(OSError, ValueError):
+        if word and os.pread(int(descriptor), len(word), 0) == word.encode():
+            return int(descriptor)
+    return None
 
 
 def _leave() -> None:
@@ -102,7 +115,7 @@ def _leave() -> None:
 
 
 def _prepared(build: str = "") -> Library | UserError:
-    """Import llama.cpp and what records it -> what is wrong if it is not there, or cannot be loaded."""
+    """Import llama.cpp and what tells of it -> what is wrong if it is not there, or cannot be loaded."""
     try:
         import llamadiff.llamacpp.run  # noqa: F401
 

@@ -17,24 +17,12 @@ from numpy.typing import NDArray
 
 from llamadiff.compiled.decoder import Decoder, own
 from llamadiff.compiled.product import CompiledProduct
+from llamadiff.llamacpp.blocks import TypeTraits
 from llamadiff.llamacpp.library import load
 from llamadiff.system.errors import UserError
 
 Array = NDArray[Any]
 SAMPLES = 8  # random rows of each tensor that are decoded both ways, besides its first and last
-
-
-class _Traits(ctypes.Structure):
-    """struct ggml_type_traits (ggml.h)."""
-
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("block_size", ctypes.c_int64),
-        ("block_size_interleave", ctypes.c_int64),
-        ("type_size", ctypes.c_size_t),
-        ("is_quantized", ctypes.c_bool),
-        ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
-    ]
 
 
 class Dequantizer:
@@ -144,7 +132,7 @@ class Dequantizer:
             library = self._lib or load("ggml-base")
         except UserError:
             return None
-        library.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
+        library.ggml_get_type_traits.restype = ctypes.POINTER(TypeTraits)
         library.ggml_get_type_traits.argtypes = [ctypes.c_int]
         library.ggml_type_name.restype, library.ggml_type_name.argtypes = ctypes.c_char_p, [ctypes.c_int]
         return library

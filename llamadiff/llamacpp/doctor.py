@@ -37,7 +37,7 @@ class Examined:
     found: str
 
 
-def examine(llama_cpp: str = "") -> Iterator[Examined]:
+def examine(place: Settings | None = None) -> Iterator[Examined]:
     """Look at one thing after the other; at a build of llama.cpp, or llama-cpp-python's."""
     yield Examined("python", FACT, f"{platform.python_version()} on {sys.platform} {platform.machine()}")
     for package in PACKAGES:
@@ -46,7 +46,7 @@ def examine(llama_cpp: str = "") -> Iterator[Examined]:
         except PackageNotFoundError:
             yield Examined(package, BAD, "not installed" + _without(package))
     yield _kernels()
-    yield from _llama_cpp(llama_cpp)
+    yield from _llama_cpp(place or Settings())
 
 
 def _kernels() -> Examined:
@@ -65,17 +65,18 @@ def _without(package: str) -> str:
     return f": pip install {package}"
 
 
-def _llama_cpp(llama_cpp: str) -> Iterator[Examined]:
+def _llama_cpp(plain: Settings) -> Iterator[Examined]:
     try:
-        facts: Facts = probe(llama_cpp)
+        facts: Facts = probe(plain)
     except UserError as error:
         yield Examined("llama.cpp", BAD, str(error))
         return
     yield Examined("llama.cpp", FACT, facts.version)
+    if plain.runner:
+        yield Examined("runs on", FACT, f"{facts.machine}, started by {plain.runner}")
     yield Examined("built with", FACT, facts.build)
     yield Examined("tensor layout", OK, facts.layout)
     yield Examined("devices", FACT, ", ".join(f"{name} ({words})" for name, words in facts.devices) or "none")
-    plain = Settings(llama_cpp=llama_cpp)
     yield decodes("plain decode", plain)
     yield decodes("quantized decode", plain, quantized=True)
     yield decodes("quantized decode, repacked", replace(plain, repack=True), quantized=True)

@@ -1,33 +1,35 @@
 """What llama.cpp is asked besides runs, in its child process: does it load, how does it tokenize, how does it quantize.
 
-``load`` and ``tokenize`` are about a request's model; ``quantize`` about float32 values in the file ``output``, rows of
-types that ``texts`` name (``Q4_K 8 2048``: eight rows of 2048), which blocks then replace; ``run`` about single ops;
-``pair`` about two files of one model.
+``load`` and ``tokenize`` are about a request's model; ``quantize`` about float32 values in its ``data``, rows of types
+that ``texts`` name (``Q4_K 8 2048``: eight rows of 2048), of which blocks are told; ``run`` about single ops; ``pair``
+about two files of one model.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
-
-import numpy as np
+from functools import partial
 
 from llamadiff.llamacpp.blocks import blocks_of
+from llamadiff.llamacpp.feed import Feed
 from llamadiff.llamacpp.interface import Library, Loading
 from llamadiff.llamacpp.request import Request, Say
 from llamadiff.llamacpp.session import Quiet, ids_of, load
+from llamadiff.llamacpp.tensors import Tensor
 from llamadiff.system.errors import UnrunnableError
 
 
-def load_only(library: Library, request: Request, say: Say) -> None:
+def load_only(library: Library, request: Request, say: Say, feed: Feed) -> None:
     """Load the model, and let go of it."""
     library.lib.llama_backend_init()
     with Quiet(library):
         load(library, request)
 
 
-def tokenize_all(library: Library, request: Request, say: Say) -> None:
+def tokenize_all(library: Library, request: Request, say: Say, feed: Feed) -> None:
     """Each text's ids, with and without what the model adds: ``ids``, a list of pairs."""
     lib = library.lib
     lib.llama_backend_init()
@@ -47,40 +49,43 @@ def tokenize_all(library: Library, request: Request, say: Say) -> None:
         say(ids=ids, **{name: bool(ask(vocabulary)) for name, ask in flags.items()})
 
 
-def quantize(library: Library, request: Request, say: Say) -> None:
-    """Rows of float32 in the file ``output`` become rows of blocks, as ggml's own quantizers make them."""
-    assert request.output is not None
-    values, at, made = np.fromfile(request.output, np.float32), 0, []
-    for text in request.texts:
+def quantize(library: Library, request: Request, say: Say, feed: Feed) -> None:
+    """Rows of float32 as rows of blocks, as ggml's own quantizers make them."""
+    values, at = base64.b64decode(request.data), 0
+    for number, text in enumerate(request.texts):
         kind, rows, width = text.split()[0], *map(int, text.split()[1:])
-        made.append(blocks_of(library, kind, values[at : at + rows * width].reshape(rows, width)))
-        at += rows * width
-    Path(request.output).write_bytes(b"".join(blocks.tobytes() for blocks in made))
+        size = 4 * rows * width
+        feed.send({"blocks": number}, blocks_of(library, kind, values[at : at + size], width))
+        at += size
 
 
-def run_pair(library: Library, request: Request, say: Say) -> None:
-    """Two files of one model, side by side; what each trial of ``texts`` comes to is written to ``output``."""
+def run_pair(library: Library, request: Request, say: Say, feed: Feed) -> None:
+    """Two files of one model, side by side: their logits, and those that each trial of ``texts`` comes to."""
     from llamadiff.llamacpp.two_files import TwoFiles
 
     library.lib.llama_backend_init()
     with Quiet(library):
-        TwoFiles(library, request).run(say)
+        TwoFiles(library, request).run(say, feed)
 
 
-def run_ops(library: Library, request: Request, say: Say) -> None:
-    """Saved ops (``texts`` are their files) on the device of the settings; what each gives is a file in ``output``."""
-    from llamadiff.llamacpp.run_op import OpRunner
+def run_ops(library: Library, request: Request, say: Say, feed: Feed) -> None:
+    """Saved ops (``texts`` describe them) on the device of the settings; what each gives is told."""
+    from llamadiff.llamacpp.run_op import OpRunner, SavedOp
 
-    assert request.output is not None
     library.lib.llama_backend_init()
     runner = OpRunner(library, request.settings.device)
-    for number, path in enumerate(request.texts):
-        say(phase=f"running {Path(path).name}")
-        np.save(Path(request.output) / f"{number}.npy", runner.run(Path(path)))
-    say(device=runner.device.name)
+    for number, text in enumerate(request.texts):
+        saved = SavedOp(**json.loads(text))
+        say(phase=f"running {os.path.basename(saved.path)}")
+        runner.run(saved, partial(_tell_result, feed, number))
+    say(device=runner.device.name, **library.machine())
 
 
-ERRANDS: Mapping[str, Callable[[Library, Request, Say], None]] = {
+def _tell_result(feed: Feed, number: int, node: Tensor) -> None:
+    feed.send({"ran": number, "node": node.said()}, node.data)
+
+
+ERRANDS: Mapping[str, Callable[[Library, Request, Say, Feed], None]] = {
     "load": load_only, "tokenize": tokenize_all, "quantize": quantize, "run": run_ops,
     "pair": run_pair,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Records llama.cpp's graph as it runs, in the child process: structure, inputs, and every tap's values."""
+"""llama.cpp's graph as its process tells of it: structure, inputs, and which node is which tap."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from llamaref import Weights
 from numpy.typing import NDArray
 
 from llamadiff.ggml.graph import GRAPH, tap_axes
-from llamadiff.llamacpp.tap_names import tap_of
-from llamadiff.llamacpp.tensors import Node
+from llamadiff.llamacpp.nodes import Node
 from llamadiff.system.output import write_whole
 from llamadiff.trace import taps
 
@@ -47,11 +46,10 @@ class GraphRecorder:
         base = node.base
         view = None if base is None else [self._number(base), node.place.hex() if self.whole else ""]
         number = self.numbers.setdefault(node.address, len(self.numbers))
-        tap = tap_of(node)
         self.nodes.append({
             "number": number, "name": node.name, "op": node.op, "kind": node.type, "shape": node.shape,
             "params": node.parameters.hex(), "sources": sources, "view": view,
-            "tap": None if node.op == "SSM_SCAN" else tap,  # its states follow what it puts out
+            "tap": None if node.op == "SSM_SCAN" else node.tap,  # its states follow what it puts out
         })  # fmt: skip
 
     def _number(self, tensor: Node) -> int:

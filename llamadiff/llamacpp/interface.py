@@ -7,6 +7,8 @@ structure is each way's own, since structures differ between versions.
 from __future__ import annotations
 
 import ctypes
+import platform
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -135,6 +137,10 @@ class Library(ABC):
                 getattr(self.lib, name).restype = ctypes.c_char_p
                 said.append(_text(getattr(self.lib, name)()))
         return self.name + (f", ggml {said[0]}" if said else "") + (f" ({said[1]})" if len(said) > 1 else "")
+
+    def machine(self) -> dict[str, str]:
+        """What it runs on: the CPU's kind, and the order of bytes in a number."""
+        return {"machine": platform.machine(), "order": sys.byteorder}
 
     def flags(self) -> str:
         """llama.cpp's own line of compiled-in CPU features and backends."""

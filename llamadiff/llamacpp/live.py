@@ -1,26 +1,24 @@
-"""A prompt that is read while llama.cpp runs it: part by part, each tap as soon as it is recorded (record_live.py).
+"""A prompt that is read while llama.cpp runs it: part by part, each tap as soon as it is told (observer.py).
 
-What was read makes room for what comes, so that gigabytes of taps go through a file of some hundred megabytes.
+What was read makes room for what comes, so that gigabytes of taps go through some hundred megabytes (feed.py).
 """
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.llamacpp.capture import capture
+from llamadiff.llamacpp.capture import capture, prepared
 from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.readers import RunReader, tap_values
 from llamadiff.llamacpp.request import LONG, SCORES, Request
 from llamadiff.system.progress import Progress
-from llamadiff.trace.metadata import Info, parse_info
+from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace, cut
 from llamadiff.trace.taps import LOGITS
 
@@ -36,40 +34,31 @@ class UnrecordedError(Exception):
 class Live:
     """A run that llama.cpp is at: its ``info``, but for what only its end shows, and its ``parts``."""
 
-    def __init__(
-        self, request: Request, child: Child, progress: Progress, keeps: Count, begun: Mapping[str, Any]
-    ) -> None:
-        """``begun``: what llama.cpp's process says before the first tap; of n tokens the rows of keeps(n) are kept."""
-        assert request.output is not None
-        self.request, self._child, self._progress = request, child, progress
-        self._path = Path(request.output)
-        self.info = parse_info(self._path, begun["live"])
+    def __init__(self, reader: RunReader, child: Child, progress: Progress, keeps: Count) -> None:
+        """``reader``: has heard what is said before the first tap; of n tokens the rows of keeps(n) are kept."""
+        self._reader, self._child, self._progress = reader, child, progress
+        self.request = request = reader.request
+        self.info = reader.begun()
         long = len(self.info.tokens) > LONG
         self._keeps = keeps(len(self.info.tokens))
         names = [name for name in request.wanted or () if not (long and name.startswith(SCORES))]
         self.parts = tuple(
-            Part(self.info, first, last, names, self._keeps, child.tell) for first, last in begun["parts"]
+            Part(self.info, first, last, names, self._keeps, child.tell) for first, last in reader.began["parts"]
         )
         self._first = {part.start: part for part in self.parts}
         self._ended: Future[None] = Future()
         self._is_complete = False
-        self._map: mmap.mmap | None = None
 
-    def heard(self, answer: Mapping[str, Any]) -> None:
-        """What llama.cpp's process says of the run."""
-        if "info" in answer:
-            self.info, self._is_complete = parse_info(self._path, answer["info"]), True
+    def heard(self, answer: Mapping[str, Any], data: Sequence[Any]) -> bool:
+        """What llama.cpp's process says of the run; a tap stays where it stands until it was read."""
         if "tap" in answer:
-            self._first[answer["start"]].put(answer["tap"], self._values(answer), answer["at"])
-
-    def _values(self, answer: Mapping[str, Any]) -> Array:
-        """The rows of a tap where they stand in the file, which is longer than it was perhaps."""
-        shape, kind, place = answer["shape"], np.dtype(answer["type"]), answer["at"]
-        count = int(np.prod(shape))
-        if self._map is None or place + count * kind.itemsize > len(self._map):
-            with self._path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return np.frombuffer(self._map, kind, count, place).reshape(shape)
+            values = tap_values(self._reader, answer, data)
+            self._first[answer["start"]].put(answer["tap"], values, answer["at"][0])
+            return True
+        self._reader.heard(answer, data)
+        if "ended" in answer:
+            self.info, self._is_complete = self._reader.info(), True
+        return False
 
     def end(self, error: BaseException) -> None:
         """The run is over: what did not come will not, for this reason."""
@@ -193,16 +182,20 @@ def listening(request: Request, progress: Progress, child: Child, keeps: Count) 
     """A run as it goes, as soon as its tokens are known. Raises UserError."""
     begun: Future[Live] = Future()
 
-    def hear(answer: dict[str, Any]) -> None:
-        if "live" in answer:
-            begun.set_result(Live(request, child, progress, keeps, answer))
-        elif begun.done():
-            begun.result().heard(answer)
+    reader = RunReader(prepared(request), child.tell)
+
+    def hear(answer: dict[str, Any], data: Sequence[Any]) -> bool:
+        if begun.done():
+            return begun.result().heard(answer, data)
+        reader.heard(answer, data)
+        if "began" in answer:
+            begun.set_result(Live(reader, child, progress, keeps))
+        return False
 
     def ask() -> None:
         error: BaseException = UnrecordedError()
         try:
-            child.ask(request, progress, hear)
+            child.ask(reader.request, progress, hear)
         except BaseException as found:  # whoever waits for the run is told
             error = found
         if begun.done():

@@ -1,6 +1,6 @@
-"""Every node of llama.cpp's graph checked as it runs, in the child process: memory stays at one node.
+"""Every node of llama.cpp's graph checked as it is told of: memory stays at a few nodes.
 
-Inputs are copied when llama.cpp asks whether a node is wanted, before it runs, since ops run in place.
+Inputs are those that it had before it ran, since ops run in place.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from llamadiff.ggml.device import DeviceArithmetics, replayed, settled
 from llamadiff.ggml.op import Op, Operand, compute, function_of
 from llamadiff.ggml.repro import save
 from llamadiff.ggml.streamed import streamed
-from llamadiff.llamacpp.op_memory import memory_of
-from llamadiff.llamacpp.tap_names import tap_of
-from llamadiff.llamacpp.tensors import Node
+from llamadiff.llamacpp.nodes import Node
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.closeup import Closeup, closeup
 
@@ -91,7 +89,7 @@ class NodeChecker:
         wrong = best.nmse > 10 * (rule.match + best.rounding)
         if self.keep is not None and (self.everything or wrong or best.estimated):
             path = self.keep / f"{self.step}-{len(self.results):05d}.safetensors"
-            save(path, n, best.values, found, node.name, memory_of(node))
+            save(path, n, best.values, found, node.name, node.in_memory())
             if not wrong:
                 self._doubtful[len(self.results) - 1] = path
 
@@ -143,7 +141,6 @@ class NodeChecker:
         name = node.name
         self._seen[name] += 1
         weight = next((s.name for s in node.sources if self._is_weight(s)), None)
-        tap = tap_of(node)
         label = name if self._seen[name] == 1 else f"{name}#{self._seen[name]}"
         index: tuple[int, ...] = ()
         stats: tuple[metrics.Stats | None, metrics.Stats | None] = None, None
@@ -160,7 +157,7 @@ class NodeChecker:
         sources = tuple(source.name for source in node.sources)
         arithmetic = best.arithmetic if best else None
         self.results.append(NodeCheck(
-            label, tap, node.op, weight, kind, node.type, node.shape, sources, self.step, nmse, arithmetic, index,
+            label, node.tap, node.op, weight, kind, node.type, node.shape, sources, self.step, nmse, arithmetic, index,
             expected, value, *stats, problem, opened(n, best.values) if n is not None and best is not None else 0,
             best.rounding if best else 0.0, best.estimated if best else False, seen,
         ))  # fmt: skip

@@ -1,78 +1,54 @@
-"""How this machine's ggml rounds to eight bits: asked of its own function, since CPUs differ."""
+"""How a CPU's ggml rounds to eight bits: told by what its own function makes of some values, since CPUs differ."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from functools import cache, partial
+import base64
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.llamacpp.library import load
+from llamadiff.llamacpp.probes import TYPES, near_halves, rounded_probes
 from llamadiff.numerics import cpu
 from llamadiff.numerics.arithmetic import round_q8_k
 from llamadiff.numerics.cpu import AVX, FUSED, NEON, PLAIN
 from llamadiff.numerics.eight_bits import round_q8_0
-from llamadiff.system.errors import UserError
 
 Array = NDArray[Any]
-# ggml's numbers of the types, and the bytes of their blocks: a scale in float16, 32 whole numbers; a scale in float32,
-# 256 whole numbers, 16 sums of them in 16 bits
-Q8_0, Q8_K = (8, 34), (15, 292)
-
-
-class _CpuTraits(ctypes.Structure):
-    """The first field of struct ggml_type_traits_cpu (ggml-cpu.h)."""
-
-    _fields_ = [("from_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64))]
 
 
 @cache
-def q8_way(lib: Any = None) -> str:
-    """One of cpu.Q8_WAYS; the usual one where ggml (llama-cpp-python's, or another ``lib``) cannot be asked."""
-    try:
-        traits = (load("ggml-cpu") if lib is None else lib).ggml_get_type_traits_cpu
-    except (UserError, AttributeError):
-        return AVX
-    traits.restype, traits.argtypes = ctypes.POINTER(_CpuTraits), [ctypes.c_int]
-    q8_0, q8_k = (partial(_blocks, traits(number).contents.from_float, size=size) for number, size in (Q8_0, Q8_K))
-    return cpu.q8_way(way_of(lambda x: _of_q8_0(q8_0(x))), way_of_q8_k(lambda x: _of_q8_k(q8_k(x))))
+def q8_way() -> str:
+    """That of this machine's llama-cpp-python."""
+    return way_of(rounded_probes())
 
 
-def way_of(rounding: Callable[[Array], Array]) -> str:
-    """The way that gives what a rounding to Q8_0 gives, on values where the ways part; the usual one if none does."""
-    x = near_halves(32)
-    found = rounding(x)
-    return next((way for way in (AVX, NEON, PLAIN) if np.array_equal(round_q8_0(x, way), found)), AVX)
+def way_of(rounded: Mapping[str, str], order: str = "<") -> str:
+    """One of cpu.Q8_WAYS, by ``rounded_probes``; the usual one where they fit none. ``order``: of bytes."""
+    q8_0, q8_k = (_values(name, rounded.get(name, ""), order) for name in TYPES)
+    way = next((way for way in (AVX, NEON, PLAIN) if _same(round_q8_0(probe("Q8_0"), way), q8_0)), AVX)
+    return cpu.q8_way(way, FUSED if _same(round_q8_k(probe("Q8_K"), fused=True), q8_k) else "")
 
 
-def way_of_q8_k(rounding: Callable[[Array], Array]) -> str:
-    """The same of Q8_K: FUSED, or the usual one."""
-    x = near_halves(256)
-    return FUSED if np.array_equal(round_q8_k(x, fused=True), rounding(x)) else ""
+def probe(name: str) -> Array:
+    """The values that are asked about, [block, value]."""
+    return np.array(near_halves(TYPES[name][1]), np.float32).reshape(-1, TYPES[name][1])
 
 
-def near_halves(size: int) -> Array:
-    """Blocks whose values lie half-way between two steps, as near as float32 comes: [block, size]."""
-    peaks = np.concatenate([[127.0], np.random.default_rng(1).uniform(0.1, 10, 255)])[:, None]
-    steps = np.arange(size - 1) * 4 % 124 + 0.5
-    return np.concatenate([peaks, steps * peaks / 127], axis=1).astype(np.float32)
+def _same(expected: Array, found: Array | None) -> bool:
+    return found is not None and np.array_equal(expected, found)
 
 
-def _blocks(from_float: Any, x: Array, size: int) -> Array:
-    """Blocks of so many bytes, one a row of x."""
-    blocks = np.empty((len(x), size), np.uint8)
-    from_float(x.ctypes.data, blocks.ctypes.data, x.size)
-    return blocks
-
-
-def _of_q8_0(blocks: Array) -> Array:
-    scales, quants = blocks[:, :2].view(np.float16), blocks[:, 2:].view(np.int8)
-    return np.asarray(quants * scales.astype(np.float32))
-
-
-def _of_q8_k(blocks: Array) -> Array:
-    scales, quants = blocks[:, :4].view(np.float32), blocks[:, 4:260].view(np.int8)
+def _values(name: str, blocks: str, order: str) -> Array | None:
+    """What blocks hold."""
+    _, values, size = TYPES[name]
+    made = np.frombuffer(base64.b64decode(blocks), np.uint8)
+    if not made.size or made.size % size:
+        return None
+    made = made.reshape(-1, size)
+    scale = np.dtype(order + ("f2" if name == "Q8_0" else "f4"))
+    scales = np.ascontiguousarray(made[:, : scale.itemsize]).view(scale).astype(np.float32)
+    quants = np.ascontiguousarray(made[:, scale.itemsize : scale.itemsize + values]).view(np.int8)
     return np.asarray(quants * scales)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from llamadiff.numerics.types import CACHE_TYPES
 
+RUNNER = "LLAMADIFF_RUNNER"  # in the environment: the runner, where none is given
 LONG = 256  # tokens; of longer prompts, what grows as their square is not recorded, and the free run is short
 SCORES = ("kq-", "kq_soft_max-")  # taps that grow as the square of the tokens
 TOKENIZING = "tokenizing the prompt"  # what llama.cpp is said to do meanwhile: it may die of a prompt
@@ -17,7 +19,8 @@ TOKENIZING = "tokenizing the prompt"  # what llama.cpp is said to do meanwhile: 
 class Settings:
     """How llama.cpp is run. These defaults make a baseline; llama.cpp's own do not (other kernels, hidden ops).
 
-    ``llama_cpp``: the directory of a build or an install (empty: llama-cpp-python's); ``device``: where its layers are.
+    ``llama_cpp``: the directory of a build or an install (empty: llama-cpp-python's); ``device``: where its layers are;
+    ``runner``: the words that start the Python in which it runs (empty: this one).
     """
 
     type_k: str = "F32"
@@ -28,6 +31,17 @@ class Settings:
     threads: int = 0
     llama_cpp: str = ""
     device: str = ""
+    runner: str = field(default_factory=lambda: os.environ.get(RUNNER, ""))
+
+    @property
+    def place(self) -> Settings:
+        """The usual ones for the same llama.cpp."""
+        return Settings(llama_cpp=self.llama_cpp, runner=self.runner)
+
+    @property
+    def in_float32(self) -> Settings:
+        """The same with a cache in float32, and every op of attention for itself."""
+        return replace(self, type_k="F32", type_v="F32", flash_attn=False)
 
     @property
     def on_device(self) -> bool:
@@ -37,7 +51,7 @@ class Settings:
     def to_json(self) -> dict[str, Any]:
         """What a trace says of them: no place on this machine, and no device where none was asked for."""
         said = asdict(self)
-        del said["llama_cpp"]
+        del said["llama_cpp"], said["runner"]
         if not self.device:
             del said["device"]
         return said
@@ -82,8 +96,9 @@ class Request:
     of a model that is split. ``bos`` is the text of the token that tokenizing adds, for a ``text`` that may begin with
     it already. ``way``: how tokens go through the context. ``errand``: something else than a run (errands.py), about
     ``texts``. ``other``: a second file of the same model, beside the first; ``window``: so many tokens of a text are
-    run at a time (0: all), and ``most`` windows at most (0: all). ``live``: taps are told as they are recorded, and
-    ``output`` holds each of them until it was read.
+    run at a time (0: all), and ``most`` windows at most (0: all). ``live``: the reader judges meanwhile.
+    ``weights``: names of the file's tensors, whose values nobody wants to be told; ``alone``: nothing else needs a core
+    meanwhile; ``data``: bytes for an errand, in base64.
     """
 
     model: str
@@ -116,6 +131,9 @@ class Request:
     window: int = 0
     most: int = 0
     live: bool = False
+    weights: tuple[str, ...] = ()
+    alone: bool = False
+    data: str = ""
 
     @property
     def layer_range(self) -> range | None:
@@ -134,7 +152,7 @@ class Request:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Request:
-        names = ("files", "tokens", "wanted", "patterns", "layers", "batches", "texts")
+        names = ("files", "tokens", "wanted", "patterns", "layers", "batches", "texts", "weights")
         lists = {name: tuple(data[name]) for name in names if data[name] is not None}
         made = {"settings": Settings(**data["settings"]), "way": Way(**data["way"])}
         return cls(**{**data, **lists, **made})

@@ -1,70 +1,53 @@
-"""Serves one request: loads the model, tokenizes, and has it decoded by the recorder that was asked for."""
+"""Serves one request: loads the model, tokenizes, and tells of its run; or an errand."""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from queue import Queue
 
+from llamadiff.llamacpp.feed import Feed, LetGoError, Voice
 from llamadiff.llamacpp.interface import Library
-from llamadiff.llamacpp.record_taps import Capture
-from llamadiff.llamacpp.record_way import WayRun
-from llamadiff.llamacpp.request import PLAIN, TOKENIZING, Request, Say
+from llamadiff.llamacpp.observer import Observer
+from llamadiff.llamacpp.request import TOKENIZING, Request
 from llamadiff.llamacpp.session import Loaded, Quiet, load, tokenize, without_bos
-from llamadiff.system.errors import UserError
 
 
-def run(library: Library, request: Request, say: Say, hear: Queue[str], loaded: Loaded | None = None) -> None:
-    """Load, tokenize, decode, record; or an errand. ``hear``: what the parent says meanwhile; ``loaded``: a model that
-    was loaded before it was asked for.
+def run(
+    library: Library, request: Request, voice: Voice, hear: Queue[str], shared: int | None, loaded: Loaded | None = None
+) -> None:
+    """Load, tokenize, decode, tell; or an errand.
+
+    ``hear``: what the parent says meanwhile; ``shared``: the descriptor of memory that it reads too; ``loaded``: a
+    model that was loaded before it was asked for.
     """
     ready = loaded.taken_for(request) if loaded is not None else None
+    feed = Feed(voice, hear, shared, once=request.live)
     if request.errand:
         from llamadiff.llamacpp.errands import ERRANDS
 
-        ERRANDS[request.errand](library, request, say)
-        say(done=True)
+        ERRANDS[request.errand](library, request, voice, feed)
+        feed.tell()
+        voice(done=True)
         return
     if not request.model:
         devices = [(device.name, device.description) for device in library.devices()]
-        say(version=library.version(), build=library.flags(), layout=library.ggml.layout, devices=devices, done=True)
+        voice(version=library.version(), build=library.flags(), layout=library.ggml.layout, devices=devices,
+              **library.machine(), done=True)  # fmt: skip
         return
     started = time.perf_counter()
-    say(phase="loading the model into llama.cpp")
+    voice(phase="loading the model into llama.cpp")
     with Quiet(library):
         model = ready or load(library, request)
         request = without_bos(library, model, request)
         if not request.tokens:
-            say(phase=TOKENIZING)
+            voice(phase=TOKENIZING)
         tokens = list(request.tokens) or tokenize(library, model, request)
-        say(tokens=tokens, loaded=time.perf_counter() - started)
-        say(phase="running llama.cpp")
-        recorder = _kind_of(request)(library, model, request, tokens)
-        recorder.hear = hear
-        recorder.run(say)
-        recorder.close()  # this process waits for another request, while its parent judges
+        voice(tokens=tokens, loaded=time.perf_counter() - started)
+        voice(phase="running llama.cpp")
+        observer = Observer(library, model, request, tokens, feed)
+        with suppress(LetGoError):
+            observer.run(voice)
+        observer.close()  # this process waits for another request, while its parent judges
         library.lib.llama_model_free(model)
-    say(done=True)
-
-
-def _kind_of(request: Request) -> type[Capture]:
-    """What is to be done; what a mere capture does not need is not imported for it."""
-    if request.graph is not None and request.output is None:
-        from llamadiff.llamacpp.record_graph import GraphAlone
-
-        return GraphAlone
-    if request.live:
-        from llamadiff.llamacpp.record_live import LiveCapture
-
-        return LiveCapture
-    if request.graph is None and not request.nodes and not request.keep_graph:
-        return Capture if request.way == PLAIN else WayRun
-    from llamadiff.llamacpp import record_graph
-
-    if request.way != PLAIN:
-        raise UserError(
-            f"{request.model}: judged through llama.cpp's graph, and that is recorded in one go, with nobody beside; "
-            "leave out ubatch, sequences, used and callback"
-        )
-    if request.nodes:
-        return record_graph.NodeRun
-    return record_graph.GraphRun if request.graph is not None else record_graph.CaptureWithGraph
+    voice(done=True)

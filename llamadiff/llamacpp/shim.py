@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import pkgutil
 import re
 import shlex
 import stat
@@ -19,7 +20,6 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.leftovers import cache_directory, temporary_directory
 from llamadiff.system.output import write_whole
 
-SOURCE = Path(__file__).with_name("shim.c")
 OPTIONAL = ("flash_attn_type", "kv_unified", "op_offload", "ggml_backend_load_all_from_path")  # HAS_x in shim.c
 NEEDED = ("use_extra_bufts", "cb_eval", "n_seq_max")  # fields without which a baseline is none
 MOST = 20  # shims that are kept
@@ -117,11 +117,13 @@ def _compile(tree: BuildTree, flags: Sequence[str], target: Path) -> None:
     includes = [f"-I{folder}" for folder in tree.includes]
     where = tree.library.parent
     command = [
-        *compiler, "-shared", "-fPIC", "-O1", "-w", *includes, *flags, str(SOURCE), "-o", str(target),
+        *compiler, "-shared", "-fPIC", "-O1", "-w", *includes, *flags, "-o", str(target), "-x", "c", "-", "-x", "none",
         *map(str, _linked(tree)), f"-Wl,-rpath,{where}",
     ]  # fmt: skip
     try:
-        done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)  # noqa: S603
+        done = subprocess.run(  # noqa: S603
+            command, input=_source(), capture_output=True, timeout=PATIENCE, check=False
+        )
     except FileNotFoundError:
         raise UserError(
             f"--llama-cpp: {compiler[0]} is not installed, and a C compiler is needed to read this build's structures; "
@@ -132,6 +134,13 @@ def _compile(tree: BuildTree, flags: Sequence[str], target: Path) -> None:
     if done.returncode:
         said = _first_error(done.stderr.decode("utf-8", "replace"))
         raise UserError(f"{tree.folder}: the shim does not compile against its headers: {said}; use another version")
+
+
+def _source() -> bytes:
+    """shim.c, wherever this module was found."""
+    found = pkgutil.get_data("llamadiff.llamacpp", "shim.c")
+    assert found is not None
+    return found
 
 
 def _linked(tree: BuildTree) -> tuple[Path, ...]:
@@ -161,8 +170,8 @@ def _place(tree: BuildTree, flags: Sequence[str]) -> Path | None:
     digest = hashlib.sha256()
     for part in (os.environ.get("CC", ""), *flags, str(tree.library)):
         digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
-    for path in (SOURCE, *tree.headers):
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    for text in (_source(), *(path.read_bytes() for path in tree.headers)):
+        digest.update(hashlib.sha256(text).digest())
     for path in _linked(tree):
         about = path.stat()
         digest.update(f"{about.st_size} {about.st_mtime_ns} {about.st_ino}".encode())

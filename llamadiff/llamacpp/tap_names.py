@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from llamadiff.trace.taps import BY_WORD
 
 if TYPE_CHECKING:
-    from llamadiff.llamacpp.tensors import Node
+    from llamadiff.llamacpp.tensors import Tensor
 
 # A product with a weight is known by the weight, and so is what adds its bias or multiplies by its scale.
 _BY_WEIGHT: Mapping[str, str] = {
@@ -96,7 +96,7 @@ def tap_name(name: str, op: str, sources: Sequence[str]) -> str | None:
     return word if match[2] is None else f"{word}-{match[2]}"
 
 
-def tap_of(node: Node, sources: Sequence[Node] | None = None) -> str | None:
+def tap_of(node: Tensor, sources: Sequence[Tensor] | None = None) -> str | None:
     """The tap that a node is, or would be with other ``sources``.
 
     Older versions of llama.cpp do not name scores: those are told by the keys that they are made from.
@@ -106,7 +106,7 @@ def tap_of(node: Node, sources: Sequence[Node] | None = None) -> str | None:
     return tap_name(node.name, node.op, [_called(source) if nameless else source.name for source in given])
 
 
-def _called(source: Node) -> str:
+def _called(source: Tensor) -> str:
     is_product = source.op == "MUL_MAT" and _NAMELESS.fullmatch(source.name) is not None
     return (tap_of(source) if is_product else None) or source.name
 

@@ -6,6 +6,7 @@ those quantized to a third type. llama.cpp then computes what it would of a file
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,19 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-from llamaref.weights import block_sizes, type_number
-from numpy.typing import NDArray
-
-from llamadiff.llamacpp.blocks import blocks_of
+from llamadiff.llamacpp.blocks import blocks_of, floats_of
+from llamadiff.llamacpp.feed import Feed
 from llamadiff.llamacpp.interface import Handle, Library, Room
 from llamadiff.llamacpp.request import Request, Say
 from llamadiff.llamacpp.session import SMALL_MODEL, ids_of, load
-from llamadiff.llamacpp.tensors import Node
-from llamadiff.numerics.divergence import divergences
+from llamadiff.llamacpp.tensors import Tensor
+from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UserError
 
-Array = NDArray[Any]
 OWN = ""  # in a trial: the good file's values in the good file's type
 MOST_KEPT = 1 << 28  # bytes of the good file's logits that are kept while trials run
 _CHANGED = ("type", "data", "buffer")  # and the strides
@@ -54,7 +51,7 @@ class TwoFiles:
         self.library, self.request, self.lib = library, request, library.lib
         self.models = [load(library, replace(request, model=path)) for path in (request.model, request.other)]
         self.n_vocab = self._vocabulary_of_both()
-        self.kept = list[Array]()  # the memory of what tensors were pointed at
+        self.kept = list[Any]()  # the memory of what tensors were pointed at
 
     def _vocabulary_of_both(self) -> int:
         sizes = [self.lib.llama_vocab_n_tokens(self.lib.llama_model_get_vocab(model)) for model in self.models]
@@ -65,31 +62,24 @@ class TwoFiles:
             )
         return int(sizes[0])
 
-    def run(self, say: Say) -> None:
-        """All trials on all windows: [trial, position, fact] in the file ``output``, the good file itself first."""
-        assert self.request.output is not None
+    def run(self, say: Say, feed: Feed) -> None:
+        """The logits of all windows: of so many of the good file, and then of the other one in each trial."""
         trials = [json.loads(text) for text in self.request.texts]
         windows = self._windows()
         self.tensors = [self._tensors_of(model) for model in self.models]
         self.contexts = [self._context(model, max(len(window.tokens) for window in windows)) for model in self.models]
-        parts, done, total = [], 0, len(trials) * len(windows)
+        done, total = 0, len(trials) * len(windows)
         for some in self._in_memory(windows):
-            bases = [self._logits(0, window) for window in some]
-            found = [[divergences(base, base, window.targets) for base, window in zip(bases, some, strict=True)]]
-            for trial in trials:
+            for window in some:
+                feed.send({"base": window.targets, "n_vocab": self.n_vocab}, self._logits(0, window))
+            for number, trial in enumerate(trials):
                 say(phase=f"running llama.cpp on both files: {done} of {total}")
                 with self._changed(trial):
-                    found.append(
-                        [
-                            divergences(base, self._logits(1, window), window.targets)
-                            for base, window in zip(bases, some, strict=True)
-                        ]
-                    )
+                    for place, window in enumerate(some):
+                        feed.send({"trial": number, "of": place}, self._logits(1, window))
                 done += len(some)
-            parts.append(np.stack([np.concatenate(each) for each in found]))
-        result = np.concatenate(parts, axis=1)
-        result.astype(np.float64).tofile(self.request.output)
-        say(shape=list(result.shape), window=len(windows[0].tokens), windows=len(windows))
+            feed.send({"judged": len(some)})
+        say(window=len(windows[0].tokens), windows=len(windows))
 
     def _windows(self) -> list[TextWindow]:
         """One of all tokens; or of a text as many as it has, of each of which the second half is scored."""
@@ -134,11 +124,11 @@ class TwoFiles:
         files = (self.request.model, self.request.other)
         small = max(map(os.path.getsize, files)) < SMALL_MODEL
         threads = settings.threads or (1 if small else os.cpu_count() or 1)
-        types = type_number(settings.type_k), type_number(settings.type_v)
-        return Room(max(256, n_tokens), at_once, at_once, 1, *types, settings.flash_attn, threads)
+        k, v = (NUMBERS[kind.upper()] for kind in (settings.type_k, settings.type_v))
+        return Room(max(256, n_tokens), at_once, at_once, 1, k, v, settings.flash_attn, threads)
 
-    def _logits(self, side: int, window: TextWindow) -> Array:
-        """[position, vocabulary] of the scored positions."""
+    def _logits(self, side: int, window: TextWindow) -> bytes:
+        """[position, vocabulary] of the scored positions, float32."""
         context, count = self.contexts[side], len(window.tokens)
         memory = self.lib.llama_get_memory(context)
         if memory:
@@ -147,8 +137,9 @@ class TwoFiles:
         if code != 0:
             path = (self.request.model, self.request.other)[side]
             raise UserError(f"{path}: llama_decode failed with code {code}")
-        rows = np.ctypeslib.as_array(self.lib.llama_get_logits_ith(context, 0), (count, self.n_vocab))
-        return np.array(rows[window.first : window.first + window.size])
+        first = self.lib.llama_get_logits_ith(context, 0)
+        place = ctypes.addressof(first.contents) + 4 * window.first * self.n_vocab
+        return ctypes.string_at(place, 4 * window.size * self.n_vocab)
 
     def _tensors_of(self, model: Handle) -> dict[str, list[Any]]:
         """Name -> the tensors of the file, as the graph of one token reads them; a tied head is a second one."""
@@ -187,15 +178,12 @@ class TwoFiles:
             raise UserError(f"{self.request.model}: llama.cpp does not read {name}, so that it cannot be restored")
         if kind == OWN:
             return _state(good)
-        values = Node(self.library.ggml, good).values()
-        blocks = blocks_of(self.library, kind, values.reshape(-1, values.shape[-1]))
+        made = blocks_of(self.library, kind, floats_of(self.library, Tensor(self.library.ggml, good)), good.ne[0])
+        blocks = ctypes.create_string_buffer(bytes(made), len(made))
         self.kept.append(blocks)
-        return {
-            "type": type_number(kind),
-            "data": blocks.ctypes.data,
-            "buffer": good.buffer,
-            "nb": _strides(good, kind),
-        }
+        number = NUMBERS[kind.upper()]
+        strides = _strides(good, *self.library.ggml.blocks(number))
+        return {"type": number, "data": ctypes.addressof(blocks), "buffer": good.buffer, "nb": strides}
 
 
 def _window(tokens: Sequence[int], opening: int | None) -> TextWindow:
@@ -216,8 +204,7 @@ def _put(tensor: Any, state: Mapping[str, Any]) -> None:
     tensor.nb[:] = state["nb"]
 
 
-def _strides(tensor: Any, kind: str) -> tuple[int, ...]:
-    """A tensor's strides in another type."""
-    values, size = block_sizes(kind)
+def _strides(tensor: Any, values: int, size: int) -> tuple[int, ...]:
+    """A tensor's strides in another type, of so many values and bytes a block."""
     row = tensor.ne[0] // values * size
     return (size, row, row * tensor.ne[1], row * tensor.ne[1] * tensor.ne[2])

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
-from llamadiff.numerics.divergence import FACTS, KL, NLL, SAME
+from llamadiff.numerics.divergence import FACTS, KL, NLL, SAME, divergences
 from llamadiff.system.progress import Progress, silent
 
 Array = NDArray[Any]
@@ -72,15 +70,29 @@ class Trials:
 
 def run_trials(pair: FilePair, material: Material, changes: Sequence[Change], progress: Progress = silent) -> Trials:
     """Run both files side by side, the other one under each change. Raises UserError."""
-    with scratch_directory() as folder, Child(pair.settings.llama_cpp) as child:
-        path = Path(folder) / "trials"
-        request = Request(
-            pair.good, other=pair.other, output=str(path), errand="pair", settings=pair.settings,
-            tokens=material.tokens, text=material.text, window=material.window if material.text is not None else 0,
-            most=material.most, texts=tuple(json.dumps(dict(change)) for change in changes),
-        )  # fmt: skip
-        answers = child.ask(request, progress)
-        found = np.fromfile(path, np.float64).reshape(answers["shape"])
+    request = Request(
+        pair.good, other=pair.other, errand="pair", settings=pair.settings, tokens=material.tokens, text=material.text,
+        window=material.window if material.text is not None else 0, most=material.most,
+        texts=tuple(json.dumps(dict(change)) for change in changes),
+    )  # fmt: skip
+    bases = list[tuple[Array, Sequence[int | None]]]()
+    made: list[list[Array]] = [[] for _ in range(len(changes) + 1)]
+
+    def hear(answer: dict[str, Any], data: Sequence[Any]) -> None:
+        if "base" in answer:
+            logits = np.frombuffer(data[0], np.float32).reshape(-1, answer["n_vocab"])
+            bases.append((logits.copy(), answer["base"]))
+            made[0].append(divergences(logits, logits, answer["base"]))
+        elif "trial" in answer:
+            base, targets = bases[answer["of"]]
+            other = np.frombuffer(data[0], np.float32).reshape(base.shape)
+            made[1 + answer["trial"]].append(divergences(base, other, targets))
+        elif "judged" in answer:
+            bases.clear()
+
+    with Child(pair.settings) as child:
+        answers = child.ask(request, progress, hear)
+    found = np.stack([np.concatenate(each) for each in made])
     assert found.shape[-1] == FACTS
     base, *others = (Trial(each[:, KL], each[:, NLL], each[:, SAME]) for each in found)
     return Trials(base, tuple(others), answers["window"], answers["windows"])

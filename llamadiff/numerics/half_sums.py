@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from llamaref.sums import Part
+from llamaref.sums import Matrix
 from numpy.typing import NDArray
 
 from llamadiff.numerics import cpu, metrics, tolerances
@@ -23,10 +23,10 @@ LEAST = 64  # outputs that are looked at, however many products they take
 KEPT_BITS = 16  # sums of a few float16 numbers have no more, of float32 numbers one in 256 has as few
 
 
-def sampled(part: Part) -> Part:
+def sampled(part: Matrix) -> Matrix:
     """Some rows by some outputs of a matrix, spread evenly."""
     rows, outputs = some(len(part.x), ROWS), some(len(part.w), OUTPUTS)
-    return Part(part.w[outputs], part.x[rows], (rows, outputs))
+    return Matrix(part.w[outputs], part.x[rows], (rows, outputs))
 
 
 def some(count: int, most: int) -> Array:
@@ -130,7 +130,9 @@ def _half(x: Array) -> Array:
         return x.astype(np.float16).astype(x.dtype)
 
 
-def order_of(parts: Sequence[Part], found: Array, orders: Sequence[Order], likely: Order | None = None) -> Order | None:
+def order_of(
+    parts: Sequence[Matrix], found: Array, orders: Sequence[Order], likely: Order | None = None
+) -> Order | None:
     """The order that gives what was found, in nearly all of a sample of the first products; None if none does.
 
     The ``likely`` one is tried first.
@@ -148,7 +150,7 @@ def order_of(parts: Sequence[Part], found: Array, orders: Sequence[Order], likel
     return best
 
 
-def lost(parts: Iterable[Part], order: Order) -> float:
+def lost(parts: Iterable[Matrix], order: Order) -> float:
     """NMSE that sums kept in float16 have, of which each is rounded once."""
     rounded, total = 0.0, 0.0
     for some in map(sampled, parts):
@@ -186,19 +188,19 @@ class Kernel:
     is_k: bool = False
     is_v: bool = False
 
-    def put(self, y: Array, parts: Iterable[Part]) -> float:
+    def put(self, y: Array, parts: Iterable[Matrix]) -> float:
         """Add its parts into a product, as many outputs as time allows -> the NMSE that the others have."""
         every = [part for whole in parts for part in self._in_batches(whole)]
         count = sum(part.x.size * len(part.w) for part in every)
         most = min(1.0, MOST / max(1, count))
         return max((self._put_one(y, part, most) for part in every), default=0.0)
 
-    def order(self, sums: str, part: Part) -> Order:
+    def order(self, sums: str, part: Matrix) -> Order:
         """The one that a part is added in, of one batch."""
         rows, outputs = 1 if self.by_row else len(part.x), 0 if self.is_k else len(part.w)
         return order_for(sums, rows, part.x.shape[1], outputs)
 
-    def shown(self, y: Array, parts: Iterable[Part]) -> set[str]:
+    def shown(self, y: Array, parts: Iterable[Matrix]) -> set[str]:
         """The WAYS in which the first part of a product y was added, as a sample of each batch shows."""
         ways = set(WAYS)
         for part in self._in_batches(next(iter(parts))):
@@ -209,19 +211,19 @@ class Kernel:
             ways = {way for way in ways if equal[self.order(way, part)]}
         return ways
 
-    def _gives(self, order: Order, few: Part, found: Array) -> bool:
+    def _gives(self, order: Order, few: Matrix, found: Array) -> bool:
         return bool(np.mean(order.added(few.w, few.x) == found) > NEARLY)
 
-    def _in_batches(self, whole: Part) -> Iterator[Part]:
+    def _in_batches(self, whole: Matrix) -> Iterator[Matrix]:
         w, x = (_whole_steps(side) for side in (whole.w, whole.x)) if self.is_v else (whole.w, whole.x)
         if self.by_row:
-            yield Part(w, x, (whole.place, ...))
+            yield Matrix(w, x, (whole.place, ...))
             return
         for some_rows in self.batches:
             if len(x[some_rows]):
-                yield Part(w, x[some_rows], (whole.place, some_rows))
+                yield Matrix(w, x[some_rows], (whole.place, some_rows))
 
-    def _put_one(self, y: Array, part: Part, most: float) -> float:
+    def _put_one(self, y: Array, part: Matrix, most: float) -> float:
         order = self.order(self.sums, part)
         followed = some(len(part.w), max(LEAST, int(most * len(part.w))))
         place, some_rows = part.place

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from llamaref.config import Rope
-from llamaref.sums import Parts
+from llamaref.sums import Matrices
 from llamaref.weight_product import WeightProduct
 from numpy.typing import NDArray
 
@@ -69,7 +69,7 @@ class Carrier:
     def known(self, product: WeightProduct) -> Array | None:
         return None
 
-    def summed(self, y: Array, kind: str, parts: Parts, start: int = 0, by_row: bool = False) -> Array:
+    def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
         added = {number: sums for number, (policy, stored) in enumerate(self.ways)
                  if (sums := sums_of(policy, kind, stored))}  # fmt: skip
         if not added:

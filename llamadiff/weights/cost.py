@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from llamaref.weights import block_sizes, decode
 from numpy.typing import NDArray
 
-from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request
 from llamadiff.numerics.halves import round_bf16, round_f16
@@ -86,24 +85,20 @@ def _quantized(samples: Sequence[QuantizedRows]) -> list[Array | None]:
     """Each sample through its type's blocks; None where ggml could not be asked."""
     if not samples:
         return []
-    with scratch_directory() as folder:
-        path = Path(folder) / "samples"
-        rows = [np.nan_to_num(np.clip(s.rows, -1e6, 1e6), posinf=1e6, neginf=-1e6).astype(np.float32) for s in samples]
-        path.write_bytes(b"".join(values.tobytes() for values in rows))
-        texts = tuple(f"{s.kind} {s.rows.shape[0]} {s.rows.shape[1]}" for s in samples)
-        try:
-            with Child() as child:
-                child.ask(Request("", output=str(path), errand="quantize", texts=texts), silent)
-        except UserError:
-            return [None] * len(samples)
-        return list(_decoded(samples, np.fromfile(path, np.uint8)))
+    rows = [np.nan_to_num(np.clip(s.rows, -1e6, 1e6), posinf=1e6, neginf=-1e6).astype(np.float32) for s in samples]
+    data = base64.b64encode(b"".join(values.tobytes() for values in rows)).decode()
+    texts = tuple(f"{s.kind} {s.rows.shape[0]} {s.rows.shape[1]}" for s in samples)
+    found = list[Array | None]()
 
+    def hear(answer: dict[str, Any], blocks: Sequence[Any]) -> None:
+        if "blocks" in answer:
+            sample = samples[answer["blocks"]]
+            made = np.frombuffer(blocks[0], np.uint8).reshape(len(sample.rows), -1)
+            found.append(np.array(decode(sample.kind, made)))
 
-def _decoded(samples: Sequence[QuantizedRows], blocks: Array) -> list[Array | None]:
-    found, at = list[Array | None](), 0
-    for sample in samples:
-        values, size = block_sizes(sample.kind)
-        rows, per_row = len(sample.rows), sample.rows.shape[1] // values * size
-        found.append(decode(sample.kind, blocks[at : at + rows * per_row].reshape(rows, per_row)))
-        at += rows * per_row
+    try:
+        with Child() as child:
+            child.ask(Request("", errand="quantize", texts=texts, data=data), silent, hear)
+    except UserError:
+        return [None] * len(samples)
     return found

@@ -18,7 +18,7 @@ from llamaref.configure import read_config
 from llamaref.errors import ModelError
 from llamaref.models import ARCHITECTURES
 from llamaref.shapes import check_layers, check_shapes
-from llamaref.sums import Parts
+from llamaref.sums import Matrices
 from llamaref.weight_product import WeightProduct
 from llamaref.weights import Weights
 
@@ -53,7 +53,7 @@ class Tap(Protocol):
         """What a product is, [b, t, out], if that is known without computing it."""
         ...
 
-    def summed(self, y: Array, kind: str, parts: Parts, start: int = 0, by_row: bool = False) -> Array:
+    def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
         """A product as the arithmetic under study would add it, of operands that ``operands`` gave for this ``kind``.
 
         Rows of its ``parts`` are tokens from the ``start``-th on, or by themselves (``by_row``).
@@ -91,7 +91,7 @@ class Silent:
     def known(self, product: WeightProduct) -> Array | None:
         return None
 
-    def summed(self, y: Array, kind: str, parts: Parts, start: int = 0, by_row: bool = False) -> Array:
+    def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
         return y
 
     def product(self, y: Array) -> Array:

@@ -379,9 +379,13 @@ def type_number(kind: str) -> int:
 
 def requantized(kind: str, x: Array) -> Array:
     """Values through the blocks of a type, as gguf-py makes them and reads them back."""
-    to = gguf.GGMLQuantizationType[kind]
     rows = np.ascontiguousarray(x, np.float32).reshape(1, -1)
-    return np.asarray(dequantize(quantize(rows, to), to).reshape(x.shape), x.dtype)
+    return np.asarray(dequantize(encoded(kind, rows), gguf.GGMLQuantizationType[kind]).reshape(x.shape), x.dtype)
+
+
+def encoded(kind: str, rows: Array) -> Array:
+    """Rows of float32 as blocks, [..., values] -> [..., bytes], as gguf-py makes them."""
+    return np.asarray(quantize(rows, gguf.GGMLQuantizationType[kind.upper()]))
 
 
 def decode(kind: str, rows: Array) -> Array:

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from llamaref import Weights
+from sent import node_of
 
 from llamadiff.ggml.op import Array, Op, Operand, arithmetics, function_of
 from llamadiff.llamacpp.layout import InitParams
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.quantizing import q8_way
-from llamadiff.llamacpp.tensors import Ggml, Node
+from llamadiff.llamacpp.tensors import Ggml, Tensor
 
 SCAN, PLAIN, SAME = 1e-9, 1e-12, 0.0
 TYPES = {"float32": 0, "float16": 1, "int32": 26}
@@ -77,11 +78,11 @@ class Graph:
             graph = self.base.ggml_new_graph(context)
             self.base.ggml_build_forward_expand(graph, node)
             assert self.cpu.ggml_graph_compute_with_ctx(context, graph, 2) == 0
-            result = Node(self.ggml, node.contents)
+            result = node_of(Tensor(self.ggml, node.contents))
             return Op(result.op, result.shape, result.type, result.parameters, sources), result.values()
 
     def _operand(self, tensor: Any) -> Operand:
-        node = Node(self.ggml, tensor)
+        node = node_of(Tensor(self.ggml, tensor))
         values = node.values()
         return Operand(values.astype(np.float32) if node.type == "f16" else values, node.type)
 
@@ -341,12 +342,12 @@ def test_a_node_without_sources_is_checked(graph: Graph, small_model: Callable[.
     checker.begin(0)
     with graph.context() as context:
         made = graph.build(context, "arange", [], [FLOAT] * 3, [2.0, 9.0, 1.5])
-        node = Node(graph.ggml, made.contents)
+        node = node_of(Tensor(graph.ggml, made.contents))
         checker.asked(node)
         whole = graph.base.ggml_new_graph(context)
         graph.base.ggml_build_forward_expand(whole, made)
         assert graph.cpu.ggml_graph_compute_with_ctx(context, whole, 1) == 0
-        checker.done(node)
+        checker.done(node_of(Tensor(graph.ggml, made.contents)))
     assert [result.nmse for result in checker.results] == [0.0]
 
 

@@ -257,7 +257,9 @@ def test_a_node_of_an_op_without_a_function_is_unchecked_and_named(small_model, 
 def test_a_function_that_fails_leaves_its_node_unchecked(small_model):
     checker = NodeChecker(Weights(small_model()), None, False, False, q8_way())
     x = np.ones((1, 1, 2, 8), np.float32)
-    node = SimpleNamespace(name="norm-0", op="RMS_NORM", type="f32", shape=x.shape, sources=(), values=lambda: x)
+    node = SimpleNamespace(
+        name="norm-0", op="RMS_NORM", type="f32", shape=x.shape, sources=(), tap=None, values=lambda: x
+    )
     for params in (b"", np.float32(0).tobytes()):  # without its epsilon, and with it
         checker._pending = Op("RMS_NORM", x.shape, "f32", params, (Operand(x),))
         checker.done(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import replace
 from fractions import Fraction
 
@@ -18,8 +19,8 @@ from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.ggml.repro import load, save
 from llamadiff.judge.lanes import policies_for
-from llamadiff.llamacpp import quantizing
-from llamadiff.llamacpp.quantizing import near_halves, q8_way, way_of, way_of_q8_k
+from llamadiff.llamacpp import probes
+from llamadiff.llamacpp.quantizing import probe, q8_way, way_of
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import arithmetic, cpu, eight_bits, tolerances
 from llamadiff.numerics.policies import NATIVE, rounding_type
@@ -28,7 +29,7 @@ from llamadiff.trace.metadata import Info
 from llamadiff.trace.settings import kept, stored_types
 
 OTHERS = (cpu.NEON, cpu.PLAIN)
-X = near_halves(32)[:64].reshape(8, 256)
+X = probe("Q8_0").reshape(-1, 256)[:4]
 
 
 def one_by_one(x: np.ndarray, way: str) -> np.ndarray:
@@ -51,7 +52,16 @@ def one_by_one(x: np.ndarray, way: str) -> np.ndarray:
 def test_a_way_is_what_the_sources_say_and_known_from_what_it_gives(way):
     x = np.concatenate([X, -X])
     assert np.array_equal(eight_bits.round_q8_0(x, way), one_by_one(x, way))
-    assert way_of(lambda values: one_by_one(values, way)) == way
+    assert way_of({"Q8_0": blocks("Q8_0", one_by_one(probe("Q8_0"), way))}) == way
+
+
+def blocks(name: str, values: np.ndarray, order: str = "<") -> str:
+    """As ggml keeps what values were rounded to: a block's first value is 127 times its scale, up to its sign."""
+    scales = (np.abs(values[:, :1]) if name == "Q8_0" else -values[:, :1]).astype(np.float64) / 127
+    quants = np.rint(values / scales).astype(np.int8)
+    kept = scales.astype(f"{order}f2" if name == "Q8_0" else f"{order}f4").view(np.uint8)
+    sums = np.zeros((len(values), 32 if name == "Q8_K" else 0), np.uint8)
+    return base64.b64encode(np.concatenate([kept, quants.view(np.uint8), sums], axis=1).tobytes()).decode()
 
 
 def q8_k_one_by_one(x: np.ndarray, fused: bool) -> np.ndarray:
@@ -69,18 +79,21 @@ def q8_k_one_by_one(x: np.ndarray, fused: bool) -> np.ndarray:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_product_that_is_rounded_once_is_told_from_one_that_is_rounded_twice(fused):
-    x = np.concatenate([near_halves(256)[:16], -near_halves(256)[:16]])
+    x = np.concatenate([probe("Q8_K")[:16], -probe("Q8_K")[:16]])
     expected = q8_k_one_by_one(x, fused)
     assert np.array_equal(arithmetic.round_q8_k(x, fused), expected)
     assert not np.array_equal(arithmetic.round_q8_k(x, not fused), expected)
-    assert (way_of_q8_k(lambda values: arithmetic.round_q8_k(values, fused)) == cpu.FUSED) is fused
+    for order in "<>":
+        said = {"Q8_K": blocks("Q8_K", q8_k_one_by_one(probe("Q8_K"), fused), order)}
+        assert way_of(said, order) == (cpu.FUSED if fused else "")
     way = cpu.q8_way(cpu.NEON, cpu.FUSED if fused else "")
     assert np.array_equal(arithmetic.rounded(x, arithmetic.as_cpu("Q8_K", way)), expected)
     assert arithmetic.as_cpu("Q8_0", way) == "Q8_0 NEON"
 
 
 def test_an_unknown_way_is_taken_for_the_usual_one():
-    assert way_of(np.zeros_like) == cpu.AVX
+    assert way_of({"Q8_0": blocks("Q8_0", np.ones((8, 32), np.float32))}) == cpu.AVX
+    assert way_of({}) == cpu.AVX
 
 
 def test_this_machines_ggml_has_one_of_them(small_model, tmp_path):
@@ -94,8 +107,8 @@ def test_without_ggml_the_usual_way_is_assumed(monkeypatch):
     def missing(stem: str) -> None:
         raise AttributeError(stem)
 
-    monkeypatch.setattr(quantizing, "load", missing)
-    assert quantizing.q8_way.__wrapped__() == cpu.AVX
+    monkeypatch.setattr(probes, "load", missing)
+    assert way_of(probes.rounded_probes()) == cpu.AVX
 
 
 def product(way: str, kind: str = "q8_0") -> Op:

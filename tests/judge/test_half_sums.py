@@ -250,8 +250,8 @@ def test_a_way_is_known_from_what_it_gives(way):
     x, w = np.float32(np.float16(normal(6, 64))), np.float32(np.float16(normal(10, 64)))
     y = FIXED[way].added(w, x)
     kernel = half_sums.Kernel("")
-    assert way in kernel.shown(y, [half_sums.Part(w, x, ...)])
-    assert kernel.shown(x @ w.T, [half_sums.Part(w, x, ...)]) == set()
+    assert way in kernel.shown(y, [half_sums.Matrix(w, x, ...)])
+    assert kernel.shown(x @ w.T, [half_sums.Matrix(w, x, ...)]) == set()
     assert way in WAYS
 
 

@@ -88,11 +88,11 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 
 def test_a_shim_is_compiled_once_and_again_when_a_header_changes(build, cache, monkeypatch):
-    probe(str(build))
+    probe(Settings(llama_cpp=str(build)))
     (kept,) = cache.iterdir()
     monkeypatch.setenv("PATH", "")  # no compiler is found, and none is needed
     before = kept.stat().st_ino
-    probe(str(build))
+    probe(Settings(llama_cpp=str(build)))
     assert [path.stat().st_ino for path in cache.iterdir()] == [before]
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent.parent))
@@ -100,7 +100,7 @@ def test_a_shim_is_compiled_once_and_again_when_a_header_changes(build, cache, m
     shutil.copytree(HEADERS, build / "include")
     with (build / "include/ggml.h").open("a", encoding="utf-8") as header:
         header.write("// changed\n")
-    probe(str(build))
+    probe(Settings(llama_cpp=str(build)))
     assert len(list(cache.iterdir())) == 2
 
 
@@ -119,7 +119,7 @@ def test_shims_are_few(build, cache, monkeypatch):
 def test_nothing_is_kept_where_others_can_write(build, cache):
     cache.mkdir(parents=True)
     cache.chmod(0o777)
-    assert "ggml" in probe(str(build)).version
+    assert "ggml" in probe(Settings(llama_cpp=str(build))).version
     assert not list(cache.iterdir())
 
 
@@ -128,7 +128,7 @@ def test_nothing_is_kept_where_others_can_write(build, cache):
 
 def refused(folder: Path) -> str:
     with pytest.raises(UserError) as caught:
-        probe(str(folder))
+        probe(Settings(llama_cpp=str(folder)))
     return str(caught.value)
 
 

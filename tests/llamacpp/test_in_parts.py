@@ -8,7 +8,7 @@ from models.options import OPTIONS
 from models.small import write_model
 
 from llamadiff import compare
-from llamadiff.llamacpp.record_taps import AT_ONCE, Capture
+from llamadiff.llamacpp.observer import AT_ONCE, Observer
 
 TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(3, 90, 2 * AT_ONCE + 1))
 QUICK = ("gemma2", "mamba2")
@@ -18,7 +18,8 @@ ARCHITECTURES = [arch for arch in sorted(OPTIONS) if arch != "gpt2" and not arch
 
 @pytest.mark.parametrize("n", [1, AT_ONCE, AT_ONCE + 1, 2 * AT_ONCE + 1, 2047])
 def test_parts_are_few_and_even(n):
-    capture = object.__new__(Capture)
+    capture = object.__new__(Observer)
+    capture.at_once = AT_ONCE
     parts = capture._parts(5, 5 + n)
     assert [i for first, last in parts for i in range(first, last)] == list(range(5, 5 + n))
     sizes = [last - first for first, last in parts]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 from dataclasses import replace
 from queue import Queue
 
@@ -21,10 +21,9 @@ from llamadiff.engines.run_spec import USUAL, Run
 from llamadiff.judge import by_parts
 from llamadiff.judge.by_parts import judged_by_parts
 from llamadiff.judge.coverage import BEGINNING, LEAST, free_tokens
-from llamadiff.llamacpp import record_live
 from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.feed import GROWTH, Feed, LetGoError, Voice
 from llamadiff.llamacpp.live import listening
-from llamadiff.llamacpp.record_live import Feed, LetGoError
 from llamadiff.numerics.extremes import extremes, joined
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import silent
@@ -222,109 +221,128 @@ def test_who_waits_for_a_run_that_dies_is_told(recorded, tmp_path):
 
 
 class Reader:
-    """What a Feed says, and what it is told."""
+    """What a Feed says, and what it is told; with shared memory, or without."""
 
-    def __init__(self, path):
-        self.said, self.hear = [], Queue()
-        self.path = path
-        self.feed = Feed(path, self.say, self.hear)
+    def __init__(self, path, is_shared=True):
+        self.said, self.data, self.hear = [], [], Queue()
+        self.path, self._file = path, path.open("w+b")
+        self.feed = Feed(self, self.hear, self._file.fileno() if is_shared else None, once=True)
 
-    def say(self, **words):
-        self.said.append(words)
+    def send(self, event, parts=()):
+        """As Voice.send."""
+        self.said.append(json.loads(json.dumps(event)))
+        self.data.append([bytes(part) for part in parts])
 
     def tell(self, **words):
         self.hear.put(json.dumps(words))
 
     def values(self, number):
-        found = self.said[number]
-        return np.fromfile(self.path, found["type"], int(np.prod(found["shape"])), offset=found["at"])
+        place, size, is_shared = self.said[number]["blobs"][0]
+        found = self.path.read_bytes()[place : place + size] if is_shared else self.data[number][0]
+        return np.frombuffer(found, np.float32)
+
+    def place(self, number):
+        return self.said[number]["blobs"][0][0]
+
+    def read(self, *numbers):
+        self.tell(read=[self.place(number) for number in numbers])
 
 
 def rows(number, count=4):
     return np.full((count, 1024), number, np.float32)
 
 
+def put(feed, name, values):
+    feed.tap({"tap": name, "start": 0}, values.tobytes())
+
+
 def give(feed, name, values):
     """A tap, and that it is there."""
-    feed.add(name, values, 0, values.shape, 0)
+    put(feed, name, values)
     feed.tell()
 
 
-def test_what_was_read_makes_room_for_what_comes(tmp_path, monkeypatch):
+@pytest.fixture(params=[True, False], ids=["shared", "behind the words"])
+def reader(request, tmp_path):
+    return Reader(tmp_path / "f", request.param)
+
+
+def test_what_was_read_makes_room_for_what_comes(reader):
     size = rows(0).nbytes
-    monkeypatch.setattr(record_live, "AHEAD", 3 * size)
-    reader = Reader(tmp_path / "f")
-    with reader.feed as feed:
-        for number in range(100):
-            give(feed, f"tap-{number}", rows(number))
-            assert (reader.values(number) == number).all()
-            if number >= 2:
-                assert (reader.values(number - 1) == number - 1).all()  # it was not read yet
-                reader.tell(read=[reader.said[number - 2]["at"]])
-    assert os.path.getsize(reader.path) <= 3 * size
+    reader.feed._most = 3 * size
+    for number in range(100):
+        give(reader.feed, f"tap-{number}", rows(number))
+        assert (reader.values(number) == number).all()
+        if number >= 2:
+            assert (reader.values(number - 1) == number - 1).all()  # it was not read yet
+            reader.read(number - 2)
+    assert max(reader.place(number) for number in range(100)) < 3 * size
+    assert reader.path.stat().st_size in (0, GROWTH)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_room_of_any_size_is_used_again_and_never_while_somebody_reads_it(tmp_path, monkeypatch, seed):
-    monkeypatch.setattr(record_live, "AHEAD", 64 << 12)
-    drawn, reader, unread = np.random.default_rng(seed), Reader(tmp_path / "f"), []
-    with reader.feed as feed:
-        for number in range(400):
-            if sum(size for _, size in unread) + (8 << 12) > 32 << 12:
-                for place in drawn.permutation(len(unread)):
-                    told = unread[place][0]
-                    assert (reader.values(told) == told).all()
-                    reader.tell(read=[reader.said[told]["at"]])
-                unread = []
-            count = int(drawn.integers(1, 9))
-            give(feed, f"tap-{number}", rows(number, count))
-            unread.append((number, count << 12))
-    assert os.path.getsize(reader.path) <= 64 << 12
+def test_room_of_any_size_is_used_again_and_never_while_somebody_reads_it(reader, seed):
+    reader.feed._most = 64 << 12
+    drawn, unread = np.random.default_rng(seed), []
+    for number in range(400):
+        if sum(size for _, size in unread) + (8 << 12) > 32 << 12:
+            for place in drawn.permutation(len(unread)):
+                told = unread[place][0]
+                assert (reader.values(told) == told).all()
+                reader.read(told)
+            unread = []
+        count = int(drawn.integers(1, 9))
+        give(reader.feed, f"tap-{number}", rows(number, count))
+        unread.append((number, count << 12))
+    assert max(place + size for place, size, _ in (said["blobs"][0] for said in reader.said)) <= 64 << 12
     while not reader.hear.empty():
-        feed._listen()
-    assert feed._end == sum(feed._sizes.values()) + sum(stop - start for start, stop in feed._gaps)
+        reader.feed._listen()
+    left = sum(stop - start for start, stop in reader.feed._gaps)
+    assert reader.feed._end == sum(reader.feed._sizes.values()) + left
 
 
-def test_what_is_larger_than_any_gap_waits_for_one(tmp_path, monkeypatch):
-    size = rows(0).nbytes
-    monkeypatch.setattr(record_live, "AHEAD", 4 * size)
-    reader = Reader(tmp_path / "f")
-    with reader.feed as feed:
-        for number in range(4):
-            give(feed, f"tap-{number}", rows(number))
-        for number in (0, 2, 1):  # the last joins the first two
-            reader.tell(read=[reader.said[number]["at"]])
-        give(feed, "large", rows(9, 12))
-        assert (reader.said[-1]["at"], feed._gaps) == (0, [])
-        assert (reader.values(3) == 3).all()
-    assert os.path.getsize(reader.path) == 4 * size
+def test_what_is_larger_than_any_gap_waits_for_one(reader):
+    reader.feed._most = 4 * rows(0).nbytes
+    for number in range(4):
+        give(reader.feed, f"tap-{number}", rows(number))
+    for number in (0, 2, 1):  # the last joins the first two
+        reader.read(number)
+    give(reader.feed, "large", rows(9, 12))
+    assert (reader.place(-1), reader.feed._gaps) == (0, [])
+    assert (reader.values(3) == 3).all()
 
 
-def test_what_is_waited_for_has_room(tmp_path, monkeypatch):
+def test_what_is_waited_for_has_room(reader):
     """Or else both would wait: the reader for a tap, the writer for the reader."""
-    monkeypatch.setattr(record_live, "AHEAD", 0)
-    reader = Reader(tmp_path / "f")
+    reader.feed._most = 0
     reader.tell(awaits=[0, "third"])
-    with reader.feed as feed:
-        for number, name in enumerate(("first", "second", "third")):
-            feed.add(name, rows(number), 0, (4, 1024), 0)
-        feed.tell()
-        reader.tell(awaits=[0, "second"])  # which was told meanwhile
-        reader.tell(enough=True)
-        with pytest.raises(LetGoError):
-            feed.add("fourth", rows(3), 0, (4, 1024), 0)
+    for number, name in enumerate(("first", "second", "third")):
+        put(reader.feed, name, rows(number))
+    reader.feed.tell()
+    reader.tell(awaits=[0, "second"])  # which was told meanwhile
+    reader.tell(enough=True)
+    with pytest.raises(LetGoError):
+        put(reader.feed, "fourth", rows(3))
     assert [said["tap"] for said in reader.said] == ["first", "second", "third"]
 
 
-def test_a_tap_of_several_nodes_is_told_when_another_comes(tmp_path):
-    reader = Reader(tmp_path / "f")
-    with reader.feed as feed:
-        for number, name in enumerate(("embd", "embd", "attn_norm-0")):
-            feed.add(name, rows(number), 0, (4, 1024), 0)
-        assert [said["tap"] for said in reader.said] == ["embd"]
-        assert (reader.values(0) == 1).all()
-        with pytest.raises(LetGoError):  # what was told was not all of it
-            feed.add("embd", rows(3), 0, (4, 1024), 0)
+def test_a_tap_of_several_nodes_is_told_when_another_comes(reader):
+    for number, name in enumerate(("embd", "embd", "attn_norm-0")):
+        put(reader.feed, name, rows(number))
+    assert [said["tap"] for said in reader.said] == ["embd"]
+    assert (reader.values(0) == 1).all()
+    with pytest.raises(LetGoError):  # what was told was not all of it
+        put(reader.feed, "embd", rows(3))
+
+
+def test_bytes_behind_words_are_as_many_as_the_words_say():
+    stream = io.BytesIO()
+    told = Feed(Voice(stream), Queue(), None, once=False)
+    told.send({"node": 1}, b"\n{", b"", b"abc")
+    told.send({"node": 2})
+    line, rest = stream.getvalue().split(b"\n", 1)
+    assert [size for _, size, is_shared in json.loads(line)["blobs"] if not is_shared] == [2, 0, 3]
+    assert rest == b"\n{abc" + b'{"node": 2}\n'
 
 
 def test_extremes_of_parts_are_those_of_the_whole():

@@ -10,7 +10,7 @@ from llamaref.config import Rope
 
 from llamadiff.numerics import arithmetic, eight_bits, halves, metrics
 from llamadiff.numerics.angles import ggml_angles
-from llamadiff.numerics.types import CACHE_TYPES, NUMBERS
+from llamadiff.numerics.types import NUMBERS
 
 RNG = np.random.default_rng(3)
 X = (RNG.standard_normal((5, 512)) * np.exp(RNG.standard_normal((5, 1)))).astype(np.float32)
@@ -142,4 +142,4 @@ def test_kl_divergence():
 
 
 def test_ggmls_numbers_are_gguf_pys():
-    assert {kind: gguf.GGMLQuantizationType[kind] for kind in CACHE_TYPES} == NUMBERS
+    assert {kind.name: kind for kind in gguf.GGMLQuantizationType} == NUMBERS

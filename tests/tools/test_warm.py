@@ -132,7 +132,7 @@ def test_a_process_that_was_begun_is_the_next_one_that_is_needed():
             assert one._process is not ended
         child.begin()
         ((begun, _),) = child._BEGUN
-        with child.Child("/somewhere") as other:
+        with child.Child(Settings(llama_cpp="/somewhere")) as other:
             assert other._process is not begun  # of another llama.cpp
         with child.Child() as one:
             assert one._process is begun

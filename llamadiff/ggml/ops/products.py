@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from llamaref.sums import Part
+from llamaref.sums import Matrix
 
 from llamadiff.ggml.op import Array, Op, op
 
@@ -56,14 +56,14 @@ def out_prod(n: Op) -> Array:
     return np.asarray(np.matmul(n.x(1).swapaxes(-1, -2), a))
 
 
-def matrices(n: Op, w: Array, x: Array) -> Iterator[Part]:
+def matrices(n: Op, w: Array, x: Array) -> Iterator[Matrix]:
     """The products of a node, each by one matrix; w and x are its operands on four axes."""
     if n.name == "MUL_MAT_ID":
         ids = n.x(2)[0, 0].astype(np.int64)  # [token, used]
         x = np.broadcast_to(x[0], (*ids.shape, x.shape[-1]))
         for expert in np.unique(ids):
             mine = np.nonzero(ids == expert)
-            yield Part(w[0, expert], x[mine], (0, *mine))
+            yield Matrix(w[0, expert], x[mine], (0, *mine))
         return
     for outer, head in np.ndindex(*x.shape[:2]):
-        yield Part(w[outer * len(w) // len(x), head * w.shape[1] // x.shape[1]], x[outer, head], (outer, head))
+        yield Matrix(w[outer * len(w) // len(x), head * w.shape[1] // x.shape[1]], x[outer, head], (outer, head))

@@ -1,0 +1,139 @@
+"""Nodes of llama.cpp's graph as its process described them, with the bytes that it sent: read with NumPy, here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.ggml.repro import Memory
+from llamadiff.system.errors import UserError
+
+Array = NDArray[Any]
+_NUMPY = {"f32": "f4", "f16": "f2", "i32": "i4", "i64": "i8", "bf16": "u2"}
+BYTE_ORDERS = {"little": "<", "big": ">"}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A tensor that was described (``said``, tensors.py), and its ``data`` if that was sent; ``order`` of bytes."""
+
+    said: Mapping[str, Any]
+    sources: tuple[Node, ...] = ()
+    base: Node | None = None
+    data: Any = None
+    order: str = "<"
+
+    @property
+    def name(self) -> str:
+        return str(self.said["name"])
+
+    @property
+    def op(self) -> str:
+        return str(self.said["op"])
+
+    @property
+    def type(self) -> str:
+        return str(self.said["type"])
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """All four axes, outermost first: ggml's ne reversed."""
+        return tuple(reversed(self.said["ne"]))
+
+    @property
+    def tap(self) -> str | None:
+        """The tap that it is, of a node that was told as one."""
+        tap = self.said.get("tap")
+        return tap if isinstance(tap, str) else None
+
+    @property
+    def parameters(self) -> bytes:
+        return bytes.fromhex(self.said["params"])
+
+    @property
+    def address(self) -> int:
+        """What tells one tensor of a graph from another."""
+        return int(self.said["at"])
+
+    @property
+    def memory(self) -> int:
+        return int(self.said["memory"])
+
+    def seen(self) -> Array:
+        """Its values, for as long as what was sent stays there."""
+        return self._read(copied=False)
+
+    def values(self) -> Array:
+        """A copy of its values, read through their strides: [ne3, ne2, ne1, ne0].
+
+        16-bit floats are widened to float32. Raises UserError for a type that cannot be decoded.
+        """
+        return self._read(copied=True)
+
+    def _read(self, copied: bool) -> Array:
+        strides = tuple(reversed(self.said["nb"]))
+        if self.type not in _NUMPY:
+            return self._decoded(strides)
+        dtype = np.dtype(self.order + _NUMPY[self.type])
+        if not prod(self.shape):
+            values = np.zeros(self.shape, dtype)
+        else:
+            values = np.ndarray(self.shape, dtype, self.data, strides=strides)
+        if self.type == "bf16":
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        if self.type == "f16":
+            return values.astype(np.float32)
+        values = values.astype(dtype.newbyteorder("="), copy=False)
+        return np.array(values, order="C") if copied else values
+
+    def _decoded(self, strides: tuple[int, ...]) -> Array:
+        """Values of blocks (a quantized cache): whole rows, wherever they lie."""
+        from llamaref.weights import block_sizes, decode  # here: it takes longer to import than most nodes to copy
+
+        try:
+            block, size = block_sizes(self.type)
+        except KeyError:
+            raise UserError(f"{self.name}: values of type {self.type} cannot be read") from None
+        width = self.shape[-1] // block * size
+        rows = np.ndarray((*self.shape[:-1], width), np.uint8, self.data, strides=(*strides[:-1], 1))
+        return decode(self.type, np.ascontiguousarray(rows))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether values lie one after the other, and NumPy can read them."""
+        steps = [1, *self.said["ne"][:-1]]
+        size = np.dtype(_NUMPY.get(self.type, "u1")).itemsize
+        return self.type in _NUMPY and list(self.said["nb"]) == [int(n) * size for n in np.cumprod(steps)]
+
+    @property
+    def place(self) -> bytes:
+        """Where a view begins and how it steps, in values of its base: offset, then [ne3, ne2, ne1, ne0]'s strides."""
+        size = np.dtype(_NUMPY[self.type]).itemsize
+        steps = np.array([self.said["view"][1] if self.said["view"] else 0, *reversed(self.said["nb"])], np.int64)
+        return (steps // size).tobytes()
+
+    def is_view_of_its_source(self) -> bool:
+        """Whether a node that computes nothing points where its offset says, into another's memory."""
+        return bool(self.said["looks"])
+
+    def in_memory(self) -> Memory:
+        """What is saved of a node beside its values: how ggml holds its op and its sources."""
+        held = [source.said for source in self.sources[: len(self.said["places"])]]
+        return Memory(
+            self.said["word"], self._line(held), tuple(self.said["places"]), tuple(each["type"] for each in held),
+            tuple(tuple(each["ne"]) for each in held), tuple(tuple(each["nb"]) for each in held),
+        )  # fmt: skip
+
+    def _line(self, held: list[Mapping[str, Any]]) -> str:
+        """Numbers as tests/test-backend-ops.cpp reads them: op, type, sizes, parameters, sources; then a name."""
+        said, parameters = self.said, np.frombuffer(self.parameters, f"{self.order}i4")
+        numbers = [said["code"], said["number"], *said["ne"], len(parameters), *parameters.tolist(), len(held)]
+        for number, source in zip(said["numbers"], held, strict=True):
+            numbers += [number, *source["ne"], *source["nb"]]
+        return " ".join([*map(str, numbers), self.name.replace(" ", "_") or "-"]) + "\n"

@@ -1,0 +1,362 @@
+"""Who reads what llama.cpp's process tells of a run (observer.py): as a trace, as a graph, node by node.
+
+The process tells descriptions and bytes; all that is computed of them is computed here.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llamaref import Weights
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from llamadiff.ggml.graph import GRAPH
+from llamadiff.llamacpp.dequantize import Dequantizer
+from llamadiff.llamacpp.graph_recorder import Alignment, GraphRecorder
+from llamadiff.llamacpp.node_checker import NodeChecker
+from llamadiff.llamacpp.nodes import BYTE_ORDERS, Node
+from llamadiff.llamacpp.quantizing import way_of
+from llamadiff.llamacpp.request import Request, no_tap_fits
+from llamadiff.system.errors import UserError
+from llamadiff.system.hashing import model_sha256
+from llamadiff.trace import taps
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.writer import TraceWriter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Array = NDArray[Any]
+Tell = Callable[..., None]
+MACHINE = ("machine", "order")  # what is said of the CPU, besides what llama.cpp says of it
+
+
+class RunReader:
+    """Reads answers of a run, one after the other; ``tell`` says something to the process meanwhile."""
+
+    def __init__(self, request: Request, tell: Tell) -> None:
+        self.request, self.tell = request, tell
+        self.order = "<"
+        self.began: Mapping[str, Any] = {}
+        self.ended: Mapping[str, Any] = {}
+        self.rows = self.start = 0
+        self._hashes = ThreadPoolExecutor(1)
+        self.sha256: Future[str] = self._hashes.submit(model_sha256, request.files or (request.model,))
+        self.open = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.open.close()
+
+    def writes(self, taps: int) -> TraceWriter:
+        """The trace that the run becomes."""
+        assert self.request.output is not None
+        return self.open.enter_context(TraceWriter(self.request.output, expected_taps=taps))
+
+    def heard(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        """One answer, and the bytes that came with it, which are gone afterwards."""
+        if "pass" in answer:
+            self.start, self.rows = answer["pass"]
+        for word in ("began", "pass", "tap", "value", "node", "computed", "logits", "whole", "asks", "ended"):
+            if word in answer:
+                getattr(self, f"_{word}")(answer, data)
+                return
+
+    def _began(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        self.began = answer["began"]
+        self.order = BYTE_ORDERS[self.began["order"]]
+
+    def _ended(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        self.ended = answer["ended"]
+
+    def _pass(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        """Some tokens are run."""
+
+    @property
+    def total(self) -> int:
+        """How many tokens there will be."""
+        return len(self.began["tokens"]) + self.request.n_predict
+
+    def node_of(self, answer: Mapping[str, Any], data: Sequence[Any]) -> Node:
+        """A node with what it reads, of whose bytes some were sent."""
+        held = dict(zip(answer["read"], data, strict=True))
+        read = {said["at"]: Node(said, data=held.get(said["at"]), order=self.order) for said in answer["tensors"]}
+        said = answer["node"]
+        base = None if said["view"] is None else read.get(said["view"][0])
+        return Node(said, tuple(read[at] for at in said["sources"]), base, order=self.order)
+
+    def info(self) -> Info:
+        """What there is to say at the end of a run."""
+        begun = self.begun()
+        ended = {"weights_read": self.ended["weights_read"], "prefill_s": self.ended["prefill_s"]}
+        model = {**begun.model, "sha256": self.sha256.result()}
+        return replace(begun, tokens=tuple(self.ended["tokens"]), producer={**begun.producer, **ended}, model=model)
+
+    def begun(self) -> Info:
+        """What there is to say when it begins."""
+        request, began, first = self.request, self.began, self.request.first
+        given = Info(tuple(began["tokens"]), (), request.n_prefill or len(began["tokens"]), batches=request.batches)
+        steps = (1,) * request.n_predict
+        ran = {"n_ctx": began["n_ctx"], "threads": began["threads"], "q8": self.q8}
+        return Info(
+            tokens=given.tokens,
+            positions=tuple(range(first, first + self.total)),
+            n_prefill=given.n_prefill,
+            batches=(*given.batches, *steps) if given.batches else (),
+            prompt=request.text,
+            producer={
+                "name": "llama.cpp",
+                "version": began["version"],
+                "settings": {**request.settings.to_json(), **ran},
+                "build": began["build"],
+                **({"machine": began["machine"]} if request.settings.runner else {}),
+                **request.asked,
+            },
+            model=request.model_info,
+        )
+
+    @property
+    def q8(self) -> str:
+        """How its CPU rounds to eight bits."""
+        return way_of(self.began["rounded"], self.order)
+
+    def finish(self) -> None:
+        """The run is over."""
+
+
+class TapReader(RunReader):
+    """The taps of a run as a trace; with the graph of all its tokens in it, where that is to be kept."""
+
+    def __init__(self, request: Request, tell: Tell) -> None:
+        super().__init__(request, tell)
+        self.graph: GraphRecorder | None = None
+        if request.keep_graph:
+            self.graph = GraphRecorder(Weights(request.model), 0, whole=True)
+
+    def _began(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        super()._began(answer, data)
+        self.writer = self.writes(40 * (self.began["n_layer"] + 1))
+
+    def _pass(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        if self.graph is not None and not self.graph.rows:
+            self.graph.rows = self.rows
+
+    def _node(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        assert self.graph is not None
+        self.graph.asked(self.node_of(answer, data))
+
+    def _tap(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        name, values = answer["tap"], tap_values(self, answer, data)
+        tap = taps.parse(name)
+        assert tap is not None
+        self.writer.add(name, values, tap.row_axis, whole_shape(tap, values, self.total), answer["start"])
+
+    def _logits(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        rows, tap = np.frombuffer(data[0], f"{self.order}f4").reshape(answer["logits"]), taps.parse(taps.LOGITS)
+        assert tap is not None
+        self.writer.add(taps.LOGITS, rows, tap.row_axis, (self.total, rows.shape[1]), answer["start"])
+
+    def finish(self) -> None:
+        if self.graph is not None:
+            self.graph.in_steps = len(self.begun().edges) > 2 or bool(self.request.n_predict)
+            rows = Alignment(self.graph, [self.graph]).rows
+            tokens = [*self.began["tokens"]]
+            self.writer.attach(GRAPH, zlib.compress(self.graph.packed(tokens, rows)))
+        self.writer.finish(self.info())
+
+
+def tap_values(reader: RunReader, answer: Mapping[str, Any], data: Sequence[Any]) -> Array:
+    """The rows of a tap that were told, on the tap's own axes; those of the second sequence, where there are several.
+
+    Raw scores of hidden keys are arbitrary and left out; probabilities are kept as they are. A model that keeps nothing
+    between passes is an encoder: its queries see all keys.
+    """
+    tap, rows, start = taps.parse(answer["tap"]), answer["rows"], answer["start"]
+    assert tap is not None
+    values = Node(answer["node"], data=data[0], order=reader.order).seen()
+    if "taken" in answer:  # one row: what a scan puts out, shaped as what it takes in, then its states
+        values = np.ascontiguousarray(values).reshape(-1)[: int(np.prod(answer["taken"]))].reshape(answer["taken"])
+    many = reader.request.way.sequences
+    values = in_axes(tap, values, rows * many)
+    if many > 1:
+        own = slice(rows, 2 * rows)
+        values = values.take(np.arange(own.start, own.stop), tap.row_axis)
+        values = values[..., own] if tap.causal else values
+    if not tap.causal:
+        return values
+    values = values[..., : reader.total]
+    if tap.kind.word != "kq" or not reader.began["remembers"]:
+        return values
+    queries = np.arange(start, start + rows)[:, None]
+    return np.where(np.arange(values.shape[2])[None, :] <= queries, values, np.float32(0))
+
+
+def whole_shape(tap: taps.Tap, values: Array, total: int) -> tuple[int, ...]:
+    """The shape that a tap will have of all tokens."""
+    shape = list(values.shape)
+    shape[tap.row_axis] = total
+    if tap.causal:
+        shape[2] = total
+    return tuple(shape)
+
+
+def in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:
+    """ggml's four axes [ne3, ne2, ne1, ne0] as the tap's."""
+    if tap.row_axis == 1:
+        return values.reshape(values.shape[-3:])
+    return values.reshape((rows, -1) if len(tap.kind.axes) == 2 else (rows, -1, values.shape[-1]))
+
+
+class NodeReader(RunReader):
+    """Every node of a run, checked as it is told of.
+
+    ``keep``: a directory for wrong ops' inputs and outputs (``keep_all``: for all ops').
+    """
+
+    def __init__(self, request: Request, tell: Tell) -> None:
+        super().__init__(request, tell)
+        self.weights = Weights(request.model, threads=request.settings.threads)
+        self.dequantizer = Dequantizer(self.weights)
+        self.weights.decoder = self.dequantizer.decoder
+        self._pending: Node | None = None
+
+    @cached_property
+    def checker(self) -> NodeChecker:
+        asked = self.request
+        keep = None if asked.keep is None else Path(asked.keep)
+        return NodeChecker(
+            self.weights, keep, asked.keep_all, asked.only_list, self.q8, asked.pictures, asked.settings.on_device
+        )
+
+    def _pass(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        self.checker.begin(0 if self.start == 0 else self.checker.step + 1)
+
+    def _node(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        self._pending = self.node_of(answer, data)
+        self.checker.asked(self._pending)
+
+    def _computed(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        node = self._pending
+        assert node is not None
+        said = {**node.said, "looks": answer["looks"]}
+        with threadpool_limits(1, "blas"):
+            self.checker.done(replace(node, said=said, data=data[0] if data else None))
+
+    def finish(self) -> None:
+        self.checker.settle()
+
+
+class GraphReader(RunReader):
+    """The graph of all tokens in one go as an engine, in a file; and the run's own values of its taps, if wanted."""
+
+    def __init__(self, request: Request, tell: Tell) -> None:
+        super().__init__(request, tell)
+        self.weights, self.recorders = Weights(request.model), list[GraphRecorder]()
+        self.kinds: dict[tuple[bool, int], int] = {}  # whether a pass is the first, and its size -> its recorder
+        self.whole: GraphRecorder | None = None
+        self.recording: GraphRecorder | None = None
+        self.alignment: Alignment | None = None
+        self.writer: TraceWriter | None = None
+        self.number = 0
+
+    @property
+    def _in_steps(self) -> bool:
+        return len(self.begun().edges) > 2 or bool(self.request.n_predict)
+
+    @property
+    def _is_one(self) -> bool:
+        """Whether the run itself is that of all tokens in one go."""
+        return self.request.output is None or (
+            self.request.settings == self.request.settings.in_float32 and not self._in_steps
+        )
+
+    def _pass(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        if self.whole is not None and self.alignment is None:
+            self.recording = self.whole
+            return
+        kind = self.start == 0, self.rows
+        self.number = self.kinds.setdefault(kind, len(self.kinds))
+        if self.alignment is None and self.number == len(self.recorders):
+            self.recorders.append(GraphRecorder(self.weights, self.rows, self._is_one))
+            self.recording = self.recorders[-1]
+
+    def _whole(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        """What comes next is the graph of all tokens."""
+        self._check_remembers()
+        self.whole = GraphRecorder(self.weights, len(self.began["tokens"]) + self.request.n_predict, whole=True)
+
+    def _check_remembers(self) -> None:
+        if self._in_steps and not self.recorders[0].has_cache:
+            raise UserError(f"{self.request.model}: this model keeps nothing between passes; ask for no decode steps")
+
+    def _node(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        assert self.recording is not None
+        self.recording.asked(self.node_of(answer, data))
+
+    def _asks(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        """Which nodes' values are wanted of each kind of pass, now that all were told of."""
+        graph = self.whole or self.recorders[0]
+        graph.in_steps = self._in_steps
+        self.alignment = Alignment(graph, self.recorders)
+        self.shapes = self.alignment.shapes()
+        self.places = [self._asked_for(places) for places in self.alignment.places]
+        if not any(self.places):
+            raise UserError(no_tap_fits(self.request))
+        self.writer = self.writes(len(self.shapes))
+        self.tell(places={f"{first:d} {rows}": sorted(self.places[n]) for (first, rows), n in self.kinds.items()})
+
+    def _asked_for(self, places: Mapping[int, str]) -> dict[int, str]:
+        patterns, layers = self.request.patterns, self.request.layer_range
+        return {place: tap for place, tap in places.items()
+                if taps.selected(tap, taps.layer_of(tap), patterns, layers)}  # fmt: skip
+
+    def _value(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        """Rows of a tap on its own axes, without padding after the keys."""
+        assert self.writer is not None
+        name = self.places[self.number][answer["value"]]
+        values = Node(answer["node"], data=data[0], order=self.order).values()
+        shape, axis = self.shapes[name]
+        tap = taps.parse(name)
+        if tap is not None and tap.causal:
+            values, shape = values[..., : self.total], (*shape[:-1], self.total)
+        if axis is None:
+            self.writer.add(name, values.reshape(shape))
+            return
+        rows = values.reshape(*shape[:axis], self.rows, *shape[axis + 1 :])
+        self.writer.add(name, rows if tap is None else self._visible(tap, rows), axis, shape, self.start)
+
+    def _visible(self, tap: taps.Tap, values: Array) -> Array:
+        if tap.kind.word != "kq" or not self.recorders[0].has_cache:
+            return values
+        queries = np.arange(self.start, self.start + self.rows)[:, None]
+        return np.where(np.arange(values.shape[2])[None, :] <= queries, values, np.float32(0))
+
+    def finish(self) -> None:
+        graph = self.whole or self.recorders[0]
+        graph.in_steps = self._in_steps
+        alignment = self.alignment or Alignment(graph, [graph])
+        tokens = [*(self.ended.get("tokens") or self.began["tokens"])]
+        assert self.request.graph is not None
+        graph.write(Path(self.request.graph), tokens, alignment.rows)
+        if self.writer is not None:
+            if self.request.keep_graph:
+                self.writer.attach(GRAPH, zlib.compress(graph.packed(tokens, alignment.rows)))
+            self.writer.finish(replace(self.info(), producer={**self.info().producer, "prefill_s": 0.0}))
+
+
+def reader_of(request: Request, tell: Tell) -> RunReader:
+    """Who reads a run."""
+    if request.nodes:
+        return NodeReader(request, tell)
+    return GraphReader(request, tell) if request.graph is not None else TapReader(request, tell)

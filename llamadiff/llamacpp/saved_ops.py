@@ -1,0 +1,86 @@
+"""Ops that were saved, run again in llama.cpp's process: their memory as ggml held it, and what they give."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llamaref.weights import block_sizes, encoded
+from numpy.typing import NDArray
+
+from llamadiff.ggml.repro import load, memory_of, reach
+from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.nodes import Node
+from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.llamacpp.run_op import WRITTEN
+from llamadiff.system.errors import UserError
+from llamadiff.system.progress import Progress, silent
+
+Array = NDArray[Any]
+_BYTES = {"f32": 4, "i32": 4, "i64": 8, "f16": 2, "bf16": 2}
+
+
+def run_saved(paths: Sequence[Path], settings: Settings, progress: Progress = silent) -> tuple[list[Array], str]:
+    """What the ops of files give, [ne3, ne2, ne1, ne0], and the name of the device. Raises UserError."""
+    request = Request("", errand="run", texts=tuple(map(_described, paths)), settings=settings)
+    found = list[Array]()
+
+    def hear(answer: dict[str, Any], data: Sequence[Any]) -> None:
+        if "ran" in answer:
+            found.append(Node(answer["node"], data=data[0]).values())
+
+    with Child(settings) as child:
+        device = child.ask(request, progress, hear)["device"]
+    return found, device
+
+
+def _described(path: Path) -> str:
+    """What run_op.SavedOp takes. Raises UserError for a file that does not say it all."""
+    op, memory, given = load(path)[0], *memory_of(path)
+    if memory.op in WRITTEN and WRITTEN[memory.op] not in memory.places:
+        raise UserError(f"{path}: does not say into what {memory.op} wrote; save it with a newer llama.cpp")
+    word = memory.line.partition(" ")[0]
+    lies = zip(given, memory.types, memory.sizes, memory.strides, strict=True)
+    return json.dumps({
+        "path": str(path), "name": op.name, "word": memory.op, "kind": op.kind, "shape": op.shape,
+        "number": int(word) if word.isascii() and word.isdecimal() else 0, "params": op.params.hex(),
+        "places": memory.places, "types": memory.types, "sizes": memory.sizes, "strides": memory.strides,
+        "data": [base64.b64encode(_bytes(*each).tobytes()).decode() for each in lies],
+    })  # fmt: skip
+
+
+def _bytes(values: Array, kind: str, sizes: Sequence[int], strides: Sequence[int]) -> Array:
+    """Values as they lie in memory."""
+    room = np.zeros(_span(kind, sizes, strides), np.uint8)
+    if values.dtype == np.uint8:  # blocks of the file, one after the other
+        room[: values.size] = values.reshape(-1)[: room.size]
+        return room
+    rows = _blocks(values, kind) if kind not in _BYTES else _stored(values, kind)
+    steps = (*reversed(strides[1:]), strides[0] if kind in _BYTES else 1)
+    shape = (*[1] * (4 - rows.ndim), *rows.shape)
+    np.ndarray(shape, rows.dtype, room, strides=steps)[...] = rows.reshape(shape)
+    return room
+
+
+def _blocks(values: Array, kind: str) -> Array:
+    """Rows of a quantized cache, rounded as ggml does: what was decoded comes back as it was."""
+    return encoded(kind, np.ascontiguousarray(values, np.float32))
+
+
+def _span(kind: str, sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Bytes that a tensor reaches over; of blocks, whole rows."""
+    if kind in _BYTES:
+        return reach(sizes, strides) + _BYTES[kind]
+    per_block, size = block_sizes(kind)
+    return reach([1, *sizes[1:]], strides) + sizes[0] // per_block * size
+
+
+def _stored(values: Array, kind: str) -> Array:
+    """Values in the type that they were widened from."""
+    if kind == "bf16":
+        return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype({"f32": np.float32, "f16": np.float16, "i32": np.int32, "i64": np.int64}[kind])

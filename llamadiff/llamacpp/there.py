@@ -1,0 +1,88 @@
+"""llama.cpp's process where nothing of llamadiff is installed: its own source is sent to it first.
+
+Whatever starts a Python whose standard input and output come through will do: an emulator, a container, ssh.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from functools import cache
+from pathlib import Path
+
+from llamadiff.system.errors import UserError
+
+# All that the process imports of this package, and nothing that is not Python's own (tests/house/test_house.py).
+MODULES = (
+    "llamadiff.llamacpp.blocks", "llamadiff.llamacpp.build_tree", "llamadiff.llamacpp.child_main",
+    "llamadiff.llamacpp.compiled", "llamadiff.llamacpp.devices", "llamadiff.llamacpp.errands",
+    "llamadiff.llamacpp.feed", "llamadiff.llamacpp.installed", "llamadiff.llamacpp.interface",
+    "llamadiff.llamacpp.layout", "llamadiff.llamacpp.library", "llamadiff.llamacpp.observer",
+    "llamadiff.llamacpp.probes", "llamadiff.llamacpp.request", "llamadiff.llamacpp.run", "llamadiff.llamacpp.run_op",
+    "llamadiff.llamacpp.session", "llamadiff.llamacpp.shim", "llamadiff.llamacpp.tap_names",
+    "llamadiff.llamacpp.tensors", "llamadiff.llamacpp.two_files", "llamadiff.numerics.types",
+    "llamadiff.system.errors", "llamadiff.system.exits", "llamadiff.system.leftovers", "llamadiff.system.output",
+    "llamadiff.system.python_child", "llamadiff.system.started", "llamadiff.system.stops", "llamadiff.trace.taps",
+)  # fmt: skip
+FILES = ("llamadiff/llamacpp/shim.c",)
+SHELLS = ("ssh", "adb", "mosh")  # programs whose words a shell reads once more
+
+# What the Python there runs: it reads the sources, of so many bytes, and finds modules among them.
+_READ = """import os, json
+b = b""
+while len(b) < {count}: b += os.read(0, {count} - len(b)) or exit(1)
+exec(json.loads(b)["begin"])"""
+_BEGIN = """
+import importlib.abc, importlib.util, sys
+sent = json.loads(b)
+class Sent(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    def find_spec(self, name, path, target=None):
+        if name in sent["modules"]:
+            spec = importlib.util.spec_from_loader(name, self, is_package=self.is_package(name))
+            spec.origin, spec.has_location = self.get_filename(name), True
+            return spec
+    def is_package(self, name):
+        return any(other.startswith(name + ".") for other in sent["modules"])
+    def get_filename(self, name):
+        return "sent/" + name.replace(".", "/") + ("/__init__.py" if self.is_package(name) else ".py")
+    def get_source(self, name):
+        return sent["modules"][name]
+    def get_data(self, path):
+        return sent["files"][path.partition("sent/")[2]].encode()
+sys.meta_path.insert(0, Sent())
+if sys.version_info < (3, 10):
+    print(json.dumps({"error": "Python " + sys.version.split()[0] + " is too old; give one of 3.10 or later"}))
+    exit(1)
+from llamadiff.llamacpp.child_main import main
+main(*sent["words"])
+"""
+
+
+def started_by(runner: str, *words: str) -> tuple[list[str], bytes]:
+    """The command line that a runner starts llama.cpp's process with, and what it is sent first.
+
+    Raises UserError for a runner that is no command.
+    """
+    try:
+        parts = shlex.split(runner)
+    except ValueError as error:
+        raise UserError(f"--runner {runner}: is no command ({error})") from None
+    if not parts:
+        raise UserError("--runner: is empty; give the words that start a Python, such as 'docker exec -i box python3'")
+    sources = {"begin": _BEGIN, "words": words, "modules": _sources(), "files": _files()}
+    sent = json.dumps(sources).encode()
+    code = _READ.format(count=len(sent))
+    return [*parts, "-c", shlex.quote(code) if Path(parts[0]).name in SHELLS else code], sent
+
+
+@cache
+def _sources() -> dict[str, str]:
+    """The modules and the packages that they lie in, which are empty there."""
+    root = Path(__file__).parent.parent.parent
+    packages = {".".join(name.split(".")[:depth]) for name in MODULES for depth in range(1, name.count(".") + 1)}
+    found = {name: root.joinpath(*name.split(".")).with_suffix(".py").read_text("utf-8") for name in MODULES}
+    return {**dict.fromkeys(packages, ""), **found}
+
+
+def _files() -> dict[str, str]:
+    return {name: (Path(__file__).parent.parent.parent / name).read_text("utf-8") for name in FILES}

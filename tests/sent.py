@@ -1,0 +1,17 @@
+"""Nodes of ggml's as llama.cpp's process would tell of them, for tests that make some themselves."""
+
+from __future__ import annotations
+
+import sys
+
+from llamadiff.llamacpp.nodes import BYTE_ORDERS, Node
+from llamadiff.llamacpp.tensors import Tensor
+
+
+def node_of(tensor: Tensor, with_value: bool = True, tap: str | None = None) -> Node:
+    """A tensor with the values of what it reads, and its own."""
+    order = BYTE_ORDERS[sys.byteorder]
+    sources = tuple(Node(source.said(), data=source.data, order=order) for source in tensor.sources)
+    base = None if tensor.base is None else Node(tensor.base.said(), data=tensor.base.data, order=order)
+    said = {**tensor.said_in_full(), "tap": tap}
+    return Node(said, sources, base, tensor.data if with_value else None, order)
