@@ -44,6 +44,7 @@ from llamadiff.cli.options import (
     MaxTail,
     Model,
     NameMap,
+    Nodes,
     NPredict,
     OnDevice,
     Partial,
@@ -51,6 +52,7 @@ from llamadiff.cli.options import (
     Prompt,
     PromptFile,
     PromptOrTrace,
+    Recorded,
     Repack,
     Runner,
     Save,
@@ -158,7 +160,7 @@ def capture(
     flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0,
     llama_cpp: LlamaCpp = None, runner: Runner = None,
     device: OnDevice = None,
-    sketch: Sketch = False,
+    sketch: Sketch = False, nodes: Nodes = False,
 ) -> None:  # fmt: skip
     """Run llama.cpp, have the engine judge it, and keep its trace."""
     from llamadiff.comparison import verbs
@@ -172,6 +174,12 @@ def capture(
             text, token_ids(tokens, tokens_file), chat, n_predict, taps or (), layer_range(layers),
             settings_of(kv_type, flash_attn, gpu_layers, repack, threads, place, device),
         )  # fmt: skip
+        if nodes:
+            count = verbs.record_nodes(model, run, output, How(progress=progress))
+            typer.echo(
+                f"{output}: {count} nodes with their inputs; judge it with llamadiff backend MODEL --recorded {output}"
+            )
+            return
         trace = verbs.record(model, run, output, How(progress=progress), sketch)
     taken = trace.sketch.rows if trace.sketch is not None else trace
     verdict = str(trace.info.producer[CHECKED]["verdict"])
@@ -230,7 +238,7 @@ def backend(
     gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0, llama_cpp: LlamaCpp = None,
     runner: Runner = None, device: OnDevice = None,
     keep: Annotated[Path | None, typer.Option("--keep", help="Save each wrong op, with its inputs, here.")] = None,
-    tolerance: Tolerance = None, fail_on: FailOn = "wrong", *, reports: Reports,
+    recorded: Recorded = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong", *, reports: Reports,
 ) -> None:  # fmt: skip
     """Check every node of llama.cpp's graph on its real inputs: for authors of backends and ports."""
     from llamadiff.comparison import verbs
@@ -238,15 +246,17 @@ def backend(
 
     text = prompt_of(prompt, prompt_file)
     refuse_collisions(
-        [("the model", model), *settings_files(tolerance, tokens_file, prompt_file)],
+        [("the model", model), ("the recorded run", recorded), *settings_files(tolerance, tokens_file, prompt_file)],
         [*kept(keep), *reports.named],
     )
+    if recorded is not None and (text is not None or tokens or tokens_file or n_predict):
+        raise UserError(f"--recorded {recorded}: says what was run; give no prompt, tokens or --n-predict with it")
     with _progress() as progress:
         place = place_of(llama_cpp, runner)
         settings = settings_of(kv_type, flash_attn, gpu_layers, repack, threads, place, device)
         run = Run(text, token_ids(tokens, tokens_file), chat, n_predict, settings=settings)
         how = How(rules=rules_of(tolerance), progress=progress, pictures=reports.pictures)
-        result = verbs.graph(model, run, how, keep)
+        result = verbs.graph(model, run, how, keep, recorded)
     reports.write(result)
     _exit(result.verdict, fail_on)
 

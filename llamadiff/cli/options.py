@@ -101,6 +101,12 @@ Save = Annotated[Path | None, _option("--save", RECORDED, "DIR", "Keep the trace
 Sketch = Annotated[
     bool, _flag("--sketch", RECORDED, "Keep a few numbers a token instead of tensors: a few kilobytes in all.")
 ]
+Nodes = Annotated[
+    bool, _flag("--nodes", RECORDED, "Every node with its inputs, judged by nobody: for backend --recorded elsewhere.")
+]
+Recorded = Annotated[
+    Path | None, _option("--recorded", INPUT, "FILE", "Judge a run that capture --nodes recorded, on any machine.")
+]
 Partial = Annotated[
     bool, _flag("--partial", RECORDED, "What was recorded is enough: pass without the logits, if it is right.")
 ]

@@ -18,8 +18,9 @@ from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.engines.select import GRAPH, EngineUsed
 from llamadiff.ggml.check import NO_FUNCTION, NodeCheck
 from llamadiff.judge.finding import Local
-from llamadiff.llamacpp.capture import Nodes, check_nodes, scratch_directory
+from llamadiff.llamacpp.capture import Nodes, check_nodes, found_by
 from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.recording import read_again
 from llamadiff.llamacpp.request import Request, no_tap_fits
 from llamadiff.numerics import tolerances
 from llamadiff.system.errors import UserError
@@ -30,15 +31,16 @@ OPEN = "since on their inputs NaN or Inf is right"
 OPS = {"name": "ggml's ops in NumPy", "version": "float64 and float32"}
 
 
-def compare_nodes(model: ModelFile, request: Request, how: How = USUAL, child: Child | None = None) -> Comparison:
+def compare_nodes(
+    model: ModelFile, request: Request, how: How = USUAL, child: Child | None = None, recorded: Path | None = None
+) -> Comparison:
     """Run llama.cpp, in a ``child`` that is ready or a new one, and judge every node on the inputs that it was given.
 
-    Raises UserError.
+    ``recorded``: a file of such a run, which is judged instead. Raises UserError.
     """
     started = time.perf_counter()
-    with scratch_directory() as folder:
-        request = replace(request, nodes=True, pictures=how.pictures, output=str(Path(folder) / "nodes.json"))
-        found = check_nodes(request, how.progress, child)
+    request = replace(request, nodes=True, pictures=how.pictures)
+    found = found_by(read_again(recorded, request)) if recorded else check_nodes(request, how.progress, child)
     info = found.info
     rows = tuple(row for row in rows_of(found.checks, how.rules)
                  if taps.selected(row.tap, row.layer, request.patterns, request.layer_range))  # fmt: skip

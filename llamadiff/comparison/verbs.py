@@ -23,7 +23,7 @@ from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine, opened_for
 from llamadiff.ggml.check import NodeCheck
-from llamadiff.llamacpp.capture import check_nodes, scratch_directory
+from llamadiff.llamacpp.capture import check_nodes, read_run, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.preflight.compatibility import check_same_run
@@ -310,18 +310,40 @@ def _run_again(model: str | Path, baseline: Trace, candidate: Info, progress: Pr
         return captured(engine, as_stated(request, stated), progress)[1]
 
 
-def graph(model: str | Path, run: Run, how: How = USUAL, keep: str | Path | None = None) -> Comparison:
+def graph(
+    model: str | Path,
+    run: Run,
+    how: How = USUAL,
+    keep: str | Path | None = None,
+    recorded: Path | None = None,
+) -> Comparison:
     """Run llama.cpp and compute every node of its graph again, on the inputs it was given: any architecture.
 
-    ``keep``: a directory for the wrong ops, each in a file. Raises UserError for whatever a user can mend.
+    ``keep``: a directory for the wrong ops, each in a file; ``recorded``: a run of elsewhere, in place of one now.
+    Raises UserError for whatever a user can mend.
     """
-    with Child(run.settings) as child:
+    with nullcontext(None) if recorded else Child(run.settings) as child:
         from llamadiff.comparison.backend import compare_nodes
+        from llamadiff.llamacpp.recording import recorded_request
 
         file = ModelFile(model)
-        request = text_request(file, run, Path())
+        request = recorded_request(recorded, str(model)) if recorded else text_request(file, run, Path())
         with made_directory(Path(keep)) if keep is not None else nullcontext(None) as folder:
-            return compare_nodes(file, replace(request, keep=folder), how, child)
+            return compare_nodes(file, replace(request, keep=folder), how, child, recorded)
+
+
+def record_nodes(model: str | Path, run: Run, output: Path, how: How = USUAL) -> int:
+    """Every node of llama.cpp's run with its inputs, in a file that is judged elsewhere -> how many there are.
+
+    Raises UserError for whatever a user can mend.
+    """
+    from llamadiff.llamacpp.recording import Recording
+
+    refuse_collisions([("the model", model)], [("--output", output)])
+    request = replace(text_request(ModelFile(model), run, output), nodes=True)
+    recording = read_run(request, how.progress, kind=Recording)
+    assert isinstance(recording, Recording)
+    return recording.nodes
 
 
 def record(

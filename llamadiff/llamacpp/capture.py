@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from llamaref import Weights
 
 from llamadiff.ggml.check import NodeCheck
 from llamadiff.llamacpp.child import Child
-from llamadiff.llamacpp.readers import NodeReader, RunReader, reader_of
+from llamadiff.llamacpp.readers import NodeReader, RunReader, Tell, reader_of
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.errors import NoRoomError, UserError
 from llamadiff.system.hashing import is_remembered
@@ -33,11 +33,16 @@ def capture(request: Request, progress: Progress = silent, child: Child | None =
     return Trace.open(request.output)
 
 
-def read_run(request: Request, progress: Progress = silent, child: Child | None = None) -> RunReader:
-    """Run llama.cpp on a request, and have it read as that asks. Raises UserError."""
+def read_run(
+    request: Request,
+    progress: Progress = silent,
+    child: Child | None = None,
+    kind: Callable[[Request, Tell], RunReader] = reader_of,
+) -> RunReader:
+    """Run llama.cpp on a request, and have it read as that asks, or by another ``kind`` of reader. Raises UserError."""
     request = prepared(request)
     with nullcontext(child) if child else Child(request.settings) as ready:
-        with reader_of(request, ready.tell) as reader:
+        with kind(request, ready.tell) as reader:
             ready.ask(request, progress, reader.heard)
             reader.finish()
         return reader
@@ -68,6 +73,11 @@ def check_nodes(request: Request, progress: Progress = silent, child: Child | No
     """Run llama.cpp and compute every node again as it runs. Raises UserError."""
     reader = read_run(request, progress, child)
     assert isinstance(reader, NodeReader)
+    return found_by(reader)
+
+
+def found_by(reader: NodeReader) -> Nodes:
+    """What a reader has found of a run that is over."""
     read = reader.dequantizer
     return Nodes(reader.info(), tuple(reader.checker.results), len(read.trusted), tuple(sorted(read.refused)))
 
