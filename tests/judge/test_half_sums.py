@@ -255,7 +255,12 @@ def test_a_way_is_known_from_what_it_gives(way):
     assert way in WAYS
 
 
-BUGS = [case for case in INJECTED if case.values[2] == "F16" and not (case.values[0].harmless or case.values[0].choice)]
+LARGE = "llama-large"  # its values are beyond float16, and so are its sums on such a CPU
+BUGS = [
+    case for case in INJECTED
+    if case.values[1:] != (LARGE, "F16") and case.values[2] == "F16"
+    and not (case.values[0].harmless or case.values[0].choice)
+]  # fmt: skip
 FEW = [case for place, case in enumerate(BUGS) if place % 4 == 0]
 
 
