@@ -7,6 +7,7 @@ died: alone.
 
 from __future__ import annotations
 
+import ast
 import gc
 import importlib
 import json
@@ -23,6 +24,7 @@ from functools import cache
 from typing import IO, Any
 
 MODULE = "llamadiff.llamacpp.child_main"
+SHARED = 3  # the descriptor that the file has there which both share
 MOST = 1 << 18  # bytes of a message
 MOST_FILES = 1 << 8  # that a starter may have open
 _NUMBER = struct.Struct("i")
@@ -33,25 +35,30 @@ _NUMBER = struct.Struct("i")
 
 def popen(command: Sequence[str], **options: Any) -> Any:
     """``subprocess.Popen``, and warm if the command is llama.cpp's process as this Python would start it."""
-    own = [sys.executable, f"from {MODULE} import main; main()", *sys.path]
-    is_own = [command[0], command[2].partition("; ")[2].partition("; ")[2], *command[3:]] == own
-    return Warm(options["stderr"]) if is_own else subprocess.Popen(command, **options)
+    _, _, given = command[2].partition(f"; from {MODULE} import main; main(") if len(command) > 2 else ("", "", "")
+    is_own = bool(given) and [command[0], *command[3:]] == [sys.executable, *sys.path]
+    words = ast.literal_eval(f"[{given.removesuffix(')')}]") if is_own else []
+    if not is_own or words[0]:  # a build is loaded by a process of its own
+        return subprocess.Popen(command, **options)
+    return Warm(options["stderr"], words)
 
 
 class Warm:
-    """What Child needs of a Popen: text streams to a process, and its return code."""
+    """What Child needs of a Popen: streams to a process, and its return code."""
 
-    def __init__(self, log: IO[bytes]) -> None:
+    def __init__(self, log: IO[bytes], words: Sequence[str]) -> None:
+        """``words`` are main's: a build, a descriptor that the process is to have, and what is in that file."""
         self.returncode: int | None = None
         stdin, given = os.pipe()
         taken, stdout = os.pipe()
         ends, self._end = socket.socketpair()
-        about = json.dumps({"environment": dict(os.environ), "folder": os.getcwd()}).encode()
-        socket.send_fds(_starter(os.getpid()), [about], [stdin, stdout, log.fileno(), ends.fileno()])
+        about = {"environment": dict(os.environ), "folder": os.getcwd(), "words": [words[0], str(SHARED), words[2]]}
+        streams = [stdin, stdout, log.fileno(), int(words[1]), ends.fileno()]
+        socket.send_fds(_starter(os.getpid()), [json.dumps(about).encode()], streams)
         for file in (stdin, stdout):
             os.close(file)
         ends.close()
-        self.stdin, self.stdout = os.fdopen(given, "w"), os.fdopen(taken)
+        self.stdin, self.stdout = os.fdopen(given, "wb"), os.fdopen(taken, "rb")
         self.pid = self._told()
 
     def _told(self) -> int:
@@ -119,13 +126,13 @@ def serve(number: int) -> None:
     gc.freeze()  # or each child would copy what it looks through
     door = socket.socket(fileno=number)
     while True:
-        about, files, *_ = socket.recv_fds(door, MOST, 4)
+        about, files, *_ = socket.recv_fds(door, MOST, 5)
         if not about:
             return
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # no child ends before it is written down
         child = os.fork()
         if not child:
-            _become(json.loads(about), files[:3], child_main.main)
+            _become(json.loads(about), files[:4], child_main.main)
         ends[child] = socket.socket(fileno=files.pop())
         _tell(ends[child], child)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
@@ -138,13 +145,13 @@ def _tell(end: socket.socket, number: int) -> None:
         end.send(_NUMBER.pack(number))
 
 
-def _become(about: dict[str, Any], streams: Sequence[int], main: Callable[[], None]) -> None:
+def _become(about: dict[str, Any], streams: Sequence[int], main: Callable[..., None]) -> None:
     """Be what was asked for, and end."""
     code = 1
     try:
         for number, file in enumerate(streams):
             os.dup2(file, number)
-        os.closerange(3, MOST_FILES)
+        os.closerange(SHARED + 1, MOST_FILES)
         os.environ.clear()
         os.environ.update(about["environment"])
         os.chdir(about["folder"])
@@ -152,7 +159,7 @@ def _become(about: dict[str, Any], streams: Sequence[int], main: Callable[[], No
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
-        main()
+        main(*about["words"])
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

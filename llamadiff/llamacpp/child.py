@@ -120,6 +120,9 @@ class Child:
         """No orphan process and no temporary file, however this ends."""
         kill(self._process)
         self._running.close()
+        if self._map is not None:
+            with suppress(BufferError):  # somebody still looks into it
+                self._map.close()
         if not self._is_idle:
             sweep()
 

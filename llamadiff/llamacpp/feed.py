@@ -117,7 +117,7 @@ class Feed:
         if place is None:
             place, self._end = self._end, self._end + room
         self._sizes[place] = room
-        return [place, size, int(self._shared is not None)]
+        return [place, size, int(self._has(place + size))]
 
     def _is_full(self, room: int) -> bool:
         """Whether so many bytes more have to wait."""
@@ -162,14 +162,17 @@ class Feed:
         if not is_shared:
             return bytes(data)
         if size:
-            self._mapped(place + size)[place : place + size] = data
+            assert self._map is not None
+            self._map[place : place + size] = data
         return None
 
-    def _mapped(self, size: int) -> mmap:
-        """The shared memory, with so many bytes at least."""
-        assert self._shared is not None
-        if self._map is None or len(self._map) < size:
-            whole = -(-size // GROWTH) * GROWTH
-            os.ftruncate(self._shared, max(whole, os.fstat(self._shared).st_size))
-            self._map = mmap(self._shared, os.fstat(self._shared).st_size)
-        return self._map
+    def _has(self, size: int) -> bool:
+        """Whether there is shared memory of so many bytes; where it may not grow, there is none from now on."""
+        if self._shared is not None and (self._map is None or len(self._map) < size):
+            whole = max(-(-size // GROWTH) * GROWTH, os.fstat(self._shared).st_size)
+            try:
+                os.ftruncate(self._shared, whole)
+                self._map = mmap(self._shared, whole)
+            except (OSError, ValueError):
+                self._shared = None
+        return self._shared is not None

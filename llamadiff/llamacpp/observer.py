@@ -61,7 +61,7 @@ class Observer:
         spare = 0 if request.alone else 1  # ggml's threads do not share a core well
         self.threads = request.settings.threads or (1 if small else max(1, (os.cpu_count() or 1) - spare))
         self.failure: BaseException | None = None
-        self._check_sizes()
+        self._check_asked()
 
     def _together(self) -> int:
         """How many tokens of a batch are run together; 0: all."""
@@ -71,7 +71,13 @@ class Observer:
         plain = request.way == PLAIN and not (request.nodes or request.graph or request.keep_graph)
         return AT_ONCE if plain else 0
 
-    def _check_sizes(self) -> None:
+    def _check_asked(self) -> None:
+        request = self.request
+        if request.way != PLAIN and (request.nodes or request.graph is not None or request.keep_graph):
+            raise UserError(
+                f"{request.model}: judged through llama.cpp's graph, and that is recorded in one go, with nobody "
+                "beside; leave out ubatch, sequences, used and callback"
+            )
         limit = self.lib.llama_model_n_ctx_train(self.model)
         if self.request.first + self.total > limit:
             place = f" from position {self.request.first} on" if self.request.first else ""
@@ -97,10 +103,10 @@ class Observer:
         elif request.graph is not None:
             prefill_s = self._by_its_graph(say, plain)
         else:
-            if request.keep_graph:
-                self._structure(plain)
             self._tell(NODES if request.nodes else TAPS)
             prefill_s = self._decode_all(self._context(), say)
+            if request.keep_graph:
+                self._structure(plain)
         waited = self.feed.waited if request.live else 0.0
         self.feed.send({"ended": {"tokens": self.tokens, "prefill_s": prefill_s - waited,
                                   "weights_read": sorted(self.weights_read)}})  # fmt: skip
@@ -111,7 +117,8 @@ class Observer:
             return
         self.has_begun = True
         self.feed.send({"began": {
-            "tokens": self.tokens, "n_layer": self.lib.llama_model_n_layer(self.model), "n_ctx": self.n_ctx,
+            "tokens": self.tokens, "text": self.request.text, "n_layer": self.lib.llama_model_n_layer(self.model),
+            "n_ctx": self.n_ctx,
             "threads": self.threads, "remembers": self.remembers,
             "parts": self._parts(0, self.total), "version": self.library.version(), "build": self.library.flags(),
             "rounded": rounded_probes(self.lib), **self.library.machine(),
@@ -126,6 +133,7 @@ class Observer:
 
     def _structure(self, settings: Settings) -> None:
         """The graph of all tokens in one go, computed."""
+        self.feed.send({"whole": True})
         self._tell(GRAPH, whole=True)
         self._decode(self._context(settings), self.tokens, 0)
 
@@ -139,7 +147,6 @@ class Observer:
         self._tell(GRAPH, whole=one)
         prefill_s = self._decode_all(self._context(), say)
         if not one:
-            self.feed.send({"whole": True})
             self._structure(plain)
         self.feed.send({"asks": True})
         kinds = self.feed.await_word("places")  # of each kind of pass: which nodes

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,8 +50,7 @@ class RunReader:
         self.began: Mapping[str, Any] = {}
         self.ended: Mapping[str, Any] = {}
         self.rows = self.start = 0
-        self._hashes = ThreadPoolExecutor(1)
-        self.sha256: Future[str] = self._hashes.submit(model_sha256, request.files or (request.model,))
+        self.sha256 = _hash_of(request.files or (request.model,))
         self.open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -114,7 +114,7 @@ class RunReader:
             positions=tuple(range(first, first + self.total)),
             n_prefill=given.n_prefill,
             batches=(*given.batches, *steps) if given.batches else (),
-            prompt=request.text,
+            prompt=began["text"],
             producer={
                 "name": "llama.cpp",
                 "version": began["version"],
@@ -135,22 +135,34 @@ class RunReader:
         """The run is over."""
 
 
+def _hash_of(files: Sequence[str]) -> Future[str]:
+    """What tells a model, computed beside: by a thread that nobody waits for where the command ends before."""
+    found: Future[str] = Future()
+
+    def hash_it() -> None:
+        try:
+            found.set_result(model_sha256(files))
+        except BaseException as error:  # whoever asks for it is told
+            found.set_exception(error)
+
+    Thread(target=hash_it, daemon=True).start()
+    return found
+
+
 class TapReader(RunReader):
     """The taps of a run as a trace; with the graph of all its tokens in it, where that is to be kept."""
 
     def __init__(self, request: Request, tell: Tell) -> None:
         super().__init__(request, tell)
         self.graph: GraphRecorder | None = None
-        if request.keep_graph:
-            self.graph = GraphRecorder(Weights(request.model), 0, whole=True)
 
     def _began(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         super()._began(answer, data)
         self.writer = self.writes(40 * (self.began["n_layer"] + 1))
 
-    def _pass(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
-        if self.graph is not None and not self.graph.rows:
-            self.graph.rows = self.rows
+    def _whole(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        """What comes next is the graph of all tokens."""
+        self.graph = GraphRecorder(Weights(self.request.model), self.total, whole=True)
 
     def _node(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         assert self.graph is not None
@@ -171,8 +183,7 @@ class TapReader(RunReader):
         if self.graph is not None:
             self.graph.in_steps = len(self.begun().edges) > 2 or bool(self.request.n_predict)
             rows = Alignment(self.graph, [self.graph]).rows
-            tokens = [*self.began["tokens"]]
-            self.writer.attach(GRAPH, zlib.compress(self.graph.packed(tokens, rows)))
+            self.writer.attach(GRAPH, zlib.compress(self.graph.packed([*self.ended["tokens"]], rows)))
         self.writer.finish(self.info())
 
 
@@ -294,7 +305,7 @@ class GraphReader(RunReader):
     def _whole(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         """What comes next is the graph of all tokens."""
         self._check_remembers()
-        self.whole = GraphRecorder(self.weights, len(self.began["tokens"]) + self.request.n_predict, whole=True)
+        self.whole = GraphRecorder(self.weights, self.total, whole=True)
 
     def _check_remembers(self) -> None:
         if self._in_steps and not self.recorders[0].has_cache:

@@ -95,7 +95,7 @@ class _Stored:
     """A tap that keeps cached rows otherwise, and records what it was given."""
 
     def __init__(self, tap, other):
-        self.tap, self.stored, self.operands = tap, other.stored, other.operands
+        self.tap, self.stored, self.operands, self.summed = tap, other.stored, other.operands, tap.summed
 
     def __call__(self, name, x):
         return x if name.startswith("kv_") else self.tap(name, x)

@@ -56,7 +56,7 @@ def test_what_llama_cpp_has_to_do_is_never_skipped(small_model):
 
 
 def test_the_probe_says_what_a_crash_was(monkeypatch):
-    monkeypatch.setattr(python_child, "command", lambda module: [sys.executable, "-c", DIES])
+    monkeypatch.setattr(python_child, "command", lambda module, *words: [sys.executable, "-c", DIES])
     check = doctor.decodes("repacked", REPACKED, True)
     assert check == Examined("repacked", NOTE, "llama.cpp died of SIGSEGV: its repacked kernels crash on some CPUs; "
                           "this is off unless you ask for it: leave it so")  # fmt: skip

@@ -127,11 +127,11 @@ def test_a_process_that_was_begun_is_the_next_one_that_is_needed():
     with cold():
         with started.all_ended():
             child.begin()
-            ((ended, _),) = child._BEGUN
+            (ended,) = (begun.process for begun in child._BEGUN)
         with child.Child() as one:
             assert one._process is not ended
         child.begin()
-        ((begun, _),) = child._BEGUN
+        (begun,) = (each.process for each in child._BEGUN)
         with child.Child(Settings(llama_cpp="/somewhere")) as other:
             assert other._process is not begun  # of another llama.cpp
         with child.Child() as one:
@@ -147,7 +147,7 @@ def test_a_process_that_was_begun_and_is_not_needed_ends(words, tmp_path):
     begun = tmp_path / "begun"
     begun.write_text(
         "import sys\nfrom llamadiff import __main__\nfrom llamadiff.llamacpp import child\nbegin = child.begin\n"
-        "def told():\n    begin()\n    print(child._BEGUN[0][0].pid, flush=True)\n"
+        "def told():\n    begin()\n    print(child._BEGUN[0].process.pid, flush=True)\n"
         "child.begin = told\n"
         "sys.argv[:] = ['llamadiff', 'compare', *sys.argv[1:]]\n__main__.main()\n",
         encoding="utf-8",
@@ -167,11 +167,11 @@ def test_it_ends_when_its_input_does():
 
 def test_it_has_the_environment_and_the_folder_of_its_start(tmp_path):
     given, told = os.pipe()
-    about = {"environment": {"TOLD": "so"}, "folder": str(tmp_path)}
+    about = {"environment": {"TOLD": "so"}, "folder": str(tmp_path), "words": ["by", "words"]}
     one = os.fork()
     if not one:
-        warm._become(about, (given, told, 2), lambda: print(dict(os.environ), os.getcwd()))
+        warm._become(about, (given, told, 2), lambda *words: print(*words, dict(os.environ), os.getcwd()))
     os.close(told)
     os.waitpid(one, 0)
     with os.fdopen(given) as words:
-        assert words.read() == f"{{'TOLD': 'so'}} {tmp_path}\n"
+        assert words.read() == f"by words {{'TOLD': 'so'}} {tmp_path}\n"
