@@ -39,8 +39,11 @@ def compare_nodes(
     ``recorded``: a file of such a run, which is judged instead. Raises UserError.
     """
     started = time.perf_counter()
-    request = replace(request, nodes=True, pictures=how.pictures)
-    found = found_by(read_again(recorded, request)) if recorded else check_nodes(request, how.progress, child)
+    request = replace(request, nodes=True, pictures=how.pictures, weights=tuple(model.tensors))
+    if recorded is not None:
+        found = found_by(read_again(recorded, request, model.dequantizer))
+    else:
+        found = check_nodes(request, how.progress, child, model.dequantizer)
     info = found.info
     rows = tuple(row for row in rows_of(found.checks, how.rules)
                  if taps.selected(row.tap, row.layer, request.patterns, request.layer_range))  # fmt: skip

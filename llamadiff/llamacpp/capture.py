@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from llamaref import Weights
 
 from llamadiff.ggml.check import NodeCheck
 from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.readers import NodeReader, RunReader, Tell, reader_of
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.errors import NoRoomError, UserError
@@ -52,7 +54,7 @@ def prepared(request: Request) -> Request:
     """A request with what llama.cpp's process is to know of the file, which it does not read itself."""
     files = request.files or (request.model,)
     describes = request.nodes or request.graph is not None or request.keep_graph
-    weights = tuple(Weights(request.model)) if describes else ()
+    weights = request.weights or (tuple(Weights(request.model)) if describes else ())
     return replace(request, weights=weights, alone=all(map(is_remembered, files)))
 
 
@@ -69,9 +71,11 @@ class Nodes:
     refused: tuple[str, ...]
 
 
-def check_nodes(request: Request, progress: Progress = silent, child: Child | None = None) -> Nodes:
-    """Run llama.cpp and compute every node again as it runs. Raises UserError."""
-    reader = read_run(request, progress, child)
+def check_nodes(
+    request: Request, progress: Progress = silent, child: Child | None = None, file: Dequantizer | None = None
+) -> Nodes:
+    """Run llama.cpp and compute every node again as it runs; ``file``: the model, if it is open. Raises UserError."""
+    reader = read_run(request, progress, child, partial(NodeReader, file=file))
     assert isinstance(reader, NodeReader)
     return found_by(reader)
 

@@ -235,12 +235,18 @@ class NodeReader(RunReader):
     ``keep``: a directory for wrong ops' inputs and outputs (``keep_all``: for all ops').
     """
 
-    def __init__(self, request: Request, tell: Tell) -> None:
+    def __init__(self, request: Request, tell: Tell, file: Dequantizer | None = None) -> None:
+        """``file``: the model's tensors, where it is open; what reads them is not changed by anybody meanwhile."""
         super().__init__(request, tell)
-        self.weights = Weights(request.model, threads=request.settings.threads)
-        self.dequantizer = Dequantizer(self.weights)
-        self.weights.decoder = self.dequantizer.decoder
+        if file is None:
+            file = Dequantizer(Weights(request.model, threads=request.settings.threads))
+            file.weights.decoder = file.decoder
+        self.weights, self.dequantizer = file.weights, file
         self._pending: Node | None = None
+
+    def __enter__(self) -> Self:
+        self.open.enter_context(threadpool_limits(1, "blas"))
+        return super().__enter__()
 
     @cached_property
     def checker(self) -> NodeChecker:
@@ -261,8 +267,7 @@ class NodeReader(RunReader):
         node = self._pending
         assert node is not None
         said = {**node.said, "looks": answer["looks"]}
-        with threadpool_limits(1, "blas"):
-            self.checker.done(replace(node, said=said, data=data[0] if data else None))
+        self.checker.done(replace(node, said=said, data=data[0] if data else None))
 
     def finish(self) -> None:
         self.checker.settle()

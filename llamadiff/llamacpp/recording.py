@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.readers import NodeReader, RunReader, Tell
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.errors import UserError
@@ -95,9 +96,12 @@ def recorded_request(path: Path, model: str) -> Request:
         raise _damaged(path, error) from None
 
 
-def read_again(path: Path, request: Request) -> NodeReader:
-    """A recorded run, every node checked. Raises UserError for a file that is cut off, altered, or of another model."""
-    reader, named = NodeReader(request, lambda **_: None), _model_of(path)
+def read_again(path: Path, request: Request, opened: Dequantizer | None = None) -> NodeReader:
+    """A recorded run, every node checked; ``opened``: the model, if it is open.
+
+    Raises UserError for a file that is cut off, altered, or of another model.
+    """
+    reader, named = NodeReader(request, _unheard, opened), _model_of(path)
     if named != reader.sha256.result():
         raise UserError(
             f"{path}: was recorded with another model: its sha256 is {named[:80]}, that of {request.model} is "
@@ -114,6 +118,10 @@ def read_again(path: Path, request: Request) -> NodeReader:
         except Exception as error:  # the same
             raise _damaged(path, error) from None
     return reader
+
+
+def _unheard(**_: Any) -> None:
+    """Nobody is there to be told anything."""
 
 
 def _answers(path: Path, file: IO[bytes]) -> Iterator[tuple[dict[str, Any], list[memoryview]]]:
