@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.metadata import version
@@ -176,18 +177,27 @@ def made() -> dict[str, str]:
 
 
 def table() -> str:
-    """A line for each part and number of tokens: models, nodes, verdicts."""
+    """A line for each part, number of tokens and way: models, nodes, verdicts."""
     lines = FOUND.read_text("utf-8").splitlines() if FOUND.is_file() else []
-    last = {(row["part"], row["tokens"], row["model"]): row for row in map(json.loads, lines)}
-    rows = sorted(last.values(), key=lambda row: (list(PARTS).index(row["part"]), -row["tokens"]))
-    lines = [f"{'part':10}{'tokens':>8}{'models':>8}{'nodes':>8}{'match':>8}  not right"]
-    for name, tokens in dict.fromkeys((row["part"], row["tokens"]) for row in rows):
-        mine = [row for row in rows if (row["part"], row["tokens"]) == (name, tokens)]
+    rows = [{"way": "", **row} for row in map(json.loads, lines)]
+    last = {(row["part"], row["tokens"], row["way"], row["model"]): row for row in rows}
+    rows = sorted(last.values(), key=lambda row: (list(PARTS).index(row["part"]), -row["tokens"], row["way"]))
+    width = max([len(row["way"]) for row in rows], default=0) + 2
+    lines = [f"{'part':14}{'tokens':>8}  {'way' * (width > 2):{width}}{'models':>8}{'nodes':>8}{'match':>8}  not right"]
+    for name, tokens, way in dict.fromkeys((row["part"], row["tokens"], row["way"]) for row in rows):
+        mine = [row for row in rows if (row["part"], row["tokens"], row["way"]) == (name, tokens, way)]
         right, nodes = sum(row["verdict"] == "match" for row in mine), sum(row["nodes"] for row in mine)
-        others = ", ".join(f"{row['model']}: {' '.join(row['wrong']) or row['verdict']}" for row in mine
+        others = ", ".join(f"{row['model']}: {_briefly(row['wrong']) or row['verdict']}" for row in mine
                            if row["verdict"] != "match")  # fmt: skip
-        lines.append(f"{name:10}{tokens:8}{len(mine):8}{nodes:8}{right:8}  {others}".rstrip())
+        counts = f"{len(mine):8}{nodes:8}{right:8}"
+        lines.append(f"{name:14}{tokens:8}  {way:{width}}{counts}  {others}".rstrip())
     return "\n".join(lines)
+
+
+def _briefly(ops: Iterable[str]) -> str:
+    """TANH TANH; MUL_MAT x 13."""
+    counted = Counter(ops)
+    return ", ".join(f"{op} x {times}" if times > 3 else " ".join([op] * times) for op, times in counted.items())
 
 
 def main() -> None:

@@ -65,7 +65,7 @@ RISCV = Machine("riscv64", "riscv64", "riscv64-linux-gnu")
 
 @dataclass(frozen=True)
 class Variant:
-    """One build for a machine: what cmake is told, which CPU is emulated, whose llama.cpp (None: the installed one's)."""
+    """One build for a machine: what cmake is told, which CPU is emulated, and whose llama.cpp it is."""
 
     machine: Machine
     options: tuple[str, ...]
@@ -143,7 +143,7 @@ def _packages(apt: Iterable[str]) -> set[str]:
 
 
 def _merge_usr(folder: Path) -> None:
-    """Put the loader and the libraries of /lib into /usr/lib, as an installed Debian has them, or the reverse."""
+    """Put /lib into /usr/lib, as an installed Debian has it; links to a place on the machine stay in the root."""
     lib = folder / "lib"
     if lib.is_dir() and not lib.is_symlink():
         shutil.copytree(lib, folder / "usr/lib", symlinks=True, dirs_exist_ok=True)
@@ -151,6 +151,11 @@ def _merge_usr(folder: Path) -> None:
     for name in ("lib", "lib64"):
         if not (folder / name).exists() and (folder / "usr" / name).is_dir():
             (folder / name).symlink_to(f"usr/{name}")
+    for link in folder.rglob("*"):
+        if link.is_symlink() and link.readlink().is_absolute():
+            target = os.path.relpath(f"{folder}{link.readlink()}", link.parent)
+            link.unlink()
+            link.symlink_to(target)
 
 
 # -- builds ------------------------------------------------------------------------------------------------------------
@@ -217,8 +222,7 @@ VARIANTS = {
 }
 OLD = {
     f"{release}-sve{bits}": Variant(ARM, _SVE, _longest(bits), release, "sve")
-    for release in ("0.3.16", "0.3.23")
-    for bits in (128, 256)
+    for release, bits in (("0.3.16", 256), ("0.3.23", 128), ("0.3.23", 256))
 }
 OTHERS = {
     "ppc64le": Variant(POWER, (), "power9"),
