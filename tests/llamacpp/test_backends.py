@@ -45,6 +45,7 @@ def model_of(random_model, tmp_path_factory):
         path = tmp_path_factory.getbasetemp() / f"{name}.gguf"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(small, "FF", 172)
+            patch.setattr(small, "VOCAB", 128)
             return path if path.exists() else small.write_model(path, kind="F32")
 
     return get
