@@ -20,7 +20,6 @@ from tools.parts import FOLDER, PACKAGE, MissingPartError, Part, Usage, built, r
 
 ON_ARM = "fp16+dotprod"
 WHOLE = "arm82"  # the part whose libllama the others of its release copy: it is the same one
-SVE_LENGTHS = (256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1664, 1792, 1920, 2048)  # beside 128
 # Of Debian's packages that a Python depends on, those that have what it loads.
 WANTED = re.compile(r"(lib(?!perl)|python3\.|zlib)\S*$")
 WITHOUT = (
@@ -207,21 +206,19 @@ def _arm(features: str, *names: str) -> tuple[str, ...]:
     return (f"-DGGML_CPU_ARM_ARCH={'+'.join([features, ON_ARM, *names])}",)
 
 
-def _longest(bits: int) -> str:
-    """A CPU with everything, whose vectors have so many bits."""
-    if bits == 512:
-        return "max,sve-default-vector-length=64"
-    return ",".join(["max", *(f"sve{length}=off" for length in SVE_LENGTHS if length > bits)])
+def _vectors(bits: int) -> str:
+    """A CPU with everything, whose vectors have so many bits: the emulator counts bytes."""
+    return f"max,sve-default-vector-length={bits // 8}"
 
 
 _SVE = _arm("armv8.6-a", "i8mm", "bf16", "sve")
 VARIANTS = {
     WHOLE: Variant(ARM, _arm("armv8.2-a"), "max,sve=off", folder=WHOLE),
     "arm86": Variant(ARM, _arm("armv8.6-a", "i8mm", "bf16"), "max,sve=off", folder="arm86"),
-    **{f"sve{bits}": Variant(ARM, _SVE, _longest(bits), folder="sve") for bits in (128, 256, 512)},
+    **{f"sve{bits}": Variant(ARM, _SVE, _vectors(bits), folder="sve") for bits in (128, 256, 512)},
 }
 OLD = {
-    f"{release}-sve{bits}": Variant(ARM, _SVE, _longest(bits), release, "sve")
+    f"{release}-sve{bits}": Variant(ARM, _SVE, _vectors(bits), release, "sve")
     for release, bits in (("0.3.16", 256), ("0.3.23", 128), ("0.3.23", 256))
 }
 OTHERS = {
