@@ -19,6 +19,7 @@ from pathlib import Path
 from tools.parts import FOLDER, PACKAGE, MissingPartError, Part, Usage, built, run, sources
 
 ON_ARM = "fp16+dotprod"
+NEWER_THAN_GCC_12 = ("RVV", "RV_ZFH", "RV_ZVFH", "RV_ZICBOP", "RV_ZIHINTPAUSE")
 WHOLE = "arm82"  # the part whose libllama the others of its release copy: it is the same one
 # Of Debian's packages that a Python depends on, those that have what it loads.
 WANTED = re.compile(r"(lib(?!perl)|python3\.|zlib)\S*$")
@@ -58,7 +59,6 @@ class Machine:
 
 ARM = Machine("aarch64", "arm64", "aarch64-linux-gnu")
 POWER = Machine("ppc64le", "ppc64el", "powerpc64le-linux-gnu")
-Z = Machine("s390x", "s390x", "s390x-linux-gnu")
 RISCV = Machine("riscv64", "riscv64", "riscv64-linux-gnu")
 
 
@@ -221,10 +221,10 @@ OLD = {
     f"{release}-sve{bits}": Variant(ARM, _SVE, _vectors(bits), release, "sve")
     for release, bits in (("0.3.16", 256), ("0.3.23", 128), ("0.3.23", 256))
 }
+# s390x is not among them: root and build are made as these are, but llama.cpp wants big-endian files there.
 OTHERS = {
-    "ppc64le": Variant(POWER, (), "power9"),
-    "s390x": Variant(Z, (), "max"),
-    "riscv64": Variant(RISCV, ("-DGGML_RVV=OFF",), "rv64"),
+    "ppc64le": Variant(POWER, ("-DGGML_CPU_POWERPC_CPUTYPE=power9",), "power9"),
+    "riscv64": Variant(RISCV, (*(f"-DGGML_{name}=OFF" for name in NEWER_THAN_GCC_12),), "rv64"),
 }
 _ABOUT = {
     WHOLE: "armv8.2 with fp16 and dotprod: Apple's M1", "arm86": "armv8.6 with i8mm and bf16: Apple's M2 and later",
