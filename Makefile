@@ -76,9 +76,9 @@ FORCE:
 matrix: develop  ## the quick tests as on other machines, a fifth of them in each corner: twenty minutes
 	$(BIN)/python tests/tools/matrix.py $(if $(TURN),--turn $(TURN))
 
-backends: develop  ## every node on other builds and devices of llama.cpp: an hour, most of it compiling
-	$(BIN)/python tests/tools/backends.py
-	$(BIN)/python $(PYTEST) -rs -m backends tests/llamacpp/test_backends.py; code=$$?; \
+backends: develop  ## every node on other builds, devices, CPUs (PARTS=arm) and releases (PARTS=old) of llama.cpp
+	$(BIN)/python tests/tools/backends.py $(PARTS)
+	PARTS="$(PARTS)" $(BIN)/python $(PYTEST) -rs -m backends tests/llamacpp; code=$$?; \
 		$(BIN)/python tests/tools/backends.py --table && exit $$code
 
 fuzz: develop  ## 10,000 hostile files for every reader: half an hour

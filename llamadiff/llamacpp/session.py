@@ -53,7 +53,7 @@ class Loaded:
 
 def load(library: Library, request: Request) -> Handle:
     """The model file in llama.cpp, with the request's settings. Raises UserError if llama.cpp cannot load it."""
-    os.environ["LLAMA_ATTN_ROT_DISABLE"] = "1"  # a quantized KV cache as everybody knows it, not rotated
+    os.environ.setdefault("LLAMA_ATTN_ROT_DISABLE", "1")  # a quantized KV cache as everybody knows it, not rotated
     library.lib.llama_backend_init()
     settings = request.settings
     device = named(library, settings.device) if settings.device else None

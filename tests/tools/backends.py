@@ -1,11 +1,12 @@
 """Other builds and devices of llama.cpp, real ones, about which test_backends.py asks `backend`.
 
-    python tests/tools/backends.py [PART...]   make what can be made here, and say why the others cannot
-    python tests/tools/backends.py --table     what the tests found last
+    python tests/tools/backends.py [PART|GROUP...]   make what can be made here, and say why the others cannot
+    python tests/tools/backends.py --table           what the tests found last
 
 They lie in build/backends, or where LLAMADIFF_PARTS says. What they need, on Debian: cmake, g++, ninja-build, ccache
 (if you like), libopenblas-dev, npm, libvulkan1, mesa-vulkan-drivers. LLAMADIFF_VULKAN is a build with Vulkan of your
-own, with its headers, to be asked in place of one from npm.
+own, with its headers, to be asked in place of one from npm. Groups are of other CPUs and old releases (emulated.py):
+arm, old, others; they are made where they are asked for.
 """
 
 from __future__ import annotations
@@ -17,94 +18,25 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
-FOLDER = Path(os.environ.get("LLAMADIFF_PARTS") or ROOT / "build/backends").resolve()
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+from places import ROOT  # noqa: E402
+
+from tools import emulated  # noqa: E402
+from tools.parts import FOLDER, PACKAGE, MissingPartError, Part, Usage, built, run, sources  # noqa: E402
+
 FOUND = FOLDER / "found.jsonl"
-PACKAGE = "llama-cpp-python"
 OTHER = "0.3.30"  # a release that is not the installed one
 # Builds that somebody has made, and the llama-cpp-python whose headers fit them: of llama.cpp 0.5.0, and of b9842.
 VULKAN = "@node-llama-cpp/linux-x64-vulkan@3.22.1", "0.3.36"
 OLDER = "@node-llama-cpp/linux-x64@3.19.0", OTHER
-COMMON = (
-    "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF",
-    "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=OFF",
-)  # fmt: skip
-
-
-class MissingPartError(Exception):
-    """Why a part cannot be made here."""
-
-
-@dataclass(frozen=True)
-class Usage:
-    """How llamadiff is asked about a part: its options, and what stands in the environment."""
-
-    options: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Part:
-    """One build: what it is, how it is made (nothing is done that was done before), how it is used.
-
-    ``tokens``: how many its models are given, once each. ``served``: it is used through an rpc-server in its folder.
-    ``older``: it does not know the tokenizer of models that llama.cpp's tests make.
-    """
-
-    about: str
-    make: Callable[[], Path]
-    use: Callable[[Path], Usage]
-    tokens: tuple[int, ...] = (16,)
-    served: bool = False
-    older: bool = False
-
-
-# -- steps -------------------------------------------------------------------------------------------------------------
-
-
-def run(*words: object, where: Path | None = None) -> str:
-    """A program's standard output; its last line of errors is why a part is missing."""
-    environment = {**os.environ, "CCACHE_BASEDIR": str(FOLDER), "CCACHE_NOHASHDIR": "1"}
-    command = [*map(str, words)]
-    try:
-        done = subprocess.run(
-            command, cwd=where, env=environment, capture_output=True, text=True, check=False, encoding="utf-8"
-        )
-    except FileNotFoundError:
-        raise MissingPartError(f"{command[0]} is not installed") from None
-    if done.returncode:
-        said = [line for line in (done.stderr + done.stdout).splitlines() if "rror" in line] or ["no reason given"]
-        raise MissingPartError(f"{' '.join(command[:3])}: {said[0].strip()[:200]}")
-    return done.stdout
-
-
-def sources(release: str) -> Path:
-    """llama.cpp as a release of llama-cpp-python has it, from its source package."""
-    folder = FOLDER / f"llama_cpp_python-{release}"
-    if not folder.is_dir():
-        run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest",
-            FOLDER / "sdist", f"{PACKAGE}=={release}")  # fmt: skip
-        with tarfile.open(next((FOLDER / "sdist").glob(f"*-{release}.tar.gz"))) as packed:
-            packed.extractall(FOLDER, filter="data")
-    return folder / "vendor/llama.cpp"
-
-
-def built(source: Path, folder: Path, targets: Sequence[str], *options: str) -> Path:
-    """A folder with what cmake made of these targets."""
-    more = ["-G", "Ninja"] if shutil.which("ninja") else []
-    if shutil.which("ccache"):
-        more += ["-DCMAKE_C_COMPILER_LAUNCHER=ccache", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"]
-    if not (folder / "CMakeCache.txt").is_file():
-        run("cmake", "-S", source, "-B", folder, *more, *COMMON, *options)
-    run("cmake", "--build", folder, "--parallel", os.cpu_count() or 1, "--target", *targets)
-    return folder
 
 
 @cache
@@ -228,7 +160,14 @@ PARTS = {
     "openblas": Part("a CPU build with OpenBLAS", lambda: beside("blas"), _of_build, (64, 6)),
     "rpc": Part("a device behind an rpc-server", lambda: beside("rpc"), _of_build, served=True),
     "vulkan": Part("the first device of Vulkan", vulkan, _on_vulkan),
+    **emulated.PARTS,
 }
+
+
+def named(words: Iterable[str]) -> list[str]:
+    """The parts of these names and groups; without any, those of no group."""
+    asked = [*words] or [""]
+    return [name for name, part in PARTS.items() if name in asked or part.group in asked]
 
 
 def made() -> dict[str, str]:
@@ -238,18 +177,27 @@ def made() -> dict[str, str]:
 
 
 def table() -> str:
-    """A line for each part and number of tokens: models, nodes, verdicts."""
+    """A line for each part, number of tokens and way: models, nodes, verdicts."""
     lines = FOUND.read_text("utf-8").splitlines() if FOUND.is_file() else []
-    last = {(row["part"], row["tokens"], row["model"]): row for row in map(json.loads, lines)}
-    rows = sorted(last.values(), key=lambda row: (list(PARTS).index(row["part"]), -row["tokens"]))
-    lines = [f"{'part':10}{'tokens':>8}{'models':>8}{'nodes':>8}{'match':>8}  not right"]
-    for name, tokens in dict.fromkeys((row["part"], row["tokens"]) for row in rows):
-        mine = [row for row in rows if (row["part"], row["tokens"]) == (name, tokens)]
+    rows = [{"way": "", **row} for row in map(json.loads, lines)]
+    last = {(row["part"], row["tokens"], row["way"], row["model"]): row for row in rows}
+    rows = sorted(last.values(), key=lambda row: (list(PARTS).index(row["part"]), -row["tokens"], row["way"]))
+    width = max([len(row["way"]) for row in rows], default=0) + 2
+    lines = [f"{'part':14}{'tokens':>8}  {'way' * (width > 2):{width}}{'models':>8}{'nodes':>8}{'match':>8}  not right"]
+    for name, tokens, way in dict.fromkeys((row["part"], row["tokens"], row["way"]) for row in rows):
+        mine = [row for row in rows if (row["part"], row["tokens"], row["way"]) == (name, tokens, way)]
         right, nodes = sum(row["verdict"] == "match" for row in mine), sum(row["nodes"] for row in mine)
-        others = ", ".join(f"{row['model']}: {' '.join(row['wrong']) or row['verdict']}" for row in mine
+        others = ", ".join(f"{row['model']}: {_briefly(row['wrong']) or row['verdict']}" for row in mine
                            if row["verdict"] != "match")  # fmt: skip
-        lines.append(f"{name:10}{tokens:8}{len(mine):8}{nodes:8}{right:8}  {others}".rstrip())
+        counts = f"{len(mine):8}{nodes:8}{right:8}"
+        lines.append(f"{name:14}{tokens:8}  {way:{width}}{counts}  {others}".rstrip())
     return "\n".join(lines)
+
+
+def _briefly(ops: Iterable[str]) -> str:
+    """TANH TANH; MUL_MAT x 13."""
+    counted = Counter(ops)
+    return ", ".join(f"{op} x {times}" if times > 3 else " ".join([op] * times) for op, times in counted.items())
 
 
 def main() -> None:
@@ -259,14 +207,15 @@ def main() -> None:
         return
     FOLDER.mkdir(parents=True, exist_ok=True)
     said = made()
-    for name in sys.argv[1:] or PARTS:
+    for name in named(sys.argv[1:]):
         try:
             said[name] = str(PARTS[name].make())
         except MissingPartError as error:
             said[name] = f" {error}"
         print(f"{name:10}{PARTS[name].about}: {said[name].strip() if said[name][0] == ' ' else 'made'}", flush=True)
         (FOLDER / "made.json").write_text(json.dumps(said), encoding="utf-8")
-    FOUND.unlink(missing_ok=True)
+    if not sys.argv[1:]:
+        FOUND.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
