@@ -53,7 +53,8 @@ class Loaded:
 
 def load(library: Library, request: Request) -> Handle:
     """The model file in llama.cpp, with the request's settings. Raises UserError if llama.cpp cannot load it."""
-    os.environ.setdefault("LLAMA_ATTN_ROT_DISABLE", "1")  # a quantized KV cache as everybody knows it, not rotated
+    # a quantized KV cache as everybody knows it, not rotated; where nodes are judged, rotations may be some of them
+    os.environ["LLAMA_ATTN_ROT_DISABLE"] = os.environ.get("LLAMA_ATTN_ROT_DISABLE", "1") if request.nodes else "1"
     library.lib.llama_backend_init()
     settings = request.settings
     device = named(library, settings.device) if settings.device else None
