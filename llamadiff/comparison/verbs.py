@@ -337,12 +337,12 @@ def record_nodes(model: str | Path, run: Run, output: Path, how: How = USUAL) ->
 
     Raises UserError for whatever a user can mend.
     """
-    from llamadiff.llamacpp.recording import Recording
+    from llamadiff.llamacpp.recording import NodeRecording
 
     refuse_collisions([("the model", model)], [("--output", output)])
     request = replace(text_request(ModelFile(model), run, output), nodes=True)
-    recording = read_run(request, how.progress, kind=Recording)
-    assert isinstance(recording, Recording)
+    recording = read_run(request, how.progress, kind=NodeRecording)
+    assert isinstance(recording, NodeRecording)
     return recording.nodes
 
 

@@ -32,7 +32,7 @@ LAST = 400  # bytes that the last two lines have at most
 _ASKED = ("text", "n_predict", "n_prefill", "batches", "first", "patterns", "layers", "tokens")
 
 
-class Recording(RunReader):
+class NodeRecording(RunReader):
     """Writes down what is told."""
 
     nodes = 0
