@@ -113,16 +113,6 @@ static enum set chosen(void) { return ANY; }
 // The instruction set that is used
 const char *llamadiff_instructions(void) { return chosen() == AVX512 ? "avx512" : chosen() == AVX2 ? "avx2" : "any"; }
 
-// A copy that goes past the cache, to where a vector may begin: another process reads it, later
-void llamadiff_copy(const uint8_t *from, int64_t count, uint8_t *to) {
-    int64_t i = 0;
-#if defined(__x86_64__)
-    for (; i + 16 <= count; i += 16) _mm_stream_si128((__m128i *)(to + i), _mm_loadu_si128((const __m128i *)(from + i)));
-    _mm_sfence();
-#endif
-    memcpy(to + i, from + i, count - i);
-}
-
 // Values through Q8_K, ``count`` in all, a multiple of 256
 void llamadiff_round_q8_k(const float *x, int64_t count, float *out) { CALL(round_q8_k, x, count, out); }
 

@@ -11,7 +11,6 @@ from pathlib import Path
 _PLACE, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 _ARGUMENTS = {
     "llamadiff_instructions": (),
-    "llamadiff_copy": (_PLACE, _COUNT, _PLACE),
     "llamadiff_multiply": (_PLACE, _PLACE),
     "llamadiff_pack": (_PLACE, _COUNT, _COUNT, _COUNT, _COUNT, _PLACE),
     "llamadiff_sum": (_PLACE, _COUNT, _COUNT, _PLACE),

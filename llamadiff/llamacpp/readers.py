@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 Tell = Callable[..., None]
-MACHINE = ("machine", "order")  # what is said of the CPU, besides what llama.cpp says of it
 
 
 class RunReader:
@@ -190,8 +189,7 @@ class TapReader(RunReader):
 def tap_values(reader: RunReader, answer: Mapping[str, Any], data: Sequence[Any]) -> Array:
     """The rows of a tap that were told, on the tap's own axes; those of the second sequence, where there are several.
 
-    Raw scores of hidden keys are arbitrary and left out; probabilities are kept as they are. A model that keeps nothing
-    between passes is an encoder: its queries see all keys.
+    A model that keeps nothing between passes is an encoder: its queries see all keys.
     """
     tap, rows, start = taps.parse(answer["tap"]), answer["rows"], answer["start"]
     assert tap is not None
@@ -207,10 +205,13 @@ def tap_values(reader: RunReader, answer: Mapping[str, Any], data: Sequence[Any]
     if not tap.causal:
         return values
     values = values[..., : reader.total]
-    if tap.kind.word != "kq" or not reader.began["remembers"]:
-        return values
-    queries = np.arange(start, start + rows)[:, None]
-    return np.where(np.arange(values.shape[2])[None, :] <= queries, values, np.float32(0))
+    return seen_scores(values, start) if tap.kind.word == "kq" and reader.began["remembers"] else values
+
+
+def seen_scores(values: Array, start: int) -> Array:
+    """Raw scores [head, query, key] of queries from the ``start``-th on; those of hidden keys are arbitrary: zero."""
+    queries = np.arange(start, start + values.shape[1])[:, None]
+    return np.where(np.arange(values.shape[2]) <= queries, values, np.float32(0))
 
 
 def whole_shape(tap: taps.Tap, values: Array, total: int) -> tuple[int, ...]:
@@ -350,13 +351,9 @@ class GraphReader(RunReader):
             self.writer.add(name, values.reshape(shape))
             return
         rows = values.reshape(*shape[:axis], self.rows, *shape[axis + 1 :])
-        self.writer.add(name, rows if tap is None else self._visible(tap, rows), axis, shape, self.start)
-
-    def _visible(self, tap: taps.Tap, values: Array) -> Array:
-        if tap.kind.word != "kq" or not self.recorders[0].has_cache:
-            return values
-        queries = np.arange(self.start, self.start + self.rows)[:, None]
-        return np.where(np.arange(values.shape[2])[None, :] <= queries, values, np.float32(0))
+        if tap is not None and tap.kind.word == "kq" and self.recorders[0].has_cache:
+            rows = seen_scores(rows, self.start)
+        self.writer.add(name, rows, axis, shape, self.start)
 
     def finish(self) -> None:
         graph = self.whole or self.recorders[0]

@@ -7,7 +7,6 @@ import subprocess
 import time
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -20,7 +19,7 @@ from once import once
 from optional import needs, program
 
 import llamadiff
-from llamadiff.compiled import combined, copied, decoder, library, maths, product, rounding, rows
+from llamadiff.compiled import combined, decoder, library, maths, product, rounding, rows
 from llamadiff.engines.reference_model import Model
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.numerics import metrics
@@ -41,7 +40,7 @@ KNOWN = ("Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "F16", "BF16"
 
 def everywhere(monkeypatch, found):
     """This library in place of the installed one."""
-    for module in (library, product, rounding, rows, decoder, maths, copied):
+    for module in (library, product, rounding, rows, decoder, maths):
         monkeypatch.setattr(module, "library", lambda: found)
 
 
@@ -510,30 +509,6 @@ def test_combinations_are_numpys(compiled, monkeypatch):
     for one, other in zip(found, right, strict=True):
         assert one.shape == other.shape
         np.testing.assert_allclose(one, other, atol=1e-3)
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_a_copy_is_a_copy(compiled, there, monkeypatch):
-    if not there:
-        everywhere(monkeypatch, None)
-    drawn = np.random.default_rng(0)
-    for count in (0, 1, 15, 16, 17, 4096, 100_003):
-        for begins in (0, 1, 16):
-            values, to = drawn.integers(0, 256, (2, count + 64), np.uint8)
-            wanted = [*to[:begins], *values[3 : 3 + count], *to[begins + count :]]
-            copied.copy(values[3 : 3 + count], to[begins : begins + count])
-            assert to.tolist() == wanted
-    copied.copy(values[::2], to[::2])
-    assert (to[::2] == values[::2]).all()
-
-
-def test_what_a_vector_can_be_stored_to_is_copied_by_what_is_compiled(monkeypatch):
-    asked, values = [], np.zeros((2, 100), np.uint8)
-    everywhere(monkeypatch, SimpleNamespace(llamadiff_copy=lambda *words: asked.append(words)))
-    aligned = -values.ctypes.data % copied.VECTOR
-    for to in (values[0, aligned:][:64], values[0, aligned + 1 :][:64], values[0, aligned::2][:16]):
-        copied.copy(values[1, : len(to)], to)
-    assert asked == [(values[1].ctypes.data, 64, values.ctypes.data + aligned)]
 
 
 # -- all of it ------------------------------------------------------------------------------------------------------
