@@ -5,6 +5,7 @@ A reader is a function (rng, folder): it writes files, and returns what reads th
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import struct
@@ -30,8 +31,10 @@ from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
 from llamadiff.cli import inputs
 from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import graph, record_nodes
 from llamadiff.engines import chat_template
 from llamadiff.engines.reference_model import Model
+from llamadiff.engines.run_spec import Run
 from llamadiff.ggml.repro import load
 from llamadiff.numerics import tolerances
 from llamadiff.preflight.compatibility import check_runnable
@@ -46,7 +49,7 @@ from proof.fuzz import mutating
 
 Read = Callable[[], object]
 READERS: dict[str, Callable[[Random, Path], Read]] = {}
-SLOW = {"template": 10}  # cases of these are run by one in so many: each starts a process
+SLOW = {"template": 10, "nodes": 10}  # cases of these are run by one in so many: each starts a process
 
 TOKENS = (1, 17, 5)
 SMALL = {"EMBD": 32, "FF": 64, "VOCAB": 40, "DIM": 16}
@@ -314,6 +317,38 @@ def saved_op(path: Path) -> bytes:
     x = np.ones((1, 1, 3, 4), np.float32)
     save_op(path, Op("ADD", (4, 3, 1, 1), "F32", bytes(64), (Operand(x, "F32", "a"), None)), x, x, "node")
     return path.read_bytes()
+
+
+@cache
+def recorded_nodes() -> tuple[bytes, ...]:
+    """Every node of a run of the model: the answers, each with its bytes, but for the last line."""
+    path = world().folder / "run.nodes"
+    record_nodes(world().model.path, Run(tokens=TOKENS, n_predict=1), path)
+    found, file = list[bytes](), io.BytesIO(path.read_bytes())
+    while line := file.readline():
+        found.append(line + file.read(sum(json.loads(line).get("sizes", ()))))
+    return tuple(found[:-1])
+
+
+@reader
+def nodes(rng: Random, folder: Path) -> Read:
+    """What was told is changed, or left out, or told twice; the checksum is right, mostly."""
+    told = [*recorded_nodes()]
+    for _ in mutating.times(rng):
+        number, kind = rng.randrange(len(told)), rng.random()
+        line, _, data = told[number].partition(b"\n")
+        if kind < 0.1:
+            told[number : number + 1] = rng.choice(([], [told[number]] * 2))
+        elif kind < 0.2:
+            told[number] = mutating.data(rng, told[number])
+        else:
+            text = mutating.json_text(rng, json.loads(line)).encode("utf-8", "surrogatepass")
+            told[number] = text.replace(b"\n", b" ") + b"\n" + data
+    body = b"".join(told)
+    end = json.dumps({"sha256": hashlib.sha256(body).hexdigest()}).encode() + b"\n"
+    whole = body + (end if rng.random() < 0.95 else mutating.data(rng, end))
+    (folder / "x.nodes").write_bytes(whole)
+    return partial(graph, world().model.path, Run(), recorded=folder / "x.nodes")
 
 
 # -- settings --------------------------------------------------------------------------------------
