@@ -113,6 +113,7 @@ def read_again(path: Path, request: Request, opened: Dequantizer | None = None) 
             for answer, data in _answers(path, file):
                 reader.heard(answer, data)
             reader.finish()
+            reader.info()
         except UserError:
             raise
         except Exception as error:  # the same

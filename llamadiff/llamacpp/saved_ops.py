@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ def run_saved(paths: Sequence[Path], settings: Settings, progress: Progress = si
             found.append(Node(answer["node"], data=data[0]).values())
 
     with Child(settings) as child:
+        if child.runner and child.ask(Request(""), silent)["order"] != sys.byteorder:
+            raise UserError(f"--runner {child.runner}: its bytes are in another order than those that were saved")
         device = child.ask(request, progress, hear)["device"]
     return found, device
 
