@@ -5,6 +5,7 @@ The process tells descriptions and bytes; all that is computed of them is comput
 
 from __future__ import annotations
 
+import platform
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -119,7 +120,7 @@ class RunReader:
                 "version": began["version"],
                 "settings": {**request.settings.to_json(), **ran},
                 "build": began["build"],
-                **({"machine": began["machine"]} if request.settings.runner else {}),
+                **({} if began["machine"] == platform.machine() else {"machine": began["machine"]}),
                 **request.asked,
             },
             model=request.model_info,

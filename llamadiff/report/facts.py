@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,12 +38,19 @@ def model_facts(model: Mapping[str, Any], full: bool) -> list[str]:
 def side_facts(producer: Mapping[str, Any], full: bool) -> list[str]:
     """The settings of a side that are not the usual ones; in a full report its version."""
     facts = [str(producer["version"])] if producer.get("version") and full else []
+    facts += [_machine(producer)] if producer.get("machine") else []
     settings = producer.get("settings")
     for key, (usual, words) in _USUAL.items():
         value = settings.get(key) if isinstance(settings, Mapping) else None
         if value is not None and str(value).upper() != usual.upper():
             facts.append(words.format(value))
     return facts
+
+
+def _machine(producer: Mapping[str, Any]) -> str:
+    """Another kind of CPU than this machine's, and how long its vectors are, where it says so."""
+    vectors = re.search(r"SVE_CNT = (\d{1,4})\b", str(producer.get("build", "")))
+    return f"on {producer['machine']}" + (f" with SVE of {8 * int(vectors[1])} bits" if vectors else "")
 
 
 def settings_of(producer: Mapping[str, Any]) -> list[str]:

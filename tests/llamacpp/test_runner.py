@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
+import platform
 import shlex
 import shutil
 import sys
@@ -21,14 +23,18 @@ from optional import needs
 from places import ROOT
 
 from llamadiff import UserError
+from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.verbs import graph
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import Run
 from llamadiff.ggml.repro import load
 from llamadiff.llamacpp.build_tree import find
 from llamadiff.llamacpp.capture import check_nodes
-from llamadiff.llamacpp.request import RUNNER
+from llamadiff.llamacpp.request import RUNNER, Settings
 from llamadiff.llamacpp.there import FILES, MODULES, started_by
+from llamadiff.report.facts import side_facts
+from llamadiff.report.terminal.report import make_console, render
 
 BARE = f"{shlex.quote(sys.executable)} -I -S"  # nothing is installed for it
 TOKENS = ["--tokens", "1,17,5,40,9,33,64,5,2,71"]
@@ -96,7 +102,7 @@ def said(*words: object) -> dict[str, object]:
     done = run(*words, *TOKENS, "--json", "-")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["baseline"].pop("machine", None) in (None, os.uname().machine)
+    assert "machine" not in report["baseline"]  # it is of this kind
     report["baseline"].pop("prefill_s", None)
     return {key: value for key, value in report.items() if key not in OF_THE_CALL}
 
@@ -214,3 +220,19 @@ def read(path: Path) -> bytes:
     with suppress(OSError):
         return path.read_bytes()
     return b""
+
+
+def test_another_kind_of_machine_is_named(small_model, build, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "pdp11")
+    result = graph(small_model(), Run(tokens=(1, 5), settings=Settings(llama_cpp=str(build), runner=BARE)))
+    assert result.baseline["machine"] == os.uname().machine
+    assert side_facts({**result.baseline, "build": "CPU : SVE = 1 | SVE_CNT = 32"}, full=False)[0] == (
+        f"on {os.uname().machine} with SVE of 256 bits"
+    )
+    assert f"on {os.uname().machine}" in text_of(result)
+
+
+def text_of(result: Comparison) -> str:
+    console = make_console(io.StringIO())
+    render(result, console)
+    return str(console.file.getvalue())
