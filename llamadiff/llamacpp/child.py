@@ -192,7 +192,7 @@ class Child:
             while self.meanwhile:
                 self.meanwhile.pop(0)()
             while line := child.stdout.readline():
-                answer = json.loads(line)
+                answer = self._answer(line)
                 blobs = answer.pop("blobs", ())
                 if "phase" in answer:
                     progress(answer["phase"])
@@ -203,10 +203,24 @@ class Child:
                 if "done" in answer or "error" in answer:
                     self._is_idle = True
                     return answers
-        except (BrokenPipeError, json.JSONDecodeError, EOFError):
+        except (BrokenPipeError, EOFError):
             pass  # it died; its return code says how
         child.wait()
         return answers
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        """What a line says. Raises EOFError where the process died in it, UserError for what is no answer."""
+        try:
+            answer = json.loads(line)
+            if isinstance(answer, dict):
+                return answer
+        except ValueError:
+            if not line.endswith(b"\n"):
+                raise EOFError from None
+        kill(self._process)
+        said = line.decode("utf-8", "replace").strip()[:100]
+        by = f"--runner {self.runner}" if self.runner else "llama.cpp's process"
+        raise UnrunnableError(f"{by}: prints {said!r} where answers are expected; let nothing else write there")
 
     def _told(self, hear: Hear, answer: dict[str, Any], blobs: Sequence[Sequence[int]]) -> None:
         """Hand an answer over, and let its bytes go."""

@@ -175,6 +175,11 @@ FAILURES = {
     "an instruction": (
         "import os, signal; os.kill(os.getpid(), signal.SIGILL)", "the CPU there refuses an instruction",
     ),
+    "it greets": (
+        "import os, sys; print('welcome to box', flush=True); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])",
+        "prints 'welcome to box' where answers are expected",
+    ),
     "nothing installed": ("import os, sys; os.execv(sys.executable, [sys.executable, '-I', '-S', *sys.argv[1:]])",
                           "llama-cpp-python is not installed"),
 }  # fmt: skip
