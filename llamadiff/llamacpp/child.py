@@ -186,7 +186,7 @@ class Child:
         assert child.stdin is not None
         assert child.stdout is not None
         try:
-            with self._voice:
+            with self._voice, suppress(BrokenPipeError):  # where it died, its last words are still to be read
                 child.stdin.write(json.dumps(request.to_json()).encode() + b"\n")
                 child.stdin.flush()
             while self.meanwhile:
@@ -203,7 +203,7 @@ class Child:
                 if "done" in answer or "error" in answer:
                     self._is_idle = True
                     return answers
-        except (BrokenPipeError, EOFError):
+        except EOFError:
             pass  # it died; its return code says how
         child.wait()
         return answers
