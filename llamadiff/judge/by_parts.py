@@ -21,7 +21,6 @@ from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.run_spec import How
 from llamadiff.judge.coverage import free_tokens
 from llamadiff.judge.finding import Finding, Local
-from llamadiff.judge.in_step import in_step
 from llamadiff.judge.lanes import Lane, Source, policies_for
 from llamadiff.judge.replay_tap import Study, UnclearError, lanes_of
 from llamadiff.judge.run import Passes, in_a_line, one_pass, room_of, together
@@ -54,7 +53,7 @@ def _passes(model: Runnable, parts: Sequence[Trace], n_tokens: int, how: How) ->
             else:
                 source, replayed = _asked(model, part)
                 study, _ = one_pass(
-                    model, model.engine, [source], replayed, part.info, how,
+                    model, [source], replayed, part.info, how,
                     first=lanes, cache=earlier.cache, only_clear=True,
                 )  # fmt: skip
             judged.append(study)
@@ -78,21 +77,16 @@ def _asked(model: Runnable, part: Trace, *, free: bool = False) -> tuple[Source,
 
 
 def _begun(model: Runnable, part: Trace, how: How, earlier: _Earlier) -> tuple[Study, Sequence[Finding], Array]:
-    """The first part, with the free run of its beginning in step. -> its study, what the free run shows, its logits."""
+    """The first part, and the free run of its beginning. -> its study, what the free run shows, its logits."""
     source, replayed = _asked(model, part)
     n = len(part.info.tokens)
     head = part.head(free_tokens(n))
     beginning, free = _asked(model, head, free=True)
     if len(head.info.tokens) == n:
-        study, logits = one_pass(model, model.engine, [source], [*free, *replayed], part.info, how, only_clear=True)
+        study, logits = one_pass(model, [source], [*free, *replayed], part.info, how, only_clear=True)
         return study, study.findings, logits
-    (study, _), (beside, logits) = in_step(
-        model.engine,
-        lambda engine: one_pass(
-            model, engine, [source], replayed, part.info, how, cache=earlier.cache, only_clear=True
-        ),
-        lambda engine: one_pass(model, engine, [beginning], free, head.info, replace(how, progress=silent)),
-    )
+    study, _ = one_pass(model, [source], replayed, part.info, how, cache=earlier.cache, only_clear=True)
+    beside, logits = one_pass(model, [beginning], free, head.info, replace(how, progress=silent))
     return study, beside.findings, logits
 
 

@@ -129,8 +129,7 @@ class Study(RoundedOnce):
         """What the first layer reads."""
         step, cache = partial(engine.step, tokens, positions, tap=self), self.cache
         self._new_step: Callable[[], Any] = step if cache is None else lambda: step(cache=cache())
-        # in step with another pass, products are not this one's alone
-        self._is_brief = len(self.judge.positions) < LEAST and getattr(engine, "w", None) is self._weights
+        self._is_brief = len(self.judge.positions) < LEAST
         with ThreadPoolExecutor(1, initializer=partial(np.seterr, all="ignore")) as self._judges, self._beside():
             self._step = self._new_step()
             yield engine.begin(tokens, self._step)

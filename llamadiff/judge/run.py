@@ -1,4 +1,4 @@
-"""The engine's passes over the tokens: one with every lane; of a long prompt, one beside it for the free run.
+"""The engine's passes over the tokens: one with every lane; of a long prompt, one more for the free run.
 
 It covers the beginning alone: no token after that can change what the engine computes there. The free run of a part is
 a part of the free run. It measures what rounding does to a run, and a lane less makes the pass over all tokens so much
@@ -22,7 +22,6 @@ from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.run_spec import How
 from llamadiff.judge.coverage import BEGINNING, LEAST
 from llamadiff.judge.finding import Finding
-from llamadiff.judge.in_step import in_step
 from llamadiff.judge.lanes import Lane, Source
 from llamadiff.judge.replay_tap import Study, lanes_of
 from llamadiff.judge.tap_verdict import Judge
@@ -86,7 +85,7 @@ def run_passes(
         replayed, free = ([lane for lane in lanes if bool(lane.source) == own] for own in (True, False))
         if n >= LEAST and replayed and keep is None and not model.by_graph:
             return _run_of_beginning(model, sources, replayed, free, baseline.info, how)
-        study, logits = one_pass(model, model.engine, sources, lanes, baseline.info, how, keep)
+        study, logits = one_pass(model, sources, lanes, baseline.info, how, keep)
     return Passes(study.findings, study.judge, logits, n)
 
 
@@ -98,14 +97,11 @@ def _run_of_beginning(
     info: Info,
     how: How,
 ) -> Passes:
-    """The free run of a long prompt's beginning in step with the replay of it all."""
+    """The free run of a long prompt's beginning, and the replay of it all."""
     heads, quiet = _heads(sources, BEGINNING), replace(how, progress=silent)
     first = _needed_at_first(model, sources, replayed, quiet) if LONG < len(info.tokens) == info.n_prefill else None
-    (whole, _), (head, logits) = in_step(
-        model.engine,
-        lambda engine: one_pass(model, engine, sources, replayed, info, how, first=first),
-        lambda engine: one_pass(model, engine, heads, free, heads[0].trace.info, quiet),
-    )
+    head, logits = one_pass(model, heads, free, heads[0].trace.info, quiet)
+    whole, _ = one_pass(model, sources, replayed, info, how, first=first)
     return Passes(together(whole.findings, head.findings), whole.judge, logits, BEGINNING)
 
 
@@ -123,7 +119,6 @@ def _heads(sources: Sequence[Source], n: int) -> list[Source]:
 
 def one_pass(
     model: Runnable,
-    engine: Any,
     sources: Sequence[Source],
     lanes: Sequence[Lane],
     info: Info,
@@ -141,7 +136,7 @@ def one_pass(
             write(name, x)
 
         study = _study(model, sources, lanes, info, how, keep=at, **more)
-        return study, study.run(engine, info.tokens, info.positions)
+        return study, study.run(model.engine, info.tokens, info.positions)
 
 
 def _study(
