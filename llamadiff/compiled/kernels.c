@@ -10,37 +10,6 @@
 #include <emmintrin.h>
 #endif
 
-enum {
-    WIDTH = 16,              // columns of X and C come in as many
-    PANEL = 3 * WIDTH,       // columns of X that lie together
-    ROWS = 64,               // of W, decoded together
-    DEPTH = 256,             // weights of each of them
-    STRIDE = DEPTH + WIDTH,  // floats from row to row: of a power of two all would share a few places of the cache
-};
-
-typedef void (*decoder)(const void *blocks, float *values, int64_t count);
-
-// Floats of blocks of Q4_K, or Q6_K, ``count`` in all
-void llamadiff_q4_k(const void *blocks, float *values, int64_t count);
-void llamadiff_q6_k(const void *blocks, float *values, int64_t count);
-
-// A matrix W, as a GGUF file keeps it, decoded and multiplied: X W^T, and W^T C in the same pass over it. A piece of W is
-// decoded into memory that stays in the cache, and multiplied from there: nothing is packed, and no row is decoded twice.
-struct product {
-    const uint8_t *rows;   // W: n_out rows, row_bytes apart
-    int64_t row_bytes, n_out, n_in;
-    int64_t values, size;  // of a block: how many values in how many bytes
-    decoder decode;        // NULL: the values are floats
-    const float *x;        // X^T in panels of PANEL columns, the last of the rest: [n_in][column] each
-    float *y;              // X W^T [used][n_out]
-    int64_t n, used;       // columns of X, a multiple of WIDTH, and how many of them are wanted
-    const float *c;        // C [n_out][WIDTH], or NULL
-    float *z;              // W^T C of each unit [unit][n_in][WIDTH]
-    int64_t unit;          // rows of W that a thread takes at once, a multiple of ROWS
-    double *squares;       // of each of W's rows, which are floats, the sum of squares; or NULL
-    double *edges;         // with it: of all of W, as ``look`` has them, if one thread takes it all
-};
-
 // Rows of a tensor: pieces of values that lie together, so many values apart
 struct tensor {
     const float *values;
@@ -74,15 +43,11 @@ static inline float half(const uint8_t *at) {
 #define OF(name) name##_avx2
 #define TARGET __attribute__((target("avx2,fma")))
 #define LANES 8
-#define TILE_ROWS 4
-#define TILE_VECTORS 2
 #include "variant.h"
 
 #define OF(name) name##_avx512
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")))
 #define LANES 16
-#define TILE_ROWS 8
-#define TILE_VECTORS 3
 #include "variant.h"
 #endif
 
@@ -133,58 +98,8 @@ void llamadiff_moments(const float *x, int64_t count, double mean, double *sums,
     CALL(moments, x, count, mean, sums, place);
 }
 
-// Attention's probabilities of scores [heads][queries][keys]; a query sees its first seen[query] keys
-void llamadiff_softmax(const float *x, int64_t heads, int64_t queries, int64_t keys, const int64_t *seen, float scale,
-                       float *out) {
-    CALL(softmax, x, heads, queries, keys, seen, scale, out);
-}
-
-// silu(gate) * up, ``count`` in all
-void llamadiff_swiglu(const float *gate, const float *up, int64_t count, float *out) {
-    CALL(swiglu, gate, up, count, out);
-}
-
-// RMSNorm of n rows
-void llamadiff_rms_norm(const float *x, int64_t n, int64_t width, const float *weight, double eps, float *out) {
-    CALL(rms_norm, x, n, width, weight, eps, out);
-}
-
-// RoPE of [n][heads][width] by angles [n][turned], of neighbours or of halves
-void llamadiff_rope(const float *x, int64_t n, int64_t heads, int64_t width, int64_t turned, int neighbours,
-                    const double *cos, const double *sin, float *out) {
-    CALL(rope, x, n, heads, width, turned, neighbours, cos, sin, out);
-}
-
 #if defined(__x86_64__)
-// What follows is for AVX2 and AVX-512: of other processors BLAS knows more.
-
+// Floats of blocks of Q4_K, or Q6_K, ``count`` in all
 void llamadiff_q4_k(const void *blocks, float *values, int64_t count) { WIDE(decode_q4_k, blocks, values, count); }
 void llamadiff_q6_k(const void *blocks, float *values, int64_t count) { WIDE(decode_q6_k, blocks, values, count); }
-
-// Rows x [n][n_in] as columns from column ``at`` on of the panels of ``columns`` in all
-void llamadiff_pack(const float *x, int64_t n, int64_t n_in, int64_t at, int64_t columns, float *panels) {
-    for (int64_t first = 0; first < n_in; first += WIDTH)
-        for (int64_t t = 0; t < n; t++) {
-            const int64_t panel = (at + t) / PANEL * PANEL, width = columns - panel < PANEL ? columns - panel : PANEL;
-            const int64_t last = n_in - first < WIDTH ? n_in : first + WIDTH;
-            float *to = panels + panel * n_in + (at + t - panel);
-            for (int64_t k = first; k < last; k++) to[k * width] = x[t * n_in + k];
-        }
-}
-
-// The sum of n parts of ``count`` numbers each
-void llamadiff_sum(const float *parts, int64_t n, int64_t count, double *sum) {
-    for (int64_t i = 0; i < count; i++) sum[i] = parts[i];
-    for (int64_t part = 1; part < n; part++)
-        for (int64_t i = 0; i < count; i++) sum[i] += parts[part * count + i];
-}
-
-// The units that no other thread has begun: *next counts them. -> 0 where there is no memory
-int llamadiff_multiply(const struct product *p, int64_t *next) {
-    float *room;
-    if (posix_memalign((void **)&room, 64, (ROWS * STRIDE + ROWS * WIDTH + ROWS * p->n) * sizeof(float))) return 0;
-    WIDE(multiply, p, next, room);
-    free(room);
-    return 1;
-}
 #endif

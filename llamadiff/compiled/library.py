@@ -11,18 +11,11 @@ from pathlib import Path
 _PLACE, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 _ARGUMENTS = {
     "llamadiff_instructions": (),
-    "llamadiff_multiply": (_PLACE, _PLACE),
-    "llamadiff_pack": (_PLACE, _COUNT, _COUNT, _COUNT, _COUNT, _PLACE),
-    "llamadiff_sum": (_PLACE, _COUNT, _COUNT, _PLACE),
     "llamadiff_q4_k": (_PLACE, _PLACE, _COUNT),
     "llamadiff_q6_k": (_PLACE, _PLACE, _COUNT),
     "llamadiff_round_q8_k": (_PLACE, _COUNT, _PLACE),
     "llamadiff_look": (_PLACE, _COUNT, _COUNT, _COUNT, _PLACE, _PLACE),
     "llamadiff_moments": (_PLACE, _COUNT, _NUMBER, _PLACE, _PLACE),
-    "llamadiff_softmax": (_PLACE, _COUNT, _COUNT, _COUNT, _PLACE, ctypes.c_float, _PLACE),
-    "llamadiff_swiglu": (_PLACE, _PLACE, _COUNT, _PLACE),
-    "llamadiff_rms_norm": (_PLACE, _COUNT, _COUNT, _PLACE, _NUMBER, _PLACE),
-    "llamadiff_rope": (_PLACE, _COUNT, _COUNT, _COUNT, _COUNT, ctypes.c_int, _PLACE, _PLACE, _PLACE),
     "llamadiff_gaps": (_PLACE, _PLACE, _COUNT, _COUNT, _COUNT, _PLACE, _PLACE, _PLACE, _PLACE),
 }
 
@@ -43,11 +36,6 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
             getattr(found, name).argtypes = arguments
     found.llamadiff_instructions.restype = ctypes.c_char_p
     return found
-
-
-def multiplies() -> bool:
-    """Whether it has products, and decodes, faster than others do on this processor."""
-    return instructions() in ("avx2", "avx512")
 
 
 def instructions() -> str | None:

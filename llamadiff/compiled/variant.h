@@ -1,8 +1,7 @@
 // The functions of kernels.c for one instruction set, by which all names end: OF(name).
 //
-// TARGET has the compiler use it; LANES floats fill a register. TILE_ROWS and TILE_VECTORS are the sizes of a product whose
-// sums stay in registers; without them there are no products. A vector wider than a register would be taken apart, number
-// by number.
+// TARGET has the compiler use it; LANES floats fill a register. A vector wider than a register would be taken apart,
+// number by number.
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
 #define vector OF(vector)
@@ -76,10 +75,10 @@ INLINE void OF(tell)(const struct OF(seen) *all, double *edges) {
     }
 }
 
-#if defined(TILE_ROWS)
+#if LANES > 4
 
 // -- decoding -------------------------------------------------------------------------------------------------------
-// The two types that most files are made of; ggml's own functions for them take up to as long as the product. No step but
+// The two types that most files are made of; ggml's own functions for them take up to as long as a product. No step but
 // one rounds (a product of 11, 7 and 6 bits is a float), so that all ways to compute it give the same.
 
 // LANES bytes as numbers; compilers of today take many instructions for what is one
@@ -96,7 +95,7 @@ INLINE vector OF(numbers)(const int8_t *at) {
 }
 
 // Blocks of 256 weights: their scale and minimum, 8 scales and 8 minima of 6 bits, 128 bytes of 4 bits each
-INLINE void OF(q4_k)(const uint8_t *in, float *out, int64_t count) {
+TARGET static void OF(decode_q4_k)(const uint8_t *in, float *out, int64_t count) {
     for (int64_t block = 0; block < count / 256; block++, in += 144) {
         uint32_t packed[3], parts[4];
         uint8_t each[16], q[256] __attribute__((aligned(64)));
@@ -123,7 +122,7 @@ INLINE void OF(q4_k)(const uint8_t *in, float *out, int64_t count) {
 }
 
 // Blocks of 256 weights: 128 bytes of 4 bits each, 64 of 2 bits, 16 scales, and their scale
-INLINE void OF(q6_k)(const uint8_t *in, float *out, int64_t count) {
+TARGET static void OF(decode_q6_k)(const uint8_t *in, float *out, int64_t count) {
     for (int64_t block = 0; block < count / 256; block++, in += 210) {
         uint8_t q[256] __attribute__((aligned(64)));
         for (int side = 0; side < 2; side++)
@@ -144,120 +143,6 @@ INLINE void OF(q6_k)(const uint8_t *in, float *out, int64_t count) {
                 *(unaligned *)(out + i) = scale * OF(numbers)((const int8_t *)q + 16 * group + i);
         }
     }
-}
-
-TARGET static void OF(decode_q4_k)(const void *blocks, float *values, int64_t count) { OF(q4_k)(blocks, values, count); }
-TARGET static void OF(decode_q6_k)(const void *blocks, float *values, int64_t count) { OF(q6_k)(blocks, values, count); }
-
-// -- products -------------------------------------------------------------------------------------------------------
-
-// acc [rows][n] += w [rows][STRIDE] x [depth][columns], of TILE_ROWS rows and so many vectors
-INLINE void OF(tile)(const float *w, const float *x, int64_t columns, float *acc, int64_t n, int64_t depth,
-                     const int vectors) {
-    vector sums[TILE_ROWS][TILE_VECTORS];
-#pragma GCC unroll 8
-    for (int r = 0; r < TILE_ROWS; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) sums[r][v] = (vector){0};
-    for (int64_t k = 0; k < depth; k++) {
-        vector column[TILE_VECTORS];
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) column[v] = *(const unaligned *)(x + k * columns + v * LANES);
-#pragma GCC unroll 8
-        for (int r = 0; r < TILE_ROWS; r++)
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) sums[r][v] += w[r * STRIDE + k] * column[v];
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < TILE_ROWS; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) *(unaligned *)(acc + r * n + v * LANES) += sums[r][v];
-}
-
-// acc [ROWS][n] += w [ROWS][STRIDE] x [depth][columns]
-INLINE void OF(panel)(const float *w, const float *x, int64_t columns, float *acc, int64_t n, int64_t depth) {
-    for (int64_t at = 0; at < columns;) {
-        const int64_t left = (columns - at) / LANES, vectors = left < TILE_VECTORS ? left : TILE_VECTORS;
-        for (int r = 0; r < ROWS; r += TILE_ROWS) {
-            const float *some = w + r * STRIDE, *from = x + at;
-            float *to = acc + r * n + at;
-            if (vectors == TILE_VECTORS) OF(tile)(some, from, columns, to, n, depth, TILE_VECTORS);
-            else if (vectors == 2) OF(tile)(some, from, columns, to, n, depth, 2);
-            else OF(tile)(some, from, columns, to, n, depth, 1);
-        }
-        at += vectors * LANES;
-    }
-}
-
-// z [depth][WIDTH] += w^T [depth][ROWS] c [ROWS][WIDTH], 8 registers of z at once; ``first``: z held nothing
-INLINE void OF(across)(const float *w, const float *c, float *z, int64_t depth, int first) {
-    enum { EACH = WIDTH / LANES, SOME = 8 / EACH };
-    for (int64_t k = 0; k < depth; k += SOME) {
-        vector sums[SOME][EACH];
-#pragma GCC unroll 8
-        for (int i = 0; i < SOME; i++)
-#pragma GCC unroll 4
-            for (int v = 0; v < EACH; v++) sums[i][v] = (vector){0};
-        for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 8
-            for (int i = 0; i < SOME; i++)
-#pragma GCC unroll 4
-                for (int v = 0; v < EACH; v++)
-                    sums[i][v] += w[r * STRIDE + k + i] * *(const unaligned *)(c + r * WIDTH + v * LANES);
-        for (int i = 0; i < SOME && k + i < depth; i++)
-            for (int v = 0; v < EACH; v++) {
-                unaligned *to = (unaligned *)(z + (k + i) * WIDTH + v * LANES);
-                *to = first ? sums[i][v] : *to + sums[i][v];
-            }
-    }
-}
-
-// a piece of some rows as floats; zeros for rows beyond the last
-INLINE void OF(piece)(const struct product *p, int64_t row, int64_t from, int64_t depth, float *w) {
-    for (int64_t r = 0; r < ROWS; r++) {
-        float *to = w + r * STRIDE;
-        const uint8_t *blocks = p->rows + (row + r) * p->row_bytes + from / p->values * p->size;
-        if (row + r >= p->n_out) memset(to, 0, DEPTH * sizeof(float));
-        else if (p->decode == llamadiff_q4_k) OF(q4_k)(blocks, to, depth);
-        else if (p->decode == llamadiff_q6_k) OF(q6_k)(blocks, to, depth);
-        else if (p->decode) p->decode(blocks, to, depth);
-        else memcpy(to, blocks, depth * sizeof(float));
-    }
-}
-
-// the units that no other thread has begun; ``room`` is w, c, and acc
-TARGET static void OF(multiply)(const struct product *p, int64_t *next, float *room) {
-    float *w = room, *c = w + ROWS * STRIDE, *acc = c + ROWS * WIDTH;
-    const int64_t units = (p->n_out + p->unit - 1) / p->unit;
-    struct OF(seen) all = OF(none)(p->squares ? *(const float *)p->rows : 0);
-    for (int64_t unit; (unit = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < units;) {
-        const int64_t first = unit * p->unit, last = first + p->unit < p->n_out ? first + p->unit : p->n_out;
-        float *z = p->c ? p->z + unit * p->n_in * WIDTH : NULL;
-        for (int64_t row = first; row < last; row += ROWS) {
-            const int64_t count = last - row < ROWS ? last - row : ROWS;
-            memset(acc, 0, ROWS * p->n * sizeof(float));
-            if (p->c) {
-                memcpy(c, p->c + row * WIDTH, count * WIDTH * sizeof(float));
-                memset(c + count * WIDTH, 0, (ROWS - count) * WIDTH * sizeof(float));
-            }
-            for (int64_t from = 0; from < p->n_in; from += DEPTH) {
-                const int64_t depth = p->n_in - from < DEPTH ? p->n_in - from : DEPTH;
-                OF(piece)(p, row, from, depth, w);
-                for (int64_t r = 0; p->squares && r < count; r++) {
-                    const double some = OF(take_row)(&all, w + r * STRIDE, depth);
-                    p->squares[row + r] = from ? p->squares[row + r] + some : some;
-                }
-                for (int64_t at = 0; at < p->n; at += PANEL) {
-                    const int64_t columns = p->n - at < PANEL ? p->n - at : PANEL;
-                    OF(panel)(w, p->x + at * p->n_in + from * columns, columns, acc + at, p->n, depth);
-                }
-                if (p->c) OF(across)(w, c, z + from * WIDTH, depth, row == first);
-            }
-            for (int64_t t = 0; t < p->used; t++)
-                for (int64_t r = 0; r < count; r++) p->y[t * p->n_out + row + r] = acc[r * p->n + t];
-        }
-    }
-    if (p->squares) OF(tell)(&all, p->edges);
 }
 
 #endif
@@ -373,110 +258,6 @@ TARGET static void OF(moments)(const float *x, int64_t count, double mean, doubl
     for (*place = 0; *place + 1 < count && x[*place] != peak && -x[*place] != peak;) ++*place;
 }
 
-// -- maths ----------------------------------------------------------------------------------------------------------
-
-// so many values, and ``rest`` in the lanes beyond them
-INLINE vector OF(some)(const float *at, int64_t count, float rest) {
-    vector values = {0};
-    values += rest;
-    if (count >= LANES) return *(const unaligned *)at;
-    for (int64_t i = 0; i < count; i++) values[i] = at[i];
-    return values;
-}
-
-INLINE void OF(put)(float *at, int64_t count, vector values) {
-    if (count >= LANES) *(unaligned *)at = values;
-    else for (int64_t i = 0; i < count; i++) at[i] = values[i];
-}
-
-// e^x of numbers that are not positive; 0 where it is below float32's normal numbers. x = n ln 2 + r, and Taylor's series of
-// e^r has no more than a third of a last digit left after 7 terms.
-INLINE vector OF(exp)(vector x) {
-    const float magic = 0x1.8p23f;  // a float of this size has no room for halves: adding it rounds to the nearest even
-    const whole kept = ~(x < -87.0f);  // NaN is
-    const vector turned = x * 0x1.715476p0f + magic, n = turned - magic;
-    const vector r = (x - n * 0x1.62e4p-1f) - n * 0x1.7f7d1cp-20f;  // ln 2 in two parts: the first times n is exact
-    vector sum = r * (1 / 5040.f) + 1 / 720.f;
-    sum = sum * r + 1 / 120.f;
-    sum = sum * r + 1 / 24.f;
-    sum = sum * r + 1 / 6.f;
-    sum = sum * r + 0.5f;
-    sum = sum * r + 1;
-    sum = sum * r + 1;
-    const whole power = ((whole)turned << 23) + (127 << 23);  // 2^n: the low bits of ``turned`` are n
-    return (vector)((whole)(sum * (vector)power) & kept);
-}
-
-// exp(scale x - max) / sum of [heads][queries][keys], over the first seen[query] keys of each row; the others are 0
-TARGET static void OF(softmax)(const float *x, int64_t heads, int64_t queries, int64_t keys, const int64_t *seen,
-                               float scale, float *out) {
-    for (int64_t row = 0; row < heads * queries; row++, x += keys, out += keys) {
-        const int64_t count = seen[row % queries];
-        vector most = {0};
-        most -= INFINITY;
-        for (int64_t i = 0; i < count; i += LANES) {
-            const vector scaled = OF(some)(x + i, count - i, x[0]) * scale;
-            const whole larger = scaled > most;
-            most = (vector)((larger & (whole)scaled) | (~larger & (whole)most));
-        }
-        float peak = most[0];
-        for (int i = 1; i < LANES; i++) peak = most[i] > peak ? most[i] : peak;
-        doubles sums = {0};
-        double sum = 0;
-        for (int64_t i = 0; i < count; i += LANES) {
-            OF(put)(out + i, count - i, OF(exp)(OF(some)(x + i, count - i, x[0]) * scale - peak));
-            if (count - i >= LANES) sums += WIDER(out + i) + WIDER(out + i + OF(HALF));
-            else for (int64_t k = i; k < count; k++) sum += out[k];
-        }
-        const float share = (float)(1 / (sum + OF(sum)(&sums)));
-        for (int64_t i = 0; i < count; i++) out[i] *= share;
-        for (int64_t i = count; i < keys; i++) out[i] = 0 * share;  // NaN, as NumPy has it, where the sum is no number
-    }
-}
-
-// gate / (1 + exp(-gate)) * up
-TARGET static void OF(swiglu)(const float *gate, const float *up, int64_t count, float *out) {
-    for (int64_t i = 0; i < count; i += LANES) {
-        const vector g = OF(some)(gate + i, count - i, 0), u = OF(some)(up + i, count - i, 0);
-        const vector e = OF(exp)((vector)((whole)g | INT32_MIN)), one = e * 0 + 1;  // exp(-|gate|) never overflows
-        const whole below = (whole)g >> 31;
-        const vector above = (vector)((below & (whole)e) | (~below & (whole)one));
-        OF(put)(out + i, count - i, g * (above / (1 + e)) * u);
-    }
-}
-
-// x / sqrt(mean(x^2) + eps) * weight of n rows
-TARGET static void OF(rms_norm)(const float *x, int64_t n, int64_t width, const float *weight, double eps, float *out) {
-    for (int64_t row = 0; row < n; row++, x += width, out += width) {
-        doubles squares = {0};
-        double sum = 0;
-        int64_t i = 0;
-        for (; i + OF(HALF) <= width; i += OF(HALF)) squares += WIDER(x + i) * WIDER(x + i);
-        for (; i < width; i++) sum += (double)x[i] * x[i];
-        const double share = 1 / sqrt((sum + OF(sum)(&squares)) / width + eps);
-        for (i = 0; i < width; i++) out[i] = (float)(x[i] * share * weight[i]);
-    }
-}
-
-// Turn pairs of each head of [n][heads][width] by angles [n][turned]: values 2i and 2i + 1, or i and i + turned
-TARGET static void OF(rope)(const float *x, int64_t n, int64_t heads, int64_t width, int64_t turned, int neighbours,
-                            const double *cos, const double *sin, float *out) {
-    for (int64_t row = 0; row < n; row++, cos += turned, sin += turned)
-        for (int64_t head = 0; head < heads; head++, x += width, out += width) {
-            if (neighbours)
-                for (int64_t i = 0; i < turned; i++) {
-                    const double a = x[2 * i], b = x[2 * i + 1];
-                    out[2 * i] = (float)(a * cos[i] - b * sin[i]), out[2 * i + 1] = (float)(a * sin[i] + b * cos[i]);
-                }
-            else
-                for (int64_t i = 0; i < turned; i++) {
-                    const double a = x[i], b = x[i + turned];
-                    out[i] = (float)(a * cos[i] - b * sin[i]), out[i + turned] = (float)(a * sin[i] + b * cos[i]);
-                }
-            for (int64_t i = 2 * turned; i < width; i++) out[i] = x[i];
-        }
-}
-
 #undef INLINE
 #undef vector
 #undef unaligned
@@ -490,5 +271,3 @@ TARGET static void OF(rope)(const float *x, int64_t n, int64_t heads, int64_t wi
 #undef OF
 #undef TARGET
 #undef LANES
-#undef TILE_ROWS
-#undef TILE_VECTORS

@@ -11,7 +11,6 @@ from typing import ClassVar
 from llamaref import Engine, Weights
 from llamaref.config import Rope
 
-from llamadiff.compiled.maths import maths
 from llamadiff.engines.model_file import Runnable
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
@@ -31,7 +30,7 @@ class Model(Runnable):
         self, path: str | Path, precision: str = "f32", threads: int = 0, weights: Weights | None = None
     ) -> None:
         super().__init__(path, precision, threads, weights)
-        self.engine = self._opened(lambda: Engine(self.weights, maths=maths()))
+        self.engine = self._opened(lambda: Engine(self.weights))
         self.n_layer = self.engine.config.n_layer
         norm = self.engine.config.traits.norm
         self.taps = [taps.with_norm(tap, norm) for tap in taps.taps_of(self.tensors, self._traits())]

@@ -18,7 +18,7 @@ from llamadiff.judge.allowance import Even
 from llamadiff.judge.fit import nearest
 from llamadiff.judge.lanes import Lane
 from llamadiff.numerics import metrics
-from llamadiff.numerics.combinations import Combinations, ErrorSquares, by_numbers
+from llamadiff.numerics.combinations import COUNT, Combinations, ErrorSquares, by_numbers
 
 Array = NDArray[Any]
 
@@ -78,9 +78,9 @@ class Sketching:
     ) -> Sketching:
         """``combined``: the rows of the product's two operands, combined."""
         numbers = combinations.of_channels(product.width).astype(product.x.dtype, copy=False)
-        given, of_weights, of_minima = product.weights.both_sides(product.name, *combined, numbers)
+        given, of_weights, of_minima = _both_sides(product, *combined, numbers)
         taken = by_numbers(product.x, of_weights)
-        if product.sums is not None and of_minima is not None:
+        if product.sums is not None:
             taken += product.sums @ of_minima.astype(product.x.dtype)
         if product.bias is not None:
             given, taken = given + combinations.of_ones * product.bias, taken + product.bias @ numbers
@@ -88,9 +88,7 @@ class Sketching:
 
     def estimates(self, source: str, recorded: metrics.Rows) -> dict[str, ErrorSquares]:
         """By policy, how far a source's values [row, channel] are from what its lanes would compute."""
-        rows, channels, look = self.combinations.both(recorded.x)
-        if look is not None:
-            recorded.looked_at(look)
+        rows, channels = self.combinations.rows(recorded.x), self.combinations.channels(recorded.x)
         return {
             lane.policy: ErrorSquares.of(rows - given, channels - taken)
             for lane, given, taken in zip(self.lanes, self.given, self.taken, strict=True)
@@ -124,6 +122,26 @@ class Sketching:
         """Those of a phase, with their numbers."""
         rows = range(*phase.indices(n))
         return ((i, span) for i, span in enumerate(self.combinations.spans) if span.start in rows)
+
+
+def _both_sides(product: WeightProduct, x: Array, sums: Array | None, numbers: Array) -> tuple[Array, Array, Array]:
+    """In one pass over W: the product of combined rows; W.T @ ``numbers`` [out, k], and the same of its minima."""
+    rows, added = x.reshape(-1, x.shape[-1]).T, None if sums is None else sums.reshape(-1, sums.shape[-1]).T
+    given = np.empty((rows.shape[1], product.width), x.dtype)
+    totals = np.zeros((len(rows), COUNT)), np.zeros((0 if added is None else len(added), COUNT))
+
+    def multiply(some: slice, w: Array, stored: Array) -> Sequence[Array]:
+        given[:, some] = (w @ rows).T
+        if added is None:
+            return (w.T @ numbers[some],)
+        minima = product.weights.minima(product.name, stored)
+        given[:, some] += (minima @ added).T
+        return w.T @ numbers[some], minima.T @ numbers[some]
+
+    for parts in product.weights.by_blocks(product.name, multiply):
+        for total, part in zip(totals, parts, strict=False):
+            np.add(total, part, out=total)
+    return given.reshape(*x.shape[:-1], product.width), *totals
 
 
 def _nearest(found: Mapping[str, ErrorSquares], sizes: Array, phase: slice) -> str:

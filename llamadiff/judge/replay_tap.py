@@ -7,9 +7,8 @@ others are left out of the layers after it, and a layer that does not fit is run
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -41,7 +40,6 @@ from llamadiff.trace import taps
 Array = NDArray[Any]
 # the ops in which a token's row depends on other tokens' rows
 MIXING = ("kq", "kq_soft_max", "kqv", "kqv_out", "ssm_conv", "ssm_scan")
-WAITING = 64 << 20  # bytes of taps that wait to be judged
 
 
 class UnclearError(Exception):
@@ -103,56 +101,35 @@ class Study(RoundedOnce):
         self._stays: set[str] = set()  # sources whose lanes are all kept
         self._judged = 0  # findings before the present layer
         self._added: _Added | None = None
-        self._waiting: list[tuple[int, Future[Finding]]] = []
-        self._weights, self._is_brief = model.weights, False
-        self._later: list[Callable[[], Finding]] = []
 
     def run(self, engine: Any, tokens: Sequence[int], positions: Sequence[int]) -> Array:
         """The engine's pass over the tokens -> the free run's logits."""
-        with self._begun(engine, tokens, positions) as embedded:
-            x = self._carried(self.to_begin or self._likely(), embedded) if engine.resumes else embedded
-            for i in range(engine.n_layer):
-                x = self._fitting(partial(engine.layer, i), x)
-                if engine.resumes:
-                    x = self._narrowed(i, x)
-            logits = self._fitting(engine.end, x)
+        embedded = self._begun(engine, tokens, positions)
+        x = self._carried(self.to_begin or self._likely(), embedded) if engine.resumes else embedded
+        for i in range(engine.n_layer):
+            x = self._fitting(partial(engine.layer, i), x)
+            if engine.resumes:
+                x = self._narrowed(i, x)
+        logits = self._fitting(engine.end, x)
         return self.free_logits if self.free_logits is not None else np.asarray(logits[0])
 
     def needed(self, engine: Any, tokens: Sequence[int], positions: Sequence[int]) -> Sequence[Lane]:
         """The lanes that the first layer shows to be needed."""
-        with self._begun(engine, tokens, positions) as x:
-            self._narrowed(0, self._fitting(partial(engine.layer, 0), x))
+        self._narrowed(0, self._fitting(partial(engine.layer, 0), self._begun(engine, tokens, positions)))
         return self.lanes
 
-    @contextmanager
-    def _begun(self, engine: Any, tokens: Sequence[int], positions: Sequence[int]) -> Iterator[Array]:
+    def _begun(self, engine: Any, tokens: Sequence[int], positions: Sequence[int]) -> Array:
         """What the first layer reads."""
         step, cache = partial(engine.step, tokens, positions, tap=self), self.cache
         self._new_step: Callable[[], Any] = step if cache is None else lambda: step(cache=cache())
-        self._is_brief = len(self.judge.positions) < LEAST
-        with ThreadPoolExecutor(1, initializer=partial(np.seterr, all="ignore")) as self._judges, self._beside():
-            self._step = self._new_step()
-            yield engine.begin(tokens, self._step)
-
-    @contextmanager
-    def _beside(self) -> Iterator[None]:
-        """Whoever multiplies in several threads catches up meanwhile."""
-        if not self._is_brief:
-            yield
-            return
-        before, self._weights.meanwhile = self._weights.meanwhile, self._catch_up
-        try:
-            yield
-        finally:
-            self._weights.meanwhile = before
+        self._step = self._new_step()
+        return np.asarray(engine.begin(tokens, self._step))
 
     def _fitting(self, part: Callable[[Array, Any], Array], x: Array) -> Array:
         """What a layer, or the end, makes of x. Where lanes that were left out might fit, it is run again with all."""
-        self._collect()
         self._judged, described = len(self.findings), Counter(self.judge.described)
         while True:
             y = part(x, self._step)
-            self._collect()
             if not self._misfits():
                 if self.only_clear and not all(map(is_clear, self.findings[self._judged :])):
                     raise UnclearError
@@ -200,50 +177,10 @@ class Study(RoundedOnce):
         given = self._sketched.pop(name, None)
         if given is not None:
             assert x is given.values, f"{name} is not the product that was verified"
-            self._judge(self._found_by_sketch, tap, x, given.rows, spans, given.sketched)
+            self.findings.append(self.judge.of_sketches(tap, [*x], self.lanes, given.rows, spans, given.sketched))
             return x
-        self._judge(self._found, tap, x, recorded, spans)
+        self.findings.append(self.judge.finding(tap, [*x], self.lanes, recorded, spans))
         return self._followed(name, x, recorded)
-
-    def _found(self, tap: taps.Tap, x: Sequence[Array], lanes: Sequence[Lane], *facts: Any) -> Finding:
-        """The finding of a tap that was computed."""
-        found = self.judge.finding(tap, [*x], lanes, *facts)
-        self._forget(tap)
-        return found
-
-    def _found_by_sketch(self, tap: taps.Tap, x: Sequence[Array], *facts: Any) -> Finding:
-        """The finding of a product that need not be computed."""
-        found = self.judge.of_sketches(tap, [*x], *facts)
-        self._forget(tap)
-        return found
-
-    def _forget(self, tap: taps.Tap) -> None:
-        """Let go of what was read of a tap: what the engine goes on with is read again."""
-        for source in self.sources.values():
-            source.trace.forget([tap.name])
-
-    def _judge(self, how: Callable[..., Finding], tap: taps.Tap, x: Array, *facts: Any) -> None:
-        """Have a tap judged while the engine goes on: of few tokens, where threads would wait for Python's lock, while
-        others multiply.
-        """
-        if self._is_brief:
-            self._later.append(partial(how, tap, x, self.lanes, *facts))
-            return
-        while self._waiting and sum(size for size, _ in self._waiting) > WAITING:
-            self._collect(1)
-        self._waiting.append((x.nbytes, self._judges.submit(how, tap, x, self.lanes, *facts)))
-
-    def _catch_up(self) -> None:
-        """Judge what was left for later."""
-        with np.errstate(all="ignore"):
-            while self._later:
-                self.findings.append(self._later.pop(0)())
-
-    def _collect(self, count: int | None = None) -> None:
-        """Wait for findings: the first ``count``, or all."""
-        self._catch_up()
-        done, self._waiting = self._waiting[:count], [] if count is None else self._waiting[count:]
-        self.findings += [judged.result() for _, judged in done]
 
     def _followed(self, name: str, x: Array, recorded: Mapping[str, Array]) -> Array:
         """What the engine goes on with: the sources' own values in their lanes, where they have any."""
@@ -341,10 +278,14 @@ class Study(RoundedOnce):
         rounded = super().rounded(kind, *arrays)
         return rounded if kind in (*CACHES, GELU) else (self.product(rounded[0]), *rounded[1:])
 
-    def known(self, product: WeightProduct) -> Array | None:
+    def multiplied(self, product: WeightProduct) -> Array:
+        known = self._known(product)
+        return product.compute() if known is None else known
+
+    def _known(self, product: WeightProduct) -> Array | None:
         """What was recorded of a product, in each lane, if it can be seen without computing it that it is right."""
         tap = self.present.get(self.products.get(product.name, ""))
-        if tap is None or not self._can_sketch(tap):
+        if tap is None or product.scale is not None or not self._can_sketch(tap):
             return None
         shape = (*product.x.shape[1:-1], product.width)
         recorded = {name: self._recorded(self.sources[name], tap, shape) for name in self._replayed}
@@ -399,7 +340,8 @@ class Study(RoundedOnce):
             return
         found, rows = recorded["candidate"], half_sums.some(x.shape[1], half_sums.ROWS)
         limit = tolerances.rule_for(self.judge.rules, name, "MUL_MAT", "F16").match
-        if metrics.nmse(found[rows], x[added.number][rows], 0) <= limit:
+        own = (values for lane, values in zip(self.lanes, x, strict=True) if lane.source == "candidate")
+        if any(metrics.nmse(found[rows], values[rows], 0) <= limit for values in own):
             return
         with suppress(ValueError, IndexError):  # the tap is not the product itself, but a part of it perhaps
             ways = added.kernel.shown(found.reshape(added.shape), added.parts(added.number))

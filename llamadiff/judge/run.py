@@ -80,7 +80,7 @@ def run_passes(
         found = Source.of("candidate", candidate, kinds, POLICIES, model.taps)
         sources.append(replace(found, reading=reading or {}, draws=draws))
     lanes, n = lanes_of(sources, kinds), len(baseline.info.tokens)
-    # the engine's own threads multiply; BLAS threads beside them would fight for the same cores
+    # weights are multiplied in threads of their own; BLAS threads beside them would fight for the same cores
     with threadpool_limits(1, "blas"), in_a_line(model):
         replayed, free = ([lane for lane in lanes if bool(lane.source) == own] for own in (True, False))
         if n >= LEAST and replayed and keep is None and not model.by_graph:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -16,7 +18,6 @@ from numpy.random import default_rng  # here: in the thread, Ctrl-C during an im
 from numpy.typing import NDArray
 
 from llamadiff.compiled.decoder import Decoder, own
-from llamadiff.compiled.product import CompiledProduct
 from llamadiff.llamacpp.blocks import TypeTraits
 from llamadiff.llamacpp.library import load
 from llamadiff.system.errors import UserError
@@ -42,17 +43,20 @@ class Dequantizer:
         self._same: dict[str, bool] = {}
         self._lock = Lock()
 
+    @classmethod
+    def of(cls, weights: Weights, threads: int = 0) -> Dequantizer:
+        """Have a file's weights decoded and multiplied fast, in so many ``threads`` (0: as many as cores)."""
+        made = cls(weights)
+        pool = ThreadPoolExecutor(threads or os.cpu_count(), initializer=partial(np.seterr, all="ignore"))
+        weights.decoder, weights.map = made.decoder, pool.map
+        return made
+
     def decoder(self, name: str) -> Decoder | None:
         """What makes floats of a tensor's rows, [row, bytes] -> [row, in]; None: as gguf-py does."""
         decoder = self._known(name)
         if name in self._same:
             (self.trusted if self._same[name] else self.refused).add(name)
         return decoder
-
-    def multiplier(self, name: str) -> CompiledProduct | None:
-        """What multiplies by a tensor's rows; None where these are to be decoded by gguf-py."""
-        decoder = self.decoder(name)
-        return CompiledProduct(decoder) if decoder is not None or self.weights.type(name) == "F32" else None
 
     @contextmanager
     def checking_ahead(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ PACKAGES = ("numpy", "gguf", "safetensors", "llama-cpp-python", "rich", "typer",
 _INSTRUCTIONS = {
     "avx512": "compiled, for AVX-512",
     "avx2": "compiled, for AVX2",
-    "any": "compiled; products, which need AVX2, are NumPy's",
+    "any": "compiled; Q4_K and Q6_K, which need AVX2, are decoded by ggml",
 }
 
 # What is said of a thing: that it is as it should be, that it is not, that it is worth knowing, or only what it is.

@@ -241,8 +241,7 @@ class NodeReader(RunReader):
         """``file``: the model's tensors, where it is open; what reads them is not changed by anybody meanwhile."""
         super().__init__(request, tell)
         if file is None:
-            file = Dequantizer(Weights(request.model, threads=request.settings.threads))
-            file.weights.decoder = file.decoder
+            file = Dequantizer.of(Weights(request.model), request.settings.threads)
         self.weights, self.dequantizer = file.weights, file
         self._pending: Node | None = None
 

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.compiled import combined as compiled
-from llamadiff.compiled.rows import Look, together
-from llamadiff.system.pages import done_with, in_parts
+from llamadiff.system.pages import in_parts
 
 Array = NDArray[Any]
 
@@ -77,35 +75,18 @@ class Combinations:
         """Channels combined: [..., row, channel] -> [..., row, COUNT]."""
         return by_numbers(x, self.of_channels(x.shape[-1]))
 
-    def both(self, x: Array) -> tuple[Array, Array, Look | None]:
-        """Rows and channels combined: [row, channel] -> [span, COUNT, channel], [row, COUNT]; and a look at the rows,
-        if it was taken.
-        """
-        numbers, found = self.of_channels(x.shape[-1]), list[tuple[Array, Array, Look]]()
-        for rows, span in zip(self.of_rows, self.spans, strict=True):
-            some = compiled.both(x[span], rows, numbers)
-            if some is None:
-                return self.rows(x), self.channels(x), None
-            found.append(some)
-            done_with(x, span)
-        by_rows, by_channels, looks = zip(*found, strict=True)
-        return np.stack(by_rows), np.concatenate(by_channels), together(looks)
-
 
 def by_numbers(x: Array, numbers: Array) -> Array:
     """x [..., channel] @ numbers [channel, COUNT]."""
     numbers = numbers.astype(x.dtype, copy=False)
-    parts = ((x[rows], compiled.of_channels(x[rows], numbers)) for rows in in_parts(x))
-    return np.concatenate([some @ numbers if found is None else found for some, found in parts])
+    return np.concatenate([x[rows] @ numbers for rows in in_parts(x)])
 
 
 def _combined(numbers: Array, x: Array) -> Array:
     """numbers [COUNT, row] @ x [..., row, value]."""
     if x.ndim > 2:
         return np.stack([_combined(numbers, each) for each in x])
-    parts = ((numbers[:, rows], x[rows]) for rows in in_parts(x))
-    both = ((left, some, compiled.of_rows(left, some)) for left, some in parts)
-    return np.asarray(sum(left @ some if found is None else found for left, some, found in both))
+    return np.asarray(sum(numbers[:, rows] @ x[rows] for rows in in_parts(x)))
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,8 @@ class Carrier:
                 sums[number] = more
         return (*out, sums) if sums is not None else tuple(out)
 
-    def known(self, product: WeightProduct) -> Array | None:
-        return None
+    def multiplied(self, product: WeightProduct) -> Array:
+        return product.compute()
 
     def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
         added = {number: sums for number, (policy, stored) in enumerate(self.ways)

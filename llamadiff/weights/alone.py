@@ -12,6 +12,7 @@ from llamaref.weights import Weights
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.numerics.tolerances import MATCH, UNCHECKED
+from llamadiff.system.pages import let_go
 from llamadiff.system.progress import Progress, silent
 from llamadiff.weights.loading import refusal
 from llamadiff.weights.oddities import oddities_of, out_of_line
@@ -32,7 +33,7 @@ def inspect(path: str | Path, progress: Progress = silent, load: bool = True) ->
         rows.append(row_of(model.weights, name, found))
         oddities += oddities_of(model.weights, name, found)
         unchecked += _untold(name, model.weights.type(name), found)
-        model.weights.forget(name)
+        let_go(model.weights.stored(name))
     oddities += out_of_line({row.name: row.stats.rms for row in rows if row.stats is not None})
     oddities += list(rule_oddities(model))
     if load and known_stems(model.architecture) is not None:

@@ -10,6 +10,7 @@ from llamaref.weights import block_sizes
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.numerics.tolerances import MATCH, NOISE, WRONG
+from llamadiff.system.pages import let_go
 from llamadiff.system.progress import Progress
 from llamadiff.weights.cost import EXACT, Cost, QuantizedRows, costs_of
 from llamadiff.weights.distance import SHARE, Distance, Meter, place_in_words
@@ -98,9 +99,9 @@ def measure_all(pairs: Sequence[Pair], progress: Progress) -> list[Measured]:
     for number, pair in enumerate(pairs):
         progress(f"comparing {pair.name}", number, len(pairs))
         measured.append(measure(pair))
-        pair.ours.weights.forget(pair.name)
+        let_go(pair.ours.weights.stored(pair.name))
         if isinstance(pair.theirs, InFile):
-            pair.theirs.weights.forget(pair.theirs.name)
+            let_go(pair.theirs.weights.stored(pair.theirs.name))
     progress("asking ggml what its types cost")
     return priced(measured)
 

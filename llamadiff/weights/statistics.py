@@ -122,7 +122,10 @@ def examine(weights: Weights, name: str, by_ggml: Decode | None) -> TensorRead:
     width = decode(rows[:1]).shape[-1]
     towards = np.asarray(np.random.default_rng(0).standard_normal(width), np.float32)
 
-    def work(start: int, stop: int) -> None:
+    step = max(1, BLOCK // width)
+
+    def work(start: int) -> None:
+        stop = start + step
         with np.errstate(all="ignore"):
             values = decode(rows[start:stop])
             if by_ggml is not None and by_gguf is not None:
@@ -130,7 +133,7 @@ def examine(weights: Weights, name: str, by_ggml: Decode | None) -> TensorRead:
             sums.add(start, values)
             signatures[start:stop] = values @ towards
 
-    weights.each_block(len(rows), max(1, BLOCK // width), work)
+    list(weights.map(work, range(0, len(rows), step)))
     odd = {*sums.zero_rows, *sums.constant_rows}
     return TensorRead(
         sums.stats(), _decoders(kind, by_gguf, by_ggml, sums), sums.apart, min(sums.apart_rows, default=None),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 _overflowing = partial(np.errstate, all="ignore")  # what overflows shows as Inf or NaN where it arises
-SCORES = 1 << 20  # attention scores of more are made in blocks, a quarter of that at once in a thread
+SCORES = 1 << 20  # attention scores of more are made in blocks, a quarter of that at once
 
 
 class Tap(Protocol):
@@ -49,8 +49,8 @@ class Tap(Protocol):
         """
         ...
 
-    def known(self, product: WeightProduct) -> Array | None:
-        """What a product is, [b, t, out], if that is known without computing it."""
+    def multiplied(self, product: WeightProduct) -> Array:
+        """A product by a weight, [b, t, out]: ``product.compute()``, or what is known to be that."""
         ...
 
     def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
@@ -88,8 +88,8 @@ class Silent:
     def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
         return arrays
 
-    def known(self, product: WeightProduct) -> Array | None:
-        return None
+    def multiplied(self, product: WeightProduct) -> Array:
+        return product.compute()
 
     def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
         return y
@@ -288,20 +288,19 @@ class Engine:
 
         The scale comes before the bias in attention and after it in the FFN (llama.cpp, llama-graph.cpp).
         """
-        kind = self.w.type(f"{name}.weight")
+        weight = f"{name}.weight"
+        kind, scale, bias = self.w.type(weight), self.scale(name), self._optional(f"{name}.bias")
         x, *sums = tap.operands(kind, x)
-        scale, bias = self.scale(name), self._optional(f"{name}.bias")
-        product = WeightProduct(self.w, f"{name}.weight", x, sums[0] if sums else None, bias)
-        known = tap.known(product) if scale is None else None
-        if known is not None:
-            return known
-        y = self.w.product(f"{name}.weight", x, *sums)
-        y = tap.summed(y, kind, sums_.by_weight(self.w, f"{name}.weight", x))
-        if bias is not None and ".ffn_" in name:
-            y, bias = tap.product(y) + bias, None
-        if scale is not None:
-            y = y * scale
-        return y if bias is None else tap.product(y) + bias
+
+        def compute() -> Array:
+            y = tap.summed(self.w.product(weight, x, *sums), kind, sums_.by_weight(self.w, weight, x))
+            if bias is not None and ".ffn_" in name:
+                y = tap.product(y) + bias
+            if scale is not None:
+                y = y * scale
+            return y if bias is None or ".ffn_" in name else tap.product(y) + bias
+
+        return tap.multiplied(WeightProduct(compute, self.w, weight, x, sums[0] if sums else None, scale, bias))
 
     def scale(self, name: str) -> Array | None:
         """``name``.scale, if the file has it and the architecture asks for it."""
@@ -410,17 +409,18 @@ class Engine:
         b, t, h, _ = q.shape
         out = np.empty((b, t, h * values.shape[-1]), q.dtype)
         ordered = bool((np.diff(step.key_positions) >= 0).all())
+        rows = max(1, SCORES // (4 * b * h * len(step.key_positions)))
 
-        def attend(start: int, stop: int) -> None:
-            here, there = step.positions[start:stop], step.key_positions
+        def attend(start: int) -> None:
+            some, there = slice(start, start + rows), step.key_positions
+            here = step.positions[some]
             if ordered:
                 there = there[: np.searchsorted(there, here.max(), "right")]
-            scores = self.scores(q[:, start:stop], keys[:, : len(there)], step.tap, start)
+            scores = self.scores(q[:, some], keys[:, : len(there)], step.tap, start)
             probs, mixed = step.tap.operands("cache_v", probabilities(scores, here, there), values[:, : len(there)])
-            out[:, start:stop] = self.values(probs, mixed, step.tap, start)
+            out[:, some] = self.values(probs, mixed, step.tap, start)
 
-        # last digits go by the blocks, and must not by the number of threads
-        self.w.each_block(t, max(1, SCORES // (4 * b * h * len(step.key_positions))), attend, even=False)
+        list(self.w.map(attend, range(0, t, rows)))
         return out
 
     def gate_up(self, x: Array, i: int, chosen: Array, tap: Tap) -> tuple[Array, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,16 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class WeightProduct:
-    """x @ W.T + bias: ``x`` [b, t, in], ``sums`` [b, t, in / 32] as ``Weights.product`` takes them, ``bias`` [out]."""
+    """(x @ W.T) * scale + bias, which ``compute`` makes: ``x`` [b, t, in], ``sums`` [b, t, in / 32] as
+    ``Weights.product`` takes them, ``scale`` and ``bias`` [out] where there are any.
+    """
 
+    compute: Callable[[], Array]
     weights: Weights
     name: str
     x: Array
     sums: Array | None = None
+    scale: Array | None = None
     bias: Array | None = None
 
     @property

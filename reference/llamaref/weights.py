@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from threading import Lock
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import gguf
 import numpy as np
@@ -25,68 +20,29 @@ from llamaref.errors import ModelError
 from llamaref.parts import check_count, parts_of
 
 Array = NDArray[Any]
+Made = TypeVar("Made")
 Decode = Callable[[Array], Array]  # rows as the file keeps them -> float32
-Share = Callable[[Callable[[], None], int], None]  # have work done in several threads, of so many at most
-# rows as the file keeps them, what they multiply, who shares the work -> products as ``Weights.products`` has them
-Multiply = Callable[[Array, "Sequence[Factor]", Share], "list[Array] | None"]  # None: not such factors
 MAX_ENTRIES = 1 << 16  # metadata keys, and tensors: real files have hundreds
 MAX_NAME = 63  # bytes of a tensor's name: ggml.h, GGML_MAX_NAME
 MAX_AXES = 4  # ggml.h, GGML_MAX_DIMS
 MAX_ARRAY = 1 << 21  # values of one metadata array: real vocabularies have a quarter of a million
 _TYPES, _VERSION = frozenset(map(int, gguf.GGMLQuantizationType)), version("gguf")
-# mmap's own madvise would hold Python's lock meanwhile
-_MADVISE: Any = ctypes.CDLL(None).madvise if hasattr(mmap, "MADV_DONTNEED") else None
-if _MADVISE is not None:
-    _MADVISE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 BLOCK_WEIGHTS = 1 << 20  # four MiB of float32: BLAS multiplies many rows faster than few, and Python is asked less
-
-
-@dataclass(frozen=True)
-class Across:
-    """W.T @ ``channels`` [out, k], gathered while W is multiplied by something else; and the same of the minima.
-
-    ``weights`` [in, k] and ``minima`` [in / 32, k] by where their rows of W begin.
-    """
-
-    channels: Array
-    weights: dict[int, Array] = field(default_factory=dict)
-    minima: dict[int, Array] = field(default_factory=dict)
-
-    def see(self, start: int, block: Array, minima: Array | None) -> None:
-        """Rows of W from ``start`` on, and the minima of their blocks."""
-        some = self.channels[start : start + len(block)]
-        self.weights[start] = block.T @ some
-        if minima is not None:
-            self.minima[start] = minima.T @ some
-
-
-@dataclass(frozen=True)
-class Factor:
-    """What a matrix multiplies: ``x`` [..., in]; ``sums`` and ``across`` as in ``Weights.product``."""
-
-    x: Array
-    sums: Array | None = None
-    across: Across | None = None
 
 
 class Weights:
     """The tensors of a GGUF file, or of all its parts, memory-mapped; ``read`` holds the names that were asked for.
 
     ``files`` are the file, or its parts. Shapes are NumPy's (outermost first): a matrix is [out, in], experts are
-    [expert, out, in]. ``decoder`` may give a faster function than gguf-py's for the rows of a tensor, by its name, and
-    ``multiplier`` one than NumPy's for its products; whoever sets them answers for their being right. ``meanwhile`` is
-    done by a thread that has others at work, before it takes its own share.
+    [expert, out, in]. ``decoder`` may give a faster function than gguf-py's for the rows of a tensor, by its name;
+    whoever sets it answers for its being right. ``map`` may be one that works in several threads.
     """
 
-    def __init__(self, path: str | Path, dtype: type[np.floating[Any]] = np.float32, threads: int = 0) -> None:
+    def __init__(self, path: str | Path, dtype: type[np.floating[Any]] = np.float32) -> None:
         self.dtype = dtype
         self.read: set[str] = set()
         self.decoder: Callable[[str], Decode | None] = lambda name: None
-        self.multiplier: Callable[[str], Multiply | None] = lambda name: None
-        self.meanwhile: Callable[[], None] = lambda: None
-        # A model may overflow: that is for the caller to see in the values, not on standard error.
-        self._threads = threads or os.cpu_count() or 1
-        self._pool = ThreadPoolExecutor(self._threads, initializer=partial(np.seterr, all="ignore"))
+        self.map: Callable[..., Iterator[Any]] = map
         first = open_gguf(path)
         self.fields = {name: _contents(path, name, field) for name, field in first.fields.items()}
         self.files = parts_of(Path(path), self.fields)
@@ -150,6 +106,32 @@ class Weights:
         """A tensor whole, float32: for comparing weights, not for running them (``read`` is not told)."""
         return self.decoded(name, self.stored(name))
 
+    def by_blocks(
+        self,
+        name: str,
+        work: Callable[[slice, Array, Array], Made],
+        *,
+        expert: int | None = None,
+        rows: Any = slice(None),
+        decode: Decode | None = None,
+    ) -> Iterator[Made]:
+        """What ``work`` makes of a matrix W = [out, in] (or one expert's), some rows at a time, in their order.
+
+        It is given which rows of W these are, their weights [row, in], and the rows as the file keeps them. ``rows``
+        are those of W that are wanted. ``decode`` makes floats of rows as the file keeps them, where that is not to be
+        done as the file's type says.
+        """
+        kind, data = self._tensor(name).tensor_type, self._matrix(name, expert, rows)
+        self.read.add(name)
+        decode = decode or self.decoder(name) or partial(_dequantized, name, kind=kind)
+        step = max(1, BLOCK_WEIGHTS // self.shape(name)[-1])
+
+        def of(start: int) -> Made:
+            some = data[start : start + step]
+            return work(slice(start, start + len(some)), decode(some).astype(self.dtype, copy=False), some)
+
+        return self.map(of, range(0, len(data), step))
+
     def product(
         self,
         name: str,
@@ -159,80 +141,30 @@ class Weights:
         expert: int | None = None,
         rows: Any = slice(None),
         decode: Decode | None = None,
-        across: Across | None = None,
     ) -> Array:
-        """x @ W.T for the matrix W = [out, in] (or one expert's): x [..., in] -> [..., out].
+        """x @ W.T for the matrix W: x [..., in] -> [..., out]; ``expert``, ``rows`` and ``decode`` as in ``by_blocks``.
 
-        ``sums`` [..., in / 32] is added to each block's sum of activations before the block's minimum
-        multiplies it; only types that have minima take it. ``rows`` are those of W that are wanted. ``decode`` makes
-        floats of rows as the file keeps them, where that is not to be done as the file's type says. ``across`` gathers
-        its own product, to the same digits whatever the number of threads.
+        ``sums`` [..., in / 32] is added to each block's sum of activations before the block's minimum multiplies it;
+        only types that have minima take it.
         """
-        return self.products(name, [Factor(x, sums, across)], expert=expert, rows=rows, decode=decode)[0]
+        n_out, n_in = len(self._matrix(name, expert, rows)), self.shape(name)[-1]
+        if x.shape[-1] != n_in:
+            raise ModelError(f"{name}: rows of {n_in} weights cannot multiply activations of {x.shape[-1]}")
+        flat, out = _rows(x).astype(self.dtype, copy=False), np.empty((x.size // n_in, n_out), self.dtype)
+        added = None if sums is None else _rows(sums).astype(self.dtype, copy=False)
 
-    def products(
-        self,
-        name: str,
-        factors: Sequence[Factor],
-        *,
-        expert: int | None = None,
-        rows: Any = slice(None),
-        decode: Decode | None = None,
-        joined: bool = False,
-    ) -> list[Array]:
-        """Several products by a matrix, which is decoded once: to the bit what each would be alone.
+        def multiply(some: slice, w: Array, stored: Array) -> None:
+            with np.errstate(all="ignore"):  # a model may overflow: that is for the caller to see in the values
+                out[:, some] = (w @ flat.T).T  # so BLAS is faster than the other way round
+                if added is not None:
+                    out[:, some] += (self.minima(name, stored) @ added.T).T
 
-        ``joined``: they may be multiplied as one, which BLAS does faster, and which moves last digits.
-        """
-        tensor = self._tensor(name)
-        self.read.add(name)
-        data = np.atleast_2d(tensor.data if expert is None else tensor.data[expert])[rows]  # a vector is one row
-        n_out, n_in = len(data), self.shape(name)[-1]
-        for factor in factors:
-            if factor.x.shape[-1] != n_in:
-                raise ModelError(f"{name}: rows of {n_in} weights cannot multiply activations of {factor.x.shape[-1]}")
-        faster = self.multiplier(name) if decode is None and self.dtype is np.float32 else None
-        found = faster(data, factors, self._shared) if faster is not None else None
-        if found is not None:
-            self._forget(data)
-            return found
-        if joined and len(factors) > 1:
-            return split(self.products(name, [_of_all(factors)], expert=expert, rows=rows, decode=decode)[0], factors)
-        decode = decode or self.decoder(name) or partial(_dequantized, name, kind=tensor.tensor_type)
-        columns = [self._columns(factor.x) for factor in factors]  # [in, n] each
-        corrections = [
-            None if factor.sums is None else self._columns(factor.sums) for factor in factors
-        ]  # [in / 32, n]
-        results = [np.empty((factor.x.size // n_in, n_out), self.dtype) for factor in factors]
-        has_sums = any(factor.sums is not None for factor in factors)
+        list(self.by_blocks(name, multiply, expert=expert, rows=rows, decode=decode))
+        return out.reshape(*x.shape[:-1], n_out)
 
-        def multiply(start: int, stop: int) -> None:
-            some = data[start:stop]
-            block = decode(some)  # [rows, in]
-            block = block.astype(self.dtype, copy=False)
-            minima = _minima(some, tensor.tensor_type).astype(self.dtype) if has_sums else None
-            for factor, x, sums, result in zip(factors, columns, corrections, results, strict=True):
-                with np.errstate(all="ignore"):  # threads have an error state of their own
-                    products = np.matmul(block, x)
-                    if factor.across is not None:
-                        factor.across.see(start, block, None if sums is None else minima)
-                if sums is not None:
-                    products += minima @ sums
-                result.T[start:stop] = products[:, : len(result)]
-
-        even = all(factor.across is None for factor in factors)
-        self.each_block(n_out, max(1, BLOCK_WEIGHTS // n_in), multiply, even=even)
-        self._forget(data)
-        return [result.reshape(*factor.x.shape[:-1], n_out) for result, factor in zip(results, factors, strict=True)]
-
-    def both_sides(self, name: str, x: Array, sums: Array | None, channels: Array) -> tuple[Array, Array, Array | None]:
-        """In one pass over W: x @ W.T as ``product`` has it, W.T @ ``channels`` [out, k], and the same of the minima.
-
-        The second is [in, k], the third [in / 32, k], or None where there are no ``sums``.
-        """
-        across = Across(channels)
-        y = self.product(name, x, sums, across=across)
-        return y, _in_order(across.weights), _in_order(across.minima) if across.minima else None
+    def minima(self, name: str, stored: Array) -> Array:
+        """The minima of blocks of a tensor's rows, [row, in / 32], where its type has any."""
+        return _minima(stored, self._tensor(name).tensor_type).astype(self.dtype)
 
     def experts(
         self, name: str, x: Array, chosen: Array, sums: Array | None = None, *, rows: Any = slice(None),
@@ -260,100 +192,20 @@ class Weights:
         kind = gguf.GGMLQuantizationType.F32
         self._tensors[name] = SimpleNamespace(name=name, data=values, tensor_type=kind, shape=values.shape[::-1])
 
-    def forget(self, name: str) -> None:
-        """Let go of a tensor's pages that were read."""
-        self._forget(self._tensor(name).data)
-
-    def _forget(self, data: Array) -> None:
-        """Let go of the file's pages that were read: they stay in the system's cache, and out of this process."""
-        file, _ = self._place(data)
-        if _MADVISE is not None and file is not None:
-            start = data.ctypes.data
-            first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-            if start + data.nbytes > first:
-                _MADVISE(first, start + data.nbytes - first, mmap.MADV_DONTNEED)
-
     def _place(self, data: Array) -> tuple[mmap.mmap | None, int]:
         """The mapped file that an array looks into, and where it begins there; None if it is in no file."""
         start = int(data.ctypes.data)
         return next(((file, start - at) for file, at in self._maps if 0 <= start - at < len(file)), (None, 0))
 
-    def _columns(self, x: Array) -> Array:
-        """Rows as columns; with zeros up to the next 16 where that is near, which BLAS multiplies faster."""
-        rows = x.reshape(-1, x.shape[-1])
-        n = len(rows) + (-len(rows) % 16 if len(rows) % 16 > 8 else 0)
-        out = np.zeros((x.shape[-1], n), self.dtype)
-        for start in range(0, len(rows), 8):  # a few rows at a time stay in the cache
-            out[:, start : min(start + 8, len(rows))] = rows[start : start + 8].T
-        return out
-
-    def each_block(self, n_rows: int, step: int, work: Callable[[int, int], None], even: bool = True) -> None:
-        """Call ``work(start, stop)`` for blocks of up to ``step`` rows; ``even``: as many for each of this file's
-        threads.
-        """
-        if even:
-            turns = max(1, -(-n_rows // (step * self._threads)))
-            step = max(1, -(-n_rows // (turns * self._threads)))
-        starts, lock = iter(range(0, n_rows, step)), Lock()
-
-        def some() -> None:
-            """Blocks that nobody has begun, until there are none."""
-            while True:
-                with lock:
-                    start = next(starts, None)
-                if start is None:
-                    return
-                work(start, min(start + step, n_rows))
-
-        self._shared(some, -(-n_rows // step))
-
-    def _shared(self, work: Callable[[], None], most: int) -> None:
-        """Have work done in this thread, and in others beside it: ``most`` in all, or as many as there are."""
-        others = [self._pool.submit(work) for _ in range(min(self._threads, most) - 1)]
-        try:
-            self.meanwhile()
-            work()
-        finally:
-            wait(others)  # whatever happened here: they work in memory that this thread will use again
-        for other in others:
-            other.result()
+    def _matrix(self, name: str, expert: int | None, rows: Any) -> Array:
+        """Rows of a matrix as the file keeps them; a vector is one row."""
+        data = self._tensor(name).data
+        return np.asarray(np.atleast_2d(data if expert is None else data[expert])[rows])
 
     def _tensor(self, name: str) -> Any:
         if name not in self._tensors:
             raise ModelError(f"tensor {name} is missing from the file")
         return self._tensors[name]
-
-
-def _in_order(parts: dict[int, Array]) -> Array:
-    """The sum of what blocks gave, whichever came first, in float64."""
-    first, *others = sorted(parts)
-    total = np.asarray(parts[first], np.float64)
-    for start in others:
-        total = total + parts[start]
-    return total
-
-
-def _of_all(factors: Sequence[Factor]) -> Factor:
-    """Rows of several, which are multiplied faster so; nothing is added to the blocks of those without sums."""
-    across = next((factor.across for factor in factors if factor.across is not None), None)
-    widths = {factor.sums.shape[-1] for factor in factors if factor.sums is not None}
-    rows = np.concatenate([_rows(factor.x) for factor in factors])
-    if not widths:
-        return Factor(rows, across=across)
-    nothing = np.zeros((1, widths.pop()), rows.dtype)
-    sums = [_rows(factor.sums) if factor.sums is not None else np.repeat(nothing, len(_rows(factor.x)), axis=0)
-            for factor in factors]  # fmt: skip
-    return Factor(rows, np.concatenate(sums), across)
-
-
-def split(product: Array, factors: Sequence[Factor]) -> list[Array]:
-    """Rows of all factors' product [row, out] as each has them: [..., out]."""
-    parts, start = list[Array](), 0
-    for factor in factors:
-        stop = start + factor.x.size // factor.x.shape[-1]
-        parts.append(product[start:stop].reshape(*factor.x.shape[:-1], product.shape[-1]))
-        start = stop
-    return parts
 
 
 def _rows(x: Array) -> Array:

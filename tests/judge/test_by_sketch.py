@@ -33,6 +33,10 @@ ALL = [slice(0, None)]
 WEIGHT = "blk.0.ffn_up.weight"
 
 
+def uncomputed():
+    pytest.fail("a product that is seen through combinations is not computed")
+
+
 def tokens(n):
     return tuple(int(token) for token in np.random.default_rng(3).integers(3, 90, n))
 
@@ -115,7 +119,7 @@ def product(path):
     x = np.random.default_rng(5).standard_normal((2048, 256)).astype(np.float32)
     both = np.stack([x, rounded(x, "Q8_0")])
     lanes = [Lane("baseline", "f32"), Lane("baseline", "native")]
-    return weights.product(WEIGHT, both)[1], lanes, WeightProduct(weights, WEIGHT, both)
+    return weights.product(WEIGHT, both)[1], lanes, WeightProduct(uncomputed, weights, WEIGHT, both)
 
 
 def test_a_right_product_is_seen_to_be_right(product):
@@ -163,7 +167,7 @@ def test_minima_and_a_bias_are_combined_too(kind, path):
     weights = Weights(path("llama", kind))
     x = np.random.default_rng(5).standard_normal((1, 100, 256)).astype(np.float32)
     sums, bias = q8_1_sums(x), np.linspace(-1, 1, 512, dtype=np.float32)
-    product = WeightProduct(weights, WEIGHT, rounded(x, "Q8_1"), sums, bias)
+    product = WeightProduct(uncomputed, weights, WEIGHT, rounded(x, "Q8_1"), sums, bias=bias)
     right = weights.product(WEIGHT, product.x, sums)[0] + bias
     drawn = Combinations.within(ALL, 100)
     combined = drawn.rows(product.x), drawn.rows(sums)
