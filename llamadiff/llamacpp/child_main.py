@@ -45,7 +45,8 @@ def main(build: str = "", shared: str = "", word: str = "") -> None:
         if "ahead" in said:
             loaded = _loaded(library, Request.from_json(said["ahead"]))
         elif "model" in said:  # what else there is was about a run that has ended
-            _serve(library, Request.from_json(said), say, heard, memory, loaded)
+            with suppress(BrokenPipeError):  # nobody is there to be told: the end of the input is about to be seen
+                _serve(library, Request.from_json(said), say, heard, memory, loaded)
             loaded = None
 
 

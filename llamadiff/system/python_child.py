@@ -8,11 +8,13 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _FAULTS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP)
 _CHUNK = 1 << 16
+_DYING = 1.0  # seconds that a process takes to die, at most
 
 
 def command(module: str, *words: str) -> list[str]:
@@ -45,7 +47,7 @@ def asked(leave: Callable[[], None]) -> queue.Queue[str]:
     The parent keeps its end open as long as it lives. When it is closed, by the parent or by its death, the child calls
     ``leave`` and ends, whatever it is doing.
     """
-    lines = queue.Queue[str]()
+    lines, parent = queue.Queue[str](), os.getppid()
 
     def watch() -> None:
         heard = b""
@@ -53,11 +55,19 @@ def asked(leave: Callable[[], None]) -> queue.Queue[str]:
             *whole, heard = (heard + chunk).split(b"\n")
             for line in whole:
                 lines.put(line.decode())
+        _await_end(parent)
         leave()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
     return lines
+
+
+def _await_end(parent: int) -> None:
+    """A process that dies closes its files one by one: until it has, what it has locked counts as a living one's."""
+    until = time.monotonic() + _DYING
+    while os.getppid() == parent and time.monotonic() < until:
+        time.sleep(0.001)
 
 
 def die_with_parent() -> None:
