@@ -31,14 +31,6 @@ class Moments:
         variance = self.squares / self.count
         return self.fourths / self.count / variance**2 if variance > 0 else 0.0
 
-    def about(self, mean: float) -> Moments:
-        """The same sums of what the values are from another mean: (x + d)^n, term by term."""
-        n, d = self.count, self.mean - mean
-        squares = self.squares + n * d**2
-        cubes = self.cubes + 3 * d * self.squares + n * d**3
-        fourths = self.fourths + 4 * d * self.cubes + 6 * d**2 * self.squares + n * d**4
-        return Moments(n, mean, squares, cubes, fourths)
-
 
 @dataclass(frozen=True)
 class Extremes:
@@ -82,18 +74,6 @@ def _median(values: Array) -> float:
     half = len(values) // 2
     ordered = np.partition(values, [max(0, half - 1), half])
     return float(ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2)
-
-
-def joined(parts: Sequence[Extremes], rows: Sequence[int]) -> Extremes:
-    """Of parts that follow each other, each of so many ``rows``."""
-    each = [part.moments for part in parts]
-    count = sum(moments.count for moments in each)
-    mean = sum(moments.count * moments.mean for moments in each) / count
-    moved = [moments.about(mean) for moments in each]
-    sums = (sum(getattr(one, power) for one in moved) for power in ("squares", "cubes", "fourths"))
-    largest = max(range(len(parts)), key=lambda number: parts[number].size)
-    token, moments = sum(rows[:largest]) + parts[largest].token, Moments(count, mean, *sums)
-    return replace(parts[largest], kurtosis=moments.kurtosis, token=token, moments=moments)
 
 
 def _moments(values: Array, mean: float) -> tuple[float, float, float, int]:
