@@ -83,7 +83,8 @@ def compare(
             if engine is None and brought is None:
                 return replace(_graph_alone(file, request, how, ready, keep), engine=used)
             how = replace(how, partial=how.partial or run.is_partial)
-            with running(engine, request, how.progress, ready) as (opened, baseline):
+            with running(engine, request, how.progress, ready) as ran:
+                opened, baseline = ran
                 n_prompt = baseline.info.n_prefill
                 if brought is not None:
                     trace = trace or brought.loaded(opened, baseline)

@@ -142,8 +142,8 @@ class Child:
         return answers
 
     def stop(self) -> None:
-        """End it, whatever it does; from any thread."""
-        kill(self._process)
+        """Let it end, whatever it does, for whoever asks it something to see; from any thread."""
+        self._process.kill()
 
     def ahead(self, request: Request) -> None:
         """Have the model loaded that a request will ask for: meanwhile this process reads the file itself."""
@@ -178,7 +178,7 @@ class Child:
 
     def _end(self) -> None:
         self._is_late = True
-        self._process.kill()
+        self.stop()
 
     def _conversation(self, request: Request, progress: Progress, hear: Hear | None) -> dict[str, Any]:
         """Send the request, then merge the answers up to the last one; where the child dies before, wait for its end.

@@ -30,10 +30,11 @@ class ComingTrace(Trace):
 
     is_float32 = True
 
-    def __init__(self, info: Info, names: Iterable[str], path: Path) -> None:
-        self._coming = _Coming(names)
+    def __init__(self, info: Info, names: Iterable[str], path: Path, ended: Future[Info]) -> None:
+        """``ended``: what there is to say at its end."""
+        self._coming, self._ended = _Coming(names), ended
         super().__init__(info, self._coming, dict.fromkeys(self._coming.taps, "F32"), path)
-        self._ended = Future[Info]()
+        ended.add_done_callback(self._end)
 
     def wait(self) -> None:
         self.info = self._ended.result()
@@ -43,13 +44,12 @@ class ComingTrace(Trace):
         self.dtypes = {**self.dtypes, name: kind}
         self._coming.taps[name].set_result(values)
 
-    def end(self, ended: Future[Info]) -> None:
-        """The run is over, with what there is to say of it: what did not come will not."""
+    def _end(self, ended: Future[Info]) -> None:
+        """What did not come will not."""
         error = ended.exception()
         for tap in self._coming.taps.values():
             if not tap.done():
                 tap.set_result(None) if error is None else tap.set_exception(error)
-        self._ended = ended
 
 
 class _Coming(Mapping[str, "Array"]):
@@ -77,16 +77,16 @@ class _Coming(Mapping[str, "Array"]):
 class _Reader(TapReader):
     """Writes the trace, and shows each tap as it stands in the file."""
 
-    def __init__(self, request: Request, tell: Tell, begun: Future[ComingTrace]) -> None:
+    def __init__(self, request: Request, tell: Tell, begun: Future[ComingTrace], ended: Future[Info]) -> None:
         super().__init__(request, tell)
-        self._told = begun
+        self._told, self._over = begun, ended
 
     def _began(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         super()._began(answer, data)
         assert self.request.output is not None
         without = SCORES if self.total > LONG and not self.request.scores else ()
         names = (name for name in self.request.wanted or () if not name.startswith(without))
-        self._told.set_result(ComingTrace(self.begun(), names, Path(self.request.output)))
+        self._told.set_result(ComingTrace(self.begun(), names, Path(self.request.output), self._over))
 
     def _tap(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         super()._tap(answer, data)
@@ -104,13 +104,11 @@ def coming(request: Request, progress: Progress, child: Child) -> Iterator[Comin
 
     def run() -> None:
         try:
-            ended.set_result(read_run(request, progress, child, partial(_Reader, begun=begun)).info())
+            ended.set_result(read_run(request, progress, child, partial(_Reader, begun=begun, ended=ended)).info())
         except BaseException as error:  # whoever waits for the run is told
             ended.set_exception(error)
-        if begun.done():
-            begun.result().end(ended)
-        else:
-            begun.set_exception(ended.exception())
+            if not begun.done():
+                begun.set_exception(error)
 
     with ThreadPoolExecutor(1) as thread:
         thread.submit(run)
