@@ -58,13 +58,11 @@ def judge(
     keep: Path | None = None,
     original: Original | None = None,
     graph: Graph | None = None,
-    passes: Passes | None = None,
 ) -> Comparison:
     """Judge a candidate, or else the baseline itself. ``keep``: a trace file for the engine's own run.
 
     ``original``: the checkpoint whose weights the candidate multiplied by; it is judged by these, the file by them too.
-    ``graph`` makes llama.cpp's graph of the run, where a cause is not found among the model's own ops. ``passes``: what
-    was found already, while the baseline was recorded.
+    ``graph`` makes llama.cpp's graph of the run, where a cause is not found among the model's own ops.
     """
     baseline = _fit_to_compare(model, baseline, candidate)
     model = original.model if original is not None else model
@@ -73,7 +71,7 @@ def judge(
     candidate, checks, fitting = _before_the_layers(model, baseline, candidate)
     started = time.perf_counter()
     graph = cache(graph or (lambda: model if model.by_graph else None))
-    study = _Study(passes, None) if passes is not None else _studied(model, baseline, candidate, how, graph, keep)
+    study = _studied(model, baseline, candidate, how, graph, keep)
     stated, between = statistics_check(study.passes.findings)
     ran = time.perf_counter()
     seconds = how.explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # as long as finding what is wrong took, or so
@@ -133,6 +131,7 @@ def _studied(
 ) -> _Study:
     """As many passes as it takes to tell what is a candidate's manner from what is wrong."""
     passes = run_passes(model, baseline, candidate, how, keep)
+    baseline.wait()
     if candidate is None:
         return _Study(passes, None)
     if model.by_graph:

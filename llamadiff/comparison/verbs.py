@@ -21,7 +21,7 @@ from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
 from llamadiff.engines.run_spec import USUAL, How, Run
-from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine, opened_for
+from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine, opened_for, running
 from llamadiff.ggml.check import NodeCheck
 from llamadiff.llamacpp.capture import check_nodes, read_run, scratch_directory
 from llamadiff.llamacpp.child import Child
@@ -83,10 +83,8 @@ def compare(
             if engine is None and brought is None:
                 return replace(_graph_alone(file, request, how, ready, keep), engine=used)
             how = replace(how, partial=how.partial or run.is_partial)
-            if engine is not None and brought is None and save is None and _can_be_live(engine, request, how):
-                result = _live(engine, request, how, ready)
-            else:
-                opened, baseline = captured(engine, request, how.progress, ready)
+            with running(engine, request, how.progress, ready) as ran:
+                opened, baseline = ran
                 n_prompt = baseline.info.n_prefill
                 if brought is not None:
                     trace = trace or brought.loaded(opened, baseline)
@@ -104,38 +102,6 @@ def compare(
                     found = parting(baseline, trace, n_prompt, run.n_predict > 0, opened.vocabulary.text)
                     result = with_parting(result, found)
     return _timed(replace(result, engine=used), started)
-
-
-def _can_be_live(engine: Runnable, request: Request, how: How) -> bool:
-    """Whether a run can be judged while llama.cpp is at it: a prompt, of which nothing is to be kept."""
-    plain = not (request.n_predict or request.batches or request.patterns or request.layers or request.scores)
-    looks = how.pictures or how.gate is not None
-    settings = request.settings
-    return plain and not looks and not (settings.on_device or settings.flash_attn) and engine.can_be_cut
-
-
-def _live(engine: Runnable, request: Request, how: How, child: Child) -> Comparison:
-    """llama.cpp's own ops, judged as they run; where one is not clearly right, once more, all of it recorded."""
-    from llamadiff.judge.coverage import free_tokens
-    from llamadiff.llamacpp.live import UnrecordedError, listening
-
-    started, passes = time.perf_counter(), None
-    live = replace(request, live=True)
-    with engine.dequantizer.checking_ahead(), listening(live, how.progress, child, free_tokens) as run:
-        from llamadiff.comparison.judging import judge  # here: llama.cpp is at it already
-        from llamadiff.judge.by_parts import judged_by_parts
-
-        began = time.perf_counter()
-        try:
-            passes = judged_by_parts(engine, run.parts, len(run.info.tokens), how)
-            baseline = run.left() if passes is not None else run.whole()
-        except UnrecordedError:
-            passes, baseline = None, run.whole()
-    judging = time.perf_counter() - began
-    graph = partial(graph_of_run, engine, baseline, how.progress, request.settings.place, child)
-    result = judge(engine, baseline, None, how, graph=graph, passes=passes)
-    spent = {"capture_s": began - started, "engine_s": judging + result.timing["engine_s"]}
-    return replace(result, timing={**result.timing, **spent})
 
 
 def _get_ready_to_judge() -> None:
@@ -210,7 +176,10 @@ def _run_as(
 ) -> tuple[Runnable, Trace]:
     """llama.cpp's run as the candidate's was, where that is another one: then it is run again."""
     again = as_it_ran(request, baseline.info, trace.info)
-    return (engine, baseline) if again is None else captured(engine, again, progress)
+    if again is None:
+        return engine, baseline
+    baseline.wait()  # its file is written once more
+    return captured(engine, again, progress)
 
 
 def _graph_alone(file: ModelFile, request: Request, how: How, child: Child, keep: Path | None) -> Comparison:

@@ -20,7 +20,6 @@ from llamadiff.trace.taps import Tap
 from llamadiff.trace.token_text import Vocabulary
 
 Opened = TypeVar("Opened")
-STATEFUL = ("SSM_CONV", "SSM_SCAN")  # ops that go on from a state, which no tap shows
 
 
 class ModelFile:
@@ -126,11 +125,6 @@ class Runnable(ModelFile):
     def rope_pairs(self) -> bool:
         """Whether RoPE rotates neighbours, so that the file's Q and K rows are permuted against Hugging Face's."""
         return False
-
-    @property
-    def can_be_cut(self) -> bool:
-        """Whether the engine can run tokens after others of which it knows what taps show."""
-        return not self.by_graph and not any(tap.kind.op in STATEFUL for tap in self.taps)
 
     @property
     def n_ctx_train(self) -> int:

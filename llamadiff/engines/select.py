@@ -14,6 +14,7 @@ from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.coming import coming
 from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import UnrunnableError, UserError
 from llamadiff.system.progress import Progress, silent
@@ -48,6 +49,19 @@ def captured(
         return by_its_graph(request.model, request, progress, child)
     with engine.dequantizer.checking_ahead():
         return engine, capture(request, progress, child)
+
+
+@contextmanager
+def running(
+    engine: Runnable | None, request: Request, progress: Progress, child: Child
+) -> Iterator[tuple[Runnable, Trace]]:
+    """The same, while llama.cpp still is at it, where names of taps and all tokens are known: a prompt in one batch."""
+    in_steps = request.n_predict or request.batches or 0 < request.n_prefill < len(request.tokens)
+    if engine is None or in_steps:
+        yield captured(engine, request, progress, child)
+        return
+    with engine.dequantizer.checking_ahead(), coming(request, progress, child) as trace:
+        yield engine, trace
 
 
 @contextmanager

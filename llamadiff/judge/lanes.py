@@ -102,7 +102,7 @@ class Source:
         policies = policies_for(weight_types, stored, policies)
         halves = frozenset(name for name, kind in trace.dtypes.items() if kind in HALVES and not name.startswith(KEPT))
         products = [tap.name for tap in taps if tap.name in trace and tap.kind.op.startswith("MUL_MAT")]
-        kept_in = _precision(trace, list(trace)[1:]), _precision(trace, products)
+        kept_in = (F32, F32) if trace.is_float32 else (_precision(trace, list(trace)[1:]), _precision(trace, products))
         return cls(name, trace, policies, stored, flash, *kept_in, halves, missing)
 
     @property

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from llamaref import ops
 from llamaref.config import Rope
-from llamaref.engine import Cache
 from llamaref.sums import Matrices
 from llamaref.weight_product import WeightProduct
 from numpy.typing import NDArray
@@ -40,10 +39,6 @@ from llamadiff.trace import taps
 Array = NDArray[Any]
 # the ops in which a token's row depends on other tokens' rows
 MIXING = ("kq", "kq_soft_max", "kqv", "kqv_out", "ssm_conv", "ssm_scan")
-
-
-class UnclearError(Exception):
-    """A tap is no match."""
 
 
 @dataclass(frozen=True)
@@ -77,19 +72,15 @@ class Study(RoundedOnce):
         model: Runnable,
         keep: Callable[[str, Array], None] = lambda name, x: None,
         first: Sequence[Lane] | None = None,
-        cache: Callable[[], Cache] | None = None,
-        only_clear: bool = False,
     ) -> None:
         """``keep(name, x)`` receives the first lane's taps.
 
-        ``first``: the lanes of the first layer; those that are likely, unless they are given. ``cache``: what the
-        tokens before these left, made anew for each step; None if there are none. ``only_clear``: the pass ends with
-        UnclearError after a layer that is no match.
+        ``first``: the lanes of the first layer; those that are likely, unless they are given.
         """
         self.judge, self.sources, self.every = judge, judge.sources, tuple(lanes)
         self.present = {tap.name: tap for tap in model.taps}
         self.inputs, self.n_expert, self.products = model.inputs, model.sizes["expert"], model.products
-        self.keep, self.cache, self.only_clear = keep, cache, only_clear
+        self.keep = keep
         self.combinations = Combinations.within(judge.phases, len(judge.positions))
         self._sketched: dict[str, _Given] = {}  # by tap
         self.findings: list[Finding] = []
@@ -120,8 +111,7 @@ class Study(RoundedOnce):
 
     def _begun(self, engine: Any, tokens: Sequence[int], positions: Sequence[int]) -> Array:
         """What the first layer reads."""
-        step, cache = partial(engine.step, tokens, positions, tap=self), self.cache
-        self._new_step: Callable[[], Any] = step if cache is None else lambda: step(cache=cache())
+        self._new_step: Callable[[], Any] = partial(engine.step, tokens, positions, tap=self)
         self._step = self._new_step()
         return np.asarray(engine.begin(tokens, self._step))
 
@@ -131,8 +121,6 @@ class Study(RoundedOnce):
         while True:
             y = part(x, self._step)
             if not self._misfits():
-                if self.only_clear and not all(map(is_clear, self.findings[self._judged :])):
-                    raise UnclearError
                 return y
             del self.findings[self._judged :]
             self.judge.described = Counter(described)
@@ -143,10 +131,8 @@ class Study(RoundedOnce):
         settled = [lane for source in self.sources.values() for lane in self._settled(source, layer)]
         needed = [lane for lane in self.lanes if lane.source is None or lane in settled]
         names = [tap.name for tap in self.present.values() if tap.layer == layer]
-        before, given = (f"{taps.RESIDUAL}-{number}" for number in (layer - 1, layer))  # x may look into what is given
         for source in self.sources.values():
             source.trace.forget(names)
-            source.trace.done_with([before, *(name for name in names if name != given)])
         return self._carried(needed, x) if len(needed) < len(self.lanes) else x
 
     def _carried(self, lanes: Sequence[Lane], x: Array) -> Array:
@@ -407,11 +393,6 @@ def lanes_of(sources: Sequence[Source], weight_types: set[str]) -> list[Lane]:
     """The free run, the same with the baseline's arithmetic if that differs, and every source's lanes."""
     native = NATIVE in policies_for(weight_types, sources[0].stored, (FREE.policy, NATIVE))
     return [FREE, *([FREE_NATIVE] if native else []), *(lane for source in sources for lane in source.lanes)]
-
-
-def is_clear(finding: Finding) -> bool:
-    """Whether a tap is a match in all traces that have it."""
-    return all(local.verdict == tolerances.MATCH for local in finding.local.values())
 
 
 def _cover(policies: Sequence[str], needed: Iterable[frozenset[str]]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +75,18 @@ def run_passes(
     """
     kinds = set(model.weight_types.values())
     # LongRoPE goes by the room there is: for the beginning of a prompt it is that of the whole
-    model.make_room(room_of(baseline.info) or len(baseline.info.tokens))
+    model.make_room(_room_of(baseline.info) or len(baseline.info.tokens))
     sources = [Source.of("baseline", baseline, kinds, (F32, NATIVE))]
     if candidate is not None:
         found = Source.of("candidate", candidate, kinds, POLICIES, model.taps)
         sources.append(replace(found, reading=reading or {}, draws=draws))
     lanes, n = lanes_of(sources, kinds), len(baseline.info.tokens)
     # weights are multiplied in threads of their own; BLAS threads beside them would fight for the same cores
-    with threadpool_limits(1, "blas"), in_a_line(model):
+    with threadpool_limits(1, "blas"), _in_a_line(model):
         replayed, free = ([lane for lane in lanes if bool(lane.source) == own] for own in (True, False))
         if n >= LEAST and replayed and keep is None and not model.by_graph:
             return _run_of_beginning(model, sources, replayed, free, baseline.info, how)
-        study, logits = one_pass(model, sources, lanes, baseline.info, how, keep)
+        study, logits = _one_pass(model, sources, lanes, baseline.info, how, keep)
     return Passes(study.findings, study.judge, logits, n)
 
 
@@ -97,27 +98,28 @@ def _run_of_beginning(
     info: Info,
     how: How,
 ) -> Passes:
-    """The free run of a long prompt's beginning, and the replay of it all."""
-    heads, quiet = _heads(sources, BEGINNING), replace(how, progress=silent)
+    """The replay of a long prompt, and the free run of its beginning: after it, as some of it may still be recorded."""
+    quiet = replace(how, progress=silent)
     first = _needed_at_first(model, sources, replayed, quiet) if LONG < len(info.tokens) == info.n_prefill else None
-    head, logits = one_pass(model, heads, free, heads[0].trace.info, quiet)
-    whole, _ = one_pass(model, sources, replayed, info, how, first=first)
-    return Passes(together(whole.findings, head.findings), whole.judge, logits, BEGINNING)
+    whole, _ = _one_pass(model, sources, replayed, info, how, first=first)
+    heads = _heads(sources, BEGINNING)
+    head, logits = _one_pass(model, heads, free, heads[0].trace.info, quiet)
+    return Passes(_together(whole.findings, head.findings), whole.judge, logits, BEGINNING)
 
 
 def _needed_at_first(model: Runnable, sources: Sequence[Source], lanes: Sequence[Lane], how: How) -> Sequence[Lane]:
     """The lanes that some of a long prompt's tokens need: all of them with every token would take much room."""
-    heads = _heads(sources, LOOKED_AT)
+    heads = _heads(sources, LOOKED_AT, [tap.name for tap in takewhile(lambda tap: tap.layer != 1, model.taps)])
     info = heads[0].trace.info
     return _study(model, heads, lanes, info, how).needed(model.engine, info.tokens, info.positions)
 
 
-def _heads(sources: Sequence[Source], n: int) -> list[Source]:
-    """The first tokens of each."""
-    return [replace(source, trace=source.trace.head(n), spans={}) for source in sources]
+def _heads(sources: Sequence[Source], n: int, names: Sequence[str] | None = None) -> list[Source]:
+    """The first tokens of each; of these taps alone, if they are named."""
+    return [replace(source, trace=source.trace.head(n, names), spans={}) for source in sources]
 
 
-def one_pass(
+def _one_pass(
     model: Runnable,
     sources: Sequence[Source],
     lanes: Sequence[Lane],
@@ -152,7 +154,7 @@ def _study(
 
 
 @contextmanager
-def in_a_line(model: Runnable) -> Iterator[None]:
+def _in_a_line(model: Runnable) -> Iterator[None]:
     """What the engine cannot run, as an error of the user's."""
     try:
         yield
@@ -171,7 +173,7 @@ def _kept(path: Path | None, model: Runnable, info: Info) -> Iterator[Callable[[
         writer.finish(replace(info, producer=model.producer))
 
 
-def together(whole: Sequence[Finding], head: Sequence[Finding]) -> list[Finding]:
+def _together(whole: Sequence[Finding], head: Sequence[Finding]) -> list[Finding]:
     """Findings over all tokens, with what the free run shows over the first ones."""
     free = {finding.tap.name: finding for finding in head}
     return [
@@ -204,7 +206,7 @@ def without_followers(passes: Passes) -> Passes:
     return replace(passes, findings=findings)
 
 
-def room_of(info: Info) -> int:
+def _room_of(info: Info) -> int:
     """How many tokens the producer of a trace made room for; 0 if it does not say."""
     settings = info.producer.get("settings")
     room = settings.get("n_ctx") if isinstance(settings, dict) else None

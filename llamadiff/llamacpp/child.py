@@ -30,8 +30,7 @@ from llamadiff.system.started import Process, kill, start
 MAX_LOG = 1 << 24  # bytes
 MOST = 8  # characters that are named
 
-# Is given each answer, and the bytes that came with it; True: they are still needed, and will be let go (``read``).
-Hear = Callable[[dict[str, Any], Sequence[Any]], "bool | None"]
+Hear = Callable[[dict[str, Any], Sequence[Any]], None]  # is given each answer, and the bytes that came with it
 
 
 @dataclass(frozen=True)
@@ -142,6 +141,10 @@ class Child:
             raise death(self._process.returncode, request, answers.get("phase", ""), noise, self.runner)
         return answers
 
+    def stop(self) -> None:
+        """Let it end, whatever it does, for whoever asks it something to see; from any thread."""
+        self._process.kill()
+
     def ahead(self, request: Request) -> None:
         """Have the model loaded that a request will ask for: meanwhile this process reads the file itself."""
         self.tell(ahead=request.to_json())
@@ -175,7 +178,7 @@ class Child:
 
     def _end(self) -> None:
         self._is_late = True
-        self._process.kill()
+        self.stop()
 
     def _conversation(self, request: Request, progress: Progress, hear: Hear | None) -> dict[str, Any]:
         """Send the request, then merge the answers up to the last one; where the child dies before, wait for its end.
@@ -224,14 +227,13 @@ class Child:
 
     def _told(self, hear: Hear, answer: dict[str, Any], blobs: Sequence[Sequence[int]]) -> None:
         """Hand an answer over, and let its bytes go."""
-        answer["at"] = [place for place, _, _ in blobs]
         try:
-            kept = hear(answer, [self._bytes(*blob) for blob in blobs])
+            hear(answer, [self._bytes(*blob) for blob in blobs])
         except BaseException:
             kill(self._process)
             raise
-        if blobs and not kept:
-            self.tell(read=answer["at"])
+        if blobs:
+            self.tell(read=[place for place, _, _ in blobs])
 
     def _bytes(self, place: int, size: int, is_shared: int) -> memoryview:
         """Bytes in the memory that both share, or behind the words that told of them."""

@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from bisect import insort
 from collections.abc import Sequence
 from mmap import mmap
 from queue import Queue
 from typing import Any, BinaryIO
 
-AHEAD = 96 << 20  # bytes that may wait to be read, if nobody waits for more
+AHEAD = 96 << 20  # bytes that may wait to be read
 PAGE = 4096
 GROWTH = 32 << 20  # bytes by which the file grows
-
-
-class LetGoError(Exception):
-    """The reader wants no more of this."""
 
 
 class Voice:
@@ -43,30 +38,21 @@ class Voice:
 
 
 class Feed:
-    """Events of a run with their bytes. The reader says which he has read, and which he waits for."""
+    """Events of a run with their bytes. The reader says which he has read."""
 
-    def __init__(self, voice: Voice, hear: Queue[str], shared: int | None, once: bool) -> None:
-        """``shared``: the descriptor of the file in which bytes are written; None: they follow the words. ``once``: the
-        reader wants no tap that was told before it was whole.
-        """
-        self._once = once
+    def __init__(self, voice: Voice, hear: Queue[str], shared: int | None) -> None:
+        """``shared``: the descriptor of the file in which bytes are written; None: they follow the words."""
         self._voice, self._hear, self._shared = voice, hear, shared
-        self._end, self._most, self.waited = 0, AHEAD, 0.0  # bytes; seconds that nobody read
+        self._end, self._most = 0, AHEAD
         self._map: mmap | None = None
         self._sizes: dict[int, int] = {}  # of what is unread, by its place
         self._gaps: list[tuple[int, int]] = []  # what was read, in order: from where to where
-        self._sent: set[tuple[int, str]] = set()
-        self._awaited: set[tuple[int, str]] = set()
         self._last: tuple[dict[str, Any], list[Any]] | None = None  # a tap; a node after it may be it, too
         self.heard: list[dict[str, Any]] = []  # what the reader said of the run itself
 
     def tap(self, event: dict[str, Any], data: Any) -> None:
-        """Take some rows of a tap, and tell of the tap before. Raises LetGoError for one that was told: that one was
-        not all of it.
-        """
+        """Take some rows of a tap, and tell of the tap before."""
         key = event["start"], event["tap"]
-        if self._once and key in self._sent:
-            raise LetGoError
         if self._last is not None and (self._last[0]["start"], self._last[0]["tap"]) == key:
             event["blobs"] = self._last[0]["blobs"]
         else:
@@ -80,9 +66,6 @@ class Feed:
             return
         event, parts = self._last
         self._last = None
-        key = event["start"], event["tap"]
-        self._sent.add(key)
-        self._awaited.discard(key)
         self._voice.send(event, [part for part in parts if part is not None])
 
     def send(self, event: dict[str, Any], *data: Any) -> None:
@@ -102,26 +85,18 @@ class Feed:
             self._listen()
 
     def _place(self, size: int) -> list[int]:
-        """For so many bytes a place where something was read, or at the end, where more may wait, or is waited for:
+        """For so many bytes a place where something was read, or at the end, where more may wait:
         [place, bytes, whether it is in shared memory].
         """
         room = -(-max(1, size) // PAGE) * PAGE
         while not self._hear.empty():
             self._listen()
-        started = time.perf_counter()
-        while (
-            (place := self._taken(room)) is None and self._end and self._end + room > self._most and not self._awaited
-        ):
+        while (place := self._taken(room)) is None and self._end and self._end + room > self._most:
             self._listen()
-        self.waited += time.perf_counter() - started
         if place is None:
             place, self._end = self._end, self._end + room
         self._sizes[place] = room
         return [place, size, int(self._has(place + size))]
-
-    def _is_full(self, room: int) -> bool:
-        """Whether so many bytes more have to wait."""
-        return self._end > 0 and self._end + room > self._most and not self._awaited
 
     def _taken(self, size: int) -> int | None:
         """Take the beginning of the first gap that has so many bytes; None if none has."""
@@ -148,11 +123,6 @@ class Feed:
         said = json.loads(self._hear.get())
         for place in said.pop("read", ()):
             self._leave(place)
-        awaited = said.pop("awaits", None)
-        if awaited is not None and tuple(awaited) not in self._sent:
-            self._awaited.add(tuple(awaited))
-        if said.pop("enough", False):
-            raise LetGoError
         if said:
             self.heard.append(said)
 

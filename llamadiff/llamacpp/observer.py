@@ -66,10 +66,9 @@ class Observer:
     def _together(self) -> int:
         """How many tokens of a batch are run together; 0: all."""
         request = self.request
-        if request.live:
-            return 2 * AT_ONCE if self.total <= 2 * AT_ONCE else AT_ONCE
         plain = request.way == PLAIN and not (request.nodes or request.graph or request.keep_graph)
-        return AT_ONCE if plain else 0
+        at_once = 2 * AT_ONCE if self.total <= 2 * AT_ONCE else AT_ONCE
+        return at_once if plain else 0
 
     def _check_asked(self) -> None:
         request = self.request
@@ -107,8 +106,7 @@ class Observer:
             prefill_s = self._decode_all(self._context(), say)
             if request.keep_graph:
                 self._structure(plain)
-        waited = self.feed.waited if request.live else 0.0
-        self.feed.send({"ended": {"tokens": self.tokens, "prefill_s": prefill_s - waited,
+        self.feed.send({"ended": {"tokens": self.tokens, "prefill_s": prefill_s,
                                   "weights_read": sorted(self.weights_read)}})  # fmt: skip
 
     def _begin(self) -> None:

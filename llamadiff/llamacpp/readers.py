@@ -32,7 +32,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.hashing import model_sha256
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
-from llamadiff.trace.writer import TraceWriter
+from llamadiff.trace.writer import TAP_ROOM, TraceWriter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -158,7 +158,8 @@ class TapReader(RunReader):
 
     def _began(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         super()._began(answer, data)
-        self.writer = self.writes(40 * (self.began["n_layer"] + 1))
+        said = 2 * len(self.begun().to_json())  # as JSON in JSON
+        self.writer = self.writes(40 * (self.began["n_layer"] + 1) + said // TAP_ROOM)
 
     def _whole(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         """What comes next is the graph of all tokens."""

@@ -96,7 +96,7 @@ class Request:
     of a model that is split. ``bos`` is the text of the token that tokenizing adds, for a ``text`` that may begin with
     it already. ``way``: how tokens go through the context. ``errand``: something else than a run (errands.py), about
     ``texts``. ``other``: a second file of the same model, beside the first; ``window``: so many tokens of a text are
-    run at a time (0: all), and ``most`` windows at most (0: all). ``live``: the reader judges meanwhile.
+    run at a time (0: all), and ``most`` windows at most (0: all).
     ``weights``: names of the file's tensors, whose values nobody wants to be told; ``alone``: nothing else needs a core
     meanwhile; ``data``: bytes for an errand, in base64.
     """
@@ -130,7 +130,6 @@ class Request:
     other: str = ""
     window: int = 0
     most: int = 0
-    live: bool = False
     weights: tuple[str, ...] = ()
     alone: bool = False
     data: str = ""

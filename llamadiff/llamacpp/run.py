@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from queue import Queue
 
-from llamadiff.llamacpp.feed import Feed, LetGoError, Voice
+from llamadiff.llamacpp.feed import Feed, Voice
 from llamadiff.llamacpp.interface import Library
 from llamadiff.llamacpp.observer import Observer
 from llamadiff.llamacpp.request import TOKENIZING, Request
@@ -22,7 +21,7 @@ def run(
     model that was loaded before it was asked for.
     """
     ready = loaded.taken_for(request) if loaded is not None else None
-    feed = Feed(voice, hear, shared, once=request.live)
+    feed = Feed(voice, hear, shared)
     if request.errand:
         from llamadiff.llamacpp.errands import ERRANDS
 
@@ -46,8 +45,7 @@ def run(
         voice(tokens=tokens, loaded=time.perf_counter() - started)
         voice(phase="running llama.cpp")
         observer = Observer(library, model, request, tokens, feed)
-        with suppress(LetGoError):
-            observer.run(voice)
+        observer.run(voice)
         observer.close()  # this process waits for another request, while its parent judges
         library.lib.llama_model_free(model)
     voice(done=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,33 +15,8 @@ BLOCK = 1 << 16  # values that are widened at once: with what is made of them th
 
 
 @dataclass(frozen=True)
-class Moments:
-    """How many values there are, their mean, and the sums of the powers two to four of what they are from it."""
-
-    count: int
-    mean: float
-    squares: float
-    cubes: float
-    fourths: float
-
-    @property
-    def kurtosis(self) -> float:
-        """E[(x - mean)^4] / variance^2; 0 where all values are the same."""
-        variance = self.squares / self.count
-        return self.fourths / self.count / variance**2 if variance > 0 else 0.0
-
-    def about(self, mean: float) -> Moments:
-        """The same sums of what the values are from another mean: (x + d)^n, term by term."""
-        n, d = self.count, self.mean - mean
-        squares = self.squares + n * d**2
-        cubes = self.cubes + 3 * d * self.squares + n * d**3
-        fourths = self.fourths + 4 * d * self.cubes + 6 * d**2 * self.squares + n * d**4
-        return Moments(n, mean, squares, cubes, fourths)
-
-
-@dataclass(frozen=True)
 class Extremes:
-    """``kurtosis`` is that of all values, whose ``moments`` a report leaves out: 3 of a normal distribution.
+    """``kurtosis`` is that of all values, E[(x - mean)^4] / variance^2: 3 of a normal distribution.
 
     ``peak`` is the value of largest magnitude, of ``token`` and ``channel``; ``times`` is that magnitude over the
     median one of the token's values.
@@ -53,7 +27,6 @@ class Extremes:
     token: int
     channel: int
     times: float
-    moments: Moments = field(metadata={"untold": True})
 
     @property
     def size(self) -> float:
@@ -73,8 +46,13 @@ def extremes(values: Array, mean: float) -> Extremes | None:
     row = np.abs(values[token].astype(np.float64))
     peak, middle = float(values[token, channel]), _median(row)
     times = abs(peak) / middle if middle > 0 else float("inf")
-    moments = Moments(values.size, mean, *sums)
-    return Extremes(moments.kurtosis, peak, token, channel, times, moments)
+    return Extremes(_kurtosis(values.size, *sums), peak, token, channel, times)
+
+
+def _kurtosis(count: int, squares: float, _: float, fourths: float) -> float:
+    """Of so many values, from sums of powers; 0 where all values are the same."""
+    variance = squares / count
+    return fourths / count / variance**2 if variance > 0 else 0.0
 
 
 def _median(values: Array) -> float:
@@ -82,18 +60,6 @@ def _median(values: Array) -> float:
     half = len(values) // 2
     ordered = np.partition(values, [max(0, half - 1), half])
     return float(ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2)
-
-
-def joined(parts: Sequence[Extremes], rows: Sequence[int]) -> Extremes:
-    """Of parts that follow each other, each of so many ``rows``."""
-    each = [part.moments for part in parts]
-    count = sum(moments.count for moments in each)
-    mean = sum(moments.count * moments.mean for moments in each) / count
-    moved = [moments.about(mean) for moments in each]
-    sums = (sum(getattr(one, power) for one in moved) for power in ("squares", "cubes", "fourths"))
-    largest = max(range(len(parts)), key=lambda number: parts[number].size)
-    token, moments = sum(rows[:largest]) + parts[largest].token, Moments(count, mean, *sums)
-    return replace(parts[largest], kurtosis=moments.kurtosis, token=token, moments=moments)
 
 
 def _moments(values: Array, mean: float) -> tuple[float, float, float, int]:

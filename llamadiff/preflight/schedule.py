@@ -53,6 +53,7 @@ def in_batches_of(baseline: Trace, candidate: Trace | None) -> Trace:
     if candidate is None or _is_whole(candidate.info) or candidate.info.tokens != baseline.info.tokens:
         return baseline
     info = candidate.info
+    baseline.wait()
     return baseline.saying(replace(baseline.info, n_prefill=info.n_prefill, batches=info.batches))
 
 

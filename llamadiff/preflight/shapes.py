@@ -73,10 +73,11 @@ def in_last_row(row: Array, shape: Sequence[int]) -> tuple[Array, Array]:
 
 
 def _wanted(tap: Tap, model: Runnable, baseline: Trace, n_tokens: int) -> tuple[int, ...] | None:
-    """The shape that a tap should have: llama.cpp's, or else as the file says; None if that is not known."""
-    if tap.name in baseline and tap.name not in baseline.known:
+    """The shape that a tap should have: as the file says, or else llama.cpp's; None if that is not known."""
+    stated = model.shape_of(tap, n_tokens)
+    if stated is None and tap.name in baseline and tap.name not in baseline.known:
         return baseline.shape(tap.name)
-    return model.shape_of(tap, n_tokens)
+    return stated
 
 
 def _fits(tap: Tap, have: Sequence[int], want: Sequence[int]) -> bool:

@@ -207,17 +207,13 @@ def _logits(logits: Logits | None) -> dict[str, Any] | None:
 
 
 def finite(value: Any) -> Any:
-    """Plain JSON values throughout: dataclasses opened, tuples as lists, non-finite numbers as null.
-
-    Fields that are marked as untold are left out.
-    """
+    """Plain JSON values throughout: dataclasses opened, tuples as lists, non-finite numbers as null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
-        told = (field.name for field in fields(value) if not field.metadata.get("untold"))
-        value = {name: getattr(value, name) for name in told}
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): finite(item) for key, item in value.items()}
     return value

@@ -39,6 +39,8 @@ class Trace(Mapping[str, Array]):
     ``open`` validates the file; raises UserError in one line for whatever is wrong with it.
     """
 
+    is_float32 = False  # whether all values are known to be in full precision, without a look at them
+
     def __init__(
         self,
         info: Info,
@@ -98,11 +100,15 @@ class Trace(Mapping[str, Array]):
         known = {name: mask for name, mask in self.known.items() if name not in names}
         return Trace(self.info, arrays, self.dtypes, self.path, known, self.kept, self.printed, self.sketch)
 
-    def head(self, n: int) -> Trace:
-        """What it recorded of its first ``n`` tokens; taps without any, or of other shapes, are left out."""
-        cuts = {name: cut(name, self.shape(name), len(self.info.tokens), n) for name in self}
+    def head(self, n: int, names: Sequence[str] | None = None) -> Trace:
+        """What it recorded of its first ``n`` tokens; taps without any, or of other shapes, are left out.
+
+        Of these taps alone, if they are named.
+        """
+        names = [name for name in names if name in self] if names is not None else list(self)
+        cuts = {name: _cut(name, self.shape(name), len(self.info.tokens), n) for name in names}
         known = {name: mask[cuts[name]] for name, mask in self.known.items() if cuts.get(name) is not None}
-        there = [name for name in self if cuts[name] is not None and (name not in known or known[name].any())]
+        there = [name for name in names if cuts[name] is not None and (name not in known or known[name].any())]
         arrays = {name: self._arrays[name][cuts[name]] for name in there}
         kinds, slack = {name: self.dtypes[name] for name in arrays}, self.printed.slack
         printed = replace(self.printed, slack={name: slack[name][cuts[name]] for name in slack if name in arrays})
@@ -137,8 +143,8 @@ class Trace(Mapping[str, Array]):
             if name in self._arrays:
                 let_go(self._arrays[name])
 
-    def done_with(self, names: Iterable[str]) -> None:
-        """Nobody reads these taps any more: where their room is wanted, it may be used again."""
+    def wait(self) -> None:
+        """Return when all of it is recorded, and all is known of its run: here it is."""
 
     @classmethod
     def open(cls, path: str | Path, bare: bool = False) -> Trace:
@@ -162,7 +168,7 @@ class Trace(Mapping[str, Array]):
         return cls(info, arrays, dtypes, path)
 
 
-def cut(name: str, shape: tuple[int, ...], tokens: int, n: int) -> tuple[slice, ...] | None:
+def _cut(name: str, shape: tuple[int, ...], tokens: int, n: int) -> tuple[slice, ...] | None:
     """The first ``n`` tokens along each axis of a tap that runs over tokens; None if one has another length."""
     tap = taps.parse(name)
     along = [axis in ("token", "query", "key") for axis in tap.kind.axes] if tap is not None else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import struct
 from contextlib import ExitStack
@@ -23,7 +24,9 @@ Array = NDArray[Any]
 
 
 STORED = {**DTYPES, "U8": np.dtype("u1")}
-_HEADER_ROOM = 4096  # bytes of header set aside for the metadata; each tap takes about 100 more
+_HEADER_ROOM = 4096  # bytes of header set aside for the metadata
+TAP_ROOM = 160  # and for each tap, which takes about 100
+_GROWTH = 64 << 20  # bytes by which the file grows while it is read: every map of it keeps a descriptor
 
 
 class TraceWriter:
@@ -34,11 +37,12 @@ class TraceWriter:
 
     def __init__(self, path: str | Path, expected_taps: int = 1000) -> None:
         self.path = Path(path)
-        self._room = _HEADER_ROOM + 160 * expected_taps
+        self._room = _HEADER_ROOM + TAP_ROOM * expected_taps
         self._entries: dict[str, tuple[str, tuple[int, ...], int]] = {}  # name -> dtype, shape, offset
         self._end = 0
         self._file: Any = None
         self._full: OSError | None = None  # the disk: what is added is counted, not written
+        self._map: mmap.mmap | None = None
 
     def __enter__(self) -> TraceWriter:
         check_target(self.path)
@@ -72,6 +76,20 @@ class TraceWriter:
             self._check_room()  # every tap has been seen once
         self._write_rows(name, rows, axis, start)
 
+    def mapped(self, name: str) -> tuple[str, Array] | None:
+        """A tap that is complete as it stands in the file, and its type; None where the disk is full.
+
+        The header must have room enough: it is too late to move what is looked at.
+        """
+        kind, shape, offset = self._entries[name]
+        stop, file = self._room + offset + int(np.prod(shape)) * STORED[kind].itemsize, self._file.fileno()
+        if self._full is not None:
+            return None
+        if self._map is None or len(self._map) < stop:
+            os.ftruncate(file, -(-os.fstat(file).st_size // _GROWTH) * _GROWTH)
+            self._map = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+        return kind, np.ndarray(shape, DTYPES[kind], self._map, self._room + offset)
+
     def attach(self, name: str, data: bytes) -> None:
         """Keep bytes beside the taps, under a name that is none of theirs: readers who do not know it pass it over."""
         self._entries[name] = ("U8", (len(data),), self._end)
@@ -104,7 +122,6 @@ class TraceWriter:
             if error.errno not in NO_ROOM:
                 raise unwritten(self.path, error) from None
             self._full = error
-            os.ftruncate(self._file.fileno(), 0)
 
     def _check_room(self) -> None:
         """Raise UserError if the disk was full: by now it is known how much is needed."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from llamaref import Engine
@@ -11,14 +9,11 @@ from models.small import write_model
 from traces import Mixed
 
 from llamadiff import compare
-from llamadiff.comparison import verbs
 from llamadiff.comparison.api import diff
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import USUAL
 from llamadiff.judge import run
-from llamadiff.judge.by_parts import judged_by_parts
-from llamadiff.judge.replay_tap import Study, _cover, is_clear
-from llamadiff.llamacpp.request import SCORES
+from llamadiff.judge.replay_tap import Study, _cover
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 
@@ -154,7 +149,6 @@ def test_a_long_prompt_begins_with_the_lanes_that_some_of_its_tokens_need(misled
     tokens = drawn(run.LONG + 1)
     if misled:
         monkeypatch.setattr(run, "_needed_at_first", lambda model, sources, lanes, how: [lanes[0]])
-    monkeypatch.setattr(verbs, "_can_be_live", lambda *_: False)
     found = compare(path, tokens=tokens)
     assert found.verdict == "match"
     whole = next(study for study in studies if len(study.judge.positions) == len(tokens))
@@ -167,11 +161,11 @@ def test_a_long_prompt_begins_with_the_lanes_that_some_of_its_tokens_need(misled
 def test_llama_cpps_own_arithmetic_is_tried_first(policy, first, path, studies):
     """Where it does not fit, the first layer is run again with every lane."""
     trace = mixed(path, [policy] * LAYERS, tokens=drawn(200))
-    passes = judged_by_parts(Model(path), [trace], 200, USUAL)
-    assert all(is_clear(finding) for finding in passes.findings)
-    part = next(study for study in studies if len(study.judge.positions) == 200)
-    assert [[count for name, count in part.ran if name == f"l_out-{layer}"] for layer in (0, 1)] == [first, [1]]
-    assert [lane.policy for lane in part.lanes] == [policy]
+    passes = run.run_passes(Model(path), trace, None, USUAL)
+    assert all(finding.local["baseline"].verdict == "match" for finding in passes.findings)
+    whole = next(study for study in studies if len(study.judge.positions) == 200)
+    assert [[count for name, count in whole.ran if name == f"l_out-{layer}"] for layer in (0, 1)] == [first, [1]]
+    assert [lane.policy for lane in whole.lanes] == [policy]
 
 
 def in_16_bits(trace):
@@ -188,31 +182,3 @@ def test_a_baseline_whose_lanes_cannot_be_left_out_begins_with_all(altered, n, p
     replayed = next(study for study in studies if any(lane.source == "baseline" for lane in study.every))
     assert {lane.policy for lane in replayed.every if lane.source == "baseline"} >= {"f32", "native"}
     assert [count for name, count in replayed.ran if name == "l_out-0"] == [len(replayed.every)]
-
-
-def test_a_part_begins_with_the_lanes_that_the_part_before_it_needed(path, studies):
-    whole = mixed(path, ["f32"] * LAYERS, tokens=drawn(400))
-    parts = [
-        Trace(
-            replace(whole.info, tokens=whole.info.tokens[some], positions=whole.info.positions[some], n_prefill=200),
-            {name: whole[name][some] for name in whole if not name.startswith((*SCORES, "kv_"))}, whole.dtypes,
-        )
-        for some in (slice(0, 200), slice(200, 400))
-    ]  # fmt: skip
-    assert judged_by_parts(Model(path), parts, 400, USUAL) is not None
-    judged = [study for study in studies if len(study.judge.positions) == 200]
-    assert [[count for name, count in part.ran if name == "l_out-0"] for part in judged] == [[1, 2], [1]]
-
-
-def test_a_run_that_is_no_match_is_left_after_the_layer_that_shows_it(tmp_path, studies, monkeypatch):
-    path = write_model(tmp_path / "m.gguf", kind="Q8_0", layers=LAYERS)
-    right = Engine.layer
-
-    def wrong(self, i, x, step):
-        return right(self, i, x * (1 + 1e-4 * (i == 1)), step)
-
-    monkeypatch.setattr(Engine, "layer", wrong)
-    assert compare(path, tokens=TOKENS, diagnose=False).verdict == "wrong"
-    left, whole = (study for study in studies if study.judge.positions.size == len(TOKENS))
-    assert {name for name, _ in left.ran if name.startswith("l_out")} == {"l_out-0", "l_out-1"}
-    assert len(whole.findings) == len(whole.present)
