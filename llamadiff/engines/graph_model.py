@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
 from llamadiff.engines.capture_request import text_request
-from llamadiff.engines.model_file import ModelFile, Runnable
+from llamadiff.engines.model_file import ModelFile, Part, Runnable
 from llamadiff.engines.run_spec import Run
 from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.graph import GRAPH, Graph, GraphNode, tap_shape
@@ -37,7 +37,7 @@ class GraphModel(Runnable):
     def __init__(self, path: str | Path, graph: Graph, threads: int = 0) -> None:
         super().__init__(path, "f32", threads)
         self.graph = graph
-        self.engine = GraphEngine(graph, self.weights)
+        self.engine, self.tokens = GraphEngine(graph, self.weights), graph.tokens
         self.n_layer = int(self.describe("")["layers"])
         self.taps = [self._tap(label, node) for label, node in graph.labelled.items()]
 
@@ -72,6 +72,10 @@ class GraphModel(Runnable):
             "dim": dim if isinstance(dim, int) else about["embd"] // heads,
             "expert": expert if isinstance(expert, int) else 0,
         }  # fmt: skip
+
+    def parts(self, tokens: Sequence[int]) -> list[Part]:
+        """One: a node may read any node before it."""
+        return [Part(lambda _, step: self.engine.run(step))]
 
     def inputs(self, tap: taps.Tap) -> list[str]:
         return self.graph.inputs(tap.name)

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from llamaref import ModelError, Weights
 from llamaref.config import Rope
 from llamaref.models import ARCHITECTURES
+from numpy.typing import NDArray
 
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.system.errors import UserError
@@ -19,6 +20,7 @@ from llamadiff.system.hashing import model_sha256
 from llamadiff.trace.taps import Tap
 from llamadiff.trace.token_text import Vocabulary
 
+Array = NDArray[Any]
 Opened = TypeVar("Opened")
 
 
@@ -100,11 +102,24 @@ def _largest(value: Any) -> int:
     return max((item for item in values if isinstance(item, int)), default=0)
 
 
+class Part(NamedTuple):
+    """Some of an engine's ops, one after another: ``run(x, step)``, from what the part before it gives (the first one
+    needs nothing). ``end``: the tap that it gives, which is all that the part after it reads; none for the last one.
+    """
+
+    run: Callable[[Any, Any], Array]
+    end: str = ""
+
+
 class Runnable(ModelFile):
-    """A file and an engine that runs it: its taps, what each is computed from, and which weight makes it."""
+    """A file and an engine that runs it: its taps, what each is computed from, and which weight makes it.
+
+    ``engine.step(tokens, positions, tap=tap)`` is one pass over tokens, of which parts are run.
+    """
 
     producer: ClassVar[Mapping[str, str]]  # who it is, as traces say it
-    by_graph: ClassVar[bool]  # whether it runs llama.cpp's graph: with recorded tokens alone, and to the end
+    by_graph: ClassVar[bool]  # whether it runs llama.cpp's graph
+    tokens: tuple[int, ...] | None = None  # those that alone can be run; None: any
     engine: Any
     n_layer: int
     taps: list[Tap]
@@ -134,6 +149,10 @@ class Runnable(ModelFile):
     def ropes(self) -> Sequence[Rope | None]:
         """Each layer's RoPE, where it is known."""
         return ()
+
+    def parts(self, tokens: Sequence[int]) -> list[Part]:
+        """What a pass over these tokens consists of."""
+        raise NotImplementedError
 
     def inputs(self, tap: Tap) -> list[str]:
         """The taps that one is computed from."""

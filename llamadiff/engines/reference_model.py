@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
 
 from llamaref import Engine, Weights
 from llamaref.config import Rope
 
-from llamadiff.engines.model_file import Runnable
+from llamadiff.engines.model_file import Part, Runnable
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 from llamadiff.trace.taps import Tap
@@ -60,6 +60,12 @@ class Model(Runnable):
 
     def make_room(self, n_ctx: int) -> None:
         self.engine.n_ctx = n_ctx
+
+    def parts(self, tokens: Sequence[int]) -> list[Part]:
+        engine = self.engine
+        begin = Part(lambda _, step: engine.begin(tokens, step), taps.input_of(0, {tap.name for tap in self.taps}))
+        layers = [Part(partial(engine.layer, i), f"{taps.RESIDUAL}-{i}") for i in range(self.n_layer)]
+        return [begin, *layers, Part(engine.end)]
 
     def inputs(self, tap: Tap) -> list[str]:
         return self._inputs[tap.name]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate
 from operator import mul
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from llamaref import Weights
@@ -46,8 +46,6 @@ class GraphStep:
 class GraphEngine:
     """Runs a graph on the tokens that it was recorded with; ``altered`` nodes, by number, compute something else."""
 
-    resumes: ClassVar[bool] = False  # a layer may read more than what the one before it gives
-
     def __init__(self, graph: Graph, weights: Weights, altered: Mapping[int, Alter] | None = None) -> None:
         self.graph, self.w, self.altered = graph, weights, altered or {}
         missing = {node.op for node in graph.nodes if node.op != "VIEW" and function_of(node.op) is None}
@@ -56,41 +54,19 @@ class GraphEngine:
 
     def forward(self, tokens: Sequence[int], positions: Any, tap: Any) -> Array:
         """Compute every node; at each that is a tap, go on with what the tap returns -> the last node's values."""
-        step = self.step(tokens, positions, tap)
-        x = self.begin(tokens, step)
-        for i in range(self.n_layer):
-            x = self.layer(i, x, step)
-        return self.end(x, step)
-
-    @property
-    def n_layer(self) -> int:
-        """How many layers have taps."""
-        return len(self._parts) - 2
+        return self.run(self.step(tokens, positions, tap))
 
     def step(self, tokens: Sequence[int], positions: Any, tap: Any) -> GraphStep:
-        """What the parts of a pass share. The positions are the graph's own."""
+        """One pass. The positions are the graph's own."""
         if tuple(tokens) != self.graph.tokens:
             raise UserError("the graph was recorded with other tokens")
         return GraphStep(tap, self.leaves())
 
-    def begin(self, tokens: Sequence[int], step: GraphStep) -> Array:
-        """The nodes before the first layer -> the last one's values, as every part gives them."""
-        return self._part(0, np.zeros((1, 1)), step)
-
-    def layer(self, i: int, x: Array, step: GraphStep) -> Array:
-        """The nodes of layer i, where the part before it gave ``x``."""
-        return self._part(i + 1, x, step)
-
-    def end(self, x: Array, step: GraphStep) -> Array:
-        """The nodes after the last layer."""
-        return self._part(self.n_layer + 1, x, step)
-
-    def _part(self, number: int, x: Array, step: GraphStep) -> Array:
-        before = self._parts[number - 1] if number else ()
-        if before:
-            step.values[before[-1].number] = x
+    def run(self, step: GraphStep) -> Array:
+        """Every node, in its order -> the last one's values."""
+        x: Array = np.zeros(0)
         with np.errstate(all="ignore"):
-            for node in self._parts[number]:
+            for node in self.graph.nodes:
                 x = self.computed(node, step.values, step.tap, self.altered.get(node.number))
                 if node.label is not None:
                     x = self._tapped(node, x, step.tap)
@@ -100,16 +76,6 @@ class GraphEngine:
                 for unused in self.last_uses.get(node.number, ()):
                     step.values.pop(unused, None)
         return x
-
-    @cached_property
-    def _parts(self) -> list[tuple[GraphNode, ...]]:
-        """The nodes before the layers, of each layer, and after them. A layer ends with the last tap of its number."""
-        nodes = self.graph.nodes
-        tapped = [(taps.layer_of(node.label), place + 1) for place, node in enumerate(nodes) if node.label is not None]
-        before = [place for _, place in takewhile(lambda tap: tap[0] is None, tapped)]
-        last = {layer: place for layer, place in tapped if layer is not None}
-        ends = accumulate((last[layer] for layer in sorted(last)), max)
-        return [nodes[start:end] for start, end in pairwise([0, max(before, default=0), *ends, len(nodes)])]
 
     def leaves(self) -> dict[int, Array]:
         """The tensors that a run starts with: inputs, and empty caches."""

@@ -24,7 +24,8 @@ from llamadiff.engines.run_spec import How
 from llamadiff.judge.coverage import BEGINNING, LEAST
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Lane, Source
-from llamadiff.judge.replay_tap import Study, lanes_of
+from llamadiff.judge.replay import Replay
+from llamadiff.judge.schedule import Schedule, lanes_of
 from llamadiff.judge.tap_verdict import Judge
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import F32, NATIVE, POLICIES
@@ -84,10 +85,10 @@ def run_passes(
     # weights are multiplied in threads of their own; BLAS threads beside them would fight for the same cores
     with threadpool_limits(1, "blas"), _in_a_line(model):
         replayed, free = ([lane for lane in lanes if bool(lane.source) == own] for own in (True, False))
-        if n >= LEAST and replayed and keep is None and not model.by_graph:
+        if n >= LEAST and replayed and keep is None and model.tokens is None:
             return _run_of_beginning(model, sources, replayed, free, baseline.info, how)
-        study, logits = _one_pass(model, sources, lanes, baseline.info, how, keep)
-    return Passes(study.findings, study.judge, logits, n)
+        replay, logits = _one_pass(model, sources, lanes, baseline.info, how, keep)
+    return Passes(replay.findings, replay.judge, logits, n)
 
 
 def _run_of_beginning(
@@ -111,7 +112,9 @@ def _needed_at_first(model: Runnable, sources: Sequence[Source], lanes: Sequence
     """The lanes that some of a long prompt's tokens need: all of them with every token would take much room."""
     heads = _heads(sources, LOOKED_AT, [tap.name for tap in takewhile(lambda tap: tap.layer != 1, model.taps)])
     info = heads[0].trace.info
-    return _study(model, heads, lanes, info, how).needed(model.engine, info.tokens, info.positions)
+    replay = _replay(model, heads, lanes, info, how)
+    Schedule(replay, model, info).run(model.parts(info.tokens)[:2], lanes)
+    return replay.lanes
 
 
 def _heads(sources: Sequence[Source], n: int, names: Sequence[str] | None = None) -> list[Source]:
@@ -126,9 +129,9 @@ def _one_pass(
     info: Info,
     how: How,
     keep: Path | None = None,
-    **more: Any,
-) -> tuple[Study, Array]:
-    """One pass; ``more`` is for its Study. -> the study, the first lane's logits."""
+    first: Sequence[Lane] | None = None,
+) -> tuple[Replay, Array]:
+    """One pass, which begins with the ``first`` lanes -> who judged, the first lane's logits."""
     with _kept(keep, model, info) as write:
 
         def at(name: str, x: Array) -> None:
@@ -137,20 +140,26 @@ def _one_pass(
                 how.progress(f"checking layer {tap.layer} of {model.n_layer}")
             write(name, x)
 
-        study = _study(model, sources, lanes, info, how, keep=at, **more)
-        return study, study.run(model.engine, info.tokens, info.positions)
+        replay = _replay(model, sources, lanes, info, how, at)
+        last = Schedule(replay, model, info).run(model.parts(info.tokens), first)
+        return replay, last[0] if replay.logits is None else replay.logits
 
 
-def _study(
-    model: Runnable, sources: Sequence[Source], lanes: Sequence[Lane], info: Info, how: How, **more: Any
-) -> Study:
+def _replay(
+    model: Runnable,
+    sources: Sequence[Source],
+    lanes: Sequence[Lane],
+    info: Info,
+    how: How,
+    keep: Callable[[str, Array], None] = lambda name, x: None,
+) -> Replay:
     """What judges these sources by these lanes."""
     judge = Judge(
         {source.name: source for source in sources}, model.weight_types, how.rules,
         np.asarray(info.positions), info.n_prefill, model.ropes, model.sizes, info.edges,
         pictured=sources[-1].name if how.pictures else None,
     )  # fmt: skip
-    return Study(judge, lanes, model, **more)
+    return Replay(judge, lanes, model, keep)
 
 
 @contextmanager

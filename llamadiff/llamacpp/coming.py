@@ -74,7 +74,7 @@ class _Coming(Mapping[str, "Array"]):
         return sum(1 for _ in self)
 
 
-class _Reader(TapReader):
+class _ComingReader(TapReader):
     """Writes the trace, and shows each tap as it stands in the file."""
 
     def __init__(self, request: Request, tell: Tell, begun: Future[ComingTrace], ended: Future[Info]) -> None:
@@ -104,7 +104,9 @@ def coming(request: Request, progress: Progress, child: Child) -> Iterator[Comin
 
     def run() -> None:
         try:
-            ended.set_result(read_run(request, progress, child, partial(_Reader, begun=begun, ended=ended)).info())
+            ended.set_result(
+                read_run(request, progress, child, partial(_ComingReader, begun=begun, ended=ended)).info()
+            )
         except BaseException as error:  # whoever waits for the run is told
             ended.set_exception(error)
             if not begun.done():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,8 +162,6 @@ class Engine:
     the tests inject bugs. ``n_ctx`` is how many tokens there is room for (0: no more than are run), by which
     LongRoPE chooses its factors. Raises ModelError for a file that cannot be run faithfully.
     """
-
-    resumes: ClassVar[bool] = True  # whether all that a layer reads is what the one before it gives
 
     def __init__(
         self, model: str | Path | Weights, dtype: type[np.floating[Any]] = np.float32, maths: Any = ops, n_ctx: int = 0

@@ -83,27 +83,6 @@ def test_the_graph_and_the_engine_agree(name, kind, small_model, by_graph):
         assert metrics.nmse(b.reshape(1, -1), a.reshape(1, -1), 0) < 1e-10, tap
 
 
-def test_a_graph_resumes_at_a_layer(small_model, tmp_path):
-    """Its layers are run one by one, as the engine's are, and go on from what they are given."""
-    path, output = small_model(), tmp_path / "b.safetensors"
-    model, _ = by_its_graph(path, text_request(ModelFile(path), Run(tokens=TOKENS), output))
-    engine = model.engine
-
-    class Doubling(Silent):
-        def __call__(self, name, x):
-            return 2 * x if name == "l_out-0" else x
-
-    def driven(change: float) -> np.ndarray:
-        step = engine.step(TOKENS, (), Silent())
-        x = engine.layer(0, engine.begin(TOKENS, step), step)
-        return engine.end(engine.layer(1, change * x, step), step)
-
-    assert (engine.n_layer, engine.begin(TOKENS, engine.step(TOKENS, (), Silent())).shape[-2:]) == (2, (7, 256))
-    assert np.array_equal(driven(1), engine.forward(TOKENS, (), Silent()))
-    assert np.array_equal(driven(2), engine.forward(TOKENS, (), Doubling()))
-    assert not np.array_equal(driven(1), driven(2))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_right_engine_of_any_architecture_is_right(name, random_model, by_graph):
     path, trace = by_graph(random_model(name))

@@ -17,7 +17,7 @@ from llamadiff.candidates.reference import Recorder, record
 from llamadiff.comparison.api import diff
 from llamadiff.comparison.verbs import check
 from llamadiff.engines.run_spec import USUAL
-from llamadiff.judge import replay_tap
+from llamadiff.judge import sketches
 from llamadiff.judge.allowance import ROW, VALUE
 from llamadiff.judge.by_sketch import PART_SHARE, WHOLE_SHARE, Sketching
 from llamadiff.judge.lanes import Lane
@@ -223,7 +223,7 @@ def test_every_architecture_is_judged_alike_by_sketch(arch, small_model, monkeyp
     """The same verdicts and arithmetics, and errors of the same size; what a sketch stood for is what its tap has."""
     model = small_model(arch)
     short = compare(model, tokens=tokens(40))
-    monkeypatch.setattr(replay_tap, "LEAST", 1 << 30)
+    monkeypatch.setattr(sketches, "LEAST", 1 << 30)
     whole = compare(model, tokens=tokens(40))
     assert short.verdict == whole.verdict
     assert not words_of(whole)
@@ -284,7 +284,7 @@ def test_a_part_of_2048_tokens_is_judged_as_if_all_were_computed(word, what, kin
     assert not row.local.sketched
     assert words_of(found) >= PRODUCTS - {word.partition("-")[0]}
     assert kind != "F32" or found.wrong[0].tap == word  # what follows it does not follow from it
-    monkeypatch.setattr(replay_tap, "LEAST", 1 << 30)
+    monkeypatch.setattr(sketches, "LEAST", 1 << 30)
     same = next(row for row in check(wrong, model, HOW).rows if row.tap == word)
     assert repr(row.local) == repr(same.local)
 

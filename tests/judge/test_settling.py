@@ -13,7 +13,8 @@ from llamadiff.comparison.api import diff
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import USUAL
 from llamadiff.judge import run
-from llamadiff.judge.replay_tap import Study, _cover
+from llamadiff.judge.replay import Replay
+from llamadiff.judge.schedule import Schedule, _cover
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 
@@ -43,21 +44,21 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture
-def studies(monkeypatch):
-    """Every study that is made, and how many columns of activations its products had."""
+def replays(monkeypatch):
+    """Every replay that is made, and how many columns of activations its products had."""
     made = []
 
-    class Watched(Study):
+    class Watched(Replay):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             made.append(self)
-            self.ran = []
+            self.ran, self.every = [], self.lanes
 
         def __call__(self, name, x):
             self.ran.append((name, len(self.lanes)))
             return super().__call__(name, x)
 
-    monkeypatch.setattr(run, "Study", Watched)
+    monkeypatch.setattr(run, "Replay", Watched)
     return made
 
 
@@ -78,8 +79,9 @@ def both_ways(monkeypatch, path, candidate):
     found = diff(right, candidate, path, diagnose=False)
     with monkeypatch.context() as patched:
         patched.setattr(
-            Study, "_settled", lambda self, source, layer: [ln for ln in self.lanes if ln.source == source.name]
-        )
+            Schedule, "_settled",
+            lambda self, source, part: [lane for lane in self.replay.lanes if lane.source == source.name],
+        )  # fmt: skip
         return found, diff(right, candidate, path, diagnose=False)
 
 
@@ -116,23 +118,23 @@ def test_the_verdicts_are_those_of_all_lanes(case, monkeypatch, path):
         assert row.drift == other.drift
 
 
-def test_a_settled_run_has_one_lane_a_source(path, studies):
+def test_a_settled_run_has_one_lane_a_source(path, replays):
     diff(mixed(path, ["native"] * LAYERS), mixed(path, ["f32"] * LAYERS), path)
-    lanes = dict(studies[0].ran)
+    lanes = dict(replays[0].ran)
     assert lanes["attn_norm-0"] > lanes["attn_norm-1"] == lanes["result_output"] == 4  # two of them run free
-    names = [name for name, _ in studies[0].ran if name != "embd"]
+    names = [name for name, _ in replays[0].ran if name != "embd"]
     assert len(names) == len(set(names))  # nothing was run twice
 
 
-def test_a_layer_that_does_not_fit_is_run_again_with_every_lane(path, studies):
+def test_a_layer_that_does_not_fit_is_run_again_with_every_lane(path, replays):
     diff(mixed(path, ["native"] * LAYERS), mixed(path, ["f32", "f32", "f16", "f16"]), path)
-    runs = {layer: [count for name, count in studies[0].ran if name == f"l_out-{layer}"] for layer in range(LAYERS)}
-    every = len(studies[0].every)
+    runs = {layer: [count for name, count in replays[0].ran if name == f"l_out-{layer}"] for layer in range(LAYERS)}
+    every = len(replays[0].every)
     assert runs[0] == [every - 1]  # llama.cpp's own arithmetic fits
     assert runs[1] == [4]  # two of them run free
     assert runs[2] == [4, every]
     assert runs[3] == [4]
-    assert [finding.tap.name for finding in studies[0].findings] == list(studies[0].present)
+    assert [finding.tap.name for finding in replays[0].findings] == list(replays[0].present)
 
 
 def test_the_fewest_policies_that_fit_whatever_fits():
@@ -143,7 +145,7 @@ def test_the_fewest_policies_that_fit_whatever_fits():
 
 
 @pytest.mark.parametrize("misled", [False, True])
-def test_a_long_prompt_begins_with_the_lanes_that_some_of_its_tokens_need(misled, tmp_path, studies, monkeypatch):
+def test_a_long_prompt_begins_with_the_lanes_that_some_of_its_tokens_need(misled, tmp_path, replays, monkeypatch):
     """Where these do not fit all of them, the first layer is run again with every lane."""
     path = write_model(tmp_path / "m.gguf", kind="Q8_0", layers=LAYERS, extra={"context_length": 512})
     tokens = drawn(run.LONG + 1)
@@ -151,19 +153,19 @@ def test_a_long_prompt_begins_with_the_lanes_that_some_of_its_tokens_need(misled
         monkeypatch.setattr(run, "_needed_at_first", lambda model, sources, lanes, how: [lanes[0]])
     found = compare(path, tokens=tokens)
     assert found.verdict == "match"
-    whole = next(study for study in studies if len(study.judge.positions) == len(tokens))
+    whole = next(replay for replay in replays if len(replay.judge.positions) == len(tokens))
     assert [count for name, count in whole.ran if name == "l_out-0"] == ([1, 2] if misled else [1])
     assert [count for name, count in whole.ran if name in ("embd", "l_out-1")] == [2, 1]
     assert [finding.tap.name for finding in whole.findings] == list(whole.present)
 
 
 @pytest.mark.parametrize(("policy", "first"), [("native", [1]), ("f32", [1, 2])])
-def test_llama_cpps_own_arithmetic_is_tried_first(policy, first, path, studies):
+def test_llama_cpps_own_arithmetic_is_tried_first(policy, first, path, replays):
     """Where it does not fit, the first layer is run again with every lane."""
     trace = mixed(path, [policy] * LAYERS, tokens=drawn(200))
     passes = run.run_passes(Model(path), trace, None, USUAL)
     assert all(finding.local["baseline"].verdict == "match" for finding in passes.findings)
-    whole = next(study for study in studies if len(study.judge.positions) == 200)
+    whole = next(replay for replay in replays if len(replay.judge.positions) == 200)
     assert [[count for name, count in whole.ran if name == f"l_out-{layer}"] for layer in (0, 1)] == [first, [1]]
     assert [lane.policy for lane in whole.lanes] == [policy]
 
@@ -175,10 +177,10 @@ def in_16_bits(trace):
 
 @pytest.mark.parametrize("n", [7, 40])
 @pytest.mark.parametrize("altered", [in_16_bits, lambda trace: without(trace, "l_out")])
-def test_a_baseline_whose_lanes_cannot_be_left_out_begins_with_all(altered, n, path, studies):
+def test_a_baseline_whose_lanes_cannot_be_left_out_begins_with_all(altered, n, path, replays):
     """Some of them measure noise, or they go on with values of their own."""
     right = mixed(path, ["native"] * LAYERS, tokens=drawn(n))
     assert diff(altered(right), right, path).verdict != "wrong"
-    replayed = next(study for study in studies if any(lane.source == "baseline" for lane in study.every))
+    replayed = next(replay for replay in replays if any(lane.source == "baseline" for lane in replay.every))
     assert {lane.policy for lane in replayed.every if lane.source == "baseline"} >= {"f32", "native"}
     assert [count for name, count in replayed.ran if name == "l_out-0"] == [len(replayed.every)]

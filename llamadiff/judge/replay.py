@@ -1,0 +1,199 @@
+"""What is judged: each op is computed from what was recorded before it, and compared with what was recorded of it.
+
+An engine runs its ops in order and shows what each of them gives to a Replay, as ``tap(name, x)``, in every lane. There
+it is compared with what a trace has, and the engine goes on with what the trace has: so the next op is computed from
+the inputs that the trace's own engine had. A lane without a source goes on with its own values: the free run.
+
+In which lanes, and what need not be computed to be compared, is not said here: schedule.py and sketches.py do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from llamaref import ops
+from llamaref.config import Rope
+from llamaref.sums import Matrices
+from llamaref.weight_product import WeightProduct
+from numpy.typing import NDArray
+
+from llamadiff.engines.model_file import Runnable
+from llamadiff.judge.finding import Finding
+from llamadiff.judge.lanes import Lane, Source
+from llamadiff.judge.shown_sums import ShownSums
+from llamadiff.judge.sketches import Sketches
+from llamadiff.judge.tap_verdict import Judge
+from llamadiff.numerics.policies import CACHES, F32, GELU, JITTERS, shaken
+from llamadiff.numerics.rounding_tap import RoundedOnce
+from llamadiff.numerics.transposes import advice
+from llamadiff.system.errors import UserError
+from llamadiff.trace import taps
+
+Array = NDArray[Any]
+# the ops in which a token's row depends on other tokens' rows
+MIXING = ("kq", "kq_soft_max", "kqv", "kqv_out", "ssm_conv", "ssm_scan")
+
+
+class Replay(RoundedOnce):
+    """A llamaref.Tap that has every op judged: a Finding for each, in their order. ``logits`` are the first lane's."""
+
+    def __init__(
+        self,
+        judge: Judge,
+        lanes: Sequence[Lane],
+        model: Runnable,
+        keep: Callable[[str, Array], None] = lambda name, x: None,
+    ) -> None:
+        """``keep(name, x)`` receives the first lane's taps."""
+        self.judge, self.sources, self.keep = judge, judge.sources, keep
+        self.present = {tap.name: tap for tap in model.taps}
+        self.inputs, self.n_expert = model.inputs, model.sizes["expert"]
+        self.sketches, self.sums = Sketches(judge, model.products), ShownSums(judge)
+        self.findings: list[Finding] = []
+        self.logits: Array | None = None
+        self.carry(lanes)
+
+    def carry(self, lanes: Sequence[Lane]) -> None:
+        """Go on with these lanes."""
+        self.lanes, self._read = tuple(lanes), ()
+        reading = next((source.reading for source in self.sources.values() if source.reading), None)
+        super().__init__([(lane.policy, lane.stored(self.sources)) for lane in lanes], reading, self.judge.edges)
+
+    def __call__(self, name: str, x: Array) -> Array:
+        """An op's result ``x`` [lane, token, ...], computed from each lane's inputs -> what they go on with."""
+        tap = self.present.get(name)
+        if tap is None:
+            raise UserError(f"the engine has a tap {name} that the vocabulary does not list")
+        if len(x) != len(self.lanes):  # the embedding: one run becomes a run a lane
+            x = np.broadcast_to(x, (len(self.lanes), *x.shape[1:]))
+        self.keep(name, x[0])
+        if name == taps.LOGITS:
+            self.logits = x[0]
+        spans = {source.name: self._opened(source, tap) for source in self.sources.values()}
+        recorded = {
+            source.name: self.recorded(source, tap, x.shape[1:])
+            for source in self.sources.values()
+            if name in source.trace
+        }
+        seen = self.sketches.finding(tap, x, self.lanes, spans)
+        if seen is not None:
+            self.findings.append(seen)
+            return x  # which is what was recorded
+        self._note_sums(tap, x, recorded)
+        self.findings.append(self.judge.finding(tap, [*x], self.lanes, recorded, spans))
+        return self._followed(name, x, recorded)
+
+    def recorded(self, source: Source, tap: taps.Tap, shape: tuple[int, ...]) -> Array:
+        """What a trace has of a tap, in the engine's shape."""
+        values = source.trace[tap.name]
+        same_rows = values.ndim > tap.row_axis and values.shape[: tap.row_axis + 1] == shape[: tap.row_axis + 1]
+        if not same_rows or values.size != prod(shape):
+            raise UserError(
+                f"{tap.name} of the {source.name} has shape {list(values.shape)}; this model and these tokens need "
+                f"{list(shape)} ({', '.join(tap.kind.axes)}){advice(values.shape, shape)}"
+            )
+        if tap.kind.op == "ARGSORT":
+            return self._expert_numbers(source, tap, values).reshape(shape)
+        return values.reshape(shape)
+
+    def _followed(self, name: str, x: Array, recorded: Mapping[str, Array]) -> Array:
+        """What the engine goes on with: the sources' own values in their lanes, where they have any."""
+        if not recorded and not any(lane.shaken for lane in self.lanes):
+            return x
+        if recorded and len(self.lanes) == 1 and self.sources[str(self.lanes[0].source)].is_whole(name):
+            return recorded[str(self.lanes[0].source)][None].astype(x.dtype, copy=False)
+        out = np.empty_like(x)
+        for number, lane in enumerate(self.lanes):
+            values = x[number]
+            if lane.source is not None and lane.source in recorded:
+                own, rows = recorded[lane.source], self.sources[lane.source].whole_rows(name)
+                values = own if rows is None else np.where(_along_first(rows, own), own, values)
+            if lane.policy in JITTERS and lane.source is not None:
+                values = shaken(values, self.sources[lane.source].shown_in(name), JITTERS.index(lane.policy))
+            out[number] = values
+        return out
+
+    def _opened(self, source: Source, tap: taps.Tap) -> tuple[str, ...]:
+        """The unrecorded taps that lie between this one and the recorded ones before it: it answers for them too."""
+        inputs = self.inputs(tap)
+        wanted = None if tap.kind.word in MIXING else source.rows_with_values(tap.name)
+        open_ones = [i for i in inputs if not _has_rows(source, i, wanted)]
+        opened = tuple(dict.fromkeys(name for i in open_ones for name in source.spans.get(i, ())))
+        if not source.is_whole(tap.name):
+            source.spans[tap.name] = opened if tap.kind.optional else (*opened, tap.name)
+        return opened
+
+    def _expert_numbers(self, source: Source, tap: taps.Tap, values: Array) -> Array:
+        """Expert numbers as an index array. Raises UserError for a number that is no expert's."""
+        with np.errstate(invalid="ignore"):
+            numbers = np.asarray(values).astype(np.int32)
+        bad = (numbers != values) | (numbers < 0) | (numbers >= self.n_expert)
+        if bad.any():
+            found = np.asarray(values)[bad].flat[0]
+            raise UserError(
+                f"{tap.name} of the {source.name}: {found} is no expert's number (0 to {self.n_expert - 1})"
+            )
+        return numbers
+
+    # -- how an op is computed: as each lane's arithmetic does ---------------------------------------------------------
+
+    def wanted(self, name: str) -> bool:
+        """Whether a trace has a tap; if none does, what comes after it answers for it."""
+        found = any(name in source.trace for source in self.sources.values())
+        if not found:
+            for source in self.sources.values():
+                self._opened(source, self.present[name])
+        return found
+
+    def rounded(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
+        """As the lanes round them, and shaken where these are."""
+        rounded = super().rounded(kind, *arrays)
+        return rounded if kind in (*CACHES, GELU) else (self.product(rounded[0]), *rounded[1:])
+
+    def multiplied(self, product: WeightProduct) -> Array:
+        known = self.sketches.known(product, self.lanes, self.present, self.recorded)
+        return product.compute() if known is None else known
+
+    def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
+        self.sums.added(self.lanes, kind, y.shape[1:], self._kernel(kind, start, by_row), parts)
+        return super().summed(y, kind, parts, start, by_row)
+
+    def _note_sums(self, tap: taps.Tap, x: Array, recorded: Mapping[str, Array]) -> None:
+        """What sums in float16 leave that were not followed; and how the candidate adds, if this tap shows it."""
+        lost, self.lost = self.lost, {}
+        self.judge.lost.update({(str(self.lanes[number].source), tap.name): nmse for number, nmse in lost.items()})
+        self.sums.note(tap, x, self.lanes, recorded)
+
+    def product(self, y: Array) -> Array:
+        """Shaken in the lanes of an engine that keeps its products in 16 bits, and its weights perhaps too.
+
+        A product before its bias is added; and its operand, which moves a product as rounded weights do.
+        """
+        kept = [self.sources[lane.source].products if lane.source else F32 for lane in self.lanes]
+        if not any(lane.policy in JITTERS and kind != F32 for lane, kind in zip(self.lanes, kept, strict=True)):
+            return y
+        y = self._widened(y)
+        for number, (lane, kind) in enumerate(zip(self.lanes, kept, strict=True)):
+            if lane.policy in JITTERS:
+                y[number] = shaken(y[number], kind, JITTERS.index(lane.policy))
+        return y
+
+    def angles(
+        self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
+    ) -> tuple[Array, Array]:
+        self.judge.mean_square_angle[rope] = float(np.mean(ops.rope_theta(rope, positions, factors) ** 2))
+        return super().angles(cos, sin, rope, positions, factors)
+
+
+def _along_first(rows: Array, values: Array) -> Array:
+    """Flags of rows, to be broadcast against a tap whose first axis runs over tokens."""
+    return rows.reshape(-1, *[1] * (values.ndim - 1))
+
+
+def _has_rows(source: Source, name: str, wanted: Array | None) -> bool:
+    """Whether a partial tap has all the rows that a partial tap after it needs."""
+    rows = source.whole_rows(name)
+    return rows is not None and wanted is not None and bool((rows | ~wanted).all())

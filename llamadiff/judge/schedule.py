@@ -1,0 +1,140 @@
+"""When what is judged: an engine's parts in turn, each with the fewest lanes that will do.
+
+A source's arithmetic is not known at first: its lanes try every legal one. Once a part has shown which fit, the others
+are left out of the parts after it, and a part that does not fit is run again with all of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+from numpy.typing import NDArray
+
+from llamadiff.engines.model_file import Part, Runnable
+from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source, policies_for
+from llamadiff.judge.replay import Replay
+from llamadiff.numerics import tolerances
+from llamadiff.numerics.policies import NATIVE, READ, READ_SHAKEN
+from llamadiff.trace.metadata import Info
+
+Array = NDArray[Any]
+
+
+class Schedule:
+    """Of the tokens of one run, in ``every`` lane that may be needed."""
+
+    def __init__(self, replay: Replay, model: Runnable, info: Info) -> None:
+        self.replay, self.every, self.sources = replay, replay.lanes, replay.sources
+        self._new_step = partial(model.engine.step, info.tokens, info.positions, tap=replay)
+        self._tried: set[tuple[str, str]] = set()  # sources and words for which the present part is run again
+        self._excused: set[tuple[str, str]] = set()  # those that no lane fitted
+        self._stays: set[str] = set()  # sources whose lanes are all kept
+        self._judged = 0  # findings before the present part
+
+    def run(self, parts: Sequence[Part], first: Sequence[Lane] | None = None) -> Array:
+        """Have all parts judged -> what the last one gives. ``first``: the lanes to begin with; the likely ones, unless
+        they are given.
+        """
+        self._step = self._new_step()
+        x = parts[0].run(None, self._step)
+        if len(parts) > 1:
+            x = self._carried(first or self._likely(parts[1]), x)
+        for part in parts[1:]:
+            x = self._fitting(part, x)
+            if part.end:
+                x = self._narrowed(part, x)
+        return x
+
+    def _fitting(self, part: Part, x: Array) -> Array:
+        """What a part makes of x. Where lanes that were left out might fit, it is run again with all."""
+        findings, judge = self.replay.findings, self.replay.judge
+        self._judged, described = len(findings), Counter(judge.described)
+        while True:
+            y = part.run(x, self._step)
+            if not self._misfits():
+                return y
+            del findings[self._judged :]
+            judge.described = Counter(described)
+            x = self._carried(self.every, x)
+
+    def _narrowed(self, part: Part, x: Array) -> Array:
+        """What the next part begins with: the lanes that it needs, by what this one showed."""
+        settled = [lane for source in self.sources.values() for lane in self._settled(source, part)]
+        needed = [lane for lane in self.replay.lanes if lane.source is None or lane in settled]
+        for source in self.sources.values():
+            source.trace.forget([finding.tap.name for finding in self.replay.findings[self._judged :]])
+        return self._carried(needed, x) if len(needed) < len(self.replay.lanes) else x
+
+    def _carried(self, lanes: Sequence[Lane], x: Array) -> Array:
+        """Go on with other lanes: what they begin with, as those of one source have the same values there."""
+        now = self.replay.lanes
+        first = {lane.source: number for number, lane in reversed([*enumerate(now)])}
+        places = [now.index(lane) if lane in now else first[lane.source] for lane in lanes]
+        self.replay.carry(lanes)
+        self._step = self._new_step()
+        return x[places]
+
+    def _misfits(self) -> bool:
+        """Whether lanes that were left out might have fitted the present part's taps.
+
+        Where they do not, once, a tap of that kind is not tried again; over spans they also measure the noise.
+        """
+        found: set[tuple[str, str]] = set()
+        for finding in self.replay.findings[self._judged :]:
+            for name, local in finding.local.items():
+                kind = (name, finding.tap.kind.word)
+                if local.verdict == tolerances.MATCH or kind in self._excused:
+                    continue
+                if self._is_short(name):
+                    found.add(kind)
+                    if local.span:
+                        self._stays.add(name)
+                elif kind in self._tried:
+                    self._excused.add(kind)
+        self._tried = found
+        return bool(found)
+
+    def _is_short(self, name: str) -> bool:
+        """Whether lanes of a source are left out."""
+        return sum(lane.source == name for lane in self.replay.lanes) < sum(lane.source == name for lane in self.every)
+
+    def _settled(self, source: Source, part: Part) -> list[Lane]:
+        """The lanes of a source that the parts after this one need: the fewest that fitted whatever fits."""
+        own, findings = [lane for lane in self.replay.lanes if lane.source == source.name], self.replay.findings
+        if not self._can_leave_out(source, part) or len(own) == 1:
+            return own
+        shown = [finding.fitting[source.name] for finding in findings[self._judged :] if source.name in finding.fitting]
+        needed = {policies for phases in shown for policies in phases if policies}
+        if not needed:
+            return own
+        policies = {*_cover([lane.policy for lane in own], needed)}
+        if source.reading:  # which fits nothing to the last bit, and is the engine's all the same
+            policies |= {own[0].policy, READ, READ_SHAKEN}
+        return [lane for lane in own if lane.policy in policies]
+
+    def _likely(self, part: Part) -> list[Lane]:
+        """Of llama.cpp's lanes its own arithmetic alone, the last: the others are tried where that does not fit."""
+        own = [lane for lane in self.every if lane.source == "baseline"]
+        left_out = own[:-1] if self._can_leave_out(self.sources["baseline"], part) else []
+        return [lane for lane in self.every if lane not in left_out]
+
+    def _can_leave_out(self, source: Source, part: Part) -> bool:
+        """Whether a source's lanes all go on from a part with the same values, and none measures noise."""
+        return source.is_whole(part.end) and not source.is_rough and source.name not in self._stays
+
+
+def lanes_of(sources: Sequence[Source], weight_types: set[str]) -> list[Lane]:
+    """The free run, the same with the baseline's arithmetic if that differs, and every source's lanes."""
+    native = NATIVE in policies_for(weight_types, sources[0].stored, (FREE.policy, NATIVE))
+    return [FREE, *([FREE_NATIVE] if native else []), *(lane for source in sources for lane in source.lanes)]
+
+
+def _cover(policies: Sequence[str], needed: Iterable[frozenset[str]]) -> tuple[str, ...]:
+    """The fewest policies of which each needed set has one, the earlier first."""
+    needed = list(needed)
+    tried = (some for count in range(1, len(policies)) for some in combinations(policies, count))
+    return next((some for some in tried if all(wanted & set(some) for wanted in needed)), tuple(policies))
