@@ -43,8 +43,8 @@ STANDARD = [
 BYTECODE = CACHE / "bytecode"  # as pip leaves it beside what it installs; a checkout may have none
 WITH_TRANSFORMERS = "tinyllama:Q4_K_M:14"  # which they load once: it takes a minute
 
-COMPARE = "compare"  # the command; the other kinds are scripts beside this one
-KINDS = ("decode", "limit", COMPARE)
+COMPARE, CANDIDATE = "compare", "candidate"  # the command, alone and with one; the other kinds are scripts beside this
+KINDS = ("decode", "limit", COMPARE, CANDIDATE)
 
 Measures = dict[str, Any]
 
@@ -96,27 +96,38 @@ def cases(words: Iterable[str]) -> Iterator[Case]:
             yield Case.parse(word)
 
 
-def run(kind: str, path: Path, tokens: Sequence[int]) -> Measures:
-    """What a script says of itself, with the wall time of its whole process; the peak in bytes."""
+def run(kind: str, path: Path, tokens: Sequence[int], candidate: Path) -> Measures:
+    """What a script says of itself, with the wall time of its whole process; the peak in bytes.
+
+    ``candidate``: a trace of the same tokens.
+    """
     ids = ",".join(map(str, tokens))
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         script = [str(HERE / f"{kind}_once.py"), str(path), ids]
-        command = ["-m", "llamadiff", kind, str(path), "--tokens", ids, "--json", str(report)]
+        command = ["-m", "llamadiff", COMPARE, str(path), "--tokens", ids, "--json", str(report)]
+        command += ["--candidate", str(candidate)] if kind == CANDIDATE else []
         started, cpu = time.perf_counter(), _cpu_of_children()
         ended = subprocess.run(
-            [sys.executable, *(command if kind == COMPARE else script)], capture_output=True, text=True, check=False,
-            env=_environment(),
-         encoding="utf-8")  # fmt: skip
+            [sys.executable, *(command if kind in (COMPARE, CANDIDATE) else script)],
+            capture_output=True, check=False, env=_environment(), encoding="utf-8",
+        )  # fmt: skip
         spent = {"wall_s": time.perf_counter() - started, "cpu_s": _cpu_of_children() - cpu}
         if ended.returncode != 0:
             sys.exit(f"{kind} failed with code {ended.returncode}:\n{ended.stderr[-2000:]}")
-        if kind == COMPARE:
+        if kind in (COMPARE, CANDIDATE):
             timing = json.loads(report.read_text("utf-8"))["timing"]
             return {**timing, "peak": timing["peak_rss_mb"] * (1 << 20), **spent}
     measures = json.loads(ended.stdout)
     peak = {"peak": measures["peak"] * RSS_UNIT} if "peak" in measures else {}
     return {**measures, **peak, **spent}
+
+
+def recorded(path: Path, tokens: Sequence[int], folder: str) -> Path:
+    """The reference engine's own run, to be judged as anybody's."""
+    command = ["-m", "llamadiff", COMPARE, str(path), "--tokens", ",".join(map(str, tokens)), "--save", folder]
+    subprocess.run([sys.executable, *command], capture_output=True, check=True, env=_environment())
+    return Path(folder) / "engine.safetensors"
 
 
 def _environment() -> dict[str, str]:
@@ -128,8 +139,10 @@ def warm_up() -> None:
     """Run every kind once, so that the bytecode of all that it imports is there, as an installed package has it."""
     for count in (14, 128):
         case = Case("mini", "Q4_K_M", count)
-        for kind in KINDS:
-            run(kind, case.path(), case.ids())
+        with tempfile.TemporaryDirectory() as folder:
+            candidate = recorded(case.path(), case.ids(), folder)
+            for kind in KINDS:
+                run(kind, case.path(), case.ids(), candidate)
 
 
 def _cpu_of_children() -> float:
@@ -142,17 +155,19 @@ def measure(case: Case, runs: int, seconds: float, console: Console) -> dict[str
     """All runs of all kinds, in turns: whatever else the machine does falls on each of them. No turn is begun that
     would most likely end after so many seconds, but for the first.
     """
-    with console.status(f"{case}: the model"):
-        path, tokens = case.path(), case.ids()
-    started = time.perf_counter()
     results: dict[str, list[Measures]] = {kind: [] for kind in (*KINDS, "transformers")}
-    for number in range(runs):
-        if number and (time.perf_counter() - started) * (number + 1) / number > seconds:
-            break
-        peers = ["transformers"] if number == 0 and str(case) == WITH_TRANSFORMERS and find_spec("transformers") else []
-        for kind in [*KINDS, *peers]:
-            with console.status(f"{case}: {kind}, run {number + 1} of {runs}"):
-                results[kind].append(run(kind, path, tokens))
+    with tempfile.TemporaryDirectory() as folder:
+        with console.status(f"{case}: the model, and a candidate"):
+            path, tokens = case.path(), case.ids()
+            candidate = recorded(path, tokens, folder)
+        started = time.perf_counter()
+        for number in range(runs):
+            if number and (time.perf_counter() - started) * (number + 1) / number > seconds:
+                break
+            is_peers = number == 0 and str(case) == WITH_TRANSFORMERS and find_spec("transformers")
+            for kind in [*KINDS, *(["transformers"] if is_peers else [])]:
+                with console.status(f"{case}: {kind}, run {number + 1} of {runs}"):
+                    results[kind].append(run(kind, path, tokens, candidate))
     return results
 
 
@@ -170,7 +185,9 @@ def summary(case: Case, results: dict[str, list[Measures]]) -> dict[str, float]:
     phases = {name: middle(results, "compare", f"{name}_s") for name in ("capture", "engine", "compare", "total")}
     loading = middle(results, "transformers", "load_s")
     weights = middle(results, "limit", "weights")
+    judged = middle(results, CANDIDATE, "wall_s")
     return {
+        "with": judged, "x alone": judged / total, "MB with": (middle(results, CANDIDATE, "peak") - size) / MB,
         "total": total, "start": total - phases["total"], "capture": phases["capture"], "engine": phases["engine"],
         "report": phases["compare"], "decode": decode, "decode again": middle(results, "decode", "again_s"),
         "load": middle(results, "decode", "load_s"), "limit": limit, "transformers": loading,
@@ -184,14 +201,15 @@ def summary(case: Case, results: dict[str, list[Measures]]) -> dict[str, float]:
 COLUMNS = {
     "runs": "{:.0f}", "total": "{:.2f}", "cpu": "{:.2f}",
     "start": "{:.2f}", "capture": "{:.2f}", "engine": "{:.2f}", "report": "{:.2f}",
-    "decode": "{:.3f}",
+    "with": "{:.2f}", "x alone": "{:.2f}", "decode": "{:.3f}",
     "x decode": "{:.1f}", "x cpu": "{:.1f}", "x again": "{:.1f}", "x limit": "{:.1f}",
-    "x faster": "{:.0f}", "MB": "{:.0f}",
+    "x faster": "{:.0f}", "MB": "{:.0f}", "MB with": "{:.0f}",
     "ms a token": "{:.0f}", "s a G weights": "{:.2f}",
 }  # fmt: skip
 NOTES = (
     "seconds, medians: total is the process from start to end, cpu what all its processes used of the processors, "
     "engine the passes that run free, replay and judge. "
+    "with: total with a right candidate; x alone: against that without one. "
     "x decode: against llama.cpp's decode of the prompt, the first of a fresh process; x cpu: cpu against what that "
     "used; x again: against the same with "
     "everything warm. x limit: against reading the file and one float32 matmul pass. x faster: than "
@@ -244,7 +262,7 @@ def main() -> None:
         summaries[case], seconds = summary(case, results[case]), time.perf_counter() - started
         left -= sum(one["wall_s"] for runs in results[case].values() for one in runs)
         console.print(_progress(case, summaries[case], number, len(wanted), seconds))
-    Console(width=max(console.width, 200)).print(table_of(summaries))
+    Console(width=max(console.width, 230)).print(table_of(summaries))
     console.print(f"{NOTES}\n{before['cpus']} CPUs, load before {before['load']}")
     if options.save is not None:
         rows = [{**vars(case), "median": summaries[case], "runs": results[case]} for case in wanted]
