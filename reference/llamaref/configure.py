@@ -22,10 +22,13 @@ def read_config(fields: Mapping[str, Any]) -> Config:
     architecture = fields.get("general.architecture")
     if not isinstance(architecture, str):
         raise ModelError("general.architecture is missing: this GGUF file does not say what model it holds")
-    traits: Traits = ARCHITECTURES[architecture].TRAITS
+    module = ARCHITECTURES[architecture]
+    traits: Traits = module.TRAITS
     refuse_unknown(architecture, traits, fields)
     read = Reader(architecture, fields)
-    config = traits.configure(_shared(read, traits), read)
+    config = _shared(read, traits)
+    if hasattr(module, "configure"):
+        config = module.configure(config, read)
     _check(config)
     if any(config.windows):
         _check_twins(config, read)

@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from llamaref.config import Config
-    from llamaref.metadata import Reader
-
-
-def as_read(config: Config, read: Reader) -> Config:
-    """The configuration of an architecture whose metadata says no more than Llama's."""
-    return config
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -32,8 +22,7 @@ class Traits:
     """What all models of an architecture have in common.
 
     ``layers`` are words for what its layers have, which taps depend on (llamadiff/trace/taps.py); ``keys`` the
-    metadata that ``configure`` reads, or that changes nothing, besides everybody's (metadata.py). ``configure`` is
-    given the configuration as every architecture reads it, and returns this one's.
+    metadata that its ``configure`` reads, or that changes nothing, besides everybody's (metadata.py).
     """
 
     layers: str
@@ -45,7 +34,6 @@ class Traits:
     ffn_scales: bool = False  # whether llama.cpp's graph multiplies by ffn_*.scale where a file has it
     windows: Windows | None = None
     keys: str = ""
-    configure: Callable[[Config, Reader], Config] = as_read
 
     def has(self, word: str) -> bool:
         """Whether its layers have something."""

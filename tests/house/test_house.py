@@ -256,7 +256,7 @@ TOY = {
     '"""llama: ': '"""toyllama: windows in every other layer, a scale of its own; otherwise ',
     "import numpy as np\n": "from dataclasses import replace\n\nimport numpy as np\n",
     "import Traits": "import Traits, Windows",
-    "rope_pairs=True": 'windows=Windows(length=0, period=2), keys="toy_scale", configure=configure',
+    "rope_pairs=True": 'windows=Windows(length=0, period=2), keys="toy_scale"',
     "TRAITS = ": """def configure(c, read):
     return replace(c, embedding_scale=read.number("toy_scale", 1.0))
 

@@ -1,6 +1,7 @@
 """The architectures: one module each, named by its GGUF architecture string. Adding a file adds one.
 
 Each says what all its models have in common, ``TRAITS``, and computes one ``layer``; the engine runs them in turn.
+Where the metadata says more than Llama's, ``configure(config, read)`` adds it to what every architecture reads.
 A hyphen of the string is an underscore of the file: gpt-oss is gpt_oss.py.
 """
 

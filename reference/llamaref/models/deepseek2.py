@@ -93,7 +93,6 @@ TRAITS = Traits(
         "rope.scaling.yarn_log_multiplier "
         "leading_dense_block_count expert_shared_count"  # the tensors say so
     ),
-    configure=configure,
 )
 
 

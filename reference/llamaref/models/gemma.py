@@ -22,7 +22,6 @@ def configure(c: Config, read: Reader) -> Config:
 
 TRAITS = Traits(
     layers="PRE_NORM ATTENTION FFN GEGLU",
-    configure=configure,
 )
 
 

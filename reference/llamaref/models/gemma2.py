@@ -41,7 +41,6 @@ TRAITS = Traits(
     layers="PRE_NORM ATTENTION FFN GEGLU",
     windows=Windows(length=4096, period=2),
     keys="attention.scale attn_logit_softcapping final_logit_softcapping rope.freq_base_swa",
-    configure=configure,
 )
 
 

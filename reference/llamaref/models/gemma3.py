@@ -26,7 +26,6 @@ TRAITS = Traits(
     layers="PRE_NORM ATTENTION FFN GEGLU",
     windows=Windows(length=0, period=6),
     keys="attention.scale final_logit_softcapping rope.freq_base_swa",
-    configure=configure,
 )
 
 

@@ -21,7 +21,6 @@ TRAITS = Traits(
     layers="PRE_NORM ATTENTION FFN GELU",
     norm="NORM",
     learned_positions=True,
-    configure=configure,
 )
 
 

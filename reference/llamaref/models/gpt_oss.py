@@ -24,7 +24,6 @@ TRAITS = Traits(
     layers="PRE_NORM ATTENTION LATE_NORM FFN SOFTMAX_WEIGHT SWIGLU_OAI",
     windows=Windows(length=None, period=2),
     keys="rope.freq_base_swa",
-    configure=configure,
 )
 
 

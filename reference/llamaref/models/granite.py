@@ -30,7 +30,6 @@ TRAITS = Traits(
     layers="PRE_NORM ATTENTION FFN SWIGLU",
     rope_pairs=True,
     keys="attention.scale embedding_scale residual_scale logit_scale rope.scaling.finetuned",
-    configure=configure,
 )
 
 

@@ -37,7 +37,6 @@ TRAITS = Traits(
         "ssm.conv_kernel ssm.inner_size ssm.state_size ssm.time_step_rank ssm.group_count "
         "attention.recurrent_layers"  # all of them, whatever it says
     ),
-    configure=configure,
 )
 
 

@@ -23,7 +23,6 @@ TRAITS = Traits(
     layers="ATTENTION FFN SWIGLU",
     qk_norm="row",
     windows=Windows(length=0, period=4),
-    configure=configure,
 )
 
 

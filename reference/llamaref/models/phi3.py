@@ -24,7 +24,6 @@ TRAITS = Traits(
     layers="PRE_NORM ATTENTION FFN FUSED_GATE SWIGLU",
     long_rope=True,
     keys="attention.sliding_window",
-    configure=configure,
 )
 
 
