@@ -19,6 +19,7 @@ from llamadiff.system.output import check_target
 from llamadiff.system.progress import Progress
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
+from llamadiff.trace.taps import layer_of
 
 Array = NDArray[Any]
 
@@ -75,11 +76,13 @@ class _Coming(Mapping[str, "Array"]):
 
 
 class _ComingReader(TapReader):
-    """Writes the trace, and shows each tap as it stands in the file."""
+    """Writes the trace, and shows each layer's taps as they stand in the file."""
 
     def __init__(self, request: Request, tell: Tell, begun: Future[ComingTrace], ended: Future[Info]) -> None:
         super().__init__(request, tell)
         self._told, self._over = begun, ended
+        self._held: dict[str, tuple[str, Array]] = {}  # of the present layer: another node may be one of them, too
+        self._layer: int | None = None
 
     def _began(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         super()._began(answer, data)
@@ -89,10 +92,24 @@ class _ComingReader(TapReader):
         self._told.set_result(ComingTrace(self.begun(), names, Path(self.request.output), self._over))
 
     def _tap(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        name, layer = answer["tap"], layer_of(answer["tap"])
+        if layer != self._layer:
+            self._show()
+            self._layer = layer
         super()._tap(answer, data)
-        mapped = self.writer.mapped(answer["tap"]) if answer["start"] + answer["rows"] == self.total else None
+        mapped = self.writer.mapped(name) if answer["start"] + answer["rows"] == self.total else None
         if mapped is not None:
-            self._told.result().put(answer["tap"], *mapped)
+            self._held[name] = mapped
+
+    def _show(self) -> None:
+        """A layer is over."""
+        for name, mapped in self._held.items():
+            self._told.result().put(name, *mapped)
+        self._held = {}
+
+    def finish(self) -> None:
+        self._show()
+        super().finish()
 
 
 @contextmanager

@@ -86,8 +86,11 @@ class TraceWriter:
         if self._full is not None:
             return None
         if self._map is None or len(self._map) < stop:
-            os.ftruncate(file, -(-os.fstat(file).st_size // _GROWTH) * _GROWTH)
-            self._map = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+            try:
+                os.ftruncate(file, -(-os.fstat(file).st_size // _GROWTH) * _GROWTH)
+                self._map = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+            except OSError as error:
+                raise unwritten(self.path, error) from None
         return kind, np.ndarray(shape, DTYPES[kind], self._map, self._room + offset)
 
     def attach(self, name: str, data: bytes) -> None:

@@ -766,10 +766,9 @@ def test_a_chat_prompt_is_tokenized(cli: Cli) -> None:
 
 
 def test_a_full_disk_while_llama_cpp_runs(files: SimpleNamespace, cli: Cli) -> None:
-    for command in (("capture", "-o", cli.folder / "t.safetensors"), ("compare", "--save", "kept/here")):
+    for command in (("capture", "-o", cli.folder / "t.safetensors"), ("compare", "--save", "kept/here"), ("compare",)):
         run = cli(*command, files.model, *IDS, shell="ulimit -f 200")
         run.refused("cannot be written", "File too large", ".safetensors")
-    cli("compare", files.model, *IDS, shell="ulimit -f 200").succeeded()  # nothing is written, and memory is not shared
     assert not [path for path in cli.folder.iterdir() if path.name != "tmp"]
 
 

@@ -455,7 +455,7 @@ pathlib.Path.write_text = lambda self, *a, **k: refuse() if on_full_disk(self) e
 """
 
 
-@pytest.mark.parametrize("command", [("compare",), ("backend",), ("compare", "--engine", "graph")])
+@pytest.mark.parametrize("command", [("backend",), ("compare", "--engine", "graph")])
 def test_what_is_judged_meanwhile_needs_no_room(command: tuple[str, ...], place: Place) -> None:
     (place.folder / "path").mkdir()
     (place.folder / "path" / "sitecustomize.py").write_text(FULL, encoding="utf-8")
@@ -466,7 +466,7 @@ def test_what_is_judged_meanwhile_needs_no_room(command: tuple[str, ...], place:
     assert not place.left()
 
 
-@pytest.mark.parametrize("command", [("compare", "--n-predict", "3"), ("compare", "--taps", "embd")])
+@pytest.mark.parametrize("command", [("compare",), ("compare", "--n-predict", "3"), ("compare", "--taps", "embd")])
 def test_a_full_tmpdir_is_named_with_what_was_needed(command: tuple[str, ...], place: Place) -> None:
     (place.folder / "path").mkdir()
     (place.folder / "path" / "sitecustomize.py").write_text(FULL, encoding="utf-8")
