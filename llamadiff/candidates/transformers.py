@@ -67,7 +67,7 @@ def checkpoint_of(spec: str) -> Path | None:
 
 def _recorded(path: Path | None, kind: str, context: Context) -> Trace:
     context.progress("loading the model into transformers")
-    model = _loaded(path or context.model.path, kind, context.model.sizes)
+    model = loaded(path or context.model.path, kind, context.model.sizes)
     context.progress("running transformers")
     mapped = Context(context.model, context.tokens, len(context.tokens), MAP)
     names = name_map.Names(MAP, context.model)
@@ -93,8 +93,8 @@ def _parsed(spec: str) -> tuple[Path | None, str]:
     return Path(path) if path else None, kind
 
 
-def _loaded(path: Path, kind: str, sizes: Mapping[str, int]) -> Any:
-    """The model, in evaluation mode, with plain attention."""
+def loaded(path: Path, kind: str, sizes: Mapping[str, int]) -> Any:
+    """The model, in evaluation mode, with plain attention. ``sizes``: what a GGUF file has. Raises UserError."""
     import torch
     import transformers
 

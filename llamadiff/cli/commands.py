@@ -67,6 +67,7 @@ from llamadiff.cli.options import (
     Tolerance,
     Update,
 )
+from llamadiff.cli.port import port
 from llamadiff.cli.replay import replay
 from llamadiff.cli.reports import (
     Reports,
@@ -359,6 +360,10 @@ _EXAMPLES = {
         'llamadiff variants model.gguf "Once upon a time"',
         'llamadiff variants model.gguf "Once" --only kv=q8_0,flash_attn=on --only dir=../llama.cpp',
     ),
+    "port": (
+        'llamadiff port model.gguf checkpoint/ "Once upon a time"',
+        'llamadiff port model.gguf model.py:load "Once" --llama-cpp ../llama.cpp',
+    ),
     "replay": ("llamadiff replay wrong-ops/*.safetensors --llama-cpp ../llama.cpp",),
     "check": (
         "llamadiff check captures/ --fail-on noise             are the recordings right?",
@@ -384,7 +389,7 @@ _JUDGE, _FILE, _LEARN = "Judge", "The file", "Look up"
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     _JUDGE: (
         with_reports(compare), capture, with_reports(diff), with_files(diagnose), with_reports(backend),
-        replay, with_reports_beside_json(variants), with_reports_of_several(check), sweep,
+        replay, with_reports_beside_json(variants), port, with_reports_of_several(check), sweep,
     ),
     _FILE: (weights, vectors),
     _LEARN: (

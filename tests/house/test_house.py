@@ -48,7 +48,12 @@ ALLOWED = {
     "jinja2": ("llamadiff/engines/chat_template.py", "llamadiff/report/html/page.py"),
     "pyarrow": ("llamadiff/sweep/store.py",),
     "distributed": ("llamadiff/sweep/cluster.py",),
-    "torch": ("llamadiff/candidates/torch_modules.py", "llamadiff/candidates/transformers.py"),
+    "torch": (
+        "llamadiff/candidates/torch_modules.py",
+        "llamadiff/candidates/transformers.py",
+        "llamadiff/port/loading.py",
+        "llamadiff/port/torch_ops.py",
+    ),
     "transformers": ("llamadiff/candidates/transformers.py",),
     "safetensors": ("llamadiff/trace/", "llamadiff/ggml/", "llamadiff/llamacpp/graph_recorder.py"),
 }
@@ -155,6 +160,7 @@ COMMANDS = {command.callback.__name__ for command in app.registered_commands}
 MAY_HAVE_MORE = {
     "llamadiff/cli/commands.py": COMMANDS,  # a parameter is an option
     "llamadiff/cli/variants.py": COMMANDS,
+    "llamadiff/cli/port.py": COMMANDS,
     "llamadiff/comparison/api.py": {name for name in llamadiff.__all__ if name.islower()},  # the public facade
 }
 ENGINES = {"Model", "ModelFile", "Runnable", "GraphModel", "Engine", "GraphEngine"}
@@ -208,6 +214,7 @@ def test_commands_and_facade_are_where_they_may_have_more():
     assert wide == {
         "llamadiff/cli/commands.py": {"compare", "capture", "diagnose", "backend", "check"},
         "llamadiff/cli/variants.py": {"variants"},
+        "llamadiff/cli/port.py": {"port"},
         "llamadiff/comparison/api.py": {"compare", "diff"},
     }
 

@@ -106,7 +106,7 @@ def test_kills_leave_nothing_after_the_next_start(place: Place) -> None:
     rng = random.Random(6)
     for command in COMMANDS:
         child = place.start(*command)
-        eventually(lambda: processes_of(place.temporary, "child_main"))  # llama.cpp's, which are there before anything is made
+        eventually(lambda: processes_of(place.temporary, "child_main"))  # llama.cpp's: before anything is made
         time.sleep(rng.uniform(0, 1))
         kill(child)
     check_nothing_is_left_after_the_next_start(place)

@@ -1,0 +1,90 @@
+"""The model whose code is held against llama.cpp's graph: a checkpoint's, or what a function of the user's builds."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.system.errors import UserError
+from llamadiff.system.stated import reason
+
+KEPT = {"F16": "float16", "BF16": "bfloat16"}  # types of matrices that a model's own are rounded to
+NEEDS = "port needs torch and transformers: pip install 'llamadiff[transformers]'"
+
+
+def model_of(spec: str) -> Any:
+    """A directory of a checkpoint, in transformers; or ``file.py:function``, which builds a torch module.
+
+    A checkpoint's code is transformers' own: what lies in its directory is never run. Raises UserError.
+    """
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise UserError(NEEDS)
+    file, _, function = spec.rpartition(":")
+    if file.endswith(".py"):
+        return _built(Path(file), function)
+    path = Path(spec)
+    if not path.is_dir():
+        raise UserError(f"{spec}: no directory of a checkpoint, and no file.py:function that builds a torch module")
+    from llamadiff.candidates.transformers import loaded
+
+    return loaded(path, "f32", {})
+
+
+def _built(path: Path, function: str) -> Any:
+    """What a user's function returns."""
+    import torch
+
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+        build = getattr(module, function, None)
+        model = build() if callable(build) else None
+    except Exception as error:  # a stranger's code may raise anything
+        raise UserError(f"{path}: {function}() failed ({reason(error)})") from None
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(
+            f"{path}:{function}: gave {type(model).__name__}; expected a function that builds a torch module"
+        )
+    return model.float().eval()
+
+
+def kept_as_in(model: Any, file: ModelFile) -> None:
+    """Round a model's matrices to the type that the file keeps its own in. Raises UserError for a quantized file."""
+    import torch
+
+    weights = file.weights
+    kinds = {weights.type(name) for name in file.tensors if len(weights.shape(name)) > 1} - {"F32"}
+    other = sorted(kinds - set(KEPT))
+    if other:
+        raise UserError(
+            f"{file.path}: has weights of type {other[0]}, which hide what port looks for; convert the checkpoint with "
+            "--outtype f32 (or bf16), and compare that file with this one afterwards"
+        )
+    if len(kinds) != 1:
+        return
+    kind = getattr(torch, KEPT[kinds.pop()])
+    with torch.no_grad():
+        for values in model.parameters():
+            if values.ndim > 1:
+                values.copy_(values.to(kind).to(values.dtype))
+
+
+def check_vocabulary(model: Any, tokens: tuple[int, ...]) -> None:
+    """Raise UserError for tokens that the model's embedding does not have."""
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    count = getattr(embedding, "num_embeddings", None)
+    if count is not None and max(tokens, default=0) >= count:
+        beyond = int(np.max(tokens))
+        raise UserError(f"token {beyond} is not among the model's {count}: is the file of this checkpoint?")

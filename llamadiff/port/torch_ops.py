@@ -1,0 +1,238 @@
+"""Every op that a PyTorch model computes, with its values and the line of the model's code that asks for it."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.system.errors import UserError
+
+Array = NDArray[Any]
+SCAFFOLD = ("/torch/", "/llamadiff/port/", "/transformers/utils/", "/transformers/integrations/", "/contextlib.py")
+# What shows the values of another tensor, in another shape or order, or some of them.
+LOOKS = {
+    "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "expand", "slice", "select", "unsqueeze", "squeeze",
+    "clone", "_to_copy", "detach", "split", "split_with_sizes", "chunk", "contiguous", "alias", "repeat",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CodeLine:
+    """A line of code; ``file`` is its name without folders."""
+
+    file: str
+    number: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+@dataclass(frozen=True)
+class TorchOp:
+    """One op: ``inputs`` are the ops before it whose results it reads, ``weights`` the parameters."""
+
+    number: int
+    name: str
+    line: CodeLine | None
+    module: str
+    inputs: tuple[int, ...]
+    weights: tuple[str, ...]
+    values: Array
+
+    @property
+    def looks(self) -> bool:
+        """Whether it computes nothing."""
+        return self.name in LOOKS
+
+
+@dataclass(frozen=True)
+class TorchRun:
+    """The ops of one pass in their order. ``ends``: those that made what the first layer was about to read, what each
+    layer gave, and the logits.
+    """
+
+    ops: Sequence[TorchOp]
+    ends: Sequence[int]
+
+    def readers(self) -> dict[int, list[TorchOp]]:
+        """Of each op, those that read its result."""
+        found: dict[int, list[TorchOp]] = {}
+        for op in self.ops:
+            for number in dict.fromkeys(op.inputs):
+                found.setdefault(number, []).append(op)
+        return found
+
+
+def layers_of(model: Any) -> list[tuple[str, Any]]:
+    """The modules that are the model's layers: the list of modules that has most of its parameters.
+
+    Raises UserError for a model without one.
+    """
+    import torch
+
+    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
+    if not lists:
+        raise UserError(f"{type(model).__name__} has no list of layers (a torch.nn.ModuleList): it cannot be lined up")
+    name, found = max(lists, key=lambda each: sum(p.numel() for p in each[1].parameters()))
+    return [(f"{name}.{i}", layer) for i, layer in enumerate(found)]
+
+
+def recorded(
+    model: Any, ids: Sequence[int], given: Mapping[int, Array], instead: Mapping[int, Array] | None = None
+) -> TorchRun:
+    """Run a model on token ids. ``given``: what layers read in place of what the one before gave; under the number
+    after the last one, what the model goes on with. ``instead``: by an op's number, what it is taken to have given.
+    """
+    import torch
+
+    run = _Run(model, instead or {})
+    tensors = {number: torch.from_numpy(np.ascontiguousarray(x, np.float32)) for number, x in given.items()}
+    with torch.no_grad(), run.replaced(layers_of(model), tensors), run.mode():
+        out = model(torch.tensor([list(map(int, ids))]), use_cache=False)
+    return TorchRun(run.ops, [*run.ends, run.maker_of(out.logits if hasattr(out, "logits") else out[0])])
+
+
+def logits_of(model: Any, ids: Sequence[int]) -> Array:
+    """What a model makes of token ids by itself."""
+    import torch
+
+    with torch.no_grad():
+        out = model(torch.tensor([list(map(int, ids))]), use_cache=False)
+    return _floats(out.logits if hasattr(out, "logits") else out[0])
+
+
+class _Run:
+    """Tensors are told apart by what they are, not by their values: each stays alive until the run is over."""
+
+    def __init__(self, model: Any, instead: Mapping[int, Array]) -> None:
+        self.instead = instead
+        self.ops: list[TorchOp] = []
+        self.ends: list[int] = []
+        self._weights = {id(p): name for name, p in (*model.named_parameters(), *model.named_buffers())}
+        self._made: dict[int, int] = {}  # tensor -> the op that made it
+        self._alive: list[Any] = []
+        self._modules: list[str] = []
+        self._names = {id(module): name for name, module in model.named_modules()}
+
+    def mode(self) -> Any:
+        """What sees every op while it is entered."""
+        import torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        run = self
+
+        class Watching(TorchDispatchMode):  # type: ignore[misc]
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                out = func(*args, **(kwargs or {}))
+                leaves = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if torch.is_tensor(x)]
+                for each in out if isinstance(out, (tuple, list)) else (out,):
+                    if torch.is_tensor(each):
+                        run.note(func.overloadpacket.__name__, leaves, each)
+                        values = run.instead.get(len(run.ops) - 1)
+                        if values is not None and values.shape == each.shape:
+                            each.copy_(torch.from_numpy(np.ascontiguousarray(values)))
+                return out
+
+        return Watching()
+
+    def note(self, name: str, read: Sequence[Any], made: Any) -> None:
+        number = len(self.ops)
+        inputs = tuple(self._made[id(x)] for x in read if id(x) in self._made)
+        weights = tuple(self._weights[id(x)] for x in read if id(x) in self._weights)
+        module = self._modules[-1] if self._modules else ""
+        self.ops.append(TorchOp(number, name, _line(), module, inputs, weights, _floats(made)))
+        self._made[id(made)] = number
+        self._alive += [made, *read]
+
+    @contextmanager
+    def replaced(self, layers: Sequence[tuple[str, Any]], given: Mapping[int, Any]) -> Iterator[None]:
+        """Layers read what they are given; every module is known while it runs."""
+        hooks = [module.register_forward_pre_hook(self._enter) for module in self._all(layers)]
+        hooks += [module.register_forward_hook(self._leave) for module in self._all(layers)]
+        for number, (_, layer) in enumerate(layers):
+            hooks.append(layer.register_forward_pre_hook(self._giving(given.get(number)), with_kwargs=True))
+        last = layers[-1][1]
+        hooks += [layer.register_forward_hook(self._noting) for _, layer in layers]
+        hooks.append(last.register_forward_hook(self._ending(given.get(len(layers)))))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _all(self, layers: Sequence[tuple[str, Any]]) -> Iterator[Any]:
+        for _, layer in layers:
+            yield from layer.modules()
+
+    def _enter(self, module: Any, _: Any) -> None:
+        self._modules.append(self._names.get(id(module), ""))
+
+    def _leave(self, _: Any, __: Any, ___: Any) -> None:
+        self._modules.pop()
+
+    def _giving(self, given: Any) -> Callable[[Any, Any, Any], Any]:
+        def hook(_: Any, args: Any, kwargs: Any) -> Any:
+            own = args[0] if args else kwargs["hidden_states"]
+            if not self.ends:
+                self.ends.append(self._made[id(own)])
+            if given is None:
+                return None
+            x = self._in_place_of(own, given)
+            return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
+
+        return hook
+
+    def _noting(self, _: Any, __: Any, out: Any) -> None:
+        self.ends.append(self.maker_of(out[0] if isinstance(out, tuple) else out))
+
+    def maker_of(self, tensor: Any) -> int:
+        """The op that made a tensor."""
+        return self._made[id(tensor)]
+
+    def _ending(self, given: Any) -> Callable[[Any, Any, Any], Any]:
+        def hook(_: Any, __: Any, out: Any) -> Any:
+            if given is None:
+                return None
+            is_one = not isinstance(out, tuple)
+            x = self._in_place_of(out if is_one else out[0], given)
+            return x if is_one else (x, *out[1:])
+
+        return hook
+
+    def _in_place_of(self, own: Any, given: Any) -> Any:
+        """Other values, which count as made by the op that made those."""
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with _disable_current_modes():
+            x = given.reshape(own.shape).to(own.dtype)
+        if id(own) in self._made:
+            self._made[id(x)] = self._made[id(own)]
+        self._alive.append(x)
+        return x
+
+
+def _floats(x: Any) -> Array:
+    """Values as numpy has them; of integers and flags too, as they are."""
+    x = x.detach()
+    return np.array(x.float().numpy() if x.is_floating_point() else x.numpy())
+
+
+def _line() -> CodeLine | None:
+    """The innermost line that is of the model's code, or of what it calls outside of torch."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not any(part in file for part in SCAFFOLD):
+            return CodeLine(Path(file).name, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip())
+        frame = frame.f_back
+    return None

@@ -1,0 +1,117 @@
+"""A port as a page of 80 columns, and as JSON. Computes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from llamadiff.ggml.graph import GraphNode
+from llamadiff.numerics import tolerances
+from llamadiff.port.run import Apart, Port
+from llamadiff.port.torch_ops import CodeLine
+from llamadiff.report.terminal.page import Page
+from llamadiff.report.terminal.styles import style_of
+
+SCHEMA = "llamadiff.port/1"
+FEW = 4  # lines of the model's code
+
+
+def print_port(found: Port, console: Console) -> None:
+    """The verdict, each place with both sides, and what was lined up."""
+    page = Page(console)
+    page.paragraph(Text(f"{found.verdict.upper()}  ", style_of(page, found.verdict)), Text(headline(found)))
+    for number, place in enumerate(found.places, 1):
+        page.blank()
+        _put_place(page, number, place)
+    page.blank()
+    for line in _counted(found):
+        page.paragraph(Text("       "), Text(line))
+
+
+def headline(found: Port) -> str:
+    """The finding in a line."""
+    code = found.code
+    if found.places:
+        first, more = found.places[0], len(found.places) - 1
+        others = f"; {more} more {'places' if more > 1 else 'place'} below" if more else ""
+        return f"llama.cpp's {first.name}: {code} {first.says}{others}"
+    if found.verdict == tolerances.MATCH:
+        return f"llama.cpp computes what {code} does: logits agree to {_size(found.logits)}"
+    if found.own > tolerances.ROUNDING["bf16"]:
+        return "llama.cpp's own run is not what its graph gives: a kernel is wrong, and llamadiff backend says which"
+    return f"no op of llama.cpp's parts from {code}, and yet logits are off by {_size(found.logits)}"
+
+
+def _put_place(page: Page, place_number: int, place: Apart) -> None:
+    label = Text(f"{place_number:>4}   ")
+    page.paragraph(label, Text(f"{page.data(place.name)}: the model {page.data(place.says)}"))
+    if not math.isnan(place.error):
+        page.paragraph(
+            Text("       llama.cpp  "), Text(f"{page.data(name_of(place.nodes[0]))} is off by {_size(place.error)}")
+        )
+    for word, lines in (("reads", place.reads), ("the model", [place.line] if place.line else place.code[:FEW])):
+        for number, line in enumerate(lines[:FEW]):
+            page.paragraph(Text(f"       {word if number == 0 else '':9}  "), Text(_code(page, line)))
+
+
+def _code(page: Page, line: CodeLine) -> str:
+    return f"{page.data(line)}  {page.data(line.text)}"
+
+
+def _counted(found: Port) -> Iterator[str]:
+    lineup, file = found.lineup, found.model
+    yield (
+        f"{file['file']} ({file['architecture']}), {len(found.tokens)} tokens: {lineup.aligned} of {lineup.nodes} "
+        f"nodes have values of the model's, {lineup.inside} lie between such"
+    )
+    apart = lineup.nodes - lineup.aligned - lineup.inside
+    if apart:
+        yield f"{apart} part from it, or follow in the same layer: each layer of the model read llama.cpp's input"
+    if not math.isnan(found.logits):
+        yield f"logits are off by {_size(found.logits)}"
+
+
+def name_of(node: GraphNode) -> str:
+    """What a node is called."""
+    return node.label or node.name
+
+
+def _size(nmse: float) -> str:
+    return f"{nmse:.1e}"
+
+
+def as_json(found: Port) -> str:
+    """Everything, machine-readable."""
+    about: dict[str, Any] = {
+        "schema": SCHEMA, "verdict": found.verdict, "headline": headline(found), "model": dict(found.model),
+        "code": found.code, "tokens": [{"id": token, "text": text} for token, text in found.tokens],
+        "baseline": dict(found.baseline),
+        "nodes": {"all": found.lineup.nodes, "aligned": found.lineup.aligned, "inside": found.lineup.inside},
+        "logits": _number(found.logits), "own_logits": _number(found.own),
+        "places": [_place(place) for place in found.places],
+    }  # fmt: skip
+    return json.dumps(about, indent=1) + "\n"
+
+
+def _place(place: Apart) -> dict[str, Any]:
+    cause = place.cause
+    return {
+        "op": place.op, "nodes": [name_of(node) for node in place.nodes], "layers": list(place.layers),
+        "nmse": _number(place.error),
+        "says": place.says, "line": _line(place.line), "reads": [_line(line) for line in place.reads],
+        "code": [_line(line) for line in place.code],
+        "cause": None if cause is None else {"name": cause.name, "nmse": _number(cause.nmse), "source": cause.source},
+    }  # fmt: skip
+
+
+def _line(line: CodeLine | None) -> dict[str, Any] | None:
+    return None if line is None else {"file": line.file, "number": line.number, "text": line.text}
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,201 @@
+"""A checkpoint's own code against llama.cpp's graph: right ports are right, and mistakes are found where they are.
+
+The checkpoints are transformers', small and random; a converter of the tests' own writes their files, with mistakes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+
+import numpy as np
+import pytest
+from optional import needs
+from typer.testing import CliRunner
+from weights.conversion.checkpoints import MODELS, make
+from weights.conversion.converter import convert
+
+from llamadiff import UserError
+from llamadiff.cli.commands import app
+from llamadiff.engines.run_spec import USUAL, Run
+from llamadiff.ggml.engine import Then
+from llamadiff.port import run as verb
+from llamadiff.port.graph_values import node_values
+from llamadiff.port.run import port
+
+pytestmark = [needs("torch", "transformers"), pytest.mark.filterwarnings("ignore")]
+TOKENS = (1, 7, 45, 99, 13, 200, 33, 61, 5, 150, 77, 42)
+RIGHT = [arch for arch in MODELS if arch != "phi3"]  # the converter leaves out LongRoPE's factor of attention
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """architecture -> its checkpoint, made once."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+
+    @cache
+    def made(arch):
+        return make(folder / arch, arch)
+
+    (folder / "made").mkdir()
+    return made
+
+
+@pytest.fixture
+def ported(checkpoint, tmp_path):
+    """What is found of a conversion, with a mistake or without."""
+
+    def found(arch, mistake=None, kind="F32"):
+        path = convert(checkpoint(arch), arch, tmp_path / "m.gguf", kind, mistake)
+        return port(path, str(checkpoint(arch)), Run(tokens=TOKENS), USUAL)
+
+    return found
+
+
+@pytest.mark.parametrize("arch", RIGHT)
+def test_a_right_port_is_right(arch, ported):
+    found = ported(arch)
+    assert found.verdict == "match", [place.name for place in found.places]
+    assert found.lineup.aligned + found.lineup.inside == found.lineup.nodes
+    assert found.lineup.aligned > 0.5 * found.lineup.nodes
+    assert found.logits < 1e-11
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt2"])
+def test_a_file_in_16_bits_is_right(arch, ported):
+    assert ported(arch, kind="F16").verdict == "match"
+
+
+# mistake, architecture: the op, the layers, and what the model does in the words of the report
+MISTAKES = {
+    ("rope-base", "qwen2"): ("ROPE Qcur_rope and Kcur_rope", "uses base 1e+06; the file says 10000"),
+    ("permutation-missing", "llama"): ("ROPE Qcur_rope and Kcur_rope", "rotates (i, i+16); llama.cpp's graph needs"),
+    ("epsilon", "qwen3"): ("RMS_NORM norm", "uses epsilon 1e-06; the file says 0.001"),
+    ("epsilon", "stablelm"): ("NORM norm", "uses epsilon 1e-05; the file says 0.001"),
+    ("plus-one-twice", "gemma3"): ("MUL attn_norm", "multiplies by blk.0.attn_norm.weight - 1"),
+    ("gate-up-swapped", "gemma2"): ("GEGLU ffn_geglu", "applies the activation to up"),
+    ("transposed", "gpt2"): ("MUL_MAT", "as if it were stored [in, out]"),
+    ("rope-scaling", "qwen3moe"): ("ROPE Qcur_rope and Kcur_rope", "divides positions by 4; the file says 1"),
+    ("exp-missing", "mamba2"): ("SSM_SCAN", "has no"),
+    ("tied-head", "llama"): ("MUL_MAT result_output", "computes something else there"),
+}
+
+
+@pytest.mark.parametrize(("mistake", "arch"), MISTAKES)
+def test_a_mistake_of_a_converter_is_found_at_its_op(mistake, arch, ported):
+    op, says = MISTAKES[mistake, arch]
+    found = ported(arch, mistake)
+    assert found.verdict == "wrong"
+    assert found.places[0].name.split(",")[0] == op
+    assert says in found.places[0].says
+    assert found.places[0].reads or found.places[0].line
+
+
+def erring(monkeypatch, labels):
+    """llama.cpp's graph, in which nodes give more or less than they should."""
+
+    def values(graph, weights):
+        numbers = {graph.labelled[label].number: factor for label, factor in labels.items()}
+        altered = {number: Then(lambda x, by=by: x * np.float32(by)) for number, by in numbers.items()}
+        return node_values(graph, weights, altered)
+
+    monkeypatch.setattr(verb, "node_values", values)
+
+
+def test_three_mistakes_are_three_places(monkeypatch, ported):
+    erring(monkeypatch, {"kq_soft_max-0": 0.9, "ffn_swiglu-0": 1.1, "ffn_norm-1": 1.2})
+    found = ported("llama")
+    assert [place.name for place in found.places] == [
+        "SOFT_MAX kq_soft_max, layer 0", "SWIGLU ffn_swiglu, layer 0", "MUL ffn_norm, layer 1",
+    ]  # fmt: skip
+    assert [round(place.error, 3) for place in found.places] == [0.01, 0.01, 0.04]
+    assert [place.line.file for place in found.places] == [
+        "modeling_llama.py",
+        "modeling_llama.py",
+        "modeling_llama.py",
+    ]
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma2", "mamba2", "gpt2"])
+@pytest.mark.parametrize("label", ["l_out-0", "result_norm", "result_output"])
+def test_what_ends_a_layer_or_the_model_is_found(label, arch, monkeypatch, ported):
+    erring(monkeypatch, {label: 1.01})
+    found = ported(arch)
+    fused = arch == "gpt2" and label == "result_norm"  # torch has one op for the norm, its weight and its bias
+    assert [[node.label for node in place.nodes] for place in found.places] == [["norm" if fused else label]]
+
+
+def test_an_error_of_a_thousandth_is_found(monkeypatch, ported):
+    erring(monkeypatch, {"attn_norm-1": 1 + 1e-4})
+    assert [place.name for place in ported("qwen2").places] == ["MUL attn_norm, layer 1"]
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, ["port", *map(str, arguments), "--tokens", ",".join(map(str, TOKENS))])
+
+
+def test_the_command_names_both_sides(checkpoint, tmp_path):
+    path = convert(checkpoint("llama"), "llama", tmp_path / "m.gguf", "F32", "rope-base")
+    ended = command(path, checkpoint("llama"), "--json", tmp_path / "r.json")
+    assert ended.exit_code == 1
+    assert "uses base 500000; the file says 10000" in " ".join(ended.output.split())
+    assert "modeling_llama.py:" in ended.output
+    about = json.loads((tmp_path / "r.json").read_text("utf-8"))
+    assert (about["verdict"], about["places"][0]["nodes"][0]) == ("wrong", "Qcur_rope-0")
+    assert about["places"][0]["cause"]["name"] == "rope-base"
+
+
+def test_a_right_port_ends_with_0(checkpoint, tmp_path):
+    path = convert(checkpoint("qwen2"), "qwen2", tmp_path / "m.gguf", "F32")
+    ended = command(path, checkpoint("qwen2"))
+    assert ended.exit_code == 0
+    assert ended.output.startswith("MATCH  llama.cpp computes what Qwen2ForCausalLM does")
+
+
+MODULE = """
+import transformers
+def load():
+    return transformers.AutoModelForCausalLM.from_pretrained({folder!r}, attn_implementation="eager")
+def nothing():
+    return 3
+def fails():
+    raise ValueError("no weights")
+"""
+
+
+def test_a_module_of_ones_own_is_run_by_its_function(checkpoint, tmp_path):
+    path = convert(checkpoint("llama"), "llama", tmp_path / "m.gguf", "F32")
+    (tmp_path / "mine.py").write_text(MODULE.format(folder=str(checkpoint("llama"))), encoding="utf-8")
+    found = port(path, f"{tmp_path / 'mine.py'}:load", Run(tokens=TOKENS), USUAL)
+    assert found.verdict == "match"
+    for function, says in {"nothing": "gave int", "fails": "no weights", "absent": "gave NoneType"}.items():
+        with pytest.raises(UserError, match=says):
+            port(path, f"{tmp_path / 'mine.py'}:{function}", Run(tokens=TOKENS), USUAL)
+
+
+def test_what_cannot_be_held_against_each_other_is_refused(checkpoint, tmp_path):
+    quantized = convert(checkpoint("llama"), "llama", tmp_path / "q.gguf", "Q8_0")
+    with pytest.raises(UserError, match=r"has weights of type Q8_0.*--outtype f32"):
+        port(quantized, str(checkpoint("llama")), Run(tokens=TOKENS), USUAL)
+    path = convert(checkpoint("llama"), "llama", tmp_path / "m.gguf", "F32")
+    with pytest.raises(UserError, match="no directory of a checkpoint"):
+        port(path, str(tmp_path / "nowhere"), Run(tokens=TOKENS), USUAL)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(UserError, match="transformers cannot load it"):
+        port(path, str(empty), Run(tokens=TOKENS), USUAL)
+
+
+def test_code_beside_a_checkpoint_is_never_run(checkpoint, tmp_path):
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "ck")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling_evil.Evil", "AutoConfig": "modeling_evil.Config"}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "modeling_evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", encoding="utf-8")
+    path = convert(folder, "llama", tmp_path / "m.gguf", "F32")
+    assert port(path, str(folder), Run(tokens=TOKENS), USUAL).verdict == "match"
+    assert not (tmp_path / "ran").exists()
