@@ -29,7 +29,7 @@ from llamadiff.port.torch_ops import CodeLine, layers_of
 from llamadiff.trace import taps
 
 CLOSE = 1e-8  # NMSE of logits that are the model's but for rounding
-KERNELS = 1e-5  # NMSE of llama.cpp's logits against its graph's, as no rounding has it
+KERNELS = 1e-2  # NMSE of llama.cpp's logits against its graph's that no rounding to 16 bits explains
 # What a known bug's sentence calls the right side: here it is llama.cpp's graph.
 EXCHANGED = {
     "this model": "llama.cpp's graph", "the model": "llama.cpp's graph", "this layer": "llama.cpp's layer",

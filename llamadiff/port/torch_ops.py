@@ -137,22 +137,27 @@ class _Run:
                 leaves = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if torch.is_tensor(x)]
                 for each in out if isinstance(out, (tuple, list)) else (out,):
                     if torch.is_tensor(each):
-                        run.note(func.overloadpacket.__name__, leaves, each)
-                        values = run.instead.get(len(run.ops) - 1)
+                        number = run.note(func.overloadpacket.__name__, leaves, each)
+                        values = run.instead.get(number)
                         if values is not None and values.shape == each.shape:
                             each.copy_(torch.from_numpy(np.ascontiguousarray(values)))
                 return out
 
         return Watching()
 
-    def note(self, name: str, read: Sequence[Any], made: Any) -> None:
+    def note(self, name: str, read: Sequence[Any], made: Any) -> int:
+        """An op -> its number; -1 for one that only looks at a parameter."""
+        self._alive += [made, *read]
+        known = [self._weights[id(x)] for x in read if id(x) in self._weights]
+        if name in LOOKS and known and not any(id(x) in self._made for x in read):  # another look at a parameter
+            self._weights[id(made)] = known[0]
+            return -1
         number = len(self.ops)
         inputs = tuple(self._made[id(x)] for x in read if id(x) in self._made)
-        weights = tuple(self._weights[id(x)] for x in read if id(x) in self._weights)
         module = self._modules[-1] if self._modules else ""
-        self.ops.append(TorchOp(number, name, _line(), module, inputs, weights, _floats(made)))
+        self.ops.append(TorchOp(number, name, _line(), module, inputs, tuple(known), _floats(made)))
         self._made[id(made)] = number
-        self._alive += [made, *read]
+        return number
 
     @contextmanager
     def replaced(self, layers: Sequence[tuple[str, Any]], given: Mapping[int, Any]) -> Iterator[None]:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from llamadiff.ggml.graph import GraphNode
 from llamadiff.numerics import tolerances
-from llamadiff.port.run import Apart, Port
+from llamadiff.port.run import KERNELS, Apart, Port
 from llamadiff.port.torch_ops import CodeLine
 from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.styles import style_of
@@ -42,7 +42,7 @@ def headline(found: Port) -> str:
         return f"llama.cpp's {first.name}: {code} {first.says}{others}"
     if found.verdict == tolerances.MATCH:
         return f"llama.cpp computes what {code} does: logits agree to {_size(found.logits)}"
-    if found.own > tolerances.ROUNDING["bf16"]:
+    if found.own > KERNELS:
         return "llama.cpp's own run is not what its graph gives: a kernel is wrong, and llamadiff backend says which"
     return f"no op of llama.cpp's parts from {code}, and yet logits are off by {_size(found.logits)}"
 
