@@ -25,6 +25,11 @@ def next_steps(verdict: str, judged: Judged, is_engine: bool, between: Sequence[
     first = leading(wrong, diagnosis)
     if first is None and between:
         return (f"{_narrow_down(between, rows)}; as whole tensors (llamadiff writer LANGUAGE), not as statistics",)
+    if first is None and judged.blamed:
+        return (
+            "compare the model without --candidate: that names what the baseline does there, and shows both values",
+            "run llamadiff doctor: it says how this llama.cpp was built, and whether its settings are known to be bad",
+        )
     if first is None:
         lacking = unjudged.steps_when_lacking(judged.coverage) if judged.coverage is not None else ()
         gaps = (*lacking, *unjudged.step_when_unjudgeable(rows))

@@ -38,4 +38,5 @@ def by_the_original(judged: Judged, original: Original) -> Judged:
     note = f"the candidate was judged by the weights of {original.label}, which it ran, and not by the file's"
     return replace(
         judged, rows=rows, preflight=(*judged.preflight, *checks), notes=(*judged.notes, note), only_engine_read=(),
+        blamed=(),
     )  # fmt: skip

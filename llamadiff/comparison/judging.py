@@ -200,12 +200,24 @@ def _judged(
         only_engine_read=tuple(sorted(model.weights.read - read)),
         free_tokens=passes.free_tokens,
         decoding=Decoding(len(model.dequantizer.trusted), tuple(sorted(model.dequantizer.refused))),
+        blamed=() if candidate is None else _blamed(passes),
     )
 
 
+def _blamed(passes: Passes) -> tuple[str, ...]:
+    """The baseline's taps that are off on inputs which are all there: how much a span may err is not known of it."""
+    found = ((finding.tap.name, finding.local.get("baseline")) for finding in passes.findings)
+    return tuple(name for name, local in found if local and local.verdict == tolerances.WRONG and not local.span)
+
+
 def _verdict(judged: Judged) -> str:
-    """The worst of the taps and the checks, as far as enough was judged. Weights may be all that there is to judge."""
+    """The worst of the taps and the checks, as far as enough was judged. Weights may be all that there is to judge.
+
+    Where the baseline is off on its own inputs, nothing was compared with what is right.
+    """
     assert judged.coverage is not None
+    if judged.blamed:
+        return tolerances.WRONG
     weights_alone = not judged.rows and any(check.name.startswith(WEIGHTS) for check in judged.preflight)
     of_taps = [] if weights_alone else [tolerances.worst_of([row.verdict for row in judged.rows])]
     return judged.coverage.gated(tolerances.worst_of([*of_taps, *(check.verdict for check in judged.preflight)]))

@@ -105,10 +105,10 @@ class Judged:
 
     ``preflight`` is what was looked at before the layers; ``extra`` are names of the candidate that are no tap of the
     model, and were ignored; ``notes`` say how it was read; ``diagnosis`` says why taps are wrong, in graph order;
-    ``free_tokens``: over how many tokens the engine ran free, which drift without a candidate, expected drift and
-    distances are about; ``coverage``: how much of the run was judged. ``positions``: the logits of all of them, where
-    they are gated. ``only_baseline_read`` and ``only_engine_read``
-    are tensors of the file.
+    ``blamed``: the baseline's taps that are off on its own inputs, beside a candidate; ``free_tokens``: over how many
+    tokens the engine ran free, which drift without a candidate, expected drift and distances are about; ``coverage``:
+    how much of the run was judged. ``positions``: the logits of all of them, where they are gated.
+    ``only_baseline_read`` and ``only_engine_read`` are tensors of the file.
     """
 
     rows: tuple[Row, ...]
@@ -126,6 +126,7 @@ class Judged:
     free_tokens: int | None = None
     decoding: Decoding = Decoding()
     timing: Mapping[str, float] = field(default_factory=dict)
+    blamed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

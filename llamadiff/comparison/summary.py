@@ -113,16 +113,15 @@ def _judgement(verdict: str, sides: Sides, judged: Judged) -> Said:
     rows, diagnosis, gaps = judged.rows, judged.diagnosis, bool(judged.missing)
     baseline, is_engine = sides.baseline, sides.is_engine
     whose = str(baseline.get("name")) if is_engine else _name(sides.candidate)
-    blamed = [] if is_engine else [row for row in rows if _is_wrong(row.baseline_local)]
-    also = [_also_baseline(blamed, baseline)] if blamed else []
+    also = [_also_baseline(judged.blamed, baseline)] if judged.blamed else []
     if any(row.verdict == tolerances.WRONG for row in rows):
         mistakes = [d for d in diagnosis if not d.harmless]
         return blame(rows, mistakes, whose, f"{_possessive(whose)} " if is_engine else "", gaps).plus(*also)
     if any(unjudged.has_open_places(row) for row in rows):
         return unjudged.unjudgeable(whose, str(baseline.get("name")), rows).plus(*also)
-    if blamed:
-        said = _right(whose, rows, gaps)
-        return Said(f"{said.headline}, and {also[0]}", said.clauses)
+    if judged.blamed:
+        right = _right(whose, rows, gaps) if rows else unchecked(whose, rows, gaps, judged.coverage)
+        return Said(_off(judged.blamed, baseline), (right.headline, *right.clauses))
     if verdict == tolerances.UNCHECKED or not rows:
         return unchecked(whose, rows, gaps, judged.coverage)
     ways = [f"it {diagnosis_text.clause(d)}" for d in diagnosis if d.harmless][:_FEW_WAYS]
@@ -143,8 +142,13 @@ def _is_wrong(local: Any) -> bool:
     return local is not None and local.verdict == tolerances.WRONG
 
 
-def _also_baseline(blamed: Sequence[Row], baseline: Mapping[str, Any]) -> str:
-    return f"it is {baseline.get('name')} whose {blamed[0].tap} is off on its own inputs"
+def _also_baseline(blamed: Sequence[str], baseline: Mapping[str, Any]) -> str:
+    return f"and {_off(blamed, baseline)}"
+
+
+def _off(blamed: Sequence[str], baseline: Mapping[str, Any]) -> str:
+    more = f", and so are {len(blamed) - 1} more of its taps" if len(blamed) > 1 else ""
+    return f"{_possessive(str(baseline.get('name')))} {blamed[0]} is off on its own inputs{more}"
 
 
 def _possessive(name: str) -> str:

@@ -143,8 +143,8 @@ def test_several_ops_origins_are_named(right, path):
 
 def test_a_right_engine_beside_a_baseline_of_nan_is_right(right, path):
     result = diff(record(spoilt(np.nan, 3, 5)(path), TOKENS, "llama.cpp"), right, path)
-    assert result.verdict == "match"
-    assert "it is llama.cpp whose ffn_swiglu-0 is off on its own inputs" in result.summary
+    assert (result.verdict, {row.verdict for row in result.rows}) == ("wrong", {"match"})
+    assert result.headline.startswith("llama.cpp's ffn_swiglu-0 is off on its own inputs")
     assert (result.logits.not_finite, result.logits.top1_agree, result.logits.top) == (("baseline",), None, ())
     logits = np.array(right["result_output"])
     logits[:] = np.inf

@@ -147,9 +147,13 @@ def test_arithmetic_of_each_phase_is_its_own(traces):
 def test_the_baseline_is_named_when_it_is_the_one_that_is_off(traces):
     path, right = traces["F16"]
     faulty = record(ROPE.build(path), TOKENS, "llama.cpp")
-    result = diff(faulty, right, path)
-    assert result.verdict == "match"
-    assert "it is llama.cpp whose Qcur_rope-0 is off" in result.summary
+    for words in ((), ("l_out", "result_output"), ("result_output",)):
+        kept = {name: right[name] for name in right if not words or name.startswith(words)}
+        result = diff(faulty, Trace(right.info, kept, dict.fromkeys(kept, "F32")), path)
+        assert result.verdict == "wrong"
+        assert not result.wrong  # of the candidate's taps
+        assert result.headline.startswith("llama.cpp's Qcur_rope-0 is off on its own inputs")
+        assert result.proof[0].startswith("what was recorded of" if words else "every op of")
 
 
 def test_llama_cpp_is_blamed_for_what_its_trace_shows(small_model, tmp_path):

@@ -12,7 +12,7 @@ from optional import needs
 from places import ROOT
 
 from llamadiff import UserError, compare
-from llamadiff.candidates.transformers import _loaded
+from llamadiff.candidates.transformers import loaded
 from llamadiff.engines.reference_model import Model
 from llamadiff.torch import record
 
@@ -22,7 +22,7 @@ TOKENS = (1, 17, 5, 80, 42, 9, 33)
 @pytest.fixture(scope="module")
 def hf_model(small_model):
     path = small_model("llama")
-    return lambda kind: _loaded(path, kind, Model(path).sizes)
+    return lambda kind: loaded(path, kind, Model(path).sizes)
 
 
 @needs("torch", "transformers")

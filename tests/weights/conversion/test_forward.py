@@ -56,14 +56,14 @@ def test_a_fault_of_the_engine_is_still_its_own(checkpoint, tmp_path, monkeypatc
     """Its own epsilon, beside a file that is right."""
     from llamadiff.candidates import transformers
 
-    right = transformers._loaded
+    right = transformers.loaded
 
     def spoiled(*arguments):
         model = right(*arguments)
         model.model.layers[1].input_layernorm.variance_epsilon = 0.1
         return model
 
-    monkeypatch.setattr(transformers, "_loaded", spoiled)
+    monkeypatch.setattr(transformers, "loaded", spoiled)
     result = run(checkpoint, "llama", tmp_path, "Q4_K_M")
     assert [row.tap for row in result.wrong] == ["attn_norm-1"]
     assert "epsilon" in result.summary
