@@ -43,7 +43,7 @@ def departures(graph: Graph, run: TorchRun, alignment: Pairs, ends: Mapping[int,
     for node in graph.nodes:
         passed += node.number in ends and ends[node.number] > 0
         layer = taps.layer_of(node.label or node.name.partition(" ")[0])
-        if layer is None and passed < n_layer:
+        if layer is None and passed < n_layer and ends.get(node.number) != 0:
             layer = passed
         before = computed_before(graph, node) - set(ends)
         if node.number in lost and not before & lost:

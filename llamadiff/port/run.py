@@ -115,10 +115,7 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         own = parameters_of(model, [name for name, _ in layers_of(model)])
 
         def tensor(each: Departed) -> str | None:
-            layer = own.get(each.departure.layer, {})
-            return differing(
-                each.nodes, graph.graph, graph.weights, layer if each.departure.reads else own.get(None, {})
-            )
+            return differing(each.nodes, graph.graph, graph.weights, own.get(each.departure.layer, {}))
 
         places = list(_joined(_places(found.departed, lambda each: cause_of(graph, trace, each, how), tensor)))
         recorded = trace[taps.LOGITS].ravel() if taps.LOGITS in trace else None

@@ -84,6 +84,8 @@ def layers_of(model: Any) -> list[tuple[str, Any]]:
     if not lists:
         raise UserError(f"{type(model).__name__} has no list of layers (a torch.nn.ModuleList): it cannot be lined up")
     name, found = max(lists, key=lambda each: sum(p.numel() for p in each[1].parameters()))
+    if len({id(layer) for layer in found}) < len(found):
+        raise UserError(f"{type(model).__name__} has one module as several layers ({name}): it cannot be lined up")
     return [(f"{name}.{i}", layer) for i, layer in enumerate(found)]
 
 
@@ -99,7 +101,10 @@ def recorded(
     tensors = {number: torch.from_numpy(np.ascontiguousarray(x, np.float32)) for number, x in given.items()}
     with torch.no_grad(), run.replaced(layers_of(model), tensors), run.mode():
         out = model(torch.tensor([list(map(int, ids))]), use_cache=False)
-    return TorchRun(run.ops, [*run.ends, run.maker_of(out.logits if hasattr(out, "logits") else out[0])])
+    ends = [*run.ends, run.maker_of(logits_in(out))]
+    if len(ends) != len(layers_of(model)) + 2:
+        raise UserError(f"{type(model).__name__}: a layer ran more than once, or not at all: it cannot be lined up")
+    return TorchRun(run.ops, ends)
 
 
 def logits_of(model: Any, ids: Sequence[int]) -> Array:
@@ -108,7 +113,13 @@ def logits_of(model: Any, ids: Sequence[int]) -> Array:
 
     with torch.no_grad():
         out = model(torch.tensor([list(map(int, ids))]), use_cache=False)
-    return _floats(out.logits if hasattr(out, "logits") else out[0])
+    return _floats(logits_in(out))
+
+
+def logits_in(out: Any) -> Any:
+    """The logits of what a model returned: its field of that name, the first of several, or all of it."""
+    found = getattr(out, "logits", None)
+    return found if found is not None else out[0] if isinstance(out, (tuple, list)) else out
 
 
 class _Run:
@@ -189,7 +200,7 @@ class _Run:
         def hook(_: Any, args: Any, kwargs: Any) -> Any:
             own = args[0] if args else kwargs["hidden_states"]
             if not self.ends:
-                self.ends.append(self._made[id(own)])
+                self.ends.append(self.maker_of(own))
             if given is None:
                 return None
             x = self._in_place_of(own, given)
@@ -201,7 +212,11 @@ class _Run:
         self.ends.append(self.maker_of(out[0] if isinstance(out, tuple) else out))
 
     def maker_of(self, tensor: Any) -> int:
-        """The op that made a tensor."""
+        """The op that made a tensor. Raises UserError where none was seen."""
+        if id(tensor) not in self._made:
+            raise UserError(
+                "a layer gives what no op of torch's was seen to make: run the model uncompiled, in eager mode"
+            )
         return self._made[id(tensor)]
 
     def _ending(self, given: Any) -> Callable[[Any, Any, Any], Any]:
@@ -218,6 +233,11 @@ class _Run:
         """Other values, which count as made by the op that made those."""
         from torch.utils._python_dispatch import _disable_current_modes
 
+        if given.numel() != own.numel():
+            raise UserError(
+                f"a layer of the model reads {list(own.shape)}, and llama.cpp's {given.numel()} values: "
+                "is the file of this checkpoint?"
+            )
         with _disable_current_modes():
             x = given.reshape(own.shape).to(own.dtype)
         if id(own) in self._made:

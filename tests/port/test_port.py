@@ -157,11 +157,30 @@ def test_a_right_port_ends_with_0(checkpoint, tmp_path):
 
 
 MODULE = """
-import transformers
+import torch, transformers
 def load():
     return transformers.AutoModelForCausalLM.from_pretrained({folder!r}, attn_implementation="eager")
 def nothing():
     return 3
+def shared():
+    return Small([torch.nn.Linear(256, 256)] * 2)
+def narrow():
+    model = Small([torch.nn.Linear(64, 64) for _ in range(2)])
+    model.embed = torch.nn.Embedding(320, 64)
+    return model
+def listless():
+    return torch.nn.Embedding(320, 64)
+def skips():
+    return Small([torch.nn.Linear(256, 256) for _ in range(2)], 1)
+class Small(torch.nn.Module):
+    def __init__(self, layers, run=2):
+        super().__init__()
+        self.embed, self.layers, self.run = torch.nn.Embedding(320, 256), torch.nn.ModuleList(layers), run
+    def forward(self, ids, use_cache=False):
+        x = self.embed(ids)
+        for layer in self.layers[: self.run]:
+            x = layer(x)
+        return x
 def fails():
     raise ValueError("no weights")
 """
@@ -172,7 +191,12 @@ def test_a_module_of_ones_own_is_run_by_its_function(checkpoint, tmp_path):
     (tmp_path / "mine.py").write_text(MODULE.format(folder=str(checkpoint("llama"))), encoding="utf-8")
     found = port(path, f"{tmp_path / 'mine.py'}:load", Run(tokens=TOKENS), USUAL)
     assert found.verdict == "match"
-    for function, says in {"nothing": "gave int", "fails": "no weights", "absent": "gave NoneType"}.items():
+    refused = {
+        "nothing": "gave int", "fails": "no weights", "absent": "gave NoneType", "listless": "no list of layers",
+        "shared": "one module as several layers", "skips": "more than once, or not at all",
+        "narrow": "is the file of this checkpoint",
+    }  # fmt: skip
+    for function, says in refused.items():
         with pytest.raises(UserError, match=says):
             port(path, f"{tmp_path / 'mine.py'}:{function}", Run(tokens=TOKENS), USUAL)
 
