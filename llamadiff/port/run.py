@@ -27,6 +27,7 @@ from llamadiff.port.loading import check_vocabulary, kept_as_in, model_of
 from llamadiff.port.tensors import differing, parameters_of
 from llamadiff.port.torch_ops import CodeLine, layers_of
 from llamadiff.trace import taps
+from llamadiff.weights.config_keys import NAMES, Stated, metadata_oddities, stated_by
 
 CLOSE = 1e-8  # NMSE of logits that are the model's but for rounding
 KERNELS = 1e-2  # NMSE of llama.cpp's logits against its graph's that no rounding to 16 bits explains
@@ -78,7 +79,8 @@ class Apart:
 @dataclass(frozen=True)
 class Port:
     """``model`` is the file's description, ``code`` the class of the checkpoint's code. ``logits``: NMSE of the graph's
-    against the model's; ``own``: of llama.cpp's against the graph's.
+    against the model's; ``own``: of llama.cpp's against the graph's. ``keys``: where something parts, the file's keys
+    that do not say what the model's config does.
     """
 
     model: Mapping[str, Any]
@@ -89,6 +91,7 @@ class Port:
     lineup: Lineup
     logits: float
     own: float
+    keys: Sequence[str] = ()
 
     @property
     def verdict(self) -> str:
@@ -123,7 +126,18 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         return Port(
             file.describe(), type(model).__name__, file.token_texts(trace.info.tokens), dict(trace.info.producer),
             places, found, found.logits, distance(recorded, logits) if recorded is not None else float("nan"),
+            tuple(_other_keys(file, model)) if places else (),
         )  # fmt: skip
+
+
+def _other_keys(file: ModelFile, model: Any) -> Iterator[str]:
+    """Both values of each key that the file has, and the config has otherwise."""
+    config: Any = getattr(model, "config", None)
+    stated = stated_by(config.to_dict() if hasattr(config, "to_dict") else {}, file.architecture)
+    own = {key: value for key, value in stated.values.items() if stated.names[key] in NAMES.get(key, stated.names[key])}
+    for found in metadata_oddities(file, Stated(own, stated.names), {}):
+        if found.certain and found.where in file.weights.fields:
+            yield f"{found.where} {found.says}"
 
 
 def _places(

@@ -29,6 +29,8 @@ def print_port(found: Port, console: Console) -> None:
         page.blank()
         _put_place(page, number, place)
     page.blank()
+    for key in found.keys:
+        page.paragraph(Text("       the file:  "), Text(page.data(key)))
     for line in _counted(found):
         page.paragraph(Text("       "), Text(line))
 
@@ -93,7 +95,7 @@ def as_json(found: Port) -> str:
         "baseline": dict(found.baseline),
         "nodes": {"all": found.lineup.nodes, "aligned": found.lineup.aligned, "inside": found.lineup.inside},
         "logits": _number(found.logits), "own_logits": _number(found.own),
-        "places": [_place(place) for place in found.places],
+        "keys": list(found.keys), "places": [_place(place) for place in found.places],
     }  # fmt: skip
     return json.dumps(about, indent=1) + "\n"
 

@@ -149,6 +149,15 @@ def test_the_command_names_both_sides(checkpoint, tmp_path):
     assert about["places"][0]["cause"]["name"] == "rope-base"
 
 
+@pytest.mark.parametrize(
+    ("mistake", "key"), [(None, []), ("epsilon", ["qwen3.attention.layer_norm_rms_epsilon is 0.001; config.json has"])]
+)
+def test_keys_of_the_file_that_the_config_has_otherwise_are_named(mistake, key, ported):
+    keys = ported("qwen3", mistake).keys
+    assert len(keys) == len(key)
+    assert all(found.startswith(says) for found, says in zip(keys, key, strict=True))
+
+
 def test_a_right_port_ends_with_0(checkpoint, tmp_path):
     path = convert(checkpoint("qwen2"), "qwen2", tmp_path / "m.gguf", "F32")
     ended = command(path, checkpoint("qwen2"))
