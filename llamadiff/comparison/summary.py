@@ -113,7 +113,7 @@ def _judgement(verdict: str, sides: Sides, judged: Judged) -> Said:
     rows, diagnosis, gaps = judged.rows, judged.diagnosis, bool(judged.missing)
     baseline, is_engine = sides.baseline, sides.is_engine
     whose = str(baseline.get("name")) if is_engine else _name(sides.candidate)
-    also = [_also_baseline(judged.blamed, baseline)] if judged.blamed else []
+    also = [_off(judged.blamed, baseline)] if judged.blamed else []
     if any(row.verdict == tolerances.WRONG for row in rows):
         mistakes = [d for d in diagnosis if not d.harmless]
         return blame(rows, mistakes, whose, f"{_possessive(whose)} " if is_engine else "", gaps).plus(*also)
@@ -140,10 +140,6 @@ def _hidden(rows: Sequence[Row]) -> Iterator[str]:
 
 def _is_wrong(local: Any) -> bool:
     return local is not None and local.verdict == tolerances.WRONG
-
-
-def _also_baseline(blamed: Sequence[str], baseline: Mapping[str, Any]) -> str:
-    return f"and {_off(blamed, baseline)}"
 
 
 def _off(blamed: Sequence[str], baseline: Mapping[str, Any]) -> str:

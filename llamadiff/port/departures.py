@@ -14,7 +14,7 @@ from llamadiff.port.torch_ops import TorchOp, TorchRun
 from llamadiff.trace import taps
 
 Array = NDArray[Any]
-SHOWN = 8  # ops of the model that are told of
+SHOWN, FOLLOWED = 8, 400  # ops of the model that are told of; those that are looked at for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +56,9 @@ def departures(graph: Graph, run: TorchRun, alignment: Pairs, ends: Mapping[int,
 def _instead(run: TorchRun, alignment: Pairs, reads: Sequence[TorchOp]) -> Iterator[TorchOp]:
     """What the model makes of the same values: ops that no node has, in their order."""
     readers, known = run.readers(), alignment.node_of()
-    waiting, seen, count = [op.number for op in reads], set[int](), 0
-    found = []
-    while waiting and count < 200:
+    waiting, seen, found = [op.number for op in reads], set[int](), list[TorchOp]()
+    while waiting and len(seen) < FOLLOWED:
         number = waiting.pop(0)
-        count += 1
         for op in readers.get(number, ()):
             if op.number in seen or op.number in known:
                 continue

@@ -56,6 +56,11 @@ class Lineup:
     inside: int
     logits: float
 
+    @property
+    def apart(self) -> int:
+        """Nodes that part from the model, or follow what parts in their layer."""
+        return self.nodes - self.aligned - self.inside
+
 
 class LiningUp:
     """One model and one graph; ``values`` by node."""
@@ -68,9 +73,8 @@ class LiningUp:
         self._places: dict[tuple[str, str], tuple[Any, ...]] = {}  # kind of node -> where its op is
 
     def run(self) -> Lineup:
-        logits = logits_of(
-            self.model, self.graph.tokens
-        ).ravel()  # first: what a model keeps from its first run is there
+        """Line up until nothing new parts."""
+        logits = logits_of(self.model, self.graph.tokens).ravel()  # first: what a model sets up in a run is there
         found, ended = list[Departed](), set[int | None]()  # layers in which nothing can be told of what follows
         first, alignment = self._aligned()
         counts = self._counts(alignment)

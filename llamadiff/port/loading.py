@@ -15,6 +15,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.stated import reason
 
 KEPT = {"F16": "float16", "BF16": "bfloat16"}  # types of matrices that a model's own are rounded to
+OWN = "llamadiff_ported"  # what a user's file is called as a module: no name that another one may have
 NEEDS = "port needs torch and transformers: pip install 'llamadiff[transformers]'"
 
 
@@ -42,11 +43,11 @@ def _built(path: Path, function: str) -> Any:
 
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(OWN, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[OWN] = module
     try:
         spec.loader.exec_module(module)
         build = getattr(module, function, None)

@@ -39,14 +39,12 @@ class CodeLine:
 
 @dataclass(frozen=True)
 class TorchOp:
-    """One op: ``inputs`` are the ops before it whose results it reads, ``weights`` the parameters."""
+    """One op: ``inputs`` are the ops before it whose results it reads."""
 
     number: int
     name: str
     line: CodeLine | None
-    module: str
     inputs: tuple[int, ...]
-    weights: tuple[str, ...]
     values: Array
 
     @property
@@ -129,11 +127,9 @@ class _Run:
         self.instead = instead
         self.ops: list[TorchOp] = []
         self.ends: list[int] = []
-        self._weights = {id(p): name for name, p in (*model.named_parameters(), *model.named_buffers())}
+        self._weights = set(map(id, (*model.parameters(), *model.buffers())))
         self._made: dict[int, int] = {}  # tensor -> the op that made it
         self._alive: list[Any] = []
-        self._modules: list[str] = []
-        self._names = {id(module): name for name, module in model.named_modules()}
 
     def mode(self) -> Any:
         """What sees every op while it is entered."""
@@ -159,22 +155,19 @@ class _Run:
     def note(self, name: str, read: Sequence[Any], made: Any) -> int:
         """An op -> its number; -1 for one that only looks at a parameter."""
         self._alive += [made, *read]
-        known = [self._weights[id(x)] for x in read if id(x) in self._weights]
-        if name in LOOKS and known and not any(id(x) in self._made for x in read):  # another look at a parameter
-            self._weights[id(made)] = known[0]
+        if name in LOOKS and any(id(x) in self._weights for x in read) and not any(id(x) in self._made for x in read):
+            self._weights.add(id(made))
             return -1
         number = len(self.ops)
         inputs = tuple(self._made[id(x)] for x in read if id(x) in self._made)
-        module = self._modules[-1] if self._modules else ""
-        self.ops.append(TorchOp(number, name, _line(), module, inputs, tuple(known), _floats(made)))
+        self.ops.append(TorchOp(number, name, _line(), inputs, _floats(made)))
         self._made[id(made)] = number
         return number
 
     @contextmanager
     def replaced(self, layers: Sequence[tuple[str, Any]], given: Mapping[int, Any]) -> Iterator[None]:
-        """Layers read what they are given; every module is known while it runs."""
-        hooks = [module.register_forward_pre_hook(self._enter) for module in self._all(layers)]
-        hooks += [module.register_forward_hook(self._leave) for module in self._all(layers)]
+        """Layers read what they are given."""
+        hooks = []
         for number, (_, layer) in enumerate(layers):
             hooks.append(layer.register_forward_pre_hook(self._giving(given.get(number)), with_kwargs=True))
         last = layers[-1][1]
@@ -185,16 +178,6 @@ class _Run:
         finally:
             for hook in hooks:
                 hook.remove()
-
-    def _all(self, layers: Sequence[tuple[str, Any]]) -> Iterator[Any]:
-        for _, layer in layers:
-            yield from layer.modules()
-
-    def _enter(self, module: Any, _: Any) -> None:
-        self._modules.append(self._names.get(id(module), ""))
-
-    def _leave(self, _: Any, __: Any, ___: Any) -> None:
-        self._modules.pop()
 
     def _giving(self, given: Any) -> Callable[[Any, Any, Any], Any]:
         def hook(_: Any, args: Any, kwargs: Any) -> Any:

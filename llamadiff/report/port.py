@@ -71,9 +71,8 @@ def _counted(found: Port) -> Iterator[str]:
         f"{file['file']} ({file['architecture']}), {len(found.tokens)} tokens: {lineup.aligned} of {lineup.nodes} "
         f"nodes have values of the model's, {lineup.inside} lie between such"
     )
-    apart = lineup.nodes - lineup.aligned - lineup.inside
-    if apart:
-        yield f"{apart} part from it, or follow in the same layer: each layer of the model read llama.cpp's input"
+    if lineup.apart:
+        yield f"{lineup.apart} part from it, or follow in their layer: each layer of the model read llama.cpp's input"
     if not math.isnan(found.logits):
         yield f"logits are off by {_size(found.logits)}"
 

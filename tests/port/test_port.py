@@ -38,7 +38,6 @@ def checkpoint(tmp_path_factory):
     def made(arch):
         return make(folder / arch, arch)
 
-    (folder / "made").mkdir()
     return made
 
 
