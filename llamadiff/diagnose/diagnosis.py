@@ -107,7 +107,7 @@ class _Group:
         best = self.fits[0].key if self.fits else None
         left = {tap: values.get(best, self.right[tap]) for tap, values in self.left.items()}
         return Diagnosis(
-            first, left, self.right, tuple(map(self._cause, self.fits)), tuple(map(_cause, self.nearest)),
+            first, left, self.right, tuple(map(self._cause, self.fits)), tuple(map(as_cause, self.nearest)),
             bool(self.fits) and self.fits[0].harmless, self.complete,
         )  # fmt: skip
 
@@ -115,11 +115,12 @@ class _Group:
         """A cause in the words that hold of all taps, or of one that is named."""
         tap = next((tap for tap in self.right if self.said[tap].get(fit.key) == fit.says), None)
         words = {said[fit.key] for said in self.said.values() if fit.key in said}
-        cause = _cause(fit)
+        cause = as_cause(fit)
         return replace(cause, at=tap) if cause.at is None and len(words) > 1 else cause
 
 
-def _cause(fit: Fit) -> Cause:
+def as_cause(fit: Fit) -> Cause:
+    """A fit in words."""
     fixes, sources = ([getattr(step.bug, name) for step in fit.steps] for name in ("fix", "source"))
     value = next((step.value for step in fit.steps if step.value is not None), None)
     known_from = ", ".join(dict.fromkeys(filter(None, sources)))

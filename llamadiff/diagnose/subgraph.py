@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,10 +64,11 @@ class Subgraph:
         node = self.nodes[-1]
         if time.perf_counter() > case.until:
             raise OutOfTimeError(case.tap.name)
-        try:
-            return self._run(case, self.altered, everything=False)[node.number]
-        except (IndexError, ValueError):
-            return np.full((1, *node.shape), np.nan, np.float32)
+        with suppress(IndexError, ValueError):
+            x = self._run(case, self.altered, everything=False)[node.number]
+            if x.size:
+                return x
+        return np.full((1, *node.shape), np.nan, np.float32)
 
     def _run(self, case: Case, altered: Mapping[int, Alter], everything: bool) -> dict[int, Array]:
         graph, values, changed = self.engine.graph, self.engine.leaves(), set[int]()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,46 +11,62 @@ from numpy.typing import NDArray
 from llamadiff.ggml.graph import Graph, GraphNode
 from llamadiff.port.alignment import Pairs, computed_before, computes
 from llamadiff.port.torch_ops import TorchOp, TorchRun
-from llamadiff.trace import taps
 
 Array = NDArray[Any]
-SHOWN, FOLLOWED = 8, 400  # ops of the model that are told of; those that are looked at for it
+CHOOSES = ("ARGSORT", "TOP_K")
+SHOWN, FOLLOWED = 60, 600  # ops of the model that may stand in its place; those that are looked at for it
 
 
 @dataclass(frozen=True, eq=False)
 class Departure:
     """``node`` has other values than the model, and what it reads has the model's: ``reads`` are the ops of these.
 
-    ``ops`` are what the model computes of it, none of which any node has, in their order.
+    ``ops`` are what the model computes of it, none of which any node has, in their order. ``part``: 0 is what comes
+    before the layers, 1 the first of them, and the last one the head.
     """
 
     node: GraphNode
+    part: int
     layer: int | None
     reads: tuple[TorchOp, ...]
     ops: tuple[TorchOp, ...]
 
 
-def departures(graph: Graph, run: TorchRun, alignment: Pairs, ends: Mapping[int, int]) -> list[Departure]:
-    """In the graph's order. ``ends``: nodes that are what a layer reads (alignment.py)."""
+def departures(
+    graph: Graph, run: TorchRun, alignment: Pairs, ends: Mapping[int, int], is_summed: Callable[[GraphNode], bool]
+) -> list[Departure]:
+    """In the graph's order. ``ends``: nodes that are what a layer reads (alignment.py). ``is_summed``: whether the
+    model adds what a node adds in another order.
+    """
     users = _users(graph)
     lost = {
         node.number
         for node in graph.nodes
         if (computes(node) or node.number in ends) and node.number not in alignment.pairs
     }
-    lost = {number for number in lost if not _rejoins(number, users, alignment, ends)}
-    found, passed, n_layer = [], 0, max(ends.values(), default=1) - 1
-    for node in graph.nodes:
-        passed += node.number in ends and ends[node.number] > 0
-        layer = taps.layer_of(node.label or node.name.partition(" ")[0])
-        if layer is None and passed < n_layer and ends.get(node.number) != 0:
-            layer = passed
-        before = computed_before(graph, node) - set(ends)
-        if node.number in lost and not before & lost:
-            reads = tuple(run.ops[number] for number in sorted(_aligned_before(graph, run, alignment, node, ends)))
-            if reads or node.number in ends:
-                found.append(Departure(node, layer, reads, tuple(_instead(run, alignment, reads))))
+    lost = {number for number in lost if not _rejoins(graph, number, users, alignment, ends)}
+    found = []
+    for part, nodes in enumerate(parts_of(graph, ends)):
+        layer = part - 1 if 1 <= part < max(ends.values()) else None
+        for node in nodes:
+            before = computed_before(graph, node) - set(ends)
+            if node.number in lost and not before & lost and is_summed(node):
+                lost.remove(node.number)
+            if node.number in lost and not before & lost:
+                reads = tuple(run.ops[number] for number in sorted(_aligned_before(graph, run, alignment, node, ends)))
+                if reads or node.number in ends:
+                    found.append(Departure(node, part, layer, reads, tuple(_instead(run, alignment, reads))))
     return found
+
+
+def parts_of(graph: Graph, ends: Mapping[int, int]) -> list[list[GraphNode]]:
+    """The nodes before the layers, those of each, and the head's, in their order; each with the one that ends it."""
+    parts: list[list[GraphNode]] = [[] for _ in range(max(ends.values(), default=0) + 1)]
+    part = 0 if 0 in ends.values() else 1
+    for node in graph.nodes:
+        parts[part].append(node)
+        part = ends.get(node.number, part - 1) + 1
+    return parts
 
 
 def _instead(run: TorchRun, alignment: Pairs, reads: Sequence[TorchOp]) -> Iterator[TorchOp]:
@@ -63,7 +79,7 @@ def _instead(run: TorchRun, alignment: Pairs, reads: Sequence[TorchOp]) -> Itera
             if op.number in seen or op.number in known:
                 continue
             seen.add(op.number)
-            if not op.looks:
+            if not op.looks or any(run.ops[before].values.size != op.values.size for before in op.inputs):
                 found.append(op)
             waiting.append(op.number)
     yield from sorted(found, key=lambda op: op.number)[:SHOWN]
@@ -77,21 +93,42 @@ def _users(graph: Graph) -> dict[int, list[int]]:
     return users
 
 
-def _rejoins(number: int, users: Mapping[int, Sequence[int]], alignment: Pairs, ends: Mapping[int, int]) -> bool:
-    """Whether something that is computed from a node has the model's values, before the layer's end."""
+def _rejoins(
+    graph: Graph, number: int, users: Mapping[int, Sequence[int]], alignment: Pairs, ends: Mapping[int, int]
+) -> bool:
+    """Whether something that is computed from a node has the model's values, before the layer's end.
+
+    That the same experts are chosen says nothing of the values that they were chosen by.
+    """
     waiting, seen = [number], set[int]()
     while waiting:
         own = waiting.pop()
         if own in ends:
             continue
         for user in users.get(own, ()):
-            if user in seen:
+            if user in seen or graph.by_number[user].op in CHOOSES:
                 continue
             seen.add(user)
             if user in alignment.pairs:
                 return True
             waiting.append(user)
     return False
+
+
+def sum_of(graph: Graph, node: GraphNode) -> tuple[int, int, int] | None:
+    """What a node adds, and what the addition adds that alone goes on with it; None where there is none.
+
+    A model may add these in another order.
+    """
+    after = [other for other in graph.nodes if node.number in graph.reads(other)]
+    if node.op != "ADD" or [other.op for other in after] != ["ADD"]:
+        return None
+    (first, second), others = node.sources[:2], [n for n in after[0].sources if n not in (None, node.number)]
+    numbers = (first, second, *others)
+    if len(numbers) != 3 or not all(number in graph.by_number for number in numbers):
+        return None
+    a, b, c = (number for number in numbers if number is not None)
+    return a, b, c
 
 
 def _aligned_before(

@@ -1,8 +1,8 @@
-"""The values of every node of llama.cpp's graph, computed anew."""
+"""The values of every node of llama.cpp's graph, computed anew; and some of them once more, with others changed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,3 +33,39 @@ def node_values(graph: Graph, weights: Weights, altered: Mapping[int, Alter] | N
     engine = _Keeping(graph, weights, altered)
     engine.forward(graph.tokens, None, Silent())
     return engine.kept
+
+
+class Again(GraphEngine):
+    """Computes what follows from changed values."""
+
+    def following(
+        self,
+        values: Mapping[int, Array],
+        changed: Mapping[int, Array],
+        nodes: Sequence[GraphNode],
+        altered: Mapping[int, Alter] | None = None,
+    ) -> dict[int, Array]:
+        """What some nodes give, in their order, where others' values are ``changed``; with these, by number.
+
+        ``values``: what all nodes give otherwise. ``altered``: nodes that compute something else.
+        """
+        found, altered = dict(changed), altered or {}
+        now = _Others(values, {**self.leaves(), **{number: x[None] for number, x in changed.items()}})
+        with np.errstate(all="ignore"):
+            for node in nodes:
+                number = node.number
+                if number not in changed and (number in altered or any(n in found for n in self.graph.reads(node))):
+                    found[number] = np.array(self.computed(node, now, Silent(), altered.get(number))[0], np.float32)
+                self.keep(node, found.get(number, values[number])[None], now)
+        return found
+
+
+class _Others(dict[int, Array]):
+    """Values in a batch of one; those that are not there are others'."""
+
+    def __init__(self, others: Mapping[int, Array], own: Mapping[int, Array]) -> None:
+        super().__init__(own)
+        self.others = others
+
+    def __missing__(self, number: int) -> Array:
+        return self.others[number][None]

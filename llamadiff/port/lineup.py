@@ -1,53 +1,75 @@
 """A model lined up with llama.cpp's graph, layer by layer, and on from each place where they part.
 
 Each layer of the model reads what llama.cpp's layer read: an error in one is not inherited by the next. Where the graph
-parts from the model, the op that stands in the node's place is taken to have given what the node gave. That it is the
-right one is shown by what follows: its values are those of the graph again. So several mistakes show in one layer.
+parts from the model, its node is given what the model has in its place, and what follows in the layer is computed
+again. That it is the right place, and the right values, is shown by what follows: it is the model's. So several
+mistakes show in one layer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import permutations
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from llamaref import Weights
 from numpy.typing import NDArray
 
 from llamadiff.ggml.graph import Graph, GraphNode
-from llamadiff.port.alignment import Pairs, align, computed_before, computes, distance, is_same, profile, seen_of
-from llamadiff.port.departures import Departure, departures
-from llamadiff.port.torch_ops import TorchOp, TorchRun, logits_of, recorded
+from llamadiff.port.alignment import SAME, ByValue, Pairs, align, computed_before, computes, distance, read_by, seen_of
+from llamadiff.port.departures import Departure, departures, parts_of, sum_of
+from llamadiff.port.graph_values import Again
+from llamadiff.port.layout import Order, nearest_order, orders, sorted_rows
+from llamadiff.port.otherwise import Key, Otherwise, Place, Search
+from llamadiff.port.torch_ops import TorchOp, logits_of, recorded
 from llamadiff.trace import taps
 
 Array = NDArray[Any]
-ROUNDS = 5  # places one after another in a layer
-TRIED = 10  # ops that may stand in a node's place
+ROUNDS = 8  # places one after another in a layer
+TRIED = 24  # ops that may stand in a node's place
 
 
 @dataclass(frozen=True)
 class Departed:
-    """A departure, and what the model has in the node's place: ``op``, and its values in the node's shape.
+    """A place, and what the model has in a node's stead: ``op``, and its values in the node's shape.
 
-    None where no op was shown to stand there. ``nodes``: that node, and those that add or multiply a weight to it; the
-    op stands for as many as ``fused``.
+    None where no op was shown to stand there. It stands for as many of the place's nodes as ``fused``; ``own`` is what
+    the last of these has. ``says``: what the model does, where that was found first, and its key.
     """
 
-    departure: Departure
+    place: Place
     op: TorchOp | None = None
     values: Array | None = None
-    error: float = float("nan")  # NMSE of the node against these
-    nodes: tuple[GraphNode, ...] = ()
+    own: Array | None = None
     fused: int = 1
+    says: str | None = None
+    key: Key | None = None
+
+    @property
+    def departure(self) -> Departure:
+        return self.place.departure
+
+    @property
+    def node(self) -> GraphNode:
+        """The last that the op stands for."""
+        return self.place.nodes[self.fused - 1]
+
+    @property
+    def error(self) -> float:
+        """NMSE of the node against the model; NaN without an op."""
+        if self.values is None or self.own is None:
+            return float("nan")
+        return distance(self.own.ravel(), self.values.ravel())
 
 
 @dataclass(frozen=True)
 class Lineup:
     """``nodes``: how many compute something, and how many of these are one with an op, or lie between such.
 
-    ``logits``: NMSE of the graph's against the model's own.
+    ``logits``: NMSE of the graph's against the model's own. ``mended``: of the parts that part from the model, how many
+    give what the model does once each node that is told of has the model's values, and how many there are.
     """
 
     departed: Sequence[Departed]
@@ -55,6 +77,7 @@ class Lineup:
     aligned: int
     inside: int
     logits: float
+    mended: tuple[int, int] = (0, 0)
 
     @property
     def apart(self) -> int:
@@ -63,41 +86,99 @@ class Lineup:
 
 
 class LiningUp:
-    """One model and one graph; ``values`` by node."""
+    """One model and one graph; ``values`` by node, which are mended where they part from the model's."""
 
-    def __init__(self, model: Any, graph: Graph, values: Mapping[int, Array], n_layer: int) -> None:
-        self.model, self.graph, self.values = model, graph, values
+    def __init__(self, model: Any, graph: Graph, weights: Weights, values: Mapping[int, Array], n_layer: int) -> None:
+        self.model, self.graph, self.values = model, graph, dict(values)
+        self.parameters = {name: x.detach().float().numpy() for name, x in model.named_parameters()}
         self.ends = _ends(graph, n_layer)
+        self.parts = parts_of(graph, self.ends)
         self.given = {layer: values[number] for number, layer in self.ends.items() if layer <= n_layer}
-        self.instead: dict[int, Array] = {}
+        self.logits = values[graph.nodes[-1].number].ravel()
+        self.again = Again(graph, weights)
+        self.given_on: dict[int, Array] = {}  # what ends a part, mended: the next one reads llama.cpp's
+        self._keys: list[Key] = []
         self._places: dict[tuple[str, str], tuple[Any, ...]] = {}  # kind of node -> where its op is
 
     def run(self) -> Lineup:
         """Line up until nothing new parts."""
         logits = logits_of(self.model, self.graph.tokens).ravel()  # first: what a model sets up in a run is there
-        found, ended = list[Departed](), set[int | None]()  # layers in which nothing can be told of what follows
-        first, alignment = self._aligned()
+        self.model_run = recorded(self.model, self.graph.tokens, self.given)
+        self.known = ByValue(self.model_run)
+        self.search = Search(self.graph, self.again, self.known, self.parameters)
+        found, ended = list[Departed](), set[int]()  # parts in which nothing can be told of what follows
+        alignment = self.alignment = self._aligned()
         counts = self._counts(alignment)
-        run, left = first, departures(self.graph, first, alignment, self.ends)
         for _ in range(ROUNDS):
+            left = departures(self.graph, self.model_run, alignment, self.ends, self._is_summed)
             new = [each for each in left if all(each.node is not other.departure.node for other in found)]
-            new = [each for each in new if each.layer not in ended]
+            new = [each for each in new if each.part not in ended]
+            sums = [each for each in new if sum_of(self.graph, each.node) is not None]  # after what they may add
+            new = [
+                each
+                for each in new
+                if each not in sums or all(other in sums for other in new if other.part == each.part)
+            ]
             if not new:
                 break
-            for layer in dict.fromkeys(each.layer for each in new):
-                departed = self._all_departed([each for each in new if each.layer == layer], run, alignment)
-                ended |= {layer} if departed[0].op is None else set()
+            for part in dict.fromkeys(each.part for each in new):
+                departed = self._all_departed([each for each in new if each.part == part], alignment)
+                ended |= {part} if departed[0].op is None else set()
                 found += departed
-            run, alignment = self._aligned()  # with what was found
-            left = departures(self.graph, run, alignment, self.ends)
-        last = self.values[self.graph.nodes[-1].number].ravel()
+                self._mend(part, departed)
+            alignment = self.alignment = self._aligned()
         order = {node.number: place for place, node in enumerate(self.graph.nodes)}
         found.sort(key=lambda each: order[each.departure.node.number])
-        return Lineup(found, *counts, distance(last, logits) if logits.size == last.size else float("nan"))
+        parted = {each.departure.part for each in found}
+        mended = {self.ends[number] for number in alignment.pairs if number in self.ends} & parted
+        off = distance(self.logits, logits) if logits.size == self.logits.size else float("nan")
+        return Lineup(found, *counts, off, (len(mended), len(parted)))
 
-    def _aligned(self, more: Mapping[int, Array] | None = None) -> tuple[TorchRun, Pairs]:
-        run = recorded(self.model, self.graph.tokens, self.given, {**self.instead, **(more or {})})
-        return run, align(self.graph, self.values, run, self.ends)
+    def otherwise(self, departed: Departed, keys: list[Key]) -> tuple[str | None, Key | None]:
+        """What the model does there, where no known bug says it; and what makes that the same in another layer.
+
+        ``keys``: of those that hold elsewhere.
+        """
+        if departed.key is not None or departed.says is not None:
+            return departed.says, departed.key
+        place = departed.place
+        for key in (*keys, None):
+            found = self.search.of(place, key)
+            if found is not None:
+                return found.says, found.key
+        return None, None
+
+    def unread(self, departed: Departed) -> str | None:
+        """What the model reads there, and no node does; else what it computes."""
+        return self.search.unread(departed.place, departed.op)
+
+    def _is_summed(self, node: GraphNode) -> bool:
+        """Whether the model adds what a node adds, and what is added to it then, in another order."""
+        terms = sum_of(self.graph, node)
+        if terms is None:
+            return False
+        a, b, c = (self.values[number] for number in terms)
+        return any(self.known.alike(x + c) for x in (a, b) if x.shape == c.shape)
+
+    def _mend(self, part: int, departed: Sequence[Departed]) -> None:
+        """Give nodes what the model has in their places, and what follows in their part what it then is."""
+        changed = {
+            each.node.number: self._whole(each.node, each.values) for each in departed if each.values is not None
+        }
+        for number, x in self.again.following(self.values, changed, self.parts[part]).items():
+            (self.given_on if number in self.ends else self.values)[number] = x
+
+    def _aligned(self) -> Pairs:
+        return align(self.graph, {**self.values, **self.given_on}, self.known, self.ends)
+
+    def _whole(self, node: GraphNode, seen: Array) -> Array:
+        """Values of a node, with what it has of keys that are padding."""
+        own = self.values[node.number]
+        if seen.size == own.size:
+            return seen.reshape(own.shape)
+        whole = own.copy()
+        seen_of(node, whole, self.graph)[...] = seen
+        return whole
 
     def _counts(self, alignment: Pairs) -> tuple[int, int, int]:
         nodes = [node for node in self._fed() if computes(node)]
@@ -121,42 +202,59 @@ class LiningUp:
                     yield number
                     waiting.append(self.graph.by_number[number])
 
-    def _all_departed(self, apart: Sequence[Departure], run: TorchRun, alignment: Pairs) -> list[Departed]:
-        """Departures of one layer, each with the op in its place; of those that have none, none while others have: what
+    def _all_departed(self, apart: Sequence[Departure], alignment: Pairs) -> list[Departed]:
+        """Departures of one part, each with the op in its place; of those that have none, none while others have: what
         these make of the layer may explain them.
         """
-        chosen = {each: found for each in apart if (found := self._found(each, run, alignment)) is not None}
+        chosen = {each: found for each in apart if (found := self._found(each, alignment)) is not None}
         for op in dict.fromkeys(each.node.op for each in apart):
             alike = [each for each in apart if each.node.op == op and each not in chosen]
             if len(alike) > 1:
-                chosen |= self._together(alike, run, alignment)
-        return [self._departed(each, chosen.get(each)) for each in apart if each in chosen or not chosen]
+                chosen |= self._together(alike, alignment)
+        return [self._departed(each, chosen.get(each), alignment) for each in apart if each in chosen or not chosen]
 
-    def _together(self, alike: Sequence[Departure], run: TorchRun, alignment: Pairs) -> dict[Departure, _Chosen]:
+    def _together(self, alike: Sequence[Departure], alignment: Pairs) -> dict[Departure, _Choice]:
         """Nodes that are shown by what reads all of them, as Q and K are: the same ops in turn."""
-        first, *others = [[(each, choice) for choice in self._choices(each, run, alignment)] for each in alike]
-        for place, (each, choice) in enumerate(first):
-            same = [[pair for pair in pairs if pair[1][0].name == choice[0].name] for pairs in others]
-            rank = sum(before[0].name == choice[0].name for _, before in first[:place])
-            if any(len(pairs) <= rank for pairs in same):
+        first, *others = [self._choices(each, each.node, alignment) for each in alike]
+        for place, choice in enumerate(first):
+            same = [[other for other in choices if other.kind == choice.kind] for choices in others]
+            rank = sum(before.kind == choice.kind for before in first[:place])
+            if any(len(choices) <= rank for choices in same):
                 continue
-            beside = [pairs[rank] for pairs in same]
-            tried = [(each, [choice]), *((other, [with_it]) for other, with_it in beside)]
-            if self._shown(tried, alignment) is not None:
-                return {other: (other, *with_it) for other, with_it in ((each, choice), *beside)}
+            together = (choice, *(choices[rank] for choices in same))
+            if self._shown(alike[0].part, [together], alignment) is not None:
+                return dict(zip(alike, together, strict=True))
         return {}
 
-    def _found(self, departure: Departure, run: TorchRun, alignment: Pairs) -> _Chosen | None:
-        """The op that stands in a node's place, or in that of the node which adds or multiplies a weight to it."""
-        for node in self._chain(departure.node):
-            there = replace(departure, node=node)
-            choices = self._choices(there, run, alignment)
-            place = self._places.get(kind_of(there))
-            known = next((each for each in choices if _place(each[0], departure) == place), None)
-            found = known or self._shown([(there, choices)], alignment)
+    def _found(self, departure: Departure, alignment: Pairs) -> _Choice | None:
+        """What stands in a node's place, or in that of one which follows it, as what comes then shows."""
+        chain = list(self._chain(departure.node))
+        for node in chain:
+            choices = self._choices(departure, node, alignment)
+            place = self._places.get(kind_of(departure))
+            known = [(each,) for each in choices if _place(each.op, departure) == place]
+            found = self._shown(departure.part, known, alignment) or self._shown(
+                departure.part, [(each,) for each in choices], alignment
+            )
             if found is not None:
-                self._places.setdefault(kind_of(there), _place(found[0], departure))
-                return there, *found
+                self._places.setdefault(kind_of(departure), _place(found[0].op, departure))
+                return found[0]
+        for node in self._following(departure.node, alignment):
+            found = self._shown(departure.part, [(each,) for each in self._left_out(departure, node)], alignment)
+            if found is not None:
+                return found[0]
+        otherwise = self._known_otherwise(self._place_of(departure, chain, alignment))
+        if otherwise is None:
+            return None
+        return _Choice(otherwise.node, otherwise.op, otherwise.values, otherwise.says, otherwise.key)
+
+    def _known_otherwise(self, place: Place) -> Otherwise | None:
+        """What the model does at a place, as it does elsewhere first."""
+        for key in (*self._keys, None):
+            found = self.search.of(place, key)
+            if found is not None:
+                self._keys += [found.key] if found.key not in self._keys else []
+                return found
         return None
 
     def _chain(self, node: GraphNode) -> Iterator[GraphNode]:
@@ -172,79 +270,163 @@ class LiningUp:
             node = users[0]
             yield node
 
-    def _departed(self, departure: Departure, chosen: _Chosen | None) -> Departed:
+    def _departed(self, departure: Departure, chosen: _Choice | None, alignment: Pairs) -> Departed:
         nodes = tuple(self._chain(departure.node))
+        if chosen is not None and chosen.node not in nodes:
+            nodes = (*nodes, chosen.node)
+        place = self._place_of(departure, nodes, alignment)
         if chosen is None:
-            return Departed(departure, nodes=nodes)
-        there, op, order = chosen
-        own = self._own(there.node)
-        self.instead[op.number] = order.of_op(own, op.values.shape)
-        values = order.of_node(op.values, own.shape)
-        error = distance(own.ravel(), values.ravel())
-        return Departed(departure, op, values, error, nodes, nodes.index(there.node) + 1)
+            return Departed(place)
+        own, at = self._own(chosen.node), nodes.index(chosen.node) + 1
+        return Departed(place, chosen.op, chosen.values, own, at, chosen.says, chosen.key)
+
+    def _place_of(self, departure: Departure, nodes: Sequence[GraphNode], alignment: Pairs) -> Place:
+        part = departure.part
+        return Place(departure, nodes, self.parts[part], dict(self.values), alignment, self._rows(alignment, part))
 
     def _own(self, node: GraphNode) -> Array:
-        return seen_of(node, self.values[node.number], len(self.graph.tokens))
+        return seen_of(node, self.values[node.number], self.graph)
 
-    def _choices(self, departure: Departure, run: TorchRun, alignment: Pairs) -> list[tuple[TorchOp, _Order]]:
-        """The ops that may stand in a node's place, the nearest first: that of the same values among them."""
-        node = departure.node
-        own, found = self._own(node), list[tuple[TorchOp, _Order]]()
+    def _choices(self, departure: Departure, node: GraphNode, alignment: Pairs) -> list[_Choice]:
+        """What may stand in a node's place: what it reads itself, and the model's ops, the nearest first."""
+        run, own = self.model_run, self._own(node)
         if node.number in self.ends:
             op = run.ops[run.ends[self.ends[node.number]]]
-            order = _order(own, op.values)
-            return [] if order is None else [(op, order)]
+            order = nearest_order(own, op.values)
+            return [] if order is None else [_Choice(node, op, order.of_node(op.values, own.shape))]
         sources = [self._own(self.graph.by_number[number]) for number in computed_before(self.graph, node)
                    if number in alignment.pairs]  # fmt: skip
-        for op in (*departure.ops, *departure.reads):
-            order = _order_by(sources, own, op, run) or _order(own, op.values)
+        found, rows = [], self._rows(alignment, departure.part)
+        for op in departure.ops:
+            order = self._order_by(sources, own, op) or nearest_order(own, op.values, rows)
             if order is not None:
-                found.append((op, order))
-        found.sort(key=lambda each: distance(each[1].of_node(each[0].values, own.shape).ravel(), own.ravel()))
-        return found[:TRIED]
+                found.append(_Choice(node, op, order.of_node(op.values, own.shape)))
+        found.sort(key=lambda each: distance(each.values.ravel(), own.ravel()))
+        return [*self._left_out(departure, node), *found[:TRIED]]
 
-    def _shown(
-        self, choices: Sequence[tuple[Departure, Sequence[tuple[TorchOp, _Order]]]], alignment: Pairs
-    ) -> tuple[TorchOp, _Order] | None:
-        """Of the first departure, the op after which most is as in the graph again, where the others have their first
-        ones. Of a node that ends a layer, or that nothing follows, the nearest.
+    def _left_out(self, departure: Departure, node: GraphNode) -> Iterator[_Choice]:
+        """That the model goes on with what the graph computes a node from."""
+        own, run = self._own(node), self.model_run
+        between = [other for other in self.parts[departure.part] if other.number <= node.number]
+        for source in read_by(self.graph, departure.node):
+            values = self._own(source)
+            if values.size != own.size or source.number == node.number:
+                continue
+            end = self.ends.get(source.number)
+            ops = self.known.alike(values) if end is None else [run.ends[end]]
+            if ops:
+                without = ", ".join(_without(self.graph, source, node, between))
+                says = f"has no {without}: it goes on with {name_of(source)}"
+                yield _Choice(node, run.ops[ops[0]], values.reshape(own.shape), says)
+
+    def _rows(self, alignment: Pairs, part: int) -> list[Array]:
+        """The orders of rows in which the model has what a part's nodes have: experts' are sorted."""
+        found = list[Array]()
+        for node in self.parts[part]:
+            if node.number in alignment.pairs and node.number not in self.ends:
+                op = self.model_run.ops[alignment.pairs[node.number]].values
+                rows = sorted_rows(self._own(node), op) if op.dtype.kind == "f" and op.ndim else None
+                if rows is not None and not any(np.array_equal(rows, other) for other in found):
+                    found.append(rows)
+        return found
+
+    def _following(self, node: GraphNode, alignment: Pairs) -> Iterator[GraphNode]:
+        """The nodes that are computed from one, and are lost with it; not what ends the layer."""
+        for number in sorted(self._after([node], alignment) - set(self.ends)):
+            yield self.graph.by_number[number]
+
+    def _order_by(self, sources: Sequence[Array], node: Array, op: TorchOp) -> Order | None:
+        """The order in which an op of the same shape has the values of a node that is read."""
+        for source in sources:
+            if source.size != node.size or source.size != op.values.size:
+                continue
+            shaped = source.reshape(node.shape)
+            for number in self.known.alike(source):
+                other = self.model_run.ops[number].values
+                if other.shape != op.values.shape:
+                    continue
+                found = [each for each in orders(node.shape, other) if each.holds(shaped, other)]
+                if found:
+                    return found[0]
+        return None
+
+    def _shown(self, part: int, choices: Sequence[tuple[_Choice, ...]], alignment: Pairs) -> tuple[_Choice, ...] | None:
+        """Those after which most is as in the model. Of a node that ends a layer, or that nothing follows, the first.
+
+        What has the very values that were chosen shows nothing.
         """
-        (departure, own), *others = choices
-        after = {number for each, _ in choices for number in self._after(each.node, alignment)}
-        if departure.node.number in self.ends or not after:
-            return next(iter(own), None)
-        beside = {number: x for each, (first, *_) in others for number, x in self._set(each, first).items()}
         best, most = None, 0
-        for choice in own:
-            _, found = self._aligned({**beside, **self._set(departure, choice)})
-            gained = len(after & set(found.pairs))
+        for together in choices:
+            nodes = [choice.node for choice in together]
+            after = self._after(nodes, alignment)
+            if nodes[0].number in self.ends or not after:
+                return together
+            changed = {choice.node.number: self._whole(choice.node, choice.values) for choice in together}
+            now = self.again.following(self.values, changed, self.parts[part])
+            same = {number for choice in together for number in self.known.alike(choice.values)}
+            gained = sum(self._is_known(number, now[number], same) for number in after if number in now)
             if gained > most:
-                best, most = choice, gained
+                best, most = together, gained
         return best
 
-    def _set(self, departure: Departure, choice: tuple[TorchOp, _Order]) -> dict[int, Array]:
-        """What an op is taken to have given."""
-        op, order = choice
-        return {op.number: order.of_op(self._own(departure.node), op.values.shape)}
+    def _is_known(self, number: int, values: Array, but: Collection[int] = ()) -> bool:
+        """Whether a node's values are the model's, and not those of some ops alone."""
+        if number in self.ends:
+            made = self.model_run.ops[self.model_run.ends[self.ends[number]]].values
+            return made.size == values.size and distance(values.ravel(), made.ravel()) <= SAME
+        found = self.known.alike(seen_of(self.graph.by_number[number], values, self.graph))
+        return not set(found) <= set(but)
 
-    def _after(self, node: GraphNode, alignment: Pairs) -> set[int]:
-        """The nodes that are computed from one, up to the layer's end, and are lost with it."""
-        found = {node.number}
+    def _after(self, nodes: Sequence[GraphNode], alignment: Pairs) -> set[int]:
+        """The nodes that are computed from some, up to the layer's end, and are lost with them."""
+        own = {node.number for node in nodes}
+        found = set(own)
         for other in self.graph.nodes:
             if other.number not in self.ends and found & set(self.graph.reads(other)):
                 found.add(other.number)
         ends = {number for number in self.ends if found & set(self.graph.reads(self.graph.by_number[number]))}
         return {
             number
-            for number in (found | ends) - {node.number} - set(alignment.pairs)
+            for number in (found | ends) - own - set(alignment.pairs)
             if computes(self.graph.by_number[number]) or number in ends
         }
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What may stand in a node's place: an op, its ``values`` in the node's shape, and what the model does then."""
+
+    node: GraphNode
+    op: TorchOp
+    values: Array
+    says: str | None = None
+    key: Key | None = None
+
+    @property
+    def kind(self) -> tuple[bool, str]:
+        """Alike for nodes that part for one reason."""
+        return self.says is None, self.op.name if self.says is None else ""
+
+
+def _without(graph: Graph, source: GraphNode, node: GraphNode, nodes: Sequence[GraphNode]) -> list[str]:
+    """The ops from one node on to another."""
+    from_it, to_it = {source.number}, {node.number}
+    for other in nodes:
+        if from_it & set(graph.reads(other)):
+            from_it.add(other.number)
+    for other in reversed(nodes):
+        if other.number in to_it:
+            to_it |= set(graph.reads(other))
+    found = [other for other in nodes if other.number in from_it & to_it - {source.number} and computes(other)]
+    return [f"{other.op} {word_of(other)}".rstrip() for other in found]
 
 
 def _ends(graph: Graph, n_layer: int) -> dict[int, int]:
     """Nodes that are what a layer reads, by its number; after the last, what the head reads, and the logits."""
     last = graph.nodes[-1]
     names = {0: taps.input_of(0, graph.labelled), **{i + 1: f"{taps.RESIDUAL}-{i}" for i in range(n_layer)}}
+    if names[n_layer] not in graph.labelled:
+        names[n_layer] = "result_norm"  # what gets two names in llama.cpp keeps the later one
     found = {graph.labelled[name].number: layer for layer, name in names.items() if name in graph.labelled}
     return found if last.number in found else {**found, last.number: n_layer + 1}
 
@@ -252,6 +434,11 @@ def _ends(graph: Graph, n_layer: int) -> dict[int, int]:
 def kind_of(departure: Departure) -> tuple[str, str]:
     """A node without its layer."""
     return departure.node.op, word_of(departure.node)
+
+
+def name_of(node: GraphNode) -> str:
+    """What a node is called."""
+    return node.label or node.name
 
 
 def word_of(node: GraphNode) -> str:
@@ -266,74 +453,3 @@ def _place(op: TorchOp, departure: Departure) -> tuple[Any, ...]:
     """Where an op is, alike in every layer."""
     alike = [each.number for each in (*departure.ops, *departure.reads) if (each.name, each.line) == (op.name, op.line)]
     return op.name, op.line, alike.index(op.number) if op.number in alike else -1, op in departure.ops
-
-
-@dataclass(frozen=True)
-class _Order:
-    """How a node's values lie in an op's: ``axes`` are the op's, in the node's order; ``pairs``: its last axis has
-    pairs where the op's has halves.
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-    pairs: bool = False
-
-    def of_op(self, values: Array, shape: tuple[int, ...]) -> Array:
-        """A node's values as the op has them."""
-        there = values.reshape([self.shape[axis] for axis in self.axes])
-        there = there.transpose(np.argsort(self.axes))
-        return (_halves(there) if self.pairs else there).reshape(shape)
-
-    def of_node(self, values: Array, shape: tuple[int, ...]) -> Array:
-        """An op's values as the node has them."""
-        here = values.reshape(self.shape)
-        return (_pairs(here) if self.pairs else here).transpose(self.axes).reshape(shape)
-
-
-def _order(node: Array, op: Array) -> _Order | None:
-    """The order in which an op's values are nearest to a node's; None where they cannot be laid out so."""
-    if node.size != op.size or op.dtype.kind != "f":
-        return None
-    shape = tuple(size for size in op.shape if size > 1) or (1,)
-    wanted = [size for size in node.shape if size > 1]
-    orders = [_Order(shape, axes, pairs) for axes in permutations(range(len(shape))) if len(shape) <= 4
-              if _fits([shape[axis] for axis in axes], wanted)
-              for pairs in ((False, True) if shape[-1] % 2 == 0 else (False,))]  # fmt: skip
-    return min(orders, key=lambda each: distance(each.of_node(op, node.shape).ravel(), node.ravel()), default=None)
-
-
-def _order_by(sources: Sequence[Array], node: Array, op: TorchOp, run: TorchRun) -> _Order | None:
-    """The order in which an op of the same shape has the values of a node that is read."""
-    for source in sources:
-        if source.shape != node.shape or source.size != op.values.size:
-            continue
-        own = profile(source)
-        for other in reversed(run.ops[: op.number + 1]):
-            if other.values.shape == op.values.shape and other.values.dtype.kind == "f":
-                order = _order(source, other.values) if is_same(own, profile(other.values)) else None
-                if order is not None:
-                    return order
-    return None
-
-
-def _fits(parts: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether axes can be joined, in their order, to the wanted ones."""
-    left = list(parts)
-    for size in wanted:
-        product = 1
-        while product < size and left:
-            product *= left.pop(0)
-        if product != size:
-            return False
-    return not left
-
-
-def _pairs(x: Array) -> Array:
-    return x.reshape(*x.shape[:-1], 2, -1).swapaxes(-1, -2).reshape(x.shape)
-
-
-def _halves(x: Array) -> Array:
-    return x.reshape(*x.shape[:-1], -1, 2).swapaxes(-1, -2).reshape(x.shape)
-
-
-_Chosen = tuple[Departure, TorchOp, _Order]

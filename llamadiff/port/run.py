@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,11 @@ from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.numerics import tolerances
 from llamadiff.port.alignment import distance
-from llamadiff.port.causes import cause_of
+from llamadiff.port.causes import Causes
 from llamadiff.port.graph_values import node_values
 from llamadiff.port.lineup import Departed, Lineup, LiningUp, kind_of, word_of
 from llamadiff.port.loading import check_vocabulary, kept_as_in, model_of
+from llamadiff.port.otherwise import Key
 from llamadiff.port.tensors import differing, parameters_of
 from llamadiff.port.torch_ops import CodeLine, layers_of
 from llamadiff.trace import taps
@@ -67,13 +69,21 @@ class Apart:
     def says(self) -> str:
         """What the model does and llama.cpp's graph does not."""
         if self.cause is None and self.tensor is not None:
-            return self.tensor
+            return self._in_all_layers(self.tensor)
         if self.cause is None:
             return "computes something else there" if self.line is not None else "has no such values"
         says = self.cause.says
         for theirs, ours in EXCHANGED.items():
             says = says.replace(theirs, ours)
-        return says
+        return self._in_all_layers(says)
+
+    def _in_all_layers(self, says: str) -> str:
+        """What is said of the first of several layers, of all of them."""
+        if len(self.layers) < 2:
+            return says
+        layer = self.layers[0]
+        without = re.sub(rf"(?<=[A-Za-z_])(?<![0-9]e)-{layer}\b", "", says)
+        return re.sub(rf"\.{layer}\.", ".{i}.", without)
 
 
 @dataclass(frozen=True)
@@ -113,14 +123,19 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         how.progress("computing llama.cpp's graph")
         values = node_values(graph.graph, graph.weights)
         how.progress("lining up the model with it")
-        found = LiningUp(model, graph.graph, values, len(layers_of(model))).run()
+        lining = LiningUp(model, graph.graph, graph.weights, values, len(layers_of(model)))
+        found = lining.run()
         how.progress("searching for causes")
         own = parameters_of(model, [name for name, _ in layers_of(model)])
 
-        def tensor(each: Departed) -> str | None:
-            return differing(each.nodes, graph.graph, graph.weights, own.get(each.departure.layer, {}))
+        def otherwise(each: Departed, keys: list[Key]) -> tuple[str | None, Key | None]:
+            says, key = lining.otherwise(each, keys)
+            own_parameters = own.get(each.departure.layer, {})
+            if says is None:
+                says = differing(each.place.nodes, graph.graph, graph.weights, own_parameters) or lining.unread(each)
+            return says, key
 
-        places = list(_joined(_places(found.departed, lambda each: cause_of(graph, trace, each, how), tensor)))
+        places = list(_joined(_places(found.departed, Causes(graph), otherwise)))
         recorded = trace[taps.LOGITS].ravel() if taps.LOGITS in trace else None
         logits = values[graph.graph.nodes[-1].number].ravel()
         return Port(
@@ -141,23 +156,32 @@ def _other_keys(file: ModelFile, model: Any) -> Iterator[str]:
 
 
 def _places(
-    departed: Sequence[Departed], cause: Callable[[Departed], Cause | None], tensor: Callable[[Departed], str | None]
+    departed: Sequence[Departed],
+    causes: Causes,
+    otherwise: Callable[[Departed, list[Key]], tuple[str | None, Key | None]],
 ) -> Iterator[Apart]:
-    """Those of one kind together; why they part is sought where the first of them is."""
+    """Those of one kind together, and for one reason."""
     kinds: dict[Any, list[Departed]] = {}
     for each in departed:
         kinds.setdefault((kind_of(each.departure), each.op.line if each.op else None), []).append(each)
     for (_, line), alike in kinds.items():
-        first = alike[0].departure
-        numbers = dict.fromkeys(each.departure.layer for each in alike)
-        why = cause(alike[0])
-        yield Apart(
-            first.node.op, tuple(each.departure.node for each in alike),
-            tuple(number for number in numbers if number is not None),
-            float(np.max([each.error for each in alike])), line,
-            tuple(_lines(op.line for op in first.reads)), tuple(_lines(op.line for op in first.ops)),
-            why, tensor(alike[0]) if why is None else None,
-        )  # fmt: skip
+        reasons: dict[Any, list[tuple[Departed, Cause | None, str | None]]] = {}
+        keys = list[Key]()
+        for each, why in zip(alike, causes.of(alike), strict=True):
+            says, key = (None, None) if why is not None else otherwise(each, keys)
+            keys += [key] if key is not None and key not in keys else []
+            reasons.setdefault(why.name if why is not None else key, []).append((each, why, says))
+        for same in reasons.values():
+            first, why, says = same[0]
+            layers = dict.fromkeys(each.departure.layer for each, *_ in same)
+            yield Apart(
+                first.departure.node.op, tuple(each.departure.node for each, *_ in same),
+                tuple(number for number in layers if number is not None),
+                float(np.max([each.error for each, *_ in same])), line,
+                tuple(_lines(op.line for op in first.departure.reads)),
+                tuple(_lines(op.line for op in first.departure.ops)),
+                why, says,
+            )  # fmt: skip
 
 
 def _joined(places: Iterable[Apart]) -> Iterator[Apart]:

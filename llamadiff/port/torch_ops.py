@@ -39,12 +39,13 @@ class CodeLine:
 
 @dataclass(frozen=True)
 class TorchOp:
-    """One op: ``inputs`` are the ops before it whose results it reads."""
+    """One op: ``inputs`` are the ops before it whose results it reads, ``weights`` the model's parameters."""
 
     number: int
     name: str
     line: CodeLine | None
     inputs: tuple[int, ...]
+    weights: tuple[str, ...]
     values: Array
 
     @property
@@ -87,15 +88,13 @@ def layers_of(model: Any) -> list[tuple[str, Any]]:
     return [(f"{name}.{i}", layer) for i, layer in enumerate(found)]
 
 
-def recorded(
-    model: Any, ids: Sequence[int], given: Mapping[int, Array], instead: Mapping[int, Array] | None = None
-) -> TorchRun:
+def recorded(model: Any, ids: Sequence[int], given: Mapping[int, Array]) -> TorchRun:
     """Run a model on token ids. ``given``: what layers read in place of what the one before gave; under the number
-    after the last one, what the model goes on with. ``instead``: by an op's number, what it is taken to have given.
+    after the last one, what the model goes on with.
     """
     import torch
 
-    run = _Run(model, instead or {})
+    run = _Run(model)
     tensors = {number: torch.from_numpy(np.ascontiguousarray(x, np.float32)) for number, x in given.items()}
     with torch.no_grad(), run.replaced(layers_of(model), tensors), run.mode():
         out = model(torch.tensor([list(map(int, ids))]), use_cache=False)
@@ -123,11 +122,11 @@ def logits_in(out: Any) -> Any:
 class _Run:
     """Tensors are told apart by what they are, not by their values: each stays alive until the run is over."""
 
-    def __init__(self, model: Any, instead: Mapping[int, Array]) -> None:
-        self.instead = instead
+    def __init__(self, model: Any) -> None:
         self.ops: list[TorchOp] = []
         self.ends: list[int] = []
-        self._weights = set(map(id, (*model.parameters(), *model.buffers())))
+        named = [*model.named_parameters(), *model.named_buffers()]
+        self._weights: dict[int, str] = {id(x): name for name, x in named}
         self._made: dict[int, int] = {}  # tensor -> the op that made it
         self._alive: list[Any] = []
 
@@ -144,25 +143,21 @@ class _Run:
                 leaves = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if torch.is_tensor(x)]
                 for each in out if isinstance(out, (tuple, list)) else (out,):
                     if torch.is_tensor(each):
-                        number = run.note(func.overloadpacket.__name__, leaves, each)
-                        values = run.instead.get(number)
-                        if values is not None and values.shape == each.shape:
-                            each.copy_(torch.from_numpy(np.ascontiguousarray(values)))
+                        run.note(func.overloadpacket.__name__, leaves, each)
                 return out
 
         return Watching()
 
-    def note(self, name: str, read: Sequence[Any], made: Any) -> int:
-        """An op -> its number; -1 for one that only looks at a parameter."""
+    def note(self, name: str, read: Sequence[Any], made: Any) -> None:
+        """An op, unless it only looks at a parameter."""
         self._alive += [made, *read]
-        if name in LOOKS and any(id(x) in self._weights for x in read) and not any(id(x) in self._made for x in read):
-            self._weights.add(id(made))
-            return -1
-        number = len(self.ops)
+        weights = tuple(self._weights[id(x)] for x in read if id(x) in self._weights)
         inputs = tuple(self._made[id(x)] for x in read if id(x) in self._made)
-        self.ops.append(TorchOp(number, name, _line(), inputs, _floats(made)))
-        self._made[id(made)] = number
-        return number
+        if name in LOOKS and weights and not inputs:
+            self._weights[id(made)] = weights[0]
+            return
+        self._made[id(made)] = len(self.ops)
+        self.ops.append(TorchOp(len(self.ops), name, _line(), inputs, weights, _floats(made)))
 
     @contextmanager
     def replaced(self, layers: Sequence[tuple[str, Any]], given: Mapping[int, Any]) -> Iterator[None]:

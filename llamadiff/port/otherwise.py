@@ -1,0 +1,394 @@
+"""What a model computes otherwise than llama.cpp's graph, where no known bug is it.
+
+It may read something else: the result of an op that the graph leaves out, or of another branch, or another parameter.
+Or the model goes on from the node's result: it adds a bias, or multiplies by a gate. Each is carried out on the graph's
+own values, and is said if it gives those of an op of the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.ggml.graph import Graph, GraphNode
+from llamadiff.port.alignment import ByValue, Pairs, computes, distance, profile, read_by, seen_of
+from llamadiff.port.departures import Departure
+from llamadiff.port.graph_values import Again
+from llamadiff.port.layout import orders
+from llamadiff.port.torch_ops import TorchOp
+
+Array = NDArray[Any]
+ALIKE = 1e-5  # relative, of numbers that are one
+SAMPLE, MOST = 512, 0.9  # numbers of a parameter that are sought, and how large a share is found
+FEW = 8  # ops that are named one by one
+OTHER = 1e-9  # NMSE of values that are others
+WAYS: tuple[tuple[str, Callable[[Array, Array], Array]], ...] = (("adds", np.add), ("multiplies by", np.multiply))
+# What converters make of a parameter, besides another order.
+MADE: tuple[tuple[str, Callable[[Array], Array]], ...] = (
+    ("{}", lambda x: x), ("{} + 1", lambda x: x + 1), ("-exp({})", lambda x: -np.exp(x)), ("-{}", lambda x: -x),
+)  # fmt: skip
+
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Otherwise:
+    """What the model does: ``node`` then has ``values``, which are those of ``op``. ``of_file``: the file has otherwise
+    what the model has as a parameter. ``key``: alike in another layer.
+    """
+
+    says: str
+    key: Key
+    node: GraphNode
+    op: TorchOp
+    values: Array
+    of_file: bool = False
+
+
+class Search:
+    """What is tried, on one graph and one run of the model. ``parameters``: the model's, by name."""
+
+    def __init__(self, graph: Graph, again: Again, known: ByValue, parameters: Mapping[str, Array]) -> None:
+        self.graph, self.again, self.known, self.parameters = graph, again, known, parameters
+
+    def of(self, place: Place, key: Key | None = None) -> Otherwise | None:
+        """The first that holds. ``key``: of one that holds elsewhere, which is tried alone."""
+        case = _Case(self, place, key)
+        ways = (case.has_otherwise, case.goes_on, case.reads, case.reads_two)
+        return next((found for way in ways for found in way()), None)
+
+    def unread(self, place: Place, op: TorchOp | None) -> str | None:
+        """A parameter that the model reads there, and no node of the part; else what it computes, if an op is known."""
+        return _Case(self, place, None).unread(op)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A departure, and the ``nodes`` from it on that may stand for one op. ``seen``: the graph's values.
+
+    ``pairs``: nodes and ops that are one. ``rows``: orders of rows. ``part``: the nodes of its layer.
+    """
+
+    departure: Departure
+    nodes: Sequence[GraphNode]
+    part: Sequence[GraphNode]
+    seen: Mapping[int, Array]
+    pairs: Pairs
+    rows: Sequence[Array] = ()
+
+
+class _Case:
+    """One place."""
+
+    def __init__(self, search: Search, place: Place, key: Key | None) -> None:
+        self.graph, self.again, self.known = search.graph, search.again, search.known
+        self.parameters, self.place, self.key = search.parameters, place, key
+        self.run = self.known.run
+        ends = (0, *self.run.ends)
+        self.first, self.last = ends[place.departure.part], ends[place.departure.part + 1]
+        self.nodes_of = place.pairs.node_of()
+        self.ranks = _ranks(place.part, lambda node: (node.op, _without_layer(node)))
+        self.op_ranks = _ranks(self.run.ops[self.first : self.last], lambda op: (op.name, op.line))
+
+    def has_otherwise(self) -> Iterator[Otherwise]:
+        """The model has another parameter where the graph reads a tensor of the file, or the same in another order."""
+        for node in self._between():
+            for slot, number in enumerate(node.sources):
+                leaf = self.graph.leaves.get(number) if number is not None else None
+                if leaf is None or leaf.number in self.graph.given:
+                    continue
+                for name, made, values in self._instead_of(leaf.name):
+                    key = ("has", self._rank(node), slot, made)
+                    if self._is_wanted(key):
+                        altered = {node.number: _with(slot, values)}
+                        now = self.again.following(self.place.seen, {}, self._path(None), altered)
+                        says = f"has {name} where llama.cpp's graph has {leaf.name}"
+                        yield from self._results(now, says, key, of_file=True)
+
+    def _instead_of(self, tensor: str) -> Iterator[tuple[str, str, Array]]:
+        """Parameters that are not a tensor, in its shape."""
+        own = self.again.w.whole(tensor)
+        for name, x in self.parameters.items():
+            if x.size != own.size:
+                continue
+            for made, make in MADE:
+                for values in (make(x), make(x).T):
+                    if values.shape == own.shape and distance(values, own) > OTHER:
+                        yield made.format(name), made, values
+
+    def goes_on(self) -> Iterator[Otherwise]:
+        """The model adds something to what the node gives, or multiplies it by something."""
+        for node in self.place.nodes:
+            own = self._own(node)
+            for says, key, after, x in self._beside(node, own):
+                for word, way in WAYS:
+                    whole = ("goes on", word, self._rank(node), *key)
+                    if self._is_wanted(whole):
+                        yield from self._result(node, way(own, x), f"{word} {says()}", whole, after)
+
+    def _beside(self, node: GraphNode, own: Array) -> Iterator[tuple[Callable[[], str], Key, int, Array]]:
+        """What may be added: words for it, what makes it the same in another layer, after which op, and its values."""
+        for name, x in self.parameters.items():
+            if x.size == own.shape[-1] > 1:
+                yield name.__str__, (_without_numbers(name),), 0, x.ravel()
+        for op in self._ops(own.size):
+            for place, order in enumerate(orders(own.shape, op.values, self.place.rows)):
+                key = (self.op_ranks[op.number], place)
+                yield partial(self._what, op), key, op.number, order.of_node(op.values, own.shape)
+        for other in self.place.part:
+            if other.number < node.number and other.op == "VIEW" and np.prod(other.shape) == own.size:
+                x = self.place.seen[other.number].reshape(own.shape)
+                yield partial(_name, other), (self._rank(other),), 0, x
+
+    def reads(self) -> Iterator[Otherwise]:
+        """The model reads something else than a node that the graph computes: there, or wherever it is read."""
+        after = [node for node in self.place.part if node.number > self.place.departure.node.number]
+        for node in read_by(self.graph, self.place.departure.node):
+            own = self._own(node)
+            here = self._path(node.number)
+            everywhere = [other for other in self.place.part if other.number > node.number]
+            for op in self._ops(own.size):
+                for place, order in enumerate(orders(own.shape, op.values, self.place.rows)):
+                    key = ("reads", self._rank(node), self.op_ranks[op.number], place)
+                    values = order.of_node(op.values, own.shape)
+                    if not self._is_wanted(key) or distance(values, own) <= OTHER:
+                        continue
+                    changed = {node.number: self._whole(node, values)}
+                    for path, nodes in ((here, self.place.nodes), (everywhere, after)):
+                        now = self.again.following(self.place.seen, changed, path)
+                        yield from self._results(now, self._reading(op, node), key, op.number, nodes)
+
+    def reads_two(self) -> Iterator[Otherwise]:
+        """The model computes something of two nodes first, alike, as it rotates Q and K."""
+        made = [(node, dict(self._made_first(node))) for node in read_by(self.graph, self.place.departure.node)]
+        for (first, ways), (second, others) in combinations(made, 2):
+            for names in [names for names in ways if names in others]:
+                key = ("reads two", self._rank(first), self._rank(second), names)
+                if not self._is_wanted(key):
+                    continue
+                for one, other in product(ways[names], others[names]):
+                    changed = {
+                        node.number: self._whole(node, values) for node, (_, values) in ((first, one), (second, other))
+                    }
+                    now = self.again.following(self.place.seen, changed, self._path(min(changed)))
+                    says = f"computes {names} of {_name(first)} and {_name(second)} first{_at(one[0])}"
+                    yield from self._results(now, says, key, max(one[0].number, other[0].number))
+
+    def _made_first(self, node: GraphNode) -> Iterator[tuple[str, list[tuple[TorchOp, Array]]]]:
+        """What the model makes of a node, in its shape: names of the ops, and each way in which it may be laid out."""
+        own = self._own(node)
+        for op in self._ops(own.size):
+            made = self._made_of(op)
+            if made is not None and made[0] == _name(node):
+                found = [(op, order.of_node(op.values, own.shape)) for order in orders(own.shape, op.values)]
+                if found:
+                    yield made[1], found
+
+    def unread(self, op: TorchOp | None) -> str | None:
+        """A parameter that is read on the way to an op, and by no node of the part; else what the op is made of."""
+        known = [self.again.w.whole(leaf.name) for node in self.place.part for number in node.sources
+                 if (leaf := self.graph.leaves.get(-1 if number is None else number)) is not None
+                 and leaf.number not in self.graph.given]  # fmt: skip
+        numbers = set((op and self._upstream(op.number, self.first)) or ())
+        for number in sorted(numbers):
+            for name in self.run.ops[number].weights:
+                x = self.parameters.get(name)
+                if x is not None and not _have(known, x):
+                    return f"reads {name}, and no node of llama.cpp's does"
+        made = None if op is None else self._made_of(op)
+        return None if made is None or op is None else f"computes {made[1]} of {made[0]}{_at(op)}"
+
+    def _rank(self, node: GraphNode) -> Key:
+        """A node alike in every layer; what ends the one before is the input."""
+        return self.ranks.get(node.number, ("the layer's input",))
+
+    def _is_wanted(self, key: Key) -> bool:
+        return self.key is None or self.key == key
+
+    def _results(
+        self,
+        now: Mapping[int, Array],
+        says: str,
+        key: Key,
+        after: int = 0,
+        nodes: Sequence[GraphNode] | None = None,
+        of_file: bool = False,
+    ) -> Iterator[Otherwise]:
+        for node in self.place.nodes if nodes is None else nodes:
+            if node.number in now and computes(node) and node.number not in self.place.pairs.pairs:
+                yield from self._result(node, now[node.number], says, key, after, of_file)
+
+    def _result(
+        self, node: GraphNode, values: Array, says: str, key: Key, after: int = 0, of_file: bool = False
+    ) -> Iterator[Otherwise]:
+        """What is found, if the values are those of an op that comes later than what it is made of."""
+        whole = self.place.seen[node.number]
+        seen = seen_of(node, values.reshape(whole.shape), self.graph) if values.size == whole.size else values
+        if np.isfinite(seen).any() and distance(seen, self._own(node)) > OTHER:
+            for number in self.known.alike(seen):
+                if max(after, self.first) < number <= self.last:
+                    yield Otherwise(says, key, node, self.run.ops[number], seen, of_file)
+                    return
+
+    def _own(self, node: GraphNode) -> Array:
+        return seen_of(node, self.place.seen[node.number], self.graph)
+
+    def _whole(self, node: GraphNode, seen: Array) -> Array:
+        whole = self.place.seen[node.number].copy()
+        seen_of(node, whole, self.graph)[...] = seen
+        return whole
+
+    def _ops(self, size: int) -> Iterator[TorchOp]:
+        """The ops of this part with so many values, and what it reads; each kind of values once."""
+        said = list[Array]()
+        for op in self.run.ops[self.first : self.last]:
+            if op.values.size != size or op.values.dtype.kind != "f":
+                continue
+            own = profile(op.values)
+            if not any(np.array_equal(own, other) for other in said):
+                said.append(own)
+                yield op
+
+    def _between(self) -> Iterator[GraphNode]:
+        """The place's nodes, and those that look at what these read."""
+        yield from self.place.nodes
+        waiting, seen = list(self.place.nodes), {node.number for node in self.place.nodes}
+        while waiting:
+            for number in self.graph.reads(waiting.pop()):
+                node = self.graph.by_number.get(number)
+                if node is not None and number not in seen and not computes(node):
+                    seen.add(number)
+                    waiting.append(node)
+                    yield node
+
+    def _path(self, source: int | None) -> list[GraphNode]:
+        """The nodes from a source on to those that are looked at."""
+        wanted, nodes = {node.number for node in self.place.nodes}, list[GraphNode]()
+        for node in reversed(self.graph.nodes):
+            if node.number in wanted and (source is None or node.number > source):
+                nodes.append(node)
+                if not computes(node) or node in self.place.nodes:
+                    wanted |= set(self.graph.reads(node))
+        return nodes[::-1]
+
+    def _reading(self, op: TorchOp, source: GraphNode) -> str:
+        """That an op of the model is read where the graph reads a node."""
+        own, same = _name(source), self._node_like(op)
+        if same is not None:
+            return f"reads {same} where llama.cpp's graph reads {own}"
+        made = self._made_of(op)
+        if made is not None and made[0] == own:
+            return f"computes {made[1]} of {own} first{_at(op)}"
+        return f"reads {self._what(op)} where llama.cpp's graph reads {own}"
+
+    def _what(self, op: TorchOp) -> str:
+        """What an op of the model gives: a node of the graph that has its values, or what it is made of."""
+        same, made = self._node_like(op), self._made_of(op)
+        if same is not None:
+            return same
+        return f"what {op.name} gives{_at(op)}" if made is None else f"what {made[1]} of {made[0]} gives{_at(op)}"
+
+    def _node_like(self, op: TorchOp) -> str | None:
+        """What has an op's values: what the layer reads, or a node."""
+        if op.number == self.first and self.place.departure.part > 0:
+            return "the layer's input"
+        same = [node for like in self.known.alike(op.values) for node in self.nodes_of.get(like, ())]
+        return _name(self.graph.by_number[same[0]]) if same else None
+
+    def _made_of(self, op: TorchOp) -> tuple[str, str] | None:
+        """The nearest value that a node has before an op, and the names of the ops from it on."""
+        waiting, before = [op.number], {op.number}
+        base: int | None = None
+        while waiting and base is None:
+            for number in self.run.ops[waiting.pop(0)].inputs:
+                if number in self.nodes_of and number >= self.first:
+                    base = number
+                    break
+                if number not in before and number > self.first:
+                    before.add(number)
+                    waiting.append(number)
+        if base is None:
+            return None
+        reached, names = {base}, list[str]()
+        upstream = self._upstream(op.number, base)
+        for number in range(base + 1, op.number + 1):
+            other = self.run.ops[number]
+            if number in upstream and reached & set(other.inputs):
+                reached.add(number)
+                names += [] if other.looks else [other.name.lstrip("_")]
+        if not names:
+            return None
+        shown = names if len(names) <= FEW else [*names[: FEW - 1], "..."]
+        return _name(self.graph.by_number[self.nodes_of[base][0]]), ", ".join(shown)
+
+    def _upstream(self, number: int, base: int) -> set[int]:
+        waiting, found = [number], {number}
+        while waiting:
+            for before in self.run.ops[waiting.pop()].inputs:
+                if before not in found and before > base:
+                    found.add(before)
+                    waiting.append(before)
+        return found
+
+
+def _have(tensors: Sequence[Array], parameter: Array) -> bool:
+    """Whether tensors have the numbers of a parameter."""
+    few = parameter.ravel()[:: max(1, parameter.size // SAMPLE)]
+    for _, make in MADE:
+        made = make(few.astype(np.float64))
+        there = np.zeros(len(made), bool)
+        for tensor in tensors:
+            own = np.sort(tensor.ravel())
+            for place in np.searchsorted(own, made) + np.array([[-1], [0]]):
+                near = own[np.clip(place, 0, len(own) - 1)]
+                there |= np.abs(near - made) <= ALIKE * np.abs(made)
+        if there.mean() > MOST:
+            return True
+    return False
+
+
+def _ranks(things: Sequence[Any], kind: Callable[[Any], Key]) -> dict[int, Key]:
+    """What tells each from others, alike in every layer: its kind, and how many of that come before it."""
+    counted: dict[Key, int] = {}
+    found = dict[int, Key]()
+    for thing in things:
+        own = kind(thing)
+        counted[own] = counted.get(own, 0) + 1
+        found[thing.number] = (*own, counted[own])
+    return found
+
+
+def _without_layer(node: GraphNode) -> str:
+    return re.sub(r"-?[0-9]+", "", node.label or node.name)
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"[0-9]+", "", name)
+
+
+def _at(op: TorchOp) -> str:
+    return f" ({op.line})" if op.line is not None else ""
+
+
+def _with(slot: int, values: Array) -> Callable[[Any], Any]:
+    """An op that reads other values of a weight."""
+
+    def altered(n: Any) -> Any:
+        sources = list(n.sources)
+        shape = (1, *[1] * (4 - values.ndim), *values.shape)
+        sources[slot] = replace(sources[slot], values=values.reshape(shape), name="", kind="f32")
+        return replace(n, sources=tuple(sources))
+
+    return altered
+
+
+def _name(node: GraphNode) -> str:
+    return node.label or node.name
