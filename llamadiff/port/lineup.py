@@ -36,7 +36,8 @@ class Departed:
     """A place, and what the model has in a node's stead: ``op``, and its values in the node's shape.
 
     None where no op was shown to stand there. It stands for as many of the place's nodes as ``fused``; ``own`` is what
-    the last of these has. ``says``: what the model does, where that was found first, and its key.
+    the last of these has. ``says``: what the model does, where that was found first, its key, and the node at which
+    that is, if it is a later one.
     """
 
     place: Place
@@ -46,6 +47,7 @@ class Departed:
     fused: int = 1
     says: str | None = None
     key: Key | None = None
+    at: GraphNode | None = None
 
     @property
     def departure(self) -> Departure:
@@ -134,19 +136,14 @@ class LiningUp:
         off = distance(self.logits, logits) if logits.size == self.logits.size else float("nan")
         return Lineup(found, *counts, off, (len(mended), len(parted)))
 
-    def otherwise(self, departed: Departed, keys: list[Key]) -> tuple[str | None, Key | None]:
-        """What the model does there, where no known bug says it; and what makes that the same in another layer.
-
-        ``keys``: of those that hold elsewhere.
-        """
-        if departed.key is not None or departed.says is not None:
-            return departed.says, departed.key
+    def otherwise(self, departed: Departed, keys: list[Key]) -> Otherwise | None:
+        """What the model does there, where no known bug says it. ``keys``: of what holds elsewhere."""
         place = departed.place
         for key in (*keys, None):
             found = self.search.of(place, key)
             if found is not None:
-                return found.says, found.key
-        return None, None
+                return found
+        return None
 
     def unread(self, departed: Departed) -> str | None:
         """What the model reads there, and no node does; else what it computes."""
@@ -206,12 +203,26 @@ class LiningUp:
         """Departures of one part, each with the op in its place; of those that have none, none while others have: what
         these make of the layer may explain them.
         """
+        for each in apart:
+            place = self._place_of(each, [each.node], alignment)
+            fewer = self.search.chooses(place)
+            if fewer is not None:
+                return [Departed(place, says=fewer.says, key=fewer.key, at=fewer.at)]
         chosen = {each: found for each in apart if (found := self._found(each, alignment)) is not None}
         for op in dict.fromkeys(each.node.op for each in apart):
             alike = [each for each in apart if each.node.op == op and each not in chosen]
             if len(alike) > 1:
                 chosen |= self._together(alike, alignment)
+        if len(chosen) > 1:
+            alone = [each for each, choice in chosen.items() if self._explains_all(each.part, choice)]
+            chosen = {each: chosen[each] for each in alone[:1]} or chosen
         return [self._departed(each, chosen.get(each), alignment) for each in apart if each in chosen or not chosen]
+
+    def _explains_all(self, part: int, choice: _Choice) -> bool:
+        """Whether a part gives what the model does, once one node has its values."""
+        changed = {choice.node.number: self._whole(choice.node, choice.values)}
+        now = self.again.following(self.values, changed, self.parts[part])
+        return any(number in self.ends and self._is_known(number, x) for number, x in now.items())
 
     def _together(self, alike: Sequence[Departure], alignment: Pairs) -> dict[Departure, _Choice]:
         """Nodes that are shown by what reads all of them, as Q and K are: the same ops in turn."""
@@ -231,22 +242,22 @@ class LiningUp:
         chain = list(self._chain(departure.node))
         for node in chain:
             choices = self._choices(departure, node, alignment)
-            place = self._places.get(kind_of(departure))
+            place = self._places.get(kind_of(departure.node))
             known = [(each,) for each in choices if _place(each.op, departure) == place]
             found = self._shown(departure.part, known, alignment) or self._shown(
                 departure.part, [(each,) for each in choices], alignment
             )
             if found is not None:
-                self._places.setdefault(kind_of(departure), _place(found[0].op, departure))
+                self._places.setdefault(kind_of(departure.node), _place(found[0].op, departure))
                 return found[0]
         for node in self._following(departure.node, alignment):
             found = self._shown(departure.part, [(each,) for each in self._left_out(departure, node)], alignment)
             if found is not None:
                 return found[0]
         otherwise = self._known_otherwise(self._place_of(departure, chain, alignment))
-        if otherwise is None:
+        if otherwise is None or otherwise.op is None or otherwise.values is None:
             return None
-        return _Choice(otherwise.node, otherwise.op, otherwise.values, otherwise.says, otherwise.key)
+        return _Choice(otherwise.node, otherwise.op, otherwise.values, otherwise.says, otherwise.key, otherwise.at)
 
     def _known_otherwise(self, place: Place) -> Otherwise | None:
         """What the model does at a place, as it does elsewhere first."""
@@ -278,7 +289,7 @@ class LiningUp:
         if chosen is None:
             return Departed(place)
         own, at = self._own(chosen.node), nodes.index(chosen.node) + 1
-        return Departed(place, chosen.op, chosen.values, own, at, chosen.says, chosen.key)
+        return Departed(place, chosen.op, chosen.values, own, at, chosen.says, chosen.key, chosen.at)
 
     def _place_of(self, departure: Departure, nodes: Sequence[GraphNode], alignment: Pairs) -> Place:
         part = departure.part
@@ -305,18 +316,22 @@ class LiningUp:
         return [*self._left_out(departure, node), *found[:TRIED]]
 
     def _left_out(self, departure: Departure, node: GraphNode) -> Iterator[_Choice]:
-        """That the model goes on with what the graph computes a node from."""
-        own, run = self._own(node), self.model_run
-        between = [other for other in self.parts[departure.part] if other.number <= node.number]
-        for source in read_by(self.graph, departure.node):
+        """That the model goes on with what the graph computes a node from, or with another node before it."""
+        own, run, part = self._own(node), self.model_run, self.parts[departure.part]
+        read = read_by(self.graph, departure.node)
+        others = [each for each in part if each.number < node.number and computes(each) and each not in read]
+        for source in (*read, *others):
             values = self._own(source)
             if values.size != own.size or source.number == node.number:
                 continue
             end = self.ends.get(source.number)
             ops = self.known.alike(values) if end is None else [run.ends[end]]
             if ops:
-                without = ", ".join(_without(self.graph, source, node, between))
-                says = f"has no {without}: it goes on with {name_of(source)}"
+                start = source if source in read else departure.node
+                without = _between(self.graph, start, node, part)
+                without = without if source in read else [departure.node, *without]
+                shown = ", ".join(f"{other.op} {word_of(other)}".rstrip() for other in without)
+                says = f"has no {shown}: it goes on with {name_of(source)}"
                 yield _Choice(node, run.ops[ops[0]], values.reshape(own.shape), says)
 
     def _rows(self, alignment: Pairs, part: int) -> list[Array]:
@@ -401,6 +416,7 @@ class _Choice:
     values: Array
     says: str | None = None
     key: Key | None = None
+    at: GraphNode | None = None
 
     @property
     def kind(self) -> tuple[bool, str]:
@@ -408,8 +424,8 @@ class _Choice:
         return self.says is None, self.op.name if self.says is None else ""
 
 
-def _without(graph: Graph, source: GraphNode, node: GraphNode, nodes: Sequence[GraphNode]) -> list[str]:
-    """The ops from one node on to another."""
+def _between(graph: Graph, source: GraphNode, node: GraphNode, nodes: Sequence[GraphNode]) -> list[GraphNode]:
+    """The nodes that compute one from another, without the first."""
     from_it, to_it = {source.number}, {node.number}
     for other in nodes:
         if from_it & set(graph.reads(other)):
@@ -417,8 +433,7 @@ def _without(graph: Graph, source: GraphNode, node: GraphNode, nodes: Sequence[G
     for other in reversed(nodes):
         if other.number in to_it:
             to_it |= set(graph.reads(other))
-    found = [other for other in nodes if other.number in from_it & to_it - {source.number} and computes(other)]
-    return [f"{other.op} {word_of(other)}".rstrip() for other in found]
+    return [other for other in nodes if other.number in from_it & to_it - {source.number} and computes(other)]
 
 
 def _ends(graph: Graph, n_layer: int) -> dict[int, int]:
@@ -431,9 +446,9 @@ def _ends(graph: Graph, n_layer: int) -> dict[int, int]:
     return found if last.number in found else {**found, last.number: n_layer + 1}
 
 
-def kind_of(departure: Departure) -> tuple[str, str]:
+def kind_of(node: GraphNode) -> tuple[str, str]:
     """A node without its layer."""
-    return departure.node.op, word_of(departure.node)
+    return node.op, word_of(node)
 
 
 def name_of(node: GraphNode) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, product
@@ -17,7 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.graph import Graph, GraphNode
+from llamadiff.ggml.op import Op, Operand
 from llamadiff.port.alignment import ByValue, Pairs, computes, distance, profile, read_by, seen_of
 from llamadiff.port.departures import Departure
 from llamadiff.port.graph_values import Again
@@ -27,6 +30,8 @@ from llamadiff.port.torch_ops import TorchOp
 Array = NDArray[Any]
 ALIKE = 1e-5  # relative, of numbers that are one
 SAMPLE, MOST = 512, 0.9  # numbers of a parameter that are sought, and how large a share is found
+COPIES = ("expand", "repeat")
+FOLLOWED = 12  # nodes after a place whose weights are looked at
 FEW = 8  # ops that are named one by one
 OTHER = 1e-9  # NMSE of values that are others
 WAYS: tuple[tuple[str, Callable[[Array, Array], Array]], ...] = (("adds", np.add), ("multiplies by", np.multiply))
@@ -41,16 +46,17 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Otherwise:
-    """What the model does: ``node`` then has ``values``, which are those of ``op``. ``of_file``: the file has otherwise
-    what the model has as a parameter. ``key``: alike in another layer.
+    """What the model does: ``node`` then has ``values``, which are those of ``op``, where these are known.
+
+    ``key``: alike in another layer. ``at``: the node that it is said of, if it is not the first of the place.
     """
 
     says: str
     key: Key
     node: GraphNode
-    op: TorchOp
-    values: Array
-    of_file: bool = False
+    op: TorchOp | None
+    values: Array | None
+    at: GraphNode | None = None
 
 
 class Search:
@@ -62,8 +68,14 @@ class Search:
     def of(self, place: Place, key: Key | None = None) -> Otherwise | None:
         """The first that holds. ``key``: of one that holds elsewhere, which is tried alone."""
         case = _Case(self, place, key)
-        ways = (case.has_otherwise, case.goes_on, case.reads, case.reads_two)
+        ways = (
+            case.has_otherwise, case.as_another, case.goes_on, case.reads, case.reads_two,
+        )  # fmt: skip
         return next((found for way in ways for found in way()), None)
+
+    def chooses(self, place: Place) -> Otherwise | None:
+        """Whether the model chooses another number of experts, at a place that is about these."""
+        return next(_Case(self, place, None).chooses(), None)
 
     def unread(self, place: Place, op: TorchOp | None) -> str | None:
         """A parameter that the model reads there, and no node of the part; else what it computes, if an op is known."""
@@ -98,9 +110,25 @@ class _Case:
         self.ranks = _ranks(place.part, lambda node: (node.op, _without_layer(node)))
         self.op_ranks = _ranks(self.run.ops[self.first : self.last], lambda op: (op.name, op.line))
 
+    def chooses(self) -> Iterator[Otherwise]:
+        """The model chooses more experts, or fewer: what is computed of them has other sizes."""
+        products = [node for node in self.place.part if node.op == "MUL_MAT_ID"]
+        theirs = [op.values.shape[-1] for op in self.run.ops[self.first : self.last] if op.name == "topk"]
+        if not products or len(set(theirs)) != 1:
+            return
+        ids = self.graph.by_number.get(products[0].sources[2] or -1)
+        own = ids.shape[-1] if ids is not None else theirs[0]
+        node = self.place.departure.node
+        router = [
+            each for each in self.place.part if each.number < products[0].number and each.op in ("ARGSORT", "TOP_K")
+        ]
+        if own != theirs[0] and router and node.number >= min(self.graph.reads(router[-1])):
+            says = f"chooses {theirs[0]} experts for each token; llama.cpp's graph {own}"
+            yield Otherwise(says, ("chooses",), node, None, None, router[-1])
+
     def has_otherwise(self) -> Iterator[Otherwise]:
         """The model has another parameter where the graph reads a tensor of the file, or the same in another order."""
-        for node in self._between():
+        for node, nodes in self._weighted():
             for slot, number in enumerate(node.sources):
                 leaf = self.graph.leaves.get(number) if number is not None else None
                 if leaf is None or leaf.number in self.graph.given:
@@ -109,20 +137,44 @@ class _Case:
                     key = ("has", self._rank(node), slot, made)
                     if self._is_wanted(key):
                         altered = {node.number: _with(slot, values)}
-                        now = self.again.following(self.place.seen, {}, self._path(None), altered)
+                        now = self._again({}, nodes, altered)
                         says = f"has {name} where llama.cpp's graph has {leaf.name}"
-                        yield from self._results(now, says, key, of_file=True)
+                        yield from self._results(now, says, key, nodes=nodes, at=node if computes(node) else None)
+
+    def _weighted(self) -> Iterator[tuple[GraphNode, list[GraphNode]]]:
+        """The nodes that may read a tensor: the place's, and those that follow; with those to be computed for each."""
+        path = self._path(None)
+        for node in path:
+            yield node, path
+        lost = [node for node in self.place.part if node.number > self.place.departure.node.number
+                and node not in path and node.number not in self.place.pairs.pairs]  # fmt: skip
+        for node in lost[:FOLLOWED]:
+            yield node, [other for other in self.place.part if other.number >= node.number]
 
     def _instead_of(self, tensor: str) -> Iterator[tuple[str, str, Array]]:
-        """Parameters that are not a tensor, in its shape."""
-        own = self.again.w.whole(tensor)
-        for name, x in self.parameters.items():
-            if x.size != own.size:
+        """Parameters that are not a tensor, in its shape; and the parts of such that are several in one."""
+        whole = self.again.w.whole(tensor)
+        own = whole.squeeze()
+        for name, parameter in self.parameters.items():
+            for part, x in _parts_of(parameter.squeeze(), own.size):
+                for made, make in MADE:
+                    for values in (make(x), make(x).T):
+                        if values.shape == own.shape and distance(values, own) > OTHER:
+                            yield part.format(made.format(name)), part + made, values.reshape(whole.shape)
+
+    def as_another(self) -> Iterator[Otherwise]:
+        """The model does what the graph does at another node of the same op: with its constants."""
+        node, path = self.place.departure.node, self._path(None)
+        tried = {node.params}
+        for other in self.graph.nodes:
+            if other.op != node.op or other.params in tried or not computes(other):
                 continue
-            for made, make in MADE:
-                for values in (make(x), make(x).T):
-                    if values.shape == own.shape and distance(values, own) > OTHER:
-                        yield made.format(name), made, values
+            tried.add(other.params)
+            key = ("as another", _without_layer(other))
+            if self._is_wanted(key):
+                altered = {node.number: partial(_with_params, other.params)}
+                now = self._again({}, path, altered)
+                yield from self._results(now, f"does there what llama.cpp's graph does at {_name(other)}", key)
 
     def goes_on(self) -> Iterator[Otherwise]:
         """The model adds something to what the node gives, or multiplies it by something."""
@@ -163,7 +215,7 @@ class _Case:
                         continue
                     changed = {node.number: self._whole(node, values)}
                     for path, nodes in ((here, self.place.nodes), (everywhere, after)):
-                        now = self.again.following(self.place.seen, changed, path)
+                        now = self._again(changed, path)
                         yield from self._results(now, self._reading(op, node), key, op.number, nodes)
 
     def reads_two(self) -> Iterator[Otherwise]:
@@ -178,7 +230,7 @@ class _Case:
                     changed = {
                         node.number: self._whole(node, values) for node, (_, values) in ((first, one), (second, other))
                     }
-                    now = self.again.following(self.place.seen, changed, self._path(min(changed)))
+                    now = self._again(changed, self._path(min(changed)))
                     says = f"computes {names} of {_name(first)} and {_name(second)} first{_at(one[0])}"
                     yield from self._results(now, says, key, max(one[0].number, other[0].number))
 
@@ -210,6 +262,14 @@ class _Case:
         """A node alike in every layer; what ends the one before is the input."""
         return self.ranks.get(node.number, ("the layer's input",))
 
+    def _again(
+        self, changed: Mapping[int, Array], nodes: Sequence[GraphNode], altered: Mapping[int, Alter] | None = None
+    ) -> dict[int, Array]:
+        """What nodes then give; none where one of them cannot take what it is given."""
+        with suppress(ValueError, IndexError):
+            return self.again.following(self.place.seen, changed, nodes, altered)
+        return {}
+
     def _is_wanted(self, key: Key) -> bool:
         return self.key is None or self.key == key
 
@@ -220,23 +280,26 @@ class _Case:
         key: Key,
         after: int = 0,
         nodes: Sequence[GraphNode] | None = None,
-        of_file: bool = False,
+        at: GraphNode | None = None,
     ) -> Iterator[Otherwise]:
         for node in self.place.nodes if nodes is None else nodes:
             if node.number in now and computes(node) and node.number not in self.place.pairs.pairs:
-                yield from self._result(node, now[node.number], says, key, after, of_file)
+                yield from self._result(node, now[node.number], says, key, after, at)
 
     def _result(
-        self, node: GraphNode, values: Array, says: str, key: Key, after: int = 0, of_file: bool = False
+        self, node: GraphNode, values: Array, says: str, key: Key, after: int = 0, at: GraphNode | None = None
     ) -> Iterator[Otherwise]:
         """What is found, if the values are those of an op that comes later than what it is made of."""
         whole = self.place.seen[node.number]
         seen = seen_of(node, values.reshape(whole.shape), self.graph) if values.size == whole.size else values
-        if np.isfinite(seen).any() and distance(seen, self._own(node)) > OTHER:
-            for number in self.known.alike(seen):
-                if max(after, self.first) < number <= self.last:
-                    yield Otherwise(says, key, node, self.run.ops[number], seen, of_file)
-                    return
+        if not np.isfinite(seen).any() or distance(seen, self._own(node)) <= OTHER:
+            return
+        alike = [self.run.ops[number] for number in self.known.alike(seen)]
+        if any(op.number in self.nodes_of for op in alike) or (alike and alike[0].name in COPIES):
+            return  # what another node has, or copies of that
+        op = next((op for op in alike if max(after, self.first) < op.number <= self.last), None)
+        if op is not None:
+            yield Otherwise(says, key, node, op, seen, at)
 
     def _own(self, node: GraphNode) -> Array:
         return seen_of(node, self.place.seen[node.number], self.graph)
@@ -257,18 +320,6 @@ class _Case:
                 said.append(own)
                 yield op
 
-    def _between(self) -> Iterator[GraphNode]:
-        """The place's nodes, and those that look at what these read."""
-        yield from self.place.nodes
-        waiting, seen = list(self.place.nodes), {node.number for node in self.place.nodes}
-        while waiting:
-            for number in self.graph.reads(waiting.pop()):
-                node = self.graph.by_number.get(number)
-                if node is not None and number not in seen and not computes(node):
-                    seen.add(number)
-                    waiting.append(node)
-                    yield node
-
     def _path(self, source: int | None) -> list[GraphNode]:
         """The nodes from a source on to those that are looked at."""
         wanted, nodes = {node.number for node in self.place.nodes}, list[GraphNode]()
@@ -282,9 +333,11 @@ class _Case:
     def _reading(self, op: TorchOp, source: GraphNode) -> str:
         """That an op of the model is read where the graph reads a node."""
         own, same = _name(source), self._node_like(op)
+        if same == own:
+            return f"has the values of {own} in another order"
         if same is not None:
             return f"reads {same} where llama.cpp's graph reads {own}"
-        made = self._made_of(op)
+        made = self._made_of(op, self.known.alike(self._own(source)))
         if made is not None and made[0] == own:
             return f"computes {made[1]} of {own} first{_at(op)}"
         return f"reads {self._what(op)} where llama.cpp's graph reads {own}"
@@ -303,18 +356,11 @@ class _Case:
         same = [node for like in self.known.alike(op.values) for node in self.nodes_of.get(like, ())]
         return _name(self.graph.by_number[same[0]]) if same else None
 
-    def _made_of(self, op: TorchOp) -> tuple[str, str] | None:
-        """The nearest value that a node has before an op, and the names of the ops from it on."""
-        waiting, before = [op.number], {op.number}
-        base: int | None = None
-        while waiting and base is None:
-            for number in self.run.ops[waiting.pop(0)].inputs:
-                if number in self.nodes_of and number >= self.first:
-                    base = number
-                    break
-                if number not in before and number > self.first:
-                    before.add(number)
-                    waiting.append(number)
+    def _made_of(self, op: TorchOp, of: Sequence[int] = ()) -> tuple[str, str] | None:
+        """The last value that a node has before an op, or that of some ops ``of`` it, and the ops from it on."""
+        before = self._upstream(op.number, self.first) - {op.number}
+        known = [number for number in before if number in self.nodes_of]
+        base = max([number for number in known if number in of] or known, default=None)
         if base is None:
             return None
         reached, names = {base}, list[str]()
@@ -323,7 +369,7 @@ class _Case:
             other = self.run.ops[number]
             if number in upstream and reached & set(other.inputs):
                 reached.add(number)
-                names += [] if other.looks else [other.name.lstrip("_")]
+                names += [] if other.looks else [other.name.strip("_")]
         if not names:
             return None
         shown = names if len(names) <= FEW else [*names[: FEW - 1], "..."]
@@ -333,7 +379,7 @@ class _Case:
         waiting, found = [number], {number}
         while waiting:
             for before in self.run.ops[waiting.pop()].inputs:
-                if before not in found and before > base:
+                if before not in found and before >= base:
                     found.add(before)
                     waiting.append(before)
         return found
@@ -378,13 +424,29 @@ def _at(op: TorchOp) -> str:
     return f" ({op.line})" if op.line is not None else ""
 
 
-def _with(slot: int, values: Array) -> Callable[[Any], Any]:
+def _with_params(params: bytes, n: Op) -> Op:
+    return replace(n, params=params)
+
+
+def _parts_of(x: Array, size: int) -> Iterator[tuple[str, Array]]:
+    """A parameter of so many values, or the parts of one that has two or three times as many."""
+    if x.size == size:
+        yield "{}", x
+    for count in (2, 3):
+        if x.size == count * size:
+            for axis in [axis for axis in range(x.ndim) if x.shape[axis] % count == 0]:
+                for number, part in enumerate(np.split(x, count, axis)):
+                    yield f"part {number + 1} of {count} of {{}}", part
+                for number in range(count):
+                    yield f"every {count}th of {{}} from {number} on", x.take(range(number, x.shape[axis], count), axis)
+
+
+def _with(slot: int, values: Array) -> Callable[[Op], Op]:
     """An op that reads other values of a weight."""
 
-    def altered(n: Any) -> Any:
-        sources = list(n.sources)
+    def altered(n: Op) -> Op:
         shape = (1, *[1] * (4 - values.ndim), *values.shape)
-        sources[slot] = replace(sources[slot], values=values.reshape(shape), name="", kind="f32")
+        sources = [Operand(values.reshape(shape)) if i == slot else source for i, source in enumerate(n.sources)]
         return replace(n, sources=tuple(sources))
 
     return altered

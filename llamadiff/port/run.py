@@ -87,6 +87,15 @@ class Apart:
 
 
 @dataclass(frozen=True)
+class Reason:
+    """What the model does where no known bug says it; what makes it the same in another layer, and at which node."""
+
+    says: str | None
+    key: Key | None = None
+    at: GraphNode | None = None
+
+
+@dataclass(frozen=True)
 class Port:
     """``model`` is the file's description, ``code`` the class of the checkpoint's code. ``logits``: NMSE of the graph's
     against the model's; ``own``: of llama.cpp's against the graph's. ``keys``: where something parts, the file's keys
@@ -128,12 +137,14 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         how.progress("searching for causes")
         own = parameters_of(model, [name for name, _ in layers_of(model)])
 
-        def otherwise(each: Departed, keys: list[Key]) -> tuple[str | None, Key | None]:
-            says, key = lining.otherwise(each, keys)
-            own_parameters = own.get(each.departure.layer, {})
-            if says is None:
-                says = differing(each.place.nodes, graph.graph, graph.weights, own_parameters) or lining.unread(each)
-            return says, key
+        def otherwise(each: Departed, keys: list[Key]) -> Reason:
+            if each.says is not None:
+                return Reason(each.says, each.key, each.at)
+            other = lining.otherwise(each, keys)
+            if other is not None:
+                return Reason(other.says, other.key, other.at)
+            tensor = differing(each.place.nodes, graph.graph, graph.weights, own.get(each.departure.layer, {}))
+            return Reason(tensor or lining.unread(each))
 
         places = list(_joined(_places(found.departed, Causes(graph), otherwise)))
         recorded = trace[taps.LOGITS].ravel() if taps.LOGITS in trace else None
@@ -156,31 +167,29 @@ def _other_keys(file: ModelFile, model: Any) -> Iterator[str]:
 
 
 def _places(
-    departed: Sequence[Departed],
-    causes: Causes,
-    otherwise: Callable[[Departed, list[Key]], tuple[str | None, Key | None]],
+    departed: Sequence[Departed], causes: Causes, otherwise: Callable[[Departed, list[Key]], Reason]
 ) -> Iterator[Apart]:
     """Those of one kind together, and for one reason."""
     kinds: dict[Any, list[Departed]] = {}
     for each in departed:
-        kinds.setdefault((kind_of(each.departure), each.op.line if each.op else None), []).append(each)
+        kinds.setdefault((kind_of(each.departure.node), each.op.line if each.op else None), []).append(each)
     for (_, line), alike in kinds.items():
-        reasons: dict[Any, list[tuple[Departed, Cause | None, str | None]]] = {}
+        reasons: dict[Any, list[tuple[Departed, Cause | None, Reason]]] = {}
         keys = list[Key]()
         for each, why in zip(alike, causes.of(alike), strict=True):
-            says, key = (None, None) if why is not None else otherwise(each, keys)
-            keys += [key] if key is not None and key not in keys else []
-            reasons.setdefault(why.name if why is not None else key, []).append((each, why, says))
+            reason = Reason(None) if why is not None else otherwise(each, keys)
+            keys += [reason.key] if reason.key is not None and reason.key not in keys else []
+            reasons.setdefault(why.name if why is not None else reason.key, []).append((each, why, reason))
         for same in reasons.values():
-            first, why, says = same[0]
+            first, why, reason = same[0]
+            nodes = tuple(other.at or each.at or each.departure.node for each, _, other in same)
             layers = dict.fromkeys(each.departure.layer for each, *_ in same)
             yield Apart(
-                first.departure.node.op, tuple(each.departure.node for each, *_ in same),
-                tuple(number for number in layers if number is not None),
+                nodes[0].op, nodes, tuple(number for number in layers if number is not None),
                 float(np.max([each.error for each, *_ in same])), line,
                 tuple(_lines(op.line for op in first.departure.reads)),
                 tuple(_lines(op.line for op in first.departure.ops)),
-                why, says,
+                why, reason.says,
             )  # fmt: skip
 
 

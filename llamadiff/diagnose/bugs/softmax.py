@@ -121,17 +121,19 @@ def window_ignored(site: Site) -> Iterator[Edit]:
 
 @at_nodes(
     "SOFT_MAX",
-    fix="attend to all earlier tokens: this model has no window",
+    fix="attend to all earlier tokens, or to those in the window of this layer",
     source="sglang#4823, mlx-vlm#669",
     general=True,
 )
 def window_applied(site: Site) -> Iterator[Edit]:
-    """A sliding window hides early keys, in a model without one."""
+    """A sliding window hides early keys, in a model without one, or with a window of another width."""
     mask = _mask(site)
-    if mask is None or np.isinf(mask[np.tril_indices(len(mask))]).any():
+    if mask is None:
         return
+    has_window = bool(np.isinf(mask[np.tril_indices(len(mask))]).any())
+    own = f"this layer's window has {int(np.isfinite(mask[-1]).sum())}" if has_window else "this layer has no window"
     for width in range(1, min(_n(site), 256)):
-        says = f"sees no more than {width} keys; this layer has no window"
+        says = f"sees no more than {width} keys; {own}"
         yield Edit(_windowed(_n(site), width), says, f"{width}")
 
 
