@@ -48,6 +48,7 @@ class Departed:
     says: str | None = None
     key: Key | None = None
     at: GraphNode | None = None
+    parameter: str | None = None
 
     @property
     def departure(self) -> Departure:
@@ -104,7 +105,7 @@ class LiningUp:
 
     def run(self) -> Lineup:
         """Line up until nothing new parts."""
-        logits = logits_of(self.model, self.graph.tokens).ravel()  # first: what a model sets up in a run is there
+        self.model_logits = logits_of(self.model, self.graph.tokens).ravel()  # first: it sets up what a run needs
         self.model_run = recorded(self.model, self.graph.tokens, self.given)
         self.known = ByValue(self.model_run)
         self.search = Search(self.graph, self.again, self.known, self.parameters)
@@ -133,7 +134,8 @@ class LiningUp:
         found.sort(key=lambda each: order[each.departure.node.number])
         parted = {each.departure.part for each in found}
         mended = {self.ends[number] for number in alignment.pairs if number in self.ends} & parted
-        off = distance(self.logits, logits) if logits.size == self.logits.size else float("nan")
+        same_size = self.model_logits.size == self.logits.size
+        off = distance(self.logits, self.model_logits) if same_size else float("nan")
         return Lineup(found, *counts, off, (len(mended), len(parted)))
 
     def otherwise(self, departed: Departed, keys: list[Key]) -> Otherwise | None:
@@ -146,7 +148,12 @@ class LiningUp:
         return None
 
     def unread(self, departed: Departed) -> str | None:
-        """What the model reads there, and no node does; else what it computes."""
+        """By what the model's values are the node's; or what it reads there, and no node does; or what it computes."""
+        if departed.values is not None and departed.own is not None:
+            own, theirs = departed.own.ravel().astype(np.float64), departed.values.ravel().astype(np.float64)
+            factor = float(own @ theirs) / (float(own @ own) or 1.0)
+            if distance(factor * own, theirs) <= SAME:
+                return f"gives {factor:.6g} times what llama.cpp's graph gives"
         return self.search.unread(departed.place, departed.op)
 
     def _is_summed(self, node: GraphNode) -> bool:
@@ -257,7 +264,15 @@ class LiningUp:
         otherwise = self._known_otherwise(self._place_of(departure, chain, alignment))
         if otherwise is None or otherwise.op is None or otherwise.values is None:
             return None
-        return _Choice(otherwise.node, otherwise.op, otherwise.values, otherwise.says, otherwise.key, otherwise.at)
+        return _Choice(
+            otherwise.node,
+            otherwise.op,
+            otherwise.values,
+            otherwise.says,
+            otherwise.key,
+            otherwise.at,
+            otherwise.parameter,
+        )
 
     def _known_otherwise(self, place: Place) -> Otherwise | None:
         """What the model does at a place, as it does elsewhere first."""
@@ -289,7 +304,7 @@ class LiningUp:
         if chosen is None:
             return Departed(place)
         own, at = self._own(chosen.node), nodes.index(chosen.node) + 1
-        return Departed(place, chosen.op, chosen.values, own, at, chosen.says, chosen.key, chosen.at)
+        return Departed(place, chosen.op, chosen.values, own, at, chosen.says, chosen.key, chosen.at, chosen.parameter)
 
     def _place_of(self, departure: Departure, nodes: Sequence[GraphNode], alignment: Pairs) -> Place:
         part = departure.part
@@ -417,6 +432,7 @@ class _Choice:
     says: str | None = None
     key: Key | None = None
     at: GraphNode | None = None
+    parameter: str | None = None
 
     @property
     def kind(self) -> tuple[bool, str]:

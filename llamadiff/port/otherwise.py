@@ -25,21 +25,15 @@ from llamadiff.port.alignment import ByValue, Pairs, computes, distance, profile
 from llamadiff.port.departures import Departure
 from llamadiff.port.graph_values import Again
 from llamadiff.port.layout import orders
+from llamadiff.port.tensors import MADE, have
 from llamadiff.port.torch_ops import TorchOp
 
 Array = NDArray[Any]
-ALIKE = 1e-5  # relative, of numbers that are one
-SAMPLE, MOST = 512, 0.9  # numbers of a parameter that are sought, and how large a share is found
 COPIES = ("expand", "repeat")
 FOLLOWED = 12  # nodes after a place whose weights are looked at
 FEW = 8  # ops that are named one by one
 OTHER = 1e-9  # NMSE of values that are others
 WAYS: tuple[tuple[str, Callable[[Array, Array], Array]], ...] = (("adds", np.add), ("multiplies by", np.multiply))
-# What converters make of a parameter, besides another order.
-MADE: tuple[tuple[str, Callable[[Array], Array]], ...] = (
-    ("{}", lambda x: x), ("{} + 1", lambda x: x + 1), ("-exp({})", lambda x: -np.exp(x)), ("-{}", lambda x: -x),
-)  # fmt: skip
-
 
 Key = tuple[Any, ...]
 
@@ -49,6 +43,7 @@ class Otherwise:
     """What the model does: ``node`` then has ``values``, which are those of ``op``, where these are known.
 
     ``key``: alike in another layer. ``at``: the node that it is said of, if it is not the first of the place.
+    ``parameter``: the model's, which the graph does not read.
     """
 
     says: str
@@ -57,6 +52,7 @@ class Otherwise:
     op: TorchOp | None
     values: Array | None
     at: GraphNode | None = None
+    parameter: str | None = None
 
 
 class Search:
@@ -133,13 +129,15 @@ class _Case:
                 leaf = self.graph.leaves.get(number) if number is not None else None
                 if leaf is None or leaf.number in self.graph.given:
                     continue
-                for name, made, values in self._instead_of(leaf.name):
+                for name, whole, made, values in self._instead_of(leaf.name):
                     key = ("has", self._rank(node), slot, made)
                     if self._is_wanted(key):
                         altered = {node.number: _with(slot, values)}
                         now = self._again({}, nodes, altered)
                         says = f"has {name} where llama.cpp's graph has {leaf.name}"
-                        yield from self._results(now, says, key, nodes=nodes, at=node if computes(node) else None)
+                        at = node if computes(node) else None
+                        for found in self._results(now, says, key, nodes=nodes, at=at):
+                            yield replace(found, parameter=whole)
 
     def _weighted(self) -> Iterator[tuple[GraphNode, list[GraphNode]]]:
         """The nodes that may read a tensor: the place's, and those that follow; with those to be computed for each."""
@@ -151,7 +149,7 @@ class _Case:
         for node in lost[:FOLLOWED]:
             yield node, [other for other in self.place.part if other.number >= node.number]
 
-    def _instead_of(self, tensor: str) -> Iterator[tuple[str, str, Array]]:
+    def _instead_of(self, tensor: str) -> Iterator[tuple[str, str, str, Array]]:
         """Parameters that are not a tensor, in its shape; and the parts of such that are several in one."""
         whole = self.again.w.whole(tensor)
         own = whole.squeeze()
@@ -160,7 +158,7 @@ class _Case:
                 for made, make in MADE:
                     for values in (make(x), make(x).T):
                         if values.shape == own.shape and distance(values, own) > OTHER:
-                            yield part.format(made.format(name)), part + made, values.reshape(whole.shape)
+                            yield part.format(made.format(name)), name, part + made, values.reshape(whole.shape)
 
     def as_another(self) -> Iterator[Otherwise]:
         """The model does what the graph does at another node of the same op: with its constants."""
@@ -249,11 +247,11 @@ class _Case:
         known = [self.again.w.whole(leaf.name) for node in self.place.part for number in node.sources
                  if (leaf := self.graph.leaves.get(-1 if number is None else number)) is not None
                  and leaf.number not in self.graph.given]  # fmt: skip
-        numbers = set((op and self._upstream(op.number, self.first)) or ())
-        for number in sorted(numbers):
+        before = set() if op is None else self._upstream(op.number, self.first) - {self.first}
+        for number in sorted(before):
             for name in self.run.ops[number].weights:
                 x = self.parameters.get(name)
-                if x is not None and not _have(known, x):
+                if x is not None and not have(known, x):
                     return f"reads {name}, and no node of llama.cpp's does"
         made = None if op is None else self._made_of(op)
         return None if made is None or op is None else f"computes {made[1]} of {made[0]}{_at(op)}"
@@ -383,22 +381,6 @@ class _Case:
                     found.add(before)
                     waiting.append(before)
         return found
-
-
-def _have(tensors: Sequence[Array], parameter: Array) -> bool:
-    """Whether tensors have the numbers of a parameter."""
-    few = parameter.ravel()[:: max(1, parameter.size // SAMPLE)]
-    for _, make in MADE:
-        made = make(few.astype(np.float64))
-        there = np.zeros(len(made), bool)
-        for tensor in tensors:
-            own = np.sort(tensor.ravel())
-            for place in np.searchsorted(own, made) + np.array([[-1], [0]]):
-                near = own[np.clip(place, 0, len(own) - 1)]
-                there |= np.abs(near - made) <= ALIKE * np.abs(made)
-        if there.mean() > MOST:
-            return True
-    return False
 
 
 def _ranks(things: Sequence[Any], kind: Callable[[Any], Key]) -> dict[int, Key]:

@@ -12,12 +12,15 @@ from rich.text import Text
 
 from llamadiff.ggml.graph import GraphNode
 from llamadiff.numerics import tolerances
-from llamadiff.port.run import KERNELS, Apart, Port
+from llamadiff.port.places import Apart
+from llamadiff.port.run import KERNELS, Port
+from llamadiff.port.sides import GRAPH, MODEL
 from llamadiff.port.torch_ops import CodeLine
 from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.styles import style_of
 
 SCHEMA = "llamadiff.port/1"
+OPINIONS = {GRAPH: "llama.cpp's logits: the file is not what the code computes", MODEL: "the model's logits"}
 FEW = 4  # lines of the model's code
 
 
@@ -30,7 +33,14 @@ def print_port(found: Port, console: Console) -> None:
         _put_place(page, number, place)
     page.blank()
     for key in found.keys:
-        page.paragraph(Text("       the file:  "), Text(page.data(key)))
+        page.paragraph(Text("       the file   "), Text(page.data(key)))
+    for name, value in found.unsaid.items():
+        says = f"no key has {name} = {value:g} of config.json, which the model reads"
+        page.paragraph(Text("       the file   "), Text(page.data(says)))
+    if found.opinion is not None:
+        page.paragraph(
+            Text("       a third    "), Text(f"reading of the file, llamadiff's engine, has {OPINIONS[found.opinion]}")
+        )
     for line in _counted(found):
         page.paragraph(Text("       "), Text(line))
 
@@ -41,7 +51,7 @@ def headline(found: Port) -> str:
     if found.places:
         first, more = found.places[0], len(found.places) - 1
         others = f"; {more} more {'places' if more > 1 else 'place'} below" if more else ""
-        return f"llama.cpp's {first.name}: {code} {first.says}{others}"
+        return f"{first.side}, {first.name}: {code} {first.says}{others}"
     if found.verdict == tolerances.MATCH:
         return f"llama.cpp computes what {code} does: logits agree to {_size(found.logits)}"
     if found.own > KERNELS:
@@ -51,7 +61,7 @@ def headline(found: Port) -> str:
 
 def _put_place(page: Page, place_number: int, place: Apart) -> None:
     label = Text(f"{place_number:>4}   ")
-    page.paragraph(label, Text(f"{page.data(place.name)}: the model {page.data(place.says)}"))
+    page.paragraph(label, Text(f"{place.side}, {page.data(place.name)}: the model {page.data(place.says)}"))
     if not math.isnan(place.error):
         page.paragraph(
             Text("       llama.cpp  "), Text(f"{page.data(name_of(place.nodes[0]))} is off by {_size(place.error)}")
@@ -94,7 +104,8 @@ def as_json(found: Port) -> str:
         "baseline": dict(found.baseline),
         "nodes": {"all": found.lineup.nodes, "aligned": found.lineup.aligned, "inside": found.lineup.inside},
         "logits": _number(found.logits), "own_logits": _number(found.own),
-        "keys": list(found.keys), "places": [_place(place) for place in found.places],
+        "keys": list(found.keys), "unsaid": dict(found.unsaid), "third_opinion": found.opinion,
+        "places": [_place(place) for place in found.places],
     }  # fmt: skip
     return json.dumps(about, indent=1) + "\n"
 
@@ -102,7 +113,8 @@ def as_json(found: Port) -> str:
 def _place(place: Apart) -> dict[str, Any]:
     cause = place.cause
     return {
-        "op": place.op, "nodes": [name_of(node) for node in place.nodes], "layers": list(place.layers),
+        "op": place.op, "side": place.side,
+        "nodes": [name_of(node) for node in place.nodes], "layers": list(place.layers),
         "nmse": _number(place.error),
         "says": place.says, "line": _line(place.line), "reads": [_line(line) for line in place.reads],
         "code": [_line(line) for line in place.code],
