@@ -76,9 +76,9 @@ FORCE:
 matrix: develop  ## the quick tests as on other machines, a fifth of them in each corner: twenty minutes
 	$(BIN)/python tests/tools/matrix.py $(if $(TURN),--turn $(TURN))
 
-backends: develop  ## every node on other builds, devices, CPUs (PARTS=arm) and releases (PARTS=old) of llama.cpp
+backends: develop  ## every node on other builds, devices, CPUs (PARTS=arm), releases (PARTS=old); wrong graphs (PARTS=port)
 	$(BIN)/python tests/tools/backends.py $(PARTS)
-	PARTS="$(PARTS)" $(BIN)/python $(PYTEST) -rs -m backends tests/llamacpp; code=$$?; \
+	PARTS="$(PARTS)" $(BIN)/python $(PYTEST) -rs -m backends tests/llamacpp tests/port; code=$$?; \
 		$(BIN)/python tests/tools/backends.py --table && exit $$code
 
 fuzz: develop  ## 10,000 hostile files for every reader: half an hour

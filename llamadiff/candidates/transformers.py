@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stderr
+from contextlib import contextmanager, redirect_stderr
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -119,3 +119,24 @@ def loaded(path: Path, kind: str, sizes: Mapping[str, int]) -> Any:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: transformers cannot load it ({type(error).__name__}: {reason})") from None
     return model.eval()
+
+
+@contextmanager
+def config_read() -> Iterator[set[str]]:
+    """The names that transformers' models read of their configs meanwhile; none where it is not installed."""
+    if find_spec("transformers") is None:
+        yield set()
+        return
+    from transformers.configuration_utils import PreTrainedConfig
+
+    read, usual = set[str](), PreTrainedConfig.__getattribute__
+
+    def watched(self: Any, name: str) -> Any:
+        read.add(name)
+        return usual(self, name)
+
+    PreTrainedConfig.__getattribute__ = watched
+    try:
+        yield read
+    finally:
+        PreTrainedConfig.__getattribute__ = usual

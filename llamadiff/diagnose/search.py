@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product, takewhile, tee
@@ -15,6 +15,7 @@ from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import Bug, Change, known_bugs
 from llamadiff.diagnose.subgraph import Subgraph, subgraph_of
 from llamadiff.diagnose.together import errors
+from llamadiff.ggml.engine import Alter
 from llamadiff.judge.fit import PARTLY
 
 CONFIRMING = 5.0  # seconds after a search, for what it found
@@ -147,6 +148,15 @@ def _refined(case: Case, base: Subgraph, tried: Iterable[Fit], right: float) -> 
 def _scopes(case: Case, base: Subgraph) -> tuple[bool | None, ...]:
     """Of a span, bugs in all ops of a kind before those in one: an engine has one function for an op."""
     return (True, False) if base.is_span(case) else (None,)
+
+
+def exact_bugs(case: Case) -> Iterator[tuple[Fit, Mapping[int, Alter]]]:
+    """Every known bug without a constant at a case's op, of which nothing was recorded: what each alters."""
+    with suppress(NotRecordedError):
+        base = subgraph_of(case)
+        for known in known_bugs().values():
+            for change in () if known.general or known.harmless else changes_of(known, base, case):
+                yield Fit((_step(known, change),), math.nan), change.subgraph.altered
 
 
 def replayed(

@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Order:
+class Layout:
     """``shape`` is the op's, without ones, and ``axes`` are its, in the node's order; ``pairs``: the node's last axis
     has pairs where the op's has halves. ``rows``: which of the op's rows each of the node's is, where they are sorted,
     as those of experts are.
@@ -39,7 +39,7 @@ class Order:
         return distance(self.of_node(op, node.shape).ravel(), node.ravel()) <= SAME
 
 
-def orders(node: tuple[int, ...], op: Array, sorted_rows: Sequence[Array] = ()) -> Iterator[Order]:
+def layouts(node: tuple[int, ...], op: Array, sorted_rows: Sequence[Array] = ()) -> Iterator[Layout]:
     """Those in which an op's values can be laid out as a node of this shape."""
     shape = tuple(size for size in op.shape if size > 1) or (1,)
     wanted = [size for size in node if size > 1]
@@ -50,15 +50,15 @@ def orders(node: tuple[int, ...], op: Array, sorted_rows: Sequence[Array] = ()) 
         for axes in permutations(range(len(sizes))) if len(sizes) <= 4 else ():
             if _fits([sizes[axis] for axis in axes], wanted):
                 for pairs in (False, True) if sizes[-1] % 2 == 0 else (False,):
-                    yield Order(sizes, axes, pairs)
+                    yield Layout(sizes, axes, pairs)
     for rows in sorted_rows:
         if op.size % len(rows) == 0 and op.size // len(rows) in (node[-1], op.shape[-1]):
-            yield Order(shape, (), rows=rows)
+            yield Layout(shape, (), rows=rows)
 
 
-def nearest_order(node: Array, op: Array, sorted_rows: Sequence[Array] = ()) -> Order | None:
+def nearest_layout(node: Array, op: Array, sorted_rows: Sequence[Array] = ()) -> Layout | None:
     """The order in which an op's values are nearest to a node's; None where they cannot be laid out so."""
-    found = orders(node.shape, op, sorted_rows)
+    found = layouts(node.shape, op, sorted_rows)
     return min(found, key=lambda each: distance(each.of_node(op, node.shape).ravel(), node.ravel()), default=None)
 
 

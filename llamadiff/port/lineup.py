@@ -9,7 +9,8 @@ mistakes show in one layer.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +18,23 @@ import numpy as np
 from llamaref import Weights
 from numpy.typing import NDArray
 
+from llamadiff.diagnose.diagnosis import Cause
+from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.graph import Graph, GraphNode
 from llamadiff.port.alignment import SAME, ByValue, Pairs, align, computed_before, computes, distance, read_by, seen_of
 from llamadiff.port.departures import Departure, departures, parts_of, sum_of
 from llamadiff.port.graph_values import Again
-from llamadiff.port.layout import Order, nearest_order, orders, sorted_rows
-from llamadiff.port.otherwise import Key, Otherwise, Place, Search
+from llamadiff.port.layout import Layout, layouts, nearest_layout, sorted_rows
+from llamadiff.port.otherwise import Key, Otherwise, Search, Spot
 from llamadiff.port.torch_ops import TorchOp, logits_of, recorded
 from llamadiff.trace import taps
 
 Array = NDArray[Any]
 ROUNDS = 8  # places one after another in a layer
 TRIED = 24  # ops that may stand in a node's place
+
+
+Edits = Callable[[Spot], Iterator[tuple[Cause, Mapping[int, Alter]]]]  # known bugs at a node
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Departed:
     that is, if it is a later one.
     """
 
-    place: Place
+    place: Spot
     op: TorchOp | None = None
     values: Array | None = None
     own: Array | None = None
@@ -49,6 +55,7 @@ class Departed:
     key: Key | None = None
     at: GraphNode | None = None
     parameter: str | None = None
+    cause: Cause | None = None
 
     @property
     def departure(self) -> Departure:
@@ -91,14 +98,16 @@ class Lineup:
 class LiningUp:
     """One model and one graph; ``values`` by node, which are mended where they part from the model's."""
 
-    def __init__(self, model: Any, graph: Graph, weights: Weights, values: Mapping[int, Array], n_layer: int) -> None:
+    def __init__(
+        self, model: Any, graph: Graph, weights: Weights, values: Mapping[int, Array], n_layer: int, edits: Edits
+    ) -> None:
         self.model, self.graph, self.values = model, graph, dict(values)
         self.parameters = {name: x.detach().float().numpy() for name, x in model.named_parameters()}
         self.ends = _ends(graph, n_layer)
         self.parts = parts_of(graph, self.ends)
         self.given = {layer: values[number] for number, layer in self.ends.items() if layer <= n_layer}
         self.logits = values[graph.nodes[-1].number].ravel()
-        self.again = Again(graph, weights)
+        self.again, self.edits = Again(graph, weights), edits
         self.given_on: dict[int, Array] = {}  # what ends a part, mended: the next one reads llama.cpp's
         self._keys: list[Key] = []
         self._places: dict[tuple[str, str], tuple[Any, ...]] = {}  # kind of node -> where its op is
@@ -126,7 +135,7 @@ class LiningUp:
                 break
             for part in dict.fromkeys(each.part for each in new):
                 departed = self._all_departed([each for each in new if each.part == part], alignment)
-                ended |= {part} if departed[0].op is None else set()
+                ended |= {part} if departed[0].values is None else set()
                 found += departed
                 self._mend(part, departed)
             alignment = self.alignment = self._aligned()
@@ -250,12 +259,13 @@ class LiningUp:
         for node in chain:
             choices = self._choices(departure, node, alignment)
             place = self._places.get(kind_of(departure.node))
-            known = [(each,) for each in choices if _place(each.op, departure) == place]
+            known = [(each,) for each in choices if each.op and _place(each.op, departure) == place]
             found = self._shown(departure.part, known, alignment) or self._shown(
                 departure.part, [(each,) for each in choices], alignment
             )
             if found is not None:
-                self._places.setdefault(kind_of(departure.node), _place(found[0].op, departure))
+                op = found[0].op
+                self._places.setdefault(kind_of(departure.node), _place(op, departure) if op else ())
                 return found[0]
         for node in self._following(departure.node, alignment):
             found = self._shown(departure.part, [(each,) for each in self._left_out(departure, node)], alignment)
@@ -263,7 +273,7 @@ class LiningUp:
                 return found[0]
         otherwise = self._known_otherwise(self._place_of(departure, chain, alignment))
         if otherwise is None or otherwise.op is None or otherwise.values is None:
-            return None
+            return self._by_a_known_bug(departure, alignment)
         return _Choice(
             otherwise.node,
             otherwise.op,
@@ -274,7 +284,20 @@ class LiningUp:
             otherwise.parameter,
         )
 
-    def _known_otherwise(self, place: Place) -> Otherwise | None:
+    def _by_a_known_bug(self, departure: Departure, alignment: Pairs) -> _Choice | None:
+        """The known bug at a node after which most is as in the model."""
+        node, best, most = departure.node, None, 0
+        after = self._after([node], alignment)
+        for cause, altered in self.edits(self._place_of(departure, [node], alignment)) if after else ():
+            with suppress(ValueError, IndexError):
+                now = self.again.following(self.values, {}, self.parts[departure.part], altered)
+                gained = sum(self._is_known(number, now[number]) for number in after if number in now)
+                if gained > most and node.number in now:
+                    seen = seen_of(node, now[node.number], self.graph)
+                    best, most = _Choice(node, None, seen, cause=cause), gained
+        return best
+
+    def _known_otherwise(self, place: Spot) -> Otherwise | None:
         """What the model does at a place, as it does elsewhere first."""
         for key in (*self._keys, None):
             found = self.search.of(place, key)
@@ -304,11 +327,13 @@ class LiningUp:
         if chosen is None:
             return Departed(place)
         own, at = self._own(chosen.node), nodes.index(chosen.node) + 1
-        return Departed(place, chosen.op, chosen.values, own, at, chosen.says, chosen.key, chosen.at, chosen.parameter)
+        return Departed(
+            place, chosen.op, chosen.values, own, at, chosen.says, chosen.key, chosen.at, chosen.parameter, chosen.cause
+        )
 
-    def _place_of(self, departure: Departure, nodes: Sequence[GraphNode], alignment: Pairs) -> Place:
+    def _place_of(self, departure: Departure, nodes: Sequence[GraphNode], alignment: Pairs) -> Spot:
         part = departure.part
-        return Place(departure, nodes, self.parts[part], dict(self.values), alignment, self._rows(alignment, part))
+        return Spot(departure, nodes, self.parts[part], dict(self.values), alignment, self._rows(alignment, part))
 
     def _own(self, node: GraphNode) -> Array:
         return seen_of(node, self.values[node.number], self.graph)
@@ -318,13 +343,13 @@ class LiningUp:
         run, own = self.model_run, self._own(node)
         if node.number in self.ends:
             op = run.ops[run.ends[self.ends[node.number]]]
-            order = nearest_order(own, op.values)
+            order = nearest_layout(own, op.values)
             return [] if order is None else [_Choice(node, op, order.of_node(op.values, own.shape))]
         sources = [self._own(self.graph.by_number[number]) for number in computed_before(self.graph, node)
                    if number in alignment.pairs]  # fmt: skip
         found, rows = [], self._rows(alignment, departure.part)
         for op in departure.ops:
-            order = self._order_by(sources, own, op) or nearest_order(own, op.values, rows)
+            order = self._order_by(sources, own, op) or nearest_layout(own, op.values, rows)
             if order is not None:
                 found.append(_Choice(node, op, order.of_node(op.values, own.shape)))
         found.sort(key=lambda each: distance(each.values.ravel(), own.ravel()))
@@ -365,7 +390,7 @@ class LiningUp:
         for number in sorted(self._after([node], alignment) - set(self.ends)):
             yield self.graph.by_number[number]
 
-    def _order_by(self, sources: Sequence[Array], node: Array, op: TorchOp) -> Order | None:
+    def _order_by(self, sources: Sequence[Array], node: Array, op: TorchOp) -> Layout | None:
         """The order in which an op of the same shape has the values of a node that is read."""
         for source in sources:
             if source.size != node.size or source.size != op.values.size:
@@ -375,7 +400,7 @@ class LiningUp:
                 other = self.model_run.ops[number].values
                 if other.shape != op.values.shape:
                     continue
-                found = [each for each in orders(node.shape, other) if each.holds(shaped, other)]
+                found = [each for each in layouts(node.shape, other) if each.holds(shaped, other)]
                 if found:
                     return found[0]
         return None
@@ -427,17 +452,18 @@ class _Choice:
     """What may stand in a node's place: an op, its ``values`` in the node's shape, and what the model does then."""
 
     node: GraphNode
-    op: TorchOp
+    op: TorchOp | None
     values: Array
     says: str | None = None
     key: Key | None = None
     at: GraphNode | None = None
     parameter: str | None = None
+    cause: Cause | None = None
 
     @property
     def kind(self) -> tuple[bool, str]:
         """Alike for nodes that part for one reason."""
-        return self.says is None, self.op.name if self.says is None else ""
+        return self.says is None, self.op.name if self.says is None and self.op is not None else ""
 
 
 def _between(graph: Graph, source: GraphNode, node: GraphNode, nodes: Sequence[GraphNode]) -> list[GraphNode]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,24 +17,6 @@ from llamadiff.system.stated import reason
 KEPT = {"F16": "float16", "BF16": "bfloat16"}  # types of matrices that a model's own are rounded to
 OWN = "llamadiff_ported"  # what a user's file is called as a module: no name that another one may have
 NEEDS = "port needs torch and transformers: pip install 'llamadiff[transformers]'"
-
-
-@contextmanager
-def config_read() -> Iterator[set[str]]:
-    """The names that transformers' models read of their configs meanwhile."""
-    from transformers.configuration_utils import PreTrainedConfig
-
-    read, usual = set[str](), PreTrainedConfig.__getattribute__
-
-    def watched(self: Any, name: str) -> Any:
-        read.add(name)
-        return usual(self, name)
-
-    PreTrainedConfig.__getattribute__ = watched
-    try:
-        yield read
-    finally:
-        PreTrainedConfig.__getattribute__ = usual
 
 
 def model_of(spec: str) -> Any:

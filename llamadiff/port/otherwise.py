@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.ggml.engine import Alter
-from llamadiff.ggml.graph import Graph, GraphNode
+from llamadiff.ggml.graph import LOOKS, Graph, GraphNode
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.port.alignment import ByValue, Pairs, computes, distance, profile, read_by, seen_of
 from llamadiff.port.departures import Departure
 from llamadiff.port.graph_values import Again
-from llamadiff.port.layout import orders
+from llamadiff.port.layout import layouts
 from llamadiff.port.tensors import MADE, have
 from llamadiff.port.torch_ops import TorchOp
 
@@ -61,7 +61,7 @@ class Search:
     def __init__(self, graph: Graph, again: Again, known: ByValue, parameters: Mapping[str, Array]) -> None:
         self.graph, self.again, self.known, self.parameters = graph, again, known, parameters
 
-    def of(self, place: Place, key: Key | None = None) -> Otherwise | None:
+    def of(self, place: Spot, key: Key | None = None) -> Otherwise | None:
         """The first that holds. ``key``: of one that holds elsewhere, which is tried alone."""
         case = _Case(self, place, key)
         ways = (
@@ -69,17 +69,17 @@ class Search:
         )  # fmt: skip
         return next((found for way in ways for found in way()), None)
 
-    def chooses(self, place: Place) -> Otherwise | None:
+    def chooses(self, place: Spot) -> Otherwise | None:
         """Whether the model chooses another number of experts, at a place that is about these."""
         return next(_Case(self, place, None).chooses(), None)
 
-    def unread(self, place: Place, op: TorchOp | None) -> str | None:
+    def unread(self, place: Spot, op: TorchOp | None) -> str | None:
         """A parameter that the model reads there, and no node of the part; else what it computes, if an op is known."""
         return _Case(self, place, None).unread(op)
 
 
 @dataclass(frozen=True)
-class Place:
+class Spot:
     """A departure, and the ``nodes`` from it on that may stand for one op. ``seen``: the graph's values.
 
     ``pairs``: nodes and ops that are one. ``rows``: orders of rows. ``part``: the nodes of its layer.
@@ -96,7 +96,7 @@ class Place:
 class _Case:
     """One place."""
 
-    def __init__(self, search: Search, place: Place, key: Key | None) -> None:
+    def __init__(self, search: Search, place: Spot, key: Key | None) -> None:
         self.graph, self.again, self.known = search.graph, search.again, search.known
         self.parameters, self.place, self.key = search.parameters, place, key
         self.run = self.known.run
@@ -190,13 +190,13 @@ class _Case:
             if x.size == own.shape[-1] > 1:
                 yield name.__str__, (_without_numbers(name),), 0, x.ravel()
         for op in self._ops(own.size):
-            for place, order in enumerate(orders(own.shape, op.values, self.place.rows)):
+            for place, order in enumerate(layouts(own.shape, op.values, self.place.rows)):
                 key = (self.op_ranks[op.number], place)
                 yield partial(self._what, op), key, op.number, order.of_node(op.values, own.shape)
         for other in self.place.part:
             if other.number < node.number and other.op == "VIEW" and np.prod(other.shape) == own.size:
                 x = self.place.seen[other.number].reshape(own.shape)
-                yield partial(_name, other), (self._rank(other),), 0, x
+                yield partial(self._seen_in, other), (self._rank(other),), 0, x
 
     def reads(self) -> Iterator[Otherwise]:
         """The model reads something else than a node that the graph computes: there, or wherever it is read."""
@@ -206,7 +206,7 @@ class _Case:
             here = self._path(node.number)
             everywhere = [other for other in self.place.part if other.number > node.number]
             for op in self._ops(own.size):
-                for place, order in enumerate(orders(own.shape, op.values, self.place.rows)):
+                for place, order in enumerate(layouts(own.shape, op.values, self.place.rows)):
                     key = ("reads", self._rank(node), self.op_ranks[op.number], place)
                     values = order.of_node(op.values, own.shape)
                     if not self._is_wanted(key) or distance(values, own) <= OTHER:
@@ -238,7 +238,7 @@ class _Case:
         for op in self._ops(own.size):
             made = self._made_of(op)
             if made is not None and made[0] == _name(node):
-                found = [(op, order.of_node(op.values, own.shape)) for order in orders(own.shape, op.values)]
+                found = [(op, order.of_node(op.values, own.shape)) for order in layouts(own.shape, op.values)]
                 if found:
                     yield made[1], found
 
@@ -330,7 +330,7 @@ class _Case:
 
     def _reading(self, op: TorchOp, source: GraphNode) -> str:
         """That an op of the model is read where the graph reads a node."""
-        own, same = _name(source), self._node_like(op)
+        own, same = self._seen_in(source), self._node_like(op)
         if same == own:
             return f"has the values of {own} in another order"
         if same is not None:
@@ -339,6 +339,14 @@ class _Case:
         if made is not None and made[0] == own:
             return f"computes {made[1]} of {own} first{_at(op)}"
         return f"reads {self._what(op)} where llama.cpp's graph reads {own}"
+
+    def _seen_in(self, node: GraphNode) -> str:
+        """A node; of one that only looks at another, what it is a part of."""
+        base: GraphNode | None = node
+        while base is not None and base.op in LOOKS:
+            number = base.view[0] if base.view is not None else base.sources[0]
+            base = self.graph.by_number.get(-1 if number is None else number)
+        return _name(node) if base is node or base is None else f"a part of {_name(base)}"
 
     def _what(self, op: TorchOp) -> str:
         """What an op of the model gives: a node of the graph that has its values, or what it is made of."""

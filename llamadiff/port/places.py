@@ -18,6 +18,7 @@ from llamadiff.port.otherwise import Key
 from llamadiff.port.sides import FILE, GRAPH, MODEL
 from llamadiff.port.tensors import Tensors
 from llamadiff.port.torch_ops import CodeLine
+from llamadiff.trace import taps
 
 # What a known bug's sentence calls the right side: here it is llama.cpp's graph.
 EXCHANGED = {
@@ -75,6 +76,8 @@ class Apart:
         if len(self.layers) < 2:
             return says
         layer = self.layers[0]
+        given = rf"\b{taps.RESIDUAL}-{layer - 1}\b" if layer else r"\b(embd|inp_embd|inpL|inp_scaled)\b"
+        says = re.sub(given, "the layer's input", says)
         without = re.sub(rf"(?<=[A-Za-z_])(?<![0-9]e)-{layer}\b", "", says)
         return re.sub(rf"\.{layer}\.", ".{i}.", without)
 
@@ -139,7 +142,8 @@ def places_of(
     for (_, line), alike in kinds.items():
         reasons: dict[Any, list[tuple[Departed, Cause | None, Reason]]] = {}
         keys = list[Key]()
-        for each, why in zip(alike, causes.of(alike), strict=True):
+        for each, known in zip(alike, causes.of(alike), strict=True):
+            why = known or each.cause
             reason = otherwise(each, keys) if why is None or each.parameter is not None else Reason(None)
             keys += [reason.key] if reason.key is not None and reason.key not in keys else []
             reasons.setdefault(why.name if why is not None else reason.key, []).append((each, why, reason))

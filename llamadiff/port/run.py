@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from llamadiff.candidates.transformers import config_read
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile
@@ -18,7 +19,7 @@ from llamadiff.port.alignment import distance
 from llamadiff.port.causes import Causes
 from llamadiff.port.graph_values import node_values
 from llamadiff.port.lineup import Lineup, LiningUp
-from llamadiff.port.loading import check_vocabulary, config_read, kept_as_in, model_of
+from llamadiff.port.loading import check_vocabulary, kept_as_in, model_of
 from llamadiff.port.places import Apart, Reasons, joined, places_of
 from llamadiff.port.sides import other_keys, side_of, third_opinion, unstated
 from llamadiff.port.tensors import Tensors
@@ -70,7 +71,8 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         how.progress("computing llama.cpp's graph")
         values = node_values(graph.graph, graph.weights)
         how.progress("lining up the model with it")
-        lining = LiningUp(model, graph.graph, graph.weights, values, len(layers_of(model)))
+        causes = Causes(graph)
+        lining = LiningUp(model, graph.graph, graph.weights, values, len(layers_of(model)), causes.edits)
         found = lining.run()
     logits = values[graph.graph.nodes[-1].number].ravel()
     config = _config_of(model)
@@ -85,7 +87,7 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         reasons = Reasons(lining, graph.graph, tensors, opinion)
         places = [
             replace(place, side=reasons.side(place, side_of(place.op, place.says, place.text, keys, unsaid, opinion)))
-            for place in joined(places_of(found.departed, Causes(graph), reasons.of))
+            for place in joined(places_of(found.departed, causes, reasons.of))
         ]
         keys += reasons.misplaced
     recorded = trace[taps.LOGITS].ravel() if taps.LOGITS in trace else None

@@ -76,10 +76,10 @@ class Tensors:
         """What llama.cpp's converters call a parameter."""
         import gguf
 
-        architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}.get(self.architecture)
-        if architecture is None:
+        known = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
+        if self.architecture not in known:
             return None
-        names = gguf.get_tensor_name_map(architecture, len(self.layers))
+        names = gguf.get_tensor_name_map(known[self.architecture], len(self.layers))
         found = names.get_name(parameter, (".weight", ".bias"))
         return None if found is None else str(found)
 

@@ -78,7 +78,10 @@ MISTAKES = {
     ("transposed", "gpt2"): ("MUL_MAT", "as if it were stored [in, out]"),
     ("rope-scaling", "qwen3moe"): ("ROPE Qcur_rope and Kcur_rope", "divides positions by 4; the file says 1"),
     ("exp-missing", "mamba2"): ("SSM_SCAN", "has no"),
-    ("tied-head", "llama"): ("MUL_MAT result_output", "has lm_head.weight where llama.cpp's graph has token_embd.weight"),
+    ("tied-head", "llama"): (
+        "MUL_MAT result_output",
+        "has lm_head.weight where llama.cpp's graph has token_embd.weight",
+    ),
 }
 
 

@@ -105,6 +105,15 @@ def plain() -> Path:
     return built(source, source / "build", ("llama",), "-DLLAMA_BUILD_TOOLS=OFF", "-DLLAMA_BUILD_COMMON=OFF")
 
 
+def mistaken() -> Path:
+    """The installed release with mistakes in its graphs, which sleep (tests/port/mistakes/graphs.patch)."""
+    folder = FOLDER / "mistaken"
+    if not (folder / "src").is_dir():
+        shutil.copytree(sources(version(PACKAGE)), folder, ignore=shutil.ignore_patterns("build"), dirs_exist_ok=True)
+        run("patch", "--strip", "1", "--input", ROOT / "tests/port/mistakes/graphs.patch", where=folder)
+    return built(folder, folder / "build", ("llama",), "-DLLAMA_BUILD_TOOLS=OFF", "-DLLAMA_BUILD_COMMON=OFF")
+
+
 def oldest() -> str:
     """The oldest llama-cpp-python that is taken."""
     found = re.search(rf'"{PACKAGE}>=([\d.]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
@@ -160,6 +169,7 @@ PARTS = {
     "openblas": Part("a CPU build with OpenBLAS", lambda: beside("blas"), _of_build, (64, 6)),
     "rpc": Part("a device behind an rpc-server", lambda: beside("rpc"), _of_build, served=True),
     "vulkan": Part("the first device of Vulkan", vulkan, _on_vulkan),
+    "mistaken": Part("llama.cpp with mistakes in its graphs", mistaken, _of_build, group="port"),
     **emulated.PARTS,
 }
 
