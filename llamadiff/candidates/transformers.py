@@ -25,11 +25,13 @@ from llamadiff.candidates.source import Context, Opened, Piece, assemble, regist
 from llamadiff.candidates.torch_modules import run
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
+from llamadiff.system.stated import reason
 from llamadiff.trace.reader import Trace
 
 PREFIX = "transformers:"
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
+STATE = ("A_log", ".D", "dt_bias")  # parameters whose numbers mean something where they are
 # Sizes that transformers assumes for some architectures instead of reading the file's.
 _ASSUMED = {"head_dim": "dim", "moe_intermediate_size": "ff_exp"}
 
@@ -116,9 +118,45 @@ def loaded(path: Path, kind: str, sizes: Mapping[str, int]) -> Any:
                 **({} if options else {"use_safetensors": True}), **local,
             )  # fmt: skip
     except Exception as error:  # its loaders raise many kinds
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: transformers cannot load it ({type(error).__name__}: {reason})") from None
+        said = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: transformers cannot load it ({type(error).__name__}: {said})") from None
     return model.eval()
+
+
+def config_of(path: Path) -> Any:
+    """The config of a checkpoint, which need not have weights. Raises UserError."""
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise UserError("this needs torch and transformers: pip install 'llamadiff[transformers]'")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    try:
+        with redirect_stderr(io.StringIO()):
+            return transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # its loaders raise many kinds
+        raise UserError(f"{path}: transformers cannot read its config.json ({reason(error)})") from None
+
+
+def randomly(kind: Any, config: Mapping[str, Any], seed: int, path: Path) -> Any:
+    """The model of a config of this class, with random weights of which none is trivial.
+
+    Raises UserError, about ``path``.
+    """
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    try:
+        with redirect_stderr(io.StringIO()):
+            own = kind.from_dict(dict(config))
+            model = transformers.AutoModelForCausalLM.from_config(own, attn_implementation="eager")
+    except Exception as error:  # its models raise many kinds
+        raise UserError(f"{path}: transformers cannot build a small model of it ({reason(error)})") from None
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            if not name.endswith(STATE):
+                x.add_((0.3 if x.ndim == 1 else 0.05) * torch.randn_like(x))
+    return model.float().eval()
 
 
 @contextmanager

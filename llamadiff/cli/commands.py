@@ -77,6 +77,7 @@ from llamadiff.cli.reports import (
     with_reports_of_several,
 )
 from llamadiff.cli.sweep import sweep
+from llamadiff.cli.tiny import tiny
 from llamadiff.cli.variants import variants
 from llamadiff.cli.weights import vectors, weights
 from llamadiff.system.collisions import kept, refuse_collisions, saved
@@ -364,6 +365,7 @@ _EXAMPLES = {
         'llamadiff port model.gguf checkpoint/ "Once upon a time"',
         'llamadiff port model.gguf model.py:load "Once" --llama-cpp ../llama.cpp',
     ),
+    "tiny": ("llamadiff tiny checkpoint/ -o tiny/ --converter ../llama.cpp/convert_hf_to_gguf.py --golden",),
     "replay": ("llamadiff replay wrong-ops/*.safetensors --llama-cpp ../llama.cpp",),
     "check": (
         "llamadiff check captures/ --fail-on noise             are the recordings right?",
@@ -389,7 +391,7 @@ _JUDGE, _FILE, _LEARN = "Judge", "The file", "Look up"
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     _JUDGE: (
         with_reports(compare), capture, with_reports(diff), with_files(diagnose), with_reports(backend),
-        replay, with_reports_beside_json(variants), port, with_reports_of_several(check), sweep,
+        replay, with_reports_beside_json(variants), port, tiny, with_reports_of_several(check), sweep,
     ),
     _FILE: (weights, vectors),
     _LEARN: (

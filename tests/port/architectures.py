@@ -101,18 +101,32 @@ def make(folder: Path, name: str) -> Path:
 
     transformers.utils.logging.disable_progress_bar()
     architecture = ARCHITECTURES[name]
-    config = getattr(transformers, f"{architecture.name}Config")(**architecture.options)
+    describe(folder, name, architecture.options)
     torch.manual_seed(7 * len(name) + 1)
+    config = getattr(transformers, f"{architecture.name}Config")(**architecture.options)
     model = getattr(transformers, architecture.whole or f"{architecture.name}ForCausalLM")(config)
     with torch.no_grad():
         for parameter, x in model.named_parameters():
             if not parameter.endswith(KEPT):
                 x.add_((0.3 if x.ndim == 1 else 0.05) * torch.randn_like(x))
+    about = (folder / "config.json").read_text("utf-8")
     model.save_pretrained(folder)
+    (folder / "config.json").write_text(about, encoding="utf-8")
+    return folder
+
+
+def describe(folder: Path, name: str, options: dict[str, Any]) -> Path:
+    """Write all of a checkpoint but its weights."""
+    import transformers
+
+    folder.mkdir(exist_ok=True)
+    architecture = ARCHITECTURES[name]
+    config = getattr(transformers, f"{architecture.name}Config")(**options)
+    config.architectures = [architecture.whole or f"{architecture.name}ForCausalLM"]
+    about = {**json.loads(config.to_json_string(use_diff=False)), **dict(architecture.config)}
+    (folder / "config.json").write_text(json.dumps(about), encoding="utf-8")
     write_tokenizer(folder)
     (folder / "tokenizer.model").touch()
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **dict(architecture.config)}), encoding="utf-8")
     _name_tokens(folder / "tokenizer.json")
     return folder
 

@@ -77,7 +77,7 @@ MISTAKES = {
     ("gate-up-swapped", "gemma2"): ("GEGLU ffn_geglu", "applies the activation to up"),
     ("transposed", "gpt2"): ("MUL_MAT", "as if it were stored [in, out]"),
     ("rope-scaling", "qwen3moe"): ("ROPE Qcur_rope and Kcur_rope", "divides positions by 4; the file says 1"),
-    ("exp-missing", "mamba2"): ("SSM_SCAN", "has no"),
+    ("exp-missing", "mamba2"): ("SSM_SCAN", "takes -exp of blk.{i}.ssm_a"),
     ("tied-head", "llama"): (
         "MUL_MAT result_output",
         "has lm_head.weight where llama.cpp's graph has token_embd.weight",

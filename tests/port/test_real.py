@@ -11,13 +11,14 @@ from importlib.metadata import version
 
 import pytest
 from optional import needs
-from port.architectures import ARCHITECTURES, convert, make
+from port.architectures import ARCHITECTURES, CONVERTING, convert, describe, make
 from tools.backends import made
 from tools.parts import PACKAGE, sources
 
 from llamadiff.engines.run_spec import USUAL, Run
 from llamadiff.llamacpp.request import Settings
 from llamadiff.port.run import port
+from llamadiff.port.tiny import tiny
 
 pytestmark = [
     pytest.mark.backends, pytest.mark.slow, needs("torch", "transformers"), pytest.mark.filterwarnings("ignore"),
@@ -196,3 +197,23 @@ def test_three_mistakes_at_once_are_three_places(ported):
     says = ("multiplies by the root of 9", "takes a softmax of router scores", "computes mul of ffn_out first")
     assert all(words in place.says for words, place in zip(says, found.places, strict=True))
     assert found.lineup.mended[0] == found.lineup.mended[1] > 0
+
+
+LARGE = {"hidden_size": 16, "n_embd": 16, "intermediate_size": 16, "moe_intermediate_size": 16, "head_dim": 4,
+         "num_attention_heads": 4, "n_head": 4, "num_key_value_heads": 4, "num_kv_heads": 4, "sliding_window": 64,
+         "num_hidden_layers": 8, "n_layer": 8, "shared_expert_intermediate_size": 16, "block_ff_dim": 16,
+         "num_heads": 4, "query_pre_attn_scalar": 4}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_tiny_one_of_a_large_config_is_converted_and_right(name, tmp_path):
+    options = {key: size * LARGE.get(key, 1) if type(size) is int else size
+               for key, size in ARCHITECTURES[name].options.items()}  # fmt: skip
+    checkpoint = describe(tmp_path / "large", name, options)
+    script = tmp_path / "convert.py"
+    source = sources(version(PACKAGE))
+    script.write_text(f"import sys\nsys.argv.insert(1, {str(source)!r})\n{CONVERTING}", encoding="utf-8")
+    made = tiny(checkpoint, tmp_path / "tiny", script, golden=True)
+    assert made.parameters < 1e6
+    assert made.golden.stat().st_size < 20_000
+    assert port(made.gguf, str(made.folder), Run(tokens=TOKENS), USUAL).verdict == "match"
