@@ -70,11 +70,17 @@ def side_of(
     ``keys`` are of the file and not as the config has them, ``numbers`` of the config and in no key.
     """
     said = [float(x) for x in re.findall(r"(?<![\w.{-])\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w}])", says)]
-    stated = any(np.isclose(said, x, rtol=1e-3, atol=0).any() for x in numbers.values()) if said else False
-    stated = stated or any(name.rpartition(".")[2] in line for name in numbers)
-    words = [word for key in keys for word in SHOWS if word in key.partition(" ")[0]]
-    shows = any(where in op for word in words for where in SHOWS[word])
+    may = {name: x for name, x in numbers.items() if _shows(name, op) is not False}
+    stated = any(np.isclose(said, x, rtol=1e-3, atol=0).any() for x in may.values()) if said else False
+    stated = stated or any(name.rpartition(".")[2] in line for name in may)
+    shows = any(_shows(key.partition(" ")[0], op) for key in keys)
     return FILE if opinion == GRAPH or stated or shows else GRAPH
+
+
+def _shows(name: str, op: str) -> bool | None:
+    """Whether what a key or a number says shows at an op; None where its name does not tell."""
+    found = [any(where in op for where in ops) for word, ops in SHOWS.items() if word in name]
+    return any(found) if found else None
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

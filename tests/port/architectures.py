@@ -71,7 +71,7 @@ ARCHITECTURES = {
     "cohere2": _of("Cohere2", config={"rotary_pct": 1.0}, num_hidden_layers=4, sliding_window=8,
                    tie_word_embeddings=True, logit_scale=0.5,
                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
-    "glm4": _of("Glm4", head_dim=16, partial_rotary_factor=0.5),
+    "glm4": _of("Glm4", head_dim=16, partial_rotary_factor=0.25),
     "granite": _of("Granite", **GRANITE),
     "granitemoe": _of("GraniteMoe", num_local_experts=6, num_experts_per_tok=2, **GRANITE),
     "olmo": _of("Olmo"),
@@ -155,9 +155,17 @@ class Pieces:
     def IsControl(self, i): return i in (1, 2)
     def IsUnused(self, i): return False
     def IsByte(self, i): return 3 <= i < 259
-import conversion.base
-conversion.base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+class Any(type):
+    def __getattr__(self, name): return self
+    def __iter__(self): return iter(())
+class Absent(metaclass=Any): pass
+for name in ("", ".tokens", ".tokens.tokenizers", ".tokens.tokenizers.base", ".tokens.tokenizers.multimodal",
+             ".tokens.tokenizers.tekken", ".tokens.tokenizers.sentencepiece"):
+    sys.modules["mistral_common" + name] = Absent  # until 2026 it had to be there
 import convert_hf_to_gguf
+try: from conversion.base import TextModel
+except ImportError: from convert_hf_to_gguf import TextModel  # until 2026
+TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
 sys.modules["sentencepiece"] = types.SimpleNamespace(SentencePieceProcessor=Pieces)
 sys.argv[1:] = sys.argv[2:]
 convert_hf_to_gguf.main()

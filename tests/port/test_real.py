@@ -217,3 +217,27 @@ def test_a_tiny_one_of_a_large_config_is_converted_and_right(name, tmp_path):
     assert made.parameters < 1e6
     assert made.golden.stat().st_size < 20_000
     assert port(made.gguf, str(made.folder), Run(tokens=TOKENS), USUAL).verdict == "match"
+
+
+# Its converter did not read config.json as newer transformers write it: llama.cpp's pull requests 18013 and 18668.
+OLD = "0.3.16"
+OLD_FILES = [
+    ("cohere", "uses base 500000; the file says 10000", "rope_parameters.rope_theta"),
+    ("smollm3", "uses base 2e+06; the file says 10000", "rope_parameters.rope_theta"),
+    (
+        "glm4",
+        "rotates the first 4 values of a head; llama.cpp's graph rotates 8",
+        "rope_parameters.partial_rotary_factor",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "says", "unsaid"), OLD_FILES, ids=[row[0] for row in OLD_FILES])
+def test_what_an_old_converter_did_not_read_is_found(name, says, unsaid, files, tmp_path):
+    right, checkpoint = files(name)
+    path = convert(sources(OLD), checkpoint, tmp_path / "old.gguf")
+    found = port(path, str(checkpoint), Run(tokens=TOKENS), USUAL)
+    [place] = found.places
+    assert (place.side, place.op, place.says) == ("the file", "ROPE", says)
+    assert unsaid in found.unsaid
+    assert port(right, str(checkpoint), Run(tokens=TOKENS), USUAL).verdict == "match"
