@@ -19,18 +19,21 @@ Array = NDArray[Any]
 class Layout:
     """``shape`` is the op's, without ones, and ``axes`` are its, in the node's order; ``pairs``: the node's last axis
     has pairs where the op's has halves. ``rows``: which of the op's rows each of the node's is, where they are sorted,
-    as those of experts are.
+    as those of experts are; ``columns``: the same of columns, as a converter may have permuted those of heads.
     """
 
     shape: tuple[int, ...]
     axes: tuple[int, ...]
     pairs: bool = False
     rows: Array | None = None
+    columns: Array | None = None
 
     def of_node(self, values: Array, shape: tuple[int, ...]) -> Array:
         """An op's values as the node has them."""
         if self.rows is not None:
             return values.reshape(len(self.rows), -1)[self.rows].reshape(shape)
+        if self.columns is not None:
+            return values.reshape(-1, len(self.columns))[:, self.columns].reshape(shape)
         here = values.reshape(self.shape)
         return (_pairs(here) if self.pairs else here).transpose(self.axes).reshape(shape)
 
@@ -39,7 +42,18 @@ class Layout:
         return distance(self.of_node(op, node.shape).ravel(), node.ravel()) <= SAME
 
 
-def layouts(node: tuple[int, ...], op: Array, sorted_rows: Sequence[Array] = ()) -> Iterator[Layout]:
+@dataclass(frozen=True)
+class Moved:
+    """The orders of rows and of columns in which a model has what nodes have."""
+
+    rows: Sequence[Array] = ()
+    columns: Sequence[Array] = ()
+
+
+STRAIGHT = Moved()
+
+
+def layouts(node: tuple[int, ...], op: Array, moved: Moved = STRAIGHT) -> Iterator[Layout]:
     """Those in which an op's values can be laid out as a node of this shape."""
     shape = tuple(size for size in op.shape if size > 1) or (1,)
     wanted = [size for size in node if size > 1]
@@ -51,14 +65,17 @@ def layouts(node: tuple[int, ...], op: Array, sorted_rows: Sequence[Array] = ())
             if _fits([sizes[axis] for axis in axes], wanted):
                 for pairs in (False, True) if sizes[-1] % 2 == 0 else (False,):
                     yield Layout(sizes, axes, pairs)
-    for rows in sorted_rows:
+    for rows in moved.rows:
         if op.size % len(rows) == 0 and op.size // len(rows) in (node[-1], op.shape[-1]):
             yield Layout(shape, (), rows=rows)
+    for columns in moved.columns:
+        if op.shape[-1] == len(columns):
+            yield Layout(shape, (), columns=columns)
 
 
-def nearest_layout(node: Array, op: Array, sorted_rows: Sequence[Array] = ()) -> Layout | None:
+def nearest_layout(node: Array, op: Array, moved: Moved = STRAIGHT) -> Layout | None:
     """The order in which an op's values are nearest to a node's; None where they cannot be laid out so."""
-    found = layouts(node.shape, op, sorted_rows)
+    found = layouts(node.shape, op, moved)
     return min(found, key=lambda each: distance(each.of_node(op, node.shape).ravel(), node.ravel()), default=None)
 
 
@@ -75,6 +92,13 @@ def sorted_rows(node: Array, op: Array) -> Array | None:
     rows[places] = others
     same = distance(theirs[rows].ravel(), mine.ravel()) <= SAME
     return rows if same and not np.array_equal(rows, np.arange(len(rows))) else None
+
+
+def sorted_columns(node: Array, op: Array) -> Array | None:
+    """Which of an op's columns each of a node's is, where they have the same ones."""
+    if node.size != op.size or node.shape[-1] != op.shape[-1] or node.size == node.shape[-1]:
+        return None
+    return sorted_rows(*(np.ascontiguousarray(x.reshape(-1, x.shape[-1]).T) for x in (node, op)))
 
 
 def _fits(parts: Sequence[int], wanted: Sequence[int]) -> bool:

@@ -24,7 +24,7 @@ from llamadiff.ggml.graph import Graph, GraphNode
 from llamadiff.port.alignment import SAME, ByValue, Pairs, align, computed_before, computes, distance, read_by, seen_of
 from llamadiff.port.departures import Departure, departures, parts_of, sum_of
 from llamadiff.port.graph_values import Again
-from llamadiff.port.layout import Layout, layouts, nearest_layout, sorted_rows
+from llamadiff.port.layout import Layout, Moved, layouts, nearest_layout, sorted_columns, sorted_rows
 from llamadiff.port.otherwise import Key, Otherwise, Search, Spot
 from llamadiff.port.torch_ops import TorchOp, logits_of, recorded
 from llamadiff.trace import taps
@@ -333,7 +333,7 @@ class LiningUp:
 
     def _place_of(self, departure: Departure, nodes: Sequence[GraphNode], alignment: Pairs) -> Spot:
         part = departure.part
-        return Spot(departure, nodes, self.parts[part], dict(self.values), alignment, self._rows(alignment, part))
+        return Spot(departure, nodes, self.parts[part], dict(self.values), alignment, self._moved(alignment, part))
 
     def _own(self, node: GraphNode) -> Array:
         return seen_of(node, self.values[node.number], self.graph)
@@ -347,9 +347,9 @@ class LiningUp:
             return [] if order is None else [_Choice(node, op, order.of_node(op.values, own.shape))]
         sources = [self._own(self.graph.by_number[number]) for number in computed_before(self.graph, node)
                    if number in alignment.pairs]  # fmt: skip
-        found, rows = [], self._rows(alignment, departure.part)
+        found, moved = [], self._moved(alignment, departure.part)
         for op in departure.ops:
-            order = self._order_by(sources, own, op) or nearest_layout(own, op.values, rows)
+            order = self._order_by(sources, own, op) or nearest_layout(own, op.values, moved)
             if order is not None:
                 found.append(_Choice(node, op, order.of_node(op.values, own.shape)))
         found.sort(key=lambda each: distance(each.values.ravel(), own.ravel()))
@@ -374,16 +374,18 @@ class LiningUp:
                 says = f"has no {shown}: it goes on with {name_of(source)}"
                 yield _Choice(node, run.ops[ops[0]], values.reshape(own.shape), says)
 
-    def _rows(self, alignment: Pairs, part: int) -> list[Array]:
-        """The orders of rows in which the model has what a part's nodes have: experts' are sorted."""
-        found = list[Array]()
+    def _moved(self, alignment: Pairs, part: int) -> Moved:
+        """The orders of rows and columns in which the model has what a part's nodes have."""
+        rows, columns = list[Array](), list[Array]()
         for node in self.parts[part]:
-            if node.number in alignment.pairs and node.number not in self.ends:
-                op = self.model_run.ops[alignment.pairs[node.number]].values
-                rows = sorted_rows(self._own(node), op) if op.dtype.kind == "f" and op.ndim else None
-                if rows is not None and not any(np.array_equal(rows, other) for other in found):
-                    found.append(rows)
-        return found
+            if node.number not in alignment.pairs or node.number in self.ends:
+                continue
+            own, op = self._own(node), self.model_run.ops[alignment.pairs[node.number]].values
+            for kept, order_of in ((rows, sorted_rows), (columns, sorted_columns)):
+                order = order_of(own, op) if op.dtype.kind == "f" and op.ndim else None
+                if order is not None and not any(np.array_equal(order, other) for other in kept):
+                    kept.append(order)
+        return Moved(rows, columns)
 
     def _following(self, node: GraphNode, alignment: Pairs) -> Iterator[GraphNode]:
         """The nodes that are computed from one, and are lost with it; not what ends the layer."""

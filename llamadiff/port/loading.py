@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.port.quantized import with_weights_of
+from llamadiff.port.torch_ops import layers_of
 from llamadiff.system.errors import UserError
 from llamadiff.system.stated import reason
 
@@ -61,25 +63,28 @@ def _built(path: Path, function: str) -> Any:
     return model.float().eval()
 
 
-def kept_as_in(model: Any, file: ModelFile) -> None:
-    """Round a model's matrices to the type that the file keeps its own in. Raises UserError for a quantized file."""
+def kept_as_in(model: Any, file: ModelFile) -> tuple[str, ...]:
+    """Give a model's matrices what the type that the file keeps its own in made of them -> the quantized types.
+
+    Raises UserError for a quantized file that does not have them.
+    """
     import torch
 
     weights = file.weights
     kinds = {weights.type(name) for name in file.tensors if len(weights.shape(name)) > 1} - {"F32"}
-    other = sorted(kinds - set(KEPT))
-    if other:
-        raise UserError(
-            f"{file.path}: has weights of type {other[0]}, which hide what port looks for; convert the checkpoint with "
-            "--outtype f32 (or bf16), and compare that file with this one afterwards"
-        )
-    if len(kinds) != 1:
-        return
-    kind = getattr(torch, KEPT[kinds.pop()])
+    quantized = tuple(sorted(kinds - set(KEPT)))
     with torch.no_grad():
-        for values in model.parameters():
-            if values.ndim > 1:
-                values.copy_(values.to(kind).to(values.dtype))
+        if quantized:
+            parameters = {name: x.detach().float().numpy() for name, x in model.named_parameters()}
+            layers = [name for name, _ in layers_of(model)]
+            for name, values in with_weights_of(parameters, file, layers).items():
+                model.get_parameter(name).copy_(torch.from_numpy(np.ascontiguousarray(values)))
+        elif len(kinds) == 1:
+            kind = getattr(torch, KEPT[kinds.pop()])
+            for values in model.parameters():
+                if values.ndim > 1:
+                    values.copy_(values.to(kind).to(values.dtype))
+    return quantized
 
 
 def check_vocabulary(model: Any, tokens: tuple[int, ...]) -> None:

@@ -24,7 +24,7 @@ from llamadiff.ggml.op import Op, Operand
 from llamadiff.port.alignment import ByValue, Pairs, computes, distance, profile, read_by, seen_of
 from llamadiff.port.departures import Departure
 from llamadiff.port.graph_values import Again
-from llamadiff.port.layout import layouts
+from llamadiff.port.layout import STRAIGHT, Moved, layouts
 from llamadiff.port.tensors import MADE, have
 from llamadiff.port.torch_ops import TorchOp
 
@@ -82,7 +82,7 @@ class Search:
 class Spot:
     """A departure, and the ``nodes`` from it on that may stand for one op. ``seen``: the graph's values.
 
-    ``pairs``: nodes and ops that are one. ``rows``: orders of rows. ``part``: the nodes of its layer.
+    ``pairs``: nodes and ops that are one. ``moved``: orders of rows and columns. ``part``: the nodes of its layer.
     """
 
     departure: Departure
@@ -90,7 +90,7 @@ class Spot:
     part: Sequence[GraphNode]
     seen: Mapping[int, Array]
     pairs: Pairs
-    rows: Sequence[Array] = ()
+    moved: Moved = STRAIGHT
 
 
 class _Case:
@@ -178,25 +178,28 @@ class _Case:
         """The model adds something to what the node gives, or multiplies it by something."""
         for node in self.place.nodes:
             own = self._own(node)
-            for says, key, after, x in self._beside(node, own):
+            for says, key, after, x, parameter in self._beside(node, own):
                 for word, way in WAYS:
                     whole = ("goes on", word, self._rank(node), *key)
                     if self._is_wanted(whole):
-                        yield from self._result(node, way(own, x), f"{word} {says()}", whole, after)
+                        for found in self._result(node, way(own, x), f"{word} {says()}", whole, after):
+                            yield replace(found, parameter=parameter)
 
-    def _beside(self, node: GraphNode, own: Array) -> Iterator[tuple[Callable[[], str], Key, int, Array]]:
-        """What may be added: words for it, what makes it the same in another layer, after which op, and its values."""
+    def _beside(self, node: GraphNode, own: Array) -> Iterator[tuple[Callable[[], str], Key, int, Array, str | None]]:
+        """What may be added: words for it, what makes it the same in another layer, after which op, its values, and
+        which parameter it is.
+        """
         for name, x in self.parameters.items():
             if x.size == own.shape[-1] > 1:
-                yield name.__str__, (_without_numbers(name),), 0, x.ravel()
+                yield name.__str__, (_without_numbers(name),), 0, x.ravel(), name
         for op in self._ops(own.size):
-            for place, order in enumerate(layouts(own.shape, op.values, self.place.rows)):
+            for place, order in enumerate(layouts(own.shape, op.values, self.place.moved)):
                 key = (self.op_ranks[op.number], place)
-                yield partial(self._what, op), key, op.number, order.of_node(op.values, own.shape)
+                yield partial(self._what, op), key, op.number, order.of_node(op.values, own.shape), None
         for other in self.place.part:
             if other.number < node.number and other.op == "VIEW" and np.prod(other.shape) == own.size:
                 x = self.place.seen[other.number].reshape(own.shape)
-                yield partial(self._seen_in, other), (self._rank(other),), 0, x
+                yield partial(self._seen_in, other), (self._rank(other),), 0, x, None
 
     def reads(self) -> Iterator[Otherwise]:
         """The model reads something else than a node that the graph computes: there, or wherever it is read."""
@@ -206,7 +209,7 @@ class _Case:
             here = self._path(node.number)
             everywhere = [other for other in self.place.part if other.number > node.number]
             for op in self._ops(own.size):
-                for place, order in enumerate(layouts(own.shape, op.values, self.place.rows)):
+                for place, order in enumerate(layouts(own.shape, op.values, self.place.moved)):
                     key = ("reads", self._rank(node), self.op_ranks[op.number], place)
                     values = order.of_node(op.values, own.shape)
                     if not self._is_wanted(key) or distance(values, own) <= OTHER:

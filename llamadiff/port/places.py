@@ -129,7 +129,7 @@ class Reasons:
             self.misplaced += found
         if FILE in (place.side, side) or self._asked[layer]:
             return FILE
-        return FILE if self.tensors.are_others(place.nodes, self.graph) else GRAPH
+        return FILE if self.tensors.are_others(place.nodes, self.graph) else side
 
 
 def places_of(

@@ -21,7 +21,7 @@ from llamadiff.port.graph_values import node_values
 from llamadiff.port.lineup import Lineup, LiningUp
 from llamadiff.port.loading import check_vocabulary, kept_as_in, model_of
 from llamadiff.port.places import Apart, Reasons, joined, places_of
-from llamadiff.port.sides import other_keys, side_of, third_opinion, unstated
+from llamadiff.port.sides import EITHER, FILE, GRAPH, other_keys, side_of, third_opinion, unstated
 from llamadiff.port.tensors import Tensors
 from llamadiff.port.torch_ops import layers_of
 from llamadiff.trace import taps
@@ -35,7 +35,8 @@ class Port:
     """``model`` is the file's description, ``code`` the class of the checkpoint's code. ``logits``: NMSE of the graph's
     against the model's; ``own``: of llama.cpp's against the graph's. Where something parts, ``keys`` are the file's
     keys and tensors that are not what the checkpoint has, ``unsaid`` the numbers that the model has read of its config
-    and no key has, and ``opinion`` is whose logits a third reading of the file has.
+    and no key has, and ``opinion`` is whose logits a third reading of the file has. ``quantized``: the types of the
+    file's matrices, where the model was given these.
     """
 
     model: Mapping[str, Any]
@@ -49,6 +50,7 @@ class Port:
     keys: Sequence[str] = ()
     unsaid: Mapping[str, float] = field(default_factory=dict)
     opinion: str | None = None
+    quantized: Sequence[str] = ()
 
     @property
     def verdict(self) -> str:
@@ -64,7 +66,7 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
     how.progress("loading the checkpoint")
     with config_read() as read:
         model = model_of(checkpoint)
-        kept_as_in(model, file)
+        quantized = kept_as_in(model, file)
         with scratch_directory() as folder, Child(run.settings) as child:
             graph, trace = by_its_graph(path, text_request(file, run, Path(folder) / "llama.cpp"), how.progress, child)
         check_vocabulary(model, trace.info.tokens)
@@ -85,8 +87,10 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         prefixes = [name for name, _ in layers_of(model)]
         tensors = Tensors(graph.weights, file.architecture, lining.parameters, prefixes)
         reasons = Reasons(lining, graph.graph, tensors, opinion)
+        is_own = not Path(checkpoint).is_dir()  # code of one's own, which may be what is wrong
+        blamed = GRAPH if opinion != GRAPH else EITHER if is_own else FILE
         places = [
-            replace(place, side=reasons.side(place, side_of(place.op, place.says, place.text, keys, unsaid, opinion)))
+            replace(place, side=reasons.side(place, side_of(place.op, place.says, place.text, keys, unsaid, blamed)))
             for place in joined(places_of(found.departed, causes, reasons.of))
         ]
         keys += reasons.misplaced
@@ -94,7 +98,7 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
     return Port(
         file.describe(), type(model).__name__, file.token_texts(trace.info.tokens), dict(trace.info.producer),
         places, found, found.logits, distance(recorded, logits) if recorded is not None else float("nan"),
-        keys, unsaid, opinion,
+        keys, unsaid, opinion, quantized,
     )  # fmt: skip
 
 

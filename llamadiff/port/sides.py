@@ -17,7 +17,9 @@ from llamadiff.weights.config_keys import NAMES, Stated, metadata_oddities, stat
 
 Array = NDArray[Any]
 GRAPH, FILE, MODEL = "llama.cpp's graph", "the file", "the model"
+EITHER = "the file, or the model's code"  # a third reading of the file is llama.cpp's, and the code is one's own
 AGREES = 1e-6  # NMSE of logits
+MOST = 4096  # numbers of a key that are looked at
 ALIKE = 1e-5  # relative, of numbers that are one
 # Words of keys, and the ops at which what they say shows. Sizes show in the tensors.
 SHOWS: dict[str, tuple[str, ...]] = {
@@ -46,7 +48,7 @@ def other_keys(file: ModelFile, config: Mapping[str, Any]) -> Iterator[str]:
 
 def unstated(file: ModelFile, config: Mapping[str, Any], read: Iterable[str]) -> dict[str, float]:
     """The numbers of a config that the model has read, and no key of the file has: name -> number."""
-    known = np.array([x for value in file.weights.fields.values() for x in _numbers(value)])
+    known = np.array([x for value in file.weights.fields.values() for x in _fractions(value)])
     found = {name: x for read_name in sorted(read) for name, x in _floats(read_name, config.get(read_name))}
     return {name: x for name, x in found.items() if not np.isclose(known, x, rtol=ALIKE, atol=0).any()}
 
@@ -62,19 +64,20 @@ def third_opinion(file: ModelFile, tokens: tuple[int, ...], graph: Array, model:
     return who if who is not None and near[who] <= AGREES else None
 
 
-def side_of(
-    op: str, says: str, line: str, keys: Iterable[str], numbers: Mapping[str, float], opinion: str | None
-) -> str:
+def side_of(op: str, says: str, line: str, keys: Iterable[str], numbers: Mapping[str, float], blamed: str) -> str:
     """Whose a place is, of which no tensor of the file tells. ``line`` is the model's code there.
 
-    ``keys`` are of the file and not as the config has them, ``numbers`` of the config and in no key.
+    ``keys`` are of the file and not as the config has them, ``numbers`` of the config and in no key; ``blamed``: who is
+    wrong where these say nothing of it.
     """
     said = [float(x) for x in re.findall(r"(?<![\w.{-])\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w}])", says)]
     may = {name: x for name, x in numbers.items() if _shows(name, op) is not False}
     stated = any(np.isclose(said, x, rtol=1e-3, atol=0).any() for x in may.values()) if said else False
     stated = stated or any(name.rpartition(".")[2] in line for name in may)
     shows = any(_shows(key.partition(" ")[0], op) for key in keys)
-    return FILE if opinion == GRAPH or stated or shows else GRAPH
+    if stated or shows:
+        return FILE
+    return blamed
 
 
 def _shows(name: str, op: str) -> bool | None:
@@ -87,11 +90,10 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _numbers(value: Any) -> Iterator[float]:
-    if _is_number(value):
-        yield float(value)
-    elif isinstance(value, list) and len(value) <= 4096:
-        yield from (float(x) for x in value if _is_number(x))
+def _fractions(value: Any) -> Iterator[float]:
+    """The numbers of a key that is no count."""
+    values = value if isinstance(value, list) else [value]
+    yield from (x for x in values[:MOST] if isinstance(x, float))
 
 
 def _floats(name: str, value: Any) -> Iterator[tuple[str, float]]:

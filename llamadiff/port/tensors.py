@@ -65,14 +65,14 @@ class Tensors:
     def misplaced(self, layer: int | None) -> Iterator[str]:
         """What the file has under another name than llama.cpp's converters give it, of a layer's parameters."""
         for name, x in self.of_layer(layer).items():
-            usual = self._usual_name(name)
+            usual = self.usual_name(name)
             if usual is None or usual not in self._sizes or self._sizes[usual] != x.size:
                 continue
             there = self.holding(x)
             if there and usual not in there:
                 yield f"the file's {there[0]} has the values of {name}, which is {usual}"
 
-    def _usual_name(self, parameter: str) -> str | None:
+    def usual_name(self, parameter: str) -> str | None:
         """What llama.cpp's converters call a parameter."""
         import gguf
 

@@ -39,7 +39,7 @@ def print_port(found: Port, console: Console) -> None:
         page.paragraph(Text("       the file   "), Text(page.data(says)))
     if found.opinion is not None:
         page.paragraph(
-            Text("       a third    "), Text(f"reading of the file, llamadiff's engine, has {OPINIONS[found.opinion]}")
+            Text("       "), Text(f"a third reading of the file, llamadiff's own, has {OPINIONS[found.opinion]}")
         )
     for line in _counted(found):
         page.paragraph(Text("       "), Text(line))
@@ -81,6 +81,13 @@ def _counted(found: Port) -> Iterator[str]:
         f"{file['file']} ({file['architecture']}), {len(found.tokens)} tokens: {lineup.aligned} of {lineup.nodes} "
         f"nodes have values of the model's, {lineup.inside} lie between such"
     )
+    if found.quantized:
+        yield f"the model was given the file's matrices ({', '.join(found.quantized)}): what they cost is not looked at"
+    mended, parted = lineup.mended
+    if parted:
+        given = "given the model's values at these places, llama.cpp's graph gives"
+        left = f"{parted - mended} of {parted} parts still give others"
+        yield f"{given} the model's everywhere" if mended == parted else f"{given} the model's in some: {left}"
     if lineup.apart:
         yield f"{lineup.apart} part from it, or follow in their layer: each layer of the model read llama.cpp's input"
     if not math.isnan(found.logits):
@@ -104,6 +111,7 @@ def as_json(found: Port) -> str:
         "baseline": dict(found.baseline),
         "nodes": {"all": found.lineup.nodes, "aligned": found.lineup.aligned, "inside": found.lineup.inside},
         "logits": _number(found.logits), "own_logits": _number(found.own),
+        "quantized": list(found.quantized), "mended": list(found.lineup.mended),
         "keys": list(found.keys), "unsaid": dict(found.unsaid), "third_opinion": found.opinion,
         "places": [_place(place) for place in found.places],
     }  # fmt: skip

@@ -6,6 +6,7 @@ The checkpoints are transformers', small and random; a converter of the tests' o
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from functools import cache
 
@@ -65,6 +66,24 @@ def test_a_right_port_is_right(arch, ported):
 @pytest.mark.parametrize("arch", ["llama", "gpt2"])
 def test_a_file_in_16_bits_is_right(arch, ported):
     assert ported(arch, kind="F16").verdict == "match"
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
+@pytest.mark.parametrize("arch", ["llama", "gpt2", "qwen3moe", "mamba2"])
+def test_a_quantized_file_is_right_within_its_quantization(arch, kind, ported):
+    found = ported(arch, kind=kind)
+    assert (found.verdict, list(found.quantized)) == ("match", [kind])
+    assert found.logits < 1e-11
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
+@pytest.mark.parametrize(
+    ("mistake", "says"), [("rope-base", "uses base"), ("gate-up-swapped", "applies the activation")]
+)
+def test_a_mistake_in_a_quantized_file_is_found(mistake, says, arch, ported):
+    found = ported(arch, mistake, "Q4_K")
+    assert [place.side for place in found.places] == ["the file"]
+    assert found.places[0].says.startswith(says)
 
 
 # mistake, architecture: the op, the layers, and what the model does in the words of the report
@@ -140,6 +159,89 @@ def test_what_ends_a_layer_or_the_model_is_found(label, arch, monkeypatch, porte
 def test_an_error_of_a_thousandth_is_found(monkeypatch, ported):
     erring(monkeypatch, {"attn_norm-1": 1 + 1e-4})
     assert [place.name for place in ported("qwen2").places] == ["MUL attn_norm, layer 1"]
+
+
+OTHERWISE = """
+import torch, transformers
+def model():
+    return transformers.AutoModelForCausalLM.from_pretrained({folder!r}, attn_implementation="eager")
+class Norm(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(size) + 0.5)
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+def norm_of_q():
+    made = model()
+    for layer in made.model.layers:
+        own = layer.self_attn.q_proj
+        layer.self_attn.q_proj = torch.nn.Sequential(own, Norm(own.out_features))
+    return made
+def bias_of_v():
+    made = model()
+    for layer in made.model.layers:
+        layer.self_attn.v_proj.bias = torch.nn.Parameter(torch.randn(layer.self_attn.v_proj.out_features))
+    return made
+def no_norm():
+    made = model()
+    for layer in made.model.layers:
+        layer.post_attention_layernorm = torch.nn.Identity()
+    return made
+def scaled():
+    made = model()
+    for layer in made.model.layers:
+        layer.mlp.down_proj.register_forward_hook(lambda _, __, out: out * torch.sigmoid(out))
+    return made
+def fewer():
+    made = model()
+    for layer in made.model.layers:
+        layer.mlp.gate.top_k = 1
+    return made
+def several():
+    made = norm_of_q()
+    for layer in made.model.layers:
+        layer.mlp.up_proj.bias = torch.nn.Parameter(torch.randn(layer.mlp.up_proj.out_features))
+    made.lm_head.weight = torch.nn.Parameter(made.lm_head.weight * 1.5)
+    return made
+"""
+
+
+@pytest.fixture
+def otherwise(checkpoint, tmp_path):
+    """What is found of a right file, of a model whose code does something else than llama.cpp's graph."""
+
+    def found(function, arch="llama"):
+        path = convert(checkpoint(arch), arch, tmp_path / "m.gguf", "F32")
+        (tmp_path / "mine.py").write_text(OTHERWISE.format(folder=str(checkpoint(arch))), encoding="utf-8")
+        return port(path, f"{tmp_path / 'mine.py'}:{function}", Run(tokens=TOKENS), USUAL)
+
+    return found
+
+
+@pytest.mark.parametrize(
+    ("function", "arch", "name", "says"),
+    [
+        ("norm_of_q", "llama", "ROPE Qcur_rope, layers 0, 1", r"computes .*rsqrt.* of Qcur_proj first \(mine.py:\d+\)"),
+        ("bias_of_v", "llama", "MUL_MAT Vcur_proj, layers 0, 1", r"adds model.layers.\{i\}.self_attn.v_proj.bias"),
+        ("no_norm", "llama", "RMS_NORM norm, layers 0, 1", "is left out: its input"),
+        ("scaled", "llama", "ADD l_out, layers 0, 1", r"computes .*sigmoid, mul of ffn_out first \(mine.py:\d+\)"),
+        ("fewer", "qwen3moe", "ARGSORT ffn_moe_argsort, layers 0, 1", "chooses 1 experts.*llama.cpp's graph 2"),
+    ],
+)
+def test_what_a_graph_lacks_or_has_too_much_is_said(function, arch, name, says, otherwise):
+    found = otherwise(function, arch)
+    assert [place.name for place in found.places] == [name]
+    assert re.match(says, found.places[0].says), found.places[0].says
+    lacks = function == "bias_of_v"  # a parameter that no tensor of the file has
+    assert found.places[0].side == ("the file" if lacks else "the file, or the model's code")
+
+
+def test_several_things_are_said_one_by_one(otherwise):
+    found = otherwise("several")
+    assert [place.name for place in found.places] == [
+        "ROPE Qcur_rope, layers 0, 1", "MUL_MAT ffn_up, layers 0, 1", "MUL_MAT result_output",
+    ]  # fmt: skip
+    assert found.lineup.mended == (3, 3)
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
@@ -223,8 +325,8 @@ def test_a_module_of_ones_own_is_run_by_its_function(checkpoint, tmp_path):
 
 def test_what_cannot_be_held_against_each_other_is_refused(checkpoint, tmp_path):
     quantized = convert(checkpoint("llama"), "llama", tmp_path / "q.gguf", "Q8_0")
-    with pytest.raises(UserError, match=r"has weights of type Q8_0.*--outtype f32"):
-        port(quantized, str(checkpoint("llama")), Run(tokens=TOKENS), USUAL)
+    with pytest.raises(UserError, match=r"is quantized, and .* of the model is not found in it; .*--outtype f32"):
+        port(quantized, str(checkpoint("qwen3")), Run(tokens=TOKENS), USUAL)
     path = convert(checkpoint("llama"), "llama", tmp_path / "m.gguf", "F32")
     with pytest.raises(UserError, match="no directory of a checkpoint"):
         port(path, str(tmp_path / "nowhere"), Run(tokens=TOKENS), USUAL)
