@@ -130,6 +130,7 @@ def config_of(path: Path) -> Any:
     import transformers
 
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     try:
         with redirect_stderr(io.StringIO()):
             return transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)

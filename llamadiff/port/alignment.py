@@ -39,6 +39,11 @@ class Pairs:
         return found
 
 
+def name_of(node: GraphNode) -> str:
+    """What a node is called."""
+    return node.label or node.name
+
+
 def computes(node: GraphNode) -> bool:
     """Whether a node makes new values."""
     return node.op not in COMPUTES_NOTHING

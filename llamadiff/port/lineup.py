@@ -21,7 +21,18 @@ from numpy.typing import NDArray
 from llamadiff.diagnose.diagnosis import Cause
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.graph import Graph, GraphNode
-from llamadiff.port.alignment import SAME, ByValue, Pairs, align, computed_before, computes, distance, read_by, seen_of
+from llamadiff.port.alignment import (
+    SAME,
+    ByValue,
+    Pairs,
+    align,
+    computed_before,
+    computes,
+    distance,
+    name_of,
+    read_by,
+    seen_of,
+)
 from llamadiff.port.departures import Departure, departures, parts_of, sum_of
 from llamadiff.port.graph_values import Again
 from llamadiff.port.layout import Layout, Moved, layouts, nearest_layout, sorted_columns, sorted_rows
@@ -493,11 +504,6 @@ def _ends(graph: Graph, n_layer: int) -> dict[int, int]:
 def kind_of(node: GraphNode) -> tuple[str, str]:
     """A node without its layer."""
     return node.op, word_of(node)
-
-
-def name_of(node: GraphNode) -> str:
-    """What a node is called."""
-    return node.label or node.name
 
 
 def word_of(node: GraphNode) -> str:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.graph import LOOKS, Graph, GraphNode
 from llamadiff.ggml.op import Op, Operand
-from llamadiff.port.alignment import ByValue, Pairs, computes, distance, profile, read_by, seen_of
+from llamadiff.port.alignment import ByValue, Pairs, computes, distance, name_of, profile, read_by, seen_of
 from llamadiff.port.departures import Departure
 from llamadiff.port.graph_values import Again
 from llamadiff.port.layout import STRAIGHT, Moved, layouts
@@ -172,7 +172,7 @@ class _Case:
             if self._is_wanted(key):
                 altered = {node.number: partial(_with_params, other.params)}
                 now = self._again({}, path, altered)
-                yield from self._results(now, f"does there what llama.cpp's graph does at {_name(other)}", key)
+                yield from self._results(now, f"does there what llama.cpp's graph does at {name_of(other)}", key)
 
     def goes_on(self) -> Iterator[Otherwise]:
         """The model adds something to what the node gives, or multiplies it by something."""
@@ -232,7 +232,7 @@ class _Case:
                         node.number: self._whole(node, values) for node, (_, values) in ((first, one), (second, other))
                     }
                     now = self._again(changed, self._path(min(changed)))
-                    says = f"computes {names} of {_name(first)} and {_name(second)} first{_at(one[0])}"
+                    says = f"computes {names} of {name_of(first)} and {name_of(second)} first{_at(one[0])}"
                     yield from self._results(now, says, key, max(one[0].number, other[0].number))
 
     def _made_first(self, node: GraphNode) -> Iterator[tuple[str, list[tuple[TorchOp, Array]]]]:
@@ -240,7 +240,7 @@ class _Case:
         own = self._own(node)
         for op in self._ops(own.size):
             made = self._made_of(op)
-            if made is not None and made[0] == _name(node):
+            if made is not None and made[0] == name_of(node):
                 found = [(op, order.of_node(op.values, own.shape)) for order in layouts(own.shape, op.values)]
                 if found:
                     yield made[1], found
@@ -349,7 +349,7 @@ class _Case:
         while base is not None and base.op in LOOKS:
             number = base.view[0] if base.view is not None else base.sources[0]
             base = self.graph.by_number.get(-1 if number is None else number)
-        return _name(node) if base is node or base is None else f"a part of {_name(base)}"
+        return name_of(node) if base is node or base is None else f"a part of {name_of(base)}"
 
     def _what(self, op: TorchOp) -> str:
         """What an op of the model gives: a node of the graph that has its values, or what it is made of."""
@@ -363,7 +363,7 @@ class _Case:
         if op.number == self.first and self.place.departure.part > 0:
             return "the layer's input"
         same = [node for like in self.known.alike(op.values) for node in self.nodes_of.get(like, ())]
-        return _name(self.graph.by_number[same[0]]) if same else None
+        return name_of(self.graph.by_number[same[0]]) if same else None
 
     def _made_of(self, op: TorchOp, of: Sequence[int] = ()) -> tuple[str, str] | None:
         """The last value that a node has before an op, or that of some ops ``of`` it, and the ops from it on."""
@@ -382,7 +382,7 @@ class _Case:
         if not names:
             return None
         shown = names if len(names) <= FEW else [*names[: FEW - 1], "..."]
-        return _name(self.graph.by_number[self.nodes_of[base][0]]), ", ".join(shown)
+        return name_of(self.graph.by_number[self.nodes_of[base][0]]), ", ".join(shown)
 
     def _upstream(self, number: int, base: int) -> set[int]:
         waiting, found = [number], {number}
@@ -443,7 +443,3 @@ def _with(slot: int, values: Array) -> Callable[[Op], Op]:
         return replace(n, sources=tuple(sources))
 
     return altered
-
-
-def _name(node: GraphNode) -> str:
-    return node.label or node.name

@@ -21,7 +21,7 @@ from llamadiff.port.graph_values import node_values
 from llamadiff.port.lineup import Lineup, LiningUp
 from llamadiff.port.loading import check_vocabulary, kept_as_in, model_of
 from llamadiff.port.places import Apart, Reasons, joined, places_of
-from llamadiff.port.sides import EITHER, FILE, GRAPH, other_keys, side_of, third_opinion, unstated
+from llamadiff.port.sides import EITHER, FILE, GRAPH, MODEL, other_keys, side_of, third_opinion, unstated
 from llamadiff.port.tensors import Tensors
 from llamadiff.port.torch_ops import layers_of
 from llamadiff.trace import taps
@@ -82,8 +82,9 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
     places = list[Apart]()
     if found.departed:
         how.progress("searching for causes")
-        keys, unsaid = list(other_keys(file, config)), unstated(file, config, read)
         opinion = third_opinion(file, trace.info.tokens, logits, lining.model_logits)
+        if opinion != MODEL:  # which shows that all is in the file
+            keys, unsaid = list(other_keys(file, config)), unstated(file, config, read)
         prefixes = [name for name, _ in layers_of(model)]
         tensors = Tensors(graph.weights, file.architecture, lining.parameters, prefixes)
         reasons = Reasons(lining, graph.graph, tensors, opinion)

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from llamadiff.ggml.graph import GraphNode
 from llamadiff.numerics import tolerances
+from llamadiff.port.alignment import name_of
 from llamadiff.port.places import Apart
 from llamadiff.port.run import KERNELS, Port
 from llamadiff.port.sides import GRAPH, MODEL
@@ -92,11 +92,6 @@ def _counted(found: Port) -> Iterator[str]:
         yield f"{lineup.apart} part from it, or follow in their layer: each layer of the model read llama.cpp's input"
     if not math.isnan(found.logits):
         yield f"logits are off by {_size(found.logits)}"
-
-
-def name_of(node: GraphNode) -> str:
-    """What a node is called."""
-    return node.label or node.name
 
 
 def _size(nmse: float) -> str:
