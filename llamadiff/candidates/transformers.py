@@ -113,7 +113,7 @@ def loaded(path: Path, kind: str, sizes: Mapping[str, int]) -> Any:
             if options and hasattr(config, name):
                 setattr(config, name, sizes[size])
         with quiet:
-            model = transformers.AutoModelForCausalLM.from_pretrained(
+            model = _class_of(config).from_pretrained(
                 folder, config=config, dtype=getattr(torch, DTYPES[kind]), attn_implementation="eager",
                 **({} if options else {"use_safetensors": True}), **local,
             )  # fmt: skip
@@ -121,6 +121,14 @@ def loaded(path: Path, kind: str, sizes: Mapping[str, int]) -> Any:
         said = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: transformers cannot load it ({type(error).__name__}: {said})") from None
     return model.eval()
+
+
+def _class_of(config: Any) -> Any:
+    """What builds a config's model: with a head for the next token, but for a model that embeds a text."""
+    import transformers
+
+    embeds = [name for name in config.architectures or () if not name.endswith(("LM", "LMHeadModel", "Generation"))]
+    return transformers.AutoModel if embeds else transformers.AutoModelForCausalLM
 
 
 def config_of(path: Path) -> Any:
@@ -144,13 +152,12 @@ def randomly(kind: Any, config: Mapping[str, Any], seed: int, path: Path) -> Any
     Raises UserError, about ``path``.
     """
     import torch
-    import transformers
 
     torch.manual_seed(seed)
     try:
         with redirect_stderr(io.StringIO()):
             own = kind.from_dict(dict(config))
-            model = transformers.AutoModelForCausalLM.from_config(own, attn_implementation="eager")
+            model = _class_of(own).from_config(own, attn_implementation="eager")
     except Exception as error:  # its models raise many kinds
         raise UserError(f"{path}: transformers cannot build a small model of it ({reason(error)})") from None
     with torch.no_grad():

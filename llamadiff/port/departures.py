@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from llamadiff.ggml.graph import Graph, GraphNode
 from llamadiff.port.alignment import Pairs, computed_before, computes
 from llamadiff.port.torch_ops import TorchOp, TorchRun
+from llamadiff.trace import taps
 
 Array = NDArray[Any]
+FINAL_NORM = "result_norm"
 CHOOSES = ("ARGSORT", "TOP_K")
 SHOWN, FOLLOWED = 60, 600  # ops of the model that may stand in its place; those that are looked at for it
 
@@ -33,7 +35,12 @@ class Departure:
 
 
 def departures(
-    graph: Graph, run: TorchRun, alignment: Pairs, ends: Mapping[int, int], is_summed: Callable[[GraphNode], bool]
+    graph: Graph,
+    run: TorchRun,
+    alignment: Pairs,
+    ends: Mapping[int, int],
+    parts: Sequence[Sequence[GraphNode]],
+    is_summed: Callable[[GraphNode], bool],
 ) -> list[Departure]:
     """In the graph's order. ``ends``: nodes that are what a layer reads (alignment.py). ``is_summed``: whether the
     model adds what a node adds in another order.
@@ -46,8 +53,9 @@ def departures(
     }
     lost = {number for number in lost if not _rejoins(graph, number, users, alignment, ends)}
     found = []
-    for part, nodes in enumerate(parts_of(graph, ends)):
-        layer = part - 1 if 1 <= part < max(ends.values()) else None
+    n_layer = len(run.ends) - 2
+    for part, nodes in enumerate(parts):
+        layer = part - 1 if 1 <= part <= n_layer else None
         for node in nodes:
             before = computed_before(graph, node) - set(ends)
             if node.number in lost and not before & lost and is_summed(node):
@@ -57,6 +65,47 @@ def departures(
                 if reads or node.number in ends:
                     found.append(Departure(node, part, layer, reads, tuple(_instead(run, alignment, reads))))
     return found
+
+
+def ends_of(graph: Graph, n_layer: int) -> dict[int, int]:
+    """Nodes that are what a layer reads, by its number; after the last, what the head reads, and the logits.
+
+    They are called so, or else are what alone leads from one layer's tensors to the next one's.
+    """
+    last = graph.nodes[-1]
+    names = {0: taps.input_of(0, graph.labelled), **{i + 1: f"{taps.RESIDUAL}-{i}" for i in range(n_layer)}}
+    if names[n_layer] not in graph.labelled and FINAL_NORM in graph.labelled:
+        names[n_layer] = FINAL_NORM  # what gets two names in llama.cpp keeps the later one
+    found = {graph.labelled[name].number: layer for layer, name in names.items() if name in graph.labelled}
+    if len(found) <= n_layer:
+        found = dict(_between_layers(graph, n_layer))
+    return found if last.number in found else {**found, last.number: n_layer + 1}
+
+
+def _between_layers(graph: Graph, n_layer: int) -> Iterator[tuple[int, int]]:
+    """The nodes through which all goes that is computed after the tensors of one layer, and with the next one's."""
+    first = list[int]()
+    for layer in range(n_layer):
+        reading = (place for place, node in enumerate(graph.nodes) if _reads_layer(graph, node, layer))
+        first.append(next(reading, len(graph.nodes)))
+    for layer, place in enumerate(first):
+        known = (_passed(graph, at) for at in range(place, 0, -1))
+        yield next((found for found in known if found is not None), graph.nodes[0].number), layer
+    ended = max((place for place, node in enumerate(graph.nodes) if _reads_layer(graph, node, n_layer - 1)), default=0)
+    known = (_passed(graph, at) for at in range(ended + 1, len(graph.nodes)))
+    yield next((found for found in known if found is not None), graph.nodes[-1].number), n_layer
+
+
+def _reads_layer(graph: Graph, node: GraphNode, layer: int) -> bool:
+    leaves = (graph.leaves.get(-1 if number is None else number) for number in node.sources)
+    return any(leaf is not None and leaf.name.startswith(f"blk.{layer}.") for leaf in leaves)
+
+
+def _passed(graph: Graph, place: int) -> int | None:
+    """The one node before a place that is read from there on; None where there are several."""
+    before = {node.number for node in graph.nodes[:place]}
+    read = {number for node in graph.nodes[place:] for number in graph.reads(node) if number in before}
+    return read.pop() if len(read) == 1 else None
 
 
 def parts_of(graph: Graph, ends: Mapping[int, int]) -> list[list[GraphNode]]:

@@ -33,7 +33,7 @@ from llamadiff.port.alignment import (
     read_by,
     seen_of,
 )
-from llamadiff.port.departures import Departure, departures, parts_of, sum_of
+from llamadiff.port.departures import Departure, departures, ends_of, parts_of, sum_of
 from llamadiff.port.graph_values import Again
 from llamadiff.port.layout import Layout, Moved, layouts, nearest_layout, sorted_columns, sorted_rows
 from llamadiff.port.otherwise import Key, Otherwise, Search, Spot
@@ -114,7 +114,7 @@ class LiningUp:
     ) -> None:
         self.model, self.graph, self.values = model, graph, dict(values)
         self.parameters = {name: x.detach().float().numpy() for name, x in model.named_parameters()}
-        self.ends = _ends(graph, n_layer)
+        self.ends = ends_of(graph, n_layer)
         self.parts = parts_of(graph, self.ends)
         self.given = {layer: values[number] for number, layer in self.ends.items() if layer <= n_layer}
         self.logits = values[graph.nodes[-1].number].ravel()
@@ -133,7 +133,7 @@ class LiningUp:
         alignment = self.alignment = self._aligned()
         counts = self._counts(alignment)
         for _ in range(ROUNDS):
-            left = departures(self.graph, self.model_run, alignment, self.ends, self._is_summed)
+            left = departures(self.graph, self.model_run, alignment, self.ends, self.parts, self._is_summed)
             new = [each for each in left if all(each.node is not other.departure.node for other in found)]
             new = [each for each in new if each.part not in ended]
             sums = [each for each in new if sum_of(self.graph, each.node) is not None]  # after what they may add
@@ -489,16 +489,6 @@ def _between(graph: Graph, source: GraphNode, node: GraphNode, nodes: Sequence[G
         if other.number in to_it:
             to_it |= set(graph.reads(other))
     return [other for other in nodes if other.number in from_it & to_it - {source.number} and computes(other)]
-
-
-def _ends(graph: Graph, n_layer: int) -> dict[int, int]:
-    """Nodes that are what a layer reads, by its number; after the last, what the head reads, and the logits."""
-    last = graph.nodes[-1]
-    names = {0: taps.input_of(0, graph.labelled), **{i + 1: f"{taps.RESIDUAL}-{i}" for i in range(n_layer)}}
-    if names[n_layer] not in graph.labelled:
-        names[n_layer] = "result_norm"  # what gets two names in llama.cpp keeps the later one
-    found = {graph.labelled[name].number: layer for layer, name in names.items() if name in graph.labelled}
-    return found if last.number in found else {**found, last.number: n_layer + 1}
 
 
 def kind_of(node: GraphNode) -> tuple[str, str]:

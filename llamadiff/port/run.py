@@ -95,7 +95,8 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
             for place in joined(places_of(found.departed, causes, reasons.of))
         ]
         keys += reasons.misplaced
-    recorded = trace[taps.LOGITS].ravel() if taps.LOGITS in trace else None
+    end = graph.graph.nodes[-1].label or taps.LOGITS
+    recorded = trace[end].ravel() if end in trace else None
     return Port(
         file.describe(), type(model).__name__, file.token_texts(trace.info.tokens), dict(trace.info.producer),
         places, found, found.logits, distance(recorded, logits) if recorded is not None else float("nan"),

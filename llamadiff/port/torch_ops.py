@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,9 @@ LOOKS = {
     "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "expand", "slice", "select", "unsqueeze", "squeeze",
     "clone", "_to_copy", "detach", "split", "split_with_sizes", "chunk", "contiguous", "alias", "repeat",
 }  # fmt: skip
+
+
+GIVEN = ("logits", "last_hidden_state")  # of what a model returns, what it is run for
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ def recorded(model: Any, ids: Sequence[int], given: Mapping[int, Array]) -> Torc
     run = _Run(model)
     tensors = {number: torch.from_numpy(np.ascontiguousarray(x, np.float32)) for number, x in given.items()}
     with torch.no_grad(), run.replaced(layers_of(model), tensors), run.mode():
-        out = model(torch.tensor([list(map(int, ids))]), use_cache=False)
+        out = _called(model, ids)
     ends = [*run.ends, run.maker_of(logits_in(out))]
     if len(ends) != len(layers_of(model)) + 2:
         raise UserError(f"{type(model).__name__}: a layer ran more than once, or not at all: it cannot be lined up")
@@ -109,13 +113,25 @@ def logits_of(model: Any, ids: Sequence[int]) -> Array:
     import torch
 
     with torch.no_grad():
-        out = model(torch.tensor([list(map(int, ids))]), use_cache=False)
+        out = _called(model, ids)
     return _floats(logits_in(out))
 
 
+def _called(model: Any, ids: Sequence[int]) -> Any:
+    """What a model returns, without a cache where it knows one."""
+    import torch
+
+    known = inspect.signature(model.forward).parameters
+    options = {"use_cache": False} if {"use_cache", "kwargs"} & set(known) else {}
+    return model(torch.tensor([list(map(int, ids))]), **options)
+
+
 def logits_in(out: Any) -> Any:
-    """The logits of what a model returned: its field of that name, the first of several, or all of it."""
-    found = getattr(out, "logits", None)
+    """The logits of what a model returned: its field of that name, the first of several, or all of it.
+
+    Of an embedding model it is what its last layer gives.
+    """
+    found = next((x for x in (getattr(out, name, None) for name in GIVEN) if x is not None), None)
     return found if found is not None else out[0] if isinstance(out, (tuple, list)) else out
 
 

@@ -115,6 +115,32 @@ def make(folder: Path, name: str) -> Path:
     return folder
 
 
+def make_bert(folder: Path, activation: str) -> Path:
+    """Write a checkpoint of a model that embeds texts, with its tokenizer and the mean of its rows."""
+    import torch
+    import transformers
+    from tokenizers import BertWordPieceTokenizer
+
+    letters = [chr(97 + place) for place in range(26)]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=96,
+        max_position_embeddings=64, hidden_act=activation,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    model = transformers.BertModel(config)
+    with torch.no_grad():
+        for x in model.parameters():
+            x.add_((0.3 if x.ndim == 1 else 0.05) * torch.randn_like(x))
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    BertWordPieceTokenizer(vocab={word: place for place, word in enumerate(words)}).save(str(folder / "tokenizer.json"))
+    named = {f"{word.strip('[]').lower()}_token": word for word in words[:5]}
+    about = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, **named}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
+    return folder
+
+
 def describe(folder: Path, name: str, options: dict[str, Any]) -> Path:
     """Write all of a checkpoint but its weights."""
     import transformers

@@ -11,9 +11,9 @@ from importlib.metadata import version
 
 import pytest
 from optional import needs
-from port.architectures import ARCHITECTURES, CONVERTING, convert, describe, make
+from port.architectures import ARCHITECTURES, CONVERTING, convert, describe, make, make_bert
 from tools.backends import made
-from tools.parts import PACKAGE, sources
+from tools.parts import PACKAGE, minilm, sources
 
 from llamadiff.engines.run_spec import USUAL, Run
 from llamadiff.llamacpp.request import Settings
@@ -241,3 +241,23 @@ def test_what_an_old_converter_did_not_read_is_found(name, says, unsaid, files, 
     assert (place.side, place.op, place.says) == ("the file", "ROPE", says)
     assert unsaid in found.unsaid
     assert port(right, str(checkpoint), Run(tokens=TOKENS), USUAL).verdict == "match"
+
+
+@pytest.mark.parametrize(("activation", "says"), [("gelu_new", None), ("gelu", "takes GELU (erf)")])
+def test_a_model_that_embeds_texts_is_lined_up(activation, says, tmp_path):
+    checkpoint = make_bert(tmp_path / "bert", activation)
+    path = convert(sources(version(PACKAGE)), checkpoint, tmp_path / "bert.gguf")
+    found = port(path, str(checkpoint), Run(tokens=(2, 20, 12, 30, 45, 50, 33, 3)), USUAL)
+    assert [place.says.partition(";")[0] for place in found.places] == ([] if says is None else [says])
+    assert found.verdict == ("match" if says is None else "wrong")
+
+
+def test_a_checkpoint_from_the_package_index_is_lined_up(tmp_path):
+    """llama.cpp takes GELU's tanh form for BERT, where its models have the error function."""
+    checkpoint = minilm()
+    path = convert(sources(version(PACKAGE)), checkpoint, tmp_path / "minilm.gguf")
+    found = port(path, str(checkpoint), Run("The cat sat on the mat, and the dog slept."), USUAL)
+    [place] = found.places
+    assert (place.op, place.layers, place.side) == ("GELU", tuple(range(6)), "llama.cpp's graph")
+    assert place.says == "takes GELU (erf); llama.cpp's graph takes GELU (tanh)"
+    assert found.lineup.mended == (6, 6)

