@@ -36,7 +36,7 @@ from llamadiff.port.alignment import (
 from llamadiff.port.departures import Departure, departures, ends_of, parts_of, sum_of
 from llamadiff.port.graph_values import Again
 from llamadiff.port.layout import Layout, Moved, layouts, nearest_layout, sorted_columns, sorted_rows
-from llamadiff.port.otherwise import Key, Otherwise, Search, Spot
+from llamadiff.port.otherwise import Key, Search, Spot, StandIn
 from llamadiff.port.torch_ops import TorchOp, logits_of, recorded
 from llamadiff.trace import taps
 
@@ -50,36 +50,32 @@ Edits = Callable[[Spot], Iterator[tuple[Cause, Mapping[int, Alter]]]]  # known b
 
 @dataclass(frozen=True)
 class Departed:
-    """A place, and what the model has in a node's stead: ``op``, and its values in the node's shape.
-
-    None where no op was shown to stand there. It stands for as many of the place's nodes as ``fused``; ``own`` is what
-    the last of these has. ``says``: what the model does, where that was found first, its key, and the node at which
-    that is, if it is a later one.
-    """
+    """A place, and what the model has there, if anything was shown to stand there; ``own`` is what the graph has."""
 
     place: Spot
-    op: TorchOp | None = None
-    values: Array | None = None
+    model: StandIn | None = None
     own: Array | None = None
-    fused: int = 1
-    says: str | None = None
-    key: Key | None = None
-    at: GraphNode | None = None
-    parameter: str | None = None
-    cause: Cause | None = None
 
     @property
     def departure(self) -> Departure:
         return self.place.departure
 
     @property
-    def node(self) -> GraphNode:
-        """The last that the op stands for."""
-        return self.place.nodes[self.fused - 1]
+    def op(self) -> TorchOp | None:
+        return None if self.model is None else self.model.op
+
+    @property
+    def values(self) -> Array | None:
+        return None if self.model is None else self.model.values
+
+    @property
+    def fused(self) -> int:
+        """How many of the place's nodes the model's op stands for."""
+        return 1 if self.model is None else self.place.nodes.index(self.model.node) + 1
 
     @property
     def error(self) -> float:
-        """NMSE of the node against the model; NaN without an op."""
+        """NMSE of the node against the model; NaN without its values."""
         if self.values is None or self.own is None:
             return float("nan")
         return distance(self.own.ravel(), self.values.ravel())
@@ -137,11 +133,8 @@ class LiningUp:
             new = [each for each in left if all(each.node is not other.departure.node for other in found)]
             new = [each for each in new if each.part not in ended]
             sums = [each for each in new if sum_of(self.graph, each.node) is not None]  # after what they may add
-            new = [
-                each
-                for each in new
-                if each not in sums or all(other in sums for other in new if other.part == each.part)
-            ]
+            others = {each.part for each in new if each not in sums}
+            new = [each for each in new if each not in sums or each.part not in others]
             if not new:
                 break
             for part in dict.fromkeys(each.part for each in new):
@@ -158,14 +151,12 @@ class LiningUp:
         off = distance(self.logits, self.model_logits) if same_size else float("nan")
         return Lineup(found, *counts, off, (len(mended), len(parted)))
 
-    def otherwise(self, departed: Departed, keys: list[Key]) -> Otherwise | None:
-        """What the model does there, where no known bug says it. ``keys``: of what holds elsewhere."""
-        place = departed.place
-        for key in (*keys, None):
-            found = self.search.of(place, key)
-            if found is not None:
-                return found
-        return None
+    def otherwise(self, place: Spot, keys: list[Key]) -> StandIn | None:
+        """What the model does there, where no known bug says it. ``keys`` hold elsewhere, and grow."""
+        found = next((each for key in (*keys, None) if (each := self.search.of(place, key)) is not None), None)
+        if found is not None and found.key is not None and found.key not in keys:
+            keys.append(found.key)
+        return found
 
     def unread(self, departed: Departed) -> str | None:
         """By what the model's values are the node's; or what it reads there, and no node does; or what it computes."""
@@ -187,7 +178,9 @@ class LiningUp:
     def _mend(self, part: int, departed: Sequence[Departed]) -> None:
         """Give nodes what the model has in their places, and what follows in their part what it then is."""
         changed = {
-            each.node.number: self._whole(each.node, each.values) for each in departed if each.values is not None
+            each.model.node.number: self._whole(each.model.node, each.model.given)
+            for each in departed
+            if each.model is not None and each.model.values is not None
         }
         for number, x in self.again.following(self.values, changed, self.parts[part]).items():
             (self.given_on if number in self.ends else self.values)[number] = x
@@ -234,7 +227,7 @@ class LiningUp:
             place = self._place_of(each, [each.node], alignment)
             fewer = self.search.chooses(place)
             if fewer is not None:
-                return [Departed(place, says=fewer.says, key=fewer.key, at=fewer.at)]
+                return [Departed(place, fewer)]
         chosen = {each: found for each in apart if (found := self._found(each, alignment)) is not None}
         for op in dict.fromkeys(each.node.op for each in apart):
             alike = [each for each in apart if each.node.op == op and each not in chosen]
@@ -245,13 +238,13 @@ class LiningUp:
             chosen = {each: chosen[each] for each in alone[:1]} or chosen
         return [self._departed(each, chosen.get(each), alignment) for each in apart if each in chosen or not chosen]
 
-    def _explains_all(self, part: int, choice: _Choice) -> bool:
+    def _explains_all(self, part: int, choice: StandIn) -> bool:
         """Whether a part gives what the model does, once one node has its values."""
-        changed = {choice.node.number: self._whole(choice.node, choice.values)}
+        changed = {choice.node.number: self._whole(choice.node, choice.given)}
         now = self.again.following(self.values, changed, self.parts[part])
         return any(number in self.ends and self._is_known(number, x) for number, x in now.items())
 
-    def _together(self, alike: Sequence[Departure], alignment: Pairs) -> dict[Departure, _Choice]:
+    def _together(self, alike: Sequence[Departure], alignment: Pairs) -> dict[Departure, StandIn]:
         """Nodes that are shown by what reads all of them, as Q and K are: the same ops in turn."""
         first, *others = [self._choices(each, each.node, alignment) for each in alike]
         for place, choice in enumerate(first):
@@ -264,7 +257,7 @@ class LiningUp:
                 return dict(zip(alike, together, strict=True))
         return {}
 
-    def _found(self, departure: Departure, alignment: Pairs) -> _Choice | None:
+    def _found(self, departure: Departure, alignment: Pairs) -> StandIn | None:
         """What stands in a node's place, or in that of one which follows it, as what comes then shows."""
         chain = list(self._chain(departure.node))
         for node in chain:
@@ -282,20 +275,12 @@ class LiningUp:
             found = self._shown(departure.part, [(each,) for each in self._left_out(departure, node)], alignment)
             if found is not None:
                 return found[0]
-        otherwise = self._known_otherwise(self._place_of(departure, chain, alignment))
+        otherwise = self.otherwise(self._place_of(departure, chain, alignment), self._keys)
         if otherwise is None or otherwise.op is None or otherwise.values is None:
             return self._by_a_known_bug(departure, alignment)
-        return _Choice(
-            otherwise.node,
-            otherwise.op,
-            otherwise.values,
-            otherwise.says,
-            otherwise.key,
-            otherwise.at,
-            otherwise.parameter,
-        )
+        return otherwise
 
-    def _by_a_known_bug(self, departure: Departure, alignment: Pairs) -> _Choice | None:
+    def _by_a_known_bug(self, departure: Departure, alignment: Pairs) -> StandIn | None:
         """The known bug at a node after which most is as in the model."""
         node, best, most = departure.node, None, 0
         after = self._after([node], alignment)
@@ -305,17 +290,8 @@ class LiningUp:
                 gained = sum(self._is_known(number, now[number]) for number in after if number in now)
                 if gained > most and node.number in now:
                     seen = seen_of(node, now[node.number], self.graph)
-                    best, most = _Choice(node, None, seen, cause=cause), gained
+                    best, most = StandIn(node, None, seen, cause=cause), gained
         return best
-
-    def _known_otherwise(self, place: Spot) -> Otherwise | None:
-        """What the model does at a place, as it does elsewhere first."""
-        for key in (*self._keys, None):
-            found = self.search.of(place, key)
-            if found is not None:
-                self._keys += [found.key] if found.key not in self._keys else []
-                return found
-        return None
 
     def _chain(self, node: GraphNode) -> Iterator[GraphNode]:
         """A node, and those after it that do no more than add or multiply a weight to what it gave."""
@@ -330,17 +306,14 @@ class LiningUp:
             node = users[0]
             yield node
 
-    def _departed(self, departure: Departure, chosen: _Choice | None, alignment: Pairs) -> Departed:
+    def _departed(self, departure: Departure, chosen: StandIn | None, alignment: Pairs) -> Departed:
         nodes = tuple(self._chain(departure.node))
         if chosen is not None and chosen.node not in nodes:
             nodes = (*nodes, chosen.node)
         place = self._place_of(departure, nodes, alignment)
         if chosen is None:
             return Departed(place)
-        own, at = self._own(chosen.node), nodes.index(chosen.node) + 1
-        return Departed(
-            place, chosen.op, chosen.values, own, at, chosen.says, chosen.key, chosen.at, chosen.parameter, chosen.cause
-        )
+        return Departed(place, chosen, self._own(chosen.node))
 
     def _place_of(self, departure: Departure, nodes: Sequence[GraphNode], alignment: Pairs) -> Spot:
         part = departure.part
@@ -349,24 +322,24 @@ class LiningUp:
     def _own(self, node: GraphNode) -> Array:
         return seen_of(node, self.values[node.number], self.graph)
 
-    def _choices(self, departure: Departure, node: GraphNode, alignment: Pairs) -> list[_Choice]:
+    def _choices(self, departure: Departure, node: GraphNode, alignment: Pairs) -> list[StandIn]:
         """What may stand in a node's place: what it reads itself, and the model's ops, the nearest first."""
         run, own = self.model_run, self._own(node)
         if node.number in self.ends:
             op = run.ops[run.ends[self.ends[node.number]]]
-            order = nearest_layout(own, op.values)
-            return [] if order is None else [_Choice(node, op, order.of_node(op.values, own.shape))]
+            same_size = op.values.size == own.size
+            return [StandIn(node, op, op.values.reshape(own.shape).astype(np.float32))] if same_size else []
         sources = [self._own(self.graph.by_number[number]) for number in computed_before(self.graph, node)
                    if number in alignment.pairs]  # fmt: skip
         found, moved = [], self._moved(alignment, departure.part)
         for op in departure.ops:
             order = self._order_by(sources, own, op) or nearest_layout(own, op.values, moved)
             if order is not None:
-                found.append(_Choice(node, op, order.of_node(op.values, own.shape)))
-        found.sort(key=lambda each: distance(each.values.ravel(), own.ravel()))
+                found.append(StandIn(node, op, order.of_node(op.values, own.shape)))
+        found.sort(key=lambda each: distance(each.given.ravel(), own.ravel()))
         return [*self._left_out(departure, node), *found[:TRIED]]
 
-    def _left_out(self, departure: Departure, node: GraphNode) -> Iterator[_Choice]:
+    def _left_out(self, departure: Departure, node: GraphNode) -> Iterator[StandIn]:
         """That the model goes on with what the graph computes a node from, or with another node before it."""
         own, run, part = self._own(node), self.model_run, self.parts[departure.part]
         read = read_by(self.graph, departure.node)
@@ -383,7 +356,7 @@ class LiningUp:
                 without = without if source in read else [departure.node, *without]
                 shown = ", ".join(f"{other.op} {word_of(other)}".rstrip() for other in without)
                 says = f"has no {shown}: it goes on with {name_of(source)}"
-                yield _Choice(node, run.ops[ops[0]], values.reshape(own.shape), says)
+                yield StandIn(node, run.ops[ops[0]], values.reshape(own.shape), says)
 
     def _moved(self, alignment: Pairs, part: int) -> Moved:
         """The orders of rows and columns in which the model has what a part's nodes have."""
@@ -418,7 +391,7 @@ class LiningUp:
                     return found[0]
         return None
 
-    def _shown(self, part: int, choices: Sequence[tuple[_Choice, ...]], alignment: Pairs) -> tuple[_Choice, ...] | None:
+    def _shown(self, part: int, choices: Sequence[tuple[StandIn, ...]], alignment: Pairs) -> tuple[StandIn, ...] | None:
         """Those after which most is as in the model. Of a node that ends a layer, or that nothing follows, the first.
 
         What has the very values that were chosen shows nothing.
@@ -429,9 +402,9 @@ class LiningUp:
             after = self._after(nodes, alignment)
             if nodes[0].number in self.ends or not after:
                 return together
-            changed = {choice.node.number: self._whole(choice.node, choice.values) for choice in together}
+            changed = {choice.node.number: self._whole(choice.node, choice.given) for choice in together}
             now = self.again.following(self.values, changed, self.parts[part])
-            same = {number for choice in together for number in self.known.alike(choice.values)}
+            same = {number for choice in together for number in self.known.alike(choice.given)}
             gained = sum(self._is_known(number, now[number], same) for number in after if number in now)
             if gained > most:
                 best, most = together, gained
@@ -458,25 +431,6 @@ class LiningUp:
             for number in (found | ends) - own - set(alignment.pairs)
             if computes(self.graph.by_number[number]) or number in ends
         }
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """What may stand in a node's place: an op, its ``values`` in the node's shape, and what the model does then."""
-
-    node: GraphNode
-    op: TorchOp | None
-    values: Array
-    says: str | None = None
-    key: Key | None = None
-    at: GraphNode | None = None
-    parameter: str | None = None
-    cause: Cause | None = None
-
-    @property
-    def kind(self) -> tuple[bool, str]:
-        """Alike for nodes that part for one reason."""
-        return self.says is None, self.op.name if self.says is None and self.op is not None else ""
 
 
 def _between(graph: Graph, source: GraphNode, node: GraphNode, nodes: Sequence[GraphNode]) -> list[GraphNode]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.diagnose.diagnosis import Cause
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.graph import LOOKS, Graph, GraphNode
 from llamadiff.ggml.op import Op, Operand
@@ -39,20 +40,33 @@ Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Otherwise:
-    """What the model does: ``node`` then has ``values``, which are those of ``op``, where these are known.
+class StandIn:
+    """What the model has in a node's place: an op, and its ``values`` in the node's shape, where these are known.
 
-    ``key``: alike in another layer. ``at``: the node that it is said of, if it is not the first of the place.
-    ``parameter``: the model's, which the graph does not read.
+    ``says``: what the model does, and ``key``, what makes that the same in another layer; ``at``: the node that it is
+    said of, if it is not the first of the place; ``parameter``: the model's, which the graph does not read; ``cause``:
+    the known bug that says it.
     """
 
-    says: str
-    key: Key
     node: GraphNode
-    op: TorchOp | None
-    values: Array | None
+    op: TorchOp | None = None
+    values: Array | None = None
+    says: str | None = None
+    key: Key | None = None
     at: GraphNode | None = None
     parameter: str | None = None
+    cause: Cause | None = None
+
+    @property
+    def given(self) -> Array:
+        """The values, of one that has some."""
+        assert self.values is not None
+        return self.values
+
+    @property
+    def kind(self) -> tuple[bool, str]:
+        """Alike for nodes that part for one reason."""
+        return self.says is None, self.op.name if self.says is None and self.op is not None else ""
 
 
 class Search:
@@ -61,7 +75,7 @@ class Search:
     def __init__(self, graph: Graph, again: Again, known: ByValue, parameters: Mapping[str, Array]) -> None:
         self.graph, self.again, self.known, self.parameters = graph, again, known, parameters
 
-    def of(self, place: Spot, key: Key | None = None) -> Otherwise | None:
+    def of(self, place: Spot, key: Key | None = None) -> StandIn | None:
         """The first that holds. ``key``: of one that holds elsewhere, which is tried alone."""
         case = _Case(self, place, key)
         ways = (
@@ -69,7 +83,7 @@ class Search:
         )  # fmt: skip
         return next((found for way in ways for found in way()), None)
 
-    def chooses(self, place: Spot) -> Otherwise | None:
+    def chooses(self, place: Spot) -> StandIn | None:
         """Whether the model chooses another number of experts, at a place that is about these."""
         return next(_Case(self, place, None).chooses(), None)
 
@@ -106,7 +120,7 @@ class _Case:
         self.ranks = _ranks(place.part, lambda node: (node.op, _without_layer(node)))
         self.op_ranks = _ranks(self.run.ops[self.first : self.last], lambda op: (op.name, op.line))
 
-    def chooses(self) -> Iterator[Otherwise]:
+    def chooses(self) -> Iterator[StandIn]:
         """The model chooses more experts, or fewer: what is computed of them has other sizes."""
         products = [node for node in self.place.part if node.op == "MUL_MAT_ID"]
         theirs = [op.values.shape[-1] for op in self.run.ops[self.first : self.last] if op.name == "topk"]
@@ -120,9 +134,9 @@ class _Case:
         ]
         if own != theirs[0] and router and node.number >= min(self.graph.reads(router[-1])):
             says = f"chooses {theirs[0]} experts for each token; llama.cpp's graph {own}"
-            yield Otherwise(says, ("chooses",), node, None, None, router[-1])
+            yield StandIn(node, says=says, key=("chooses",), at=router[-1])
 
-    def has_otherwise(self) -> Iterator[Otherwise]:
+    def has_otherwise(self) -> Iterator[StandIn]:
         """The model has another parameter where the graph reads a tensor of the file, or the same in another order."""
         for node, nodes in self._weighted():
             for slot, number in enumerate(node.sources):
@@ -160,7 +174,7 @@ class _Case:
                         if values.shape == own.shape and distance(values, own) > OTHER:
                             yield part.format(made.format(name)), name, part + made, values.reshape(whole.shape)
 
-    def as_another(self) -> Iterator[Otherwise]:
+    def as_another(self) -> Iterator[StandIn]:
         """The model does what the graph does at another node of the same op: with its constants."""
         node, path = self.place.departure.node, self._path(None)
         tried = {node.params}
@@ -174,7 +188,7 @@ class _Case:
                 now = self._again({}, path, altered)
                 yield from self._results(now, f"does there what llama.cpp's graph does at {name_of(other)}", key)
 
-    def goes_on(self) -> Iterator[Otherwise]:
+    def goes_on(self) -> Iterator[StandIn]:
         """The model adds something to what the node gives, or multiplies it by something."""
         for node in self.place.nodes:
             own = self._own(node)
@@ -183,7 +197,7 @@ class _Case:
                     whole = ("goes on", word, self._rank(node), *key)
                     if self._is_wanted(whole):
                         for found in self._result(node, way(own, x), f"{word} {says()}", whole, after):
-                            yield replace(found, parameter=parameter)
+                            yield replace(found, parameter=parameter, at=node)
 
     def _beside(self, node: GraphNode, own: Array) -> Iterator[tuple[Callable[[], str], Key, int, Array, str | None]]:
         """What may be added: words for it, what makes it the same in another layer, after which op, its values, and
@@ -201,7 +215,7 @@ class _Case:
                 x = self.place.seen[other.number].reshape(own.shape)
                 yield partial(self._seen_in, other), (self._rank(other),), 0, x, None
 
-    def reads(self) -> Iterator[Otherwise]:
+    def reads(self) -> Iterator[StandIn]:
         """The model reads something else than a node that the graph computes: there, or wherever it is read."""
         after = [node for node in self.place.part if node.number > self.place.departure.node.number]
         for node in read_by(self.graph, self.place.departure.node):
@@ -219,7 +233,7 @@ class _Case:
                         now = self._again(changed, path)
                         yield from self._results(now, self._reading(op, node), key, op.number, nodes)
 
-    def reads_two(self) -> Iterator[Otherwise]:
+    def reads_two(self) -> Iterator[StandIn]:
         """The model computes something of two nodes first, alike, as it rotates Q and K."""
         made = [(node, dict(self._made_first(node))) for node in read_by(self.graph, self.place.departure.node)]
         for (first, ways), (second, others) in combinations(made, 2):
@@ -255,7 +269,7 @@ class _Case:
             for name in self.run.ops[number].weights:
                 x = self.parameters.get(name)
                 if x is not None and not have(known, x):
-                    return f"reads {name}, and no node of llama.cpp's does"
+                    return f"reads {name}, and no node of llama.cpp's there does"
         made = None if op is None else self._made_of(op)
         return None if made is None or op is None else f"computes {made[1]} of {made[0]}{_at(op)}"
 
@@ -282,14 +296,14 @@ class _Case:
         after: int = 0,
         nodes: Sequence[GraphNode] | None = None,
         at: GraphNode | None = None,
-    ) -> Iterator[Otherwise]:
+    ) -> Iterator[StandIn]:
         for node in self.place.nodes if nodes is None else nodes:
             if node.number in now and computes(node) and node.number not in self.place.pairs.pairs:
                 yield from self._result(node, now[node.number], says, key, after, at)
 
     def _result(
         self, node: GraphNode, values: Array, says: str, key: Key, after: int = 0, at: GraphNode | None = None
-    ) -> Iterator[Otherwise]:
+    ) -> Iterator[StandIn]:
         """What is found, if the values are those of an op that comes later than what it is made of."""
         whole = self.place.seen[node.number]
         seen = seen_of(node, values.reshape(whole.shape), self.graph) if values.size == whole.size else values
@@ -300,7 +314,7 @@ class _Case:
             return  # what another node has, or copies of that
         op = next((op for op in alike if max(after, self.first) < op.number <= self.last), None)
         if op is not None:
-            yield Otherwise(says, key, node, op, seen, at)
+            yield StandIn(node, op, seen, says, key, at)
 
     def _own(self, node: GraphNode) -> Array:
         return seen_of(node, self.place.seen[node.number], self.graph)

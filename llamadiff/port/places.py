@@ -14,7 +14,7 @@ from llamadiff.diagnose.diagnosis import Cause
 from llamadiff.ggml.graph import Graph, GraphNode
 from llamadiff.port.causes import Causes
 from llamadiff.port.lineup import Departed, LiningUp, kind_of, word_of
-from llamadiff.port.otherwise import Key
+from llamadiff.port.otherwise import Key, StandIn
 from llamadiff.port.sides import FILE, GRAPH, MODEL
 from llamadiff.port.tensors import Tensors
 from llamadiff.port.torch_ops import CodeLine
@@ -105,9 +105,8 @@ class Reasons:
 
     def of(self, each: Departed, keys: list[Key]) -> Reason:
         """Why a place parts, of which no known bug says it. ``keys``: of what holds elsewhere."""
-        if each.says is not None:
-            return Reason(each.says, each.key, each.at, self._side(each.parameter))
-        other = self.lining.otherwise(each, keys)
+        known = each.model if each.model is not None and each.model.says is not None else None
+        other = known or self.lining.otherwise(each.place, keys)
         if other is not None:
             return Reason(other.says, other.key, other.at, self._side(other.parameter))
         tensor = self.tensors.differing(each.place.nodes, self.graph, each.departure.layer)
@@ -143,13 +142,13 @@ def places_of(
         reasons: dict[Any, list[tuple[Departed, Cause | None, Reason]]] = {}
         keys = list[Key]()
         for each, known in zip(alike, causes.of(alike), strict=True):
-            why = known or each.cause
-            reason = otherwise(each, keys) if why is None or each.parameter is not None else Reason(None)
-            keys += [reason.key] if reason.key is not None and reason.key not in keys else []
+            model = each.model or StandIn(each.departure.node)
+            why = known or model.cause
+            reason = otherwise(each, keys) if why is None or model.parameter is not None else Reason(None, at=model.at)
             reasons.setdefault(why.name if why is not None else reason.key, []).append((each, why, reason))
         for same in reasons.values():
             first, why, reason = same[0]
-            nodes = tuple(other.at or each.at or each.departure.node for each, _, other in same)
+            nodes = tuple(other.at or each.departure.node for each, _, other in same)
             layers = dict.fromkeys(each.departure.layer for each, *_ in same)
             yield Apart(
                 nodes[0].op, nodes, tuple(number for number in layers if number is not None),

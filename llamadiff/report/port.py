@@ -42,7 +42,7 @@ def print_port(found: Port, console: Console) -> None:
             Text("       "), Text(f"a third reading of the file, llamadiff's own, has {OPINIONS[found.opinion]}")
         )
     for line in _counted(found):
-        page.paragraph(Text("       "), Text(line))
+        page.paragraph(Text("       "), Text(page.data(line)))
 
 
 def headline(found: Port) -> str:
@@ -64,7 +64,8 @@ def _put_place(page: Page, place_number: int, place: Apart) -> None:
     page.paragraph(label, Text(f"{place.side}, {page.data(place.name)}: the model {page.data(place.says)}"))
     if not math.isnan(place.error):
         page.paragraph(
-            Text("       llama.cpp  "), Text(f"{page.data(name_of(place.nodes[0]))} is off by {_size(place.error)}")
+            Text("       llama.cpp  "),
+            Text(f"{page.data(name_of(place.nodes[0]))} is off by an NMSE of {_size(place.error)}"),
         )
     for word, lines in (("reads", place.reads), ("the model", [place.line] if place.line else place.code[:FEW])):
         for number, line in enumerate(lines[:FEW]):
@@ -77,9 +78,12 @@ def _code(page: Page, line: CodeLine) -> str:
 
 def _counted(found: Port) -> Iterator[str]:
     lineup, file = found.lineup, found.model
+    by = found.baseline.get("version") or found.baseline.get("name")
+    yield f"{file['file']} ({file['architecture']}), {len(found.tokens)} tokens, by {by}"
+    others = f"; {lineup.apart} part, or follow in their layer" if lineup.apart else ""
     yield (
-        f"{file['file']} ({file['architecture']}), {len(found.tokens)} tokens: {lineup.aligned} of {lineup.nodes} "
-        f"nodes have values of the model's, {lineup.inside} lie between such"
+        f"of {lineup.nodes} nodes that compute something {lineup.aligned} have values of the model's, "
+        f"{lineup.inside} lie between such{others}"
     )
     if found.quantized:
         yield f"the model was given the file's matrices ({', '.join(found.quantized)}): what they cost is not looked at"
@@ -88,10 +92,8 @@ def _counted(found: Port) -> Iterator[str]:
         given = "given the model's values at these places, llama.cpp's graph gives"
         left = f"{parted - mended} of {parted} parts still give others"
         yield f"{given} the model's everywhere" if mended == parted else f"{given} the model's in some: {left}"
-    if lineup.apart:
-        yield f"{lineup.apart} part from it, or follow in their layer: each layer of the model read llama.cpp's input"
     if not math.isnan(found.logits):
-        yield f"logits are off by {_size(found.logits)}"
+        yield f"the last values are off by an NMSE of {_size(found.logits)}"
 
 
 def _size(nmse: float) -> str:

@@ -33,8 +33,8 @@ GRAPHS = [
     ("rms-norm", "cohere2", "RMS_NORM norm", "subtracts the mean, as LayerNorm does; llama.cpp's graph has"),
     ("rms-norm", "stablelm", "RMS_NORM norm", "subtracts the mean, as LayerNorm does; llama.cpp's graph has"),
     ("epsilon", "granite", "RMS_NORM norm", "uses epsilon 1e-06; the file says 0.0001"),
-    ("norm-bias", "gpt2", "NORM norm", "adds transformer.h.{i}.ln_1.bias"),
-    ("norm-bias", "starcoder2", "NORM norm", "adds model.layers.{i}.input_layernorm.bias"),
+    ("norm-bias", "gpt2", "MUL attn_norm", "adds transformer.h.{i}.ln_1.bias"),
+    ("norm-bias", "starcoder2", "MUL attn_norm", "adds model.layers.{i}.input_layernorm.bias"),
     ("no-q-norm", "qwen3", "ROPE Qcur_rope", "computes pow, mean, add, rsqrt, mul, mul of Qcur_proj first"),
     ("norm-after-rope", "apertus", "ROPE", "does not rotate at all"),
     (
