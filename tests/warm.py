@@ -83,7 +83,8 @@ class Warm:
 
     def kill(self) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(self.pid, signal.SIGKILL)
 
 
 @cache
