@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.candidates.source import Unread, named_row
+from llamadiff.candidates.pieces import Unread, named_row
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
 from llamadiff.system.stated import read_json, reason

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from llamadiff.candidates.opening import resolve
-from llamadiff.candidates.source import Context, Opened, Piece, assemble, named_row
+from llamadiff.candidates.pieces import Piece, named_row
+from llamadiff.candidates.source import Context, Opened, assemble
 from llamadiff.candidates.trace_file import mapped
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace

@@ -7,17 +7,19 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from llamadiff.candidates.name_map import DONE, Entry, Map, factor_of, identity_map
+from llamadiff.candidates.name_map import AUTO, DONE, Entry, Map, concerns, factor_of, identity_map
 from llamadiff.system.errors import UserError
 from llamadiff.system.stated import brief, read_toml
 from llamadiff.trace import taps
 
 
 def load_map(spec: str) -> Map:
-    """A built-in map by its name, or a TOML file; taps that it says nothing of have their own names.
+    """A built-in map by its name, or a TOML file; taps that it says nothing of have their own names. AUTO for "auto".
 
     Raises UserError for an unknown tap, axis or treatment.
     """
+    if spec == "auto":
+        return AUTO
     from llamadiff.candidates.builtin_maps import BUILT_IN
 
     stated = BUILT_IN[spec] if spec in BUILT_IN else _read_map(spec, list(BUILT_IN))
@@ -42,7 +44,7 @@ def _entry(path: Path, word: str, table: Any) -> Entry:
     name, axes = table.get("name", own), table.get("axes")
     if not isinstance(name, str) or not name:
         raise UserError(f"{where} name = {brief(name)} is no name; left out, it is {own!r}")
-    if taps.BY_WORD[word].layered and "{i}" not in name:
+    if taps.BY_WORD[word].layered and "{i}" not in name and "{i+1}" not in name:
         raise UserError(f"{where} name = {brief(name)} has no {{i}} for the layer's number")
     done = _done(where, word, table.get("done", []))
     return Entry(word, name, None if axes is None else _axes(where, word, axes), done)
@@ -60,21 +62,11 @@ def _axes(where: str, word: str, text: Any) -> tuple[str, ...]:
     return axes
 
 
-def _concerns(treatment: str, kind: taps.Kind) -> bool:
-    """Whether a tap of this kind has what a treatment is done to."""
-    parts = {part for axis in kind.axes for part in axis.split("*")}
-    if treatment in ("permuted", "paired"):
-        return "dim" in parts
-    if treatment == "unweighted":
-        return kind.op == "RMS_NORM"
-    return treatment != "repeated" or "kv_head" in parts
-
-
 def _done(where: str, word: str, value: Any) -> tuple[str, ...]:
     treatments = value if isinstance(value, list) else [value]
     for treatment in treatments:
         if not isinstance(treatment, str) or (treatment not in DONE and not factor_of(treatment)):
             raise UserError(f"{where} done = {brief(treatment)}: known are {', '.join(DONE)}")
-        if not _concerns(treatment, taps.BY_WORD[word]):
+        if not concerns(treatment, taps.BY_WORD[word]):
             raise UserError(f"{where} done = {brief(treatment)} is not for a {word}: {DONE[treatment]}")
     return tuple(treatments)

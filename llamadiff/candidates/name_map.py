@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import accumulate, permutations
@@ -62,10 +62,13 @@ class Entry:
     done: tuple[str, ...] = ()
 
     def names(self, layer: int | None) -> str:
-        return self.name if layer is None else self.name.replace("{i}", str(layer))
+        if layer is None:
+            return self.name
+        return self.name.replace("{i}", str(layer)).replace("{i+1}", str(layer + 1))
 
 
 Map = Mapping[str, Entry]
+AUTO: Map = {}  # in place of a map: find one, by the values
 
 
 def identity_map() -> dict[str, Entry]:
@@ -221,12 +224,50 @@ def _misfit(
 
 def _proposal(have: Sequence[int], tap: taps.Tap, sizes: Mapping[str, int]) -> str | None:
     """The axes, in another order, with others merged or with a batch, that have this shape."""
-    parts = [part for axis in tap.kind.axes for part in axis.split("*")]
-    for names in (tap.kind.axes, tuple(parts), ("batch", *tap.kind.axes), ("batch", *parts)):
+    return next((" ".join(order) for order in _orders(have, tap.kind.axes, sizes)), None)
+
+
+def _orders(have: Sequence[int], own: Sequence[str], sizes: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
+    parts = tuple(part for axis in own for part in axis.split("*"))
+    for names in dict.fromkeys([tuple(own), parts, ("batch", *own), ("batch", *parts)]):
         for order in permutations(names):
             if [taps.size_of(axis, sizes) for axis in order] == list(have):
-                return " ".join(order)
-    return None
+                yield order
+
+
+def readings(name: str, shape: Sequence[int], tap: taps.Tap, model: Runnable, n_tokens: int) -> Iterator[Entry]:
+    """The map's lines under which a tensor of this name and shape fits a tap, the plainest first."""
+    kind, own = tap.kind, [part for axis in tap.kind.axes for part in axis.split("*")]
+    for done in ((), *((each,) for each in DONE if _may_be_done(each, tap, model))):
+        sizes = _sizes(model, n_tokens, Entry(kind.word, name, None, done))
+        whole = taps.shape_of(tap, n_tokens, sizes)
+        is_plain = math.prod(shape) == math.prod(whole) and _same_order(shape, whole)
+        if is_plain:
+            yield Entry(kind.word, name, None, done)
+        for axes in _orders(shape, kind.axes, sizes) if not any(part.isdigit() for part in own) else ():
+            if not is_plain or [part for axis in axes for part in axis.split("*") if part != "batch"] != own:
+                yield Entry(kind.word, name, axes, done)
+
+
+def concerns(treatment: str, kind: taps.Kind) -> bool:
+    """Whether a tap of this kind has what a treatment is done to."""
+    parts = {part for axis in kind.axes for part in axis.split("*")}
+    if treatment in ("permuted", "paired"):
+        return "dim" in parts
+    if treatment == "unweighted":
+        return kind.op == "RMS_NORM"
+    return treatment != "repeated" or "kv_head" in parts
+
+
+def _may_be_done(treatment: str, tap: taps.Tap, model: Runnable) -> bool:
+    """Whether a treatment makes a difference to a tap of a model, and an engine may have its reasons for it."""
+    if not concerns(treatment, tap.kind) or factor_of(treatment):
+        return False
+    if treatment in ("permuted", "paired"):
+        return model.rope_pairs == (treatment == "permuted")
+    if treatment == "repeated":
+        return model.sizes["head"] != model.sizes["kv_head"]
+    return tap.name in model.weight_names if treatment == "unweighted" else tap.kind.word.startswith(("kq", "Qcur"))
 
 
 class Names:

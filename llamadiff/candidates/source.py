@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,21 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.candidates import name_map
+from llamadiff.candidates.by_value import found_map
 from llamadiff.candidates.foreign import advice_on_names
+from llamadiff.candidates.pieces import Piece, Unread, placed
 from llamadiff.engines.model_file import Runnable
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.preflight.checks import WEIGHTS
-from llamadiff.preflight.shapes import in_last_row, is_last_row
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
-from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 
 Array = NDArray[Any]
+FOUND_MAP = "map"  # the key of a producer under which the lines of a map stand that was found by values
 ROOM = 2  # times the values of the file's tensor: what a dumped weight may have, to be told what is wrong with it
-_ROW = re.compile(r"(.+)@(-?[0-9]{1,9})")
 
 
 @dataclass(frozen=True)
@@ -94,42 +93,6 @@ def register(source: type[CandidateKind]) -> type[CandidateKind]:
     return source
 
 
-@dataclass(frozen=True)
-class Piece:
-    """One tensor of a dump under the engine's own name; ``row`` if it is one token's alone, ``indices`` of its values
-    if they are not all."""
-
-    name: str
-    array: Array
-    row: int | None = None
-    indices: Array | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        return self.array.shape
-
-    def opened(self, most: int) -> Piece:
-        return self
-
-
-@dataclass(frozen=True)
-class Unread:
-    """A tensor that is still in its file: all that is known is its header's shape (None: a text, which has none).
-
-    ``read`` gets its values, and the indices of those that are there if they are not all; of a text, up to so many.
-    """
-
-    name: str
-    row: int | None
-    shape: tuple[int, ...] | None
-    read: Callable[[int], tuple[Array, Array | None]]
-
-    def opened(self, most: int) -> Piece:
-        """Its values in memory."""
-        array, indices = self.read(most)
-        return Piece(self.name, array, self.row, indices)
-
-
 def assemble(
     pieces: Iterable[Piece | Unread],
     context: Context,
@@ -153,7 +116,11 @@ def assemble(
     kept: dict[str, str] = {}
     weights: dict[str, Array] = {}
     extras: list[Piece | Unread] = []
-    names = name_map.Names(context.mapping, context.model)
+    pieces, mapping = list(pieces), context.mapping
+    if mapping is name_map.AUTO:
+        mapping, lines = found_map(pieces, context.model, run)
+        producer = {**producer, FOUND_MAP: lines}
+    names = name_map.Names(mapping, context.model)
     for unopened in pieces:
         if unopened.name.startswith(WEIGHTS):
             weights[unopened.name] = _weight(unopened, context.model)
@@ -166,7 +133,7 @@ def assemble(
         piece = unopened.opened(name_map.most_values(unopened.shape, tap, entry, context.model, len(run)))
         if entry.done:
             kept.setdefault(tap.name, precision(piece.array))
-        values, mask = _placed(piece, tap, entry, context.model, len(run))
+        values, mask = placed(piece, tap, entry, context.model, len(run))
         if mask is not None and tap.name in known:  # several rows of one tap
             values, mask = np.where(mask, values, arrays[tap.name]), mask | known[tap.name]
         arrays[tap.name] = values
@@ -196,53 +163,14 @@ def _weight(piece: Piece | Unread, model: Runnable) -> Array:
     return piece.opened(ROOM * most).array
 
 
-def named_row(name: str) -> tuple[str, int | None]:
-    """A tensor's name without the token that it is of alone, and that: ``result_output@-1`` is the last one's row."""
-    match = _ROW.fullmatch(name)
-    return (match[1], int(match[2])) if match else (name, None)
-
-
-def _placed(
-    piece: Piece, tap: taps.Tap, entry: name_map.Entry, model: Runnable, n_tokens: int
-) -> tuple[Array, Array | None]:
-    """A tensor in the tap's shape, and which of its values are known (None: all).
-
-    One of another size stays as it is: that is for the report to say.
-    """
-    shape = taps.shape_of(tap, n_tokens, model.sizes)
-    if piece.row is None and piece.indices is None:
-        if is_last_row(tap, piece.array.size, shape):
-            return in_last_row(piece.array, shape)
-        try:
-            return name_map.fitted(piece.array, tap, entry, model, n_tokens), None
-        except name_map.OtherSizeError:
-            if piece.array.ndim <= max(1, tap.row_axis):  # without rows there is nothing more to say
-                raise
-            return piece.array, None
-    values, mask = np.zeros(shape, np.float32), np.zeros(shape, bool)
-    if piece.row is not None:
-        if tap.row_axis != 0 or not -n_tokens <= piece.row < n_tokens:
-            raise UserError(
-                f"{piece.name}@{piece.row}: there are {n_tokens} tokens, 0 to {n_tokens - 1} (-1 is the last)"
-            )
-        values, mask = values[piece.row], mask[piece.row]
-    indices = np.arange(piece.array.size) if piece.indices is None else piece.indices
-    if indices.size and (indices.max() >= values.size or indices.min() < 0):
-        raise UserError(f"{piece.name}: index {int(indices.max())} is outside the {values.size} values of {tap.name}")
-    flat, flags = values.reshape(-1), mask.reshape(-1)
-    flat[indices], flags[indices] = piece.array.reshape(-1), True
-    whole_values, whole_mask = np.zeros(shape, np.float32), np.zeros(shape, bool)
-    target = slice(None) if piece.row is None else piece.row
-    whole_values[target], whole_mask[target] = values, mask
-    return whole_values, whole_mask
-
-
 def _nothing_known(extras: list[Piece | Unread], context: Context, n_tokens: int) -> str:
     if not extras:
         return "the candidate holds no tensors; llamadiff taps MODEL lists what to write"
     first = extras[0]
     line = name_map.propose_name(first.name, first.shape or (), context.model, n_tokens)
     proposed = f"a line for --map: {line}" if line else None
-    listed = "llamadiff taps MODEL lists the names, and --map FILE.toml translates them"
+    listed = (
+        "llamadiff taps MODEL lists the names, --map auto finds them by their values, --map FILE.toml translates them"
+    )
     count, hint = len(extras), advice_on_names(piece.name for piece in extras) or proposed or listed
     return f"none of the candidate's {count} tensors has a name that is known (the first is {first.name[:80]}); {hint}"

@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from llamadiff.candidates.source import Context, Opened, Unread, assemble, named_row, register
+from llamadiff.candidates.pieces import Unread, named_row
+from llamadiff.candidates.source import Context, Opened, assemble, register
 from llamadiff.system.errors import UserError
 from llamadiff.trace.metadata import KEY
 from llamadiff.trace.reader import Array, Trace

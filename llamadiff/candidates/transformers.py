@@ -21,7 +21,8 @@ from typing import Any
 from llamadiff.candidates import name_map
 from llamadiff.candidates.builtin_maps import HF
 from llamadiff.candidates.name_map import Entry
-from llamadiff.candidates.source import Context, Opened, Piece, assemble, register
+from llamadiff.candidates.pieces import Piece
+from llamadiff.candidates.source import Context, Opened, assemble, register
 from llamadiff.candidates.torch_modules import run
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular

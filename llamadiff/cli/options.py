@@ -85,7 +85,12 @@ CheckCandidate = Annotated[
 ]  # fmt: skip
 NameMap = Annotated[
     str | None,
-    _option("--map", ENGINE, "MAP", "Its names and layouts: llama.cpp, hf, transformer-lens, or a TOML file."),
+    _option(
+        "--map",
+        ENGINE,
+        "MAP",
+        "Its names and layouts: llama.cpp, hf, transformer-lens, a TOML file, or auto: found by the values.",
+    ),
 ]
 Timeout = Annotated[float, _option("--timeout", ENGINE, "SECONDS", "How long its command may take.", min=1)]
 DiffModel = Annotated[

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from llamadiff.candidates.source import FOUND_MAP
 from llamadiff.comparison.advice import next_steps
 from llamadiff.comparison.by_original import by_the_original
 from llamadiff.comparison.coverage import coverage_of
@@ -190,6 +191,7 @@ def _judged(
         rows=rows,
         missing=missing,
         extra=extra,
+        found_map=_found_map(candidate, how),
         coverage=coverage_of(rows, missing, trace, wanted, extra, how.partial),
         preflight=checks,
         diagnosis=diagnosis,
@@ -245,6 +247,12 @@ def _extra(model: Runnable, candidate: Trace | None) -> tuple[str, ...]:
     present, left = {tap.name for tap in model.taps}, candidate.info.producer.get("extra")
     own = [name for name in candidate if name not in present and not name.startswith(WEIGHTS)]
     return (*own, *map(str, left)) if isinstance(left, list) else tuple(own)
+
+
+def _found_map(candidate: Trace | None, how: How) -> tuple[str, ...]:
+    """The lines of a map that was found by values, where one was asked for: a stranger's trace may state some too."""
+    lines = candidate.info.producer.get(FOUND_MAP) if candidate is not None and how.name_map == "auto" else None
+    return tuple(map(str, lines)) if isinstance(lines, list) else ()
 
 
 def _logits(model: Runnable, baseline: Trace, candidate: Trace | None, engine: Array, how: How) -> Logits | None:

@@ -104,7 +104,8 @@ class Judged:
     """What was found of the side under test: a row a tap in graph order, and all that was seen besides.
 
     ``preflight`` is what was looked at before the layers; ``extra`` are names of the candidate that are no tap of the
-    model, and were ignored; ``notes`` say how it was read; ``diagnosis`` says why taps are wrong, in graph order;
+    model, and were ignored; ``found_map`` are the lines of a map that was found by values; ``notes`` say how it was
+    read; ``diagnosis`` says why taps are wrong, in graph order;
     ``blamed``: the baseline's taps that are off on its own inputs, beside a candidate; ``free_tokens``: over how many
     tokens the engine ran free, which drift without a candidate, expected drift and distances are about; ``coverage``:
     how much of the run was judged. ``positions``: the logits of all of them, where they are gated.
@@ -114,6 +115,7 @@ class Judged:
     rows: tuple[Row, ...]
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
+    found_map: tuple[str, ...] = ()
     coverage: Coverage | None = None
     preflight: tuple[Check, ...] = ()
     diagnosis: tuple[Diagnosis, ...] = ()

@@ -38,7 +38,8 @@ def steps_when_lacking(coverage: Coverage) -> tuple[str, ...]:
     """What to write, where less was judged than is needed."""
     steps: tuple[str, ...] = ()
     if coverage.ignored.count and (not coverage.is_enough or any(near for _, near in coverage.ignored.first)):
-        steps += ("rename the tensors that were ignored (llamadiff taps MODEL lists the names), or give a --map",)
+        listed = "rename the tensors that were ignored (llamadiff taps MODEL lists the names)"
+        steps += (f"{listed}, or give a --map: auto finds one",)
     if not coverage.is_enough:
         end = coverage.end
         steps += (

@@ -103,6 +103,7 @@ def to_object(comparison: Comparison, about: About = NOBODY, full: bool = False)
         "taps": [_row(row, full) for row in c.rows],
         "missing": c.missing,
         "extra": c.extra,
+        "found_map": c.found_map,
         "coverage": c.coverage,
         "logits": _logits(c.logits),
         "positions": c.positions,

@@ -52,3 +52,11 @@ def put_absences(page: Page, comparison: Comparison, full: bool) -> None:
     for label, words, names in facts:
         if names:
             page.paragraph(labelled(label), Text(words + page.names(names)))
+
+
+def put_names(page: Page, comparison: Comparison) -> None:
+    """Print the lines of a map that was found by values."""
+    if comparison.found_map:
+        page.paragraph(labelled("map"), Text("found by the values; to keep it, put these lines into a file for --map:"))
+    for line in comparison.found_map:
+        page.put(Text(f"  {page.data(line)}"))

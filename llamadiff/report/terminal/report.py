@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from llamadiff.comparison.result import Comparison
-from llamadiff.report.terminal.details import put_absences, put_details
+from llamadiff.report.terminal.details import put_absences, put_details, put_names
 from llamadiff.report.terminal.finding import put_causes, put_fixes, put_headline, put_last_line, put_next_steps
 from llamadiff.report.terminal.footnotes import put_notes
 from llamadiff.report.terminal.logits import put_logits
@@ -58,6 +58,7 @@ def render(comparison: Comparison, console: Console, full: bool = False, verbose
         page.blank()
         put_logits(page, comparison, full)
     put_absences(page, comparison, full)
+    put_names(page, comparison)
     put_next_steps(page, comparison)
     if verbose:
         put_details(page, comparison)
