@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from llamadiff.cli.inputs import place_of, prompt_of, settings_files, token_ids
-from llamadiff.cli.options import LlamaCpp, Model, Prompt, PromptFile, Runner, Tokens, TokensFile
+from llamadiff.cli.options import LlamaCpp, Model, NPredict, Prompt, PromptFile, Runner, Tokens, TokensFile
 from llamadiff.cli.reports import PANEL, STANDARD_OUTPUT, put, target
 from llamadiff.system.collisions import refuse_collisions
 
@@ -23,7 +23,7 @@ def port(
         ),
     ],
     prompt: Prompt = None, prompt_file: PromptFile = None, tokens: Tokens = None, tokens_file: TokensFile = None,
-    llama_cpp: LlamaCpp = None, runner: Runner = None,
+    n_predict: NPredict = 0, llama_cpp: LlamaCpp = None, runner: Runner = None,
     json: Annotated[
         str | None,
         typer.Option("--json", callback=target, help="All of it as JSON (- for standard output).", metavar="FILE",
@@ -41,7 +41,12 @@ def port(
         [("the model", model), ("the checkpoint", Path(checkpoint)), *settings_files(None, tokens_file, prompt_file)],
         [("--json", json)],
     )
-    run = Run(prompt_of(prompt, prompt_file), token_ids(tokens, tokens_file), settings=place_of(llama_cpp, runner))
+    run = Run(
+        prompt_of(prompt, prompt_file),
+        token_ids(tokens, tokens_file),
+        n_predict=n_predict,
+        settings=place_of(llama_cpp, runner),
+    )
     with progress() as shown:
         found = run_port(model, checkpoint, run, How(progress=shown))
     if json is not None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from llamadiff.candidates.transformers import config_read
+from llamadiff.comparison.judging import judge
+from llamadiff.comparison.result import Comparison
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile
@@ -36,7 +38,8 @@ class Port:
     against the model's; ``own``: of llama.cpp's against the graph's. Where something parts, ``keys`` are the file's
     keys and tensors that are not what the checkpoint has, ``unsaid`` the numbers that the model has read of its config
     and no key has, and ``opinion`` is whose logits a third reading of the file has. ``quantized``: the types of the
-    file's matrices, where the model was given these.
+    file's matrices, where the model was given these. ``steps``: llama.cpp's own run, its last tokens as decode steps,
+    judged by the graph of all tokens in one go.
     """
 
     model: Mapping[str, Any]
@@ -51,13 +54,15 @@ class Port:
     unsaid: Mapping[str, float] = field(default_factory=dict)
     opinion: str | None = None
     quantized: Sequence[str] = ()
+    steps: Comparison | None = None
 
     @property
     def verdict(self) -> str:
-        if self.places:
+        steps = tolerances.MATCH if self.steps is None else self.steps.verdict
+        if self.places or steps == tolerances.WRONG:
             return tolerances.WRONG
         is_close = self.logits <= CLOSE and self.own <= KERNELS
-        return tolerances.MATCH if is_close else tolerances.UNCHECKED
+        return tolerances.MATCH if is_close and steps != tolerances.UNCHECKED else tolerances.UNCHECKED
 
 
 def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
@@ -95,12 +100,13 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
             for place in joined(places_of(found.departed, causes, reasons.of))
         ]
         keys += reasons.misplaced
+    steps = judge(graph, trace, None, replace(how, diagnose=False)) if run.n_predict else None
     end = graph.graph.nodes[-1].label or taps.LOGITS
     recorded = trace[end].ravel() if end in trace else None
     return Port(
         file.describe(), type(model).__name__, file.token_texts(trace.info.tokens), dict(trace.info.producer),
         places, found, found.logits, distance(recorded, logits) if recorded is not None else float("nan"),
-        keys, unsaid, opinion, quantized,
+        keys, unsaid, opinion, quantized, steps,
     )  # fmt: skip
 
 

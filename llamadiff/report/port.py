@@ -52,8 +52,12 @@ def headline(found: Port) -> str:
         first, more = found.places[0], len(found.places) - 1
         others = f"; {more} more {'places' if more > 1 else 'place'} below" if more else ""
         return f"{first.side}, {first.name}: {code} {first.says}{others}"
+    if found.verdict == tolerances.WRONG and found.steps is not None:
+        return f"llama.cpp's graph is right in one go, and not its decode steps: {found.steps.headline}"
     if found.verdict == tolerances.MATCH:
         return f"llama.cpp computes what {code} does: logits agree to {_size(found.logits)}"
+    if found.steps is not None and found.steps.verdict == tolerances.UNCHECKED:
+        return f"the graph is what {found.code} computes, and llama.cpp's decode steps were not all judged by it"
     if found.own > KERNELS:
         return "llama.cpp's own run is not what its graph gives: a kernel is wrong, and llamadiff backend says which"
     return f"no op of llama.cpp's parts from {code}, and yet logits are off by {_size(found.logits)}"
@@ -87,6 +91,9 @@ def _counted(found: Port) -> Iterator[str]:
     )
     if found.quantized:
         yield f"the model was given the file's matrices ({', '.join(found.quantized)}): what they cost is not looked at"
+    if found.steps is not None:
+        steps = len(found.tokens) - found.steps.n_prefill
+        yield f"llama.cpp ran {steps} tokens as decode steps: {found.steps.summary}"
     mended, parted = lineup.mended
     if parted:
         given = "given the model's values at these places, llama.cpp's graph gives"
@@ -109,6 +116,7 @@ def as_json(found: Port) -> str:
         "nodes": {"all": found.lineup.nodes, "aligned": found.lineup.aligned, "inside": found.lineup.inside},
         "logits": _number(found.logits), "own_logits": _number(found.own),
         "quantized": list(found.quantized), "mended": list(found.lineup.mended),
+        "steps": None if found.steps is None else {"verdict": found.steps.verdict, "headline": found.steps.headline},
         "keys": list(found.keys), "unsaid": dict(found.unsaid), "third_opinion": found.opinion,
         "places": [_place(place) for place in found.places],
     }  # fmt: skip

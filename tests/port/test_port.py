@@ -20,12 +20,15 @@ from weights.conversion.mistakes import INJECTED
 
 from llamadiff import UserError
 from llamadiff.cli.commands import app
+from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.run_spec import USUAL, Run
 from llamadiff.ggml.engine import Then
 from llamadiff.port import lineup
 from llamadiff.port import run as verb
 from llamadiff.port.graph_values import Again, node_values
 from llamadiff.port.run import port
+from llamadiff.report.port import headline
+from llamadiff.trace.reader import Trace
 
 pytestmark = [needs("torch", "transformers"), pytest.mark.filterwarnings("ignore")]
 TOKENS = (1, 7, 45, 99, 13, 200, 33, 61, 5, 150, 77, 42)
@@ -281,6 +284,30 @@ def test_the_command_names_both_sides(checkpoint, tmp_path):
     about = json.loads((tmp_path / "r.json").read_text("utf-8"))
     assert (about["verdict"], about["places"][0]["nodes"][0]) == ("wrong", "Qcur_rope-0")
     assert about["places"][0]["cause"]["name"] == "rope-base"
+
+
+@pytest.mark.parametrize("arch", ["llama", "mamba2"])
+def test_decode_steps_are_held_against_one_pass(arch, checkpoint, tmp_path):
+    path = convert(checkpoint(arch), arch, tmp_path / "m.gguf", "F32", None)
+    args = ["port", str(path), str(checkpoint(arch)), "--tokens", "1,7,45,99", "--n-predict", "3"]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"llama\.cpp ran 3 tokens as decode steps: every\s+op", result.output)
+
+
+def test_a_wrong_decode_step_is_found(checkpoint, monkeypatch, tmp_path):
+    def forgetful(*args):
+        graph, trace = by_its_graph(*args)
+        arrays = {name: trace[name].copy() for name in trace}
+        arrays["kqv_out-1"][-1] = arrays["kqv_out-1"][0]  # the last step has forgotten all but the first token
+        return graph, Trace(trace.info, arrays, trace.dtypes)
+
+    monkeypatch.setattr(verb, "by_its_graph", forgetful)
+    path = convert(checkpoint("llama"), "llama", tmp_path / "m.gguf", "F32", None)
+    found = port(path, str(checkpoint("llama")), Run(tokens=TOKENS[:6], n_predict=2), USUAL)
+    assert (found.verdict, found.places) == ("wrong", [])
+    assert found.steps.first_divergence.tap == "kqv_out-1"
+    assert "not its decode steps: llama.cpp's weighted sum of values, layer 1" in headline(found)
 
 
 @pytest.mark.parametrize(
