@@ -67,7 +67,8 @@ class Loading:
 
 @dataclass(frozen=True)
 class Room:
-    """What a context is made with; types are ggml's numbers. ``offload``: layers of the CPU may compute elsewhere."""
+    """What a context is made with; types are ggml's numbers. ``offload``: layers of the CPU may compute elsewhere.
+    ``pooled``: texts are embedded, and no logits computed."""
 
     n_ctx: int
     n_batch: int
@@ -78,6 +79,7 @@ class Room:
     flash_attn: bool
     threads: int
     offload: bool = False
+    pooled: bool = False
 
 
 @dataclass(frozen=True)

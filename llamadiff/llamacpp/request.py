@@ -98,7 +98,8 @@ class Request:
     ``texts``. ``other``: a second file of the same model, beside the first; ``window``: so many tokens of a text are
     run at a time (0: all), and ``most`` windows at most (0: all).
     ``weights``: names of the file's tensors, whose values nobody wants to be told; ``alone``: nothing else needs a core
-    meanwhile; ``data``: bytes for an errand, in base64.
+    meanwhile; ``data``: bytes for an errand, in base64. ``pooled``: the text is
+    embedded, with the model's pooling.
     """
 
     model: str
@@ -133,6 +134,7 @@ class Request:
     weights: tuple[str, ...] = ()
     alone: bool = False
     data: str = ""
+    pooled: bool = False
 
     @property
     def layer_range(self) -> range | None:

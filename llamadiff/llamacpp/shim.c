@@ -55,7 +55,7 @@ void * shim_model(const char * path, int32_t gpu_layers, int32_t repack, int32_t
 // ---- contexts -------------------------------------------------------------------------------------------------------
 
 struct shim_room {
-    int32_t n_ctx, n_batch, n_ubatch, n_seq, type_k, type_v, flash_attn, threads, offload;
+    int32_t n_ctx, n_batch, n_ubatch, n_seq, type_k, type_v, flash_attn, threads, offload, pooled;
 };
 
 void * shim_context(void * model, const struct shim_room * room, ggml_backend_sched_eval_callback observe) {
@@ -69,6 +69,7 @@ void * shim_context(void * model, const struct shim_room * room, ggml_backend_sc
     params.n_threads = room->threads;
     params.n_threads_batch = room->threads;
     params.cb_eval = observe;
+    params.embeddings = room->pooled != 0;
 #ifdef HAS_flash_attn_type
     params.flash_attn_type = room->flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
 #else

@@ -23,6 +23,7 @@ from llamadiff.port.graph_values import node_values
 from llamadiff.port.lineup import Lineup, LiningUp
 from llamadiff.port.loading import check_vocabulary, kept_as_in, model_of
 from llamadiff.port.places import Apart, Reasons, joined, places_of
+from llamadiff.port.pooling import POOLED, mode_of, other_pooling, with_pooling
 from llamadiff.port.sides import EITHER, FILE, GRAPH, MODEL, other_keys, side_of, third_opinion, unstated
 from llamadiff.port.tensors import Tensors
 from llamadiff.port.torch_ops import layers_of
@@ -70,10 +71,12 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
     file = ModelFile(path)
     how.progress("loading the checkpoint")
     with config_read() as read:
-        model = model_of(checkpoint)
+        model, pooling = model_of(checkpoint), mode_of(Path(checkpoint))
+        model = model if pooling is None else with_pooling(model, pooling)
         quantized = kept_as_in(model, file)
         with scratch_directory() as folder, Child(run.settings) as child:
-            graph, trace = by_its_graph(path, text_request(file, run, Path(folder) / "llama.cpp"), how.progress, child)
+            request = replace(text_request(file, run, Path(folder) / "llama.cpp"), pooled=pooling is not None)
+            graph, trace = by_its_graph(path, request, how.progress, child)
         check_vocabulary(model, trace.info.tokens)
         how.progress("computing llama.cpp's graph")
         values = node_values(graph.graph, graph.weights)
@@ -90,16 +93,18 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         opinion = third_opinion(file, trace.info.tokens, logits, lining.model_logits)
         if opinion != MODEL:  # which shows that all is in the file
             keys, unsaid = list(other_keys(file, config)), unstated(file, config, read)
+            keys += other_pooling(file, pooling) if pooling is not None else []
         prefixes = [name for name, _ in layers_of(model)]
         tensors = Tensors(graph.weights, file.architecture, lining.parameters, prefixes)
         reasons = Reasons(lining, graph.graph, tensors, opinion)
         is_own = not Path(checkpoint).is_dir()  # code of one's own, which may be what is wrong
         blamed = GRAPH if opinion != GRAPH else EITHER if is_own else FILE
         places = [
-            replace(place, side=reasons.side(place, side_of(place.op, place.says, place.text, keys, unsaid, blamed)))
+            replace(place, side=reasons.side(place, side_of(place.name, place.says, place.text, keys, unsaid, blamed)))
             for place in joined(places_of(found.departed, causes, reasons.of))
         ]
         keys += reasons.misplaced
+        places = [replace(each, otherwise=f"pools by {pooling}") if POOLED in each.name else each for each in places]
     steps = judge(graph, trace, None, replace(how, diagnose=False)) if run.n_predict else None
     end = graph.graph.nodes[-1].label or taps.LOGITS
     recorded = trace[end].ravel() if end in trace else None

@@ -25,7 +25,7 @@ ALIKE = 1e-5  # relative, of numbers that are one
 SHOWS: dict[str, tuple[str, ...]] = {
     "rope": ("ROPE",), "epsilon": ("NORM",), "window": ("SOFT_MAX",), "expert": ("ARGSORT", "SIGMOID", "SOFT_MAX"),
     "softcap": ("TANH", "SCALE", "SOFT_MAX"), "scale": ("SCALE", "ADD", "SOFT_MAX", "GET_ROWS", "MUL_MAT"),
-    "clamp": ("CLAMP",),
+    "clamp": ("CLAMP",), "pooling": ("result_embd_pooled",),
 }  # fmt: skip
 UNUSED = ("initializer", "dropout", "pdrop", "_std", "aux_loss")  # of training alone
 
@@ -64,25 +64,25 @@ def third_opinion(file: ModelFile, tokens: tuple[int, ...], graph: Array, model:
     return who if who is not None and near[who] <= AGREES else None
 
 
-def side_of(op: str, says: str, line: str, keys: Iterable[str], numbers: Mapping[str, float], blamed: str) -> str:
-    """Whose a place is, of which no tensor of the file tells. ``line`` is the model's code there.
+def side_of(place: str, says: str, line: str, keys: Iterable[str], numbers: Mapping[str, float], blamed: str) -> str:
+    """Whose a ``place`` (op and name) is, of which no tensor of the file tells. ``line`` is the model's code there.
 
     ``keys`` are of the file and not as the config has them, ``numbers`` of the config and in no key; ``blamed``: who is
     wrong where these say nothing of it.
     """
     said = [float(x) for x in re.findall(r"(?<![\w.{-])\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w}])", says)]
-    may = {name: x for name, x in numbers.items() if _shows(name, op) is not False}
+    may = {name: x for name, x in numbers.items() if _shows(name, place) is not False}
     stated = any(np.isclose(said, x, rtol=1e-3, atol=0).any() for x in may.values()) if said else False
     stated = stated or any(name.rpartition(".")[2] in line for name in may)
-    shows = any(_shows(key.partition(" ")[0], op) for key in keys)
+    shows = any(_shows(key.partition(" ")[0], place) for key in keys)
     if stated or shows:
         return FILE
     return blamed
 
 
-def _shows(name: str, op: str) -> bool | None:
-    """Whether what a key or a number says shows at an op; None where its name does not tell."""
-    found = [any(where in op for where in ops) for word, ops in SHOWS.items() if word in name]
+def _shows(name: str, place: str) -> bool | None:
+    """Whether what a key or a number says shows at a place; None where its name does not tell."""
+    found = [any(where in place for where in ops) for word, ops in SHOWS.items() if word in name]
     return any(found) if found else None
 
 

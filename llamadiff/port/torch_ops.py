@@ -18,7 +18,13 @@ from numpy.typing import NDArray
 from llamadiff.system.errors import UserError
 
 Array = NDArray[Any]
-SCAFFOLD = ("/torch/", "/llamadiff/port/", "/transformers/utils/", "/transformers/integrations/", "/contextlib.py")
+SCAFFOLD = (
+    "/torch/",
+    "/llamadiff/port/torch_ops.py",
+    "/transformers/utils/",
+    "/transformers/integrations/",
+    "/contextlib.py",
+)
 # What shows the values of another tensor, in another shape or order, or some of them.
 LOOKS = {
     "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "expand", "slice", "select", "unsqueeze", "squeeze",

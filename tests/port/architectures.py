@@ -116,7 +116,7 @@ def make(folder: Path, name: str) -> Path:
 
 
 def make_bert(folder: Path, activation: str) -> Path:
-    """Write a checkpoint of a model that embeds texts, with its tokenizer and the mean of its rows."""
+    """Write a checkpoint of a model that embeds texts, with its tokenizer."""
     import torch
     import transformers
     from tokenizers import BertWordPieceTokenizer
@@ -138,6 +138,16 @@ def make_bert(folder: Path, activation: str) -> Path:
     named = {f"{word.strip('[]').lower()}_token": word for word in words[:5]}
     about = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, **named}
     (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
+    return folder
+
+
+def pool(folder: Path, mode: str) -> Path:
+    """Say how a checkpoint pools, in sentence-transformers' files."""
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    modules = [{"path": "", "type": "a.Transformer"}, {"path": "1_Pooling", "type": "a.models.Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    modes = {f"pooling_mode_{name}": name == mode for name in ("cls_token", "mean_tokens", "lasttoken", "max_tokens")}
+    (folder / "1_Pooling/config.json").write_text(json.dumps(modes), encoding="utf-8")
     return folder
 
 

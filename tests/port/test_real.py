@@ -11,7 +11,7 @@ from importlib.metadata import version
 
 import pytest
 from optional import needs
-from port.architectures import ARCHITECTURES, CONVERTING, convert, describe, make, make_bert
+from port.architectures import ARCHITECTURES, CONVERTING, convert, describe, make, make_bert, pool
 from tools.backends import made
 from tools.parts import PACKAGE, minilm, sources
 
@@ -250,6 +250,19 @@ def test_a_model_that_embeds_texts_is_lined_up(activation, says, tmp_path):
     found = port(path, str(checkpoint), Run(tokens=(2, 20, 12, 30, 45, 50, 33, 3)), USUAL)
     assert [place.says.partition(";")[0] for place in found.places] == ([] if says is None else [says])
     assert found.verdict == ("match" if says is None else "wrong")
+
+
+@pytest.mark.parametrize("mode", ["cls_token", "mean_tokens", "lasttoken"])
+@pytest.mark.parametrize("own", ["cls_token", "mean_tokens", "lasttoken"])
+def test_the_pooling_of_a_file_is_the_checkpoints(mode, own, tmp_path):
+    checkpoint = pool(make_bert(tmp_path / "bert", "gelu_new"), mode)
+    path = convert(sources(version(PACKAGE)), checkpoint, tmp_path / "bert.gguf")
+    found = port(path, str(pool(checkpoint, own)), Run(tokens=(2, 20, 12, 30, 45, 50, 33, 3)), USUAL)
+    places = [(place.side, place.nodes[-1].name, place.says) for place in found.places]
+    pools = f"pools by {own.removesuffix('_token').removesuffix('_tokens')}"
+    assert places == ([] if mode == own else [("the file", "result_embd_pooled", pools)])
+    assert found.verdict == ("match" if mode == own else "wrong")
+    assert [key.partition(" ")[0] for key in found.keys] == ([] if mode == own else ["bert.pooling_type"])
 
 
 def test_a_checkpoint_from_the_package_index_is_lined_up(tmp_path):
