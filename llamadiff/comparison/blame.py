@@ -9,6 +9,7 @@ from llamadiff.comparison import unjudged
 from llamadiff.comparison.rows import Row, is_slight, leading, stem
 from llamadiff.comparison.said import Said
 from llamadiff.diagnose.diagnosis import Diagnosis
+from llamadiff.judge.pattern.deviation import ANSWERS, Fact
 from llamadiff.numerics import tolerances
 
 _OPS = {
@@ -34,22 +35,28 @@ def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subje
     slight = [row for row in others if is_slight(row, diagnosis)]
     if first.misrecorded:
         return _recorded_wrongly(records, rows, whose).plus(*_slight(slight), *_the_rest(rows, gaps))
-    rest = [*_slight(slight), *unjudged.other_origins(others), *unjudged.open_rest(rows), *_the_rest(rows, gaps)]
+    ends = [*_slight(slight), *unjudged.other_origins(others), *unjudged.open_rest(rows), *_the_rest(rows, gaps)]
     if records:
-        told = _recorded_wrongly(records, rows, whose)
-        rest = [told.headline, *told.clauses, *rest]
+        record = _recorded_wrongly(records, rows, whose)
+        ends = [record.headline, *record.clauses, *ends]
     diagnosis = [d for d in diagnosis if not {row.tap for row in slight} >= set(d.taps)]
-    why = next((d for d in diagnosis if first.tap in d.taps), None)
+    why = _why(first, diagnosis)
     if why is not None and why.known:
         also = list(_other_causes([d for d in diagnosis if d is not why], rows, why))
-        return Said(subject + headline(why, rows), tuple(proof(why, rows))).plus(*also, *rest)
+        return Said(subject + headline(why, rows), tuple(proof(why, rows))).plus(*also, *ends)
     known = [d for d in diagnosis if d.known]
     named = {row.tap for row in slight}.union(*(d.taps for d in known))
-    also = [*_others(first, [row for row in others if row.tap not in named]), *_other_causes(known, rows)]
-    alike = [row.layer for row in (first, *others) if row.layer is not None and stem(row.tap) == stem(first.tap)]
+    same = [row for row in (first, *others) if row.layer is not None and stem(row.tap) == stem(first.tap)]
+    told = next(_told(first, why), None)
+    unnamed = [row for row in others if row.tap not in named]
+    likewise = [row for row in unnamed if told is not None and told.kind in _kinds(row, _why(row, diagnosis))]
+    also = [*_likewise(first, likewise), *_others(first, unnamed, likewise), *_other_causes(known, rows)]
+    alike = [row for row in same if told is None or not _is_read(row, why) or told.kind in _kinds(row, why)]
+    read = [row for row in alike if _is_read(row, why)]
     given = f"wrong on the inputs {'they were' if first.span else 'it was'} given"
-    found = f"{subject}{place(first, alike)}: {next(_read_back(first.tap, why), given)}"
-    return Said(found, tuple(_unknown(first, why))).plus(*also, *rest)
+    found = f"{subject}{place(first, _layers(alike))}: {told.says if told is not None else given}"
+    seen = [f"that was read in {say.layers_of(_layers(read))}"] if told is not None and len(read) < len(alike) else []
+    return Said(found, tuple(_unknown(first, why))).plus(*seen, *also, *_otherwise(same, alike), *ends)
 
 
 def place(row: Row, layers: Sequence[int] = (), names_weight: bool = True) -> str:
@@ -75,6 +82,32 @@ def headline(d: Diagnosis, rows: Sequence[Row]) -> str:
     if d.known:
         return f"{place(row, d.layers, alike)}: {say.likeliest(d)}"
     return f"{place(row)}: {'; '.join([*_read_back(d.tap, d), say.nearest(d)])}"
+
+
+def _told(row: Row, d: Diagnosis | None) -> Iterator[Fact]:
+    """What a wrong tap holds instead, or what its op did: read back, or seen in its values."""
+    yield from (d.read.get(row.tap, ()) if d is not None else ())
+    yield from (fact for fact in (row.local.facts if row.local is not None else ()) if fact.kind in ANSWERS)
+
+
+def _is_read(row: Row, d: Diagnosis | None) -> bool:
+    """Whether anybody asked what a tap holds: that takes long, and the first layers tell of the others."""
+    return (d is not None and row.tap in d.read) or (row.local is not None and bool(row.local.facts))
+
+
+def _layers(rows: Sequence[Row]) -> list[int]:
+    return [row.layer for row in rows if row.layer is not None]
+
+
+def _otherwise(same: Sequence[Row], alike: Sequence[Row]) -> Iterator[str]:
+    """The layers in which the op is wrong in another way."""
+    others = [row for row in same if row not in alike]
+    if others:
+        yield f"in {say.layers_of(_layers(others))} it is wrong in another way"
+
+
+def _kinds(row: Row, d: Diagnosis | None) -> set[str]:
+    return {fact.kind for fact in _told(row, d)}
 
 
 def _read_back(tap: str, d: Diagnosis | None) -> Iterator[str]:
@@ -141,9 +174,21 @@ def _slight(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{named} {verb} an NMSE of {most:.1e}, for no known reason: arithmetic"
 
 
-def _others(first: Row, rest: Sequence[Row]) -> Iterator[str]:
+def _why(row: Row, diagnosis: Sequence[Diagnosis]) -> Diagnosis | None:
+    return next((d for d in diagnosis if row.tap in d.taps), None)
+
+
+def _likewise(first: Row, rows: Sequence[Row]) -> Iterator[str]:
+    """Other ops in which the same was read."""
+    words = list(dict.fromkeys(stem(row.tap) for row in rows if stem(row.tap) != stem(first.tap)))
+    if words:
+        yield f"{', '.join(words)} likewise"
+
+
+def _others(first: Row, rest: Sequence[Row], likewise: Sequence[Row] = ()) -> Iterator[str]:
     """The rest of the WRONG taps: other ops, for the headline has the layers of the same one."""
-    others = list(dict.fromkeys(stem(row.tap) for row in rest if stem(row.tap) != stem(first.tap)))
+    said = {stem(row.tap) for row in (first, *likewise)}
+    others = list(dict.fromkeys(stem(row.tap) for row in rest if stem(row.tap) not in said))
     if others:
         more = " and others" if len(others) > _FEW_TAPS else ""
         yield f"{', '.join(others[:_FEW_TAPS])}{more} {'is' if len(others) == 1 else 'are'} wrong too"

@@ -28,6 +28,7 @@ from llamadiff.comparison.summary import summarize
 from llamadiff.diagnose.diagnosis import Diagnosis, diagnose, is_wrong, scene_of
 from llamadiff.engines.model_file import Runnable, check_same_model
 from llamadiff.engines.run_spec import Gate, How
+from llamadiff.judge.as_shown import as_shown
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.misrecorded import misrecorded
 from llamadiff.judge.run import Passes, run_passes, without_followers
@@ -136,10 +137,10 @@ def _studied(
     if candidate is None:
         return _Study(passes, None)
     if model.by_graph:
-        return _Study(without_followers(passes), candidate)
+        return _Study(without_followers(as_shown(passes)), candidate)
     manner, candidate, passes = understood(model, baseline, candidate, passes, how, graph)
     records, passes = misrecorded(model, baseline, candidate, passes, how)
-    return _Study(without_followers(passes), candidate, manner, records)
+    return _Study(without_followers(as_shown(passes)), candidate, manner, records)
 
 
 def _gated(result: Comparison, model: Runnable, baseline: Trace, study: _Study, gate: Gate) -> Comparison:

@@ -81,9 +81,10 @@ def leading(wrong: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> Row | None:
 
 
 def is_slight(row: Row, diagnosis: Sequence[Diagnosis]) -> bool:
-    """Whether a WRONG tap is hardly off, for no known reason: most likely arithmetic."""
+    """Whether a WRONG tap is hardly off, for no known reason, and nothing was read back: most likely arithmetic."""
     known = any(row.tap in d.taps for d in diagnosis if d.known and not d.harmless)
-    sure = known or row.misrecorded or row.local is None or row.local.not_finite > 0
+    told = any(d.read.get(row.tap, any(d.read.values())) for d in diagnosis if row.tap in d.taps)
+    sure = known or told or row.misrecorded or row.local is None or row.local.not_finite > 0
     return not sure and row.local is not None and row.local.nmse <= SLIGHT
 
 

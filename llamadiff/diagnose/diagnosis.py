@@ -218,6 +218,8 @@ def case_of(run: Recording, source: Source, tap: taps.Tap, local: Local) -> Case
         array = np.asarray(source.trace[name]).reshape(run.shapes[name])[None]
         return array.astype(np.int32 if name.startswith("ffn_moe_topk") else run.model.engine.w.dtype)
 
+    if local.exact:
+        run = replace(run, carrier=run.carrier.first)
     recorded = np.asarray(source.trace[tap.name]).reshape(run.shapes[tap.name])
     return Case(run, tap, values, recorded, limit=max(local.limit, local.noise_limit))
 

@@ -12,7 +12,7 @@ from llamadiff.diagnose.alter import after
 from llamadiff.diagnose.case import Case
 from llamadiff.diagnose.registry import Bug, Change, define, extend
 from llamadiff.diagnose.site import Site
-from llamadiff.diagnose.solve import least_squares, solve
+from llamadiff.diagnose.solve import PROBE, least_squares, solve
 from llamadiff.diagnose.sought import Sought
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.ggml.engine import Alter
@@ -135,13 +135,17 @@ def _applied(r: Subgraph, case: Case, places: list[Place], variant: str) -> Iter
     how = replace(case, hurried=True) if slow else case
     build = partial(_with, r, places)
     for value in _values(how, build, edit):
-        yield Change(build(value), edit.sought.says(value, edit.own), variant, value, first.tap)
+        yield Change(build(value), edit.sought.says(value, edit.own), variant, value, first.tap, edit.own)
 
 
 def _values(case: Case, build: Callable[[float], Subgraph], edit: Constant) -> Sequence[float]:
-    """The values to try: the one that fits best; through a span, where that takes long, at first the familiar ones."""
+    """The values to try: the one that fits best; through a span, where that takes long, at first the familiar ones.
+
+    And one on each side of the model's own, which tell the direction of a small error (``lowest``).
+    """
     if case.everywhere is not None and case.hint is None:
-        return edit.sought.familiar if edit.familiar is None else edit.familiar
+        beside = [edit.own * (1 + PROBE), edit.own * (1 - PROBE)] if edit.own > 0 else []
+        return [*(edit.sought.familiar if edit.familiar is None else edit.familiar), *beside]
     return (edit.linear and least_squares(case, build)) or solve(case, build, edit.sought, edit.familiar)
 
 

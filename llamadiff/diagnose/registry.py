@@ -26,8 +26,8 @@ FAMILIES = (
 class Change:
     """A subgraph as a bug leaves it, and what the op does instead, as a clause without its subject.
 
-    ``value`` is a constant that was solved for, ``variant`` tells this change from the bug's others in every layer;
-    ``at`` is the tap that it is at, if that is not the one that is judged.
+    ``value`` is a constant that was solved for, ``own`` the model's; ``variant`` tells this change from the bug's
+    others in every layer; ``at`` is the tap that it is at, if that is not the one that is judged.
     """
 
     subgraph: Subgraph
@@ -35,6 +35,7 @@ class Change:
     variant: str = ""
     value: float | None = None
     at: str | None = None
+    own: float | None = None
 
 
 Changes = Callable[[Subgraph, Case], Iterator[Change]]

@@ -13,6 +13,7 @@ import numpy as np
 
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import Bug, Change, known_bugs
+from llamadiff.diagnose.solve import PROBE, lowest
 from llamadiff.diagnose.subgraph import Subgraph, subgraph_of
 from llamadiff.diagnose.together import errors
 from llamadiff.ggml.engine import Alter
@@ -25,9 +26,14 @@ MOST = 0.5  # the same, where noise is as large: in 16 bits many values are on e
 OTHER_SUMS = 3e-6  # of a result, root mean square: what sums in another order make of it
 FURTHER = 4.0  # times as far as arithmetics lie apart at the right op they may lie with a bug
 SEPARATES = 0.1  # of the right op's error: limits beyond it tell nothing apart
+ALONG = 0.25  # of the right op's error: what its direction does not explain
+SMALL = 0.05  # of the model's constant: a smaller one may be any
 NEARER, REFINED = 0.9, 6  # of the right op's error; how many constants of a span are solved for
 EXACT, SLOWEST = 1e-11, "misread"  # where a fit leaves no more, the bugs of the slowest family are no longer asked
 TIE = 10.0  # fits this much worse than the best are still the best's equals, as both are rounding
+
+
+Key = tuple[tuple[str, str], ...]  # of a fit: bugs and their variants
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class ReplayedBug:
     says: str
     value: float | None
     at: str | None = None
+    own: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Fit:
         return tuple(step.bug.name for step in self.steps)
 
     @property
-    def key(self) -> tuple[tuple[str, str], ...]:
+    def key(self) -> Key:
         """What makes this fit the same one in another layer."""
         return tuple((step.bug.name, step.variant) for step in self.steps)
 
@@ -107,6 +114,7 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
         base = _right(case, right)
     except NotRecordedError:
         return Outcome((), ())
+    right = max(right, _error(case, base)) if len(case.carrier.ways) == 1 else right
     case = replace(_with_limits(case, right), until=clock.until + CONFIRMING)
     quick, bare = _quickly(replace(case, until=clock.until), base, right)
     tried: list[Fit] = []
@@ -137,12 +145,35 @@ def _quickly(case: Case, base: Subgraph, right: float) -> tuple[Case, Subgraph]:
 
 
 def _refined(case: Case, base: Subgraph, tried: Iterable[Fit], right: float) -> list[Fit]:
-    """Constants of a span, solved for where a familiar value comes nearer than the right op."""
-    near = [fit for fit in tried if fit.steps[0].value is not None and fit.nmse < NEARER * right]
-    first = {fit.key: fit for fit in sorted(near, key=lambda fit: -fit.nmse)}
-    nearest = sorted(first.values(), key=lambda fit: fit.nmse)[:REFINED]
-    found = [_chain(case, base, fit.key, [step.value for step in fit.steps]) for fit in nearest]
+    """Constants of a span, solved for where a familiar value comes nearer than the right op, or the error lies in the
+    direction in which the constant moves the result.
+    """
+    fits = [fit for fit in tried if fit.steps[0].value is not None]
+    near = [(fit.nmse, fit.key, fit.steps[0].value) for fit in fits if fit.nmse < NEARER * right]
+    near += [each for each in _along(fits, right) if each[0] < ALONG * right]
+    first = {key: (nmse, value) for nmse, key, value in sorted(near, key=lambda each: -each[0])}
+    order = list(known_bugs())
+
+    def rank(key: Key) -> tuple[bool, float]:
+        """What leaves nearly nothing first, the likelier bug before others; then by what is left."""
+        leaves = first[key][0]
+        return leaves > EXPLAINS * right, order.index(key[0][0]) if leaves <= EXPLAINS * right else leaves
+
+    nearest = [(key, first[key][1]) for key in sorted(first, key=rank)[:REFINED]]
+    found = [_chain(case, base, key, [value]) for key, value in nearest]
     return [fit for fit in found if fit is not None and fit.nmse <= _allowed(case, fit)]
+
+
+def _along(fits: Sequence[Fit], right: float) -> Iterator[tuple[float, Key, float]]:
+    """What would be left of an error by the constant that its direction tells, of each bug that was tried beside the
+    model's own constant.
+    """
+    left = {(fit.key, fit.steps[0].value): fit.nmse for fit in fits}
+    for key, own in {fit.key: fit.steps[0].own for fit in fits if fit.steps[0].own}.items():
+        beside = [left.get((key, own * factor)) for factor in (1 + PROBE, 1 - PROBE)]
+        if beside[0] is not None and beside[1] is not None:
+            value, nmse = lowest(own, right, beside[0], beside[1])
+            yield nmse, key, value
 
 
 def _scopes(case: Case, base: Subgraph) -> tuple[bool | None, ...]:
@@ -182,13 +213,13 @@ def _with_limits(case: Case, right: float, leaves: float = EXPLAINS) -> Case:
 def _right(case: Case, right: float) -> Subgraph:
     """The nodes that make a case's tap. Raises NotRecordedError where they do not give what the judge computed.
 
-    Here all arithmetics are tried. Of those that the judge left out after some layers, one may be a little nearer.
+    Here all arithmetics are tried. Of those that the judge left out after some layers, one may be a little nearer; and
+    where one is known to be the engine's, another one may have been nearer to what is wrong.
     """
     base = subgraph_of(case)
     distance, ours = math.sqrt(right), math.sqrt(_error(case, base))
-    if math.isfinite(right) and not (
-        math.sqrt(PARTLY) * distance - OTHER_SUMS <= ours <= 1.001 * distance + OTHER_SUMS
-    ):
+    most = 1.001 * distance + OTHER_SUMS if len(case.carrier.ways) > 1 else math.inf
+    if math.isfinite(right) and not (math.sqrt(PARTLY) * distance - OTHER_SUMS <= ours <= most):
         raise NotRecordedError(case.tap.name)
     return base
 
@@ -242,7 +273,7 @@ def _confirmed(case: Case, base: Subgraph, found: Sequence[Fit]) -> tuple[Fit, .
     fits = []
     for fit in sorted(found, key=lambda fit: fit.nmse)[:12]:
         whole = _chain(case, base, fit.key, [step.value for step in fit.steps])
-        if whole is not None and whole.nmse <= _allowed(case, whole):
+        if whole is not None and whole.nmse <= _allowed(case, whole) and not _is_any(case, base, whole):
             fits.append(whole)
     if not all(fit.harmless for fit in fits):
         fits = [fit for fit in fits if fit.nmse <= case.limit]
@@ -254,6 +285,15 @@ def _confirmed(case: Case, base: Subgraph, found: Sequence[Fit]) -> tuple[Fit, .
     fits.sort(key=lambda fit: fit.nmse)
     floor = max(TIE * fits[0].nmse, 1e-12) if fits else 0.0
     return likeliest_first({fit.says: fit for fit in reversed(fits) if fit.nmse <= floor}.values())
+
+
+def _is_any(case: Case, base: Subgraph, fit: Fit) -> bool:
+    """Whether half of a small constant fits as well: then the op gives nothing, as many mistakes make it."""
+    value, own = fit.steps[0].value, fit.steps[0].own
+    if value is None or not own or abs(value) > SMALL * own:
+        return False
+    half = _chain(case, base, fit.key, [value / 2])
+    return half is not None and half.steps[0].value == value / 2 and half.nmse <= _allowed(case, half)
 
 
 def likeliest_first(fits: Iterable[Fit]) -> tuple[Fit, ...]:
@@ -300,7 +340,7 @@ def _error(case: Case, sub: Subgraph) -> float:
 
 
 def _step(known: Bug, change: Change) -> ReplayedBug:
-    return ReplayedBug(known, change.variant, change.says, change.value, change.at)
+    return ReplayedBug(known, change.variant, change.says, change.value, change.at, change.own)
 
 
 def _nearest(tried: Sequence[Fit], most: int = 3) -> Iterator[Fit]:

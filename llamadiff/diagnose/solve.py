@@ -17,6 +17,9 @@ STALLS = 0.9  # an error that two rounds make no smaller than that is as small a
 NARROW = 0.02  # of the way between the best value's neighbours: so near to a parabola's lowest point values are tried
 EXACT = 1e-11  # NMSE of a familiar value that leaves nothing to look for
 FLOOR = 1e-13  # of any value: float32 tells no more
+PROBE = 1 / 64  # how far, relatively, two values are from the model's own that tell an error's direction
+MOST = 100.0  # times the model's own constant, or a part of it: further no direction reaches
+BESIDE = 1.05  # times a value that a direction tells, and as small a part: it is between them
 SNAP = 0.02  # how near a familiar value must be to be tried in its place
 
 
@@ -35,7 +38,8 @@ def solve(
     def left_by(values: Sequence[float]) -> dict[float, float]:
         return dict(zip(values, errors(case, map(build, values)), strict=True))
 
-    if case.hint is not None and left_by([case.hint])[case.hint] <= case.limit:
+    hinted = left_by([case.hint]) if case.hint is not None else {}
+    if case.hint is not None and hinted[case.hint] <= case.limit:
         return [case.hint]
     known = left_by([value for value in familiar if value > 0])
     if known and (case.hurried or min(known.values()) <= EXACT):
@@ -43,7 +47,8 @@ def solve(
     if case.hurried:
         return []
     steps = sought.steps if case.everywhere is None or not known else 1  # through a span it takes long
-    tried = known | left_by([low * (high / low) ** (i / steps) for i in range(steps + 1)])
+    beside = [hint * factor for hint in hinted for factor in (1 / BESIDE, BESIDE)]
+    tried = known | hinted | left_by([*beside, *(low * (high / low) ** (i / steps) for i in range(steps + 1))])
     least = [min(tried.values())]
     while len(least) <= ROUNDS and least[-1] > FLOOR and (len(least) < 3 or least[-1] < STALLS * least[-3]):
         tried |= left_by(_between(tried))
@@ -53,6 +58,20 @@ def solve(
         if abs(math.log(near / value)) < SNAP and known[near] <= max(4 * tried[value], 1e-12):
             return [near]
     return [value]
+
+
+def lowest(own: float, at_own: float, above: float, below: float) -> tuple[float, float]:
+    """Where errors that are squares of a constant's logarithm are lowest, and how low: from that at the model's own,
+    and those a PROBE above and below it. What the constant cannot make smaller stays as it is.
+    """
+    steps = math.log1p(PROBE), math.log1p(-PROBE)
+    first, second = (above - at_own) / steps[0], (below - at_own) / steps[1]
+    curve = (first - second) / (steps[0] - steps[1])
+    slope = first - curve * steps[0]
+    if not (math.isfinite(curve) and curve > 0):
+        return own, at_own
+    step = max(-math.log(MOST), min(math.log(MOST), -slope / (2 * curve)))
+    return own * math.exp(step), max(at_own + slope * step + curve * step * step, 0.0)
 
 
 def _between(tried: Mapping[float, float]) -> list[float]:

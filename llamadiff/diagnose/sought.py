@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +21,11 @@ class Sought:
     steps: int = 80
 
 
+def _by_twos(ratio: float) -> str:
+    """What a scale tells that makes powers of two of those of e."""
+    return ", as where 2^x stands for e^x" if abs(ratio / math.log(2) - 1) < 1e-3 else ""
+
+
 EPSILON = Sought(
     1e-13, 1.0, lambda value, own: f"uses epsilon {value:.3g}; the file says {own:.3g}",
     (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2),
@@ -33,7 +39,7 @@ ROPE_FACTOR = Sought(
     (0.25, 0.5, 2.0, 4.0, 8.0, 16.0, 32.0), 400,
 )  # fmt: skip
 SCORE_SCALE = Sought(
-    1e-4, 100.0, lambda value, own: f"scales scores by {value:.5g}; the model by {own:.5g}",
+    1e-4, 100.0, lambda value, own: f"scales scores by {value:.5g}; the model by {own:.5g}{_by_twos(value / own)}",
     tuple(d**-0.5 for d in (32, 64, 80, 96, 128, 192, 256)),
 )  # fmt: skip
 SCORE_CAP = Sought(

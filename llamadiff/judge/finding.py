@@ -19,7 +19,9 @@ class Local:
     at ``index``, where they differ most. ``span`` names the unrecorded taps this one answers for as well. ``least`` is
     the smallest NMSE that an arithmetic leaves, if it has one error for all rows; ``hides`` the largest that would be
     taken for rounding, ``hides_row`` that of one row, ``hides_value`` the largest
-    |error| / rms of one value. ``unclear``: unchecked, since an unknown rounding in the span may err as much.
+    |error| / rms of one value. ``unclear``: unchecked, since an unknown rounding in the span may err as much;
+    ``guess``: the policy that a span is taken to have since it would err as much, though no row shows it;
+    ``exact``: other spans like it show float32.
     ``not_finite`` values were recorded where finite ones are right; ``opened`` values could not be judged, since no
     finite ones are right there on these inputs, in the rows of ``open_tokens``: errors are over the others, NaN where
     there are none. ``sketched``: verified without computing it all: errors are estimates, and no value is named.
@@ -42,6 +44,8 @@ class Local:
     hides_row: float = 0.0
     hides_value: float = 0.0
     unclear: bool = False
+    guess: str | None = None
+    exact: bool = False
     not_finite: int = 0
     opened: int = 0
     open_tokens: tuple[int, ...] = ()

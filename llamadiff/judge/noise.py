@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class TapNoise:
     shown: Shown
     is_exact: bool
 
-    @property
+    @cached_property
     def _made(self) -> dict[str, metrics.Rows]:
         """Policy -> what its lane computed; the first is the one that rounds least."""
         lanes = self.seen.lanes_of(self.source)
@@ -113,24 +114,34 @@ class TapNoise:
                 return samples
             variants = {own, self.expected} - {exact}
             return [*samples, *(Sample(VARIANT if in_f32 else FLIPPED, one, exact) for one in variants)]
-        never = (*MEASURING, F32, *self.shown.never)
-        others = [values for policy, values in made.items() if policy not in never]
-        rounded = self._rounding_of_span(exact, others, match)
+        rounded = self.expected if self._is_certain(match) else made.get(self.alike or "")
         return samples if rounded is None else [*samples, Sample(SHAKEN, rounded, exact)]
 
-    def _rounding_of_span(
-        self, exact: metrics.Rows, others: Sequence[metrics.Rows], match: float
-    ) -> metrics.Rows | None:
-        """The lane whose rounding a span has: the one that fits some rows exactly, or that errs by as much."""
+    def guess(self, match: float) -> str | None:
+        """The policy that a span is taken to have because it errs by as much, though no row shows it."""
+        return self.alike if self.span and not self._is_certain(match) else None
+
+    def _is_certain(self, match: float) -> bool:
+        """Whether the arithmetic that fits a span best has some rows of it exactly, and another has not."""
         kept = tolerances.ROUNDING[self.source.precision] if self.source.precision != F32 else 0.0
-        sizes = self.expected.reference()
-        errors = self._errors(self.expected)
+        sizes, errors = self.expected.reference(), self._errors(self.expected)
+        exact, *others = [next(iter(self._made.values())), *self._candidates.values()]
         apart = [self._errors(lane) for lane in (exact, *others) if lane is not self.expected]
-        if fit.is_certain(errors, apart, sizes, WHOLE * match + OWN * 2 * kept):
-            return self.expected
-        spreads = [float(other.errors(exact).sum()) for other in others]
+        return fit.is_certain(errors, apart, sizes, WHOLE * match + OWN * 2 * kept)
+
+    @cached_property
+    def alike(self) -> str | None:
+        """The policy that errs from float32 by as much as a span does."""
+        exact = next(iter(self._made.values()))
+        spreads = [float(other.errors(exact).sum()) for other in self._candidates.values()]
         alike = fit.alike(float(self._errors(exact).sum()), spreads)
-        return None if alike is None else others[alike]
+        return None if alike is None else list(self._candidates)[alike]
+
+    @property
+    def _candidates(self) -> dict[str, metrics.Rows]:
+        """The arithmetics that a span may have, besides float32."""
+        never = (*MEASURING, F32, *self.shown.never)
+        return {policy: values for policy, values in self._made.items() if policy not in never}
 
     def is_far(self, errors: Array) -> bool:
         """Whether a few values of a row are further off than those of any rounding might be, which are spread over it.

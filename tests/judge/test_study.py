@@ -165,7 +165,7 @@ def test_llama_cpp_is_blamed_for_what_its_trace_shows(small_model, tmp_path):
     result = check(changed(recorded, ffn_norm_1=norm), small_model())
     assert result.first_divergence.tap == "ffn_norm-1"
     assert result.summary.startswith(
-        "llama.cpp's RMSNorm by ffn_norm.weight, layer 1: wrong on the inputs it was given"
+        "llama.cpp's RMSNorm by ffn_norm.weight, layer 1: it is 1.001000 times what it should be, everywhere"
     )
 
 

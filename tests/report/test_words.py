@@ -64,7 +64,7 @@ def test_what_matters_comes_before_what_is_hardly_off(path, right):
     engine = changing(blk_0_attn_norm=off_in_one_value, output_norm=rolled)
     result = diff(right, record(engine(path), TOKENS, "mine"), path)
     assert result.first_divergence.tap == "attn_norm-0"
-    assert result.headline == "RMSNorm by output_norm.weight: wrong on the inputs it was given"
+    assert result.headline == "RMSNorm by output_norm.weight: the channels are rolled: each is 3 places later"
     assert result.proof[0].startswith("result_norm: own error")
     assert "; attn_norm-0 differs by an NMSE of" in result.summary
     assert "for no known reason: arithmetic" in result.summary

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from llamadiff.diagnose.case import NotRecordedError
 from llamadiff.diagnose.read_back.observed import Facts, Observed, first_told
 from llamadiff.judge.pattern.deviation import SAME, Fact, listed, numbered
+from llamadiff.trace.taps import Tap
 
 Array = NDArray[Any]
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of keys, that a softmax goes through at a time
 APART = 1e-2  # of a row of V, beyond which it is another one
+SHIFTS = (1, -1, 2, -2)
 FEW = 8  # rows of V that are looked for
 
 
@@ -38,6 +40,12 @@ class Mixed:
     def fits(self) -> bool:
         return self.o.fits(self.compute().reshape(self.o.recorded.shape))
 
+    def fits_but_ends(self, count: int) -> bool:
+        """The same but for channels of V that come from beyond its memory."""
+        found = self.compute()
+        found[..., :count], found[..., -count:] = self.recorded[..., :count], self.recorded[..., -count:]
+        return self.o.fits(found.reshape(self.o.recorded.shape))
+
     @property
     def recorded(self) -> Array:
         """[token, head, dim]."""
@@ -49,7 +57,7 @@ def attention(o: Observed) -> Facts:
     m = _parts(o)
     if m is None:
         return
-    yield from first_told((_heads, _left_out, _not_rescaled, _rows), m)
+    yield from first_told((_heads, _accumulated, _left_out, _not_rescaled, _turned, _shifted, _rows), m)
 
 
 def _parts(o: Observed) -> Mixed | None:
@@ -93,6 +101,55 @@ def _heads(m: Mixed) -> Facts:
     elif (reads == m.reads[places]).all():
         moved = [f"place {h} holds head {places[h]}" for h in range(heads) if places[h] != h]
         yield Fact("head places", f"its heads are in another order: {listed(moved)}", tuple(map(int, places)))
+
+
+def _accumulated(m: Mixed) -> Facts:
+    """The sums of all tokens up to each."""
+    if m.o.fits(np.cumsum(m.o.expected, axis=0)):
+        yield Fact("accumulated", "each token's output is added to those of all tokens before it", ())
+
+
+def _turned(m: Mixed) -> Facts:
+    """V as K is: its rows rotated by their positions, every pair as RoPE turned K's."""
+    values, layer = m.o.case.values, m.o.case.layer
+    try:
+        after = np.asarray(values(f"Kcur_rope-{layer}")[0], np.float64)
+        before = np.asarray(values(m.o.case.run.model.inputs(_tap(m, f"Kcur_rope-{layer}"))[0])[0], np.float64)
+    except (NotRecordedError, IndexError):
+        return
+    if after.size != m.v.size or before.size != after.size:
+        return
+    for in_pairs in (True, False):
+        k, turned, v = (_complex(x.reshape(m.v.shape), in_pairs) for x in (before, after, m.v))
+        table = (turned * k.conj()).sum(axis=1) / np.maximum((np.abs(k) ** 2).sum(axis=1), 1e-300)
+        if replace(m, v=_real(v * table[:, None], in_pairs)).fits():
+            yield Fact("V turned", "the rows of V that it reads are rotated by their positions, as K's are", ())
+            return
+
+
+def _tap(m: Mixed, name: str) -> Tap:
+    return next(tap for tap in m.o.case.run.model.taps if tap.name == name)
+
+
+def _complex(x: Array, in_pairs: bool) -> Array:
+    half = x.shape[-1] // 2
+    return np.asarray(x[..., ::2] + 1j * x[..., 1::2] if in_pairs else x[..., :half] + 1j * x[..., half:])
+
+
+def _real(z: Array, in_pairs: bool) -> Array:
+    parts = np.stack([z.real, z.imag], axis=-1 if in_pairs else -2)
+    return parts.reshape(*z.shape[:-1], -1)
+
+
+def _shifted(m: Mixed) -> Facts:
+    """V read from a place in memory that is some values on or back: one row's last are the next one's first."""
+    flat = m.v.reshape(-1)
+    for by in SHIFTS:
+        if replace(m, v=np.roll(flat, -by).reshape(m.v.shape)).fits_but_ends(abs(by)):
+            s = "s" if abs(by) > 1 else ""
+            says = f"V is read from {abs(by)} value{s} {'further on' if by > 0 else 'before'} in memory"
+            yield Fact("V shifted", says, (by,))
+            return
 
 
 def _left_out(m: Mixed) -> Facts:

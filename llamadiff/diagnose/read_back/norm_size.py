@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from llamadiff.diagnose.read_back.normed import Normed
 from llamadiff.diagnose.read_back.observed import NOTHING, Facts, first_told, sole
 from llamadiff.judge.pattern.deviation import Fact
+from llamadiff.numerics.arithmetic import ROUNDINGS
 
 Array = NDArray[Any]
 SEARCHED = 8  # rows by which ranges of channels are looked for
 MOST_CHANNELS = 1024  # of which all ranges are tried; of more, those from the first or to the last
+HALVES = {"F16": "float16", "BF16": "bfloat16"}
 STEPS = (2, 4, 8, 16, 32, 64)  # of channels that a sum may take
 CLOSE = 1e-4  # of a mean square's size, that two may differ by and be one
 
@@ -27,7 +29,9 @@ def divided(n: Normed, factors: Array) -> Facts:
         says = f"each row is divided by sqrt(mean square + {added:.3g}), where {epsilon:.3g} is right"
         yield Fact("epsilon", says, (added,))
         return
-    yield from first_told((_least, _one_size, _power, _summed, _strided, _magnitude), n, divisor, epsilon)
+    yield from first_told(
+        (_least, _one_size, _power, _by_fewer, _summed, _strided, _magnitude, _in_16_bits), n, divisor, epsilon
+    )
 
 
 def _least(n: Normed, divisor: Array, epsilon: float) -> Facts:
@@ -64,6 +68,35 @@ def _power(n: Normed, divisor: Array, epsilon: float) -> Facts:
     if 0.1 < power < 2 and abs(power - 0.5) > 1e-3 and n.fits(n.by((n.square + epsilon) ** power)):
         says = f"each row is divided by its mean square to the power {power:.4g}, where 0.5 is right"
         yield Fact("power", says, (power,))
+
+
+def _by_fewer(n: Normed, divisor: Array, epsilon: float) -> Facts:
+    """A sum of squares that is divided by another number than there are channels."""
+    width = n.x.shape[1]
+    found = np.square(n.x).sum(axis=1) / np.maximum(divisor - epsilon, 1e-300)
+    count = sole(found, CLOSE * width)
+    if count is not None and round(count) != width and n.fits(n.by(np.sqrt(n.square * width / round(count) + epsilon))):
+        says = f"its sum of squares is divided by {round(count)}, where {width} is right"
+        yield Fact("squares by", says, (round(count),))
+
+
+def _in_16_bits(n: Normed, divisor: Array, epsilon: float) -> Facts:
+    """A number on the way to a row's divisor that has 16 bits."""
+    square = n.square
+    for kind, name in HALVES.items():
+
+        def rounded(x: Array, kind: str = kind) -> Array:
+            return np.asarray(ROUNDINGS[kind](x.astype(np.float32)), np.float64)
+
+        for words, size in (
+            ("mean square", np.sqrt(rounded(square) + epsilon)),
+            ("mean square plus epsilon", np.sqrt(rounded(square + epsilon))),
+            ("root mean square", rounded(np.sqrt(square + epsilon))),
+            ("factor", 1 / rounded(1 / np.sqrt(square + epsilon))),
+        ):
+            if n.fits(n.by(size)):
+                yield Fact("norm in 16 bits", f"each row's {words} is rounded to {name}", (words, name))
+                return
 
 
 def _summed(n: Normed, divisor: Array, epsilon: float) -> Facts:

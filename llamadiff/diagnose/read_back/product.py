@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import Facts, Observed, first_told, only_run
+from llamadiff.diagnose.read_back.observed import Facts, Observed, first_told, only_run, sole
 from llamadiff.judge.pattern.deviation import SHOWN, Fact, runs_of
+from llamadiff.numerics.halves import round_bf16, round_f16
 from llamadiff.numerics.orders import order_in_words
 
 Array = NDArray[Any]
@@ -23,6 +24,8 @@ MOST_WORK = 1e10  # multiplications of one least squares
 RIDGE = 1e-14  # of the squares' trace: keeps what is not determined small
 SAMPLES = 6  # outputs by which ranges of inputs are looked for
 PLACES = 1024  # where ranges may begin and end
+SCALED = (16, 32, 64, 128, 256)  # inputs that may share a scale
+CLOSE = 1e-4  # of a factor, that two may differ by and be one
 TILES = (16, 32, 64, 128, 256)
 BLOCKS = (8, 16, 32, 64, 128, 256)  # of inputs, each of which may be in another order
 LEAST = 3  # tokens by which an input is known again
@@ -75,7 +78,9 @@ def product(o: Observed) -> Facts:
     p = _parts(o)
     if p is None:
         return
-    yield from first_told((_ranges, _transposed_tiles, _input_order, _cut_off, _other_rows), p)
+    yield from first_told(
+        (_ranges, _in_16_bits, _scaled_inputs, _transposed_tiles, _input_order, _cut_off, _other_rows), p
+    )
 
 
 def _parts(o: Observed) -> Multiplied | None:
@@ -125,6 +130,41 @@ def _ranges(p: Multiplied) -> Facts:
         if stop - start < width and p.fits_change(sign * p.x[:, start:stop] @ p.w[:, start:stop].T):
             which = f"inputs {start} to {stop - 1}" if stop - start > 1 else f"input {start}"
             yield Fact("inputs summed", f"its sums {words} {which}", (sign, start, stop - 1))
+            return
+
+
+def _in_16_bits(p: Multiplied) -> Facts:
+    """A matrix whose weights are rounded to 16 bits, or cut off to them."""
+    w = p.w.astype(np.float32)
+    for how, made in (
+        ("rounded to bfloat16", round_bf16(w)),
+        ("cut off to bfloat16", (w.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)),
+        ("rounded to float16", round_f16(w)),
+    ):
+        change = made.astype(np.float64) - p.w
+        if change.any() and p.fits_change(p.x @ change.T):
+            yield Fact("weight in 16 bits", f"its weights are {how}", (how,))
+            return
+
+
+def _scaled_inputs(p: Multiplied) -> Facts:
+    """A block of inputs whose weights have another scale, the same for all outputs, or one of each output's own."""
+    width, error = p.x.shape[1], p.error
+    if len(p.x) < LEAST:
+        return
+    for size in SCALED:
+        for start in range(0, width if width % size == 0 and width > size else 0, size):
+            part = p.x[:, start : start + size] @ p.w[:, start : start + size].T
+            factors = (part * error).sum(axis=0) / np.maximum(np.square(part).sum(axis=0), 1e-300)
+            if not p.is_near(part * factors, np.arange(error.shape[1])) or not p.fits_change(part * factors):
+                continue
+            one, which = sole(factors, CLOSE), f"inputs {start} to {start + size - 1}"
+            if one is not None and p.fits_change(part * one):
+                yield Fact("inputs scaled", f"the weights of {which} count {1 + one:.4g} times", (1 + one, start, size))
+            else:
+                low, high = 1 + factors.min(), 1 + factors.max()
+                says = f"the weights of {which} have another scale in each output, from {low:.4g} to {high:.4g} times"
+                yield Fact("inputs scaled", says, (float(low), float(high), start, size))
             return
 
 

@@ -15,6 +15,7 @@ from llamadiff.diagnose.read_back.observed import Facts, Observed
 from llamadiff.diagnose.read_back.product import product
 from llamadiff.diagnose.read_back.rope import rope
 from llamadiff.diagnose.read_back.router import choice, mixture, share
+from llamadiff.diagnose.read_back.scores import scores
 from llamadiff.diagnose.read_back.softmax import softmax
 from llamadiff.diagnose.read_back.sums import sums
 from llamadiff.judge.pattern.deviation import Fact
@@ -22,7 +23,7 @@ from llamadiff.judge.pattern.deviation import Fact
 Reader = Callable[[Observed], Facts]
 BY_WORD: Mapping[str, Reader] = {
     "attn_norm": norm, "ffn_norm": norm, "result_norm": norm,
-    "kqv_out": attention, "embd": lookup, "ffn_moe_topk": choice, "ffn_moe_weights_norm": share,
+    "kq": scores, "kqv_out": attention, "embd": lookup, "ffn_moe_topk": choice, "ffn_moe_weights_norm": share,
 }  # fmt: skip
 BY_OP: Mapping[str, Reader] = {
     "RMS_NORM": norm, "NORM": norm, "ROPE": rope, "SOFT_MAX": softmax, "SWIGLU": activation, "GEGLU": activation,

@@ -25,6 +25,7 @@ UNMOVED = 1e-6  # of the largest value, by which values may differ that are not 
 WHOLE = 0.02  # how near a whole number a position must be to be taken for it
 SLOW = 1e-2  # radians a position: what turns less is read less surely
 ALIKE = 1e-3  # of a length or a frequency, that two may differ by and be one
+STEPS = tuple(2.0**-n for n in range(2, 13))  # radians, that angles may be multiples of
 ROUNDED = {"F16": "float16", "BF16": "bfloat16"}
 
 
@@ -198,6 +199,11 @@ def _angles(t: Turned) -> Facts:
     for kind, name in ROUNDED.items():
         if t.fits(length * np.exp(1j * np.asarray(ROUNDINGS[kind](theta.astype(np.float32)), np.float64))):
             yield Fact("rounded angles", f"its angles are rounded to {name}{_whose(t)}", (name,))
+            return
+    for step in STEPS:
+        if t.fits(length * np.exp(1j * np.rint(theta / step) * step)):
+            says = f"its angles are rounded to multiples of 1/{round(1 / step)}{_whose(t)}"
+            yield Fact("stepped angles", says, (step,))
             return
     frequencies = _frequencies(turns, t.positions)
     if len(turns) > 2 and t.fits(length * np.exp(1j * t.positions[:, None] * frequencies)):

@@ -69,6 +69,10 @@ def softmax(o: Observed) -> Facts:
     s = _parts(o)
     if s is None or (s.p < 0).any() or not s.there.any():
         return
+    leaks = tuple(_leaks(s)) if o.case.tap.causal else ()
+    if leaks:
+        yield from leaks
+        return
     hidden = s.seen & (s.p == 0) & (s.right > WANTED)
     yield from _unseen(s, hidden)
     there = s.there
@@ -127,6 +131,29 @@ def _unseen(s: SoftmaxRows, hidden: Array) -> Facts:
         return
     whose = f", in heads {numbered([int(h) for h in heads])}" if len(heads) < len(hidden) else ""
     yield from _queries(hidden[heads[0]], whose)
+
+
+def _leaks(s: SoftmaxRows) -> Facts:
+    """Keys after a query that have a probability: the score that they are given, or what is added to theirs."""
+    positions = s.o.case.run.positions
+    raw = np.asarray(s.o.case.recorded, np.float64).reshape(s.p.shape)
+    hidden = np.broadcast_to(positions[None, :] > positions[:, None], s.p.shape)
+    found = hidden & (raw > TINY)
+    if not found.any() or not np.isfinite(raw).all():
+        return
+    own, scaled = np.where(s.seen, s.scale * s.scores, 0.0), s.scale * s.o.input().reshape(s.p.shape)
+    count = np.maximum(s.there.sum(axis=-1, keepdims=True), 1)
+    sums = np.where(s.there, own - np.log(np.where(s.there, s.p, 1.0)), 0.0).sum(axis=-1, keepdims=True) / count
+    scores = np.where(found, np.log(np.where(found, raw, 1.0)) + sums, 0.0)  # of what is hidden
+    for words, rest in (("have the score {}", np.zeros_like(scaled)), ("have {} added to their scores", scaled)):
+        value = sole((scores - rest)[found], CLOSE * max(1.0, float(np.abs(scores[found]).max())))
+        if value is None:
+            continue
+        terms = np.where(s.seen, np.exp(own), 0.0)
+        total = terms.sum(axis=-1) + np.where(hidden, np.exp(value + rest), 0.0).sum(axis=-1)
+        if s.fits(terms / total[..., None]):
+            yield Fact("leaks", f"keys after a query are not hidden: they {words.format(f'{value:.4g}')}", (value,))
+            return
 
 
 def _below(s: SoftmaxRows) -> Array:

@@ -31,6 +31,13 @@ class Fact:
     values: tuple[Any, ...] = ()
 
 
+# Kinds of facts that say what a tap holds instead, and not only where it is wrong.
+ANSWERS = {
+    "zero", "equals", "axes", "rows", "channel order", "sorted", "ratio", "offset", "vector", "turns", "part zero",
+    "part factor", "part of another",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Deviation:
     """One tap's error: ``recorded`` and ``expected`` [row, ...]; ``limit``: the NMSE that rounding explains.
@@ -85,14 +92,14 @@ class Deviation:
         """Which rows hold a wrong value."""
         return np.asarray(self.bad.reshape(len(self.bad), -1).any(axis=1))
 
-    def explained_by(self, values: Array) -> bool:
+    def explained_by(self, values: Array, may_leave: float = LEFT) -> bool:
         """Whether the recorded values are these rather than the right ones: of the error next to nothing is left."""
         if not self.finite:
             return False
         rest = np.square(self.recorded - values)
         left, error, n = float(rest.sum()), float(self.error.sum()), rest.size
         size = min(float(np.square(x).sum()) for x in (self.expected, values))
-        return left <= LEFT * error and left <= SAME * size and float(rest.max()) <= ODD**2 * error / n
+        return left <= may_leave * error and left <= SAME * size and float(rest.max()) <= ODD**2 * error / n
 
 
 def runs_of(numbers: Sequence[int]) -> list[list[int]]:

@@ -11,12 +11,13 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.judge.pattern.deviation import SAME, Deviation, Fact, listed, numbered
+from llamadiff.judge.pattern.deviation import LEFT, SAME, Deviation, Fact, listed, numbered
 from llamadiff.numerics import metrics
 from llamadiff.numerics.orders import order_in_words
 
 Array = NDArray[Any]
 
+EVERYWHERE = 1e-3  # of an error, that one factor may leave which is said to be everywhere
 MOVED = 1000.0  # how many times nearer sorting brings values that are in another order
 MOST_ROWS, MOST_CHANNELS = 512, 4096  # that are matched with one another
 LEAST_ROWS = 3  # by which a channel is known again among thousands
@@ -89,7 +90,7 @@ def other_channels(d: Deviation) -> Iterator[Fact]:
         source = np.where(d.bad.reshape(n, -1).any(axis=0), source, np.arange(r.shape[1]))
         if len(set(source)) == len(source) and d.explained_by(e[:, source].reshape(d.expected.shape)):
             heads = d.axes[1][1] if len(d.axes[1]) == 3 else 0
-            yield Fact("channels", order_in_words(source, "channel", heads), tuple(int(i) for i in source))
+            yield Fact("channel order", order_in_words(source, "channel", heads), tuple(int(i) for i in source))
             return
     apart, together = metrics.nmse(r, e, 0), metrics.nmse(np.sort(r, axis=1), np.sort(e, axis=1), 0)
     if together < SAME and together * MOVED < apart:
@@ -102,7 +103,7 @@ def factors(d: Deviation) -> Iterator[Fact]:
         return
     for axes, kind, whose in _sharing(d):
         found = _quotients(d, axes)
-        if found is None or not d.explained_by(found * d.expected):
+        if found is None or not d.explained_by(found * d.expected, EVERYWHERE if kind == "ratio" else LEFT):
             continue
         low, high = float(found.min()), float(found.max())
         says = f"each {whose} has a factor of its own, from {low:.4g} to {high:.4g}"

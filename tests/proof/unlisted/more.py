@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from proof.strangers.arithmetic import half, sigmoid, silu
+from proof.strangers.arithmetic import bfloat, half, sigmoid, silu
 from proof.strangers.engine import Bug, Edit, Engine
 from proof.unlisted.bugs import (
     ACTIVATED,
@@ -24,7 +25,6 @@ from proof.unlisted.bugs import (
     root,
     squared,
     sums_as,
-    weights_as,
 )  # fmt: skip
 
 Array = np.ndarray
@@ -145,12 +145,6 @@ add(
 add("a row of V doubled", OUT, "it reads V's row 6 times 2", times_row(2))
 add("a key's value lost", OUT, "the value of key 6 is not added", times_row(0))
 add(
-    "late keys lost",
-    OUT,
-    "it reads zeros for V's rows 8 to 11",
-    weights_as(lambda p: np.where(np.arange(p.shape[-1]) < 8, p, p.dtype.type(0))),
-)
-add(
     "hard swish",
     ACTIVATED,
     "it is gate * clip(gate / 6 + 1/2, 0, 1) * up, where silu(gate) * up is right",
@@ -233,4 +227,137 @@ add(
     "ffn_up-0",
     "channels 256 to 511 are all zero in tokens 8 to 11",
     ffn_up=lambda e, x: np.where((np.arange(512) >= 256) & (np.arange(len(x)) >= 8)[:, None], x.dtype.type(0), x),
+)
+
+
+def in_steps_of(size: float) -> dict[str, Edit]:
+    return {"theta": lambda e, right, p: np.round(right(p) / size) * size}
+
+
+def cut_to_bfloat16(w: Array) -> Array:
+    bits = np.ascontiguousarray(w, np.float32).view(np.uint32)
+    return (bits & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def inputs_times(first: int, last: int, factor: Any) -> Edit:
+    """Some inputs' weights multiplied, [out, 1] or all by one factor."""
+    here = (np.arange(256) >= first) & (np.arange(256) <= last)
+    return lambda e, w: (w * np.where(here, factor, 1.0)).astype(w.dtype)
+
+
+def turned(e: Engine, right: Edit, v: Array) -> Array:
+    """V's rows rotated by their positions."""
+    return right(e.turned(v, *e.angles(np.arange(len(v))), e.in_pairs))
+
+
+def newest(e: Engine, right: Edit, q: Array, keys: Array) -> Array:
+    """Every row of the cache is the one that was put into it last, token by token."""
+    own = np.einsum("hts,ts->ht", right(q, keys), np.eye(len(q), dtype=q.dtype))
+    return np.broadcast_to(own[..., None], (*own.shape, len(keys)))
+
+
+def half_of(x: Array) -> Array:
+    return half(x.astype(np.float32)).astype(np.float64)
+
+
+def leaking(e: Engine, right: Edit, scores: Array) -> Array:
+    """10 is taken off hidden scores."""
+    x = scores * scores.dtype.type(e.softmax_scale())
+    n = np.arange(scores.shape[-1])
+    return np.where(n[None] > n[:, None], x - 10, x)
+
+
+EVEN = np.where(np.arange(128) % 2, 2.0, 0.5)[:, None]
+KQ = "kq-0"
+add(
+    "squares by one less",
+    NORM,
+    "its sum of squares is divided by 255, where 256 is right",
+    root(lambda x, eps: np.sqrt((x * x).sum(axis=-1, keepdims=True) / 255 + eps)),
+)
+add(
+    "root in float16",
+    NORM,
+    "each row's root mean square is rounded to float16",
+    root(lambda x, eps: half_of(np.sqrt(squared(x) + eps))),
+)
+add(
+    "mean square in bfloat16",
+    NORM,
+    "each row's mean square is rounded to bfloat16",
+    root(lambda x, eps: np.sqrt(bfloat(squared(x).astype(np.float32)).astype(np.float64) + eps)),
+)
+add("angles in steps", Q, "its angles are rounded to multiples of 1/64", in_steps_of(1 / 64))
+add(
+    "weights cut to bfloat16",
+    "ffn_gate-0",
+    "its weights are cut off to bfloat16",
+    matrix_as("ffn_gate", lambda e, w: cut_to_bfloat16(w)),
+)
+add(
+    "a block of inputs by another scale",
+    "Kcur_proj-0",
+    "the weights of inputs 32 to 63 count 1.25 times",
+    matrix_as("attn_k", inputs_times(32, 63, 1.25)),
+)
+add(
+    "a block of inputs by the next one's scales",
+    "Kcur_proj-0",
+    "the weights of inputs 224 to 255 have another scale in each output, from 0.5 to 2 times",
+    matrix_as("attn_k", inputs_times(224, 255, EVEN)),
+)
+add(
+    "K a row late from the fifth on",
+    KQ,
+    "from key 4 on a score reads K's row of the token before",
+    {"read_keys": lambda e, right, k: np.concatenate([right(k)[:4], right(k)[3:-1]])},
+)
+add(
+    "K's last row for all",
+    KQ,
+    "in place of K's rows 0 to 10 it reads row 11",
+    {"read_keys": lambda e, right, k: np.broadcast_to(right(k)[-1:], k.shape)},
+)
+add("K's newest row for all", KQ, "every score of a query reads K's row of that query's own token", {"scores": newest})
+add(
+    "K's rows 5 and 7 exchanged",
+    KQ,
+    "in place of K's rows 5, 7 it reads rows 7, 5",
+    {"read_keys": lambda e, right, k: right(k)[[0, 1, 2, 3, 4, 7, 6, 5, 8, 9, 10, 11]]},
+)
+add(
+    "last head reads the first K head",
+    KQ,
+    "heads 0 to 3 read the K heads 0, 0, 1, 0, where 0, 0, 1, 1 are right",
+    {"key_heads": lambda e, right: np.array([0, 0, 1, 0])},
+)
+add(
+    "outputs add up",
+    OUT,
+    "each token's output is added to those of all tokens before it",
+    {"merged": lambda e, right, x: np.cumsum(right(x), axis=0, dtype=x.dtype)},
+)
+add(
+    "V turned as it is read",
+    OUT,
+    "the rows of V that it reads are rotated by their positions, as K's are",
+    {"read_values": turned},
+)
+add(
+    "V a value on",
+    OUT,
+    "V is read from 1 value further on in memory",
+    {"read_values": lambda e, right, v: np.append(right(v).reshape(-1)[1:], v.dtype.type(0)).reshape(v.shape)},
+)
+add(
+    "hidden keys have a score",
+    P,
+    "keys after a query are not hidden: they have the score -10",
+    {"floor": lambda e, right: -10.0},
+)
+add(
+    "hidden keys are lowered",
+    P,
+    "keys after a query are not hidden: they have -10 added to their scores",
+    {"masked": leaking},
 )

@@ -6,7 +6,7 @@ The checks are written for the sentences, and share nothing with the code that f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -285,6 +285,11 @@ def by_base(op: Op, base: str, right: str | None, heads: str | None) -> bool:
 def rounded_angles(op: Op, kind: str, heads: str | None) -> bool:
     theta = (np.arange(len(op.r))[:, None] * frequencies(op)).astype(np.float32)
     return turned(op, (half if kind == "float16" else bfloat)(theta).astype(float), heads_of(op, heads))
+
+
+def stepped_angles(op: Op, steps: str, heads: str | None) -> bool:
+    theta, n = np.arange(len(op.r))[:, None] * frequencies(op), int(steps)
+    return turned(op, np.round(theta * n) / n, heads_of(op, heads))
 
 
 def pair_order(op: Op, words: str) -> bool:
@@ -666,10 +671,143 @@ def rows_of(op: Op, where: str | None, first: str | None, last: str | None, name
     return len(rows) == len(some) and changed(op, change)
 
 
+def in_16_bits(op: Op, how: str) -> bool:
+    _, w, x = factors(op)
+    made = {"rounded to bfloat16": bfloat, "rounded to float16": half, "cut off to bfloat16": cut_off}[how]
+    return changed(op, x @ (np.asarray(made(w.astype(np.float32)), np.float64) - w).T)
+
+
+def cut_off(w: Array) -> Array:
+    return (np.ascontiguousarray(w).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def inputs_scaled(op: Op, first: str, last: str, factor: str) -> bool:
+    _, w, x = factors(op)
+    some = slice(int(first), int(last) + 1)
+    told = np.isclose(float(factor), op.fact.values[0], rtol=1e-3)
+    return bool(told) and changed(op, (op.fact.values[0] - 1) * x[:, some] @ w[:, some].T)
+
+
+def inputs_scaled_apart(op: Op, first: str, last: str, low: str, high: str) -> bool:
+    """Each output has a factor of its own: the median over tokens."""
+    _, w, x = factors(op)
+    some = slice(int(first), int(last) + 1)
+    part, error = x[:, some] @ w[:, some].T, op.r - op.e
+    own = np.median(error / part, axis=0)
+    told = np.allclose([float(low), float(high)], [1 + own.min(), 1 + own.max()], rtol=1e-2)
+    return told and changed(op, part * own)
+
+
+# -- scores --------------------------------------------------------------------------------------------------------
+
+
+def scored(op: Op, k: Array | None = None, heads: Sequence[int] | None = None) -> Array:
+    """Scores [head, query, key] of the recorded Q and K, of other rows of K or other heads of it."""
+    h = op.file.hyper
+    q, own = op.of("Qcur_rope", (-1, h.heads, h.dim)), op.of("Kcur_rope", (-1, h.kv_heads, h.dim))
+    k = own if k is None else k
+    reads = np.arange(h.heads) // (h.heads // h.kv_heads) if heads is None else np.array(heads)
+    return np.einsum("thd,shd->hts", q, k[:, reads])
+
+
+def key_rows(op: Op) -> Array:
+    h = op.file.hyper
+    return op.of("Kcur_rope", (-1, h.kv_heads, h.dim))
+
+
+def rows_late(op: Op, first: str, last: str, where: str) -> bool:
+    k = key_rows(op)
+    rows = np.arange(len(k))
+    some = (rows >= int(first)) & (rows <= (len(k) - 1 if last == "on" else int(last.removeprefix("to "))))
+    return op.are(scored(op, k[np.where(some, rows + (-1 if where == "before" else 1), rows)]))
+
+
+def keys_for_keys(op: Op, were: str, instead: str) -> bool:
+    k, rows = key_rows(op), np.arange(len(key_rows(op)))
+    rows[numbers(were)] = numbers(instead)
+    return op.are(scored(op, k[rows]))
+
+
+def k_heads(op: Op, last: str, read: str, right: str) -> bool:
+    return op.are(scored(op, heads=numbers(read))) and np.allclose(scored(op, heads=numbers(right)), scored(op))
+
+
+def own_row(op: Op) -> bool:
+    every = scored(op)
+    own = np.einsum("htt->ht", every)
+    return op.are(np.broadcast_to(own[..., None], every.shape))
+
+
+def leaking(op: Op, score: str | None, more: str | None) -> bool:
+    """The whole softmax, hidden keys and all."""
+    h = op.file.hyper
+    x = op.of("kq") / np.sqrt(h.dim)
+    n = np.arange(x.shape[-1])
+    value, told = op.fact.values[0], float(score or more or 0)
+    hidden = value if score else x + value
+    x = np.where(n[None] > n[:, None], hidden, x)
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    p = e / e.sum(axis=-1, keepdims=True)
+    return bool(np.isclose(told, value, rtol=1e-3) and np.abs(op.r - p).max() <= 1e-5 * p.max())
+
+
+def turned_values(op: Op) -> bool:
+    """V rotated pair by pair, by angles told from the metadata."""
+    h = op.file.hyper
+    v = values_of(op, op.layer)
+    theta = np.arange(len(v))[:, None] * h.base ** (-2.0 * np.arange(h.dim // 2) / h.dim)
+    c, s, out = np.cos(theta)[:, None], np.sin(theta)[:, None], v.copy()
+    first, second = (
+        (slice(0, None, 2), slice(1, None, 2)) if h.pairs else (slice(0, h.dim // 2), slice(h.dim // 2, None))
+    )
+    out[..., first] = v[..., first] * c - v[..., second] * s
+    out[..., second] = v[..., second] * c + v[..., first] * s
+    return op.are(mixed(op, v=out))
+
+
+def shifted_values(op: Op, by: str, where: str) -> bool:
+    """All but the channels that come from beyond the memory."""
+    h, n = op.file.hyper, int(by)
+    v = values_of(op, op.layer)
+    moved = np.roll(v.reshape(-1), -n if where == "further on" else n).reshape(v.shape)
+    mine, theirs = (x.reshape(-1, h.heads, h.dim)[..., n:-n] for x in (mixed(op, v=moved), op.r))
+    return bool(np.abs(mine - theirs).max() <= 1e-4 * np.abs(theirs).max())
+
+
 _HEADS = r"(?:, in heads? (.*))?"
 _PAIRS = r"pairs? (\d+)(?: to (\d+))?"
 _KEYS = r"(each query's own key|the first key|the key of the largest weight|key \d+)"
+SIXTEEN = {"float16": half, "bfloat16": bfloat}
+STEPS = {
+    "mean square": lambda ms, eps, r: np.sqrt(r(ms) + eps),
+    "mean square plus epsilon": lambda ms, eps, r: np.sqrt(r(ms + eps)),
+    "root mean square": lambda ms, eps, r: r(np.sqrt(ms + eps)),
+    "factor": lambda ms, eps, r: 1 / r(1 / np.sqrt(ms + eps)),
+}
+
+
+def norm_in_16_bits(op: Op, words: str, kind: str) -> bool:
+    rounded = SIXTEEN[kind]
+    return by(op, lambda x, eps: STEPS[words](square(x), eps, lambda y: rounded(y.astype(np.float32)).astype(float)))
+
+
 CHECKS: dict[str, Callable[..., bool]] = {
+    r"its sum of squares is divided by (\d+), where (\d+) is right": lambda op, n, right: by(
+        op, lambda x, eps: np.sqrt((x * x).sum(axis=1, keepdims=True) / int(n) + eps)) and int(right) == op.r.shape[-1],
+    r"each row's (.*) is rounded to (b?float16)": norm_in_16_bits,
+    r"its angles are rounded to multiples of 1/(\d+)" + _HEADS: stepped_angles,
+    r"its weights are ((?:rounded|cut off) to b?float16)": in_16_bits,
+    r"the weights of inputs (\d+) to (\d+) count (\S+) times": inputs_scaled,
+    r"the weights of inputs (\d+) to (\d+) have another scale in each output, from (\S+) to (\S+) times":
+        inputs_scaled_apart,
+    r"from key (\d+) (on|to \d+) a score reads K's row of the token (before|after)": rows_late,
+    r"in place of K's rows? (.*) it reads rows? (.*)": keys_for_keys,
+    r"heads 0 to (\d+) read the K heads (.*), where (.*) are right": k_heads,
+    r"every score of a query reads K's row of that query's own token": own_row,
+    r"keys after a query are not hidden: they have (?:the score (\S+)|(\S+) added to their scores)": leaking,
+    r"each token's output is added to those of all tokens before it": lambda op: op.are(np.cumsum(op.e, axis=0)),
+    r"the rows of V that it reads are rotated by their positions, as K's are": turned_values,
+    r"V is read from (\d+) values? (further on|before) in memory": shifted_values,
     r"each row is divided by sqrt\(mean square \+ (\S+)\), where (\S+) is right": lambda op, eps, right: by(
         op, lambda x, _: np.sqrt(square(x) + op.fact.values[0])),
     r"each row's mean square counts as at least (\S+)": least,
