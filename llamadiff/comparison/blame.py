@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from llamadiff.comparison import diagnosis_text as say
@@ -20,6 +21,8 @@ _OPS = {
 _TAPS = {"kq": "attention scores", "kqv_out": "weighted sum of values"}
 _FEW = 3  # wrong records, and other causes, that are told one by one
 _FEW_TAPS = 4
+# what another tap shows of what is told of the first
+ALIKE, OTHER_VALUES, UNLIKE, UNREAD = "alike", "with other values", "unlike", "unread"
 
 
 def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subject: str, gaps: bool) -> Said:
@@ -44,19 +47,65 @@ def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subje
     if why is not None and why.known:
         also = list(_other_causes([d for d in diagnosis if d is not why], rows, why))
         return Said(subject + headline(why, rows), tuple(proof(why, rows))).plus(*also, *ends)
-    known = [d for d in diagnosis if d.known]
-    named = {row.tap for row in slight}.union(*(d.taps for d in known))
-    same = [row for row in (first, *others) if row.layer is not None and stem(row.tap) == stem(first.tap)]
+    return _unlisted(first, others, [row.tap for row in slight], diagnosis, subject, rows).plus(*ends)
+
+
+def _unlisted(
+    first: Row, others: Sequence[Row], slight: Sequence[str], diagnosis: Sequence[Diagnosis], subject: str,
+    rows: Sequence[Row],
+) -> Said:  # fmt: skip
+    """What is wrong that no known bug is: what its values tell, and of which layers and other ops that is true."""
+    why, known = _why(first, diagnosis), [d for d in diagnosis if d.known]
+    named = {*slight}.union(*(d.taps for d in known))
     told = next(_told(first, why), None)
-    unnamed = [row for row in others if row.tap not in named]
-    likewise = [row for row in unnamed if told is not None and told.kind in _kinds(row, _why(row, diagnosis))]
-    also = [*_likewise(first, likewise), *_others(first, unnamed, likewise), *_other_causes(known, rows)]
-    alike = [row for row in same if told is None or not _is_read(row, why) or told.kind in _kinds(row, why)]
-    read = [row for row in alike if _is_read(row, why)]
-    given = f"wrong on the inputs {'they were' if first.span else 'it was'} given"
-    found = f"{subject}{place(first, _layers(alike))}: {told.says if told is not None else given}"
-    seen = [f"that was read in {say.layers_of(_layers(read))}"] if told is not None and len(read) < len(alike) else []
-    return Said(found, tuple(_unknown(first, why))).plus(*seen, *also, *_otherwise(same, alike), *ends)
+    same = [row for row in (first, *others) if row.layer is not None and stem(row.tap) == stem(first.tap)]
+    unnamed = [row for row in others if row.tap not in named and row not in same]
+    found = [(row, _likeness(told, row, _why(row, diagnosis))) for row in (*same, *unnamed)]
+    varies = any(how == OTHER_VALUES for row, how in found if row in same)
+    alike = [row for row, how in found if row in same and (how == ALIKE or (how == UNREAD and not varies))]
+    given = told.says if told is not None else f"wrong on the inputs {'they were' if first.span else 'it was'} given"
+    said = Said(f"{subject}{place(first, _layers(alike))}: {given}", tuple(_unknown(first, why)))
+    return said.plus(*_where_else(found, same, alike, told), *_other_causes(known, rows))
+
+
+def _likeness(told: Fact | None, row: Row, d: Diagnosis | None) -> str:
+    """Whether what is told of the first tap is read in another one: in the same words, or with other numbers."""
+    if told is None or not _is_read(row, d):
+        return UNREAD
+    facts = list(_told(row, d))
+    if any(_words(fact) == _words(told) for fact in facts):
+        return ALIKE
+    return OTHER_VALUES if any(fact.kind == told.kind for fact in facts) else UNLIKE
+
+
+def _words(fact: Fact) -> str:
+    """What a fact says, of whatever layer."""
+    return re.sub(r"(?<=-)[0-9]+\b|(?<=blk\.)[0-9]+", "N", fact.says)
+
+
+def _where_else(
+    found: Sequence[tuple[Row, str]], same: Sequence[Row], alike: Sequence[Row], told: Fact | None
+) -> Iterator[str]:
+    """Where else the reading is true, and where it was not looked for, or is not. ``alike``: the headline's layers."""
+    own = [(row, how) for row, how in found if row in same]
+    read = [row for row, how in own if how == ALIKE]
+    if told is not None and len(read) < len(alike):
+        yield f"that was read in {say.layers_of(_layers(read))}"
+    for how, words in (
+        (OTHER_VALUES, "likewise in {}, with other values"),
+        (UNLIKE, "in {} it is wrong in another way"),
+        (UNREAD, "in {} it is wrong too"),
+    ):
+        some = [row for row, each in own if each == how and row not in alike]
+        if some:
+            yield words.format(say.layers_of(_layers(some)))
+    said = set[str]()
+    for how, words in ((ALIKE, "likewise"), (OTHER_VALUES, "likewise, with other values")):
+        ops = [stem(row.tap) for row, each in found if row not in same and each == how and stem(row.tap) not in said]
+        said |= {*ops}
+        if ops:
+            yield f"{', '.join(dict.fromkeys(ops))} {words}"
+    yield from _others([row for row, _ in found if row not in same and stem(row.tap) not in said])
 
 
 def place(row: Row, layers: Sequence[int] = (), names_weight: bool = True) -> str:
@@ -97,17 +146,6 @@ def _is_read(row: Row, d: Diagnosis | None) -> bool:
 
 def _layers(rows: Sequence[Row]) -> list[int]:
     return [row.layer for row in rows if row.layer is not None]
-
-
-def _otherwise(same: Sequence[Row], alike: Sequence[Row]) -> Iterator[str]:
-    """The layers in which the op is wrong in another way."""
-    others = [row for row in same if row not in alike]
-    if others:
-        yield f"in {say.layers_of(_layers(others))} it is wrong in another way"
-
-
-def _kinds(row: Row, d: Diagnosis | None) -> set[str]:
-    return {fact.kind for fact in _told(row, d)}
 
 
 def _read_back(tap: str, d: Diagnosis | None) -> Iterator[str]:
@@ -178,17 +216,9 @@ def _why(row: Row, diagnosis: Sequence[Diagnosis]) -> Diagnosis | None:
     return next((d for d in diagnosis if row.tap in d.taps), None)
 
 
-def _likewise(first: Row, rows: Sequence[Row]) -> Iterator[str]:
-    """Other ops in which the same was read."""
-    words = list(dict.fromkeys(stem(row.tap) for row in rows if stem(row.tap) != stem(first.tap)))
-    if words:
-        yield f"{', '.join(words)} likewise"
-
-
-def _others(first: Row, rest: Sequence[Row], likewise: Sequence[Row] = ()) -> Iterator[str]:
-    """The rest of the WRONG taps: other ops, for the headline has the layers of the same one."""
-    said = {stem(row.tap) for row in (first, *likewise)}
-    others = list(dict.fromkeys(stem(row.tap) for row in rest if stem(row.tap) not in said))
+def _others(rest: Sequence[Row]) -> Iterator[str]:
+    """The rest of the WRONG taps, op by op."""
+    others = list(dict.fromkeys(stem(row.tap) for row in rest))
     if others:
         more = " and others" if len(others) > _FEW_TAPS else ""
         yield f"{', '.join(others[:_FEW_TAPS])}{more} {'is' if len(others) == 1 else 'are'} wrong too"

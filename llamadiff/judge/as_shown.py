@@ -26,16 +26,18 @@ def as_shown(passes: Passes) -> Passes:
 
 def _settled(finding: Finding, passes: Passes) -> Finding:
     local = finding.local.get("candidate")
-    if local is None or local.guess is None or local.guess == NATIVE:  # the baseline has shown that one
+    if local is None or not local.span or not (local.unclear or local.guess):
+        return finding
+    if local.guess == NATIVE:  # the baseline has shown that one
         return finding
     spans = [other for other in passes.findings if other is not finding and _is_span(other)]
-    others = [each.local["candidate"] for each in spans if _ops(each, passes) == _ops(finding, passes)]
-    others = others or [each.local["candidate"] for each in spans]
-    shown = [other.verdict for other in others if other.guess == local.guess or other.verdict != tolerances.NOISE]
-    if shown.count(tolerances.NOISE) > MOSTLY * len(others):
+    same = [each.local["candidate"] for each in spans if _ops(each, passes) == _ops(finding, passes)]
+    others = same or [each.local["candidate"] for each in spans]
+    alike = [other for other in others if other.verdict == tolerances.NOISE and other.guess in (local.guess, None)]
+    if not local.unclear and len(alike) > MOSTLY * len(others):
         return finding
-    exact = [other for other in others if other.verdict == tolerances.MATCH and other.arithmetic == "F32"]
-    is_wrong = len(exact) > MOSTLY * len(others)
+    exact = [other for other in same if other.verdict == tolerances.MATCH and other.arithmetic == "F32"]
+    is_wrong = len(exact) > MOSTLY * len(same)
     hiding = unseen(local.limit)
     settled = replace(
         local, verdict=tolerances.WRONG if is_wrong else tolerances.UNCHECKED, unclear=not is_wrong, arithmetic=None,

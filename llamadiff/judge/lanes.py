@@ -98,7 +98,7 @@ class Source:
     ) -> Source:
         """A trace of a model with these ``taps``, and what its producer says of its settings."""
         stored, flash = kept(trace), bool(settings_of(trace).get("flash_attn"))
-        missing = any(tap.name not in trace for tap in taps if not (tap.kind.optional or tap.causal))
+        missing = any(tap.name not in trace for tap in taps if not tap.kind.optional)
         policies = policies_for(weight_types, stored, policies)
         halves = frozenset(name for name, kind in trace.dtypes.items() if kind in HALVES and not name.startswith(KEPT))
         products = [tap.name for tap in taps if tap.name in trace and tap.kind.op.startswith("MUL_MAT")]

@@ -18,6 +18,7 @@ from llamadiff.judge.lanes import Source
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.policies import (
     BF16,
+    CACHES,
     F32,
     JITTERS,
     MEASURING,
@@ -34,6 +35,8 @@ Array = NDArray[Any]
 SHAKEN, SHAKEN_F32, VARIANT, FLIPPED = 2.0, 64.0, 0.02, 1.0
 FEWER = 10.0  # ratio of two sums of ten squares each that chance makes one time in a thousand
 SURE = 1e-9  # NMSE of a row that an arithmetic has exactly, through a span
+IN_ATTENTION = ("ROPE", "SOFT_MAX")
+BY_TABLE = (*IN_ATTENTION, "SWIGLU", "GEGLU", "GELU", "GET_ROWS")  # ops of which a value may have 16 bits
 _TINY = float(np.finfo(np.float64).tiny)
 DIGITS = 3  # decimals of the logarithm of a row's squares: rows that differ less are alike
 ROWS = 3  # rows that differ, and are exact: a scale that is cut off is the rounded one in every second block
@@ -67,6 +70,10 @@ class Shown:
         """Whether products of this kind are rounded just so: enough of them were, to the last bit."""
         return product_of is not None and self.exact[product_of, rounded_to] >= ROWS
 
+    def is_known(self, kind: str) -> bool:
+        """Whether right taps show what operands of a kind are rounded to."""
+        return any(count >= ROWS for (product_of, _), count in self.exact.items() if product_of == kind)
+
     @property
     def never(self) -> set[str]:
         """The arithmetics that no kind of product has."""
@@ -77,7 +84,8 @@ class Shown:
 class TapNoise:
     """One tap of a source: ``expected`` are its values under the arithmetic that fits best.
 
-    ``is_exact``: other taps have shown that the source has this arithmetic, and no variant of it.
+    ``is_exact``: other taps have shown that the source has this arithmetic, and no variant of it. ``kinds``: what the
+    ops of the span, and the tap's own, multiply by, or are.
     """
 
     source: Source
@@ -86,6 +94,7 @@ class TapNoise:
     span: Sequence[str]
     shown: Shown
     is_exact: bool
+    kinds: frozenset[str] = frozenset()
 
     @cached_property
     def _made(self) -> dict[str, metrics.Rows]:
@@ -166,18 +175,23 @@ class TapNoise:
         return computed.errors(self.seen.told(self.source, computed))
 
     def is_unclear(self, nearest: Array, errors: Sequence[Array]) -> bool:
-        """Whether a span errs as one in unknown arithmetic may: by what 8 bits, or a cache of 4 bits, would do.
+        """Whether a span errs as one in unknown arithmetic may: by what 8 bits, a cache of 4 bits, or 16 bits would do.
 
-        Where another tap, or a row, has shown which arithmetic the source's products have, only that of attention
-        is unknown: angles, scores and the cache may have 16 bits. ``nearest`` are the rows' errors under the arithmetic
-        that fits best, ``errors`` those under each.
+        What other taps have shown of a kind of op is known, and so is what a row of the span itself shows of its
+        products. ``nearest`` are the rows' errors under the arithmetic that fits best, ``errors`` those under each.
         """
         made = self._made
         exact = next(iter(made.values()))
         others = [error for error in errors if error is not nearest]
-        if self.shown.known or fit.is_certain(nearest, others, exact.reference(), SURE):
-            unknown, error = [ROUGH_ATTENTION], nearest
-        else:
-            unknown, error = [ROUGH, ROUGH_CACHE], errors[0]
-        rough = [float(made[policy].errors(exact).sum()) for policy in unknown if policy in made]
-        return bool(error.sum() <= sum(rough))
+        certain = fit.is_certain(nearest, others, exact.reference(), SURE)
+        kinds = {kind for kind in self.kinds if not self.shown.is_known(kind)}
+        products = bool(kinds - {*CACHES, *BY_TABLE}) and not certain
+        unknown = [ROUGH] if products else []
+        unknown += [ROUGH_CACHE] if kinds & {*CACHES} else []
+        unknown += [ROUGH_ATTENTION] if kinds & {*CACHES, *IN_ATTENTION} else []
+        rough = sum(float(made[policy].errors(exact).sum()) for policy in unknown if policy in made)
+        size, kept = float(exact.reference().sum()), self.source.precision_of(self.seen.tap.name)
+        rough += OWN * tolerances.ROUNDING[kept] * size if kept != F32 else 0.0
+        rough += tolerances.ROUNDING[BF16] * size if kinds & {*BY_TABLE} else 0.0
+        error = errors[0] if products else nearest
+        return bool(error.sum() <= rough)

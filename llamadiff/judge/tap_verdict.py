@@ -200,7 +200,9 @@ class Judge:
         label, right = self._label(source, tap, fitted.policy), fitted.right(seen, source)
         match, shown = self._match(source, tap, label), self.shown.setdefault(source.name, Shown())
         kind = self._kind(tap) if source.multiplies(tap) and not span else None
-        noise = TapNoise(source, seen, right, span, shown, shown.is_exact(kind, label))
+        ops = [inner for name in span if (inner := taps.parse(name)) is not None]
+        kinds = frozenset(filter(None, map(self._multiplies_by, [*ops, tap])))
+        noise = TapNoise(source, seen, right, span, shown, shown.is_exact(kind, label), kinds)
         kept = source.precision_of(tap.name)
         bounds = Allowance(right, match, lambda: noise.samples(match), kept, *self._besides(source, tap))
         found = Judgement(source, seen, fitted, label, Errors.of(seen.told(source, right), right), noise, bounds)
@@ -251,6 +253,10 @@ class Judge:
 
     def _kind(self, tap: taps.Tap) -> str:
         return operand_kind(tap.kind.word, tap.kind.op, self.weight_types.get(tap.name)) or "F32"
+
+    def _multiplies_by(self, tap: taps.Tap) -> str | None:
+        """What a product's operands are a kind of, or another op whose values may be rounded."""
+        return self._kind(tap) if tap.kind.op.startswith("MUL_MAT") else tap.kind.op
 
     def _match(self, source: Source, tap: taps.Tap, label: str) -> float:
         """The NMSE of right arithmetic, from the table."""
