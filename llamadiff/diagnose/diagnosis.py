@@ -288,7 +288,8 @@ def _looked_for(scene: Scene, tap: taps.Tap, local: Local, first: bool) -> Outco
         return Outcome((), ())
     if not scene.by_graph:
         return Outcome((), (), complete=False)
-    return search(case_of(scene.run, scene.source, tap, local), local.least, scene.clock, pairs=first)
+    case = case_of(scene.run, scene.source, tap, local)
+    return search(case, local.least, scene.clock, pairs=first, by_drop=scene.thorough)
 
 
 def _short(local: Local) -> bool:

@@ -18,6 +18,8 @@ from llamadiff.diagnose.subgraph import Subgraph, subgraph_of
 from llamadiff.diagnose.together import errors
 from llamadiff.ggml.engine import Alter
 from llamadiff.judge.fit import PARTLY
+from llamadiff.numerics.policies import F32, ROUGH
+from llamadiff.numerics.rounding_tap import Carrier
 
 CONFIRMING = 5.0  # seconds after a search, for what it found
 EXPLAINS = 0.01  # what a fit may leave of the right op's error
@@ -26,6 +28,8 @@ MOST = 0.5  # the same, where noise is as large: in 16 bits many values are on e
 OTHER_SUMS = 3e-6  # of a result, root mean square: what sums in another order make of it
 FURTHER = 4.0  # times as far as arithmetics lie apart at the right op they may lie with a bug
 SEPARATES = 0.1  # of the right op's error: limits beyond it tell nothing apart
+DROPS, AS_GOOD, CLEARLY = 0.1, 1.1, 3.0  # of the right op's error; times the best fit's are its equals, and others'
+FEW_BEST = 3  # bugs that nothing tells apart
 ALONG = 0.25  # of the right op's error: what its direction does not explain
 SMALL = 0.05  # of the model's constant: a smaller one may be any
 NEARER, REFINED = 0.9, 6  # of the right op's error; how many constants of a span are solved for
@@ -104,10 +108,11 @@ class Outcome:
         return bool(self.fits or self.nearest)
 
 
-def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcome:
+def search(case: Case, right: float, clock: Clock, pairs: bool = True, by_drop: bool = False) -> Outcome:
     """Try single exact bugs, then those with a constant, then pairs; stop at what fits.
 
-    ``right`` is the NMSE that the right op leaves. Inputs that were not recorded rule bugs out.
+    ``right`` is the NMSE that the right op leaves. Inputs that were not recorded rule bugs out. ``by_drop``: of a span
+    whose rounding is unknown, take what leaves so much less than all else that no chance does that.
     """
     bugs = tuple(known_bugs().values())
     try:
@@ -131,7 +136,30 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True) -> Outcom
         if fits:
             return Outcome(fits, ())
     fits = _confirmed(case, base, _pairs(quick, bare, bugs, clock)) if pairs else ()
+    if not fits and by_drop and base.is_span(case):
+        fits = _by_drop(case, base, tried, right)
     return Outcome(fits, tuple(_nearest(tried)), complete=not clock.spent)
+
+
+def _by_drop(case: Case, base: Subgraph, tried: Sequence[Fit], right: float) -> tuple[Fit, ...]:
+    """The bug that leaves little of an error, where every other one leaves much more: what is left is rounding."""
+    left = sorted((fit for fit in tried if not fit.harmless and math.isfinite(fit.nmse)), key=lambda fit: fit.nmse)
+    if not left or left[0].nmse > min(DROPS * right, _roughly(case, base)):
+        return ()
+    best = [fit for fit in left if fit.nmse <= AS_GOOD * left[0].nmse]
+    names = {fit.causes for fit in best}
+    others = [fit.nmse for fit in left if fit.causes not in names]
+    if len(names) > FEW_BEST or (others and min(others) < CLEARLY * left[0].nmse):
+        return ()
+    return _confirmed(replace(case, limit=AS_GOOD * left[0].nmse), base, best)
+
+
+def _roughly(case: Case, base: Subgraph) -> float:
+    """How far from float32 rounding to 8 bits may take the right op: NMSE."""
+    ways = [(policy, case.carrier.ways[0][1]) for policy in (F32, ROUGH)]
+    run = replace(case.run, carrier=Carrier(ways, edges=case.carrier.edges))
+    exact, rough = base.afresh.compute(replace(case, run=run))
+    return case.nmse_between(rough, exact)
 
 
 def _quickly(case: Case, base: Subgraph, right: float) -> tuple[Case, Subgraph]:

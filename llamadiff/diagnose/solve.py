@@ -47,6 +47,7 @@ def solve(
     if case.hurried:
         return []
     steps = sought.steps if case.everywhere is None or not known else 1  # through a span it takes long
+    hinted = {hint: left for hint, left in hinted.items() if hint > 0}  # what is sought is, but for factors
     beside = [hint * factor for hint in hinted for factor in (1 / BESIDE, BESIDE)]
     tried = known | hinted | left_by([*beside, *(low * (high / low) ** (i / steps) for i in range(steps + 1))])
     least = [min(tried.values())]

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamadiff.judge.allowance import unseen
-from llamadiff.judge.finding import Finding
+from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.run import Passes
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import NATIVE
 
+CLEARLY = 0.1  # of an error, that a span which is exact may have
 MOSTLY = 0.6  # of the spans that are alike must have it
 
 
@@ -36,7 +37,7 @@ def _settled(finding: Finding, passes: Passes) -> Finding:
     alike = [other for other in others if other.verdict == tolerances.NOISE and other.guess in (local.guess, None)]
     if not local.unclear and len(alike) > MOSTLY * len(others):
         return finding
-    exact = [other for other in same if other.verdict == tolerances.MATCH and other.arithmetic == "F32"]
+    exact = [other for other in same if _is_exact(other) and other.nmse < CLEARLY * local.nmse]
     is_wrong = len(exact) > MOSTLY * len(same)
     hiding = unseen(local.limit)
     settled = replace(
@@ -44,6 +45,10 @@ def _settled(finding: Finding, passes: Passes) -> Finding:
         exact=is_wrong, noise_limit=local.limit, hides=hiding.whole, hides_row=hiding.row, hides_value=hiding.value,
     )  # fmt: skip
     return replace(finding, local={**finding.local, "candidate": settled})
+
+
+def _is_exact(local: Local) -> bool:
+    return local.verdict == tolerances.MATCH and local.arithmetic == "F32"
 
 
 def _is_span(finding: Finding) -> bool:

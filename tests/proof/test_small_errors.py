@@ -11,6 +11,7 @@ from llamadiff.comparison.api import diff
 from llamadiff.comparison.result import Comparison
 from proof.strangers import recording
 from proof.strangers.arithmetic import BY_NAME
+from proof.strangers.bugs import BUGS
 from proof.strangers.crossing import SHAPES, baseline, model_file, opened, size_of
 from proof.strangers.engine import Bug, Engine
 from proof.unlisted.bugs import TOKENS
@@ -77,3 +78,26 @@ def test_an_engine_that_rounds_alike_in_all_layers_is_right(shape: str, folder: 
     """What all layers show is its arithmetic."""
     found, _ = judged(Bug("none"), shape, folder, arithmetic="bf16")
     assert found.verdict == "noise"
+
+
+@pytest.mark.parametrize(
+    ("bug", "cause"),
+    [
+        ("RoPE on V", "rope-on-v"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (
+            ("tanh", "activation-other"), ("norm: no weight", "norm-weight-missing"),
+            ("residual from the layer before", None), (None, None),
+        )),
+    ],
+)  # fmt: skip
+def test_a_bug_is_named_from_the_logits_of_an_engine_that_rounds_to_8_bits(
+    bug: str | None, cause: str | None, folder: Path
+) -> None:
+    """By how much less it leaves than anything else: what it leaves is the engine's rounding."""
+    path = model_file(folder, "llama", "F16")
+    taps = Engine(opened(path), BY_NAME["int8 of 32"], BUGS[bug] if bug else Bug("none")).run(TOKENS)
+    trace = recording.save(folder / "logits.safetensors", recording.only(taps, recording.LOGITS), TOKENS)
+    found = diff(baseline(path, TOKENS, len(TOKENS)), trace, path, explain=60.0)
+    named = [each.name for d in found.diagnosis for each in d.causes]
+    assert (cause in named) if cause else not named
+    assert found.verdict == ("unchecked" if bug is None else "wrong")
