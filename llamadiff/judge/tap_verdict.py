@@ -19,7 +19,7 @@ from llamadiff.judge.finding import Finding, Local, Tried
 from llamadiff.judge.finiteness import qualified
 from llamadiff.judge.fit import Fitted
 from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source
-from llamadiff.judge.noise import SHAKEN, Shown, TapNoise
+from llamadiff.judge.noise import BY_TABLE, SHAKEN, Shown, TapNoise
 from llamadiff.judge.pattern.described import described
 from llamadiff.judge.pattern.deviation import Fact
 from llamadiff.judge.statistics import held
@@ -255,8 +255,10 @@ class Judge:
         return operand_kind(tap.kind.word, tap.kind.op, self.weight_types.get(tap.name)) or "F32"
 
     def _multiplies_by(self, tap: taps.Tap) -> str | None:
-        """What a product's operands are a kind of, or another op whose values may be rounded."""
-        return self._kind(tap) if tap.kind.op.startswith("MUL_MAT") else tap.kind.op
+        """What a product's operands are a kind of, or another op of which values may have 16 bits; else nothing."""
+        if tap.kind.op.startswith("MUL_MAT"):
+            return self._kind(tap)
+        return tap.kind.op if tap.kind.op in BY_TABLE else None
 
     def _match(self, source: Source, tap: taps.Tap, label: str) -> float:
         """The NMSE of right arithmetic, from the table."""
