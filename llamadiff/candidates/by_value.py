@@ -10,10 +10,13 @@ Tensors whose names differ by a number are one kind, and the number is the layer
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise, product
 from statistics import median
 from typing import Any
@@ -85,28 +88,24 @@ class _Pieces:
 
     def whole(self, tap: taps.Tap, entry: Entry) -> Array | None:
         """A tap's values under a line of a map; None where there are none, or not all."""
-        piece = self.by_layer.get(tap.layer, {}).get(entry.name)
-        if piece is None:
-            return None
-        try:
-            values, mask = placed(piece, tap, entry, self.model, self.n_tokens)
-        except UserError:
-            return None
-        return values if mask is None else None
+        found = self._placed(tap, entry)
+        return found[0] if found is not None and found[1] is None else None
 
     def sample(self, tap: taps.Tap, entry: Entry) -> _Sample | None:
         """Some of a tap's values under a line of a map."""
         key = entry, tap.name
         if key not in self._samples:
-            self._samples[key] = self._sampled(tap, entry)
+            found = self._placed(tap, entry)
+            self._samples[key] = None if found is None else _sample_of(tap, *found)
         return self._samples[key]
 
-    def _sampled(self, tap: taps.Tap, entry: Entry) -> _Sample | None:
+    def _placed(self, tap: taps.Tap, entry: Entry) -> tuple[Array, Array | None] | None:
+        """A tap's values, and which are known (None: all); None where the tensor is not there, or does not fit."""
         piece = self.by_layer.get(tap.layer, {}).get(entry.name)
         if piece is None:
             return None
         try:
-            return sample_of(tap, *placed(piece, tap, entry, self.model, self.n_tokens))
+            return placed(piece, tap, entry, self.model, self.n_tokens)
         except UserError:
             return None
 
@@ -133,7 +132,7 @@ class _Naming(Silent):
             return x
         if self.last is not None and (tap.layer or 0) > self.last:
             raise _EnoughError
-        right, word = sample_of(tap, x[0]), tap.kind.word
+        right, word = _sample_of(tap, x[0]), tap.kind.word
         if word not in self.lines:
             found = self._nearest(tap, right)
             if found is None:
@@ -257,9 +256,8 @@ def found_map(pieces: Sequence[Piece | Unread], model: Runnable, tokens: tuple[i
     """
     own = Names(identity_map(), model)
     known = [found[0].kind.word for piece in pieces if (found := own.tap(piece.name)) is not None]
-    most = max(
-        len(tokens) ** 2 * model.sizes["head"], *(int(np.prod(_shape(tap, tokens, model))) for tap in model.taps)
-    )
+    shapes = [taps.shape_of(tap, len(tokens), model.sizes) for tap in model.taps]
+    most = max(len(tokens) ** 2 * model.sizes["head"], *map(math.prod, shapes))
     opened = [piece.opened(most) for piece in pieces if not piece.name.startswith(WEIGHTS)]
     search = _Search(_Pieces(opened, model, len(tokens)), tokens, {word: identity_map()[word] for word in known})
     search.run()
@@ -273,14 +271,20 @@ def found_map(pieces: Sequence[Piece | Unread], model: Runnable, tokens: tuple[i
     return {**identity_map(), **search.lines}, lines
 
 
-def sample_of(tap: taps.Tap, values: Array, mask: Array | None = None) -> _Sample:
+def _sample_of(tap: taps.Tap, values: Array, mask: Array | None = None) -> _Sample:
     """Some values of a tap, always the same ones; of scores, those of keys that a query sees."""
     there = np.ones(values.shape, bool) if mask is None else mask
     if tap.causal and values.ndim > 1:
         there = there & np.tri(*values.shape[-2:]).astype(bool)
     flat, known = values.reshape(-1), there.reshape(-1)
-    chosen = slice(None) if flat.size <= SAMPLE else np.random.default_rng(0).integers(0, flat.size, SAMPLE)
+    chosen = _chosen(flat.size)
     return _Sample(flat[chosen].astype(np.float64), known[chosen])
+
+
+@lru_cache(maxsize=64)
+def _chosen(size: int) -> Array:
+    """Which of so many values are compared."""
+    return np.arange(size) if size <= SAMPLE else np.random.default_rng(0).integers(0, size, SAMPLE)
 
 
 def _names(name: str) -> Iterator[tuple[str, int | None]]:
@@ -310,12 +314,9 @@ def _taken(entry: Entry, used: set[str]) -> bool:
     return counted in used or any(_kind(name) in used for name, _ in _names(entry.name))
 
 
-def _shape(tap: taps.Tap, tokens: Sequence[int], model: Runnable) -> tuple[int, ...]:
-    return taps.shape_of(tap, len(tokens), model.sizes)
-
-
 def _as_toml(entry: Entry) -> str:
-    said = [f'name = "{entry.name}"']
+    """A line of a map, whatever a stranger's name holds: TOML's strings are escaped as JSON's."""
+    said = [f"name = {json.dumps(entry.name, ensure_ascii=False)}"]
     said += [f'axes = "{" ".join(entry.axes)}"'] if entry.axes else []
     said += ["done = [" + ", ".join(f'"{each}"' for each in entry.done) + "]"] if entry.done else []
     return f"{entry.word} = {{{', '.join(said)}}}"

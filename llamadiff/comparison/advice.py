@@ -10,6 +10,8 @@ from llamadiff.comparison.rows import Row, leading, stem
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.numerics import tolerances
 
+_ALONE = "each is judged by itself then"
+_REPLAY = "or run it with --explain-output: it replays every known bug through these taps"
 _FUSED = {"kq", "kq_soft_max", "kqv", "kqv_mla"}  # what a fused attention has no tensors of
 _FEW = 3  # wrong ops without a known cause that advice is given for
 
@@ -32,7 +34,7 @@ def next_steps(verdict: str, judged: Judged, is_engine: bool, between: Sequence[
         )
     if first is None:
         lacking = unjudged.steps_when_lacking(judged.coverage) if judged.coverage is not None else ()
-        gaps = (*lacking, *unjudged.step_when_unjudgeable(rows))
+        gaps = (*lacking, *unjudged.step_when_unjudgeable(rows), *_steps_when_unclear(rows))
         return gaps if rows and gaps else (*gaps, *_steps_when_right(verdict, rows, judged.missing))
     known = [d for d in diagnosis if d.known and not d.harmless]
     steps = [fix_step(d) for d in known[:4]]
@@ -48,6 +50,12 @@ def next_steps(verdict: str, judged: Judged, is_engine: bool, between: Sequence[
     return tuple(steps)
 
 
+def _steps_when_unclear(rows: Sequence[Row]) -> tuple[str, ...]:
+    """What tells a mistake from rounding where a span is off by as much: what lies in it."""
+    first = next((row for row in rows if row.span and row.local is not None and row.local.unclear), None)
+    return () if first is None else (_narrow_down(_still_open(first, rows), rows, sure=False), _REPLAY)
+
+
 def _steps_when_unknown(
     first: Row, rows: Sequence[Row], known: Sequence[Diagnosis], diagnosis: Sequence[Diagnosis]
 ) -> list[str]:
@@ -59,7 +67,7 @@ def _steps_when_unknown(
     others = {row.op: row for row in reversed(others.values()) if not row.span and row.op != first.op}
     steps = [_narrow_down(_still_open(first, rows), rows, first.tap) if first.span else _advice(first)]
     if first.span and not any(first.tap in d.taps for d in diagnosis):
-        steps.append("or run it with --explain-output: it replays every known bug through these taps")
+        steps.append(_REPLAY)
     if any(first.tap in d.taps and not d.by_graph for d in diagnosis):
         steps.append("or run it where llama.cpp runs this file: known bugs are looked for in its graph")
     return [*steps, *(f"{row.tap}: {_advice(row)}" for row in list(others.values())[: _FEW - 1])]
@@ -84,16 +92,18 @@ def place_step(row: Row) -> str:
     return f"{row.tap}[{place}] is {row.local.recorded:.6g}; on its inputs {row.local.expected:.6g} is right"
 
 
-def _narrow_down(span: Sequence[str], rows: Sequence[Row], end: str | None = None) -> str:
+def _narrow_down(span: Sequence[str], rows: Sequence[Row], end: str | None = None, sure: bool = True) -> str:
     """Which taps to write next: a layer's outputs while the layer is unknown, then the ops of the layer.
 
-    ``end`` is the tap that answers for them, and may be wrong itself. Scores are not asked of an engine that recorded
-    none in any layer: a fused attention has no such tensors.
+    ``end`` is the tap that answers for them, and may be wrong itself; ``sure``: something is wrong. Scores are not
+    asked of an engine that recorded none in any layer: a fused attention has no such tensors.
     """
     outputs = [name for name in span if name.startswith("l_out-")]
     if outputs:
-        return f"write {outputs[0]} to {outputs[-1]} next: they say which layer is wrong" if len(outputs) > 1 else (
-            f"write {outputs[0]} next: it says on which side of it the fault is")  # fmt: skip
+        named, which = outputs[0], "it says on which side of it the fault is"
+        if len(outputs) > 1:
+            named, which = f"{outputs[0]} to {outputs[-1]}", "they say which layer is wrong"
+        return f"write {named} next: {which if sure else _ALONE}"
     is_fused = not any(stem(row.tap) in _FUSED for row in rows)
     asked = [name for name in span if not (is_fused and stem(name) in _FUSED)]
     if not asked:
@@ -102,7 +112,7 @@ def _narrow_down(span: Sequence[str], rows: Sequence[Row], end: str | None = Non
     which = f"one of these ops is wrong, or {end} itself" if end else "one of these ops is the wrong one"
     if len(asked) < len(span):
         which = f"one of these ops is wrong, or attention between them{f', or {end} itself' if end else ''}"
-    return f"write {', '.join(asked[:8])}{more} next: {which}"
+    return f"write {', '.join(asked[:8])}{more} next: {which if sure else _ALONE}"
 
 
 def _within_attention(layer: str, rows: Sequence[Row], end: str | None) -> str:

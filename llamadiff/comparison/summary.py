@@ -33,7 +33,7 @@ def summarize(verdict: str, sides: Sides, judged: Judged) -> Said:
         *_unsure(judged.preflight),
         *(_stated(judged.preflight) if judged.rows else ()),
         *judged.notes,
-        *(unjudged.ignored(judged.coverage, len(judged.rows)) if judged.coverage is not None else ()),
+        *_ignored(judged),
     )
 
 
@@ -48,6 +48,12 @@ def _found(verdict: str, sides: Sides, judged: Judged) -> Said:
     if not judged.rows and weights:
         return Said(_weights_alone(_name(sides.candidate), weights))
     return _judgement(verdict, sides, judged)
+
+
+def _ignored(judged: Judged) -> Iterator[str]:
+    """The tensors that stand for nothing."""
+    if judged.coverage is not None:
+        yield from unjudged.ignored(judged.coverage, len(judged.rows), by_value=bool(judged.found_map))
 
 
 def _stated(checks: Sequence[Check]) -> list[str]:

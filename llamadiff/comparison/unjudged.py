@@ -13,17 +13,21 @@ from llamadiff.numerics import tolerances
 from llamadiff.trace.taps import LOGITS
 
 FEW = 4
+ATTENTION = ("kq", "kqv")  # how taps begin that are computed from a cache
 
 
-def ignored(coverage: Coverage, n_rows: int) -> Iterator[str]:
-    """How many tensors stand for nothing, the first of them, and what they may be meant as."""
+def ignored(coverage: Coverage, n_rows: int, by_value: bool) -> Iterator[str]:
+    """How many tensors stand for nothing, the first of them, and what they may be meant as; ``by_value``: whatever they
+    are called, no tap is told by their values.
+    """
     count, first = coverage.ignored.count, coverage.ignored.first
     if not count:
         return
     named = ", ".join(name if near is None else f"{name} ({near}?)" for name, near in first)
     more = f" and {count - len(first)} more" if count > len(first) else ""
     verb, whose = ("was", "that name") if count == 1 else ("were", "their names")
-    yield f"{count} of its {count + n_rows} tensors {verb} ignored, no tap has {whose}: {named}{more}"
+    why = "their values are those of no tap, or of several" if by_value else f"no tap has {whose}"
+    yield f"{count} of its {count + n_rows} tensors {verb} ignored, {why}: {named}{more}"
 
 
 def lacking(rows: Sequence[Row], coverage: Coverage) -> str:
@@ -109,12 +113,13 @@ def unclear(whose: str, rows: Sequence[Row]) -> Said:
     first = rows[0]
     assert first.local is not None
     where = f"{first.span[0]} to {first.span[-1]}"
+    attends = any(name.startswith(ATTENTION) for name in (*first.span, first.tap))
+    may = "rounding to 8 or 16 bits, or a cache of 4 bits," if attends else "rounding to 8 or 16 bits"
     return Said(
         f"{first.tap} cannot be judged: what was not recorded before it is off, as much as rounding may leave",
         (
             f"{where} were not recorded, and {first.tap} is off by an NMSE of {first.local.nmse:.1e}",
-            "rounding to 8 bits, a cache of 4 bits or attention in 16 bits may leave as much, "
-            f"and no tap shows whether {whose} rounds so",
+            f"{may} may leave as much, and nothing shows that {whose} rounds so much",
         ),
     )
 

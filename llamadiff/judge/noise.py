@@ -84,8 +84,8 @@ class Shown:
 class TapNoise:
     """One tap of a source: ``expected`` are its values under the arithmetic that fits best.
 
-    ``is_exact``: other taps have shown that the source has this arithmetic, and no variant of it. ``kinds``: what the
-    ops of the span, and the tap's own, multiply by, or are.
+    ``is_exact``: other taps have shown that the source has this arithmetic, and no variant of it. ``match`` is the NMSE
+    of right arithmetic. ``kinds``: what the ops of the span, and the tap's own, multiply by, or are.
     """
 
     source: Source
@@ -94,7 +94,8 @@ class TapNoise:
     span: Sequence[str]
     shown: Shown
     is_exact: bool
-    kinds: frozenset[str] = frozenset()
+    match: float
+    kinds: frozenset[str]
 
     @cached_property
     def _made(self) -> dict[str, metrics.Rows]:
@@ -102,8 +103,8 @@ class TapNoise:
         lanes = self.seen.lanes_of(self.source)
         return {lane.policy: self.seen.lane(lane, self.source, ranked=True) for lane in lanes}
 
-    def samples(self, match: float) -> list[Sample]:
-        """Samples of what rounding makes of the tap; ``match`` is the NMSE of right arithmetic.
+    def samples(self) -> list[Sample]:
+        """Samples of what rounding makes of the tap.
 
         A shaken lane shows what the rounding of recorded values makes of the op's result. The lane of an arithmetic
         shows that one's own rounding: another way of doing it differs by a small part of that. Over a span of
@@ -123,23 +124,25 @@ class TapNoise:
                 return samples
             variants = {own, self.expected} - {exact}
             return [*samples, *(Sample(VARIANT if in_f32 else FLIPPED, one, exact) for one in variants)]
-        rounded = self.expected if self._is_certain(match) else made.get(self.alike or "")
+        rounded = self.expected if self._is_certain else made.get(self._alike or "")
         return samples if rounded is None else [*samples, Sample(SHAKEN, rounded, exact)]
 
-    def guess(self, match: float) -> str | None:
+    @property
+    def guess(self) -> str | None:
         """The policy that a span is taken to have because it errs by as much, though no row shows it."""
-        return self.alike if self.span and not self._is_certain(match) else None
+        return self._alike if self.span and not self._is_certain else None
 
-    def _is_certain(self, match: float) -> bool:
+    @cached_property
+    def _is_certain(self) -> bool:
         """Whether the arithmetic that fits a span best has some rows of it exactly, and another has not."""
         kept = tolerances.ROUNDING[self.source.precision] if self.source.precision != F32 else 0.0
         sizes, errors = self.expected.reference(), self._errors(self.expected)
         exact, *others = [next(iter(self._made.values())), *self._candidates.values()]
         apart = [self._errors(lane) for lane in (exact, *others) if lane is not self.expected]
-        return fit.is_certain(errors, apart, sizes, WHOLE * match + OWN * 2 * kept)
+        return fit.is_certain(errors, apart, sizes, WHOLE * self.match + OWN * 2 * kept)
 
     @cached_property
-    def alike(self) -> str | None:
+    def _alike(self) -> str | None:
         """The policy that errs from float32 by as much as a span does."""
         exact = next(iter(self._made.values()))
         spreads = [float(other.errors(exact).sum()) for other in self._candidates.values()]

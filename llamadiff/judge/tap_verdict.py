@@ -200,11 +200,11 @@ class Judge:
         label, right = self._label(source, tap, fitted.policy), fitted.right(seen, source)
         match, shown = self._match(source, tap, label), self.shown.setdefault(source.name, Shown())
         kind = self._kind(tap) if source.multiplies(tap) and not span else None
-        ops = [inner for name in span if (inner := taps.parse(name)) is not None]
-        kinds = frozenset(filter(None, map(self._multiplies_by, [*ops, tap])))
-        noise = TapNoise(source, seen, right, span, shown, shown.is_exact(kind, label), kinds)
+        noise = TapNoise(
+            source, seen, right, span, shown, shown.is_exact(kind, label), match, self._kinds(span, tap)
+        )  # fmt: skip
         kept = source.precision_of(tap.name)
-        bounds = Allowance(right, match, lambda: noise.samples(match), kept, *self._besides(source, tap))
+        bounds = Allowance(right, match, noise.samples, kept, *self._besides(source, tap))
         found = Judgement(source, seen, fitted, label, Errors.of(seen.told(source, right), right), noise, bounds)
         if source.name != "baseline" and found.verdict in (tolerances.MATCH, tolerances.NOISE):
             missed = fitted.missed(max(APART * float(found.errors.rows.sum()), bounds.whole))
@@ -254,11 +254,11 @@ class Judge:
     def _kind(self, tap: taps.Tap) -> str:
         return operand_kind(tap.kind.word, tap.kind.op, self.weight_types.get(tap.name)) or "F32"
 
-    def _multiplies_by(self, tap: taps.Tap) -> str | None:
-        """What a product's operands are a kind of, or another op of which values may have 16 bits; else nothing."""
-        if tap.kind.op.startswith("MUL_MAT"):
-            return self._kind(tap)
-        return tap.kind.op if tap.kind.op in BY_TABLE else None
+    def _kinds(self, span: Sequence[str], tap: taps.Tap) -> frozenset[str]:
+        """Of the ops of a span: what products multiply by, and others of which values may have 16 bits."""
+        ops = [tap, *(inner for name in span if (inner := taps.parse(name)) is not None)] if span else []
+        products = {self._kind(each) for each in ops if each.kind.op.startswith("MUL_MAT")}
+        return frozenset(products | {each.kind.op for each in ops if each.kind.op in BY_TABLE})
 
     def _match(self, source: Source, tap: taps.Tap, label: str) -> float:
         """The NMSE of right arithmetic, from the table."""

@@ -62,6 +62,6 @@ class Judgement:
             limit=self.bounds.match, noise_limit=hiding.whole, span=tuple(self.noise.span),
             token=worst.token, index=worst.index, expected=worst.baseline, recorded=worst.candidate,
             unclear=self.verdict == tolerances.UNCHECKED,
-            guess=self.noise.guess(self.bounds.match) if self.verdict == tolerances.NOISE else None,
+            guess=self.noise.guess if self.verdict == tolerances.NOISE else None,
             hides=max(hiding.whole, printed), hides_row=hiding.row, hides_value=hiding.value,
         )  # fmt: skip

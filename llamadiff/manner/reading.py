@@ -23,7 +23,7 @@ from llamadiff.manner.looks import BY_TABLE, KEPT, LARGE, UNEVEN, Looks, determi
 from llamadiff.manner.recipes import Product, recipe_of
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.arithmetic import EIGHT_BIT_WAYS, eight_bit_ways, precision
-from llamadiff.numerics.policies import F32, operand_kind, rounding_type, shaken
+from llamadiff.numerics.policies import CACHES, F32, operand_kind, rounding_type, shaken
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace.taps import Tap
@@ -41,7 +41,7 @@ AGREE = 5.0  # sizes of one rounding, read at several taps, differ by less
 PARTLY = 0.25  # of an error, that a bug may leave to rounding
 CLOSED = ("kqv",)  # products that no recipe lays open
 MOSTLY = 0.6  # of the taps of a kind must show it
-LEAST = {"ROPE": 8, "SOFT_MAX": 8, "SWIGLU": 8, "cache": 4, "kept": 4}  # bits: what is coarser is no arithmetic
+LEAST = dict.fromkeys(BY_TABLE, 8) | dict.fromkeys((*CACHES, *KEPT.values()), 4)  # bits: what is coarser is a mistake
 LEAST_OF_PRODUCTS = 5
 STILL = 1e-3  # of the median row's movement: a row that is moved less is not rounded
 FEW_STILL = 0.1  # of the rows may be so: a first token is not turned, and a sum of one key has nothing to lose
@@ -171,7 +171,7 @@ def _rounding_of(taps: Sequence[Beyond], explaining: Explaining) -> Rounding | N
     while taps:
         chosen = _chosen(taps)
         found = _shown(chosen)
-        found = found if found is not None and found.bits >= _least_bits(chosen[0].kind) else None
+        found = found if found is not None and found.bits >= LEAST.get(chosen[0].kind, LEAST_OF_PRODUCTS) else None
         explained = set[str]() if found is None or _is_listed(found) else _explained(chosen, explaining)
         if not explained:
             return found
@@ -196,11 +196,6 @@ def _shown(chosen: Sequence[Beyond]) -> Rounding | None:
     more = [(case, found) for case, found in read if base not in EIGHT_BIT_WAYS or not _is_all(case, base, found)]
     looks = [looks_of(case, found[base]) if _moves_all(case, found[base], base) else {} for case, found in more]
     return _agreed(base, looks, AGREE if chosen[0].case.weight is not None else UNEVEN)
-
-
-def _least_bits(kind: str) -> int:
-    """The coarsest rounding that an engine may have by intent, of a kind of operand."""
-    return LEAST.get(kind.partition("_")[0] if kind.startswith(("cache_", "kept_")) else kind, LEAST_OF_PRODUCTS)
 
 
 def _moves_all(case: Case, error: Array, base: str) -> bool:

@@ -119,6 +119,16 @@ def seen_of(node: GraphNode, values: Array, graph: Graph) -> Array:
     return values[..., : len(graph.tokens)] if known is not None and known.causal else values
 
 
+def whole_of(node: GraphNode, seen: Array, values: Mapping[int, Array], graph: Graph) -> Array:
+    """A node with what is ``seen`` of it, and its own ``values`` where it has more: keys that are padding, a state."""
+    own = values[node.number]
+    if seen.size == own.size:
+        return seen.reshape(own.shape)
+    whole = own.copy()
+    seen_of(node, whole, graph)[...] = seen
+    return whole
+
+
 def profile(values: Array) -> Array:
     """The same for any order: what is hidden (-inf) counts as zero, as it does where it was never computed."""
     flat = np.asarray(values, np.float64).ravel()

@@ -32,6 +32,7 @@ from llamadiff.port.alignment import (
     name_of,
     read_by,
     seen_of,
+    whole_of,
 )
 from llamadiff.port.departures import Departure, departures, ends_of, parts_of, sum_of
 from llamadiff.port.graph_values import Again
@@ -178,7 +179,7 @@ class LiningUp:
     def _mend(self, part: int, departed: Sequence[Departed]) -> None:
         """Give nodes what the model has in their places, and what follows in their part what it then is."""
         changed = {
-            each.model.node.number: self._whole(each.model.node, each.model.given)
+            each.model.node.number: self._whole(each.model)
             for each in departed
             if each.model is not None and each.model.values is not None
         }
@@ -188,14 +189,9 @@ class LiningUp:
     def _aligned(self) -> Pairs:
         return align(self.graph, {**self.values, **self.given_on}, self.known, self.ends)
 
-    def _whole(self, node: GraphNode, seen: Array) -> Array:
-        """Values of a node, with what it has of keys that are padding."""
-        own = self.values[node.number]
-        if seen.size == own.size:
-            return seen.reshape(own.shape)
-        whole = own.copy()
-        seen_of(node, whole, self.graph)[...] = seen
-        return whole
+    def _whole(self, choice: StandIn) -> Array:
+        """What a node has, with what is chosen in its place."""
+        return whole_of(choice.node, choice.given, self.values, self.graph)
 
     def _counts(self, alignment: Pairs) -> tuple[int, int, int]:
         nodes = [node for node in self._fed() if computes(node)]
@@ -240,7 +236,7 @@ class LiningUp:
 
     def _explains_all(self, part: int, choice: StandIn) -> bool:
         """Whether a part gives what the model does, once one node has its values."""
-        changed = {choice.node.number: self._whole(choice.node, choice.given)}
+        changed = {choice.node.number: self._whole(choice)}
         now = self.again.following(self.values, changed, self.parts[part])
         return any(number in self.ends and self._is_known(number, x) for number, x in now.items())
 
@@ -402,7 +398,7 @@ class LiningUp:
             after = self._after(nodes, alignment)
             if nodes[0].number in self.ends or not after:
                 return together
-            changed = {choice.node.number: self._whole(choice.node, choice.given) for choice in together}
+            changed = {choice.node.number: self._whole(choice) for choice in together}
             now = self.again.following(self.values, changed, self.parts[part])
             same = {number for choice in together for number in self.known.alike(choice.given)}
             gained = sum(self._is_known(number, now[number], same) for number in after if number in now)

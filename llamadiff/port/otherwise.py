@@ -22,7 +22,7 @@ from llamadiff.diagnose.diagnosis import Cause
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.graph import LOOKS, Graph, GraphNode
 from llamadiff.ggml.op import Op, Operand
-from llamadiff.port.alignment import ByValue, Pairs, computes, distance, name_of, profile, read_by, seen_of
+from llamadiff.port.alignment import ByValue, Pairs, computes, distance, name_of, profile, read_by, seen_of, whole_of
 from llamadiff.port.departures import Departure
 from llamadiff.port.graph_values import Again
 from llamadiff.port.layout import STRAIGHT, Moved, layouts
@@ -228,7 +228,7 @@ class _Case:
                     values = order.of_node(op.values, own.shape)
                     if not self._is_wanted(key) or distance(values, own) <= OTHER:
                         continue
-                    changed = {node.number: self._whole(node, values)}
+                    changed = {node.number: whole_of(node, values, self.place.seen, self.graph)}
                     for path, nodes in ((here, self.place.nodes), (everywhere, after)):
                         now = self._again(changed, path)
                         yield from self._results(now, self._reading(op, node), key, op.number, nodes)
@@ -243,7 +243,8 @@ class _Case:
                     continue
                 for one, other in product(ways[names], others[names]):
                     changed = {
-                        node.number: self._whole(node, values) for node, (_, values) in ((first, one), (second, other))
+                        node.number: whole_of(node, values, self.place.seen, self.graph)
+                        for node, (_, values) in ((first, one), (second, other))
                     }
                     now = self._again(changed, self._path(min(changed)))
                     says = f"computes {names} of {name_of(first)} and {name_of(second)} first{_at(one[0])}"
@@ -318,11 +319,6 @@ class _Case:
 
     def _own(self, node: GraphNode) -> Array:
         return seen_of(node, self.place.seen[node.number], self.graph)
-
-    def _whole(self, node: GraphNode, seen: Array) -> Array:
-        whole = self.place.seen[node.number].copy()
-        seen_of(node, whole, self.graph)[...] = seen
-        return whole
 
     def _ops(self, size: int) -> Iterator[TorchOp]:
         """The ops of this part with so many values, and what it reads; each kind of values once."""

@@ -58,6 +58,11 @@ class Port:
     steps: Comparison | None = None
 
     @property
+    def decoded(self) -> int:
+        """How many tokens llama.cpp ran as decode steps."""
+        return len(self.tokens) - self.steps.n_prefill if self.steps is not None else 0
+
+    @property
     def verdict(self) -> str:
         steps = tolerances.MATCH if self.steps is None else self.steps.verdict
         if self.places or steps == tolerances.WRONG:

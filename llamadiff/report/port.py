@@ -92,8 +92,7 @@ def _counted(found: Port) -> Iterator[str]:
     if found.quantized:
         yield f"the model was given the file's matrices ({', '.join(found.quantized)}): what they cost is not looked at"
     if found.steps is not None:
-        steps = len(found.tokens) - found.steps.n_prefill
-        yield f"llama.cpp ran {steps} tokens as decode steps: {found.steps.summary}"
+        yield f"llama.cpp ran {found.decoded} tokens as decode steps: {found.steps.summary}"
     mended, parted = lineup.mended
     if parted:
         given = "given the model's values at these places, llama.cpp's graph gives"

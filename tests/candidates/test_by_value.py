@@ -101,6 +101,17 @@ def test_the_map_that_was_found_is_one_to_keep(
     assert all(line in printed.getvalue() for line in found.found_map)
 
 
+def test_a_strangers_name_cannot_break_the_map(
+    small_model: Callable[..., Path], baseline: Callable[[str], Trace], tmp_path: Path
+) -> None:
+    path = small_model("llama")
+    np.savez(tmp_path / "mine.npz", **{'a"]\\{é': baseline("llama")["result_output"]})
+    found = judged(tmp_path / "mine.npz", path, baseline("llama"))
+    (tmp_path / "kept.toml").write_text("\n".join(found.found_map), encoding="utf-8")
+    kept = judged(tmp_path / "mine.npz", path, baseline("llama"), str(tmp_path / "kept.toml"))
+    assert [row.tap for row in kept.rows] == [row.tap for row in found.rows] == ["result_output"]
+
+
 def test_what_fits_no_tap_is_ignored_and_named(
     small_model: Callable[..., Path], baseline: Callable[[str], Trace], tmp_path: Path
 ) -> None:
@@ -113,6 +124,7 @@ def test_what_fits_no_tap_is_ignored_and_named(
     found = judged(tmp_path / "mine.npz", path, baseline("llama"))
     assert [row.tap for row in found.rows] == ["l_out-0", "l_out-1"]
     assert found.extra == tuple(noise)
+    assert "2 of its 4 tensors were ignored, their values are those of no tap, or of several: noise.0" in found.summary
     np.savez(tmp_path / "none.npz", **noise)
     with pytest.raises(UserError, match="none of the candidate's 2 tensors has the values of a tap"):
         judged(tmp_path / "none.npz", path, baseline("llama"))

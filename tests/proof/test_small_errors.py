@@ -66,6 +66,16 @@ def test_a_small_factor_is_named_from_layer_outputs(word: str, factor: float, fo
     assert all(value == pytest.approx(factor, rel=1e-4) for value in causes.values())
 
 
+def test_what_is_unclear_says_what_to_write_next(folder: Path) -> None:
+    found, _ = judged(scaled("attn_out", 1.001), "logits", folder)
+    assert found.verdict == "unchecked"
+    assert "nothing shows that stranger rounds so much" in found.summary
+    assert found.next_steps[-2:] == (
+        "write l_out-0 to l_out-1 next: each is judged by itself then",
+        "or run it with --explain-output: it replays every known bug through these taps",
+    )
+
+
 @pytest.mark.parametrize("arithmetic", ["float32", "lanes", "bf16", "int8 of 32", "cache Q8_0", "angles bf16"])
 @pytest.mark.parametrize("shape", SEEN)
 def test_a_right_engine_is_not_accused(arithmetic: str, shape: str, folder: Path) -> None:

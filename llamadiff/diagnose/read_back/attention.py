@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import NotRecordedError
 from llamadiff.diagnose.read_back.observed import Facts, Observed, first_told
+from llamadiff.diagnose.read_back.rope import complex_pairs, turned_by
 from llamadiff.judge.pattern.deviation import SAME, Fact, listed, numbered
 from llamadiff.trace.taps import Tap
 
@@ -120,8 +121,8 @@ def _turned(m: Mixed) -> Facts:
     if after.size != m.v.size or before.size != after.size:
         return
     for in_pairs in (True, False):
-        k, turned, v = (_complex(x.reshape(m.v.shape), in_pairs) for x in (before, after, m.v))
-        table = (turned * k.conj()).sum(axis=1) / np.maximum((np.abs(k) ** 2).sum(axis=1), 1e-300)
+        k, turned, v = (complex_pairs(x.reshape(m.v.shape), m.v.shape[-1], in_pairs) for x in (before, after, m.v))
+        table = turned_by(k, turned)
         if replace(m, v=_real(v * table[:, None], in_pairs)).fits():
             yield Fact("V turned", "the rows of V that it reads are rotated by their positions, as K's are", ())
             return
@@ -129,11 +130,6 @@ def _turned(m: Mixed) -> Facts:
 
 def _tap(m: Mixed, name: str) -> Tap:
     return next(tap for tap in m.o.case.run.model.taps if tap.name == name)
-
-
-def _complex(x: Array, in_pairs: bool) -> Array:
-    half = x.shape[-1] // 2
-    return np.asarray(x[..., ::2] + 1j * x[..., 1::2] if in_pairs else x[..., :half] + 1j * x[..., half:])
 
 
 def _real(z: Array, in_pairs: bool) -> Array:

@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.read_back.normed import Normed
-from llamadiff.diagnose.read_back.observed import NOTHING, Facts, first_told, sole
+from llamadiff.diagnose.read_back.observed import IN_16_BITS, NOTHING, Facts, first_told, sole
 from llamadiff.judge.pattern.deviation import Fact
 from llamadiff.numerics.arithmetic import ROUNDINGS
 
 Array = NDArray[Any]
 SEARCHED = 8  # rows by which ranges of channels are looked for
 MOST_CHANNELS = 1024  # of which all ranges are tried; of more, those from the first or to the last
-HALVES = {"F16": "float16", "BF16": "bfloat16"}
 STEPS = (2, 4, 8, 16, 32, 64)  # of channels that a sum may take
 CLOSE = 1e-4  # of a mean square's size, that two may differ by and be one
 
@@ -83,7 +82,7 @@ def _by_fewer(n: Normed, divisor: Array, epsilon: float) -> Facts:
 def _in_16_bits(n: Normed, divisor: Array, epsilon: float) -> Facts:
     """A number on the way to a row's divisor that has 16 bits."""
     square = n.square
-    for kind, name in HALVES.items():
+    for kind, name in IN_16_BITS.items():
 
         def rounded(x: Array, kind: str = kind) -> Array:
             return np.asarray(ROUNDINGS[kind](x.astype(np.float32)), np.float64)

@@ -20,6 +20,7 @@ Facts = Iterator[Fact]
 LARGEST = 1 << 24  # values of a tap that are looked at
 LEFT = 1e-3  # of an error, that what explains it may leave
 CLEARLY = 0.5  # of the distance to float32, that an arithmetic leaves which is the engine's
+IN_16_BITS = {"F16": "float16", "BF16": "bfloat16"}
 NOTHING = 1e-6  # of an error, that float32 may
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import LEFT, Facts, Observed, sole, strictly
+from llamadiff.diagnose.read_back.observed import IN_16_BITS, LEFT, Facts, Observed, sole, strictly
 from llamadiff.judge.pattern.deviation import Fact, listed, numbered, runs_of
 from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.orders import order_in_words
@@ -26,7 +26,6 @@ WHOLE = 0.02  # how near a whole number a position must be to be taken for it
 SLOW = 1e-2  # radians a position: what turns less is read less surely
 ALIKE = 1e-3  # of a length or a frequency, that two may differ by and be one
 STEPS = tuple(2.0**-n for n in range(2, 13))  # radians, that angles may be multiples of
-ROUNDED = {"F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,11 @@ class Turned:
     @cached_property
     def table(self) -> Array:
         """The factor of every token and pair: [token, pair]."""
-        return _factors(self.x, self.y)
+        return turned_by(self.x, self.y)
 
     @cached_property
     def right_table(self) -> Array:
-        return _factors(self.x, self.right)
+        return turned_by(self.x, self.right)
 
     @property
     def positions(self) -> Array:
@@ -91,7 +90,7 @@ def rope(o: Observed) -> Facts:
             return
 
 
-def _factors(x: Array, y: Array) -> Array:
+def turned_by(x: Array, y: Array) -> Array:
     """By what x [token, head, pair] comes nearest to y, over the heads."""
     return np.asarray((y * x.conj()).sum(axis=1) / np.maximum((np.abs(x) ** 2).sum(axis=1), 1e-300))
 
@@ -102,7 +101,7 @@ def _turned(o: Observed) -> Turned | None:
         return None
     sides, size = (o.input(), o.recorded, o.expected), _rotated(o)
     for in_pairs in (True, False):
-        x, y, right = (_complex(side, size, in_pairs) for side in sides)
+        x, y, right = (complex_pairs(side, size, in_pairs) for side in sides)
         found = Turned(o, x, y, right, np.arange(o.recorded.shape[1]))
         left = np.abs(found.right - found.x * found.right_table[:, None]) ** 2
         if left.sum() <= 1e-9 * (np.abs(found.right) ** 2).sum():
@@ -117,7 +116,8 @@ def _rotated(o: Observed) -> int:
     return 2 * ((int(last[-1]) + 2) // 2) if len(last) else o.recorded.shape[-1]
 
 
-def _complex(x: Array, n_rot: int, in_pairs: bool) -> Array:
+def complex_pairs(x: Array, n_rot: int, in_pairs: bool) -> Array:
+    """The pairs of each head [..., dim] that are turned, as complex numbers."""
     half = n_rot // 2
     if in_pairs:
         return np.asarray(x[..., 0:n_rot:2] + 1j * x[..., 1:n_rot:2])
@@ -196,7 +196,7 @@ def _angles(t: Turned) -> Facts:
         yield from _told_positions(t, positions)
         return
     theta = t.positions[:, None] * t.frequencies
-    for kind, name in ROUNDED.items():
+    for kind, name in IN_16_BITS.items():
         if t.fits(length * np.exp(1j * np.asarray(ROUNDINGS[kind](theta.astype(np.float32)), np.float64))):
             yield Fact("rounded angles", f"its angles are rounded to {name}{_whose(t)}", (name,))
             return
@@ -274,7 +274,7 @@ def _told_frequencies(t: Turned, found: Array, length: Array) -> Facts:
     def fits(frequencies: Array) -> bool:
         return t.fits(length * np.exp(1j * positions * frequencies))
 
-    for kind, name in ROUNDED.items():
+    for kind, name in IN_16_BITS.items():
         if fits(np.asarray(ROUNDINGS[kind](right.astype(np.float32)), np.float64)):
             yield Fact("rounded frequencies", f"its frequencies are rounded to {name}{_whose(t)}", (name,))
             return

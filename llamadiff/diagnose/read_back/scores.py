@@ -89,7 +89,7 @@ def _heads(s: Scored) -> Facts:
 
 def _newest(s: Scored) -> Facts:
     """All rows of the cache are what was put into it last: the query's own, where tokens are run one by one."""
-    own = np.einsum("hts,ts->ht", s.compute(), np.eye(len(s.q)))
+    own = np.einsum("htt->ht", s.compute())
     if s.fits(np.broadcast_to(own[..., None], s.o.recorded.shape)):
         yield Fact("K newest", "every score of a query reads K's row of that query's own token", ())
 

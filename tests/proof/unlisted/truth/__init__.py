@@ -1,0 +1,1 @@
+"""Checks of the sentences that are read back, by kind of op."""
