@@ -173,16 +173,15 @@ class _Search:
         """Until nothing more is found."""
         while True:
             found = self._passed(self.lines)
-            for word in found.lines.keys() - self.lines.keys():
-                self.said[word] = "has the values"
+            self.said |= dict.fromkeys(found.lines.keys() - self.lines.keys(), "")
             self.lines = found.lines
             more = self._by_what_follows(found) or self._by_likeness(found)
             if not more:
                 break
             self.lines |= more
-        for word, why in self.said.items():
-            if why == "has the values":
-                met = [is_it for name, is_it in found.met.items() if found.taps[name].kind.word == word]
+        for word in self.said:  # in view of all that is known now
+            met = [is_it for name, is_it in found.met.items() if found.taps[name].kind.word == word]
+            if any(met):
                 self.said[word] = f"has the values{f' in {sum(met)} of {len(met)} layers' if len(met) > 1 else ''}"
 
     def _passed(self, lines: Lines, last: int | None = None) -> _Naming:
@@ -215,7 +214,7 @@ class _Search:
                 if gained > most:
                     best, most = tried, gained
             if best:
-                self.said |= dict.fromkeys(best, "is not what the model computes, but what follows comes from it")
+                self.said |= dict.fromkeys(best, "has not the values; what follows is computed from it")
                 return best
         return {}
 
@@ -244,7 +243,7 @@ class _Search:
             rivals = [other for other, its_word, m in by
                       if (its_word == word) != (_kind(entries[m].name) == _kind(chosen.name))]  # fmt: skip
             if distance <= LIKE and all(other >= APART * distance for other in rivals):
-                self.said[word] = f"is not what the model computes, but like it ({1 - distance:.2f})"
+                self.said[word] = f"has not the values, but is like them ({1 - distance:.2f})"
                 return {word: chosen}
         return {}
 

@@ -36,7 +36,7 @@ SHAKEN, SHAKEN_F32, VARIANT, FLIPPED = 2.0, 64.0, 0.02, 1.0
 FEWER = 10.0  # ratio of two sums of ten squares each that chance makes one time in a thousand
 SURE = 1e-9  # NMSE of a row that an arithmetic has exactly, through a span
 IN_ATTENTION = ("ROPE", "SOFT_MAX")
-BY_TABLE = (*IN_ATTENTION, "SWIGLU", "GEGLU", "GELU", "GET_ROWS")  # ops of which a value may have 16 bits
+MAY_ROUND = (*IN_ATTENTION, "SWIGLU", "GEGLU", "GELU", "GET_ROWS")  # ops of which a value may have 16 bits
 _TINY = float(np.finfo(np.float64).tiny)
 DIGITS = 3  # decimals of the logarithm of a row's squares: rows that differ less are alike
 ROWS = 3  # rows that differ, and are exact: a scale that is cut off is the rounded one in every second block
@@ -188,13 +188,13 @@ class TapNoise:
         others = [error for error in errors if error is not nearest]
         certain = fit.is_certain(nearest, others, exact.reference(), SURE)
         kinds = {kind for kind in self.kinds if not self.shown.is_known(kind)}
-        products = bool(kinds - {*CACHES, *BY_TABLE}) and not certain
+        products = bool(kinds - {*CACHES, *MAY_ROUND}) and not certain
         unknown = [ROUGH] if products else []
         unknown += [ROUGH_CACHE] if kinds & {*CACHES} else []
         unknown += [ROUGH_ATTENTION] if kinds & {*CACHES, *IN_ATTENTION} else []
         rough = sum(float(made[policy].errors(exact).sum()) for policy in unknown if policy in made)
         size, kept = float(exact.reference().sum()), self.source.precision_of(self.seen.tap.name)
         rough += OWN * tolerances.ROUNDING[kept] * size if kept != F32 else 0.0
-        rough += tolerances.ROUNDING[BF16] * size if kinds & {*BY_TABLE} else 0.0
+        rough += tolerances.ROUNDING[BF16] * size if kinds & {*MAY_ROUND} else 0.0
         error = errors[0] if products else nearest
         return bool(error.sum() <= rough)

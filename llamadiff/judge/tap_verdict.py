@@ -19,7 +19,7 @@ from llamadiff.judge.finding import Finding, Local, Tried
 from llamadiff.judge.finiteness import qualified
 from llamadiff.judge.fit import Fitted
 from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source
-from llamadiff.judge.noise import BY_TABLE, SHAKEN, Shown, TapNoise
+from llamadiff.judge.noise import MAY_ROUND, SHAKEN, Shown, TapNoise
 from llamadiff.judge.pattern.described import described
 from llamadiff.judge.pattern.deviation import Fact
 from llamadiff.judge.statistics import held
@@ -258,7 +258,7 @@ class Judge:
         """Of the ops of a span: what products multiply by, and others of which values may have 16 bits."""
         ops = [tap, *(inner for name in span if (inner := taps.parse(name)) is not None)] if span else []
         products = {self._kind(each) for each in ops if each.kind.op.startswith("MUL_MAT")}
-        return frozenset(products | {each.kind.op for each in ops if each.kind.op in BY_TABLE})
+        return frozenset(products | {each.kind.op for each in ops if each.kind.op in MAY_ROUND})
 
     def _match(self, source: Source, tap: taps.Tap, label: str) -> float:
         """The NMSE of right arithmetic, from the table."""

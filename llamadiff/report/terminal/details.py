@@ -59,4 +59,4 @@ def put_names(page: Page, comparison: Comparison) -> None:
     if comparison.found_map:
         page.paragraph(labelled("map"), Text("found by the values; to keep it, put these lines into a file for --map:"))
     for line in comparison.found_map:
-        page.put(Text(f"  {page.data(line)}"))
+        page.copied(line)

@@ -69,7 +69,9 @@ def put_fixes(page: Page, comparison: Comparison, full: bool) -> None:
     if first is not None and first.local is not None:
         others = [row for row in comparison.wrong if stem(row.tap) != stem(first.tap)]
         is_told = first.misrecorded or any(first.tap in d.taps for d in known)
-        page.paragraph(labelled("place"), Text(page.data(_place(first, full or not is_told), 1000)))
+        page.paragraph(
+            labelled("place"), Text(page.data(_place(first, comparison.headline, full or not is_told), 1000))
+        )
         _put_errors(page, others, known)
 
 
@@ -109,10 +111,10 @@ def _fix(page: Page, d: Diagnosis, several: bool) -> Text:
     return text.append(")")
 
 
-def _place(row: Row, with_facts: bool) -> str:
-    """Where the leading tap is most off, with both values; where no cause says it, what its error looks like."""
+def _place(row: Row, headline: str, with_facts: bool) -> str:
+    """Where the leading tap is most off, with both values; where no cause says it, what more its error looks like."""
     assert row.local is not None
-    facts = [fact.says for fact in row.local.facts[:_FEW]] if with_facts else []
+    facts = [fact.says for fact in row.local.facts[:_FEW] if fact.says not in headline] if with_facts else []
     return "; ".join((advice.place_step(row), *facts))
 
 

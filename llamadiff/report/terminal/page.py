@@ -9,6 +9,7 @@ from rich.text import Text
 
 from llamadiff.report.terminal import escape
 
+MOST_COPIED = 1000  # characters of a line that is there to be copied
 PROSE = 100  # cells; longer lines are hard to read
 
 # What the renderer itself writes beyond ASCII, and one ASCII character for each.
@@ -37,6 +38,11 @@ class Page:
         if self.ascii_only:
             line.plain = line.plain.translate(_PLAIN)
         self.console.print(line)
+        self._is_blank = False
+
+    def copied(self, text: str) -> None:
+        """Print a line that is there to be copied: longer than the page, it is broken by the terminal alone."""
+        self.console.print(Text(self.data(text, MOST_COPIED)), soft_wrap=True)
         self._is_blank = False
 
     def blank(self) -> None:
