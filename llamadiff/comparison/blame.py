@@ -55,10 +55,12 @@ def _unlisted(
     rows: Sequence[Row],
 ) -> Said:  # fmt: skip
     """What is wrong that no known bug is: what its values tell, and of which layers and other ops that is true."""
-    why, known = _why(first, diagnosis), [d for d in diagnosis if d.known]
+    known = [d for d in diagnosis if d.known]
     named = {*slight}.union(*(d.taps for d in known))
-    told = next(_told(first, why), None)
     same = [row for row in (first, *others) if row.layer is not None and stem(row.tap) == stem(first.tap)]
+    first = next((row for row in (first, *same) if any(_told(row, _why(row, diagnosis)))), first)
+    why = _why(first, diagnosis)
+    told = next(_told(first, why), None)
     unnamed = [row for row in others if row.tap not in named and row not in same]
     found = [(row, _likeness(told, row, _why(row, diagnosis))) for row in (*same, *unnamed)]
     varies = any(how == OTHER_VALUES for row, how in found if row in same)
@@ -75,7 +77,9 @@ def _likeness(told: Fact | None, row: Row, d: Diagnosis | None) -> str:
     facts = list(_told(row, d))
     if any(_words(fact) == _words(told) for fact in facts):
         return ALIKE
-    return OTHER_VALUES if any(fact.kind == told.kind for fact in facts) else UNLIKE
+    if any(fact.kind == told.kind for fact in facts):
+        return OTHER_VALUES
+    return UNREAD if row.span else UNLIKE  # one reading of a span does not rule out another
 
 
 def _words(fact: Fact) -> str:
@@ -168,7 +172,10 @@ def _unknown(row: Row, why: Diagnosis | None) -> Iterator[str]:
     else:
         yield f"{row.tap}: own error {row.local.nmse:.1e}, limit {row.local.limit:.0e}"
     if row.span:
-        yield "the taps between were not recorded"
+        read = why is not None and any(why.read.get(row.tap, ()))
+        yield "the taps between were not recorded" + (
+            ": that is read back as if their other ops were right" if read else ""
+        )
     elif why is not None:
         yield say.nearest(why).split(";")[0]
 

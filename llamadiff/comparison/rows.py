@@ -153,13 +153,13 @@ def _expected_drift(finding: Finding) -> float:
 
 
 def with_explanations(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tuple[Row, ...]:
-    """The rows, those noise that a harmless way of computing explains, and those wrong that a known bug does.
+    """The rows, those noise that a harmless way of computing explains, and those wrong that a bug or a reading does.
 
     Where no bug is known, what was read back of an op comes first among the facts.
     """
     ways = explained(diagnosis)
-    wrong = {tap for d in diagnosis if d.known and not d.harmless for tap in d.taps}
-    read = {tap: facts for d in diagnosis for tap, facts in d.read.items()}
+    read = {tap: facts for d in diagnosis for tap, facts in d.read.items() if facts}
+    wrong = {*read}.union(*(d.taps for d in diagnosis if d.known and not d.harmless))
     return tuple(
         _explained(row, ways[row.tap]) if row.tap in ways else _wrong(row) if row.tap in wrong else row
         for row in (_read_back(row, read.get(row.tap, ())) for row in rows)

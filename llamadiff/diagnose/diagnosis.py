@@ -14,7 +14,7 @@ from llamadiff.diagnose.search import Clock, Fit, Outcome, replayed, search
 from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.lanes import Source
-from llamadiff.judge.pattern.deviation import Fact
+from llamadiff.judge.pattern.deviation import ROUNDINGS, Fact
 from llamadiff.judge.run import Passes
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.system.progress import Progress, silent
@@ -24,6 +24,7 @@ Array = NDArray[Any]
 UNKNOWN = "unknown"
 NEARER = 0.5  # of the right op's error: what leaves less of it is near
 READ, READ_SECONDS = 3, 2.0  # taps of one unknown cause that are read back; when no further one is begun
+INSIDE_SECONDS = 8.0  # the same of spans
 
 
 @dataclass(frozen=True)
@@ -181,21 +182,31 @@ def diagnose(scene: Scene, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]
             scene.progress(f"looking for the cause of {finding.tap.name}")
             _join(groups, scene, finding.tap, local)
     _join_unknown(groups, scene, findings)
-    kept = [group for group in groups if group.fits or not group.unclear]  # what is unclear may be no mistake
-    found = [replace(group.diagnosis(), by_graph=scene.by_graph) for group in kept]
-    return tuple(d if d.known else replace(d, read=_read(scene, findings, d)) for d in found)
+    found = [_with_reading(group.diagnosis(), scene, findings) for group in groups]
+    both = zip(found, groups, strict=True)
+    return tuple(d for d, group in both if d.known or not group.unclear or _is_mistake(d))
+
+
+def _is_mistake(d: Diagnosis) -> bool:
+    """Whether what was read back of an unclear error is more than a rounding."""
+    return any(fact.kind not in ROUNDINGS for facts in d.read.values() for fact in facts)
+
+
+def _with_reading(d: Diagnosis, scene: Scene, findings: Sequence[Finding]) -> Diagnosis:
+    return replace(d, by_graph=scene.by_graph, read={} if d.known else _read(scene, findings, d))
 
 
 def _read(scene: Scene, findings: Sequence[Finding], d: Diagnosis) -> dict[str, tuple[Fact, ...]]:
     """What is read back of the first taps that nothing explains; of large ones it takes long, and of fewer."""
-    from llamadiff.diagnose.read_back.reading import read_back  # here: a right run does without
+    from llamadiff.diagnose.read_back.inside import read_inside  # here: a right run does without
+    from llamadiff.diagnose.read_back.reading import read_back
 
     wrong = [(f.tap, f.local[scene.source.name]) for f in findings if f.tap.name in list(d.taps)[:READ]]
-    clock, found = Clock.of(READ_SECONDS), dict[str, tuple[Fact, ...]]()
+    clocks, found = (Clock.of(READ_SECONDS), Clock.of(INSIDE_SECONDS)), dict[str, tuple[Fact, ...]]()
     for tap, local in wrong:
-        if not local.span and not clock.spent:
-            cases = (case_of(run, scene.source, tap, local) for run in (scene.judged, scene.run))
-            found[tap.name] = read_back(*cases)
+        if not clocks[bool(local.span)].spent and (not local.span or _short(local)):
+            case, in_graph = (case_of(run, scene.source, tap, local) for run in (scene.judged, scene.run))
+            found[tap.name] = read_inside(case, in_graph) if local.span else read_back(case, in_graph)
     return found
 
 

@@ -140,17 +140,22 @@ def _rows_recorded(view: GraphNode, name: str, case: Case) -> Array | None:
 
 
 def _recorded(node: GraphNode, case: Case) -> Array | None:
-    """A node's recorded values [1, ne3, ne2, ne1, ne0]; keys beyond the tokens are zero.
-
-    A tap's axes may be others than the node's: heads that are merged, or not.
-    """
+    """A node's recorded values [1, ne3, ne2, ne1, ne0]."""
     if node.label is None or node.op in WRITES:
         return None
     try:
         x = case.values(node.label)
     except NotRecordedError:
         return None
-    shape = tap_shape(node, len(case.run.tokens))
+    return as_node(x, node, len(case.run.tokens))
+
+
+def as_node(x: Array, node: GraphNode, n_tokens: int) -> Array:
+    """A tap's values [1, ...] as its node has them [1, ne3, ne2, ne1, ne0]; keys beyond the tokens are zero.
+
+    The axes may be others: heads that are merged, or not.
+    """
+    shape = tap_shape(node, n_tokens)
     if x[0].size != np.prod(shape):
         whole = np.zeros((1, *shape), x.dtype)
         whole[..., : x.shape[-1]] = x

@@ -68,13 +68,13 @@ def _parts(o: Observed) -> Mixed | None:
     p = o.input(0, o.case.run.shapes[o.input_names()[0]])
     tokens, heads = len(o.recorded), len(p)
     dim = o.recorded.size // (tokens * heads)
-    v = _values(o.case.values, o.case.layer).reshape(tokens, -1, dim)
+    v = rows_of_v(o.case.values, o.case.layer).reshape(tokens, -1, dim)
     m = Mixed(o, p, v, np.arange(heads) // max(1, heads // v.shape[1]))
     left = np.square(m.compute().reshape(o.expected.shape) - o.expected).sum()
     return m if left <= SAME / 100 * np.square(o.expected).sum() else None
 
 
-def _values(values: Any, layer: int) -> Array:
+def rows_of_v(values: Any, layer: int) -> Array:
     """A layer's rows of V."""
     try:
         return np.asarray(values(f"kv_v-{layer}")[0], np.float64)
@@ -250,7 +250,7 @@ def _with_rows(m: Mixed, rows: Array, values: Array) -> Mixed:
 def _of_layer(m: Mixed, layer: int) -> Array | None:
     """Another layer's rows of V, where they were recorded and are alike in shape."""
     try:
-        v = _values(m.o.case.values, layer)
+        v = rows_of_v(m.o.case.values, layer)
     except NotRecordedError:
         return None
     return v.reshape(m.v.shape) if v.size == m.v.size else None

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.subgraph import subgraph_of
 from llamadiff.judge.pattern.deviation import ODD, Fact
+from llamadiff.numerics.metrics import row_errors
 
 Array = NDArray[Any]
 Facts = Iterator[Fact]
 LARGEST = 1 << 24  # values of a tap that are looked at
+APART = 0.3  # of an error, that values may be apart which are solved for, and those that a reading gives
 LEFT = 1e-3  # of an error, that what explains it may leave
 CLEARLY = 0.5  # of the distance to float32, that an arithmetic leaves which is the engine's
 IN_16_BITS = {"F16": "float16", "BF16": "bfloat16"}
@@ -26,14 +28,18 @@ NOTHING = 1e-6  # of an error, that float32 may
 
 @dataclass(frozen=True)
 class Observed:
-    """One case, its recorded and its right values."""
+    """One case, its recorded and its right values.
+
+    ``shown``: of a tap that was not recorded but solved for, what values in its place leave of the error of what was.
+    """
 
     case: Case
     recorded: Array
     expected: Array
+    shown: Callable[[Array], float] | None = None
 
     @classmethod
-    def of(cls, case: Case, in_graph: Case) -> Observed | None:
+    def of(cls, case: Case, in_graph: Case, shown: Callable[[Array], float] | None = None) -> Observed | None:
         """What can be read back from; None where values are missing, not finite or too many, or none is wrong.
 
         Raises NotRecordedError where an input is missing, or there is no graph.
@@ -50,7 +56,7 @@ class Observed:
             recorded, expected = np.where(seen, recorded, 0.0), np.where(seen, expected, 0.0)
         if not (np.isfinite(recorded).all() and np.isfinite(expected).all()):
             return None
-        found = cls(case, recorded, expected)
+        found = cls(case, recorded, expected, shown)
         return found if found.is_bad.any() else None
 
     def input(self, number: int = 0, shape: Sequence[int] | None = None) -> Array:
@@ -84,9 +90,20 @@ class Observed:
 
     def left(self, values: Array) -> float:
         """What of the error is left if the recorded values should be these; all of it where a value is far off."""
+        if self.shown is not None:
+            left = self.shown(values) if self._is_near(values) else 1.0
+            return left if np.isfinite(left) else 1.0
         rest, error = np.square(self.recorded - values), np.square(self.error)
         near = np.isfinite(rest).all() and rest.max() <= ODD**2 * error.mean()
         return float(rest.sum() / error.sum()) if near else 1.0
+
+    def _is_near(self, values: Array) -> bool:
+        """Whether values are near those that were solved for, in most rows: in some, that may have found others."""
+        axis = self.case.tap.row_axis
+        rest, _ = row_errors(values, self.recorded, axis)
+        error, size = row_errors(self.expected, self.recorded, axis)
+        wrong = error > NOTHING * size
+        return bool(np.median((rest / np.maximum(error, 1e-300))[wrong]) <= APART) if wrong.any() else False
 
     def fits(self, values: Array, left: float = LEFT) -> bool:
         """Whether the recorded values are these: no more of the error is ``left``."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.read_back.activation import activation
@@ -20,6 +22,7 @@ from llamadiff.diagnose.read_back.softmax import softmax
 from llamadiff.diagnose.read_back.sums import sums
 from llamadiff.judge.pattern.deviation import Fact
 
+Array = NDArray[Any]
 Reader = Callable[[Observed], Facts]
 BY_WORD: Mapping[str, Reader] = {
     "attn_norm": norm, "ffn_norm": norm, "result_norm": norm,
@@ -31,17 +34,18 @@ BY_OP: Mapping[str, Reader] = {
 }  # fmt: skip
 
 
-def read_back(case: Case, in_graph: Case) -> tuple[Fact, ...]:
+def read_back(case: Case, in_graph: Case, shown: Callable[[Array], float] | None = None) -> tuple[Fact, ...]:
     """What a case's op did instead of the right thing; nothing where that is not told by its values.
 
-    ``in_graph``: the same case in llama.cpp's graph, which tells the right values.
+    ``in_graph``: the same case in llama.cpp's graph, which tells the right values; ``shown``: of a tap that was not
+    recorded, what of the error any values in its place leave.
     """
     reader = _reader(case)
     if reader is None:
         return ()
     try:
         with np.errstate(all="ignore"):
-            observed = Observed.of(case, in_graph)
+            observed = Observed.of(case, in_graph, shown)
             return tuple(reader(observed)) if observed is not None else ()
     except (NotRecordedError, np.linalg.LinAlgError):
         return ()

@@ -21,6 +21,7 @@ TINY = 1e-30  # probabilities below which nothing is read from
 WANTED = 1e-9  # a right probability of which a zero is a finding
 CLOSE = 1e-3  # of a factor, that two may differ by and be one
 SUMS = 1e-4  # of a sum, likewise
+SOLVED = 1e-3  # of a row's sum, what solving may leave of a probability
 FEW = 4  # keys that are named, each with its queries
 
 
@@ -34,6 +35,7 @@ class SoftmaxRows:
     right: Array
     seen: Array
     keys: str  # what the last axis runs over
+    told: Array  # queries whose probabilities are known
     may_leave: float = LEFT
 
     def fits(self, p: Array) -> bool:
@@ -74,11 +76,14 @@ def softmax(o: Observed) -> Facts:
         yield from leaks
         return
     hidden = s.seen & (s.p == 0) & (s.right > WANTED)
+    if o.shown is not None:
+        yield from _of_some_rows(s, hidden)
+        return
     yield from _unseen(s, hidden)
     there = s.there
     slopes, sure = _slopes(s.scores, s.p, there)
-    rebuilt = np.where(sure, slopes, s.scale)[..., None]
     total = s.p.sum(axis=-1, keepdims=True)
+    rebuilt = np.where(sure, slopes, s.scale)[..., None]
     left = s.left(s.normalised(rebuilt, there) * total)
     if left > LEFT:
         yield from _distances(s, there, total)
@@ -89,6 +94,28 @@ def softmax(o: Observed) -> Facts:
         yield from _sums(s, s.normalised(rebuilt, there), total)
 
 
+def _of_some_rows(s: SoftmaxRows, hidden: Array) -> Facts:
+    """The same where probabilities were solved for, and of some queries could not be."""
+    if hidden.any():
+        nearest = [int(np.abs(np.flatnonzero(s.told) - query).argmin()) for query in range(len(s.told))]
+        as_neighbours = hidden[:, np.flatnonzero(s.told)[nearest]] & s.seen
+        for some in (as_neighbours, s.seen & (_below(s) >= _below(s)[hidden].min())):
+            there = s.seen & ~some
+            if s.fits(s.normalised(s.scale, there)) or s.fits(np.where(there, s.right, 0.0)):
+                yield from _unseen(replace(s, p=np.where(there, s.right, 0.0)), some)
+                return
+    slopes, sure = _slopes(s.scores, s.p, s.there)
+    of = [row & s.told for row in sure]
+    scales = np.array([np.median(row[some]) if some.any() else s.scale for row, some in zip(slopes, of, strict=True)])
+    p, total = s.normalised(scales[:, None, None], s.seen), s.p.sum(axis=-1, keepdims=True)
+    if s.fits(p):
+        yield from _scales(s, np.broadcast_to(scales[:, None], slopes.shape), sure)
+    elif abs(float(np.median(total[:, s.told])) - 1) > SUMS:
+        yield from _sums(s, p, total)
+    else:
+        yield from _distances(s, s.seen, np.ones_like(total))
+
+
 def _parts(o: Observed) -> SoftmaxRows | None:
     """The rows of a softmax; None where the right values are none of the scores."""
     causal, scores = o.case.tap.causal, o.input()
@@ -96,9 +123,19 @@ def _parts(o: Observed) -> SoftmaxRows | None:
     scores, p, right = (side.reshape(shape) for side in (scores, o.recorded, o.expected))
     positions = o.case.run.positions
     seen = np.broadcast_to(positions[None, :] <= positions[:, None] if causal else np.True_, shape)
-    s = SoftmaxRows(o, np.where(seen, scores, 0.0), p, right, seen & (right > 0), "key" if causal else "expert")
+    if o.shown is not None:
+        p = _without_noise(p, right)
+    told = (p != right).any(axis=(0, 2)) | (o.shown is None)
+    keys = "key" if causal else "expert"
+    s = SoftmaxRows(o, np.where(seen, scores, 0.0), p, right, seen & (right > 0), keys, told)
     near = s.normalised(s.scale, s.seen)
     return s if np.square(near - right).sum() <= 1e-9 * np.square(right).sum() else None
+
+
+def _without_noise(p: Array, right: Array) -> Array:
+    """Probabilities that were solved for: what is none is zero or, where that may be, right; so is a row of others."""
+    p = np.where(np.abs(p) > SOLVED, p, np.where(right > 10 * SOLVED, 0.0, right))
+    return np.where((p < 0).any(axis=-1, keepdims=True), right, p)
 
 
 def _slopes(scores: Array, p: Array, there: Array) -> tuple[Array, Array]:
@@ -203,7 +240,7 @@ def _scales(s: SoftmaxRows, slopes: Array, sure: Array) -> Facts:
     elif len(own) == 1 or sole(np.array(own), CLOSE * abs(s.scale)) is not None:
         yield Fact("scale", f"scores are multiplied by {own[0]:.4g}, {right}", (own[0],))
     else:
-        said = ", ".join(f"{value:.4g}" for value in own)
+        said = ", ".join(f"{value:.{4 if s.o.shown is None else 3}g}" for value in own)
         says = f"scores are multiplied by {said} in heads 0 to {len(own) - 1}, {right}"
         yield Fact("head scales", says, tuple(own))
 
@@ -215,11 +252,12 @@ def _distances(s: SoftmaxRows, there: Array, total: Array) -> Facts:
     query, key = np.indices(s.p.shape[1:])
     away, slopes = np.broadcast_to(query - key, s.p.shape), np.zeros(len(s.p))
     for h in range(len(s.p)):
-        rest = np.where(there[h], np.log(np.where(there[h], s.p[h], 1.0)) - s.scale * s.scores[h], 0.0)
-        n = np.maximum(there[h].sum(axis=-1, keepdims=True), 1)
-        x = np.where(there[h], away[h] - (away[h] * there[h]).sum(axis=-1, keepdims=True) / n, 0.0)
+        read = there[h] & s.told[:, None] & (s.p[h] > TINY)
+        rest = np.where(read, np.log(np.where(read, s.p[h], 1.0)) - s.scale * s.scores[h], 0.0)
+        n = np.maximum(read.sum(axis=-1, keepdims=True), 1)
+        x = np.where(read, away[h] - (away[h] * read).sum(axis=-1, keepdims=True) / n, 0.0)
         slopes[h] = (x * rest).sum() / max(float(np.square(x).sum()), 1e-300)
-    shifted = SoftmaxRows(s.o, s.scores + slopes[:, None, None] * away / s.scale, s.p, s.right, s.seen, s.keys)
+    shifted = replace(s, scores=s.scores + slopes[:, None, None] * away / s.scale)
     if s.scale and shifted.fits(shifted.normalised(s.scale, there) * total):
         values = ", ".join(f"{value:.4g}" for value in slopes)
         says = f"to scores is added the distance from key to query times {values} in heads 0 to {len(slopes) - 1}"
@@ -240,7 +278,8 @@ def _sums(s: SoftmaxRows, p: Array, total: Array) -> Facts:
                 return
     more = 1 / np.maximum(total, 1e-300) - 1  # in units of the right sum
     largest = p.max(axis=-1, keepdims=True)
-    count = sole(more / np.maximum(largest, 1e-300), CLOSE * max(1.0, float(np.median(np.abs(more / largest)))))
+    counts = (more / np.maximum(largest, 1e-300))[:, s.told]
+    count = sole(counts, CLOSE * max(1.0, float(np.median(np.abs(counts)))))
     if count is not None and s.fits(p / (1 + count * largest)):
         yield Fact("sum plus", f"its sum is {count:.4g} too large, where the largest term is 1", (count,))
         return
@@ -264,8 +303,8 @@ def _counted(s: SoftmaxRows, p: Array, more: Array) -> Facts:
     largest = p.max(axis=-1, keepdims=True)
     top = np.where(s.there, s.scores * s.scale, -np.inf).max(axis=-1, keepdims=True)
     count = more / np.maximum(largest * np.exp(-top), 1e-300)
-    every = sole(count, 1e-2)
-    room = sole(count + s.there.sum(axis=-1, keepdims=True), 1e-2)
+    every = sole(count[:, s.told], 1e-2)
+    room = sole((count + s.there.sum(axis=-1, keepdims=True))[:, s.told], 1e-2)
     if every is not None and every > 0.5 and s.fits(p / (1 + np.rint(every) * largest * np.exp(-top))):
         yield Fact("sum counts", f"its sum counts {every:.0f} more with a score of 0", (int(np.rint(every)),))
     elif room is not None:

@@ -37,6 +37,9 @@ ANSWERS = {
     "part factor", "part of another",
 }  # fmt: skip
 
+# Kinds of facts that say how an op rounds: of an error that rounding may leave, they make no mistake.
+ROUNDINGS = {"weight in 16 bits", "norm in 16 bits", "rounded angles", "rounded frequencies"}
+
 
 @dataclass(frozen=True)
 class Deviation:

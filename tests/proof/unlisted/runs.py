@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from proof.unlisted.bugs import TOKENS, Unlisted
 from proof.unlisted.true import Op, is_true
 
 Array = np.ndarray
+INSIDE = re.compile(r"in (\S+-\d+) (.*)")  # what is said of a tap that was not recorded
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,11 @@ class Judged:
         """What was read back, of any tap, and does not hold."""
         right = Engine(self.file, BY_NAME[self.arithmetic]).run(TOKENS, given=self.taps)
         read = [(tap, fact) for d in self.comparison.diagnosis for tap, facts in d.read.items() for fact in facts]
+        said = [(tap, fact, INSIDE.fullmatch(fact.says)) for tap, fact in read]
+        inner = [(m[1], replace(fact, says=m[2])) if m else (tap, fact) for tap, fact, m in said]
         return [
             f"{tap}: {fact.says}"
-            for tap, fact in read
+            for tap, fact in inner
             if not is_true(Op(self.file, tap, self.taps[tap], right[tap], self.taps, fact), TOKENS)
         ]
 
@@ -69,9 +73,11 @@ def _baseline(path: Path) -> Trace:
     return Trace(replace(trace.info, n_prefill=len(TOKENS)), {name: trace[name] for name in trace}, trace.dtypes)
 
 
-def judged(mistake: Unlisted, folder: Path, arithmetic: str = "float32") -> Judged:
-    """Record a run with the mistake, and have it judged."""
+def judged(mistake: Unlisted, folder: Path, arithmetic: str = "float32", shown: Sequence[str] = ("",)) -> Judged:
+    """Record a run with the mistake, and have it judged by the taps that begin so."""
     path, taps, trace = _recorded(mistake, folder, arithmetic)
+    if shown != ("",):
+        recording.save(trace, recording.only(taps, shown), TOKENS)
     return Judged(mistake, diff(_baseline(path), trace, path), opened(path), taps, arithmetic)
 
 
