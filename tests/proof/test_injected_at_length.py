@@ -9,7 +9,8 @@ from models.options import OPTIONS
 from models.small import write_model
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
+from llamadiff.engines.run_spec import How
 from llamadiff.trace.taps import parse
 from proof.injected import INJECTIONS
 from proof.injected.base import Injection
@@ -41,7 +42,7 @@ def right(tmp_path_factory):
 @pytest.mark.parametrize("injection", WRONG, ids=lambda injection: injection.name)
 def test_an_injected_bug_is_found_at_its_tap(injection: Injection, right):
     path, run = right(injection.models[0], injection.kinds[-1])
-    found = diff(run, record(injection.build(path), TOKENS, "mine"), path, diagnose=False)
+    found = diff(run, record(injection.build(path), TOKENS, "mine"), path, how=How(diagnose=False))
     assert found.first_divergence is not None
     first, present = parse(found.first_divergence.tap), {parse(row.tap).kind.word for row in found.rows}
     assert first.kind.word == next(word for word in injection.words if word in present)

@@ -93,11 +93,11 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 ENGINE_COMMAND = f"cmd: {shlex.quote(sys.executable)} engine.py {{out}}"
 COMMANDS: list[tuple[str, ...]] = [
-    ("compare", "m.gguf", *IDS, "--save", "kept", "--json", "r.json"),
+    ("compare", "m.gguf", *IDS, "-o", "kept/", "-o", "json:r.json"),
     ("compare", "m.gguf", *IDS, "--partial", "--candidate", ENGINE_COMMAND),
     ("capture", "m.gguf", *IDS, "--n-predict", "100", "-o", "t.safetensors"),
     ("compare", "m.gguf", *IDS, "--n-predict", "20"),
-    ("compare", "m.gguf", *IDS, "--engine", "graph", "--candidate", ENGINE_COMMAND, "--save", "other"),
+    ("compare", "m.gguf", *IDS, "--engine", "graph", "--candidate", ENGINE_COMMAND, "-o", "other/"),
     ("backend", "m.gguf", *IDS, "--keep", "ops"),
 ]
 
@@ -433,7 +433,7 @@ def test_without_a_cache_ledgers_are_kept_in_tmpdir(place: Place) -> None:
 def test_without_any_place_for_a_ledger_work_goes_on(place: Place) -> None:
     place.environment["XDG_CACHE_HOME"] = "/dev/null/none"
     (place.temporary / f"llamadiff-{os.geteuid()}").write_text("in the way", encoding="utf-8")
-    assert place.start("compare", "m.gguf", *IDS, "--save", "kept").wait(ENOUGH) == 0
+    assert place.start("compare", "m.gguf", *IDS, "-o", "kept/").wait(ENOUGH) == 0
     assert [path.name for path in place.temporary.iterdir()] == [f"llamadiff-{os.geteuid()}"]
     assert not list(place.parts())
 
@@ -466,7 +466,7 @@ def test_what_is_judged_meanwhile_needs_no_room(command: tuple[str, ...], place:
     assert not place.left()
 
 
-@pytest.mark.parametrize("command", [("compare",), ("compare", "--n-predict", "3"), ("compare", "--taps", "embd")])
+@pytest.mark.parametrize("command", [("compare",), ("compare", "--n-predict", "3"), ("compare", "--only", "embd")])
 def test_a_full_tmpdir_is_named_with_what_was_needed(command: tuple[str, ...], place: Place) -> None:
     (place.folder / "path").mkdir()
     (place.folder / "path" / "sitecustomize.py").write_text(FULL, encoding="utf-8")

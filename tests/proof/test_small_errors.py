@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamadiff.comparison.api import diff
 from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.verbs import diff
+from llamadiff.engines.run_spec import How
 from proof.strangers import recording
 from proof.strangers.arithmetic import BY_NAME
 from proof.strangers.bugs import BUGS
@@ -35,7 +36,7 @@ def judged(
     kept = recording.only(taps, SHAPES[shape]) if SHAPES[shape] else recording.without_cache(taps)
     errors = [size_of(values, right[name], name).whole for name, values in kept.items()]
     trace = recording.save(folder / "candidate.safetensors", kept, TOKENS)
-    found = diff(baseline(path, TOKENS, len(TOKENS)), trace, path, diagnose=diagnose)
+    found = diff(baseline(path, TOKENS, len(TOKENS)), trace, path, how=How(diagnose=diagnose))
     return found, next((error for error in errors if error > 1e-12), 0.0)
 
 
@@ -72,7 +73,7 @@ def test_what_is_unclear_says_what_to_write_next(folder: Path) -> None:
     assert "nothing shows that stranger rounds so much" in found.summary
     assert found.next_steps[-2:] == (
         "write l_out-0 to l_out-1 next: each is judged by itself then",
-        "or run it with --explain-output: it replays every known bug through these taps",
+        "or run it with --explain 600: it replays every known bug through these taps",
     )
 
 
@@ -107,7 +108,7 @@ def test_a_bug_is_named_from_the_logits_of_an_engine_that_rounds_to_8_bits(
     path = model_file(folder, "llama", "F16")
     taps = Engine(opened(path), BY_NAME["int8 of 32"], BUGS[bug] if bug else Bug("none")).run(TOKENS)
     trace = recording.save(folder / "logits.safetensors", recording.only(taps, recording.LOGITS), TOKENS)
-    found = diff(baseline(path, TOKENS, len(TOKENS)), trace, path, explain=60.0)
+    found = diff(baseline(path, TOKENS, len(TOKENS)), trace, path, how=How(explain=60.0))
     named = [each.name for d in found.diagnosis for each in d.causes]
     assert (cause in named) if cause else not named
     assert found.verdict == ("unchecked" if bug is None else "wrong")

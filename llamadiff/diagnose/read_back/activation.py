@@ -11,7 +11,7 @@ from llamaref import ops
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.read_back.observed import Facts, Observed, first_told
-from llamadiff.judge.pattern.deviation import SAME, Fact
+from llamadiff.judge.pattern.deviation import SAME, Fact, listed, numbered
 
 Array = NDArray[Any]
 RIGHT = {"SWIGLU": ("silu", ops.silu), "GEGLU": ("gelu", ops.gelu)}
@@ -20,6 +20,7 @@ ALIKE = 1e-3  # of a value, that two may differ by and be one
 FEW = 4  # values beyond a bound
 SMOOTH = 0.2  # how much neighbours on a curve differ, of what values differ
 SLOPES = np.geomspace(0.2, 5.0, 60)
+MOST_TRIED = 1 << 26  # channels, and values that each is held to
 ROUNDS = 4  # of a search in ever smaller ranges
 
 
@@ -51,7 +52,7 @@ def activation(o: Observed) -> Facts:
     g = _parts(o)
     if g is None:
         return
-    yield from first_told((_clamped, _steeper, _of_up, _beyond, _everywhere), g)
+    yield from first_told((_clamped, _steeper, _of_up, _other_channels, _beyond, _everywhere), g)
 
 
 def _parts(o: Observed) -> ActivationCurve | None:
@@ -136,6 +137,23 @@ def _of_up(g: ActivationCurve) -> Facts:
         many = "up" if abs(times - 1) < ALIKE else f"{np.round(times, 6):.4g} * up"
         says = f"it is {g.name}({g.of}) * ({many} + {plus:.4g}), where up alone is right"
         yield Fact("of up", says, (float(times), float(plus)))
+
+
+def _other_channels(g: ActivationCurve) -> Facts:
+    """Channels that take the gate of others, or their up."""
+    wrong = np.flatnonzero(g.o.is_bad.any(axis=0))
+    if g.gate.ndim != 2 or not len(wrong) or len(wrong) * g.gate.size > MOST_TRIED or len(wrong) == g.gate.shape[1]:
+        return
+    a = g.act(g.gate)
+    for words, one, other in (("gate", a, g.up), ("up", g.up, a)):
+        gaps = [np.square(one * other[:, [c]] - g.o.recorded[:, [c]]).sum(axis=0).argmin() for c in wrong]
+        values = g.o.expected.copy()
+        values[:, wrong] = one[:, gaps] * other[:, wrong]
+        if g.fits(values):
+            taken = numbered([int(c) for c in gaps]) if (np.diff(gaps) > 0).all() else listed([int(c) for c in gaps])
+            says = f"channels {numbered([int(c) for c in wrong])} take the {words} of channels {taken}"
+            yield Fact("other channels", says, (words, *(int(c) for c in gaps)))
+            return
 
 
 def _beyond(g: ActivationCurve) -> Facts:

@@ -58,7 +58,7 @@ def attention(o: Observed) -> Facts:
     m = _parts(o)
     if m is None:
         return
-    yield from first_told((_heads, _accumulated, _left_out, _not_rescaled, _turned, _shifted, _rows), m)
+    yield from first_told((_heads, _left_out, _not_rescaled, _turned, _shifted, _rows, _rows_of_heads), m)
 
 
 def _parts(o: Observed) -> Mixed | None:
@@ -102,12 +102,6 @@ def _heads(m: Mixed) -> Facts:
     elif (reads == m.reads[places]).all():
         moved = [f"place {h} holds head {places[h]}" for h in range(heads) if places[h] != h]
         yield Fact("head places", f"its heads are in another order: {listed(moved)}", tuple(map(int, places)))
-
-
-def _accumulated(m: Mixed) -> Facts:
-    """The sums of all tokens up to each."""
-    if m.o.fits(np.cumsum(m.o.expected, axis=0)):
-        yield Fact("accumulated", "each token's output is added to those of all tokens before it", ())
 
 
 def _turned(m: Mixed) -> Facts:
@@ -217,6 +211,30 @@ def _rows(m: Mixed) -> Facts:
             yield Fact("V layer", f"in place of V's {what} {named} it reads layer {layer}'s", (layer, *map(int, rows)))
         return
     yield from _multiplied(m, rows, other)
+
+
+def _rows_of_heads(m: Mixed) -> Facts:
+    """Heads of V whose rows are read from some rows before or after; beyond the ends they are zero."""
+    other, count = _solved(m), len(m.v)
+    v, steps = m.v.copy(), dict[int, int]()
+    for kv in range(m.v.shape[1]):
+        gaps = [np.square(other[:, kv] - _moved(m.v[:, kv], step)).sum() for step in range(1 - count, count)]
+        steps[kv] = int(np.argmin(gaps)) + 1 - count
+        v[:, kv] = _moved(m.v[:, kv], steps[kv])
+    moved = {kv: step for kv, step in steps.items() if step}
+    if moved and replace(m, v=v).fits():
+        said = [f"{abs(step)} row{'s' if abs(step) > 1 else ''} {'before' if step < 0 else 'after'} in V's head {kv}"
+                for kv, step in moved.items()]  # fmt: skip
+        says = f"rows of V are read from {listed(said)}, zeros where there are none"
+        yield Fact("V rows of heads", says, tuple(number for pair in moved.items() for number in pair))
+
+
+def _moved(rows: Array, step: int) -> Array:
+    """Row s + step in each row's place; zeros where there is none."""
+    out = np.zeros_like(rows)
+    kept = slice(max(0, -step), len(rows) - max(0, step))
+    out[kept] = rows[kept.start + step : kept.stop + step]
+    return out
 
 
 def _multiplied(m: Mixed, rows: Array, other: Array) -> Facts:

@@ -13,6 +13,7 @@ from llamadiff.judge.pattern.deviation import Fact, listed
 Array = NDArray[Any]
 MOST = 1 << 28  # values of a table that is looked through
 STEP = 4096  # rows that are decoded at once
+NEAR = 1e-6  # of a value, that two may differ by and be one
 MARKS = 4  # random sums by which a row is known again
 
 
@@ -31,12 +32,29 @@ def lookup(o: Observed) -> Facts:
     table = np.asarray(w.decoded(case.weight, w.stored(case.weight, rows)), np.float64) * scale
     values = o.expected.copy()
     values[wrong, part] = table[:, part]
-    if (rows != ids[wrong]).all() and o.fits(values):
+    if not o.fits(values):
+        yield from _from_elsewhere(o, ids, scale)
+    elif (rows != ids[wrong]).all():
         found = dict(zip((int(i) for i in ids[wrong]), (int(row) for row in rows), strict=True))
         if all(found[int(i)] == row for i, row in zip(ids[wrong], rows, strict=True)):
             says = listed([f"row {row} for id {i}" for i, row in found.items()])
             where = "" if run is None else f"in channels {run[0]} to {run[1]} "
             yield Fact("rows of ids", f"{where}it looks up {says}", tuple(n for pair in found.items() for n in pair))
+
+
+def _from_elsewhere(o: Observed, ids: Array, scale: float) -> Facts:
+    """Rows that begin at another place in the table: at so many values for each id."""
+    w, name = o.case.engine.w, o.case.weight or ""
+    flat, width = np.asarray(w.whole(name), np.float64).ravel(), o.recorded.shape[1]
+    largest = int(ids.max())
+    first = np.flatnonzero(np.abs(flat * scale - o.recorded[int(ids.argmax()), 0]) <= NEAR * np.abs(flat * scale))
+    for start in first[first % largest == 0] if largest else ():
+        step = int(start) // largest
+        places = ids[:, None] * step + np.arange(width)
+        if step != width and places.max() < len(flat) and o.fits(flat[places] * scale):
+            says = f"the row of id i begins at value {step} * i of the table, where {width} * i is right"
+            yield Fact("row places", says, (step,))
+            return
 
 
 def _scale(o: Observed, rows: Array) -> float:

@@ -29,7 +29,7 @@ def divided(n: Normed, factors: Array) -> Facts:
         yield Fact("epsilon", says, (added,))
         return
     yield from first_told(
-        (_least, _one_size, _power, _by_fewer, _summed, _strided, _magnitude, _in_16_bits), n, divisor, epsilon
+        (_least, _one_size, _power, _by_fewer, _summed, _strided, _magnitude, _in_16_bits, _apart), n, divisor, epsilon
     )
 
 
@@ -146,3 +146,14 @@ def _magnitude(n: Normed, divisor: Array, epsilon: float) -> Facts:
             says = f"each row is divided by its {words} magnitude{plus}, where its root mean square is right"
             yield Fact("magnitude", says, (added,))
             return
+
+
+def _apart(n: Normed, divisor: Array, epsilon: float) -> Facts:
+    """Each row's own size, that none of these is: what is wrong is its sum, and neither the weight nor the input."""
+    times = np.sqrt(divisor / (n.square + epsilon))
+    alike = sole(times, CLOSE) is not None or (np.abs(times - 1) <= CLOSE).any()
+    if alike or len(times) != len(n.o.recorded):  # one factor, rows that are right, or heads
+        return
+    low, high = float(times.min()), float(times.max())
+    says = f"each row is divided by another size than its own, from {low:.4g} to {high:.4g} times the right one"
+    yield Fact("row sizes", says, tuple(float(each) for each in times))

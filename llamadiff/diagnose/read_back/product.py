@@ -22,6 +22,7 @@ Array = NDArray[Any]
 LARGE, ALL = 1 << 24, 1 << 25  # weights of one matrix, and of all, that are looked at
 MOST_WORK = 1e10  # multiplications of one least squares
 RIDGE = 1e-14  # of the squares' trace: keeps what is not determined small
+SOME_OUTPUTS = 32  # by which it is told where each one's sums end
 SAMPLES = 6  # outputs by which ranges of inputs are looked for
 PLACES = 1024  # where ranges may begin and end
 SCALED = (16, 32, 64, 128, 256)  # inputs that may share a scale
@@ -79,7 +80,7 @@ def product(o: Observed) -> Facts:
     if p is None:
         return
     yield from first_told(
-        (_ranges, _in_16_bits, _scaled_inputs, _transposed_tiles, _input_order, _cut_off, _other_rows), p
+        (_ranges, _in_16_bits, _scaled_inputs, _transposed_tiles, _input_order, _cut_off, _other_rows, _fewer_inputs), p
     )
 
 
@@ -243,6 +244,30 @@ def _cut_off(p: Multiplied) -> Facts:
     bound = float(np.median(np.abs(moved)[np.abs(p.x) > largest])) if (np.abs(p.x) > largest).any() else largest
     if 1e-3 < bound / float(np.abs(p.x).max()) < 1 and p.fits_change((np.clip(p.x, -bound, bound) - p.x) @ p.w.T):
         yield Fact("input cut", f"its inputs are cut off beyond {bound:.4g}", (bound,))
+
+
+def _fewer_inputs(p: Multiplied) -> Facts:
+    """Sums that end early, each output's at a place of its own: as many inputs more or fewer from one to the next."""
+    (out, width), recorded = p.w.shape, p.x @ p.w.T + p.error
+    if out * width * len(p.x) > MOST_WORK or len(p.x) < 2:
+        return
+    some = np.unique(np.linspace(0, out - 1, SOME_OUTPUTS).astype(int))
+    counts = [_summed(p, c, recorded[:, c]) for c in some]
+    step, first = np.rint(np.polyfit(some, counts, 1)).astype(int)
+    every = np.clip(first + step * np.arange(out), 0, width)
+    if not step or np.abs(every[some] - counts).max() > 0:
+        return
+    kept = np.arange(width)[None] < every[:, None]
+    if p.fits_change(-p.x @ np.where(kept, 0.0, p.w).T):
+        more = "more" if step > 0 else "fewer"
+        says = f"output 0 sums its first {every[0]} inputs, and each output {abs(step)} {more} than the one before"
+        yield Fact("fewer inputs", says, (int(every[0]), int(step)))
+
+
+def _summed(p: Multiplied, output: int, recorded: Array) -> int:
+    """How many inputs, from the first on, an output's sums come nearest to."""
+    sums = np.cumsum(p.x * p.w[output], axis=1)
+    return int(np.square(sums - recorded[:, None]).sum(axis=0).argmin()) + 1
 
 
 def _other_rows(p: Multiplied) -> Facts:

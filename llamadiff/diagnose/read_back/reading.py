@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.read_back.activation import activation
 from llamadiff.diagnose.read_back.attention import attention
+from llamadiff.diagnose.read_back.general import added_up, in_steps
 from llamadiff.diagnose.read_back.lookup import lookup
 from llamadiff.diagnose.read_back.norm import norm
-from llamadiff.diagnose.read_back.observed import Facts, Observed
+from llamadiff.diagnose.read_back.observed import Facts, Observed, first_told
 from llamadiff.diagnose.read_back.product import product
 from llamadiff.diagnose.read_back.rope import rope
 from llamadiff.diagnose.read_back.router import choice, mixture, share
@@ -41,19 +42,17 @@ def read_back(case: Case, in_graph: Case, shown: Callable[[Array], float] | None
     recorded, what of the error any values in its place leave.
     """
     reader = _reader(case)
-    if reader is None:
-        return ()
     try:
         with np.errstate(all="ignore"):
             observed = Observed.of(case, in_graph, shown)
-            return tuple(reader(observed)) if observed is not None else ()
+            return tuple(first_told((in_steps, reader, added_up), observed)) if observed is not None else ()
     except (NotRecordedError, np.linalg.LinAlgError):
         return ()
 
 
-def _reader(case: Case) -> Reader | None:
+def _reader(case: Case) -> Reader:
     """What reads a tap's op."""
     kind = case.tap.kind
     if kind.word == "ffn_out" and case.weight is not None and case.weight.endswith("_exps.weight"):
         return mixture
-    return BY_WORD.get(kind.word) or BY_OP.get(kind.op)
+    return BY_WORD.get(kind.word) or BY_OP.get(kind.op) or (lambda o: iter(()))

@@ -13,6 +13,7 @@ from llamadiff.diagnose.read_back.observed import Facts, Observed, first_told
 from llamadiff.judge.pattern.deviation import SAME, Fact, listed, numbered
 
 Array = NDArray[Any]
+NONE = -1  # in place of a row
 MOST = 512  # tokens: all rows of K are tried for every score
 
 
@@ -103,10 +104,16 @@ def _rows(s: Scored) -> Facts:
         gaps = np.square(recorded[:, seen, key][..., None] - full[:, seen]).sum(axis=(0, 1))
         size = np.square(full[:, seen, key]).sum()
         rows[key] = key if gaps[key] <= SAME / 100 * size else int(gaps.argmin())
-    moved = np.flatnonzero(rows != np.arange(len(rows)))
-    if not len(moved) or not s.fits(full[:, :, rows]):
+        if np.square(recorded[:, seen, key]).sum() <= SAME / 100 * size:
+            rows[key] = NONE
+    made = np.where(rows == NONE, 0.0, full[:, :, rows])
+    zero, moved = np.flatnonzero(rows == NONE), np.flatnonzero((rows != np.arange(len(rows))) & (rows != NONE))
+    if not (len(moved) or len(zero)) or not s.fits(made):
         return
-    yield Fact("K row", _said(rows, moved), tuple(int(row) for row in rows))
+    said = [_said(rows, moved)] if len(moved) else []
+    if len(zero):
+        said.append(f"the scores of key{'s' if len(zero) > 1 else ''} {numbered([int(key) for key in zero])} are zero")
+    yield Fact("K row", "; ".join(said), tuple(int(row) for row in rows))
 
 
 def _said(rows: Array, moved: Array) -> str:
@@ -119,5 +126,7 @@ def _said(rows: Array, moved: Array) -> str:
         return f"from key {first} {to} a score reads K's row of the token {where}"
     if len(moved) > 1 and len(set(rows[moved])) == 1:
         return f"in place of K's rows {numbered([int(row) for row in moved])} it reads row {rows[first]}"
+    if (rows == np.arange(len(rows))[::-1]).all():
+        return "K's rows are read in reverse, the last one for the first key"
     named = "rows" if len(moved) > 1 else "row"
     return f"in place of K's {named} {listed(list(moved))} it reads {named} {listed(list(rows[moved]))}"

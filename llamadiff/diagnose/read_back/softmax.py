@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import LEFT, Facts, Observed, sole, strictly
+from llamadiff.diagnose.read_back.observed import LEFT, Facts, Observed, first_told, sole, strictly
 from llamadiff.judge.pattern.deviation import Fact, numbered
 
 Array = NDArray[Any]
@@ -86,7 +86,7 @@ def softmax(o: Observed) -> Facts:
     rebuilt = np.where(sure, slopes, s.scale)[..., None]
     left = s.left(s.normalised(rebuilt, there) * total)
     if left > LEFT:
-        yield from _distances(s, there, total)
+        yield from first_told((_distances, _by_blocks), s, there, total)
         return
     s = replace(s, may_leave=strictly(left))
     yield from _scales(s, slopes, sure)
@@ -262,6 +262,21 @@ def _distances(s: SoftmaxRows, there: Array, total: Array) -> Facts:
         values = ", ".join(f"{value:.4g}" for value in slopes)
         says = f"to scores is added the distance from key to query times {values} in heads 0 to {len(slopes) - 1}"
         yield Fact("distance", says, tuple(float(v) for v in slopes))
+
+
+def _by_blocks(s: SoftmaxRows, there: Array, total: Array) -> Facts:
+    """Powers below the largest score of a block of keys, which are not scaled down where a later one is larger."""
+    x = np.where(there, s.scores * s.scale, -np.inf)
+    keys = x.shape[-1]
+    for block in range(1, keys):
+        starts = np.arange(0, keys, block)
+        most = np.repeat(np.maximum.reduceat(x, starts, axis=-1), block, axis=-1)[..., :keys]
+        e = np.where(there, np.exp(x - np.where(np.isfinite(most), most, 0.0)), 0.0)
+        if s.fits(e / np.maximum(e.sum(axis=-1, keepdims=True), 1e-300)):
+            keys = f"{s.keys}{'s' if block > 1 else ''}"
+            says = f"each block of {block} {keys} is scaled by its own largest score, and not by the row's"
+            yield Fact("by blocks", says, (block,))
+            return
 
 
 # -- the sum -------------------------------------------------------------------------------------------------------

@@ -57,7 +57,10 @@ def _at_hand(o: Observed) -> Iterator[tuple[str, Array]]:
         if name in own:
             n = np.arange(len(x))
             for words, step in SHIFTS.items():
-                yield f"{name}[{words}]", x[np.clip(n + step, 0, len(x) - 1)]
+                shifted = x[np.clip(n + step, 0, len(x) - 1)]
+                there = (n + step >= 0) & (n + step < len(x))
+                yield f"{name}[{words}]", shifted
+                yield f"{name}[{words} or 0]", np.where(there.reshape(-1, *[1] * (x.ndim - 1)), shifted, 0.0)
 
 
 def _told(

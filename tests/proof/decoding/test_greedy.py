@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from llamadiff import UserError, compare
-from llamadiff.comparison.api import diff
-from llamadiff.comparison.verbs import record
-from llamadiff.engines.run_spec import Run
+from llamadiff.comparison.verbs import diff, record
+from llamadiff.engines.run_spec import How, Run
 from llamadiff.preflight.checks import tokens_apart
 from llamadiff.shipped.place import shipped_model
 from llamadiff.trace.reader import Trace
@@ -46,7 +45,9 @@ def sampled(theirs: Trace) -> tuple[int, ...]:
 
 def test_sampling_is_told_from_ops(theirs: Trace, tmp_path: Path):
     n, ids = theirs.info.n_prefill, sampled(theirs)
-    result = compare(shipped_model(), PROMPT, n_predict=STEPS, candidate=written(tmp_path / "m.safetensors", ids, n))
+    result = compare(
+        shipped_model(), Run(PROMPT, n_predict=STEPS), candidate=written(tmp_path / "m.safetensors", ids, n)
+    )
     assert result.verdict == "match"
     assert tuple(token for token, _ in result.tokens) == ids
     found = result.parting
@@ -69,7 +70,7 @@ def test_wrong_ops_choose_their_own_tokens(theirs: Trace, tmp_path: Path):
     engine = ENGINES["rows of another layer"](read(shipped_model()), n + STEPS)
     ids = engine.generate(theirs.info.tokens[:n], PREFILL, STEPS)
     path = save(tmp_path / "m.safetensors", engine, ids, n)
-    result = compare(shipped_model(), PROMPT, n_predict=STEPS, candidate=path)
+    result = compare(shipped_model(), Run(PROMPT, n_predict=STEPS), candidate=path)
     assert result.parting is not None
     assert result.parting.wanted is None
     assert result.summary.endswith(f"({result.parting.candidate.candidate:.2f}), its own largest")
@@ -99,7 +100,7 @@ def test_another_prompt_is_still_refused(theirs: Trace, tmp_path: Path):
     ids = (*theirs.info.tokens[:3], 7, *theirs.info.tokens[4:])
     path = written(tmp_path / "m.safetensors", ids, theirs.info.n_prefill)
     with pytest.raises(UserError, match="other tokens: from token 3 on"):
-        compare(shipped_model(), PROMPT, n_predict=STEPS, candidate=path)
+        compare(shipped_model(), Run(PROMPT, n_predict=STEPS), candidate=path)
 
 
 def test_what_goes_on_is_no_chat_template():
@@ -115,7 +116,7 @@ def test_llama_cpp_runs_the_batches_that_a_trace_states(batches, engine: str, th
     stranger = Engine(read(shipped_model()), 11)
     stranger.run(list(theirs.info.tokens[:11]), batches)
     path = save(tmp_path / "m.safetensors", stranger, theirs.info.tokens[:11], 8)
-    result = compare(shipped_model(), candidate=path, engine=engine, save=tmp_path / "kept")
+    result = compare(shipped_model(), candidate=path, save=tmp_path / "kept", how=How(engine=engine))
     assert (result.verdict, result.n_prefill, result.batches) == ("match", 8, batches)
     assert np.diff(Trace.open(tmp_path / "kept" / "baseline.safetensors").info.edges).tolist() == list(batches)
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from places import TESTS
 
 from llamadiff import compare
-from llamadiff.comparison.api import diff
 from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.verbs import record
+from llamadiff.comparison.verbs import diff, record
 from llamadiff.engines import run_spec
 from proof.decoding.bugs import ENGINES
 from proof.decoding.engine import CHUNKS, save
@@ -55,11 +54,11 @@ def alone(run: Run) -> Comparison:
 
 
 def with_tokens(run: Run) -> Comparison:
-    return compare(run.model, tokens=run.tokens, candidate=run.trace)
+    return compare(run.model, run.tokens, candidate=run.trace)
 
 
 def with_prompt(run: Run) -> Comparison:
-    return compare(run.model, PROMPT, n_predict=STEPS, candidate=run.trace)
+    return compare(run.model, run_spec.Run(PROMPT, n_predict=STEPS), candidate=run.trace)
 
 
 def diagnosed(run: Run) -> Comparison:
@@ -73,7 +72,7 @@ def as_command(run: Run) -> Comparison:
     command = f"cmd: env PYTHONPATH={place} {shlex.join(words)} --model {{model}} --prompt {{prompt}} " + (
         "--n-predict {n_predict} --out {out}"
     )
-    return compare(run.model, PROMPT, n_predict=STEPS, candidate=command)
+    return compare(run.model, run_spec.Run(PROMPT, n_predict=STEPS), candidate=command)
 
 
 WAYS: dict[str, Callable[[Run], Comparison]] = {

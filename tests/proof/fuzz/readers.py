@@ -30,11 +30,10 @@ from llamadiff.candidates.opening import resolve
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
 from llamadiff.cli import inputs
-from llamadiff.comparison.api import diff
-from llamadiff.comparison.verbs import graph, record_nodes
+from llamadiff.comparison.verbs import diff, graph, record_nodes
 from llamadiff.engines import chat_template
 from llamadiff.engines.reference_model import Model
-from llamadiff.engines.run_spec import Run
+from llamadiff.engines.run_spec import How, Run
 from llamadiff.ggml.repro import load
 from llamadiff.numerics import tolerances
 from llamadiff.preflight.compatibility import check_runnable
@@ -281,7 +280,7 @@ def capture(rng: Random, folder: Path) -> Read:
     """Against the right trace, up to the report."""
     path = folder / "t.safetensors"
     path.write_bytes(safetensors_bytes(rng, some_arrays(rng), world().info))
-    return lambda: json.loads(to_json(diff(world().trace, path, partial=True)))
+    return lambda: json.loads(to_json(diff(world().trace, path, how=How(partial=True))))
 
 
 @reader
@@ -292,7 +291,7 @@ def sketch(rng: Random, folder: Path) -> Read:
     packed = [np.concatenate([rows.moments, rows.projected], axis=1) for rows in right.rows.values()]
     path.write_bytes(safetensors_bytes(rng, {"sketch": np.stack(packed)}, {**world().info, "sketch": about}))
     model = world().model.path if rng.random() < 0.2 else None
-    return lambda: json.loads(to_json(diff(path, world().trace, model, diagnose=False, partial=True)))
+    return lambda: json.loads(to_json(diff(path, world().trace, model, how=How(partial=True, diagnose=False))))
 
 
 @reader
@@ -301,7 +300,9 @@ def judged(rng: Random, folder: Path) -> Read:
     path = folder / "t.safetensors"
     info = {**world().info, "producer": {"name": "mine"}} if rng.random() < 0.5 else world().info
     path.write_bytes(safetensors_bytes(rng, some_arrays(rng), info))
-    return lambda: json.loads(to_json(diff(world().trace, path, world().model.path, diagnose=False, partial=True)))
+    return lambda: json.loads(
+        to_json(diff(world().trace, path, world().model.path, how=How(partial=True, diagnose=False)))
+    )
 
 
 @reader

@@ -16,10 +16,11 @@ from models.small import write_model
 from threadpoolctl import threadpool_limits
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row
+from llamadiff.comparison.verbs import diff
 from llamadiff.engines.reference_model import Model
+from llamadiff.engines.run_spec import How
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import parse
 from proof.injected import INJECTIONS
@@ -289,7 +290,7 @@ def judged(case: Case, folder: Path, diagnose: bool = True) -> Outcome:
     tokens, n_prefill = _tokens(case)
     trace = recording.save(folder / "candidate.safetensors", taps, tokens, n_prefill, case.precision)
     right_trace = baseline(path, tokens, n_prefill)
-    outcome = Outcome(case, diff(right_trace, trace, path, diagnose=diagnose), truth, right)
+    outcome = Outcome(case, diff(right_trace, trace, path, how=How(diagnose=diagnose)), truth, right)
     if diagnose or not outcome.beside:
         return outcome
     return replace(outcome, comparison=diff(right_trace, trace, path))

@@ -11,8 +11,9 @@ import numpy as np
 from models.options import OPTIONS
 from models.small import write_model
 
-from llamadiff.comparison.api import diff
 from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.verbs import diff
+from llamadiff.engines.run_spec import How
 from proof.strangers import recording
 from proof.strangers.arithmetic import BY_NAME
 from proof.strangers.crossing import INFLATED, Size, baseline, opened, size_of, stated
@@ -183,7 +184,7 @@ def _compared(taps: Mapping[str, Array], setting: Setting, folder: Path, tap: st
     path, tokens = model_of(setting, folder), tokens_of(setting)
     trace = recording.save(folder / "lie.safetensors", taps, tokens, 0, setting.precision)
     right = baseline(path, tokens, len(tokens))
-    result = diff(right, trace, path, diagnose=False)
+    result = diff(right, trace, path, how=How(diagnose=False))
     first = result.first_divergence
     return result if first is None or first.tap == tap else diff(right, trace, path)
 

@@ -1,4 +1,4 @@
-"""Strangers in C: a model is written flat for them, they are compiled and run, and what they dump is read back.
+"""Strangers in C, JavaScript and Rust: a model is written flat for them, and what they dump of a run is read back.
 
 A model: eleven 32-bit whole numbers (layers, embd, heads, KV heads, dim, ff, vocab, whether RoPE is in pairs, whether
 Q, K and V have biases, whether their heads have norms, tokens), epsilon and RoPE's base in float32, the token ids, then
@@ -19,15 +19,15 @@ import numpy as np
 from proof.strangers.model import File
 
 Array = np.ndarray
-SOURCES = Path(__file__).parent / "c"
+SOURCES = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Program:
-    """A stranger in C: models that it can run, how matrices are given to it, and its mistakes.
+    """A stranger: models that it can run, how matrices are given to it, and its mistakes.
 
-    ``elsewhere`` are taps that come out otherwise than llama.cpp has them. ``mistakes``: a switch of the compiler ->
-    the tap that it falsifies.
+    ``elsewhere`` are taps that come out otherwise than llama.cpp has them. ``mistakes``: a switch of the compiler, or
+    (``asked``) an argument -> the tap that it falsifies. ``language`` is its source's ending, and its folder.
     """
 
     name: str
@@ -36,6 +36,12 @@ class Program:
     raw: bool
     elsewhere: tuple[str, ...]
     mistakes: dict[str, str]
+    language: str = "c"
+    asked: bool = False
+
+    @property
+    def source(self) -> Path:
+        return SOURCES / {"rs": "rust"}.get(self.language, self.language) / f"{self.name}.{self.language}"
 
 
 PROGRAMS = (
@@ -46,24 +52,44 @@ PROGRAMS = (
     Program("halves", ("llama", "qwen2", "qwen3"), ("F32", "BF16", "Q8_0"), False,
             ("Qcur_proj", "Kcur_proj", "Qcur_rope", "Kcur_rope", "kq"),
             {"BUG_EPS": "attn_norm", "BUG_GROUP": "kq", "BUG_SIGN": "Qcur_rope"}),
+    Program("tiles", ("llama", "qwen2", "qwen3"), ("F32", "F16"), False, (),
+            {"memcpy": "embd", "unroll": "attn_norm", "sizeof": "Vcur_proj", "alias": "Qcur_rope", "lane": "kq",
+             "carry": "kq_soft_max", "stride": "kqv_out", "static": "ffn_swiglu", "threads": "ffn_out",
+             "overlap": "l_out"}, asked=True),
+    Program("lanes", ("llama", "qwen2", "qwen3"), ("F32", "F16"), False, (),
+            {"byte-offset": "embd", "wrong-stride": "attn_norm", "end-inclusive": "Kcur_proj",
+             "sorted-as-text": "Qcur_rope", "shared-sums": "kq", "clamped-bytes": "kq_soft_max",
+             "int16-wraps": "ffn_up", "truncated-index": "ffn_swiglu", "negative-modulo": "ffn_out",
+             "view-not-copy": "result_output"},
+            "js", asked=True),
+    Program("rows", ("llama", "qwen2", "qwen3"), ("F32", "F16"), False, (),
+            {"skip-after-step": "ffn_norm", "chunks-exact": "Vcur_proj", "zip-shorter": "Qcur_rope",
+             "reversed-keys": "kq", "fold-start": "kq_soft_max", "exclusive-range": "kqv_out", "split-at": "attn_out",
+             "skip-one": "ffn_inp", "saturating-cast": "ffn_swiglu", "not-cleared": "ffn_out"}, "rs", asked=True),
 )  # fmt: skip
 
 
-def compiled(program: Program, folder: Path, switch: str = "") -> Path:
-    """The program, compiled with one switch or none."""
-    target = folder / f"{program.name}{switch}"
-    if not target.exists():
-        flags = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", *([f"-D{switch}"] if switch else [])]
-        subprocess.run(["cc", *flags, str(SOURCES / f"{program.name}.c"), "-o", str(target), "-lm"], check=True)
-    return target
-
-
-def run(binary: Path, file: File, tokens: Sequence[int], folder: Path, raw: bool) -> dict[str, Array]:
-    """What a program records of a run of these tokens."""
+def run(program: Program, switch: str, file: File, tokens: Sequence[int], folder: Path) -> dict[str, Array]:
+    """What a program records of a run of these tokens, with one mistake or none."""
     model, dump = folder / "model.flat", folder / "taps.dump"
-    model.write_bytes(b"".join(flat(file, tokens, raw)))
-    subprocess.run([str(binary), str(model), str(dump)], check=True, timeout=300)
+    model.write_bytes(b"".join(flat(file, tokens, program.raw)))
+    asked = [switch] if switch and program.asked else []
+    subprocess.run([*_command(program, folder, switch), model, dump, *asked], check=True, timeout=300)
     return dict(dumped(dump.read_bytes()))
+
+
+def _command(program: Program, folder: Path, switch: str) -> list[str]:
+    """What starts a program, which is compiled for it."""
+    if program.language == "js":
+        return ["node", str(program.source)]
+    target = folder / (program.name if program.asked else f"{program.name}{switch}")
+    if not target.exists():
+        rust = ["rustc", "-O", "--edition", "2021", "-D", "warnings"]
+        c = ["cc", "-std=c99", "-O2", "-Wall", "-Wextra", "-Werror"]
+        switches = [f"-D{switch}"] if switch and not program.asked else []
+        words = [*(rust if program.language == "rs" else c), *switches, str(program.source), "-o", str(target)]
+        subprocess.run([*words, *([] if program.language == "rs" else ["-lm"])], check=True)
+    return [str(target)]
 
 
 def flat(file: File, tokens: Sequence[int], raw: bool) -> Iterator[bytes]:

@@ -13,8 +13,9 @@ from llamaref import Engine as Judging
 from threadpoolctl import threadpool_limits
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import compare, diff
 from llamadiff.comparison.result import Comparison
+from llamadiff.comparison.verbs import compare, diff
+from llamadiff.engines.run_spec import How
 from llamadiff.trace.reader import Trace
 from proof.strangers import recording
 from proof.strangers.arithmetic import BY_NAME
@@ -84,7 +85,7 @@ def judged(mistake: Unlisted, folder: Path, arithmetic: str = "float32", shown: 
 def compared(mistake: Unlisted, folder: Path, engine: str) -> Comparison:
     """The same against llama.cpp, by another judge."""
     path, _, trace = _recorded(mistake, folder)
-    return compare(path, tokens=TOKENS, candidate=trace, engine=engine)
+    return compare(path, TOKENS, candidate=trace, how=How(engine=engine))
 
 
 def _recorded(mistake: Unlisted, folder: Path, arithmetic: str = "float32") -> tuple[Path, Mapping[str, Array], Path]:

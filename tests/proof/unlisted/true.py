@@ -17,6 +17,7 @@ from proof.unlisted.truth.attention import (
     head_places,
     head_scales,
     k_heads,
+    key_rows,
     keys_for_keys,
     leaking,
     not_rescaled,
@@ -27,6 +28,7 @@ from proof.unlisted.truth.attention import (
     rows_for_rows,
     rows_late,
     rows_times,
+    scored,
     shifted_values,
     sum_counts,
     sum_lacks,
@@ -51,6 +53,17 @@ from proof.unlisted.truth.ffn import (
     shared,
     sloped,
     terms,
+)
+from proof.unlisted.truth.general import (
+    by_blocks,
+    fewer_inputs,
+    in_steps,
+    keys_and_zeros,
+    other_channels,
+    row_places,
+    row_sizes,
+    rows_of_heads,
+    tokens_added,
 )
 from proof.unlisted.truth.norms import (
     by,
@@ -107,11 +120,22 @@ CHECKS: dict[str, Callable[..., bool]] = {
     r"the weights of inputs (\d+) to (\d+) have another scale in each output, from (\S+) to (\S+) times":
         inputs_scaled_apart,
     r"from key (\d+) (on|to \d+) a score reads K's row of the token (before|after)": rows_late,
-    r"in place of K's rows? (.*) it reads rows? (.*)": keys_for_keys,
+    r"in place of K's rows? (.*) it reads rows? ([^;]*)": keys_for_keys,
+    r"(?:in place of K's rows? (.*) it reads rows? (.*); )?the scores of keys? (.*) are zero": keys_and_zeros,
+    r"from key (\d+) (on|to \d+) a score reads K's row of the token (before|after); the scores of key (\d+) are zero":
+        lambda op, first, last, side, zero: rows_late(op, first, last, side, [int(zero)]),
+    r"K's rows are read in reverse, the last one for the first key": lambda op: op.are(scored(op, key_rows(op)[::-1])),
+    r"its values are multiples of 1/(\d+)(?:, and begin anew beyond -\S+ and (\S+))?": in_steps,
+    r"(?:in channels (.*) )?each token's output is added to those of all tokens before it": tokens_added,
+    r"each head's values are added to those of all heads before it": lambda op: op.are(np.cumsum(op.e, axis=0)),
+    r"rows of V are read from (.*), zeros where there are none": rows_of_heads,
+    r"each row is divided by another size than its own, from (\S+) to (\S+) times the right one": row_sizes,
+    r"each block of (\d+) keys? is scaled by its own largest score, and not by the row's": by_blocks,
+    r"channels (.*) take the (gate|up) of channels (.*)": other_channels,
+    r"output 0 sums its first (\d+) inputs, and each output (\d+) (more|fewer) than the one before": fewer_inputs,
     r"heads 0 to (\d+) read the K heads (.*), where (.*) are right": k_heads,
     r"every score of a query reads K's row of that query's own token": own_row,
     r"keys after a query are not hidden: they have (?:the score (\S+)|(\S+) added to their scores)": leaking,
-    r"each token's output is added to those of all tokens before it": lambda op: op.are(np.cumsum(op.e, axis=0)),
     r"the rows of V that it reads are rotated by their positions, as K's are": turned_values,
     r"V is read from (\d+) values? (further on|before) in memory": shifted_values,
     r"each row is divided by sqrt\(mean square \+ (\S+)\), where (\S+) is right": lambda op, eps, right: by(
@@ -200,6 +224,8 @@ def is_true(op: Op, tokens: tuple[int, ...]) -> bool:
     """Whether what a fact says of an op holds. Every sentence has one check."""
     if match := re.fullmatch(r"(in channels \d+ to \d+ )?it looks up (.*)", op.fact.says):
         return looked_up(op, match[1], match[2], tokens)
+    if match := re.fullmatch(r"the row of id i begins at value (\d+) \* i of .*, where (\d+) \* i .*", op.fact.says):
+        return row_places(op, match[1], match[2], tokens)
     found = [(check, match) for words, check in CHECKS.items() if (match := re.fullmatch(words, op.fact.says))]
     assert len(found) == 1, f"a sentence without a check of its own: {op.fact.says}"
     check, match = found[0]

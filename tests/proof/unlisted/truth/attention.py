@@ -140,15 +140,21 @@ def key_rows(op: Op) -> Array:
     return op.of("Kcur_rope", (-1, h.kv_heads, h.dim))
 
 
-def rows_late(op: Op, first: str, last: str, where: str) -> bool:
+def rows_late(op: Op, first: str, last: str, where: str, zero: Sequence[int] = ()) -> bool:
     k = key_rows(op)
     rows = np.arange(len(k))
     some = (rows >= int(first)) & (rows <= (len(k) - 1 if last == "on" else int(last.removeprefix("to "))))
-    return op.are(scored(op, k[np.where(some, rows + (-1 if where == "before" else 1), rows)]))
+    made = scored(op, k[np.where(some, rows + (-1 if where == "before" else 1), rows)])
+    made[:, :, list(zero)] = 0.0
+    return op.are(made)
 
 
 def keys_for_keys(op: Op, were: str, instead: str) -> bool:
     k, rows = key_rows(op), np.arange(len(key_rows(op)))
+    if "more" in instead:  # the fact has them all
+        rows = np.array(op.fact.values)
+        named = [int(n) for n in were.split(" and", maxsplit=1)[0].split(", ")]
+        return op.are(scored(op, k[rows])) and list(np.flatnonzero(rows != np.arange(len(k)))[:5]) == named
     rows[numbers(were)] = numbers(instead)
     return op.are(scored(op, k[rows]))
 

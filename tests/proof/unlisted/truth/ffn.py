@@ -74,11 +74,12 @@ def off_beyond(op: Op, tap: str, side: str, bound: str, of: str, off: str) -> bo
 def terms(op: Op, where: str | None, said: str, right: str) -> bool:
     """The sum carried out, in those channels or from that token on; elsewhere all is right."""
     total = np.zeros_like(op.r)
-    found = re.findall(r"(?:(-?[\d.e-]+) )?([a-zA-Z_]+(-\d+)?)(\[t[+-]1\])?", said) if said != "zero" else []
+    found = re.findall(r"(?:(-?[\d.e-]+) )?([a-zA-Z_]+(-\d+)?)(\[t[+-]1(?: or 0)?\])?", said) if said != "zero" else []
     for count, name, _, shift in found:
         x = np.asarray(op.taps[name], np.float64).reshape(op.r.shape)
-        n = np.arange(len(x)) + (int(shift[2:-1]) if shift else 0)
-        total += float(count or 1) * x[np.clip(n, 0, len(x) - 1)]
+        n = np.arange(len(x)) + (int(shift[2:4]) if shift else 0)
+        there = (n >= 0) & (n < len(x)) | ("or 0" not in shift)
+        total += float(count or 1) * np.where(there[:, None], x[np.clip(n, 0, len(x) - 1)], 0.0)
     if where and (match := re.fullmatch(r"in channels (\d+) to (\d+) ", where)):
         n = np.arange(op.r.shape[1])
         total = np.where((n >= int(match[1])) & (n <= int(match[2])), total, op.e)

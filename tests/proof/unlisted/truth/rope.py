@@ -47,8 +47,9 @@ def turned(op: Op, table: Array, heads: list[int], lengths: bool = True) -> bool
 def positions_of(text: str) -> list[float]:
     out: list[float] = []
     for part in text.split(", then "):
-        if match := re.fullmatch(r"(-?\d+) to (-?\d+)", part):
-            out += range(int(match[1]), int(match[2]) + 1)
+        if match := re.fullmatch(r"(-?[\d.]+) to (-?[\d.]+)", part):
+            first, last = float(match[1]), float(match[2])
+            out += [first + n for n in range(round(last - first) + 1)]
         elif match := re.fullmatch(r"(\d+) times (-?\d+)", part):
             out += int(match[1]) * [float(match[2])]
         else:
