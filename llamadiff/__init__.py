@@ -1,7 +1,7 @@
 """llamadiff: says which operation of an LLM inference engine is wrong, since which layer, and why.
 
 import llamadiff
-comparison = llamadiff.compare("model.gguf", prompt="Once upon a time")
+comparison = llamadiff.compare("model.gguf", "Once upon a time")
 print(comparison.summary)
 comparison.frame()  # a pandas DataFrame, one row a tap
 """
@@ -12,18 +12,20 @@ TYPE_CHECKING = False  # typing's own is not worth its import: the sooner the co
 if TYPE_CHECKING:
     from typing import Any
 
-    from llamadiff.comparison.api import check, compare, diff
     from llamadiff.comparison.result import Comparison
+    from llamadiff.comparison.verbs import check, compare, diff
+    from llamadiff.engines.run_spec import How, Run
     from llamadiff.system.errors import UserError
     from llamadiff.trace.reader import Trace
     from llamadiff.trace.writer import TraceWriter
 
 __version__ = "0.1.0"
-__all__ = ["Comparison", "Trace", "TraceWriter", "UserError", "check", "compare", "diff"]
+__all__ = ["Comparison", "How", "Run", "Trace", "TraceWriter", "UserError", "check", "compare", "diff"]
 
 _HOMES = {
     "Comparison": "comparison.result", "UserError": "system.errors", "Trace": "trace.reader",
-    "TraceWriter": "trace.writer", "check": "comparison.api", "compare": "comparison.api", "diff": "comparison.api",
+    "TraceWriter": "trace.writer", "How": "engines.run_spec", "Run": "engines.run_spec",
+    "check": "comparison.verbs", "compare": "comparison.verbs", "diff": "comparison.verbs",
 }  # fmt: skip
 
 

@@ -4,14 +4,9 @@ import os
 import signal
 import sys
 
-OTHER = (
-    "--llama-cpp",
-    "--runner",
-    "--help",
-    "-h",
-)  # with which llama-cpp-python's process is not what a comparison needs
-
-RUNNER = "LLAMADIFF_RUNNER"  # a variable that has the words of --runner
+HELP = {"--help", "-h"}
+ELSEWHERE = ("dir=", "runner=", "device=list")  # what makes llama-cpp-python's process not the one that is needed
+RUNNER = "LLAMADIFF_RUNNER"  # a variable that has the words of runner=
 
 
 def main() -> None:
@@ -27,13 +22,24 @@ def main() -> None:
 def _command() -> object:
     """Run the command, and llama.cpp's process beside the import of what judges."""
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # threads of NumPy's that have nothing to do sleep, not spin
-    if sys.argv[1:2] == ["compare"] and not (RUNNER in os.environ or any(word.startswith(OTHER) for word in sys.argv)):
+    from llamadiff.cli.renamed import in_new_names
+
+    words = in_new_names(sys.argv[1:])
+    if words[:1] == ["compare"] and RUNNER not in os.environ and not _elsewhere(words):
         from llamadiff.llamacpp import child
 
         child.begin()
     from llamadiff.cli.commands import app
 
-    return app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    return app(words or ["--help"], standalone_mode=False)
+
+
+def _elsewhere(words: list[str]) -> bool:
+    """Whether no process of llama-cpp-python's is needed, or one with other words."""
+    given = [word.removeprefix("--llama-cpp=") for at, word in enumerate(words)
+             if words[at - 1] == "--llama-cpp" or word.startswith("--llama-cpp=")]  # fmt: skip
+    builds = any("=" not in word or any(key in word for key in ELSEWHERE) for word in given)
+    return builds or not HELP.isdisjoint(words)
 
 
 if __name__ == "__main__":

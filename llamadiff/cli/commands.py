@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llamadiff.cli import listings
-from llamadiff.cli.inputs import (
-    costing_of,
-    layer_range,
-    place_of,
-    prompt_of,
-    prompt_or_trace,
-    rules_of,
-    settings_files,
-    settings_of,
-    token_ids,
-    two_traces,
-)
+from llamadiff.cli.inputs import Asked, prompt_or_trace, rules_of, token_ids, two_traces
 from llamadiff.cli.options import (
-    FAILING,
     Annotate,
-    Backend,
-    Budget,
     Candidate,
     Chat,
     CheckCandidate,
     CheckModel,
     DiffModel,
+    Engine,
     Expect,
     Explain,
     FailOn,
-    FlashAttn,
-    GpuLayers,
     Jobs,
-    KvType,
-    Layers,
     LlamaCpp,
     MaxMean,
     MaxTail,
@@ -46,42 +29,34 @@ from llamadiff.cli.options import (
     NameMap,
     Nodes,
     NPredict,
-    OnDevice,
+    Only,
     Partial,
-    Precision,
     Prompt,
-    PromptFile,
     PromptOrTrace,
     Recorded,
-    Repack,
-    Runner,
-    Save,
     Sketch,
     Spend,
-    Taps,
     Text,
-    Threads,
     Timeout,
     Tokens,
-    TokensFile,
     Tolerance,
     Update,
+    finish,
 )
 from llamadiff.cli.port import port
 from llamadiff.cli.replay import replay
-from llamadiff.cli.reports import (
-    Reports,
-    with_files,
-    with_reports,
-    with_reports_beside_json,
-    with_reports_of_several,
-)
+from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
 from llamadiff.cli.sweep import sweep
 from llamadiff.cli.tiny import tiny
 from llamadiff.cli.variants import variants
 from llamadiff.cli.weights import vectors, weights
-from llamadiff.system.collisions import kept, refuse_collisions, saved
+from llamadiff.report.formats import OF_OPS, OF_PORT, OF_SWEEP, OF_VARIANTS, OF_WEIGHTS
+from llamadiff.system.collisions import Named, kept, refuse_collisions, saved
 from llamadiff.system.errors import UserError
+
+if TYPE_CHECKING:
+    from llamadiff.comparison.result import Comparison
+    from llamadiff.engines.run_spec import How
 
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -110,79 +85,83 @@ def llamadiff(
 
 
 def compare(
-    model: Model, prompt: PromptOrTrace = None, prompt_file: PromptFile = None, tokens: Tokens = None,
-    tokens_file: TokensFile = None, chat: Chat = False, n_predict: NPredict = 0,
-    candidate: Candidate = None, name_map: NameMap = None, timeout: Timeout = 600.0,
-    taps: Taps = None, layers: Layers = None, partial: Partial = False, save: Save = None,
-    kv_type: KvType = "f32", flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0,
-    repack: Repack = False, threads: Threads = 0, llama_cpp: LlamaCpp = None, runner: Runner = None,
-    device: OnDevice = None,
-    precision: Precision = "f32", engine: Backend = None,
-    explain_output: Explain = False, budget: Budget = 600.0, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
-    expect: Expect = None, text: Text = None, spend: Spend = None, *, reports: Reports,
+    model: Model, prompt: PromptOrTrace = None, tokens: Tokens = None, chat: Chat = False, n_predict: NPredict = 0,
+    candidate: Candidate = None, name_map: NameMap = None, timeout: Timeout = 600.0, only: Only = None,
+    partial: Partial = False, llama_cpp: LlamaCpp = None, engine: Engine = None, explain: Explain = 0.0,
+    tolerance: Tolerance = None, fail_on: FailOn = "wrong", expect: Expect = None, *, reports: Reports,
 ) -> None:  # fmt: skip
     """Run llama.cpp and the engine on the same tokens; say whether, where and why they part."""
+    prompt, candidate = prompt_or_trace(prompt, candidate)
+    asked = Asked(prompt, tokens, chat, n_predict, llama_cpp, only)
+    more = {
+        "engine": engine, "explain": explain, "partial": partial, "name_map": name_map, "timeout": timeout,
+        "expect": token_ids(expect, "--expect"),
+    }  # fmt: skip
+    _compare(model, asked, candidate, tolerance, fail_on, reports, more)
+
+
+def loss(
+    model: Model,
+    other: Annotated[Path, typer.Argument(help="Another .gguf of the same model.", metavar="OTHER")],
+    prompt: Prompt = None, tokens: Tokens = None, chat: Chat = False, text: Text = None, spend: Spend = None,
+    llama_cpp: LlamaCpp = None, fail_on: FailOn = "wrong", *, reports: Reports,
+) -> None:  # fmt: skip
+    """What the types of another file of the model cost, and where: on the prompt, and over a text."""
+    from llamadiff.cli.inputs import costing_of
+
+    costing = costing_of(other, text, spend)
+    asked = Asked(prompt, tokens, chat, 0, llama_cpp)
+    _compare(model, asked, str(other), None, fail_on, reports, {"costing": costing}, [("the text", text)])
+
+
+def _compare(
+    model: Path, asked: Asked, candidate: str | None, tolerance: Path | None, fail_on: str, reports: Reports,
+    more: Mapping[str, Any], files: Sequence[Named] = (),
+) -> None:  # fmt: skip
+    """llama.cpp's process gets ready while what judges is imported."""
     from llamadiff.llamacpp.child import Child
 
-    prompt, candidate = prompt_or_trace(prompt, candidate)
-    words = prompt_of(prompt, prompt_file)
-    place = place_of(llama_cpp, runner)
-    with Child(place) as child, _progress() as progress:
-        from llamadiff.comparison import verbs  # takes as long as llama.cpp's process takes to get ready
-        from llamadiff.engines.run_spec import How, Run
+    settings = asked.settings
+    with Child(settings.place) as child, _progress() as progress:
+        from llamadiff.comparison import verbs
 
         child.meanwhile.append(reports.get_ready)
-        costing = costing_of(candidate, text, spend)
-        refuse_collisions(
-            [
-                *verbs.compared_files(model, candidate, name_map),
-                *settings_files(tolerance, tokens_file, prompt_file),
-                ("the text", text),
-            ],
-            [*saved(save), *reports.named],
-        )
-        run = Run(
-            words, token_ids(tokens, tokens_file), chat, n_predict, taps or (), layer_range(layers),
-            settings_of(kv_type, flash_attn, gpu_layers, repack, threads, place, device),
-        )  # fmt: skip
-        how = How(
-            rules=rules_of(tolerance), engine=engine, precision=precision, explain=budget if explain_output else 0.0,
-            partial=partial, expect=token_ids(expect, None, "--expect"), name_map=name_map, timeout=timeout,
-            progress=progress, pictures=reports.pictures, costing=costing,
-        )  # fmt: skip
-        result = verbs.compare(model, run, candidate, how, save, child)
+        read = [*verbs.compared_files(model, candidate, more.get("name_map")), *asked.files, *files]
+        refuse_collisions([*read, ("the tolerance file", tolerance)], [*saved(reports.folder, "-o"), *reports.named])
+        how = _how(tolerance, reports, progress=progress, **more)
+        result = verbs.compare(model, asked.run(), candidate, how, reports.folder, child)
     reports.write(result)
-    _exit(result.verdict, fail_on)
+    finish(result.verdict, fail_on)
+
+
+def _how(tolerance: Path | None, reports: Reports, engine: str | None = None, **more: Any) -> How:
+    from llamadiff.engines.run_spec import How
+
+    name, _, precision = (engine or "").partition(":")
+    rules, pictures = rules_of(tolerance), reports.pictures
+    return How(rules, name or None, precision or "f32", pictures=pictures, **more)
 
 
 def capture(
     model: Model, output: Annotated[Path, typer.Option("-o", "--output", help="The trace to write.")],
-    prompt: Prompt = None, prompt_file: PromptFile = None, tokens: Tokens = None, tokens_file: TokensFile = None,
-    chat: Chat = False, n_predict: NPredict = 0, taps: Taps = None, layers: Layers = None, kv_type: KvType = "f32",
-    flash_attn: FlashAttn = False, gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0,
-    llama_cpp: LlamaCpp = None, runner: Runner = None,
-    device: OnDevice = None,
-    sketch: Sketch = False, nodes: Nodes = False,
+    prompt: Prompt = None, tokens: Tokens = None, chat: Chat = False, n_predict: NPredict = 0, only: Only = None,
+    llama_cpp: LlamaCpp = None, sketch: Sketch = False, nodes: Nodes = False,
 ) -> None:  # fmt: skip
     """Run llama.cpp, have the engine judge it, and keep its trace."""
     from llamadiff.comparison import verbs
     from llamadiff.comparison.provenance import CHECKED
-    from llamadiff.engines.run_spec import How, Run
+    from llamadiff.engines.run_spec import How
 
-    text, place = prompt_of(prompt, prompt_file), place_of(llama_cpp, runner)
-    refuse_collisions([("the model", model), *settings_files(None, tokens_file, prompt_file)], [("--output", output)])
+    asked = Asked(prompt, tokens, chat, n_predict, llama_cpp, only)
+    refuse_collisions([("the model", model), *asked.files], [("--output", output)])
     with _progress() as progress:
-        run = Run(
-            text, token_ids(tokens, tokens_file), chat, n_predict, taps or (), layer_range(layers),
-            settings_of(kv_type, flash_attn, gpu_layers, repack, threads, place, device),
-        )  # fmt: skip
         if nodes:
-            count = verbs.record_nodes(model, run, output, How(progress=progress))
+            count = verbs.record_nodes(model, asked.run(), output, How(progress=progress))
             typer.echo(
                 f"{output}: {count} nodes with their inputs; judge it with llamadiff backend MODEL --recorded {output}"
             )
             return
-        trace = verbs.record(model, run, output, How(progress=progress), sketch)
+        trace = verbs.record(model, asked.run(), output, How(progress=progress), sketch)
     taken = trace.sketch.rows if trace.sketch is not None else trace
     verdict = str(trace.info.producer[CHECKED]["verdict"])
     what = f"{len(taken)} taps of {len(trace.info.tokens)} tokens, checked: {verdict.upper()}"
@@ -190,77 +169,65 @@ def capture(
     raise typer.Exit(1 if verdict == "wrong" else 0)
 
 
+Baseline = Annotated[Path, typer.Argument(help="The trace that is trusted.")]
+UnderTest = Annotated[Path, typer.Argument(help="The trace under test.")]
+
+
 def diff(
-    baseline: Annotated[Path, typer.Argument(help="The trace that is trusted.")],
-    candidate: Annotated[Path, typer.Argument(help="The trace under test.")],
-    model: DiffModel = None, partial: Partial = False, expect: Expect = None,
-    tolerance: Tolerance = None, fail_on: FailOn = "wrong", *, reports: Reports,
+    baseline: Baseline, candidate: UnderTest, model: DiffModel = None, explain: Explain = 0.0,
+    partial: Partial = False, expect: Expect = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
+    *, reports: Reports,
 ) -> None:  # fmt: skip
     """Compare two traces; with --model, judge every op of both."""
-    from llamadiff.comparison import verbs
-    from llamadiff.engines.run_spec import How
-
-    refuse_collisions(two_traces(baseline, candidate, model, tolerance), reports.named)
-    with _progress() as progress:
-        expected = token_ids(expect, None, "--expect")
-        how = How(
-            rules=rules_of(tolerance), partial=partial, expect=expected, progress=progress, pictures=reports.pictures
-        )
-        result = verbs.diff(baseline, candidate, model, how)
+    how = {"explain": explain, "partial": partial, "expect": token_ids(expect, "--expect")}
+    result = _diffed(baseline, candidate, model, tolerance, reports, how)
     reports.write(result)
-    _exit(result.verdict, fail_on)
+    finish(result.verdict, fail_on)
 
 
 def diagnose(
-    baseline: Annotated[Path, typer.Argument(help="The trace that is trusted.")],
-    candidate: Annotated[Path, typer.Argument(help="The trace under test.")],
+    baseline: Baseline, candidate: UnderTest,
     model: Annotated[Path, typer.Option("--model", help="The .gguf file.", show_default=False)],
-    explain_output: Explain = False, budget: Budget = 600.0, partial: Partial = False,
-    tolerance: Tolerance = None, fail_on: FailOn = "wrong", *, reports: Reports,
+    explain: Explain = 0.0, partial: Partial = False, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
+    *, reports: Reports,
 ) -> None:  # fmt: skip
     """Say why the candidate is wrong: every known bug is replayed on what it recorded."""
+    from llamadiff.report.terminal.report import make_console, render_causes
+
+    result = _diffed(baseline, candidate, model, tolerance, reports, {"explain": explain, "partial": partial})
+    reports.write(result, lambda found: render_causes(found, make_console()))
+    finish(result.verdict, fail_on)
+
+
+def _diffed(
+    baseline: Path, candidate: Path, model: Path | None, tolerance: Path | None, reports: Reports,
+    how: Mapping[str, Any],
+) -> Comparison:  # fmt: skip
     from llamadiff.comparison import verbs
-    from llamadiff.engines.run_spec import How
 
     refuse_collisions(two_traces(baseline, candidate, model, tolerance), reports.named)
-    explain = budget if explain_output else 0.0
     with _progress() as progress:
-        how = How(
-            rules=rules_of(tolerance), explain=explain, partial=partial, progress=progress, pictures=reports.pictures
-        )
-        result = verbs.diff(baseline, candidate, model, how)
-    reports.write(result, causes=True)
-    _exit(result.verdict, fail_on)
+        return verbs.diff(baseline, candidate, model, _how(tolerance, reports, progress=progress, **how))
 
 
 def backend(
-    model: Model, prompt: Prompt = None, prompt_file: PromptFile = None, tokens: Tokens = None,
-    tokens_file: TokensFile = None, chat: Chat = False, n_predict: NPredict = 0,
-    kv_type: KvType = "f32", flash_attn: FlashAttn = False,
-    gpu_layers: GpuLayers = 0, repack: Repack = False, threads: Threads = 0, llama_cpp: LlamaCpp = None,
-    runner: Runner = None, device: OnDevice = None,
+    model: Model, prompt: Prompt = None, tokens: Tokens = None, chat: Chat = False, n_predict: NPredict = 0,
+    llama_cpp: LlamaCpp = None,
     keep: Annotated[Path | None, typer.Option("--keep", help="Save each wrong op, with its inputs, here.")] = None,
     recorded: Recorded = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong", *, reports: Reports,
 ) -> None:  # fmt: skip
     """Check every node of llama.cpp's graph on its real inputs: for authors of backends and ports."""
     from llamadiff.comparison import verbs
-    from llamadiff.engines.run_spec import How, Run
 
-    text = prompt_of(prompt, prompt_file)
-    refuse_collisions(
-        [("the model", model), ("the recorded run", recorded), *settings_files(tolerance, tokens_file, prompt_file)],
-        [*kept(keep), *reports.named],
-    )
-    if recorded is not None and (text is not None or tokens or tokens_file or n_predict):
+    asked = Asked(prompt, tokens, chat, n_predict, llama_cpp)
+    read = [("the model", model), ("the recorded run", recorded), ("the tolerance file", tolerance), *asked.files]
+    refuse_collisions(read, [*kept(keep), *reports.named])
+    if recorded is not None and (prompt is not None or tokens or n_predict):
         raise UserError(f"--recorded {recorded}: says what was run; give no prompt, tokens or --n-predict with it")
     with _progress() as progress:
-        place = place_of(llama_cpp, runner)
-        settings = settings_of(kv_type, flash_attn, gpu_layers, repack, threads, place, device)
-        run = Run(text, token_ids(tokens, tokens_file), chat, n_predict, settings=settings)
-        how = How(rules=rules_of(tolerance), progress=progress, pictures=reports.pictures)
-        result = verbs.graph(model, run, how, keep, recorded)
+        result = verbs.graph(model, asked.run(), _how(tolerance, reports, progress=progress), keep, recorded)
     reports.write(result)
-    _exit(result.verdict, fail_on)
+    finish(result.verdict, fail_on)
 
 
 def check(
@@ -274,22 +241,20 @@ def check(
     file."""
     from llamadiff.cli.checking import Tally
     from llamadiff.comparison import check_traces, verbs
-    from llamadiff.engines.run_spec import Gate, How
+    from llamadiff.engines.run_spec import Gate
 
     traces = check_traces.traces_in(paths)
     if update:
         _update(traces, model, candidate, reports)
     files = [("the model", model)] if candidate is None else verbs.compared_files(model, candidate, name_map)
-    read = [*(("the trace", path) for path in traces), *settings_files(tolerance, None), *files]
+    read = [*(("the trace", path) for path in traces), ("the tolerance file", tolerance), *files]
     refuse_collisions(read, reports.named)
-    how = How(
-        rules=rules_of(tolerance), partial=partial, name_map=name_map, timeout=timeout,
-        gate=Gate(max_mean_kl, max_p99_kl), pictures=reports.pictures,
-    )  # fmt: skip
+    gate = Gate(max_mean_kl, max_p99_kl)
+    how = _how(tolerance, reports, partial=partial, name_map=name_map, timeout=timeout, gate=gate)
     tally = Tally(reports, annotate)
     for checked in check_traces.check_each(traces, model, how, candidate, jobs):
         tally.tell(checked)
-    _exit(tally.finish(), fail_on)
+    finish(tally.finish(), fail_on)
 
 
 def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, reports: Reports) -> None:
@@ -302,15 +267,14 @@ def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, r
     from llamadiff.trace.reader import Trace
 
     if candidate is not None or reports.named:
-        raise UserError("--update records llama.cpp anew, and judges nothing else: give it without --candidate, --json "
-                        "and the like")  # fmt: skip
+        raise UserError("--update records llama.cpp anew, and judges nothing else: give it without --candidate and -o")
     verdicts = []
     for path in traces:
         with _progress() as progress:
             changed = updating.update(path, model or model_of(path, Trace.open(path)), How(progress=progress))
         typer.echo("\n".join(update_lines(changed)))
         verdicts.append(changed.verdict)
-    _exit(tolerances.worst_of(verdicts), "wrong")
+    finish(tolerances.worst_of(verdicts), "wrong")
 
 
 def demo() -> None:
@@ -324,12 +288,6 @@ def demo() -> None:
     say(f"\nThe same again, with a bug in the engine: its RoPE {shipped.BUG}.\n")
     Reports().write(wrong)
     raise typer.Exit(0 if (right.verdict, wrong.verdict) == ("match", "wrong") else 1)
-
-
-def _exit(verdict: str, fail_on: str) -> None:
-    if verdict == "unchecked" and fail_on != "never":
-        raise typer.Exit(2)
-    raise typer.Exit(1 if verdict in FAILING[fail_on] else 0)
 
 
 def _progress() -> Any:
@@ -356,7 +314,7 @@ _EXAMPLES = {
     "capture": ('llamadiff capture model.gguf "Once upon a time" -o right.safetensors',),
     "diff": ("llamadiff diff right.safetensors mine.safetensors --model model.gguf",),
     "diagnose": ("llamadiff diagnose right.safetensors mine.safetensors --model model.gguf",),
-    "backend": ('llamadiff backend model.gguf "Once" --n-predict 4 --flash-attn --keep wrong-ops',),
+    "backend": ('llamadiff backend model.gguf "Once" --n-predict 4 --llama-cpp flash_attn=on --keep wrong-ops',),
     "variants": (
         'llamadiff variants model.gguf "Once upon a time"',
         'llamadiff variants model.gguf "Once" --only kv=q8_0,flash_attn=on --only dir=../llama.cpp',
@@ -379,6 +337,7 @@ _EXAMPLES = {
         "llamadiff weights model.gguf other.gguf    how far are two files?",
         "llamadiff weights model.gguf checkpoint/   was it converted rightly?",
     ),
+    "loss": ("llamadiff loss good.gguf small.gguf --text wiki.txt --spend 64M",),
     "sweep": (
         "llamadiff sweep cases.toml                             models x prompts x candidates x settings",
         "llamadiff sweep cases.toml --scheduler tcp://host:8786  on a Dask cluster",
@@ -390,10 +349,11 @@ _EXAMPLES = {
 _JUDGE, _FILE, _LEARN = "Judge", "The file", "Look up"
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     _JUDGE: (
-        with_reports(compare), capture, with_reports(diff), with_files(diagnose), with_reports(backend),
-        replay, with_reports_beside_json(variants), port, tiny, with_reports_of_several(check), sweep,
+        with_reports(compare, keeps=True), capture, with_reports(diff), with_files(diagnose), with_reports(backend),
+        with_files(replay, OF_OPS), with_files(variants, OF_VARIANTS), with_files(port, OF_PORT), tiny,
+        with_reports_of_several(check), with_files(sweep, OF_SWEEP),
     ),
-    _FILE: (weights, vectors),
+    _FILE: (with_files(weights, OF_WEIGHTS), with_reports(loss), vectors),
     _LEARN: (
         listings.taps, listings.writer, listings.graph, listings.bugs, listings.explain, demo, listings.doctor,
     ),

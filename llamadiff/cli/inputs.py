@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,14 +18,14 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.input import read_text
 
 if TYPE_CHECKING:
-    from llamadiff.engines.run_spec import Costing
+    from llamadiff.engines.run_spec import Costing, Run
     from llamadiff.llamacpp.request import Settings
     from llamadiff.numerics.tolerances import Rule
 
 MAX_TOKENS_FILE = 1 << 24  # bytes
 MAX_PROMPT_FILE = 1 << 24
 MAX_TEXT_FILE = 1 << 26
-STANDARD_INPUT = "-"
+STANDARD_INPUT, FILE = "-", "@"  # a value that is read, and what begins the name of a file that is
 LIST = "list"  # a device that is none
 TRACES = (".safetensors", ".npz")  # what a name ends in that is no prompt
 LONGEST_NAME, ALIKE = (
@@ -35,47 +37,53 @@ _BYTES = re.compile("([0-9]{1,15})([KMGkmg]?)")
 _LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
-def settings_files(tolerance: Path | None, tokens_file: Path | None, prompt_file: str | None = None) -> list[Named]:
-    """The files that say how to run and to judge."""
-    asked = None if prompt_file == STANDARD_INPUT else prompt_file
-    return [("the tolerance file", tolerance), ("the tokens file", tokens_file), ("the prompt file", asked)]
+@dataclass(frozen=True)
+class Asked:
+    """What is run, in the words of the options that ask for it."""
+
+    prompt: str | None = None
+    tokens: str | None = None
+    chat: bool = False
+    n_predict: int = 0
+    llama_cpp: Sequence[str] | None = None
+    only: Sequence[str] | None = None
+
+    @cached_property
+    def settings(self) -> Settings:
+        """llama.cpp's; of ``device=list`` the devices are printed, and the command ends."""
+        return settings_of(self.llama_cpp)
+
+    @property
+    def files(self) -> list[Named]:
+        """What it is read from."""
+        return [("the tokens file", _file_in(self.tokens)), ("the prompt file", _file_in(self.prompt))]
+
+    def run(self) -> Run:
+        """Raises UserError for what cannot be read."""
+        from llamadiff.engines.run_spec import Run
+
+        patterns, layers = _taps_and_layers(self.only or ())
+        prompt, tokens = prompt_of(self.prompt), token_ids(self.tokens)
+        return Run(prompt, tokens, self.chat, self.n_predict, patterns, layers, self.settings)
+
+
+def settings_of(words: Sequence[str] | None) -> Settings:
+    """llama.cpp's settings from the values of ``--llama-cpp``."""
+    from llamadiff.llamacpp.capture import probe
+    from llamadiff.llamacpp.variation import settings_of as read
+
+    settings = read(words or ())
+    if settings.device != LIST:
+        return settings
+    for name, about in probe(settings.place).devices:
+        typer.echo(f"{name}  {about}")
+    raise typer.Exit
 
 
 def two_traces(baseline: Path, candidate: Path, model: Path | None, tolerance: Path | None) -> list[Named]:
     """The files that are read where two traces are compared."""
     traces = [("the baseline", baseline), ("the candidate", candidate), ("the model", model)]
-    return [*traces, *settings_files(tolerance, None)]
-
-
-def settings_of(
-    kv_type: str, flash_attn: bool, gpu_layers: int, repack: bool, threads: int, place: Settings,
-    device: str | None = None,
-) -> Settings:  # fmt: skip
-    """llama.cpp's settings, for the one at a place (``place_of``)."""
-    if device == LIST:
-        _list_devices(place)
-    kv = kv_type.upper()
-    return replace(
-        place, type_k=kv, type_v=kv, flash_attn=flash_attn, gpu_layers=gpu_layers, repack=repack, threads=threads,
-        device=device or "",
-    )  # fmt: skip
-
-
-def _list_devices(place: Settings) -> None:
-    """Print what ``--device`` takes, and end the command."""
-    from llamadiff.llamacpp.capture import probe
-
-    for name, words in probe(place).devices:
-        typer.echo(f"{name}  {words}")
-    raise typer.Exit
-
-
-def place_of(llama_cpp: Path | None, runner: str | None) -> Settings:
-    """Which llama.cpp is asked for, and what starts the Python that it runs in."""
-    from llamadiff.llamacpp.request import Settings
-
-    build = "" if llama_cpp is None else str(llama_cpp)
-    return Settings(llama_cpp=build) if runner is None else Settings(llama_cpp=build, runner=runner)
+    return [*traces, ("the tolerance file", tolerance)]
 
 
 def rules_of(tolerance: Path | None) -> tuple[Rule, ...]:
@@ -89,7 +97,7 @@ def prompt_or_trace(prompt: str | None, candidate: str | None) -> tuple[str | No
     """The prompt and the candidate, where a trace was given in the prompt's place: ``compare MODEL TRACE``."""
     if prompt is None or not prompt.endswith(TRACES):
         if prompt is not None and candidate is None and (meant := _meant_by(prompt)):
-            raise UserError(f"{prompt}: no such trace; {meant} is there (a prompt of these words: --prompt-file FILE)")
+            raise UserError(f"{prompt}: no such trace; {meant} is there (a prompt of these words: @FILE)")
         return prompt, candidate
     if candidate is not None:
         raise UserError(f"{prompt}: is a trace, and --candidate {candidate} is another; give one of them")
@@ -110,15 +118,14 @@ def _meant_by(prompt: str) -> str | None:
     return next(iter(get_close_matches(path.name, traces, 1, ALIKE)), None)
 
 
-def token_ids(text: str | None, file: Path | None, option: str = "--tokens") -> tuple[int, ...]:
-    """Ids separated by commas or white space."""
-    if text is not None and file is not None:
-        raise UserError("give --tokens or --tokens-file, not both")
-    if file is not None:
-        text = _read_text(file, MAX_TOKENS_FILE, "a text file of token ids such as 1,15043,29892")
+def token_ids(text: str | None, option: str = "--tokens") -> tuple[int, ...]:
+    """Ids separated by commas or white space; @FILE has them in a file."""
     if text is None:
         return ()
-    where = option if file is None else str(file)
+    file = _file_in(text)
+    if file is not None:
+        text = _read_text(file, MAX_TOKENS_FILE, "a text file of token ids such as 1,15043,29892")
+    where = option if file is None else file
     words = text.replace(",", " ").split()
     for word in words:
         if not _WHOLE_NUMBER.fullmatch(word):
@@ -128,32 +135,35 @@ def token_ids(text: str | None, file: Path | None, option: str = "--tokens") -> 
     return tuple(int(word) for word in words)
 
 
-def prompt_of(prompt: str | None, file: str | None) -> str | None:
-    """The prompt as given, or that of a file without its last line break, which editors add; - is standard input.
+def prompt_of(prompt: str | None) -> str | None:
+    """The prompt as given; of @FILE and - what is in it, without the last line break, which editors add.
 
-    Where the locale cannot read its bytes they are taken for UTF-8.
+    Where the locale cannot read its bytes they are taken for UTF-8. @@ begins a prompt with @.
     """
-    if file is None and prompt != STANDARD_INPUT:
+    file = STANDARD_INPUT if prompt == STANDARD_INPUT else _file_in(prompt)
+    if file is None:
+        prompt = prompt.removeprefix(FILE) if prompt is not None and prompt.startswith(2 * FILE) else prompt
         if prompt is None or not any("\ud800" <= character <= "\udfff" for character in prompt):
             return prompt
         return os.fsencode(prompt).decode("utf-8", "surrogateescape")
-    if file is not None and prompt is not None:
-        raise UserError("give a prompt or --prompt-file, not both")
-    source = STANDARD_INPUT if file is None else file
-    text = _read_text(source, MAX_PROMPT_FILE, "a prompt as UTF-8 text")
+    text = _read_text(file, MAX_PROMPT_FILE, "a prompt as UTF-8 text")
     if not text.removesuffix("\n"):
-        raise UserError(f"--prompt-file {source}: is empty; it must hold the prompt")
+        raise UserError(f"{prompt}: is empty; it must hold the prompt")
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def costing_of(candidate: str | None, text: Path | None, spend: str | None) -> Costing:
-    """What is asked of a candidate that is another file of the model. Raises UserError where it is none."""
+def _file_in(text: str | None) -> str | None:
+    """The file of a value ``@FILE``."""
+    return text[1:] if text is not None and text[:1] == FILE != text[1:2] and text[1:] else None
+
+
+def costing_of(other: Path, text: Path | None, spend: str | None) -> Costing:
+    """What is asked of another file of the model. Raises UserError where it is none."""
     from llamadiff.candidates.gguf_file import is_model_file
     from llamadiff.engines.run_spec import Costing
 
-    asked = [name for name, value in (("--text", text), ("--spend", spend)) if value is not None]
-    if asked and not is_model_file(candidate):
-        raise UserError(f"{asked[0]}: is about two files of one model; give --candidate OTHER.gguf")
+    if not is_model_file(other):
+        raise UserError(f"{other}: is no .gguf file; give another file of the model")
     read = read_text(text, MAX_TEXT_FILE, "a text as UTF-8") if text is not None else None
     if read is not None and not read.strip():
         raise UserError(f"{text}: is empty; give a text")
@@ -181,12 +191,12 @@ def _read_text(file: str | Path, limit: int, expected: str) -> str:
         raise UserError(f"standard input: is not text; expected {expected}") from None
 
 
-def layer_range(text: str | None) -> range | None:
-    """``3`` or ``0-3`` as a range."""
-    if text is None:
-        return None
-    match = _LAYERS.fullmatch(text)
-    layers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
-    if not layers:
-        raise UserError(f"--layers {text}: expected a layer such as 3 or a range such as 0-3")
-    return layers
+def _taps_and_layers(only: Sequence[str]) -> tuple[list[str], range | None]:
+    """Values of ``--only``: patterns of taps, and a layer or a range of them, ``3`` or ``0-3``."""
+    layers = [match for text in only if (match := _LAYERS.fullmatch(text))]
+    if len(layers) > 1:
+        raise UserError(f"--only {layers[1][0]}: layers were given before; give one range such as 0-3")
+    found = range(int(layers[0][1]), int(layers[0][2] or layers[0][1]) + 1) if layers else None
+    if found is not None and not found:
+        raise UserError(f"--only {layers[0][0]}: expected a layer such as 3 or a range such as 0-3")
+    return [text for text in only if not _LAYERS.fullmatch(text)], found

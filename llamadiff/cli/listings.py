@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.cli.inputs import place_of
-from llamadiff.cli.options import LlamaCpp, Model, Runner
+from llamadiff.cli.inputs import settings_of
+from llamadiff.cli.options import LlamaCpp, Model
 
 
 def taps(
@@ -54,14 +54,12 @@ def graph(
     layer: Annotated[int | None, typer.Option("--layer", min=0, help="Only this layer.")] = None,
     dot: Annotated[bool, typer.Option("--dot", help="Graphviz instead of a tree.", metavar="")] = False,
     llama_cpp: LlamaCpp = None,
-    runner: Runner = None,
 ) -> None:
     """Print llama.cpp's graph of a model: a tree for each layer, with shapes, types and the names of taps."""
     from llamadiff.comparison import verbs
     from llamadiff.report import graph
 
-    settings = place_of(llama_cpp, runner)
-    nodes = graph.of_layer(verbs.list_nodes(model, tokens, settings), layer)
+    nodes = graph.of_layer(verbs.list_nodes(model, tokens, settings_of(llama_cpp)), layer)
     typer.echo(graph.as_dot(nodes), nl=False) if dot else graph.print_tree(nodes)
 
 
@@ -85,10 +83,10 @@ def explain(
     typer.echo(explanation(name))
 
 
-def doctor(llama_cpp: LlamaCpp = None, runner: Runner = None) -> None:
+def doctor(llama_cpp: LlamaCpp = None) -> None:
     """Say what is installed, how llama.cpp was built, and what was found wrong."""
     from llamadiff.llamacpp import doctor as examination
     from llamadiff.report import listing
 
-    good = listing.print_checks(examination.examine(place_of(llama_cpp, runner)))
+    good = listing.print_checks(examination.examine(settings_of(llama_cpp).place))
     raise typer.Exit(0 if good else 2)

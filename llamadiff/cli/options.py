@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from llamadiff.numerics.types import CACHE_TYPES
 from llamadiff.system.errors import UserError
 
-FAILING = {"wrong": {"wrong"}, "noise": {"wrong", "noise"}, "never": set[str]()}
+FAILING = {"wrong": {"wrong"}, "noise": {"wrong", "noise"}, "never": set[str]()}  # --fail-on -> what exits with 1
 INPUT, ENGINE, RECORDED = "Input", "Your engine", "What is recorded"
 LLAMA_CPP, JUDGEMENT = "llama.cpp", "Judgement"
+
+
+def finish(verdict: str, fail_on: str = "wrong") -> NoReturn:
+    """End a command: 0 where all is right, 1 where it is wrong, 2 where that could not be told."""
+    if verdict == "unchecked" and fail_on != "never":
+        raise typer.Exit(2)
+    raise typer.Exit(1 if verdict in FAILING[fail_on] else 0)
 
 
 def _flag(name: str, panel: str, words: str) -> Any:
@@ -48,23 +54,21 @@ Model = Annotated[Path, typer.Argument(help="A .gguf file.", show_default=False,
 Prompt = Annotated[
     str | None,
     typer.Argument(
-        help="Text, tokenized by llama.cpp as it is (BOS as the model says); - reads standard input.",
+        help="Text, tokenized by llama.cpp as it is (BOS as the model says); @FILE reads a file, - standard input.",
         metavar="PROMPT", show_default=False,
     ),
 ]  # fmt: skip
 PromptOrTrace = Annotated[
     str | None,
     typer.Argument(
-        help="Text, tokenized by llama.cpp as it is, or - for standard input; or your engine's TRACE, which needs no "
-        "prompt.",
+        help="Text, tokenized by llama.cpp as it is; @FILE reads a file, - standard input. Or your engine's TRACE, "
+        "which needs no prompt.",
         metavar="PROMPT|TRACE", show_default=False,
     ),
 ]  # fmt: skip
-PromptFile = Annotated[
-    str | None, _option("--prompt-file", INPUT, "FILE", "The prompt from a file, or - for standard input.")
+Tokens = Annotated[
+    str | None, _option("--tokens", INPUT, "IDS", "Token ids instead of a prompt: 1,15043,29892; @FILE reads a file.")
 ]
-Tokens = Annotated[str | None, _option("--tokens", INPUT, "IDS", "Token ids instead of a prompt: 1,15043,29892")]
-TokensFile = Annotated[Path | None, _option("--tokens-file", INPUT, "FILE", "The same from a file.")]
 Chat = Annotated[bool, _flag("--chat", INPUT, "Put the prompt through the model's own chat template.")]
 NPredict = Annotated[int, _option("--n-predict", INPUT, "N", "Greedy decode steps after the prompt.", min=0)]
 
@@ -100,9 +104,10 @@ CheckModel = Annotated[
     Path | None, _option("--model", JUDGEMENT, "FILE", "The .gguf file, if it is not beside the trace.")
 ]
 
-Taps = Annotated[list[str] | None, _option("--taps", RECORDED, "PATTERN", "Only these taps, such as 'l_out-*'.")]
-Layers = Annotated[str | None, _option("--layers", RECORDED, "N|N-M", "Only these layers: 3 or 0-3.")]
-Save = Annotated[Path | None, _option("--save", RECORDED, "DIR", "Keep the traces in this directory.")]
+Only = Annotated[
+    list[str] | None,
+    _option("--only", RECORDED, "TAPS|LAYERS", "Only these taps, such as 'l_out-*', or layers: 3 or 0-3. Repeatable."),
+]
 Sketch = Annotated[
     bool, _flag("--sketch", RECORDED, "Keep a few numbers a token instead of tensors: a few kilobytes in all.")
 ]
@@ -117,29 +122,23 @@ Partial = Annotated[
 ]
 
 LlamaCpp = Annotated[
-    Path | None,
-    _option("--llama-cpp", LLAMA_CPP, "DIR", "A build or an install of llama.cpp, instead of llama-cpp-python's."),
-]
-Runner = Annotated[
-    str | None,
-    _option("--runner", LLAMA_CPP, "CMD", "What starts the Python that it runs in: docker exec -i box python3"),
-]
-OnDevice = Annotated[
-    str | None,
-    _option("--device", LLAMA_CPP, "NAME", "The device that it puts layers on, rpc:HOST:PORT too; list prints them."),
-]
-KvType = Annotated[str, _choice("--kv-type", LLAMA_CPP, tuple(map(str.lower, CACHE_TYPES)), "Type of its KV cache.")]
-FlashAttn = Annotated[bool, _flag("--flash-attn", LLAMA_CPP, "With flash attention (hides kq and kq_soft_max).")]
-GpuLayers = Annotated[int, _option("--gpu-layers", LLAMA_CPP, "N", "Layers that it puts on the GPU.", min=0, max=9999)]
-Repack = Annotated[bool, _flag("--repack", LLAMA_CPP, "With repacked weights (other kernels; crashes on some CPUs).")]
-Threads = Annotated[int, _option("--threads", LLAMA_CPP, "N", "Its threads, and the engine's; 0: all.", min=0, max=512)]
+    list[str] | None,
+    _option(
+        "--llama-cpp", LLAMA_CPP, "DIR|KEY=VALUE,...",
+        "A build or an install of it, instead of llama-cpp-python's, and how it runs: kv=q8_0, flash_attn=on, "
+        "gpu_layers=N, device=NAME (device=list prints them; rpc:HOST:PORT too), repack=on, threads=N; "
+        "runner=CMD starts the Python that it runs in. Repeatable.",
+    ),
+]  # fmt: skip
 
 Expect = Annotated[str | None, _option("--expect", JUDGEMENT, "IDS", "Tokens to show among the logits: 15043,6324")]
-Precision = Annotated[str, _choice("--precision", JUDGEMENT, ("f32", "f64"), "The engine's arithmetic.")]
-Backend = Annotated[
+Engine = Annotated[
     str | None,
-    _choice("--engine", JUDGEMENT, ("numpy", "graph"), "The reference engine, or llama.cpp's graph node by node."),
-]
+    _choice(
+        "--engine", JUDGEMENT, ("numpy", "numpy:f64", "graph"),
+        "The reference engine (in float64), or llama.cpp's graph node by node.",
+    ),
+]  # fmt: skip
 Tolerance = Annotated[
     Path | None, _option("--tolerance", JUDGEMENT, "FILE", "Limits in TOML, tried before the built-in ones.")
 ]
@@ -165,15 +164,13 @@ Annotate = Annotated[
 ]
 Update = Annotated[bool, _flag("--update", JUDGEMENT, "Record the traces anew, by llama.cpp, and print what changed.")]
 FailOn = Annotated[str, _choice("--fail-on", JUDGEMENT, tuple(FAILING), "Which verdict makes the exit code 1.")]
-Text = Annotated[
-    Path | None,
-    _option("--text", ENGINE, "FILE", "Of a candidate that is a .gguf: perplexity and KL over this text, too."),
-]
-Spend = Annotated[
-    str | None,
-    _option("--spend", ENGINE, "BYTES", "Of a candidate that is a .gguf: which finer types recover most for 64M more."),
-]
+Text = Annotated[Path | None, _option("--text", ENGINE, "FILE", "Perplexity and KL over this text, too.")]
+Spend = Annotated[str | None, _option("--spend", ENGINE, "BYTES", "Which finer types recover most for 64M more.")]
 Explain = Annotated[
-    bool, _flag("--explain-output", JUDGEMENT, "Replay known bugs through whatever was not recorded, up to all layers.")
-]
-Budget = Annotated[float, _option("--budget", JUDGEMENT, "SECONDS", "How long --explain-output may take.", min=1)]
+    float,
+    _option(
+        "--explain", JUDGEMENT, "SECONDS",
+        "For so long, replay known bugs through whatever was not recorded, up to all layers.", min=0,
+        show_default="0: through one layer",
+    ),
+]  # fmt: skip

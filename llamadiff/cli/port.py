@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.cli.inputs import place_of, prompt_of, settings_files, token_ids
-from llamadiff.cli.options import LlamaCpp, Model, NPredict, Prompt, PromptFile, Runner, Tokens, TokensFile
-from llamadiff.cli.reports import PANEL, STANDARD_OUTPUT, put, target
+from llamadiff.cli.inputs import Asked
+from llamadiff.cli.options import LlamaCpp, Model, NPredict, Prompt, Tokens, finish
+from llamadiff.cli.reports import Reports
 from llamadiff.system.collisions import refuse_collisions
 
 
@@ -22,35 +22,19 @@ def port(
             metavar="CHECKPOINT",
         ),
     ],
-    prompt: Prompt = None, prompt_file: PromptFile = None, tokens: Tokens = None, tokens_file: TokensFile = None,
-    n_predict: NPredict = 0, llama_cpp: LlamaCpp = None, runner: Runner = None,
-    json: Annotated[
-        str | None,
-        typer.Option("--json", callback=target, help="All of it as JSON (- for standard output).", metavar="FILE",
-                     rich_help_panel=PANEL, show_default=False),
-    ] = None,
+    prompt: Prompt = None, tokens: Tokens = None, n_predict: NPredict = 0, llama_cpp: LlamaCpp = None,
+    *, reports: Reports,
 ) -> None:  # fmt: skip
     """Hold llama.cpp's graph of a file against the checkpoint's own code: the first ops that part, and why."""
-    from llamadiff.engines.run_spec import How, Run
+    from llamadiff.engines.run_spec import How
     from llamadiff.port.run import port as run_port
-    from llamadiff.report.port import as_json, print_port
+    from llamadiff.report.port import print_port
     from llamadiff.report.status_line import progress
     from llamadiff.report.terminal.report import make_console
 
-    refuse_collisions(
-        [("the model", model), ("the checkpoint", Path(checkpoint)), *settings_files(None, tokens_file, prompt_file)],
-        [("--json", json)],
-    )
-    run = Run(
-        prompt_of(prompt, prompt_file),
-        token_ids(tokens, tokens_file),
-        n_predict=n_predict,
-        settings=place_of(llama_cpp, runner),
-    )
+    asked = Asked(prompt, tokens, n_predict=n_predict, llama_cpp=llama_cpp)
+    refuse_collisions([("the model", model), ("the checkpoint", Path(checkpoint)), *asked.files], reports.named)
     with progress() as shown:
-        found = run_port(model, checkpoint, run, How(progress=shown))
-    if json is not None:
-        put(json, as_json(found))
-    if json != STANDARD_OUTPUT:
-        print_port(found, make_console())
-    raise typer.Exit({"wrong": 1, "unchecked": 2}.get(found.verdict, 0))
+        found = run_port(model, checkpoint, asked.run(), How(progress=shown))
+    reports.write(found, lambda each: print_port(each, make_console()))
+    finish(found.verdict)

@@ -1,4 +1,4 @@
-"""Where a command's report goes: the options of every format that report/ has, and what writes them."""
+"""Where reports go: ``-o FILE`` in the format that the name ends in, or ``-o NAME:FILE``; and what writes them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamadiff.report.formats import FORMATS, About, Format
-from llamadiff.system.collisions import Named
+from llamadiff.report.formats import FORMATS, OF_SEVERAL, About, Format
+from llamadiff.system.collisions import STANDARD_OUTPUT, Named
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import add_text, check_text_target, encoded, write_text
 
@@ -21,74 +21,108 @@ if TYPE_CHECKING:
     from llamadiff.comparison.result import Comparison
 
 PANEL = "Report"
-STANDARD_OUTPUT = "-"
 MOST_GATHERED = 1 << 20  # bytes that GitHub shows of one step's summary
 
 
 @dataclass(frozen=True)
 class Reports:
-    """What was asked for: a file (or - for standard output) for each format, and how much the terminal shows."""
+    """What was asked for: files (or - for standard output) with their formats, and how much the terminal shows.
 
-    targets: Mapping[str, str] = field(default_factory=dict)
+    ``folder``: where traces are kept.
+    """
+
+    targets: Sequence[tuple[Format, str]] = ()
+    folder: Path | None = None
     full: bool = False
-    verbose: bool = False
+
+    @classmethod
+    def of(cls, texts: Sequence[str], formats: Sequence[Format], keeps: bool = False, full: bool = False) -> Reports:
+        """From the values of ``-o``; ``keeps``: a directory takes traces. Raises UserError where none can be written.
+
+        That is asked before any work is done.
+        """
+        folders = [text for text in texts if keeps and (text.endswith("/") or Path(text).is_dir())]
+        targets = [_target(text, formats) for text in texts if text not in folders]
+        for _, file in targets:
+            if file != STANDARD_OUTPUT:
+                check_text_target(Path(file))
+        return cls(targets, Path(folders[-1]) if folders else None, full)
 
     @property
     def named(self) -> list[Named]:
-        """The files that will be written, by their options."""
-        return [(f"--{name}", target) for name, target in self.targets.items()]
+        """The files that will be written, by their option."""
+        return [("-o", target) for _, target in self.targets]
 
     @property
     def takes_standard_output(self) -> bool:
         """Whether standard output is a file's, so that nothing else may be printed."""
-        return STANDARD_OUTPUT in self.targets.values()
+        return any(target == STANDARD_OUTPUT for _, target in self.targets)
 
     @property
     def pictures(self) -> bool:
         """Whether a format that shows pictures was asked for."""
-        return any(form.pictures for form in self._formats())
+        return any(form.pictures for form, _ in self.targets)
 
     def get_ready(self) -> None:
         """Import what prints, before there is anything to print."""
         if not self.takes_standard_output:
             import llamadiff.report.terminal.report  # noqa: F401
 
-    def write(self, result: Comparison, causes: bool = False) -> None:
-        """Write each report, and print one unless standard output is taken; ``causes``: these alone."""
-        for form in self._formats():
-            self._put(form, form.text(result, _about()))
+    def write(self, result: Any, show: Callable[[Any], None] | None = None) -> None:
+        """Write each report, and ``show`` one on the terminal unless standard output is taken."""
+        for form, target in self.targets:
+            _put(form, target, form.text(result, _about()))
         if not self.takes_standard_output:
-            from llamadiff.report.terminal.report import make_console, render, render_causes
+            (show or self._shown)(result)
 
-            if causes:
-                render_causes(result, make_console())
-            else:
-                render(result, make_console(), self.full, self.verbose)
+    def write_own(self, result: Any) -> None:
+        """Write it in the formats that cannot tell of several traces, where the others did."""
+        for form, target in self.targets:
+            if form.of_several is None:
+                _put(form, target, form.text(result, _about()))
+
+    def _shown(self, result: Comparison) -> None:
+        from llamadiff.report.terminal.report import make_console, render
+
+        render(result, make_console(), self.full)
 
     def write_several(
         self, results: Sequence[tuple[Path, Comparison]], refused: Sequence[tuple[Path, str]] = ()
     ) -> None:
         """Write a report of several traces in each format; those that were ``refused`` have a reason instead."""
         about = replace(_about(), refused=tuple(refused))
-        for form in self._formats():
-            self._put(form, form.text_of(results, about))
+        for form, target in self.targets:
+            if form.of_several is not None:
+                _put(form, target, form.text_of(results, about))
 
-    def _put(self, form: Format, text: str) -> None:
-        """Write a report where it was asked for; and at the end of the file that gathers such reports, if there is one.
 
-        That the latter has no room is said, and is no failure.
-        """
-        target, gathering = self.targets[form.name], os.environ.get(form.also) if form.also else None
-        if not gathering or not _is_same(target, gathering):
-            put(target, text)
-        if gathering:
-            try:
-                add_text(Path(gathering), text, MOST_GATHERED)
-            except UserError as error:
-                typer.echo(f"llamadiff: {form.also}: {error}", err=True)
+def _target(text: str, formats: Sequence[Format]) -> tuple[Format, str]:
+    """A value of ``-o``: ``report.json``, ``json:FILE``, ``json:-``."""
+    name, _, rest = text.partition(":")
+    named = next((form for form in formats if form.name == name and rest), None)
+    if named is not None:
+        return named, rest
+    for form in formats:
+        if text.endswith(form.endings):
+            return form, text
+    endings = ", ".join(ending for form in formats for ending in form.endings[:1])
+    names = " or ".join(f"{form.name}:FILE" for form in formats)
+    raise UserError(f"-o {text[:80]}: expected a name that ends in {endings}; or {names}, where - is standard output")
 
-    def _formats(self) -> list[Format]:
-        return [form for form in FORMATS if form.name in self.targets]
+
+def _put(form: Format, target: str, text: str) -> None:
+    """Write a report where it was asked for; and at the end of the file that gathers such reports, if there is one.
+
+    That the latter has no room is said, and is no failure.
+    """
+    gathering = os.environ.get(form.also) if form.also else None
+    if not gathering or not _is_same(target, gathering):
+        put(target, text)
+    if gathering:
+        try:
+            add_text(Path(gathering), text, MOST_GATHERED)
+        except UserError as error:
+            typer.echo(f"llamadiff: {form.also}: {error}", err=True)
 
 
 def _is_same(target: str, path: str) -> bool:
@@ -108,71 +142,56 @@ def _about() -> About:
     return About(("llamadiff", *sys.argv[1:]))
 
 
-Full = Annotated[bool, typer.Option("--full", help="Every layer, token and cause.", rich_help_panel=PANEL, metavar="")]
-Verbose = Annotated[
+Full = Annotated[
     bool,
     typer.Option(
-        "--verbose", help="How weights were decoded and multiplied, and the time.", rich_help_panel=PANEL, metavar=""
+        "--full", help="Every layer, token and cause, and how all was computed.", rich_help_panel=PANEL, metavar=""
     ),
 ]
 
 
-def with_reports(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that is given its ``reports``: it gets an option for each format, --full and --verbose."""
-    return _with_options(command, FORMATS, {"full": Full, "verbose": Verbose})
+def with_reports(command: Callable[..., None], keeps: bool = False) -> Callable[..., None]:
+    """A command that is given its ``reports``: it gets -o and --full; ``keeps``: -o DIR/ keeps the traces."""
+    return _with_options(command, FORMATS, keeps, {"full": (Full, False)})
 
 
-def with_files(command: Callable[..., None]) -> Callable[..., None]:
+def with_files(command: Callable[..., None], formats: Sequence[Format] = FORMATS) -> Callable[..., None]:
     """The same for a command whose report on the terminal has one length."""
-    return _with_options(command, FORMATS, {})
+    return _with_options(command, formats, False, {})
 
 
 def with_reports_of_several(command: Callable[..., None]) -> Callable[..., None]:
     """The same for a command that tells of several traces, in a line for each."""
-    return _with_options(command, [form for form in FORMATS if form.of_several], {})
-
-
-def with_reports_beside_json(command: Callable[..., None]) -> Callable[..., None]:
-    """The same for a command that has a JSON of its own."""
-    return _with_options(
-        command, [form for form in FORMATS if form.of_several and not form.name.startswith("json")], {}
-    )
+    return with_files(command, OF_SEVERAL)
 
 
 def _with_options(
-    command: Callable[..., None], formats: Sequence[Format], shown: dict[str, Any]
+    command: Callable[..., None], formats: Sequence[Format], keeps: bool, shown: Mapping[str, tuple[Any, Any]]
 ) -> Callable[..., None]:
     """The command with options in place of ``reports``."""
-    options = {form.name.replace("-", "_"): form for form in formats}
 
-    def gathered(**given: Any) -> None:
-        targets = {form.name: target for key, form in options.items() if (target := given.pop(key)) is not None}
-        reports = Reports(targets, **{key: given.pop(key) for key in shown})
-        command(**given, reports=reports)
+    def gathered(output: Sequence[str] | None, **given: Any) -> None:
+        more = {key: given.pop(key) for key in shown}
+        command(**given, reports=Reports.of(output or (), formats, keeps, **more))
 
     own = inspect.signature(command, eval_str=True).parameters
     parameters = [each for name, each in own.items() if name != "reports"]
-    parameters += [_parameter(key, _option_of(form), None) for key, form in options.items()]
-    parameters += [_parameter(key, annotation, False) for key, annotation in shown.items()]
+    added = {"output": (_output(formats, keeps), None), **shown}
+    parameters += [
+        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for key, (annotation, default) in added.items()
+    ]
     gathered.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     gathered.__annotations__ = {each.name: each.annotation for each in parameters}
     gathered.__name__, gathered.__doc__ = command.__name__, command.__doc__
     return gathered
 
 
-def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _option_of(form: Format) -> Any:
-    option = typer.Option(
-        f"--{form.name}", callback=target, help=form.help, metavar="FILE", rich_help_panel=PANEL, show_default=False
-    )
-    return Annotated[str | None, option]
-
-
-def target(value: str | None) -> str | None:
-    """Checks that a report can be written there, before any work."""
-    if value is not None and value != STANDARD_OUTPUT:
-        check_text_target(Path(value))
-    return value
+def _output(formats: Sequence[Format], keeps: bool) -> Any:
+    endings = ", ".join(ending for form in formats for ending in form.endings[:1])
+    kept = "; DIR/ keeps the traces" if keeps else ""
+    words = f"A report, by its ending: {endings}; or {formats[0].name}:FILE, - for standard output{kept}. Repeatable."
+    return Annotated[
+        list[str] | None,
+        typer.Option("-o", "--output", help=words, metavar="FILE", rich_help_panel=PANEL, show_default=False),
+    ]

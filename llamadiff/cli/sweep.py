@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.cli.reports import PANEL, STANDARD_OUTPUT, put, target
+from llamadiff.cli.options import finish
+from llamadiff.cli.reports import Reports
 from llamadiff.system.collisions import refuse_collisions
 
 WHERE = "Where it runs"
@@ -27,20 +28,16 @@ def sweep(
         str | None,
         typer.Option("--scheduler", help="A Dask cluster's.", metavar="tcp://HOST:PORT", rich_help_panel=WHERE),
     ] = None,
-    markdown: Annotated[
-        str | None,
-        typer.Option("--markdown", callback=target, help="The summary as Markdown, to a file or -.", metavar="FILE",
-                     rich_help_panel=PANEL, show_default=False),
-    ] = None,
+    *, reports: Reports,
 ) -> None:  # fmt: skip
     """Judge models x prompts x candidates x settings; rows are kept as Parquet, and what is done is not done again."""
     from llamadiff.report.status_line import progress
-    from llamadiff.report.sweep import line_of, print_sweep, sweep_to_markdown
+    from llamadiff.report.sweep import line_of, print_sweep
     from llamadiff.report.terminal.report import make_console
     from llamadiff.sweep.case import SweepRow
     from llamadiff.sweep.run import run_sweep
 
-    refuse_collisions([("the sweep file", plan)], [("--markdown", markdown)])
+    refuse_collisions([("the sweep file", plan)], reports.named)
     folder = out if out is not None else plan.with_suffix(".results")
     with progress() as shown:
 
@@ -49,8 +46,5 @@ def sweep(
             typer.echo(line_of(row, done, of), err=True)
 
         found = run_sweep(plan, folder, tell, jobs, scheduler)
-    if markdown is not None:
-        put(markdown, sweep_to_markdown(found))
-    if markdown != STANDARD_OUTPUT:
-        print_sweep(found, make_console())
-    raise typer.Exit({"wrong": 1, "unchecked": 2}.get(found.verdict, 0))
+    reports.write(found, lambda each: print_sweep(each, make_console()))
+    finish(found.verdict)

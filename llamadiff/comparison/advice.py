@@ -11,7 +11,7 @@ from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.numerics import tolerances
 
 _ALONE = "each is judged by itself then"
-_REPLAY = "or run it with --explain-output: it replays every known bug through these taps"
+_REPLAY = "or run it with --explain 600: it replays every known bug through these taps"
 _FUSED = {"kq", "kq_soft_max", "kqv", "kqv_mla"}  # what a fused attention has no tensors of
 _FEW = 3  # wrong ops without a known cause that advice is given for
 

@@ -201,5 +201,5 @@ def _next_steps(rows: Sequence[Row], request: Request) -> tuple[str, ...]:
         return ("run llamadiff backend with --keep DIR: it saves each wrong op with its inputs, for a bug report",)
     return (
         f"{Path(request.keep).name} holds inputs, parameters, expected and actual output of each wrong op; llamadiff "
-        "replay FILE --markdown ISSUE runs one on any build, and writes what to report",
+        "replay FILE -o ISSUE.md runs one on any build, and writes what to report",
     )

@@ -58,7 +58,8 @@ def _unlisted(
     known = [d for d in diagnosis if d.known]
     named = {*slight}.union(*(d.taps for d in known))
     same = [row for row in (first, *others) if row.layer is not None and stem(row.tap) == stem(first.tap)]
-    first = next((row for row in (first, *same) if any(_told(row, _why(row, diagnosis)))), first)
+    if first.span:  # of a span, another layer's may tell more
+        first = next((row for row in (first, *same) if any(_told(row, _why(row, diagnosis)))), first)
     why = _why(first, diagnosis)
     told = next(_told(first, why), None)
     unnamed = [row for row in others if row.tap not in named and row not in same]

@@ -67,27 +67,16 @@ def _run_of(info: Info) -> Run:
     asked = info.producer.get("asked")
     asked = asked if isinstance(asked, dict) else {}
     layers: Any = asked.get("layers")
-    settings = info.producer.get("settings")
     return Run(
         tokens=info.tokens[: info.n_prefill], n_predict=len(info.tokens) - info.n_prefill,
         patterns=tuple(map(str, asked.get("taps", ()))),
         layers=range(layers[0], layers[1] + 1) if _are_two(layers) else None,
-        settings=_settings(settings if isinstance(settings, dict) else {}),
+        settings=Settings.stated(info.producer.get("settings"), whole=True),
     )  # fmt: skip
 
 
 def _are_two(layers: Any) -> bool:
     return isinstance(layers, list) and len(layers) == 2 and all(type(layer) is int for layer in layers)
-
-
-def _settings(said: dict[str, Any]) -> Settings:
-    """All that a capture of llama.cpp's says; what it cannot mean is left at its default."""
-    usual = Settings.stated(said)
-    count = said.get("gpu_layers")
-    return Settings(
-        usual.type_k, usual.type_v, usual.flash_attn, count if type(count) is int and count >= 0 else 0,
-        said.get("repack") is True,
-    )  # fmt: skip
 
 
 def _changed(path: Path, before: Trace, after: Trace) -> Changed:

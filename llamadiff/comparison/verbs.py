@@ -1,12 +1,14 @@
 """What llamadiff does, from a model and a Run to a Comparison: compare, check, diff, graph; and record, to a trace.
 
+``compare``, ``check`` and ``diff`` are the Python API.
+
 What judges is imported where it is used: the commands start sooner, and llama.cpp runs meanwhile.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,7 +50,7 @@ PLAIN = Settings()
 
 def compare(
     model: str | Path,
-    run: Run,
+    prompt: str | Sequence[int] | Run | None = None,
     candidate: Candidate | None = None,
     how: How = USUAL,
     save: str | Path | None = None,
@@ -56,12 +58,13 @@ def compare(
 ) -> Comparison:
     """Run llama.cpp and the engine on the same tokens, line up every tap, and judge.
 
-    Without ``candidate`` the engine is it, and llama.cpp's own ops are judged; with one (a trace, or what
-    ``--candidate`` takes: a file, a dump, a command), the candidate's are; its token ids serve where the run has
-    neither prompt nor tokens. ``save`` keeps the traces in a directory. ``child``: llama.cpp's process, if it was
-    started before. Raises UserError for whatever a user can mend.
+    ``prompt``: text, token ids, or a Run that says more. Without ``candidate`` the engine is it, and llama.cpp's own
+    ops are judged; with one (a trace; what ``--candidate`` takes: a file, a dump, a command; or a function of the token
+    ids that returns arrays by the names of taps), the candidate's are; its token ids serve where there is no prompt.
+    ``how`` it is judged. ``save`` keeps the traces in a directory. ``child``: llama.cpp's process, if it was started
+    before. Raises UserError for whatever a user can mend.
     """
-    started = time.perf_counter()
+    started, run = time.perf_counter(), run_of(prompt)
     refuse_collisions(compared_files(model, candidate, how.name_map), saved(save))
     if is_model_file(candidate):
         from llamadiff.comparison.two_files import compare_files  # here: it brings all that is known of weights
@@ -102,6 +105,13 @@ def compare(
                     found = parting(baseline, trace, n_prompt, run.n_predict > 0, opened.vocabulary.text)
                     result = with_parting(result, found)
     return _timed(replace(result, engine=used), started)
+
+
+def run_of(prompt: str | Sequence[int] | Run | None) -> Run:
+    """What is run: text, token ids, or a Run as it is."""
+    if isinstance(prompt, Run):
+        return prompt
+    return Run(prompt) if prompt is None or isinstance(prompt, str) else Run(tokens=prompt)
 
 
 def _get_ready_to_judge() -> None:

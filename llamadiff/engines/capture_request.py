@@ -61,14 +61,14 @@ def _wanted(model: ModelFile, patterns: Sequence[str], layers: range | None) -> 
     """The taps that are asked for. Raises UserError for a pattern that no tap fits, and for layers it has not."""
     for pattern in patterns:
         if not any(taps.selected(tap.name, tap.layer, [pattern], None) for tap in model.taps):
-            raise UserError(f"no tap fits --taps {pattern}; llamadiff taps {model.path.name} lists them")
+            raise UserError(f"no tap fits --only {pattern}; llamadiff taps {model.path.name} lists them")
     asked = (tap for tap in model.taps if taps.selected(tap.name, tap.layer, patterns, layers))
     wanted = tuple(tap.name for tap in asked if not tap.kind.optional)
     if not wanted:
-        raise UserError(f"no tap of these layers fits --taps {' '.join(patterns)}")
+        raise UserError(f"no tap of these layers fits --only {' '.join(patterns)}")
     return wanted
 
 
 def _check_layers(layers: range | None, n_layer: int) -> None:
     if layers is not None and not 0 <= layers.start < layers.stop <= n_layer:
-        raise UserError(f"--layers {layers.start}-{layers.stop - 1}: the model has layers 0 to {n_layer - 1}")
+        raise UserError(f"--only {layers.start}-{layers.stop - 1}: the model has layers 0 to {n_layer - 1}")

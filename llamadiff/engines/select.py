@@ -29,12 +29,12 @@ def in_engine(file: ModelFile, how: How = USUAL, threads: int = 0) -> tuple[Mode
     engine, precision = how.engine, how.precision
     if engine == GRAPH:
         if precision != "f32":
-            raise UserError(f"--precision {precision} is the reference engine's; leave it out with --engine graph")
+            raise UserError(f"--engine numpy:{precision} is the reference engine's; leave it out with --engine graph")
         return None, EngineUsed(GRAPH)
     try:
         return Model(file.path, precision, threads, file.weights), EngineUsed(NUMPY)
     except UserError as refused:
-        option = f"--precision {precision}" if engine is None else f"--engine {engine}"
+        option = f"--engine {NUMPY if precision == 'f32' else f'{NUMPY}:{precision}'}"
         if engine == NUMPY or precision != "f32":
             raise UserError(f"{refused}; without {option}, llama.cpp's own graph is checked") from None
         reason = str(refused).removeprefix(f"{file.path}: ")

@@ -81,7 +81,7 @@ def _started(llama_cpp: str = "", runner: str = "") -> _Running:
     try:
         made = start(command, kill, stdin=PIPE, stdout=PIPE, stderr=log, pass_fds=(shared.fileno(),))
     except OSError as error:
-        raise UserError(f"--runner {runner}: {command[0]} cannot be started ({error.strerror})") from None
+        raise UserError(f"runner={runner}: {command[0]} cannot be started ({error.strerror})") from None
     if sent:
         assert made.stdin is not None
         with suppress(BrokenPipeError):
@@ -222,7 +222,7 @@ class Child:
                 raise EOFError from None
         kill(self._process)
         said = line.decode("utf-8", "replace").strip()[:100]
-        by = f"--runner {self.runner}" if self.runner else "llama.cpp's process"
+        by = f"runner={self.runner}" if self.runner else "llama.cpp's process"
         raise UnrunnableError(f"{by}: prints {said!r} where answers are expected; let nothing else write there")
 
     def _told(self, hear: Hear, answer: dict[str, Any], blobs: Sequence[Sequence[int]]) -> None:
@@ -280,11 +280,11 @@ def _unrun(refused: bool, runner: str, log: str) -> UserError:
     said = f" (it said: {words[-1][:300]})" if words else ""
     if refused:
         return UnrunnableError(
-            f"--runner {runner}: the CPU there refuses an instruction of this Python or llama.cpp{said}; give another "
+            f"runner={runner}: the CPU there refuses an instruction of this Python or llama.cpp{said}; give another "
             "CPU to the emulator (-cpu max), or a build for this one"
         )
     return UnrunnableError(
-        f"--runner {runner}: no Python answers{said}; give the words that start one of 3.10 or later, as in "
+        f"runner={runner}: no Python answers{said}; give the words that start one of 3.10 or later, as in "
         "'docker exec -i box python3'"
     )
 
@@ -309,7 +309,7 @@ def _obituary(code: int, request: Request) -> str:
     if code != -signal.SIGABRT:
         advice = "that is a fault in llama.cpp"
     if request.settings.repack:
-        advice = "its repacked kernels crash on some CPUs; run again without --repack"
+        advice = "its repacked kernels crash on some CPUs; run again without repack=on"
     return f"llama.cpp died of {_cause(code)}: {advice}"
 
 

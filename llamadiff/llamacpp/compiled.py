@@ -58,7 +58,7 @@ class Compiled(Library):
         return structure_at(places)
 
     def load(self, path: bytes, loading: Loading) -> Handle:
-        return self.lib.shim_model(path, loading.gpu_layers, loading.repack, loading.vocab_only, loading.device)
+        return self.lib.shim_model(path, loading.layers, loading.repack, loading.vocab_only, loading.device)
 
     def context(self, model: Handle, room: Room, observe: Observe | None) -> Handle:
         self.callback = OBSERVE(observe) if observe is not None else OBSERVE()  # kept alive with the context

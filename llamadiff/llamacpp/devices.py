@@ -22,7 +22,7 @@ def named(library: Library, name: str) -> Device:
         if device.name.lower() == name.lower():
             return device
     there = ", ".join(f"{device.name} ({device.description})" for device in devices) or "none"
-    raise UserError(f"--device {name}: this llama.cpp has no such device; it has {there}")
+    raise UserError(f"device={name}: this llama.cpp has no such device; it has {there}")
 
 
 def _behind(library: Library, server: str) -> Device:
@@ -34,13 +34,13 @@ def _behind(library: Library, server: str) -> Device:
     backend = lib.ggml_backend_reg_by_name(b"RPC")
     add = lib.ggml_backend_reg_get_proc_address(backend, b"ggml_backend_rpc_add_server") if backend else None
     if not add:
-        raise UserError(f"--device {RPC}{server}: this llama.cpp has no RPC backend; build it with -DGGML_RPC=ON")
+        raise UserError(f"device={RPC}{server}: this llama.cpp has no RPC backend; build it with -DGGML_RPC=ON")
     _check_answers(server)
     registry = ctypes.CFUNCTYPE(Address, ctypes.c_char_p)(add)(server.encode())
     lib.ggml_backend_reg_dev_count.restype, lib.ggml_backend_reg_dev_count.argtypes = ctypes.c_size_t, [Address]
     lib.ggml_backend_reg_dev_get.restype, lib.ggml_backend_reg_dev_get.argtypes = Address, [Address, ctypes.c_size_t]
     if not registry or not lib.ggml_backend_reg_dev_count(registry):
-        raise UserError(f"--device {RPC}{server}: the server there has no device; start rpc-server of the same version")
+        raise UserError(f"device={RPC}{server}: the server there has no device; start rpc-server of the same version")
     return library.device(lib.ggml_backend_reg_dev_get(registry, 0))
 
 
@@ -48,10 +48,10 @@ def _check_answers(server: str) -> None:
     """Raise UserError where nothing listens: llama.cpp would abort."""
     host, _, port = server.rpartition(":")
     if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port[:6]) < 1 << 16:
-        raise UserError(f"--device {RPC}{server}: expected {RPC}HOST:PORT, such as {RPC}127.0.0.1:50052")
+        raise UserError(f"device={RPC}{server}: expected {RPC}HOST:PORT, such as {RPC}127.0.0.1:50052")
     try:
         socket.create_connection((host, int(port)), PATIENCE).close()
     except OSError as error:
         raise UserError(
-            f"--device {RPC}{server}: nothing answers there ({error.strerror or error}); start rpc-server first"
+            f"device={RPC}{server}: nothing answers there ({error.strerror or error}); start rpc-server first"
         ) from None

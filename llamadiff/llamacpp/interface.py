@@ -57,9 +57,12 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments; llama
 
 @dataclass(frozen=True)
 class Loading:
-    """How a model is loaded. ``device``: the address of the one that takes its layers; None: llama.cpp chooses."""
+    """How a model is loaded. ``layers`` are put on a GPU.
 
-    gpu_layers: int = 0
+    ``device``: the address of the one that takes its layers; None: llama.cpp chooses.
+    """
+
+    layers: int = 0
     repack: bool = False
     vocab_only: bool = False
     device: int | None = None

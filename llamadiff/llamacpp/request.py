@@ -12,6 +12,11 @@ from llamadiff.numerics.types import CACHE_TYPES
 RUNNER = "LLAMADIFF_RUNNER"  # in the environment: the runner, where none is given
 LONG = 256  # tokens; of longer prompts, what grows as their square is not recorded, and the free run is short
 SCORES = ("kq-", "kq_soft_max-")  # taps that grow as the square of the tokens
+WORDS = {  # settings worth a word, and the value of each that is not
+    "type_k": ("F32", "K cache {}"), "type_v": ("F32", "V cache {}"), "flash_attn": ("False", "flash attention"),
+    "repack": ("False", "repacked weights"), "gpu_layers": ("0", "{} layers on the GPU"),
+    "device": ("", "layers on {}"),
+}  # fmt: skip
 TOKENIZING = "tokenizing the prompt"  # what llama.cpp is said to do meanwhile: it may die of a prompt
 
 
@@ -57,11 +62,19 @@ class Settings:
         return said
 
     @classmethod
-    def stated(cls, said: object) -> Settings:
-        """Those that a trace states of how values were made; the defaults for what it leaves out."""
+    def stated(cls, said: object, whole: bool = False) -> Settings:
+        """Those that a trace states of how values were made; the defaults for what it leaves out.
+
+        ``whole``: and of where they were.
+        """
         said = said if isinstance(said, dict) else {}
         k, v = (kind if kind in CACHE_TYPES else "F32" for kind in (said.get("type_k"), said.get("type_v")))
-        return cls(k, v, said.get("flash_attn") is True)
+        made, count = cls(k, v, said.get("flash_attn") is True), said.get("gpu_layers")
+        if not whole:
+            return made
+        return replace(
+            made, gpu_layers=count if type(count) is int and count > 0 else 0, repack=said.get("repack") is True
+        )
 
 
 @dataclass(frozen=True)
@@ -163,7 +176,7 @@ def no_tap_fits(request: Request) -> str:
     """That ``patterns`` and ``layers`` leave nothing."""
     of = "" if request.layers is None else " of these layers"
     name = request.model_info["file"]
-    return f"no tap{of} fits --taps {' '.join(request.patterns)}; llamadiff taps {name} lists them"
+    return f"no tap{of} fits --only {' '.join(request.patterns)}; llamadiff taps {name} lists them"
 
 
 Say = Callable[..., None]

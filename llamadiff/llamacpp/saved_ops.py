@@ -36,7 +36,7 @@ def run_saved(paths: Sequence[Path], settings: Settings, progress: Progress = si
 
     with Child(settings) as child:
         if child.runner and child.ask(Request(""), silent)["order"] != sys.byteorder:
-            raise UserError(f"--runner {child.runner}: its bytes are in another order than those that were saved")
+            raise UserError(f"runner={child.runner}: its bytes are in another order than those that were saved")
         device = child.ask(request, progress, hear)["device"]
     return found, device
 

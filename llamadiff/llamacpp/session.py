@@ -62,7 +62,7 @@ def load(library: Library, request: Request) -> Handle:
         settings, device = replace(settings, gpu_layers=0), None
     if settings.gpu_layers and not library.lib.llama_supports_gpu_offload():
         raise UserError(
-            f"--gpu-layers {settings.gpu_layers}: this llama.cpp was built without a GPU backend, or finds no GPU; "
+            f"gpu_layers={settings.gpu_layers}: this llama.cpp was built without a GPU backend, or finds no GPU; "
             "leave it out, or build llama-cpp-python for your GPU (CMAKE_ARGS=-DGGML_CUDA=on)"
         )
     address = device.address if device is not None else None

@@ -66,9 +66,9 @@ def started_by(runner: str, *words: str) -> tuple[list[str], bytes]:
     try:
         parts = shlex.split(runner)
     except ValueError as error:
-        raise UserError(f"--runner {runner}: is no command ({error})") from None
+        raise UserError(f"runner={runner}: is no command ({error})") from None
     if not parts:
-        raise UserError("--runner: is empty; give the words that start a Python, such as 'docker exec -i box python3'")
+        raise UserError("runner=: is empty; give the words that start a Python, such as 'docker exec -i box python3'")
     sources = {"begin": _BEGIN, "words": words, "modules": _sources(), "files": _files()}
     sent = json.dumps(sources).encode()
     code = _READ.format(count=len(sent))

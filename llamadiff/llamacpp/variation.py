@@ -1,8 +1,8 @@
-"""llama.cpp run in another way: ``llama.cpp:KEY=VALUE,...`` as a change of a request of the same tokens."""
+"""llama.cpp's settings in words, ``KEY=VALUE,...``: of ``--llama-cpp``, of a candidate ``llama.cpp:...``, a sweep's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,24 @@ from llamadiff.numerics.types import CACHE_TYPES
 from llamadiff.system.errors import UserError
 
 PREFIX = "llama.cpp:"
+OPTION = "--llama-cpp "
 Changes = Mapping[str, Any]  # of fields of Settings and of Way
+
+
+def settings_of(parts: Iterable[str], of: str = OPTION) -> Settings:
+    """Settings from words of this grammar; a word without = is a build's directory.
+
+    Raises UserError for what is no setting, or no value of one; it begins with ``of``.
+    """
+    changes: dict[str, Any] = {}
+    for part in parts:
+        if "=" not in part:
+            changes |= _folder(part)
+            continue
+        words = [part] if part.startswith("runner=") else part.split(",")  # a command may have commas
+        for word in filter(None, map(str.strip, words)):
+            changes |= _read(word, SETTINGS, of)
+    return replace(Settings(), **changes)
 
 
 def varied(request: Request, spec: str) -> Request:
@@ -22,7 +39,7 @@ def varied(request: Request, spec: str) -> Request:
     """
     changes: dict[str, Any] = {}
     for part in filter(None, map(str.strip, spec.removeprefix(PREFIX).split(","))):
-        changes |= _read(part)
+        changes |= _read(part, KEYS, PREFIX)
     settings, way = (
         {field.name: changes[field.name] for field in fields(kind) if field.name in changes} for kind in (Settings, Way)
     )
@@ -40,15 +57,15 @@ def _check_together(spec: str, way: Way, changes: Changes) -> None:
         raise UserError(f"{spec}: several sequences are run in one go; leave out batch and ubatch")
 
 
-def _read(part: str) -> Changes:
+def _read(part: str, keys: Mapping[str, Callable[[str], Changes]], of: str) -> Changes:
     key, equals, value = (word.strip() for word in part.partition("="))
-    reader = KEYS.get(key.lower())
+    reader = keys.get(key.lower().replace("-", "_"))
     if reader is None or not equals:
-        raise UserError(f"{PREFIX}{part}: expected KEY=VALUE, with a key of {', '.join(KEYS)}")
+        raise UserError(f"{of}{part}: expected KEY=VALUE, with a key of {', '.join(keys)}")
     try:
         return reader(value)
     except ValueError as error:
-        raise UserError(f"{PREFIX}{part}: expected {error}") from None
+        raise UserError(f"{of}{part}: expected {error}") from None
 
 
 def _types(*names: str) -> Callable[[str], Changes]:
@@ -69,10 +86,10 @@ def _flag(name: str) -> Callable[[str], Changes]:
     return read
 
 
-def _count(name: str, most: int) -> Callable[[str], Changes]:
+def _count(name: str, least: int, most: int) -> Callable[[str], Changes]:
     def read(value: str) -> Changes:
-        if not value.isascii() or not value.isdecimal() or not 1 <= int(value[:12]) <= most:
-            raise ValueError(f"a whole number from 1 to {most}")
+        if not value.isascii() or not value.isdecimal() or not least <= int(value[:12]) <= most:
+            raise ValueError(f"a whole number from {least} to {most}")
         return {name: int(value)}
 
     return read
@@ -82,10 +99,14 @@ def _folder(value: str) -> Changes:
     return {"llama_cpp": str(Path(value).expanduser())}
 
 
-KEYS: Mapping[str, Callable[[str], Changes]] = {
+SETTINGS: Mapping[str, Callable[[str], Changes]] = {
     "kv": _types("type_k", "type_v"), "type_k": _types("type_k"), "type_v": _types("type_v"),
-    "flash_attn": _flag("flash_attn"), "repack": _flag("repack"), "threads": _count("threads", 512),
-    "batch": _count("batch", 1 << 20), "ubatch": _count("ubatch", 1 << 20), "sequences": _count("sequences", 8),
-    "used": _flag("used"), "callback": _flag("callback"), "device": lambda name: {"device": name},
-    "gpu_layers": _count("gpu_layers", 9999), "dir": _folder,
+    "flash_attn": _flag("flash_attn"), "repack": _flag("repack"), "threads": _count("threads", 0, 512),
+    "gpu_layers": _count("gpu_layers", 0, 9999), "device": lambda name: {"device": name}, "dir": _folder,
+    "runner": lambda words: {"runner": words},
+}  # fmt: skip
+KEYS: Mapping[str, Callable[[str], Changes]] = {
+    **{key: reader for key, reader in SETTINGS.items() if key != "runner"},
+    "batch": _count("batch", 1, 1 << 20), "ubatch": _count("ubatch", 1, 1 << 20),
+    "sequences": _count("sequences", 1, 8), "used": _flag("used"), "callback": _flag("callback"),
 }  # fmt: skip

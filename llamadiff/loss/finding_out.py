@@ -38,9 +38,9 @@ class Passed:
 
 def loss_of(good: ModelFile, other: ModelFile, run: Passed, damaged: Sequence[str], how: How) -> Loss:
     """What the other file's types cost. ``damaged`` are tensors that are known to be wrong. Raises UserError."""
-    on_device, costing = bool(run.settings.gpu_layers or run.settings.device not in ("", "CPU")), how.costing
+    on_device, costing = run.settings.on_device, how.costing
     if on_device and costing.spend:
-        raise UserError("--spend: finer types are tried on the CPU alone; leave out --gpu-layers and --device")
+        raise UserError("--spend: finer types are tried on the CPU alone; leave out what puts layers elsewhere")
     pair = FilePair(str(good.path), str(other.path), replace(run.settings, repack=False))  # tensors change places
     material = Material(text=costing.text) if costing.text is not None else Material(run.tokens)
     types, kind = {} if on_device else honest_types(good, other), file_type(other)

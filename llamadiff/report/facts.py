@@ -9,16 +9,8 @@ from typing import Any
 from llamadiff.comparison.logits import Logits, TopToken
 from llamadiff.comparison.result import Comparison
 from llamadiff.diagnose.diagnosis import Diagnosis
+from llamadiff.llamacpp.request import WORDS
 
-# Settings worth a word, and the value of each that is not.
-_USUAL = {
-    "type_k": ("F32", "K cache {}"),
-    "type_v": ("F32", "V cache {}"),
-    "flash_attn": ("False", "flash attention"),
-    "repack": ("False", "repacked weights"),
-    "gpu_layers": ("0", "{} layers on the GPU"),
-    "device": ("", "layers on {}"),
-}
 _OWN = 5  # of the candidate's first tokens
 _SIZES = (("embd", "embd {}"), ("heads", "{} heads"), ("kv_heads", "{} kv"))
 
@@ -40,7 +32,7 @@ def side_facts(producer: Mapping[str, Any], full: bool) -> list[str]:
     facts = [str(producer["version"])] if producer.get("version") and full else []
     facts += [_machine(producer)] if producer.get("machine") else []
     settings = producer.get("settings")
-    for key, (usual, words) in _USUAL.items():
+    for key, (usual, words) in WORDS.items():
         value = settings.get(key) if isinstance(settings, Mapping) else None
         if value is not None and str(value).upper() != usual.upper():
             facts.append(words.format(value))

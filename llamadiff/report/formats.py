@@ -29,24 +29,26 @@ class About:
 
 @dataclass(frozen=True)
 class Format:
-    """``name`` is that of the option: ``json`` of ``--json``. ``writer`` names a function, ``module:function``.
+    """``name`` is its word in ``-o json:FILE``, and ``endings`` those of files that are written in it.
 
-    It is given a Comparison and an About, and returns text. ``of_several`` is given pairs of a path and a Comparison,
-    and an About: None where a format cannot tell of several traces that were checked. ``also`` names an environment
-    variable: where it names a file, the text is put at that file's end too. ``pictures``: it shows what is kept only
-    where it is asked for (``How.pictures``).
+    ``writer`` names a function, ``module:function``, which is given a result and an About, and returns text.
+    ``of_several`` is given pairs of a path and a Comparison, and an About: None where a format cannot tell of several
+    traces that were checked. ``also`` names an environment variable: where it names a file, the text is put at that
+    file's end too. ``pictures``: it shows what is kept only where it is asked for (``How.pictures``). ``plain``: its
+    writer is given the result alone.
     """
 
     name: str
-    help: str
+    endings: tuple[str, ...]
     writer: str
     of_several: str | None = None
     also: str | None = None
     pictures: bool = False
+    plain: bool = False
 
-    def text(self, comparison: Comparison, about: About) -> str:
+    def text(self, result: Any, about: About) -> str:
         """One report."""
-        written: str = _function(self.writer)(comparison, about)
+        written: str = _function(self.writer)(result, *(() if self.plain else (about,)))
         return written
 
     def text_of(self, results: Sequence[tuple[Path, Comparison]], about: About) -> str:
@@ -57,27 +59,29 @@ class Format:
 
 
 FORMATS = (
+    Format("json", (".json",), "json:to_json", of_several="json:checks_to_json"),
+    Format("json-full", (), "json:to_full_json", of_several="json:checks_to_full_json"),  # every token's error too
+    Format("csv", (".csv",), "csv:to_csv"),
+    Format("junit", (".xml",), "junit:to_junit", of_several="junit:checks_to_junit"),
     Format(
-        "json", "The report as JSON, to a file, or - for standard output.",
-        "json:to_json", of_several="json:checks_to_json",
+        "markdown", (".md", ".markdown"), "markdown:to_markdown", of_several="markdown:checks_to_markdown",
+        also="GITHUB_STEP_SUMMARY",
     ),
-    Format(
-        "json-full", "The same with the error of every token.",
-        "json:to_full_json", of_several="json:checks_to_full_json",
-    ),
-    Format("csv", "The table of taps as CSV, to a file or -.", "csv:to_csv"),
-    Format(
-        "junit", "The verdict as JUnit XML, to a file or -.", "junit:to_junit", of_several="junit:checks_to_junit",
-    ),
-    Format(
-        "markdown", "A block for a GitHub issue, to a file or -; added to $GITHUB_STEP_SUMMARY too.",
-        "markdown:to_markdown", of_several="markdown:checks_to_markdown", also="GITHUB_STEP_SUMMARY",
-    ),
-    Format(
-        "html", "A page to look at: the map of taps, close-ups, curves, logits; to a file or -.",
-        "html.page:to_html", of_several="html.page:checks_to_html", pictures=True,
-    ),
+    Format("html", (".html",), "html.page:to_html", of_several="html.page:checks_to_html", pictures=True),
 )  # fmt: skip
+OF_SEVERAL = tuple(form for form in FORMATS if form.of_several is not None)
+OF_PORT = (Format("json", (".json",), "port:as_json", plain=True),)
+OF_VARIANTS = (
+    Format("json", (".json",), "variants:as_json", plain=True),
+    *(form for form in OF_SEVERAL if not form.name.startswith("json")),
+)
+OF_SWEEP = (Format("markdown", (".md", ".markdown"), "sweep:sweep_to_markdown", plain=True),)
+OF_OPS = (Format("markdown", (".md", ".markdown"), "op_runs:to_markdown"),)
+OF_WEIGHTS = (
+    Format("json", (".json",), "weights_files:weights_to_json", plain=True),
+    Format("csv", (".csv",), "weights_files:weights_to_csv", plain=True),
+    Format("markdown", (".md", ".markdown"), "weights_files:weights_to_markdown", plain=True),
+)
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -64,6 +64,11 @@ def _object(reports: Mapping[str, Any]) -> str:
     return json.dumps(reports, indent=1, ensure_ascii=False) + "\n"
 
 
+def in_json(entries: Mapping[str, Any]) -> str:
+    """Any report's entries, with what ``finite`` makes of them."""
+    return json.dumps(finite(entries), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
 def _entries(report: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(f"{_text(key)}: {_lines(value)}" for key, value in report.items()) + "\n}\n"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from llamadiff.port.places import Apart
 from llamadiff.port.run import KERNELS, Port
 from llamadiff.port.sides import GRAPH, MODEL
 from llamadiff.port.torch_ops import CodeLine
+from llamadiff.report.json import in_json
 from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.styles import style_of
 
@@ -113,13 +113,13 @@ def as_json(found: Port) -> str:
         "code": found.code, "tokens": [{"id": token, "text": text} for token, text in found.tokens],
         "baseline": dict(found.baseline),
         "nodes": {"all": found.lineup.nodes, "aligned": found.lineup.aligned, "inside": found.lineup.inside},
-        "logits": _number(found.logits), "own_logits": _number(found.own),
+        "logits": found.logits, "own_logits": found.own,
         "quantized": list(found.quantized), "mended": list(found.lineup.mended),
         "steps": None if found.steps is None else {"verdict": found.steps.verdict, "headline": found.steps.headline},
         "keys": list(found.keys), "unsaid": dict(found.unsaid), "third_opinion": found.opinion,
         "places": [_place(place) for place in found.places],
     }  # fmt: skip
-    return json.dumps(about, indent=1) + "\n"
+    return in_json(about)
 
 
 def _place(place: Apart) -> dict[str, Any]:
@@ -127,16 +127,12 @@ def _place(place: Apart) -> dict[str, Any]:
     return {
         "op": place.op, "side": place.side,
         "nodes": [name_of(node) for node in place.nodes], "layers": list(place.layers),
-        "nmse": _number(place.error),
+        "nmse": place.error,
         "says": place.says, "line": _line(place.line), "reads": [_line(line) for line in place.reads],
         "code": [_line(line) for line in place.code],
-        "cause": None if cause is None else {"name": cause.name, "nmse": _number(cause.nmse), "source": cause.source},
+        "cause": None if cause is None else {"name": cause.name, "nmse": cause.nmse, "source": cause.source},
     }  # fmt: skip
 
 
 def _line(line: CodeLine | None) -> dict[str, Any] | None:
     return None if line is None else {"file": line.file, "number": line.number, "text": line.text}
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

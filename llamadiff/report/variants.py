@@ -13,6 +13,7 @@ from rich.text import Text
 
 from llamadiff.comparison.variants import DEFAULT, Variant, Variants
 from llamadiff.numerics import tolerances
+from llamadiff.report.json import in_json
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.styles import style_of
@@ -118,7 +119,7 @@ def as_json(found: Variants) -> str:
         "tokens": [{"id": token, "text": text} for token, text in found.tokens],
         "baseline": dict(found.baseline), "variants": [_row(row) for row in found.rows],
     }  # fmt: skip
-    return json.dumps(about, indent=1) + "\n"
+    return in_json(about)
 
 
 def _row(row: Variant) -> dict[str, Any]:
@@ -127,12 +128,8 @@ def _row(row: Variant) -> dict[str, Any]:
     return {
         "variant": row.name, "candidate": None if row.name == DEFAULT else row.candidate, "verdict": row.verdict,
         "seconds": row.seconds, "judged": row.judged, "wrong": list(row.wrong), "headline": row.headline or None,
-        "leaves": row.leaves, "ratio_to_noise": _number(row.ratio),
-        "kl": _number(logits.kl) if logits is not None else None,
+        "leaves": row.leaves, "ratio_to_noise": row.ratio,
+        "kl": logits.kl if logits is not None else None,
         "top1_agree": logits.top1_agree if logits is not None else None,
         "first": None if top is None else {"id": top.id, "text": top.text}, "failed": row.failed or None,
     }  # fmt: skip
-
-
-def _number(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

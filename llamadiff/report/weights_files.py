@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from typing import Any
 
 from llamadiff.report.github import prose, table
+from llamadiff.report.json import in_json
 from llamadiff.weights.result import TensorRow, WeightReport
 
 SCHEMA = "llamadiff.weights/1"
@@ -25,7 +23,7 @@ def weights_to_json(report: WeightReport) -> str:
         "other": report.other, "findings": report.findings, "suspicions": report.suspicions, "notes": report.notes,
         "unchecked": report.unchecked, "tensors": [_row(row) for row in report.rows], "timing": report.timing,
     }  # fmt: skip
-    return json.dumps(_plain(entries), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return in_json(entries)
 
 
 def _row(row: TensorRow) -> dict[str, Any]:
@@ -33,16 +31,6 @@ def _row(row: TensorRow) -> dict[str, Any]:
     if row.distance is not None:
         values["distance"]["snr"] = row.distance.snr
     return values
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    return {str(key): _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def weights_to_csv(report: WeightReport) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.llamacpp.request import Settings
+from llamadiff.llamacpp.variation import settings_of
 from llamadiff.numerics import tolerances
-from llamadiff.sweep.plan import SweepCase
+from llamadiff.sweep.plan import SweepCase, settings_in_words
 from llamadiff.system.errors import DiedError, UserError
 from llamadiff.system.exits import reason
 
@@ -68,9 +68,8 @@ def row_of(case: SweepCase, **found: Any) -> SweepRow:
 def _judged(case: SweepCase, threads: int) -> dict[str, Any]:
     from llamadiff.comparison import verbs
 
-    given = {"threads": threads} | {key: value for key, value in case.settings.items() if key != "kv_type"}
-    kv = str(case.settings.get("kv_type", "f32")).upper()
-    run = Run(case.prompt, chat=case.chat, n_predict=case.n_predict, settings=Settings(kv, kv, **given))
+    settings = settings_of([f"threads={threads}", *settings_in_words(case.settings)])
+    run = Run(case.prompt, chat=case.chat, n_predict=case.n_predict, settings=settings)
     result = verbs.compare(case.model, run, case.candidate or None, How(timeout=case.timeout))
     own = [(row.local.nmse, row.tap) for row in result.rows if row.local is not None and math.isfinite(row.local.nmse)]
     worst, tap = max(own, default=(math.nan, ""))

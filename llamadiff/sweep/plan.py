@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from llamadiff.candidates.gguf_file import is_model_file
-from llamadiff.numerics.types import CACHE_TYPES
+from llamadiff.llamacpp.variation import settings_of
 from llamadiff.system.errors import UserError
 from llamadiff.system.stated import brief, read_toml
 
 MOST = 100_000  # cases
 LISTS = ("models", "prompts", "candidates", "settings")
+KV_TYPE, KV = "kv_type", "kv"  # what sweeps call the types of both caches, and --llama-cpp does
 SINGLE: Mapping[str, tuple[type, ...]] = {"n_predict": (int,), "chat": (bool,), "timeout": (int, float)}
-SETTINGS: Mapping[str, type] = {
-    "kv_type": str, "flash_attn": bool, "gpu_layers": int, "repack": bool, "threads": int, "device": str,
-    "n_predict": int,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,14 +92,15 @@ def _check_settings(where: str, entry: Any) -> None:
     if not isinstance(entry, dict):
         raise UserError(f"{where}: {brief(entry)}: expected a table such as {{ flash_attn = true }}")
     for key, value in entry.items():
-        kind = SETTINGS.get(key)
-        if kind is None:
-            raise UserError(f"{where}: {key[:40]} is no setting; there are {', '.join(SETTINGS)}")
-        if not _is_a(value, (kind,)):
-            raise UserError(f"{where}: {key} = {brief(value)}: expected {kind.__name__}")
-    kv = entry.get("kv_type")
-    if kv is not None and kv.upper() not in CACHE_TYPES:
-        raise UserError(f"{where}: kv_type = {brief(kv)}: expected one of {', '.join(map(str.lower, CACHE_TYPES))}")
+        if not isinstance(value, (str, bool, int)) or (key == "n_predict" and not _is_a(value, (int,))):
+            raise UserError(f"{where}: {key[:40]} = {brief(value)}: expected text, a whole number, or true or false")
+    settings_of(settings_in_words(entry), f"{where}: ")
+
+
+def settings_in_words(entry: Mapping[str, Any]) -> list[str]:
+    """A table of settings in the words of ``--llama-cpp``."""
+    said = ((KV if key == KV_TYPE else key, value) for key, value in entry.items() if key != "n_predict")
+    return [f"{key}={('off', 'on')[value] if isinstance(value, bool) else value}" for key, value in said]
 
 
 def _cases(path: Path, data: Mapping[str, Any]) -> Iterator[SweepCase]:

@@ -17,7 +17,7 @@ STANDARD_OUTPUT = "-"
 def refuse_collisions(reads: Iterable[Named], writes: Iterable[Named]) -> None:
     """Raise UserError if a file that is written is one that is read, or is written twice; links are seen through.
 
-    ``reads`` are such as ("the candidate", path), ``writes`` such as ("--json", path).
+    ``reads`` are such as ("the candidate", path), ``writes`` such as ("-o", path).
     """
     taken: dict[Hashable, tuple[str, Path, str]] = {}
     for words, path in _files(reads):
@@ -35,7 +35,7 @@ def refuse_collisions(reads: Iterable[Named], writes: Iterable[Named]) -> None:
         taken |= dict.fromkeys(places, (f"what {words} writes too", path, ""))
 
 
-def saved(folder: str | os.PathLike[str] | None, words: str = "--save") -> Iterator[Named]:
+def saved(folder: str | os.PathLike[str] | None, words: str = "-o") -> Iterator[Named]:
     """The files that a comparison keeps."""
     if folder is not None:
         yield from ((words, Path(folder) / name) for name in ("baseline.safetensors", "engine.safetensors"))

@@ -20,8 +20,9 @@ from llamadiff.candidates.map_file import load_map
 from llamadiff.candidates.opening import resolve, source_of
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
 from llamadiff.engines.reference_model import Model
+from llamadiff.engines.run_spec import How
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.numerics.halves import round_bf16
@@ -104,7 +105,7 @@ FORMS = (as_trace, as_npy, as_npz, as_f32, as_f16, as_bf16, as_text, as_command)
 
 def judged(spec, path, baseline, mapping="llama.cpp", timeout=20.0, partial=False):
     context = Context(Model(path), TOKENS, len(TOKENS), load_map(mapping), timeout)
-    return diff(baseline, resolve(str(spec), context), path, partial=partial)
+    return diff(baseline, resolve(str(spec), context), path, how=How(partial=partial))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)

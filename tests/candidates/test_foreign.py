@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from llamadiff import Trace, UserError, compare, diff
 from llamadiff.candidates.reference import record
+from llamadiff.engines.run_spec import How
 from llamadiff.numerics.transposes import transpose_to
 from llamadiff.trace.metadata import KEY
 
@@ -34,7 +35,7 @@ def saved(path, arrays, tokens=True):
 
 def told(candidate, small_model, **options):
     with pytest.raises(UserError) as caught:
-        compare(small_model(), tokens=TOKENS, candidate=str(candidate), partial=True, **options)
+        compare(small_model(), TOKENS, candidate=str(candidate), how=How(partial=True, **options))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -42,7 +43,7 @@ def told(candidate, small_model, **options):
 @pytest.mark.parametrize("tokens", [True, False], ids=["stated", "not stated"])
 def test_a_batch_of_one_is_accepted_in_a_trace(tokens, right, small_model, tmp_path):
     path = saved(tmp_path / "t.safetensors", {name: x[None] for name, x in right.items()}, tokens)
-    result = compare(small_model(), tokens=TOKENS, candidate=str(path))
+    result = compare(small_model(), TOKENS, candidate=str(path))
     assert result.verdict == "match"
     assert len(result.rows) == len(right)
 
@@ -67,7 +68,7 @@ def test_built_in_maps_take_both(batch, right, small_model, tmp_path):
     names = {"model.layers.0.mlp.gate_proj": "ffn_gate-0", "model.layers.1.mlp.down_proj (input)": "ffn_swiglu-1"}
     arrays = {name: right[tap][None] if batch else right[tap] for name, tap in names.items()}
     path = str(saved(tmp_path / "t.safetensors", arrays))
-    result = compare(small_model(), candidate=path, name_map="hf", partial=True)
+    result = compare(small_model(), candidate=path, how=How(name_map="hf", partial=True))
     assert [row.tap for row in result.rows] == ["ffn_gate-0", "ffn_swiglu-1"]
     assert result.verdict in ("match", "noise")
 
@@ -93,7 +94,7 @@ def test_a_transpose_that_fits_is_said(right, small_model, tmp_path):
     assert "x.transpose(1, 0, 2) makes it so" in message
     assert 'axes = "head token dim" would fit' in message
     trace = saved(tmp_path / "t.safetensors", {"Qcur_rope-0": moved})
-    result = compare(small_model(), candidate=trace, partial=True)
+    result = compare(small_model(), candidate=trace, how=How(partial=True))
     assert (result.verdict, "x.transpose(1, 0, 2) makes it so" in result.summary) == ("wrong", True)
 
 

@@ -51,7 +51,7 @@ def compared(folder, lines, *options, model=MODEL):
     """The command's report of such a log, and its exit code."""
     (folder / "engine.log").write_text("\n".join(lines), encoding="utf-8")
     words = ["compare", model, "--tokens", ",".join(map(str, TOKENS)), "--candidate", folder / "engine.log"]
-    done = run(*words, "--json", "-", *options)
+    done = run(*words, "-o", "json:-", *options)
     assert done.stdout, done.stderr
     return json.loads(done.stdout), done.returncode
 
@@ -207,7 +207,7 @@ def test_a_map_translates_the_names_of_a_log(runs, tmp_path):
 @pytest.mark.slow
 def test_the_tokens_of_a_log_are_run(runs, tmp_path):
     (tmp_path / "e.log").write_text("\n".join([f"tokens: {list(TOKENS)}", *firsts(runs["right"])]), encoding="utf-8")
-    done = run("compare", MODEL, "--candidate", tmp_path / "e.log", "--json", "-")
+    done = run("compare", MODEL, "--candidate", tmp_path / "e.log", "-o", "json:-")
     assert [token["id"] for token in json.loads(done.stdout)["tokens"]] == list(TOKENS)
 
 

@@ -31,9 +31,10 @@ from models import small
 from models.tokenized import with_tokenizer
 from safetensors.numpy import save_file
 
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
 from llamadiff.engines import chat_template
 from llamadiff.engines.reference_model import Model
+from llamadiff.engines.run_spec import How
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.report.json import to_json
@@ -274,7 +275,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "no prompt": (("compare", "good.gguf"), ("the prompt is empty", "--tokens")),
     "empty prompt": (("compare", "good.gguf", ""), ("the prompt is empty", "--tokens")),
     "prompt and ids": ((*COMPARE, "hi"), ("a prompt or --tokens, not both",)),
-    "ids twice": ((*COMPARE, "--tokens-file", "notes.txt"), ("--tokens or --tokens-file, not both",)),
+    "ids twice": ((*COMPARE, "--tokens", "@notes.txt"), ("notes.txt: \"hello\"",)),
     "prompt of stray bytes": (("compare", "text.gguf", "a\udcff"), ("not valid Unicode", "--tokens")),
     "letters it lacks": (
         ("compare", "text.gguf", "Ab\u00e9c \u4e2dA"),
@@ -287,24 +288,24 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "no id": (("compare", "good.gguf", "--tokens", " , "), ("no token ids given",)),
     "a word for an id": (("compare", "good.gguf", "--tokens", "1,\u00b2"), ('" is not a token id',)),
     "past the context": ((*COMPARE, "--n-predict", "254"), ("257 tokens", "context of 256")),
-    "ids file missing": (("compare", "good.gguf", "--tokens-file", "no.ids"), ("no.ids: cannot be read",)),
-    "ids file binary": (("compare", "good.gguf", "--tokens-file", "binary.ids"), ("binary.ids: is not text",)),
-    "ids file of words": (("compare", "good.gguf", "--tokens-file", "notes.txt"), ('notes.txt: "hello"',)),
-    "ids file endless": (("compare", "good.gguf", "--tokens-file", "/dev/zero"), ("/dev/zero: is a device, no",)),
-    "ids file a directory": (("compare", "good.gguf", "--tokens-file", "."), ("is a directory, no regular file",)),
-    "ids file a pipe": (("compare", "good.gguf", "--tokens-file", "pipe"), ("pipe: is a pipe that nobody writes to",)),
-    "ids file too long": (("compare", "good.gguf", "--tokens-file", "long.ids"), ("long.ids: more than 16 MiB",)),
-    "layers of words": ((*COMPARE, "--layers", "all"), ("--layers all", "0-3")),
-    "layers backwards": ((*COMPARE, "--layers", "1-0"), ("--layers 1-0",)),
-    "layers of odd digits": ((*COMPARE, "--layers", "\u00b2"), ("--layers ",)),
-    "layers beyond": ((*COMPARE, "--layers", "1-7"), ("--layers 1-7", "layers 0 to 1")),
-    "taps of nothing": ((*COMPARE, "--taps", "l_out-*", "--taps", "zzz"), ("no tap fits --taps zzz",)),
-    "taps elsewhere": ((*COMPARE, "--taps", "l_out-0", "--layers", "1"), ("no tap of these layers",)),
-    "cache of words": ((*COMPARE, "--kv-type", "f17"), ("--kv-type f17", "f32, f16")),
-    "cache llama.cpp refuses": ((*COMPARE, "--kv-type", "q8_0"), ("quantized V cache requires flash_attn",)),
-    "precision": ((*COMPARE, "--precision", "f8"), ("--precision f8", "f32, f64")),
+    "ids file missing": (("compare", "good.gguf", "--tokens", "@no.ids"), ("no.ids: cannot be read",)),
+    "ids file binary": (("compare", "good.gguf", "--tokens", "@binary.ids"), ("binary.ids: is not text",)),
+    "ids file of words": (("compare", "good.gguf", "--tokens", "@notes.txt"), ('notes.txt: "hello"',)),
+    "ids file endless": (("compare", "good.gguf", "--tokens", "@/dev/zero"), ("/dev/zero: is a device, no",)),
+    "ids file a directory": (("compare", "good.gguf", "--tokens", "@."), ("is a directory, no regular file",)),
+    "ids file a pipe": (("compare", "good.gguf", "--tokens", "@pipe"), ("pipe: is a pipe that nobody writes to",)),
+    "ids file too long": (("compare", "good.gguf", "--tokens", "@long.ids"), ("long.ids: more than 16 MiB",)),
+    "layers of words": ((*COMPARE, "--only", "all"), ("no tap fits --only all",)),
+    "layers backwards": ((*COMPARE, "--only", "1-0"), ("--only 1-0",)),
+    "layers of odd digits": ((*COMPARE, "--only", "\u00b2"), ("no tap fits --only ",)),
+    "layers beyond": ((*COMPARE, "--only", "1-7"), ("--only 1-7", "layers 0 to 1")),
+    "taps of nothing": ((*COMPARE, "--only", "l_out-*", "--only", "zzz"), ("no tap fits --only zzz",)),
+    "taps elsewhere": ((*COMPARE, "--only", "l_out-0", "--only", "1"), ("no tap of these layers",)),
+    "cache of words": ((*COMPARE, "--llama-cpp", "kv=f17"), ("--llama-cpp kv=f17", "f32, f16")),
+    "cache llama.cpp refuses": ((*COMPARE, "--llama-cpp", "kv=q8_0"), ("quantized V cache requires flash_attn",)),
+    "precision": ((*COMPARE, "--engine", "numpy:f8"), ("--engine numpy:f8", "numpy, numpy:f64, graph")),
     "fail-on": ((*COMPARE, "--fail-on", "all"), ("--fail-on all", "wrong, noise, never")),
-    "threads": ((*COMPARE, "--threads", "100000"), ("--threads", "100000")),
+    "threads": ((*COMPARE, "--llama-cpp", "threads=100000"), ("--llama-cpp", "threads=100000")),
     "n-predict": ((*COMPARE, "--n-predict", "many"), ("--n-predict", "many")),
     "unknown option": ((*COMPARE, "--colour"), ("--colour", "--help")),
     "unknown command": (("compair",), ("compair", "--help")),
@@ -323,21 +324,21 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "candidate cut": (("compare", "good.gguf", "--candidate", "cut.safetensors"), ("cut.safetensors: not a readable",)),
     "candidate of words": (
         ("compare", "good.gguf", "--candidate", "notes.txt"), ("notes.txt: the log states no token ids",)),
-    "json nowhere": ((*DIFF, "--json", "no/r.json"), ("no/r.json: cannot be written", "not a directory")),
-    "json a directory": ((*DIFF, "--json", "."), ("is a directory",)),
-    "json in a file": ((*DIFF, "--json", "notes.txt/r.json"), ("cannot be written",)),
-    "csv nowhere": ((*DIFF, "--csv", "no/r.csv"), ("no/r.csv: cannot be written",)),
-    "save in a file": ((*COMPARE, "--save", "notes.txt/kept"), ("notes.txt/kept: cannot be made",)),
-    "save on a file": ((*COMPARE, "--save", "notes.txt"), ("notes.txt: cannot be made",)),
+    "json nowhere": ((*DIFF, "-o", "json:no/r.json"), ("no/r.json: cannot be written", "not a directory")),
+    "json a directory": ((*DIFF, "-o", "json:."), ("is a directory",)),
+    "json in a file": ((*DIFF, "-o", "json:notes.txt/r.json"), ("cannot be written",)),
+    "csv nowhere": ((*DIFF, "-o", "csv:no/r.csv"), ("no/r.csv: cannot be written",)),
+    "save in a file": ((*COMPARE, "-o", "notes.txt/kept/"), ("notes.txt/kept: cannot be made",)),
+    "save on a file": ((*COMPARE, "-o", "notes.txt/"), ("notes.txt: cannot be made",)),
     "output nowhere": (("capture", "good.gguf", *IDS, "-o", "no/t.safetensors"), ("no/t.safetensors: cannot",)),
     "output a directory": (("capture", "good.gguf", *IDS, "-o", "."), ("is a directory",)),
     "output a device": (("capture", "good.gguf", *IDS, "-o", "pipe"), ("pipe: is not a regular file",)),
     "output the model": (("capture", "good.gguf", *IDS, "-o", "good.gguf"), ("good.gguf is the model",)),
-    "json the trace": ((*DIFF, "--json", "./good.safetensors"), ("good.safetensors is the baseline", "another name")),
-    "one report over the other": ((*DIFF, "--json", "r.txt", "--csv", "r.txt"), ("r.txt is what --json writes",)),
+    "json the trace": ((*DIFF, "-o", "json:./good.safetensors"), ("good.safetensors is the baseline", "another name")),
+    "one report over the other": ((*DIFF, "-o", "json:r.txt", "-o", "csv:r.txt"), ("r.txt is what -o writes",)),
     "output the ids": (
-        ("capture", "good.gguf", "--tokens-file", "notes.txt", "-o", "notes.txt"), ("notes.txt is the tokens file",)),
-    "json the model": (("diff", "good.safetensors", "good.safetensors", "--json", "good.gguf"), ("is a model",)),
+        ("capture", "good.gguf", "--tokens", "@notes.txt", "-o", "notes.txt"), ("notes.txt is the tokens file",)),
+    "json the model": (("diff", "good.safetensors", "good.safetensors", "-o", "json:good.gguf"), ("is a model",)),
     "tolerance missing": ((*DIFF, "--tolerance", "no.toml"), ("no.toml: cannot be read",)),
     "tolerance a directory": ((*DIFF, "--tolerance", "."), ("is a directory, no regular file",)),
     "tolerance endless": ((*DIFF, "--tolerance", "/dev/zero"), ("/dev/zero: is a device, no regular file",)),
@@ -650,10 +651,10 @@ def test_metadata_of_the_wrong_kind_is_refused(info: object, message: str, tmp_p
 def test_odd_but_legal_metadata_is_shown_escaped(info: object, tmp_path: Path, cli: Cli) -> None:
     path = a_trace(tmp_path / "t.safetensors", info)
     if "odd" in str(info):
-        assert json.loads(cli("diff", path, path, "--partial", "--json", "-").succeeded())["verdict"] == "match"
+        assert json.loads(cli("diff", path, path, "--partial", "-o", "json:-").succeeded())["verdict"] == "match"
         assert "\x1b" not in cli("diff", path, path, "--partial").succeeded()
     else:
-        assert diff(path, path, partial=True).verdict == "match"
+        assert diff(path, path, how=How(partial=True)).verdict == "match"
 
 
 def test_a_trace_without_taps_cannot_be_judged(files: SimpleNamespace, tmp_path: Path) -> None:
@@ -683,7 +684,7 @@ def test_values_that_are_not_finite_are_no_accident(files: SimpleNamespace, tmp_
 
 def test_a_trace_of_many_taps_needs_few_descriptors(tmp_path: Path, cli: Cli) -> None:
     path = a_trace(tmp_path / "t.safetensors", None, **{f"l_out-{i}": np.ones((3, 2), np.float32) for i in range(500)})
-    run = cli("diff", path, path, "--partial", "--json", "-", shell="ulimit -n 100")
+    run = cli("diff", path, path, "--partial", "-o", "json:-", shell="ulimit -n 100")
     assert len(json.loads(run.succeeded())["taps"]) == 500
 
 
@@ -758,7 +759,7 @@ def test_a_hostile_template_on_the_command_line(template: str, words: tuple[str,
 
 def test_a_chat_prompt_is_tokenized(cli: Cli) -> None:
     with_tokenizer(cli.folder / "m.gguf", "{{ bos_token }}{{ messages[0].content }} there")
-    tokens = json.loads(cli("compare", "m.gguf", "hello", "--chat", "--json", "-").succeeded())["tokens"]
+    tokens = json.loads(cli("compare", "m.gguf", "hello", "--chat", "-o", "json:-").succeeded())["tokens"]
     assert "".join(token["text"] for token in tokens) == "<s> hello there"
 
 
@@ -766,7 +767,7 @@ def test_a_chat_prompt_is_tokenized(cli: Cli) -> None:
 
 
 def test_a_full_disk_while_llama_cpp_runs(files: SimpleNamespace, cli: Cli) -> None:
-    for command in (("capture", "-o", cli.folder / "t.safetensors"), ("compare", "--save", "kept/here"), ("compare",)):
+    for command in (("capture", "-o", cli.folder / "t.safetensors"), ("compare", "-o", "kept/here/"), ("compare",)):
         run = cli(*command, files.model, *IDS, shell="ulimit -f 200")
         run.refused("cannot be written", "File too large", ".safetensors")
     assert not [path for path in cli.folder.iterdir() if path.name != "tmp"]
@@ -774,8 +775,8 @@ def test_a_full_disk_while_llama_cpp_runs(files: SimpleNamespace, cli: Cli) -> N
 
 def test_a_full_disk_while_a_report_is_written(files: SimpleNamespace, cli: Cli) -> None:
     (cli.folder / "r.json").write_text("what was there", encoding="utf-8")
-    for option, name in (("--json", "r.json"), ("--csv", "r.csv")):
-        run = cli("diff", files.trace, files.trace, option, name, shell="ulimit -f 2")
+    for name in ("r.json", "r.csv"):
+        run = cli("diff", files.trace, files.trace, "-o", name, shell="ulimit -f 2")
         run.refused(f"{name}: cannot be written", "File too large")
     assert [path.name for path in cli.folder.iterdir() if path.name != "tmp"] == ["r.json"]
     assert (cli.folder / "r.json").read_text("utf-8") == "what was there"
@@ -783,7 +784,7 @@ def test_a_full_disk_while_a_report_is_written(files: SimpleNamespace, cli: Cli)
 
 def test_a_full_disk_behind_standard_output(files: SimpleNamespace, cli: Cli) -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
-        for arguments in (("taps", files.model), ("diff", files.trace, files.trace, "--json", "-")):
+        for arguments in (("taps", files.model), ("diff", files.trace, files.trace, "-o", "json:-")):
             cli(*arguments, stdout=full.fileno()).refused("standard output: No space left")
 
 
@@ -806,7 +807,7 @@ def test_a_reader_that_leaves_early(files: SimpleNamespace, cli: Cli) -> None:
 
 @pytest.mark.parametrize("closed", ["exec 1>&-", "exec 2>&-", "exec 0>&- 1>&- 2>&-"])
 def test_streams_that_are_closed(closed: str, files: SimpleNamespace, cli: Cli) -> None:
-    run = cli("compare", files.model, *IDS, "--save", "kept", shell=closed)
+    run = cli("compare", files.model, *IDS, "-o", "kept/", shell=closed)
     assert (run.code, run.err, run.left) == (0, "", [])
     assert run.out.startswith("MATCH") == ("1>&-" not in closed)
     assert Trace.open(cli.folder / "kept" / "baseline.safetensors").info.tokens == TOKENS
@@ -820,7 +821,7 @@ def test_a_temporary_directory_that_is_none(files: SimpleNamespace, cli: Cli) ->
 
 def test_a_link_is_written_through(files: SimpleNamespace, cli: Cli) -> None:
     (cli.folder / "r.json").symlink_to("real.json")
-    cli("diff", files.trace, files.trace, "--json", "r.json").succeeded()
+    cli("diff", files.trace, files.trace, "-o", "json:r.json").succeeded()
     assert (cli.folder / "r.json").is_symlink()
     assert json.loads((cli.folder / "real.json").read_text("utf-8"))["verdict"] == "match"
 
@@ -959,7 +960,7 @@ def test_a_hostile_working_directory(files: SimpleNamespace, cli: Cli) -> None:
         (folder / f"{module}.py").write_text("raise SystemExit('the wrong module')", encoding="utf-8")
     folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
     bare = ("HOME", "TMPDIR", "LANG", "LC_ALL", "TERM", "PYTHONPATH")
-    run = cli("compare", "--tokens", "7", "--json", "-", "--", name, cwd=folder, unset=bare)
+    run = cli("compare", "--tokens", "7", "-o", "json:-", "--", name, cwd=folder, unset=bare)
     folder.chmod(stat.S_IRWXU)
     report = json.loads(run.succeeded())
     assert (report["verdict"], report["model"]["file"]) == ("match", name)
@@ -970,13 +971,13 @@ def test_a_hostile_working_directory(files: SimpleNamespace, cli: Cli) -> None:
 def test_a_file_name_that_is_no_text(files: SimpleNamespace, cli: Cli) -> None:
     name = b"m\xff\n.gguf"
     Path(os.fsdecode(os.path.join(os.fsencode(cli.folder), name))).write_bytes(files.model.read_bytes())
-    report = json.loads(cli("compare", name, *IDS, "--json", "-", PYTHONIOENCODING="ascii").succeeded())
+    report = json.loads(cli("compare", name, *IDS, "-o", "json:-", PYTHONIOENCODING="ascii").succeeded())
     assert report["model"]["file"] == os.fsdecode(name)
     assert r"m\udcff\n.gguf" in cli("compare", name, *IDS, PYTHONIOENCODING="ascii").succeeded()
 
 
 def test_one_letter_as_a_prompt(files: SimpleNamespace, cli: Cli) -> None:
-    run = cli("compare", "../" * 40 + str(files.folder / "text.gguf").lstrip("/"), "a", "--save", "new/kept")
+    run = cli("compare", "../" * 40 + str(files.folder / "text.gguf").lstrip("/"), "a", "-o", "new/kept/")
     assert run.succeeded().startswith("MATCH")
     kept = sorted(path.name for path in (cli.folder / "new" / "kept").iterdir())
     assert kept == ["baseline.safetensors", "engine.safetensors"]
@@ -984,15 +985,13 @@ def test_one_letter_as_a_prompt(files: SimpleNamespace, cli: Cli) -> None:
 
 def test_json_alone_on_standard_output(files: SimpleNamespace, cli: Cli) -> None:
     for command in (("diff", files.trace, files.trace), ("check", files.trace, "--model", files.model)):
-        out = cli(*command, "--json", "-").succeeded()
+        out = cli(*command, "-o", "json:-").succeeded()
         assert json.loads(out)
         assert out.startswith("{")
         assert out.endswith("}\n")
 
 
 def test_ids_from_a_pipe(files: SimpleNamespace, cli: Cli) -> None:
-    line = (
-        f"{shlex.quote(COMMAND)} compare {files.model} --tokens-file <(echo '1, 17\n5') --tolerance <(echo 'rule = []')"
-    )
+    line = f"{shlex.quote(COMMAND)} compare {files.model} --tokens @<(echo '1, 17\n5') --tolerance <(echo 'rule = []')"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, encoding="utf-8")
     assert (done.returncode, done.stderr) == (0, "")

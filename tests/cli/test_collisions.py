@@ -64,50 +64,53 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 # What is typed -> the file that would be lost.
 COLLISIONS = {
-    "compare --save, baseline": (("compare", "m.gguf", "--candidate", "d/baseline.safetensors", "--save", "d"),
+    "compare -o DIR, baseline": (("compare", "m.gguf", "--candidate", "d/baseline.safetensors", "-o", "d/"),
                                  "d/baseline.safetensors"),
-    "compare --save, engine": (("compare", "m.gguf", "--candidate", "e/engine.safetensors", "--save", "e"),
+    "compare -o DIR, engine": (("compare", "m.gguf", "--candidate", "e/engine.safetensors", "-o", "e/"),
                                "e/engine.safetensors"),
-    "compare --json candidate": (("compare", "m.gguf", "--candidate", "a.safetensors", "--json", "a.safetensors"),
+    "compare -o json, candidate": (("compare", "m.gguf", "--candidate", "a.safetensors", "-o", "json:a.safetensors"),
                                  "a.safetensors"),
-    "compare --csv tolerance": (("compare", "m.gguf", *IDS, "--tolerance", "f.toml", "--csv", "f.toml"), "f.toml"),
-    "compare --csv ids": (("compare", "m.gguf", "--tokens-file", "ids", "--csv", "ids"), "ids"),
-    "compare --json map": (
-        ("compare", "m.gguf", *IDS, "--candidate", "a.safetensors", "--map", "map.toml", "--json", "map.toml"),
+    "compare -o csv, tolerance": (("compare", "m.gguf", *IDS, "--tolerance", "f.toml", "-o", "csv:f.toml"), "f.toml"),
+    "compare -o csv, ids": (("compare", "m.gguf", "--tokens", "@ids", "-o", "csv:ids"), "ids"),
+    "compare -o json, map": (
+        ("compare", "m.gguf", *IDS, "--candidate", "a.safetensors", "--map", "map.toml", "-o", "json:map.toml"),
         "map.toml"),
-    "compare --json an array": (("compare", "m.gguf", "--candidate", "dump", "--json", "dump/embd.npy"),
+    "compare -o json, an array": (("compare", "m.gguf", "--candidate", "dump", "-o", "json:dump/embd.npy"),
                                 "dump/embd.npy"),
-    "compare --json a sidecar": (("compare", "m.gguf", "--candidate", "dump", "--json", "dump/l_out-0.json"),
+    "compare -o json, a sidecar": (("compare", "m.gguf", "--candidate", "dump", "-o", "json:dump/l_out-0.json"),
                                  "dump/l_out-0.json"),
-    "compare --csv a dump's ids": (("compare", "m.gguf", "--candidate", "dump", "--csv", "dump/tokens"), "dump/tokens"),
-    "compare --json a command": (
+    "compare -o csv, a dump's ids": (("compare", "m.gguf", "--candidate", "dump", "-o", "csv:dump/tokens"),
+                                   "dump/tokens"),
+    "compare -o json, a command": (
         ("compare", "m.gguf", *IDS, "--candidate", f"cmd: {shlex.quote(sys.executable)} engine.py {{out}}",
-         "--json", "engine.py"),
+         "-o", "json:engine.py"),
         "engine.py"),
-    "compare --csv a command's file": (
-        ("compare", "m.gguf", *IDS, "--candidate", "cmd: ./x --from=a.safetensors {out}", "--csv", "a.safetensors"),
+    "compare -o csv, a command's file": (
+        ("compare", "m.gguf", *IDS, "--candidate", "cmd: ./x --from=a.safetensors {out}", "-o", "csv:a.safetensors"),
         "a.safetensors"),
-    "compare --save beside a command": (
-        ("compare", "m.gguf", *IDS, "--candidate", "cmd: ./x d {out}", "--save", "d"), "d/baseline.safetensors"),
-    "compare --json transformers": (
-        ("compare", "m.gguf", *IDS, "--candidate", "transformers:dump", "--json", "dump/tokens"), "dump/tokens"),
-    "compare --json what --save keeps": (
-        ("compare", "m.gguf", *IDS, "--save", "e", "--json", "e/engine.safetensors"), "e/engine.safetensors"),
-    "compare one file twice": (("compare", "m.gguf", *IDS, "--json", "r.txt", "--csv", "./r.txt"), "r.txt"),
-    "standard output twice": (("diff", "a.safetensors", "b.safetensors", "--json", "-", "--csv", "-"),
+    "compare -o DIR beside a command": (
+        ("compare", "m.gguf", *IDS, "--candidate", "cmd: ./x d {out}", "-o", "d/"), "d/baseline.safetensors"),
+    "compare -o json, transformers": (
+        ("compare", "m.gguf", *IDS, "--candidate", "transformers:dump", "-o", "json:dump/tokens"), "dump/tokens"),
+    "compare -o json, what --save keeps": (
+        ("compare", "m.gguf", *IDS, "-o", "e/", "-o", "json:e/engine.safetensors"), "e/engine.safetensors"),
+    "compare one file twice": (("compare", "m.gguf", *IDS, "-o", "json:r.txt", "-o", "csv:./r.txt"), "r.txt"),
+    "standard output twice": (("diff", "a.safetensors", "b.safetensors", "-o", "json:-", "-o", "csv:-"),
                               "standard output"),
-    "capture -o ids": (("capture", "m.gguf", "--tokens-file", "ids", "-o", "ids"), "ids"),
-    "diff --json baseline": (("diff", "a.safetensors", "b.safetensors", "--json", "a.safetensors"), "a.safetensors"),
-    "diff --json candidate": (("diff", "a.safetensors", "b.safetensors", "--json", "b.safetensors"), "b.safetensors"),
-    "diff --csv candidate": (("diff", "a.safetensors", "b.safetensors", "--csv", "b.safetensors"), "b.safetensors"),
-    "diagnose --json candidate": (
-        ("diagnose", "a.safetensors", "b.safetensors", "--model", "m.gguf", "--json", "b.safetensors"),
+    "capture -o ids": (("capture", "m.gguf", "--tokens", "@ids", "-o", "ids"), "ids"),
+    "diff -o json, baseline": (("diff", "a.safetensors", "b.safetensors", "-o", "json:a.safetensors"), "a.safetensors"),
+    "diff -o json, candidate": (("diff", "a.safetensors", "b.safetensors", "-o", "json:b.safetensors"),
+                                "b.safetensors"),
+    "diff -o csv, candidate": (("diff", "a.safetensors", "b.safetensors", "-o", "csv:b.safetensors"), "b.safetensors"),
+    "diagnose -o json, candidate": (
+        ("diagnose", "a.safetensors", "b.safetensors", "--model", "m.gguf", "-o", "json:b.safetensors"),
         "b.safetensors"),
-    "check --json trace": (("check", "a.safetensors", "--model", "m.gguf", "--json", "a.safetensors"), "a.safetensors"),
-    "check --json a trace of several": (("check", "d", "e", "--model", "m.gguf", "--json", "e/engine.safetensors"),
+    "check -o json, trace": (("check", "a.safetensors", "--model", "m.gguf", "-o", "json:a.safetensors"),
+                             "a.safetensors"),
+    "check -o json, a trace of several": (("check", "d", "e", "--model", "m.gguf", "-o", "json:e/engine.safetensors"),
                                         "e/engine.safetensors"),
-    "backend --json tolerance": (("backend", "m.gguf", *IDS, "--tolerance", "f.toml", "--json", "f.toml"), "f.toml"),
-    "backend --csv ids": (("backend", "m.gguf", "--tokens-file", "ids", "--csv", "ids"), "ids"),
+    "backend -o json, tolerance": (("backend", "m.gguf", *IDS, "--tolerance", "f.toml", "-o", "json:f.toml"), "f.toml"),
+    "backend -o csv, ids": (("backend", "m.gguf", "--tokens", "@ids", "-o", "csv:ids"), "ids"),
 }  # fmt: skip
 
 
@@ -135,18 +138,18 @@ def test_links_are_seen_through(link, linked, place):
     names = ("a.safetensors", "linked.safetensors")
     read, written = names if linked == "output" else names[::-1]
     before = contents(place)
-    assert "the candidate" in refusal("diff", "b.safetensors", read, "--json", written)
-    assert "the candidate" in refusal("compare", "m.gguf", "--candidate", f"dump/../{read}", "--csv", written)
+    assert "the candidate" in refusal("diff", "b.safetensors", read, "-o", f"json:{written}")
+    assert "the candidate" in refusal("compare", "m.gguf", "--candidate", f"dump/../{read}", "-o", f"csv:{written}")
     assert contents(place) == before
 
 
 def test_links_of_directories_are_seen_through(place):
     (place / "linked").symlink_to(place / "d")
-    said = refusal("compare", "m.gguf", "--candidate", "d/baseline.safetensors", "--save", "linked")
+    said = refusal("compare", "m.gguf", "--candidate", "d/baseline.safetensors", "-o", "linked/")
     assert "linked/baseline.safetensors is the candidate" in said
     (place / "gone.json").symlink_to(place / "r.json")  # leads to nothing yet
-    said = refusal("diff", "a.safetensors", "b.safetensors", "--json", "r.json", "--csv", "gone.json")
-    assert "gone.json is what --json writes" in said
+    said = refusal("diff", "a.safetensors", "b.safetensors", "-o", "json:r.json", "-o", "csv:gone.json")
+    assert "gone.json is what -o writes" in said
 
 
 def test_what_backend_keeps_overwrites_nothing_that_it_reads(place):
@@ -168,7 +171,7 @@ def test_the_python_interface_refuses_too(place):
 
 @pytest.mark.parametrize("names", [("r.json", "r.csv"), ("/dev/null", "/dev/null"), ("r.json", "-"), ("dump/r.json",)])
 def test_outputs_of_their_own_are_written(names, place):
-    options = [word for pair in zip(("--json", "--csv"), names, strict=False) for word in pair]
+    options = [word for form, name in zip(("json", "csv"), names, strict=False) for word in ("-o", f"{form}:{name}")]
     for _ in range(2):  # the second time they are there
         assert app(["diff", "a.safetensors", "b.safetensors", *options], standalone_mode=False) == 0
     assert [
@@ -182,7 +185,7 @@ def test_a_report_in_a_dump_is_no_part_of_it(ending, place):
     (place / "d" / f"r.{ending}").write_text("{}", encoding="utf-8")
     for spec in ("dump", "cmd: ./x d {out}"):
         folder = "dump" if spec == "dump" else "d"
-        refuse_collisions(compared_files("m.gguf", spec), [("--json", f"{folder}/r.{ending}"), *saved("new")])
+        refuse_collisions(compared_files("m.gguf", spec), [("-o", f"{folder}/r.{ending}"), *saved("new")])
 
 
 # -- the candidate is read before anything is run or written --------------------------------------------------------
@@ -203,13 +206,13 @@ def test_a_candidate_that_cannot_be_read_is_said_first(ids, name, content, words
     (place / "x").mkdir()
     (place / name).write_bytes(content)
     spec = "x" if name.startswith("x/") else name
-    assert words in refusal("compare", "m.gguf", *ids, "--candidate", spec, "--save", "kept")
+    assert words in refusal("compare", "m.gguf", *ids, "--candidate", spec, "-o", "kept/")
     assert not (place / "kept").exists()
 
 
 def test_a_shape_that_does_not_fit_is_said_first(place):
     np.save(place / "dump" / "embd.npy", np.zeros((256, 3), np.float32))
-    assert "embd has shape [256, 3]" in refusal("compare", "m.gguf", "--candidate", "dump", "--save", "kept")
+    assert "embd has shape [256, 3]" in refusal("compare", "m.gguf", "--candidate", "dump", "-o", "kept/")
     assert not (place / "kept").exists()
 
 

@@ -19,6 +19,7 @@ from traces import TOKENS, save
 import llamadiff
 from llamadiff.candidates.reference import record
 from llamadiff.cli import commands
+from llamadiff.cli.renamed import in_new_names
 from llamadiff.diagnose.registry import known_bugs
 from llamadiff.llamacpp import doctor
 from llamadiff.llamacpp.doctor import BAD, NOTE, OK, Examined
@@ -50,9 +51,9 @@ def test_help_of_compare_has_panels_and_examples(flag, monkeypatch):
     assert -1 not in places
     assert places == sorted(places)
     assert "llamadiff compare model.gguf mine.safetensors" in text
-    assert "[f32|f16|bf16|q8_0|q5_0|q4_0]" in text
+    assert "kv=q8_0, flash_attn=on" in text
     assert "[wrong|noise|never]" in text
-    assert not re.search(r"--(chat|partial|flash-attn|repack|full)\s+<bool>", text)
+    assert not re.search(r"--(chat|partial|full)\s+<bool>", text)
 
 
 def test_every_command_has_help_in_a_sentence_and_most_an_example():
@@ -179,15 +180,53 @@ def test_a_dash_for_the_prompt_is_standard_input(monkeypatch):
     monkeypatch.setattr("llamadiff.cli.inputs._read_text", lambda *about: read.append(about[0]) or "Once\n")
     from llamadiff.cli.inputs import prompt_of
 
-    assert prompt_of("-", None) == "Once"
-    assert prompt_of(None, "-") == "Once"
-    assert prompt_of("Once", None) == "Once"
-    assert read == ["-", "-"]
+    assert prompt_of("-") == "Once"
+    assert prompt_of("@p.txt") == "Once"
+    assert prompt_of("Once") == "Once"
+    assert prompt_of("@@all") == "@all"
+    assert prompt_of("@") == "@"
+    assert read == ["-", "p.txt"]
 
 
 def test_a_value_that_is_none_of_a_few_is_refused_with_all_of_them(small_model):
     done = run("compare", small_model(), *IDS, "--engine", "foo")
-    assert (done.returncode, done.stderr) == (2, "llamadiff: --engine foo: expected one of numpy, graph\n")
+    assert (done.returncode, done.stderr) == (2, "llamadiff: --engine foo: expected one of numpy, numpy:f64, graph\n")
+
+
+# what an option was called
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("--kv-type q8_0 --flash-attn", "--llama-cpp kv=q8_0 --llama-cpp flash_attn=on"),
+        (
+            "--device=CUDA0 --runner x --threads 2",
+            "--llama-cpp device=CUDA0 --llama-cpp runner=x --llama-cpp threads=2",
+        ),
+        ("--explain-output --budget 60", "--explain 600 --explain 60"),
+        ("--taps l_out-* --layers 0-3 --save kept", "--only l_out-* --only 0-3 -o kept/"),
+        ("--json - --html page", "-o json:- -o html:page"),
+        ("--prompt-file p.txt --tokens-file t", "@p.txt --tokens @t"),
+        ("--precision f64 --verbose", "--engine numpy:f64 --full"),
+        ("--candidate cmd:x --full -- --json", "--candidate cmd:x --full -- --json"),
+    ],
+)
+def test_an_old_name_goes_on_and_the_new_one_is_said(old, new, capsys):
+    assert in_new_names(["compare", *old.split()]) == ["compare", *new.split()]
+    said = capsys.readouterr().err
+    assert said.count("is now") == sum(word.startswith("--") and word not in new for word in old.split())
+
+
+def test_a_command_line_with_old_names_runs(small_model, faulty):
+    done = run("compare", small_model(), faulty, "--json", "-", "--kv-type", "f32")
+    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (1, "wrong")
+    assert "--json - is now -o json:-; the old name goes with the next release" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("taps", "--json"), ("demo", "--full")])
+def test_other_commands_keep_their_words(words):
+    assert in_new_names(words) == [*words]
 
 
 # exit codes
@@ -269,16 +308,16 @@ def test_every_format_is_an_option_and_writes_a_report(form, result, small_model
     text = form.text(result, About(("llamadiff", "compare")))
     assert "Qcur_rope-0" in text
     target = tmp_path / "report"
-    done = run("compare", small_model(), faulty, f"--{form.name}", target)
+    done = run("compare", small_model(), faulty, "-o", f"{form.name}:{target}")
     assert done.returncode == 1, done.stderr
     assert "Qcur_rope-0" in target.read_text("utf-8")
-    refused = run("compare", small_model(), faulty, f"--{form.name}", faulty).stderr
-    assert f"--{form.name}: {faulty} is the candidate, which would be overwritten" in refused
+    refused = run("compare", small_model(), faulty, "-o", f"{form.name}:{faulty}").stderr
+    assert f"-o: {faulty} is the candidate, which would be overwritten" in refused
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form.of_several], ids=lambda form: form.name)
 def test_formats_of_several_traces_are_options_of_check(form, small_model, faulty):
-    done = run("check", faulty, "--model", small_model(), f"--{form.name}", "-")
+    done = run("check", faulty, "--model", small_model(), "-o", f"{form.name}:-")
     assert done.returncode == 1
     assert str(faulty) in done.stdout
     if form.name.startswith("json"):
@@ -287,12 +326,12 @@ def test_formats_of_several_traces_are_options_of_check(form, small_model, fault
 
 def test_json_says_who_wrote_it_and_how(small_model, faulty, tmp_path):
     target = tmp_path / "report.json"
-    run("compare", small_model(), faulty, "--json", target)
+    run("compare", small_model(), faulty, "-o", f"json:{target}")
     report = json.loads(target.read_text("utf-8"))
     jsonschema.validate(report, REPORT_SCHEMA)
     assert report["llamadiff"]["version"] == llamadiff.__version__
-    assert report["llamadiff"]["command"] == ["llamadiff", "compare", str(small_model()), str(faulty), "--json",
-                                              str(target)]  # fmt: skip
+    words = ["llamadiff", "compare", str(small_model()), str(faulty), "-o", f"json:{target}"]
+    assert report["llamadiff"]["command"] == words
     assert report["headline"] == "RoPE, layers 0, 1: rotates (i, i+32); this model needs (2i, 2i+1)"
     assert report["summary"] == "; ".join([report["headline"], *report["proof"]])
 

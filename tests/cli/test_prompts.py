@@ -44,18 +44,17 @@ def tokens_of(folder: Path, *args: object, given: bytes = b"") -> str:
 def test_a_prompt_is_read_from_a_file_and_from_standard_input(tmp_path):
     lettered(tmp_path / "m.gguf")
     (tmp_path / "p.txt").write_text("hello\nthere\n", encoding="utf-8")
-    assert tokens_of(tmp_path, "--prompt-file", tmp_path / "p.txt") == "<s> hello\nthere"
-    assert tokens_of(tmp_path, "--prompt-file", "-", given=b"good day\n\n") == "<s> good day\n"
+    assert tokens_of(tmp_path, f"@{tmp_path / 'p.txt'}") == "<s> hello\nthere"
+    assert tokens_of(tmp_path, "-", given=b"good day\n\n") == "<s> good day\n"
 
 
 @pytest.mark.parametrize(
     ("words", "given", "message"),
     [
-        (("hi", "--prompt-file", "-"), b"hello", "give a prompt or --prompt-file, not both"),
-        (("--prompt-file", "-"), b"\n", "--prompt-file -: is empty"),
-        (("--prompt-file", "-"), b"\xff\xfe", "standard input: is not text; expected a prompt as UTF-8 text"),
-        (("--prompt-file", "no.txt"), b"", "no.txt: cannot be read"),
-        (("--prompt-file", "/dev/zero"), b"", "/dev/zero: is a device, no regular file"),
+        (("-",), b"\n", "-: is empty"),
+        (("-",), b"\xff\xfe", "standard input: is not text; expected a prompt as UTF-8 text"),
+        (("@no.txt",), b"", "no.txt: cannot be read"),
+        (("@/dev/zero",), b"", "/dev/zero: is a device, no regular file"),
     ],
 )
 def test_what_is_no_prompt_is_refused(words, given, message, tmp_path):
@@ -69,7 +68,7 @@ def test_what_is_no_prompt_is_refused(words, given, message, tmp_path):
 def test_the_prompt_file_is_not_overwritten(tmp_path):
     lettered(tmp_path / "m.gguf")
     (tmp_path / "p.txt").write_text("hello", encoding="utf-8")
-    done = run("compare", tmp_path / "m.gguf", "--prompt-file", tmp_path / "p.txt", "--json", tmp_path / "p.txt")
+    done = run("compare", tmp_path / "m.gguf", f"@{tmp_path / 'p.txt'}", "-o", f"json:{tmp_path / 'p.txt'}")
     assert done.returncode == 2
     assert "is the prompt file" in done.stderr
     assert (tmp_path / "p.txt").read_text("utf-8") == "hello"
@@ -85,7 +84,7 @@ def test_a_templates_bos_stays_where_the_tokenizer_adds_none(tmp_path):
 
 def test_the_report_shows_the_prompt_that_was_tokenized(tmp_path):
     path = lettered(tmp_path / "m.gguf")
-    report = json.loads(run("compare", path, "hello", "--chat", "--json", "-").stdout)
+    report = json.loads(run("compare", path, "hello", "--chat", "-o", "json:-").stdout)
     assert report["prompt"] == "hello there"
 
 

@@ -142,7 +142,7 @@ def test_what_cannot_be_checked_does_not_hide_the_others(captures, small_model, 
     bad = tmp_path / "bad.safetensors"
     bad.write_bytes(b"x" * 20)
     target = tmp_path / "r.json"
-    words = ("--model", small_model(kind="Q8_0"), "--json", target, "--jobs", 1)
+    words = ("--model", small_model(kind="Q8_0"), "-o", f"json:{target}", "--jobs", 1)
     done = run("check", bad, captures / "a.safetensors", *words)
     assert done.returncode == 2
     assert done.stdout.startswith("MATCH")
@@ -289,7 +289,7 @@ def test_junit_has_a_case_for_each(captures, small_model, faulty, tmp_path):
     target = tmp_path / "r.xml"
     bad = tmp_path / "b<&>\x01.safetensors"
     bad.write_bytes(b"x" * 20)
-    run("check", captures, bad, "--model", small_model(kind="Q8_0"), "--junit", target, "--jobs", 1,
+    run("check", captures, bad, "--model", small_model(kind="Q8_0"), "-o", f"junit:{target}", "--jobs", 1,
         "--candidate", faulty("gate and up swapped"))  # fmt: skip
     suite = ET.fromstring(target.read_text("utf-8"))
     assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["3", "1", "2"]
@@ -314,7 +314,7 @@ def test_annotations_are_one_for_each_cause(captures, small_model, faulty, monke
                            "(rope-layout)::RoPE, layers 0, 1: rotates (i, i+32)")  # fmt: skip
     assert "%0Arotate the other layout" in line
     assert "::error" not in run(*words, faulty("none")).stdout
-    asked = run(*words, wrong, "--json", "-", "--annotate")
+    asked = run(*words, wrong, "-o", "json:-", "--annotate")
     assert json.loads(asked.stdout)
     assert asked.stderr.startswith("::error")
 
@@ -373,7 +373,7 @@ def test_update_says_what_changed_in_numbers(captures, small_model, tmp_path):
 
 def test_update_keeps_how_it_was_recorded(small_model, tmp_path):
     model = small_model()
-    for name, more in {"s": ["--sketch"], "d": ["--n-predict", 2], "l": ["--layers", 1, "--kv-type", "f16"]}.items():
+    for name, more in {"s": ["--sketch"], "d": ["--n-predict", 2], "l": ["--only", 1, "--llama-cpp", "kv=f16"]}.items():
         path = tmp_path / f"{name}.safetensors"
         assert run("capture", model, "--tokens", "1,17,5", *more, "-o", path).returncode == 0
         before = Trace.open(path)

@@ -12,10 +12,10 @@ from safetensors.numpy import save_file
 from llamadiff import compare
 from llamadiff.candidates.reference import record
 from llamadiff.cli.commands import app
-from llamadiff.comparison.api import check, diff
 from llamadiff.comparison.check_traces import check_each
+from llamadiff.comparison.verbs import check, diff
 from llamadiff.comparison.verbs import record as capture
-from llamadiff.engines.run_spec import USUAL, Run
+from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.report.json import to_object
 from llamadiff.trace.metadata import KEY
 from llamadiff.trace.reader import Trace
@@ -53,10 +53,10 @@ def test_what_does_not_reach_the_logits_is_unchecked(names, right, small_model, 
 
 def test_asking_for_less_is_enough(right, small_model, tmp_path):
     part = written(tmp_path / "t.safetensors", only(right, "embd", "l_out-0"))
-    assert diff(right, part, small_model(), partial=True).verdict == "match"
-    assert compare(small_model(), candidate=part, partial=True).verdict == "match"
-    assert compare(small_model(), candidate=part, patterns=("embd",)).verdict == "match"
-    assert compare(small_model(), candidate=part, layers=range(1)).verdict == "match"
+    assert diff(right, part, small_model(), how=How(partial=True)).verdict == "match"
+    assert compare(small_model(), candidate=part, how=How(partial=True)).verdict == "match"
+    assert compare(small_model(), Run(patterns=("embd",)), candidate=part).verdict == "match"
+    assert compare(small_model(), Run(layers=range(1)), candidate=part).verdict == "match"
 
 
 @pytest.mark.parametrize(("partial", "code"), [((), 2), (("--partial",), 0)])
@@ -76,17 +76,17 @@ def test_the_logits_alone_are_enough(right, small_model, tmp_path):
     for row in ("@-1", "@2"):
         (tmp_path / row).mkdir()
         np.save(tmp_path / row / f"result_output{row}.npy", right["result_output"][2])
-        result = compare(small_model(), tokens=TOKENS, candidate=tmp_path / row)
+        result = compare(small_model(), TOKENS, candidate=tmp_path / row)
         assert result.verdict in ("match", "noise")
         assert result.coverage.reached
     (tmp_path / "first").mkdir()
     np.save(tmp_path / "first" / "result_output@0.npy", right["result_output"][0])
-    result = compare(small_model(), tokens=TOKENS, candidate=tmp_path / "first")
+    result = compare(small_model(), TOKENS, candidate=tmp_path / "first")
     assert result.verdict == "unchecked"
     assert any("the last token's row" in step for step in result.next_steps)
     last = {"result_output@-1": np.array(right["result_output"][2])}
     save_file(last, tmp_path / "t.safetensors")
-    assert compare(small_model(), tokens=TOKENS, candidate=tmp_path / "t.safetensors").verdict in ("match", "noise")
+    assert compare(small_model(), TOKENS, candidate=tmp_path / "t.safetensors").verdict in ("match", "noise")
 
 
 def test_a_wrong_tap_is_wrong_whatever_was_recorded(right, small_model):
@@ -97,7 +97,7 @@ def test_a_wrong_tap_is_wrong_whatever_was_recorded(right, small_model):
 
 
 def test_llama_cpp_is_asked_for_less(small_model, tmp_path):
-    assert compare(small_model(), tokens=TOKENS, patterns=("embd",)).verdict == "match"
+    assert compare(small_model(), Run(tokens=TOKENS, patterns=("embd",))).verdict == "match"
     run = Run(tokens=TOKENS, patterns=("l_out-*",), layers=range(1, 2))
     capture(small_model(), run, tmp_path / "t.safetensors")
     trace = Trace.open(tmp_path / "t.safetensors")
@@ -105,10 +105,10 @@ def test_llama_cpp_is_asked_for_less(small_model, tmp_path):
     assert check(trace, small_model()).verdict in ("match", "noise")
     unsaid = trace.saying(type(trace.info)(trace.info.tokens, trace.info.positions, 3))
     assert check(unsaid, small_model()).verdict == "unchecked"
-    assert check(unsaid, small_model(), partial=True).verdict in ("match", "noise")
+    assert check(unsaid, small_model(), how=How(partial=True)).verdict in ("match", "noise")
     [checked] = check_each([tmp_path / "t.safetensors"], small_model(), USUAL)
     assert checked.result.verdict in ("match", "noise")
-    assert "asked" not in compare(small_model(), tokens=TOKENS).baseline
+    assert "asked" not in compare(small_model(), TOKENS).baseline
 
 
 def test_two_traces_alone_are_asked_for_the_logits_too(right):
@@ -116,7 +116,7 @@ def test_two_traces_alone_are_asked_for_the_logits_too(right):
     result = diff(right, only(right, "embd"))
     assert result.verdict == "unchecked"
     assert "the two traces agree as far as both were recorded: 1 of 41 taps" in result.summary
-    assert diff(right, only(right, "embd"), partial=True).verdict == "match"
+    assert diff(right, only(right, "embd"), how=How(partial=True)).verdict == "match"
 
 
 # -- names that stand for nothing -----------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_files_that_cannot_be_read_are_named(right, small_model, tmp_path):
         np.save(tmp_path / f"{name}.npy", right[name])
     (tmp_path / "ffn_up-0.npy").rename(tmp_path / "ffn_up-0.bin")
     (tmp_path / "README.md").write_text("how this was made", encoding="utf-8")
-    result = compare(small_model(), tokens=TOKENS, candidate=tmp_path)
+    result = compare(small_model(), TOKENS, candidate=tmp_path)
     assert result.extra == ("ffn_up-0.bin",)
     assert "1 of its 41 tensors was ignored, no tap has that name: ffn_up-0.bin (ffn_up-0?)" in result.summary
 
@@ -162,7 +162,7 @@ def test_weights_are_no_names_left_over(right, small_model, tmp_path):
     arrays |= {f"out.{i}": arrays.pop(f"l_out-{i}") for i in (0, 1)}
     path = tmp_path / "t.safetensors"
     save_file(arrays, path, {KEY: json.dumps({"schema": "llamadiff.trace/1", "tokens": TOKENS})})
-    result = compare(small_model(), candidate=path, name_map=str(tmp_path / "map.toml"))
+    result = compare(small_model(), candidate=path, how=How(name_map=str(tmp_path / "map.toml")))
     assert result.verdict == "match"
     assert "ignored" not in result.summary
     assert [check.name for check in result.preflight] == ["tokens", "weights/blk.0.attn_q.weight"]
@@ -180,7 +180,7 @@ def test_a_map_of_one_tap_leaves_the_others_alone(form, right, small_model, tmp_
     else:
         written(path, right, names)
     (tmp_path / "map.toml").write_text('[l_out]\nname = "out.{i}"\n', encoding="utf-8")
-    result = compare(small_model(), tokens=TOKENS, candidate=path, name_map=str(tmp_path / "map.toml"))
+    result = compare(small_model(), TOKENS, candidate=path, how=How(name_map=str(tmp_path / "map.toml")))
     assert (result.verdict, len(result.rows), result.missing, result.extra) == ("match", 41, (), ())
 
 
@@ -190,7 +190,7 @@ def test_a_name_may_be_left_out_of_a_map(right, small_model, tmp_path):
     (tmp_path / "map.toml").write_text(
         '[Qcur_rope]\naxes = "head token dim"\n[Kcur_rope]\naxes = "kv_head token dim"\n', encoding="utf-8"
     )
-    result = compare(small_model(), tokens=TOKENS, candidate=tmp_path / "t.npz", name_map=str(tmp_path / "map.toml"))
+    result = compare(small_model(), TOKENS, candidate=tmp_path / "t.npz", how=How(name_map=str(tmp_path / "map.toml")))
     assert (result.verdict, result.missing) == ("match", ())
 
 
@@ -198,6 +198,6 @@ def test_what_a_map_leaves_over_is_named(right, small_model, tmp_path):
     names = {name: f"x.{name}" for name in right if name not in ("embd", "result_output")}
     (tmp_path / "map.toml").write_text('[embd]\nname = "embeddings"\n', encoding="utf-8")
     path = written(tmp_path / "t.safetensors", right, names | {"embd": "embeddings"})
-    result = compare(small_model(), candidate=path, name_map=str(tmp_path / "map.toml"))
+    result = compare(small_model(), candidate=path, how=How(name_map=str(tmp_path / "map.toml")))
     assert {row.tap for row in result.rows} == {"embd", "result_output"}
     assert "39 of its 41 tensors were ignored" in result.summary

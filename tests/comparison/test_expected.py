@@ -19,7 +19,7 @@ def differ(*options):
 
 def test_expected_tokens_have_logit_and_rank_on_both_sides():
     logits = np.asarray(Trace.open(TRACE)["result_output"][-1])
-    tokens = json.loads(differ("--expect", "15,656", "--json", "-").stdout)["logits"]["expected"]
+    tokens = json.loads(differ("--expect", "15,656", "-o", "json:-").stdout)["logits"]["expected"]
     assert [token["id"] for token in tokens] == [15, 656]
     for token in tokens:
         rank = 1 + int((logits > logits[token["id"]]).sum())

@@ -231,8 +231,8 @@ def test_the_layer_since_which_it_is_the_code_is_right(what, tmp_path):
 
 
 def test_every_format_answers(tmp_path):
-    found = command("compare", SHIPPED / "tiny.F16.gguf", "Once upon a time", "--full", "--json", tmp_path / "j",
-                    "--markdown", tmp_path / "m", "--html", tmp_path / "h")  # fmt: skip
+    found = command("compare", SHIPPED / "tiny.F16.gguf", "Once upon a time", "--full", "-o", f"json:{tmp_path / 'j'}",
+                    "-o", f"markdown:{tmp_path / 'm'}", "-o", f"html:{tmp_path / 'h'}")  # fmt: skip
     assert found.returncode == 0, found.stderr
     assert "normal? rms of llama.cpp grows" in found.stdout
     assert "Massive Activations in Large Language Models" in " ".join(found.stdout.split())

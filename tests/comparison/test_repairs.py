@@ -13,8 +13,8 @@ from llamaref import Engine, ops
 from places import REPORT_SCHEMA
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
 from llamadiff.comparison.repairs import repairs_of
+from llamadiff.comparison.verbs import diff
 from llamadiff.diagnose.registry import known_bugs
 from llamadiff.trace.writer import rewrite
 
@@ -96,7 +96,7 @@ def test_json_has_them_and_the_command_runs(small_model, tmp_path):
         trace = record(build(path), TOKENS, name)
         rewrite(trace, trace.info, tmp_path / f"{name}.safetensors")
         words.append(str(tmp_path / f"{name}.safetensors"))
-    done = run("diff", *words, "--model", path, "--json", "-")
+    done = run("diff", *words, "--model", path, "-o", "json:-")
     report = json.loads(done.stdout)
     jsonschema.validate(report, REPORT_SCHEMA)
     [repair] = report["repairs"]

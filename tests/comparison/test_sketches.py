@@ -15,8 +15,7 @@ from safetensors.numpy import save_file
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
-from llamadiff.comparison.verbs import check
+from llamadiff.comparison.verbs import check, diff
 from llamadiff.comparison.verbs import record as capture
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.numerics.metrics import Rows, nmse

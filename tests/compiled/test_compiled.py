@@ -256,7 +256,7 @@ def test_a_comparison_is_the_same_without_it(monkeypatch):
 def test_the_same_is_said_without_it(arch, kind, n, tmp_path, monkeypatch):
     path = write_model(tmp_path / "m.gguf", **{"arch": arch, "kind": kind, **OPTIONS[arch]})
     tokens = [3 + i % 50 for i in range(n)]
-    judge = partial(llamadiff.compare, path, tokens=tokens)
+    judge = partial(llamadiff.compare, path, tokens)
     fast = judge()
     everywhere(monkeypatch, None)
     slow = judge()

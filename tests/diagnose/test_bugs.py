@@ -8,7 +8,7 @@ from llamaref import Engine
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.trace.taps import parse
@@ -67,7 +67,7 @@ def test_a_bug_in_one_layer_is_named_there(small_model):
             return super().norm(x, name) * (1.01 if name == "blk.1.ffn_norm" else 1)
 
     path = small_model("llama", "Q8_0")
-    result = compare(path, tokens=TOKENS, candidate=record(OneLayer(path), TOKENS, "my engine"))
+    result = compare(path, TOKENS, candidate=record(OneLayer(path), TOKENS, "my engine"))
     assert [row.tap for row in result.wrong] == ["ffn_norm-1"]
 
 
@@ -77,6 +77,6 @@ def test_a_norm_is_called_by_its_name(small_model):
             return super().layer_norm(x + (1 if name == "output_norm" else 0), name) + (name == "output_norm")
 
     path = small_model("stablelm")
-    result = compare(path, tokens=TOKENS, candidate=record(NoMean(path), TOKENS, "mine"))
+    result = compare(path, TOKENS, candidate=record(NoMean(path), TOKENS, "mine"))
     assert [row.tap for row in result.wrong] == ["result_norm"]
     assert "LayerNorm by output_norm.weight" in result.summary

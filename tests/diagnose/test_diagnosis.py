@@ -17,9 +17,10 @@ from several import CLASSES, IN_SPANS, MATHS, ON_ONE_OP, faulty
 
 from llamadiff import Trace, compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
 from llamadiff.comparison.diagnosis_text import clause
+from llamadiff.comparison.verbs import diff
 from llamadiff.diagnose.registry import FAMILIES, known_bugs
+from llamadiff.engines.run_spec import How, Run
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics.halves import round_f16
 from llamadiff.report.json import to_object
@@ -37,7 +38,8 @@ def only(trace: Trace, *patterns: str) -> Trace:
 def judged(path: Path, engine: Engine, *patterns: str, **options):
     """A faulty engine against the right one."""
     trace = record(engine, TOKENS, "my engine")
-    return diff(record(Engine(path), TOKENS, "engine"), only(trace, *patterns) if patterns else trace, path, **options)
+    some = only(trace, *patterns) if patterns else trace
+    return diff(record(Engine(path), TOKENS, "engine"), some, path, How(**options))
 
 
 def named(result) -> set[str]:
@@ -66,7 +68,7 @@ CLEAN = {
 def test_no_bug_is_named_on_llama_cpp(name, settings, random_model, machine):
     path = random_model(name)
     machine.needs(settings, path)
-    result = compare(path, tokens=TOKENS[:6], n_predict=4, settings=settings)
+    result = compare(path, Run(tokens=TOKENS[:6], n_predict=4, settings=settings))
     assert (result.verdict in ("match", "noise"), result.diagnosis) == (True, ())
 
 
@@ -74,7 +76,7 @@ def test_no_bug_is_named_on_llama_cpp(name, settings, random_model, machine):
 @pytest.mark.parametrize("settings", CLEAN.values(), ids=CLEAN)
 def test_no_bug_is_named_on_llama_cpp_with_small_models(settings, kind, small_model, machine):
     machine.needs(settings, small_model("llama", kind))
-    assert compare(small_model("llama", kind), tokens=TOKENS, settings=settings).diagnosis == ()
+    assert compare(small_model("llama", kind), Run(tokens=TOKENS, settings=settings)).diagnosis == ()
 
 
 def test_a_cache_in_float16_that_nobody_stated_is_noise(small_model):
@@ -256,7 +258,7 @@ def test_a_constant_is_solved_for_through_the_whole_model(small_model):
 def test_the_whole_model_is_searched_only_when_asked(small_model):
     result = judged(small_model(), faulty(small_model(), (), MATHS["rope-layout"]), "result_output")
     assert result.diagnosis == ()
-    assert any("--explain-output" in step for step in result.next_steps)
+    assert any("--explain 600" in step for step in result.next_steps)
 
 
 @pytest.mark.slow
@@ -310,8 +312,8 @@ def test_the_command_says_why(small_model, tmp_path):
     wrong = record(faulty(path, (), MATHS["rope-layout"]), TOKENS, "my engine")
     trace = _written(wrong, tmp_path / "c.safetensors")
     logits = _written(only(wrong, "result_output"), tmp_path / "l.safetensors")
-    for arguments in ([trace], [logits, "--explain-output"]):
-        done = run("diagnose", str(right), *map(str, arguments), "--model", str(path), "--json", "-")
+    for arguments in ([trace], [logits, "--explain", "600"]):
+        done = run("diagnose", str(right), *map(str, arguments), "--model", str(path), "-o", "json:-")
         assert done.returncode == 1, done.stderr
         assert json.loads(done.stdout)["diagnosis"][0]["cause"] == "rope-layout"
     shown = " ".join(run("diagnose", str(right), str(trace), "--model", str(path)).stdout.split())

@@ -61,7 +61,7 @@ def test_what_taps_do_not_explain_the_graph_does(small_model):
             return super().linear(x, swapped, tap)
 
     path = small_model("gemma2")
-    result = compare(path, tokens=TOKENS, candidate=record(TwoBugs(path), TOKENS, "my engine"))
+    result = compare(path, TOKENS, candidate=record(TwoBugs(path), TOKENS, "my engine"))
     found = {d.tap: [cause.name for cause in d.causes] for d in result.diagnosis}
     other = ["weight-of-other-layer"]
     assert found == {"kq_soft_max-0": ["window-ignored"], "ffn_out-0": other, "ffn_out-1": other}

@@ -10,7 +10,7 @@ from proof.injected.base import TOKENS
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
 from llamadiff.comparison import verbs
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
 from llamadiff.engines import graph_model
 from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.reference_model import Model

@@ -24,7 +24,7 @@ from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.engines.run_spec import Run
+from llamadiff.engines.run_spec import How, Run
 from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.graph import Graph, GraphNode, Leaf
 from llamadiff.llamacpp.request import Settings
@@ -87,7 +87,7 @@ def test_the_graph_and_the_engine_agree(name, kind, small_model, by_graph):
 def test_a_right_engine_of_any_architecture_is_right(name, random_model, by_graph):
     path, trace = by_graph(random_model(name))
     for candidate in (trace, only(trace, "l_out", "result_output")):
-        result = compare(path, tokens=TOKENS, candidate=candidate, engine="graph")
+        result = compare(path, TOKENS, candidate=candidate, how=How(engine="graph"))
         assert result.verdict in ("match", "noise"), result.summary
         assert not result.diagnosis
         assert not any(row.baseline_local.verdict == "wrong" for row in result.rows)
@@ -98,7 +98,7 @@ def test_a_wrong_op_of_any_architecture_is_named(model_name, random_model, by_gr
     path, trace = by_graph(random_model(model_name))
     name = next(tap for tap in trace if tap.endswith("-1") and trace[tap].dtype.kind == "f")
     wrong = changed(trace, **{name.replace("-", "_at_"): lambda x: x * np.float32(1.1)})
-    result = compare(path, tokens=TOKENS, candidate=wrong, engine="graph")
+    result = compare(path, TOKENS, candidate=wrong, how=How(engine="graph"))
     assert result.first_divergence is not None
     assert result.first_divergence.tap == name
 
@@ -107,7 +107,7 @@ def test_a_wrong_layer_is_named_through_what_was_not_recorded(small_model, by_gr
     path, trace = by_graph(small_model("qwen3"))
     sparse = only(trace, "l_out", "embd", "result_output")
     wrong = changed(sparse, l_out_at_1=lambda x: x + np.float32(0.1))
-    result = compare(path, tokens=TOKENS, candidate=wrong, engine="graph", diagnose=False)
+    result = compare(path, TOKENS, candidate=wrong, how=How(engine="graph", diagnose=False))
     assert [row.tap for row in result.wrong] == ["l_out-1", "result_output"]  # computed from what was there before
     assert {"attn_norm-1", "Qcur_rope-1", "ffn_out-1"} <= set(result.first_divergence.span)
     assert not result.only_engine_read
@@ -117,7 +117,7 @@ def test_a_wrong_layer_is_named_through_what_was_not_recorded(small_model, by_gr
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_bugs_are_named_through_the_graph_as_through_the_engine(bug, small_model):
     path = small_model(bug.arch)
-    result = compare(path, tokens=TOKENS, candidate=record(bug.build(path), TOKENS, "mine"), engine="graph")
+    result = compare(path, TOKENS, candidate=record(bug.build(path), TOKENS, "mine"), how=How(engine="graph"))
     words = {parse(row.tap).kind.word for row in result.wrong}
     assert bug.words[0] in words
     assert parse(result.first_divergence.tap).kind.word == bug.words[0]
@@ -143,8 +143,8 @@ def stays_silent(path: Path, asked: str, output: Path) -> None:
     assert len(trace.info.tokens) == len(TOKENS) + n_predict
     assert trace.info.n_prefill == len(TOKENS)
     for candidate in (trace, only(trace, "l_out", "kqv_out", "result_output")):
-        how = {"tokens": TOKENS, "n_predict": n_predict, "settings": settings, "engine": "graph"}
-        result = compare(path, candidate=candidate, **how)
+        run = Run(tokens=TOKENS, n_predict=n_predict, settings=settings)
+        result = compare(path, run, candidate, How(engine="graph"))
         assert result.verdict in ("match", "noise"), result.summary
         assert not any(row.baseline_local.verdict == "wrong" for row in result.rows if row.baseline_local)
 
@@ -172,8 +172,8 @@ def test_a_fault_in_a_decode_step_is_named(asked, small_model, tmp_path):
 
     for name in ("Kcur_rope-1", "kqv_out-0", "ffn_out-1"):
         wrong = changed(trace, **{name.replace("-", "_at_"): last_row})
-        how = {"tokens": TOKENS, "n_predict": n_predict, "settings": settings, "engine": "graph"}
-        result = compare(path, candidate=wrong, diagnose=False, **how)
+        run = Run(tokens=TOKENS, n_predict=n_predict, settings=settings)
+        result = compare(path, run, wrong, How(engine="graph", diagnose=False))
         assert result.first_divergence.tap == name
         assert len(result.wrong) <= 2  # what was computed from the right values follows
 
@@ -184,24 +184,24 @@ def test_what_the_engine_calls_a_tap_the_graph_does(name, tokens, small_model, t
     """A trace that was recorded for the reference engine has the graph's axes too."""
     path = small_model(name, "Q8_0")
     trace = recorded(path, Run(tokens=tokens), tmp_path / "t.safetensors")
-    result = compare(path, candidate=trace, engine="graph")
+    result = compare(path, candidate=trace, how=How(engine="graph"))
     assert result.verdict == "match", result.summary
     assert len(result.rows) == len(trace)
 
 
 def test_rows_of_a_quantized_cache_are_rounded(small_model, tmp_path):
     """A candidate with another cache than it says is told from one that has it."""
-    path, how = small_model("llama"), {"tokens": TOKENS, "engine": "graph"}
+    path, how = small_model("llama"), How(engine="graph")
     trace = captured(path, 0, Settings("Q8_0", "F32"), tmp_path / "c.safetensors")
     producer = {**trace.info.producer, "settings": {**trace.info.producer["settings"], "type_k": "F32"}}
     liar = Trace(replace(trace.info, producer=producer), {name: np.array(trace[name]) for name in trace}, trace.dtypes)
-    assert compare(path, candidate=trace, **how).verdict in ("match", "noise")
-    assert {parse(row.tap).kind.word for row in compare(path, candidate=liar, **how).wrong} == {"kq"}
+    assert compare(path, TOKENS, trace, how).verdict in ("match", "noise")
+    assert {parse(row.tap).kind.word for row in compare(path, TOKENS, liar, how).wrong} == {"kq"}
 
 
 def test_an_encoder_sees_all_keys(tmp_path, by_graph):
     path, trace = by_graph(write_model(tmp_path / "dream.gguf", "dream", "Q8_0"))
-    result = compare(path, tokens=TOKENS, candidate=trace, engine="graph")
+    result = compare(path, TOKENS, candidate=trace, how=How(engine="graph"))
     assert result.verdict in ("match", "noise"), result.summary
     assert not any(row.baseline_local.verdict == "wrong" for row in result.rows)
     with pytest.raises(UserError, match="no decode steps"):

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from llamadiff import Trace, check, compare, diff
 from llamadiff.comparison.verbs import record
-from llamadiff.engines.run_spec import Run
+from llamadiff.engines.run_spec import How, Run
 from llamadiff.engines.select import runnable
 from llamadiff.report.json import to_object
 from llamadiff.system.errors import UserError
@@ -49,7 +49,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def test_what_the_engine_refuses_goes_through_the_graph_which_is_said(parallel: Path) -> None:
-    result = compare(parallel, tokens=TOKENS)
+    result = compare(parallel, TOKENS)
     assert (result.verdict, result.engine.name, result.engine.because) == ("match", "graph", MISSING)
     assert to_object(result)["engine"] == {"name": "graph", "because": MISSING}
     out = " ".join(run("compare", parallel, "--tokens", "1,2").stdout.split())
@@ -58,10 +58,10 @@ def test_what_the_engine_refuses_goes_through_the_graph_which_is_said(parallel: 
         in out
     )
     with pytest.raises(UserError, match=f"{MISSING}; without --engine numpy, llama.cpp's own graph"):
-        compare(parallel, tokens=TOKENS, engine="numpy")
+        compare(parallel, TOKENS, how=How(engine="numpy"))
     for engine in (None, "graph"):
-        with pytest.raises(UserError, match="--precision f64"):
-            compare(parallel, tokens=TOKENS, engine=engine, precision="f64")
+        with pytest.raises(UserError, match="--engine numpy:f64"):
+            compare(parallel, TOKENS, how=How(precision="f64", engine=engine))
 
 
 def test_taps_of_a_graph_to_write_first_are_marked(parallel: Path) -> None:
@@ -77,7 +77,7 @@ def test_which_engine_judged_is_said_of_every_candidate(small_model, tmp_path: P
     path = small_model()
     trace = record(path, Run(tokens=TOKENS), tmp_path / "t.safetensors")
     assert compare(path, candidate=trace).engine.name == diff(trace, trace, path).engine.name == "numpy"
-    assert compare(path, candidate=trace, engine="graph").engine.name == "graph"
+    assert compare(path, candidate=trace, how=How(engine="graph")).engine.name == "graph"
     assert diff(trace, trace).engine is None
     shown = run("compare", path, "--candidate", tmp_path / "t.safetensors", "--full").stdout
     assert "judged   by the reference engine, in NumPy" in shown
@@ -105,23 +105,23 @@ def test_traces_are_recorded_checked_and_diagnosed(parallel: Path, tmp_path: Pat
 
 def test_taps_and_layers_are_what_was_asked_for(parallel: Path, tmp_path: Path) -> None:
     def asked(**words: object) -> set[str]:
-        return {row.tap for row in compare(parallel, tokens=TOKENS, **words).rows}
+        return {row.tap for row in compare(parallel, Run(tokens=TOKENS, **words)).rows}
 
     assert asked(patterns=("l_out-*", "result_*")) == {"l_out-0", "l_out-1", "result_norm", "result_output"}
     assert asked(patterns=("l_out-*",), layers=range(1, 2)) == {"l_out-1"}
     output = tmp_path / "t.safetensors"
     assert set(record(parallel, Run(tokens=TOKENS, patterns=("l_out-*",)), output)) == {"l_out-0", "l_out-1"}
     assert "ffn_out-0" not in record(parallel, Run(tokens=TOKENS, layers=range(1, 2)), output)
-    for ask in (lambda **words: compare(parallel, tokens=TOKENS, **words),
+    for ask in (lambda **words: compare(parallel, Run(tokens=TOKENS, **words)),
                 lambda **words: record(parallel, Run(tokens=TOKENS, **words), output)):  # fmt: skip
-        with pytest.raises(UserError, match=r"no tap fits --taps l_in-\*; llamadiff taps p.gguf lists them"):
+        with pytest.raises(UserError, match=r"no tap fits --only l_in-\*; llamadiff taps p.gguf lists them"):
             ask(patterns=("l_in-*",))
-        with pytest.raises(UserError, match="--layers 2-2: the model has layers 0 to 1"):
+        with pytest.raises(UserError, match="--only 2-2: the model has layers 0 to 1"):
             ask(layers=range(2, 3))
 
 
 def test_both_sides_are_saved(parallel: Path, tmp_path: Path) -> None:
-    assert compare(parallel, tokens=TOKENS, save=tmp_path / "kept").verdict == "match"
+    assert compare(parallel, TOKENS, save=tmp_path / "kept").verdict == "match"
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["baseline.safetensors", "engine.safetensors"]
     sides = [load_file(tmp_path / "kept" / f"{side}.safetensors") for side in ("baseline", "engine")]
     assert set(sides[0]) == set(sides[1]) == {tap.name for tap in runnable(parallel, 7).taps}

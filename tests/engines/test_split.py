@@ -33,7 +33,7 @@ def test_all_parts_are_one_model(tmp_path, small_model):
 @pytest.mark.parametrize("engine", ["numpy", "graph"])
 def test_both_engines_run_a_split_model(engine, tmp_path):
     first = split_model(tmp_path)
-    result = json.loads(run("compare", first, *IDS, "--engine", engine, "--json", "-").stdout)
+    result = json.loads(run("compare", first, *IDS, "--engine", engine, "-o", "json:-").stdout)
     assert result["verdict"] in ("match", "noise")
     assert result["model"]["layers"] == 2
 
@@ -86,7 +86,7 @@ def test_a_split_model_is_told_by_all_its_parts(tmp_path):
 def test_no_part_is_overwritten(tmp_path):
     first = split_model(tmp_path)
     last = Weights(first).files[-1]
-    done = run("compare", first, *IDS, "--json", last)
+    done = run("compare", first, *IDS, "-o", f"json:{last}")
     assert done.returncode == 2
     assert "is a model, which is not overwritten" in done.stderr
     assert last.read_bytes()[:4] == b"GGUF"

@@ -18,7 +18,7 @@ from llamadiff import compare
 from llamadiff.comparison import one_op
 from llamadiff.comparison.one_op import run_ops
 from llamadiff.comparison.verbs import graph, list_nodes
-from llamadiff.engines.run_spec import Run
+from llamadiff.engines.run_spec import How, Run
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.repro import load, memory_of, save
@@ -71,8 +71,8 @@ def test_every_node_of_every_architecture_is_right(name, flash, random_model):
 
 
 def test_compare_takes_the_graph_where_there_is_no_engine(small_model):
-    assert compare(small_model(), tokens=TOKENS).candidate["name"] == "the reference engine"
-    assert compare(small_model(), tokens=TOKENS, engine="graph").candidate["name"] == "ggml's ops in NumPy"
+    assert compare(small_model(), TOKENS).candidate["name"] == "the reference engine"
+    assert compare(small_model(), TOKENS, how=How(engine="graph")).candidate["name"] == "ggml's ops in NumPy"
 
 
 # faults
@@ -331,10 +331,10 @@ def test_a_saved_op_is_judged_by_what_this_build_gives(small_model, tmp_path):
 
 def test_runs_of_ops_are_a_block_for_an_issue(small_model, tmp_path):
     path = next(path for path in saved(small_model(), tmp_path / "ops") if load(path)[0].name == "RMS_NORM")
-    done = run("replay", path, "--markdown", "-")
+    done = run("replay", path, "-o", "markdown:-")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("### MATCH: 1 of 1 saved ops right on CPU")
-    assert f"llamadiff replay {path} --markdown -\n" in done.stdout
+    assert f"llamadiff replay {path} -o markdown:-\n" in done.stdout
     op, _, found, name = load(path)
     spoiled = found.copy()
     spoiled[0, 0, 1, 3] += 7
@@ -345,7 +345,7 @@ def test_runs_of_ops_are_a_block_for_an_issue(small_model, tmp_path):
     assert f"`[0, 0, 1, 3]` is {shown_number(right + 7)}, {shown_number(right)} is right |" in text
     assert text.index("**WRONG**") < text.index("| match |")
     assert text.count(path.with_suffix(".txt").read_text("utf-8").strip()) == 1
-    assert run("replay", path, "--markdown", path).returncode == 2
+    assert run("replay", path, "-o", f"markdown:{path}").returncode == 2
 
 
 def test_what_is_no_saved_op_is_refused(small_model, tmp_path):
@@ -361,7 +361,7 @@ def test_what_is_no_saved_op_is_refused(small_model, tmp_path):
 def test_the_commands(small_model, tmp_path):
     path = str(small_model("moe", "Q8_0"))
     done = run(
-        "backend", path, "--tokens", "1,5,9", "--n-predict", "1", "--keep", str(tmp_path / "kept"), "--json", "-"
+        "backend", path, "--tokens", "1,5,9", "--n-predict", "1", "--keep", str(tmp_path / "kept"), "-o", "json:-"
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -12,8 +12,7 @@ from llamaref import Engine
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record as recorded
-from llamadiff.comparison.api import diff
-from llamadiff.comparison.verbs import record
+from llamadiff.comparison.verbs import diff, record
 from llamadiff.engines.run_spec import Run
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand

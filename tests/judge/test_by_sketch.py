@@ -14,9 +14,8 @@ from models.small import write_model
 
 from llamadiff import compare
 from llamadiff.candidates.reference import Recorder, record
-from llamadiff.comparison.api import diff
-from llamadiff.comparison.verbs import check
-from llamadiff.engines.run_spec import USUAL
+from llamadiff.comparison.verbs import check, diff
+from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.judge import sketches
 from llamadiff.judge.allowance import ROW, VALUE
 from llamadiff.judge.by_sketch import PART_SHARE, WHOLE_SHARE, Sketching
@@ -206,7 +205,7 @@ PRODUCTS = {"Qcur_proj", "Kcur_proj", "Vcur_proj", "attn_out", "ffn_gate", "ffn_
 
 @pytest.mark.parametrize("n", [32, 33])
 def test_products_are_verified_by_sketch_from_a_length_on(n, path):
-    found = compare(path("llama", "Q8_0"), tokens=tokens(n))
+    found = compare(path("llama", "Q8_0"), tokens(n))
     assert found.verdict == "match"
     assert words_of(found) == (PRODUCTS if n > 32 else set())
     said = to_object(found)["by_sketch"]
@@ -222,9 +221,9 @@ QUICK = ("llama", "gemma2", "llama-biased", "moe", "llama-large")
 def test_every_architecture_is_judged_alike_by_sketch(arch, small_model, monkeypatch):
     """The same verdicts and arithmetics, and errors of the same size; what a sketch stood for is what its tap has."""
     model = small_model(arch)
-    short = compare(model, tokens=tokens(40))
+    short = compare(model, tokens(40))
     monkeypatch.setattr(sketches, "LEAST", 1 << 30)
-    whole = compare(model, tokens=tokens(40))
+    whole = compare(model, tokens(40))
     assert short.verdict == whole.verdict
     assert not words_of(whole)
     for a, b in zip(short.rows, whole.rows, strict=True):
@@ -240,7 +239,7 @@ def test_every_architecture_is_judged_alike_by_sketch(arch, small_model, monkeyp
 def test_a_bug_is_found_at_its_tap_in_600_tokens(bug: Bug, kind, path):
     model = path(bug.arch, kind)
     right = record(Engine(model), tokens(600), "right")
-    found = diff(right, record(bug.build(model), tokens(600), "mine"), model, diagnose=False)
+    found = diff(right, record(bug.build(model), tokens(600), "mine"), model, how=How(diagnose=False))
     expected = [row.tap for row in found.rows if row.tap.rsplit("-", 1)[0] in bug.words]
     assert [row.tap for row in found.wrong] == expected
     assert words_of(found) == PRODUCTS - set(bug.words)
@@ -292,7 +291,7 @@ def test_a_part_of_2048_tokens_is_judged_as_if_all_were_computed(word, what, kin
 @pytest.mark.slow
 def test_8192_tokens_of_a_small_model_are_judged(tmp_path):
     model = write_model(tmp_path / "m.gguf", kind="Q8_0", heads=1, kv_heads=1, extra={"context_length": 8192})
-    found = compare(model, tokens=tokens(8192))
+    found = compare(model, tokens(8192))
     assert found.verdict == "match"
     assert words_of(found) == PRODUCTS
     assert len(found.rows[-1].local.per_token) == 8192

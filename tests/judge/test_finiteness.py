@@ -16,9 +16,8 @@ from traces import Mixed
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
 from llamadiff.comparison.logits import compare_logits
-from llamadiff.comparison.verbs import graph
+from llamadiff.comparison.verbs import diff, graph
 from llamadiff.engines.run_spec import Run
 from llamadiff.numerics import metrics
 from llamadiff.report.json import to_object
@@ -193,7 +192,7 @@ def overflowing(tmp_path_factory):
 
 
 def test_a_model_that_overflows_is_unchecked_from_there_on(overflowing):
-    result = compare(overflowing, tokens=TOKENS)
+    result = compare(overflowing, TOKENS)
     verdicts = {row.tap: row.verdict for row in result.rows}
     assert result.verdict == "unchecked"
     assert not result.wrong
@@ -201,7 +200,7 @@ def test_a_model_that_overflows_is_unchecked_from_there_on(overflowing):
     assert verdicts["ffn_swiglu-1"] == verdicts["result_output"] == "unchecked"
     assert result.summary.startswith("ffn_swiglu-1 cannot be judged")
     assert any("ffn_swiglu-1" in step for step in result.next_steps)
-    mine = compare(overflowing, tokens=TOKENS, candidate=record(Engine(overflowing), TOKENS, "mine"))
+    mine = compare(overflowing, TOKENS, candidate=record(Engine(overflowing), TOKENS, "mine"))
     assert mine.verdict == "unchecked"
     assert "llama.cpp's own run has NaN or Inf there too" in mine.summary
     jsonschema.validate(to_object(mine), REPORT_SCHEMA)

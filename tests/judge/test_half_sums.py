@@ -14,7 +14,7 @@ from explaining import INJECTED
 from llamaref import Engine
 
 from llamadiff.candidates.reference import Recorder
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
 from llamadiff.ggml.device import replayed
 from llamadiff.ggml.half_sums import ON_CPU
 from llamadiff.ggml.op import Op, Operand

@@ -7,7 +7,8 @@ import pytest
 from llamaref import Engine
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
+from llamadiff.engines.run_spec import How
 from llamadiff.trace.reader import Trace
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 61)
@@ -39,7 +40,7 @@ def mixed(trace, some, kind, **changes):
 @pytest.mark.parametrize("some", SOME)
 def test_some_taps_in_sixteen_bits_accuse_nobody(some, kind, right):
     path, trace = right
-    assert diff(trace, mixed(trace, some, kind), path, diagnose=False).verdict == "noise"
+    assert diff(trace, mixed(trace, some, kind), path, how=How(diagnose=False)).verdict == "noise"
 
 
 @pytest.mark.parametrize("kind", KEPT)
@@ -48,5 +49,5 @@ def test_they_hide_no_error_elsewhere(some, kind, right):
     path, trace = right
     gate = np.asarray(trace["ffn_gate-1"]).copy()
     gate[3] *= 1.01
-    result = diff(trace, mixed(trace, some, kind, ffn_gate_1=gate), path, diagnose=False)
+    result = diff(trace, mixed(trace, some, kind, ffn_gate_1=gate), path, how=How(diagnose=False))
     assert [row.tap for row in result.wrong] == ["ffn_gate-1"]

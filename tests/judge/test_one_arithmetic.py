@@ -10,7 +10,8 @@ from faulty import with_maths
 from llamaref import Engine, ops
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
+from llamadiff.engines.run_spec import How
 from llamadiff.trace.reader import Trace
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 64, 5, 2, 71, 28)
@@ -71,7 +72,7 @@ def right(small_model):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_span_does_not_pass(fault, kind, words, right):
     path, trace = right(kind)
-    result = diff(trace, only(record(FAULTS[fault](path), TOKENS, "mine"), *words), path, diagnose=False)
+    result = diff(trace, only(record(FAULTS[fault](path), TOKENS, "mine"), *words), path, how=How(diagnose=False))
     if (fault, kind, words) in BELOW:
         local = result.rows[-1].local
         assert local.nmse < local.hides

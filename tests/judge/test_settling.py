@@ -9,9 +9,9 @@ from models.small import write_model
 from traces import Mixed
 
 from llamadiff import compare
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
 from llamadiff.engines.reference_model import Model
-from llamadiff.engines.run_spec import USUAL
+from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.judge import run
 from llamadiff.judge.replay import Replay
 from llamadiff.judge.schedule import Schedule, _cover
@@ -76,13 +76,13 @@ def faulty(word, layer):
 def both_ways(monkeypatch, path, candidate):
     """The comparison, and the one that leaves no lane out."""
     right = mixed(path, ["native"] * LAYERS)
-    found = diff(right, candidate, path, diagnose=False)
+    found = diff(right, candidate, path, how=How(diagnose=False))
     with monkeypatch.context() as patched:
         patched.setattr(
             Schedule, "_settled",
             lambda self, source, part: [lane for lane in self.replay.lanes if lane.source == source.name],
         )  # fmt: skip
-        return found, diff(right, candidate, path, diagnose=False)
+        return found, diff(right, candidate, path, how=How(diagnose=False))
 
 
 CASES = {
@@ -151,7 +151,7 @@ def test_a_long_prompt_begins_with_the_lanes_that_some_of_its_tokens_need(misled
     tokens = drawn(run.LONG + 1)
     if misled:
         monkeypatch.setattr(run, "_needed_at_first", lambda model, sources, lanes, how: [lanes[0]])
-    found = compare(path, tokens=tokens)
+    found = compare(path, tokens)
     assert found.verdict == "match"
     whole = next(replay for replay in replays if len(replay.judge.positions) == len(tokens))
     assert [count for name, count in whole.ran if name == "l_out-0"] == ([1, 2] if misled else [1])

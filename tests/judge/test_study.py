@@ -10,7 +10,8 @@ from traces import changed, only
 
 from llamadiff import UserError, compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
+from llamadiff.engines.run_spec import How, Run
 from llamadiff.numerics.tolerances import RULES, Rule, load_rules, rule_for, verdict, worst_of
 from llamadiff.trace.reader import Trace
 
@@ -49,7 +50,7 @@ def test_sparse_taps_still_name_the_layer(kind, traces):
 )
 def test_sparse_taps_of_a_right_engine_are_not_blamed(kind, patterns, traces):
     path, right = traces[kind]
-    assert diff(right, only(right, *patterns), path, partial=True).verdict in ("match", "noise")
+    assert diff(right, only(right, *patterns), path, how=How(partial=True)).verdict in ("match", "noise")
 
 
 def test_spans_follow_the_data_and_not_the_order(traces):
@@ -157,9 +158,9 @@ def test_the_baseline_is_named_when_it_is_the_one_that_is_off(traces):
 
 
 def test_llama_cpp_is_blamed_for_what_its_trace_shows(small_model, tmp_path):
-    from llamadiff.comparison.api import check
+    from llamadiff.comparison.verbs import check
 
-    compare(small_model(), tokens=TOKENS, save=tmp_path)
+    compare(small_model(), TOKENS, save=tmp_path)
     recorded = Trace.open(tmp_path / "baseline.safetensors")
     norm = recorded["ffn_norm-1"] * np.float32(1.001)
     result = check(changed(recorded, ffn_norm_1=norm), small_model())
@@ -170,7 +171,7 @@ def test_llama_cpp_is_blamed_for_what_its_trace_shows(small_model, tmp_path):
 
 
 def test_saved_traces_compare_to_the_same_verdict(small_model, tmp_path):
-    first = compare(small_model(), tokens=TOKENS, n_predict=2, save=tmp_path)
+    first = compare(small_model(), Run(tokens=TOKENS, n_predict=2), save=tmp_path)
     again = diff(tmp_path / "baseline.safetensors", tmp_path / "engine.safetensors", small_model())
     assert (first.verdict, again.verdict) == ("match", "match")
     plain = diff(tmp_path / "baseline.safetensors", tmp_path / "engine.safetensors")
@@ -180,14 +181,14 @@ def test_saved_traces_compare_to_the_same_verdict(small_model, tmp_path):
 
 
 def test_only_wanted_taps_are_recorded(small_model, tmp_path):
-    result = compare(small_model("llama", "Q8_0"), tokens=TOKENS, patterns=("l_out-*",), save=tmp_path)
+    result = compare(small_model("llama", "Q8_0"), Run(tokens=TOKENS, patterns=("l_out-*",)), save=tmp_path)
     assert list(Trace.open(tmp_path / "baseline.safetensors")) == ["l_out-0", "l_out-1"]
     assert result.verdict in ("match", "noise")
     assert [row.tap for row in result.rows] == ["l_out-0", "l_out-1"]
 
 
 def test_the_frame_has_a_row_a_tap(small_model):
-    frame = compare(small_model(), tokens=TOKENS).frame()
+    frame = compare(small_model(), TOKENS).frame()
     assert list(frame.tap)[:2] == ["embd", "attn_norm-0"]
     assert (frame.verdict == "match").all()
     assert frame.local_nmse.max() < 1e-11
@@ -208,7 +209,7 @@ def test_first_rule_wins_and_none_is_an_error(tmp_path):
 def test_a_tolerance_lets_a_known_bug_pass(traces):
     path, right = traces["F16"]
     rules = (Rule(5, op="ROPE"), *RULES)
-    assert diff(right, record(ROPE.build(path), TOKENS, "mine"), path, rules).verdict == "match"
+    assert diff(right, record(ROPE.build(path), TOKENS, "mine"), path, How(rules)).verdict == "match"
 
 
 def test_verdicts():

@@ -27,7 +27,7 @@ def usage() -> Iterator[Callable[[str], Usage]]:
                 known[name] = PARTS[name].use(Path(folder))
                 if PARTS[name].served:
                     server = open_ones.enter_context(serving(next(Path(folder, "lib").glob("*rpc-server"))))
-                    known[name] = Usage((*known[name].options, "--device", f"rpc:{server}"))
+                    known[name] = Usage((*known[name].options, "--llama-cpp", f"device=rpc:{server}"))
             return known[name]
 
         yield of

@@ -200,7 +200,7 @@ def test_no_compiler(build, cache, monkeypatch):
 @pytest.mark.parametrize("folder", ["", "build"])
 def test_a_device_that_is_not_there(folder, build, small_model):
     folder = str(build) if folder else ""
-    with pytest.raises(UserError, match=r"--device Vulkan7: this llama.cpp has no such device; it has CPU \(.+\)"):
+    with pytest.raises(UserError, match=r"device=Vulkan7: this llama.cpp has no such device; it has CPU \(.+\)"):
         graph(small_model(), Run(tokens=TOKENS, settings=Settings(llama_cpp=folder, device="Vulkan7")))
 
 
@@ -211,13 +211,13 @@ def test_the_cpu_is_a_device(small_model):
 
 def test_devices_are_listed(build, small_model):
     for words in ([], ["--llama-cpp", build]):
-        done = run("backend", small_model(), "--device", "list", *words)
+        done = run("backend", small_model(), "--llama-cpp", "device=list", *words)
         assert (done.returncode, done.stderr) == (0, "")
         assert [line.split()[0] for line in done.stdout.splitlines()] == ["CPU"]
 
 
 def test_a_server_that_this_llama_cpp_cannot_ask(small_model):
-    with pytest.raises(UserError, match=r"--device rpc:127.0.0.1:1: this llama.cpp has no RPC backend; build it with"):
+    with pytest.raises(UserError, match=r"device=rpc:127.0.0.1:1: this llama.cpp has no RPC backend; build it with"):
         graph(small_model(), Run(tokens=TOKENS, settings=Settings(device="rpc:127.0.0.1:1", gpu_layers=99)))
 
 

@@ -22,8 +22,9 @@ NAMED = named(os.environ.get("PARTS", "").split())  # make backends PARTS=arm
 SMALL = "small.F32"  # a feed-forward part of 172, which no vector divides, as stories260K has it
 MODELS = [SHIPPED.stem, SMALL, *NAMES]
 WAYS = {
-    "F32 cache": (), "F16 cache": ("--kv-type", "f16"), "F16 cache, flash": ("--kv-type", "f16", "--flash-attn"),
-    "Q8_0 cache, flash": ("--kv-type", "q8_0", "--flash-attn"), "repacked": ("--repack",),
+    "F32 cache": (), "F16 cache": ("--llama-cpp", "kv=f16"),
+    "F16 cache, flash": ("--llama-cpp", "kv=f16,flash_attn=on"),
+    "Q8_0 cache, flash": ("--llama-cpp", "kv=q8_0,flash_attn=on"), "repacked": ("--llama-cpp", "repack=on"),
 }  # fmt: skip
 
 # Wrong, and really so. ggml-vulkan's tanh, 1 - 2 / (exp(2x) + 1), is off by 6e-8 near zero, where it is x. On CPUs that
@@ -59,7 +60,7 @@ CASES = [(name, given) for name in NAMED if not PARTS[name].group for given in P
 def test_every_node_is_judged_and_right(name, given, model_name, usage, model_of, tmp_path):
     path = model_of(model_name)
     model = without_its_tokenizer(path, tmp_path) if PARTS[name].older else path
-    done = asked(usage(name), "backend", model, "--tokens", tokens(given), "--json", "-", "--keep", tmp_path / "kept")
+    done = asked(usage(name), "backend", model, "--tokens", tokens(given), "-o", "json:-", "--keep", tmp_path / "kept")
     assert done.returncode in (0, 1), done.stderr
     report = json.loads(done.stdout)
     wrong = note(name, given, model_name, report)
@@ -69,7 +70,8 @@ def test_every_node_is_judged_and_right(name, given, model_name, usage, model_of
         return
     saved = sorted((tmp_path / "kept").glob("*.safetensors"))
     options = usage(name).options
-    right = Usage(options[: options.index("--device")]) if "--device" in options else Usage()
+    device = next((at for at, word in enumerate(options) if str(word).startswith("device=")), None)
+    right = Usage(options[: device - 1]) if device is not None else Usage()
     assert len(saved) == len(wrong)
     assert asked(usage(name), "replay", *saved).returncode == 1
     assert asked(right, "replay", *saved).returncode == 0
@@ -81,7 +83,7 @@ def test_every_node_is_judged_and_right(name, given, model_name, usage, model_of
 @pytest.mark.parametrize("model_name", MODELS)
 def test_another_cpu_is_right(name, way, verb, model_name, usage, model_of):
     """A prompt of ten tokens and eight decode steps. On vectors of 512 bits K-quants are really wrong (found.md)."""
-    words = (verb, model_of(model_name), "--tokens", tokens(10), "--n-predict", 8, *WAYS[way], "--json", "-")
+    words = (verb, model_of(model_name), "--tokens", tokens(10), "--n-predict", 8, *WAYS[way], "-o", "json:-")
     done = asked(usage(name), *words)
     assert done.returncode in (0, 1), done.stderr
     report = json.loads(done.stdout)
@@ -95,7 +97,7 @@ def test_a_right_device_is_a_right_variant(usage):
     """Vulkan against the CPU of the same build."""
     on_vulkan = usage("vulkan")
     folder, name = on_vulkan.options[1], on_vulkan.options[3]
-    words = ["variants", SHIPPED, "--tokens", tokens(64), "--only", f"device={name}", "--json", "-"]
+    words = ["variants", SHIPPED, "--tokens", tokens(64), "--only", f"device={name}", "-o", "json:-"]
     done = asked(Usage(("--llama-cpp", folder), on_vulkan.environment), *words)
     assert done.returncode == 0, done.stderr
     device = json.loads(done.stdout)["variants"][1]

@@ -60,7 +60,7 @@ BUGS = [  # named by the pull requests that mended them
     Bug("24699", "0.3.23-sve256", "sve256", partial(of_sizes, FF=172), "MUL_MAT", "ffn_out-0"),
     Bug("22841", "0.3.23-sve256", "sve256", large_sums, "MUL_MAT", "Qcur_proj-0"),
     Bug("24059", "0.3.23-sve128", "sve128", partial(of_sizes, DIM=64), "MUL_MAT", "node_7",
-        ("--kv-type", "q8_0", "--flash-attn"), {"LLAMA_ATTN_ROT_DISABLE": "0"}),
+        ("--llama-cpp", "kv=q8_0,flash_attn=on"), {"LLAMA_ATTN_ROT_DISABLE": "0"}),
     Bug("16443", "0.3.16-sve256", "sve256", partial(of_sizes, EMBD=76), "RMS_NORM", "norm-0"),
     Bug("sums-in-float16", "arm82", "sve256", large_sums, "MUL_MAT", "Qcur_proj-0"),
     Bug("k-quants-at-512-bits", "sve512", "sve256", lambda _: shipped_model(quantized=True), "MUL_MAT", "Qcur_proj-0"),
@@ -69,7 +69,7 @@ BUGS = [  # named by the pull requests that mended them
 
 def judged(usage: Usage, bug: Bug, path: Path) -> dict[str, Any]:
     full = Usage(usage.options, {**usage.environment, **bug.environment})
-    done = asked(full, "backend", bug.write(path), "--tokens", "1,38,75,12", *bug.options, "--json", "-")
+    done = asked(full, "backend", bug.write(path), "--tokens", "1,38,75,12", *bug.options, "-o", "json:-")
     assert done.returncode in (0, 1), done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report

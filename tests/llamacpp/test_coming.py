@@ -75,7 +75,7 @@ def assert_same(found, whole):
 )
 @pytest.mark.parametrize("n", [1, LEAST - 1, LEAST, 300, LONG])
 def test_what_is_found_meanwhile_is_what_is_found_of_the_whole(arch, n, tmp_path, both):
-    found, whole = both(model(arch, tmp_path), tokens=tokens(n))
+    found, whole = both(model(arch, tmp_path), tokens(n))
     assert found.verdict == "match"
     assert_same(found, whole)
 
@@ -85,7 +85,7 @@ def recorded(tmp_path_factory):
     """A model, llama.cpp's run, and the engine's, in a folder."""
     folder = tmp_path_factory.mktemp("recorded")
     path = model("llama", folder, "Q8_0")
-    compare(path, tokens=tokens(40), save=folder / "kept")
+    compare(path, tokens(40), save=folder / "kept")
     return path, folder / "kept"
 
 
@@ -105,7 +105,7 @@ def altered(trace, folder, name):
 def test_a_candidate_is_judged_meanwhile_too(name, recorded, tmp_path, both):
     path, kept = recorded
     candidate = altered(Trace.open(kept / "engine.safetensors"), tmp_path, name)
-    found, whole = both(path, tokens=tokens(40), candidate=candidate)
+    found, whole = both(path, tokens(40), candidate=candidate)
     assert next(row.tap for row in found.rows if row.verdict == "wrong") == name
     assert_same(found, whole)
 
@@ -121,7 +121,7 @@ def test_a_wrong_op_of_llama_cpp_is_found_meanwhile(recorded, both, monkeypatch)
         right(self, answer, data)
 
     monkeypatch.setattr(TapReader, "_tap", wrong)
-    found, whole = both(path, tokens=tokens(40))
+    found, whole = both(path, tokens(40))
     assert [row.tap for row in found.rows if row.verdict == "wrong"] == ["ffn_up-1", "ffn_swiglu-1"]
     assert found.diagnosis
     assert_same(found, whole)
@@ -134,7 +134,7 @@ def test_a_tap_that_never_comes_is_missing(gone, recorded, both, monkeypatch):
     monkeypatch.setattr(
         TapReader, "heard", lambda self, answer, data: answer.get("tap") != gone and right(self, answer, data)
     )
-    found, whole = both(path, tokens=tokens(40))
+    found, whole = both(path, tokens(40))
     assert found.missing == (gone,)
     assert_same(found, whole)
 
@@ -266,7 +266,7 @@ def test_nothing_looks_at_all_taps_before_the_first_is_judged(recorded, tmp_path
     monkeypatch.setattr(ComingTrace, "forget", forget)
     for candidate in (None, kept / "engine.safetensors"):
         judged.append(Future())
-        assert compare(path, tokens=tokens(40), candidate=candidate).verdict == "match"
+        assert compare(path, tokens(40), candidate=candidate).verdict == "match"
 
 
 def test_a_run_that_comes_is_in_float32_without_a_look(recorded, tmp_path):

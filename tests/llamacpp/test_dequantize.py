@@ -12,6 +12,7 @@ from llamaref import Weights
 from models.small import write_model
 
 import llamadiff
+from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp import dequantize
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.system.errors import UserError
@@ -60,10 +61,10 @@ def test_a_decoder_that_is_off_by_one_bit_is_refused_and_named(some, monkeypatch
         return None if decode is None else lambda rows: np.nextafter(decode(rows), np.float32(np.inf))
 
     path = some("Q8_0")
-    before = llamadiff.compare(path, tokens=[1, 2, 3])
+    before = llamadiff.compare(path, [1, 2, 3])
     monkeypatch.setattr(Dequantizer, "of_type", wrong)
     assert Dequantizer(Weights(path)).decoder(NAME) is None  # gguf-py decodes
-    after = llamadiff.compare(path, tokens=[1, 2, 3])
+    after = llamadiff.compare(path, [1, 2, 3])
     assert (before.decoding.by_ggml, before.decoding.refused) == (1, ())
     assert (after.decoding.by_ggml, after.decoding.refused) == (0, (NAME,))
     assert [row.verdict for row in after.rows] == [row.verdict for row in before.rows]
@@ -90,7 +91,7 @@ def test_no_thread_outlives_a_run_that_is_refused(some, monkeypatch):
     monkeypatch.setattr(Dequantizer, "_checked", slow)
     before = threading.enumerate()
     with pytest.raises(UserError, match="no chat template"):
-        llamadiff.compare(some("Q8_0"), "hi", chat=True)
+        llamadiff.compare(some("Q8_0"), Run("hi", chat=True))
     assert set(threading.enumerate()) <= set(before)  # others may have ended meanwhile
 
 

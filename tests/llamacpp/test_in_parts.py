@@ -8,6 +8,7 @@ from models.options import OPTIONS
 from models.small import write_model
 
 from llamadiff import compare
+from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.observer import AT_ONCE, Observer
 
 TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(3, 90, 2 * AT_ONCE + 1))
@@ -40,14 +41,14 @@ def model(arch, folder, kind="F32"):
 )
 def test_a_run_in_parts_is_right(arch, tmp_path):
     """Windows, states, caches: what a part leaves is what the next one finds. Two tokens are generated after it."""
-    found = compare(model(arch, tmp_path), tokens=TOKENS, n_predict=2)
+    found = compare(model(arch, tmp_path), Run(tokens=TOKENS, n_predict=2))
     assert found.verdict == "match", found.headline
     assert len(found.tokens) == len(TOKENS) + 2
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", pytest.param("F16", marks=pytest.mark.slow)])
 def test_what_is_recorded_in_parts_is_what_a_run_in_one_go_records(kind, tmp_path):
-    found = compare(model("llama", tmp_path, kind), tokens=TOKENS, candidate=f"llama.cpp:ubatch={len(TOKENS)}")
+    found = compare(model("llama", tmp_path, kind), TOKENS, candidate=f"llama.cpp:ubatch={len(TOKENS)}")
     assert found.verdict == "match"
     assert len(found.batches) <= 1  # said to be one
     assert all(row.drift.nmse < 1e-9 for row in found.rows if row.layer == 0 and row.drift)

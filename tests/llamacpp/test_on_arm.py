@@ -8,7 +8,8 @@ import pytest
 from tools.asking import asked, tokens
 
 OF_THE_CALL = ("timing", "llamadiff")  # seconds, and the words of the command
-WAYS = (["backend"], ["compare"], ["compare", "--kv-type", "f16"], ["backend", "--kv-type", "f16", "--flash-attn"])
+F16, FLASH = ("--llama-cpp", "kv=f16"), ("--llama-cpp", "kv=f16,flash_attn=on")
+WAYS = (["backend"], ["compare"], ["compare", *F16], ["backend", *FLASH])
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def arm(usage):
 def test_float16_is_right_there(words, arm, random_model):
     """A prompt, whose products are in tiles, and decode steps, row by row."""
     model = random_model("llama.F16")
-    done = asked(arm, words[0], model, *words[1:], "--tokens", tokens(9), "--n-predict", 3, "--json", "-")
+    done = asked(arm, words[0], model, *words[1:], "--tokens", tokens(9), "--n-predict", 3, "-o", "json:-")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["verdict"], report["baseline"]["machine"]) == ("match", "aarch64")
@@ -30,8 +31,8 @@ def test_float16_is_right_there(words, arm, random_model):
 def test_a_recorded_run_is_judged_as_a_live_one(arm, random_model, tmp_path):
     model, path = random_model("llama.F16"), tmp_path / "run.nodes"
     assert asked(arm, "capture", model, "--tokens", tokens(9), "--nodes", "-o", path).returncode == 0
-    live = json.loads(asked(arm, "backend", model, "--tokens", tokens(9), "--json", "-").stdout)
-    later = json.loads(asked(arm, "backend", model, "--recorded", path, "--json", "-").stdout)
+    live = json.loads(asked(arm, "backend", model, "--tokens", tokens(9), "-o", "json:-").stdout)
+    later = json.loads(asked(arm, "backend", model, "--recorded", path, "-o", "json:-").stdout)
     for report in (live, later):
         report["baseline"].pop("prefill_s")
         for name in OF_THE_CALL:

@@ -24,7 +24,7 @@ def recorded(small_model, tmp_path_factory):
 
 
 def report(*words: object) -> dict[str, object]:
-    done = run("backend", *words, "--json", "-")
+    done = run("backend", *words, "-o", "json:-")
     assert done.stdout, done.stderr
     found = json.loads(done.stdout)
     found["baseline"].pop("prefill_s")
@@ -131,5 +131,5 @@ def test_nothing_is_overwritten(recorded):
     model, path = recorded
     before = path.read_bytes()
     assert run("capture", model, *TOKENS, "--nodes", "-o", model).returncode == 2
-    assert run("backend", model, "--recorded", path, "--json", path).returncode == 2
+    assert run("backend", model, "--recorded", path, "-o", f"json:{path}").returncode == 2
     assert path.read_bytes() == before

@@ -91,7 +91,7 @@ def test_words_for_a_shell_are_quoted():
 
 @pytest.mark.parametrize("runner", ["", "'"])
 def test_words_that_are_no_command(runner):
-    with pytest.raises(UserError, match=r"--runner"):
+    with pytest.raises(UserError, match=r"runner="):
         started_by(runner, "")
 
 
@@ -99,7 +99,7 @@ def test_words_that_are_no_command(runner):
 
 
 def said(*words: object) -> dict[str, object]:
-    done = run(*words, *TOKENS, "--json", "-")
+    done = run(*words, *TOKENS, "-o", "json:-")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert "machine" not in report["baseline"]  # it is of this kind
@@ -120,7 +120,7 @@ def alone(tmp_path: Path) -> str:
 
 WAYS = (
     ["compare"], ["backend"], ["compare", "--engine", "graph"], ["backend", "--n-predict", 3],
-    ["compare", "--n-predict", 3, "--kv-type", "f16"],
+    ["compare", "--n-predict", 3, "--llama-cpp", "kv=f16"],
 )  # fmt: skip
 
 
@@ -128,7 +128,7 @@ WAYS = (
 @pytest.mark.parametrize("words", WAYS)
 def test_a_report_is_that_of_a_run_in_place(words, shares, small_model, build, tmp_path):
     asked = [words[0], small_model("llama", "Q8_0"), *words[1:], "--llama-cpp", build]
-    assert said(*asked, "--runner", BARE if shares else alone(tmp_path)) == said(*asked)
+    assert said(*asked, "--llama-cpp", f"runner={BARE if shares else alone(tmp_path)}") == said(*asked)
 
 
 @pytest.mark.parametrize("words", [["capture", "-o"], ["graph"], ["doctor"], ["variants", "--only", "threads=1"]])
@@ -149,7 +149,7 @@ def test_a_saved_op_is_run_there(small_model, build, tmp_path):
     request = text_request(ModelFile(model), Run(tokens=(1, 5, 9)), Path())
     check_nodes(replace(request, nodes=True, keep=str(kept), keep_all=True))
     saved = [path for path in sorted(kept.glob("*.safetensors")) if load(path)[0].name not in LOOKS]
-    done = run("replay", *saved, "--llama-cpp", build, "--runner", alone(tmp_path))
+    done = run("replay", *saved, "--llama-cpp", build, "--llama-cpp", f"runner={alone(tmp_path)}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(done.stdout.splitlines()) >= len(saved) > 20
 
@@ -190,11 +190,11 @@ def test_what_fails_is_said_in_a_line(failure, small_model, tmp_path):
     code, expected = FAILURES[failure]
     runner = "nobody-knows-this -x" if code is None else fake(tmp_path, code)
     for words in (["backend", small_model(), *TOKENS], ["compare", small_model(), *TOKENS]):
-        done = run(*words, "--runner", runner)
+        done = run(*words, "--llama-cpp", f"runner={runner}")
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
         assert expected in done.stderr
-    assert expected in " ".join(run("doctor", "--runner", runner).stdout.split())
+    assert expected in " ".join(run("doctor", "--llama-cpp", f"runner={runner}").stdout.split())
 
 
 def test_a_build_for_another_machine_is_told(small_model, build, tmp_path):
@@ -204,7 +204,7 @@ def test_a_build_for_another_machine_is_told(small_model, build, tmp_path):
     copy = shutil.copytree(library.parent, tmp_path / "copy")
     (copy / library.name).write_bytes(header)
     shutil.copytree(build / "include", copy / "include")
-    done = run("backend", small_model(), *TOKENS, "--llama-cpp", copy, "--runner", BARE)
+    done = run("backend", small_model(), *TOKENS, "--llama-cpp", copy, "--llama-cpp", f"runner={BARE}")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "cannot be loaded on this machine" in done.stderr
 
@@ -213,8 +213,8 @@ def test_no_process_is_left_where_a_runner_starts_another(small_model, tmp_path)
     """It ends when its input does, however many processes are between."""
     mark = f"of-{os.getpid()}-{tmp_path.name}"
     script = fake(tmp_path, f"import subprocess, sys; subprocess.run([{sys.executable!r}, '-I', '-S', *sys.argv[1:]])")
-    assert run("backend", small_model(), *TOKENS, "--runner", f"{script} -c pass").returncode == 2
-    assert run("backend", small_model(), *TOKENS, "--runner", f"env MARK={mark} {script}").returncode == 2
+    assert run("backend", small_model(), *TOKENS, "--llama-cpp", f"runner={script} -c pass").returncode == 2
+    assert run("backend", small_model(), *TOKENS, "--llama-cpp", f"runner=env MARK={mark} {script}").returncode == 2
     ends = time.monotonic() + 20
     while any(mark.encode() in read(path) for path in Path("/proc").glob("[0-9]*/environ")):
         assert time.monotonic() < ends, "a process is left"

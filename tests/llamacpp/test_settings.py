@@ -39,7 +39,7 @@ def test_layers_for_a_gpu_that_is_not_there(command, small_model, tmp_path):
     if has_gpu():
         pytest.skip("this llama.cpp has a GPU")
     more = {"output": tmp_path / "t.safetensors"} if command is record else {}
-    with pytest.raises(UserError, match=r"--gpu-layers 99: this llama\.cpp .* finds no GPU; leave it out, or"):
+    with pytest.raises(UserError, match=r"gpu_layers=99: this llama\.cpp .* finds no GPU; leave it out, or"):
         command(small_model(), Run(tokens=TOKENS, settings=Settings(gpu_layers=99)), **more)
     assert not list(tmp_path.iterdir())
 

@@ -337,8 +337,9 @@ def test_a_mean_of_few_has_no_error():
 def test_every_format_has_it(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(TEXT, encoding="utf-8")
-    found = command("compare", GOOD, PROMPT, "--candidate", SMALL, "--text", path, "--spend", "64K",
-                    "--json", tmp_path / "j", "--markdown", tmp_path / "m", "--html", tmp_path / "h")  # fmt: skip
+    files = [f"{form}:{tmp_path / form[0]}" for form in ("json", "markdown", "html")]
+    words = [word for file in files for word in ("-o", file)]
+    found = command("loss", GOOD, SMALL, PROMPT, "--text", path, "--spend", "64K", *words)
     assert found.returncode == 0, found.stderr
     assert "Q4_K_M costs KL" in found.stdout
     assert "Mean PPL(Q)" in found.stdout
@@ -348,7 +349,7 @@ def test_every_format_has_it(tmp_path):
 
 
 def refusal(*arguments: object) -> str:
-    found = command("compare", *arguments)
+    found = command(*arguments)
     assert found.returncode == 2, found.stdout + found.stderr
     assert found.stderr.count("\n") == 1
     return str(found.stderr)
@@ -359,27 +360,29 @@ def test_bad_input_is_a_line(tmp_path):
     text.write_text("words", encoding="utf-8")
     binary.write_bytes(b"\xff\xfe\x00\x80")
     empty.write_text("", encoding="utf-8")
-    small = (GOOD, PROMPT, "--candidate", SMALL)
+    small = ("loss", GOOD, SMALL, PROMPT)
     assert "is not text" in refusal(*small, "--text", binary)
     assert "is empty" in refusal(*small, "--text", empty)
     assert "no such file" in refusal(*small, "--text", tmp_path / "none").lower()
     assert "expected bytes such as" in refusal(*small, "--spend", "much")
-    assert "give --candidate OTHER.gguf" in refusal(GOOD, PROMPT, "--text", text)
-    assert "no such file" in refusal(GOOD, PROMPT, "--candidate", tmp_path / "none.gguf")
+    assert "is no .gguf file" in refusal("loss", GOOD, text, PROMPT, "--text", text)
+    assert "no such file" in refusal("compare", GOOD, PROMPT, "--candidate", tmp_path / "none.gguf")
 
 
 def test_files_of_different_models_are_a_line(tmp_path):
     other = write_model(tmp_path / "other.gguf", "llama", layers=3)
-    assert "give two files of one model" in refusal(GOOD, PROMPT, "--candidate", other)
+    assert "give two files of one model" in refusal("compare", GOOD, PROMPT, "--candidate", other)
     arch = write_model(tmp_path / "arch.gguf", "qwen2", bias=True)
-    assert "give two files of one model" in refusal(GOOD, PROMPT, "--candidate", arch)
+    assert "give two files of one model" in refusal("compare", GOOD, PROMPT, "--candidate", arch)
 
 
 def test_another_vocabulary_is_a_line(tmp_path):
     tokens = gguf.GGUFReader(SMALL).fields["tokenizer.ggml.tokens"].contents()
     tokens[300] = "otherwise"
     other = with_restored(tmp_path / "other.gguf", (), {"tokenizer.ggml.tokens": tokens})
-    assert "its vocabulary (704 tokens) is not that of tiny.F16.gguf" in refusal(GOOD, PROMPT, "--candidate", other)
+    assert "its vocabulary (704 tokens) is not that of tiny.F16.gguf" in refusal(
+        "compare", GOOD, PROMPT, "--candidate", other
+    )
 
 
 def test_other_shapes_are_a_line(tmp_path):

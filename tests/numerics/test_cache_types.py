@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 from llamaref import Engine
@@ -14,8 +13,8 @@ from proof.injected.attention import quantized, rounded_cache
 from proof.injected.base import TOKENS, altered_at
 
 from llamadiff.candidates.reference import record
-from llamadiff.cli.options import KvType
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
+from llamadiff.llamacpp.variation import settings_of
 from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.types import CACHE_TYPES
 from llamadiff.system.errors import UserError
@@ -42,10 +41,8 @@ def test_the_trace_format_names_them_all():
 
 
 def test_the_option_names_them_all():
-    (option,) = KvType.__metadata__
-    assert option.metavar == f"[{'|'.join(CACHE_TYPES).lower()}]"
-    with pytest.raises(UserError, match=", ".join(CACHE_TYPES).lower()):
-        option.callback(SimpleNamespace(opts=["--kv-type"]), "f17")
+    with pytest.raises(UserError, match=f"--llama-cpp kv=f17: expected one of {', '.join(CACHE_TYPES).lower()}"):
+        settings_of(["kv=f17"])
 
 
 @pytest.mark.parametrize("kind", FEWER)

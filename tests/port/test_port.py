@@ -277,7 +277,7 @@ def command(*arguments):
 
 def test_the_command_names_both_sides(checkpoint, tmp_path):
     path = convert(checkpoint("llama"), "llama", tmp_path / "m.gguf", "F32", "rope-base")
-    ended = command(path, checkpoint("llama"), "--json", tmp_path / "r.json")
+    ended = command(path, checkpoint("llama"), "-o", f"json:{tmp_path / 'r.json'}")
     assert ended.exit_code == 1
     assert "uses base 500000; the file says 10000" in " ".join(ended.output.split())
     assert "modeling_llama.py:" in ended.output

@@ -10,7 +10,7 @@ from llamaref import Engine
 
 from llamadiff import UserError
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
 from llamadiff.engines.reference_model import Model
 from llamadiff.preflight.weight_faults import weight_fault
 from llamadiff.trace.reader import Trace

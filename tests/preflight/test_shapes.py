@@ -29,7 +29,7 @@ def written(path, arrays, tokens=TOKENS):
 
 
 def compared(model, candidate, *options, code=1):
-    done = run("compare", model, "--candidate", candidate, "--json", "-", *options)
+    done = run("compare", model, "--candidate", candidate, "-o", "json:-", *options)
     assert done.returncode == code, (done.stdout, done.stderr)
     return json.loads(done.stdout)
 
@@ -60,7 +60,7 @@ def test_the_last_rows_logits_of_a_dump_are_judged(right, small_model, tmp_path)
 def test_two_traces_are_compared_in_the_row_that_both_have(right, tmp_path):
     whole = written(tmp_path / "a.safetensors", dict(right))
     last = written(tmp_path / "b.safetensors", {"result_output": right["result_output"][-1:]})
-    done = run("diff", whole, last, "--json", "-")
+    done = run("diff", whole, last, "-o", "json:-")
     report = json.loads(done.stdout)
     assert (done.returncode, report["verdict"]) == (0, "match")
     assert (report["logits"]["rows"], report["logits"]["after"]) == (1, 7)

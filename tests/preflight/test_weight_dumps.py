@@ -101,7 +101,7 @@ def compared(path, folder, *options, **weights):
     """The command's report of a trace of these weights alone, and its exit code."""
     metadata = {KEY: json.dumps({"schema": SCHEMA, "tokens": [1, 17, 5]})}
     save_file({f"weights/{name}": array for name, array in weights.items()}, folder / "w.safetensors", metadata)
-    done = run("compare", path, "--candidate", folder / "w.safetensors", "--json", "-", *options)
+    done = run("compare", path, "--candidate", folder / "w.safetensors", "-o", "json:-", *options)
     return json.loads(done.stdout), done.returncode
 
 

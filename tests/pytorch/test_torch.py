@@ -14,6 +14,7 @@ from places import ROOT
 from llamadiff import UserError, compare
 from llamadiff.candidates.transformers import loaded
 from llamadiff.engines.reference_model import Model
+from llamadiff.engines.run_spec import How
 from llamadiff.torch import record
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
@@ -35,7 +36,7 @@ def test_a_hugging_face_model_is_recorded_and_judged(way, kind, hf_model, small_
     assert model.training
     assert trace.info.tokens == TOKENS
     assert trace.dtypes["model.layers.1.mlp.up_proj"] == {"f32": "F32", "bf16": "BF16"}[kind]
-    result = compare(small_model("llama"), candidate=trace if path is None else str(path), name_map="hf")
+    result = compare(small_model("llama"), candidate=trace if path is None else str(path), how=How(name_map="hf"))
     assert result.verdict == ("match" if kind == "f32" else "noise"), result.summary
     assert result.candidate["name"] == "LlamaForCausalLM"
     words = {row.tap.rsplit("-", 1)[0] for row in result.rows}
@@ -141,11 +142,11 @@ def test_the_recipe_of_the_docs_works_as_it_is_written(checkpoint, monkeypatch, 
 
 @needs("torch", "transformers")
 def test_a_directory_of_hugging_face_is_run(checkpoint):
-    result = compare(checkpoint / "my-model.gguf", tokens=TOKENS, candidate=f"transformers:{checkpoint / 'my-model'}")
+    result = compare(checkpoint / "my-model.gguf", TOKENS, candidate=f"transformers:{checkpoint / 'my-model'}")
     assert result.verdict == "match"
 
 
 @needs("torch", "transformers")
 def test_the_directory_alone_is_answered_with_the_way_to_run_it(checkpoint):
     with pytest.raises(UserError, match=f"--candidate transformers:{checkpoint / 'my-model'} runs it"):
-        compare(checkpoint / "my-model.gguf", tokens=TOKENS, candidate=str(checkpoint / "my-model"))
+        compare(checkpoint / "my-model.gguf", TOKENS, candidate=str(checkpoint / "my-model"))

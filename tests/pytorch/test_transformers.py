@@ -20,7 +20,7 @@ GATED = {"llama": DENSE, "qwen2": DENSE, "qwen3": DENSE, "qwen3moe": set(), "sta
 @pytest.mark.parametrize("kind", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("arch", GATED)
 def test_a_third_engine_is_right(arch, kind, small_model):
-    result = compare(small_model(arch), tokens=TOKENS, candidate=f"transformers:{kind}")
+    result = compare(small_model(arch), TOKENS, candidate=f"transformers:{kind}")
     assert result.verdict == ("match" if kind == "f32" else "noise"), result.summary
     assert all(d.harmless for d in result.diagnosis)
     assert result.candidate["name"] == "transformers"
@@ -43,7 +43,7 @@ def test_it_is_right_on_the_trained_model(kind, quantized):
 
 @needs("torch", "transformers")
 def test_quantized_weights_are_the_same_to_it(small_model):
-    assert compare(small_model("llama", "Q8_0"), tokens=TOKENS, candidate="transformers:").verdict == "match"
+    assert compare(small_model("llama", "Q8_0"), TOKENS, candidate="transformers:").verdict == "match"
 
 
 @needs("torch", "transformers")
@@ -51,7 +51,7 @@ def test_what_it_really_does_otherwise_is_named(tmp_path):
     """transformers has no bias on qwen2's head; the file and llama.cpp do."""
     bias = {"output.bias": np.linspace(-1, 1, 96).astype(np.float32)}
     path = write_model(tmp_path / "m.gguf", "qwen2", bias=True, kv_heads=4, tensors=bias)
-    result = compare(path, tokens=TOKENS, candidate="transformers:")
+    result = compare(path, TOKENS, candidate="transformers:")
     assert [row.tap for row in result.wrong] == ["result_output"]
     assert result.diagnosis[0].causes[0].name == "bias-missing"
     assert "every token is off by the same vector, as when a bias is dropped" in result.profile
@@ -67,10 +67,10 @@ SPECS = {
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_is_no_model_is_said(spec, small_model):
     with pytest.raises(UserError, match=SPECS[spec]):
-        compare(small_model(), tokens=TOKENS, candidate=spec)
+        compare(small_model(), TOKENS, candidate=spec)
 
 
 @needs("torch", "transformers")
 def test_what_cannot_be_loaded_is_said(small_model):
     with pytest.raises(UserError, match="cannot load it"):
-        compare(small_model(), tokens=TOKENS, candidate="transformers:.")
+        compare(small_model(), TOKENS, candidate="transformers:.")

@@ -18,9 +18,9 @@ from models.small_others import deepseek2, mamba2, phi3
 
 from llamadiff import Trace, UserError, compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
 from llamadiff.comparison.verbs import record as recorded
-from llamadiff.engines.run_spec import Run
+from llamadiff.engines.run_spec import How, Run
 from llamadiff.llamacpp.request import Settings
 
 TOKENS = (1, 17, 5, 80, 42, 9)
@@ -166,7 +166,7 @@ def judged(result):
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_tap_is_exact(options, tmp_path):
-    result = judged(compare(write_model(tmp_path / "m.gguf", **options), tokens=TOKENS, n_predict=2))
+    result = judged(compare(write_model(tmp_path / "m.gguf", **options), Run(tokens=TOKENS, n_predict=2)))
     assert not result.only_baseline_read
     assert not result.only_engine_read
     assert result.logits.kl < 0.01
@@ -175,13 +175,13 @@ def test_every_tap_is_exact(options, tmp_path):
 @pytest.mark.parametrize("name", ["qwen3", "gpt-oss", "mamba2", "deepseek2"])
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
 def test_a_16_bit_cache_is_exact_too(kind, name, small_model):
-    judged(compare(small_model(name, "Q8_0"), tokens=TOKENS, n_predict=2, settings=Settings(kind, kind)))
+    judged(compare(small_model(name, "Q8_0"), Run(tokens=TOKENS, n_predict=2, settings=Settings(kind, kind))))
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
 @pytest.mark.parametrize("name", ["moe", *ARCHITECTURES])
 def test_every_architecture_is_exact(name, kind, small_model):
-    judged(compare(small_model(name, kind), tokens=TOKENS, n_predict=2))
+    judged(compare(small_model(name, kind), Run(tokens=TOKENS, n_predict=2)))
 
 
 def _with(**ops):
@@ -249,7 +249,7 @@ SETTINGS = {
 @pytest.mark.parametrize(("name", "ops", "tap"), FAULTS.values(), ids=FAULTS)
 def test_a_fault_in_what_an_architecture_adds_is_found(name, ops, tap, small_model):
     path = small_model(name)
-    found = compare(path, tokens=TOKENS, candidate=record(Engine(path, maths=_with(**ops)), TOKENS, "faulty"))
+    found = compare(path, TOKENS, candidate=record(Engine(path, maths=_with(**ops)), TOKENS, "faulty"))
     assert found.first_divergence.tap == tap
 
 
@@ -258,7 +258,7 @@ def test_a_setting_of_an_architecture_that_is_not_heeded_is_found(name, change, 
     path = small_model(name)
     engine = Engine(path)
     engine.config = change(engine.config)
-    assert compare(path, tokens=TOKENS, candidate=record(engine, TOKENS, "faulty")).first_divergence.tap == tap
+    assert compare(path, TOKENS, candidate=record(engine, TOKENS, "faulty")).first_divergence.tap == tap
 
 
 def test_positions_that_are_off_by_one_are_found(small_model):
@@ -266,13 +266,13 @@ def test_positions_that_are_off_by_one_are_found(small_model):
     engine = Engine(path)
     right = engine.positions
     engine.positions = lambda positions: right(positions + 1)
-    assert compare(path, tokens=TOKENS, candidate=record(engine, TOKENS, "faulty")).first_divergence.tap == "pos_embd"
+    assert compare(path, TOKENS, candidate=record(engine, TOKENS, "faulty")).first_divergence.tap == "pos_embd"
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_right_candidate_that_looks_nothing_up_is_right(name, small_model):
     path = small_model(name)
-    assert compare(path, tokens=TOKENS, candidate=record(Engine(path), TOKENS, "right")).verdict == "match"
+    assert compare(path, TOKENS, candidate=record(Engine(path), TOKENS, "right")).verdict == "match"
 
 
 FLASH = Settings("F16", "F16", flash_attn=True)
@@ -280,7 +280,7 @@ FLASH = Settings("F16", "F16", flash_attn=True)
 
 def test_flash_attention_is_right_and_hides_the_scores(small_model):
     """Its sums in float16 are within the limit that follows from them."""
-    result = compare(small_model(), tokens=TOKENS, n_predict=2, settings=FLASH)
+    result = compare(small_model(), Run(tokens=TOKENS, n_predict=2, settings=FLASH))
     assert result.verdict == "match"
     attended = [row for row in result.rows if row.tap.startswith("kqv_out")]
     assert all(row.local.nmse < row.local.limit < 1e-5 for row in attended)
@@ -292,20 +292,20 @@ def test_flash_attention_that_is_off_by_a_hundredth_is_wrong(small_model, tmp_pa
     trace = recorded(small_model(), Run(tokens=TOKENS, settings=FLASH), tmp_path / "t.safetensors")
     arrays = {name: np.array(trace[name]) for name in trace}
     arrays["kqv_out-1"] *= np.float32(1.01)
-    result = compare(small_model(), candidate=Trace(trace.info, arrays, trace.dtypes), settings=FLASH)
+    result = compare(small_model(), Run(settings=FLASH), candidate=Trace(trace.info, arrays, trace.dtypes))
     assert result.first_divergence.tap == "kqv_out-1"
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt-oss", "deepseek2"])
 def test_a_quantized_cache_is_judged_with_its_rounding(name, small_model):
-    result = compare(small_model(name), tokens=TOKENS, settings=Settings("Q8_0", "Q8_0", flash_attn=True))
+    result = compare(small_model(name), Run(tokens=TOKENS, settings=Settings("Q8_0", "Q8_0", flash_attn=True)))
     assert result.verdict in ("match", "noise")
 
 
 @pytest.mark.parametrize("arch", ["qwen2", "stablelm"])
 def test_scales_that_the_architecture_does_not_ask_for_are_left_out(arch, tmp_path):
     options = {**SMALL[arch], "tensors": scales(("ffn_up", "ffn_gate", "ffn_down"))}
-    result = compare(write_model(tmp_path / "m.gguf", **options), tokens=TOKENS)
+    result = compare(write_model(tmp_path / "m.gguf", **options), TOKENS)
     assert result.verdict == "match"
     assert not result.only_engine_read
 
@@ -326,12 +326,12 @@ def informed(trace, **changes):
 def test_partial_rotary_stops_llama_cpp_and_not_the_user(tmp_path):
     path = write_model(tmp_path / "m.gguf", "qwen3", qk_norm=True, extra={"rope.dimension_count": 32})
     with pytest.raises(UserError, match=r"SIGABRT.*n_embd_head == n_rot"):
-        compare(path, tokens=TOKENS)
+        compare(path, TOKENS)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.partition(".")[0] in ARCHITECTURES])
 def test_models_of_llama_cpps_making_are_exact(name, random_model):
-    judged(compare(random_model(name), tokens=TOKENS, n_predict=8))
+    judged(compare(random_model(name), Run(tokens=TOKENS, n_predict=8)))
 
 
 def test_what_the_engine_finds_the_graph_explains(small_model):
@@ -341,6 +341,6 @@ def test_what_the_engine_finds_the_graph_explains(small_model):
     wrong = record(Engine(path, maths=uncapped), TOKENS, "mine")
     found = diff(record(Engine(path), TOKENS, "right"), wrong, path)
     assert found.first_divergence.tap == "kq_soft_max-0"
-    by = [compare(path, tokens=TOKENS, candidate=wrong, engine=engine) for engine in ("numpy", "graph")]
+    by = [compare(path, TOKENS, candidate=wrong, how=How(engine=engine)) for engine in ("numpy", "graph")]
     for named in (found, *by):
         assert [cause.name for cause in named.diagnosis[0].causes] == ["softcap-missing"]

@@ -10,7 +10,8 @@ from models.small_others import phi3
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
+from llamadiff.engines.run_spec import How, Run
 from llamadiff.judge.coverage import BEGINNING
 from llamadiff.llamacpp.request import LONG
 from llamadiff.trace.reader import Trace
@@ -70,7 +71,7 @@ def without_scores(trace):
 @pytest.mark.parametrize("n", [LONG, LONG + 1])
 def test_llama_cpps_scores_are_recorded_up_to_a_length(n, paths, tmp_path):
     tokens = [int(token) for token in np.random.default_rng(4).integers(3, 90, n)]
-    found = compare(paths["llama"], tokens=tokens)
+    found = compare(paths["llama"], tokens)
     assert found.verdict == "match"
     taps = {row.tap for row in found.rows}
     assert ("kq-0" in taps) == ("kq_soft_max-1" in taps) == (n <= LONG)
@@ -79,7 +80,7 @@ def test_llama_cpps_scores_are_recorded_up_to_a_length(n, paths, tmp_path):
 
 def test_scores_of_a_long_prompt_are_recorded_when_asked_for(paths):
     tokens = [int(token) for token in np.random.default_rng(4).integers(3, 90, LONG + 10)]
-    found = compare(paths["llama"], tokens=tokens, patterns=["kq*"])
+    found = compare(paths["llama"], Run(tokens=tokens, patterns=["kq*"]))
     assert {row.tap for row in found.rows} == {
         f"{word}-{i}" for word in ("kq", "kq_soft_max", "kqv_out") for i in (0, 1)
     }
@@ -88,7 +89,7 @@ def test_scores_of_a_long_prompt_are_recorded_when_asked_for(paths):
 
 def test_the_free_run_of_a_long_prompt_is_the_beginning_of_the_whole_one(paths, tmp_path):
     tokens = [int(token) for token in np.random.default_rng(4).integers(3, 90, LONG + 1)]
-    short, whole = compare(paths["llama"], tokens=tokens), compare(paths["llama"], tokens=tokens, save=tmp_path)
+    short, whole = compare(paths["llama"], tokens), compare(paths["llama"], tokens, save=tmp_path)
     assert (short.free_tokens, whole.free_tokens) == (BEGINNING, len(tokens))
     assert short.verdict == whole.verdict == "match"
     assert f"over the first {BEGINNING} tokens" in short.summary
@@ -128,7 +129,7 @@ def test_a_fault_late_in_a_long_prompt_is_found(paths):
     tokens = [int(token) for token in np.random.default_rng(4).integers(3, 90, LONG + 9)]
     right = without_scores(record(Engine(paths["llama"]), tokens, "right"))
     wrong = without_scores(record(Late(paths["llama"]), tokens, "wrong"))
-    found = diff(right, wrong, paths["llama"], diagnose=False)
+    found = diff(right, wrong, paths["llama"], how=How(diagnose=False))
     assert [row.tap for row in found.wrong] == ["attn_norm-1"]
     local = found.wrong[0].local
     assert [i for i, error in enumerate(local.per_token) if error > local.limit] == list(range(LONG, LONG + 9))

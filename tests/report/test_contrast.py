@@ -47,7 +47,7 @@ def used(shape: str) -> set[Style]:
     file = io.StringIO()
     console = Console(file=file, width=100, force_terminal=True, color_system="truecolor", record=True)
     its = SHAPES[shape]
-    render(its, console, full=True, verbose=True)
+    render(its, console, full=True)
     render(its, console)
     return {segment.style for segment in console._record_buffer if segment.style}
 

@@ -23,6 +23,7 @@ from traces import TOKENS, save
 import llamadiff
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.logits import TopToken
+from llamadiff.engines.run_spec import How
 from llamadiff.report.command_line import MOST as LONGEST
 from llamadiff.report.command_line import command_line
 from llamadiff.report.formats import About
@@ -121,7 +122,7 @@ def test_tokens_that_the_candidate_alone_ranks_first_are_told_once(result):
 
 
 def test_a_right_run_is_short_and_has_no_taps_around_anything(small_model):
-    text = to_markdown(llamadiff.compare(small_model(), tokens=TOKENS), About())
+    text = to_markdown(llamadiff.compare(small_model(), TOKENS), About())
     assert text.startswith("### MATCH: ")
     assert "**Around" not in text
     assert "```" not in text
@@ -129,7 +130,7 @@ def test_a_right_run_is_short_and_has_no_taps_around_anything(small_model):
 
 
 def test_a_graph_has_a_line_for_each_layer(small_model):
-    text = to_markdown(llamadiff.compare(small_model(), tokens=TOKENS, engine="graph"), About())
+    text = to_markdown(llamadiff.compare(small_model(), TOKENS, how=How(engine="graph")), About())
     assert "drift" not in text  # a column that nothing fills
     assert "\n| 1 | `" in text
 
@@ -260,14 +261,14 @@ def test_the_summary_of_a_job_gets_the_block_too(small_model, tmp_path, monkeypa
     summary, target = tmp_path / "summary.md", tmp_path / "report.md"
     summary.write_text("before\n", encoding="utf-8")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    done = run("check", faulty, "--model", small_model(), "--markdown", target)
+    done = run("check", faulty, "--model", small_model(), "-o", f"markdown:{target}")
     assert done.returncode == 1, done.stderr
     assert summary.read_text("utf-8") == "before\n" + target.read_text("utf-8")
     assert "### WRONG: 0 of 1 runs are right" in target.read_text("utf-8")
-    run("check", faulty, "--model", small_model(), "--markdown", summary)
+    run("check", faulty, "--model", small_model(), "-o", f"markdown:{summary}")
     assert summary.read_text("utf-8").startswith("before\n")
     assert summary.read_text("utf-8").count("### WRONG: 0 of 1") == 2
-    run("check", faulty, "--model", small_model(), "--json", tmp_path / "report.json")
+    run("check", faulty, "--model", small_model(), "-o", f"json:{tmp_path / 'report.json'}")
     assert summary.read_text("utf-8").count("### WRONG: 0 of 1") == 2
 
 
@@ -276,7 +277,7 @@ def test_a_summary_that_is_full_is_left_as_it_is_and_said(small_model, tmp_path,
     summary = tmp_path / "summary.md"
     summary.write_bytes(b"x" * (1 << 20))
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    done = run("check", faulty, "--model", small_model(), "--markdown", "-")
+    done = run("check", faulty, "--model", small_model(), "-o", "markdown:-")
     assert done.returncode == 1
     assert summary.stat().st_size == 1 << 20
     assert "GITHUB_STEP_SUMMARY: " in done.stderr

@@ -172,11 +172,11 @@ def test_columns_are_in_the_order_of_layers_that_differ():
 
 def test_html_is_an_option_that_keeps_pictures(small_model, faulty, tmp_path):
     target, trace = tmp_path / "report.html", save(faulty, tmp_path / "faulty.safetensors")
-    assert run("compare", small_model(), trace, "--html", target).returncode == 1
+    assert run("compare", small_model(), trace, "-o", f"html:{target}").returncode == 1
     assert json.loads(Parsed(target.read_text("utf-8")).scripts[0])[0]["closeups"]
-    assert run("backend", small_model(), "--tokens", "1,17,5", "--html", target).returncode == 0
+    assert run("backend", small_model(), "--tokens", "1,17,5", "-o", f"html:{target}").returncode == 0
     assert json.loads(Parsed(target.read_text("utf-8")).scripts[0])[0]["closeups"]
-    done = run("check", trace, "--model", small_model(), "--html", "-")
+    done = run("check", trace, "--model", small_model(), "-o", "html:-")
     assert json.loads(Parsed(done.stdout).scripts[0])[0]["closeups"]
 
 

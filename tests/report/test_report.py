@@ -18,7 +18,8 @@ from traces import TOKENS, save
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
+from llamadiff.engines.run_spec import Run
 from llamadiff.report.json import to_json, to_object
 from llamadiff.trace.metadata import Info
 
@@ -32,8 +33,8 @@ def faulty(small_model, tmp_path_factory):
 
 def test_reports_fit_the_schema(small_model, faulty):
     for result in (
-        compare(small_model(), tokens=TOKENS, n_predict=2),
-        compare(small_model(), tokens=TOKENS, candidate=faulty),
+        compare(small_model(), Run(tokens=TOKENS, n_predict=2)),
+        compare(small_model(), TOKENS, candidate=faulty),
     ):
         jsonschema.validate(json.loads(to_json(result)), REPORT_SCHEMA)
 
@@ -46,7 +47,7 @@ def test_a_report_without_a_model_fits_the_schema(small_model, tmp_path):
 def test_numbers_that_are_not_finite_are_null(small_model, tmp_path):
     right = record(Engine(small_model()), TOKENS, "mine")
     right.stored("ffn_up-0")[1, 2] = np.nan
-    report = to_object(compare(small_model(), tokens=TOKENS, candidate=right))
+    report = to_object(compare(small_model(), TOKENS, candidate=right))
     jsonschema.validate(report, REPORT_SCHEMA)
     row = next(row for row in report["taps"] if row["tap"] == "ffn_up-0")
     assert row["local"]["nmse"] is None
@@ -56,7 +57,7 @@ def test_numbers_that_are_not_finite_are_null(small_model, tmp_path):
 
 
 def test_match_exits_0_and_json_is_pure(small_model):
-    done = in_process_of_its_own("compare", small_model(), "--tokens", "1,17,5,80", "--n-predict", "2", "--json", "-")
+    done = in_process_of_its_own("compare", small_model(), "--tokens", "1,17,5,80", "--n-predict", "2", "-o", "json:-")
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert report["verdict"] == "match"
@@ -65,7 +66,7 @@ def test_match_exits_0_and_json_is_pure(small_model):
 
 
 def test_wrong_exits_1_and_names_the_tap(small_model, faulty, tmp_path):
-    files = ("--json", tmp_path / "r.json", "--csv", tmp_path / "r.csv", "--save", tmp_path / "kept")
+    files = ("-o", f"json:{tmp_path / 'r.json'}", "-o", f"csv:{tmp_path / 'r.csv'}", "-o", f"{tmp_path / 'kept'}/")
     done = run("compare", small_model(), "--tokens", "1 17 5 80", "--candidate", faulty, *files)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith("WRONG  RoPE, layers 0, 1: rotates (i, i+32)")
@@ -77,7 +78,7 @@ def test_wrong_exits_1_and_names_the_tap(small_model, faulty, tmp_path):
 
 @pytest.mark.parametrize(("fail_on", "code"), [("wrong", 1), ("noise", 1), ("never", 0)])
 def test_fail_on(fail_on, code, small_model, faulty):
-    arguments = ("--tokens", "1,17,5,80", "--candidate", faulty, "--fail-on", fail_on, "--json", "-")
+    arguments = ("--tokens", "1,17,5,80", "--candidate", faulty, "--fail-on", fail_on, "-o", "json:-")
     assert run("compare", small_model(), *arguments).returncode == code
 
 

@@ -67,7 +67,7 @@ def titled(text: str, title: str) -> list[str]:
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_line_is_wider_than_the_console(name: str, width: int, full: bool) -> None:
-    text = printed(SHAPES[name], width, full=full, verbose=full)
+    text = printed(SHAPES[name], width, full=full)
     assert max(cell_len(line) for line in text.splitlines()) <= width
     assert not any(line != line.rstrip() for line in text.splitlines())
 
@@ -87,7 +87,7 @@ def test_at_80_cells_own_error_and_what_was_inherited_are_there(name: str) -> No
 @pytest.mark.parametrize("width", [1, 7, 20, 33, 40, 60, 79])
 @pytest.mark.parametrize("name", SHAPES)
 def test_narrow_consoles_fold_and_drop_but_do_not_crash(name: str, width: int) -> None:
-    printed(SHAPES[name], width, full=True, verbose=True)
+    printed(SHAPES[name], width, full=True)
     text = printed(SHAPES[name], width)
     assert max(cell_len(line) for line in text.splitlines()) <= max(width, 2)
 
@@ -119,7 +119,7 @@ def test_sections_come_in_reading_order() -> None:
         rows(2, wrong=("Qcur_rope-1",)), missing=("kq-0", "kq-1"), only_baseline_read=("rope_freqs.weight",),
         only_engine_read=("output.bias",), arithmetics={"Q4_K": "Q8_K"}, next_steps=("compare your rotation",),
     )  # fmt: skip
-    text = printed(its, 100, full=True, verbose=True)
+    text = printed(its, 100, full=True)
     words = [
         "WRONG", "Qcur_rope-1[0, 0] is 2; on its inputs 1 is right", "tiny.gguf", "llama.cpp (b9)", "my-engine (0.3)",
         '403:" Once"', "x limit", "result_output", "KL 2.4e-01 nats", "2 taps were not recorded: kq-0, kq-1",
@@ -134,8 +134,8 @@ def test_sections_come_in_reading_order() -> None:
 def test_how_it_was_computed_is_for_those_who_ask() -> None:
     its = comparison(rows(2), arithmetics={"Q4_K": "Q8_K"})
     assert "Q8_K" not in printed(its)
-    assert "Q4_K weights by Q8_K activations" in printed(its, verbose=True)
-    assert "capture 0.4 s" in printed(its, verbose=True)
+    assert "Q4_K weights by Q8_K activations" in printed(its, full=True)
+    assert "capture 0.4 s" in printed(its, full=True)
 
 
 # the table
@@ -347,7 +347,7 @@ def test_missing_facts_leave_no_trace() -> None:
         model={"file": None, "architecture": None, "layers": 0, "weight_types": {}}, baseline={}, candidate={},
         logits=None, timing={}, next_steps=(), tokens=(),
     )  # fmt: skip
-    text = printed(bare, full=True, verbose=True)
+    text = printed(bare, full=True)
     assert "None" not in text
     assert "nats" not in text
     assert "next  " not in text
@@ -432,7 +432,7 @@ def test_nothing_from_a_file_is_obeyed() -> None:
         only_baseline_read=(HOSTILE,), only_engine_read=(HOSTILE,), next_steps=(HOSTILE,),
     )  # fmt: skip
     for width in (20, 80, 400):
-        text = printed(its, width, full=True, verbose=True)
+        text = printed(its, width, full=True)
         assert not set(text) & set("\x1b\x07\r\u202e\u2066\x9b\ud800")
         text.encode("utf-8")
     assert r"\x1b[31mred\x1b[0m\x07\r\n[bold]x[/bold]\u202egnp.exe\u2066\x9b2J\ud800[/]" in text

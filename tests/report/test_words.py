@@ -11,7 +11,8 @@ from llamaref import Engine, ops
 from traces import changed, only
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
+from llamadiff.engines.run_spec import How
 from llamadiff.report.terminal.report import make_console, render
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 61)
@@ -207,7 +208,7 @@ def test_a_span_before_attention_names_its_end_and_fused_kernels(path, right):
     engine = Engine(path, maths=SimpleNamespace(**{**vars(ops), "attention_values": blurred}))
     faulty = record(engine, TOKENS, "mine")
     recorded = [name for name in faulty if not name.startswith(("kq-", "kq_soft_max-", "kv_"))]
-    result = diff(right, only(faulty, *recorded), path, diagnose=False)
+    result = diff(right, only(faulty, *recorded), path, how=How(diagnose=False))
     step = next(step for step in result.next_steps if step.startswith("write "))
     assert step.startswith("write kv_k-0 and kv_v-0 next, the rows that attention reads")
     assert "kq" not in step.replace("kqv_out-0", "")  # what such an engine has no tensors of
@@ -220,7 +221,7 @@ def test_an_attention_whose_rows_were_recorded_is_asked_for_no_more(path, right)
 
     faulty = record(Engine(path, maths=SimpleNamespace(**{**vars(ops), "attention_values": blurred})), TOKENS, "mine")
     recorded = [name for name in faulty if not name.startswith(("kq-", "kq_soft_max-"))]
-    result = diff(right, only(faulty, *recorded), path, diagnose=False)
+    result = diff(right, only(faulty, *recorded), path, how=How(diagnose=False))
     assert "the rows that attention reads were recorded" in result.next_steps[0]
     assert not any(step.startswith("write ") for step in result.next_steps)
 
@@ -231,7 +232,7 @@ def test_scores_are_asked_of_an_engine_that_has_them(path, right):
 
     faulty = record(Engine(path, maths=SimpleNamespace(**{**vars(ops), "attention_values": blurred})), TOKENS, "mine")
     recorded = [name for name in faulty if name not in ("kq-0", "kq_soft_max-0")]
-    result = diff(right, only(faulty, *recorded), path, diagnose=False)
+    result = diff(right, only(faulty, *recorded), path, how=How(diagnose=False))
     assert "write kq-0, kq_soft_max-0 next: one of these ops is wrong, or kqv_out-0 itself" in result.next_steps
 
 

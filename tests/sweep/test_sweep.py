@@ -110,8 +110,8 @@ def test_the_same_case_twice_is_one(tmp_path):
         ({"prompts": [1]}, "expected text"),
         ({"models": ["none.gguf"]}, "no such model file"),
         ({"candidates": ["none.gguf"]}, "no such model file"),
-        ({"settings": [{"flash": True}]}, "flash is no setting; there are kv_type"),
-        ({"settings": [{"flash_attn": 1}]}, "expected bool"),
+        ({"settings": [{"flash": True}]}, "settings 1: flash=on: expected KEY=VALUE, with a key of kv"),
+        ({"settings": [{"flash_attn": 1}]}, "settings 1: flash_attn=1: expected on or off"),
         ({"settings": [{"kv_type": "q9"}]}, "expected one of f32"),
         ({"n_predict": "four"}, "expected a number"),
         ({"chat": 1}, "expected true or false"),
@@ -176,7 +176,7 @@ def test_what_every_process_dies_of_is_told_and_the_others_go_on():
 def test_a_sweep_is_summed_up_and_not_done_twice(tmp_path):
     path = plan(tmp_path, prompts=["Once", "The fox"], settings=[{}, {"device": "none"}])
     out, page = tmp_path / "rows", tmp_path / "page.md"
-    first = command("sweep", path, "--out", out, "--jobs", "2", "--markdown", page)
+    first = command("sweep", path, "--out", out, "--jobs", "2", "-o", f"markdown:{page}")
     assert first.returncode == 2
     assert len(rows_of(out)) == 4
     assert first.stderr.count("/4  ") == 4

@@ -153,7 +153,7 @@ def _of_build(folder: Path) -> Usage:
 
 def _on_vulkan(folder: Path) -> Usage:
     """Devices that are a CPU are passed over, unless they are asked for."""
-    return Usage(("--llama-cpp", str(folder), "--device", "Vulkan0"), {"GGML_VK_VISIBLE_DEVICES": "0"})
+    return Usage(("--llama-cpp", str(folder), "--llama-cpp", "device=Vulkan0"), {"GGML_VK_VISIBLE_DEVICES": "0"})
 
 
 def _of_package(folder: Path) -> Usage:

@@ -195,7 +195,7 @@ def runner(variant: Variant) -> str:
 
 def use(variant: Variant, folder: Path) -> Usage:
     """How llamadiff is asked about it."""
-    options = ("--runner", runner(variant), "--llama-cpp", str(folder))
+    options = ("--llama-cpp", f"runner={runner(variant)}", "--llama-cpp", str(folder))
     return Usage(options, {"CC": variant.machine.compiler})
 
 

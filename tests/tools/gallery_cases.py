@@ -16,6 +16,7 @@ import llamadiff
 from llamadiff.candidates.reference import record
 from llamadiff.comparison import demo
 from llamadiff.comparison.result import Comparison
+from llamadiff.engines.run_spec import How, Run
 from llamadiff.system.progress import silent
 
 TOKENS = tuple(range(3, 15))
@@ -47,7 +48,7 @@ def rotated(layers: int, wrong: Collection[int], spoiled: Collection[str] = ()) 
     trace = record(Engine(model, maths=maths), list(TOKENS), "my-engine")
     for name in spoiled:
         trace.stored(name)[...] *= np.float32(1.1)
-    return llamadiff.compare(model, tokens=TOKENS, candidate=trace)
+    return llamadiff.compare(model, TOKENS, candidate=trace)
 
 
 def unknown() -> Comparison:
@@ -58,7 +59,7 @@ def unknown() -> Comparison:
 
     model = model_of(24)
     trace = record(Engine(model, maths=SimpleNamespace(**{**vars(ops), "swiglu": bent})), list(TOKENS), "my-engine")
-    return llamadiff.compare(model, tokens=TOKENS, candidate=trace)
+    return llamadiff.compare(model, TOKENS, candidate=trace)
 
 
 def noise() -> Comparison:
@@ -67,7 +68,7 @@ def noise() -> Comparison:
     trace = record(Engine(model), list(TOKENS), "my-engine")
     for values in map(trace.stored, trace):
         values[...] = values.astype(np.float16)
-    return llamadiff.compare(model, tokens=TOKENS, candidate=trace)
+    return llamadiff.compare(model, TOKENS, candidate=trace)
 
 
 def unchecked() -> Comparison:
@@ -81,13 +82,13 @@ def unchecked() -> Comparison:
 
 def graph_only() -> Comparison:
     """llama.cpp's graph, node by node, as of an architecture that the reference engine does not know."""
-    return llamadiff.compare(model_of(24), tokens=TOKENS, engine="graph")
+    return llamadiff.compare(model_of(24), TOKENS, how=How(engine="graph"))
 
 
 CASES: dict[str, Callable[[], Comparison]] = {
     "right-3": lambda: demo.run(silent)[0],
     "wrong-3": lambda: demo.run(silent)[1],
-    "right-24": lambda: llamadiff.compare(model_of(24), tokens=TOKENS),
+    "right-24": lambda: llamadiff.compare(model_of(24), TOKENS),
     "one-24": lambda: rotated(24, (), ["ffn_up-11"]),
     "rope-24": lambda: rotated(24, [11]),
     "every-24": lambda: rotated(24, range(24)),
@@ -96,9 +97,9 @@ CASES: dict[str, Callable[[], Comparison]] = {
     "thirty-80": lambda: rotated(80, range(0, 30, 2)),
     "unknown-24": unknown,
     "several-24": lambda: rotated(24, [5], ["ffn_up-9", "kqv_out-17", "attn_norm-20"]),
-    "right-80": lambda: llamadiff.compare(model_of(80), tokens=TOKENS),
+    "right-80": lambda: llamadiff.compare(model_of(80), TOKENS),
     "noise-24": noise,
     "unchecked-24": unchecked,
-    "decode-24": lambda: llamadiff.compare(model_of(24), tokens=TOKENS, n_predict=3),
+    "decode-24": lambda: llamadiff.compare(model_of(24), Run(tokens=TOKENS, n_predict=3)),
     "graph": graph_only,
 }

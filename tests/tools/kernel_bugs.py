@@ -55,7 +55,7 @@ BUGS = (
         "i01 < ne01; i01 += nth", "i01 < ne01 - llamadiff_bug(2); i01 += nth", "RMS_NORM"),
     Bug("flash attention's mask is off by one", "ops.cpp", "ggml_compute_forward_flash_attn_ext_f16_one_chunk(",
         "GGML_CPU_FP16_TO_FP32(mp[ic])", "GGML_CPU_FP16_TO_FP32(mp[ic + llamadiff_bug(3)])", "FLASH_ATTN_EXT",
-        ("--flash-attn",)),
+        ("--llama-cpp", "flash_attn=on")),
     Bug("a stride is ignored", "ops.cpp", "static void ggml_compute_forward_dup_bytes(",
         "    const size_t type_size = ggml_type_size(src0->type);",
         "    if (llamadiff_bug(4)) { memcpy(dst->data, src0->data, ggml_nbytes(dst)); return; }\n"
@@ -99,7 +99,7 @@ def _is_said(checkout: Path, number: int, bug: Bug | None, models: dict[str, Pat
     kept, wrong_build = folder / f"kept{number}", {**os.environ, "LLAMADIFF_BUG": str(number)}
     op, options = (bug.op, bug.options) if bug is not None else ("", ())
     model = models.get(op, shipped_model(quantized=True))
-    words = ["backend", model, "--tokens", TOKENS, *options, "--keep", kept, "--json", "-", "--llama-cpp", checkout]
+    words = ["backend", model, "--tokens", TOKENS, *options, "--keep", kept, "-o", "json:-", "--llama-cpp", checkout]
     report = json.loads(_run(wrong_build, *words).stdout)
     ops = sorted({tap["op"] for tap in report["taps"] if tap["verdict"] == "wrong"})
     saved = [path for path in sorted(kept.glob("*.safetensors")) if load(path)[0].name == op][:1]

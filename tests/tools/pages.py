@@ -22,7 +22,7 @@ from llamadiff.engines.run_spec import How, Run
 from llamadiff.report.formats import About
 from llamadiff.report.html.page import to_html
 
-COMMAND = About(("llamadiff", "compare", "model.gguf", "mine.safetensors", "--html", "report.html"))
+COMMAND = About(("llamadiff", "compare", "model.gguf", "mine.safetensors", "-o", "report.html"))
 WIDTHS, THEMES = (1280, 390), ("light", "dark")
 
 

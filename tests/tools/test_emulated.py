@@ -36,7 +36,7 @@ def test_a_part_is_asked_through_its_emulator(monkeypatch, tmp_path):
     (root / "whole").touch()
     usage = emulated.PARTS["sve256"].use(tmp_path / "build")
     command = f"qemu-aarch64 -cpu max,sve-default-vector-length=32 -L {root} {root}/usr/bin/python3.11"
-    assert usage.options == ("--runner", command, "--llama-cpp", str(tmp_path / "build"))
+    assert usage.options == ("--llama-cpp", f"runner={command}", "--llama-cpp", str(tmp_path / "build"))
     assert usage.environment == {"CC": "aarch64-linux-gnu-gcc"}
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import llamadiff
+from llamadiff.engines.run_spec import Run
 from tools.benchmarks import synthesize
 
 TOKENS = (1, 20, 35, 7, 9, 11)
@@ -18,7 +19,7 @@ TOKENS = (1, 20, 35, 7, 9, 11)
 def test_llama_cpp_and_the_engine_agree_on_a_synthetic_model(mix: str, tmp_path: Path) -> None:
     path = tmp_path / f"{mix}.gguf"
     synthesize.write(synthesize.SHAPES["mini"], mix, path)
-    comparison = llamadiff.compare(path, tokens=TOKENS, n_predict=2)
+    comparison = llamadiff.compare(path, Run(tokens=TOKENS, n_predict=2))
     assert comparison.verdict == "match"
     assert {row.tap: row.local.nmse for row in comparison.rows if not row.local.nmse <= 1e-11} == {}
     assert 0.1 < comparison.rows[-1].baseline.rms < 10

@@ -234,7 +234,7 @@ def test_what_is_assumed_is_said(small_model):
 def test_all_formats(small_model, tmp_path):
     path = small_model("llama", "Q8_0")
     places = [tmp_path / name for name in ("r.json", "r.csv", "r.md")]
-    done = run("weights", path, "--json", places[0], "--csv", places[1], "--markdown", places[2])
+    done = run("weights", path, "-o", f"json:{places[0]}", "-o", f"csv:{places[1]}", "-o", f"markdown:{places[2]}")
     assert done.returncode == 0
     data = json.loads(places[0].read_text("utf-8"))
     names = list(Weights(path))
@@ -246,7 +246,7 @@ def test_all_formats(small_model, tmp_path):
     for name in names:
         assert name in places[2].read_text("utf-8")
         assert name in done.stdout
-    assert run("weights", path, "--csv", "-").stdout == places[1].read_text("utf-8")
+    assert run("weights", path, "-o", "csv:-").stdout == places[1].read_text("utf-8")
 
 
 def test_nothing_given_is_overwritten(small_model, tmp_path):
@@ -254,8 +254,9 @@ def test_nothing_given_is_overwritten(small_model, tmp_path):
     shutil.copy(small_model(), a), shutil.copy(small_model(), b)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "config.json").write_text("{}", encoding="utf-8")
-    for words in ((a, "--json", a), (a, b, "--csv", b), (a, tmp_path / "c", "--markdown", tmp_path / "c/config.json")):
-        done = run("weights", *words)
+    c = tmp_path / "c"
+    for *words, file in ((a, f"json:{a}"), (a, b, f"csv:{b}"), (a, c, f"markdown:{c / 'config.json'}")):
+        done = run("weights", *words, "-o", file)
         assert (done.returncode, done.stdout) == (2, "")
     assert (tmp_path / "c" / "config.json").read_text("utf-8") == "{}"
 

@@ -30,8 +30,9 @@ from llamadiff.candidates.opening import resolve
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
 from llamadiff.cli.commands import app
-from llamadiff.comparison.api import diff
+from llamadiff.comparison.verbs import diff
 from llamadiff.engines.reference_model import Model
+from llamadiff.engines.run_spec import How
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.numerics.halves import round_bf16
@@ -484,7 +485,7 @@ def engine_trace(folder, *flags):
 @needs("cc")
 def test_a_right_engine_in_c_matches(one_layer):
     folder, model, _ = one_layer
-    result = llamadiff.compare(model, tokens=TOKENS, candidate=engine_trace(folder), partial=True)
+    result = llamadiff.compare(model, TOKENS, candidate=engine_trace(folder), how=How(partial=True))
     assert result.verdict == "match"
     assert result.missing == ("result_norm", "result_output")
     assert len(result.rows) == 18

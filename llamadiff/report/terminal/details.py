@@ -1,4 +1,4 @@
-"""What a verbose report adds: how weights were decoded and multiplied, who is nearer to the engine, where time went."""
+"""What a full report adds: how weights were decoded and multiplied, who is nearer to the engine, where time went."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _short_run(comparison: Comparison) -> list[Text]:
     if free is None or free >= tokens:
         return []
     about = "what rounding explains is" if any("candidate" in row.distance for row in comparison.rows) else "drift is"
-    words = f"{about} measured over the first {free} of {tokens} tokens, local errors over all; --save DIR does both"
+    words = f"{about} measured over the first {free} of {tokens} tokens, local errors over all; -o DIR/ does both"
     return [Text(words)]
 
 

@@ -38,8 +38,8 @@ def say(words: str) -> None:
     make_console().print(Text(words))
 
 
-def render(comparison: Comparison, console: Console, full: bool = False, verbose: bool = False) -> None:
-    """Print a comparison. ``full``: every layer, token and cause; ``verbose``: how it was computed, too."""
+def render(comparison: Comparison, console: Console, full: bool = False) -> None:
+    """Print a comparison. ``full``: every layer, token and cause, and how it was computed."""
     page = Page(console)
     put_headline(page, comparison, full)
     page.blank()
@@ -60,7 +60,7 @@ def render(comparison: Comparison, console: Console, full: bool = False, verbose
     put_absences(page, comparison, full)
     put_names(page, comparison)
     put_next_steps(page, comparison)
-    if verbose:
+    if full:
         put_details(page, comparison)
     put_last_line(page, comparison)
 

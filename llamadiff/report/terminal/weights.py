@@ -38,7 +38,7 @@ def _put_oddities(page: Page, word: str, oddities: Sequence[Oddity]) -> None:
         body = Text.assemble((page.data(oddity.where), STRONG), f": {page.data(oddity.says, 1000)}")
         page.paragraph(Text(f"{word}  "), body)
     if len(oddities) > MOST:
-        page.put(Text(f"and {len(oddities) - MOST} more that are {word}; --json has all"))
+        page.put(Text(f"and {len(oddities) - MOST} more that are {word}; -o FILE.json has all"))
 
 
 def _columns(page: Page, report: WeightReport) -> list[Column]:

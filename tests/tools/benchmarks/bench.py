@@ -105,7 +105,7 @@ def run(kind: str, path: Path, tokens: Sequence[int], candidate: Path) -> Measur
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         script = [str(HERE / f"{kind}_once.py"), str(path), ids]
-        command = ["-m", "llamadiff", COMPARE, str(path), "--tokens", ids, "--json", str(report)]
+        command = ["-m", "llamadiff", COMPARE, str(path), "--tokens", ids, "-o", f"json:{report}"]
         command += ["--candidate", str(candidate)] if kind == CANDIDATE else []
         started, cpu = time.perf_counter(), _cpu_of_children()
         ended = subprocess.run(
@@ -125,7 +125,7 @@ def run(kind: str, path: Path, tokens: Sequence[int], candidate: Path) -> Measur
 
 def recorded(path: Path, tokens: Sequence[int], folder: str) -> Path:
     """The reference engine's own run, to be judged as anybody's."""
-    command = ["-m", "llamadiff", COMPARE, str(path), "--tokens", ",".join(map(str, tokens)), "--save", folder]
+    command = ["-m", "llamadiff", COMPARE, str(path), "--tokens", ",".join(map(str, tokens)), "-o", f"{folder}/"]
     subprocess.run([sys.executable, *command], capture_output=True, check=True, env=_environment())
     return Path(folder) / "engine.safetensors"
 

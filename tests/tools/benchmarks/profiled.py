@@ -34,7 +34,7 @@ def profiled(path: Path, tokens: list[int]) -> str:
     threading.setprofile(watch)
     cpu = time.process_time()
     profiles[0].enable()
-    comparison = llamadiff.compare(path, tokens=tokens)
+    comparison = llamadiff.compare(path, tokens)
     profiles[0].disable()
     cpu = time.process_time() - cpu
     threading.setprofile(None)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def main() -> None:
     options = parser.parse_args()
     case = Case.parse(options.case)
     path, tokens = case.path(), case.ids()
-    llamadiff.compare(path, tokens=tokens)
+    llamadiff.compare(path, tokens)
     text = profiled(path, tokens)
     print(text)
     if options.save is not None:

@@ -15,7 +15,7 @@ pytestmark = needs("torch", "transformers")
 def run(checkpoint, architecture, path, kind, mistake=None):
     folder = checkpoint(architecture)
     file = convert(folder, architecture, path / "m.gguf", kind, mistake)
-    return compare(file, tokens=TOKENS, candidate=f"transformers:{folder}")
+    return compare(file, TOKENS, candidate=f"transformers:{folder}")
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_K_M"])
