@@ -112,8 +112,9 @@ def _row(check: NodeCheck, layer: int | None, name: str, rules: Sequence[toleran
             check.expected, check.found, (), (),
         )  # fmt: skip
     return Row(
-        name, layer, check.op, check.weight, check.weight_type, check.shape, verdict, local, None, None, None,
-        None, check.baseline, check.engine, explained=OPEN if is_open else check.problem, closeup=check.closeup,
+        tap=name, layer=layer, op=check.op, shape=check.shape, verdict=verdict, weight=check.weight,
+        weight_type=check.weight_type, local=local, baseline=check.baseline, candidate=check.engine,
+        explained=OPEN if is_open else check.problem, closeup=check.closeup,
     )  # fmt: skip
 
 

@@ -85,21 +85,9 @@ def _row(name: str, b: Array, c: Array, how: How) -> Row:
     agrees = drift.nmse <= limit and not any(side.nan or (side.inf and tap is not None) for side in stats)
     verdict = tolerances.MATCH if agrees else tolerances.UNCHECKED
     return Row(
-        name,
-        taps.layer_of(name),
-        op,
-        None,
-        None,
-        tuple(b.shape),
-        verdict,
-        None,
-        None,
-        drift,
-        None,
-        None,
-        *stats,
-        closeup=seen,
-    )
+        tap=name, layer=taps.layer_of(name), op=op, shape=tuple(b.shape), verdict=verdict, drift=drift,
+        baseline=stats[0], candidate=stats[1], closeup=seen,
+    )  # fmt: skip
 
 
 def _estimated_row(name: str, sketch: Sketch, c: Array) -> Row:
@@ -110,9 +98,10 @@ def _estimated_row(name: str, sketch: Sketch, c: Array) -> Row:
         raise UserError(f"{name}: the baseline has shape {list(shape)}, the candidate {list(c.shape)}")
     own = metrics.Rows(c, tap.row_axis)
     drift = estimated(sketch.alike(own), sketch.rows[name])
-    stats = sketch.rows[name].stats(), metrics.stats(own)
-    verdict = tolerances.UNCHECKED
-    return Row(name, tap.layer, tap.kind.op, None, None, shape, verdict, None, None, drift, None, None, *stats)
+    return Row(
+        tap=name, layer=tap.layer, op=tap.kind.op, shape=shape, verdict=tolerances.UNCHECKED, drift=drift,
+        baseline=sketch.rows[name].stats(), candidate=metrics.stats(own),
+    )  # fmt: skip
 
 
 def _sides(baseline: Info, candidate: Info) -> Sides:

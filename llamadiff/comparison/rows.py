@@ -17,7 +17,7 @@ _NUMBERED = re.compile(r"(node|leaf)_\d+")  # llama.cpp's names for what has non
 SLIGHT = 1e-6  # NMSE of a WRONG tap that is said after others
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One tap of the side under test.
 
@@ -34,17 +34,17 @@ class Row:
     tap: str
     layer: int | None
     op: str
-    weight: str | None
-    weight_type: str | None
     shape: tuple[int, ...]
     verdict: str
-    local: Local | None
-    baseline_local: Local | None
-    drift: metrics.Difference | None
-    expected_drift: float | None
-    ratio_to_noise: float | None
-    baseline: metrics.Stats | None
-    candidate: metrics.Stats | None
+    weight: str | None = None
+    weight_type: str | None = None
+    local: Local | None = None
+    baseline_local: Local | None = None
+    drift: metrics.Difference | None = None
+    expected_drift: float | None = None
+    ratio_to_noise: float | None = None
+    baseline: metrics.Stats | None = None
+    candidate: metrics.Stats | None = None
     distance: Mapping[str, float] = field(default_factory=dict)
     at: Mapping[str, float] = field(default_factory=dict)
     explained: str | None = None
@@ -119,15 +119,10 @@ def rows_of(
         local = finding.local.get(under_test)
         if local is None:
             continue
-        name, layer = finding.tap.name, finding.tap.layer
-        drift = finding.drift
-        expected = _expected_drift(finding)
-        rows.append(Row(
-            tap=name, layer=layer, op=finding.tap.kind.op, weight=names.get(name), weight_type=types.get(name),
-            shape=finding.shape, verdict=local.verdict, local=local,
-            baseline_local=finding.local.get("baseline") if under_test != "baseline" else None,
-            drift=drift, expected_drift=expected, ratio_to_noise=drift.nmse / expected if drift else None,
-            baseline=finding.stats.get("baseline"),
+        name = finding.tap.name
+        rows.append(replace(
+            unjudged_row(finding), weight=names.get(name), weight_type=types.get(name), verdict=local.verdict,
+            local=local, baseline_local=finding.local.get("baseline") if under_test != "baseline" else None,
             candidate=finding.stats.get("candidate" if under_test == "candidate" else "engine"),
             distance=finding.distance, at=finding.at[under_test], misrecorded=name in misrecorded,
             closeup=finding.closeups.get(under_test),
@@ -137,12 +132,10 @@ def rows_of(
 
 def unjudged_row(finding: Finding) -> Row:
     """The row of a tap whose drift alone is known."""
-    drift, layer = finding.drift, finding.tap.layer
-    expected = _expected_drift(finding)
+    drift, tap, expected = finding.drift, finding.tap, _expected_drift(finding)
     return Row(
-        tap=finding.tap.name, layer=layer, op=finding.tap.kind.op, weight=None, weight_type=None, shape=finding.shape,
-        verdict=tolerances.UNCHECKED, local=None, baseline_local=None, drift=drift, expected_drift=expected,
-        ratio_to_noise=drift.nmse / expected if drift else None,
+        tap=tap.name, layer=tap.layer, op=tap.kind.op, shape=finding.shape, verdict=tolerances.UNCHECKED, drift=drift,
+        expected_drift=expected, ratio_to_noise=drift.nmse / expected if drift else None,
         baseline=finding.stats.get("baseline"), candidate=finding.stats.get("engine"),
     )  # fmt: skip
 

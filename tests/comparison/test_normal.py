@@ -49,8 +49,8 @@ def outputs(baseline: tuple[float, ...], candidate: tuple[float, ...], **changed
         return Stats(rms, 0.0, -rms, rms, 0, 0)
 
     def row(layer: int, b: float, c: float) -> Row:
-        made = Row(f"l_out-{layer}", layer, "ADD", None, None, (3, 8), "match", local(), None, None, None, None,
-                   side(b), side(c))  # fmt: skip
+        made = Row(tap=f"l_out-{layer}", layer=layer, op="ADD", shape=(3, 8), verdict="match", local=local(),
+                   baseline=side(b), candidate=side(c))  # fmt: skip
         return replace(made, **changed)
 
     return [row(layer, b, c) for layer, (b, c) in enumerate(zip(baseline, candidate, strict=True))]

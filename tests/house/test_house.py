@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections import Counter
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -15,7 +14,6 @@ from models.small import write_model
 from places import ROOMS, ROOT
 
 from llamadiff.candidates.reference import record
-from llamadiff.cli.commands import app
 from llamadiff.comparison.verbs import diff
 from llamadiff.engines.graph_model import GraphModel
 from llamadiff.engines.model_file import Runnable
@@ -140,43 +138,9 @@ def test_nothing_is_unpickled_or_evaluated():
         assert not names & {"eval", "exec", "pickle", "marshal"}, path
 
 
-def test_one_word_is_one_class():
-    """A name stands for one class in the whole package, but for what is pasted into engines, and what llamaref has."""
-    names = Counter(
-        node.name
-        for path in FILES
-        if not name(path).startswith("llamadiff/writers/")
-        for node in tree(path).body
-        if isinstance(node, ast.ClassDef)
-    )
-    assert {name for name, count in names.items() if count > 1} == {"Tap"}  # what llamaref calls, and what a tap is
+# -- one place that makes a Comparison, no question which engine it is -------------------------------------------------
 
-
-# -- few parameters, one place that makes a Comparison, no question which engine it is ---------------------------------
-
-MOST = 8  # parameters of a function, self and cls aside
-COMMANDS = {command.callback.__name__ for command in app.registered_commands}
-MAY_HAVE_MORE = {
-    "llamadiff/cli/commands.py": COMMANDS,  # a parameter is an option
-    "llamadiff/cli/variants.py": COMMANDS,
-}
 ENGINES = {"Model", "ModelFile", "Runnable", "GraphModel", "Engine", "GraphEngine"}
-
-
-def parameters(function):
-    """The names that a function takes, self and cls aside."""
-    args = function.args
-    every = [*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg]
-    return [arg.arg for arg in every if arg is not None and arg.arg not in ("self", "cls")]
-
-
-def too_wide(code):
-    """The functions, methods and lambdas that take more than they may, by name, with how many they take."""
-    functions = [
-        node for node in ast.walk(code) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-    ]
-    counts = [(getattr(node, "name", "lambda"), len(parameters(node))) for node in functions]
-    return [(function, count) for function, count in counts if count > MOST]
 
 
 def calls(code, function):
@@ -197,23 +161,6 @@ def engines_asked_for(code):
     return names & ENGINES
 
 
-def wider_than_allowed(path):
-    allowed = MAY_HAVE_MORE.get(name(path), ())
-    return [(function, count) for function, count in too_wide(tree(path)) if function not in allowed]
-
-
-def test_no_function_takes_more_than_eight_parameters():
-    assert offenders(wider_than_allowed) == {}
-
-
-def test_commands_are_where_there_may_be_more():
-    wide = {where: dict(too_wide(tree(ROOT / where))).keys() for where in MAY_HAVE_MORE}
-    assert wide == {
-        "llamadiff/cli/commands.py": {"compare", "loss", "capture", "diff", "backend", "check"},
-        "llamadiff/cli/variants.py": {"variants"},
-    }
-
-
 def test_a_comparison_is_made_in_one_place():
     made = [name(path) for path in FILES for _ in calls(tree(path), "Comparison")]
     assert made == ["llamadiff/comparison/result.py"]
@@ -228,16 +175,6 @@ def test_both_engines_have_one_interface(engine):
     public = {attribute for attribute in dir(engine) if not attribute.startswith("_")}
     asked = {attribute for attribute in (*dir(Runnable), *Runnable.__annotations__) if not attribute.startswith("_")}
     assert asked >= public
-
-
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [("def f(self, a, b, c, d, e, f, g, *, h): ...", []), ("def f(a, b, c, d, e, f, g, *h, i, **k): ...", [("f", 10)]),
-     ("class A:\n async def f(self, a, /, b, c, d, e, f, g, h, i): ...", [("f", 9)]),
-     ("lambda a, b, c, d, e, f, g, h, i: 0", [("lambda", 9)])],
-)  # fmt: skip
-def test_parameters_are_counted(code, found):
-    assert too_wide(ast.parse(code)) == found
 
 
 @pytest.mark.parametrize(
