@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from llamadiff.comparison.result import Comparison
     from llamadiff.engines.run_spec import How
 
+BEGINNING = 32  # words of a text, that are the prompt where none is given
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -106,10 +107,12 @@ def loss(
     prompt: Prompt = None, tokens: Tokens = None, chat: Chat = False, text: Text = None, spend: Spend = None,
     llama_cpp: LlamaCpp = None, fail_on: FailOn = "wrong", *, reports: Reports,
 ) -> None:  # fmt: skip
-    """What the types of another file of the model cost, and where: on the prompt, and over a text."""
+    """What the types of another file of the model cost, and where: on the prompt or a text's beginning, and over it."""
     from llamadiff.cli.inputs import costing_of
 
     costing = costing_of(other, text, spend)
+    if prompt is None and tokens is None and costing.text is not None:
+        prompt = " ".join(costing.text.split()[:BEGINNING]).replace("@", "@@", 1 if costing.text.startswith("@") else 0)
     asked = Asked(prompt, tokens, chat, 0, llama_cpp)
     _compare(model, asked, str(other), None, fail_on, reports, {"costing": costing}, [("the text", text)])
 

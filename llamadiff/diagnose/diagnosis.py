@@ -24,7 +24,7 @@ Array = NDArray[Any]
 UNKNOWN = "unknown"
 NEARER = 0.5  # of the right op's error: what leaves less of it is near
 READ, READ_SECONDS = 3, 2.0  # taps of one unknown cause that are read back; when no further one is begun
-INSIDE_SECONDS = 8.0  # the same of spans
+INSIDE_SECONDS = 4.0  # the same of spans
 
 
 @dataclass(frozen=True)

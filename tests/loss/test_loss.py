@@ -348,6 +348,16 @@ def test_every_format_has_it(tmp_path):
         assert "Tensors that cost most" in (tmp_path / name).read_text("utf-8")
 
 
+def test_a_text_brings_its_prompt(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(f"@{TEXT}", encoding="utf-8")
+    found = command("loss", GOOD, SMALL, "--text", path, "-o", "json:-")
+    assert found.returncode == 0, found.stderr
+    assert (
+        "".join(token["text"] for token in json.loads(found.stdout)["tokens"][1:]).split()[:2] == f"@{TEXT}".split()[:2]
+    )
+
+
 def refusal(*arguments: object) -> str:
     found = command(*arguments)
     assert found.returncode == 2, found.stdout + found.stderr
