@@ -11,7 +11,6 @@ from llamadiff.engines.run_spec import Costing, How
 from llamadiff.judge.finding import Finding
 from llamadiff.llamacpp.request import Settings
 from llamadiff.loss.budget import choose
-from llamadiff.loss.predicting import made_here, predicted
 from llamadiff.loss.result import Contribution, LayerLoss, Loss, Restored
 from llamadiff.loss.said import EQUAL
 from llamadiff.loss.statistics import Estimate, mean_of, statistics
@@ -103,3 +102,34 @@ def _layers(findings: Sequence[Finding]) -> Iterator[LayerLoss]:
             at = max(own, key=own.__getitem__)
             total = output.drift.nmse if output.drift is not None else math.nan
             yield LayerLoss(layer, own[at], at, total)
+
+
+SIDE = "candidate"
+_BRANCHES = ((".attn_", "attn_out"), (".ffn_", "ffn_out"))  # a weight's name has it -> the tap of its branch's output
+
+
+def made_here(findings: Sequence[Finding]) -> dict[str, float]:
+    """Tap -> the NMSE that comes of other weights alone, on the inputs of the file that is looked at."""
+    own = {finding.tap.name: finding.local.get(SIDE) for finding in findings}
+    return {tap: local.nmse for tap, local in own.items() if local is not None and math.isfinite(local.nmse)}
+
+
+def predicted(findings: Sequence[Finding], weights: Mapping[str, str]) -> dict[str, float]:
+    """Tensor -> its share of the whole loss. ``weights``: a tap's name to that of the weight that makes it."""
+    made = made_here(findings)
+    sizes = {each.tap.name: stats.rms for each in findings if (stats := each.stats.get(SIDE)) is not None}
+    costs: dict[str, float] = {}
+    for finding in findings:
+        tap, weight = finding.tap, weights.get(finding.tap.name)
+        if weight is not None and tap.name in made:
+            share = _share(weight, tap.layer, sizes)
+            costs[weight] = costs.get(weight, 0.0) + made[tap.name] * share
+    total = sum(costs.values())
+    return {name: cost / total for name, cost in costs.items()} if total > 0 else {}
+
+
+def _share(weight: str, layer: int | None, sizes: Mapping[str, float]) -> float:
+    """How much of the residual's power the branch of a weight is."""
+    output = next((tap for part, tap in _BRANCHES if part in weight), "")
+    branch, residual = sizes.get(f"{output}-{layer}"), sizes.get(f"l_out-{layer}")
+    return (branch / residual) ** 2 if branch and residual else 1.0

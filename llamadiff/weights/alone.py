@@ -11,10 +11,12 @@ from llamaref.known_tensors import known_stems
 from llamaref.weights import Weights
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.request import Request
 from llamadiff.numerics.tolerances import MATCH, UNCHECKED
+from llamadiff.system.errors import UnrunnableError
 from llamadiff.system.pages import let_go
 from llamadiff.system.progress import Progress, silent
-from llamadiff.weights.loading import refusal
 from llamadiff.weights.oddities import oddities_of, out_of_line
 from llamadiff.weights.result import Oddity, TensorRow, WeightReport
 from llamadiff.weights.rules import assumptions, rule_oddities
@@ -72,3 +74,16 @@ def _sorted(oddities: list[Oddity], model: ModelFile) -> tuple[Oddity, ...]:
     """In the file's order, what is certain first."""
     order = {name: number for number, name in enumerate(model.tensors)}
     return tuple(sorted(oddities, key=lambda o: (not o.certain, order.get(o.where, len(order)))))
+
+
+def refusal(model: ModelFile) -> str | None:
+    """What llama.cpp says against the file; None if it loads, or if there is no llama.cpp to ask."""
+    path = str(model.path)
+    request = Request(path, tuple(map(str, model.weights.files)), errand="load")
+    try:
+        with Child() as child:
+            child.ask(request, silent)
+    except UnrunnableError as error:
+        said = str(error)
+        return said.removeprefix(f"{path}: ") if said.startswith(f"{path}: ") else None
+    return None

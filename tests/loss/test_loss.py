@@ -25,9 +25,8 @@ from llamadiff.loss.budget import choose
 from llamadiff.loss.result import Loss
 from llamadiff.loss.said import sentence
 from llamadiff.loss.statistics import Estimate, mean_of, named, statistics
-from llamadiff.loss.trials import NONE, OWN, FilePair, Material, Trial, run_trials
+from llamadiff.loss.trials import NONE, OWN, FilePair, Material, Trial, divergences, run_trials
 from llamadiff.loss.usual import file_type, published
-from llamadiff.numerics.divergence import divergences
 from llamadiff.system.errors import UserError
 
 SHIPPED = Path(llamadiff.__file__).parent / "shipped"

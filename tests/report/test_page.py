@@ -22,7 +22,7 @@ from llamadiff.comparison.logits import Position, TopToken
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.report.formats import About
 from llamadiff.report.html import page as pages
-from llamadiff.report.html.columns import columns_of
+from llamadiff.report.html.data import columns_of
 from llamadiff.report.html.page import MOST, checks_to_html, to_html
 from report.made_up import row
 

@@ -17,8 +17,8 @@ from rich.console import Console
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row
 from llamadiff.numerics import tolerances
-from llamadiff.report.links import page_of
 from llamadiff.report.terminal.escape import number, quoted, shown, times, tiny
+from llamadiff.report.terminal.finding import page_of
 from llamadiff.report.terminal.report import make_console, render
 from report.made_up import (
     DENSE,

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from llamadiff.judge.compared import Compared
 from llamadiff.judge.lanes import Lane, Source
+from llamadiff.judge.pattern import instead, parts, places
 from llamadiff.judge.pattern.deviation import Deviation, Fact
-from llamadiff.judge.pattern.facts import profile
 from llamadiff.trace import taps
 
 Array = NDArray[Any]
@@ -54,3 +54,22 @@ def _inputs(source: Source, tap: taps.Tap) -> dict[str, Array]:
     words = [*re.split(r"[ |]", tap.kind.inputs), *(["Vcur_proj"] if tap.kind.word == "kqv_out" else [])]
     names = [f"{word}-{tap.layer}" for word in words]
     return {name: source.trace[name] for name in names if name in source.trace and name not in source.trace.known}
+
+
+INSTEAD = (
+    instead.zeros,
+    instead.another_tensor,
+    instead.other_axes,
+    instead.other_rows,
+    instead.other_channels,
+    instead.factors,
+    instead.shifts,
+    instead.turns,
+    parts.parts,
+)
+WHERE = (places.first_token, places.tokens, places.growth, places.heads, places.channels, places.bounds)
+
+
+def profile(d: Deviation) -> tuple[Fact, ...]:
+    """What the values are instead of the right ones, and where they are wrong; the telling facts first."""
+    return tuple(fact for facts in (*INSTEAD, *WHERE) for fact in facts(d))

@@ -17,7 +17,6 @@ from llamadiff.comparison.rows import Row, stem
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.judge.finding import Local
 from llamadiff.report.facts import mistakes
-from llamadiff.report.links import page_of
 from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.styles import STRONG, badge
 
@@ -125,3 +124,19 @@ def put_causes(page: Page, comparison: Comparison) -> None:
         said = "; ".join((headline(d, comparison.rows), *(proof(d, comparison.rows) if d.known else ())))
         label = labelled("noise" if d.harmless else "cause")
         page.paragraph(label, Text.assemble((page.data(name, 120), STRONG), f": {page.data(said, 2000)}"))
+
+
+# Of the repositories that known bugs name without their owner, those that have one meaning.
+_OWNERS = {
+    "llama.cpp": "ggml-org", "TinyLlama": "jzhang38", "candle": "huggingface", "transformers": "huggingface",
+    "vllm": "vllm-project", "sglang": "sgl-project", "mlx-lm": "ml-explore", "mlx-vlm": "Blaizzy",
+    "onnxruntime-genai": "microsoft", "ollama": "ollama",
+}  # fmt: skip
+
+
+def page_of(source: str) -> str | None:
+    """The page of a thread such as ``llama.cpp#22611``; None where its owner is not known."""
+    name, _, number = source.partition("#")
+    if name not in _OWNERS or not number.isdecimal():
+        return None
+    return f"https://github.com/{_OWNERS[name]}/{name}/issues/{number}"
