@@ -29,7 +29,7 @@ Array = NDArray[Any]
 Uncovered = Iterator[tuple[str, Array]]
 SOLVED = 1e-3  # of an error, that an op may leave which is solved for its input
 MOST = 0.5  # of the tokens, that are solved for the values that they had
-KNOTS = 160  # of a curve
+KNOTS, FITTED = 160, 1 << 17  # of a curve, and values of gate that it is fitted to
 LARGEST = 1 << 22  # values of a weight that is solved
 
 
@@ -212,15 +212,11 @@ class Span:
 def _curve(w: Array, error: Array, of: Array, times: Array) -> Array | None:
     """The change c(of) * times, c piecewise linear, of what a matrix is multiplied by, that explains an error."""
     knots = np.unique(np.quantile(of, np.linspace(0, 1, KNOTS)))
-    place = np.clip(np.searchsorted(knots, of) - 1, 0, len(knots) - 2)
-    share = (of - knots[place]) / (knots[place + 1] - knots[place])
-    hats = np.zeros((len(knots), *of.shape))
-    np.put_along_axis(hats, place[None], ((1 - share) * times)[None], axis=0)
-    np.put_along_axis(hats, place[None] + 1, (share * times)[None], axis=0)
+    some = slice(0, max(2, FITTED // of.shape[1]))  # tokens that it is fitted to
+    hats = (np.interp(of[some], knots, hat) * times[some] for hat in np.eye(len(knots)))
     terms = np.stack([(hat @ w.T).ravel() for hat in hats], axis=1)
     if len(terms) < 2 * len(knots):
         return None
-    heights = np.linalg.lstsq(terms, error.ravel(), rcond=1e-9)[0]
-    if np.square(terms @ heights - error.ravel()).sum() > SOLVED * np.square(error).sum():
-        return None
-    return np.asarray(np.tensordot(heights, hats, axes=1))
+    heights = np.linalg.lstsq(terms, error[some].ravel(), rcond=1e-9)[0]
+    change = np.interp(of, knots, heights) * times
+    return change if np.square(change @ w.T - error).sum() <= SOLVED * np.square(error).sum() else None
