@@ -15,6 +15,8 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import pytest
+from optional import needs
 
 from proof.strangers.model import File
 
@@ -38,6 +40,11 @@ class Program:
     mistakes: dict[str, str]
     language: str = "c"
     asked: bool = False
+
+    @property
+    def mark(self) -> pytest.MarkDecorator:
+        """What it needs."""
+        return needs({"c": "cc", "js": "node", "rs": "rustc"}[self.language])
 
     @property
     def source(self) -> Path:

@@ -20,14 +20,14 @@ from proof.strangers.programs import PROGRAMS, Program
 Array = np.ndarray
 LIKE = {"int8": "Q8_0 cut scale"}  # the arithmetic in NumPy that is nearest; of the others float32
 RIGHT = [
-    pytest.param(program, model, kind, shape, id=f"{program.name}-{model}-{kind}-{shape}")
+    pytest.param(program, model, kind, shape, id=f"{program.name}-{model}-{kind}-{shape}", marks=program.mark)
     for program in PROGRAMS
     for number, model in enumerate(program.models)
     for kind in program.kinds
     for shape in list(SHAPES)[: 1 + 2 * (number == 0)]
 ]
 MISTAKES = [
-    pytest.param(program, switch, word, id=f"{program.name}-{switch}")
+    pytest.param(program, switch, word, id=f"{program.name}-{switch}", marks=program.mark)
     for program in PROGRAMS
     for switch, word in program.mistakes.items()
 ]
@@ -57,7 +57,7 @@ def _judged(folder: Path, model: str, kind: str, taps: dict[str, Array], diagnos
     return diff(baseline(path, TOKENS, len(TOKENS)), trace, path, how=How(diagnose=diagnose))
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", [pytest.param(each, id=each.name, marks=each.mark) for each in PROGRAMS])
 def test_it_computes_what_the_other_strangers_do(program: Program, run: Run, folder: Path):
     """Apart from rounding and from what is elsewhere, an engine in NumPy records the same.
 

@@ -20,7 +20,7 @@ from proof.unlisted.true import Op, is_true
 
 Array = np.ndarray
 MISTAKES = [
-    pytest.param(program, name, id=f"{program.name}-{name}")
+    pytest.param(program, name, id=f"{program.name}-{name}", marks=program.mark)
     for program in PROGRAMS
     if program.asked
     for name in program.mistakes
