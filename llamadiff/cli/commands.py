@@ -108,11 +108,11 @@ def loss(
     llama_cpp: LlamaCpp = None, fail_on: FailOn = "wrong", *, reports: Reports,
 ) -> None:  # fmt: skip
     """What the types of another file of the model cost, and where: on the prompt or a text's beginning, and over it."""
-    from llamadiff.cli.inputs import costing_of
+    from llamadiff.cli.inputs import as_typed, costing_of
 
     costing = costing_of(other, text, spend)
     if prompt is None and tokens is None and costing.text is not None:
-        prompt = " ".join(costing.text.split()[:BEGINNING]).replace("@", "@@", 1 if costing.text.startswith("@") else 0)
+        prompt = as_typed(" ".join(costing.text.split()[:BEGINNING]))
     asked = Asked(prompt, tokens, chat, 0, llama_cpp)
     _compare(model, asked, str(other), None, fail_on, reports, {"costing": costing}, [("the text", text)])
 

@@ -152,6 +152,11 @@ def prompt_of(prompt: str | None) -> str | None:
     return text.removesuffix("\n").removesuffix("\r")
 
 
+def as_typed(prompt: str) -> str:
+    """A text as an argument has it that means the text itself: ``prompt_of`` the other way."""
+    return FILE + prompt if prompt.startswith(FILE) else prompt
+
+
 def _file_in(text: str | None) -> str | None:
     """The file of a value ``@FILE``."""
     return text[1:] if text is not None and text[:1] == FILE != text[1:2] and text[1:] else None

@@ -31,6 +31,8 @@ FLAGS = {
     "--explain-output": ["--explain", "600"],
     "--verbose": ["--full"],
 }
+COSTING = ("--text", "--spend")  # options of compare, which are loss's
+PROMPT = "--prompt-file"  # an option for what is an argument, behind the model
 VALUES = {
     "--kv-type": _setting("kv"), "--gpu-layers": _setting("gpu_layers"), "--threads": _setting("threads"),
     "--device": _setting("device"), "--runner": _setting("runner"),
@@ -46,7 +48,24 @@ def in_new_names(words: Sequence[str]) -> Words:
     """A command line with today's names for the options of the commands that judge."""
     if not words or words[0] not in {*WITH_REPORTS, "capture", "doctor", "graph"}:
         return [*words]
-    return [words[0], *_renamed(iter(words[1:]))]
+    command, *rest = _as_loss(words)
+    budget = any(word.partition("=")[0] == "--budget" for word in rest)
+    rest = [word for word in rest if not (budget and word == "--explain-output")]
+    at = next((at for at, word in enumerate(rest) if word.partition("=")[0] == PROMPT), None)
+    if at is not None and "--" not in rest:
+        taken = 1 if "=" in rest[at] else 2
+        rest = [*rest[:at], *rest[at + taken :], *rest[at : at + taken]]
+    return [command, *_renamed(iter(rest))]
+
+
+def _as_loss(words: Sequence[str]) -> Words:
+    """``compare GOOD ... --candidate OTHER --text FILE`` as ``loss GOOD OTHER ... --text FILE``."""
+    asks = words[0] == "compare" and any(word.partition("=")[0] in COSTING for word in words)
+    if not asks or "--candidate" not in words[2:-1] or words[1].startswith("-"):
+        return [*words]
+    at = words.index("--candidate")
+    complain("compare with --text or --spend is now loss GOOD OTHER; the old name goes with the next release")
+    return ["loss", words[1], words[at + 1], *words[2:at], *words[at + 2 :]]
 
 
 def _renamed(words: Iterator[str]) -> Iterator[str]:

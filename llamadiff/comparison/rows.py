@@ -9,7 +9,7 @@ from typing import Any
 
 from llamadiff.diagnose.diagnosis import Diagnosis, explained
 from llamadiff.judge.finding import Finding, Local
-from llamadiff.judge.pattern.deviation import Fact
+from llamadiff.judge.pattern.deviation import ROUNDINGS, Fact
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.closeup import Closeup
 
@@ -152,7 +152,8 @@ def with_explanations(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tu
     """
     ways = explained(diagnosis)
     read = {tap: facts for d in diagnosis for tap, facts in d.read.items() if facts}
-    wrong = {*read}.union(*(d.taps for d in diagnosis if d.known and not d.harmless))
+    mistakes = {tap for tap, facts in read.items() if any(fact.kind not in ROUNDINGS for fact in facts)}
+    wrong = mistakes.union(*(d.taps for d in diagnosis if d.known and not d.harmless))
     return tuple(
         _explained(row, ways[row.tap]) if row.tap in ways else _wrong(row) if row.tap in wrong else row
         for row in (_read_back(row, read.get(row.tap, ())) for row in rows)

@@ -24,7 +24,7 @@ Array = NDArray[Any]
 UNKNOWN = "unknown"
 NEARER = 0.5  # of the right op's error: what leaves less of it is near
 READ, READ_SECONDS = 3, 2.0  # taps of one unknown cause that are read back; when no further one is begun
-INSIDE_SECONDS = 4.0  # the same of spans
+INSIDE_SECONDS = 10.0  # when a span is given up
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,10 @@ def _read(scene: Scene, findings: Sequence[Finding], d: Diagnosis) -> dict[str, 
     for tap, local in wrong:
         if not clocks[bool(local.span)].spent and (not local.span or _short(local)):
             case, in_graph = (case_of(run, scene.source, tap, local) for run in (scene.judged, scene.run))
-            found[tap.name] = read_inside(case, in_graph) if local.span else read_back(case, in_graph)
+            if local.span:
+                found[tap.name] = read_inside(case, replace(in_graph, until=clocks[True].until))
+            else:
+                found[tap.name] = read_back(case, in_graph)
     return found
 
 

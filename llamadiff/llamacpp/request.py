@@ -12,11 +12,6 @@ from llamadiff.numerics.types import CACHE_TYPES
 RUNNER = "LLAMADIFF_RUNNER"  # in the environment: the runner, where none is given
 LONG = 256  # tokens; of longer prompts, what grows as their square is not recorded, and the free run is short
 SCORES = ("kq-", "kq_soft_max-")  # taps that grow as the square of the tokens
-WORDS = {  # settings worth a word, and the value of each that is not
-    "type_k": ("F32", "K cache {}"), "type_v": ("F32", "V cache {}"), "flash_attn": ("False", "flash attention"),
-    "repack": ("False", "repacked weights"), "gpu_layers": ("0", "{} layers on the GPU"),
-    "device": ("", "layers on {}"),
-}  # fmt: skip
 TOKENIZING = "tokenizing the prompt"  # what llama.cpp is said to do meanwhile: it may die of a prompt
 
 

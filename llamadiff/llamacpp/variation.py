@@ -13,6 +13,11 @@ from llamadiff.system.errors import UserError
 
 PREFIX = "llama.cpp:"
 OPTION = "--llama-cpp "
+WORDS = {  # settings worth a word, and the value of each that is not
+    "type_k": ("F32", "K cache {}"), "type_v": ("F32", "V cache {}"), "flash_attn": ("False", "flash attention"),
+    "repack": ("False", "repacked weights"), "gpu_layers": ("0", "{} layers on the GPU"),
+    "device": ("", "layers on {}"),
+}  # fmt: skip
 Changes = Mapping[str, Any]  # of fields of Settings and of Way
 
 
@@ -27,8 +32,7 @@ def settings_of(parts: Iterable[str], of: str = OPTION) -> Settings:
             changes |= _folder(part)
             continue
         words = [part] if part.startswith("runner=") else part.split(",")  # a command may have commas
-        for word in filter(None, map(str.strip, words)):
-            changes |= _read(word, SETTINGS, of)
+        changes |= _changes(words, SETTINGS, of)
     return replace(Settings(), **changes)
 
 
@@ -37,9 +41,7 @@ def varied(request: Request, spec: str) -> Request:
 
     All tokens are given: none is llama.cpp's own choice.
     """
-    changes: dict[str, Any] = {}
-    for part in filter(None, map(str.strip, spec.removeprefix(PREFIX).split(","))):
-        changes |= _read(part, KEYS, PREFIX)
+    changes = _changes(spec.removeprefix(PREFIX).split(","), KEYS, PREFIX)
     settings, way = (
         {field.name: changes[field.name] for field in fields(kind) if field.name in changes} for kind in (Settings, Way)
     )
@@ -55,6 +57,13 @@ def varied(request: Request, spec: str) -> Request:
 def _check_together(spec: str, way: Way, changes: Changes) -> None:
     if way.sequences > 1 and (way.ubatch or changes.get("batch")):
         raise UserError(f"{spec}: several sequences are run in one go; leave out batch and ubatch")
+
+
+def _changes(words: Iterable[str], keys: Mapping[str, Callable[[str], Changes]], of: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for word in filter(None, map(str.strip, words)):
+        found |= _read(word, keys, of)
+    return found
 
 
 def _read(part: str, keys: Mapping[str, Callable[[str], Changes]], of: str) -> Changes:

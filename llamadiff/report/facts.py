@@ -9,7 +9,7 @@ from typing import Any
 from llamadiff.comparison.logits import Logits, TopToken
 from llamadiff.comparison.result import Comparison
 from llamadiff.diagnose.diagnosis import Diagnosis
-from llamadiff.llamacpp.request import WORDS
+from llamadiff.llamacpp.variation import WORDS
 
 _OWN = 5  # of the candidate's first tokens
 _SIZES = (("embd", "embd {}"), ("heads", "{} heads"), ("kv_heads", "{} kv"))

@@ -204,10 +204,10 @@ def test_a_value_that_is_none_of_a_few_is_refused_with_all_of_them(small_model):
             "--device=CUDA0 --runner x --threads 2",
             "--llama-cpp device=CUDA0 --llama-cpp runner=x --llama-cpp threads=2",
         ),
-        ("--explain-output --budget 60", "--explain 600 --explain 60"),
+        ("--explain-output", "--explain 600"),
         ("--taps l_out-* --layers 0-3 --save kept", "--only l_out-* --only 0-3 -o kept/"),
         ("--json - --html page", "-o json:- -o html:page"),
-        ("--prompt-file p.txt --tokens-file t", "@p.txt --tokens @t"),
+        ("--prompt-file p.txt --tokens-file t", "--tokens @t @p.txt"),
         ("--precision f64 --verbose", "--engine numpy:f64 --full"),
         ("--candidate cmd:x --full -- --json", "--candidate cmd:x --full -- --json"),
     ],
@@ -216,6 +216,25 @@ def test_an_old_name_goes_on_and_the_new_one_is_said(old, new, capsys):
     assert in_new_names(["compare", *old.split()]) == ["compare", *new.split()]
     said = capsys.readouterr().err
     assert said.count("is now") == sum(word.startswith("--") and word not in new for word in old.split())
+
+
+@pytest.mark.parametrize("words", ["--budget 60 --explain-output", "--explain-output --budget=60"])
+def test_a_budget_says_how_long_whatever_comes_first(words):
+    assert in_new_names(["compare", *words.split()]) == ["compare", "--explain", "60"]
+
+
+def test_a_prompt_comes_behind_its_model():
+    assert in_new_names(["compare", "--prompt-file", "p.txt", "m.gguf", "--full"]) == [
+        "compare",
+        "m.gguf",
+        "--full",
+        "@p.txt",
+    ]
+
+
+def test_what_a_file_costs_is_another_command():
+    old = ["compare", "good.gguf", "Once", "--candidate", "small.gguf", "--spend", "64M"]
+    assert in_new_names(old) == ["loss", "good.gguf", "small.gguf", "Once", "--spend", "64M"]
 
 
 def test_a_command_line_with_old_names_runs(small_model, faulty):

@@ -349,7 +349,7 @@ def test_every_format_has_it(tmp_path):
 
 def test_a_text_brings_its_prompt(tmp_path):
     path = tmp_path / "text.txt"
-    path.write_text(f"@{TEXT}", encoding="utf-8")
+    path.write_text(f" @{TEXT}", encoding="utf-8")
     found = command("loss", GOOD, SMALL, "--text", path, "-o", "json:-")
     assert found.returncode == 0, found.stderr
     assert (

@@ -30,13 +30,13 @@ Uncovered = Iterator[tuple[str, Array]]
 SOLVED = 1e-3  # of an error, that an op may leave which is solved for its input
 MOST = 0.5  # of the tokens, that are solved for the values that they had
 KNOTS, FITTED = 160, 1 << 17  # of a curve, and values of gate that it is fitted to
-LARGEST = 1 << 22  # values of a weight that is solved
+LARGEST, MOST_WEIGHTS = 1 << 22, 1 << 25  # values of a weight that is solved, and of one that is looked at
 
 
 def read_inside(case: Case, in_graph: Case) -> tuple[Fact, ...]:
     """What an op of a span did, the last one whose reading explains all that its end shows; nothing if none does.
 
-    ``in_graph``: the same case in llama.cpp's graph.
+    ``in_graph``: the same case in llama.cpp's graph, which is computed again until its time is over.
     """
     with suppress(NotRecordedError, np.linalg.LinAlgError), np.errstate(all="ignore"):
         span = Span.of(case, in_graph)
@@ -84,7 +84,7 @@ class Span:
 
     def read(self, name: str, values: Array) -> tuple[Fact, ...]:
         """What the op of a tap did that gave these values."""
-        tap = next(tap for tap in self.case.run.model.taps if tap.name == name)
+        tap = self.case.of(name).tap
         case, in_graph = (replace(c, tap=tap, recorded=values, values=self.values) for c in (self.case, self.in_graph))
         return read_back(case, in_graph, None if name == self.case.tap.name else partial(self._left, name))
 
@@ -109,7 +109,7 @@ class Span:
 
     def _inputs(self, name: str, given: Array) -> Uncovered:
         """An op's inputs that were not recorded, each as it must have been if the op and its other inputs are right."""
-        tap = next(tap for tap in self.case.run.model.taps if tap.name == name)
+        tap = self.case.of(name).tap
         inputs, op = self.case.run.model.inputs(tap), tap.kind.op
         if op == "ADD" and len(inputs) == 2:
             for inner, other in (inputs, inputs[::-1]):
@@ -132,7 +132,7 @@ class Span:
         """All taps of the span that a tap is computed from."""
         if name not in self.right:
             return set()
-        tap = next(tap for tap in self.case.run.model.taps if tap.name == name)
+        tap = self.case.of(name).tap
         inputs = self.case.run.model.inputs(tap)
         return set(inputs).union(*(self._behind(each) for each in inputs))
 
@@ -160,7 +160,10 @@ class Span:
 
     def _factor(self, name: str, inner: str, given: Array) -> Uncovered:
         """What a matrix was multiplied by: of as many outputs as inputs, solved; else as a curve of the activation."""
-        w = np.asarray(self.case.engine.w.whole(self._matrices[name]), np.float64)
+        weights = self.case.engine.w
+        if np.prod(weights.shape(self._matrices[name])) > MOST_WEIGHTS:
+            return
+        w = np.asarray(weights.whole(self._matrices[name]), np.float64)
         right = self._at(inner)
         error = (given - self._at(name)).reshape(-1, len(w))
         if w.shape[0] >= w.shape[1] and w.size <= LARGEST:
