@@ -51,7 +51,12 @@ class Dump:
     def open(self, spec: str) -> Opened:
         path = Path(spec)
         if not path.is_dir():
-            return Opened(partial(_loaded, *npz(path), ()), (), f"{spec}: an .npz states no token ids", recorded=True)
+            return Opened(
+                partial(_loaded, *npz(path), ()),
+                (),
+                f"{spec}: an .npz states no token ids; a directory with a file tokens does",
+                recorded=True,
+            )
         tokens = _tokens(path)
         untold = f"{spec}: states no token ids; a file {path / 'tokens'} would hold them"
         return Opened(partial(_loaded, list(_pieces(path)), _unread(path), tokens), tokens, untold, recorded=True)
