@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llamadiff.comparison.pictured import pictured
 from llamadiff.comparison.result import Comparison, Decoding, Judged, Sides, assembled
-from llamadiff.comparison.rows import Row
+from llamadiff.comparison.rows import Row, blank
 from llamadiff.comparison.said import Said
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import USUAL, How
@@ -111,8 +111,8 @@ def _row(check: NodeCheck, layer: int | None, name: str, rules: Sequence[toleran
             check.nmse, None if wrong else check.arithmetic, match, 10 * match, verdict, None, check.index,
             check.expected, check.found, (), (),
         )  # fmt: skip
-    return Row(
-        tap=name, layer=layer, op=check.op, shape=check.shape, verdict=verdict, weight=check.weight,
+    return replace(
+        blank(name, layer, check.op, check.shape), verdict=verdict, weight=check.weight,
         weight_type=check.weight_type, local=local, baseline=check.baseline, candidate=check.engine,
         explained=OPEN if is_open else check.problem, closeup=check.closeup,
     )  # fmt: skip

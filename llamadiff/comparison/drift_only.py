@@ -14,7 +14,7 @@ from llamadiff.comparison.coverage import Coverage, asked_for_less, coverage_of
 from llamadiff.comparison.logits import Logits, compare_logits, logit_rows
 from llamadiff.comparison.pictured import pictured
 from llamadiff.comparison.result import Comparison, Judged, Sides, assembled
-from llamadiff.comparison.rows import Row
+from llamadiff.comparison.rows import Row, blank
 from llamadiff.comparison.said import Said
 from llamadiff.comparison.sketch_alone import note_on
 from llamadiff.comparison.summary import unchecked
@@ -84,9 +84,9 @@ def _row(name: str, b: Array, c: Array, how: How) -> Row:
     seen = closeup(*sides, axes, drift.worst.index) if how.pictures else None
     agrees = drift.nmse <= limit and not any(side.nan or (side.inf and tap is not None) for side in stats)
     verdict = tolerances.MATCH if agrees else tolerances.UNCHECKED
-    return Row(
-        tap=name, layer=taps.layer_of(name), op=op, shape=tuple(b.shape), verdict=verdict, drift=drift,
-        baseline=stats[0], candidate=stats[1], closeup=seen,
+    return replace(
+        blank(name, taps.layer_of(name), op, tuple(b.shape)), verdict=verdict, drift=drift, baseline=stats[0],
+        candidate=stats[1], closeup=seen,
     )  # fmt: skip
 
 
@@ -98,9 +98,9 @@ def _estimated_row(name: str, sketch: Sketch, c: Array) -> Row:
         raise UserError(f"{name}: the baseline has shape {list(shape)}, the candidate {list(c.shape)}")
     own = metrics.Rows(c, tap.row_axis)
     drift = estimated(sketch.alike(own), sketch.rows[name])
-    return Row(
-        tap=name, layer=tap.layer, op=tap.kind.op, shape=shape, verdict=tolerances.UNCHECKED, drift=drift,
-        baseline=sketch.rows[name].stats(), candidate=metrics.stats(own),
+    return replace(
+        blank(name, tap.layer, tap.kind.op, shape), drift=drift, baseline=sketch.rows[name].stats(),
+        candidate=metrics.stats(own),
     )  # fmt: skip
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llamadiff.candidates.brought import Candidate
 from llamadiff.comparison.check_traces import model_of
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.updating import Changed, update
-from llamadiff.comparison.verbs import Candidate, check
+from llamadiff.comparison.verbs import check
 from llamadiff.engines.run_spec import USUAL, Gate, How
 from llamadiff.trace.reader import Trace
 

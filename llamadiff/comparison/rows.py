@@ -62,6 +62,11 @@ class Row:
         return self.local.span if self.local else ()
 
 
+def blank(tap: str, layer: int | None, op: str, shape: tuple[int, ...]) -> Row:
+    """The row of a tap, or a node, of which nothing is known yet; what is found of it replaces its fields."""
+    return Row(tap=tap, layer=layer, op=op, shape=shape, verdict=tolerances.UNCHECKED)
+
+
 def stem(tap: str) -> str:
     """A tap's name without its layer."""
     return tap.rsplit("-", 1)[0]
@@ -133,10 +138,10 @@ def rows_of(
 def unjudged_row(finding: Finding) -> Row:
     """The row of a tap whose drift alone is known."""
     drift, tap, expected = finding.drift, finding.tap, _expected_drift(finding)
-    return Row(
-        tap=tap.name, layer=tap.layer, op=tap.kind.op, shape=finding.shape, verdict=tolerances.UNCHECKED, drift=drift,
-        expected_drift=expected, ratio_to_noise=drift.nmse / expected if drift else None,
-        baseline=finding.stats.get("baseline"), candidate=finding.stats.get("engine"),
+    return replace(
+        blank(tap.name, tap.layer, tap.kind.op, finding.shape), drift=drift, expected_drift=expected,
+        ratio_to_noise=drift.nmse / expected if drift else None, baseline=finding.stats.get("baseline"),
+        candidate=finding.stats.get("engine"),
     )  # fmt: skip
 
 

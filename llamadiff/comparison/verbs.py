@@ -8,17 +8,15 @@ What judges is imported where it is used: the commands start sooner, and llama.c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
+from llamadiff.candidates.brought import Brought, Candidate, bring
 from llamadiff.candidates.gguf_file import is_model_file
-from llamadiff.candidates.map_file import load_map
-from llamadiff.candidates.name_map import Map, identity_map
-from llamadiff.candidates.source import Context, Opened
 from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
@@ -42,8 +40,6 @@ from llamadiff.trace.writer import restate
 
 if TYPE_CHECKING:
     from llamadiff.comparison.result import Comparison
-
-Candidate: TypeAlias = Trace | str | Path | Callable[..., Any]  # a trace, what --candidate takes, or a function
 
 PLAIN = Settings()
 
@@ -74,37 +70,50 @@ def compare(
     with child or Child(run.settings) as ready:  # gets ready while the model is opened
         ready.meanwhile.append(_get_ready_to_judge)
         ready.ahead(Request(str(model), settings=run.settings))
-        brought = _brought(candidate, how, run.settings.place)
+        brought = bring(candidate, how, run.settings.place)
         file = ModelFile(model, how.precision, run.settings.threads)
         engine, used = in_engine(file, how, run.settings.threads)
         run = brought.tokens_for(run) if brought is not None else run
-        trace = brought.loaded_before(engine, run) if brought is not None and engine is not None else None
+        brought = brought.ahead(engine, run) if brought is not None and engine is not None else brought
         with _workplace(save) as folder, after_what_the_engine_said(file, used):
             request = request_for(engine or file, run, Path(folder) / "baseline.safetensors")
-            request = as_stated(request, brought.source.run if brought is not None else None)
             keep = Path(folder) / "engine.safetensors" if save is not None else None
             if engine is None and brought is None:
-                return replace(_graph_alone(file, request, how, ready, keep), engine=used)
-            how = replace(how, partial=how.partial or run.is_partial)
-            with running(engine, request, how.progress, ready) as ran:
-                opened, baseline = ran
-                n_prompt = baseline.info.n_prefill
-                if brought is not None:
-                    trace = trace or brought.loaded(opened, baseline)
-                    opened, baseline = _run_as(trace, opened, baseline, request, how.progress)
-                capture_s = time.perf_counter() - started
-                from llamadiff.comparison.by_original import original_behind
-                from llamadiff.comparison.greedy import parting, with_parting
-                from llamadiff.comparison.judging import judge
-
-                original = original_behind(candidate, opened, how.progress)
-                asked = partial(graph_of_run, opened, baseline, how.progress, run.settings.place, ready)
-                result = judge(opened, baseline, trace, how, keep, original, None if opened.by_graph else asked)
-                result = replace(result, timing={"capture_s": capture_s, **result.timing})
-                if trace is not None:
-                    found = parting(baseline, trace, n_prompt, run.n_predict > 0, opened.vocabulary.text)
-                    result = with_parting(result, found)
+                result = _graph_alone(file, request, how, ready, keep)
+            else:
+                how = replace(how, partial=how.partial or run.is_partial)
+                result = _judged_run(engine, request, brought, how, ready, keep, started)
     return _timed(replace(result, engine=used), started)
+
+
+def _judged_run(
+    engine: Runnable | None, request: Request, brought: Brought | None, how: How, child: Child, keep: Path | None,
+    started: float,
+) -> Comparison:  # fmt: skip
+    """llama.cpp's run, judged while it goes on, with the candidate or alone.
+
+    ``engine``: None for a graph that llama.cpp records. ``keep``: a trace file for the engine's own run.
+    """
+    n_predict, place = request.n_predict, request.settings.place
+    request = as_stated(request, brought.source.run if brought is not None else None)
+    with running(engine, request, how.progress, child) as ran:
+        model, baseline = ran
+        n_prompt, trace = baseline.info.n_prefill, None
+        if brought is not None:
+            trace = brought.loaded(model, baseline)
+            model, baseline = _run_as(trace, model, baseline, request, how.progress)
+        capture_s = time.perf_counter() - started
+        from llamadiff.comparison.by_original import original_behind
+        from llamadiff.comparison.greedy import parting, with_parting
+        from llamadiff.comparison.judging import judge
+
+        original = original_behind(brought.spec, model, how.progress) if brought is not None else None
+        graph = None if model.by_graph else partial(graph_of_run, model, baseline, how.progress, place, child)
+        result = judge(model, baseline, trace, how, keep, original, graph)
+        result = replace(result, timing={"capture_s": capture_s, **result.timing})
+        if trace is None:
+            return result
+        return with_parting(result, parting(baseline, trace, n_prompt, n_predict > 0, model.vocabulary.text))
 
 
 def run_of(prompt: str | Sequence[int] | Run | None) -> Run:
@@ -117,63 +126,6 @@ def run_of(prompt: str | Sequence[int] | Run | None) -> Run:
 def _get_ready_to_judge() -> None:
     """Import what takes as long to import as llama.cpp takes for a short prompt."""
     import llamadiff.comparison.judging  # noqa: F401
-
-
-@dataclass(frozen=True)
-class _Brought:
-    """A candidate that was read before anything is run, and how its names are."""
-
-    source: Opened
-    mapping: Map
-    how: How
-    place: Settings = PLAIN
-
-    def tokens_for(self, run: Run) -> Run:
-        """The run, of the tokens that the candidate states where it has none. Raises UserError if it could, and does
-        not."""
-        if run.prompt is not None or run.tokens:
-            return run
-        if self.source.untold and not self.source.tokens:
-            raise UserError(f"{self.source.untold}; or give the prompt that was run, or --tokens 1,2,3")
-        return replace(run, tokens=self.source.tokens)
-
-    def loaded_before(self, engine: Runnable, run: Run) -> Trace | None:
-        """Its trace before llama.cpp runs, where that needs no run: so what does not fit is said first."""
-        if not self.source.recorded or not run.tokens or run.n_predict:
-            return None
-        stated = self.source.run
-        n_prefill = stated.n_prefill if stated is not None else len(run.tokens)
-        return self._load(engine, tuple(run.tokens), n_prefill)
-
-    def loaded(self, engine: Runnable, baseline: Trace) -> Trace:
-        """Its trace of what llama.cpp ran."""
-        return self._load(engine, baseline.info.tokens, baseline.info.n_prefill, baseline)
-
-    def _load(self, engine: Runnable, tokens: tuple[int, ...], n_prefill: int, baseline: Trace | None = None) -> Trace:
-        how = self.how
-        return self.source.load(
-            Context(engine, tokens, n_prefill, self.mapping, how.timeout, how.progress, baseline, self.place)
-        )
-
-
-def _brought(candidate: Candidate | None, how: How, place: Settings) -> _Brought | None:
-    """The candidate and the name map, read."""
-    source = _opened(candidate) if candidate is not None else None
-    mapping = load_map(how.name_map) if how.name_map is not None else identity_map()
-    return _Brought(source, mapping, how, place) if source is not None else None
-
-
-def _opened(candidate: Candidate) -> Opened:
-    from llamadiff.candidates.opening import open_candidate
-    from llamadiff.candidates.trace_file import mapped
-
-    if isinstance(candidate, Trace):
-        return Opened(lambda context: mapped(candidate, context), candidate.info.tokens, run=candidate.info)
-    if callable(candidate):
-        from llamadiff.candidates.function import of_function
-
-        return of_function(candidate)
-    return open_candidate(str(candidate))
 
 
 def _workplace(save: str | Path | None) -> AbstractContextManager[str | Path]:
@@ -227,7 +179,7 @@ def check(
     from llamadiff.comparison.provenance import refuse_other_settings
 
     started = time.perf_counter()
-    baseline, brought = _read(trace), _brought(candidate, how, PLAIN)
+    baseline, brought = _read(trace), bring(candidate, how)
     opened, used = opened_for(model, baseline, str(baseline.path or "the trace"), threads=threads)
     own = brought.loaded(opened, baseline) if brought is not None else None
     if own is not None:
