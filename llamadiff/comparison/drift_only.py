@@ -19,9 +19,9 @@ from llamadiff.comparison.said import Said
 from llamadiff.comparison.sketch_alone import note_on
 from llamadiff.comparison.summary import unchecked
 from llamadiff.engines.run_spec import USUAL, How
+from llamadiff.judge.sketching import at_most, drift_from, stats_of
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.closeup import closeup
-from llamadiff.numerics.sketching import at_most, estimated
 from llamadiff.preflight.checks import WEIGHTS
 from llamadiff.preflight.schedule import batches_of
 from llamadiff.preflight.shapes import is_last_row
@@ -97,9 +97,9 @@ def _estimated_row(name: str, sketch: Sketch, c: Array) -> Row:
     if c.shape != shape:
         raise UserError(f"{name}: the baseline has shape {list(shape)}, the candidate {list(c.shape)}")
     own = metrics.Rows(c, tap.row_axis)
-    drift = estimated(sketch.alike(own), sketch.rows[name])
+    drift = drift_from(sketch, name, own)
     return replace(
-        blank(name, tap.layer, tap.kind.op, shape), drift=drift, baseline=sketch.rows[name].stats(),
+        blank(name, tap.layer, tap.kind.op, shape), drift=drift, baseline=stats_of(sketch.rows[name]),
         candidate=metrics.stats(own),
     )  # fmt: skip
 

@@ -15,8 +15,8 @@ from llamadiff.comparison.said import Said
 from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.run_spec import How
 from llamadiff.judge.run import run_passes
+from llamadiff.judge.sketching import at_most
 from llamadiff.numerics import tolerances
-from llamadiff.numerics.sketching import at_most
 from llamadiff.trace.reader import Trace
 
 NEXT = ("give a candidate: its own ops are judged in full, by what it records itself",)

@@ -12,9 +12,9 @@ from typing import Any
 from llamadiff.comparison.provenance import CHECKED
 from llamadiff.comparison.verbs import record
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.judge.sketching import estimated
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import metrics
-from llamadiff.numerics.sketching import estimated
 from llamadiff.system.errors import UserError
 from llamadiff.system.leftovers import temporary_directory
 from llamadiff.system.output import check_target, unwritten

@@ -23,6 +23,7 @@ from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine, opened_for, running
 from llamadiff.ggml.check import NodeCheck
+from llamadiff.judge.sketching import sketch_of
 from llamadiff.llamacpp.capture import check_nodes, read_run, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
@@ -35,7 +36,7 @@ from llamadiff.system.progress import Progress
 from llamadiff.system.timing import peak_rss_mb
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
-from llamadiff.trace.sketch import sketch_of, write_sketch
+from llamadiff.trace.sketch import write_sketch
 from llamadiff.trace.writer import restate
 
 if TYPE_CHECKING:

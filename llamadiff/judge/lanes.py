@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.judge.settings import kept, settings_of
 from llamadiff.numerics import arithmetic
 from llamadiff.numerics.policies import (
     ANGLES,
@@ -34,7 +35,6 @@ from llamadiff.numerics.policies import (
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.numerics.types import HALVES
 from llamadiff.trace.reader import Trace
-from llamadiff.trace.settings import kept, settings_of
 from llamadiff.trace.taps import Tap, parse
 
 Array = NDArray[Any]

@@ -23,12 +23,13 @@ from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source
 from llamadiff.judge.noise import MAY_ROUND, SHAKEN, Shown, TapNoise
 from llamadiff.judge.pattern.described import described
 from llamadiff.judge.pattern.deviation import Fact
+from llamadiff.judge.sketching import drift_from, stats_of
 from llamadiff.judge.statistics import held
 from llamadiff.numerics import arithmetic, metrics, tolerances
 from llamadiff.numerics.closeup import Closeup, closeup
 from llamadiff.numerics.policies import CACHE_V, operand_kind, rounding_type, sums_of
-from llamadiff.numerics.sketching import RowSketch, estimated
 from llamadiff.trace import taps
+from llamadiff.trace.sketch import RowSketch
 
 Array = NDArray[Any]
 DESCRIBED = 3  # wrong taps of a kind whose errors are described
@@ -148,7 +149,7 @@ class Judge:
         found = {name: seen.stats(name) for name in seen.recorded}
         sketch = self._sketch(seen.tap)
         if sketch is not None:
-            found["baseline"] = sketch.stats()
+            found["baseline"] = stats_of(sketch)
         if free is None:
             return found
         own = metrics.stats(free)
@@ -192,7 +193,7 @@ class Judge:
         assert right is not None
         if own.shape[0] != len(right.moments) or own.size != right.width * own.shape[0]:
             return None
-        return estimated(sketch.alike(own), right)
+        return drift_from(sketch, seen.tap.name, own)
 
     def _judgement(self, source: Source, seen: Compared, span: tuple[str, ...]) -> Judgement:
         """A source's own error under the arithmetic that fits best, in each phase (prefill, decode)."""

@@ -12,13 +12,13 @@ from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.run_spec import How
 from llamadiff.judge.finding import Local
 from llamadiff.judge.run import Passes, run_passes
+from llamadiff.judge.settings import adding
 from llamadiff.manner.choices import Choice, suspected, without
 from llamadiff.manner.reading import read
 from llamadiff.numerics import half_sums, tolerances
 from llamadiff.numerics.policies import F32, JITTERS
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.trace.reader import Trace
-from llamadiff.trace.settings import adding
 
 SECONDS = 10.0  # that it may take to ask whether a rounding is a known bug
 WORSE = 10.0  # how many times the error that a tap had is too much where a choice is undone

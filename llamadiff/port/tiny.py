@@ -19,12 +19,13 @@ import numpy as np
 
 from llamadiff.candidates.transformers import config_of, randomly
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.judge.sketching import sketch_of
 from llamadiff.port.torch_ops import layers_of, recorded
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
-from llamadiff.trace.sketch import sketch_of, write_sketch
+from llamadiff.trace.sketch import write_sketch
 
 GGUF, GOLDEN = "tiny.gguf", "golden.safetensors"
 HEADS, SIZE, WIDTH = 6, 16, 96  # heads, values of each, and of a row

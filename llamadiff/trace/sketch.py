@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.numerics.metrics import Rows
-from llamadiff.numerics.sketching import MOMENTS, MOST, RowSketch, sketched
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import write_whole
 from llamadiff.trace import taps
@@ -20,8 +18,18 @@ from llamadiff.trace.metadata import KEY, Info
 
 Array = NDArray[Any]
 TENSOR = "sketch"
-SEED, PROJECTIONS = 1, 4
+MOMENTS = ("rms", "mean", "min", "max")
+MOST = 64  # projections: one bit of a hash each
 MAX_TAPS = 100_000
+
+
+@dataclass(frozen=True)
+class RowSketch:
+    """A tensor's rows: ``moments`` [row, 4] as MOMENTS names them, over ``width`` values; ``projected`` [row, k]."""
+
+    moments: Array
+    projected: Array
+    width: int
 
 
 @dataclass(frozen=True)
@@ -32,18 +40,6 @@ class Sketch:
     projections: int
     shapes: Mapping[str, tuple[int, ...]]
     rows: Mapping[str, RowSketch]
-
-    def alike(self, rows: Rows) -> RowSketch:
-        """Other values, sketched with the same signs."""
-        return sketched(rows, self.seed, self.projections)
-
-
-def sketch_of(trace: Mapping[str, Array], seed: int = SEED, projections: int = PROJECTIONS) -> Sketch:
-    """The sketch of all taps of a trace that hold numbers to measure: choices of experts do not."""
-    known = {name: tap for name in trace if (tap := taps.parse(name)) is not None and tap.kind.op != "ARGSORT"}
-    shapes = {name: tuple(trace[name].shape) for name in known}
-    rows = {name: sketched(Rows(trace[name], tap.row_axis), seed, projections) for name, tap in known.items()}
-    return Sketch(seed, projections, shapes, rows)
 
 
 def write_sketch(path: Path, info: Info, sketch: Sketch) -> None:

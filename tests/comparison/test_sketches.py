@@ -18,12 +18,12 @@ from llamadiff.candidates.reference import record
 from llamadiff.comparison.verbs import check, diff
 from llamadiff.comparison.verbs import record as capture
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.judge.sketching import at_most, drift_from, estimated, signs, sketch_of, sketched
 from llamadiff.numerics.metrics import Rows, nmse
-from llamadiff.numerics.sketching import at_most, estimated, signs, sketched
 from llamadiff.shipped.place import shipped_model
 from llamadiff.system.errors import UserError
 from llamadiff.trace.metadata import KEY, Info
-from llamadiff.trace.sketch import sketch_of, write_sketch
+from llamadiff.trace.sketch import write_sketch
 from llamadiff.trace.taps import parse
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
@@ -102,7 +102,7 @@ def test_an_estimate_is_near_the_drift(recorded, small_model):
     sketch = sketch_of(whole)
     for name in ("Qcur_rope-0", "l_out-1", "result_output", "kq_soft_max-1"):
         axis = parse(name).row_axis
-        drift = estimated(sketch.alike(Rows(own[name], axis)), sketch.rows[name])
+        drift = drift_from(sketch, name, Rows(own[name], axis))
         assert drift.nmse == pytest.approx(nmse(own[name], whole[name], axis), rel=1.5)
         assert np.isnan(drift.max_abs)
 
@@ -112,7 +112,7 @@ def test_what_is_not_finite_is_far(small_model):
     spoilt = np.array(whole["embd"])
     spoilt[2, 3] = np.nan
     sketch = sketch_of(whole)
-    assert estimated(sketch.alike(Rows(spoilt)), sketch.rows["embd"]).nmse == np.inf
+    assert drift_from(sketch, "embd", Rows(spoilt)).nmse == np.inf
 
 
 # -- what they catch

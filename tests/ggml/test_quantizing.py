@@ -18,6 +18,7 @@ from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.ggml.repro import load, save
 from llamadiff.judge.lanes import policies_for
+from llamadiff.judge.settings import kept, stored_types
 from llamadiff.llamacpp import probes
 from llamadiff.llamacpp.quantizing import probe, q8_way, way_of
 from llamadiff.llamacpp.request import Settings
@@ -25,7 +26,6 @@ from llamadiff.numerics import arithmetic, cpu, eight_bits, tolerances
 from llamadiff.numerics.policies import NATIVE, rounding_type
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace.metadata import Info
-from llamadiff.trace.settings import kept, stored_types
 
 OTHERS = (cpu.NEON, cpu.PLAIN)
 X = probe("Q8_0").reshape(-1, 256)[:4]

@@ -7,43 +7,28 @@ docs/sketches.md derives how sure that is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.numerics import metrics
+from llamadiff.trace import taps
+from llamadiff.trace.sketch import MOMENTS, RowSketch, Sketch
 
 Array = NDArray[Any]
 
-MOMENTS = ("rms", "mean", "min", "max")
-MOST = 64  # projections: one bit of a hash each
+SEED, PROJECTIONS = 1, 4
 SELDOM = 6.9  # -ln of how seldom a bound fails: one time in a thousand
 
 
-@dataclass(frozen=True)
-class RowSketch:
-    """A tensor's rows: ``moments`` [row, 4] as MOMENTS names them, over ``width`` values; ``projected`` [row, k]."""
-
-    moments: Array
-    projected: Array
-    width: int
-
-    @property
-    def squares(self) -> Array:
-        """The sum of each row's squares."""
-        return np.asarray(np.square(self.moments[:, 0], dtype=np.float64) * self.width)
-
-    def stats(self) -> metrics.Stats:
-        """The moments of the whole tensor."""
-        if not np.isfinite(self.moments).all():
-            bad = np.isnan(self.moments[:, 0]).sum()
-            return metrics.Stats(0.0, 0.0, 0.0, 0.0, int(bad), int(np.isinf(self.moments[:, 0]).sum()))
-        rms, mean, low, high = self.moments.astype(np.float64).T
-        return metrics.Stats(
-            float(np.sqrt(np.mean(np.square(rms)))), float(mean.mean()), float(low.min()), float(high.max()), 0, 0
-        )
+def sketch_of(trace: Mapping[str, Array], seed: int = SEED, projections: int = PROJECTIONS) -> Sketch:
+    """The sketch of all taps of a trace that hold numbers to measure: choices of experts do not."""
+    known = {name: tap for name in trace if (tap := taps.parse(name)) is not None and tap.kind.op != "ARGSORT"}
+    shapes = {name: tuple(trace[name].shape) for name in known}
+    rows = {name: sketched(metrics.Rows(trace[name], tap.row_axis), seed, projections) for name, tap in known.items()}
+    return Sketch(seed, projections, shapes, rows)
 
 
 def sketched(rows: metrics.Rows, seed: int, k: int) -> RowSketch:
@@ -79,11 +64,27 @@ def splitmix64(x: Array) -> Array:
         return np.asarray(z ^ (z >> np.uint64(31)))
 
 
+def drift_from(sketch: Sketch, tap: str, own: metrics.Rows) -> metrics.Difference:
+    """How far a tap's values are from those that were sketched: they are sketched with the same signs."""
+    return estimated(sketched(own, sketch.seed, sketch.projections), sketch.rows[tap])
+
+
+def stats_of(rows: RowSketch) -> metrics.Stats:
+    """The moments of the whole tensor."""
+    if not np.isfinite(rows.moments).all():
+        bad = np.isnan(rows.moments[:, 0]).sum()
+        return metrics.Stats(0.0, 0.0, 0.0, 0.0, int(bad), int(np.isinf(rows.moments[:, 0]).sum()))
+    rms, mean, low, high = rows.moments.astype(np.float64).T
+    return metrics.Stats(
+        float(np.sqrt(np.mean(np.square(rms)))), float(mean.mean()), float(low.min()), float(high.max()), 0, 0
+    )
+
+
 def estimated(candidate: RowSketch, baseline: RowSketch) -> metrics.Difference:
     """The difference of two tensors, from sketches with the same signs; what a sketch does not tell is NaN."""
     gaps = candidate.projected.astype(np.float64) - baseline.projected.astype(np.float64)
     errors = np.where(np.isfinite(gaps), np.square(gaps), np.inf).mean(axis=1)
-    sizes, own = baseline.squares, candidate.squares
+    sizes, own = (np.square(side.moments[:, 0], dtype=np.float64) * side.width for side in (baseline, candidate))
     total, size, other = float(errors.sum()), float(sizes.sum()), float(own.sum())
     norms = float(np.sqrt(size * other))
     cosine = (size + other - total) / (2 * norms) if norms > 0 else 1.0
