@@ -29,9 +29,9 @@ from threadpoolctl import threadpool_limits
 from llamadiff.candidates.name_map import Entry, Map, Names, identity_map, readings
 from llamadiff.candidates.pieces import Piece, Unread, placed
 from llamadiff.engines.model_file import Runnable
-from llamadiff.preflight.checks import WEIGHTS
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
+from llamadiff.trace.taps import WEIGHTS
 
 Array = NDArray[Any]
 

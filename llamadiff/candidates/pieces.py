@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from llamadiff.candidates import name_map
 from llamadiff.engines.model_file import Runnable
-from llamadiff.preflight.shapes import in_last_row, is_last_row
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
+from llamadiff.trace.last_row import in_last_row, is_last_row
 
 Array = NDArray[Any]
 _ROW = re.compile(r"(.+)@(-?[0-9]{1,9})")

@@ -18,11 +18,11 @@ from llamadiff.candidates.pieces import Piece, Unread, placed
 from llamadiff.engines.model_file import Runnable
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics.arithmetic import precision
-from llamadiff.preflight.checks import WEIGHTS
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
+from llamadiff.trace.taps import WEIGHTS
 
 Array = NDArray[Any]
 FOUND_MAP = "map"  # the key of a producer under which the lines of a map stand that was found by values

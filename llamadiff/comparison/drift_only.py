@@ -18,19 +18,18 @@ from llamadiff.comparison.rows import Row, blank
 from llamadiff.comparison.said import Said
 from llamadiff.comparison.sketch_alone import note_on
 from llamadiff.comparison.summary import unchecked
+from llamadiff.engines.batches import batches_of
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.judge.sketching import at_most, drift_from, stats_of
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.closeup import closeup
-from llamadiff.preflight.checks import WEIGHTS
-from llamadiff.preflight.schedule import batches_of
-from llamadiff.preflight.shapes import is_last_row
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
+from llamadiff.trace.last_row import is_last_row
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.sketch import Sketch
-from llamadiff.trace.taps import LOGITS
+from llamadiff.trace.taps import LOGITS, WEIGHTS
 
 Array = NDArray[Any]
 

@@ -26,6 +26,7 @@ from llamadiff.comparison.rows import rows_of, with_explanations
 from llamadiff.comparison.sketch_alone import note_on, sketch_alone
 from llamadiff.comparison.summary import summarize
 from llamadiff.diagnose.diagnosis import Diagnosis, diagnose, is_wrong, scene_of
+from llamadiff.engines.batches import batches_of, in_batches_of
 from llamadiff.engines.model_file import Runnable, check_same_model
 from llamadiff.engines.run_spec import Gate, How
 from llamadiff.judge.as_shown import as_shown
@@ -36,12 +37,11 @@ from llamadiff.judge.statistics import statistics_check
 from llamadiff.manner.understand import Manner, understood
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import F32
-from llamadiff.preflight.checks import WEIGHTS, Check, preflight
+from llamadiff.preflight.checks import Check, preflight
 from llamadiff.preflight.compatibility import check_runnable, check_same_run
-from llamadiff.preflight.schedule import batches_of, in_batches_of
 from llamadiff.preflight.shapes import admitted, misfit_checks, steps_when_misfit
 from llamadiff.trace.reader import Trace
-from llamadiff.trace.taps import LOGITS
+from llamadiff.trace.taps import LOGITS, WEIGHTS
 
 if TYPE_CHECKING:
     from llamadiff.weights.original import Original

@@ -15,8 +15,9 @@ from llamadiff.comparison.rows import Row
 from llamadiff.comparison.said import Said
 from llamadiff.judge.statistics import CHECK as STATISTICS
 from llamadiff.numerics import tolerances
-from llamadiff.preflight.checks import WEIGHTS, Check
+from llamadiff.preflight.checks import Check
 from llamadiff.preflight.shapes import SHAPES
+from llamadiff.trace.taps import WEIGHTS
 
 _FEW_WAYS = 2  # of computing, that are told
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from llamadiff.candidates.brought import Brought, Candidate, bring
 from llamadiff.candidates.gguf_file import is_model_file
+from llamadiff.engines.batches import answers_otherwise, as_it_ran, as_stated
 from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
@@ -28,7 +29,6 @@ from llamadiff.llamacpp.capture import check_nodes, read_run, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.preflight.compatibility import check_same_run
-from llamadiff.preflight.schedule import answers_otherwise, as_it_ran, as_stated
 from llamadiff.system.collisions import Named, refuse_collisions, saved
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import check_target, made_directory

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from llamadiff.engines.batches import common, slipped
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.numerics import tolerances
-from llamadiff.preflight.schedule import common, slipped
 from llamadiff.preflight.weight_faults import weight_fault
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
-
-WEIGHTS = "weights/"
+from llamadiff.trace.taps import WEIGHTS
 
 
 @dataclass(frozen=True)

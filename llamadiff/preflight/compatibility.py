@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from llamaref.weights import block_sizes
 
+from llamadiff.engines.batches import slipped
 from llamadiff.engines.model_file import Runnable, check_same_model
 from llamadiff.judge.settings import stored_types
 from llamadiff.numerics.types import CACHE_TYPES
 from llamadiff.preflight.checks import tokens_apart
-from llamadiff.preflight.schedule import slipped
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
 

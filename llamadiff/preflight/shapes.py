@@ -14,13 +14,13 @@ from llamadiff.engines.model_file import Runnable
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.transposes import advice
 from llamadiff.preflight.checks import Check
+from llamadiff.trace.last_row import in_last_row, is_last_row
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import Tap
 
 Array = NDArray[Any]
 
 SHAPES = "shapes"  # the check's name
-ENDS = ("result_norm", "result_output")  # engines compute them of the last token alone
 _NAMES = {"embd": "the embedding's length", "ff": "the feed-forward length", "vocab": "the size of the vocabulary"}
 
 
@@ -38,11 +38,6 @@ class Misfit:
     def columns(self) -> int:
         """Values of each row, all other axes taken together."""
         return int(np.prod(self.have)) // self.have[self.tap.row_axis]
-
-
-def is_last_row(tap: Tap, size: int, shape: Sequence[int]) -> bool:
-    """Whether so many values are one row of a tap of this shape, and can only be the last token's."""
-    return tap.name in ENDS and shape[0] > 1 and size * shape[0] == int(np.prod(shape))
 
 
 def admitted(model: Runnable, baseline: Trace, trace: Trace) -> tuple[Trace, tuple[Misfit, ...]]:
@@ -63,13 +58,6 @@ def admitted(model: Runnable, baseline: Trace, trace: Trace) -> tuple[Trace, tup
         return trace, ()
     kinds = {name: trace.dtypes.get(name, "F32") for name in arrays}
     return Trace(trace.info, arrays, kinds, trace.path, known, trace.kept, trace.printed), tuple(misfits)
-
-
-def in_last_row(row: Array, shape: Sequence[int]) -> tuple[Array, Array]:
-    """Values in the last row of a tap, and which of all values they are."""
-    values, known = np.zeros(shape, row.dtype), np.zeros(shape, bool)
-    values[-1], known[-1] = row.reshape(shape[1:]), True
-    return values, known
 
 
 def _wanted(tap: Tap, model: Runnable, baseline: Trace, n_tokens: int) -> tuple[int, ...] | None:

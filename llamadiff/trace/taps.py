@@ -9,10 +9,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -239,3 +235,4 @@ def layer_of(name: str) -> int | None:
 
 
 LOGITS, RESIDUAL = "result_output", "l_out"
+WEIGHTS = "weights/"  # begins the name of a weight that a trace holds beside its taps
