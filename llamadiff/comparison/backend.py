@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from llamadiff.comparison.said import Said
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.engines.select import GRAPH, EngineUsed
-from llamadiff.ggml.check import NO_FUNCTION, NodeCheck
+from llamadiff.ggml.check import NO_FUNCTION, NodeCheck, layers_of
 from llamadiff.judge.finding import Local
 from llamadiff.llamacpp.capture import Nodes, check_nodes, found_by
 from llamadiff.llamacpp.child import Child
@@ -120,29 +119,6 @@ def _row(check: NodeCheck, layer: int | None, name: str, rules: Sequence[toleran
 
 def _badness(row: Row) -> tuple[int, float]:
     return tolerances.SEVERITY.index(row.verdict), row.local.nmse if row.local else 0.0
-
-
-def layers_of(checks: Sequence[NodeCheck]) -> list[int | None]:
-    """The layer of each node: its name or its weight says so; else it is between two nodes of that layer."""
-    stated = [_stated_layer(check) for check in checks]
-    before, after = _filled(stated), _filled(stated[::-1])[::-1]
-    return [layer if layer is not None else b if b == a else None
-            for layer, b, a in zip(stated, before, after, strict=True)]  # fmt: skip
-
-
-def _stated_layer(check: NodeCheck) -> int | None:
-    match = re.search(r"-(\d+)\b|_l(\d+)\b", check.name) or re.match(r"blk\.(\d+)\.", check.weight or "")
-    return int(next(group for group in match.groups() if group)) if match else None
-
-
-def _filled(layers: Sequence[int | None]) -> list[int | None]:
-    """Gaps take what stands before them."""
-    last: int | None = None
-    out = []
-    for layer in layers:
-        last = last if layer is None else layer
-        out.append(last)
-    return out
 
 
 def _why_unchecked(row: Row) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from llamadiff.comparison.op_run import OpRun
 from llamadiff.ggml.device import DeviceArithmetics, replayed
 from llamadiff.ggml.op import Array, Op, compute
 from llamadiff.ggml.repro import load, memory_of
@@ -17,31 +17,6 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 
 CPU = "CPU"  # as ggml names that device
-
-
-@dataclass(frozen=True)
-class OpRun:
-    """One op: what it is, how far ``device`` is off now, how far the run was that saved it, and the limit of both.
-
-    ``line`` is the op as ggml's own tests read it. The device is furthest off at ``index``, where it gave ``found``.
-    """
-
-    path: Path
-    name: str
-    op: str
-    inputs: str
-    device: str
-    error: float
-    recorded: float
-    limit: float
-    line: str = ""
-    index: tuple[int, ...] = ()
-    found: float = 0.0
-    right: float = 0.0
-
-    @property
-    def verdict(self) -> str:
-        return tolerances.verdict(self.error, self.limit, 10 * self.limit)
 
 
 def run_ops(paths: Sequence[Path], settings: Settings, progress: Progress = silent) -> tuple[OpRun, ...]:

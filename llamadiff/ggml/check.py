@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -59,6 +60,29 @@ class NodeCheck:
         seen = Closeup.from_json(data["closeup"]) if data.get("closeup") else None
         return cls(**{**data, **stats, "closeup": seen, "shape": tuple(data["shape"]), "index": tuple(data["index"]),
                       "sources": tuple(data["sources"])})  # fmt: skip
+
+
+def layers_of(checks: Sequence[NodeCheck]) -> list[int | None]:
+    """The layer of each node: its name or its weight says so; else it is between two nodes of that layer."""
+    stated = [_stated_layer(check) for check in checks]
+    before, after = _filled(stated), _filled(stated[::-1])[::-1]
+    return [layer if layer is not None else b if b == a else None
+            for layer, b, a in zip(stated, before, after, strict=True)]  # fmt: skip
+
+
+def _stated_layer(check: NodeCheck) -> int | None:
+    match = re.search(r"-(\d+)\b|_l(\d+)\b", check.name) or re.match(r"blk\.(\d+)\.", check.weight or "")
+    return int(next(group for group in match.groups() if group)) if match else None
+
+
+def _filled(layers: Sequence[int | None]) -> list[int | None]:
+    """Gaps take what stands before them."""
+    last: int | None = None
+    out = []
+    for layer in layers:
+        last = last if layer is None else layer
+        out.append(last)
+    return out
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from rich.text import Text
 from rich.tree import Tree
 
-from llamadiff.comparison.backend import layers_of
-from llamadiff.ggml.check import NodeCheck
+from llamadiff.ggml.check import NodeCheck, layers_of
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.report import make_console
 from llamadiff.system.errors import UserError

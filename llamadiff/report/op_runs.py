@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from llamadiff.comparison.one_op import OpRun
+from llamadiff.comparison.op_run import OpRun
 from llamadiff.numerics import tolerances
 from llamadiff.report.command_line import command_line
 from llamadiff.report.formats import About

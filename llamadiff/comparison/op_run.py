@@ -1,0 +1,33 @@
+"""One saved op, as it was run again: plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamadiff.numerics import tolerances
+
+
+@dataclass(frozen=True)
+class OpRun:
+    """One op: what it is, how far ``device`` is off now, how far the run was that saved it, and the limit of both.
+
+    ``line`` is the op as ggml's own tests read it. The device is furthest off at ``index``, where it gave ``found``.
+    """
+
+    path: Path
+    name: str
+    op: str
+    inputs: str
+    device: str
+    error: float
+    recorded: float
+    limit: float
+    line: str = ""
+    index: tuple[int, ...] = ()
+    found: float = 0.0
+    right: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        return tolerances.verdict(self.error, self.limit, 10 * self.limit)
