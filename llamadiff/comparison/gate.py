@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llamadiff.comparison.logits import logit_rows
-from llamadiff.comparison.positions import Positions, divergences, percentile_99
+from llamadiff.comparison.logits import Positions, divergences, logit_rows, percentile_99
 from llamadiff.comparison.result import Comparison
 from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.run_spec import Gate

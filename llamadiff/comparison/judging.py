@@ -18,9 +18,8 @@ from llamadiff.comparison.advice import next_steps
 from llamadiff.comparison.by_original import by_the_original
 from llamadiff.comparison.coverage import coverage_of
 from llamadiff.comparison.gate import arithmetic_of, bounds_of, held_to, not_held, rounding_of
-from llamadiff.comparison.logits import Logits, compare_logits, logit_rows
+from llamadiff.comparison.logits import Logits, compare_logits, logit_rows, over_positions
 from llamadiff.comparison.pictured import pictured
-from llamadiff.comparison.positions import over_positions
 from llamadiff.comparison.result import Comparison, Decoding, Judged, Sides, assembled
 from llamadiff.comparison.rows import rows_of, with_explanations
 from llamadiff.comparison.sketch_alone import note_on, sketch_alone

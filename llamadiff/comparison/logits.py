@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.numerics import metrics
 from llamadiff.system.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 Array = NDArray[Any]
 
@@ -147,3 +144,54 @@ def _can_be_ranked(logits: Array) -> Array:
 def logit_rows(logits: Array) -> Array:
     """[token, vocab], however a trace nests it."""
     return logits.reshape(len(logits), -1)
+
+
+@dataclass(frozen=True)
+class Positions:
+    """``count`` positions: KL(baseline || candidate) in nats, and the regret of the candidate's first token.
+
+    ``regret`` is what the baseline's log-probability loses where the candidate's first token is taken instead of its
+    own: 0 where both agree, and next to nothing where two tokens are equally good. ``worst_at``: the token after which
+    the KL is largest.
+    """
+
+    count: int
+    kl_mean: float
+    kl_p99: float
+    kl_worst: float
+    worst_at: int
+    regret_mean: float
+    regret_worst: float
+    agreeing: int
+
+
+def over_positions(baseline: Array, candidate: Array) -> Positions | None:
+    """Logits [token, vocab] of both sides; None where they hold no distribution at any position."""
+    apart = [(i, kl, regret) for i, (kl, regret) in enumerate(map(_apart, baseline, candidate)) if np.isfinite(kl)]
+    if not apart:
+        return None
+    places, divergences, regrets = (np.array(column) for column in zip(*apart, strict=True))
+    worst = int(divergences.argmax())
+    return Positions(
+        count=len(apart), kl_mean=float(divergences.mean()), kl_p99=percentile_99(divergences),
+        kl_worst=float(divergences[worst]), worst_at=int(places[worst]),
+        regret_mean=float(regrets.mean()), regret_worst=float(regrets.max()), agreeing=int((regrets == 0).sum()),
+    )  # fmt: skip
+
+
+def percentile_99(values: Sequence[float] | Array) -> float:
+    """The smallest value that 99 in 100 do not exceed: of fewer than 100, the largest."""
+    return float(np.sort(np.asarray(values))[int(np.ceil(0.99 * len(values))) - 1])
+
+
+def divergences(baseline: Array, candidate: Array) -> Array:
+    """KL(baseline || candidate) at each position; NaN where there is no distribution."""
+    return np.array([metrics.kl_divergence(b, c) for b, c in zip(baseline, candidate, strict=True)])
+
+
+def _apart(b: Array, c: Array) -> tuple[float, float]:
+    """One position's KL and regret; NaN where a side has no first token."""
+    kl = metrics.kl_divergence(b, c)
+    if not np.isfinite(kl):
+        return float("nan"), 0.0
+    return kl, float(b.max()) - float(b[int(np.argmax(c))])

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from llamadiff.comparison.coverage import Coverage
-from llamadiff.comparison.logits import Logits
+from llamadiff.comparison.logits import Logits, Positions
 from llamadiff.comparison.normal import Answer, is_it_normal
 from llamadiff.comparison.notebook import as_html
-from llamadiff.comparison.positions import Positions
 from llamadiff.comparison.rows import Row, flat, leading
 from llamadiff.comparison.said import Said
 from llamadiff.diagnose.diagnosis import Diagnosis

@@ -7,7 +7,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from llamadiff.comparison.positions import Positions
+from llamadiff.comparison.logits import Positions
 from llamadiff.comparison.provenance import provenance
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.updating import Changed

@@ -20,7 +20,7 @@ from llamadiff import Trace, UserError
 from llamadiff.candidates.reference import Recorder, record
 from llamadiff.comparison.check_traces import Checked, check_each
 from llamadiff.comparison.gate import Bound, arithmetic_of, chance, held_to
-from llamadiff.comparison.positions import over_positions, percentile_99
+from llamadiff.comparison.logits import over_positions, percentile_99
 from llamadiff.comparison.verbs import check
 from llamadiff.comparison.verbs import record as capture
 from llamadiff.engines.run_spec import USUAL, Gate, How, Run
