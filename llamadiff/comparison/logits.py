@@ -14,7 +14,6 @@ from llamadiff.system.errors import UserError
 
 Array = NDArray[Any]
 
-
 TOP = 10
 
 
