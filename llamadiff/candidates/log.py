@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llamadiff.candidates import name_map
 from llamadiff.candidates.loglines import MAX_LINE, MAX_LINES, TOKENS, Block, Listed, Log, read_lines
-from llamadiff.candidates.source import Context, Opened, register
+from llamadiff.candidates.source import Context, Opened
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
@@ -31,23 +31,24 @@ MAX_LINES_BEFORE = 1000  # of those that state the token ids
 EXAMPLE = "l_out-0: [-0.00107, 0.00575, ...] or l_out-0 rms=0.011 mean=-1.7e-4"
 
 
-@register
-class DebugLog:
-    """``--candidate engine.log``."""
+def matches(spec: str) -> bool:
+    """A file of text."""
+    path = Path(spec)
+    return path.is_file() and path.suffix not in BINARY and _is_text(path)
 
-    def matches(self, spec: str) -> bool:
-        path = Path(spec)
-        return path.is_file() and path.suffix not in BINARY and _is_text(path)
 
-    def files(self, spec: str) -> Iterable[Path]:
-        return [Path(spec)]
+def files(spec: str) -> Iterable[Path]:
+    """The file."""
+    return [Path(spec)]
 
-    def open(self, spec: str) -> Opened:
-        path = Path(spec)
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path}: {path.stat().st_size >> 20} MiB of text; write a trace instead")
-        untold = f"{spec}: the log states no token ids, such as tokens: [1, 15043, 29892]"
-        return Opened(partial(_loaded, path), _tokens(path), untold)
+
+def opened(spec: str) -> Opened:
+    """The log, of which the token ids are read."""
+    path = Path(spec)
+    if path.stat().st_size > MAX_BYTES:
+        raise UserError(f"{path}: {path.stat().st_size >> 20} MiB of text; write a trace instead")
+    untold = f"{spec}: the log states no token ids, such as tokens: [1, 15043, 29892]"
+    return Opened(partial(_loaded, path), _tokens(path), untold)
 
 
 def _is_text(path: Path) -> bool:

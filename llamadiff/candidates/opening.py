@@ -1,32 +1,27 @@
-"""Opens what ``--candidate`` names. Every kind of source is a module that registers itself and gives a trace."""
+"""Opens what ``--candidate`` names. Every kind of source is a module of three functions of it: see ``KINDS``."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
 
 if TYPE_CHECKING:
-    from llamadiff.candidates.source import CandidateKind, Context, Opened
+    from llamadiff.candidates.source import Context, Opened
     from llamadiff.trace.reader import Trace
 
-KINDS = (
-    "llama_cpp",
-    "gguf_file",
-    "command",
-    "dump",
-    "log",
-    "trace_file",
-    "transformers",
-)  # each registers itself when it is imported
+# The first that ``matches`` takes a --candidate; its ``files`` are those that are read for it, and ``opened`` reads it.
+# The last two raise UserError if that cannot be.
+KINDS = ("llama_cpp", "gguf_file", "command", "dump", "log", "trace_file", "transformers")
 
 
 def open_candidate(spec: str) -> Opened:
     """What a ``--candidate`` stands for, read. Raises UserError if it stands for nothing, or cannot be read."""
-    return source_of(spec).open(spec)
+    found: Opened = source_of(spec).opened(spec)
+    return found
 
 
 def resolve(spec: str, context: Context) -> Trace:
@@ -39,15 +34,13 @@ def files_of(spec: str) -> list[Path]:
     return list(source_of(spec).files(spec))
 
 
-def source_of(spec: str) -> CandidateKind:
-    """The kind of source that a ``--candidate`` names. Raises UserError if it names none."""
+def source_of(spec: str) -> Any:
+    """The module of the kind of source that a ``--candidate`` names. Raises UserError if it names none."""
     from llamadiff.candidates.foreign import refuse_foreign
-    from llamadiff.candidates.source import CANDIDATE_KINDS
 
-    for kind in KINDS:
-        import_module(f"llamadiff.candidates.{kind}")
     refuse_foreign(spec)
-    for source in sorted(CANDIDATE_KINDS, key=lambda source: KINDS.index(type(source).__module__.rpartition(".")[2])):
+    for kind in KINDS:
+        source = import_module(f"llamadiff.candidates.{kind}")
         if source.matches(spec):
             return source
     check_regular(Path(spec), "a trace, a dump or a command")
