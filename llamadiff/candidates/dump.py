@@ -13,8 +13,8 @@ from pathlib import Path
 
 from llamadiff.candidates import printed_text
 from llamadiff.candidates.arrays import RAW, npy, npz, raw
-from llamadiff.candidates.numbers import whole
 from llamadiff.candidates.pieces import Unread, named_row
+from llamadiff.candidates.printed_text import whole
 from llamadiff.candidates.source import Context, Opened, assemble
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular, read_text

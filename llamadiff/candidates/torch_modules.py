@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.candidates.builtin_maps import INPUT
-from llamadiff.candidates.map_file import load_map
+from llamadiff.candidates.map_file import INPUT, load_map
 from llamadiff.candidates.name_map import Entry
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import check_target

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from llamadiff.candidates import name_map
-from llamadiff.candidates.builtin_maps import HF
+from llamadiff.candidates.map_file import HF
 from llamadiff.candidates.name_map import Entry
 from llamadiff.candidates.pieces import Piece
 from llamadiff.candidates.source import Context, Opened, assemble

@@ -57,10 +57,10 @@ def graph(
 ) -> None:
     """Print llama.cpp's graph of a model: a tree for each layer, with shapes, types and the names of taps."""
     from llamadiff.comparison import verbs
-    from llamadiff.report import graph
+    from llamadiff.report import listing
 
-    nodes = graph.of_layer(verbs.list_nodes(model, tokens, settings_of(llama_cpp)), layer)
-    typer.echo(graph.as_dot(nodes), nl=False) if dot else graph.print_tree(nodes)
+    nodes = listing.of_layer(verbs.list_nodes(model, tokens, settings_of(llama_cpp)), layer)
+    typer.echo(listing.as_dot(nodes), nl=False) if dot else listing.print_tree(nodes)
 
 
 def bugs(
@@ -78,7 +78,7 @@ def explain(
     name: Annotated[str, typer.Argument(help="A bug's name, as reports and llamadiff bugs have it.", metavar="ID")],
 ) -> None:
     """Print a known bug's page: what it is, how it looks, how to mend it, with the right op in C, Rust and Python."""
-    from llamadiff.report.explanation import explanation
+    from llamadiff.report.listing import explanation
 
     typer.echo(explanation(name))
 

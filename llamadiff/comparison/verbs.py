@@ -28,7 +28,7 @@ from llamadiff.ggml.check import NodeCheck
 from llamadiff.llamacpp.capture import check_nodes, read_run, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
-from llamadiff.preflight.compatibility import check_same_run
+from llamadiff.preflight.checks import check_same_run
 from llamadiff.preflight.schedule import answers_otherwise, as_it_ran, as_stated
 from llamadiff.system.collisions import Named, refuse_collisions, saved
 from llamadiff.system.errors import UserError

@@ -17,9 +17,8 @@ from llamadiff.comparison.rows import Row
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import decibels
-from llamadiff.report.command_line import command_line
 from llamadiff.report.facts import model_facts, run_fact, settings_of, told_tokens
-from llamadiff.report.formats import About
+from llamadiff.report.formats import About, command_line
 from llamadiff.report.github import block, code, fitted, folded, prose, table, token
 from llamadiff.report.loss import loss_tables
 from llamadiff.report.terminal.escape import number, times, tiny

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from llamadiff.comparison.one_op import OpRun
 from llamadiff.numerics import tolerances
-from llamadiff.report.command_line import command_line
-from llamadiff.report.formats import About
+from llamadiff.report.formats import About, command_line
 from llamadiff.report.github import block, code, fitted, prose, table
 from llamadiff.report.terminal.escape import number, shown, tiny
 

@@ -12,8 +12,7 @@ from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.terminal.escape import tiny
-from llamadiff.report.terminal.page import Page
-from llamadiff.report.terminal.styles import STRONG
+from llamadiff.report.terminal.page import STRONG, Page
 from llamadiff.report.terminal.tap_lines import baseline_is_off
 
 

@@ -10,8 +10,7 @@ from rich.text import Text
 from llamadiff.numerics.tolerances import MATCH, WRONG
 from llamadiff.report.terminal.columns import Column, table
 from llamadiff.report.terminal.escape import number, tiny
-from llamadiff.report.terminal.page import Page
-from llamadiff.report.terminal.styles import STRONG, badge, style_of
+from llamadiff.report.terminal.page import STRONG, Page
 from llamadiff.weights.result import Oddity, TensorRow, WeightReport
 
 MOST = 100  # findings of a kind that are shown; all are in the other formats
@@ -21,12 +20,12 @@ DECODERS = {"bit-equal": "=", "plain numbers": ""}
 def render_weights(report: WeightReport, console: Console) -> None:
     """Print a report of weights."""
     page = Page(console)
-    page.paragraph(badge(page, report.verdict), Text(page.data(report.summary, 4000), STRONG))
+    page.paragraph(page.badge(report.verdict), Text(page.data(report.summary, 4000), STRONG))
     page.blank()
     _put_oddities(page, "wrong", report.findings)
     _put_oddities(page, "suspicious", report.suspicions)
     for note in (*report.unchecked, *report.notes):
-        page.paragraph(Text("note  "), Text(page.data(note, 1000)))
+        page.paragraph("note  ", page.data(note, 1000))
     page.blank()
     if report.rows:
         for line in table(_columns(page, report), page.width):
@@ -64,7 +63,7 @@ def _columns(page: Page, report: WeightReport) -> list[Column]:
 
 
 def _compared(page: Page, rows: Sequence[TensorRow], column: Callable[..., Column]) -> list[Column]:
-    verdicts = [Text() if row.verdict == MATCH else Text(row.verdict, style_of(page, row.verdict)) for row in rows]
+    verdicts = [Text() if row.verdict == MATCH else Text(row.verdict, page.style_of(row.verdict)) for row in rows]
 
     def above(row: TensorRow) -> str:
         return "-" if row.distance is None or not row.cost else f"{row.distance.nmse / row.cost:.2f}x"

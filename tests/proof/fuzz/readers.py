@@ -36,7 +36,7 @@ from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.ggml.repro import load
 from llamadiff.numerics import tolerances
-from llamadiff.preflight.compatibility import check_runnable
+from llamadiff.preflight.checks import check_runnable
 from llamadiff.report.json import to_json
 from llamadiff.report.weights_files import weights_to_csv, weights_to_json, weights_to_markdown
 from llamadiff.trace.metadata import KEY, SCHEMA
