@@ -37,15 +37,12 @@ def writer(
     from llamadiff import writers
 
     writers.check_language(language)
-    lines = "" if model is None else _add_lines(language, model)
-    typer.echo(writers.source(language) + lines, nl=False)
+    source = writers.source(language)
+    if model is not None:
+        from llamadiff.engines.select import runnable
 
-
-def _add_lines(language: str, model: Path) -> str:
-    from llamadiff.engines.select import runnable
-    from llamadiff.writers.lines import add_lines
-
-    return "\n" + add_lines(language, runnable(model, 14))
+        source += "\n" + writers.add_lines(language, runnable(model, 14))
+    typer.echo(source, nl=False)
 
 
 def graph(

@@ -158,22 +158,11 @@ class _Brought:
 
 def _brought(candidate: Candidate | None, how: How, place: Settings) -> _Brought | None:
     """The candidate and the name map, read."""
-    source = _opened(candidate) if candidate is not None else None
+    from llamadiff.candidates.opening import open_candidate
+
+    source = open_candidate(candidate) if candidate is not None else None
     mapping = load_map(how.name_map) if how.name_map is not None else identity_map()
     return _Brought(source, mapping, how, place) if source is not None else None
-
-
-def _opened(candidate: Candidate) -> Opened:
-    from llamadiff.candidates.opening import open_candidate
-    from llamadiff.candidates.trace_file import mapped
-
-    if isinstance(candidate, Trace):
-        return Opened(lambda context: mapped(candidate, context), candidate.info.tokens, run=candidate.info)
-    if callable(candidate):
-        from llamadiff.candidates.function import of_function
-
-        return of_function(candidate)
-    return open_candidate(str(candidate))
 
 
 def _workplace(save: str | Path | None) -> AbstractContextManager[str | Path]:

@@ -62,7 +62,7 @@ class Format:
 FORMATS = (
     Format("json", (".json",), "json:to_json", of_several="json:checks_to_json"),
     Format("json-full", (), "json:to_full_json", of_several="json:checks_to_full_json"),  # every token's error too
-    Format("csv", (".csv",), "csv:to_csv"),
+    Format("csv", (".csv",), "json:to_csv"),
     Format("junit", (".xml",), "junit:to_junit", of_several="junit:checks_to_junit"),
     Format(
         "markdown", (".md", ".markdown"), "markdown:to_markdown", of_several="markdown:checks_to_markdown",
@@ -79,9 +79,9 @@ OF_VARIANTS = (
 OF_SWEEP = (Format("markdown", (".md", ".markdown"), "sweep:sweep_to_markdown", plain=True),)
 OF_OPS = (Format("markdown", (".md", ".markdown"), "op_runs:to_markdown"),)
 OF_WEIGHTS = (
-    Format("json", (".json",), "weights_files:weights_to_json", plain=True),
-    Format("csv", (".csv",), "weights_files:weights_to_csv", plain=True),
-    Format("markdown", (".md", ".markdown"), "weights_files:weights_to_markdown", plain=True),
+    Format("json", (".json",), "weights:weights_to_json", plain=True),
+    Format("csv", (".csv",), "weights:weights_to_csv", plain=True),
+    Format("markdown", (".md", ".markdown"), "weights:weights_to_markdown", plain=True),
 )
 
 

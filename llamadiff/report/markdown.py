@@ -124,7 +124,7 @@ def _around(c: Comparison) -> Iterator[str]:
     at = c.rows.index(first)
     start = max(0, at - _AROUND)
     rows = c.rows[start : at + _AROUND + 1]
-    names = [prose(str(side.get("name") or word), 20) for side, word in ((c.baseline, "baseline"), _other(c))]
+    names = _names(c)
     lines = [(_tap(row), *_errors(row, row), *_sizes(row)) for row in rows]
     titles = (*_TAP_TITLES, f">rms {names[0]}", f">{names[1]}")
     yield f"**Around {code(first.tap)}**\n\n{table(titles, lines)}"
@@ -137,8 +137,10 @@ def _loss(c: Comparison) -> Iterator[str]:
         yield folded(title, written) if len(cells) > _FEW_LAYERS else f"**{title}**\n\n{written}"
 
 
-def _other(c: Comparison) -> tuple[dict[str, object], str]:
-    return ({"name": "engine"} if c.is_engine else dict(c.candidate)), "candidate"
+def _names(c: Comparison) -> tuple[str, str]:
+    """What both sides are called in titles."""
+    candidate = "engine" if c.is_engine else str(c.candidate.get("name") or "candidate")
+    return prose(str(c.baseline.get("name") or "baseline"), 20), prose(candidate, 20)
 
 
 def _tap(row: Row) -> str:
@@ -203,7 +205,7 @@ def _logits(c: Comparison) -> Iterator[str]:
     if c.logits is None:
         return
     lines = [_top(token) for token in told_tokens(c.logits)]
-    names = [prose(str(side.get("name") or word), 20) for side, word in ((c.baseline, "baseline"), _other(c))]
+    names = _names(c)
     titles = (">rank", ">id", "token", f">{names[0]}", f">{names[1]}", ">rank there")
     grid = f"\n\n{table(titles, lines)}" if lines else ""
     yield f"**Logits**: {_distance(c.logits)}{grid}"

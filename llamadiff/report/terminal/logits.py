@@ -9,7 +9,7 @@ from rich.text import Text
 
 from llamadiff.comparison.logits import Logits, TopToken
 from llamadiff.comparison.result import Comparison
-from llamadiff.report.terminal.columns import Column, table
+from llamadiff.report.terminal.columns import Column
 from llamadiff.report.terminal.escape import number, tiny
 from llamadiff.report.terminal.page import LABEL, STRONG, Page
 from llamadiff.report.terminal.tap_columns import names_of
@@ -27,8 +27,7 @@ def put_logits(page: Page, comparison: Comparison, full: bool) -> None:
     page.labelled("logits", _head(page, logits, len(comparison.tokens), names))
     tokens = _told(logits, full)
     if full:
-        for line in table(_columns(page, tokens, names), page.width - 2):
-            page.put(Text("  ") + line)
+        page.columns(_columns(page, tokens, names), 2)
     elif tokens:
         cells = [_cell(page, token) for token in tokens]
         indent = LABEL if page.width - LABEL >= max(cell.cell_len for cell in cells) else 0

@@ -114,8 +114,12 @@ class Page:
             Column(title.removeprefix(">"), [Text(self.data(cell, limit)) for cell in cells], rank, title[:1] != ">")
             for title, cells, rank in zip(titles, zip(*lines, strict=True), ranks or range(len(titles)), strict=True)
         ]
-        for line in table(columns, self.width):
-            self.put(line)
+        self.columns(columns)
+
+    def columns(self, columns: Sequence[Column], indent: int = 0) -> None:
+        """Those columns that fit."""
+        for line in table(columns, self.width - indent):
+            self.put(Text(" " * indent) + line)
 
     def grid(self, heads: Sequence[str], cells: Sequence[Text], gap: int) -> None:
         """As many cells a line as fit, one under the other; a line begins with the head of its first cell."""
