@@ -17,9 +17,7 @@ def is_model_file(candidate: object) -> bool:
     return isinstance(candidate, (str, Path)) and str(candidate).endswith(SUFFIX) and ":" not in str(candidate)
 
 
-def matches(spec: str) -> bool:
-    """Another file of the model."""
-    return is_model_file(spec)
+matches = is_model_file
 
 
 def files(spec: str) -> Iterable[Path]:

@@ -1,4 +1,4 @@
-"""Plain lists: the taps of a model, the known bugs, and the findings of the doctor."""
+"""Plain lists: the taps of a model, its graph, the known bugs and the page of each, the findings of the doctor."""
 
 from __future__ import annotations
 
@@ -186,17 +186,16 @@ def _places(nodes: Sequence[NodeCheck]) -> list[str]:
 
 
 def _line(node: NodeCheck) -> Text:
-    sizes = "x".join(map(str, _trimmed(node.shape)))
     sources = ", ".join(shown(name, 40) for name in node.sources)
     tap = f"  tap {shown(node.tap, 60)}" if node.tap is not None and node.tap != node.name else ""
     name = (shown(node.name, 60), "bold" if node.tap is not None else "")
-    return Text.assemble(f"{node.op} ", name, f"{tap}  {sizes} {node.kind}  <- {sources}")
+    return Text.assemble(f"{node.op} ", name, f"{tap}  {_sizes(node)} {node.kind}  <- {sources}")
 
 
-def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _sizes(node: NodeCheck) -> str:
     """The shape without ones at the outer end."""
-    first = next((i for i, size in enumerate(shape) if size != 1), len(shape) - 1)
-    return shape[first:]
+    first = next((i for i, size in enumerate(node.shape) if size != 1), len(node.shape) - 1)
+    return "x".join(map(str, node.shape[first:]))
 
 
 def as_dot(nodes: Sequence[NodeCheck]) -> str:
@@ -204,8 +203,7 @@ def as_dot(nodes: Sequence[NodeCheck]) -> str:
     lines = ["digraph model {", "  rankdir=TB; node [shape=box, fontname=monospace];"]
     known = {node.name for node in nodes}
     for node in nodes:
-        sizes = "x".join(map(str, _trimmed(node.shape)))
-        label = "\n".join((node.op, node.name, f"{sizes} {node.kind}"))
+        label = "\n".join((node.op, node.name, f"{_sizes(node)} {node.kind}"))
         lines.append(f"  {json.dumps(node.name)} [label={json.dumps(label)}];")
         for source in node.sources:
             if source not in known:
