@@ -16,7 +16,15 @@ from llamadiff.numerics.metrics import Stats
 from llamadiff.report.terminal.columns import Column, fitted, line, titles, width_of
 from llamadiff.report.terminal.escape import number, times, tiny
 from llamadiff.report.terminal.page import STRONG, Page
-from llamadiff.report.terminal.tap_lines import Line, baseline_is_off, folded_lines, full_lines, over_limit
+from llamadiff.report.terminal.tap_lines import (
+    Line,
+    baseline_is_off,
+    folded_lines,
+    full_lines,
+    over_limit,
+    own_error,
+    times_limit,
+)
 
 BAR = 8  # cells
 _DECADES = 16  # of the bar's scale
@@ -34,8 +42,8 @@ def columns_of(page: Page, lines: Sequence[Line], names: tuple[str, str], full: 
         Column("layer", [Text(_layers(line)) for line in lines], left=True),
         Column("tap", [Text(label(page, line), _strength(line)) for line in lines], left=True),
         Column("", [_verdict(page, line) for line in lines], left=True),
-        Column("own error", [Text(_own_error(line), _strength(line)) for line in lines]),
-        Column("x limit", [Text(_times_limit(line), _strength(line)) for line in lines], rank=1),
+        Column("own error", [Text(own_error(line.worst), _strength(line)) for line in lines]),
+        Column("x limit", [Text(times_limit(line.worst), _strength(line)) for line in lines], rank=1),
         Column("", [Text(_bar_of(line), STRONG) for line in lines], rank=2, left=True),
         Column("inherited", [Text(_inherited(line)) for line in lines], rank=3),
         *_pair("rms", lines, names, lambda stats: stats.rms, 5),
@@ -84,18 +92,6 @@ def _verdict(page: Page, line: Line) -> Text:
         return Text("BASELINE OFF", page.emphasis(tolerances.WRONG))
     wrong = line.verdict == tolerances.WRONG
     return Text(line.verdict.upper() if wrong else line.verdict, page.emphasis(line.verdict))
-
-
-def _own_error(line: Line) -> str:
-    """A local error, where anything could be judged."""
-    local = line.worst.local
-    return "" if local is None or math.isnan(local.nmse) else tiny(local.nmse)
-
-
-def _times_limit(line: Line) -> str:
-    """An own error over its limit; of what is exact, or was not judged, there is nothing to say."""
-    ratio = over_limit(line.worst)
-    return times(ratio) if ratio else ""
 
 
 def _bar_of(line: Line) -> str:
