@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -47,9 +49,9 @@ class Header:
 
     def values(self, file: IO[bytes]) -> Array:
         """The values of a file that stands at its beginning; floats as float32."""
-        _read(self.where, file, self.offset)
-        data = _read(self.where, file, self.n_bytes)
-        _read(self.where, file, 1)  # an archive checks its sum at the end
+        file.read(self.offset)
+        data = file.read(self.n_bytes)
+        file.read(1)  # an archive checks its sum at the end
         if len(data) != self.n_bytes:
             raise UserError(f"{self.where}: ends after {len(data)} of its {self.n_bytes} bytes of values")
         found = np.frombuffer(data, self.dtype).reshape(self.shape, order="F" if self.by_columns else "C")
@@ -60,12 +62,17 @@ class Header:
 def npy(path: Path, name: str, row: int | None) -> Unread:
     """An array of a .npy file. Raises UserError if its header is not that of numbers, or not that of the file."""
     check_regular(path, "a .npy file")
+    header = _header(str(path), _start(path, MAX_HEADER), path.stat().st_size)
+    return Unread(name, row, header.shape, partial(_from_file, path, header))
+
+
+def _start(path: Path, most: int) -> bytes:
+    """The first bytes of a file."""
     try:
         with path.open("rb") as file:
-            header = _header(str(path), file.read(MAX_HEADER), path.stat().st_size)
+            return file.read(most)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    return Unread(name, row, header.shape, partial(_from_file, path, header))
 
 
 def _from_file(path: Path, header: Header, _most: int) -> tuple[Array, None]:
@@ -132,26 +139,23 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Unre
     where = f"{path}: {name[:60]}"
     if info.flag_bits & 1 or info.compress_type not in _METHODS:
         raise UserError(f"{where}: encrypted, or packed in an unknown way; write it with np.savez")
-    with _opened(archive, info, where) as member:
-        header = _header(where, _read(where, member, MAX_HEADER), info.file_size)
+    with _whole(where), archive.open(info) as member:
+        header = _header(where, member.read(MAX_HEADER), info.file_size)
     return Unread(name, row, header.shape, partial(_from_archive, archive, info, header))
 
 
-def _opened(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> IO[bytes]:
-    try:
-        return archive.open(info)
-    except Exception as error:  # zipfile raises many kinds
-        raise UserError(f"{where}: damaged ({reason(error)}); write it anew") from None
-
-
 def _from_archive(archive: zipfile.ZipFile, info: zipfile.ZipInfo, header: Header, _most: int) -> tuple[Array, None]:
-    with _opened(archive, info, header.where) as member:
+    with _whole(header.where), archive.open(info) as member:
         return header.values(member), None
 
 
-def _read(where: str, file: IO[bytes], count: int) -> bytes:
+@contextmanager
+def _whole(where: str) -> Iterator[None]:
+    """Raises UserError where an archive is damaged."""
     try:
-        return file.read(count)
+        yield
+    except UserError:
+        raise
     except Exception as error:  # zipfile and zlib raise many kinds
         raise UserError(f"{where}: damaged ({reason(error)}); write it anew") from None
 
@@ -162,7 +166,7 @@ def raw(path: Path, name: str, row: int | None) -> Unread:
     dtype, size = np.dtype(RAW[path.suffix]), path.stat().st_size
     if size % dtype.itemsize:
         raise UserError(f"{path}: {size} bytes are no whole number of {path.suffix[1:]} values")
-    looks = _looks_like(_sample(path)) if path.suffix == ".f32" else None
+    looks = _looks_like(_start(path, min(size, SAMPLE))) if path.suffix == ".f32" else None
     if looks:
         raise UserError(f"{path}: as little-endian float32 its values make no sense; it looks like {looks}")
     header = Header(str(path), _sidecar(path, size // dtype.itemsize), dtype)
@@ -174,18 +178,9 @@ def _from_raw(path: Path, header: Header, most: int) -> tuple[Array, None]:
     return (values.astype(np.uint32) << 16).view(np.float32) if path.suffix == ".bf16" else values, None
 
 
-def _sample(path: Path) -> Array:
-    """The first values of a file."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(SAMPLE)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    return np.frombuffer(data[: len(data) // 4 * 4], "<f4")
-
-
-def _looks_like(values: Array) -> str | None:
+def _looks_like(start: bytes) -> str | None:
     """What the bytes of a float32 file seem to be, if not what its name says."""
+    values = np.frombuffer(start[: len(start) // 4 * 4], "<f4")
     if _plausible(values):
         return None
     others = {

@@ -66,21 +66,10 @@ class Brought:
 
 def bring(candidate: Candidate | None, how: How, place: Settings | None = None) -> Brought | None:
     """The candidate, if there is one, and the name map, read. Raises UserError for what cannot be."""
-    source = _opened(candidate) if candidate is not None else None
+    from llamadiff.candidates.opening import open_candidate  # here: it brings every kind of source
+
+    source = open_candidate(candidate) if candidate is not None else None
     mapping = load_map(how.name_map) if how.name_map is not None else identity_map()
     if candidate is None or source is None:
         return None
     return Brought(candidate, source, mapping, how, place or Settings())
-
-
-def _opened(candidate: Candidate) -> Opened:
-    from llamadiff.candidates.opening import open_candidate
-    from llamadiff.candidates.trace_file import mapped
-
-    if isinstance(candidate, Trace):
-        return Opened(lambda context: mapped(candidate, context), candidate.info.tokens, run=candidate.info)
-    if callable(candidate):
-        from llamadiff.candidates.function import of_function
-
-        return of_function(candidate)
-    return open_candidate(str(candidate))

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from llamadiff.candidates.source import Context, Opened, register
+from llamadiff.candidates.source import Context, Opened
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.system import python_child
 from llamadiff.system.errors import UserError
@@ -29,25 +29,25 @@ MAX_OUTPUT = 64 << 20
 REPORTS = (".json", ".csv", ".xml", ".md", ".html")
 
 
-@register
-class Command:
-    """Runs an engine with a time limit; no shell is involved."""
+def matches(spec: str) -> bool:
+    """Whether it is a command."""
+    return spec.startswith(PREFIX)
 
-    def matches(self, spec: str) -> bool:
-        return spec.startswith(PREFIX)
 
-    def files(self, spec: str) -> Iterator[Path]:
-        """What its words name: files, and those that lie in directories, but for what reports are usually called."""
-        for word in _words(spec):
-            for path in (Path(word), Path(word.partition("=")[2])):
-                if path.name and path.is_file():
-                    yield path
-                elif path.name and path.is_dir():
-                    yield from (file for file in path.iterdir() if file.is_file() and file.suffix not in REPORTS)
+def files(spec: str) -> Iterator[Path]:
+    """What its words name: files, and those that lie in directories, but for what reports are usually called."""
+    for word in _words(spec):
+        for path in (Path(word), Path(word.partition("=")[2])):
+            if path.name and path.is_file():
+                yield path
+            elif path.name and path.is_dir():
+                yield from (file for file in path.iterdir() if file.is_file() and file.suffix not in REPORTS)
 
-    def open(self, spec: str) -> Opened:
-        _words(spec)
-        return Opened(partial(_loaded, spec))
+
+def opened(spec: str) -> Opened:
+    """The command, which is run once the tokens are known; no shell is involved."""
+    _words(spec)
+    return Opened(partial(_loaded, spec))
 
 
 def _loaded(spec: str, context: Context) -> Trace:

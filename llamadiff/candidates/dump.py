@@ -13,9 +13,9 @@ from pathlib import Path
 
 from llamadiff.candidates import printed_text
 from llamadiff.candidates.arrays import RAW, npy, npz, raw
-from llamadiff.candidates.numbers import whole
 from llamadiff.candidates.pieces import Unread, named_row
-from llamadiff.candidates.source import Context, Opened, assemble, register
+from llamadiff.candidates.printed_text import whole
+from llamadiff.candidates.source import Context, Opened, assemble
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular, read_text
 from llamadiff.trace import taps
@@ -30,36 +30,37 @@ _KINDS = {".npy": npy, **dict.fromkeys(RAW, raw)}
 _READ = (*_KINDS, *TEXT)
 
 
-@register
-class Dump:
-    """``--candidate DIR`` or ``--candidate FILE.npz``."""
+def matches(spec: str) -> bool:
+    """A directory, or an .npz archive."""
+    return Path(spec).is_dir() or (spec.endswith(".npz") and Path(spec).is_file())
 
-    def matches(self, spec: str) -> bool:
-        return Path(spec).is_dir() or (spec.endswith(".npz") and Path(spec).is_file())
 
-    def files(self, spec: str) -> Iterator[Path]:
-        path = Path(spec)
-        if not path.is_dir():
-            yield path
-            return
-        yield from _token_files(path)
-        for file in _arrays(path):
-            yield file
-            if file.suffix in RAW:
-                yield file.with_suffix(".json")
+def files(spec: str) -> Iterator[Path]:
+    """The arrays, with the files that say their shapes, and those of token ids."""
+    path = Path(spec)
+    if not path.is_dir():
+        yield path
+        return
+    yield from _token_files(path)
+    for file in _arrays(path):
+        yield file
+        if file.suffix in RAW:
+            yield file.with_suffix(".json")
 
-    def open(self, spec: str) -> Opened:
-        path = Path(spec)
-        if not path.is_dir():
-            return Opened(
-                partial(_loaded, *npz(path), ()),
-                (),
-                f"{spec}: an .npz states no token ids; a directory with a file tokens does",
-                recorded=True,
-            )
-        tokens = _tokens(path)
-        untold = f"{spec}: states no token ids; a file {path / 'tokens'} would hold them"
-        return Opened(partial(_loaded, list(_pieces(path)), _unread(path), tokens), tokens, untold, recorded=True)
+
+def opened(spec: str) -> Opened:
+    """The headers of all arrays; values are read when they are wanted."""
+    path = Path(spec)
+    if not path.is_dir():
+        return Opened(
+            partial(_loaded, *npz(path), ()),
+            (),
+            f"{spec}: an .npz states no token ids; a directory with a file tokens does",
+            recorded=True,
+        )
+    tokens = _tokens(path)
+    untold = f"{spec}: states no token ids; a file {path / 'tokens'} would hold them"
+    return Opened(partial(_loaded, list(_pieces(path)), _unread(path), tokens), tokens, untold, recorded=True)
 
 
 def _loaded(pieces: Sequence[Unread], unread: Sequence[str], tokens: tuple[int, ...], context: Context) -> Trace:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
-from llamadiff.candidates.builtin_maps import BUILT_IN
+from llamadiff.candidates.map_file import BUILT_IN
 from llamadiff.system.errors import UserError
 
 PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt")

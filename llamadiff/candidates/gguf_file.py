@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from llamadiff.candidates.source import Opened, register
+from llamadiff.candidates.source import Opened
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
 
@@ -17,21 +17,18 @@ def is_model_file(candidate: object) -> bool:
     return isinstance(candidate, (str, Path)) and str(candidate).endswith(SUFFIX) and ":" not in str(candidate)
 
 
-@register
-class OtherGguf:
-    """Another GGUF file of the same model."""
+matches = is_model_file
 
-    def matches(self, spec: str) -> bool:
-        return is_model_file(spec)
 
-    def files(self, spec: str) -> Iterable[Path]:
-        path = Path(spec)
-        check_regular(path, "a .gguf file")
-        if not path.exists():
-            raise UserError(f"{path}: no such file; give another .gguf file of the same model")
-        return (path,)
+def files(spec: str) -> Iterable[Path]:
+    """The file, if it is there."""
+    path = Path(spec)
+    check_regular(path, "a .gguf file")
+    if not path.exists():
+        raise UserError(f"{path}: no such file; give another .gguf file of the same model")
+    return (path,)
 
-    def open(self, spec: str) -> Opened:
-        raise UserError(
-            f"{spec}: is a model file, not what one computed; compare MODEL PROMPT --candidate {spec} runs it"
-        )
+
+def opened(spec: str) -> Opened:
+    """Raises UserError: a model file is not what one computed."""
+    raise UserError(f"{spec}: is a model file, not what one computed; compare MODEL PROMPT --candidate {spec} runs it")

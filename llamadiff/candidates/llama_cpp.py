@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from llamadiff.candidates.source import Context, Opened, register
+from llamadiff.candidates.source import Context, Opened
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.run_spec import Run
 from llamadiff.engines.select import captured
@@ -16,19 +16,20 @@ from llamadiff.llamacpp.variation import PREFIX, varied
 from llamadiff.trace.reader import Trace
 
 
-@register
-class Varied:
-    """llama.cpp with other settings, of another build, or with its tokens in other batches."""
+def matches(spec: str) -> bool:
+    """Settings of llama.cpp."""
+    return spec.startswith(PREFIX)
 
-    def matches(self, spec: str) -> bool:
-        return spec.startswith(PREFIX)
 
-    def files(self, spec: str) -> Iterable[Path]:
-        return ()
+def files(spec: str) -> Iterable[Path]:
+    """None."""
+    return ()
 
-    def open(self, spec: str) -> Opened:
-        varied(Request("", tokens=(0,)), spec)  # what is wrong with it is said before anything is run
-        return Opened(partial(_run, spec))
+
+def opened(spec: str) -> Opened:
+    """A run of llama.cpp with other settings, of another build, or with its tokens in other batches."""
+    varied(Request("", tokens=(0,)), spec)  # what is wrong with it is said before anything is run
+    return Opened(partial(_run, spec))
 
 
 def _run(spec: str, context: Context) -> Trace:

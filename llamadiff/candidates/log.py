@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llamadiff.candidates import name_map
 from llamadiff.candidates.loglines import MAX_LINE, MAX_LINES, TOKENS, Block, Listed, Log, read_lines
-from llamadiff.candidates.source import Context, Opened, register
+from llamadiff.candidates.source import Context, Opened
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
@@ -23,6 +23,7 @@ from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import LOGITS
 
 Array = NDArray[Any]
+_Named = Callable[[str], tuple[taps.Tap, name_map.Entry] | None]  # a word of a log, which may end in @ROW -> its tap
 
 MAX_BYTES = 1 << 28
 SNIFFED = 4096  # bytes that tell whether a file is text
@@ -31,23 +32,24 @@ MAX_LINES_BEFORE = 1000  # of those that state the token ids
 EXAMPLE = "l_out-0: [-0.00107, 0.00575, ...] or l_out-0 rms=0.011 mean=-1.7e-4"
 
 
-@register
-class DebugLog:
-    """``--candidate engine.log``."""
+def matches(spec: str) -> bool:
+    """A file of text."""
+    path = Path(spec)
+    return path.is_file() and path.suffix not in BINARY and _is_text(path)
 
-    def matches(self, spec: str) -> bool:
-        path = Path(spec)
-        return path.is_file() and path.suffix not in BINARY and _is_text(path)
 
-    def files(self, spec: str) -> Iterable[Path]:
-        return [Path(spec)]
+def files(spec: str) -> Iterable[Path]:
+    """The file."""
+    return [Path(spec)]
 
-    def open(self, spec: str) -> Opened:
-        path = Path(spec)
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path}: {path.stat().st_size >> 20} MiB of text; write a trace instead")
-        untold = f"{spec}: the log states no token ids, such as tokens: [1, 15043, 29892]"
-        return Opened(partial(_loaded, path), _tokens(path), untold)
+
+def opened(spec: str) -> Opened:
+    """The log, of which the token ids are read."""
+    path = Path(spec)
+    if path.stat().st_size > MAX_BYTES:
+        raise UserError(f"{path}: {path.stat().st_size >> 20} MiB of text; write a trace instead")
+    untold = f"{spec}: the log states no token ids, such as tokens: [1, 15043, 29892]"
+    return Opened(partial(_loaded, path), _tokens(path), untold)
 
 
 def _is_text(path: Path) -> bool:
@@ -69,11 +71,12 @@ def _tokens(path: Path) -> tuple[int, ...]:
 
 def _loaded(path: Path, context: Context) -> Trace:
     """What a log says, each value in its place. Raises UserError if it says nothing of this model."""
-    named = _Names(context)
+    names = name_map.Names(context.mapping, context.model)
+    named = cache(lambda word: names.tap(word.partition("@")[0]))
     with path.open(encoding="utf-8", errors="replace") as file:
-        log = read_lines(_lines(file), lambda word: named.tap(word) is not None)
+        log = read_lines(_lines(file), lambda word: named(word) is not None)
     if log.logits:
-        log.blocks.append(_logits_block(log.logits))
+        log.blocks.append(Block(LOGITS, -1, [Listed(tuple(log.logits.values()), (), tuple(log.logits), -1)]))
     filled = [block for block in log.blocks if block.lists or block.statistics]
     if not filled:
         raise UserError(_nothing(path, log))
@@ -97,31 +100,15 @@ def _lines(file: Iterable[str]) -> Iterator[str]:
         yield line if len(line) <= MAX_LINE else f"a line of {len(line)} characters"
 
 
-class _Names:
-    """The taps that words of a log stand for, under a map; a word may end in ``@ROW``."""
-
-    def __init__(self, context: Context) -> None:
-        self.tap = cache(self._tap)
-        self._names = name_map.Names(context.mapping, context.model)
-
-    def _tap(self, word: str) -> tuple[taps.Tap, name_map.Entry] | None:
-        return self._names.tap(word.partition("@")[0])
-
-
-def _by_tap(blocks: Sequence[Block], named: _Names) -> dict[taps.Tap, list[Block]]:
+def _by_tap(blocks: Sequence[Block], named: _Named) -> dict[taps.Tap, list[Block]]:
     found: dict[taps.Tap, list[Block]] = {}
     for block in blocks:
-        tap = named.tap(block.name)
+        tap = named(block.name)
         if tap is not None:
             if tap[1].done or tap[1].axes:
                 raise UserError(f"[{tap[0].kind.word}] of the map has axes or done, which a log's values cannot have")
             found.setdefault(tap[0], []).append(block)
     return found
-
-
-def _logits_block(logits: Mapping[int, Number]) -> Block:
-    listed = Listed(tuple(logits.values()), (), tuple(logits), -1)
-    return Block(LOGITS, -1, [listed])
 
 
 @dataclass

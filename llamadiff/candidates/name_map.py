@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import accumulate, permutations
@@ -157,9 +157,9 @@ def undone(array: Array, tap: taps.Tap, entry: Entry, model: Runnable) -> Array:
     if "repeated" in entry.done:
         array = _one_copy(array, tap, model)
     if "permuted" in entry.done and model.rope_pairs:
-        array = _reordered(array, model.sizes, _to_pairs)
+        array = _reordered(array, model.sizes, (2, -1))
     if "paired" in entry.done and not model.rope_pairs:
-        array = _reordered(array, model.sizes, _to_halves)
+        array = _reordered(array, model.sizes, (-1, 2))
     if "scaled" in entry.done:
         array = array * np.sqrt(model.sizes["dim"]).astype(array.dtype)
     if "unweighted" in entry.done:
@@ -191,22 +191,16 @@ def _one_copy(array: Array, tap: taps.Tap, model: Runnable) -> Array:
     return np.ascontiguousarray(split[:, :, 0]).reshape(own)
 
 
-def _reordered(array: Array, sizes: Mapping[str, int], order: Callable[[Array], Array]) -> Array:
-    """Values of each head, the rotated ones of them in another order; RoPE may leave the last of a head alone."""
+def _reordered(array: Array, sizes: Mapping[str, int], split: tuple[int, int]) -> Array:
+    """Values of each head, the rotated ones of them from halves (i, i + n/2) to pairs (2i, 2i + 1): ``split`` (2, -1);
+    or the other way round: (-1, 2). RoPE may leave the last of a head alone.
+    """
     dim = sizes["dim"]
     rotated = dim if sizes.get("lora") else sizes.get("rope", dim)
     heads = array.reshape(*array.shape[:-1], -1, dim)
-    return np.concatenate([order(heads[..., :rotated]), heads[..., rotated:]], axis=-1).reshape(array.shape)
-
-
-def _to_pairs(x: Array) -> Array:
-    """From halves (i, i + n/2) to pairs (2i, 2i + 1)."""
-    return np.swapaxes(x.reshape(*x.shape[:-1], 2, -1), -1, -2).reshape(x.shape)
-
-
-def _to_halves(x: Array) -> Array:
-    """From pairs (2i, 2i + 1) to halves (i, i + n/2)."""
-    return np.swapaxes(x.reshape(*x.shape[:-1], -1, 2), -1, -2).reshape(x.shape)
+    moved = heads[..., :rotated].reshape(*heads.shape[:-1], *split).swapaxes(-1, -2)
+    moved = moved.reshape(*heads.shape[:-1], rotated)
+    return np.concatenate([moved, heads[..., rotated:]], axis=-1).reshape(array.shape)
 
 
 def _misfit(

@@ -79,19 +79,16 @@ def placed(
             if piece.array.ndim <= max(1, tap.row_axis):  # without rows there is nothing more to say
                 raise
             return piece.array, None
-    values, mask = np.zeros(shape, np.float32), np.zeros(shape, bool)
+    values, mask, rows = np.zeros(shape, np.float32), np.zeros(shape, bool), slice(None)
     if piece.row is not None:
         if tap.row_axis != 0 or not -n_tokens <= piece.row < n_tokens:
             raise UserError(
                 f"{piece.name}@{piece.row}: there are {n_tokens} tokens, 0 to {n_tokens - 1} (-1 is the last)"
             )
-        values, mask = values[piece.row], mask[piece.row]
+        rows = slice(piece.row % n_tokens, piece.row % n_tokens + 1)
+    flat, flags = values[rows].reshape(-1), mask[rows].reshape(-1)  # views
     indices = np.arange(piece.array.size) if piece.indices is None else piece.indices
-    if indices.size and (indices.max() >= values.size or indices.min() < 0):
-        raise UserError(f"{piece.name}: index {int(indices.max())} is outside the {values.size} values of {tap.name}")
-    flat, flags = values.reshape(-1), mask.reshape(-1)
+    if indices.size and (indices.max() >= flat.size or indices.min() < 0):
+        raise UserError(f"{piece.name}: index {int(indices.max())} is outside the {flat.size} values of {tap.name}")
     flat[indices], flags[indices] = piece.array.reshape(-1), True
-    whole_values, whole_mask = np.zeros(shape, np.float32), np.zeros(shape, bool)
-    target = slice(None) if piece.row is None else piece.row
-    whole_values[target], whole_mask[target] = values, mask
-    return whole_values, whole_mask
+    return values, mask

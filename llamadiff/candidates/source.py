@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,31 +65,6 @@ class Opened:
     untold: str = ""
     recorded: bool = False
     run: Info | None = None
-
-
-class CandidateKind(Protocol):
-    """One way to get a candidate."""
-
-    def matches(self, spec: str) -> bool:
-        """Whether a ``--candidate`` is of this kind."""
-        ...
-
-    def files(self, spec: str) -> Iterable[Path]:
-        """The files that are read for it."""
-        ...
-
-    def open(self, spec: str) -> Opened:
-        """The candidate, read. Raises UserError if it cannot be."""
-        ...
-
-
-CANDIDATE_KINDS: list[CandidateKind] = []
-
-
-def register(source: type[CandidateKind]) -> type[CandidateKind]:
-    """Class decorator: adds a source to those that are tried, in order."""
-    CANDIDATE_KINDS.append(source())
-    return source
 
 
 def assemble(

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.candidates.builtin_maps import INPUT
-from llamadiff.candidates.map_file import load_map
+from llamadiff.candidates.map_file import INPUT, load_map
 from llamadiff.candidates.name_map import Entry
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import check_target
@@ -88,7 +87,7 @@ def run(
             seen[name] = value.detach().cpu().clone()
 
     given = torch.tensor([list(map(int, ids))], device=next((x.device for x in model.parameters()), None))
-    with _hooked(model, keep), _judged(model), torch.no_grad():
+    with _observed(model, keep), torch.no_grad():
         if call is not None:
             call(given)
         else:
@@ -97,28 +96,19 @@ def run(
 
 
 @contextmanager
-def _hooked(model: Any, keep: Callable[[str, Any], None]) -> Iterator[None]:
-    """Every module tells what it takes in and puts out."""
-    hooks = []
+def _observed(model: Any, keep: Callable[[str, Any], None]) -> Iterator[None]:
+    """Every module tells what it takes in and puts out; the model is without dropout for as long as it runs."""
+    hooks, training = [], bool(model.training)
     for name, module in model.named_modules():
         hooks.append(module.register_forward_hook(lambda _, __, out, name=name: keep(name, out)))
         hooks.append(module.register_forward_pre_hook(lambda _, args, name=name: keep(name + INPUT, args)))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def _judged(model: Any) -> Iterator[None]:
-    """The model without dropout, for as long as it runs."""
-    training = bool(model.training)
     model.eval()
     try:
         yield
     finally:
         model.train(training)
+        for hook in hooks:
+            hook.remove()
 
 
 def stored(name: str, tensor: Any) -> tuple[str, Array]:

@@ -8,30 +8,31 @@ from functools import partial
 from pathlib import Path
 
 from llamadiff.candidates.pieces import Unread, named_row
-from llamadiff.candidates.source import Context, Opened, assemble, register
+from llamadiff.candidates.source import Context, Opened, assemble
 from llamadiff.system.errors import UserError
 from llamadiff.trace.metadata import KEY
 from llamadiff.trace.reader import Array, Trace
 
 
-@register
-class File:
-    """``--candidate FILE.safetensors``."""
+def matches(spec: str) -> bool:
+    """Any other file."""
+    path = Path(spec)
+    return path.is_file() and path.suffix != ".npz"
 
-    def matches(self, spec: str) -> bool:
-        path = Path(spec)
-        return path.is_file() and path.suffix != ".npz"
 
-    def files(self, spec: str) -> Iterable[Path]:
-        return [Path(spec)]
+def files(spec: str) -> Iterable[Path]:
+    """The file."""
+    return [Path(spec)]
 
-    def open(self, spec: str) -> Opened:
-        trace = Trace.open(spec, bare=True)
-        if trace.sketch is not None:
-            raise UserError(f"{spec}: is a sketch, which keeps no tensors; give it to llamadiff check, as a recording")
-        untold = f"{spec}: no {KEY!r} entry in __metadata__, which would hold the token ids (docs/trace-format.md)"
-        run = trace.info if trace.info.tokens else None
-        return Opened(partial(_loaded, trace), trace.info.tokens, untold, recorded=True, run=run)
+
+def opened(spec: str) -> Opened:
+    """The trace; its tensors are read when they are wanted."""
+    trace = Trace.open(spec, bare=True)
+    if trace.sketch is not None:
+        raise UserError(f"{spec}: is a sketch, which keeps no tensors; give it to llamadiff check, as a recording")
+    untold = f"{spec}: no {KEY!r} entry in __metadata__, which would hold the token ids (docs/trace-format.md)"
+    run = trace.info if trace.info.tokens else None
+    return Opened(partial(_loaded, trace), trace.info.tokens, untold, recorded=True, run=run)
 
 
 def mapped(trace: Trace, context: Context) -> Trace:

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from llamadiff.candidates import name_map
-from llamadiff.candidates.builtin_maps import HF
+from llamadiff.candidates.map_file import HF
 from llamadiff.candidates.name_map import Entry
 from llamadiff.candidates.pieces import Piece
-from llamadiff.candidates.source import Context, Opened, assemble, register
+from llamadiff.candidates.source import Context, Opened, assemble
 from llamadiff.candidates.torch_modules import run
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
@@ -42,24 +42,23 @@ MAP: Mapping[str, Entry] = {
 }
 
 
-@register
-class Transformers:
-    """Runs the tokens through transformers with forward hooks."""
+def matches(spec: str) -> bool:
+    """Whether transformers is asked for."""
+    return spec.startswith(PREFIX)
 
-    def matches(self, spec: str) -> bool:
-        return spec.startswith(PREFIX)
 
-    def files(self, spec: str) -> Iterator[Path]:
-        path, _ = _parsed(spec)
-        if path is not None:
-            yield from (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else (path,)
+def files(spec: str) -> Iterator[Path]:
+    """The file, or those of the directory."""
+    path, _ = _parsed(spec)
+    if path is not None:
+        yield from (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else (path,)
 
-    def open(self, spec: str) -> Opened:
-        if find_spec("torch") is None or find_spec("transformers") is None:
-            raise UserError(
-                "--candidate transformers: needs torch and transformers: pip install 'llamadiff[transformers]'"
-            )
-        return Opened(partial(_recorded, *_parsed(spec)))
+
+def opened(spec: str) -> Opened:
+    """The model, which is loaded once the tokens are known."""
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise UserError("--candidate transformers: needs torch and transformers: pip install 'llamadiff[transformers]'")
+    return Opened(partial(_recorded, *_parsed(spec)))
 
 
 def checkpoint_of(spec: str) -> Path | None:

@@ -16,7 +16,7 @@ from llamadiff.system.errors import UserError
 if TYPE_CHECKING:
     from llamadiff.comparison.check_traces import Checked
     from llamadiff.comparison.result import Comparison
-    from llamadiff.report.annotations import Annotation
+    from llamadiff.report.check_lines import Annotation
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Tally:
 
     def _put_annotations(self) -> None:
         """To standard output, or to standard error where that is a report's."""
-        from llamadiff.report.annotations import annotations_of, refusal, shown_ten
+        from llamadiff.report.check_lines import annotations_of, refusal, shown_ten
 
         found: list[Annotation] = []
         for path, result in self.results:

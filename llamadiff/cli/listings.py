@@ -37,15 +37,12 @@ def writer(
     from llamadiff import writers
 
     writers.check_language(language)
-    lines = "" if model is None else _add_lines(language, model)
-    typer.echo(writers.source(language) + lines, nl=False)
+    source = writers.source(language)
+    if model is not None:
+        from llamadiff.engines.select import runnable
 
-
-def _add_lines(language: str, model: Path) -> str:
-    from llamadiff.engines.select import runnable
-    from llamadiff.writers.lines import add_lines
-
-    return "\n" + add_lines(language, runnable(model, 14))
+        source += "\n" + writers.add_lines(language, runnable(model, 14))
+    typer.echo(source, nl=False)
 
 
 def graph(
@@ -57,10 +54,10 @@ def graph(
 ) -> None:
     """Print llama.cpp's graph of a model: a tree for each layer, with shapes, types and the names of taps."""
     from llamadiff.comparison import verbs
-    from llamadiff.report import graph
+    from llamadiff.report import listing
 
-    nodes = graph.of_layer(verbs.list_nodes(model, tokens, settings_of(llama_cpp)), layer)
-    typer.echo(graph.as_dot(nodes), nl=False) if dot else graph.print_tree(nodes)
+    nodes = listing.of_layer(verbs.list_nodes(model, tokens, settings_of(llama_cpp)), layer)
+    typer.echo(listing.as_dot(nodes), nl=False) if dot else listing.print_tree(nodes)
 
 
 def bugs(
@@ -78,7 +75,7 @@ def explain(
     name: Annotated[str, typer.Argument(help="A bug's name, as reports and llamadiff bugs have it.", metavar="ID")],
 ) -> None:
     """Print a known bug's page: what it is, how it looks, how to mend it, with the right op in C, Rust and Python."""
-    from llamadiff.report.explanation import explanation
+    from llamadiff.report.listing import explanation
 
     typer.echo(explanation(name))
 

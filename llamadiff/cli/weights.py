@@ -25,7 +25,7 @@ def weights(model: Model, other: Other = None, *, reports: Reports) -> None:
     """Is the file right? List every tensor; with OTHER, compare each with another file, a checkpoint or a dump."""
     from llamadiff.report.status_line import progress
     from llamadiff.report.terminal.report import make_console
-    from llamadiff.report.terminal.weights import render_weights
+    from llamadiff.report.weights import render_weights
     from llamadiff.weights.opening import files_of, judge_weights
 
     refuse_collisions([*files_of("the model", model), *files_of("the other side", other)], reports.named)

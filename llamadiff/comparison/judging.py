@@ -36,8 +36,7 @@ from llamadiff.judge.statistics import statistics_check
 from llamadiff.manner.understand import Manner, understood
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import F32
-from llamadiff.preflight.checks import Check, preflight
-from llamadiff.preflight.compatibility import check_runnable, check_same_run
+from llamadiff.preflight.checks import Check, check_runnable, check_same_run, preflight
 from llamadiff.preflight.shapes import admitted, misfit_checks, steps_when_misfit
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import LOGITS, WEIGHTS

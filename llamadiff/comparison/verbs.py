@@ -28,7 +28,7 @@ from llamadiff.judge.sketching import sketch_of
 from llamadiff.llamacpp.capture import check_nodes, read_run, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
-from llamadiff.preflight.compatibility import check_same_run
+from llamadiff.preflight.checks import check_same_run
 from llamadiff.system.collisions import Named, refuse_collisions, saved
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import check_target, made_directory

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from llamaref.weights import block_sizes
 
 from llamadiff.engines.batches import common, slipped
-from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
+from llamadiff.judge.settings import stored_types
 from llamadiff.numerics import tolerances
+from llamadiff.numerics.types import CACHE_TYPES
 from llamadiff.preflight.weight_faults import weight_fault
+from llamadiff.system.errors import UserError
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import WEIGHTS
@@ -132,3 +136,35 @@ def weights(model: ModelFile, candidate: Trace) -> Iterator[Check]:
             tolerances.WRONG if fault else tolerances.MATCH,
             fault or f"{model.weights.type(tensor)}, every block right",
         )
+
+
+def check_runnable(model: Runnable, trace: Trace, whose: str) -> None:
+    """Raise UserError if the engine cannot go through a trace: more tokens than the context, an unknown cache type."""
+    count, limit = len(trace.info.tokens), model.n_ctx_train
+    if count > limit:
+        raise UserError(f"{whose} has {count} tokens, more than the model's context of {limit}")
+    for side, kind in stored_types(trace).items():
+        if kind not in CACHE_TYPES:
+            raise UserError(
+                f"{whose} was recorded with a {side} of type {kind[:40]}; known are {', '.join(CACHE_TYPES)}"
+            )
+        size, block = model.sizes.get("cached", model.sizes["dim"]), block_sizes(kind)[0]
+        if size % block:
+            raise UserError(f"{whose} was recorded with a {side} of type {kind}, which heads of "
+                            f"{size} values cannot have: its blocks are of {block}")  # fmt: skip
+
+
+def check_same_run(baseline: Trace, candidate: Trace, model: Runnable | None = None) -> None:
+    """Raise UserError, with both values, if two traces are of other tokens, positions or models."""
+    b, c = baseline.info, candidate.info
+    if b.tokens != c.tokens:
+        raise UserError(tokens_apart(model, b.tokens, c.tokens))
+    if b.positions != c.positions and slipped(c, b.positions) is None:
+        raise UserError(f"the candidate ran other positions: {_few(c.positions)}, the baseline {_few(b.positions)}")
+    named = b.model.get("sha256")
+    if named is not None:
+        check_same_model(c.model, str(named), "the candidate")
+
+
+def _few(numbers: Sequence[int]) -> str:
+    return str(list(numbers[:6]))[:-1] + (", ...]" if len(numbers) > 6 else "]")

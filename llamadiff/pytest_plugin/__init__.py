@@ -84,8 +84,7 @@ def _updated(path: Path, model: str | Path | None) -> str:
 def _fail(request: pytest.FixtureRequest, path: Path, result: Comparison) -> None:
     """End the test with the report: the sentence and the table, and where the capture is from."""
     __tracebackhide__ = True
-    from llamadiff.report.annotations import annotations_of
-    from llamadiff.report.check_lines import report_text
+    from llamadiff.report.check_lines import annotations_of, report_text
 
     file, line, _ = request.node.location
     for one in annotations_of(_in_repository(request, file), (line or 0) + 1, result):
@@ -114,7 +113,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line(text)
     causes = list(_said(terminalreporter, CAUSE))
     if causes and os.environ.get("GITHUB_ACTIONS") == "true":
-        from llamadiff.report.annotations import Annotation, shown_ten
+        from llamadiff.report.check_lines import Annotation, shown_ten
 
         for line in shown_ten(Annotation(*cause) for cause in causes):
             terminalreporter.write_line(line)

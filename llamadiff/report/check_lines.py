@@ -1,19 +1,25 @@
-"""What ``check`` prints: a line for each trace, and under one that failed where its recording comes from."""
+"""What ``check`` prints: a line for each trace, and under one that failed where its recording comes from.
+
+On GitHub, workflow commands too: one annotation for each cause, at the file and line of a test or a capture. It shows
+ten of a kind in a step, so the last one counts those that are left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 from llamadiff.comparison.logits import Positions
 from llamadiff.comparison.provenance import provenance
+from llamadiff.comparison.repairs import repairs_of
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.updating import Changed
 from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.report import make_console, render
+from llamadiff.trace.metadata import Info
 
 _LONG = 4000  # cells
 _WIDTH = 110
@@ -40,24 +46,20 @@ def update_lines(changed: Changed) -> list[str]:
         what.append("none changed")
     what += [f"{len(changed.gone)} gone ({shown(changed.gone[0])})"] if changed.gone else []
     what += [f"{len(changed.new)} new ({shown(changed.new[0])})"] if changed.new else []
-    pairs = [(name, str(getattr(changed.before, name)), str(getattr(changed.after, name))) for name in ("tokens",)]
-    pairs += [(name, _stated(before, name), _stated(after, name)) for before, after, name in _facts(changed)]
-    what += [f"{name}: {shown(was, 300)} -> {shown(now, 300)}" for name, was, now in pairs if was != now]
+    sides = [_facts(info) for info in (changed.before, changed.after)]
+    changes = ((name, was, sides[1][name]) for name, was in sides[0].items())
+    what += [f"{name}: {shown(was, 300)} -> {shown(now, 300)}" for name, was, now in changes if was != now]
     return [f"UPDATED  {shown(str(changed.path), _LONG)}: {'; '.join(what)}; checked: {changed.verdict.upper()}"]
 
 
-def _stated(said: Mapping[str, Any], name: str) -> str:
-    """A fact as text; of settings, those that say anything."""
-    value = said.get(name)
-    return str({key: one for key, one in value.items() if one != ""} if isinstance(value, Mapping) else value)
-
-
-def _facts(changed: Changed) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], str]]:
-    """What a capture says of its run, before and now: who, with what, of which model."""
-    before, after = changed.before, changed.after
-    yield before.producer, after.producer, "version"
-    yield before.producer, after.producer, "settings"
-    yield before.model, after.model, "sha256"
+def _facts(info: Info) -> dict[str, str]:
+    """What a capture says of its run: who, with what, of which model; of settings, those that say anything."""
+    settings = info.producer.get("settings")
+    if isinstance(settings, Mapping):
+        settings = {key: value for key, value in settings.items() if value != ""}
+    stated = {"tokens": info.tokens, "version": info.producer.get("version"), "settings": settings,
+              "sha256": info.model.get("sha256")}  # fmt: skip
+    return {name: str(value) for name, value in stated.items()}
 
 
 def in_words(p: Positions) -> str:
@@ -76,3 +78,60 @@ def report_text(path: Path, result: Comparison) -> str:
     render(result, console)
     said = "" if result.positions is None else f"{in_words(result.positions)}\n"
     return f"{shown(str(path), _LONG)}\n{text.getvalue()}{said}{shown(provenance(result), _LONG)}"
+
+
+MOST = 10
+_BAD = (tolerances.WRONG, tolerances.UNCHECKED)
+_MESSAGE = (("%", "%25"), ("\r", "%0D"), ("\n", "%0A"))
+_PROPERTY = (*_MESSAGE, (":", "%3A"), (",", "%2C"))
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """What is said where."""
+
+    file: str
+    line: int
+    title: str
+    message: str
+
+    def __str__(self) -> str:
+        places = f"file={_escaped(self.file, _PROPERTY)},line={self.line},title={_escaped(self.title, _PROPERTY)}"
+        return f"::error {places}::{_escaped(self.message, _MESSAGE)}"
+
+
+def annotations_of(file: Path | str, line: int, result: Comparison) -> Iterator[Annotation]:
+    """One for each cause of a comparison that failed; or one that says why it did."""
+    if result.verdict not in _BAD:
+        return
+    repairs = repairs_of(result)
+    title = f"llamadiff: {result.verdict.upper()}"
+    for repair in repairs:
+        do = f"\n{repair.fix}" if repair.fix else ""
+        known = f" ({repair.id})" if repair.id and repair.fix else ""
+        yield Annotation(str(file), line, f"{title} {repair.tap}{known}", f"{repair.says}{do}")
+    if not repairs:
+        yield Annotation(str(file), line, title, result.summary)
+
+
+def refusal(file: Path | str, line: int, reason: str) -> Annotation:
+    """One for a trace that could not be checked."""
+    return Annotation(str(file), line, "llamadiff: refused", reason)
+
+
+def shown_ten(annotations: Iterable[Annotation]) -> list[str]:
+    """The lines to print: no more than GitHub shows."""
+    every = list(annotations)
+    if len(every) <= MOST:
+        return list(map(str, every))
+    shown, left = every[: MOST - 1], every[MOST - 1 :]
+    text = "\n".join(f"{one.file}: {one.message.splitlines()[0]}" for one in left)
+    more = Annotation(left[0].file, left[0].line, f"llamadiff: {len(left)} more causes", text)
+    return [*map(str, shown), str(more)]
+
+
+def _escaped(text: str, pairs: Iterable[tuple[str, str]]) -> str:
+    """As GitHub's runner reads it back (toolkit's command.ts): % first."""
+    for plain, code in pairs:
+        text = text.replace(plain, code)
+    return text.replace("\x00", "")

@@ -5,6 +5,7 @@ A format's functions are named, not imported: whoever asks for help waits for no
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -61,7 +62,7 @@ class Format:
 FORMATS = (
     Format("json", (".json",), "json:to_json", of_several="json:checks_to_json"),
     Format("json-full", (), "json:to_full_json", of_several="json:checks_to_full_json"),  # every token's error too
-    Format("csv", (".csv",), "csv:to_csv"),
+    Format("csv", (".csv",), "json:to_csv"),
     Format("junit", (".xml",), "junit:to_junit", of_several="junit:checks_to_junit"),
     Format(
         "markdown", (".md", ".markdown"), "markdown:to_markdown", of_several="markdown:checks_to_markdown",
@@ -78,9 +79,9 @@ OF_VARIANTS = (
 OF_SWEEP = (Format("markdown", (".md", ".markdown"), "sweep:sweep_to_markdown", plain=True),)
 OF_OPS = (Format("markdown", (".md", ".markdown"), "op_runs:to_markdown"),)
 OF_WEIGHTS = (
-    Format("json", (".json",), "weights_files:weights_to_json", plain=True),
-    Format("csv", (".csv",), "weights_files:weights_to_csv", plain=True),
-    Format("markdown", (".md", ".markdown"), "weights_files:weights_to_markdown", plain=True),
+    Format("json", (".json",), "weights:weights_to_json", plain=True),
+    Format("csv", (".csv",), "weights:weights_to_csv", plain=True),
+    Format("markdown", (".md", ".markdown"), "weights:weights_to_markdown", plain=True),
 )
 
 
@@ -88,3 +89,30 @@ def _function(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(import_module(f"llamadiff.report.{module}"), function)
     return found
+
+
+MOST = 2000  # characters; a longer line (of token ids) is not shown
+
+
+def command_line(command: Sequence[str]) -> str | None:
+    """The words of a command on one line; None where there was no command, or it would be too long to show."""
+    line = " ".join(_word(word) for word in command)
+    return line if 0 < len(line) <= MOST else None
+
+
+def _word(word: str) -> str:
+    """A word as a POSIX shell reads it; where it has characters that cannot be seen, as bash does."""
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(map(_character, word)) + "'"
+
+
+def _character(character: str) -> str:
+    code = ord(character)
+    if character in "\\'":
+        return "\\" + character
+    if character.isprintable():
+        return character
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is no UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -7,8 +7,9 @@ would read are code spans too, and of the others every character of Markdown is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from llamadiff.report.formats import About, command_line
 from llamadiff.report.terminal.escape import quoted, shown
 
 MOST = 65_536  # characters that GitHub takes in one issue or comment
@@ -71,6 +72,13 @@ def block(text: str, language: str = "") -> str:
     """Lines of code."""
     fence = _fence(text, 3)
     return f"{fence}{language}\n{text}\n{fence}"
+
+
+def again(about: About) -> Iterator[str]:
+    """The command that made a report, where there was one."""
+    line = command_line(about.command)
+    if line is not None:
+        yield block(line, "sh")
 
 
 def table(titles: Iterable[str], lines: Iterable[Iterable[str]]) -> str:

@@ -1,11 +1,11 @@
-"""Comparison -> the report's JSON object (schema llamadiff.report/1, held to report.schema.json by a test)."""
+"""Comparison -> the report's JSON object (schema llamadiff.report/1, held to report.schema.json by a test), or CSV."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 from llamadiff import __version__
 from llamadiff.comparison import diagnosis_text
 from llamadiff.comparison.blame import headline
-from llamadiff.comparison.logits import Logits, TopToken
 from llamadiff.comparison.provenance import provenance
 from llamadiff.comparison.repairs import repairs_of
 from llamadiff.comparison.result import Comparison
@@ -26,6 +25,17 @@ from llamadiff.report.formats import About
 SCHEMA = "llamadiff.report/1"
 NOBODY = About()
 _LISTS = ("per_token", "open_tokens")
+# In their order; what is not made here is a field of a Comparison as it is.
+ENTRIES = (
+    "schema", "llamadiff", "verdict", "summary", "headline", "proof", "first_divergence", "wrong", "diagnosis",
+    "repairs", "model", "tokens", "n_prefill", "batches", "parting", "prompt", "baseline", "candidate", "taps",
+    "missing", "extra", "found_map", "coverage", "logits", "positions", "provenance", "only_baseline_read",
+    "only_engine_read", "preflight", "arithmetics", "profile", "decoding", "free_tokens", "by_sketch", "engine",
+    "manner", "next_steps", "loss", "normal", "timing",
+)  # fmt: skip
+_OF_LOGITS = (
+    "kl", "top1_agree", "margin", "agreeing", "rows", "after", "not_finite", "top", "candidate_top", "expected",
+)  # fmt: skip
 
 
 def to_json(comparison: Comparison, about: About = NOBODY) -> str:
@@ -41,14 +51,14 @@ def to_full_json(comparison: Comparison, about: About = NOBODY) -> str:
     return _entries(to_object(comparison, about, full=True))
 
 
-def checks_to_json(results: Iterable[tuple[Path, Comparison]], about: About = NOBODY) -> str:
+def checks_to_json(results: Iterable[tuple[Path, Comparison]], about: About = NOBODY, full: bool = False) -> str:
     """One object for all traces that were checked: the reports by file name."""
-    return _object({str(path): to_object(result, about) for path, result in results} | _refused(about))
+    return in_json({str(path): to_object(result, about, full) for path, result in results} | _refused(about))
 
 
 def checks_to_full_json(results: Iterable[tuple[Path, Comparison]], about: About = NOBODY) -> str:
     """The same with the lists per token."""
-    return _object({str(path): to_object(result, about, full=True) for path, result in results} | _refused(about))
+    return checks_to_json(results, about, full=True)
 
 
 def _refused(about: About) -> dict[str, Any]:
@@ -58,10 +68,6 @@ def _refused(about: About) -> dict[str, Any]:
         str(path): {"schema": SCHEMA, "verdict": verdict, "refused": True, "summary": reason}
         for path, reason in about.refused
     }
-
-
-def _object(reports: Mapping[str, Any]) -> str:
-    return json.dumps(reports, indent=1, ensure_ascii=False) + "\n"
 
 
 def in_json(entries: Mapping[str, Any]) -> str:
@@ -86,49 +92,15 @@ def _text(value: Any) -> str:
 def to_object(comparison: Comparison, about: About = NOBODY, full: bool = False) -> dict[str, Any]:
     """The report as plain lists and dictionaries; ``full``: with every token's error."""
     c = comparison
-    report = {
-        "schema": SCHEMA,
-        "llamadiff": {"version": __version__, "command": about.command},
-        "verdict": c.verdict,
-        "summary": c.summary,
-        "headline": c.headline,
-        "proof": c.proof,
-        "first_divergence": _divergence(c.first_divergence),
-        "wrong": [row.tap for row in c.wrong],
-        "diagnosis": [_diagnosis(d, c) for d in c.diagnosis],
-        "repairs": repairs_of(c, about.command),
-        "model": c.model,
+    made = {
+        "schema": SCHEMA, "llamadiff": {"version": __version__, "command": about.command},
+        "first_divergence": _divergence(c.first_divergence), "wrong": [row.tap for row in c.wrong],
+        "diagnosis": [_diagnosis(d, c) for d in c.diagnosis], "repairs": repairs_of(c, about.command),
         "tokens": [{"id": token, "text": text} for token, text in c.tokens],
-        "n_prefill": c.n_prefill,
-        "batches": c.batches,
-        "parting": c.parting,
-        "prompt": c.prompt,
-        "baseline": c.baseline,
-        "candidate": c.candidate,
         "taps": [_row(row, full) for row in c.rows],
-        "missing": c.missing,
-        "extra": c.extra,
-        "found_map": c.found_map,
-        "coverage": c.coverage,
-        "logits": _logits(c.logits),
-        "positions": c.positions,
-        "provenance": provenance(c),
-        "only_baseline_read": c.only_baseline_read,
-        "only_engine_read": c.only_engine_read,
-        "preflight": c.preflight,
-        "arithmetics": c.arithmetics,
-        "profile": c.profile,
-        "decoding": c.decoding,
-        "free_tokens": c.free_tokens,
-        "by_sketch": c.by_sketch,
-        "engine": c.engine,
-        "manner": c.manner,
-        "next_steps": c.next_steps,
-        "loss": c.loss,
-        "normal": c.normal,
-        "timing": c.timing,
-    }
-    cleaned: dict[str, Any] = finite(report)
+        "logits": c.logits and {name: getattr(c.logits, name) for name in _OF_LOGITS}, "provenance": provenance(c),
+    }  # fmt: skip
+    cleaned: dict[str, Any] = finite({name: made[name] if name in made else getattr(c, name) for name in ENTRIES})
     return cleaned
 
 
@@ -197,21 +169,6 @@ def _per_token(errors: Sequence[float], full: bool) -> dict[str, Any]:
     return {"over_tokens": {"count": len(errors), "median": middle, "largest": largest, "token": token}}
 
 
-def _logits(logits: Logits | None) -> dict[str, Any] | None:
-    if logits is None:
-        return None
-
-    def top(tokens: tuple[TopToken, ...]) -> list[dict[str, Any]]:
-        return [asdict(token) for token in tokens]
-
-    return {
-        "kl": logits.kl, "top1_agree": logits.top1_agree, "margin": logits.margin, "agreeing": logits.agreeing,
-        "rows": logits.rows, "after": logits.after,
-        "not_finite": logits.not_finite, "top": top(logits.top), "candidate_top": top(logits.candidate_top),
-        "expected": top(logits.expected),
-    }  # fmt: skip
-
-
 def finite(value: Any) -> Any:
     """Plain JSON values throughout: dataclasses opened, tuples as lists, non-finite numbers as null."""
     if isinstance(value, float):
@@ -223,3 +180,9 @@ def finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): finite(item) for key, item in value.items()}
     return value
+
+
+def to_csv(comparison: Comparison, about: About) -> str:
+    """One line a tap, in graph order. It says nothing of how it was made: CSV has no place for that."""
+    text: str = comparison.frame().to_csv(index=False)
+    return text

@@ -1,22 +1,24 @@
-"""Plain lists: the taps of a model, the known bugs, and the findings of the doctor."""
+"""Plain lists: the taps of a model, its graph, the known bugs and the page of each, the findings of the doctor."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree
 
+from llamadiff.diagnose.mends.kinds import kind_of, right_code
 from llamadiff.diagnose.registry import Bug, known_bugs
 from llamadiff.engines.model_file import Runnable
+from llamadiff.ggml.check import NodeCheck, layers_of
 from llamadiff.llamacpp.doctor import BAD, NOTE, OK, Examined
 from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.report import make_console
-from llamadiff.report.terminal.styles import style_of
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 
@@ -106,7 +108,7 @@ def print_checks(checks: Iterable[Examined]) -> bool:
     ascii_only = console.options.ascii_only
     for check in checks:
         verdict = {OK: tolerances.MATCH, BAD: tolerances.WRONG, NOTE: tolerances.UNCHECKED}.get(check.state)
-        mark, style = check.state, style_of(page, verdict) if verdict else ""
+        mark, style = check.state, page.style_of(verdict) if verdict else ""
         good = good and check.state != BAD
         line = Table.grid(padding=(0, 2))
         line.add_column(width=4, justify="right")
@@ -116,3 +118,94 @@ def print_checks(checks: Iterable[Examined]) -> bool:
         line.add_row(Text(mark, style), Text(check.name, "bold"), found)
         console.print(line)
     return good
+
+
+def explanation(name: str) -> str:
+    """The page of a bug; of several (``a + b``, as reports name them), one after the other.
+
+    Raises UserError for a name that no bug has.
+    """
+    bugs = [_named(part.strip()) for part in name.split("+")]
+    return "\n\n".join("\n".join(_lines(bug)) for bug in bugs)
+
+
+def _named(name: str) -> Bug:
+    bug = known_bugs().get(name)
+    if bug is None:
+        raise UserError(f"{name}: no known bug is called so; llamadiff bugs lists them, llamadiff bugs WORD "
+                        "finds those that mention a word")  # fmt: skip
+    return bug
+
+
+def _lines(bug: Bug) -> Iterator[str]:
+    """One page; code stands in blocks that Markdown shows too."""
+    kind = kind_of(bug)
+    yield f"# {bug.name}"
+    yield ""
+    yield bug.about
+    if bug.harmless:
+        yield "It is a way of computing and no mistake: a tap that it explains is NOISE."
+    yield ""
+    yield f"How it looks: {kind.looks}"
+    yield f"Ops of ggml: {', '.join(bug.ops)}"
+    yield ""
+    yield f"What to do: {bug.fix}."
+    if bug.source:
+        yield f"Known from: {bug.source}."
+    yield ""
+    yield f"Below is {kind.op} as it should be, for all bugs of this kind; take sizes and constants from the file."
+    for language, code in right_code(kind):
+        yield f"\n## {language}\n\n```{language.lower()}\n{code}\n```"
+
+
+def print_tree(nodes: Sequence[NodeCheck]) -> None:
+    """Every node under its layer: op, name, shape, type, and what it reads."""
+    console = make_console()
+    tree, branches = Tree(Text(f"{len(nodes)} nodes")), dict[str, Tree]()
+    for place, node in zip(_places(nodes), nodes, strict=True):
+        if place not in branches:
+            branches[place] = tree.add(Text(place, "bold"))
+        branches[place].add(_line(node))
+    console.print(tree)
+
+
+def of_layer(nodes: Sequence[NodeCheck], layer: int | None) -> list[NodeCheck]:
+    """The nodes of one layer; all where none is asked for. Raises UserError for a layer that is not there."""
+    if layer is None:
+        return list(nodes)
+    found = [node for node, own in zip(nodes, layers_of(nodes), strict=True) if own == layer]
+    if not found:
+        last = max((own for own in layers_of(nodes) if own is not None), default=-1)
+        raise UserError(f"--layer {layer}: the graph has the layers 0 to {last}")
+    return found
+
+
+def _places(nodes: Sequence[NodeCheck]) -> list[str]:
+    return ["outside the layers" if layer is None else f"layer {layer}" for layer in layers_of(nodes)]
+
+
+def _line(node: NodeCheck) -> Text:
+    sources = ", ".join(shown(name, 40) for name in node.sources)
+    tap = f"  tap {shown(node.tap, 60)}" if node.tap is not None and node.tap != node.name else ""
+    name = (shown(node.name, 60), "bold" if node.tap is not None else "")
+    return Text.assemble(f"{node.op} ", name, f"{tap}  {_sizes(node)} {node.kind}  <- {sources}")
+
+
+def _sizes(node: NodeCheck) -> str:
+    """The shape without ones at the outer end."""
+    first = next((i for i, size in enumerate(node.shape) if size != 1), len(node.shape) - 1)
+    return "x".join(map(str, node.shape[first:]))
+
+
+def as_dot(nodes: Sequence[NodeCheck]) -> str:
+    """Graphviz: nodes in boxes, weights in ellipses, an edge from each source."""
+    lines = ["digraph model {", "  rankdir=TB; node [shape=box, fontname=monospace];"]
+    known = {node.name for node in nodes}
+    for node in nodes:
+        label = "\n".join((node.op, node.name, f"{_sizes(node)} {node.kind}"))
+        lines.append(f"  {json.dumps(node.name)} [label={json.dumps(label)}];")
+        for source in node.sources:
+            if source not in known:
+                lines.append(f"  {json.dumps(source)} [shape=ellipse];")
+            lines.append(f"  {json.dumps(source)} -> {json.dumps(node.name)};")
+    return "\n".join([*dict.fromkeys(lines), "}"]) + "\n"

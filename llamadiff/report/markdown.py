@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -17,13 +17,12 @@ from llamadiff.comparison.rows import Row
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import decibels
-from llamadiff.report.command_line import command_line
 from llamadiff.report.facts import model_facts, run_fact, settings_of, told_tokens
 from llamadiff.report.formats import About
-from llamadiff.report.github import block, code, fitted, folded, prose, table, token
+from llamadiff.report.github import again, code, fitted, folded, prose, table, token
 from llamadiff.report.loss import loss_tables
 from llamadiff.report.terminal.escape import number, times, tiny
-from llamadiff.report.terminal.tap_lines import Line, layer_lines, over_limit
+from llamadiff.report.terminal.tap_lines import layer_lines, own_error, times_limit
 
 _FEW_LAYERS = 12  # that are not folded away
 _LAYERS = 160  # lines of the table of layers
@@ -52,7 +51,7 @@ def checks_to_markdown(results: Sequence[tuple[Path, Comparison]], about: About)
         table(("", "run", ""), lines),
     ]
     wrong = [each for each in results if each[1].verdict not in (tolerances.MATCH, tolerances.NOISE)]
-    return fitted(chain(head, _command(about), *(_checked(path, result) for path, result in wrong)))
+    return fitted(chain(head, again(about), *(_checked(path, result) for path, result in wrong)))
 
 
 def _checked(path: Path, result: Comparison) -> Iterator[str]:
@@ -66,7 +65,7 @@ def _sections(c: Comparison, about: About) -> Iterator[str]:
     yield f"### {c.verdict.upper()}: {prose(c.headline, 600)}"
     if c.proof:
         yield prose("; ".join(c.proof), _PROOF)
-    yield from chain(_before(c), _steps(c), _command(about))
+    yield from chain(_before(c), _steps(c), again(about))
     yield from chain(_causes(c), _loss(c), _around(c), _logits(c), _layers(c), _normal(c), _subject(c))
 
 
@@ -82,12 +81,6 @@ def _steps(c: Comparison) -> Iterator[str]:
     """What to do."""
     if c.next_steps:
         yield "\n".join(f"- {prose(step, 600)}" for step in c.next_steps[:_STEPS])
-
-
-def _command(about: About) -> Iterator[str]:
-    line = command_line(about.command)
-    if line is not None:
-        yield block(line, "sh")
 
 
 def _causes(c: Comparison) -> Iterator[str]:
@@ -125,8 +118,11 @@ def _around(c: Comparison) -> Iterator[str]:
     at = c.rows.index(first)
     start = max(0, at - _AROUND)
     rows = c.rows[start : at + _AROUND + 1]
-    names = [prose(str(side.get("name") or word), 20) for side, word in ((c.baseline, "baseline"), _other(c))]
-    lines = [(_tap(row), *_errors(row, row), *_sizes(row)) for row in rows]
+    names = _names(c)
+    lines = [
+        (_tap(row), *_errors(row, row), *(number(side.rms) if side else "" for side in (row.baseline, row.candidate)))
+        for row in rows
+    ]
     titles = (*_TAP_TITLES, f">rms {names[0]}", f">{names[1]}")
     yield f"**Around {code(first.tap)}**\n\n{table(titles, lines)}"
 
@@ -138,8 +134,10 @@ def _loss(c: Comparison) -> Iterator[str]:
         yield folded(title, written) if len(cells) > _FEW_LAYERS else f"**{title}**\n\n{written}"
 
 
-def _other(c: Comparison) -> tuple[dict[str, object], str]:
-    return ({"name": "engine"} if c.is_engine else dict(c.candidate)), "candidate"
+def _names(c: Comparison) -> tuple[str, str]:
+    """What both sides are called in titles."""
+    candidate = "engine" if c.is_engine else str(c.candidate.get("name") or "candidate")
+    return prose(str(c.baseline.get("name") or "baseline"), 20), prose(candidate, 20)
 
 
 def _tap(row: Row) -> str:
@@ -148,26 +146,17 @@ def _tap(row: Row) -> str:
 
 def _errors(worst: Row, last: Row) -> tuple[str, ...]:
     """Verdict, own error, that in dB, over its limit; drift, that over what rounding explains, and cosine."""
-    local, drift = worst.local, last.drift
-    own = tiny(local.nmse) if local is not None and not math.isnan(local.nmse) else ""
+    local, drift, ratio = worst.local, last.drift, last.ratio_to_noise
+    own = own_error(worst)
     return (
-        _strong(worst.verdict), own, _decibels(local.nmse) if own and local else "", _filled(times, over_limit(worst)),
-        tiny(drift.nmse) if drift else "", _filled(times, last.ratio_to_noise), f"{drift.cosine:.6f}" if drift else "",
+        _strong(worst.verdict), own, _decibels(local.nmse) if own and local else "", times_limit(worst),
+        tiny(drift.nmse) if drift else "", times(ratio) if ratio else "", f"{drift.cosine:.6f}" if drift else "",
     )  # fmt: skip
-
-
-def _filled(form: Callable[[float], str], value: float | None) -> str:
-    return form(value) if value else ""
 
 
 def _decibels(nmse: float) -> str:
     level = decibels(nmse)
     return f"{level:.0f}" if math.isfinite(level) else ""
-
-
-def _sizes(row: Row) -> tuple[str, str]:
-    b, c = (number(side.rms) if side else "" for side in (row.baseline, row.candidate))
-    return b, c
 
 
 def _strong(verdict: str) -> str:
@@ -180,7 +169,10 @@ def _layers(c: Comparison) -> Iterator[str]:
     if len(lines) < 2:
         return
     titles = ("layer", "worst op", *_TAP_TITLES[1:])
-    cells = [(_layer(line), code(line.worst.tap, 60), *_errors(line.worst, line.last)) for line in lines[:_LAYERS]]
+    cells = [
+        (", ".join(map(str, line.layers)), code(line.worst.tap, 60), *_errors(line.worst, line.last))
+        for line in lines[:_LAYERS]
+    ]
     left = f"\n\n{len(lines) - _LAYERS} more layers are in the JSON report." if len(lines) > _LAYERS else ""
     written = f"{table(titles, cells)}{left}"
     title = f"{len(lines)} parts of the model, from the embedding to the logits"
@@ -195,16 +187,12 @@ def _normal(c: Comparison) -> Iterator[str]:
         yield folded("Is it normal?", "\n".join([*told, *usual]))
 
 
-def _layer(line: Line) -> str:
-    return ", ".join(map(str, line.layers))
-
-
 def _logits(c: Comparison) -> Iterator[str]:
     """How far apart both sides' next tokens are, and their first ones."""
     if c.logits is None:
         return
     lines = [_top(token) for token in told_tokens(c.logits)]
-    names = [prose(str(side.get("name") or word), 20) for side, word in ((c.baseline, "baseline"), _other(c))]
+    names = _names(c)
     titles = (">rank", ">id", "token", f">{names[0]}", f">{names[1]}", ">rank there")
     grid = f"\n\n{table(titles, lines)}" if lines else ""
     yield f"**Logits**: {_distance(c.logits)}{grid}"

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from llamadiff.comparison.op_run import OpRun
 from llamadiff.numerics import tolerances
-from llamadiff.report.command_line import command_line
 from llamadiff.report.formats import About
-from llamadiff.report.github import block, code, fitted, prose, table
+from llamadiff.report.github import again, block, code, fitted, prose, table
 from llamadiff.report.terminal.escape import number, shown, tiny
 
 _MOST_OPS = 40  # that a block tells of
@@ -36,9 +35,7 @@ def _sections(runs: Sequence[OpRun], count: int, about: About) -> Iterator[str]:
     )
     titles = ("", "node", "op", "inputs", ">own error", ">limit", ">where it was saved", "furthest off")
     yield table(titles, map(_cells, runs))
-    line = command_line(about.command)
-    if line is not None:
-        yield block(line, "sh")
+    yield from again(about)
     yield from _lines(runs)
 
 

@@ -17,7 +17,6 @@ from llamadiff.port.sides import GRAPH, MODEL
 from llamadiff.port.torch_ops import CodeLine
 from llamadiff.report.json import in_json
 from llamadiff.report.terminal.page import Page
-from llamadiff.report.terminal.styles import style_of
 
 SCHEMA = "llamadiff.port/1"
 OPINIONS = {GRAPH: "llama.cpp's logits: the file is not what the code computes", MODEL: "the model's logits"}
@@ -27,22 +26,20 @@ FEW = 4  # lines of the model's code
 def print_port(found: Port, console: Console) -> None:
     """The verdict, each place with both sides, and what was lined up."""
     page = Page(console)
-    page.paragraph(Text(f"{found.verdict.upper()}  ", style_of(page, found.verdict)), Text(headline(found)))
+    page.paragraph(Text(f"{found.verdict.upper()}  ", page.style_of(found.verdict)), Text(headline(found)))
     for number, place in enumerate(found.places, 1):
         page.blank()
         _put_place(page, number, place)
     page.blank()
     for key in found.keys:
-        page.paragraph(Text("       the file   "), Text(page.data(key)))
+        page.paragraph("       the file   ", page.data(key))
     for name, value in found.unsaid.items():
         says = f"no key has {name} = {value:g} of config.json, which the model reads"
-        page.paragraph(Text("       the file   "), Text(page.data(says)))
+        page.paragraph("       the file   ", page.data(says))
     if found.opinion is not None:
-        page.paragraph(
-            Text("       "), Text(f"a third reading of the file, llamadiff's own, has {OPINIONS[found.opinion]}")
-        )
+        page.paragraph("       ", f"a third reading of the file, llamadiff's own, has {OPINIONS[found.opinion]}")
     for line in _counted(found):
-        page.paragraph(Text("       "), Text(page.data(line)))
+        page.paragraph("       ", page.data(line))
 
 
 def headline(found: Port) -> str:
@@ -65,7 +62,7 @@ def headline(found: Port) -> str:
 
 def _put_place(page: Page, place_number: int, place: Apart) -> None:
     label = Text(f"{place_number:>4}   ")
-    page.paragraph(label, Text(f"{place.side}, {page.data(place.name)}: the model {page.data(place.says)}"))
+    page.paragraph(label, f"{place.side}, {page.data(place.name)}: the model {page.data(place.says)}")
     if not math.isnan(place.error):
         page.paragraph(
             Text("       llama.cpp  "),
@@ -73,7 +70,7 @@ def _put_place(page: Page, place_number: int, place: Apart) -> None:
         )
     for word, lines in (("reads", place.reads), ("the model", [place.line] if place.line else place.code[:FEW])):
         for number, line in enumerate(lines[:FEW]):
-            page.paragraph(Text(f"       {word if number == 0 else '':9}  "), Text(_code(page, line)))
+            page.paragraph(f"       {word if number == 0 else '':9}  ", _code(page, line))
 
 
 def _code(page: Page, line: CodeLine) -> str:

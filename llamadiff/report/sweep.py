@@ -4,8 +4,7 @@ nothing but counts."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -14,34 +13,41 @@ from rich.text import Text
 
 from llamadiff.numerics import tolerances
 from llamadiff.report.github import code, prose, table
-from llamadiff.report.terminal.columns import Column
-from llamadiff.report.terminal.columns import table as columns_table
 from llamadiff.report.terminal.escape import quoted, shown, tiny
-from llamadiff.report.terminal.page import Page
-from llamadiff.report.terminal.styles import STRONG, badge
+from llamadiff.report.terminal.page import STRONG, Page
 from llamadiff.sweep.case import SweepRow
 from llamadiff.sweep.run import Sweep
 
 TITLES = ("model", "candidate", "settings", ">cases", ">right", ">wrong", ">refused", ">worst own", ">worst KL", ">s")
+RANKS = (0, 0, 1, 0, 0, 0, 0, 3, 2, 4)
 _TOLD = 40  # rows that are not right
 _RIGHT = (tolerances.MATCH, tolerances.NOISE)
 
 
-@dataclass(frozen=True)
-class _SummedUp:
-    """The rows of one model, candidate and settings."""
+def _groups(rows: Iterable[SweepRow], key: Callable[[SweepRow], Hashable]) -> list[list[SweepRow]]:
+    """The rows that have something in common, in the order of their first ones."""
+    found: dict[Hashable, list[SweepRow]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return list(found.values())
 
-    name: tuple[str, str, str]
-    rows: Sequence[SweepRow]
 
-    def cells(self) -> tuple[str, ...]:
-        right = sum(row.verdict in _RIGHT for row in self.rows)
-        refused = sum(bool(row.refused) for row in self.rows)
-        model, candidate, way = self.name
-        counts = (len(self.rows), right, len(self.rows) - right - refused, refused)
-        worst, kl = (_largest([getattr(row, name) for row in self.rows]) for name in ("worst", "kl"))
-        seconds = f"{median(row.seconds for row in self.rows):.1f}"
-        return (Path(model).name, _candidate(candidate), way or "-", *map(str, counts), worst, kl, seconds)
+def _way(row: SweepRow) -> tuple[str, str, str]:
+    return row.model, row.candidate, row.settings
+
+
+def _summed_up(sweep: Sweep) -> list[tuple[str, ...]]:
+    """A line of cells for each model, candidate and settings."""
+    return [_cells(rows) for rows in _groups(sweep.rows, _way)]
+
+
+def _cells(rows: Sequence[SweepRow]) -> tuple[str, ...]:
+    right, refused = sum(row.verdict in _RIGHT for row in rows), sum(bool(row.refused) for row in rows)
+    model, candidate, way = _way(rows[0])
+    counts = (len(rows), right, len(rows) - right - refused, refused)
+    worst, kl = (_largest([getattr(row, name) for row in rows]) for name in ("worst", "kl"))
+    seconds = f"{median(row.seconds for row in rows):.1f}"
+    return (Path(model).name, _candidate(candidate), way or "-", *map(str, counts), worst, kl, seconds)
 
 
 def _largest(values: Sequence[float]) -> str:
@@ -54,36 +60,16 @@ def _candidate(candidate: str) -> str:
     return Path(candidate).name if candidate.endswith(".gguf") else candidate or "llama.cpp"
 
 
-def _summed_up(sweep: Sweep) -> list[_SummedUp]:
-    found: dict[tuple[str, str, str], list[SweepRow]] = {}
-    for row in sweep.rows:
-        found.setdefault((row.model, row.candidate, row.settings), []).append(row)
-    return [_SummedUp(name, rows) for name, rows in found.items()]
-
-
-@dataclass(frozen=True)
-class _NotRight:
+def _not_right(sweep: Sweep) -> list[list[SweepRow]]:
     """Rows that are not right for one reason: of one model, candidate and settings, whatever the prompt."""
-
-    rows: Sequence[SweepRow]
-
-    @property
-    def first(self) -> SweepRow:
-        return self.rows[0]
-
-    @property
-    def prompts(self) -> str:
-        others = len(self.rows) - 1
-        more = f" and {others} more case{'s' * (others > 1)}" if others else ""
-        return f"{quoted(self.first.prompt, 40)}{more}"
+    wrong = [row for row in sweep.rows if row.verdict not in _RIGHT]
+    return _groups(wrong, lambda row: (*_way(row), row.verdict, _reason(row)))[:_TOLD]
 
 
-def _not_right(sweep: Sweep) -> list[_NotRight]:
-    found: dict[tuple[str, ...], list[SweepRow]] = {}
-    for row in sweep.rows:
-        if row.verdict not in _RIGHT:
-            found.setdefault((row.model, row.candidate, row.settings, row.verdict, _reason(row)), []).append(row)
-    return [_NotRight(rows) for rows in found.values()]
+def _prompts(rows: Sequence[SweepRow]) -> str:
+    others = len(rows) - 1
+    more = f" and {others} more case{'s' * (others > 1)}" if others else ""
+    return f"{quoted(rows[0].prompt, 40)}{more}"
 
 
 def _reason(row: SweepRow) -> str:
@@ -98,47 +84,35 @@ def headline(sweep: Sweep) -> str:
     return f"{right} of {len(sweep.rows)} cases are right{kept}; rows in {sweep.folder}"
 
 
+def _name(row: SweepRow) -> str:
+    return " ".join(filter(None, (Path(row.model).name, _candidate(row.candidate), row.settings)))
+
+
 def line_of(row: SweepRow, done: int, of: int) -> str:
     """One line for a case that has just been done."""
     what = row.refused or row.headline
-    name = " ".join(filter(None, (Path(row.model).name, _candidate(row.candidate), row.settings)))
-    return f"{done}/{of}  {row.verdict.upper():9} {shown(name, 60)}  {row.seconds:.1f} s  {shown(what, 90)}"
+    return f"{done}/{of}  {row.verdict.upper():9} {shown(_name(row), 60)}  {row.seconds:.1f} s  {shown(what, 90)}"
 
 
 def print_sweep(sweep: Sweep, console: Console) -> None:
     """The summary on a terminal."""
     page = Page(console)
-    cells = [group.cells() for group in _summed_up(sweep)]
-    ranks = (0, 0, 1, 0, 0, 0, 0, 3, 2, 4)
-    columns = [
-        Column(title.removeprefix(">"), [Text(page.data(cell, 44)) for cell in each], rank, not title.startswith(">"))
-        for title, each, rank in zip(TITLES, zip(*cells, strict=True), ranks, strict=True)
-    ]
-    for line in columns_table(columns, page.width):
-        page.put(line)
+    page.table(TITLES, _summed_up(sweep), RANKS, 44)
     page.blank()
-    for each in _not_right(sweep)[:_TOLD]:
-        label = badge(page, each.first.verdict)
-        page.paragraph(label, Text(page.data("; ".join(_told(each)), 600)))
-    page.paragraph(badge(page, sweep.verdict), Text(page.data(headline(sweep), 400), STRONG))
-
-
-def _told(each: _NotRight) -> Iterator[str]:
-    """What is not right, in words."""
-    row = each.first
-    yield " ".join(filter(None, (Path(row.model).name, _candidate(row.candidate), row.settings)))
-    yield f"prompt: {each.prompts}"
-    yield _reason(row)
+    for rows in _not_right(sweep):
+        said = f"{_name(rows[0])}; prompt: {_prompts(rows)}; {_reason(rows[0])}"
+        page.paragraph(page.badge(rows[0].verdict), page.data(said, 600))
+    page.paragraph(page.badge(sweep.verdict), Text(page.data(headline(sweep), 400), STRONG))
 
 
 def sweep_to_markdown(sweep: Sweep) -> str:
     """The summary, then what is not right."""
-    lines = [tuple(code(cell, 80) if cell else "" for cell in group.cells()) for group in _summed_up(sweep)]
+    lines = [tuple(code(cell, 80) if cell else "" for cell in cells) for cells in _summed_up(sweep)]
     parts = [f"### {sweep.verdict.upper()}: {prose(headline(sweep), 400)}", table(TITLES, lines)]
     wrong = [
-        (each.first.verdict, code(Path(each.first.model).name), code(_candidate(each.first.candidate)),
-         code(each.first.settings or "-"), code(each.prompts, 80), prose(_reason(each.first), 300))
-        for each in _not_right(sweep)[:_TOLD]
+        (rows[0].verdict, code(Path(rows[0].model).name), code(_candidate(rows[0].candidate)),
+         code(rows[0].settings or "-"), code(_prompts(rows), 80), prose(_reason(rows[0]), 300))
+        for rows in _not_right(sweep)
     ]  # fmt: skip
     if wrong:
         parts.append("**Not right**\n\n" + table(("", "model", "candidate", "settings", "prompt", ""), wrong))

@@ -16,7 +16,6 @@ from llamadiff.numerics import tolerances
 from llamadiff.report.json import in_json
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.page import Page
-from llamadiff.report.terminal.styles import style_of
 
 SCHEMA = "llamadiff.variants/1"
 WIDTH = 79
@@ -38,10 +37,10 @@ def print_variants(found: Variants, console: Console) -> None:
     console.print(Text(f"{shown(str(found.baseline.get('version', 'llama.cpp')))}\n"))
     console.print(Text(_FORM.format(*_HEAD).rstrip()))
     for row in found.rows:
-        console.print(Text(_line(row), style_of(page, row.verdict) if row.verdict == tolerances.WRONG else ""))
+        console.print(Text(_line(row), page.style_of(row.verdict) if row.verdict == tolerances.WRONG else ""))
     console.print(Text(f"\n{_LEGEND}\n"))
     for name, said in _notes(found):
-        page.paragraph(Text(f"{name}: "), Text(said))
+        page.paragraph(f"{name}: ", said)
     console.print(Text(_said(found)))
 
 

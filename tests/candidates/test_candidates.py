@@ -15,9 +15,8 @@ from llamaref import Engine
 from safetensors.numpy import save_file
 
 from llamadiff import UserError
-from llamadiff.candidates import source
 from llamadiff.candidates.map_file import load_map
-from llamadiff.candidates.opening import resolve, source_of
+from llamadiff.candidates.opening import resolve
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
 from llamadiff.comparison.verbs import diff
@@ -425,10 +424,3 @@ def test_a_few_values_that_are_not_finite_are_no_other_type(small_model, baselin
     values[3] = 0
     values.tofile(tmp_path / "l_out-0.f32")
     assert [row.tap for row in judged(tmp_path, small_model(), baseline("llama")).wrong] == ["l_out-0"]
-
-
-def test_kinds_are_tried_in_one_order_whichever_was_imported_first(tmp_path, monkeypatch):
-    (tmp_path / "engine.log").write_text("l_out-0: [1.0, 2.0, 3.0]\n", encoding="utf-8")
-    first = type(source_of(str(tmp_path / "engine.log")))
-    monkeypatch.setattr(source, "CANDIDATE_KINDS", source.CANDIDATE_KINDS[::-1])
-    assert type(source_of(str(tmp_path / "engine.log"))) is first

@@ -27,7 +27,7 @@ from llamadiff.engines.run_spec import USUAL, Gate, How, Run
 from llamadiff.engines.select import opened_for
 from llamadiff.judge.run import run_passes
 from llamadiff.numerics.rounding_tap import Carrier
-from llamadiff.report.annotations import MOST, Annotation, annotations_of, shown_ten
+from llamadiff.report.check_lines import MOST, Annotation, annotations_of, shown_ten
 from llamadiff.trace.writer import rewrite
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)

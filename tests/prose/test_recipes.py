@@ -24,7 +24,7 @@ TOKENS = [1, 5, 3]
 def program(language, folder):
     """The command that runs a recipe, built in a folder with the writer beside it."""
     tool = TOOLS[language]
-    (folder / writers.LANGUAGES[language]).write_text(writers.source(language), encoding="utf-8")
+    (folder / writers.LANGUAGES[language].file).write_text(writers.source(language), encoding="utf-8")
     (folder / tool.driver).write_text(RECIPES[language], encoding="utf-8")
     if tool.build:
         done = subprocess.run(tool.build, cwd=folder, capture_output=True, text=True, check=False, encoding="utf-8")

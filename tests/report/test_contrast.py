@@ -13,8 +13,8 @@ from rich.terminal_theme import TerminalTheme
 from tools.themes import THEMES
 
 from llamadiff.comparison import notebook
+from llamadiff.report.terminal.page import BADGES, STYLES
 from llamadiff.report.terminal.report import render
-from llamadiff.report.terminal.styles import BADGES, STYLES
 from report.made_up import SHAPES, explained, rows
 
 pytestmark = pytest.mark.quick  # every style, theme and shape says something of its own

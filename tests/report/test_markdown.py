@@ -24,9 +24,8 @@ import llamadiff
 from llamadiff.candidates.reference import record
 from llamadiff.comparison.logits import TopToken
 from llamadiff.engines.run_spec import How
-from llamadiff.report.command_line import MOST as LONGEST
-from llamadiff.report.command_line import command_line
-from llamadiff.report.formats import About
+from llamadiff.report.formats import MOST as LONGEST
+from llamadiff.report.formats import About, command_line
 from llamadiff.report.github import MOST, block, code, prose, table, token
 from llamadiff.report.markdown import checks_to_markdown, to_markdown
 

@@ -38,7 +38,7 @@ from llamadiff.llamacpp.request import Request
 from llamadiff.numerics.halves import round_bf16
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
-from llamadiff.writers import lines, trace_writer
+from llamadiff.writers import trace_writer
 
 PROGRAMS = Path(__file__).parent
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
@@ -54,7 +54,7 @@ def driver(tmp_path_factory, small_model):
 
     def made(language, folder):
         tool = TOOLS[language]
-        (folder / writers.LANGUAGES[language]).write_text(writers.source(language), encoding="utf-8")
+        (folder / writers.LANGUAGES[language].file).write_text(writers.source(language), encoding="utf-8")
         text = (PROGRAMS / tool.driver).read_text("utf-8")
         marker = re.search(r"( *)(/\* LINES \*/|(//|#) LINES)", text)
         own = declared(language, Model(small_model("moe"))).splitlines()
@@ -78,8 +78,8 @@ def driver(tmp_path_factory, small_model):
 
 def declared(language, model):
     """The add lines of a model as code, after values for them."""
-    comment = lines.LANGUAGES[language].comment
-    code = [line.removeprefix(f"{comment} ") for line in lines.add_lines(language, model).splitlines()]
+    comment = writers.LANGUAGES[language].comment
+    code = [line.removeprefix(f"{comment} ") for line in writers.add_lines(language, model).splitlines()]
     first = next(i for i, line in enumerate(code) if "embd" in line)
     declare, seen = TOOLS[language].declare, {tap.kind.word: tap for tap in model.taps if not tap.kind.optional}
     if language == "zig":
@@ -347,7 +347,7 @@ def test_the_command_prints_the_lines_after_the_writer(small_model):
 
 
 def test_layers_that_differ_are_loops_of_their_own(small_model):
-    printed = lines.add_lines("python", Model(small_model("smollm3")))
+    printed = writers.add_lines("python", Model(small_model("smollm3")))
     assert re.findall(r"range\((\d+), (\d+)\)", printed) == [("0", "3"), ("3", "4"), ("4", "5")]
 
 

@@ -22,9 +22,8 @@ from llamadiff.comparison.blame import headline, proof
 from llamadiff.comparison.result import Comparison
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.numerics import tolerances
-from llamadiff.report.command_line import command_line
 from llamadiff.report.facts import decode_steps, mistakes, model_facts, run_fact, settings_of, side_facts
-from llamadiff.report.formats import About
+from llamadiff.report.formats import About, command_line
 from llamadiff.report.html.data import data_of, side_names
 from llamadiff.report.loss import loss_tables
 from llamadiff.report.terminal.escape import quoted, shown, times, tiny

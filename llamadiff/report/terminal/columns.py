@@ -50,9 +50,9 @@ def fitted(columns: Sequence[Column], width: int, gap: int) -> list[Column]:
     return kept
 
 
-def titles(columns: Sequence[Column], gap: int, style: str = "underline") -> Text:
+def titles(columns: Sequence[Column], gap: int) -> Text:
     """The line of titles."""
-    return Text(" " * gap).join(column.placed(Text.assemble((column.title, style))) for column in columns)
+    return Text(" " * gap).join(column.placed(Text.assemble((column.title, "underline"))) for column in columns)
 
 
 def line(columns: Sequence[Column], number: int, gap: int) -> Text:

@@ -17,22 +17,15 @@ from llamadiff.comparison.rows import Row, stem
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.judge.finding import Local
 from llamadiff.report.facts import mistakes
-from llamadiff.report.terminal.page import Page
-from llamadiff.report.terminal.styles import STRONG, badge
+from llamadiff.report.terminal.page import STRONG, Page
 
-LABEL = 9  # cells: the labels of paragraphs, and the room after them
 _FEW = 3  # fixes, facts, steps
 _PROOF = 300  # characters of proof that a report has unless the full one is asked for
 
 
-def labelled(word: str) -> Text:
-    """A paragraph's label."""
-    return Text(word.ljust(LABEL), STRONG)
-
-
 def put_headline(page: Page, comparison: Comparison, full: bool) -> None:
     """Print verdict and finding in a line, and what proves it under them."""
-    label = badge(page, comparison.verdict)
+    label = page.badge(comparison.verdict)
     page.paragraph(label, Text(page.data(comparison.headline, 1000), STRONG))
     if comparison.proof:
         said = "; ".join(comparison.proof if full else _few_clauses(comparison.proof))
@@ -49,7 +42,7 @@ def _few_clauses(proof: Sequence[str]) -> list[str]:
 
 def put_last_line(page: Page, comparison: Comparison) -> None:
     """Print the verdict once more: the beginning of a long report is out of sight."""
-    label = badge(page, comparison.verdict)
+    label = page.badge(comparison.verdict)
     seconds = comparison.timing.get("total_s")
     tail = f"  ({seconds:.1f} s)" if seconds is not None else ""
     room = max(1, page.width - label.cell_len - cell_len(tail))
@@ -61,16 +54,14 @@ def put_fixes(page: Page, comparison: Comparison, full: bool) -> None:
     known = mistakes(comparison)
     most = len(known) if full else _FEW
     for d in known[:most]:
-        page.paragraph(labelled("fix"), _fix(page, d, several=len(known) > 1))
+        page.labelled("fix", _fix(page, d, several=len(known) > 1))
     if known[most:]:
-        page.paragraph(labelled("fix"), Text(f"{len(known) - most} more: --full shows them"))
+        page.labelled("fix", f"{len(known) - most} more: --full shows them")
     first = comparison.leading
     if first is not None and first.local is not None:
         others = [row for row in comparison.wrong if stem(row.tap) != stem(first.tap)]
         is_told = first.misrecorded or any(first.tap in d.taps for d in known)
-        page.paragraph(
-            labelled("place"), Text(page.data(_place(first, comparison.headline, full or not is_told), 1000))
-        )
+        page.labelled("place", page.data(_place(first, comparison.headline, full or not is_told), 1000))
         _put_errors(page, others, known)
 
 
@@ -80,7 +71,7 @@ def _put_errors(page: Page, others: Sequence[Row], known: Sequence[Diagnosis]) -
     open_ones = {stem(row.tap): row for row in reversed(others) if row.tap not in explained and not row.misrecorded}
     for row in list(reversed(open_ones.values()))[:_FEW]:
         if row.local is not None and row.local.facts:
-            page.paragraph(labelled("error"), Text(page.data(f"{row.tap}: {_facts(row.local)}", 1000)))
+            page.labelled("error", page.data(f"{row.tap}: {_facts(row.local)}", 1000))
 
 
 def _facts(local: Local) -> str:
@@ -94,7 +85,7 @@ def put_next_steps(page: Page, comparison: Comparison) -> None:
         said.add(advice.place_step(comparison.leading))
     for step in comparison.next_steps:
         if step not in said:
-            page.paragraph(labelled("next"), Text(page.data(step, 2000)))
+            page.labelled("next", page.data(step, 2000))
 
 
 def _fix(page: Page, d: Diagnosis, several: bool) -> Text:
@@ -122,8 +113,8 @@ def put_causes(page: Page, comparison: Comparison) -> None:
     for d in comparison.diagnosis:
         name = say.names(d.causes) if d.known else "unknown"
         said = "; ".join((headline(d, comparison.rows), *(proof(d, comparison.rows) if d.known else ())))
-        label = labelled("noise" if d.harmless else "cause")
-        page.paragraph(label, Text.assemble((page.data(name, 120), STRONG), f": {page.data(said, 2000)}"))
+        body = Text.assemble((page.data(name, 120), STRONG), f": {page.data(said, 2000)}")
+        page.labelled("noise" if d.harmless else "cause", body)
 
 
 # Of the repositories that known bugs name without their owner, those that have one meaning.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 
 from rich.text import Text
 
@@ -12,35 +13,34 @@ from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.terminal.escape import tiny
-from llamadiff.report.terminal.page import Page
-from llamadiff.report.terminal.styles import STRONG
+from llamadiff.report.terminal.page import STRONG, Page
 from llamadiff.report.terminal.tap_lines import baseline_is_off
 
 
 def put_notes(page: Page, comparison: Comparison, full: bool) -> None:
     """Print the notes, each kind at most a few lines."""
-    kinds = (
+    kinds: list[Iterable[str | Text]] = [
         _baseline_off(page, comparison), _not_finite(page, comparison), _spans(page, comparison, full),
         _by_sketch(comparison),
-        *([_normal(page, comparison)] if full else []),
-    )  # fmt: skip
-    for note in (*(note for notes in kinds for note in notes), *(_short_run(comparison) if full else ())):
-        page.paragraph(Text("  "), note)
+    ]  # fmt: skip
+    if full:
+        kinds += [_normal(page, comparison), _short_run(comparison)]
+    for note in chain.from_iterable(kinds):
+        page.paragraph("  ", note)
 
 
-def _baseline_off(page: Page, comparison: Comparison) -> list[Text]:
+def _baseline_off(page: Page, comparison: Comparison) -> Iterator[Text]:
     off = [row for row in comparison.rows if baseline_is_off(row)]
     if not off:
-        return []
+        return
     name, local = page.data(comparison.baseline.get("name", "the baseline"), 60), off[0].baseline_local
     assert local is not None
     others = f"; so are {page.names([row.tap for row in off[1:]], 4)}" if len(off) > 1 else ""
     first = f"{page.data(off[0].tap)}: own error {tiny(local.nmse)}, limit {tiny(local.limit)}"
-    return [Text(f"BASELINE OFF: {name} itself is wrong at {first}{others}", STRONG)]
+    yield Text(f"BASELINE OFF: {name} itself is wrong at {first}{others}", STRONG)
 
 
-def _not_finite(page: Page, comparison: Comparison) -> list[Text]:
-    notes = []
+def _not_finite(page: Page, comparison: Comparison) -> Iterator[Text]:
     for side in ("baseline", "candidate"):
         rows = [(row, stats) for row in comparison.rows if (stats := getattr(row, side)) and (stats.nan or stats.inf)]
         for row, stats in rows[:1]:
@@ -48,15 +48,14 @@ def _not_finite(page: Page, comparison: Comparison) -> list[Text]:
                 f", and {page.names([other.tap for other, _ in rows[1:]], 4)} have such values too" if rows[1:] else ""
             )
             counts = f"{page.data(row.tap)} of the {side} has {_counts(stats)}"
-            notes.append(Text(f"{counts}, left out of rms, mean, min and max{also}", STRONG))
-    return notes
+            yield Text(f"{counts}, left out of rms, mean, min and max{also}", STRONG)
 
 
-def _normal(page: Page, comparison: Comparison) -> list[Text]:
+def _normal(page: Page, comparison: Comparison) -> Iterator[str]:
     """Is it normal: a sentence for each statistic, and what is usual of trained models."""
     answers = [f"normal? {answer.says}" for answer in comparison.normal]
     usual = [f"usual: {each.what} ({each.source})" for each in USUAL] if answers else []
-    return [Text(page.data(said, 1000)) for said in (*answers, *usual)]
+    yield from (page.data(said, 1000) for said in (*answers, *usual))
 
 
 def _counts(stats: Stats) -> str:
@@ -97,24 +96,22 @@ def _span(page: Page, rows: Sequence[Row], why: str) -> str:
     return f"{page.data(row.tap)} answers for {through} too: {why}{also}"
 
 
-def _by_sketch(comparison: Comparison) -> list[Text]:
+def _by_sketch(comparison: Comparison) -> Iterator[str]:
     """What was verified without computing it all."""
     found = comparison.by_sketch
-    if found is None:
-        return []
-    count = f"{found.taps} products were" if found.taps > 1 else "one product was"
-    drawn = f"{found.combinations} random combinations of tokens and of channels, seed {found.seed}"
-    return [Text(f"{count} verified by sketch ({drawn}); their errors are estimates")]
+    if found is not None:
+        count = f"{found.taps} products were" if found.taps > 1 else "one product was"
+        drawn = f"{found.combinations} random combinations of tokens and of channels, seed {found.seed}"
+        yield f"{count} verified by sketch ({drawn}); their errors are estimates"
 
 
-def _short_run(comparison: Comparison) -> list[Text]:
+def _short_run(comparison: Comparison) -> Iterator[str]:
     """That the free run did not see all tokens."""
     free, tokens = comparison.free_tokens, len(comparison.tokens)
-    if free is None or free >= tokens:
-        return []
-    about = "what rounding explains is" if any("candidate" in row.distance for row in comparison.rows) else "drift is"
-    words = f"{about} measured over the first {free} of {tokens} tokens, local errors over all; -o DIR/ does both"
-    return [Text(words)]
+    if free is not None and free < tokens:
+        explained = any("candidate" in row.distance for row in comparison.rows)
+        about = "what rounding explains is" if explained else "drift is"
+        yield f"{about} measured over the first {free} of {tokens} tokens, local errors over all; -o DIR/ does both"
 
 
 def _word(name: str) -> str:

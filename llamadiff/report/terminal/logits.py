@@ -9,12 +9,10 @@ from rich.text import Text
 
 from llamadiff.comparison.logits import Logits, TopToken
 from llamadiff.comparison.result import Comparison
-from llamadiff.report.terminal.columns import Column, table
+from llamadiff.report.terminal.columns import Column
 from llamadiff.report.terminal.escape import number, tiny
-from llamadiff.report.terminal.finding import LABEL, labelled
-from llamadiff.report.terminal.page import Page
-from llamadiff.report.terminal.styles import STRONG
-from llamadiff.report.terminal.tap_table import names_of
+from llamadiff.report.terminal.page import LABEL, STRONG, Page
+from llamadiff.report.terminal.tap_columns import names_of
 
 _FEW = 3  # tokens where both sides agree
 _GAP = 3
@@ -26,13 +24,14 @@ def put_logits(page: Page, comparison: Comparison, full: bool) -> None:
     if logits is None:
         return
     names = names_of(page, comparison)
-    page.paragraph(labelled("logits"), Text(_head(page, logits, len(comparison.tokens), names)))
+    page.labelled("logits", _head(page, logits, len(comparison.tokens), names))
     tokens = _told(logits, full)
     if full:
-        for line in table(_columns(page, tokens, names), page.width - 2):
-            page.put(Text("  ") + line)
-    else:
-        _put_grid(page, [_cell(page, token) for token in tokens])
+        page.columns(_columns(page, tokens, names), 2)
+    elif tokens:
+        cells = [_cell(page, token) for token in tokens]
+        indent = LABEL if page.width - LABEL >= max(cell.cell_len for cell in cells) else 0
+        page.grid([" " * indent] * len(cells), cells, _GAP)
 
 
 def _told(logits: Logits, full: bool) -> list[TopToken]:
@@ -78,21 +77,9 @@ def _cell(page: Page, token: TopToken) -> Text:
     unknown, moved = math.isnan(token.candidate), token.rank != token.candidate_rank
     rank = f"{token.rank}→{'-' if unknown else token.candidate_rank}"
     values = f"{number(token.baseline)} / {'-' if unknown else number(token.candidate)}"
-    return Text.assemble((rank, STRONG if moved else ""), f" {_token(page, token)} {values}")
-
-
-def _put_grid(page: Page, cells: Sequence[Text]) -> None:
-    """As many cells a line as fit, one under the other."""
-    width = max((cell.cell_len for cell in cells), default=0) + _GAP
-    room = page.width - LABEL
-    indent = LABEL if room >= width - _GAP else 0
-    each = max(1, (page.width - indent + _GAP) // width)
-    for start in range(0, len(cells), each):
-        line = Text(" " * indent)
-        for cell in cells[start : start + each]:
-            line.append_text(cell).append(" " * (width - cell.cell_len))
-        line.truncate(page.width)
-        page.put(line)
+    cell = Text.assemble((rank, STRONG if moved else ""), f" {_token(page, token)} {values}")
+    cell.truncate(page.width)
+    return cell
 
 
 def _columns(page: Page, top: Sequence[TopToken], names: tuple[str, str]) -> list[Column]:

@@ -10,26 +10,21 @@ from rich.console import Console
 from rich.text import Text
 
 from llamadiff.comparison.result import Comparison
-from llamadiff.report.loss import (
-    CHOICE_TITLES,
-    LAYER_TITLES,
-    STATISTIC_TITLES,
-    TENSOR_TITLES,
-    Cells,
-    choice_cells,
-    layer_cells,
-    statistic_cells,
-    tensor_cells,
+from llamadiff.report.loss import loss_tables
+from llamadiff.report.terminal.escape import tiny
+from llamadiff.report.terminal.finding import (
+    put_causes,
+    put_fixes,
+    put_headline,
+    put_last_line,
+    put_next_steps,
 )
-from llamadiff.report.terminal.columns import Column, table
-from llamadiff.report.terminal.details import put_absences, put_details, put_names
-from llamadiff.report.terminal.finding import put_causes, put_fixes, put_headline, put_last_line, put_next_steps
 from llamadiff.report.terminal.footnotes import put_notes
 from llamadiff.report.terminal.logits import put_logits
 from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.subject import put_preflight, put_subject
+from llamadiff.report.terminal.tap_columns import put_taps
 from llamadiff.report.terminal.tap_map import put_map
-from llamadiff.report.terminal.tap_table import put_taps
 
 PIPED_WIDTH = 120
 
@@ -87,26 +82,62 @@ def render_causes(comparison: Comparison, console: Console) -> None:
 
 
 def put_loss(page: Page, comparison: Comparison, full: bool) -> None:
-    """Print it, where two files were compared."""
-    loss = comparison.loss
-    if loss is None:
-        return
-    page.blank()
-    _put(page, TENSOR_TITLES, tensor_cells(loss))
-    _put(page, CHOICE_TITLES, choice_cells(loss))
-    if full or loss.text is not None:
-        _put(page, STATISTIC_TITLES, statistic_cells(loss))
-    if full:
-        _put(page, LAYER_TITLES, layer_cells(loss))
+    """Print what quantization costs, where two files were compared."""
+    if comparison.loss is not None:
+        page.blank()
+    for _, titles, cells in loss_tables(comparison.loss, full):
+        page.table(titles, cells)
+        page.blank()
 
 
-def _put(page: Page, titles: tuple[str, ...], cells: Cells) -> None:
-    if not cells:
-        return
-    columns = [
-        Column(title.removeprefix(">"), [Text(page.data(cell)) for cell in each], rank, not title.startswith(">"))
-        for rank, (title, each) in enumerate(zip(titles, zip(*cells, strict=True), strict=True))
+_TIMES = {"total_s": "{:.1f} s in all", "capture_s": "capture {:.1f} s", "engine_s": "engine {:.1f} s",
+          "peak_rss_mb": "peak memory {:.0f} MiB"}  # fmt: skip
+
+
+def put_details(page: Page, comparison: Comparison) -> None:
+    """Print them."""
+    used = [f"{page.data(kind)} weights by {page.data(to)} activations" for kind, to in comparison.arithmetics.items()]
+    if used:
+        page.labelled("products", ", ".join(used))
+    if comparison.decoding.by_ggml:
+        said = f"{comparison.decoding.by_ggml} tensors decoded by compiled code, bit for bit as gguf-py does"
+        page.labelled("decoding", said)
+    _put_distances(page, comparison)
+    facts = [words.format(comparison.timing[key]) for key, words in _TIMES.items() if key in comparison.timing]
+    if facts:
+        page.labelled("cost", ", ".join(facts))
+
+
+def _put_distances(page: Page, comparison: Comparison) -> None:
+    """How far each side is from the engine's own run, where both are traces."""
+    last = comparison.rows[-1] if comparison.rows else None
+    if last is not None and len(last.distance) > 1:
+        names = {"baseline": comparison.baseline.get("name"), "candidate": comparison.candidate.get("name")}
+        facts = [f"{page.data(names[side] or side, 40)} {tiny(value)}" for side, value in last.distance.items()]
+        page.labelled("distance", f"{page.data(last.tap)} from exact arithmetic: {', '.join(facts)}")
+
+
+def put_absences(page: Page, comparison: Comparison, full: bool) -> None:
+    """Print which taps were not recorded; in a full report also which weights only one side read."""
+    missing, baseline = comparison.missing, page.data(comparison.baseline.get("name") or "the baseline", 40)
+    facts = [
+        ("missing", f"{len(missing)} taps were not recorded: " if missing[1:] else "not recorded: ", missing),
+        ("decoding", "ggml and gguf-py decode differently ", comparison.decoding.refused),
     ]
-    for line in table(columns, page.width):
-        page.put(line)
-    page.blank()
+    if full:
+        facts += [
+            ("weights", f"only {baseline} reads ", comparison.only_baseline_read),
+            ("weights", "only the reference engine reads ", comparison.only_engine_read),
+            ("ignored", "no tap of this model: ", comparison.extra),
+        ]
+    for label, words, names in facts:
+        if names:
+            page.labelled(label, words + page.names(names))
+
+
+def put_names(page: Page, comparison: Comparison) -> None:
+    """Print the lines of a map that was found by values."""
+    if comparison.found_map:
+        page.labelled("map", "found by the values; to keep it, put these lines into a file for --map:")
+    for line in comparison.found_map:
+        page.copied(line)

@@ -14,8 +14,7 @@ from llamadiff.engines.reference_model import ENGINE
 from llamadiff.engines.select import NUMPY, EngineUsed
 from llamadiff.numerics import tolerances
 from llamadiff.report.facts import model_facts, run_fact, side_facts
-from llamadiff.report.terminal.finding import LABEL, labelled
-from llamadiff.report.terminal.page import PROSE, Page
+from llamadiff.report.terminal.page import LABEL, PROSE, Page
 
 _FEW_CHECKS = 3
 
@@ -28,11 +27,11 @@ def put_subject(page: Page, comparison: Comparison, full: bool) -> None:
     said += "" if full else f", {run_fact(comparison)}"
     prompt = "" if comparison.prompt is None or full else f" {page.quoted(comparison.prompt, 24)}"
     fits = LABEL + cell_len(said + prompt) <= min(page.width, PROSE)
-    page.paragraph(labelled("compared"), Text(said + (prompt if fits else "")))
+    page.labelled("compared", said + (prompt if fits else ""))
     if comparison.engine is not None and (comparison.engine.name != NUMPY or full):
-        page.paragraph(labelled("judged"), Text(f"by {_engine(page, comparison.engine)}"))
+        page.labelled("judged", f"by {_engine(page, comparison.engine)}")
     if full and comparison.prompt is not None:
-        page.paragraph(labelled("prompt"), Text(page.quoted(comparison.prompt, 400)))
+        page.labelled("prompt", page.quoted(comparison.prompt, 400))
     if full:
         put_tokens(page, comparison)
 
@@ -57,12 +56,12 @@ def put_preflight(page: Page, comparison: Comparison, full: bool) -> None:
     bad = [check for check in comparison.preflight if check.verdict != tolerances.MATCH and check not in failed[:1]]
     for check in bad[: len(bad) if full else _FEW_CHECKS]:
         line = f"{check.verdict.upper()}  {page.data(check.name, 60)}: {page.data(check.found, 1000)}"
-        page.paragraph(labelled("before"), Text(line))
+        page.labelled("before", line)
     if len(bad) > _FEW_CHECKS and not full:
-        page.paragraph(labelled("before"), Text(f"{len(bad) - _FEW_CHECKS} more checks: --full shows them"))
+        page.labelled("before", f"{len(bad) - _FEW_CHECKS} more checks: --full shows them")
     right = sum(check.verdict == tolerances.MATCH for check in comparison.preflight)
     if right and full:
-        page.paragraph(labelled("before"), Text(f"{right} of {len(comparison.preflight)} checks passed"))
+        page.labelled("before", f"{right} of {len(comparison.preflight)} checks passed")
 
 
 def _model(page: Page, model: Mapping[str, Any], full: bool) -> str:
@@ -83,18 +82,20 @@ MANY, HEAD, TAIL = 40, 24, 8
 def put_tokens(page: Page, comparison: Comparison) -> None:
     """Print the tokens; of many, the first and the last."""
     tokens, n_prefill = comparison.tokens, comparison.n_prefill
-    page.paragraph(labelled("tokens"), Text(_count(len(tokens), n_prefill, comparison.batches)))
+    page.labelled("tokens", _count(len(tokens), n_prefill, comparison.batches))
     if not tokens:
         return
     split = HEAD if len(tokens) > MANY else len(tokens)
     parts = [range(split), range(len(tokens) - TAIL, len(tokens))] if len(tokens) > MANY else [range(split)]
-    digits = max(len(str(token)) for part in parts for token, _ in tokens[part.start : part.stop])
+    digits = max(len(str(tokens[number][0])) for part in parts for number in part)
     cells = {number: _cell(page, *tokens[number], digits, number == n_prefill) for part in parts for number in part}
     width = max(cell.cell_len for cell in cells.values())
     for part in parts:
         if part.start:
-            page.put(Text(f"       ... {part.start - split} tokens left out ..."))
-        _put_grid(page, part, [cells[number] for number in part], width)
+            page.put(f"       ... {part.start - split} tokens left out ...")
+        for number in part:
+            cells[number].pad_right(width + 1 - cells[number].cell_len)
+        page.grid([f"{number:>5} " for number in part], [cells[number] for number in part], 1)
 
 
 def _count(count: int, n_prefill: int, batches: Sequence[int]) -> str:
@@ -108,14 +109,3 @@ def _count(count: int, n_prefill: int, batches: Sequence[int]) -> str:
 def _cell(page: Page, token: int, text: str | None, digits: int, first_decoded: bool) -> Text:
     words = "" if text is None else f":{page.quoted(text)}"
     return Text.assemble("▸" if first_decoded else " ", f"{token:>{digits}}", words)
-
-
-def _put_grid(page: Page, numbers: range, cells: Sequence[Text], width: int) -> None:
-    each = max(1, (page.width - 5) // (width + 2))
-    for start in range(0, len(cells), each):
-        line = Text(f"{numbers[start]:>5}")
-        for cell in cells[start : start + each]:
-            padded = cell.copy()
-            padded.pad_right(width + 1 - cell.cell_len)
-            line = Text.assemble(line, " ", padded)
-        page.put(line)

@@ -1,4 +1,4 @@
-"""The columns of the tap table: what a line says of the rows that it stands for."""
+"""The tap table on a page: its columns, what a line says of the rows that it stands for, how many were left out."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from llamadiff.comparison.diagnosis_text import ranges
+from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row, stem
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import Stats
-from llamadiff.report.terminal.columns import Column
+from llamadiff.report.terminal.columns import Column, fitted, line, titles, width_of
 from llamadiff.report.terminal.escape import number, times, tiny
-from llamadiff.report.terminal.page import Page
-from llamadiff.report.terminal.styles import STRONG, emphasis
-from llamadiff.report.terminal.tap_lines import Line, baseline_is_off, over_limit
+from llamadiff.report.terminal.page import STRONG, Page
+from llamadiff.report.terminal.tap_lines import (
+    Line,
+    baseline_is_off,
+    folded_lines,
+    full_lines,
+    over_limit,
+    own_error,
+    times_limit,
+)
 
 BAR = 8  # cells
 _DECADES = 16  # of the bar's scale
@@ -24,6 +32,8 @@ _NAMES = 2  # taps of a line that are named
 _NAME_CELLS = 24
 _LABEL, _NARROW = 20, 60  # cells that several names may take, half of it below that width
 _TITLE_CELLS = 12
+UNNAMED = "the candidate"
+MOST = 14  # lines that a report has unless the full one is asked for
 
 
 def columns_of(page: Page, lines: Sequence[Line], names: tuple[str, str], full: bool) -> list[Column]:
@@ -32,8 +42,8 @@ def columns_of(page: Page, lines: Sequence[Line], names: tuple[str, str], full: 
         Column("layer", [Text(_layers(line)) for line in lines], left=True),
         Column("tap", [Text(label(page, line), _strength(line)) for line in lines], left=True),
         Column("", [_verdict(page, line) for line in lines], left=True),
-        Column("own error", [Text(_own_error(line), _strength(line)) for line in lines]),
-        Column("x limit", [Text(_times_limit(line), _strength(line)) for line in lines], rank=1),
+        Column("own error", [Text(own_error(line.worst), _strength(line)) for line in lines]),
+        Column("x limit", [Text(times_limit(line.worst), _strength(line)) for line in lines], rank=1),
         Column("", [Text(_bar_of(line), STRONG) for line in lines], rank=2, left=True),
         Column("inherited", [Text(_inherited(line)) for line in lines], rank=3),
         *_pair("rms", lines, names, lambda stats: stats.rms, 5),
@@ -79,21 +89,9 @@ def _strength(line: Line) -> str:
 
 def _verdict(page: Page, line: Line) -> Text:
     if any(map(baseline_is_off, line.rows)) and line.verdict != tolerances.WRONG:
-        return Text("BASELINE OFF", emphasis(page, tolerances.WRONG))
+        return Text("BASELINE OFF", page.emphasis(tolerances.WRONG))
     wrong = line.verdict == tolerances.WRONG
-    return Text(line.verdict.upper() if wrong else line.verdict, emphasis(page, line.verdict))
-
-
-def _own_error(line: Line) -> str:
-    """A local error, where anything could be judged."""
-    local = line.worst.local
-    return "" if local is None or math.isnan(local.nmse) else tiny(local.nmse)
-
-
-def _times_limit(line: Line) -> str:
-    """An own error over its limit; of what is exact, or was not judged, there is nothing to say."""
-    ratio = over_limit(line.worst)
-    return times(ratio) if ratio else ""
+    return Text(line.verdict.upper() if wrong else line.verdict, page.emphasis(line.verdict))
 
 
 def _bar_of(line: Line) -> str:
@@ -164,6 +162,25 @@ def _arithmetic(row: Row) -> str:
     return "" if row.local is None or row.local.arithmetic in (None, "F32") else str(row.local.arithmetic)
 
 
-def side_names(page: Page, baseline: object, candidate: object) -> tuple[str, str]:
-    """Both sides' names, short enough for a title."""
-    return page.data(baseline or "baseline", _TITLE_CELLS), page.data(candidate or "yours", _TITLE_CELLS)
+def put_taps(page: Page, comparison: Comparison, full: bool) -> None:
+    """Print the table."""
+    lines = (full_lines if full else folded_lines)(comparison)
+    if not lines:
+        return
+    shown = lines if full or len(lines) <= MOST else lines[: MOST - 1]
+    columns = columns_of(page, shown, names_of(page, comparison), full)
+    kept = fitted(columns, page.width, 1)
+    gap = 2 if width_of(kept, 2) <= page.width else 1
+    page.put(titles(kept, gap))
+    for at in range(len(shown)):
+        page.put(line(kept, at, gap))
+    if len(shown) < len(lines):
+        left = sum(len(each.rows) for each in lines[len(shown) :])
+        page.put(f"{left} more taps, in {len(lines) - len(shown)} lines: --full shows them")
+
+
+def names_of(page: Page, comparison: Comparison) -> tuple[str, str]:
+    """What both sides are called in titles."""
+    candidate = "engine" if comparison.is_engine else comparison.candidate.get("name")
+    names = comparison.baseline.get("name") or "baseline", "yours" if candidate in (None, "", UNNAMED) else candidate
+    return page.data(names[0], _TITLE_CELLS), page.data(names[1], _TITLE_CELLS)

@@ -10,6 +10,7 @@ from itertools import groupby
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row, stem
 from llamadiff.numerics import tolerances
+from llamadiff.report.terminal.escape import times, tiny
 
 QUIET = (tolerances.MATCH, tolerances.NOISE)
 FEW = 12  # layers, and taps outside them, that need no folding
@@ -71,6 +72,17 @@ def over_limit(row: Row) -> float | None:
         return None
     limit = local.noise_limit if row.verdict == tolerances.NOISE else local.limit
     return 0.0 if local.nmse == 0 else local.nmse / limit if limit > 0 else math.inf
+
+
+def own_error(row: Row) -> str:
+    """A local error, where anything could be judged."""
+    return "" if row.local is None or math.isnan(row.local.nmse) else tiny(row.local.nmse)
+
+
+def times_limit(row: Row) -> str:
+    """An own error over its limit; of what is exact, or was not judged, there is nothing to say."""
+    ratio = over_limit(row)
+    return times(ratio) if ratio else ""
 
 
 def badness(row: Row) -> tuple[int, float, float]:

@@ -9,8 +9,7 @@ from rich.text import Text
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.rows import Row, stem
 from llamadiff.numerics import tolerances
-from llamadiff.report.terminal.page import Page
-from llamadiff.report.terminal.styles import MARKS, emphasis
+from llamadiff.report.terminal.page import MARKS, Page
 from llamadiff.report.terminal.tap_lines import is_loud
 
 DEEP = 16  # layers above which there is a map
@@ -54,7 +53,7 @@ def _cells(page: Page, rows: Sequence[Row], n_layers: int, each: int) -> Text:
     cells = Text()
     for cell in range(-(-n_layers // each)):
         worst = tolerances.worst_of(verdicts[cell]) if cell in verdicts else None
-        cells.append(MARKS[worst] if worst else " ", emphasis(page, worst) if worst else "")
+        cells.append(MARKS[worst] if worst else " ", page.emphasis(worst) if worst else "")
     return cells
 
 

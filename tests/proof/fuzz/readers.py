@@ -37,9 +37,9 @@ from llamadiff.engines.run_spec import How, Run
 from llamadiff.ggml.repro import load
 from llamadiff.judge.sketching import sketch_of
 from llamadiff.numerics import tolerances
-from llamadiff.preflight.compatibility import check_runnable
+from llamadiff.preflight.checks import check_runnable
 from llamadiff.report.json import to_json
-from llamadiff.report.weights_files import weights_to_csv, weights_to_json, weights_to_markdown
+from llamadiff.report.weights import weights_to_csv, weights_to_json, weights_to_markdown
 from llamadiff.trace.metadata import KEY, SCHEMA
 from llamadiff.trace.reader import Trace
 from llamadiff.weights import checkpoint as checkpoint_side
