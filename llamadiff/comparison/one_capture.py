@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llamadiff.candidates.brought import Candidate
+from llamadiff.candidates.opening import Candidate
 from llamadiff.comparison.check_traces import model_of
 from llamadiff.comparison.result import Comparison
 from llamadiff.comparison.updating import Changed, update

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamadiff.candidates.brought import Brought, Candidate, bring
 from llamadiff.candidates.gguf_file import is_model_file
+from llamadiff.candidates.opening import Brought, Candidate, bring, files_of
 from llamadiff.engines.batches import answers_otherwise, as_it_ran, as_stated
 from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.graph_model import graph_of_run
@@ -326,7 +326,5 @@ def compared_files(
     if isinstance(candidate, Trace):
         yield "the candidate", candidate.path
     elif candidate is not None and not callable(candidate):
-        from llamadiff.candidates.opening import files_of
-
         yield from (("a file of the candidate" if str(path) != str(candidate) else "the candidate", path)
                     for path in files_of(str(candidate)))  # fmt: skip
