@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import gives, with_source
 from llamadiff.diagnose.case import NotRecordedError, Recording
-from llamadiff.diagnose.edit import Edit, at_nodes
+from llamadiff.diagnose.registry import Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.subgraph import as_rows, from_rows
 from llamadiff.ggml.engine import Alter

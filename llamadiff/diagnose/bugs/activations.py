@@ -11,7 +11,7 @@ import numpy as np
 
 from llamadiff.diagnose.alter import renamed, takes, through, with_float
 from llamadiff.diagnose.bugs.attention import cap_around
-from llamadiff.diagnose.edit import Edit, at_nodes
+from llamadiff.diagnose.registry import Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op, Operand, function_of

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import after, instead, takes, through, times, with_float, with_source
 from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import FACTOR, Sought
 from llamadiff.ggml.graph import GraphNode

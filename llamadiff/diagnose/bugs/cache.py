@@ -27,7 +27,7 @@ from llamadiff.diagnose.cache_faults import (
     side_read,
 )  # fmt: skip
 from llamadiff.diagnose.case import NotRecordedError, Recording
-from llamadiff.diagnose.edit import Edit, at_nodes
+from llamadiff.diagnose.registry import Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.subgraph import as_rows, from_rows
 from llamadiff.ggml.op import Op

@@ -9,7 +9,7 @@ import numpy as np
 
 from llamadiff.diagnose.alter import instead, takes, with_source, with_weight
 from llamadiff.diagnose.bugs.rope import wrong_positions
-from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import ROWS_FACTOR
 from llamadiff.ggml.engine import Alter

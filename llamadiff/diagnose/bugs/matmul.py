@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import gives, instead, only, takes, through, times, with_source, with_weight
 from llamadiff.diagnose.bugs.norms import NORMS
-from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import FACTOR, LOGIT_CAP
 from llamadiff.ggml.op import Op, Operand

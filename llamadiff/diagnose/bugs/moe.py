@@ -12,7 +12,7 @@ import numpy as np
 
 from llamadiff.diagnose.alter import gives, instead, renamed, takes, through, with_int, with_source
 from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.edit import Edit, at_nodes
+from llamadiff.diagnose.registry import Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op

@@ -10,7 +10,7 @@ import numpy as np
 
 from llamadiff.diagnose.alter import instead, renamed, takes, through, with_float, with_source, with_weight
 from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import EPSILON
 from llamadiff.ggml.engine import Alter

@@ -13,7 +13,7 @@ from llamadiff.diagnose.alter import after, gives, with_float, with_source
 from llamadiff.diagnose.bugs.activations import CLAMPED, GLU, gated_by
 from llamadiff.diagnose.bugs.matmul import PRODUCTS, is_bias
 from llamadiff.diagnose.bugs.norms import NORMS
-from llamadiff.diagnose.edit import ANY, Edit, at_nodes
+from llamadiff.diagnose.registry import ANY, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.graph import LOOKS

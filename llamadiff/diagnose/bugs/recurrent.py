@@ -12,7 +12,7 @@ import numpy as np
 
 from llamadiff.diagnose.alter import takes, through, with_source
 from llamadiff.diagnose.bugs.norms import NORMS
-from llamadiff.diagnose.edit import Edit, at_nodes
+from llamadiff.diagnose.registry import Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op, function_of

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from llamadiff.diagnose.alter import instead, only, takes, through, times, with_float, with_source
 from llamadiff.diagnose.bugs.norms import NORMS
 from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import FACTOR, Sought
 from llamadiff.ggml.graph import GraphNode

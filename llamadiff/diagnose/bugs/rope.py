@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import after, gives, instead, through, with_float, with_int, with_source
 from llamadiff.diagnose.case import Recording
-from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import ROPE_BASE, ROPE_FACTOR
 from llamadiff.ggml.engine import Alter

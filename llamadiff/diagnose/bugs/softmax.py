@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import after, takes, with_float, with_source, with_weight
 from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import SCORE_CAP, SCORE_SCALE
 from llamadiff.diagnose.subgraph import subgraph_of
