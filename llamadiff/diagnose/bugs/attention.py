@@ -63,9 +63,7 @@ def softcap_other(site: Site) -> Iterator[Constant]:
 
 
 @at_nodes(
-    "MUL_MAT",
-    fix="repeat each KV head n_head / n_head_kv times; do not tile them",
-    source="ONNXim#34, jax-js#180",
+    "MUL_MAT", fix="repeat each KV head n_head / n_head_kv times; do not tile them", source="ONNXim#34, jax-js#180"
 )
 def heads_tiled(site: Site) -> Iterator[Edit]:
     """Grouped-query heads are tiled (h % n_kv) instead of repeated (h // group), reversed or mixed up."""
@@ -86,10 +84,7 @@ def heads_tiled(site: Site) -> Iterator[Edit]:
 
 
 @at_nodes(
-    "MUL_MAT",
-    fix="dump raw scores, and see that the scale is applied once",
-    source="llama.cpp#13951",
-    general=True,
+    "MUL_MAT", fix="dump raw scores, and see that the scale is applied once", source="llama.cpp#13951", general=True
 )
 def scores_scaled(site: Site) -> Iterator[Constant]:
     """The scale is in the scores already."""

@@ -68,10 +68,7 @@ def softmax_gate(site: Site) -> Iterator[Edit]:
 
 
 @at_nodes(
-    "ARGSORT",
-    "TOP_K",
-    fix="choose the experts of the largest probabilities, best first",
-    source="transformers#41151",
+    "ARGSORT", "TOP_K", fix="choose the experts of the largest probabilities, best first", source="transformers#41151"
 )
 def router_other_choice(site: Site) -> Iterator[Edit]:
     """The wrong experts are chosen: the worst, or by number."""

@@ -48,10 +48,7 @@ def result_rounded(site: Site) -> Iterator[Edit]:
 
 
 @at_nodes(
-    *PRODUCTS,
-    fix="nothing: activations in 8 bits round this much",
-    source="aprender#3356, ferrox#108",
-    harmless=True,
+    *PRODUCTS, fix="nothing: activations in 8 bits round this much", source="aprender#3356, ferrox#108", harmless=True
 )
 def activations_rounded(site: Site) -> Iterator[Edit]:
     """Activations are rounded to 8 bits in another way than llama.cpp's before they are multiplied."""
