@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.norm_size import divided
-from llamadiff.diagnose.read_back.normed import Normed, normed
-from llamadiff.diagnose.read_back.observed import LEFT, Facts, Observed, sole, strictly
-from llamadiff.judge.pattern.deviation import Fact, numbered
+from llamadiff.diagnose.read_back.norm_size import Normed, divided, normed
+from llamadiff.diagnose.read_back.observed import LEFT, Facts, Observed, Readings, factor_of, first_fit, sole, strictly
+from llamadiff.judge.pattern.deviation import Fact, counted, numbered
 from llamadiff.numerics.orders import order_in_words
 
 Array = NDArray[Any]
@@ -34,56 +33,49 @@ def norm(o: Observed) -> Facts:
         yield from divided(replace(n, may_leave=strictly(left)), factors)
         return
     right = n.factors(n.right)[:, None] * n.x
-    weight = (right * n.y).sum(axis=0) / np.maximum(np.square(right).sum(axis=0), 1e-300)
-    left = n.left(right * weight) if len(n.x) > 1 else 1.0
-    facts = tuple(_weighed(replace(n, may_leave=strictly(left)), right, weight)) if left <= LEFT else ()
-    facts = facts or tuple(_twice(n)) or tuple(_left_out(n))
+    weight = factor_of(right, n.y, axis=0)
+    left, facts = n.left(right * weight) if len(n.x) > 1 else 1.0, tuple[Fact, ...]()
+    if left <= LEFT:
+        strict = replace(n, may_leave=strictly(left))
+        facts = tuple(first_fit(lambda w: strict.fits(right * w), _weighed(strict, weight)))
+    facts = facts or tuple(first_fit(n.fits, _twice(n))) or tuple(_left_out(n))
     yield from facts or (_weighed_otherwise(n, weight) if left <= STRICT else ())
 
 
-def _weighed(n: Normed, right: Array, weight: Array) -> Facts:
+def _weighed(n: Normed, weight: Array) -> Readings:
     """Every channel has one factor: what the weight was."""
-    size, (w, rows) = float(np.sqrt(np.mean(n.w**2))), (n.w, right)
-    named = next(_named(n, weight, rows), None)
-    if named is not None:
-        yield Fact("weight of", f"its weight is {named}", (named,))
-        return
+    w, size = n.w, float(np.sqrt(np.mean(n.w**2)))
+    for name, other in _others(n):
+        yield other, Fact("weight of", f"its weight is {name}", (name,))
     added = sole(weight - w, CLOSE * size)
-    if added is not None and n.fits(rows * (w + added)):
-        yield Fact("weight plus", f"its weight is the file's plus {added:.4g}", (added,))
-        return
+    if added is not None:
+        yield w + added, Fact("weight plus", f"its weight is the file's plus {added:.4g}", (added,))
     other = np.abs(weight - w) > 1e-3 * size
     if not other.any():
         return
     first, last = (int(np.flatnonzero(other)[end]) for end in (0, -1))
     part = (np.arange(len(w)) >= first) & (np.arange(len(w)) <= last)
-    for value in (1.0, 0.0):
-        if not part.all() and n.fits(rows * np.where(part, value, w)):
-            says = f"its weight is {value:g} in channels {first} to {last}"
-            yield Fact("weight part", says, (value, first, last))
-            return
+    for value in () if part.all() else (1.0, 0.0):
+        says = f"its weight is {value:g} in channels {first} to {last}"
+        yield np.where(part, value, w), Fact("weight part", says, (value, first, last))
     order = np.abs(weight[:, None] - w[None, :]).argmin(axis=1)
-    if len(set(order)) == len(order) and n.fits(rows * w[order]):
+    if len(set(order)) == len(order):
         says = f"its weight is in another order: {order_in_words(order, 'channel')}"
-        yield Fact("weight order", says, tuple(int(i) for i in order))
-        return
+        yield w[order], Fact("weight order", says, tuple(int(i) for i in order))
     if (w > 0).all() and (weight > 0).all():
         logs = np.log(w)
         power = float((logs * np.log(weight)).sum() / np.square(logs).sum())
-        if n.fits(rows * w**power):
-            yield Fact("weight power", f"its weight is the file's to the power {power:.4g}", (power,))
-            return
+        yield w**power, Fact("weight power", f"its weight is the file's to the power {power:.4g}", (power,))
 
 
-def _named(n: Normed, weight: Array, rows: Array) -> Iterator[str]:
+def _others(n: Normed) -> Iterator[tuple[str, Array]]:
     """No weight at all, or another of the file's."""
-    if n.fits(rows):
-        yield "left out"
+    yield "left out", np.ones_like(n.w)
     case = n.o.case
     for name in case.run.model.tensors:
-        other = case.vector(name) if case.engine.w.shape(name) == (len(weight),) else None
-        if other is not None and n.fits(rows * np.asarray(other, np.float64)):
-            yield name
+        other = case.vector(name) if case.engine.w.shape(name) == n.w.shape else None
+        if other is not None:
+            yield name, np.asarray(other, np.float64)
 
 
 def _weighed_otherwise(n: Normed, weight: Array) -> Facts:
@@ -101,17 +93,15 @@ def _left_out(n: Normed) -> Facts:
     wrong = bad.reshape(-1, *[1] * (o.recorded.ndim - 1))
     if o.fits(np.where(wrong, o.input(), o.expected)):
         tokens = [int(t) for t in np.flatnonzero(bad)]
-        where = f" in token{'s' if len(tokens) > 1 else ''} {numbered(tokens)}" if not bad.all() else ""
+        where = f" in {counted('token', tokens)}" if not bad.all() else ""
         yield Fact("left out", f"it is left out{where}: its input goes on", tuple(tokens))
 
 
-def _twice(n: Normed) -> Facts:
+def _twice(n: Normed) -> Readings:
     """A norm of what is normed already; a norm of what is weighed already."""
 
     def again(x: Array) -> Array:
         return np.asarray(x / np.sqrt(np.square(x).mean(axis=1, keepdims=True) + n.epsilon))
 
-    if n.fits(again(again(n.x) * n.w + n.b) * n.w):
-        yield Fact("twice", "it is applied twice, weight and all", (2,))
-    elif n.fits(again(n.x * n.w)):
-        yield Fact("weight first", "its rows are multiplied by the weight first, and normalised then")
+    yield again(again(n.x) * n.w + n.b) * n.w, Fact("twice", "it is applied twice, weight and all", (2,))
+    yield again(n.x * n.w), Fact("weight first", "its rows are multiplied by the weight first, and normalised then")

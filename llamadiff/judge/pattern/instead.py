@@ -11,7 +11,7 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.judge.pattern.deviation import LEFT, SAME, Deviation, Fact, listed, numbered
+from llamadiff.judge.pattern.deviation import LEFT, SAME, Deviation, Fact, counted, listed
 from llamadiff.numerics import metrics
 from llamadiff.numerics.orders import order_in_words
 
@@ -31,7 +31,8 @@ def zeros(d: Deviation) -> Iterator[Fact]:
     if len(rows) == wanted.sum() > 0:
         yield Fact("zero", "all of its values are zero")
     elif len(rows):
-        yield Fact("zero", f"{_tokens(rows)} all zero", tuple(int(i) for i in rows))
+        are = "are" if len(rows) > 1 else "is"
+        yield Fact("zero", f"{counted('token', rows)} {are} all zero", tuple(int(i) for i in rows))
 
 
 def another_tensor(d: Deviation) -> Iterator[Fact]:
@@ -192,7 +193,3 @@ def _distances(a: Array, b: Array) -> Array:
     sizes = np.square(b).sum(axis=1)
     squares = np.square(a).sum(axis=1)[:, None] + sizes - 2 * (a @ b.T)
     return np.asarray(np.maximum(squares, 0.0) / np.maximum(sizes, 1e-300))
-
-
-def _tokens(rows: Array) -> str:
-    return f"token{'s' if len(rows) > 1 else ''} {numbered([int(i) for i in rows])} {'are' if len(rows) > 1 else 'is'}"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.judge.pattern.deviation import Deviation, Fact, numbered
+from llamadiff.judge.pattern.deviation import Deviation, Fact, counted
 
 Array = NDArray[Any]
 MOST = 4096  # channels among which a wrong one's values are looked for
@@ -27,8 +27,7 @@ def parts(d: Deviation) -> Iterator[Fact]:
     rows = np.flatnonzero(d.bad_rows)
     region = np.zeros(d.bad.shape, bool)
     region[np.ix_(rows, np.flatnonzero(flags))] = True
-    tokens = f" in token{'s' if len(rows) > 1 else ''} {numbered([int(i) for i in rows])}"
-    whose = tokens if len(rows) < len(d.bad) else ""
+    whose = f" in {counted('token', rows)}" if len(rows) < len(d.bad) else ""
     said = _values(d, region, wrong)
     if said is not None:
         says = f"{_named(d, wrong)} {said.says}{whose}"
@@ -36,8 +35,7 @@ def parts(d: Deviation) -> Iterator[Fact]:
 
 
 def _named(d: Deviation, wrong: list[int]) -> str:
-    what = "head" if d.bad.ndim == 3 else "channel"
-    return f"{what}{'s' if len(wrong) > 1 else ''} {numbered(wrong)}"
+    return counted("head" if d.bad.ndim == 3 else "channel", wrong)
 
 
 def _values(d: Deviation, region: Array, wrong: list[int]) -> Fact | None:
