@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import NotRecordedError
+from llamadiff.diagnose.case import Array, NotRecordedError
 from llamadiff.diagnose.site import Site
 from llamadiff.ggml.engine import Alter, Then
 from llamadiff.ggml.op import Op, Operand
 
-Array = NDArray[Any]
 OtherOp = Callable[[Op], Op]
 
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import gives, with_source
-from llamadiff.diagnose.case import NotRecordedError, Recording
+from llamadiff.diagnose.case import Array, NotRecordedError, Recording
 from llamadiff.diagnose.registry import Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.subgraph import as_rows, from_rows
@@ -22,7 +20,6 @@ from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.graph import GraphNode
 from llamadiff.ggml.op import Op
 
-Array = NDArray[Any]
 States = Callable[[Array], Iterator[Array]]  # rows as they were put in [b, s, kv_head, dim] -> what each batch reads
 K, V = "cache_k", "cache_v"
 

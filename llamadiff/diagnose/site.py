@@ -6,19 +6,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case, NotRecordedError
+from llamadiff.diagnose.case import Array, Case, NotRecordedError
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.graph import LOOKS, GraphNode, Leaf
 from llamadiff.trace import taps
 from llamadiff.trace.taps import layer_of
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import after, instead, takes, through, times, with_float, with_source
-from llamadiff.diagnose.case import NotRecordedError
+from llamadiff.diagnose.case import Array, NotRecordedError
 from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import FACTOR, Sought
 from llamadiff.ggml.graph import GraphNode
 from llamadiff.ggml.op import Op
-
-Array = NDArray[Any]
 
 
 def cap_around(site: Site) -> tuple[Any, Any] | None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import gives, with_source
 from llamadiff.diagnose.cache_faults import (
@@ -25,8 +23,8 @@ from llamadiff.diagnose.cache_faults import (
     in_the_softmax,
     sees_a_cache,
     side_read,
-)  # fmt: skip
-from llamadiff.diagnose.case import NotRecordedError, Recording
+)
+from llamadiff.diagnose.case import Array, NotRecordedError, Recording
 from llamadiff.diagnose.registry import Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.subgraph import as_rows, from_rows
@@ -34,7 +32,6 @@ from llamadiff.ggml.op import Op
 from llamadiff.numerics.arithmetic import ROUNDINGS, fits_blocks
 from llamadiff.numerics.types import CACHE_TYPES
 
-Array = NDArray[Any]
 FEW = 64  # batches, or sizes of a cache, that are gone through one by one
 
 

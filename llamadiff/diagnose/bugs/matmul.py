@@ -7,19 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice, permutations
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import gives, instead, moved_on, only, takes, through, times, with_source, with_weight
 from llamadiff.diagnose.bugs.norms import NORMS
 from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import FACTOR, LOGIT_CAP
-from llamadiff.ggml.op import Op, Operand
+from llamadiff.ggml.op import Array, Op, Operand
 
-Array = NDArray[Any]
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 SWAPPED = {"ffn_gate": "ffn_up", "ffn_up": "ffn_gate", "ffn_gate_exps": "ffn_up_exps", "ffn_up_exps": "ffn_gate_exps"}
 MOST_ORDERS = 120  # of the parts of a fused product

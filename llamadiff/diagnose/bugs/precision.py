@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import after, gives, with_float, with_source
 from llamadiff.diagnose.bugs.activations import CLAMPED, GLU, gated_by
@@ -17,13 +15,12 @@ from llamadiff.diagnose.registry import ANY, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.graph import LOOKS
-from llamadiff.ggml.op import Op
+from llamadiff.ggml.op import Array, Op
 from llamadiff.numerics import arithmetic
 from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.halves import round_f16
 from llamadiff.numerics.types import HALVES
 
-Array = NDArray[Any]
 LARGEST = 65504.0  # of float16
 
 

@@ -6,20 +6,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import instead, only, takes, through, times, with_float, with_source
 from llamadiff.diagnose.bugs.norms import NORMS
-from llamadiff.diagnose.case import NotRecordedError
+from llamadiff.diagnose.case import Array, NotRecordedError
 from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import FACTOR, Sought
 from llamadiff.ggml.graph import GraphNode
 
-Array = NDArray[Any]
 MOST = 40  # recorded taps that are tried in a residual's place
 
 

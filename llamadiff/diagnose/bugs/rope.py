@@ -6,13 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import after, changed, gives, instead, plus, through, with_float, with_int, with_source
-from llamadiff.diagnose.case import Recording
+from llamadiff.diagnose.case import Array, Recording
 from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import ROPE_BASE, ROPE_FACTOR
@@ -21,7 +19,6 @@ from llamadiff.ggml.graph import GraphNode
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.ggml.ops.rope import MROPE, NEOX
 
-Array = NDArray[Any]
 SCALING = "shainet#111, mlxcel#1355, imp#880"  # who had bugs of scaled positions
 DIMS, MODE, BASE, SCALE, EXT, ATTN = 1, 2, 5, 6, 7, 8  # places among the parameters
 

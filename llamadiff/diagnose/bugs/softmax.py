@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import after, takes, with_float, with_source, with_weight
-from llamadiff.diagnose.case import NotRecordedError
+from llamadiff.diagnose.case import Array, NotRecordedError
 from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import SCORE_CAP, SCORE_SCALE
@@ -18,8 +17,6 @@ from llamadiff.diagnose.subgraph import subgraph_of
 from llamadiff.ggml.engine import Alter, Then
 from llamadiff.ggml.op import Op
 from llamadiff.ggml.ops.attention import slopes
-
-Array = NDArray[Any]
 
 
 def _is_attention(site: Site) -> bool:

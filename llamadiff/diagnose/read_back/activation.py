@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from llamaref import ops
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import Facts, Observed, Readings, first_fit
+from llamadiff.diagnose.read_back.observed import Array, Facts, Observed, Readings, first_fit
 from llamadiff.judge.pattern.deviation import Fact, listed, numbered
 
-Array = NDArray[Any]
 RIGHT = {"SWIGLU": ("silu", ops.silu), "GEGLU": ("gelu", ops.gelu)}
 LEAST = 1e-2  # of up's rms: smaller values of up show no curve
 ALIKE = 1e-3  # of a value, that two may differ by and be one

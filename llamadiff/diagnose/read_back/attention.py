@@ -11,16 +11,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import moved_on
 from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.read_back.observed import Facts, Observed, Readings, factor_of, first_fit
+from llamadiff.diagnose.read_back.observed import Array, Facts, Observed, Readings, factor_of, first_fit
 from llamadiff.diagnose.read_back.rope import complex_pairs, turned_by
 from llamadiff.judge.pattern.deviation import SAME, Fact, counted, listed
 from llamadiff.trace.taps import Tap
 
-Array = NDArray[Any]
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of keys, that a softmax goes through at a time
 APART = 1e-2  # of a row of V, beyond which it is another one
 SHIFTS = (1, -1, 2, -2)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.read_back.observed import Facts, Observed
 from llamadiff.judge.pattern.deviation import Fact, numbered
 
-Array = NDArray[Any]
 FEWEST = 8  # steps that the largest value has, of those that are looked for, and different values that there are
 STEPS = (1 / 15, 1 / 31, 1 / 63, 1 / 127, 1 / 255, *(2.0**-k for k in range(2, 17)))
 AWAY, NEXT = 1e-3, 1.02  # steps that a value may be from a multiple of one, and from the right one

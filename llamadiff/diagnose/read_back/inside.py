@@ -10,22 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import takes
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.read_back.activation import RIGHT
 from llamadiff.diagnose.read_back.attention import rows_of_v
 from llamadiff.diagnose.read_back.newton import solved_by_rows
+from llamadiff.diagnose.read_back.observed import Array
 from llamadiff.diagnose.read_back.reading import read_back
 from llamadiff.diagnose.subgraph import Subgraph, as_node, subgraph_of
 from llamadiff.ggml.graph import tap_shape
 from llamadiff.judge.pattern.deviation import Fact
 
-Array = NDArray[Any]
 Uncovered = Iterator[tuple[str, Array]]
 SOLVED = 1e-3  # of an error, that an op may leave which is solved for its input
 MOST = 0.5  # of the tokens, that are solved for the values that they had

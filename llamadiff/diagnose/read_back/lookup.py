@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import Facts, Observed, factor_of, only_run
+from llamadiff.diagnose.read_back.observed import Array, Facts, Observed, factor_of, only_run
 from llamadiff.judge.pattern.deviation import Fact, listed
 
-Array = NDArray[Any]
 MOST = 1 << 28  # values of a table that is looked through
 STEP = 4096  # rows that are decoded at once
 NEAR = 1e-6  # of a value, that two may differ by and be one

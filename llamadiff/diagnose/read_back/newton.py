@@ -5,12 +5,11 @@ methods (2004). A row's derivative is only asked what it makes of a direction.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from llamadiff.diagnose.case import Array
+
 STEPS, DIRECTIONS = 10, 30  # of Newton; of a Krylov space
 LEFT = 0.1  # of a step's gap, that a system may leave: the next step sees to it
 STEP = 1e-3  # of a row's size, along which a derivative is taken

@@ -7,17 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.read_back.norm_size import Normed, divided, normed
-from llamadiff.diagnose.read_back.observed import LEFT, Facts, Observed, Readings, factor_of, first_fit, sole, strictly
+from llamadiff.diagnose.read_back.observed import (
+    LEFT,
+    Array,
+    Facts,
+    Observed,
+    Readings,
+    factor_of,
+    first_fit,
+    sole,
+    strictly,
+)
 from llamadiff.judge.pattern.deviation import Fact, counted, numbered
 from llamadiff.numerics.orders import order_in_words
 
-Array = NDArray[Any]
 STRICT = 1e-5  # of an error, that a weight may leave that is told from the values themselves
 CLOSE = 1e-4  # of a weight's size, that two may differ by and be one
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.read_back.observed import (
     IN_16_BITS,
     LEFT,
     NOTHING,
+    Array,
     Facts,
     Observed,
     Readings,
@@ -20,10 +19,9 @@ from llamadiff.diagnose.read_back.observed import (
     first_fit,
     nearest_range,
     sole,
-)  # fmt: skip
+)
 from llamadiff.judge.pattern.deviation import Fact
 
-Array = NDArray[Any]
 SEARCHED = 8  # rows by which ranges of channels are looked for
 MOST_CHANNELS = 1024  # of which all ranges are tried; of more, those from the first or to the last
 STEPS = (2, 4, 8, 16, 32, 64)  # of channels that a sum may take

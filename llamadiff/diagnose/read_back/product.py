@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.read_back.observed import (
+    Array,
     Facts,
     Observed,
     Readings,
@@ -27,7 +26,6 @@ from llamadiff.judge.pattern.deviation import SHOWN, Fact, runs_of
 from llamadiff.numerics.halves import round_bf16, round_f16
 from llamadiff.numerics.orders import order_in_words
 
-Array = NDArray[Any]
 LARGE, ALL = 1 << 24, 1 << 25  # weights of one matrix, and of all, that are looked at
 MOST_WORK = 1e10  # multiplications of one least squares
 RIDGE = 1e-14  # of the squares' trace: keeps what is not determined small

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.read_back.activation import activation
@@ -14,7 +12,7 @@ from llamadiff.diagnose.read_back.attention import attention
 from llamadiff.diagnose.read_back.general import added_up, in_steps
 from llamadiff.diagnose.read_back.lookup import lookup
 from llamadiff.diagnose.read_back.norm import norm
-from llamadiff.diagnose.read_back.observed import Facts, Observed, first_told
+from llamadiff.diagnose.read_back.observed import Array, Facts, Observed, first_told
 from llamadiff.diagnose.read_back.product import product
 from llamadiff.diagnose.read_back.rope import rope
 from llamadiff.diagnose.read_back.router import choice, mixture, share
@@ -23,7 +21,6 @@ from llamadiff.diagnose.read_back.softmax import softmax
 from llamadiff.diagnose.read_back.sums import sums
 from llamadiff.judge.pattern.deviation import Fact
 
-Array = NDArray[Any]
 Reader = Callable[[Observed], Facts]
 BY_WORD: Mapping[str, Reader] = {
     "attn_norm": norm, "ffn_norm": norm, "result_norm": norm,

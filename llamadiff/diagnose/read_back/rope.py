@@ -10,16 +10,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import IN_16_BITS, LEFT, Facts, Observed, Readings, first_fit, sole, strictly
+from llamadiff.diagnose.read_back.observed import (
+    IN_16_BITS,
+    LEFT,
+    Array,
+    Facts,
+    Observed,
+    Readings,
+    first_fit,
+    sole,
+    strictly,
+)
 from llamadiff.judge.pattern.deviation import Fact, counted, listed, runs_of
 from llamadiff.numerics.orders import order_in_words
 
-Array = NDArray[Any]
 UNMOVED = 1e-6  # of the largest value, by which values may differ that are not turned
 WHOLE = 0.02  # how near a whole number a position must be to be taken for it
 SLOW = 1e-2  # radians a position: what turns less is read less surely

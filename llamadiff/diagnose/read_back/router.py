@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.read_back.observed import Facts, Observed, factor_of, sole
 from llamadiff.judge.pattern.deviation import Fact, counted, numbered
-
-Array = NDArray[Any]
 
 
 def choice(o: Observed) -> Facts:

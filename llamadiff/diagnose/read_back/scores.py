@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.read_back.observed import Facts, Observed, Readings, factor_of, first_fit
+from llamadiff.diagnose.read_back.observed import Array, Facts, Observed, Readings, factor_of, first_fit
 from llamadiff.judge.pattern.deviation import SAME, Fact, counted, listed, numbered
 
-Array = NDArray[Any]
 NONE = -1  # in place of a row
 MOST = 512  # tokens: all rows of K are tried for every score
 

@@ -11,12 +11,20 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import LEFT, Facts, Observed, Readings, factor_of, first_fit, sole, strictly
+from llamadiff.diagnose.read_back.observed import (
+    LEFT,
+    Array,
+    Facts,
+    Observed,
+    Readings,
+    factor_of,
+    first_fit,
+    sole,
+    strictly,
+)
 from llamadiff.judge.pattern.deviation import Fact, numbered
 
-Array = NDArray[Any]
 TINY = 1e-30  # probabilities below which nothing is read from
 WANTED = 1e-9  # a right probability of which a zero is a finding
 CLOSE = 1e-3  # of a factor, that two may differ by and be one

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import combinations
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.read_back.observed import Facts, Observed, Readings, first_fit, only_run
+from llamadiff.diagnose.read_back.observed import Array, Facts, Observed, Readings, first_fit, only_run
 from llamadiff.judge.pattern.deviation import Fact
 
-Array = NDArray[Any]
 LEAVES = 1e-5  # of an error, that terms may leave whose coefficients are told from the values themselves
 ZERO = 1e-4  # a coefficient below which a term is not there
 PLAIN = 1e-4  # how near one a coefficient must be to be one
