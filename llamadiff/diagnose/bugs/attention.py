@@ -22,7 +22,7 @@ from llamadiff.ggml.op import Op
 def cap_around(site: Site) -> tuple[Any, Any] | None:
     """The scalings before and after a tanh that caps; None if it is another one."""
     below = site.source(0)
-    above = next((user for user in site.users() if user.op == "SCALE"), None)
+    above = site.user("SCALE")
     return (below, above) if below is not None and below.op == "SCALE" and site.own(below) and above else None
 
 

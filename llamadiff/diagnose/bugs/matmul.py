@@ -138,7 +138,7 @@ def multiplied_with_bias(site: Site) -> Iterator[Constant]:
 def input_elsewhere(site: Site) -> Iterator[Edit]:
     """The product is taken of another tensor: of the residual instead of its norm, for one."""
     if site.weight(0):
-        own = site.engine.graph.by_number.get(site.number(1) or -1)
+        own = site.node_at(1)
         for label, x in islice(site.recorded(site.shape(1)), MOST_INPUTS):
             if own is None or label != own.label:
                 word = label.rpartition("-")[0] or label

@@ -40,7 +40,7 @@ def convolution_shifted(site: Site) -> Iterator[Edit]:
 @at_nodes("CONCAT", fix="put the convolution's state before the new values")
 def state_behind(site: Site) -> Iterator[Edit]:
     """The convolution's state is put behind the new values instead of before them."""
-    if any(user.op == "SSM_CONV" for user in site.users()):
+    if site.user("SSM_CONV"):
         yield Edit(swapped(0, 1), "puts the convolution's state behind the new values")
 
 

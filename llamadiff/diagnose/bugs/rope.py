@@ -217,9 +217,7 @@ def _again(site: Site, first: int, x: Array) -> Array:
 @at_nodes("ROPE", fix="leave the rows of Q and K as the file has them", source="TinyLlama#24, llama.cpp#22611")
 def rope_permuted(site: Site) -> Iterator[Edit]:
     """Q or K is permuted once more, or not back, before it is rotated."""
-    if site.node.shape[-1] % 2:
-        return
-    for to_halves in (True, False):
+    for to_halves in (True, False) if site.node.shape[-1] % 2 == 0 else ():
         way = "pairs into halves" if to_halves else "halves into pairs"
         says = f"rotates heads whose values were put from {way} first"
         yield Edit(changed(0, partial(reordered, to_halves=to_halves)), says, str(to_halves))
@@ -241,13 +239,9 @@ def rope_other_order(site: Site) -> Iterator[Edit]:
 def _rope_of(site: Site) -> GraphNode | None:
     """The rotation that a node's result goes into, through its norm if it has one."""
     for _ in range(3):
-        users = site.users()
-        turned = next((user for user in users if user.op == "ROPE"), None)
-        if turned is not None:
+        turned, normed = site.user("ROPE"), site.user("RMS_NORM", "MUL", "ADD")
+        if turned is not None or normed is None:
             return turned
-        normed = next((user for user in users if user.op in ("RMS_NORM", "MUL", "ADD")), None)
-        if normed is None:
-            return None
         site = site.at(normed)
     return None
 
@@ -266,7 +260,7 @@ def qk_permuted(site: Site) -> Iterator[Edit]:
     if rope is None or not made or rope.shape[-1] % 2 or node.shape[-1] % rope.shape[-1]:
         return
     dim = rope.shape[-1]
-    biased = node.op == "MUL_MAT" and any(user.op == "ADD" for user in site.users())
+    biased = node.op == "MUL_MAT" and site.user("ADD") is not None
     for to_halves in (True, False):
         way = "Hugging Face's order (halves)" if to_halves else "GGUF's order (pairs)"
         says = f"has the rows of each head permuted into {way}; right only if RoPE rotates that layout"
