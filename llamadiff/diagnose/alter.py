@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import NotRecordedError
+from llamadiff.diagnose.case import Array, NotRecordedError
 from llamadiff.diagnose.site import Site
 from llamadiff.ggml.engine import Alter, Then
 from llamadiff.ggml.op import Op, Operand
 
-Array = NDArray[Any]
 OtherOp = Callable[[Op], Op]
 
 
@@ -52,9 +50,37 @@ def gives(change: Callable[[Array], Array]) -> Alter:
     return Then(change)
 
 
+def changed(place: int, change: Callable[[Array], Any]) -> OtherOp:
+    """An operand's values changed."""
+    return with_source(place, lambda n: change(n.x(place)))
+
+
 def times(place: int, factor: float) -> OtherOp:
     """An operand is multiplied by a constant."""
-    return with_source(place, lambda n: n.x(place) * np.float32(factor))
+    return changed(place, lambda x: x * np.float32(factor))
+
+
+def plus(place: int, by: Any) -> OtherOp:
+    """A constant is added to an operand."""
+    return changed(place, lambda x: x + by)
+
+
+def swapped(first: int, second: int) -> OtherOp:
+    """Two operands change places."""
+
+    def alter(n: Op) -> Op:
+        sources = list(n.sources)
+        sources[first], sources[second] = sources[second], sources[first]
+        return replace(n, sources=tuple(sources))
+
+    return alter
+
+
+def moved_on(x: Array, by: int, axis: int) -> Array:
+    """Values that lie so many places further on along an axis; zeros where none come from."""
+    out, rows = np.zeros_like(x), np.moveaxis(x, axis, 0)
+    np.moveaxis(out, axis, 0)[max(by, 0) : len(rows) + min(by, 0)] = rows[max(-by, 0) : len(rows) - max(by, 0)]
+    return out
 
 
 def instead(place: int, x: Array) -> OtherOp:

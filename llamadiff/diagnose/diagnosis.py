@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case, NotRecordedError, Recording
+from llamadiff.diagnose.case import Array, Case, NotRecordedError, Recording
 from llamadiff.diagnose.search import Clock, Fit, Outcome, replayed, search
 from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.finding import Finding, Local
@@ -20,7 +19,6 @@ from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace import taps
 
-Array = NDArray[Any]
 UNKNOWN = "unknown"
 NEARER = 0.5  # of the right op's error: what leaves less of it is near
 READ, READ_SECONDS = 3, 2.0  # taps of one unknown cause that are read back; when no further one is begun

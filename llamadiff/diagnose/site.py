@@ -6,19 +6,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case, NotRecordedError
+from llamadiff.diagnose.case import Array, Case, NotRecordedError
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.graph import LOOKS, GraphNode, Leaf
 from llamadiff.trace import taps
 from llamadiff.trace.taps import layer_of
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -45,6 +41,11 @@ class Site:
         """The tensor that is the node's source at a place."""
         return self.node.sources[place] if place < len(self.node.sources) else None
 
+    def node_at(self, place: int) -> GraphNode | None:
+        """The node that is right at a place; None for a leaf."""
+        number = self.number(place)
+        return self.engine.graph.by_number.get(number) if number is not None else None
+
     def leaf(self, place: int) -> Leaf | None:
         """The leaf at a place, if there is one."""
         number = self.number(place)
@@ -60,8 +61,7 @@ class Site:
 
         ``whole``: as long as they show all values of it, so not to a fused product.
         """
-        number = self.number(place)
-        node = self.engine.graph.by_number.get(number) if number is not None else None
+        node = self.node_at(place)
         while node is not None and self.shows(node) and node.sources and node.sources[0] is not None:
             below = self.engine.graph.by_number.get(node.sources[0])
             if below is None or (whole and np.prod(below.shape) != np.prod(node.shape)):
@@ -84,8 +84,7 @@ class Site:
 
     def direct(self, place: int) -> str:
         """The op of the node that is right at a place; empty for a leaf."""
-        number = self.number(place)
-        node = self.engine.graph.by_number.get(number) if number is not None else None
+        node = self.node_at(place)
         return node.op if node is not None else ""
 
     def shape(self, place: int) -> tuple[int, ...]:
@@ -93,6 +92,10 @@ class Site:
         number, graph = self.number(place), self.engine.graph
         assert number is not None
         return tuple((graph.by_number.get(number) or graph.leaves[number]).shape)
+
+    def user(self, *ops: str) -> GraphNode | None:
+        """The first of the users with one of these ops."""
+        return next((user for user in self.users() if user.op in ops), None)
 
     def users(self) -> list[GraphNode]:
         """The graph's nodes that read this one, directly or through nodes that show it."""
@@ -136,14 +139,16 @@ class Site:
     @cached_property
     def layer(self) -> int | None:
         """The layer of the node: that of the first named one from it on; None outside the layers."""
-        nodes = (node for node in self.engine.graph.nodes if node.number >= self.node.number)
-        return next((layer_of(node.label) for node in nodes if node.label is not None), None)
+        return next((layer_of(label) for label in self._labels_from_here()), None)
 
     @cached_property
     def shown(self) -> str:
         """The first tap that this node, or one that follows it in the graph, is."""
+        return next((label for label in self._labels_from_here() if "(" not in label), "")
+
+    def _labels_from_here(self) -> Iterator[str]:
         nodes = (node for node in self.engine.graph.nodes if node.number >= self.node.number)
-        return next((node.label for node in nodes if node.label is not None and "(" not in node.label), "")
+        return (node.label for node in nodes if node.label is not None)
 
     def nearest(self, op: str) -> GraphNode | None:
         """The node with an op that is nearest to this one, of its own layer if there is one."""
@@ -170,8 +175,7 @@ class Site:
         """What is at a place, in words."""
         if self.weight(place):
             return self.weight(place)
-        number = self.number(place)
-        node = self.engine.graph.by_number.get(number) if number is not None else None
+        node = self.node_at(place)
         while node is not None and (node.label is None or "(" in node.label) and node.sources:
             first = node.sources[0]
             below = self.engine.graph.by_number.get(first) if first is not None and self.shows(node) else None

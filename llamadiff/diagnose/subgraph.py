@@ -9,14 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case, NotRecordedError, OutOfTimeError
+from llamadiff.diagnose.case import Array, Case, NotRecordedError, OutOfTimeError
 from llamadiff.ggml.engine import Alter, GraphEngine
 from llamadiff.ggml.graph import WRITES, GraphNode, tap_shape
 from llamadiff.trace import taps
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case, NotRecordedError, OutOfTimeError
+from llamadiff.diagnose.case import Array, Case, NotRecordedError, OutOfTimeError
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.graph import GraphNode
 from llamadiff.numerics.rounding_tap import Carrier
 
-Array = NDArray[Any]
 COLUMNS = 512  # tokens of all lanes of a pass: more cost time, fewer cost passes over the weights
 MEMORY = 1 << 26  # values that one node of all lanes may have
 REFUSED = (IndexError, ValueError, NotRecordedError)  # a node cannot take what an altered one gives it

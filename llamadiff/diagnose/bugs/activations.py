@@ -11,7 +11,7 @@ import numpy as np
 
 from llamadiff.diagnose.alter import renamed, takes, through, with_float
 from llamadiff.diagnose.bugs.attention import cap_around
-from llamadiff.diagnose.edit import Edit, at_nodes
+from llamadiff.diagnose.registry import Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op, Operand, function_of
@@ -31,10 +31,10 @@ NAMES = {
 }  # fmt: skip
 
 
-def _applied(name: str, x: Any) -> Any:
+def _applied(name: str, *x: Any, params: bytes = b"\0" * 64) -> Any:
     function = function_of(name)
     assert function is not None
-    return function(Op(name, x.shape[-4:], "f32", b"\0" * 64, (Operand(x),), exact=True))
+    return function(Op(name, x[0].shape[-4:], "f32", params, tuple(map(Operand, x)), exact=True))
 
 
 @at_nodes(*UNARY, fix="use SiLU: x * sigmoid(x)", source="aprender#2096")
@@ -69,18 +69,12 @@ def other_gate(site: Site) -> Iterator[Edit]:
     if own == "SWIGLU_OAI":
         yield Edit(with_float(p3=1e30), "does not clamp gate and up", "unclamped")
         yield Edit(with_float(p2=1.0), "takes SiLU without its factor alpha", "alpha")
-        without = _gated(lambda x, y: _oai(site, x, np.zeros_like(y)) * np.clip(y, -_limit(site), _limit(site)))
-        yield Edit(without, "does not add 1 to up", "plus one")
+        params, limit = site.node.params, float(site.floats[3])
 
+        def plain(x: Any, y: Any) -> Any:
+            return _applied("SWIGLU_OAI", x, np.zeros_like(y), params=params) * np.clip(y, -limit, limit)
 
-def _limit(site: Site) -> float:
-    return float(site.floats[3])
-
-
-def _oai(site: Site, x: Any, y: Any) -> Any:
-    function = function_of("SWIGLU_OAI")
-    assert function is not None
-    return function(Op("SWIGLU_OAI", x.shape[-4:], "f32", site.node.params, (Operand(x), Operand(y)), exact=True))
+        yield Edit(_gated(plain), "does not add 1 to up", "plus one")
 
 
 def _gated_by(name: str) -> Alter:
@@ -114,11 +108,11 @@ def missing_gate(site: Site) -> Iterator[Edit]:
 def activation_of_up(site: Site) -> Iterator[Edit]:
     """The activation is applied to up instead of gate, or to their product."""
 
-    def swapped(n: Op) -> Op:
+    def of_up(n: Op) -> Op:
         x, y = halves(n)
         return replace(n, sources=(Operand(y), Operand(x), *n.sources[2:]))
 
-    yield Edit(swapped, "applies the activation to up, and multiplies by the gate", "up")
+    yield Edit(of_up, "applies the activation to up, and multiplies by the gate", "up")
     name = ACTIVATION.get(site.node.op, "SILU")
     yield Edit(_gated(lambda x, y: _applied(name, x * y)), "applies the activation to gate * up", "product")
 

@@ -9,23 +9,20 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import after, instead, takes, through, times, with_float, with_source
-from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.case import Array, NotRecordedError
+from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import FACTOR, Sought
 from llamadiff.ggml.graph import GraphNode
 from llamadiff.ggml.op import Op
 
-Array = NDArray[Any]
-
 
 def cap_around(site: Site) -> tuple[Any, Any] | None:
     """The scalings before and after a tanh that caps; None if it is another one."""
     below = site.source(0)
-    above = next((user for user in site.users() if user.op == "SCALE"), None)
+    above = site.user("SCALE")
     return (below, above) if below is not None and below.op == "SCALE" and site.own(below) and above else None
 
 
@@ -63,9 +60,7 @@ def softcap_other(site: Site) -> Iterator[Constant]:
 
 
 @at_nodes(
-    "MUL_MAT",
-    fix="repeat each KV head n_head / n_head_kv times; do not tile them",
-    source="ONNXim#34, jax-js#180",
+    "MUL_MAT", fix="repeat each KV head n_head / n_head_kv times; do not tile them", source="ONNXim#34, jax-js#180"
 )
 def heads_tiled(site: Site) -> Iterator[Edit]:
     """Grouped-query heads are tiled (h % n_kv) instead of repeated (h // group), reversed or mixed up."""
@@ -86,10 +81,7 @@ def heads_tiled(site: Site) -> Iterator[Edit]:
 
 
 @at_nodes(
-    "MUL_MAT",
-    fix="dump raw scores, and see that the scale is applied once",
-    source="llama.cpp#13951",
-    general=True,
+    "MUL_MAT", fix="dump raw scores, and see that the scale is applied once", source="llama.cpp#13951", general=True
 )
 def scores_scaled(site: Site) -> Iterator[Constant]:
     """The scale is in the scores already."""

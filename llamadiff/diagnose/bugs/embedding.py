@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
-from llamadiff.diagnose.alter import instead, takes, with_source, with_weight
+from llamadiff.diagnose.alter import changed, instead, takes, with_weight
 from llamadiff.diagnose.bugs.rope import wrong_positions
-from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import ROWS_FACTOR
 from llamadiff.ggml.engine import Alter
@@ -27,11 +28,19 @@ def embedding_row_off(site: Site) -> Iterator[Edit]:
     rows = site.engine.w.shape(name)[-2]
     for shift in (1, -1, 2, -2, 3, -3):
         says = f"reads the rows of {name} off by {shift:+d}"
-        yield Edit(_rows_off(shift, rows), says, f"{shift:+d}")
+        yield Edit(changed(1, partial(_off, shift, rows)), says, f"{shift:+d}")
     for place, whose in ((0, "first"), (-1, "last")):
         says = f"reads the {whose} token's row of {name} for every token"
-        yield Edit(_row_at(place), says, whose)
-    yield Edit(with_source(1, lambda n: np.zeros_like(n.x(1))), f"reads row 0 of {name} for every token", "0")
+        yield Edit(changed(1, partial(_at, place)), says, whose)
+    yield Edit(changed(1, np.zeros_like), f"reads row 0 of {name} for every token", "0")
+
+
+def _off(by: int, rows: int, ids: Array) -> Array:
+    return np.clip(ids + by, 0, rows - 1)
+
+
+def _at(place: int, ids: Array) -> Array:
+    return np.full_like(ids, ids.reshape(-1)[place])
 
 
 @at_nodes("GET_ROWS", of="rope-position-restarted")
@@ -41,14 +50,6 @@ def positions_restarted(site: Site) -> Iterator[Edit]:
     if site.weight(0) and leaf is not None and leaf.name == "inp_pos":
         for says, positions in wrong_positions(site.case.run):
             yield Edit(instead(1, positions.reshape(1, *site.shape(1))), says, says)
-
-
-def _rows_off(by: int, rows: int) -> Alter:
-    return with_source(1, lambda n: np.clip(n.x(1) + by, 0, rows - 1))
-
-
-def _row_at(place: int) -> Alter:
-    return with_source(1, lambda n: np.full_like(n.x(1), n.x(1).reshape(-1)[place]))
 
 
 @at_nodes("GET_ROWS", fix="read token_embd.weight")
@@ -84,10 +85,7 @@ def embedding_scaled(site: Site) -> Iterator[Edit]:
 
 
 @at_nodes(
-    "GET_ROWS",
-    fix="leave the rows as they are: this model does not scale them",
-    source="tensai#248",
-    general=True,
+    "GET_ROWS", fix="leave the rows as they are: this model does not scale them", source="tensai#248", general=True
 )
 def embedding_multiplied(site: Site) -> Iterator[Constant]:
     """Embeddings are multiplied by a constant."""

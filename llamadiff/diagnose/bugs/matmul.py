@@ -7,19 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice, permutations
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.alter import gives, instead, only, takes, through, times, with_source, with_weight
+from llamadiff.diagnose.alter import gives, instead, moved_on, only, takes, through, times, with_source, with_weight
 from llamadiff.diagnose.bugs.norms import NORMS
-from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import FACTOR, LOGIT_CAP
-from llamadiff.ggml.op import Op, Operand
+from llamadiff.ggml.op import Array, Op, Operand
 
-Array = NDArray[Any]
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 SWAPPED = {"ffn_gate": "ffn_up", "ffn_up": "ffn_gate", "ffn_gate_exps": "ffn_up_exps", "ffn_up_exps": "ffn_gate_exps"}
 MOST_ORDERS = 120  # of the parts of a fused product
@@ -54,9 +51,7 @@ def _instead_of(site: Site, name: str, other: str, relative: str) -> Iterator[Ed
 
 
 @at_nodes(
-    *PRODUCTS,
-    fix="ffn_gate goes through the activation, ffn_up multiplies it",
-    source="nntrainer#4194, mlx-lm#767",
+    *PRODUCTS, fix="ffn_gate goes through the activation, ffn_up multiplies it", source="nntrainer#4194, mlx-lm#767"
 )
 def gate_up_swapped(site: Site) -> Iterator[Edit]:
     """Gate and up are swapped, or taken by turns from a matrix that has one after the other."""
@@ -106,21 +101,13 @@ def weight_transposed(site: Site) -> Iterator[Edit]:
         return
     kind = site.engine.w.type(name).lower()
 
-    def with_values(change: str) -> Edit:
-        def alter(n: Op) -> Op:
-            w = site.vector(name)
-            w = (
-                w.swapaxes(-1, -2)
-                if change == "transposed"
-                else w.reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2)
-            )
-            w = np.ascontiguousarray(w)
-            operand = Operand(w.reshape(1, *[1] * (4 - w.ndim), *w.shape), kind, name)
-            return replace(n, sources=(operand, *n.sources[1:]))
+    def alter(n: Op) -> Op:
+        w = np.ascontiguousarray(site.vector(name).reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2))
+        operand = Operand(w.reshape(1, *[1] * (4 - w.ndim), *w.shape), kind, name)
+        return replace(n, sources=(operand, *n.sources[1:]))
 
-        return Edit(alter, f"reads {name} as if it were stored [in, out]", change)
-
-    yield with_values("transposed" if shape[-1] == shape[-2] else "reshaped")
+    variant = "transposed" if shape[-1] == shape[-2] else "reshaped"
+    yield Edit(alter, f"reads {name} as if it were stored [in, out]", variant)
 
 
 @at_nodes("MUL_MAT", fix="multiply by the weight")
@@ -151,7 +138,7 @@ def multiplied_with_bias(site: Site) -> Iterator[Constant]:
 def input_elsewhere(site: Site) -> Iterator[Edit]:
     """The product is taken of another tensor: of the residual instead of its norm, for one."""
     if site.weight(0):
-        own = site.engine.graph.by_number.get(site.number(1) or -1)
+        own = site.node_at(1)
         for label, x in islice(site.recorded(site.shape(1)), MOST_INPUTS):
             if own is None or label != own.label:
                 word = label.rpartition("-")[0] or label
@@ -289,7 +276,7 @@ def logits_of_other_row(site: Site) -> Iterator[Edit]:
         return
     for whose, order in other_rows(n).items():
         yield Edit(gives(partial(np.take, indices=order, axis=-2)), f"gives the logits of {whose}", whose)
-    late = gives(lambda x: np.concatenate([np.zeros_like(x[..., :1, :]), x[..., :-1, :]], axis=-2))
+    late = gives(partial(moved_on, by=1, axis=-2))
     yield Edit(late, "gives the logits of the token before, and none for the first", "late")
 
 

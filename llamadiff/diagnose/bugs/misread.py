@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from llamadiff.diagnose.bugs import quant_scales  # noqa: F401  (registers its misreadings)
 from llamadiff.diagnose.bugs.quant_blocks import MISREADINGS, BlockBug, StoredWeight
-from llamadiff.diagnose.edit import Edit, Edits, ways_to_have
-from llamadiff.diagnose.registry import Bug, define
+from llamadiff.diagnose.registry import Bug, Edit, Edits, define, ways_to_have
 from llamadiff.diagnose.site import Site
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op

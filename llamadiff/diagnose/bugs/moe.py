@@ -12,7 +12,7 @@ import numpy as np
 
 from llamadiff.diagnose.alter import gives, instead, renamed, takes, through, with_int, with_source
 from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.edit import Edit, at_nodes
+from llamadiff.diagnose.registry import Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op
@@ -68,10 +68,7 @@ def softmax_gate(site: Site) -> Iterator[Edit]:
 
 
 @at_nodes(
-    "ARGSORT",
-    "TOP_K",
-    fix="choose the experts of the largest probabilities, best first",
-    source="transformers#41151",
+    "ARGSORT", "TOP_K", fix="choose the experts of the largest probabilities, best first", source="transformers#41151"
 )
 def router_other_choice(site: Site) -> Iterator[Edit]:
     """The wrong experts are chosen: the worst, or by number."""

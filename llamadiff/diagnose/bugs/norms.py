@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from llamadiff.diagnose.alter import instead, renamed, takes, through, with_float, with_source, with_weight
+from llamadiff.diagnose.alter import instead, plus, renamed, takes, through, with_float, with_source, with_weight
 from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import EPSILON
 from llamadiff.ggml.engine import Alter
@@ -157,7 +157,7 @@ def norm_weight_plus_one(site: Site) -> Iterator[Edit]:
     """One is added to the norm's weight, as Gemma's Hugging Face checkpoints need and GGUF files do not."""
     if _is_weight(site):
         says = f"multiplies by 1 + {site.weight(1)}; the file's weight is used as it is"
-        yield Edit(with_source(1, lambda n: n.x(1) + np.float32(1)), says)
+        yield Edit(plus(1, np.float32(1)), says)
 
 
 @at_nodes("MUL", fix="use the norm's weight as it is in the file", source="mold#1078, vllm#31464, transformers#35708")
@@ -165,7 +165,7 @@ def norm_weight_minus_one(site: Site) -> Iterator[Edit]:
     """One is taken off the norm's weight."""
     if _is_weight(site):
         says = f"multiplies by {site.weight(1)} - 1; the file's weight is used as it is"
-        yield Edit(with_source(1, lambda n: n.x(1) - np.float32(1)), says)
+        yield Edit(plus(1, np.float32(-1)), says)
 
 
 @at_nodes("MUL", fix="take the norm's own weight")

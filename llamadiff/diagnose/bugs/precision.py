@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import after, gives, with_float, with_source
 from llamadiff.diagnose.bugs.activations import CLAMPED, GLU, gated_by
 from llamadiff.diagnose.bugs.matmul import PRODUCTS, is_bias
 from llamadiff.diagnose.bugs.norms import NORMS
-from llamadiff.diagnose.edit import ANY, Edit, at_nodes
+from llamadiff.diagnose.registry import ANY, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.graph import LOOKS
-from llamadiff.ggml.op import Op
+from llamadiff.ggml.op import Array, Op
 from llamadiff.numerics import arithmetic
 from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.halves import round_f16
 from llamadiff.numerics.types import HALVES
 
-Array = NDArray[Any]
 LARGEST = 65504.0  # of float16
 
 
@@ -48,10 +45,7 @@ def result_rounded(site: Site) -> Iterator[Edit]:
 
 
 @at_nodes(
-    *PRODUCTS,
-    fix="nothing: activations in 8 bits round this much",
-    source="aprender#3356, ferrox#108",
-    harmless=True,
+    *PRODUCTS, fix="nothing: activations in 8 bits round this much", source="aprender#3356, ferrox#108", harmless=True
 )
 def activations_rounded(site: Site) -> Iterator[Edit]:
     """Activations are rounded to 8 bits in another way than llama.cpp's before they are multiplied."""

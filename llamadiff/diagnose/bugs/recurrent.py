@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from llamadiff.diagnose.alter import takes, through, with_source
+from llamadiff.diagnose.alter import changed, moved_on, swapped, takes, through, with_source
 from llamadiff.diagnose.bugs.norms import NORMS
-from llamadiff.diagnose.edit import Edit, at_nodes
+from llamadiff.diagnose.registry import Edit, at_nodes
 from llamadiff.diagnose.site import Site
-from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op, function_of
 from llamadiff.ggml.ops.recurrent import selective_scan
 
@@ -32,36 +31,17 @@ def convolution_shifted(site: Site) -> Iterator[Edit]:
     """The short convolution is one token late, or early, or is left out."""
     for shift in (1, -1):
         says = "is one token late" if shift > 0 else "is one token early: it sees the token after"
-        yield Edit(_moved(shift), f"runs a convolution that {says}", f"{shift:+d}")
+        yield Edit(changed(0, partial(moved_on, by=shift, axis=-1)), f"runs a convolution that {says}", f"{shift:+d}")
     last = site.node.shape[-2]
     missing = takes(lambda n: n.x()[..., -last:].swapaxes(-1, -2))
     yield Edit(missing, "leaves out the convolution: values go on as they are", "missing")
 
 
-def _moved(shift: int) -> Alter:
-    """A convolution's input, its tokens later or earlier."""
-
-    def change(n: Op) -> Any:
-        x, out = n.x(), np.zeros_like(n.x())
-        if shift > 0:
-            out[..., shift:] = x[..., :-shift]
-        else:
-            out[..., :shift] = x[..., -shift:]
-        return out
-
-    return with_source(0, change)
-
-
 @at_nodes("CONCAT", fix="put the convolution's state before the new values")
 def state_behind(site: Site) -> Iterator[Edit]:
     """The convolution's state is put behind the new values instead of before them."""
-    users = [user for user in site.users() if user.op == "SSM_CONV"]
-    if users:
-
-        def swapped(n: Op) -> Op:
-            return replace(n, sources=(n.sources[1], n.sources[0], *n.sources[2:]))
-
-        yield Edit(swapped, "puts the convolution's state behind the new values")
+    if site.user("SSM_CONV"):
+        yield Edit(swapped(0, 1), "puts the convolution's state behind the new values")
 
 
 @at_nodes("SSM_CONV", "SSM_SCAN", fix="keep the state for the next batch")
@@ -128,12 +108,8 @@ def decay_wrong(site: Site) -> Iterator[Edit]:
 @at_nodes("SSM_SCAN", fix="take B, then C, from the row that holds both")
 def state_inputs_swapped(site: Site) -> Iterator[Edit]:
     """B and C of a state space are swapped."""
-
-    def swapped(n: Op) -> Op:
-        return replace(n, sources=(*n.sources[:B], n.sources[C], n.sources[B], *n.sources[C + 1 :]))
-
     if site.shape(B) == site.shape(C):
-        yield Edit(swapped, "swaps B and C")
+        yield Edit(swapped(B, C), "swaps B and C")
 
 
 @at_nodes("MUL", fix="add D times the input to what the state gives")
@@ -176,8 +152,4 @@ def delta_net_wrong(site: Site) -> Iterator[Edit]:
     }  # fmt: skip
     for says, alter in edits.items():
         yield Edit(alter, says, says)
-
-    def swapped(n: Op) -> Op:
-        return replace(n, sources=(n.sources[1], n.sources[0], *n.sources[2:]))
-
-    yield Edit(swapped, "swaps queries and keys", "swapped")
+    yield Edit(swapped(0, 1), "swaps queries and keys", "swapped")

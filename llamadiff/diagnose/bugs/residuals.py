@@ -5,55 +5,51 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.alter import instead, only, takes, through, times, with_float, with_source
+from llamadiff.diagnose.alter import changed, instead, only, takes, through, times, with_float
 from llamadiff.diagnose.bugs.norms import NORMS
-from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.case import Array, NotRecordedError
+from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import FACTOR, Sought
 from llamadiff.ggml.graph import GraphNode
 
-Array = NDArray[Any]
 MOST = 40  # recorded taps that are tried in a residual's place
 
 
-def _sides(site: Site) -> tuple[int, int] | None:
+def _sides(site: Site) -> Iterator[tuple[int, int]]:
     """Which operand of a sum is the residual (the older one), and which the branch.
 
-    None where one is a weight, or a part of another node: an expert's share in the sum of all.
+    Nothing where one is a weight, or a part of another node: an expert's share in the sum of all.
     """
-    first, second = site.number(0), site.number(1)
-    leaves = site.engine.graph.leaves
-    if first is None or second is None or first in leaves or second in leaves or site.shape(0) != site.shape(1):
-        return None
+    if not _is_of_nodes(site) or site.shape(0) != site.shape(1):
+        return
     if any(node is not None and node.op == "VIEW" for node in (site.source(place, whole=True) for place in (0, 1))):
-        return None
+        return
     older = [site.source(place) for place in (0, 1)]
     numbers = [node.number if node is not None else 0 for node in older]
-    return (0, 1) if numbers[0] < numbers[1] else (1, 0)
+    yield (0, 1) if numbers[0] < numbers[1] else (1, 0)
+
+
+def _is_of_nodes(site: Site) -> bool:
+    """Whether an op is of two nodes' results, and of no weight."""
+    return site.node_at(0) is not None and site.node_at(1) is not None
 
 
 @at_nodes("ADD", fix="add the residual")
 def residual_missing(site: Site) -> Iterator[Edit]:
     """The residual is not added: the branch goes on alone."""
-    sides = _sides(site)
-    if sides is not None:
-        residual, branch = sides
+    for residual, branch in _sides(site):
         yield Edit(only(branch), f"leaves out {site.named(residual)}: {site.named(branch)} goes on alone")
 
 
 @at_nodes("ADD", fix="add the branch")
 def branch_missing(site: Site) -> Iterator[Edit]:
     """The branch is not added: the residual goes on alone."""
-    sides = _sides(site)
-    if sides is not None:
-        residual, branch = sides
+    for residual, branch in _sides(site):
         if not _is_shared(site, branch):
             says = f"leaves out {site.named(branch)}: {site.named(residual)} goes on alone"
             yield Edit(only(residual), says)
@@ -62,8 +58,7 @@ def branch_missing(site: Site) -> Iterator[Edit]:
 @at_nodes("ADD", fix="add the shared expert's result")
 def shared_expert_missing(site: Site) -> Iterator[Edit]:
     """The shared expert's result is not added to that of the chosen ones."""
-    sides = _sides(site)
-    for place in sides or ():
+    for place in chain.from_iterable(_sides(site)):
         if _is_shared(site, place):
             yield Edit(only(1 - place), f"leaves out the shared expert ({site.named(place)})")
 
@@ -83,9 +78,8 @@ def _is_shared(site: Site, place: int) -> bool:
 @at_nodes("ADD", fix="add branch and residual once each")
 def residual_doubled(site: Site) -> Iterator[Edit]:
     """The residual or the branch is added twice, or subtracted."""
-    sides = _sides(site)
-    for place in sides or ():
-        name, role = site.named(place), "residual" if sides and place == sides[0] else "branch"
+    for role, place in _by_role(site):
+        name = site.named(place)
         yield Edit(times(place, 2), f"adds {name} twice", role)
         yield Edit(times(place, -1), f"subtracts {name}", f"minus {role}")
 
@@ -93,10 +87,7 @@ def residual_doubled(site: Site) -> Iterator[Edit]:
 @at_nodes("ADD", fix="carry the residual from one addition to the next")
 def residual_elsewhere(site: Site) -> Iterator[Edit]:
     """The residual is taken from another place: the layer's input, its predecessor's, the embedding."""
-    sides = _sides(site)
-    if sides is None:
-        return
-    for place in sides:
+    for place in chain.from_iterable(_sides(site)):
         for label, x in islice(site.recorded(site.shape(place)), MOST):
             says = f"adds {label}, not {site.named(place)}"
             yield Edit(instead(place, x), says, f"{place} {_relative(label, site.case.tap.layer)}")
@@ -110,12 +101,12 @@ def _relative(label: str, layer: int | None) -> str:
 @at_nodes("ADD", fix="add what came in before the norm")
 def residual_normed(site: Site) -> Iterator[Edit]:
     """The residual is taken after the norm: post-norm where the model is pre-norm."""
-    sides = _sides(site)
-    norm = _norm_of(site, sides[0]) if sides is not None else None
-    if sides is not None and norm is not None and norm.label:
-        with suppress(NotRecordedError):
-            x = site.case.values(norm.label).reshape(1, *site.shape(sides[0]))
-            yield Edit(instead(sides[0], x), f"adds {norm.label}, the residual after its norm")
+    for residual, _ in _sides(site):
+        norm = _norm_of(site, residual)
+        if norm is not None and norm.label:
+            with suppress(NotRecordedError):
+                x = site.case.values(norm.label).reshape(1, *site.shape(residual))
+                yield Edit(instead(residual, x), f"adds {norm.label}, the residual after its norm")
 
 
 def _norm_of(site: Site, place: int) -> GraphNode | None:
@@ -134,33 +125,29 @@ def _norm_of(site: Site, place: int) -> GraphNode | None:
 @at_nodes("ADD", fix="add the branch as it leaves its last product")
 def branch_normed(site: Site) -> Iterator[Edit]:
     """The sum is normalised: post-norm where the model is pre-norm."""
-    sides = _sides(site)
-    if sides is None:
-        return
     eps = next((float(np.frombuffer(n.params, np.float32)[0]) for n in site.engine.graph.nodes if n.op in NORMS), 1e-5)
 
     def norm(x: Array) -> Array:
         wide = x.astype(np.float64)
         return np.asarray(wide / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps), np.float32)
 
-    yield Edit(takes(lambda n: norm(n.x() + n.x(1))), "normalises the sum, without a weight", "bare")
-    weighted = _norm_of(site, sides[0])
-    name = site.at(weighted).weight(1) if weighted is not None else ""
-    if name and weighted is not None and weighted.op == "MUL":
-        says = f"normalises the sum by {name}"
-        yield Edit(takes(lambda n: norm(n.x() + n.x(1)) * site.vector(name)), says, "sum")
-        says = f"normalises {site.named(sides[1])} by {name} before it is added"
-        by_weight = with_source(sides[1], lambda n: norm(n.x(sides[1])) * site.vector(name))
-        yield Edit(by_weight, says, "weighted branch")
-    branch = sides[1]
-    says = f"normalises {site.named(branch)} before it is added, without a weight"
-    yield Edit(with_source(branch, lambda n: norm(n.x(branch))), says, "branch")
+    for residual, branch in _sides(site):
+        yield Edit(takes(lambda n: norm(n.x() + n.x(1))), "normalises the sum, without a weight", "bare")
+        weighted = _norm_of(site, residual)
+        name = site.at(weighted).weight(1) if weighted is not None and weighted.op == "MUL" else ""
+        if name:
+            weight, says = site.vector(name), f"normalises the sum by {name}"
+            yield Edit(takes(lambda n, w=weight: norm(n.x() + n.x(1)) * w), says, "sum")
+            says = f"normalises {site.named(branch)} by {name} before it is added"
+            yield Edit(changed(branch, lambda x, w=weight: norm(x) * w), says, "weighted branch")
+        says = f"normalises {site.named(branch)} before it is added, without a weight"
+        yield Edit(changed(branch, norm), says, "branch")
 
 
 @at_nodes("ADD", fix="multiply neither branch nor residual: this model has no multipliers", general=True)
 def residual_multiplied(site: Site) -> Iterator[Constant]:
     """Branch or residual is multiplied by a constant."""
-    for role, place in zip(("residual", "branch"), _sides(site) or (), strict=False):
+    for role, place in _by_role(site):
         yield _factor(site, place, role)
 
 
@@ -170,12 +157,15 @@ def _factor(site: Site, place: int, role: str) -> Constant:
     return Constant(lambda value: times(place, value), sought, 1.0, variant=role, linear=True)
 
 
+def _by_role(site: Site) -> Iterator[tuple[str, int]]:
+    for residual, branch in _sides(site):
+        yield from (("residual", residual), ("branch", branch))
+
+
 @at_nodes("MUL", fix="multiply both")
 def gate_missing(site: Site) -> Iterator[Edit]:
     """Of two tensors that the model multiplies, one goes on alone: a gate is left out."""
-    first, second = site.number(0), site.number(1)
-    leaves = site.engine.graph.leaves
-    if first is None or second is None or first in leaves or second in leaves:
+    if not _is_of_nodes(site):
         return
     yield Edit(through, f"leaves out the factor {site.named(1)}", "second")
     if site.shape(1) == site.node.shape:

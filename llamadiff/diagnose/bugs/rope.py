@@ -6,14 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.alter import after, gives, instead, through, with_float, with_int, with_source
-from llamadiff.diagnose.case import Recording
-from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.alter import after, changed, gives, instead, plus, through, with_float, with_int, with_source
+from llamadiff.diagnose.case import Array, Recording
+from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import ROPE_BASE, ROPE_FACTOR
 from llamadiff.ggml.engine import Alter
@@ -21,7 +19,7 @@ from llamadiff.ggml.graph import GraphNode
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.ggml.ops.rope import MROPE, NEOX
 
-Array = NDArray[Any]
+SCALING = "shainet#111, mlxcel#1355, imp#880"  # who had bugs of scaled positions
 DIMS, MODE, BASE, SCALE, EXT, ATTN = 1, 2, 5, 6, 7, 8  # places among the parameters
 
 
@@ -41,10 +39,7 @@ def rope_layout(site: Site) -> Iterator[Edit]:
 
 
 @at_nodes(
-    "ROPE",
-    fix="read rope.freq_base from the file (10000 where it is missing)",
-    source="llama.cpp#3401",
-    general=True,
+    "ROPE", fix="read rope.freq_base from the file (10000 where it is missing)", source="llama.cpp#3401", general=True
 )
 def rope_base(site: Site) -> Iterator[Constant]:
     """RoPE's base is not the file's."""
@@ -53,11 +48,7 @@ def rope_base(site: Site) -> Iterator[Constant]:
     yield Constant(lambda value: with_float(p5=value), ROPE_BASE, own, others)
 
 
-@at_nodes(
-    "ROPE",
-    fix="apply rope.scaling.type and rope.scaling.factor of the file",
-    source="shainet#111, mlxcel#1355, imp#880",
-)
+@at_nodes("ROPE", fix="apply rope.scaling.type and rope.scaling.factor of the file", source=SCALING)
 def rope_scaling_ignored(site: Site) -> Iterator[Edit]:
     """The file's RoPE scaling (linear or YaRN) is ignored."""
     scale, ext = float(site.floats[SCALE]), float(site.floats[EXT])
@@ -69,11 +60,7 @@ def rope_scaling_ignored(site: Site) -> Iterator[Edit]:
         yield Edit(with_float(p6=1.0, p7=0.0, p8=kept), "ignores YaRN that the file asks for", "magnitude kept")
 
 
-@at_nodes(
-    "ROPE",
-    fix="divide positions by rope.scaling.factor; do not multiply",
-    source="shainet#111, mlxcel#1355, imp#880",
-)
+@at_nodes("ROPE", fix="divide positions by rope.scaling.factor; do not multiply", source=SCALING)
 def rope_scaling_inverted(site: Site) -> Iterator[Edit]:
     """Positions are multiplied by the scaling factor instead of divided."""
     scale = float(site.floats[SCALE])
@@ -93,7 +80,7 @@ def _grown(scale: float) -> float:
     return 1 + 0.1 * math.log(1 / scale)
 
 
-@at_nodes("ROPE", fix="divide positions by rope.scaling.factor once", source="shainet#111, mlxcel#1355, imp#880")
+@at_nodes("ROPE", fix="divide positions by rope.scaling.factor once", source=SCALING)
 def rope_scaling_doubled(site: Site) -> Iterator[Edit]:
     """RoPE scaling is applied twice."""
     scale = float(site.floats[SCALE])
@@ -104,21 +91,14 @@ def rope_scaling_doubled(site: Site) -> Iterator[Edit]:
 
 
 @at_nodes(
-    "ROPE",
-    fix="scale positions as the file's rope.scaling says, and not otherwise",
-    source="shainet#111, mlxcel#1355, imp#880",
-    general=True,
+    "ROPE", fix="scale positions as the file's rope.scaling says, and not otherwise", source=SCALING, general=True
 )
 def rope_scaling_applied(site: Site) -> Iterator[Constant]:
     """Positions are scaled by a factor that is not the file's."""
     yield Constant(lambda value: with_float(p6=1 / value, p7=0.0), ROPE_FACTOR, 1 / float(site.floats[SCALE]))
 
 
-@at_nodes(
-    "ROPE",
-    fix="blend scaled and plain angles by frequency, as YaRN does",
-    source="shainet#111, mlxcel#1355, imp#880",
-)
+@at_nodes("ROPE", fix="blend scaled and plain angles by frequency, as YaRN does", source=SCALING)
 def rope_yarn_as_linear(site: Site) -> Iterator[Edit]:
     """YaRN is taken for linear scaling: all frequencies are divided."""
     if site.floats[EXT]:
@@ -127,28 +107,24 @@ def rope_yarn_as_linear(site: Site) -> Iterator[Edit]:
         yield Edit(with_float(p7=0.0, p8=float(site.floats[ATTN]) * kept), says, "magnitude")
 
 
-@at_nodes("ROPE", fix="multiply cos and sin by YaRN's 0.1 ln(factor) + 1", source="shainet#111, mlxcel#1355, imp#880")
+@at_nodes("ROPE", fix="multiply cos and sin by YaRN's 0.1 ln(factor) + 1", source=SCALING)
 def rope_yarn_magnitude(site: Site) -> Iterator[Edit]:
     """YaRN's attention temperature is left out."""
     scale, factor = float(site.floats[SCALE]), float(site.floats[ATTN])
-    grown = 1 + 0.1 * math.log(1 / scale) if site.floats[EXT] else 1.0
+    grown = _grown(scale) if site.floats[EXT] else 1.0
     for wanted, says in ((1 / grown, "leaves out YaRN's attention factor"), (1.0, "applies YaRN's attention factor")):
         if abs(wanted - factor) > 1e-6:
             yield Edit(with_float(p8=wanted), says, f"{wanted == 1.0}")
 
 
-@at_nodes("ROPE", fix="divide frequencies by rope_freqs.weight", source="shainet#111, mlxcel#1355, imp#880")
+@at_nodes("ROPE", fix="divide frequencies by rope_freqs.weight", source=SCALING)
 def rope_factors_ignored(site: Site) -> Iterator[Edit]:
     """The file's frequency factors (rope_freqs.weight, Llama 3.1 and later) are ignored."""
     if site.number(2) is not None:
         yield Edit(with_source(2, None), f"ignores the frequency factors ({site.named(2)})")
 
 
-@at_nodes(
-    "ROPE",
-    fix="divide frequencies by rope_freqs.weight; do not multiply",
-    source="shainet#111, mlxcel#1355, imp#880",
-)
+@at_nodes("ROPE", fix="divide frequencies by rope_freqs.weight; do not multiply", source=SCALING)
 def rope_factors_inverted(site: Site) -> Iterator[Edit]:
     """Frequencies are multiplied by the frequency factors instead of divided."""
     if site.number(2) is not None:
@@ -164,9 +140,7 @@ def rope_partial_ignored(site: Site) -> Iterator[Edit]:
 
 
 @at_nodes(
-    "ROPE",
-    fix="rotate rope.dimension_count values of each head (key_length where it is missing)",
-    source="mlx-lm#1698",
+    "ROPE", fix="rotate rope.dimension_count values of each head (key_length where it is missing)", source="mlx-lm#1698"
 )
 def rope_partial(site: Site) -> Iterator[Edit]:
     """Only a part of each head is rotated where the model rotates more."""
@@ -204,17 +178,11 @@ def rope_position(site: Site) -> Iterator[Edit]:
     """Positions are off by one or two."""
     for shift in (1, -1, 2, -2):
         says = f"rotates by the position {'+' if shift > 0 else '-'} {abs(shift)}; positions count from 0"
-        yield Edit(_shifted(shift), says, f"{shift:+d}")
-
-
-def _shifted(by: int) -> Alter:
-    return with_source(1, lambda n: n.x(1) + by)
+        yield Edit(plus(1, shift), says, f"{shift:+d}")
 
 
 @at_nodes(
-    "ROPE",
-    fix="in decode steps go on counting where the prompt ended",
-    source="tiny-llm#46, onnxruntime-genai#2354",
+    "ROPE", fix="in decode steps go on counting where the prompt ended", source="tiny-llm#46, onnxruntime-genai#2354"
 )
 def rope_position_restarted(site: Site) -> Iterator[Edit]:
     """Positions are wrong in decode steps: they restart at 0, stand still, or lag by one."""
@@ -246,19 +214,13 @@ def _again(site: Site, first: int, x: Array) -> Array:
     return np.concatenate([np.broadcast_to(x, turned.shape)[:, :, :first], turned[:, :, first:]], axis=2)
 
 
-def _in_order(to_halves: bool) -> Alter:
-    return with_source(0, lambda n: reordered(n.x(), to_halves))
-
-
 @at_nodes("ROPE", fix="leave the rows of Q and K as the file has them", source="TinyLlama#24, llama.cpp#22611")
 def rope_permuted(site: Site) -> Iterator[Edit]:
     """Q or K is permuted once more, or not back, before it is rotated."""
-    if site.node.shape[-1] % 2:
-        return
-    for to_halves in (True, False):
+    for to_halves in (True, False) if site.node.shape[-1] % 2 == 0 else ():
         way = "pairs into halves" if to_halves else "halves into pairs"
         says = f"rotates heads whose values were put from {way} first"
-        yield Edit(_in_order(to_halves), says, str(to_halves))
+        yield Edit(changed(0, partial(reordered, to_halves=to_halves)), says, str(to_halves))
 
 
 @at_nodes(
@@ -277,13 +239,9 @@ def rope_other_order(site: Site) -> Iterator[Edit]:
 def _rope_of(site: Site) -> GraphNode | None:
     """The rotation that a node's result goes into, through its norm if it has one."""
     for _ in range(3):
-        users = site.users()
-        turned = next((user for user in users if user.op == "ROPE"), None)
-        if turned is not None:
+        turned, normed = site.user("ROPE"), site.user("RMS_NORM", "MUL", "ADD")
+        if turned is not None or normed is None:
             return turned
-        normed = next((user for user in users if user.op in ("RMS_NORM", "MUL", "ADD")), None)
-        if normed is None:
-            return None
         site = site.at(normed)
     return None
 
@@ -302,7 +260,7 @@ def qk_permuted(site: Site) -> Iterator[Edit]:
     if rope is None or not made or rope.shape[-1] % 2 or node.shape[-1] % rope.shape[-1]:
         return
     dim = rope.shape[-1]
-    biased = node.op == "MUL_MAT" and any(user.op == "ADD" for user in site.users())
+    biased = node.op == "MUL_MAT" and site.user("ADD") is not None
     for to_halves in (True, False):
         way = "Hugging Face's order (halves)" if to_halves else "GGUF's order (pairs)"
         says = f"has the rows of each head permuted into {way}; right only if RoPE rotates that layout"

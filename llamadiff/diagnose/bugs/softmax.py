@@ -7,19 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.alter import after, takes, with_float, with_source, with_weight
-from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.edit import Constant, Edit, at_nodes
+from llamadiff.diagnose.case import Array, NotRecordedError
+from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.sought import SCORE_CAP, SCORE_SCALE
 from llamadiff.diagnose.subgraph import subgraph_of
 from llamadiff.ggml.engine import Alter, Then
 from llamadiff.ggml.op import Op
 from llamadiff.ggml.ops.attention import slopes
-
-Array = NDArray[Any]
 
 
 def _is_attention(site: Site) -> bool:
@@ -107,13 +104,10 @@ def mask_shifted(site: Site) -> Iterator[Edit]:
 @at_nodes("SOFT_MAX", fix="hide keys that are further back than this layer's window")
 def window_ignored(site: Site) -> Iterator[Edit]:
     """The sliding window is ignored, or is that of other layers: keys are seen from too far back, or from too near."""
-    mask = _mask(site)
-    if mask is None:
-        return
-    if np.isinf(mask[np.tril_indices(len(mask))]).any():
+    seen = _window(site)
+    if seen:
         says = "ignores this layer's sliding window: it sees every key before it"
         yield Edit(_masked(_n(site), lambda q, k: k <= q), says, "ignored")
-        seen = int(np.isfinite(mask[-1]).sum())
         for width in (seen - 1, seen + 1):
             says = f"looks back over {width} keys; this layer's window has {seen}"
             yield Edit(_windowed(_n(site), width), says, f"{width - seen:+d}")
@@ -127,12 +121,9 @@ def window_ignored(site: Site) -> Iterator[Edit]:
 )
 def window_applied(site: Site) -> Iterator[Edit]:
     """A sliding window hides early keys, in a model without one, or with a window of another width."""
-    mask = _mask(site)
-    if mask is None:
-        return
-    has_window = bool(np.isinf(mask[np.tril_indices(len(mask))]).any())
-    own = f"this layer's window has {int(np.isfinite(mask[-1]).sum())}" if has_window else "this layer has no window"
-    for width in range(1, min(_n(site), 256)):
+    seen = _window(site)
+    own = f"this layer's window has {seen}" if seen else "this layer has no window"
+    for width in range(1, min(_n(site), 256)) if seen is not None else ():
         says = f"sees no more than {width} keys; {own}"
         yield Edit(_windowed(_n(site), width), says, f"{width}")
 
@@ -225,12 +216,7 @@ def mask_after_softmax(site: Site) -> Iterator[Edit]:
             yield Edit(alter, "masks later keys after the softmax, which has counted them", scores.strip())
 
 
-@at_nodes(
-    "SOFT_MAX",
-    fix="leave the scores as they are: this model has no softcap",
-    source="vllm#30427",
-    general=True,
-)
+@at_nodes("SOFT_MAX", fix="leave the scores as they are: this model has no softcap", source="vllm#30427", general=True)
 def softcap_applied(site: Site) -> Iterator[Constant]:
     """Scores are capped (cap * tanh(x / cap)) in a model without a softcap."""
     below = site.source(0)
@@ -242,14 +228,16 @@ def softcap_applied(site: Site) -> Iterator[Constant]:
         yield Constant(make, SCORE_CAP)
 
 
-def _mask(site: Site) -> Array | None:
-    """The mask of a layer, queries by keys; None if that is not causal."""
+def _window(site: Site) -> int | None:
+    """How many keys the last query sees of a mask with a window; 0 where there is none; None of what is no mask."""
     leaf = site.leaf(1)
     if leaf is None or leaf.number not in site.engine.graph.given:
         return None
     n = _n(site)
     mask = site.engine.graph.given[leaf.number].reshape(-1, leaf.shape[-1])[:n, :n]
-    return mask if mask.shape == (n, n) else None
+    if mask.shape != (n, n):
+        return None
+    return int(np.isfinite(mask[-1]).sum()) if np.isinf(mask[np.tril_indices(n)]).any() else 0
 
 
 def _windowed(n_tokens: int, width: int) -> Alter:

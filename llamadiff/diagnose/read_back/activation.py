@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from llamaref import ops
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import Facts, Observed, first_told
-from llamadiff.judge.pattern.deviation import SAME, Fact, listed, numbered
+from llamadiff.diagnose.read_back.observed import Array, Facts, Observed, Readings, first_fit
+from llamadiff.judge.pattern.deviation import Fact, listed, numbered
 
-Array = NDArray[Any]
 RIGHT = {"SWIGLU": ("silu", ops.silu), "GEGLU": ("gelu", ops.gelu)}
 LEAST = 1e-2  # of up's rms: smaller values of up show no curve
 ALIKE = 1e-3  # of a value, that two may differ by and be one
@@ -43,16 +40,15 @@ class ActivationCurve:
     def curve(self) -> Array:
         return np.where(self.there, self.o.recorded / np.where(self.there, self.up, 1.0), 0.0)
 
-    def fits(self, values: Array) -> bool:
-        return self.o.fits(values)
-
 
 def activation(o: Observed) -> Facts:
     """Another function of gate, everywhere or beyond a bound."""
     g = _parts(o)
     if g is None:
         return
-    yield from first_told((_clamped, _steeper, _of_up, _other_channels, _beyond, _everywhere), g)
+    yield from first_fit(
+        o.fits, *(each(g) for each in (_clamped, _steeper, _of_up, _other_channels, _beyond, _everywhere))
+    )
 
 
 def _parts(o: Observed) -> ActivationCurve | None:
@@ -61,9 +57,7 @@ def _parts(o: Observed) -> ActivationCurve | None:
         return None
     name, act = RIGHT[o.case.tap.kind.op]
     gate, up = o.input(0), o.input(1)
-    left = np.square(act(gate) * up - o.expected).sum()
-    g = ActivationCurve(o, gate, up, act, name, o.input_names()[0])
-    return g if left <= SAME / 100 * np.square(o.expected).sum() else None
+    return ActivationCurve(o, gate, up, act, name, o.input_names()[0]) if o.is_right(act(gate) * up) else None
 
 
 def _bounds(g: ActivationCurve) -> Iterator[tuple[float, Array, str]]:
@@ -78,24 +72,22 @@ def _bounds(g: ActivationCurve) -> Iterator[tuple[float, Array, str]]:
             yield sign * bound, beyond, side
 
 
-def _clamped(g: ActivationCurve) -> Facts:
+def _clamped(g: ActivationCurve) -> Readings:
     """Gate, or up, that is cut off at a bound."""
     bad, a = g.o.is_bad, g.act(g.gate)
     ups = bad & (np.abs(a) > LEAST * np.sqrt(np.mean(a**2)))  # where what is recorded tells up
     size = _alike(np.abs(g.o.recorded[ups] / a[ups]))
-    if size is not None and g.fits(a * np.clip(g.up, -size, size)):
-        yield Fact("clamped", f"its up is cut off beyond {size:.4g}", ("up", size))
-        return
+    if size is not None:
+        says = f"its up is cut off beyond {size:.4g}"
+        yield a * np.clip(g.up, -size, size), Fact("clamped", says, ("up", size))
     for limit, side, end in ((np.minimum, "above", np.min), (np.maximum, "below", np.max)):
         value, up = _alike(g.curve[bad & g.there]), _alike(g.o.recorded[ups] / a[ups])
         if value is not None:
             value = _where(g.act, value, float(end(g.gate[bad & g.there])))
-        if value is not None and g.fits(g.act(limit(g.gate, value)) * g.up):
-            yield Fact("clamped", f"its gate is cut off {side} {value:.4g}", ("gate", value))
-            return
-        if up is not None and g.fits(a * limit(g.up, up)):
-            yield Fact("clamped", f"its up is cut off {side} {up:.4g}", ("up", up))
-            return
+            says = f"its gate is cut off {side} {value:.4g}"
+            yield g.act(limit(g.gate, value)) * g.up, Fact("clamped", says, ("gate", value))
+        if up is not None:
+            yield a * limit(g.up, up), Fact("clamped", f"its up is cut off {side} {up:.4g}", ("up", up))
 
 
 def _alike(values: Array) -> float | None:
@@ -114,7 +106,7 @@ def _where(act: Callable[[Array], Array], wanted: float, near: float) -> float:
     return near
 
 
-def _steeper(g: ActivationCurve) -> Facts:
+def _steeper(g: ActivationCurve) -> Readings:
     """x * sigmoid(slope * x) with another slope than one."""
     if g.name != "silu":
         return
@@ -124,22 +116,23 @@ def _steeper(g: ActivationCurve) -> Facts:
         best = int(np.argmin(left))
         slope = float(slopes[best])
         slopes = np.linspace(slopes[max(best - 1, 0)], slopes[min(best + 1, len(slopes) - 1)], 21)
-    if abs(slope - 1) > 1e-2 and g.fits(g.gate * ops.sigmoid(slope * g.gate) * g.up):
-        yield Fact("slope", f"it is gate * sigmoid({slope:.3g} * gate) * up, where the slope 1 is right", (slope,))
+    if abs(slope - 1) > 1e-2:
+        says = f"it is gate * sigmoid({slope:.3g} * gate) * up, where the slope 1 is right"
+        yield g.gate * ops.sigmoid(slope * g.gate) * g.up, Fact("slope", says, (slope,))
 
 
-def _of_up(g: ActivationCurve) -> Facts:
+def _of_up(g: ActivationCurve) -> Readings:
     """The activation times a multiple of up plus a constant."""
     a = g.act(g.gate)
     terms = np.stack([(a * g.up).ravel(), a.ravel()], axis=1)
     (times, plus), *_ = np.linalg.lstsq(terms, g.o.recorded.ravel(), rcond=None)
-    if abs(plus) > 1e-3 and g.fits(a * (times * g.up + plus)):
+    if abs(plus) > 1e-3:
         many = "up" if abs(times - 1) < ALIKE else f"{np.round(times, 6):.4g} * up"
         says = f"it is {g.name}({g.of}) * ({many} + {plus:.4g}), where up alone is right"
-        yield Fact("of up", says, (float(times), float(plus)))
+        yield a * (times * g.up + plus), Fact("of up", says, (float(times), float(plus)))
 
 
-def _other_channels(g: ActivationCurve) -> Facts:
+def _other_channels(g: ActivationCurve) -> Readings:
     """Channels that take the gate of others, or their up."""
     wrong = np.flatnonzero(g.o.is_bad.any(axis=0))
     if g.gate.ndim != 2 or not len(wrong) or len(wrong) * g.gate.size > MOST_TRIED or len(wrong) == g.gate.shape[1]:
@@ -149,38 +142,32 @@ def _other_channels(g: ActivationCurve) -> Facts:
         gaps = [np.square(one * other[:, [c]] - g.o.recorded[:, [c]]).sum(axis=0).argmin() for c in wrong]
         values = g.o.expected.copy()
         values[:, wrong] = one[:, gaps] * other[:, wrong]
-        if g.fits(values):
-            taken = numbered([int(c) for c in gaps]) if (np.diff(gaps) > 0).all() else listed([int(c) for c in gaps])
-            says = f"channels {numbered([int(c) for c in wrong])} take the {words} of channels {taken}"
-            yield Fact("other channels", says, (words, *(int(c) for c in gaps)))
-            return
+        taken = (numbered if (np.diff(gaps) > 0).all() else listed)(gaps)
+        says = f"channels {numbered(wrong)} take the {words} of channels {taken}"
+        yield values, Fact("other channels", says, (words, *(int(c) for c in gaps)))
 
 
-def _beyond(g: ActivationCurve) -> Facts:
+def _beyond(g: ActivationCurve) -> Readings:
     """Another function of gate beyond a bound: one with a name, or by how much it is off."""
     for bound, beyond, side in _bounds(g):
         shown = f"where {g.of} {side} {bound:.4g}"
         for name, function in _functions(g):
-            if g.fits(np.where(beyond, function(g.gate) * g.up, g.o.expected)):
-                yield Fact("other beyond", f"{shown}, it is {name} * up", (name, side, bound))
-                return
-        gap = np.where(beyond & g.there, np.abs(g.curve - g.act(g.gate)), 0.0)
-        if _is_curve(g, beyond):
-            off = float(gap.max())
+            values = np.where(beyond, function(g.gate) * g.up, g.o.expected)
+            yield values, Fact("other beyond", f"{shown}, it is {name} * up", (name, side, bound))
+        off = _off(g, beyond)
+        if off is not None:
             says = f"{shown}, {g.name}({g.of}) is another function, off by up to {off:.2g}"
-            yield Fact("off beyond", says, (side, bound, off))
-            return
+            yield None, Fact("off beyond", says, (side, bound, off))
 
 
-def _everywhere(g: ActivationCurve) -> Facts:
+def _everywhere(g: ActivationCurve) -> Readings:
     """Another function of gate for every value: one with a name, or by how much it is off."""
     for name, function in _functions(g):
-        if g.fits(function(g.gate) * g.up):
-            yield Fact("other function", f"it is {name} * up, where {g.name}(gate) * up is right", (name,))
-            return
-    if _is_curve(g, np.ones(g.gate.shape, bool)):
-        off = float(np.where(g.there, np.abs(g.curve - g.act(g.gate)), 0.0).max())
-        yield Fact("off", f"{g.name}({g.of}) is another function, off by up to {off:.2g}", (off,))
+        says = f"it is {name} * up, where {g.name}(gate) * up is right"
+        yield function(g.gate) * g.up, Fact("other function", says, (name,))
+    off = _off(g, np.ones(g.gate.shape, bool))
+    if off is not None:
+        yield None, Fact("off", f"{g.name}({g.of}) is another function, off by up to {off:.2g}", (off,))
 
 
 def _functions(g: ActivationCurve) -> Iterator[tuple[str, Callable[[Array], Array]]]:
@@ -197,11 +184,10 @@ def _functions(g: ActivationCurve) -> Iterator[tuple[str, Callable[[Array], Arra
     yield "gate / (1 + |gate|)", lambda x: x / (1 + np.abs(x))
 
 
-def _is_curve(g: ActivationCurve, beyond: Array) -> bool:
-    """Whether what is off is a function of gate: neighbours on it differ by little of what values differ by."""
+def _off(g: ActivationCurve, beyond: Array) -> float | None:
+    """How far off it is as a function of gate; None if it is none: neighbours on one differ by little."""
     some = beyond & g.there
-    order = np.argsort(g.gate[some])
-    off = (g.curve - g.act(g.gate))[some][order]
-    if len(off) < 2 * FEW:
-        return False
-    return bool(np.square(np.diff(off)).mean() <= SMOOTH**2 * max(float(np.square(off).mean()), 1e-300))
+    off = (g.curve - g.act(g.gate))[some][np.argsort(g.gate[some])]
+    if len(off) < 2 * FEW or np.square(np.diff(off)).mean() > SMOOTH**2 * max(float(np.square(off).mean()), 1e-300):
+        return None
+    return float(np.abs(off).max())

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from llamadiff.diagnose.alter import moved_on
 from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.read_back.observed import Facts, Observed, first_told
+from llamadiff.diagnose.read_back.observed import Array, Facts, Observed, Readings, factor_of, first_fit
 from llamadiff.diagnose.read_back.rope import complex_pairs, turned_by
-from llamadiff.judge.pattern.deviation import SAME, Fact, listed, numbered
+from llamadiff.judge.pattern.deviation import SAME, Fact, counted, listed
 from llamadiff.trace.taps import Tap
 
-Array = NDArray[Any]
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of keys, that a softmax goes through at a time
 APART = 1e-2  # of a row of V, beyond which it is another one
 SHIFTS = (1, -1, 2, -2)
@@ -39,13 +39,13 @@ class Mixed:
         return np.asarray(np.einsum("hts,shd->thd", self.p, self.v[:, self.reads]))
 
     def fits(self) -> bool:
-        return self.o.fits(self.compute().reshape(self.o.recorded.shape))
+        return self.o.fits(self.compute())
 
     def fits_but_ends(self, count: int) -> bool:
         """The same but for channels of V that come from beyond its memory."""
         found = self.compute()
         found[..., :count], found[..., -count:] = self.recorded[..., :count], self.recorded[..., -count:]
-        return self.o.fits(found.reshape(self.o.recorded.shape))
+        return self.o.fits(found)
 
     @property
     def recorded(self) -> Array:
@@ -58,7 +58,8 @@ def attention(o: Observed) -> Facts:
     m = _parts(o)
     if m is None:
         return
-    yield from first_told((_heads, _left_out, _not_rescaled, _turned, _shifted, _rows, _rows_of_heads), m)
+    readings = (_heads, _left_out, _not_rescaled, _turned, _shifted, _rows, _rows_of_heads)
+    yield from first_fit(lambda fits: bool(fits()), *(each(m) for each in readings))
 
 
 def _parts(o: Observed) -> Mixed | None:
@@ -70,8 +71,7 @@ def _parts(o: Observed) -> Mixed | None:
     dim = o.recorded.size // (tokens * heads)
     v = rows_of_v(o.case.values, o.case.layer).reshape(tokens, -1, dim)
     m = Mixed(o, p, v, np.arange(heads) // max(1, heads // v.shape[1]))
-    left = np.square(m.compute().reshape(o.expected.shape) - o.expected).sum()
-    return m if left <= SAME / 100 * np.square(o.expected).sum() else None
+    return m if o.is_right(m.compute()) else None
 
 
 def rows_of_v(values: Any, layer: int) -> Array:
@@ -82,7 +82,7 @@ def rows_of_v(values: Any, layer: int) -> Array:
         return np.asarray(values(f"Vcur_proj-{layer}")[0], np.float64)
 
 
-def _heads(m: Mixed) -> Facts:
+def _heads(m: Mixed) -> Readings:
     """Every head's place, and the V head that it reads."""
     every = np.einsum("hts,skd->hktd", m.p, m.v)
     heads, kv = every.shape[:2]
@@ -93,18 +93,18 @@ def _heads(m: Mixed) -> Facts:
         own = h * kv + int(m.reads[h])
         found.append(own if gaps[own] <= gaps.min() + SAME / 100 else int(gaps.argmin()))
     places, reads = np.divmod(np.array(found), kv)
-    if not replace(m, p=m.p[places], reads=reads).fits():
-        return
+    made = replace(m, p=m.p[places], reads=reads)
     if (places == np.arange(heads)).all():
         right, was = (", ".join(map(str, some)) for some in (m.reads, reads))
         says = f"heads 0 to {heads - 1} read the V heads {was}, where {right} are right"
-        yield Fact("V heads", says, tuple(map(int, reads)))
+        yield made.fits, Fact("V heads", says, tuple(map(int, reads)))
     elif (reads == m.reads[places]).all():
         moved = [f"place {h} holds head {places[h]}" for h in range(heads) if places[h] != h]
-        yield Fact("head places", f"its heads are in another order: {listed(moved)}", tuple(map(int, places)))
+        says = f"its heads are in another order: {listed(moved)}"
+        yield made.fits, Fact("head places", says, tuple(map(int, places)))
 
 
-def _turned(m: Mixed) -> Facts:
+def _turned(m: Mixed) -> Readings:
     """V as K is: its rows rotated by their positions, every pair as RoPE turned K's."""
     values, layer = m.o.case.values, m.o.case.layer
     try:
@@ -117,9 +117,8 @@ def _turned(m: Mixed) -> Facts:
     for in_pairs in (True, False):
         k, turned, v = (complex_pairs(x.reshape(m.v.shape), m.v.shape[-1], in_pairs) for x in (before, after, m.v))
         table = turned_by(k, turned)
-        if replace(m, v=_real(v * table[:, None], in_pairs)).fits():
-            yield Fact("V turned", "the rows of V that it reads are rotated by their positions, as K's are", ())
-            return
+        says = "the rows of V that it reads are rotated by their positions, as K's are"
+        yield replace(m, v=_real(v * table[:, None], in_pairs)).fits, Fact("V turned", says, ())
 
 
 def _tap(m: Mixed, name: str) -> Tap:
@@ -131,25 +130,23 @@ def _real(z: Array, in_pairs: bool) -> Array:
     return parts.reshape(*z.shape[:-1], -1)
 
 
-def _shifted(m: Mixed) -> Facts:
+def _shifted(m: Mixed) -> Readings:
     """V read from a place in memory that is some values on or back: one row's last are the next one's first."""
     flat = m.v.reshape(-1)
     for by in SHIFTS:
-        if replace(m, v=np.roll(flat, -by).reshape(m.v.shape)).fits_but_ends(abs(by)):
-            s = "s" if abs(by) > 1 else ""
-            says = f"V is read from {abs(by)} value{s} {'further on' if by > 0 else 'before'} in memory"
-            yield Fact("V shifted", says, (by,))
-            return
+        s = "s" if abs(by) > 1 else ""
+        says = f"V is read from {abs(by)} value{s} {'further on' if by > 0 else 'before'} in memory"
+        made = replace(m, v=np.roll(flat, -by).reshape(m.v.shape))
+        yield partial(made.fits_but_ends, abs(by)), Fact("V shifted", says, (by,))
 
 
-def _left_out(m: Mixed) -> Facts:
+def _left_out(m: Mixed) -> Readings:
     """Keys whose values are not added."""
     for words, lost in _keys(m):
         several = (m.p > 0).sum(axis=-1, keepdims=True) > 1
         for part, what in ((lost, ""), (lost & several, ", where there is another key")):
-            if replace(m, p=np.where(part, 0.0, m.p)).fits():
-                yield Fact("value lacks", f"the value of {words} is not added{what}", (words,))
-                return
+            says = f"the value of {words} is not added{what}"
+            yield replace(m, p=np.where(part, 0.0, m.p)).fits, Fact("value lacks", says, (words,))
 
 
 def _keys(m: Mixed) -> Iterator[tuple[str, Array]]:
@@ -162,7 +159,7 @@ def _keys(m: Mixed) -> Iterator[tuple[str, Array]]:
         yield f"key {k}", np.broadcast_to(key == k, m.p.shape)
 
 
-def _not_rescaled(m: Mixed) -> Facts:
+def _not_rescaled(m: Mixed) -> Readings:
     """Weights as a softmax leaves them that goes block by block, and does not scale down what it has."""
     keys = m.p.shape[-1]
     with np.errstate(divide="ignore"):
@@ -171,20 +168,14 @@ def _not_rescaled(m: Mixed) -> Facts:
         ends = np.minimum(np.arange(keys) // block * block + block - 1, keys - 1)
         most = np.maximum.accumulate(logs, axis=-1)[..., ends]
         kept = np.where(m.p > 0, np.exp(logs - np.where(np.isfinite(most), most, 0.0)), 0.0)
-        for total, what in (
-            (np.exp(logs - logs.max(axis=-1, keepdims=True)), ""),
-            (kept, ", and nor is its sum"),
-        ):
-            if replace(m, p=kept / total.sum(axis=-1, keepdims=True)).fits():
-                says = (
-                    "what was summed is not rescaled where the largest score grows, "
-                    f"from one block of {block} key{'s' if block > 1 else ''} to the next{what}"
-                )
-                yield Fact("not rescaled", says, (block,))
-                return
+        right = np.exp(logs - logs.max(axis=-1, keepdims=True))
+        for total, what in ((right, ""), (kept, ", and nor is its sum")):
+            says = "what was summed is not rescaled where the largest score grows, "
+            says += f"from one block of {block} key{'s' if block > 1 else ''} to the next{what}"
+            yield replace(m, p=kept / total.sum(axis=-1, keepdims=True)).fits, Fact("not rescaled", says, (block,))
 
 
-def _rows(m: Mixed) -> Facts:
+def _rows(m: Mixed) -> Readings:
     """Rows of V that are others: those of other tokens, of another layer, or zero."""
     other = _solved(m)
     size = float(np.sqrt(np.mean(np.square(m.v)))) or 1.0
@@ -199,53 +190,36 @@ def _rows(m: Mixed) -> Facts:
             continue
         gaps = np.square(other[rows][:, None] - v[None]).mean(axis=(2, 3))
         near = gaps.argmin(axis=1)
-        if (not same and (near != rows).any()) or not _with_rows(m, rows, v[near]).fits():
-            continue
         if same:
             s = "s" if len(rows) > 1 else ""
             was, instead = (", ".join(map(str, some)) for some in (rows, near))
             says = f"in place of V's row{s} {was} it reads row{s} {instead}"
-            yield Fact("V row", says, (*map(int, rows), *map(int, near)))
-        else:
-            named, what = numbered([int(row) for row in rows]), "rows" if len(rows) > 1 else "row"
-            yield Fact("V layer", f"in place of V's {what} {named} it reads layer {layer}'s", (layer, *map(int, rows)))
-        return
-    yield from _multiplied(m, rows, other)
+            yield _with_rows(m, rows, v[near]).fits, Fact("V row", says, (*map(int, rows), *map(int, near)))
+        elif (near == rows).all():
+            says = f"in place of V's {counted('row', rows)} it reads layer {layer}'s"
+            yield _with_rows(m, rows, v[near]).fits, Fact("V layer", says, (layer, *map(int, rows)))
+    zeros, factor = np.zeros_like(m.v[rows]), float(factor_of(m.v[rows], other[rows]))
+    says = f"it reads zeros for V's {counted('row', rows)}"
+    yield _with_rows(m, rows, zeros).fits, Fact("V zero", says, tuple(map(int, rows)))
+    says = f"it reads V's {counted('row', rows)} times {factor:.4g}"
+    yield _with_rows(m, rows, factor * m.v[rows]).fits, Fact("V factor", says, (factor, *map(int, rows)))
 
 
-def _rows_of_heads(m: Mixed) -> Facts:
+def _rows_of_heads(m: Mixed) -> Readings:
     """Heads of V whose rows are read from some rows before or after; beyond the ends they are zero."""
     other, count = _solved(m), len(m.v)
     v, steps = m.v.copy(), dict[int, int]()
     for kv in range(m.v.shape[1]):
-        gaps = [np.square(other[:, kv] - _moved(m.v[:, kv], step)).sum() for step in range(1 - count, count)]
+        gaps = [np.square(other[:, kv] - moved_on(m.v[:, kv], -step, 0)).sum() for step in range(1 - count, count)]
         steps[kv] = int(np.argmin(gaps)) + 1 - count
-        v[:, kv] = _moved(m.v[:, kv], steps[kv])
+        v[:, kv] = moved_on(m.v[:, kv], -steps[kv], 0)
     moved = {kv: step for kv, step in steps.items() if step}
-    if moved and replace(m, v=v).fits():
+    if moved:
         said = [f"{abs(step)} row{'s' if abs(step) > 1 else ''} {'before' if step < 0 else 'after'} in V's head {kv}"
                 for kv, step in moved.items()]  # fmt: skip
         says = f"rows of V are read from {listed(said)}, zeros where there are none"
-        yield Fact("V rows of heads", says, tuple(number for pair in moved.items() for number in pair))
-
-
-def _moved(rows: Array, step: int) -> Array:
-    """Row s + step in each row's place; zeros where there is none."""
-    out = np.zeros_like(rows)
-    kept = slice(max(0, -step), len(rows) - max(0, step))
-    out[kept] = rows[kept.start + step : kept.stop + step]
-    return out
-
-
-def _multiplied(m: Mixed, rows: Array, other: Array) -> Facts:
-    """Rows of V that are read as zeros, or multiplied by one factor."""
-    named = f"row{'s' if len(rows) > 1 else ''} {numbered([int(row) for row in rows])}"
-    if _with_rows(m, rows, np.zeros_like(m.v[rows])).fits():
-        yield Fact("V zero", f"it reads zeros for V's {named}", tuple(map(int, rows)))
-        return
-    factor = float((other[rows] * m.v[rows]).sum() / max(float(np.square(m.v[rows]).sum()), 1e-300))
-    if _with_rows(m, rows, factor * m.v[rows]).fits():
-        yield Fact("V factor", f"it reads V's {named} times {factor:.4g}", (factor, *map(int, rows)))
+        values = tuple(number for pair in moved.items() for number in pair)
+        yield replace(m, v=v).fits, Fact("V rows of heads", says, values)
 
 
 def _solved(m: Mixed) -> Array:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import Facts, Observed, only_run
+from llamadiff.diagnose.read_back.observed import Array, Facts, Observed, factor_of, only_run
 from llamadiff.judge.pattern.deviation import Fact, listed
 
-Array = NDArray[Any]
 MOST = 1 << 28  # values of a table that is looked through
 STEP = 4096  # rows that are decoded at once
 NEAR = 1e-6  # of a value, that two may differ by and be one
@@ -59,8 +55,7 @@ def _from_elsewhere(o: Observed, ids: Array, scale: float) -> Facts:
 
 def _scale(o: Observed, rows: Array) -> float:
     """What rows are multiplied by, in the right values."""
-    wide = np.asarray(rows, np.float64).reshape(o.expected.shape)
-    return float((wide * o.expected).sum() / max(float(np.square(wide).sum()), 1e-300)) or 1.0
+    return float(factor_of(np.asarray(rows, np.float64).reshape(o.expected.shape), o.expected)) or 1.0
 
 
 def _found(o: Observed, values: Array, part: slice) -> Array:

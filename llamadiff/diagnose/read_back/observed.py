@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Case, NotRecordedError
+from llamadiff.diagnose.case import Array, Case, NotRecordedError
 from llamadiff.diagnose.subgraph import subgraph_of
-from llamadiff.judge.pattern.deviation import ODD, Fact
+from llamadiff.judge.pattern.deviation import ODD, SAME, Fact
+from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.metrics import row_errors
 
-Array = NDArray[Any]
 Facts = Iterator[Fact]
+Readings = Iterator[tuple[Any, Fact]]  # what would have been recorded, and what is said if it was
 LARGEST = 1 << 24  # values of a tap that are looked at
 APART = 0.3  # of an error, that values may be apart which are solved for, and those that a reading gives
 LEFT = 1e-3  # of an error, that what explains it may leave
 CLEARLY = 0.5  # of the distance to float32, that an arithmetic leaves which is the engine's
-IN_16_BITS = {"F16": "float16", "BF16": "bfloat16"}
 NOTHING = 1e-6  # of an error, that float32 may
 
 
@@ -90,6 +90,7 @@ class Observed:
 
     def left(self, values: Array) -> float:
         """What of the error is left if the recorded values should be these; all of it where a value is far off."""
+        values = values.reshape(self.recorded.shape)
         if self.shown is not None:
             left = self.shown(values) if self._is_near(values) else 1.0
             return left if np.isfinite(left) else 1.0
@@ -105,6 +106,11 @@ class Observed:
         wrong = error > NOTHING * size
         return bool(np.median((rest / np.maximum(error, 1e-300))[wrong]) <= APART) if wrong.any() else False
 
+    def is_right(self, values: Array, left: float = SAME / 100) -> bool:
+        """Whether these are the right values: an op is laid open as it should be."""
+        gap = values.reshape(self.expected.shape) - self.expected
+        return bool(np.square(gap).sum() <= left * np.square(self.expected).sum())
+
     def fits(self, values: Array, left: float = LEFT) -> bool:
         """Whether the recorded values are these: no more of the error is ``left``."""
         return self.left(values) <= left
@@ -113,6 +119,36 @@ class Observed:
 def first_told(readings: Iterable[Callable[..., Facts]], *of: Any) -> Facts:
     """What the first of some readings says that says anything."""
     yield from next((facts for reading in readings if (facts := tuple(reading(*of)))), ())
+
+
+def first_fit(fits: Callable[[Any], bool], *readings: Readings) -> Facts:
+    """What is said of the first values that fit; of None, what holds whatever was recorded."""
+    for values, fact in chain.from_iterable(readings):
+        if values is None or fits(values):
+            yield fact
+            return
+
+
+def factor_of(x: Array, y: Array, axis: int | None = None) -> Array:
+    """By what x comes nearest to y, along an axis or all: least squares."""
+    return np.asarray((x * y).sum(axis=axis) / np.maximum(np.square(x).sum(axis=axis), 1e-300))
+
+
+def _through(rounded: Callable[[Array], Array], x: Array) -> Array:
+    return np.asarray(rounded(x.astype(np.float32)), np.float64)
+
+
+IN_16_BITS = {"float16": partial(_through, ROUNDINGS["F16"]), "bfloat16": partial(_through, ROUNDINGS["BF16"])}
+
+
+def nearest_range(sums: Array, wanted: Array, starts: Array, divided_by: Array | float = 1.0) -> tuple[int, int]:
+    """Where the range begins and ends whose sums come nearest to those wanted, of running sums [sample, place]."""
+    places, gaps = np.arange(sums.shape[1]), np.zeros((len(starts), sums.shape[1]))
+    for row, target in zip(sums, wanted, strict=True):
+        gaps += np.square((row[None] - row[starts, None]) / divided_by / target - 1)
+    gaps[places[None] <= starts[:, None]] = np.inf
+    start, stop = np.unravel_index(int(gaps.argmin()), gaps.shape)
+    return int(starts[start]), int(stop)
 
 
 def strictly(left: float) -> float:

@@ -8,17 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import Facts, Observed, first_told, only_run, sole
+from llamadiff.diagnose.read_back.observed import (
+    Array,
+    Facts,
+    Observed,
+    Readings,
+    factor_of,
+    first_fit,
+    nearest_range,
+    only_run,
+    sole,
+)
 from llamadiff.judge.pattern.deviation import SHOWN, Fact, runs_of
 from llamadiff.numerics.halves import round_bf16, round_f16
 from llamadiff.numerics.orders import order_in_words
 
-Array = NDArray[Any]
 LARGE, ALL = 1 << 24, 1 << 25  # weights of one matrix, and of all, that are looked at
 MOST_WORK = 1e10  # multiplications of one least squares
 RIDGE = 1e-14  # of the squares' trace: keeps what is not determined small
@@ -79,9 +86,10 @@ def product(o: Observed) -> Facts:
     p = _parts(o)
     if p is None:
         return
-    yield from first_told(
-        (_ranges, _in_16_bits, _scaled_inputs, _transposed_tiles, _input_order, _cut_off, _other_rows, _fewer_inputs), p
-    )
+    readings = (
+        _ranges, _in_16_bits, _scaled_inputs, _transposed_tiles, _input_order, _cut_off, _other_rows, _fewer_inputs
+    )  # fmt: skip
+    yield from first_fit(p.fits_change, *(each(p) for each in readings))
 
 
 def _parts(o: Observed) -> Multiplied | None:
@@ -102,7 +110,7 @@ def _parts(o: Observed) -> Multiplied | None:
         return None
     plain = x @ w.T
     moved, ours = (side - side.mean(axis=0) if len(x) > 1 else side for side in (right, plain))
-    scale = float((moved * ours).sum() / max(float(np.square(ours).sum()), 1e-300))
+    scale = float(factor_of(ours, moved))
     scale = 1.0 if abs(scale - 1) < SURE else scale
     left = np.square(moved - scale * ours).sum()
     return Multiplied(o, x, w, scale, first) if left <= SURE * np.square(moved).sum() and scale else None
@@ -114,27 +122,24 @@ def _place(rows: Array, wanted: Array) -> int:
     return int(np.square(rows - wanted[place]).sum(axis=1).argmin()) - place
 
 
-def _ranges(p: Multiplied) -> Facts:
+def _ranges(p: Multiplied) -> Readings:
     """A range of inputs that the sums leave out, or count twice."""
     width = p.x.shape[1]
     step = -(-width // PLACES)
     edges = np.unique(np.append(np.arange(0, width + 1, step), width))
     flat = np.argsort(-np.abs(p.error), axis=None)[:SAMPLES]
     tokens, outputs = np.unravel_index(flat, p.error.shape)
+    sums = np.stack([np.append(0.0, np.cumsum(w * x))[edges] for w, x in zip(p.w[outputs], p.x[tokens], strict=True)])
     for sign, words in ((-1.0, "leave out"), (1.0, "count twice")):
-        gaps = np.zeros((len(edges), len(edges)))
-        for t, c in zip(tokens, outputs, strict=True):
-            sums = np.append(0.0, np.cumsum(p.w[c] * p.x[t]))[edges]
-            gaps += np.square((sums[None] - sums[:, None]) / p.error[t, c] - sign)
-        gaps[np.tril_indices(len(edges))] = np.inf
-        start, stop = (int(edges[i]) for i in np.unravel_index(int(gaps.argmin()), gaps.shape))
-        if stop - start < width and p.fits_change(sign * p.x[:, start:stop] @ p.w[:, start:stop].T):
+        wanted = sign * p.error[tokens, outputs]
+        start, stop = (int(edges[place]) for place in nearest_range(sums, wanted, np.arange(len(edges))))
+        if stop - start < width:
             which = f"inputs {start} to {stop - 1}" if stop - start > 1 else f"input {start}"
-            yield Fact("inputs summed", f"its sums {words} {which}", (sign, start, stop - 1))
-            return
+            fact = Fact("inputs summed", f"its sums {words} {which}", (sign, start, stop - 1))
+            yield sign * p.x[:, start:stop] @ p.w[:, start:stop].T, fact
 
 
-def _in_16_bits(p: Multiplied) -> Facts:
+def _in_16_bits(p: Multiplied) -> Readings:
     """A matrix whose weights are rounded to 16 bits, or cut off to them."""
     w = p.w.astype(np.float32)
     for how, made in (
@@ -143,12 +148,11 @@ def _in_16_bits(p: Multiplied) -> Facts:
         ("rounded to float16", round_f16(w)),
     ):
         change = made.astype(np.float64) - p.w
-        if change.any() and p.fits_change(p.x @ change.T):
-            yield Fact("weight in 16 bits", f"its weights are {how}", (how,))
-            return
+        if change.any():
+            yield p.x @ change.T, Fact("weight in 16 bits", f"its weights are {how}", (how,))
 
 
-def _scaled_inputs(p: Multiplied) -> Facts:
+def _scaled_inputs(p: Multiplied) -> Readings:
     """A block of inputs whose weights have another scale, the same for all outputs, or one of each output's own."""
     width, error = p.x.shape[1], p.error
     if len(p.x) < LEAST:
@@ -156,20 +160,19 @@ def _scaled_inputs(p: Multiplied) -> Facts:
     for size in SCALED:
         for start in range(0, width if width % size == 0 and width > size else 0, size):
             part = p.x[:, start : start + size] @ p.w[:, start : start + size].T
-            factors = (part * error).sum(axis=0) / np.maximum(np.square(part).sum(axis=0), 1e-300)
-            if not p.is_near(part * factors, np.arange(error.shape[1])) or not p.fits_change(part * factors):
+            factors = factor_of(part, error, axis=0)
+            if not p.is_near(part * factors, np.arange(error.shape[1])):
                 continue
             one, which = sole(factors, CLOSE), f"inputs {start} to {start + size - 1}"
-            if one is not None and p.fits_change(part * one):
-                yield Fact("inputs scaled", f"the weights of {which} count {1 + one:.4g} times", (1 + one, start, size))
-            else:
-                low, high = 1 + factors.min(), 1 + factors.max()
-                says = f"the weights of {which} have another scale in each output, from {low:.4g} to {high:.4g} times"
-                yield Fact("inputs scaled", says, (float(low), float(high), start, size))
-            return
+            if one is not None:
+                says = f"the weights of {which} count {1 + one:.4g} times"
+                yield part * one, Fact("inputs scaled", says, (1 + one, start, size))
+            low, high = 1 + factors.min(), 1 + factors.max()
+            says = f"the weights of {which} have another scale in each output, from {low:.4g} to {high:.4g} times"
+            yield part * factors, Fact("inputs scaled", says, (float(low), float(high), start, size))
 
 
-def _transposed_tiles(p: Multiplied) -> Facts:
+def _transposed_tiles(p: Multiplied) -> Readings:
     """A matrix that is transposed tile by tile."""
     out, width = p.w.shape
     for size in TILES:
@@ -178,10 +181,8 @@ def _transposed_tiles(p: Multiplied) -> Facts:
         first = _in_tiles(p.w[:size], size)
         if not p.is_near(p.x @ (first - p.w[:size]).T, np.arange(size)):
             continue
-        tiles = _in_tiles(p.w, size)
-        if p.fits_change(p.x @ (tiles - p.w).T):
-            yield Fact("tiles", f"{p.name} is transposed in tiles of {size}", (size,))
-            return
+        change = p.x @ (_in_tiles(p.w, size) - p.w).T
+        yield change, Fact("tiles", f"{p.name} is transposed in tiles of {size}", (size,))
 
 
 def _in_tiles(w: Array, size: int) -> Array:
@@ -190,14 +191,13 @@ def _in_tiles(w: Array, size: int) -> Array:
     return w.reshape(out // size, size, width // size, size).transpose(0, 3, 2, 1).reshape(out, width)
 
 
-def _input_order(p: Multiplied) -> Facts:
+def _input_order(p: Multiplied) -> Readings:
     """Inputs that are read in another order."""
     width = p.x.shape[1]
     for order in _orders(p):
-        if (order != np.arange(width)).any() and p.fits_change((p.x[:, order] - p.x) @ p.w.T):
+        if (order != np.arange(width)).any():
             says = f"its inputs are in another order: {_order(order)}"
-            yield Fact("input order", says, tuple(int(i) for i in order))
-            return
+            yield (p.x[:, order] - p.x) @ p.w.T, Fact("input order", says, tuple(int(i) for i in order))
 
 
 def _orders(p: Multiplied) -> Iterator[Array]:
@@ -235,18 +235,19 @@ def _order(order: Array) -> str:
     return order_in_words(order, "input")
 
 
-def _cut_off(p: Multiplied) -> Facts:
+def _cut_off(p: Multiplied) -> Readings:
     """Inputs that are cut off above some size."""
     moved = p.moved_inputs
     if moved is None:
         return
     largest = float(np.abs(moved).max())
     bound = float(np.median(np.abs(moved)[np.abs(p.x) > largest])) if (np.abs(p.x) > largest).any() else largest
-    if 1e-3 < bound / float(np.abs(p.x).max()) < 1 and p.fits_change((np.clip(p.x, -bound, bound) - p.x) @ p.w.T):
-        yield Fact("input cut", f"its inputs are cut off beyond {bound:.4g}", (bound,))
+    if 1e-3 < bound / float(np.abs(p.x).max()) < 1:
+        change = (np.clip(p.x, -bound, bound) - p.x) @ p.w.T
+        yield change, Fact("input cut", f"its inputs are cut off beyond {bound:.4g}", (bound,))
 
 
-def _fewer_inputs(p: Multiplied) -> Facts:
+def _fewer_inputs(p: Multiplied) -> Readings:
     """Sums that end early, each output's at a place of its own: as many inputs more or fewer from one to the next."""
     (out, width), recorded = p.w.shape, p.x @ p.w.T + p.error
     if out * width * len(p.x) > MOST_WORK or len(p.x) < 2:
@@ -258,10 +259,9 @@ def _fewer_inputs(p: Multiplied) -> Facts:
     if not step or np.abs(every[some] - counts).max() > 0:
         return
     kept = np.arange(width)[None] < every[:, None]
-    if p.fits_change(-p.x @ np.where(kept, 0.0, p.w).T):
-        more = "more" if step > 0 else "fewer"
-        says = f"output 0 sums its first {every[0]} inputs, and each output {abs(step)} {more} than the one before"
-        yield Fact("fewer inputs", says, (int(every[0]), int(step)))
+    more = "more" if step > 0 else "fewer"
+    says = f"output 0 sums its first {every[0]} inputs, and each output {abs(step)} {more} than the one before"
+    yield -p.x @ np.where(kept, 0.0, p.w).T, Fact("fewer inputs", says, (int(every[0]), int(step)))
 
 
 def _summed(p: Multiplied, output: int, recorded: Array) -> int:
@@ -270,7 +270,7 @@ def _summed(p: Multiplied, output: int, recorded: Array) -> int:
     return int(np.square(sums - recorded[:, None]).sum(axis=0).argmin()) + 1
 
 
-def _other_rows(p: Multiplied) -> Facts:
+def _other_rows(p: Multiplied) -> Readings:
     """Rows of another tensor, or other rows of this one: for all outputs, or for those that are wrong."""
     wrong = np.abs(p.error).max(axis=0) > 1e-3 * float(np.sqrt(np.mean(np.square(p.x @ p.w.T))))
     run, looked_at = only_run(wrong), 0
@@ -290,8 +290,6 @@ def _other_rows(p: Multiplied) -> Facts:
             continue
         change = np.zeros_like(p.error)
         change[:, first : last + 1] = p.x @ (rows - p.w[first : last + 1]).T
-        if p.fits_change(change):
-            where = f"in channels {first} to {last} " if run else ""
-            what = name if len(rows) == len(matrix) else f"rows {place} to {place + len(rows) - 1} of {name}"
-            yield Fact("other rows", f"{where}it multiplies by {what}", (name, first, last, place))
-            return
+        where = f"in channels {first} to {last} " if run else ""
+        what = name if len(rows) == len(matrix) else f"rows {place} to {place + len(rows) - 1} of {name}"
+        yield change, Fact("other rows", f"{where}it multiplies by {what}", (name, first, last, place))

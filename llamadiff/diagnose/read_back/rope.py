@@ -10,17 +10,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import IN_16_BITS, LEFT, Facts, Observed, sole, strictly
-from llamadiff.judge.pattern.deviation import Fact, listed, numbered, runs_of
-from llamadiff.numerics.arithmetic import ROUNDINGS
+from llamadiff.diagnose.read_back.observed import (
+    IN_16_BITS,
+    LEFT,
+    Array,
+    Facts,
+    Observed,
+    Readings,
+    first_fit,
+    sole,
+    strictly,
+)
+from llamadiff.judge.pattern.deviation import Fact, counted, listed, runs_of
 from llamadiff.numerics.orders import order_in_words
 
-Array = NDArray[Any]
 UNMOVED = 1e-6  # of the largest value, by which values may differ that are not turned
 WHOLE = 0.02  # how near a whole number a position must be to be taken for it
 SLOW = 1e-2  # radians a position: what turns less is read less surely
@@ -152,7 +158,7 @@ def _whose(t: Turned) -> str:
     """Which heads, where not all."""
     if len(t.heads) == t.o.recorded.shape[1]:
         return ""
-    return f", in head{'s' if len(t.heads) > 1 else ''} {numbered([int(h) for h in t.heads])}"
+    return f", in {counted('head', t.heads)}"
 
 
 def _lengths(t: Turned) -> Facts:
@@ -196,18 +202,21 @@ def _angles(t: Turned) -> Facts:
         yield from _told_positions(t, positions)
         return
     theta = t.positions[:, None] * t.frequencies
-    for kind, name in IN_16_BITS.items():
-        if t.fits(length * np.exp(1j * np.asarray(ROUNDINGS[kind](theta.astype(np.float32)), np.float64))):
-            yield Fact("rounded angles", f"its angles are rounded to {name}{_whose(t)}", (name,))
-            return
-    for step in STEPS:
-        if t.fits(length * np.exp(1j * np.rint(theta / step) * step)):
-            says = f"its angles are rounded to multiples of 1/{round(1 / step)}{_whose(t)}"
-            yield Fact("stepped angles", says, (step,))
-            return
+    rounded = tuple(first_fit(lambda theta: t.fits(length * np.exp(1j * theta)), _rounded(t, theta)))
     frequencies = _frequencies(turns, t.positions)
-    if len(turns) > 2 and t.fits(length * np.exp(1j * t.positions[:, None] * frequencies)):
+    if rounded:
+        yield from rounded
+    elif len(turns) > 2 and t.fits(length * np.exp(1j * t.positions[:, None] * frequencies)):
         yield from _told_frequencies(t, frequencies, length)
+
+
+def _rounded(t: Turned, theta: Array) -> Readings:
+    """Angles in 16 bits, or in steps."""
+    for name, rounded in IN_16_BITS.items():
+        yield rounded(theta), Fact("rounded angles", f"its angles are rounded to {name}{_whose(t)}", (name,))
+    for step in STEPS:
+        says = f"its angles are rounded to multiples of 1/{round(1 / step)}{_whose(t)}"
+        yield np.rint(theta / step) * step, Fact("stepped angles", says, (step,))
 
 
 def _positions(turns: Array, frequencies: Array) -> Array:
@@ -223,7 +232,7 @@ def _positions(turns: Array, frequencies: Array) -> Array:
 def _told_positions(t: Turned, positions: Array) -> Facts:
     there = t.positions != 0
     times = sole(positions[there] / t.positions[there], ALIKE) if there.any() else None
-    heads = f" of head{'s' if len(t.heads) > 1 else ''} {numbered([int(h) for h in t.heads])}" if _whose(t) else ""
+    heads = f" of {counted('head', t.heads)}" if _whose(t) else ""
     if times is not None and abs(positions[~there]).max(initial=0.0) < WHOLE:
         says = f"the rows{heads} are rotated by their positions times {times:.4g}"
         yield Fact("times position", says, (times, *map(int, t.heads)))
@@ -274,19 +283,9 @@ def _told_frequencies(t: Turned, found: Array, length: Array) -> Facts:
     def fits(frequencies: Array) -> bool:
         return t.fits(length * np.exp(1j * positions * frequencies))
 
-    for kind, name in IN_16_BITS.items():
-        if fits(np.asarray(ROUNDINGS[kind](right.astype(np.float32)), np.float64)):
-            yield Fact("rounded frequencies", f"its frequencies are rounded to {name}{_whose(t)}", (name,))
-            return
-    near = np.abs(found[:, None] - right[None, :]).argmin(axis=1)
-    if len(set(near)) == len(near) and fits(right[near]):
-        says = f"by their frequencies {order_in_words(near, 'pair')}{_whose(t)}"
-        yield Fact("frequency order", says, tuple(int(i) for i in near))
-        return
-    base, was = _base(found), _base(right)
-    if base is not None and fits(_powers(base, len(found))):
-        where = f", where {was:.6g} is right" if was is not None else ""
-        yield Fact("base", f"its frequencies are those of base {base:.6g}{where}{_whose(t)}", (base,))
+    named = tuple(first_fit(fits, _named_frequencies(t, found)))
+    if named:
+        yield from named
         return
     told = list(_stretches(found / right))
     exact = right.copy()
@@ -304,3 +303,19 @@ def _told_frequencies(t: Turned, found: Array, length: Array) -> Facts:
     if pairs:
         some = listed([f"pair {i} by {found[i]:.4g}, where {right[i]:.4g} is right" for i in pairs])
         yield Fact("other frequencies", f"a position turns {some}{_whose(t)}", tuple(float(found[i]) for i in pairs))
+
+
+def _named_frequencies(t: Turned, found: Array) -> Readings:
+    """Frequencies in 16 bits, in another order, of another base."""
+    right = t.frequencies
+    for name, rounded in IN_16_BITS.items():
+        yield rounded(right), Fact("rounded frequencies", f"its frequencies are rounded to {name}{_whose(t)}", (name,))
+    near = np.abs(found[:, None] - right[None, :]).argmin(axis=1)
+    if len(set(near)) == len(near):
+        says = f"by their frequencies {order_in_words(near, 'pair')}{_whose(t)}"
+        yield right[near], Fact("frequency order", says, tuple(int(i) for i in near))
+    base, was = _base(found), _base(right)
+    if base is not None:
+        where = f", where {was:.6g} is right" if was is not None else ""
+        says = f"its frequencies are those of base {base:.6g}{where}{_whose(t)}"
+        yield _powers(base, len(found)), Fact("base", says, (base,))

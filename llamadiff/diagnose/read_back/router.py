@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import Facts, Observed, sole
-from llamadiff.judge.pattern.deviation import Fact, numbered
-
-Array = NDArray[Any]
+from llamadiff.diagnose.read_back.observed import Facts, Observed, factor_of, sole
+from llamadiff.judge.pattern.deviation import Fact, counted, numbered
 
 
 def choice(o: Observed) -> Facts:
@@ -23,7 +18,8 @@ def choice(o: Observed) -> Facts:
     ranks = np.argsort(order, axis=-1)[np.arange(len(scores))[:, None], chosen]
     if (ranks == ranks[0]).all() and set(ranks[0]) != set(range(chosen.shape[1])):
         was, right = sorted(int(rank) + 1 for rank in ranks[0]), list(range(1, chosen.shape[1] + 1))
-        says = f"it chooses the experts of rank{_s(was)} {numbered(was)}, where {numbered(right)} {_are(right)} right"
+        are = "are" if len(right) > 1 else "is"
+        says = f"it chooses the experts of {counted('rank', was)}, where {numbered(right)} {are} right"
         yield Fact("ranks", says, tuple(was))
         return
     for expert in range(scores.shape[1]):
@@ -34,18 +30,10 @@ def choice(o: Observed) -> Facts:
             return
 
 
-def _s(numbers: list[int]) -> str:
-    return "s" if len(numbers) > 1 else ""
-
-
-def _are(numbers: list[int]) -> str:
-    return "are" if len(numbers) > 1 else "is"
-
-
 def share(o: Observed) -> Facts:
     """Weights [token, used] made to sum to one: what they were divided by."""
     x = o.input()
-    factors = (x * o.recorded).sum(axis=-1) / np.maximum(np.square(x).sum(axis=-1), 1e-300)
+    factors = factor_of(x, o.recorded, axis=-1)
     if not (factors > 0).all() or not o.fits(factors[:, None] * x):
         return
     total = x.sum(axis=-1)

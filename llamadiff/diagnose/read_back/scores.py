@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.read_back.observed import Facts, Observed, first_told
-from llamadiff.judge.pattern.deviation import SAME, Fact, listed, numbered
+from llamadiff.diagnose.read_back.observed import Array, Facts, Observed, Readings, factor_of, first_fit
+from llamadiff.judge.pattern.deviation import SAME, Fact, counted, listed, numbered
 
-Array = NDArray[Any]
 NONE = -1  # in place of a row
 MOST = 512  # tokens: all rows of K are tried for every score
 
@@ -46,7 +43,7 @@ def scores(o: Observed) -> Facts:
     """The heads and the rows of K that were read."""
     s = _parts(o)
     if s is not None:
-        yield from first_told((_heads, _newest, _rows), s)
+        yield from first_fit(s.fits, _heads(s), _newest(s), _rows(s))
 
 
 def _parts(o: Observed) -> Scored | None:
@@ -62,9 +59,8 @@ def _parts(o: Observed) -> Scored | None:
     q, k = q.reshape(tokens, heads, dim), k.reshape(tokens, -1, dim)
     s = Scored(o, q, k, np.arange(heads) // max(1, heads // k.shape[1]), 1.0)
     ours = np.where(s.seen, s.compute(), 0.0)
-    scale = float((ours * o.expected).sum() / max(float(np.square(ours).sum()), 1e-300))
-    left = np.square(scale * ours - o.expected).sum()
-    return replace(s, scale=scale) if left <= SAME / 100 * np.square(o.expected).sum() else None
+    scale = float(factor_of(ours, o.expected))
+    return replace(s, scale=scale) if o.is_right(scale * ours) else None
 
 
 def _keys(o: Observed) -> Array:
@@ -75,27 +71,27 @@ def _keys(o: Observed) -> Array:
         return np.asarray(o.case.values(f"Kcur_rope-{o.case.layer}")[0], np.float64)
 
 
-def _heads(s: Scored) -> Facts:
+def _heads(s: Scored) -> Readings:
     """The K head that every head reads."""
     every = s.scale * np.einsum("thd,skd->hkts", s.q, s.k)
     gaps = (np.square(every - s.o.recorded[:, None]) * s.seen).sum(axis=(2, 3))
     size = (np.square(every) * s.seen).sum(axis=(2, 3))
     own = gaps[np.arange(len(gaps)), s.reads] <= SAME / 100 * size[np.arange(len(gaps)), s.reads]
     reads = np.where(own, s.reads, gaps.argmin(axis=1))
-    if (reads != s.reads).any() and s.fits(replace(s, reads=reads).compute()):
+    if (reads != s.reads).any():
         right, was = (", ".join(map(str, some)) for some in (s.reads, reads))
         says = f"heads 0 to {len(reads) - 1} read the K heads {was}, where {right} are right"
-        yield Fact("K heads", says, tuple(map(int, reads)))
+        yield replace(s, reads=reads).compute(), Fact("K heads", says, tuple(map(int, reads)))
 
 
-def _newest(s: Scored) -> Facts:
+def _newest(s: Scored) -> Readings:
     """All rows of the cache are what was put into it last: the query's own, where tokens are run one by one."""
     own = np.einsum("htt->ht", s.compute())
-    if s.fits(np.broadcast_to(own[..., None], s.o.recorded.shape)):
-        yield Fact("K newest", "every score of a query reads K's row of that query's own token", ())
+    says = "every score of a query reads K's row of that query's own token"
+    yield np.broadcast_to(own[..., None], s.o.recorded.shape), Fact("K newest", says, ())
 
 
-def _rows(s: Scored) -> Facts:
+def _rows(s: Scored) -> Readings:
     """The row of K that the scores of every key read."""
     full, recorded = s.compute(), s.o.recorded
     rows = np.arange(len(s.k))
@@ -108,12 +104,12 @@ def _rows(s: Scored) -> Facts:
             rows[key] = NONE
     made = np.where(rows == NONE, 0.0, full[:, :, rows])
     zero, moved = np.flatnonzero(rows == NONE), np.flatnonzero((rows != np.arange(len(rows))) & (rows != NONE))
-    if not (len(moved) or len(zero)) or not s.fits(made):
+    if not (len(moved) or len(zero)):
         return
     said = [_said(rows, moved)] if len(moved) else []
     if len(zero):
-        said.append(f"the scores of key{'s' if len(zero) > 1 else ''} {numbered([int(key) for key in zero])} are zero")
-    yield Fact("K row", "; ".join(said), tuple(int(row) for row in rows))
+        said.append(f"the scores of {counted('key', zero)} are zero")
+    yield made, Fact("K row", "; ".join(said), tuple(int(row) for row in rows))
 
 
 def _said(rows: Array, moved: Array) -> str:
@@ -125,7 +121,7 @@ def _said(rows: Array, moved: Array) -> str:
         to = "on" if moved[-1] == len(rows) - 1 else f"to {moved[-1]}"
         return f"from key {first} {to} a score reads K's row of the token {where}"
     if len(moved) > 1 and len(set(rows[moved])) == 1:
-        return f"in place of K's rows {numbered([int(row) for row in moved])} it reads row {rows[first]}"
+        return f"in place of K's rows {numbered(moved)} it reads row {rows[first]}"
     if (rows == np.arange(len(rows))[::-1]).all():
         return "K's rows are read in reverse, the last one for the first key"
     named = "rows" if len(moved) > 1 else "row"

@@ -11,12 +11,20 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamadiff.diagnose.read_back.observed import LEFT, Facts, Observed, first_told, sole, strictly
+from llamadiff.diagnose.read_back.observed import (
+    LEFT,
+    Array,
+    Facts,
+    Observed,
+    Readings,
+    factor_of,
+    first_fit,
+    sole,
+    strictly,
+)
 from llamadiff.judge.pattern.deviation import Fact, numbered
 
-Array = NDArray[Any]
 TINY = 1e-30  # probabilities below which nothing is read from
 WANTED = 1e-9  # a right probability of which a zero is a finding
 CLOSE = 1e-3  # of a factor, that two may differ by and be one
@@ -43,7 +51,7 @@ class SoftmaxRows:
 
     def left(self, p: Array) -> float:
         """What of the error is left if these are the probabilities."""
-        return self.o.left(p.reshape(self.o.recorded.shape))
+        return self.o.left(p)
 
     @cached_property
     def there(self) -> Array:
@@ -56,14 +64,25 @@ class SoftmaxRows:
         slopes, sure = _slopes(self.scores, self.right, self.seen & (self.right > TINY))
         return float(np.median(slopes[sure])) if sure.any() else 0.0
 
-    def powers(self, scale: Any, there: Array) -> Array:
-        """exp of the scaled scores below the largest of their row; zero where nothing is seen."""
-        x = np.where(there, self.scores * scale, -np.inf)
-        return np.asarray(np.where(there, np.exp(x - x.max(axis=-1, keepdims=True, initial=-1e300)), 0.0))
-
     def normalised(self, scale: Any, there: Array) -> Array:
-        e = self.powers(scale, there)
-        return np.asarray(e / np.maximum(e.sum(axis=-1, keepdims=True), 1e-300))
+        """exp of the scaled scores over their row's sum; zero where nothing is seen."""
+        x = np.where(there, self.scores * scale, -np.inf)
+        return _shares(np.where(there, np.exp(x - x.max(axis=-1, keepdims=True, initial=-1e300)), 0.0))
+
+
+def _shares(powers: Array) -> Array:
+    return np.asarray(powers / np.maximum(powers.sum(axis=-1, keepdims=True), 1e-300))
+
+
+def _logs(p: Array, there: Array) -> Array:
+    """Logarithms of what is there; zero elsewhere."""
+    return np.where(there, np.log(np.where(there, p, 1.0)), 0.0)
+
+
+def _centred(x: Array, there: Array) -> Array:
+    """What is there, less its mean in each row; zero elsewhere."""
+    count = np.maximum(there.sum(axis=-1, keepdims=True), 1)
+    return np.where(there, x - (x * there).sum(axis=-1, keepdims=True) / count, 0.0)
 
 
 def softmax(o: Observed) -> Facts:
@@ -71,7 +90,7 @@ def softmax(o: Observed) -> Facts:
     s = _parts(o)
     if s is None or (s.p < 0).any() or not s.there.any():
         return
-    leaks = tuple(_leaks(s)) if o.case.tap.causal else ()
+    leaks = tuple(first_fit(s.fits, _leaks(s))) if o.case.tap.causal else ()
     if leaks:
         yield from leaks
         return
@@ -86,12 +105,12 @@ def softmax(o: Observed) -> Facts:
     rebuilt = np.where(sure, slopes, s.scale)[..., None]
     left = s.left(s.normalised(rebuilt, there) * total)
     if left > LEFT:
-        yield from first_told((_distances, _by_blocks), s, there, total)
+        yield from first_fit(s.fits, _distances(s, there, total), _by_blocks(s, there, total))
         return
     s = replace(s, may_leave=strictly(left))
     yield from _scales(s, slopes, sure)
     if sole(total, SUMS) is None or abs(float(np.median(total)) - 1) > SUMS:
-        yield from _sums(s, s.normalised(rebuilt, there), total)
+        yield from first_fit(s.fits, _sums(s, s.normalised(rebuilt, there), total))
 
 
 def _of_some_rows(s: SoftmaxRows, hidden: Array) -> Facts:
@@ -111,9 +130,9 @@ def _of_some_rows(s: SoftmaxRows, hidden: Array) -> Facts:
     if s.fits(p):
         yield from _scales(s, np.broadcast_to(scales[:, None], slopes.shape), sure)
     elif abs(float(np.median(total[:, s.told])) - 1) > SUMS:
-        yield from _sums(s, p, total)
+        yield from first_fit(s.fits, _sums(s, p, total))
     else:
-        yield from _distances(s, s.seen, np.ones_like(total))
+        yield from first_fit(s.fits, _distances(s, s.seen, np.ones_like(total)))
 
 
 def _parts(o: Observed) -> SoftmaxRows | None:
@@ -128,8 +147,7 @@ def _parts(o: Observed) -> SoftmaxRows | None:
     told = (p != right).any(axis=(0, 2)) | (o.shown is None)
     keys = "key" if causal else "expert"
     s = SoftmaxRows(o, np.where(seen, scores, 0.0), p, right, seen & (right > 0), keys, told)
-    near = s.normalised(s.scale, s.seen)
-    return s if np.square(near - right).sum() <= 1e-9 * np.square(right).sum() else None
+    return s if o.is_right(s.normalised(s.scale, s.seen), 1e-9) else None
 
 
 def _without_noise(p: Array, right: Array) -> Array:
@@ -140,13 +158,10 @@ def _without_noise(p: Array, right: Array) -> Array:
 
 def _slopes(scores: Array, p: Array, there: Array) -> tuple[Array, Array]:
     """Each row's factor of the scores in the logarithms, and whether it has enough keys to tell."""
-    count = there.sum(axis=-1)
-    logs, x = np.where(there, np.log(np.where(there, p, 1.0)), 0.0), np.where(there, scores, 0.0)
-    n = np.maximum(count, 1)[..., None]
-    x = np.where(there, x - x.sum(axis=-1, keepdims=True) / n, 0.0)
+    x = _centred(scores, there)
     spread = np.square(x).sum(axis=-1)
-    sure = (count > 1) & (spread > 1e-9 * max(float(np.square(scores).mean()), 1e-300))
-    return (x * logs).sum(axis=-1) / np.maximum(spread, 1e-300), sure
+    sure = (there.sum(axis=-1) > 1) & (spread > 1e-9 * max(float(np.square(scores).mean()), 1e-300))
+    return factor_of(x, _logs(p, there), axis=-1), sure
 
 
 # -- the mask ------------------------------------------------------------------------------------------------------
@@ -166,11 +181,11 @@ def _unseen(s: SoftmaxRows, hidden: Array) -> Facts:
     heads = np.flatnonzero(hidden.any(axis=(1, 2)))
     if s.keys != "key" or (hidden[heads] != hidden[heads[0]]).any():
         return
-    whose = f", in heads {numbered([int(h) for h in heads])}" if len(heads) < len(hidden) else ""
+    whose = f", in heads {numbered(heads)}" if len(heads) < len(hidden) else ""
     yield from _queries(hidden[heads[0]], whose)
 
 
-def _leaks(s: SoftmaxRows) -> Facts:
+def _leaks(s: SoftmaxRows) -> Readings:
     """Keys after a query that have a probability: the score that they are given, or what is added to theirs."""
     positions = s.o.case.run.positions
     raw = np.asarray(s.o.case.recorded, np.float64).reshape(s.p.shape)
@@ -180,17 +195,16 @@ def _leaks(s: SoftmaxRows) -> Facts:
         return
     own, scaled = np.where(s.seen, s.scale * s.scores, 0.0), s.scale * s.o.input().reshape(s.p.shape)
     count = np.maximum(s.there.sum(axis=-1, keepdims=True), 1)
-    sums = np.where(s.there, own - np.log(np.where(s.there, s.p, 1.0)), 0.0).sum(axis=-1, keepdims=True) / count
-    scores = np.where(found, np.log(np.where(found, raw, 1.0)) + sums, 0.0)  # of what is hidden
+    sums = np.where(s.there, own - _logs(s.p, s.there), 0.0).sum(axis=-1, keepdims=True) / count
+    scores = np.where(found, _logs(raw, found) + sums, 0.0)  # of what is hidden
     for words, rest in (("have the score {}", np.zeros_like(scaled)), ("have {} added to their scores", scaled)):
         value = sole((scores - rest)[found], CLOSE * max(1.0, float(np.abs(scores[found]).max())))
         if value is None:
             continue
         terms = np.where(s.seen, np.exp(own), 0.0)
         total = terms.sum(axis=-1) + np.where(hidden, np.exp(value + rest), 0.0).sum(axis=-1)
-        if s.fits(terms / total[..., None]):
-            yield Fact("leaks", f"keys after a query are not hidden: they {words.format(f'{value:.4g}')}", (value,))
-            return
+        says = f"keys after a query are not hidden: they {words.format(f'{value:.4g}')}"
+        yield terms / total[..., None], Fact("leaks", says, (value,))
 
 
 def _below(s: SoftmaxRows) -> Array:
@@ -245,59 +259,51 @@ def _scales(s: SoftmaxRows, slopes: Array, sure: Array) -> Facts:
         yield Fact("head scales", says, tuple(own))
 
 
-def _distances(s: SoftmaxRows, there: Array, total: Array) -> Facts:
+def _distances(s: SoftmaxRows, there: Array, total: Array) -> Readings:
     """Scores with something added that grows with the distance from key to query."""
-    if s.keys != "key":
+    if s.keys != "key" or not s.scale:
         return
     query, key = np.indices(s.p.shape[1:])
-    away, slopes = np.broadcast_to(query - key, s.p.shape), np.zeros(len(s.p))
-    for h in range(len(s.p)):
-        read = there[h] & s.told[:, None] & (s.p[h] > TINY)
-        rest = np.where(read, np.log(np.where(read, s.p[h], 1.0)) - s.scale * s.scores[h], 0.0)
-        n = np.maximum(read.sum(axis=-1, keepdims=True), 1)
-        x = np.where(read, away[h] - (away[h] * read).sum(axis=-1, keepdims=True) / n, 0.0)
-        slopes[h] = (x * rest).sum() / max(float(np.square(x).sum()), 1e-300)
+    away, read = np.broadcast_to(query - key, s.p.shape), there & s.told[:, None] & (s.p > TINY)
+    rest, x = np.where(read, _logs(s.p, read) - s.scale * s.scores, 0.0), _centred(away, read)
+    slopes = np.array([float(factor_of(*of_head)) for of_head in zip(x, rest, strict=True)])
     shifted = replace(s, scores=s.scores + slopes[:, None, None] * away / s.scale)
-    if s.scale and shifted.fits(shifted.normalised(s.scale, there) * total):
-        values = ", ".join(f"{value:.4g}" for value in slopes)
-        says = f"to scores is added the distance from key to query times {values} in heads 0 to {len(slopes) - 1}"
-        yield Fact("distance", says, tuple(float(v) for v in slopes))
+    values = ", ".join(f"{value:.4g}" for value in slopes)
+    says = f"to scores is added the distance from key to query times {values} in heads 0 to {len(slopes) - 1}"
+    yield shifted.normalised(s.scale, there) * total, Fact("distance", says, tuple(float(v) for v in slopes))
 
 
-def _by_blocks(s: SoftmaxRows, there: Array, total: Array) -> Facts:
+def _by_blocks(s: SoftmaxRows, there: Array, total: Array) -> Readings:
     """Powers below the largest score of a block of keys, which are not scaled down where a later one is larger."""
     x = np.where(there, s.scores * s.scale, -np.inf)
     keys = x.shape[-1]
     for block in range(1, keys):
         starts = np.arange(0, keys, block)
         most = np.repeat(np.maximum.reduceat(x, starts, axis=-1), block, axis=-1)[..., :keys]
-        e = np.where(there, np.exp(x - np.where(np.isfinite(most), most, 0.0)), 0.0)
-        if s.fits(e / np.maximum(e.sum(axis=-1, keepdims=True), 1e-300)):
-            keys = f"{s.keys}{'s' if block > 1 else ''}"
-            says = f"each block of {block} {keys} is scaled by its own largest score, and not by the row's"
-            yield Fact("by blocks", says, (block,))
-            return
+        named = f"{s.keys}{'s' if block > 1 else ''}"
+        says = f"each block of {block} {named} is scaled by its own largest score, and not by the row's"
+        powers = np.where(there, np.exp(x - np.where(np.isfinite(most), most, 0.0)), 0.0)
+        yield _shares(powers), Fact("by blocks", says, (block,))
 
 
 # -- the sum -------------------------------------------------------------------------------------------------------
 
 
-def _sums(s: SoftmaxRows, p: Array, total: Array) -> Facts:
+def _sums(s: SoftmaxRows, p: Array, total: Array) -> Readings:
     """What the sum left out, or had too much: ``p`` are the probabilities made to sum to one."""
     several = (p > 0).sum(axis=-1, keepdims=True) > 1
     for words, part in _parts_of_sums(s, p):
         for spared, what in ((np.zeros_like(several), ""), (~several, f", where there is another {s.keys}")):
             left = np.where(spared, 1.0, 1 - part)
-            if (left > 0).all() and not spared.all() and s.fits(p / left):
-                yield Fact("sum lacks", f"its sum leaves out {words}{what}", (words,))
-                return
+            if (left > 0).all() and not spared.all():
+                yield p / left, Fact("sum lacks", f"its sum leaves out {words}{what}", (words,))
     more = 1 / np.maximum(total, 1e-300) - 1  # in units of the right sum
     largest = p.max(axis=-1, keepdims=True)
     counts = (more / np.maximum(largest, 1e-300))[:, s.told]
     count = sole(counts, CLOSE * max(1.0, float(np.median(np.abs(counts)))))
-    if count is not None and s.fits(p / (1 + count * largest)):
-        yield Fact("sum plus", f"its sum is {count:.4g} too large, where the largest term is 1", (count,))
-        return
+    if count is not None:
+        says = f"its sum is {count:.4g} too large, where the largest term is 1"
+        yield p / (1 + count * largest), Fact("sum plus", says, (count,))
     yield from _counted(s, p, more)
 
 
@@ -313,17 +319,15 @@ def _parts_of_sums(s: SoftmaxRows, p: Array) -> Iterator[tuple[str, Array]]:
         yield f"the last {s.keys}", p[..., -1:]
 
 
-def _counted(s: SoftmaxRows, p: Array, more: Array) -> Facts:
+def _counted(s: SoftmaxRows, p: Array, more: Array) -> Readings:
     """Keys with a score of zero that the sum counts too: as many in each row, or so many that all rows have as many."""
-    largest = p.max(axis=-1, keepdims=True)
     top = np.where(s.there, s.scores * s.scale, -np.inf).max(axis=-1, keepdims=True)
-    count = more / np.maximum(largest * np.exp(-top), 1e-300)
-    every = sole(count[:, s.told], 1e-2)
-    room = sole((count + s.there.sum(axis=-1, keepdims=True))[:, s.told], 1e-2)
-    if every is not None and every > 0.5 and s.fits(p / (1 + np.rint(every) * largest * np.exp(-top))):
-        yield Fact("sum counts", f"its sum counts {every:.0f} more with a score of 0", (int(np.rint(every)),))
-    elif room is not None:
-        beyond = np.rint(room) - s.there.sum(axis=-1, keepdims=True)
-        if s.fits(p / (1 + beyond * largest * np.exp(-top))):
-            says = f"its sum counts {room:.0f} {s.keys}s in every row, those that are not there with a score of 0"
-            yield Fact("sum room", says, (int(np.rint(room)),))
+    each, seen = p.max(axis=-1, keepdims=True) * np.exp(-top), s.there.sum(axis=-1, keepdims=True)
+    count = more / np.maximum(each, 1e-300)
+    every, room = sole(count[:, s.told], 1e-2), sole((count + seen)[:, s.told], 1e-2)
+    if every is not None and every > 0.5:
+        says = f"its sum counts {every:.0f} more with a score of 0"
+        yield p / (1 + np.rint(every) * each), Fact("sum counts", says, (int(np.rint(every)),))
+    if room is not None:
+        says = f"its sum counts {room:.0f} {s.keys}s in every row, those that are not there with a score of 0"
+        yield p / (1 + (np.rint(room) - seen) * each), Fact("sum room", says, (int(np.rint(room)),))

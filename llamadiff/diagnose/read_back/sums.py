@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import combinations
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import NotRecordedError
-from llamadiff.diagnose.read_back.observed import Facts, Observed, only_run
+from llamadiff.diagnose.read_back.observed import Array, Facts, Observed, Readings, first_fit, only_run
 from llamadiff.judge.pattern.deviation import Fact
 
-Array = NDArray[Any]
 LEAVES = 1e-5  # of an error, that terms may leave whose coefficients are told from the values themselves
 ZERO = 1e-4  # a coefficient below which a term is not there
 PLAIN = 1e-4  # how near one a coefficient must be to be one
@@ -23,9 +20,8 @@ SHIFTS = {"t-1": -1, "t+1": 1}
 
 def sums(o: Observed) -> Facts:
     """Of which terms a sum is made, everywhere, or in some channels, or from the second token on."""
-    names = o.input_names()
     terms = dict(_at_hand(o))
-    if any(name not in terms for name in names):
+    if any(name not in terms for name in o.input_names()):
         return
     bad: Array = o.is_bad.reshape(len(o.recorded), -1)
     run = only_run(bad.any(axis=0))
@@ -38,7 +34,7 @@ def sums(o: Observed) -> Facts:
     elif first == 1:
         where &= np.arange(len(bad))[:, None] >= 1
         words, place = "from token 1 on ", (1,)
-    yield from _told(o, names, terms, where, words, place)
+    yield from first_fit(lambda values: o.fits(values, LEAVES), _made_of(o, terms, where, words, place))
 
 
 def _at_hand(o: Observed) -> Iterator[tuple[str, Array]]:
@@ -63,14 +59,13 @@ def _at_hand(o: Observed) -> Iterator[tuple[str, Array]]:
                 yield f"{name}[{words} or 0]", np.where(there.reshape(-1, *[1] * (x.ndim - 1)), shifted, 0.0)
 
 
-def _told(
-    o: Observed, names: list[str], terms: Mapping[str, Array], where: Array, words: str, place: tuple[int, ...]
-) -> Facts:
+def _made_of(o: Observed, terms: Mapping[str, Array], where: Array, words: str, place: tuple[int, ...]) -> Readings:
     """The fewest terms that make the values that are wrong."""
+    names = o.input_names()
     others = [name for name in terms if name not in names]
     tried = [tuple(names), *((*names, other) for other in others)]
     tried += [(*names, *two) for two in combinations(others[:12], 2)]
-    flat, shape = where.ravel(), o.recorded.shape
+    flat = where.ravel()
     if flat.sum() < LEAST * 4:
         return
     for some in tried:
@@ -78,12 +73,10 @@ def _told(
         counts, *_ = np.linalg.lstsq(columns, o.recorded.ravel()[flat], rcond=1e-9)
         values = o.expected.ravel().copy()
         values[flat] = columns @ counts
-        if o.fits(values.reshape(shape), LEAVES):
-            kept = [(name, float(count)) for name, count in zip(some, counts, strict=True) if abs(count) > ZERO]
-            said = " + ".join(_term(name, count) for name, count in kept) or "zero"
-            says = f"{words}it is {said}, where {' + '.join(names)} is right"
-            yield Fact("terms", says, (*place, *(count for _, count in kept)))
-            return
+        kept = [(name, float(count)) for name, count in zip(some, counts, strict=True) if abs(count) > ZERO]
+        said = " + ".join(_term(name, count) for name, count in kept) or "zero"
+        says = f"{words}it is {said}, where {' + '.join(names)} is right"
+        yield values, Fact("terms", says, (*place, *(count for _, count in kept)))
 
 
 def _term(name: str, count: float) -> str:

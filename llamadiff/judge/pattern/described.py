@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llamadiff.judge.compared import Compared
 from llamadiff.judge.lanes import Lane, Source
-from llamadiff.judge.pattern import instead, parts, places
+from llamadiff.judge.pattern import instead, places
 from llamadiff.judge.pattern.deviation import Deviation, Fact
 from llamadiff.trace import taps
 
@@ -57,16 +57,9 @@ def _inputs(source: Source, tap: taps.Tap) -> dict[str, Array]:
 
 
 INSTEAD = (
-    instead.zeros,
-    instead.another_tensor,
-    instead.other_axes,
-    instead.other_rows,
-    instead.other_channels,
-    instead.factors,
-    instead.shifts,
-    instead.turns,
-    parts.parts,
-)
+    instead.zeros, instead.another_tensor, instead.other_axes, instead.other_rows, instead.other_channels,
+    instead.factors, instead.shifts, instead.turns, instead.parts,
+)  # fmt: skip
 WHERE = (places.first_token, places.tokens, places.growth, places.heads, places.channels, places.bounds)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -105,7 +105,7 @@ class Deviation:
         return left <= may_leave * error and left <= SAME * size and float(rest.max()) <= ODD**2 * error / n
 
 
-def runs_of(numbers: Sequence[int]) -> list[list[int]]:
+def runs_of(numbers: Iterable[int]) -> list[list[int]]:
     """Ascending numbers as runs of neighbours."""
     runs: list[list[int]] = []
     for number in numbers:
@@ -116,7 +116,7 @@ def runs_of(numbers: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def numbered(numbers: Sequence[int]) -> str:
+def numbered(numbers: Iterable[int]) -> str:
     """Ascending numbers, runs of them as such: ``0, 3 to 7 and 9``; of many the first ones, and how many more."""
     runs = runs_of(numbers)
     shown = [f"{run[0]} to {run[-1]}" if len(run) > 2 else " and ".join(map(str, run)) for run in runs[:SHOWN]]
@@ -124,6 +124,11 @@ def numbered(numbers: Sequence[int]) -> str:
     if more:
         return f"{', '.join(shown)} and {more} more"
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def counted(word: str, numbers: Collection[int]) -> str:
+    """What is numbered, and the numbers: ``token 3``, ``tokens 3 and 5 to 7``."""
+    return f"{word}{'s' if len(numbers) > 1 else ''} {numbered(numbers)}"
 
 
 def listed(numbers: Sequence[object]) -> str:
