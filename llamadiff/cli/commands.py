@@ -10,6 +10,7 @@ import typer
 
 from llamadiff.cli import listings
 from llamadiff.cli.inputs import Asked, prompt_or_trace, rules_of, token_ids, two_traces
+from llamadiff.cli.more import port, replay, sweep, tiny, variants, vectors, weights
 from llamadiff.cli.options import (
     Annotate,
     Candidate,
@@ -43,13 +44,7 @@ from llamadiff.cli.options import (
     Update,
     finish,
 )
-from llamadiff.cli.port import port
-from llamadiff.cli.replay import replay
 from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
-from llamadiff.cli.sweep import sweep
-from llamadiff.cli.tiny import tiny
-from llamadiff.cli.variants import variants
-from llamadiff.cli.weights import vectors, weights
 from llamadiff.report.formats import OF_OPS, OF_PORT, OF_SWEEP, OF_VARIANTS, OF_WEIGHTS
 from llamadiff.system.collisions import Named, kept, refuse_collisions, saved
 from llamadiff.system.errors import UserError

@@ -1,0 +1,196 @@
+"""The commands around the judging: a checkpoint's code, other settings, many cases, saved ops, files alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llamadiff.cli.inputs import Asked, settings_of
+from llamadiff.cli.options import JUDGEMENT, Chat, LlamaCpp, Model, NPredict, Prompt, Tokens, finish
+from llamadiff.cli.reports import Reports
+from llamadiff.numerics import tolerances
+from llamadiff.system.collisions import refuse_collisions
+
+
+def port(
+    model: Model,
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            help="The checkpoint of the file: a directory, or file.py:function, which builds a torch module.",
+            metavar="CHECKPOINT",
+        ),
+    ],
+    prompt: Prompt = None, tokens: Tokens = None, n_predict: NPredict = 0, llama_cpp: LlamaCpp = None,
+    *, reports: Reports,
+) -> None:  # fmt: skip
+    """Hold llama.cpp's graph of a file against the checkpoint's own code: the first ops that part, and why."""
+    from llamadiff.engines.run_spec import How
+    from llamadiff.port.run import port as run_port
+    from llamadiff.report.port import print_port
+    from llamadiff.report.status_line import progress
+    from llamadiff.report.terminal.report import make_console
+
+    asked = Asked(prompt, tokens, n_predict=n_predict, llama_cpp=llama_cpp)
+    refuse_collisions([("the model", model), ("the checkpoint", Path(checkpoint)), *asked.files], reports.named)
+    with progress() as shown:
+        found = run_port(model, checkpoint, asked.run(), How(progress=shown))
+    reports.write(found, lambda each: print_port(each, make_console()))
+    finish(found.verdict)
+
+
+def tiny(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(help="A checkpoint's directory: its config.json and tokenizer are enough.", metavar="CHECKPOINT",
+                       exists=True, file_okay=False),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder to make.", metavar="FOLDER", show_default=False)
+    ],
+    converter: Annotated[
+        Path,
+        typer.Option(help="llama.cpp's convert_hf_to_gguf.py, as you have it; it is run.", metavar="FILE",
+                     show_default=False),
+    ],
+    golden: Annotated[
+        bool, typer.Option("--golden", help="Record what the model's own code gives, for check.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the weights.", min=0, max=1 << 31)] = 1,
+) -> None:  # fmt: skip
+    """Make the same architecture, small and random, with its .gguf: for port, and for the CI of an engine."""
+    from llamadiff.port.tiny import tiny as make
+    from llamadiff.report.status_line import progress
+    from llamadiff.report.terminal.report import make_console
+
+    with progress() as shown:
+        made = make(checkpoint, output, converter, golden, seed, shown)
+    size = made.gguf.stat().st_size / 1e6
+    console = make_console()
+    console.print(f"{made.gguf}: {made.layers} layers, {made.parameters} parameters, {size:.1f} MB", markup=False)
+    console.print(f'Next: llamadiff port {made.gguf} {made.folder} "Once upon a time" --llama-cpp BUILD', markup=False)
+    if made.golden is not None:
+        console.print(f"      llamadiff check {made.golden} --candidate YOUR_DUMP", markup=False)
+
+
+WHERE = "Where it runs"
+
+
+def sweep(
+    plan: Annotated[Path, typer.Argument(help="A TOML file: models, prompts, candidates, settings.", metavar="FILE")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="The directory of its rows.", metavar="DIR", show_default="FILE.results"),
+    ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", min=0, max=512, help="Cases at a time; 0: as many as cores.", rich_help_panel=WHERE),
+    ] = 0,
+    scheduler: Annotated[
+        str | None,
+        typer.Option("--scheduler", help="A Dask cluster's.", metavar="tcp://HOST:PORT", rich_help_panel=WHERE),
+    ] = None,
+    *, reports: Reports,
+) -> None:  # fmt: skip
+    """Judge models x prompts x candidates x settings; rows are kept as Parquet, and what is done is not done again."""
+    from llamadiff.report.status_line import progress
+    from llamadiff.report.sweep import line_of, print_sweep
+    from llamadiff.report.terminal.report import make_console
+    from llamadiff.sweep.case import SweepRow
+    from llamadiff.sweep.run import run_sweep
+
+    refuse_collisions([("the sweep file", plan)], reports.named)
+    folder = out if out is not None else plan.with_suffix(".results")
+    with progress() as shown:
+
+        def tell(row: SweepRow, done: int, of: int) -> None:
+            shown("judging", done, of)
+            typer.echo(line_of(row, done, of), err=True)
+
+        found = run_sweep(plan, folder, tell, jobs, scheduler)
+    reports.write(found, lambda each: print_sweep(each, make_console()))
+    finish(found.verdict)
+
+
+def variants(
+    model: Model, prompt: Prompt = None, tokens: Tokens = None, chat: Chat = False, n_predict: NPredict = 0,
+    llama_cpp: LlamaCpp = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="Only this one, such as kv=f16; more than once.", metavar="KEY=VALUE,..."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, help="How long one may take.", rich_help_panel=JUDGEMENT)
+    ] = 600.0,
+    *, reports: Reports,
+) -> None:  # fmt: skip
+    """Run llama.cpp against itself: flash attention, caches, batches, threads, devices; one line for each."""
+    from llamadiff.comparison.variants import run_variants
+    from llamadiff.engines.run_spec import How
+    from llamadiff.report.status_line import progress
+    from llamadiff.report.terminal.report import make_console
+    from llamadiff.report.variants import print_variants
+
+    asked = Asked(prompt, tokens, chat, n_predict, llama_cpp)
+    refuse_collisions([("the model", model), *asked.files], reports.named)
+    with progress() as shown:
+        how = How(progress=shown, pictures=reports.pictures)
+        found = run_variants(model, asked.run(), how, only or (), timeout)
+    judged = [(Path(row.name), row.comparison) for row in found.rows if row.comparison is not None]
+    reports.write_several(judged, [(Path(row.name), row.failed) for row in found.rows if row.failed])
+    reports.write_own(found)
+    if not reports.takes_standard_output:
+        print_variants(found, make_console())
+    finish(found.verdict)
+
+
+def replay(
+    paths: Annotated[list[Path], typer.Argument(help="Ops that backend --keep saved.", metavar="OP...")],
+    llama_cpp: LlamaCpp = None,
+    *,
+    reports: Reports,
+) -> None:
+    """Run saved ops again through ggml's own API, on any build and device, and say how far off they are."""
+    from llamadiff.comparison.one_op import run_ops
+    from llamadiff.report.op_runs import line_of
+
+    refuse_collisions([("the op", path) for path in paths], reports.named)
+    found = run_ops(paths, settings_of(llama_cpp))
+    reports.write(found, lambda runs: typer.echo("\n".join(map(line_of, runs))))
+    finish(tolerances.worst_of([run.verdict for run in found]))
+
+
+Other = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A .gguf file, a Hugging Face directory, or a directory of your engine's weights.",
+        metavar="OTHER",
+        show_default=False,
+    ),
+]
+
+
+def weights(model: Model, other: Other = None, *, reports: Reports) -> None:
+    """Is the file right? List every tensor; with OTHER, compare each with another file, a checkpoint or a dump."""
+    from llamadiff.report.status_line import progress
+    from llamadiff.report.terminal.report import make_console
+    from llamadiff.report.weights import render_weights
+    from llamadiff.weights.opening import files_of, judge_weights
+
+    refuse_collisions([*files_of("the model", model), *files_of("the other side", other)], reports.named)
+    with progress() as tell:
+        report = judge_weights(model, other, tell)
+    reports.write(report, lambda found: render_weights(found, make_console()))
+    finish(report.verdict)
+
+
+def vectors(directory: Annotated[Path, typer.Argument(help="A new directory.", show_default=False)]) -> None:
+    """Write test blocks of every ggml type, and what they decode to, for engines in any language."""
+    from llamadiff.report.status_line import progress
+    from llamadiff.weights.vectors import write_vectors
+
+    with progress() as tell:
+        count = write_vectors(directory, tell)
+    typer.echo(f"{count} types in {directory}", err=True)
