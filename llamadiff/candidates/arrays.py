@@ -34,6 +34,16 @@ SAMPLE = 1 << 20  # bytes that are looked at to tell what they are
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what np.savez and np.savez_compressed write
 _SAVE = "save numbers with np.save(path, array.astype(np.float32))"
 
+MAX_LINE = 1000  # bytes, of a text
+FIRST = 1000  # lines of a text that are looked at before anything is run
+MAX_BYTES = 1 << 30  # of a text
+_EXPECTED = "expected lines such as [12] = 0.581"
+MAX_NUMBER = 400  # characters: the largest float64, written out, has 316
+MAX_WHOLE = 18  # digits: what fits into 64 bits
+_DIGITS = frozenset("0123456789")
+_DECIMAL = _DIGITS | frozenset("+-.eE")
+_NOT_FINITE = frozenset({"nan", "inf", "infinity"})
+
 
 @dataclass(frozen=True)
 class Header:
@@ -218,12 +228,6 @@ def _sidecar(path: Path, count: int) -> tuple[int, ...]:
     return shape
 
 
-MAX_LINE = 1000  # bytes, of a text
-FIRST = 1000  # lines that are looked at before anything is run
-MAX_BYTES = 1 << 30  # of a text
-_EXPECTED = "expected lines such as [12] = 0.581"
-
-
 def printed(path: Path, name: str, row: int | None) -> Unread:
     """Values of a text: ``[12] = 0.581001``, ``12: 0.58``, or one number a line.
 
@@ -247,11 +251,6 @@ def _from_text(path: Path, most: int) -> tuple[Array, Array]:
             raise UserError(f"{path}: more than {most} values, which is all that the tensor of this name has")
     with np.errstate(over="ignore"):  # what float32 cannot hold is infinite
         return np.array(values, np.float64).astype(np.float32), np.array(indices, np.int64)
-
-
-KINDS: Mapping[str, Callable[[Path, str, int | None], Unread]] = {
-    ".npy": npy, **dict.fromkeys(RAW, raw), **dict.fromkeys((".txt", ".log", ".dat"), printed)
-}  # fmt: skip
 
 
 def _values(path: Path) -> Iterator[tuple[int | None, float]]:
@@ -284,13 +283,6 @@ def _parsed(where: str, text: str) -> tuple[int | None, float]:
     return index, value
 
 
-MAX_NUMBER = 400  # characters: the largest float64, written out, has 316
-MAX_WHOLE = 18  # digits: what fits into 64 bits
-_DIGITS = frozenset("0123456789")
-_DECIMAL = _DIGITS | frozenset("+-.eE")
-_NOT_FINITE = frozenset({"nan", "inf", "infinity"})
-
-
 def number(word: str) -> float | None:
     """A decimal number, nan or inf; None for anything else. What float64 cannot hold is infinite."""
     if not 0 < len(word) <= MAX_NUMBER:
@@ -306,3 +298,9 @@ def number(word: str) -> float | None:
 def whole(word: str) -> int | None:
     """A whole number without a sign; None for anything else."""
     return int(word) if 0 < len(word) <= MAX_WHOLE and _DIGITS.issuperset(word) else None
+
+
+# What a name ends in -> its array.
+KINDS: Mapping[str, Callable[[Path, str, int | None], Unread]] = {
+    ".npy": npy, **dict.fromkeys(RAW, raw), **dict.fromkeys((".txt", ".log", ".dat"), printed)
+}  # fmt: skip
