@@ -11,23 +11,18 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from llamadiff.candidates import printed_text
-from llamadiff.candidates.arrays import RAW, npy, npz, raw
+from llamadiff.candidates.arrays import KINDS, RAW, npz, whole
 from llamadiff.candidates.pieces import Unread, named_row
-from llamadiff.candidates.printed_text import whole
 from llamadiff.candidates.source import Context, Opened, assemble
 from llamadiff.system.errors import UserError
-from llamadiff.system.input import check_regular, read_text
+from llamadiff.system.input import read_text
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import MAX_ID
 from llamadiff.trace.reader import Trace
 
-TEXT = (".txt", ".log", ".dat")
 MAX_FILES = 100_000
 MAX_TOKENS_FILE = 1 << 24  # bytes
 _TOKEN_FILES = ("tokens", "tokens.txt", "tokens.json")
-_KINDS = {".npy": npy, **dict.fromkeys(RAW, raw)}
-_READ = (*_KINDS, *TEXT)
 
 
 def matches(spec: str) -> bool:
@@ -96,12 +91,12 @@ def files_in(folder: Path) -> Iterator[Path]:
 
 def _arrays(folder: Path) -> list[Path]:
     """The files of a directory that are read as arrays."""
-    return [path for path in sorted(files_in(folder)) if path.suffix in _READ and path.name not in _TOKEN_FILES]
+    return [path for path in sorted(files_in(folder)) if path.suffix in KINDS and path.name not in _TOKEN_FILES]
 
 
 def _unread(folder: Path) -> list[str]:
     """Files that are called like a tap, and are of no kind that is read."""
-    others = (path.name for path in files_in(folder) if path.suffix not in (*_READ, ".json"))
+    others = (path.name for path in files_in(folder) if path.suffix not in (*KINDS, ".json"))
     return [name for name in others if taps.parse(_name(Path(name))[0]) is not None]
 
 
@@ -110,12 +105,7 @@ def _pieces(folder: Path) -> Iterator[Unread]:
     for path in _arrays(folder):
         _check_inside(folder, path)
         name, row = _name(path.relative_to(folder))
-        if path.suffix in _KINDS:
-            yield _KINDS[path.suffix](path, name, row)
-        else:
-            check_regular(path, "a text file of numbers")
-            printed_text.check(path)
-            yield Unread(name, row, None, partial(printed_text.read_values, path))
+        yield KINDS[path.suffix](path, name, row)
 
 
 def _check_inside(folder: Path, path: Path) -> None:

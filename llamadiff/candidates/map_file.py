@@ -1,8 +1,11 @@
-"""Name maps as people write them: TOML, checked."""
+"""Name maps that are given: TOML as people write it, checked; and those that many people need, which are built in.
+
+These are llama.cpp's own names, Hugging Face's modules and TransformerLens' hooks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -20,15 +23,14 @@ def load_map(spec: str) -> Map:
     """
     if spec == "auto":
         return AUTO
-
-    stated = BUILT_IN[spec] if spec in BUILT_IN else _read_map(spec, list(BUILT_IN))
+    stated = BUILT_IN[spec] if spec in BUILT_IN else _read_map(spec)
     return {**stated, **{word: entry for word, entry in identity_map().items() if word not in stated}}
 
 
-def _read_map(spec: str, built_in: Sequence[str]) -> Map:
+def _read_map(spec: str) -> Map:
     path = Path(spec)
     if not path.exists():
-        raise UserError(f"--map {spec}: no such file, and no built-in map ({', '.join(built_in)})")
+        raise UserError(f"--map {spec}: no such file, and no built-in map ({', '.join(BUILT_IN)})")
     return {word: _entry(path, word, table) for word, table in read_toml(path).items()}
 
 

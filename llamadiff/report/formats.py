@@ -16,6 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from llamadiff.comparison.result import Comparison
 
+MOST = 2000  # characters; a longer command line (of token ids) is not shown
+
 
 @dataclass(frozen=True)
 class About:
@@ -89,9 +91,6 @@ def _function(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(import_module(f"llamadiff.report.{module}"), function)
     return found
-
-
-MOST = 2000  # characters; a longer line (of token ids) is not shown
 
 
 def command_line(command: Sequence[str]) -> str | None:

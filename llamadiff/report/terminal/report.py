@@ -27,6 +27,8 @@ from llamadiff.report.terminal.tap_columns import put_taps
 from llamadiff.report.terminal.tap_map import put_map
 
 PIPED_WIDTH = 120
+_TIMES = {"total_s": "{:.1f} s in all", "capture_s": "capture {:.1f} s", "engine_s": "engine {:.1f} s",
+          "peak_rss_mb": "peak memory {:.0f} MiB"}  # fmt: skip
 
 
 def make_console(file: IO[str] | None = None, width: int | None = None) -> Console:
@@ -88,10 +90,6 @@ def put_loss(page: Page, comparison: Comparison, full: bool) -> None:
     for _, titles, cells in loss_tables(comparison.loss, full):
         page.table(titles, cells)
         page.blank()
-
-
-_TIMES = {"total_s": "{:.1f} s in all", "capture_s": "capture {:.1f} s", "engine_s": "engine {:.1f} s",
-          "peak_rss_mb": "peak memory {:.0f} MiB"}  # fmt: skip
 
 
 def put_details(page: Page, comparison: Comparison) -> None:
