@@ -12,7 +12,7 @@ from llamadiff.diagnose.alter import changed, instead, takes, with_weight
 from llamadiff.diagnose.bugs.rope import wrong_positions
 from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
-from llamadiff.diagnose.sought import ROWS_FACTOR
+from llamadiff.diagnose.solve import ROWS_FACTOR
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Array, Op
 
