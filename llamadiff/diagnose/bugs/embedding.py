@@ -36,7 +36,7 @@ def embedding_row_off(site: Site) -> Iterator[Edit]:
 
 
 def _off(by: int, rows: int, ids: Array) -> Array:
-    return np.clip(ids + by, 0, rows - 1)
+    return np.asarray(np.clip(ids + by, 0, rows - 1))
 
 
 def _at(place: int, ids: Array) -> Array:
