@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from llamadiff.diagnose.case import Array, Case, NotRecordedError, Recording
-from llamadiff.diagnose.search import Clock, Fit, Outcome, replayed, search
+from llamadiff.diagnose.search import Clock, Fit, Key, Outcome, replayed, search
 from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.lanes import Source
@@ -85,16 +84,13 @@ class _Group:
     complete: bool
     unclear: bool = False
     right: dict[str, float] = field(default_factory=dict)
-    left: dict[str, dict[Any, float]] = field(default_factory=dict)  # tap -> fit's key -> NMSE
-    said: dict[str, dict[Any, str]] = field(default_factory=dict)  # tap -> fit's key -> what the op does there
+    found: dict[str, dict[Key, Fit]] = field(default_factory=dict)  # tap -> what fits there
 
     def add(self, tap: str, right: float, fits: Sequence[Fit]) -> None:
-        self.right[tap] = right
-        self.left[tap] = {fit.key: fit.nmse for fit in fits}
-        self.said[tap] = {fit.key: fit.says for fit in fits}
+        self.right[tap], self.found[tap] = right, {fit.key: fit for fit in fits}
 
     def drop(self, tap: str) -> None:
-        del self.right[tap], self.left[tap], self.said[tap]
+        del self.right[tap], self.found[tap]
 
     def narrowed(self, fits: Sequence[Fit]) -> None:
         """Keep the alternatives that fit here too."""
@@ -103,8 +99,8 @@ class _Group:
 
     def diagnosis(self) -> Diagnosis:
         first = next(iter(self.right))
-        best = self.fits[0].key if self.fits else None
-        left = {tap: values.get(best, self.right[tap]) for tap, values in self.left.items()}
+        best = self.fits[0].key if self.fits else ()
+        left = {tap: fits[best].nmse if best in fits else self.right[tap] for tap, fits in self.found.items()}
         return Diagnosis(
             first, left, self.right, tuple(map(self._cause, self.fits)), tuple(map(as_cause, self.nearest)),
             bool(self.fits) and self.fits[0].harmless, self.complete,
@@ -112,8 +108,8 @@ class _Group:
 
     def _cause(self, fit: Fit) -> Cause:
         """A cause in the words that hold of all taps, or of one that is named."""
-        tap = next((tap for tap in self.right if self.said[tap].get(fit.key) == fit.says), None)
-        words = {said[fit.key] for said in self.said.values() if fit.key in said}
+        said = {tap: self.found[tap][fit.key].says for tap in self.right if fit.key in self.found[tap]}
+        tap, words = next((tap for tap, says in said.items() if says == fit.says), None), set(said.values())
         cause = as_cause(fit)
         return replace(cause, at=tap) if cause.at is None and len(words) > 1 else cause
 
@@ -180,7 +176,8 @@ def diagnose(scene: Scene, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]
             scene.progress(f"looking for the cause of {finding.tap.name}")
             _join(groups, scene, finding.tap, local)
     _join_unknown(groups, scene, findings)
-    found = [_with_reading(group.diagnosis(), scene, findings) for group in groups]
+    found = [replace(group.diagnosis(), by_graph=scene.by_graph) for group in groups]
+    found = [d if d.known else replace(d, read=_read(scene, findings, d)) for d in found]
     both = zip(found, groups, strict=True)
     return tuple(d for d, group in both if d.known or not group.unclear or _is_mistake(d))
 
@@ -188,10 +185,6 @@ def diagnose(scene: Scene, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]
 def _is_mistake(d: Diagnosis) -> bool:
     """Whether what was read back of an unclear error is more than a rounding."""
     return any(fact.kind not in ROUNDINGS for facts in d.read.values() for fact in facts)
-
-
-def _with_reading(d: Diagnosis, scene: Scene, findings: Sequence[Finding]) -> Diagnosis:
-    return replace(d, by_graph=scene.by_graph, read={} if d.known else _read(scene, findings, d))
 
 
 def _read(scene: Scene, findings: Sequence[Finding], d: Diagnosis) -> dict[str, tuple[Fact, ...]]:
@@ -286,12 +279,10 @@ def _join_unknown(groups: list[_Group], scene: Scene, findings: Sequence[Finding
 
 def _again(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit]:
     """Those of a group's causes that explain this tap too."""
-    return _replayed(group, scene, tap, local) if scene.thorough or _short(local) else []
-
-
-def _replayed(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit]:
+    if not (scene.thorough or _short(local)):
+        return []
     case = case_of(scene.run, scene.source, tap, local)
-    found = [replayed(case, local.least, fit.key, [step.value for step in fit.steps]) for fit in group.fits]
+    found = [replayed(case, local.least, fit.key, fit.values) for fit in group.fits]
     return [fit for fit in found if fit is not None]
 
 

@@ -18,8 +18,7 @@ import numpy as np
 from llamadiff.diagnose.alter import after
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.site import Site
-from llamadiff.diagnose.solve import PROBE, least_squares, solve
-from llamadiff.diagnose.sought import Sought
+from llamadiff.diagnose.solve import PROBE, Sought, least_squares, solve
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.ggml.engine import Alter
 

@@ -57,6 +57,11 @@ class Fit:
         return tuple((step.bug.name, step.variant) for step in self.steps)
 
     @property
+    def values(self) -> list[float | None]:
+        """The constants that were solved for."""
+        return [step.value for step in self.steps]
+
+    @property
     def says(self) -> str:
         return ", and ".join(step.says for step in self.steps)
 
@@ -111,7 +116,8 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True, by_drop: 
     case = replace(_with_limits(case, right), until=clock.until + CONFIRMING)
     quick, bare = _quickly(replace(case, until=clock.until), base, right)
     tried: list[Fit] = []
-    for where, general in product(_scopes(case, base), (False, True)):
+    # of a span, bugs in all ops of a kind before those in one: an engine has one function for an op
+    for where, general in product((True, False) if base.is_span(case) else (None,), (False, True)):
         found: list[Fit] = []
         some = [known for known in bugs if known.general == general]
         for fit in _singles(replace(quick, everywhere=where), bare, some, clock):
@@ -190,11 +196,6 @@ def _along(fits: Sequence[Fit], right: float) -> Iterator[tuple[float, Key, floa
         if beside[0] is not None and beside[1] is not None:
             value, nmse = lowest(own, right, beside[0], beside[1])
             yield nmse, key, value
-
-
-def _scopes(case: Case, base: Subgraph) -> tuple[bool | None, ...]:
-    """Of a span, bugs in all ops of a kind before those in one: an engine has one function for an op."""
-    return (True, False) if base.is_span(case) else (None,)
 
 
 def exact_bugs(case: Case) -> Iterator[tuple[Fit, Mapping[int, Alter]]]:
@@ -286,7 +287,7 @@ def _confirmed(case: Case, base: Subgraph, found: Sequence[Fit]) -> tuple[Fit, .
     """Those that fit on all values, best first, with their equals; what is harmless wins."""
     fits = []
     for fit in sorted(found, key=lambda fit: fit.nmse)[:12]:
-        whole = _chain(case, base, fit.key, [step.value for step in fit.steps])
+        whole = _chain(case, base, fit.key, fit.values)
         if whole is not None and whole.nmse <= _allowed(case, whole) and not _is_any(case, base, whole):
             fits.append(whole)
     if not all(fit.harmless for fit in fits):

@@ -265,17 +265,15 @@ def _explained(chosen: Sequence[Beyond], explaining: Explaining) -> set[str]:
 
 def _is_mostly(fit: Fit, taps: Sequence[Beyond]) -> bool:
     """Whether a bug makes most of the errors of some taps of one kind."""
-    values = [step.value for step in fit.steps]
-    return all(replayed(tap.case, tap.local.least, fit.key, values, PARTLY) is not None for tap in taps)
+    return all(replayed(tap.case, tap.local.least, fit.key, fit.values, PARTLY) is not None for tap in taps)
 
 
 def _holds(fit: Fit, others: Sequence[Beyond]) -> bool:
     """Whether a way, or a bug's constant, found at one tap explains the others: one of few values fits by chance."""
-    values = [step.value for step in fit.steps]
-    if not fit.harmless and all(value is None for value in values):
+    if not fit.harmless and all(value is None for value in fit.values):
         return True
-    again = (replayed(other.case, other.local.least, fit.key, values) for other in others)
-    return all(found is not None and [step.value for step in found.steps] == values for found in again)
+    again = (replayed(other.case, other.local.least, fit.key, fit.values) for other in others)
+    return all(found is not None and found.values == fit.values for found in again)
 
 
 def _nearest(errors: Sequence[Mapping[str, Array]]) -> tuple[str, float, bool]:

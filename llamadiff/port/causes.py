@@ -74,7 +74,7 @@ class Causes:
         case = self._case(departed.place, nodes, departed.values.reshape(shape))
         right = case.nmse(own.reshape(1, *shape))
         for fit in known:
-            again = replayed(case, right, fit.key, [step.value for step in fit.steps])
+            again = replayed(case, right, fit.key, fit.values)
             if again is not None and again.nmse <= FITS:
                 return again
         fits = [] if known and clock.spent else search(case, right, clock).fits

@@ -11,8 +11,7 @@ from proof.injected.base import TOKENS
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
-from llamadiff.diagnose.solve import solve
-from llamadiff.diagnose.sought import ROPE_BASE
+from llamadiff.diagnose.solve import ROPE_BASE, solve
 
 
 @pytest.fixture(scope="module")

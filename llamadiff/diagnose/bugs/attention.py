@@ -14,7 +14,7 @@ from llamadiff.diagnose.alter import after, instead, takes, through, times, with
 from llamadiff.diagnose.case import Array, NotRecordedError
 from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
-from llamadiff.diagnose.sought import FACTOR, Sought
+from llamadiff.diagnose.solve import FACTOR, Sought
 from llamadiff.ggml.graph import GraphNode
 from llamadiff.ggml.op import Op
 

@@ -12,7 +12,7 @@ from llamadiff.diagnose.alter import changed, instead, takes, with_weight
 from llamadiff.diagnose.bugs.rope import wrong_positions
 from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
-from llamadiff.diagnose.sought import ROWS_FACTOR
+from llamadiff.diagnose.solve import ROWS_FACTOR
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Array, Op
 
@@ -36,7 +36,7 @@ def embedding_row_off(site: Site) -> Iterator[Edit]:
 
 
 def _off(by: int, rows: int, ids: Array) -> Array:
-    return np.clip(ids + by, 0, rows - 1)
+    return np.asarray(np.clip(ids + by, 0, rows - 1))
 
 
 def _at(place: int, ids: Array) -> Array:

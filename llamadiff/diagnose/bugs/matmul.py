@@ -14,7 +14,7 @@ from llamadiff.diagnose.alter import gives, instead, moved_on, only, takes, thro
 from llamadiff.diagnose.bugs.norms import NORMS
 from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
-from llamadiff.diagnose.sought import FACTOR, LOGIT_CAP
+from llamadiff.diagnose.solve import FACTOR, LOGIT_CAP
 from llamadiff.ggml.op import Array, Op, Operand
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")

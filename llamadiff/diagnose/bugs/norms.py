@@ -12,7 +12,7 @@ from llamadiff.diagnose.alter import instead, plus, renamed, takes, through, wit
 from llamadiff.diagnose.case import NotRecordedError
 from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
-from llamadiff.diagnose.sought import EPSILON
+from llamadiff.diagnose.solve import EPSILON
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 
@@ -14,8 +16,9 @@ from llamadiff.diagnose.bugs.norms import NORMS
 from llamadiff.diagnose.case import Array, NotRecordedError
 from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
-from llamadiff.diagnose.sought import FACTOR, Sought
+from llamadiff.diagnose.solve import FACTOR, Sought
 from llamadiff.ggml.graph import GraphNode
+from llamadiff.ggml.op import Op
 
 MOST = 40  # recorded taps that are tried in a residual's place
 
@@ -127,19 +130,23 @@ def branch_normed(site: Site) -> Iterator[Edit]:
     """The sum is normalised: post-norm where the model is pre-norm."""
     eps = next((float(np.frombuffer(n.params, np.float32)[0]) for n in site.engine.graph.nodes if n.op in NORMS), 1e-5)
 
-    def norm(x: Array) -> Array:
+    def norm(x: Array, weight: Any = 1) -> Array:
         wide = x.astype(np.float64)
-        return np.asarray(wide / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps), np.float32)
+        rows = np.asarray(wide / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps), np.float32)
+        return np.asarray(rows * weight)
+
+    def normed_sum(weight: Any, n: Op) -> Array:
+        return norm(n.x() + n.x(1), weight)
 
     for residual, branch in _sides(site):
-        yield Edit(takes(lambda n: norm(n.x() + n.x(1))), "normalises the sum, without a weight", "bare")
+        yield Edit(takes(partial(normed_sum, 1)), "normalises the sum, without a weight", "bare")
         weighted = _norm_of(site, residual)
         name = site.at(weighted).weight(1) if weighted is not None and weighted.op == "MUL" else ""
         if name:
-            weight, says = site.vector(name), f"normalises the sum by {name}"
-            yield Edit(takes(lambda n, w=weight: norm(n.x() + n.x(1)) * w), says, "sum")
+            weight = site.vector(name)
+            yield Edit(takes(partial(normed_sum, weight)), f"normalises the sum by {name}", "sum")
             says = f"normalises {site.named(branch)} by {name} before it is added"
-            yield Edit(changed(branch, lambda x, w=weight: norm(x) * w), says, "weighted branch")
+            yield Edit(changed(branch, partial(norm, weight=weight)), says, "weighted branch")
         says = f"normalises {site.named(branch)} before it is added, without a weight"
         yield Edit(changed(branch, norm), says, "branch")
 

@@ -13,7 +13,7 @@ from llamadiff.diagnose.alter import after, changed, gives, instead, plus, throu
 from llamadiff.diagnose.case import Array, Recording
 from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
-from llamadiff.diagnose.sought import ROPE_BASE, ROPE_FACTOR
+from llamadiff.diagnose.solve import ROPE_BASE, ROPE_FACTOR
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.graph import GraphNode
 from llamadiff.ggml.op import Op, Operand

@@ -12,7 +12,7 @@ from llamadiff.diagnose.alter import after, takes, with_float, with_source, with
 from llamadiff.diagnose.case import Array, NotRecordedError
 from llamadiff.diagnose.registry import Constant, Edit, at_nodes
 from llamadiff.diagnose.site import Site
-from llamadiff.diagnose.sought import SCORE_CAP, SCORE_SCALE
+from llamadiff.diagnose.solve import SCORE_CAP, SCORE_SCALE
 from llamadiff.diagnose.subgraph import subgraph_of
 from llamadiff.ggml.engine import Alter, Then
 from llamadiff.ggml.op import Op

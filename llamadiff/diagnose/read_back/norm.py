@@ -93,7 +93,7 @@ def _others(n: Normed) -> Iterator[tuple[str, Array]]:
 def _weighed_otherwise(n: Normed, weight: Array) -> Facts:
     """Another weight, whatever it is."""
     other = np.flatnonzero(np.abs(weight - n.w) > 1e-3 * np.sqrt(np.mean(n.w**2)))
-    where = f" in channels {numbered([int(i) for i in other])}" if 0 < len(other) < len(n.w) else ""
+    where = f" in channels {numbered(other)}" if 0 < len(other) < len(n.w) else ""
     says = f"its weight is another than the file's{where}, the same for every token"
     yield Fact("weight other", says, tuple(int(i) for i in other))
 
@@ -104,9 +104,9 @@ def _left_out(n: Normed) -> Facts:
     bad = o.is_bad.reshape(len(o.recorded), -1).any(axis=1)
     wrong = bad.reshape(-1, *[1] * (o.recorded.ndim - 1))
     if o.fits(np.where(wrong, o.input(), o.expected)):
-        tokens = [int(t) for t in np.flatnonzero(bad)]
+        tokens = np.flatnonzero(bad)
         where = f" in {counted('token', tokens)}" if not bad.all() else ""
-        yield Fact("left out", f"it is left out{where}: its input goes on", tuple(tokens))
+        yield Fact("left out", f"it is left out{where}: its input goes on", tuple(map(int, tokens)))
 
 
 def _twice(n: Normed) -> Readings:

@@ -10,13 +10,15 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from llamadiff.diagnose.case import Array, Case, NotRecordedError
+from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.subgraph import subgraph_of
 from llamadiff.judge.pattern.deviation import ODD, SAME, Fact
 from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.metrics import row_errors
 
+Array = NDArray[Any]
 Facts = Iterator[Fact]
 Readings = Iterator[tuple[Any, Fact]]  # what would have been recorded, and what is said if it was
 LARGEST = 1 << 24  # values of a tap that are looked at

@@ -229,7 +229,7 @@ def _order(order: Array) -> str:
         if len(order) % size or size >= len(order) or each.max() >= size:
             continue
         if (order.reshape(-1, size) - np.arange(0, len(order), size)[:, None] == each).all():
-            runs = runs_of([int(i) for i in each])
+            runs = runs_of(each)
             if len(runs) <= SHOWN:
                 return f"of each block of {size}, {', '.join(f'{run[0]} to {run[-1]}' for run in runs)}"
     return order_in_words(order, "input")

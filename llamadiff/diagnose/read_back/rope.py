@@ -13,17 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from llamadiff.diagnose.read_back.observed import (
-    IN_16_BITS,
-    LEFT,
-    Array,
-    Facts,
-    Observed,
-    Readings,
-    first_fit,
-    sole,
-    strictly,
-)
+from llamadiff.diagnose.read_back.observed import IN_16_BITS, LEFT, Array, Facts, Observed, sole, strictly
 from llamadiff.judge.pattern.deviation import Fact, counted, listed, runs_of
 from llamadiff.numerics.orders import order_in_words
 
@@ -202,21 +192,18 @@ def _angles(t: Turned) -> Facts:
         yield from _told_positions(t, positions)
         return
     theta = t.positions[:, None] * t.frequencies
-    rounded = tuple(first_fit(lambda theta: t.fits(length * np.exp(1j * theta)), _rounded(t, theta)))
-    frequencies = _frequencies(turns, t.positions)
-    if rounded:
-        yield from rounded
-    elif len(turns) > 2 and t.fits(length * np.exp(1j * t.positions[:, None] * frequencies)):
-        yield from _told_frequencies(t, frequencies, length)
-
-
-def _rounded(t: Turned, theta: Array) -> Readings:
-    """Angles in 16 bits, or in steps."""
     for name, rounded in IN_16_BITS.items():
-        yield rounded(theta), Fact("rounded angles", f"its angles are rounded to {name}{_whose(t)}", (name,))
+        if t.fits(length * np.exp(1j * rounded(theta))):
+            yield Fact("rounded angles", f"its angles are rounded to {name}{_whose(t)}", (name,))
+            return
     for step in STEPS:
-        says = f"its angles are rounded to multiples of 1/{round(1 / step)}{_whose(t)}"
-        yield np.rint(theta / step) * step, Fact("stepped angles", says, (step,))
+        if t.fits(length * np.exp(1j * np.rint(theta / step) * step)):
+            says = f"its angles are rounded to multiples of 1/{round(1 / step)}{_whose(t)}"
+            yield Fact("stepped angles", says, (step,))
+            return
+    frequencies = _frequencies(turns, t.positions)
+    if len(turns) > 2 and t.fits(length * np.exp(1j * t.positions[:, None] * frequencies)):
+        yield from _told_frequencies(t, frequencies, length)
 
 
 def _positions(turns: Array, frequencies: Array) -> Array:
@@ -283,9 +270,19 @@ def _told_frequencies(t: Turned, found: Array, length: Array) -> Facts:
     def fits(frequencies: Array) -> bool:
         return t.fits(length * np.exp(1j * positions * frequencies))
 
-    named = tuple(first_fit(fits, _named_frequencies(t, found)))
-    if named:
-        yield from named
+    for name, rounded in IN_16_BITS.items():
+        if fits(rounded(right)):
+            yield Fact("rounded frequencies", f"its frequencies are rounded to {name}{_whose(t)}", (name,))
+            return
+    near = np.abs(found[:, None] - right[None, :]).argmin(axis=1)
+    if len(set(near)) == len(near) and fits(right[near]):
+        says = f"by their frequencies {order_in_words(near, 'pair')}{_whose(t)}"
+        yield Fact("frequency order", says, tuple(int(i) for i in near))
+        return
+    base, was = _base(found), _base(right)
+    if base is not None and fits(_powers(base, len(found))):
+        where = f", where {was:.6g} is right" if was is not None else ""
+        yield Fact("base", f"its frequencies are those of base {base:.6g}{where}{_whose(t)}", (base,))
         return
     told = list(_stretches(found / right))
     exact = right.copy()
@@ -303,19 +300,3 @@ def _told_frequencies(t: Turned, found: Array, length: Array) -> Facts:
     if pairs:
         some = listed([f"pair {i} by {found[i]:.4g}, where {right[i]:.4g} is right" for i in pairs])
         yield Fact("other frequencies", f"a position turns {some}{_whose(t)}", tuple(float(found[i]) for i in pairs))
-
-
-def _named_frequencies(t: Turned, found: Array) -> Readings:
-    """Frequencies in 16 bits, in another order, of another base."""
-    right = t.frequencies
-    for name, rounded in IN_16_BITS.items():
-        yield rounded(right), Fact("rounded frequencies", f"its frequencies are rounded to {name}{_whose(t)}", (name,))
-    near = np.abs(found[:, None] - right[None, :]).argmin(axis=1)
-    if len(set(near)) == len(near):
-        says = f"by their frequencies {order_in_words(near, 'pair')}{_whose(t)}"
-        yield right[near], Fact("frequency order", says, tuple(int(i) for i in near))
-    base, was = _base(found), _base(right)
-    if base is not None:
-        where = f", where {was:.6g} is right" if was is not None else ""
-        says = f"its frequencies are those of base {base:.6g}{where}{_whose(t)}"
-        yield _powers(base, len(found)), Fact("base", says, (base,))
