@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from llamadiff.diagnose.alter import after
-from llamadiff.diagnose.case import Case
-from llamadiff.diagnose.registry import Bug, Change, define, extend
+from llamadiff.diagnose.case import Case, NotRecordedError
+from llamadiff.diagnose.registry import EDITS, Bug, define
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.solve import PROBE, least_squares, solve
 from llamadiff.diagnose.sought import Sought
@@ -50,10 +51,23 @@ class Constant:
 
 
 Edits = Callable[[Site], Iterator[Edit | Constant]]
-
-
 ANY = "any"  # op, in the place of its name
-EDITS: list[tuple[str, tuple[str, ...], Edits]] = []  # bug, ops and edits, as they are registered
+
+
+@dataclass(frozen=True)
+class Change:
+    """A subgraph as a bug leaves it, and what the op does instead, as a clause without its subject.
+
+    ``value`` is a constant that was solved for, ``own`` the model's; ``variant`` tells this change from the bug's
+    others in every layer; ``at`` is the tap that it is at, if that is not the one that is judged.
+    """
+
+    subgraph: Subgraph
+    says: str
+    variant: str = ""
+    value: float | None = None
+    at: str | None = None
+    own: float | None = None
 
 
 def at_nodes(
@@ -69,21 +83,24 @@ def at_nodes(
         if not of:
             family = edits.__module__.rpartition(".")[2]
             define(Bug(name, about, fix, source, family, general, harmless))
-        ways_to_have(name, ops, edits, harmless)
+        ways_to_have(name, ops, edits)
         return edits
 
     return register
 
 
-def ways_to_have(name: str, ops: tuple[str, ...], edits: Edits, harmless: bool = False) -> None:
+def ways_to_have(name: str, ops: tuple[str, ...], edits: Edits) -> None:
     """Register the edits of nodes with these ops that a bug comes to."""
-
-    def changes(r: Subgraph, case: Case) -> Iterator[Change]:
-        if not (harmless and r.is_span(case)):  # what rounds somewhere would excuse what is wrong there
-            yield from _changes(r, case, ops, edits)
-
     EDITS.append((name, ops, edits))
-    extend(name, ops, changes)
+
+
+def changes_of(known: Bug, r: Subgraph, case: Case) -> Iterator[Change]:
+    """A bug's changes to a subgraph; none where it needs what was not recorded."""
+    if known.harmless and r.is_span(case):  # what rounds somewhere would excuse what is wrong there
+        return
+    for ops, edits in known.ways:
+        with suppress(NotRecordedError):
+            yield from _changes(r, case, ops, edits)
 
 
 ALONE = "at "

@@ -12,7 +12,8 @@ from itertools import product, takewhile, tee
 import numpy as np
 
 from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.registry import Bug, Change, known_bugs
+from llamadiff.diagnose.edit import Change, changes_of
+from llamadiff.diagnose.registry import Bug, known_bugs
 from llamadiff.diagnose.solve import PROBE, lowest
 from llamadiff.diagnose.subgraph import Subgraph, subgraph_of
 from llamadiff.diagnose.together import errors
@@ -354,13 +355,6 @@ def _chains(
         if change.variant == variant:
             for steps, changed in _chains(case, change.subgraph, rest):
                 yield (_step(known, change), *steps), changed
-
-
-def changes_of(known: Bug, sub: Subgraph, case: Case) -> Iterator[Change]:
-    """A bug's changes to a subgraph; none where it needs what was not recorded."""
-    for changes in known.changes:
-        with suppress(NotRecordedError):
-            yield from changes(sub, case)
 
 
 def _error(case: Case, sub: Subgraph) -> float:

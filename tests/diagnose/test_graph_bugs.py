@@ -16,8 +16,8 @@ from llamadiff.candidates.reference import record
 from llamadiff.comparison.judging import judge
 from llamadiff.diagnose.bugs.quant_blocks import MISREADINGS
 from llamadiff.diagnose.case import Case, Recording
-from llamadiff.diagnose.edit import EDITS, Edit
-from llamadiff.diagnose.registry import FAMILIES, Bug, define, known_bugs
+from llamadiff.diagnose.edit import Edit
+from llamadiff.diagnose.registry import EDITS, FAMILIES, Bug, define, known_bugs
 from llamadiff.diagnose.site import Site
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.engines.capture_request import text_request

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamadiff.diagnose.edit import EDITS
-from llamadiff.diagnose.registry import known_bugs
+from llamadiff.diagnose.registry import EDITS, known_bugs
 from proof.unseen.architectures import ARCHITECTURES
 from proof.unseen.bugs import BUGS
 from proof.unseen.crossing import DECODE, Models
