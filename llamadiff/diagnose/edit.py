@@ -56,15 +56,15 @@ ANY = "any"  # op, in the place of its name
 
 @dataclass(frozen=True)
 class Change:
-    """A subgraph as a bug leaves it, and what the op does instead, as a clause without its subject.
+    """A bug at some nodes of a subgraph: what the op does instead, as a clause without its subject.
 
-    ``value`` is a constant that was solved for, ``own`` the model's; ``variant`` tells this change from the bug's
-    others in every layer; ``at`` is the tap that it is at, if that is not the one that is judged.
+    ``variant`` tells this change from the bug's others in every layer; ``value`` is a constant that was solved for,
+    ``own`` the model's; ``at`` is the tap that it is at, if that is not the one that is judged.
     """
 
-    subgraph: Subgraph
+    bug: Bug
+    variant: str
     says: str
-    variant: str = ""
     value: float | None = None
     at: str | None = None
     own: float | None = None
@@ -94,27 +94,29 @@ def ways_to_have(name: str, ops: tuple[str, ...], edits: Edits) -> None:
     EDITS.append((name, ops, edits))
 
 
-def changes_of(known: Bug, r: Subgraph, case: Case) -> Iterator[Change]:
-    """A bug's changes to a subgraph; none where it needs what was not recorded."""
+def changes_of(known: Bug, r: Subgraph, case: Case) -> Iterator[tuple[Change, Subgraph]]:
+    """A bug's changes, and the subgraph as each leaves it; none where it needs what was not recorded."""
     if known.harmless and r.is_span(case):  # what rounds somewhere would excuse what is wrong there
         return
     for ops, edits in known.ways:
         with suppress(NotRecordedError):
-            yield from _changes(r, case, ops, edits)
+            yield from _changes(r, case, known, ops, edits)
 
 
 ALONE = "at "
 Place = tuple[Site, Edit | Constant]
 
 
-def _changes(r: Subgraph, case: Case, ops: tuple[str, ...], edits: Edits) -> Iterator[Change]:
+def _changes(
+    r: Subgraph, case: Case, known: Bug, ops: tuple[str, ...], edits: Edits
+) -> Iterator[tuple[Change, Subgraph]]:
     """The edits of all nodes: the same one wherever it can be, or at one kind of op, then at each node alone."""
     if edits not in r.places:
         r.places[edits] = {variant: _scopes(places) for variant, places in _found(r, case, ops, edits).items()}
     for variant, scopes in r.places[edits].items():
         for where, some in scopes.items():
             if case.everywhere in (None, not where.startswith(ALONE)):
-                yield from _applied(r, case, some, f"{variant} {where}".strip())
+                yield from _applied(r, case, known, some, f"{variant} {where}".strip())
 
 
 def _found(r: Subgraph, case: Case, ops: tuple[str, ...], edits: Edits) -> dict[str, list[Place]]:
@@ -143,16 +145,18 @@ def _word(place: Place) -> str:
     return place[0].shown.rpartition("-")[0]
 
 
-def _applied(r: Subgraph, case: Case, places: list[Place], variant: str) -> Iterator[Change]:
+def _applied(
+    r: Subgraph, case: Case, known: Bug, places: list[Place], variant: str
+) -> Iterator[tuple[Change, Subgraph]]:
     first, edit = places[0]
     if isinstance(edit, Edit):
-        yield Change(_with(r, places, 0.0), edit.says, variant, at=first.tap)
+        yield Change(known, variant, edit.says, at=first.tap), _with(r, places, 0.0)
         return
     slow = _weights_after(r, {site.node.number for site, _ in places}) > SLOW
     how = replace(case, hurried=True) if slow else case
     build = partial(_with, r, places)
     for value in _values(how, build, edit):
-        yield Change(build(value), edit.sought.says(value, edit.own), variant, value, first.tap, edit.own)
+        yield Change(known, variant, edit.sought.says(value, edit.own), value, first.tap, edit.own), build(value)
 
 
 def _values(case: Case, build: Callable[[float], Subgraph], edit: Constant) -> Sequence[float]:

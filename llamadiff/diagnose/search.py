@@ -42,22 +42,10 @@ Key = tuple[tuple[str, str], ...]  # of a fit: bugs and their variants
 
 
 @dataclass(frozen=True)
-class ReplayedBug:
-    """One known bug as it was replayed; inside a span, ``at`` which of its taps first."""
-
-    bug: Bug
-    variant: str
-    says: str
-    value: float | None
-    at: str | None = None
-    own: float | None = None
-
-
-@dataclass(frozen=True)
 class Fit:
     """A replay, of one bug or of two on one op, and the NMSE that it leaves."""
 
-    steps: tuple[ReplayedBug, ...]
+    steps: tuple[Change, ...]
     nmse: float
 
     @property
@@ -215,8 +203,8 @@ def exact_bugs(case: Case) -> Iterator[tuple[Fit, Mapping[int, Alter]]]:
     with suppress(NotRecordedError):
         base = subgraph_of(case)
         for known in known_bugs().values():
-            for change in () if known.general or known.harmless else changes_of(known, base, case):
-                yield Fit((_step(known, change),), math.nan), change.subgraph.altered
+            for change, sub in () if known.general or known.harmless else changes_of(known, base, case):
+                yield Fit((change,), math.nan), sub.altered
 
 
 def replayed(
@@ -261,15 +249,15 @@ def _allowed(case: Case, fit: Fit) -> float:
 def _singles(case: Case, base: Subgraph, bugs: Iterable[Bug], clock: Clock) -> Iterator[Fit]:
     best = math.inf
 
-    def asked() -> Iterator[tuple[Bug, Change]]:
+    def asked() -> Iterator[tuple[Change, Subgraph]]:
         for known in bugs:
             if best > EXACT or known.family != SLOWEST:
-                yield from ((known, change) for change in changes_of(known, base, case))
+                yield from changes_of(known, base, case)
 
     changes, again = tee(takewhile(lambda _: not clock.spent, asked()))
-    for (known, change), nmse in zip(changes, errors(case, (change.subgraph for _, change in again)), strict=True):
+    for (change, _), nmse in zip(changes, errors(case, (sub for _, sub in again)), strict=True):
         best = min(best, nmse)
-        yield Fit((_step(known, change),), nmse)
+        yield Fit((change,), nmse)
 
 
 def _pairs(case: Case, base: Subgraph, bugs: Sequence[Bug], clock: Clock) -> list[Fit]:
@@ -285,16 +273,14 @@ def _pairs(case: Case, base: Subgraph, bugs: Sequence[Bug], clock: Clock) -> lis
     return [Fit(both, nmse) for (both, _), nmse in tried if nmse <= 10 * case.limit]
 
 
-def _two_at_once(
-    case: Case, base: Subgraph, bugs: Sequence[Bug]
-) -> Iterator[tuple[tuple[ReplayedBug, ReplayedBug], Subgraph]]:
+def _two_at_once(case: Case, base: Subgraph, bugs: Sequence[Bug]) -> Iterator[tuple[tuple[Change, Change], Subgraph]]:
     hurried = replace(case, hurried=True)
     exact = [known for known in bugs if not known.general and not known.harmless]
     for number, first in enumerate(exact):
-        for change in changes_of(first, base, case):
+        for change, changed in changes_of(first, base, case):
             for second in [*exact[number + 1 :], *(known for known in bugs if known.general)]:
-                for other in changes_of(second, change.subgraph, hurried):
-                    yield (_step(first, change), _step(second, other)), other.subgraph
+                for other, both in changes_of(second, changed, hurried):
+                    yield (change, other), both
 
 
 def _confirmed(case: Case, base: Subgraph, found: Sequence[Fit]) -> tuple[Fit, ...]:
@@ -344,25 +330,20 @@ def _chain(case: Case, base: Subgraph, key: Sequence[tuple[str, str]], hints: Se
 
 def _chains(
     case: Case, sub: Subgraph, key: Sequence[tuple[tuple[str, str], float | None]]
-) -> Iterator[tuple[tuple[ReplayedBug, ...], Subgraph]]:
+) -> Iterator[tuple[tuple[Change, ...], Subgraph]]:
     """Every way to have these bugs one after another: a bug shows at several ops of a graph."""
     if not key:
         yield (), sub
         return
     ((name, variant), hint), *rest = key
-    known = known_bugs()[name]
-    for change in changes_of(known, sub, replace(case, hint=hint)):
+    for change, changed in changes_of(known_bugs()[name], sub, replace(case, hint=hint)):
         if change.variant == variant:
-            for steps, changed in _chains(case, change.subgraph, rest):
-                yield (_step(known, change), *steps), changed
+            for steps, whole in _chains(case, changed, rest):
+                yield (change, *steps), whole
 
 
 def _error(case: Case, sub: Subgraph) -> float:
     return next(errors(case, [sub]))
-
-
-def _step(known: Bug, change: Change) -> ReplayedBug:
-    return ReplayedBug(known, change.variant, change.says, change.value, change.at, change.own)
 
 
 def _nearest(tried: Sequence[Fit], most: int = 3) -> Iterator[Fit]:
