@@ -1,8 +1,9 @@
-"""One tap as it is compared: what was recorded of it, and what each lane computed."""
+"""One tap as it is compared: what was recorded of it, what each lane computed, and how far apart these are."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -173,3 +174,28 @@ class Compared:
             return x
         hidden = self.positions[None, :] > self.positions[:, None]
         return np.where(hidden, x.dtype.type(0), x)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """``recorded`` against ``right``: rows' sums of squared errors, and their own squares; the largest difference."""
+
+    recorded: metrics.Rows
+    right: metrics.Rows
+    rows: Array
+    sizes: Array
+    largest: float
+    worst: metrics.Worst
+
+    @classmethod
+    def of(cls, recorded: metrics.Rows, right: metrics.Rows) -> Errors:
+        return cls(recorded, right, right.errors(recorded), right.reference(), *metrics.worst_of(recorded, right))
+
+    @property
+    def nmse(self) -> float:
+        return metrics.ratio(float(self.rows.sum()), float(self.sizes.sum()))
+
+    @property
+    def per_row(self) -> tuple[float, ...]:
+        """The NMSE of each row."""
+        return metrics.ratios(self.rows, self.sizes)

@@ -197,24 +197,6 @@ def _together(whole: Sequence[Finding], head: Sequence[Finding]) -> list[Finding
     ]  # fmt: skip
 
 
-def without_followers(passes: Passes) -> Passes:
-    """The passes with partial taps unjudged that are computed from a wrong one: values that are not all there cannot
-    stand in for what the engine computes, so that an error goes on through them.
-    """
-    trace, wrong, findings = passes.judge.sources["candidate"].trace, set[str](), []
-    for finding in passes.findings:
-        local = finding.local.get("candidate")
-        follows = local is not None and not wrong.isdisjoint(local.span)
-        if local is not None and local.verdict == tolerances.WRONG and follows:
-            local = replace(local, verdict=tolerances.UNCHECKED, facts=())
-            findings.append(replace(finding, local={**finding.local, "candidate": local}))
-            continue
-        if local is not None and local.verdict == tolerances.WRONG and finding.tap.name in trace.known:
-            wrong.add(finding.tap.name)
-        findings.append(finding)
-    return replace(passes, findings=findings)
-
-
 def _room_of(info: Info) -> int:
     """How many tokens the producer of a trace made room for; 0 if it does not say."""
     settings = info.producer.get("settings")

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from llamadiff.judge.allowance import WHOLE, Allowance, Hiding, unseen
 from llamadiff.judge.by_sketch import Sketched
-from llamadiff.judge.compared import Compared
-from llamadiff.judge.errors import Errors
+from llamadiff.judge.compared import Compared, Errors
 from llamadiff.judge.finding import Finding, Local, Tried
 from llamadiff.judge.finiteness import qualified
 from llamadiff.judge.fit import Fitted

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llamadiff.judge.compared import Compared
 from llamadiff.judge.lanes import Lane, Source
-from llamadiff.judge.pattern import instead, parts, places
+from llamadiff.judge.pattern import instead, places
 from llamadiff.judge.pattern.deviation import Deviation, Fact
 from llamadiff.trace import taps
 
@@ -65,7 +65,7 @@ INSTEAD = (
     instead.factors,
     instead.shifts,
     instead.turns,
-    parts.parts,
+    instead.parts,
 )
 WHERE = (places.first_token, places.tokens, places.growth, places.heads, places.channels, places.bounds)
 

@@ -126,6 +126,16 @@ def numbered(numbers: Sequence[int]) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
+def called(what: str, numbers: Sequence[int]) -> str:
+    """What ascending numbers number: ``token 3``, ``heads 0 and 2``."""
+    return f"{what}{'s' if len(numbers) > 1 else ''} {numbered(numbers)}"
+
+
+def are(numbers: Sequence[int]) -> str:
+    """The verb that follows that."""
+    return "are" if len(numbers) > 1 else "is"
+
+
 def listed(numbers: Sequence[object]) -> str:
     """The first of some values in their order, and how many more."""
     more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
