@@ -35,6 +35,7 @@ from llamadiff.system.progress import silent
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
+from llamadiff.trace.settings import settings_of
 from llamadiff.trace.writer import TraceWriter
 
 Array = NDArray[Any]
@@ -76,7 +77,8 @@ def run_passes(
     """
     kinds = set(model.weight_types.values())
     # LongRoPE goes by the room there is: for the beginning of a prompt it is that of the whole
-    model.make_room(_room_of(baseline.info) or len(baseline.info.tokens))
+    room = settings_of(baseline).get("n_ctx")
+    model.make_room(room if isinstance(room, int) and room else len(baseline.info.tokens))
     sources = [Source.of("baseline", baseline, kinds, (F32, NATIVE))]
     if candidate is not None:
         found = Source.of("candidate", candidate, kinds, POLICIES, model.taps)
@@ -195,10 +197,3 @@ def _together(whole: Sequence[Finding], head: Sequence[Finding]) -> list[Finding
         if finding.tap.name in free else finding
         for finding in whole
     ]  # fmt: skip
-
-
-def _room_of(info: Info) -> int:
-    """How many tokens the producer of a trace made room for; 0 if it does not say."""
-    settings = info.producer.get("settings")
-    room = settings.get("n_ctx") if isinstance(settings, dict) else None
-    return room if isinstance(room, int) else 0
