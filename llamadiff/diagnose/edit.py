@@ -91,7 +91,7 @@ def at_nodes(
 
 def ways_to_have(name: str, ops: tuple[str, ...], edits: Edits) -> None:
     """Register the edits of nodes with these ops that a bug comes to."""
-    EDITS.append((name, ops, edits))
+    EDITS.append((name, (ops, edits)))
 
 
 def changes_of(known: Bug, r: Subgraph, case: Case) -> Iterator[tuple[Change, Subgraph]]:

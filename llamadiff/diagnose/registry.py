@@ -7,19 +7,20 @@ recorded if it had that bug.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from llamadiff.diagnose.edit import Edits
+from typing import Any
 
 # The likeliest first: of bugs that a model cannot tell apart, the first is named first.
 FAMILIES = (
     "rope", "norms", "softmax", "attention", "cache", "matmul", "activations", "recurrent", "residuals", "embedding",
     "misread", "moe", "precision",
 )  # fmt: skip
+
+
+Way = tuple[tuple[str, ...], Callable[[Any], Iterator[Any]]]  # ops, and edit.Edits of nodes with these
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Bug:
     family: str
     general: bool = False
     harmless: bool = False
-    ways: tuple[tuple[tuple[str, ...], Edits], ...] = ()
+    ways: tuple[Way, ...] = ()
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -47,7 +48,7 @@ class Bug:
 
 
 _BUGS: dict[str, Bug] = {}
-EDITS: list[tuple[str, tuple[str, ...], Edits]] = []  # bug, ops and edits, as they are registered
+EDITS: list[tuple[str, Way]] = []  # of bugs by name, as they are registered
 
 
 def define(known: Bug) -> None:
@@ -64,6 +65,5 @@ def known_bugs() -> dict[str, Bug]:
         import_module(f"llamadiff.diagnose.bugs.{family}")
     ordered = sorted(_BUGS.values(), key=lambda known: FAMILIES.index(known.family))
     return {
-        known.name: replace(known, ways=tuple((ops, edits) for of, ops, edits in EDITS if of == known.name))
-        for known in ordered
+        known.name: replace(known, ways=tuple(way for name, way in EDITS if name == known.name)) for known in ordered
     }

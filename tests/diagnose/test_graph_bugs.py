@@ -139,7 +139,7 @@ def injected(recorded):
 def named_in(one: Recorded, part: int) -> dict[tuple[str, str], set[str]]:
     """One in PARTS of the bugs put into the model: (bug, variant) -> the causes that were named."""
     out: dict[tuple[str, str], set[str]] = {}
-    for bug, ops, edits in [known for known in EDITS if not KNOWN[known[0]].harmless][part::PARTS]:
+    for bug, (ops, edits) in [known for known in EDITS if not KNOWN[known[0]].harmless][part::PARTS]:
         tried: set[str] = set()
         for site in sites(one, ops):
             for edit in edits(site):
@@ -177,7 +177,7 @@ def test_every_bug_of_nodes_shows_in_some_model(injected):
     shown = {bug for name in (*MODELS, *OTHERS) for part in range(PARTS) for bug, _ in injected(name, part)}
     blocks = set(MISREADINGS)  # test_misread.py
     harmless = {bug for bug, known in KNOWN.items() if known.harmless}
-    assert {bug for bug, _, _ in EDITS} - shown - blocks - harmless <= {*BELOW, *OF_SEVERAL_BATCHES, *OF_LARGE_VALUES}
+    assert {bug for bug, _ in EDITS} - shown - blocks - harmless <= {*BELOW, *OF_SEVERAL_BATCHES, *OF_LARGE_VALUES}
 
 
 # the same by hand: what is injected here shares nothing with what looks for it
@@ -308,11 +308,11 @@ def test_what_is_no_known_bug_is_unknown(recorded):
 def test_every_bug_has_one_home_and_one_sentence():
     sentences = [(bug.about, bug.fix) for bug in KNOWN.values()]
     assert len(set(sentences)) == len(KNOWN)
-    assert {bug for bug, _, _ in EDITS} == set(KNOWN)
+    assert {bug for bug, _ in EDITS} == set(KNOWN)
     for name, bug in KNOWN.items():
         assert bug.family in FAMILIES, name
         assert bug.about.endswith("."), name
         assert len(bug.fix) > 8, name
-        assert set(bug.ops) == {op for of, ops, _ in EDITS if of == name for op in ops}, name
+        assert set(bug.ops) == {op for of, (ops, _) in EDITS if of == name for op in ops}, name
     with pytest.raises(ValueError, match="rope-layout is defined in rope and in norms"):
         define(Bug("rope-layout", "It again.", "find its home", "", "norms"))
