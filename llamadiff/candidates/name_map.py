@@ -96,7 +96,7 @@ def fitted(array: Array, tap: taps.Tap, entry: Entry, model: Runnable, n_tokens:
     shape = taps.shape_of(tap, n_tokens, sizes)
     if array.size != math.prod(shape) or not _same_order(array.shape, shape):
         raise _misfit(array.shape, shape, tap, entry, sizes)
-    return undone(array.reshape(shape), tap, entry, model)
+    return undone(array.reshape(shape), tap, entry.done, model)
 
 
 def _sizes(model: Runnable, n_tokens: int, entry: Entry) -> dict[str, int]:
@@ -150,26 +150,26 @@ def taps_shape(axes: Iterable[str], sizes: Mapping[str, int], own: Sequence[str]
 
 
 @np.errstate(all="ignore")  # what overflows shows in the values
-def undone(array: Array, tap: taps.Tap, entry: Entry, model: Runnable) -> Array:
-    """A tap's values as they were before the treatments that an entry states."""
-    if entry.done and array.dtype.kind != "f":
+def undone(array: Array, tap: taps.Tap, done: Sequence[str], model: Runnable) -> Array:
+    """A tap's values as they were before these treatments."""
+    if done and array.dtype.kind != "f":
         array = array.astype(np.float32)
-    if "repeated" in entry.done:
+    if "repeated" in done:
         array = _one_copy(array, tap, model)
-    if "permuted" in entry.done and model.rope_pairs:
+    if "permuted" in done and model.rope_pairs:
         array = _reordered(array, model.sizes, (2, -1))
-    if "paired" in entry.done and not model.rope_pairs:
+    if "paired" in done and not model.rope_pairs:
         array = _reordered(array, model.sizes, (-1, 2))
-    if "scaled" in entry.done:
+    if "scaled" in done:
         array = array * np.sqrt(model.sizes["dim"]).astype(array.dtype)
-    if "unweighted" in entry.done:
+    if "unweighted" in done:
         if tap.name not in model.weight_names:
             raise UserError(f'{tap.name}: done = ["unweighted"], but no weight of this model belongs to it')
         name = model.weight_names[tap.name]
         bias = name.replace(".weight", ".bias")
         array = array * model.weights.vector(name)
         array = array + model.weights.vector(bias) if bias in model.weights else array
-    for factor in filter(None, map(factor_of, entry.done)):
+    for factor in filter(None, map(factor_of, done)):
         array = array / array.dtype.type(factor)
     return array
 

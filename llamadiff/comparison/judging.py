@@ -28,10 +28,9 @@ from llamadiff.diagnose.diagnosis import Diagnosis, diagnose, is_wrong, scene_of
 from llamadiff.engines.batches import batches_of, in_batches_of
 from llamadiff.engines.model_file import Runnable, check_same_model
 from llamadiff.engines.run_spec import Gate, How
-from llamadiff.judge.as_shown import as_shown
 from llamadiff.judge.finding import Finding
-from llamadiff.judge.misrecorded import misrecorded
-from llamadiff.judge.run import Passes, run_passes, without_followers
+from llamadiff.judge.in_view import as_shown, misrecorded, without_followers
+from llamadiff.judge.run import Passes, run_passes
 from llamadiff.judge.statistics import statistics_check
 from llamadiff.manner.understand import Manner, understood
 from llamadiff.numerics import tolerances

@@ -1,8 +1,9 @@
-"""One tap as it is compared: what was recorded of it, and what each lane computed."""
+"""One tap as it is compared: what was recorded of it, what each lane computed, and how far apart these are."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,27 +28,16 @@ class Compared:
         recorded: Mapping[str, Array],
         sources: Mapping[str, Source],
         positions: Array,
+        rows: Mapping[str, metrics.Rows] | None = None,
     ) -> None:
-        """``x`` computed by each lane, ``recorded`` by source; ``positions`` [token]."""
+        """``x`` computed by each lane, ``recorded`` by source; ``positions`` [token].
+
+        ``rows``: what was recorded, of a tap that was recorded whole and looked at before.
+        """
         self.tap, self.x, self.lanes, self.recorded = tap, x, lanes, recorded
         self.sources, self.positions = sources, positions
-        self._rows: dict[Hashable, metrics.Rows] = {}
+        self._rows: dict[Hashable, metrics.Rows] = {(name, False): each for name, each in (rows or {}).items()}
         self._opened: dict[str, Array | None] = {}
-
-    @classmethod
-    def of_rows(
-        cls,
-        tap: taps.Tap,
-        x: Sequence[Array],
-        lanes: Sequence[Lane],
-        recorded: Mapping[str, metrics.Rows],
-        sources: Mapping[str, Source],
-        positions: Array,
-    ) -> Compared:
-        """Of a tap that was recorded whole, whose rows were looked at before."""
-        seen = cls(tap, x, lanes, {name: rows.x for name, rows in recorded.items()}, sources, positions)
-        seen._rows.update({(name, False): rows for name, rows in recorded.items()})
-        return seen
 
     def lanes_of(self, source: Source) -> list[Lane]:
         return [lane for lane in self.lanes if lane.source == source.name]
@@ -88,12 +78,8 @@ class Compared:
         return metrics.Rows(np.moveaxis(np.concatenate(rows), 0, axis), axis)
 
     def lane(self, lane: Lane, *sources: Source, ranked: bool = False) -> metrics.Rows:
-        """What a lane computed, where these sources have values."""
+        """What a lane computed, where these sources have values; without sources all of it."""
         return self._made(lane, self.x[self.lanes.index(lane)], sources, ranked)
-
-    def whole(self, lane: Lane) -> metrics.Rows:
-        """All that a lane computed, whatever was recorded."""
-        return self._made(lane, self.x[self.lanes.index(lane)], (), False)
 
     def values(self, name: str, *sources: Source, ranked: bool = False) -> metrics.Rows:
         """What a source recorded, where these sources have values."""
@@ -173,3 +159,28 @@ class Compared:
             return x
         hidden = self.positions[None, :] > self.positions[:, None]
         return np.where(hidden, x.dtype.type(0), x)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """``recorded`` against ``right``: rows' sums of squared errors, and their own squares; the largest difference."""
+
+    recorded: metrics.Rows
+    right: metrics.Rows
+    rows: Array
+    sizes: Array
+    largest: float
+    worst: metrics.Worst
+
+    @classmethod
+    def of(cls, recorded: metrics.Rows, right: metrics.Rows) -> Errors:
+        return cls(recorded, right, right.errors(recorded), right.reference(), *metrics.worst_of(recorded, right))
+
+    @property
+    def nmse(self) -> float:
+        return metrics.ratio(float(self.rows.sum()), float(self.sizes.sum()))
+
+    @property
+    def per_row(self) -> tuple[float, ...]:
+        """The NMSE of each row."""
+        return metrics.ratios(self.rows, self.sizes)

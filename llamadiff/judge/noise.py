@@ -163,7 +163,7 @@ class TapNoise:
         """
         unknown = (F32, *JITTERS, ROUGH_ATTENTION) if self.shown.known else None
         lanes = [lane for lane in self.seen.lanes_of(self.source) if unknown is None or lane.policy in unknown]
-        exact, *others = (self.seen.whole(lane) for lane in lanes)
+        exact, *others = (self.seen.lane(lane) for lane in lanes)
         mask = self.source.trace.known[self.seen.tap.name]
         count = np.moveaxis(mask, exact.axis, 0).reshape(exact.shape[0], -1).sum(axis=1)
         width = exact.size // exact.shape[0]

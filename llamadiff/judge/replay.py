@@ -23,6 +23,7 @@ from llamaref.weight_product import WeightProduct
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import Runnable
+from llamadiff.judge.compared import Compared
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Lane, Source
 from llamadiff.judge.sketches import Sketches
@@ -86,7 +87,8 @@ class Replay(RoundedOnce):
             self.findings.append(seen)
             return x  # which is what was recorded
         self._note_sums(tap, x, recorded)
-        self.findings.append(self.judge.finding(tap, [*x], self.lanes, recorded, spans))
+        compared = Compared(tap, [*x], self.lanes, recorded, self.sources, self.judge.positions)
+        self.findings.append(self.judge.finding(compared, spans))
         return self._followed(name, x, recorded)
 
     def recorded(self, source: Source, tap: taps.Tap, shape: tuple[int, ...]) -> Array:

@@ -26,6 +26,7 @@ from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Lane, Source
 from llamadiff.judge.replay import Replay
 from llamadiff.judge.schedule import Schedule, lanes_of
+from llamadiff.judge.settings import settings_of
 from llamadiff.judge.tap_verdict import Judge
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import F32, NATIVE, POLICIES
@@ -76,7 +77,8 @@ def run_passes(
     """
     kinds = set(model.weight_types.values())
     # LongRoPE goes by the room there is: for the beginning of a prompt it is that of the whole
-    model.make_room(_room_of(baseline.info) or len(baseline.info.tokens))
+    room = settings_of(baseline).get("n_ctx")
+    model.make_room(room if isinstance(room, int) and room else len(baseline.info.tokens))
     sources = [Source.of("baseline", baseline, kinds, (F32, NATIVE))]
     if candidate is not None:
         found = Source.of("candidate", candidate, kinds, POLICIES, model.taps)
@@ -195,28 +197,3 @@ def _together(whole: Sequence[Finding], head: Sequence[Finding]) -> list[Finding
         if finding.tap.name in free else finding
         for finding in whole
     ]  # fmt: skip
-
-
-def without_followers(passes: Passes) -> Passes:
-    """The passes with partial taps unjudged that are computed from a wrong one: values that are not all there cannot
-    stand in for what the engine computes, so that an error goes on through them.
-    """
-    trace, wrong, findings = passes.judge.sources["candidate"].trace, set[str](), []
-    for finding in passes.findings:
-        local = finding.local.get("candidate")
-        follows = local is not None and not wrong.isdisjoint(local.span)
-        if local is not None and local.verdict == tolerances.WRONG and follows:
-            local = replace(local, verdict=tolerances.UNCHECKED, facts=())
-            findings.append(replace(finding, local={**finding.local, "candidate": local}))
-            continue
-        if local is not None and local.verdict == tolerances.WRONG and finding.tap.name in trace.known:
-            wrong.add(finding.tap.name)
-        findings.append(finding)
-    return replace(passes, findings=findings)
-
-
-def _room_of(info: Info) -> int:
-    """How many tokens the producer of a trace made room for; 0 if it does not say."""
-    settings = info.producer.get("settings")
-    room = settings.get("n_ctx") if isinstance(settings, dict) else None
-    return room if isinstance(room, int) else 0

@@ -11,6 +11,7 @@ from llamaref.weight_product import WeightProduct
 from numpy.typing import NDArray
 
 from llamadiff.judge.by_sketch import Sketched, Sketching
+from llamadiff.judge.compared import Compared
 from llamadiff.judge.coverage import LEAST
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Lane, Source
@@ -76,7 +77,9 @@ class Sketches:
         if given is None:
             return None
         assert x is given.values, f"{tap.name} is not the product that was verified"
-        return self._judge.of_sketches(tap, [*x], lanes, given.rows, spans, given.sketched)
+        recorded, judge = {name: rows.x for name, rows in given.rows.items()}, self._judge
+        seen = Compared(tap, [*x], lanes, recorded, judge.sources, judge.positions, given.rows)
+        return judge.of_sketches(seen, spans, given.sketched)
 
     def _can_see(self, tap: Tap, lanes: Sequence[Lane]) -> bool:
         """Whether a tap may be verified so: of many tokens, recorded whole and in float32 by every source that is

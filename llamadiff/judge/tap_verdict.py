@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from llamadiff.judge.allowance import WHOLE, Allowance, Hiding, unseen
 from llamadiff.judge.by_sketch import Sketched
-from llamadiff.judge.compared import Compared
-from llamadiff.judge.errors import Errors
+from llamadiff.judge.compared import Compared, Errors
 from llamadiff.judge.finding import Finding, Local, Tried
 from llamadiff.judge.finiteness import qualified
 from llamadiff.judge.fit import Fitted
-from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source
+from llamadiff.judge.lanes import FREE, FREE_NATIVE, Source
 from llamadiff.judge.noise import MAY_ROUND, SHAKEN, Shown, TapNoise
 from llamadiff.judge.pattern.described import described
 from llamadiff.judge.pattern.deviation import Fact
@@ -63,23 +62,15 @@ class Judge:
     lost: dict[tuple[str, str], float] = field(default_factory=dict)
     ways: set[str] = field(default_factory=set)
 
-    def finding(
-        self,
-        tap: taps.Tap,
-        x: Sequence[Array],
-        lanes: Sequence[Lane],
-        recorded: Mapping[str, Array],
-        spans: Mapping[str, tuple[str, ...]],
-    ) -> Finding:
-        """Judge one tap: ``x`` computed by each lane, ``recorded`` and ``spans`` by source."""
-        seen = Compared(tap, x, lanes, recorded, self.sources, self.positions)
-        replayed = {lane.source for lane in lanes}
+    def finding(self, seen: Compared, spans: Mapping[str, tuple[str, ...]]) -> Finding:
+        """Judge one tap; ``spans`` by source."""
+        lanes, recorded, replayed = seen.lanes, seen.recorded, {lane.source for lane in seen.lanes}
         judged = {name: self._judgement(self.sources[name], seen, spans[name]) for name in recorded if name in replayed}
         local = {name: self._local(found) for name, found in judged.items()}
         free = seen.lane(FREE) if FREE in lanes else None
         return Finding(
-            tap=tap,
-            shape=x[0].shape,
+            tap=seen.tap,
+            shape=seen.x[0].shape,
             local=local,
             at={name: seen.at(found.index) for name, found in local.items()},
             stats=self._stats(seen, free),
@@ -92,20 +83,13 @@ class Judge:
         )
 
     def of_sketches(
-        self,
-        tap: taps.Tap,
-        x: Sequence[Array],
-        lanes: Sequence[Lane],
-        recorded: Mapping[str, metrics.Rows],
-        spans: Mapping[str, tuple[str, ...]],
-        sketched: Mapping[str, Sketched],
+        self, seen: Compared, spans: Mapping[str, tuple[str, ...]], sketched: Mapping[str, Sketched]
     ) -> Finding:
-        """The finding of a product that clearly is a match in all of its sources: ``x`` is what they recorded."""
-        seen = Compared.of_rows(tap, x, lanes, recorded, self.sources, self.positions)
-        matches = {name: self.match_of(self.sources[name], tap) for name in sketched}
+        """The finding of a product that clearly is a match in all of its sources: its lanes have what they recorded."""
+        tap, matches = seen.tap, {name: self.match_of(self.sources[name], seen.tap) for name in sketched}
         return Finding(
             tap=tap,
-            shape=x[0].shape,
+            shape=seen.x[0].shape,
             local={name: self._sketched(tap, self.sources[name], each, spans[name]) for name, each in sketched.items()},
             at={name: {} for name in sketched},
             stats=self._stats(seen, None),
@@ -162,7 +146,7 @@ class Judge:
         stated = source.trace.printed.stated.get(seen.tap.name) if source is not None else None
         if source is None or not stated or "baseline" not in seen.recorded:
             return {}
-        return held(stated, seen.values("baseline"), [seen.whole(lane) for lane in seen.lanes_of(source)])
+        return held(stated, seen.values("baseline"), [seen.lane(lane) for lane in seen.lanes_of(source)])
 
     def _drift(self, seen: Compared) -> metrics.Difference | None:
         """The candidate against the baseline, where both have values; without a candidate, the free run."""

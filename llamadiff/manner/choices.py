@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.candidates.name_map import Entry, undone
+from llamadiff.candidates.name_map import undone
 from llamadiff.engines.model_file import Runnable
 from llamadiff.numerics import metrics
 from llamadiff.numerics.arithmetic import precision
@@ -60,18 +60,13 @@ Pairs = Mapping[str, tuple[Tap, Array, Array]]  # word -> tap, the candidate's v
 def _is_undone(model: Runnable, pair: tuple[Tap, Array, Array], treatment: str) -> bool:
     """Whether a tap is the baseline's once a treatment is undone, and not before."""
     tap, own, right = pair
-    return _same(undone(own, tap, _entry(tap.kind.word, treatment), model), right) and not _same(own, right)
+    return _same(undone(own, tap, (treatment,), model), right) and not _same(own, right)
 
 
 def _is_nearer(model: Runnable, pair: tuple[Tap, Array, Array], treatment: str) -> bool:
     """Whether undoing a treatment brings a tap nearer to the baseline's, however far that has drifted."""
     tap, own, right = pair
-    plain = undone(own, tap, _entry(tap.kind.word, treatment), model)
-    return metrics.nmse(plain, right, 0) < metrics.nmse(own, right, 0)
-
-
-def _entry(word: str, treatment: str) -> Entry:
-    return Entry(word, word, None, (treatment,))
+    return metrics.nmse(undone(own, tap, (treatment,), model), right, 0) < metrics.nmse(own, right, 0)
 
 
 def _same(own: Array, right: Array) -> bool:
@@ -149,4 +144,4 @@ def without(choices: Sequence[Choice], model: Runnable, trace: Trace) -> Trace:
 
 def _as_it_was(values: Array, tap: Tap, treatment: str, model: Runnable) -> Array:
     own = shape_of(tap, values.shape[tap.row_axis], model.sizes)
-    return undone(np.asarray(values, np.float32).reshape(own), tap, _entry(tap.kind.word, treatment), model)
+    return undone(np.asarray(values, np.float32).reshape(own), tap, (treatment,), model)

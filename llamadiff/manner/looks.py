@@ -17,7 +17,7 @@ from llamaref.weights import each_expert
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.case import Case
-from llamadiff.manner.recipes import Gated, Product, Rotation, Scores, Softmax, Values, recipe_of
+from llamadiff.manner.recipes import Op, Product, recipe_of
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.numerics.policies import F32
 from llamadiff.numerics.rounding import BLOCKS, LEVELS, OWN, TENSOR, UNIFORM, steps
@@ -51,14 +51,14 @@ def looks_of(case: Case, error: Array) -> Looks:
     recipe = recipe_of(case)
     if isinstance(recipe, Product):
         return _of_product(case, recipe, error)
-    if isinstance(recipe, Scores):
+    if case.tap.kind.word == "kq":
         return _of_scores(case, recipe, error)
-    if isinstance(recipe, Values):
+    if case.tap.kind.word == "kqv_out":
         return _of_values(recipe, error)
-    if case.tap.kind.op in BY_TABLE:
-        return _of_value(case, recipe, error)
-    kept = np.asarray(recipe.compute(case)[0], np.float64) if case.tap.kind.word in KEPT else None
-    return {} if kept is None else _like_rounding(error, kept, STEPS_OF_4)
+    right = np.asarray(recipe.compute(case.carrier)[0], np.float64)
+    if case.tap.kind.word in KEPT:
+        return _like_rounding(error, right, STEPS_OF_4)
+    return _of_value(case, recipe, right, error)
 
 
 def _of_product(case: Case, product: Product, error: Array) -> Looks:
@@ -109,9 +109,9 @@ def _of_inputs(case: Case, matrices: Sequence[_Matrix], x: Array, error: Array) 
     return _like_rounding(d, x, step=partial(_steps_of, case)) if enough else {}
 
 
-def _of_scores(case: Case, recipe: Scores, error: Array) -> Looks:
+def _of_scores(case: Case, recipe: Op, error: Array) -> Looks:
     """Of Q and K, before their product."""
-    q, k = np.asarray(recipe.q[0], np.float64), np.asarray(recipe.rows[0][:, recipe.reads], np.float64)
+    q, k = (np.asarray(x[0], np.float64) for x in recipe.given)
     seen = case.run.positions[None, :] <= case.run.positions[:, None]
     right = np.einsum("thd,shd->ths", q, k) * seen[:, None]
     error = error.swapaxes(0, 1) * seen[:, None]  # [token, head, key]
@@ -126,9 +126,9 @@ def _of_scores(case: Case, recipe: Scores, error: Array) -> Looks:
     return _of_cache(error, spread)
 
 
-def _of_values(recipe: Values, error: Array) -> Looks:
+def _of_values(recipe: Op, error: Array) -> Looks:
     """Of V before it is weighed, or of its weights."""
-    p, v = _merged(np.asarray(recipe.probs[0], np.float64), np.asarray(recipe.rows[0][:, recipe.reads], np.float64))
+    p, v = _merged(*(np.asarray(x[0], np.float64) for x in recipe.given))
     right = np.einsum("hts,shd->thd", p, v)
     error = error.reshape(right.shape)
 
@@ -160,22 +160,20 @@ def _merged(p: Array, v: Array) -> tuple[Array, Array]:
     return np.asarray(np.add.reduceat(p[..., order], starts, axis=-1)), v[first]
 
 
-def _of_value(case: Case, recipe: Any, error: Array) -> Looks:
+def _of_value(case: Case, recipe: Op, right: Array, error: Array) -> Looks:
     """Of each value by itself, where sines, exponentials and the like are approximate.
 
     An angle's error moves a pair by a part of its length; a score's, a probability by a part of itself for each unit.
     """
-    right = np.asarray(recipe.compute(case)[0], np.float64)
-    size = np.abs(right)
-    if isinstance(recipe, Rotation):
-        size = _lengths_of_pairs(right, recipe)
-    elif isinstance(recipe, Softmax):
-        scores = np.where(recipe.hidden, 0.0, np.asarray(recipe.scores[0], np.float64) * recipe.scale)
-        size = right * (1 + np.abs(scores).max(axis=-1, keepdims=True)) + SMALLEST
+    size, given = np.abs(right), [np.abs(np.asarray(x[0], np.float64)) for x in recipe.given]
+    if case.tap.kind.op == "ROPE":
+        size = _lengths_of_pairs(right, case)
+    elif case.tap.kind.word == "kq_soft_max":
+        hidden = case.run.positions[None, :] > case.run.positions[:, None]
+        size = right * (1 + np.where(hidden, 0.0, given[0]).max(axis=-1, keepdims=True)) + SMALLEST
         error, right, size = (x.swapaxes(0, 1) for x in (error, right, size))
-    elif isinstance(recipe, Gated):
-        gate, up = (np.abs(np.asarray(x[0], np.float64)) for x in (recipe.gate, recipe.up))
-        size = up * (gate + SMALLEST)
+    elif case.tap.kind.op == "SWIGLU":
+        size = given[1] * (given[0] + SMALLEST)
     there = np.isfinite(error).reshape(len(error), -1).all(axis=1)
     error, right, size = (x[there] for x in (error, right, size))
     rows = error.reshape(len(error), -1), right.reshape(len(right), -1)
@@ -186,10 +184,10 @@ def _of_value(case: Case, recipe: Any, error: Array) -> Looks:
     return {block: (kurtosis, whole) for block, (kurtosis, _) in looks.items()}
 
 
-def _lengths_of_pairs(x: Array, recipe: Rotation) -> Array:
+def _lengths_of_pairs(x: Array, case: Case) -> Array:
     """The length of the pair that each value [..., dim] was rotated in."""
-    n, size = recipe.rope.n_rot, np.abs(x)
-    shape, axis = ((-1, 2), -1) if recipe.pairs else ((2, -1), -2)
+    n, size = case.config.rope.n_rot, np.abs(x)
+    shape, axis = ((-1, 2), -1) if case.run.model.rope_pairs else ((2, -1), -2)
     pairs = x[..., :n].reshape(*x.shape[:-1], *shape)
     length = np.sqrt((pairs**2).sum(axis=axis, keepdims=True))
     size[..., :n] = np.broadcast_to(length, pairs.shape).reshape(*x.shape[:-1], n)
@@ -264,12 +262,9 @@ class _Matrix:
 def _matrices(case: Case, product: Product) -> Iterator[_Matrix]:
     """A product's matrix, or those of its chosen experts: the outputs that are looked at."""
     stored = case.engine.w.stored(product.name)
-    rows: Any = slice(None) if product.rows is None else product.rows
-    if case.channels is not None:
-        rows = case.channels if product.rows is None else rows[case.channels]
     every = ((None, slice(None)),) if product.chosen is None else each_expert(product.chosen[0])
     for expert, mine in every:
-        data = (stored if expert is None else stored[expert])[rows]
+        data = (stored if expert is None else stored[expert])[product.rows]
         w = np.asarray(case.engine.w.decoded(product.name, data), np.float64)
         if product.scale is not None:
             w = w * (product.scale if expert is None else product.scale[expert])

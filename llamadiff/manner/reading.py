@@ -221,7 +221,7 @@ def _is_all(case: Case, base: str, errors: Mapping[str, Array]) -> bool:
     if kept == F32 or not np.isfinite(left):
         return False
     moved = np.asarray(shaken(product.x[0], kept), product.x.dtype)
-    flipped = _by_others(case, replace(product, x=moved[None]))[base] - _by_others(case, product)[base]
+    flipped = _by_others(replace(product, x=moved[None]))[base] - _by_others(product)[base]
     return left <= FLIPS * float(np.square(np.asarray(flipped, np.float64)).sum())
 
 
@@ -297,11 +297,11 @@ def _errors(case: Case) -> dict[str, Array]:
     """What each known rounding of operands leaves of a tap [token, ...]; empty where its op is not laid open."""
     try:
         recipe = recipe_of(case)
-        results = dict(zip(_names(case), recipe.compute(case), strict=False))
+        results = dict(zip(_names(case), recipe.compute(case.carrier), strict=False))
     except NotRecordedError:
         return {}
     if isinstance(recipe, Product):
-        results |= _by_others(case, recipe)
+        results |= _by_others(recipe)
     recorded = np.asarray(case.recorded, np.float64)
     if case.channels is not None:
         recorded = recorded[..., case.channels]
@@ -314,12 +314,11 @@ def _names(case: Case) -> list[str]:
     return [rounding_type(policy, kind, stored) for policy, stored in case.carrier.ways]
 
 
-def _by_others(case: Case, product: Product) -> dict[str, Array]:
+def _by_others(product: Product) -> dict[str, Array]:
     """A product as other engines round its activations, all in one pass over the weights."""
     ways = eight_bit_ways(product.x.shape[-1])
     x = np.stack([rounding(product.x[0]) for rounding in ways.values()])
-    plain = replace(case, run=replace(case.run, carrier=Carrier([(F32, {})] * len(ways))))
-    return dict(zip(ways, replace(product, x=x).compute(plain), strict=True))
+    return dict(zip(ways, replace(product, x=x).compute(Carrier([(F32, {})] * len(ways))), strict=True))
 
 
 def kind_of(tap: Tap, model: Runnable) -> str | None:

@@ -131,6 +131,11 @@ def counted(word: str, numbers: Collection[int]) -> str:
     return f"{word}{'s' if len(numbers) > 1 else ''} {numbered(numbers)}"
 
 
+def are(numbers: Collection[int]) -> str:
+    """The verb that follows that."""
+    return "are" if len(numbers) > 1 else "is"
+
+
 def listed(numbers: Sequence[object]) -> str:
     """The first of some values in their order, and how many more."""
     more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""

@@ -1,5 +1,6 @@
-"""What wrong values are instead of the right ones: zero, another's, in another order, multiplied, shifted, turned;
-or what they are in the channels, or heads, that alone are wrong.
+"""What wrong values are instead of the right ones: zero, another's, in another order, multiplied, shifted, turned.
+
+Of all of a tap; or of some channels or heads of it, where the others are right.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.judge.pattern.deviation import LEFT, SAME, Deviation, Fact, counted, listed
+from llamadiff.judge.pattern.deviation import LEFT, SAME, Deviation, Fact, are, counted, listed
 from llamadiff.numerics import metrics
 from llamadiff.numerics.orders import order_in_words
 
@@ -30,12 +31,11 @@ def zeros(d: Deviation) -> Iterator[Fact]:
     """Values that nobody wrote."""
     empty = ~d.recorded.reshape(len(d.recorded), -1).any(axis=1)
     wanted = d.expected.reshape(len(d.expected), -1).any(axis=1)
-    rows = np.flatnonzero(empty & wanted)
+    rows = np.flatnonzero(empty & wanted).tolist()
     if len(rows) == wanted.sum() > 0:
         yield Fact("zero", "all of its values are zero")
     elif len(rows):
-        are = "are" if len(rows) > 1 else "is"
-        yield Fact("zero", f"{counted('token', rows)} {are} all zero", tuple(int(i) for i in rows))
+        yield Fact("zero", f"{counted('token', rows)} {are(rows)} all zero", tuple(rows))
 
 
 def another_tensor(d: Deviation) -> Iterator[Fact]:
@@ -191,52 +191,41 @@ def _turn(rotate: Callable[..., Array], row: Array, right: Array, cos: Array, si
     return (still, float(errors[still])) if errors[still] <= errors[best] + SAME / 100 else (best, float(errors[best]))
 
 
-def _distances(a: Array, b: Array) -> Array:
-    """NMSE of every row of ``a`` against every row of ``b``."""
-    sizes = np.square(b).sum(axis=1)
-    squares = np.square(a).sum(axis=1)[:, None] + sizes - 2 * (a @ b.T)
-    return np.asarray(np.maximum(squares, 0.0) / np.maximum(sizes, 1e-300))
-
-
 def parts(d: Deviation) -> Iterator[Fact]:
     """The wrong channels of a tap with rows of channels, or the wrong heads of one with rows of heads."""
     if d.tap.causal or not d.finite or d.recorded.ndim not in (2, 3):
         return
     flags = np.asarray(d.bad.reshape(*d.bad.shape[:2], -1).any(axis=(0, 2)))
-    wrong = [int(i) for i in np.flatnonzero(flags)]
+    wrong = np.flatnonzero(flags).tolist()
     if not 0 < len(wrong) < len(flags):
         return
-    rows = np.flatnonzero(d.bad_rows)
+    rows = np.flatnonzero(d.bad_rows).tolist()
     region = np.zeros(d.bad.shape, bool)
-    region[np.ix_(rows, np.flatnonzero(flags))] = True
+    region[np.ix_(d.bad_rows, flags)] = True
     whose = f" in {counted('token', rows)}" if len(rows) < len(d.bad) else ""
-    said = _values(d, region, wrong)
+    what = "head" if d.bad.ndim == 3 else "channel"
+    said = _values(d, region, what, wrong)
     if said is not None:
-        says = f"{_named(d, wrong)} {said.says}{whose}"
-        yield Fact(said.kind, says, (len(rows), *map(int, rows), *wrong, *said.values))
+        says = f"{counted(what, wrong)} {said.says}{whose}"
+        yield Fact(said.kind, says, (len(rows), *rows, *wrong, *said.values))
 
 
-def _named(d: Deviation, wrong: list[int]) -> str:
-    return counted("head" if d.bad.ndim == 3 else "channel", wrong)
-
-
-def _values(d: Deviation, region: Array, wrong: list[int]) -> Fact | None:
+def _values(d: Deviation, region: Array, what: str, wrong: list[int]) -> Fact | None:
     """What the values of the region are, in words that follow its name."""
-    are = "are" if len(wrong) > 1 else "is"
     if not d.recorded[region].any():
-        return Fact("part zero", f"{are} all zero") if d.expected[region].any() else None
+        return Fact("part zero", f"{are(wrong)} all zero") if d.expected[region].any() else None
     right, found = d.expected[region], d.recorded[region]
     factor = float((right * found).sum() / max(float(np.square(right).sum()), 1e-300))
     if factor and d.explained_by(np.where(region, factor * d.expected, d.expected)):
         they = "they" if len(wrong) > 1 else "it"
-        return Fact("part factor", f"{are} {factor:.4g} times what {they} should be", (factor,))
+        return Fact("part factor", f"{are(wrong)} {factor:.4g} times what {they} should be", (factor,))
     step = _shift(d, wrong)
     if step:
         values = np.where(region, np.roll(d.expected, step, axis=1), d.expected)
         if d.explained_by(values):
             sources = [i - step for i in wrong]
             verb = "have" if len(wrong) > 1 else "has"
-            return Fact("part of another", f"{verb} the values of {_named(d, sources)}", (step,))
+            return Fact("part of another", f"{verb} the values of {counted(what, sources)}", (step,))
     return None
 
 
@@ -251,3 +240,10 @@ def _shift(d: Deviation, wrong: list[int]) -> int:
     step = wrong[0] - source
     inside = all(0 <= i - step < n for i in wrong)
     return step if inside and gaps[source] <= STRANGE**2 * size else 0
+
+
+def _distances(a: Array, b: Array) -> Array:
+    """NMSE of every row of ``a`` against every row of ``b``."""
+    sizes = np.square(b).sum(axis=1)
+    squares = np.square(a).sum(axis=1)[:, None] + sizes - 2 * (a @ b.T)
+    return np.asarray(np.maximum(squares, 0.0) / np.maximum(sizes, 1e-300))

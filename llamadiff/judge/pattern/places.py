@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.judge.pattern.deviation import SAME, Deviation, Fact, numbered, runs_of
+from llamadiff.judge.pattern.deviation import SAME, Deviation, Fact, are, counted, numbered, runs_of
 
 Array = NDArray[Any]
 
@@ -20,16 +20,13 @@ ELEMENTWISE = ("SWIGLU", "GEGLU", "GELU", "SWIGLU_OAI")
 
 def tokens(d: Deviation) -> Iterator[Fact]:
     """Which rows are wrong, if not all."""
-    rows = [int(i) for i in np.flatnonzero(d.bad_rows)]
+    rows = np.flatnonzero(d.bad_rows).tolist()
     if not rows or len(rows) == len(d.bad_rows):
         return
     if len(rows) == len(d.bad_rows) - 1 and rows[0] == 1:
         yield Fact("first right", "the first token is right", (0,))
     else:
-        many = len(rows) > 1
-        yield Fact(
-            "tokens", f"only token{'s' if many else ''} {numbered(rows)} {'are' if many else 'is'} wrong", tuple(rows)
-        )
+        yield Fact("tokens", f"only {counted('token', rows)} {are(rows)} wrong", tuple(rows))
 
 
 def growth(d: Deviation) -> Iterator[Fact]:
@@ -48,12 +45,9 @@ def heads(d: Deviation) -> Iterator[Fact]:
     """Which heads are wrong, if not all."""
     if not d.tap.causal and (d.bad.ndim != 3 or "dim" not in d.tap.kind.axes):
         return
-    wrong = [int(i) for i in np.flatnonzero(d.bad.any(axis=(0, 2)))]
+    wrong = np.flatnonzero(d.bad.any(axis=(0, 2))).tolist()
     if 0 < len(wrong) < d.bad.shape[1]:
-        many = len(wrong) > 1
-        yield Fact(
-            "heads", f"only head{'s' if many else ''} {numbered(wrong)} {'are' if many else 'is'} wrong", tuple(wrong)
-        )
+        yield Fact("heads", f"only {counted('head', wrong)} {are(wrong)} wrong", tuple(wrong))
 
 
 def channels(d: Deviation) -> Iterator[Fact]:
@@ -61,7 +55,7 @@ def channels(d: Deviation) -> Iterator[Fact]:
     if d.tap.causal:
         return
     flags = np.asarray(d.bad.reshape(-1, d.bad.shape[-1]).any(axis=0))
-    wrong = tuple(int(i) for i in np.flatnonzero(flags))
+    wrong = np.flatnonzero(flags).tolist()
     if not 0 < len(wrong) < len(flags):
         return
     for period in PERIODS:
@@ -79,8 +73,7 @@ def _only(what: str, wrong: Sequence[int], n: int) -> Iterator[Fact]:
     if len(right) <= FEW < len(wrong):
         yield Fact(f"{what}s", f"every {what} but {numbered(right)} is wrong", tuple(wrong))
     elif len(wrong) <= n / 2 or len(runs_of(wrong)) < FEW:
-        says = f"only {what}s {numbered(wrong)} are wrong" if len(wrong) > 1 else f"only {what} {wrong[0]} is wrong"
-        yield Fact(f"{what}s", says, tuple(wrong))
+        yield Fact(f"{what}s", f"only {counted(what, wrong)} {are(wrong)} wrong", tuple(wrong))
 
 
 def bounds(d: Deviation) -> Iterator[Fact]:
