@@ -50,11 +50,14 @@ def _signs(kind: str) -> Iterator[Misreading]:
 def _fields(kind: str) -> Iterator[Misreading]:
     """Each field's bytes read in another way."""
     for name, (first, last) in FIELDS[kind].items():
-        what = f"{kind}'s {WORDS[name]}"
-        for cause, says, change in OF_ANY_FIELD if last - first > 1 else OF_ONE_BYTE:
-            yield Misreading(says.format(what), with_field(kind, name, change), cause=cause)
-        for cause, word, shift in (("byte-late", "late", -1), ("byte-early", "early", 1)) if last - first > 1 else ():
-            yield Misreading(f"reads {what} one byte {word}", _shifted(slice(first, last), shift), cause=cause)
+        what, size = f"{kind}'s {WORDS[name]}", last - first
+        for least, cause, says, change in OF_A_FIELD:
+            if size >= least:
+                yield Misreading(says.format(what), with_field(kind, name, change), cause=cause)
+        if size > 1:
+            where = slice(first, last)
+            yield Misreading(f"reads {what} one byte late", _shifted(where, -1), cause="byte-late")
+            yield Misreading(f"reads {what} one byte early", _shifted(where, 1), cause="byte-early")
 
 
 def _shifted(where: slice, shift: int) -> Misread:
@@ -68,29 +71,25 @@ def _twos_swapped(field: Array) -> Array:
     return field.reshape(len(field), -1, 2)[..., ::-1].reshape(field.shape)
 
 
-OF_ONE_BYTE: tuple[tuple[str, str, Change], ...] = (  # cause, in words, what is read
-    ("nibbles-swapped", "swaps the nibbles of {}", with_nibbles_swapped),
-    ("field-ignored", "ignores {}", zero),
-    ("field-set", "takes {} for all set", all_set),
-    ("field-inverted", "inverts {}", np.invert),
-    ("bits-reversed", "reads {} from the other end of each byte", parts_reversed(1)),
-    ("fields-reversed", "reads the two-bit fields of {} from the other end", parts_reversed(2)),
-    ("low-nibbles", "reads the low nibbles of {} alone", lambda field: field & 15),
-    ("high-nibbles", "reads the high nibbles of {} alone", lambda field: field & 240),
-    ("low-nibble-twice", "reads the low nibble of {} for both", lambda field: (field & 15) * 17),
-    ("high-nibble-twice", "reads the high nibble of {} for both", lambda field: (field >> 4) * 17),
-    ("highest-bit", "leaves out the highest bit of each byte of {}", lambda field: field & 127),
-    ("neighbours-field", "takes {} of the next block", lambda field: np.roll(field, -1, axis=0)),
-    ("neighbours-field", "takes {} of the block before", lambda field: np.roll(field, 1, axis=0)),
-)
-OF_ANY_FIELD = (
-    *OF_ONE_BYTE[:6],
-    ("byte-order", "reads {} in the other byte order", lambda field: field[:, ::-1]),
-    ("halves-swapped", "swaps the halves of {}", halves_swapped),
-    ("pairs-swapped", "reads {} with each two bytes swapped", _twos_swapped),
-    ("every-second", "reads every second byte of {} twice", every_second_twice),
-    ("first-half-twice", "reads the first half of {} for both", first_half_twice),
-    *OF_ONE_BYTE[6:],
+OF_A_FIELD: tuple[tuple[int, str, str, Change], ...] = (  # bytes that it must have, cause, in words, what is read
+    (1, "nibbles-swapped", "swaps the nibbles of {}", with_nibbles_swapped),
+    (1, "field-ignored", "ignores {}", zero),
+    (1, "field-set", "takes {} for all set", all_set),
+    (1, "field-inverted", "inverts {}", np.invert),
+    (1, "bits-reversed", "reads {} from the other end of each byte", parts_reversed(1)),
+    (1, "fields-reversed", "reads the two-bit fields of {} from the other end", parts_reversed(2)),
+    (2, "byte-order", "reads {} in the other byte order", lambda field: field[:, ::-1]),
+    (2, "halves-swapped", "swaps the halves of {}", halves_swapped),
+    (2, "pairs-swapped", "reads {} with each two bytes swapped", _twos_swapped),
+    (2, "every-second", "reads every second byte of {} twice", every_second_twice),
+    (2, "first-half-twice", "reads the first half of {} for both", first_half_twice),
+    (1, "low-nibbles", "reads the low nibbles of {} alone", lambda field: field & 15),
+    (1, "high-nibbles", "reads the high nibbles of {} alone", lambda field: field & 240),
+    (1, "low-nibble-twice", "reads the low nibble of {} for both", lambda field: (field & 15) * 17),
+    (1, "high-nibble-twice", "reads the high nibble of {} for both", lambda field: (field >> 4) * 17),
+    (1, "highest-bit", "leaves out the highest bit of each byte of {}", lambda field: field & 127),
+    (1, "neighbours-field", "takes {} of the next block", lambda field: np.roll(field, -1, axis=0)),
+    (1, "neighbours-field", "takes {} of the block before", lambda field: np.roll(field, 1, axis=0)),
 )
 
 
@@ -140,26 +139,26 @@ def sixteen_bit_errors(kind: str) -> Iterator[Misreading]:
     """Floats of sixteen bits, taken for the other kind, swapped, or off by a byte."""
     reads: Mapping[str, Change] = {"F16": _as_f16, "BF16": as_bf16}
     own, (other, of_other) = reads[kind], next(each for each in reads.items() if each[0] != kind)
-    ways: tuple[tuple[str, str, Change], ...] = (
+    for cause, says, read in (
         ("neighbouring-type", f"reads {kind} as {other}", lambda b: of_other(_words(b))),
         ("byte-order", f"reads {kind} in the other byte order", lambda b: own(_words(b).byteswap())),
         ("sign", f"gives {kind}'s values the other sign", lambda b: -own(_words(b))),
         ("sign", f"leaves out the sign of {kind}'s values", lambda b: np.abs(own(_words(b)))),
         ("whole-numbers", f"reads {kind} as whole numbers", lambda b: _words(b).astype(np.float32)),
-        (
-            "whole-numbers",
-            f"reads {kind} as signed whole numbers",
-            lambda b: _words(b).view(np.int16).astype(np.float32),
-        ),
+        ("whole-numbers", f"reads {kind} as signed whole numbers", lambda b: b.view(np.int16).astype(np.float32)),
         (
             "byte-late",
             f"reads {kind} one byte late",
-            lambda b: own(_words(np.roll(b.reshape(-1), -1).reshape(b.shape))),
+            lambda b: own(_words(np.roll(b, -1))),
         ),
         ("pairs-swapped", f"swaps each two values of {kind}", lambda b: _twos_swapped(own(_words(b)))),
-    )
-    for cause, says, read in ways:
-        yield Misreading(says, lambda blocks, _, read=read: read(blocks), cause=cause)  # type: ignore[misc]
+    ):
+        yield Misreading(says, _of_bytes(read), cause=cause)
+
+
+def _of_bytes(read: Change) -> Misread:
+    """What asks no decoder."""
+    return lambda blocks, _: read(blocks)
 
 
 def _words(blocks: Array) -> Array:
