@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from llamaref.weights import block_sizes
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.loss.result import Contribution
 from llamadiff.loss.trials import OWN
-from llamadiff.weights.cost import EXACT, TYPICAL
+from llamadiff.weights.cost import TYPICAL
+from llamadiff.weights.statistics import PLAIN
 
 LADDER = ("Q2_K", "Q3_K", "Q4_0", "Q4_K", "Q5_0", "Q5_K", "Q6_K", "Q8_0")
 _NEXT_TO_NOTHING = 1e-7  # the NMSE of F16
@@ -72,7 +74,7 @@ def _steps(good: ModelFile, one: Contribution) -> Iterator[Upgrade]:
 def _options(good: ModelFile, one: Contribution) -> Iterator[tuple[str, int, float]]:
     """Finer types with the bytes that each takes more, and what it recovers."""
     shape, now = good.weights.shape(one.name), _error(one.kind)
-    values, present = _count(shape), good.weights.stored(one.name).nbytes - one.more
+    values, present = prod(shape), good.weights.stored(one.name).nbytes - one.more
     for kind in LADDER:
         per_block, size = block_sizes(kind)
         more = values // per_block * size - present
@@ -84,12 +86,5 @@ def _options(good: ModelFile, one: Contribution) -> Iterator[tuple[str, int, flo
 
 def _error(kind: str) -> float:
     """The NMSE that a type leaves on usual values."""
-    errors: Mapping[str, float] = {**TYPICAL, **dict.fromkeys(EXACT, 0.0)}
+    errors: Mapping[str, float] = {**TYPICAL, **dict.fromkeys(PLAIN, 0.0)}
     return errors.get(kind, _NEXT_TO_NOTHING)
-
-
-def _count(shape: Sequence[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total

@@ -16,7 +16,7 @@ from llamadiff.loss.said import EQUAL
 from llamadiff.loss.statistics import Estimate, mean_of, statistics
 from llamadiff.loss.trials import NONE, OWN, FilePair, Material, run_trials
 from llamadiff.loss.usual import file_type, published
-from llamadiff.loss.weighing import differing, honest_types, measure, telling, together
+from llamadiff.loss.weighing import differing, honest_types, measure, telling
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress
 from llamadiff.trace.taps import RESIDUAL
@@ -88,7 +88,9 @@ class _Some:
         return self._changed(chosen, more, gain, whole) if chosen else Restored({}, 0, whole.value, whole, whole.value)
 
     def _changed(self, changes: Mapping[str, str], more: int, gain: float, whole: Estimate) -> Restored:
-        return together(self.pair, self.material, changes, more, gain, whole.value, self.progress)
+        """Several tensors changed at once, measured; that should take ``gain`` off what is lost."""
+        found = run_trials(self.pair, self.material, [changes], self.progress).trials[0]
+        return Restored(dict(changes), more, max(0.0, whole.value - gain), mean_of(found.kl), whole.value)
 
 
 def _layers(findings: Sequence[Finding]) -> Iterator[LayerLoss]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.loss.result import Contribution, Restored
+from llamadiff.loss.result import Contribution
 from llamadiff.loss.statistics import Estimate, mean_of
 from llamadiff.loss.trials import NONE, OWN, FilePair, Material, run_trials
 from llamadiff.system.progress import Progress, silent
@@ -52,15 +52,6 @@ def measure(
     found += [replace(one, predicted=one.predicted * whole) for one in left]
     ranked = sorted(found, key=lambda one: (one.measured is None, -one.value))
     return mean_of(plain.kl), tuple(ranked)
-
-
-def together(
-    pair: FilePair, material: Material, changes: Mapping[str, str], more: int, gain: float, whole: float,
-    progress: Progress,
-) -> Restored:  # fmt: skip
-    """Several tensors changed at once, measured; that should take ``gain`` off ``whole``."""
-    found = run_trials(pair, material, [changes], progress).trials[0]
-    return Restored(dict(changes), more, max(0.0, whole - gain), mean_of(found.kl), whole)
 
 
 def telling(tensors: Sequence[Contribution], whole: Estimate) -> list[Contribution]:

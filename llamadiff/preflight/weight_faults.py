@@ -46,7 +46,7 @@ def _explanations(model: ModelFile, tensor: str, flat: Array, expected: Array, l
     if other is not None:
         yield f"these are the values of {other}"
     rows = (-1, shape[-1] if len(shape) > 1 else 1)
-    order = order_of(flat.reshape(rows), expected.reshape(rows), _heads(model, tensor), limit)
+    order = order_of(flat.reshape(rows), expected.reshape(rows), heads_of(model, tensor), limit)
     if order is not None:
         yield order
 
@@ -97,7 +97,7 @@ def _another_tensor(model: ModelFile, tensor: str, flat: Array, limit: float) ->
     return None
 
 
-def _heads(model: ModelFile, tensor: str) -> int:
+def heads_of(model: ModelFile, tensor: str) -> int:
     """How many heads a weight's rows are of; 0 if they are of none."""
     key = _HEADS.get(tensor.split(".")[-2] if "." in tensor else "")
     found = model.hyper_parameter(key) if key is not None else 0

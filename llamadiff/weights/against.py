@@ -15,8 +15,6 @@ from llamadiff.system.progress import Progress, silent
 from llamadiff.weights.pairs import Measured, Pair, measure_all
 from llamadiff.weights.result import Oddity, TensorRow, WeightReport
 
-HEADS = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv", "attn_v": "attention.head_count_kv"}
-
 
 class OtherSide(Protocol):
     """What a file is compared with. ``label`` names it in reports."""
@@ -37,11 +35,11 @@ class OtherSide(Protocol):
 
     def unchecked(self) -> Iterable[tuple[str, str]]:
         """Tensors that cannot be compared, and why."""
-        ...
+        return ()
 
     def notes(self) -> Iterable[str]:
         """Facts that are no faults."""
-        ...
+        return ()
 
 
 @np.errstate(all="ignore")  # what overflows shows in the values
@@ -53,7 +51,7 @@ def compare_weights(model: ModelFile, other: OtherSide, progress: Progress = sil
     oddities += other.oddities()
     left = dict(other.unchecked())
     rows = {one.pair.name: one.judged() for one in measured}
-    rows |= {name: _unchecked(model, name) for name in left if name in model.weights}
+    rows |= {name: TensorRow.of(model.weights, name, UNCHECKED) for name in left if name in model.weights}
     order = {name: number for number, name in enumerate(model.tensors)}
     inside = sorted(rows.values(), key=lambda row: order.get(row.name, len(order)))
     found = sorted(_merged(oddities), key=lambda oddity: (not oddity.certain, order.get(oddity.where, -1)))
@@ -68,25 +66,12 @@ def _explanation(one: Measured, other: OtherSide, progress: Progress) -> Oddity:
     return other.explain(one)
 
 
-def heads_of(model: ModelFile, name: str) -> int:
-    """How many heads a weight's rows are of; 0 if they are of none."""
-    key = HEADS.get(name.split(".")[-2] if "." in name else "")
-    found = model.hyper_parameter(key) if key is not None else 0
-    found = model.hyper_parameter("attention.head_count") if found is None else found
-    return found if isinstance(found, int) else 0
-
-
 def _merged(oddities: Sequence[Oddity]) -> list[Oddity]:
     """Each place's first: what explains a tensor's values stands before what merely follows."""
     kept: dict[tuple[str, str], Oddity] = {}
     for oddity in oddities:
         kept.setdefault((oddity.where, oddity.says), oddity)
     return list(kept.values())
-
-
-def _unchecked(model: ModelFile, name: str) -> TensorRow:
-    stored = model.weights.stored(name)
-    return TensorRow(name, model.weights.type(name), model.weights.shape(name), stored.nbytes, verdict=UNCHECKED)
 
 
 def label_of(path: str | Path) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from llamaref.known_tensors import known_stems
-from llamaref.weights import Weights
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.llamacpp.child import Child
@@ -32,7 +32,8 @@ def inspect(path: str | Path, progress: Progress = silent, load: bool = True) ->
     for number, name in enumerate(model.tensors):
         progress(f"reading {name}", number, len(model.tensors))
         found = examine(model.weights, name, model.dequantizer.of_type(model.weights.type(name)))
-        rows.append(row_of(model.weights, name, found))
+        row = TensorRow.of(model.weights, name, UNCHECKED if found.decoders == NEITHER else MATCH)
+        rows.append(replace(row, stats=found.stats, decoders=found.decoders))
         oddities += oddities_of(model.weights, name, found)
         unchecked += _untold(name, model.weights.type(name), found)
         let_go(model.weights.stored(name))
@@ -45,14 +46,6 @@ def inspect(path: str | Path, progress: Progress = silent, load: bool = True) ->
     described = model.describe(sha256="")
     return WeightReport(described, None, tuple(rows), _sorted(oddities, model), tuple(assumptions(model)),
                         tuple(dict.fromkeys(unchecked)), timing)  # fmt: skip
-
-
-def row_of(weights: Weights, name: str, found: TensorRead) -> TensorRow:
-    """A tensor's line of the table."""
-    verdict = UNCHECKED if found.decoders == NEITHER else MATCH
-    stored = weights.stored(name)
-    return TensorRow(name, weights.type(name), weights.shape(name), stored.nbytes, found.stats, found.decoders,
-                     verdict=verdict)  # fmt: skip
 
 
 def _untold(name: str, kind: str, found: TensorRead) -> Iterator[str]:

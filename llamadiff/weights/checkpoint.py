@@ -13,9 +13,10 @@ from llamaref.known_tensors import stem_of
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.numerics.tolerances import ROUNDING
+from llamadiff.preflight.weight_faults import heads_of
 from llamadiff.system.errors import UserError
 from llamadiff.system.stated import read_json
-from llamadiff.weights.against import heads_of, label_of
+from llamadiff.weights.against import OtherSide, label_of
 from llamadiff.weights.architectures import IGNORED, TABLES, Origin
 from llamadiff.weights.config_keys import Stated, metadata_oddities, model_types, rope_tensors, stated_by
 from llamadiff.weights.explain import Guess, explained
@@ -24,8 +25,8 @@ from llamadiff.weights.pairs import FLOOR, Measured, Pair, in_file
 from llamadiff.weights.result import Oddity
 from llamadiff.weights.safetensors_files import open_checkpoint
 from llamadiff.weights.tokenizer import Tokenizers, ids_oddities, open_tokenizers, tokenizer_oddities
-from llamadiff.weights.transforms import TRANSFORMS, Sizes, joined_experts
-from llamadiff.weights.views import Stored, concatenated, cut
+from llamadiff.weights.transforms import TRANSFORMS, Sizes, cut_qkv, joined_experts
+from llamadiff.weights.views import Stored, concatenated
 
 MAX_CONFIG = 1 << 22
 HEAD, EMBEDDING = "output.weight", "token_embd.weight"
@@ -48,7 +49,7 @@ class _Named:
         return cls(layer, stem, match[0] if match else "")
 
 
-class Checkpoint:
+class Checkpoint(OtherSide):
     """A directory with config.json and .safetensors files. Raises UserError for what is none, or of another model."""
 
     def __init__(self, model: ModelFile, folder: Path) -> None:
@@ -79,7 +80,7 @@ class Checkpoint:
     def sizes(self) -> Sizes:
         number = self.stated.number
         return Sizes(number("attention.head_count"), number("attention.head_count_kv"),
-                     max(number("ssm.group_count"), 1), number("expert_count"))  # fmt: skip
+                     max(number("ssm.group_count"), 1))  # fmt: skip
 
     @cached_property
     def made(self) -> dict[str, Made]:
@@ -152,12 +153,8 @@ class Checkpoint:
         whole = self._made(_Named(place.layer, "attn_qkv", place.suffix))
         if whole is None:
             return None
-        rows = whole.view.shape[-2] if len(whole.view.shape) > 1 else whole.view.shape[0]
-        heads, kv = self.sizes.heads, self.sizes.kv_heads or self.sizes.heads
-        size = rows // (heads + 2 * kv)
-        ends = [0, heads * size, (heads + kv) * size, rows]
-        part = QKV.index(place.stem)
-        return Made(f"{whole.says}, its part", cut(whole.view, ends[part], ends[part + 1]), "split")
+        part = cut_qkv(whole.view, self.sizes)[place.stem[-1].upper()]
+        return Made(f"{whole.says}, its part", part, "split")
 
     def _is_tied(self) -> bool:
         """Whether the embedding is the head too: config.json says so, or there is no other."""

@@ -56,6 +56,16 @@ CAUSES = {
     "attention.head_count_kv": "head-count",
 }  # fmt: skip
 FIXED: Mapping[str, Mapping[str, Any]] = {"qwen3moe": {"norm_topk_prob": True}}  # that no key of a file can say
+ASSUMED: Mapping[str, Any] = {  # by llama.cpp, where a file does not say it
+    "rope.freq_base": DEFAULT_BASE, "rope.freq_base_swa": DEFAULT_BASE, "rope.scaling.type": "none",
+    "rope.scaling.factor": 1.0, "attention.sliding_window": 0, "use_parallel_residual": True,
+    "attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0, "expert_count": 0, "ssm.group_count": 1,
+}  # fmt: skip
+ASSUMED_OF: Mapping[str, Mapping[str, Any]] = {
+    "gemma2": {
+        "attention.sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    },
+}  # fmt: skip
 UNIMPORTANT = ("context_length", "expert_feed_forward_length")  # nothing is computed from them at short prompts
 
 
@@ -102,7 +112,7 @@ def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _sizes(config: Mapping[str, Any], architecture: str, known: Mapping[str, Any]) -> Made:
     heads, embd = known.get("attention.head_count"), known.get("embedding_length")
-    if architecture == "mamba2" or not _is_count(heads) or not _is_count(embd):
+    if not _is_count(heads) or not _is_count(embd):
         return
     size, name = config.get("head_dim"), "head_dim"
     if not _is_count(size):
@@ -198,23 +208,12 @@ def metadata_oddities(model: ModelFile, stated: Stated, config: Mapping[str, Any
 def _assumed(key: str, model: ModelFile, stated: Stated) -> Any:
     """What llama.cpp takes for a key that is not there; None if nothing is computed from it, or it refuses the file."""
     heads, embd = (stated.number(key) for key in ("attention.head_count", "embedding_length"))
-    simple: Mapping[str, Any] = {
-        "rope.freq_base": DEFAULT_BASE, "rope.freq_base_swa": DEFAULT_BASE, "rope.scaling.type": "none",
-        "rope.scaling.factor": 1.0, "attention.sliding_window": _usual_window(model), "use_parallel_residual": True,
-        "attn_logit_softcapping": 50.0 if model.architecture == "gemma2" else 0.0,
-        "final_logit_softcapping": 30.0 if model.architecture == "gemma2" else 0.0, "expert_count": 0,
-        "ssm.group_count": 1,
-    }  # fmt: skip
     made: Mapping[str, Callable[[], Any]] = {
         "attention.head_count_kv": lambda: heads, "attention.key_length": lambda: embd // max(heads, 1),
         "attention.value_length": lambda: embd // max(heads, 1),
         "rope.dimension_count": lambda: model.hyper_parameter("attention.key_length") or embd // max(heads, 1),
     }  # fmt: skip
-    return made[key]() if key in made else simple.get(key)
-
-
-def _usual_window(model: ModelFile) -> Any:
-    return 4096 if model.architecture == "gemma2" else 0
+    return made[key]() if key in made else {**ASSUMED, **ASSUMED_OF.get(model.architecture, {})}.get(key)
 
 
 def _vocabulary(model: ModelFile, config: Mapping[str, Any]) -> Iterator[Oddity]:

@@ -17,9 +17,9 @@ from llamadiff.numerics.halves import round_bf16, round_f16
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import silent
 from llamadiff.weights.distance import SHARE, TINY
+from llamadiff.weights.statistics import PLAIN
 
 Array = NDArray[Any]
-EXACT = ("F32", "F64", "I8", "I16", "I32", "I64")
 ROUNDED = {"F16": round_f16, "BF16": round_bf16}
 
 # NMSE on normal values, where ggml cannot be asked: measured with its quantizers on 256 rows of 2048.
@@ -59,12 +59,12 @@ def costs_of(samples: Sequence[QuantizedRows]) -> list[Cost]:
 
 
 def _is_asked(sample: QuantizedRows) -> bool:
-    exact = sample.kind in EXACT or sample.kind in ROUNDED
+    exact = sample.kind in PLAIN or sample.kind in ROUNDED
     return not exact and sample.rows.shape[1] % block_sizes(sample.kind)[0] == 0 and bool(sample.rows.size)
 
 
 def _cost(sample: QuantizedRows, made: Array | None) -> Cost:
-    if sample.kind in EXACT or not sample.rows.size:
+    if sample.kind in PLAIN or not sample.rows.size:
         return Cost(0.0, 0.0)
     if sample.kind in ROUNDED:
         made = ROUNDED[sample.kind](sample.rows)

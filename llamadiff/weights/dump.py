@@ -17,7 +17,7 @@ from llamadiff.numerics.arithmetic import precision
 from llamadiff.numerics.tolerances import ROUNDING
 from llamadiff.preflight.weight_faults import SAME, weight_fault
 from llamadiff.system.errors import UserError
-from llamadiff.weights.against import label_of
+from llamadiff.weights.against import OtherSide, label_of
 from llamadiff.weights.misread import misreading
 from llamadiff.weights.pairs import Measured, Pair, in_file
 from llamadiff.weights.result import Oddity
@@ -29,7 +29,7 @@ READ = (".npy", ".safetensors", *RAW)
 PREFIX = "weights/"
 
 
-class WeightDump:
+class WeightDump(OtherSide):
     """Arrays of a directory. Raises UserError where none is called like a tensor of the file."""
 
     def __init__(self, model: ModelFile, folder: Path) -> None:
@@ -55,9 +55,6 @@ class WeightDump:
             if view.size != int(np.prod(shape)):
                 yield Oddity(name, f"{view.size} values where the file has {int(np.prod(shape))} ({list(shape)})",
                              "shape")  # fmt: skip
-
-    def unchecked(self) -> Iterator[tuple[str, str]]:
-        return iter(())
 
     def notes(self) -> Iterator[str]:
         left = len(self.model.tensors) - len(self.views)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llamadiff.numerics.metrics import nmse
 from llamadiff.numerics.orders import order_of
 from llamadiff.preflight.weight_faults import plain_changes
-from llamadiff.weights.distance import Meter, place_in_words, run_in_words
+from llamadiff.weights.distance import Meter, run_in_words
 from llamadiff.weights.pairs import Measured, Pair
 from llamadiff.weights.result import Oddity
 from llamadiff.weights.views import View, blocks_of_rows, rows_of, sample, whole, width_of
@@ -38,7 +38,7 @@ def explained(measured: Measured, guesses: Iterable[Guess], heads: int) -> Oddit
     """What is wrong with a tensor, by the first guess that fits; else where it is off, and by how much."""
     pair, off = measured.pair, measured.off()
     if measured.distance.not_finite:
-        return Oddity(pair.name, f"{measured.distance.not_finite} values are not finite, {_place(measured, off)}",
+        return Oddity(pair.name, f"{measured.distance.not_finite} values are not finite, {measured.place()}",
                       "not-finite")  # fmt: skip
     if not off.any() or off.mean() > EVERYWHERE:
         for guess in guesses:
@@ -50,8 +50,8 @@ def explained(measured: Measured, guesses: Iterable[Guess], heads: int) -> Oddit
     else:
         told = _in_part(measured, off)
         if told is not None:
-            return Oddity(pair.name, f"{_place(measured, off)}: {told}", "part")
-    return Oddity(pair.name, f"{_size(measured)}, {_place(measured, off)}{_inside(measured, off)}", "unknown")
+            return Oddity(pair.name, f"{measured.place()}: {told}", "part")
+    return Oddity(pair.name, f"{_size(measured)}, {measured.place()}{_inside(measured, off)}", "unknown")
 
 
 def _size(measured: Measured) -> str:
@@ -64,20 +64,14 @@ def _size(measured: Measured) -> str:
 
 def _inside(measured: Measured, off: Array) -> str:
     """Which values of the blocks that are off are: a sub-block, or more; nothing where all are."""
-    assert measured.meter is not None
     if not off.any() or off.mean() > EVERYWHERE:
         return ""
     rows = np.flatnonzero(off.any(axis=1))[:SOME_ROWS]
-    shape = (len(rows), -1, measured.meter.block)
+    shape = (len(rows), -1, measured.block)
     wrong, right = (side.take(rows).reshape(shape)[off[rows]] for side in (measured.pair.ours, measured.pair.theirs))
     error = ((wrong.astype(np.float64) - right) ** 2).mean(axis=0)
     bad = np.flatnonzero(error > INSIDE * error.max())
     return "" if len(bad) > len(error) // 2 else f"; of each, {run_in_words(bad, 'value', len(error))}"
-
-
-def _place(measured: Measured, off: Array) -> str:
-    assert measured.meter is not None
-    return place_in_words(off, measured.meter.block, width_of(measured.pair.ours))
 
 
 def fits(view: View, pair: Pair, limit: float) -> bool:
@@ -110,20 +104,15 @@ def _by_measuring(pair: Pair, heads: int, limit: float) -> Iterator[str]:
         return
     ours, theirs = whole(pair.ours), whole(pair.theirs)
     yield from plain_changes(ours.reshape(-1), theirs.reshape(-1), shape, limit)
-    if ours.any() and len(shape) > 1:
-        order = order_of(ours, theirs, heads, limit)
-        if order is not None:
-            yield order
-    elif ours.any():
-        order = order_of(ours.reshape(-1, 1), theirs.reshape(-1, 1), 0, limit)
-        if order is not None:
-            yield order
+    rows = (-1, shape[-1] if len(shape) > 1 else 1)
+    order = order_of(ours.reshape(rows), theirs.reshape(rows), heads, limit) if ours.any() else None
+    if order is not None:
+        yield order
 
 
 def _in_part(measured: Measured, off: Array) -> str | None:
     """What the blocks that are off hold instead."""
-    assert measured.meter is not None
-    pair, block = measured.pair, measured.meter.block
+    pair, block = measured.pair, measured.block
     rows = np.flatnonzero(off.any(axis=1))
     ours, theirs = pair.ours.take(rows), pair.theirs.take(rows)
     if off[rows].all() and len(rows) > 1:
@@ -163,8 +152,7 @@ def _zero_part(wrong: Array, right: Array, measured: Measured) -> str | None:
 
 def _shifted(ours: Array, theirs: Array, off: Array, measured: Measured) -> str | None:
     """That each of these blocks is the one before it or after it."""
-    assert measured.meter is not None
-    shape = (len(ours), -1, measured.meter.block)
+    shape = (len(ours), -1, measured.block)
     a, b = ours.reshape(shape), theirs.reshape(shape)
     for shift, words in ((1, "the block before"), (-1, "the block after")):
         if a.shape[1] > 1 and _near(a[off], np.roll(b, shift, axis=1)[off], 4 * measured.limit):

@@ -3,102 +3,113 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from llamaref import ModelError, Weights
-from llamaref.weights import block_sizes, decode
+from llamaref.weights import block_sizes
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.bugs import quant_scales  # noqa: F401  (registers its misreadings)
-from llamadiff.diagnose.bugs.quant_blocks import FIELDS, MISREADINGS, StoredWeight
+from llamadiff.blocks.any_type import layout_errors, sixteen_bit_errors
+from llamadiff.blocks.fields import FIELDS, values_of
+from llamadiff.blocks.known import KNOWN
+from llamadiff.blocks.misreading import Misreading, displaced
+from llamadiff.blocks.scales import WHOLE_NUMBERS
 from llamadiff.numerics.orders import order_in_words
 from llamadiff.weights.distance import run_in_words
-from llamadiff.weights.foreign_blocks import Decode, ForeignBlocks, Misreading, Way
-from llamadiff.weights.layout_errors import layout_errors, sixteen_bit_errors
-from llamadiff.weights.layouts import LAYOUTS
 
 Array = NDArray[Any]
 FIRST = 512  # blocks that a misreading is tried on before all
+NEAR = 1e-5  # squared error of a block, by its size, that a right reading may leave: sixteen-bit values have less
+SHARE = 0.99  # of the blocks must fit: engines may do something else at the ends
+
+
+@dataclass(frozen=True)
+class ForeignBlocks:
+    """A tensor's blocks, their type, and what a stranger made of them: [block, value]."""
+
+    kind: str
+    blocks: Array
+    got: Array
+    right: Array
+
+    def decoded(self, blocks: Array) -> Array:
+        """Any bytes as the type says."""
+        return values_of(self.kind, blocks)
+
+    def head(self, count: int) -> ForeignBlocks:
+        """The first of them."""
+        return ForeignBlocks(self.kind, self.blocks[:count], self.got[:count], self.right[:count])
+
+    def is_given_by(self, misreading: Misreading) -> bool:
+        """Whether the stranger's values are those of a misreading, but for a few blocks."""
+        try:
+            values = misreading.read(self.blocks, self.decoded)
+        except (ModelError, ValueError, IndexError, KeyError):  # it is none of such blocks
+            return False
+        return bool(_alike(self.got[: len(values)], values).mean() >= SHARE)
+
+
+def _alike(got: Array, values: Array) -> Array:
+    """Which blocks are the same: [block]."""
+    a, b = got.astype(np.float64), values.astype(np.float64)
+    with np.errstate(all="ignore"):
+        same = (a == b) | (np.isnan(a) & np.isnan(b)) | (np.isinf(a) & np.isinf(b))
+        gap = np.where(same, 0.0, a - b)
+        size = np.where(np.isfinite(b), b, 0.0)
+        error = np.einsum("ij,ij->i", gap, gap)
+        return np.asarray(error <= NEAR * np.einsum("ij,ij->i", size, size))
 
 
 @np.errstate(all="ignore")  # what is no scale may be anything
 def misreading(weights: Weights, name: str, values: Array) -> Misreading | None:
     """What gives a stranger's values of a tensor; None if no known misreading does, or they are right."""
     kind = weights.type(name)
-    per_block, size = block_sizes(kind)
-    stored = np.ascontiguousarray(weights.stored(name)).view(np.uint8).reshape(-1, size)
-    if kind not in LAYOUTS:
+    if kind not in FIELDS:
         return None
-    wide = _wide(kind, len(stored))
-    if wide > 1:  # types without blocks: some values at a time
-        stored, per_block = stored.reshape(-1, size * wide), wide
-    whole = ForeignBlocks(kind, stored, values.reshape(-1, per_block), _right(kind, stored, size))
-    first = whole.head(FIRST)
-    for told, misread in _ways(weights, name, first, wide):
-        try:
-            again = misread(whole.blocks) if first.is_given_by(misread(first.blocks)) else None
-        except (ModelError, ValueError, IndexError, KeyError):
-            continue
-        if again is not None and whole.is_given_by(again):
-            return told
-    return None
+    per_block, size = block_sizes(kind)
+    stored = np.ascontiguousarray(weights.stored(name)).view(np.uint8)
+    per_row, stored = stored.shape[-1] // size, stored.reshape(-1, size)
+    right = values_of(kind, stored)
+    if per_block == 1:  # types without blocks: some values at a time
+        per_block = per_row = next(n for n in (32, 16, 8, 4, 2, 1) if len(stored) % n == 0)
+        stored = stored.reshape(-1, size * per_block)
+    whole = ForeignBlocks(kind, stored, values.reshape(-1, per_block), right.reshape(-1, per_block))
+    first = whole.head(-(-FIRST // per_row) * per_row)  # rows are whole
+    if kind in ("F16", "BF16"):
+        ways = chain(sixteen_bit_errors(kind), _unwritten(first, f"{per_block}"))
+    else:
+        ways = chain(_unwritten(first, f"{kind} block"), _of_blocks(weights, name, first, per_row))
+    return next((way for way in ways if first.is_given_by(way) and whole.is_given_by(way)), None)
 
 
-def _wide(kind: str, count: int) -> int:
-    """How many values of a type without blocks are looked at together; 1 for types of blocks."""
-    if block_sizes(kind)[0] > 1:
-        return 1
-    return next(n for n in (32, 16, 8, 4, 2, 1) if count % n == 0)
-
-
-def _right(kind: str, stored: Array, size: int) -> Array:
-    with np.errstate(all="ignore"):
-        return decode(kind, _natural(kind, stored.reshape(-1, size))).reshape(len(stored), -1)
-
-
-def _natural(kind: str, blocks: Array) -> Array:
-    """Bytes as gguf-py wants them: float16 as such."""
-    return blocks.view(np.float16) if kind == "F16" else blocks
-
-
-def _ways(weights: Weights, name: str, some: ForeignBlocks, wide: int) -> Iterator[Way]:
-    """Every misreading of a type, the likeliest first."""
-    if wide > 1 or some.kind in ("F16", "BF16"):
-        yield from sixteen_bit_errors(some)
-        return
-    yield from _unwritten(some)
-    yield from _known(weights, name, some)
-    yield from layout_errors(some)
+def _of_blocks(weights: Weights, name: str, some: ForeignBlocks, per_row: int) -> Iterator[Misreading]:
+    """Every misreading of a type of blocks, the likeliest first."""
+    if some.kind in WHOLE_NUMBERS:
+        for known in KNOWN:
+            yield from known.of(some.kind, per_row)
+        for says, _, rows in displaced(weights, name):
+            values = weights.decoded(name, rows).reshape(-1, some.got.shape[1])
+            yield Misreading(says, lambda b, _, values=values: values[: len(b)], cause="tensor-offset-wrong")  # type: ignore[misc]
+    yield from layout_errors(some.kind)
+    yield from _multiplied(some)
     yield from _rearranged(some)
 
 
-def _known(weights: Weights, name: str, some: ForeignBlocks) -> Iterator[Way]:
-    """What diagnosis knows of misread weights, asked of this tensor alone."""
-    if some.kind not in FIELDS:
-        return
-    for known in MISREADINGS.values():
-        for reading in known.readings(StoredWeight(weights, name)):
-            yield Misreading(known.name, reading.says), _reader(weights, name, some, reading.weight)
+def _multiplied(some: ForeignBlocks) -> Iterator[Misreading]:
+    """One factor for all values: what half the blocks have less of, and half more."""
+    good = np.isfinite(some.got).all(axis=1) & some.right.any(axis=1)
+    got, right = (side[good].astype(np.float64) for side in (some.got, some.right))
+    with np.errstate(all="ignore"):
+        factor = float(np.median((got * right).sum(axis=1) / (right**2).sum(axis=1))) if len(got) else 0.0
+    if factor and np.isfinite(factor):
+        says = f"multiplies {some.kind}'s values by {factor:.6g}"
+        yield Misreading(says, lambda blocks, decode: decode(blocks) * np.float32(factor), cause="factor")
 
 
-def _reader(weights: Weights, name: str, some: ForeignBlocks, read_so: StoredWeight) -> Decode:
-    """A changed weight's values, of as many blocks as are asked for."""
-    stored = weights.stored(name)
-    per_row = stored.shape[-1] // some.blocks.shape[1]
-
-    def read(blocks: Array) -> Array:
-        count = len(blocks)
-        rows = -(-count // per_row)
-        source = stored if read_so.beside is None else read_so.beside
-        flat = source.reshape(-1, stored.shape[-1])[:rows]
-        values = read_so.read(flat) if read_so.read is not None else weights.decoded(name, flat)
-        return np.asarray(values.reshape(-1, some.got.shape[1])[:count])
-
-    return read
-
-
-def _rearranged(some: ForeignBlocks) -> Iterator[Way]:
+def _rearranged(some: ForeignBlocks) -> Iterator[Misreading]:
     """The same order within all blocks, whatever it is: found by the values that stand at each place."""
     good = np.isfinite(some.got).all(axis=1) & np.isfinite(some.right).all(axis=1) & some.right.any(axis=1)
     got, right = (side[good].astype(np.float64) for side in (some.got, some.right))
@@ -110,10 +121,8 @@ def _rearranged(some: ForeignBlocks) -> Iterator[Way]:
         like = got.T @ right / np.sqrt(np.maximum((got**2).sum(axis=0)[:, None] * (right**2).sum(axis=0), 1e-300))
     order = like.argmax(axis=1)
     if len(set(order.tolist())) == len(order) and not (order == np.arange(len(order))).all():
-        yield (
-            Misreading("order-in-block", _order_in_words(some.kind, order)),
-            lambda blocks: some.decoded(blocks)[:, order],
-        )
+        says = _order_in_words(some.kind, order)
+        yield Misreading(says, lambda blocks, decode: decode(blocks)[:, order], cause="order-in-block")
 
 
 def _order_in_words(kind: str, order: Array) -> str:
@@ -131,10 +140,10 @@ def _order_in_words(kind: str, order: Array) -> str:
     return f"within each {kind} block, {order_in_words(order, 'value')}"
 
 
-def _unwritten(some: ForeignBlocks) -> Iterator[Way]:
+def _unwritten(some: ForeignBlocks, each: str) -> Iterator[Misreading]:
     """A part of every block is left zero."""
-    zero = (some.got == 0).all(axis=0) & (some.right != 0).any(axis=0)
-    if zero.any():
-        where = run_in_words(np.flatnonzero(zero), "value", len(zero))
-        yield Misreading("not-written", f"leaves {where} of each {some.kind} block zero"), \
-            lambda blocks: np.where(zero, 0, some.decoded(blocks))  # fmt: skip
+    unset = (some.got == 0).all(axis=0) & (some.right != 0).any(axis=0)
+    if unset.any():
+        where = run_in_words(np.flatnonzero(unset), "value", len(unset))
+        says = f"leaves {where} of each {each} zero"
+        yield Misreading(says, lambda blocks, decode: np.where(unset, 0, decode(blocks)), cause="not-written")

@@ -15,8 +15,19 @@ from llamadiff.numerics.metrics import nmse
 from llamadiff.numerics.orders import order_in_words
 from llamadiff.weights.explain import Guess
 from llamadiff.weights.pairs import Pair
-from llamadiff.weights.transforms import Sizes, permuted, plus
-from llamadiff.weights.views import Mapped, Picked, Shaped, Transposed, View, concatenated, cut, rows_of
+from llamadiff.weights.transforms import Sizes, cut_qkv, pairs_order, permuted, plus
+from llamadiff.weights.views import (
+    Mapped,
+    Picked,
+    Shaped,
+    Transposed,
+    View,
+    concatenated,
+    cut,
+    length_of,
+    reordered,
+    rows_of,
+)
 
 Array = NDArray[Any]
 PERMUTED = ("permuted by heads", "permuted by kv heads")
@@ -68,25 +79,17 @@ def _permutations(stem: str, own: Made, sizes: Sizes) -> Iterator[Guess]:
     if own.rule in PERMUTED:
         raw, whose = own.parts[0], "Q by heads" if letter == "Q" else "K by kv heads"
         yield Guess("permutation-missing", f"is not permuted: Llama-type converters permute {whose}, {right} here", raw)
-        for count in _head_counts(_length(raw), right):
+        for count in _head_counts(length_of(raw), right):
             says = f"is permuted with {count} heads; the model has {right}: Llama-type converters permute {whose}"
             yield Guess("head-count", says, permuted(raw, count))
         yield Guess("permutation-twice", f"is permuted twice by {right} heads", permuted(own.view, right))
-        inverse = np.argsort(_order(raw, right))
+        inverse = np.argsort(pairs_order(length_of(raw), right))
         if len(raw.shape) > 1:
             yield Guess("permutation-inverse", "is permuted the other way round", Picked(raw, inverse))
     else:
-        for count in (right, *_head_counts(_length(own.view), right)):
+        for count in (right, *_head_counts(length_of(own.view), right)):
             says = f"is permuted with {count} heads; RoPE of this architecture turns halves: nothing is to be permuted"
             yield Guess("permutation-extra", says, permuted(own.view, count))
-
-
-def _length(view: View) -> int:
-    return rows_of(view) if len(view.shape) > 1 else view.shape[0]
-
-
-def _order(view: View, heads: int) -> Array:
-    return np.arange(_length(view)).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
 
 
 def _head_counts(rows: int, right: int) -> list[int]:
@@ -138,32 +141,22 @@ def _orders(stem: str, own: Made, sizes: Sizes) -> Iterator[Guess]:
     """Parts of a fused matrix in another order."""
     view = own.view
     if stem == "attn_qkv":
-        heads, kv = sizes.heads, sizes.kv_heads or sizes.heads
-        size = _length(view) // (heads + 2 * kv)
-        ends = np.cumsum([0, heads * size, kv * size, kv * size])
-        parts = {part: cut(view, int(ends[i]), int(ends[i + 1])) for i, part in enumerate("QKV")}
+        parts = cut_qkv(view, sizes)
         for names in list(permutations("QKV"))[1:]:
             says = f"holds {', '.join(names)} in this order; Q, K, V is right"
             yield Guess("qkv-order", says, concatenated([parts[part] for part in names]))
-        if heads == kv:
-            yield Guess("qkv-order", "holds Q, K and V head by head; all of Q, then K, then V is right",
-                        _by_heads(view, heads))  # fmt: skip
+        if sizes.kv_heads in (0, sizes.heads):
+            order = np.arange(length_of(view)).reshape(3, sizes.heads, -1).swapaxes(0, 1).reshape(-1)
+            says = "holds Q, K and V head by head; all of Q, then K, then V is right"
+            yield Guess("qkv-order", says, reordered(view, order))
     if stem == "ffn_up" and own.says.endswith(("gate_up_proj.weight", "gate_up_proj.bias")):
-        half = _length(view) // 2
+        half = length_of(view) // 2
         halves = [cut(view, half, 2 * half), cut(view, 0, half)]
         yield Guess("gate-up-swapped", "holds up before gate; gate comes first", concatenated(halves))
     if own.rule == "fused experts":
         rows = view.shape[-2] // 2
         order = np.arange(rows_of(view)).reshape(-1, 2, rows)[:, ::-1].reshape(-1)
         yield Guess("gate-up-swapped", "holds up before gate of each expert; gate comes first", Picked(view, order))
-
-
-def _by_heads(view: View, heads: int) -> View:
-    """Q, K and V of the first head, then of the second."""
-    order = np.arange(_length(view)).reshape(3, heads, -1).swapaxes(0, 1).reshape(-1)
-    if len(view.shape) > 1:
-        return Picked(view, order)
-    return Shaped(Picked(Shaped(view, (view.shape[0], 1)), order), view.shape)
 
 
 def _experts(pair: Pair) -> Iterator[Guess]:

@@ -8,18 +8,20 @@ from pathlib import Path
 import numpy as np
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.preflight.weight_faults import heads_of
 from llamadiff.system.errors import UserError
-from llamadiff.weights.against import heads_of, label_of
+from llamadiff.weights.against import OtherSide, label_of
 from llamadiff.weights.explain import Guess, explained
 from llamadiff.weights.pairs import Measured, Pair, in_file
 from llamadiff.weights.result import Oddity
-from llamadiff.weights.views import Mapped, Shaped, Transposed, View
+from llamadiff.weights.statistics import gguf_decoder
+from llamadiff.weights.views import Mapped, Shaped, Transposed
 
 IGNORED = ("GGUF.", "general.", "split.", "quantize.")  # keys that say nothing of what the model computes
 MOST = 200  # characters of a value that are told
 
 
-class OtherFile:
+class OtherFile(OtherSide):
     """A GGUF file that should hold the same model. Raises UserError if it is of another one."""
 
     def __init__(self, model: ModelFile, path: str | Path) -> None:
@@ -47,14 +49,18 @@ class OtherFile:
     def _differ(self, name: str) -> bool:
         return self.model.weights.shape(name) != self.other.weights.shape(name)
 
+    def _undecoded(self, name: str) -> str:
+        """The type of a tensor that cannot be decoded; empty where both sides can be."""
+        sides = (self.model, self.other)
+        return next((side.weights.type(name) for side in sides if undecodable(side, name)), "")
+
     def pairs(self) -> Sequence[Pair]:
-        names = [name for name in self._common() if not self._differ(name)]
-        names = [name for name in names if not _undecoded(self.model, self.other, name)]
+        names = [name for name in self._common() if not self._differ(name) and not self._undecoded(name)]
         return [Pair(in_file(self.model, name), in_file(self.other, name)) for name in names]
 
     def unchecked(self) -> Iterator[tuple[str, str]]:
         for name in self._common():
-            kind = _undecoded(self.model, self.other, name)
+            kind = self._undecoded(name)
             if kind and not self._differ(name):
                 yield name, f"{kind} is decoded by neither gguf-py nor ggml, and the bytes differ"
 
@@ -92,38 +98,26 @@ class OtherFile:
                 value = ours.get(key, theirs.get(key))
                 yield Oddity(key, f"is not in {where}; the other says {_told(value)}", "metadata", certain=False)
 
-    def notes(self) -> Iterator[str]:
-        return iter(())
-
     def explain(self, measured: Measured) -> Oddity:
         pair = measured.pair
         return explained(measured, self._guesses(pair), heads_of(self.model, pair.name))
 
     def _guesses(self, pair: Pair) -> Iterator[Guess]:
         """Done once more or undone, transposed, another tensor of that file."""
-        yield from simple_guesses(pair.theirs)
+        view = pair.theirs
+        yield Guess("negated", "every value has the other sign", Mapped(view, np.negative))
+        if len(view.shape) > 1:
+            turned = Shaped(Transposed(view), view.shape)  # under the shape that the file states
+            yield Guess("transposed", f"is transposed: its rows should be those of {list(view.shape)}", turned)
         for name in self.other.tensors:
-            if name != pair.name and self.other.weights.shape(name) == pair.theirs.shape:
+            if name != pair.name and self.other.weights.shape(name) == view.shape:
                 yield Guess("another-tensor", f"these are the values of {name}", in_file(self.other, name))
 
 
-def simple_guesses(view: View) -> Iterator[Guess]:
-    """What is done to any tensor alike."""
-    yield Guess("negated", "every value has the other sign", Mapped(view, np.negative))
-    if len(view.shape) > 1:
-        turned = Shaped(Transposed(view), view.shape)  # under the shape that the file states
-        yield Guess("transposed", f"is transposed: its rows should be those of {list(view.shape)}", turned)
-
-
-def _undecoded(model: ModelFile, other: ModelFile, name: str) -> str:
-    """The type of a tensor that cannot be decoded, where its bytes are not equal either."""
-    for side in (model, other):
-        try:
-            side.weights.decoded(name, side.weights.stored(name).reshape(-1, side.weights.stored(name).shape[-1])[:1])
-        except Exception:  # ModelError of the type
-            if side.dequantizer.of_type(side.weights.type(name)) is None:
-                return side.weights.type(name)
-    return ""
+def undecodable(file: ModelFile, name: str) -> bool:
+    """Whether neither gguf-py nor ggml decodes a tensor."""
+    by_ggml = file.dequantizer.of_type(file.weights.type(name))
+    return by_ggml is None and gguf_decoder(file.weights, name) is None
 
 
 def _apart(ours: object, theirs: object, label: str) -> str:

@@ -12,10 +12,10 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.numerics.tolerances import MATCH, NOISE, WRONG
 from llamadiff.system.pages import let_go
 from llamadiff.system.progress import Progress
-from llamadiff.weights.cost import EXACT, Cost, QuantizedRows, costs_of
+from llamadiff.weights.cost import Cost, QuantizedRows, costs_of
 from llamadiff.weights.distance import SHARE, Distance, Meter, place_in_words
 from llamadiff.weights.result import TensorRow
-from llamadiff.weights.statistics import Sums
+from llamadiff.weights.statistics import PLAIN, Sums
 from llamadiff.weights.views import InFile, View, blocks_of_rows, rows_of, sample, width_of
 
 SLACK = 3.0  # how many times its type's cost a tensor may be off: quantizers differ, and some weigh columns
@@ -73,6 +73,16 @@ class Measured:
         return np.asarray(self.meter.off(self.block_limit, 0.0 if self.pair.exact else SHARE))
 
     @property
+    def block(self) -> int:
+        """Values of a block whose error is told."""
+        assert self.meter is not None
+        return self.meter.block
+
+    def place(self) -> str:
+        """Where it is off, in words."""
+        return place_in_words(self.off(), self.block, width_of(self.pair.ours))
+
+    @property
     def is_wrong(self) -> bool:
         if self.meter is None:
             return False
@@ -82,7 +92,7 @@ class Measured:
         """Its line of the table."""
         if self.meter is None:
             return self.row
-        place = place_in_words(self.off(), self.meter.block, width_of(self.pair.ours)) if self.is_wrong else ""
+        place = self.place() if self.is_wrong else ""
         equal = self.distance.nmse == 0 and not self.distance.not_finite
         verdict = WRONG if self.is_wrong else MATCH if equal else NOISE
         return replace(self.row, distance=replace(self.distance, place=place), cost=self.cost.nmse, verdict=verdict)
@@ -109,7 +119,7 @@ def measure_all(pairs: Sequence[Pair], progress: Progress) -> list[Measured]:
 def measure(pair: Pair) -> Measured:
     """How far a pair is apart."""
     ours = pair.ours
-    row = TensorRow(ours.name, ours.kind, ours.shape, ours.weights.stored(ours.name).nbytes, made=pair.made)
+    row = replace(TensorRow.of(ours.weights, ours.name), made=pair.made)
     if _same_bytes(pair):
         equal = Distance(0.0, 1.0, (0, 0, 0.0))
         return Measured(pair, replace(row, distance=equal), equal, None)
@@ -144,7 +154,7 @@ def _samples(pair: Pair) -> list[QuantizedRows]:
         return []
     sides: list[View] = [pair.ours, pair.theirs] if isinstance(pair.theirs, InFile) else [pair.ours]
     finer = max(pair.ours, pair.theirs, key=lambda side: _bits(side.kind)) if len(sides) == 2 else pair.theirs
-    kinds = [side.kind for side in sides if side.kind not in EXACT and (side is not finer or _is_blocks(side.kind))]
+    kinds = [side.kind for side in sides if side.kind not in PLAIN and (side is not finer or _is_blocks(side.kind))]
     if not kinds:
         return []
     most = max(4, SAMPLE // width_of(finer))
@@ -162,4 +172,4 @@ def _bits(kind: str) -> float:
 
 
 def _is_blocks(kind: str) -> bool:
-    return kind not in ("F16", "BF16", *EXACT)
+    return kind not in ("F16", "BF16", *PLAIN)

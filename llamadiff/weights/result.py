@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from llamaref import Weights
+
 from llamadiff.numerics.tolerances import MATCH, NOISE, UNCHECKED, WRONG
 from llamadiff.weights.distance import Distance
 from llamadiff.weights.statistics import TensorStats
@@ -43,6 +45,11 @@ class TensorRow:
     distance: Distance | None = None
     cost: float | None = None
     verdict: str = MATCH
+
+    @classmethod
+    def of(cls, weights: Weights, name: str, verdict: str = MATCH) -> TensorRow:
+        """What the file says of a tensor."""
+        return cls(name, weights.type(name), weights.shape(name), weights.stored(name).nbytes, verdict=verdict)
 
 
 @dataclass(frozen=True)

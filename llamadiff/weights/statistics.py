@@ -114,7 +114,7 @@ def examine(weights: Weights, name: str, by_ggml: Decode | None) -> TensorRead:
     """Read a tensor once. ``by_ggml``: ggml's decoder of its type, if it has one."""
     kind, stored = weights.type(name), weights.stored(name)
     rows = stored.reshape(-1, stored.shape[-1])
-    by_gguf = _gguf_decoder(weights, name, rows)
+    by_gguf = gguf_decoder(weights, name)
     decode = by_ggml or by_gguf
     if decode is None:
         return TensorRead(Sums().stats(), NEITHER)
@@ -142,7 +142,7 @@ def examine(weights: Weights, name: str, by_ggml: Decode | None) -> TensorRead:
     )  # fmt: skip
 
 
-def _gguf_decoder(weights: Weights, name: str, rows: Array) -> Decode | None:
+def gguf_decoder(weights: Weights, name: str) -> Decode | None:
     """gguf-py's decoder of a tensor, if it has one; plain numbers need none."""
     if weights.type(name) in PLAIN:
         return lambda some: np.asarray(some, np.float32)
@@ -151,7 +151,8 @@ def _gguf_decoder(weights: Weights, name: str, rows: Array) -> Decode | None:
         return weights.decoded(name, some)
 
     try:
-        decode(rows[:1])
+        stored = weights.stored(name)
+        decode(stored.reshape(-1, stored.shape[-1])[:1])
     except ModelError:
         return None
     return decode

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.weights.views import Joined, Mapped, Picked, Shaped, Transposed, View, concatenated, rows_of, stacked
+from llamadiff.weights.views import (
+    Joined,
+    Mapped,
+    Picked,
+    Shaped,
+    Transposed,
+    View,
+    cut,
+    length_of,
+    reordered,
+    stacked,
+)
 
 Order = NDArray[np.int64]
 
@@ -20,7 +31,6 @@ class Sizes:
     heads: int = 0
     kv_heads: int = 0
     groups: int = 1
-    experts: int = 0
 
 
 Transform = Callable[[Sequence[View], Sizes], View]
@@ -38,20 +48,12 @@ def pairs_order(rows: int, heads: int) -> Order:
 
 def permuted(view: View, heads: int) -> View:
     """The rows of Q or K as Llama-type converters permute them; of a bias, its values."""
-    if len(view.shape) == 1:
-        column = Shaped(view, (view.shape[0], 1))
-        return Shaped(Picked(column, pairs_order(view.shape[0], heads)), view.shape)
-    return Picked(view, pairs_order(rows_of(view), heads))
+    return reordered(view, pairs_order(length_of(view), heads))
 
 
 def plus(view: View, added: float) -> View:
     """A constant added to every value."""
     return Mapped(view, lambda x: x + np.float32(added))
-
-
-def negative_exp(view: View) -> View:
-    """-exp of every value."""
-    return Mapped(view, lambda x: -np.exp(x))
 
 
 def _column(view: View) -> View:
@@ -70,26 +72,7 @@ def _gate_of(view: View, half: int) -> View:
     """Gate (0) or up (1) of experts that hold both: [expert, 2 * ff, embd]."""
     experts, both, width = view.shape
     rows = np.arange(experts * both).reshape(experts, 2, both // 2)[:, half].reshape(-1)
-    return Shaped(_Rows(view, rows), (experts, both // 2, width))
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Some rows of a view."""
-
-    of: View
-    rows: Order
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self.rows), self.of.shape[-1])
-
-    @property
-    def kind(self) -> str:
-        return self.of.kind
-
-    def take(self, rows: Order) -> NDArray[np.float32]:
-        return self.of.take(self.rows[rows])
+    return Shaped(Picked(view, rows), (experts, both // 2, width))
 
 
 TRANSFORMS: Mapping[str, Transform] = {
@@ -97,16 +80,23 @@ TRANSFORMS: Mapping[str, Transform] = {
     "permuted by heads": lambda v, s: permuted(v[0], s.heads),
     "permuted by kv heads": lambda v, s: permuted(v[0], s.kv_heads),
     "plus one": lambda v, s: plus(v[0], 1.0),
-    "-exp": lambda v, s: _column(negative_exp(v[0])),
+    "-exp": lambda v, s: _column(Mapped(v[0], lambda x: -np.exp(x))),
     "as a column": lambda v, s: _column(v[0]),
     "transposed": lambda v, s: Transposed(v[0]) if len(v[0].shape) > 1 else v[0],
     "kernel without its middle axis": lambda v, s: _without_middle(v[0]),
     "by groups": lambda v, s: _grouped(v[0], s.groups),
     "stacked": lambda v, s: stacked(v),
-    "one after the other": lambda v, s: concatenated(v),
     "gate half": lambda v, s: _gate_of(v[0], 0),
     "up half": lambda v, s: _gate_of(v[0], 1),
 }
+
+
+def cut_qkv(view: View, sizes: Sizes) -> dict[str, View]:
+    """Q, K and V of a fused matrix, which has them one after the other."""
+    heads, kv = sizes.heads, sizes.kv_heads or sizes.heads
+    size = length_of(view) // (heads + 2 * kv)
+    ends = (0, heads * size, (heads + kv) * size, (heads + 2 * kv) * size)
+    return {part: cut(view, ends[i], ends[i + 1]) for i, part in enumerate("QKV")}
 
 
 def joined_experts(gate: View, up: View) -> View:

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 from llamaref.block_file import write_blocks
-from llamaref.weights import block_sizes, decode
+from llamaref.weights import block_sizes
 from numpy.typing import NDArray
 
+from llamadiff.blocks.fields import FIELDS, values_of
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import write_text
 from llamadiff.system.progress import Progress, silent
-from llamadiff.weights.layouts import LAYOUTS
 
 Array = NDArray[Any]
 ARCHITECTURE = "vectors"
@@ -37,11 +37,11 @@ def write_vectors(folder: Path, progress: Progress = silent) -> int:
     _check(folder)
     folder.mkdir(exist_ok=True)
     tensors = {}
-    for number, kind in enumerate(LAYOUTS):
-        progress(f"writing {kind}", number, len(LAYOUTS))
+    for number, kind in enumerate(FIELDS):
+        progress(f"writing {kind}", number, len(FIELDS))
         rows = vector_blocks(kind)
         tensors[kind] = (kind, rows)
-        values = answer(kind, rows)
+        values = values_of(kind, rows)
         (folder / f"{kind}.bin").write_bytes(rows.tobytes())
         np.save(folder / f"{kind}.npy", values)
         write_text(folder / f"{kind}.json", _as_json(kind, rows, values))
@@ -63,7 +63,7 @@ def vector_blocks(kind: str) -> Array:
     per_row = WIDTH // values
     blocks = rng.integers(0, 256, (ROWS, per_row, size), np.uint8)
     blocks[RANDOM], blocks[RANDOM + 1] = 0, 255
-    for name, (first, last) in LAYOUTS[kind].items():
+    for name, (first, last) in FIELDS[kind].items():
         if name in HALVES:
             blocks[..., first:last] = _halves(rng, name, (ROWS, per_row))
         elif name == "e":
@@ -110,17 +110,11 @@ def _finite(kind: str, blocks: Array) -> Array:
     return words.astype(np.uint16)[..., None].view(np.uint8)
 
 
-def answer(kind: str, rows: Array) -> Array:
-    """What gguf-py makes of rows of blocks: [row, value]."""
-    with np.errstate(all="ignore"):
-        return decode(kind, rows.view(np.float16) if kind == "F16" else rows).reshape(len(rows), -1)
-
-
 def _as_json(kind: str, rows: Array, values: Array) -> str:
     per_block, size = block_sizes(kind)
     return json.dumps({
         "type": kind, "values_per_block": per_block, "bytes_per_block": size, "shape": list(values.shape),
-        "fields": {name: {"from": first, "to": last} for name, (first, last) in LAYOUTS[kind].items()},
+        "fields": {name: {"from": first, "to": last} for name, (first, last) in FIELDS[kind].items()},
         "rows": [row.tobytes().hex() for row in rows],
         "values": [[float(value) if np.isfinite(value) else str(value) for value in row] for row in values],
     }) + "\n"  # fmt: skip

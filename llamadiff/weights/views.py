@@ -119,38 +119,39 @@ def widened(values: Array, kind: str) -> Array:
 
 
 @dataclass(frozen=True)
-class Picked:
-    """The same rows in another order: row i is row ``order[i]``."""
+class _Of:
+    """What is made of another view."""
 
     of: View
-    order: Array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.of.shape
 
     @property
     def kind(self) -> str:
         return self.of.kind
+
+
+@dataclass(frozen=True)
+class Picked(_Of):
+    """All rows in another order, or some: row i is row ``order[i]``."""
+
+    order: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shape if len(self.order) == rows_of(self.of) else (len(self.order), width_of(self.of))
 
     def take(self, rows: Array) -> Array:
         return self.of.take(self.order[rows])
 
 
 @dataclass(frozen=True)
-class Mapped:
+class Mapped(_Of):
     """Every value through a function."""
 
-    of: View
     function: Callable[[Array], Array]
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.of.shape
-
-    @property
-    def kind(self) -> str:
-        return self.of.kind
 
     def take(self, rows: Array) -> Array:
         with np.errstate(all="ignore"):
@@ -158,20 +159,15 @@ class Mapped:
 
 
 @dataclass(frozen=True)
-class Shaped:
+class Shaped(_Of):
     """The same values in order under another shape."""
 
-    of: View
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
         """Raise ValueError for another number of values."""
         if prod(self.shape) != prod(self.of.shape):
             raise ValueError(f"{self.of.shape} cannot be {self.shape}")
-
-    @property
-    def kind(self) -> str:
-        return self.of.kind
 
     def take(self, rows: Array) -> Array:
         if width_of(self.of) == self.shape[-1]:
@@ -180,18 +176,12 @@ class Shaped:
 
 
 @dataclass(frozen=True)
-class Transposed:
+class Transposed(_Of):
     """The last two axes swapped."""
-
-    of: View
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (*self.of.shape[:-2], self.of.shape[-1], self.of.shape[-2])
-
-    @property
-    def kind(self) -> str:
-        return self.of.kind
 
     @cached_property
     def _turned(self) -> Array:
@@ -246,22 +236,20 @@ def concatenated(parts: Sequence[View]) -> Joined:
     return Joined(parts, (rows, parts[0].shape[-1]))
 
 
+def length_of(view: View) -> int:
+    """How many rows there are; of a vector, values."""
+    return rows_of(view) if len(view.shape) > 1 else view.shape[0]
+
+
+def reordered(view: View, order: Array) -> View:
+    """The rows in another order; of a vector, its values."""
+    if len(view.shape) > 1:
+        return Picked(view, order)
+    return Shaped(Picked(Shaped(view, (view.shape[0], 1)), order), view.shape)
+
+
 def cut(view: View, first: int, last: int) -> View:
     """Rows ``first`` to before ``last``; of a vector, its values."""
     if len(view.shape) == 1:
         return Stored(whole(view).reshape(-1)[first:last], "F32")
-    return _Cut(view, first, (last - first, view.shape[-1]))
-
-
-@dataclass(frozen=True)
-class _Cut:
-    of: View
-    first: int
-    shape: tuple[int, ...]
-
-    @property
-    def kind(self) -> str:
-        return self.of.kind
-
-    def take(self, rows: Array) -> Array:
-        return self.of.take(rows + self.first)
+    return Picked(view, np.arange(first, last))

@@ -16,19 +16,19 @@ from llamaref import Weights
 from safetensors.numpy import save_file
 
 from llamadiff import UserError
+from llamadiff.blocks.fields import FIELDS
 from llamadiff.llamacpp.dequantize import Dequantizer
-from llamadiff.weights.layouts import LAYOUTS
 from llamadiff.weights.misread import misreading
 from llamadiff.weights.opening import judge_weights
 from llamadiff.weights.vectors import FILE, vector_blocks, write_vectors
 
-BLOCKS = [kind for kind in LAYOUTS if kind not in ("F16", "BF16")]
+BLOCKS = [kind for kind in FIELDS if kind not in ("F16", "BF16")]
 
 
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("v") / "vectors"
-    assert write_vectors(folder) == len(LAYOUTS)
+    assert write_vectors(folder) == len(FIELDS)
     return folder
 
 
@@ -52,17 +52,17 @@ def right(kind: str, rows: np.ndarray | None = None) -> np.ndarray:
 def test_every_type_that_ggml_or_gguf_py_decodes_has_a_vector():
     known = {kind.name for kind in Type} - {"F32", "F64", "I8", "I16", "I32", "I64"}
     undecoded = {"Q8_1", "Q8_K"}  # neither decodes them: they are what activations are rounded to
-    assert known - undecoded == set(LAYOUTS)
+    assert known - undecoded == set(FIELDS)
 
 
-@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("kind", FIELDS)
 def test_fields_cover_every_byte_once(kind):
-    places = sorted(LAYOUTS[kind].values())
+    places = sorted(FIELDS[kind].values())
     assert [first for first, _ in places] == [0, *(last for _, last in places[:-1])]
     assert places[-1][1] == gguf.GGML_QUANT_SIZES[Type[kind]][1]
 
 
-@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("kind", FIELDS)
 def test_answers_are_gguf_pys_and_ggmls(kind, vectors, weights):
     answer = np.load(vectors / f"{kind}.npy")
     assert np.array_equal(answer, right(kind))
@@ -75,7 +75,7 @@ def test_answers_are_gguf_pys_and_ggmls(kind, vectors, weights):
     assert bytes.fromhex(data["rows"][3]) == vector_blocks(kind)[3].tobytes()
 
 
-@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("kind", FIELDS)
 def test_every_bit_is_set_and_not_set_and_matters(kind):
     """Nearly: the highest exponents of a scale would make it infinite."""
     size = gguf.GGML_QUANT_SIZES[Type[kind]][1]
@@ -92,7 +92,7 @@ def test_every_bit_is_set_and_not_set_and_matters(kind):
 
 
 def test_a_right_engine_is_right(vectors, tmp_path):
-    for kind in LAYOUTS:
+    for kind in FIELDS:
         np.save(tmp_path / f"{kind}.npy", np.load(vectors / f"{kind}.npy"))
     done = run("weights", vectors / FILE, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -124,13 +124,13 @@ def answered(kind: str, blocks: np.ndarray) -> np.ndarray:
 
 def spoiled(kind: str, name: str, change: object) -> np.ndarray:
     """Blocks decoded with other bytes in a field."""
-    blocks, (first, last) = blocks_of(kind).copy(), LAYOUTS[kind][name]
+    blocks, (first, last) = blocks_of(kind).copy(), FIELDS[kind][name]
     blocks[:, first:last] = change(blocks[:, first:last])
     return answered(kind, blocks)
 
 
 def has(name: str) -> list[str]:
-    return [kind for kind in BLOCKS if name in LAYOUTS[kind]]
+    return [kind for kind in BLOCKS if name in FIELDS[kind]]
 
 
 def swapped(q: np.ndarray) -> np.ndarray:
@@ -198,7 +198,7 @@ def test_a_neighbouring_type_is_named(kind, other, weights):
     assert told.says == f"reads {kind} as {other}"
 
 
-@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("kind", FIELDS)
 def test_right_values_and_noise_have_no_name(kind, weights):
     noise = np.random.default_rng(1).standard_normal(right(kind).size).astype(np.float32)
     assert misreading(weights, kind, noise) is None

@@ -4,37 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
-from llamadiff.diagnose.bugs import quant_scales  # noqa: F401  (registers its misreadings)
-from llamadiff.diagnose.bugs.quant_blocks import MISREADINGS, BlockBug, StoredWeight
-from llamadiff.diagnose.registry import Bug, Edit, Edits, define, ways_to_have
+import numpy as np
+from llamaref import Weights
+from llamaref.weights import block_sizes
+from numpy.typing import NDArray
+
+from llamadiff.blocks.known import KNOWN
+from llamadiff.blocks.misreading import BlockBug, Misreading, displaced
+from llamadiff.diagnose.registry import Bug, Edit, Edits, at_nodes, define, ways_to_have
 from llamadiff.diagnose.site import Site
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op
 from llamadiff.ggml.streamed import STREAMED
 
+Array = NDArray[Any]
+
 
 def _edits(known: BlockBug) -> Edits:
     def edits(site: Site) -> Iterator[Edit]:
         name, w = site.weight(0), site.engine.w
-        for reading in known.readings(StoredWeight(w, name)) if name else ():
-            yield Edit(_reading(reading.weight, site), reading.says, f"{w.type(name)} {reading.variant}")
+        if name in w:
+            kind, per_row = w.type(name), w.shape(name)[-1] // w.block_size(name)
+            for misreading in known.of(kind, per_row):
+                yield Edit(_misread(misreading, w, name), misreading.says, f"{kind} {misreading.variant}")
 
     return edits
 
 
-def _reading(stored: StoredWeight, site: Site) -> Alter:
-    def alter(n: Op) -> Op:
-        weight = n.sources[0]
-        assert weight is not None
-        if stored.beside is not None:
-            values = site.engine.w.decoded(stored.name, stored.beside)
-            weight = replace(weight, values=values.reshape(site.shape(0)))
-        return replace(n, sources=(replace(weight, decode=stored.read), *n.sources[1:]))
+def _misread(misreading: Misreading, w: Weights, name: str) -> Alter:
+    def decode(rows: Array) -> Array:
+        blocks = np.ascontiguousarray(rows).reshape(-1, size)
+        values = misreading.read(blocks, lambda some: w.decoded(name, some))
+        return np.asarray(values, np.float32).reshape(len(rows), -1)
 
-    return alter
+    _, size = block_sizes(w.type(name))
+    return lambda n: _with_weight(n, decode=decode)
 
 
-for _known in MISREADINGS.values():
+def _with_weight(n: Op, **changes: Any) -> Op:
+    """A product whose weight is read, or is, something else."""
+    weight = n.sources[0]
+    assert weight is not None
+    return replace(n, sources=(replace(weight, **changes), *n.sources[1:]))
+
+
+for _known in KNOWN:
     define(Bug(_known.name, _known.about, _known.fix, _known.source, "misread"))
     ways_to_have(_known.name, tuple(STREAMED), _edits(_known))
+
+
+@at_nodes(
+    *STREAMED,
+    fix="a tensor starts at data offset + its own offset; the data starts at a multiple of general.alignment",
+    source="1bit-MONSTER#1234",
+)
+def tensor_offset_wrong(site: Site) -> Iterator[Edit]:
+    """The tensor is read from the wrong place: off by a block, or by the alignment."""
+    name, w = site.weight(0), site.engine.w
+    for says, shift, rows in displaced(w, name) if name in w else ():
+        yield Edit(_elsewhere(w, name, rows, site.shape(0)), says, f"{w.type(name)} {shift:+d}")
+
+
+def _elsewhere(w: Weights, name: str, rows: Array, shape: tuple[int, ...]) -> Alter:
+    return lambda n: _with_weight(n, values=w.decoded(name, rows).reshape(shape), decode=None)

@@ -1,0 +1,1 @@
+"""Blocks of quantized values: where their fields lie, and how people misread them."""
