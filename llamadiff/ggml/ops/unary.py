@@ -140,19 +140,14 @@ def glu(n: Op) -> Array:
     return _GATES[n.name](n, x) * gate
 
 
-@op("SWIGLU_OAI")
-def swiglu_oai(n: Op) -> Array:
-    """min(x, limit) * sigmoid(alpha x) * (clamped gate + 1): params[2] alpha, params[3] limit (gpt-oss)."""
-    x, gate = (part.astype(np.float64) for part in halves(n))
-    alpha, limit = float(n.floats[2]), float(n.floats[3])
-    x, gate = np.minimum(x, limit), np.clip(gate, -limit, limit)
-    return np.asarray(x / (1.0 + np.exp(-alpha * x)) * (gate + 1.0), np.float32)
+@op("SWIGLU_OAI", "SWIGLU_CLAMP")
+def swiglu_clamped(n: Op) -> Array:
+    """x * sigmoid(alpha x) * gate, x at most the limit and the gate between -limit and limit: params[3].
 
-
-@op("SWIGLU_CLAMP")
-def swiglu_clamp(n: Op) -> Array:
-    """silu(min(x, limit)) * clamped gate: params[3] limit."""
+    OAI's (gpt-oss) has its alpha in params[2] and multiplies by the gate plus one.
+    """
     x, gate = (part.astype(np.float64) for part in halves(n))
-    limit = float(n.floats[3])
+    limit, is_oai = float(n.floats[3]), n.name == "SWIGLU_OAI"
     x, gate = np.minimum(x, limit), np.clip(gate, -limit, limit)
-    return np.asarray(x / (1.0 + np.exp(-x)) * gate, np.float32)
+    alpha, beside = (float(n.floats[2]), 1.0) if is_oai else (1.0, 0.0)
+    return np.asarray(x / (1.0 + np.exp(-alpha * x)) * (gate + beside), np.float32)
