@@ -20,7 +20,7 @@ from llamadiff.ggml import op
 from llamadiff.ggml.check import NodeCheck, Recomputed, distance, replay
 from llamadiff.ggml.op import Array, Op, Operand
 from llamadiff.ggml.ops.attention import lost_in_half
-from llamadiff.ggml.ops.products import matrices
+from llamadiff.ggml.ops.products import PRODUCTS, matrices
 from llamadiff.ggml.ops.rope import turned_as
 from llamadiff.numerics.arithmetic import round_blocks
 from llamadiff.numerics.cpu import PLAIN
@@ -30,7 +30,6 @@ from llamadiff.numerics.halves import round_bf16, round_f16
 
 Decoder = Callable[[str], Callable[[Array], Array]]
 Compute = Callable[[Op], Array]
-PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 ON_CPU = "F16, sums in F16"
 BEYOND = 10  # times a loss from which on a node is WRONG
 ANGLE, LEAST = 2.0**-20, 2.0**-22  # how far off float32 leaves an angle: of itself, and in radians

@@ -42,7 +42,8 @@ def _gelu_quick(x: Array) -> Array:
     return np.asarray(x / (1.0 + np.exp(QUICK * x)))
 
 
-def _softplus(x: Array) -> Array:
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x)); from 20 on ggml takes it to be x (ggml_compute_softplus_f32)."""
     return np.where(x > 20.0, x, np.log1p(np.exp(np.minimum(x, 20.0))))
 
 
@@ -74,7 +75,7 @@ def _kernels(n: Op) -> tuple[int, ...]:
 _PLAIN: dict[str, Callable[[Array], Array]] = {
     "ABS": np.abs, "SGN": np.sign, "NEG": np.negative, "STEP": lambda x: (x > 0).astype(np.float64), "TANH": np.tanh,
     "ELU": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "RELU": lambda x: np.maximum(x, 0),
-    "SIGMOID": _sigmoid, "SILU": lambda x: x * _sigmoid(x), "EXP": np.exp, "EXPM1": np.expm1, "SOFTPLUS": _softplus,
+    "SIGMOID": _sigmoid, "SILU": lambda x: x * _sigmoid(x), "EXP": np.exp, "EXPM1": np.expm1, "SOFTPLUS": softplus,
     "HARDSWISH": lambda x: x * np.clip((x + 3) / 6, 0, 1), "HARDSIGMOID": lambda x: np.clip((x + 3) / 6, 0, 1),
     "GELU_ERF": _gelu_erf, "FLOOR": np.floor, "CEIL": np.ceil, "TRUNC": np.trunc,
     "ROUND": lambda x: np.sign(x) * np.floor(np.abs(x) + 0.5), "SQR": np.square, "SQRT": np.sqrt, "LOG": np.log,
