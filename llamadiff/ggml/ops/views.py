@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from llamadiff.ggml.op import Array, Op, op
-from llamadiff.ggml.ops.arithmetic import fitted
 from llamadiff.numerics.arithmetic import as_cpu, rounded
 from llamadiff.numerics.cpu import AVX
 from llamadiff.numerics.types import CACHE_TYPES
@@ -79,7 +78,9 @@ def concat(n: Op) -> Array:
 @op("REPEAT")
 def repeat(n: Op) -> Array:
     """Tiled up to the result's shape."""
-    return fitted(n.x(), n.shape)
+    x = n.x()
+    times = [want // have for want, have in zip(n.shape, x.shape[-4:], strict=True)]
+    return np.tile(x, (*[1] * (x.ndim - 4), *times))
 
 
 @op("GET_ROWS")
