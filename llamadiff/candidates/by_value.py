@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from llamaref.engine import Silent
+from llamaref import Tap
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
@@ -116,7 +116,7 @@ class _Pieces:
             yield from readings(name, (*rows, *piece.array.shape), tap, self.model, self.n_tokens)
 
 
-class _Naming(Silent):
+class _Naming(Tap):
     """One run of the engine, from the tensors whose names are known, up to a layer; it finds others as it goes."""
 
     def __init__(self, pieces: _Pieces, lines: Lines, last: int | None = None) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from llamaref import Engine
-from llamaref.engine import Silent
+from llamaref import Engine, Tap
 from numpy.typing import NDArray
 
 from llamadiff.trace.metadata import Info
@@ -16,7 +15,7 @@ from llamadiff.trace.reader import Trace
 Array = NDArray[Any]
 
 
-class Recorder(Silent):
+class Recorder(Tap):
     """Keeps what passes every tap."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A function of C that makes floats of a type's blocks."""
+"""Blocks of weights and of activations: floats of a type's blocks, and floats rounded to eight bits."""
 
 from __future__ import annotations
 
@@ -36,3 +36,14 @@ class Decoder:
 def own(kind: str) -> Any:
     """The function of a type, by ggml's name of it, that is compiled here; None if there is none for this processor."""
     return getattr(library(), f"llamadiff_{kind.lower()}", None) if instructions() in ("avx2", "avx512") else None
+
+
+def rounded_to_q8_k(x: Array) -> Array | None:
+    """Values [..., n * 256] of float32 through ggml's Q8_K; None where that is not compiled."""
+    compiled = library()
+    if compiled is None:
+        return None
+    values = np.ascontiguousarray(x, np.float32)
+    out = np.empty_like(values)
+    compiled.llamadiff_round_q8_k(values.ctypes.data, values.size, out.ctypes.data)
+    return out

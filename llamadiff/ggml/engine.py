@@ -15,13 +15,11 @@ from llamaref.sums import Matrix
 
 from llamadiff.ggml.graph import LOOKS, VIEWS, WRITES, Graph, GraphNode, tap_shape
 from llamadiff.ggml.op import ROUNDING, Array, Op, Operand, compute, function_of
-from llamadiff.ggml.ops.products import matrices
+from llamadiff.ggml.ops.products import PRODUCTS, matrices
 from llamadiff.ggml.streamed import STREAMED, streamed
 from llamadiff.numerics.policies import CACHES, NATIVE
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
-
-PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 
 
 @dataclass(frozen=True)

@@ -10,27 +10,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.ggml import ops
 from llamadiff.numerics.policies import F32, NATIVE, operands, rounding_type
 
 Array = NDArray[Any]
-
-FAMILIES = (
-    "views",
-    "arithmetic",
-    "unary",
-    "norms",
-    "products",
-    "attention",
-    "rope",
-    "selection",
-    "recurrent",
-    "sparse",
-)
 
 
 @dataclass(frozen=True)
@@ -161,8 +150,8 @@ def unfollowed(n: Op) -> float:
 @cache
 def function_of(name: str) -> Function | None:
     """The function that computes an op; None if there is none."""
-    for family in FAMILIES:
-        import_module(f"llamadiff.ggml.ops.{family}")
+    for family in iter_modules(ops.__path__):
+        import_module(f"{ops.__name__}.{family.name}")
     return _OPS.get(name)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from llamaref.weight_product import WeightProduct
+from llamaref.sums import WeightProduct
 from numpy.typing import NDArray
 
 from llamadiff.judge.allowance import Even

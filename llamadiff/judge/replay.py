@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from llamaref import ops
 from llamaref.config import Rope
-from llamaref.sums import Matrices
-from llamaref.weight_product import WeightProduct
+from llamaref.sums import Matrices, WeightProduct
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import Runnable

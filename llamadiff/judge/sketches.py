@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from llamaref.weight_product import WeightProduct
+from llamaref.sums import WeightProduct
 from numpy.typing import NDArray
 
 from llamadiff.judge.by_sketch import Sketched, Sketching

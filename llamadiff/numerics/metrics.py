@@ -113,19 +113,7 @@ class Rows:
             return self._look.squares
         if len(self.blocks) == 1:
             return _sums_of_squares(self._first)
-        return _joined([_sums_of_squares(wide) for _, wide in self.fine_blocks()])
-
-    def fine_blocks(self) -> Iterator[tuple[slice, Array]]:
-        """A few rows at a time, [row, value]: in the same memory as those before."""
-        width = self.size // max(1, len(self._x))
-        step = max(1, FINE // max(1, width))
-        wide = np.empty((step, width))
-        for rows in in_parts(self._x):
-            for start in range(rows.start, rows.stop, step):
-                some = self._x[start : min(start + step, rows.stop)]
-                part = wide[: len(some)]
-                part.reshape(some.shape)[...] = some
-                yield slice(start, start + len(some)), part
+        return _joined([_sums_of_squares(self._widened(rows)) for rows in _fine_slices(self, self)])
 
     @cached_property
     def extremes(self) -> tuple[float, float, float]:
@@ -134,13 +122,9 @@ class Rows:
             return self._look.edges
         if len(self.blocks) == 1:
             return float(self._first.sum()), float(self._first.min()), float(self._first.max())
-        sums, edges, squares = 0.0, [], []
-        for rows, wide in self.fine_blocks():
-            sums += float(wide.sum())
-            edges += [float(self._x[rows].min()), float(self._x[rows].max())]
-            squares += [] if "squares" in self.__dict__ else [_sums_of_squares(wide)]
-        self.__dict__.setdefault("squares", _joined(squares) if squares else None)
-        return sums, min(edges), max(edges)
+        every = (self._widened(rows) for rows in _fine_slices(self, self))
+        sums, lows, highs = zip(*((float(x.sum()), float(x.min()), float(x.max())) for x in every), strict=True)
+        return sum(sums), min(lows), max(highs)
 
     @cached_property
     def finite(self) -> bool:
@@ -216,7 +200,7 @@ class _Pair:
 
 
 def _compiled_pair(c: Rows, b: Rows) -> _Pair | None:
-    """In one look at both, compiled; None where that is not to be had."""
+    """In one look at both, compiled; None where that is not to be had, or not all is finite."""
     seen, largest, place = list[compiled.Gaps](), -1.0, 0
     for rows in in_same_parts(c._x, b._x):
         found = compiled.gaps(c._x[rows], b._x[rows])
@@ -227,40 +211,25 @@ def _compiled_pair(c: Rows, b: Rows) -> _Pair | None:
             largest, place = found.largest, rows.start * (c.size // len(c._x)) + found.place
     c.looked_at(compiled.together([found.left for found in seen]))
     b.looked_at(compiled.together([found.right for found in seen]))
-    return _if_finite(_Pair(_joined([found.squares for found in seen]), largest, place), c, b)
-
-
-def _if_finite(found: _Pair, c: Rows, b: Rows) -> _Pair:
-    """What was found of two tensors, whose squares are known; looked at with care if not all is finite."""
-    return found if c.finite and b.finite else _coarse_pair(c, b)
+    if not (c.finite and b.finite):
+        return None
+    return _Pair(_joined([found.squares for found in seen]), largest, place)
 
 
 def _pair(c: Rows, b: Rows) -> _Pair:
-    return _fine_pair(c, b) if len(c.blocks) > 1 else _coarse_pair(c, b)
+    """Some rows at a time, with care of what is not finite."""
+    parts = ((rows.start, gaps(c, b, rows)) for rows in _fine_slices(c, b))
+    return _Pair.of((start, _sums_of_squares(gap), np.abs(gap, out=gap)) for start, gap in parts)
 
 
-def _coarse_pair(c: Rows, b: Rows) -> _Pair:
-    """Block by block, with care of what is not finite."""
-    parts = ((rows.start, gaps(c, b, rows)) for rows in c.blocks)
-    return _Pair.of((start, _sums_of_squares(gap), np.abs(gap)) for start, gap in parts)
-
-
-def _fine_pair(c: Rows, b: Rows) -> _Pair:
-    """In one look at both, from which their own squares come too."""
-    squares: list[tuple[Array, Array]] = []
-
-    def looked_at() -> Iterator[tuple[int, Array, Array]]:
-        for (rows, left), (_, right) in zip(c.fine_blocks(), b.fine_blocks(), strict=True):
-            squares.append((_sums_of_squares(left), _sums_of_squares(right)))
-            with np.errstate(invalid="ignore"):
-                np.subtract(left, right, out=left)
-            sums = _sums_of_squares(left)
-            yield rows.start, sums, np.abs(left, out=left)
-
-    found = _Pair.of(looked_at())
-    for side, sums in zip((c, b), zip(*squares, strict=True), strict=True):
-        side.__dict__.setdefault("squares", np.concatenate(sums))
-    return _if_finite(found, c, b)
+def _fine_slices(a: Rows, b: Rows) -> Iterator[slice]:
+    """A few rows of two tensors at a time; all of small ones, which are kept widened."""
+    if len(a.blocks) < 2:
+        yield from a.blocks
+        return
+    step = max(1, FINE // max(1, a.size // len(a._x)))
+    for part in in_same_parts(a._x, b._x):
+        yield from (slice(start, min(start + step, part.stop)) for start in range(part.start, part.stop, step))
 
 
 def _joined(parts: Sequence[Array]) -> Array:

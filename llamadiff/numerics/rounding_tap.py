@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from llamaref import Tap
 from llamaref.config import Rope
 from llamaref.sums import Matrices
-from llamaref.weight_product import WeightProduct
 from numpy.typing import NDArray
 
 from llamadiff.numerics.angles import bf16_angles, ggml_angles
@@ -21,7 +21,7 @@ from llamadiff.numerics.rounding import Rounding
 Array = NDArray[Any]
 
 
-class Carrier:
+class Carrier(Tap):
     """The part of a llamaref.Tap that rounds: one arithmetic for each index of the batch axis.
 
     ``ways`` are a policy and the types of the cache (``cache_k``, ``cache_v``) for each; ``reading`` is what the
@@ -44,9 +44,6 @@ class Carrier:
         """The same with the first way alone."""
         return Carrier(self.ways[:1], self.reading, self.edges)
 
-    def __call__(self, name: str, x: Array) -> Array:
-        return x
-
     def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
         floating = all(array.dtype.kind != "i" and len(array) == 1 for array in arrays)
         if len(self.ways) == 1 and floating:  # nothing is to be put beside something else
@@ -66,9 +63,6 @@ class Carrier:
                 sums[number] = more
         return (*out, sums) if sums is not None else tuple(out)
 
-    def multiplied(self, product: WeightProduct) -> Array:
-        return product.compute()
-
     def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
         added = {number: sums for number, (policy, stored) in enumerate(self.ways)
                  if (sums := sums_of(policy, kind, stored))}  # fmt: skip
@@ -85,9 +79,6 @@ class Carrier:
         edges = [max(0, edge - start) for edge in self.edges]
         batches = [slice(*ends) for ends in pairwise(edges)] or [slice(None)]
         return Kernel("", batches, by_row, is_k=kind == CACHE_K, is_v=kind == CACHE_V)
-
-    def product(self, y: Array) -> Array:
-        return y
 
     def stored(self, kind: str, x: Array) -> Array:
         x = self._widened(x)

@@ -6,7 +6,7 @@ side fuses and the other does not (a product and its bias, additions in another 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,13 +156,20 @@ def read_by(graph: Graph, node: GraphNode) -> list[GraphNode]:
 
 def computed_before(graph: Graph, node: GraphNode) -> set[int]:
     """The nodes that compute what a node reads, through those that only look."""
-    found, waiting = set[int](), list(graph.reads(node))
+    nodes = graph.by_number
+
+    def before(number: int) -> Iterable[int]:
+        return () if number not in nodes or computes(nodes[number]) else graph.reads(nodes[number])
+
+    return {number for number in reached(graph.reads(node), before) if number in nodes and computes(nodes[number])}
+
+
+def reached(start: Iterable[int], onward: Callable[[int], Iterable[int]]) -> set[int]:
+    """All numbers to which ``onward`` leads from some, step by step, and these."""
+    found = set(start)
+    waiting = list(found)
     while waiting:
-        other = graph.by_number.get(waiting.pop())
-        if other is None or other.number in found:
-            continue
-        if computes(other):
-            found.add(other.number)
-        else:
-            waiting += graph.reads(other)
+        new = set(onward(waiting.pop())) - found
+        found |= new
+        waiting += new
     return found

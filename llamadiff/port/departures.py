@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
 from llamadiff.ggml.graph import Graph, GraphNode
-from llamadiff.port.alignment import Pairs, computed_before, computes
+from llamadiff.port.alignment import Pairs, computed_before, computes, reached
 from llamadiff.port.torch_ops import TorchOp, TorchRun
 from llamadiff.trace import taps
 
@@ -149,19 +149,11 @@ def _rejoins(
 
     That the same experts are chosen says nothing of the values that they were chosen by.
     """
-    waiting, seen = [number], set[int]()
-    while waiting:
-        own = waiting.pop()
-        if own in ends:
-            continue
-        for user in users.get(own, ()):
-            if user in seen or graph.by_number[user].op in CHOOSES:
-                continue
-            seen.add(user)
-            if user in alignment.pairs:
-                return True
-            waiting.append(user)
-    return False
+
+    def after(own: int) -> Iterable[int]:
+        return () if own in ends else [user for user in users.get(own, ()) if graph.by_number[user].op not in CHOOSES]
+
+    return not alignment.pairs.keys().isdisjoint(reached([number], after) - {number})
 
 
 def sum_of(graph: Graph, node: GraphNode) -> tuple[int, int, int] | None:
@@ -184,17 +176,10 @@ def _aligned_before(
     graph: Graph, run: TorchRun, alignment: Pairs, node: GraphNode, ends: Mapping[int, int]
 ) -> set[int]:
     """The ops that have the values which a node is computed from, through spans."""
-    found, waiting, seen = set[int](), [node.number], set[int]()
-    while waiting:
-        own = graph.by_number.get(waiting.pop())
-        for number in () if own is None else graph.reads(own):
-            if number in seen:
-                continue
-            seen.add(number)
-            if number in ends:
-                found.add(run.ends[ends[number]])
-            elif number in alignment.pairs:
-                found.add(alignment.pairs[number])
-            else:
-                waiting.append(number)
-    return found
+    aligned = {**alignment.pairs, **{number: run.ends[layer] for number, layer in ends.items()}}
+
+    def before(number: int) -> Iterable[int]:
+        own = graph.by_number.get(number)
+        return () if own is None or number in aligned else graph.reads(own)
+
+    return {aligned[number] for number in reached(graph.reads(node), before) if number in aligned}

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from llamaref import Weights
-from llamaref.engine import Silent
+from llamaref import Tap, Weights
 from numpy.typing import NDArray
 
 from llamadiff.ggml.engine import Alter, GraphEngine
@@ -31,7 +30,7 @@ class _Keeping(GraphEngine):
 def node_values(graph: Graph, weights: Weights, altered: Mapping[int, Alter] | None = None) -> dict[int, Array]:
     """By number, [ne3, ne2, ne1, ne0], in float32 and without any rounding of operands."""
     engine = _Keeping(graph, weights, altered)
-    engine.forward(graph.tokens, None, Silent())
+    engine.forward(graph.tokens, None, Tap())
     return engine.kept
 
 
@@ -55,7 +54,7 @@ class Again(GraphEngine):
             for node in nodes:
                 number = node.number
                 if number not in changed and (number in altered or any(n in found for n in self.graph.reads(node))):
-                    found[number] = np.array(self.computed(node, now, Silent(), altered.get(number))[0], np.float32)
+                    found[number] = np.array(self.computed(node, now, Tap(), altered.get(number))[0], np.float32)
                 self.keep(node, found.get(number, values[number])[None], now)
         return found
 

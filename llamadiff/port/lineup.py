@@ -30,6 +30,7 @@ from llamadiff.port.alignment import (
     computes,
     distance,
     name_of,
+    reached,
     read_by,
     seen_of,
     whole_of,
@@ -127,10 +128,10 @@ class LiningUp:
         self.known = ByValue(self.model_run)
         self.search = Search(self.graph, self.again, self.known, self.parameters)
         found, ended = list[Departed](), set[int]()  # parts in which nothing can be told of what follows
-        alignment = self.alignment = self._aligned()
-        counts = self._counts(alignment)
+        self.alignment = self._aligned()
+        counts = self._counts()
         for _ in range(ROUNDS):
-            left = departures(self.graph, self.model_run, alignment, self.ends, self.parts, self._is_summed)
+            left = departures(self.graph, self.model_run, self.alignment, self.ends, self.parts, self._is_summed)
             new = [each for each in left if all(each.node is not other.departure.node for other in found)]
             new = [each for each in new if each.part not in ended]
             sums = [each for each in new if sum_of(self.graph, each.node) is not None]  # after what they may add
@@ -139,15 +140,15 @@ class LiningUp:
             if not new:
                 break
             for part in dict.fromkeys(each.part for each in new):
-                departed = self._all_departed([each for each in new if each.part == part], alignment)
+                departed = self._all_departed([each for each in new if each.part == part])
                 ended |= {part} if departed[0].values is None else set()
                 found += departed
                 self._mend(part, departed)
-            alignment = self.alignment = self._aligned()
+            self.alignment = self._aligned()
         order = {node.number: place for place, node in enumerate(self.graph.nodes)}
         found.sort(key=lambda each: order[each.departure.node.number])
         parted = {each.departure.part for each in found}
-        mended = {self.ends[number] for number in alignment.pairs if number in self.ends} & parted
+        mended = {self.ends[number] for number in self.alignment.pairs if number in self.ends} & parted
         same_size = self.model_logits.size == self.logits.size
         off = distance(self.logits, self.model_logits) if same_size else float("nan")
         return Lineup(found, *counts, off, (len(mended), len(parted)))
@@ -193,10 +194,10 @@ class LiningUp:
         """What a node has, with what is chosen in its place."""
         return whole_of(choice.node, choice.given, self.values, self.graph)
 
-    def _counts(self, alignment: Pairs) -> tuple[int, int, int]:
+    def _counts(self) -> tuple[int, int, int]:
         nodes = [node for node in self._fed() if computes(node)]
-        aligned = [node for node in nodes if node.number in alignment.pairs]
-        before = {number for node in aligned for number in self._span_before(node, alignment)}
+        aligned = [node for node in nodes if node.number in self.alignment.pairs]
+        before = {number for node in aligned for number in self._span_before(node)}
         return len(nodes), len(aligned), len(before)
 
     def _fed(self) -> Iterator[GraphNode]:
@@ -207,32 +208,31 @@ class LiningUp:
                 fed.add(node.number)
                 yield node
 
-    def _span_before(self, node: GraphNode, alignment: Pairs) -> Iterator[int]:
-        waiting = [node]
-        while waiting:
-            for number in computed_before(self.graph, waiting.pop()) - set(self.ends):
-                if number not in alignment.pairs:
-                    yield number
-                    waiting.append(self.graph.by_number[number])
+    def _span_before(self, node: GraphNode) -> set[int]:
+        def lost(number: int) -> set[int]:
+            before = computed_before(self.graph, self.graph.by_number[number]) - set(self.ends)
+            return before - set(self.alignment.pairs)
 
-    def _all_departed(self, apart: Sequence[Departure], alignment: Pairs) -> list[Departed]:
+        return reached(lost(node.number), lost)
+
+    def _all_departed(self, apart: Sequence[Departure]) -> list[Departed]:
         """Departures of one part, each with the op in its place; of those that have none, none while others have: what
         these make of the layer may explain them.
         """
         for each in apart:
-            place = self._place_of(each, [each.node], alignment)
+            place = self._place_of(each, [each.node])
             fewer = self.search.chooses(place)
             if fewer is not None:
                 return [Departed(place, fewer)]
-        chosen = {each: found for each in apart if (found := self._found(each, alignment)) is not None}
+        chosen = {each: found for each in apart if (found := self._found(each)) is not None}
         for op in dict.fromkeys(each.node.op for each in apart):
             alike = [each for each in apart if each.node.op == op and each not in chosen]
             if len(alike) > 1:
-                chosen |= self._together(alike, alignment)
+                chosen |= self._together(alike)
         if len(chosen) > 1:
             alone = [each for each, choice in chosen.items() if self._explains_all(each.part, choice)]
             chosen = {each: chosen[each] for each in alone[:1]} or chosen
-        return [self._departed(each, chosen.get(each), alignment) for each in apart if each in chosen or not chosen]
+        return [self._departed(each, chosen.get(each)) for each in apart if each in chosen or not chosen]
 
     def _explains_all(self, part: int, choice: StandIn) -> bool:
         """Whether a part gives what the model does, once one node has its values."""
@@ -240,47 +240,45 @@ class LiningUp:
         now = self.again.following(self.values, changed, self.parts[part])
         return any(number in self.ends and self._is_known(number, x) for number, x in now.items())
 
-    def _together(self, alike: Sequence[Departure], alignment: Pairs) -> dict[Departure, StandIn]:
+    def _together(self, alike: Sequence[Departure]) -> dict[Departure, StandIn]:
         """Nodes that are shown by what reads all of them, as Q and K are: the same ops in turn."""
-        first, *others = [self._choices(each, each.node, alignment) for each in alike]
+        first, *others = [self._choices(each, each.node) for each in alike]
         for place, choice in enumerate(first):
             same = [[other for other in choices if other.kind == choice.kind] for choices in others]
             rank = sum(before.kind == choice.kind for before in first[:place])
             if any(len(choices) <= rank for choices in same):
                 continue
             together = (choice, *(choices[rank] for choices in same))
-            if self._shown(alike[0].part, [together], alignment) is not None:
+            if self._shown(alike[0].part, [together]) is not None:
                 return dict(zip(alike, together, strict=True))
         return {}
 
-    def _found(self, departure: Departure, alignment: Pairs) -> StandIn | None:
+    def _found(self, departure: Departure) -> StandIn | None:
         """What stands in a node's place, or in that of one which follows it, as what comes then shows."""
         chain = list(self._chain(departure.node))
         for node in chain:
-            choices = self._choices(departure, node, alignment)
+            choices = self._choices(departure, node)
             place = self._places.get(kind_of(departure.node))
             known = [(each,) for each in choices if each.op and _place(each.op, departure) == place]
-            found = self._shown(departure.part, known, alignment) or self._shown(
-                departure.part, [(each,) for each in choices], alignment
-            )
+            found = self._shown(departure.part, known) or self._shown(departure.part, [(each,) for each in choices])
             if found is not None:
                 op = found[0].op
                 self._places.setdefault(kind_of(departure.node), _place(op, departure) if op else ())
                 return found[0]
-        for node in self._following(departure.node, alignment):
-            found = self._shown(departure.part, [(each,) for each in self._left_out(departure, node)], alignment)
+        for node in self._following(departure.node):
+            found = self._shown(departure.part, [(each,) for each in self._left_out(departure, node)])
             if found is not None:
                 return found[0]
-        otherwise = self.otherwise(self._place_of(departure, chain, alignment), self._keys)
+        otherwise = self.otherwise(self._place_of(departure, chain), self._keys)
         if otherwise is None or otherwise.op is None or otherwise.values is None:
-            return self._by_a_known_bug(departure, alignment)
+            return self._by_a_known_bug(departure)
         return otherwise
 
-    def _by_a_known_bug(self, departure: Departure, alignment: Pairs) -> StandIn | None:
+    def _by_a_known_bug(self, departure: Departure) -> StandIn | None:
         """The known bug at a node after which most is as in the model."""
         node, best, most = departure.node, None, 0
-        after = self._after([node], alignment)
-        for cause, altered in self.edits(self._place_of(departure, [node], alignment)) if after else ():
+        after = self._after([node])
+        for cause, altered in self.edits(self._place_of(departure, [node])) if after else ():
             with suppress(ValueError, IndexError):
                 now = self.again.following(self.values, {}, self.parts[departure.part], altered)
                 gained = sum(self._is_known(number, now[number]) for number in after if number in now)
@@ -302,23 +300,23 @@ class LiningUp:
             node = users[0]
             yield node
 
-    def _departed(self, departure: Departure, chosen: StandIn | None, alignment: Pairs) -> Departed:
+    def _departed(self, departure: Departure, chosen: StandIn | None) -> Departed:
         nodes = tuple(self._chain(departure.node))
         if chosen is not None and chosen.node not in nodes:
             nodes = (*nodes, chosen.node)
-        place = self._place_of(departure, nodes, alignment)
+        place = self._place_of(departure, nodes)
         if chosen is None:
             return Departed(place)
         return Departed(place, chosen, self._own(chosen.node))
 
-    def _place_of(self, departure: Departure, nodes: Sequence[GraphNode], alignment: Pairs) -> Spot:
+    def _place_of(self, departure: Departure, nodes: Sequence[GraphNode]) -> Spot:
         part = departure.part
-        return Spot(departure, nodes, self.parts[part], dict(self.values), alignment, self._moved(alignment, part))
+        return Spot(departure, nodes, self.parts[part], dict(self.values), self.alignment, self._moved(part))
 
     def _own(self, node: GraphNode) -> Array:
         return seen_of(node, self.values[node.number], self.graph)
 
-    def _choices(self, departure: Departure, node: GraphNode, alignment: Pairs) -> list[StandIn]:
+    def _choices(self, departure: Departure, node: GraphNode) -> list[StandIn]:
         """What may stand in a node's place: what it reads itself, and the model's ops, the nearest first."""
         run, own = self.model_run, self._own(node)
         if node.number in self.ends:
@@ -326,8 +324,8 @@ class LiningUp:
             same_size = op.values.size == own.size
             return [StandIn(node, op, op.values.reshape(own.shape).astype(np.float32))] if same_size else []
         sources = [self._own(self.graph.by_number[number]) for number in computed_before(self.graph, node)
-                   if number in alignment.pairs]  # fmt: skip
-        found, moved = [], self._moved(alignment, departure.part)
+                   if number in self.alignment.pairs]  # fmt: skip
+        found, moved = [], self._moved(departure.part)
         for op in departure.ops:
             order = self._order_by(sources, own, op) or nearest_layout(own, op.values, moved)
             if order is not None:
@@ -354,22 +352,22 @@ class LiningUp:
                 says = f"has no {shown}: it goes on with {name_of(source)}"
                 yield StandIn(node, run.ops[ops[0]], values.reshape(own.shape), says)
 
-    def _moved(self, alignment: Pairs, part: int) -> Moved:
+    def _moved(self, part: int) -> Moved:
         """The orders of rows and columns in which the model has what a part's nodes have."""
         rows, columns = list[Array](), list[Array]()
         for node in self.parts[part]:
-            if node.number not in alignment.pairs or node.number in self.ends:
+            if node.number not in self.alignment.pairs or node.number in self.ends:
                 continue
-            own, op = self._own(node), self.model_run.ops[alignment.pairs[node.number]].values
+            own, op = self._own(node), self.model_run.ops[self.alignment.pairs[node.number]].values
             for kept, order_of in ((rows, sorted_rows), (columns, sorted_columns)):
                 order = order_of(own, op) if op.dtype.kind == "f" and op.ndim else None
                 if order is not None and not any(np.array_equal(order, other) for other in kept):
                     kept.append(order)
         return Moved(rows, columns)
 
-    def _following(self, node: GraphNode, alignment: Pairs) -> Iterator[GraphNode]:
+    def _following(self, node: GraphNode) -> Iterator[GraphNode]:
         """The nodes that are computed from one, and are lost with it; not what ends the layer."""
-        for number in sorted(self._after([node], alignment) - set(self.ends)):
+        for number in sorted(self._after([node]) - set(self.ends)):
             yield self.graph.by_number[number]
 
     def _order_by(self, sources: Sequence[Array], node: Array, op: TorchOp) -> Layout | None:
@@ -387,7 +385,7 @@ class LiningUp:
                     return found[0]
         return None
 
-    def _shown(self, part: int, choices: Sequence[tuple[StandIn, ...]], alignment: Pairs) -> tuple[StandIn, ...] | None:
+    def _shown(self, part: int, choices: Sequence[tuple[StandIn, ...]]) -> tuple[StandIn, ...] | None:
         """Those after which most is as in the model. Of a node that ends a layer, or that nothing follows, the first.
 
         What has the very values that were chosen shows nothing.
@@ -395,7 +393,7 @@ class LiningUp:
         best, most = None, 0
         for together in choices:
             nodes = [choice.node for choice in together]
-            after = self._after(nodes, alignment)
+            after = self._after(nodes)
             if nodes[0].number in self.ends or not after:
                 return together
             changed = {choice.node.number: self._whole(choice) for choice in together}
@@ -414,7 +412,7 @@ class LiningUp:
         found = self.known.alike(seen_of(self.graph.by_number[number], values, self.graph))
         return not set(found) <= set(but)
 
-    def _after(self, nodes: Sequence[GraphNode], alignment: Pairs) -> set[int]:
+    def _after(self, nodes: Sequence[GraphNode]) -> set[int]:
         """The nodes that are computed from some, up to the layer's end, and are lost with them."""
         own = {node.number for node in nodes}
         found = set(own)
@@ -424,7 +422,7 @@ class LiningUp:
         ends = {number for number in self.ends if found & set(self.graph.reads(self.graph.by_number[number]))}
         return {
             number
-            for number in (found | ends) - own - set(alignment.pairs)
+            for number in (found | ends) - own - set(self.alignment.pairs)
             if computes(self.graph.by_number[number]) or number in ends
         }
 

@@ -22,7 +22,18 @@ from llamadiff.diagnose.diagnosis import Cause
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.graph import LOOKS, Graph, GraphNode
 from llamadiff.ggml.op import Op, Operand
-from llamadiff.port.alignment import ByValue, Pairs, computes, distance, name_of, profile, read_by, seen_of, whole_of
+from llamadiff.port.alignment import (
+    ByValue,
+    Pairs,
+    computes,
+    distance,
+    name_of,
+    profile,
+    reached,
+    read_by,
+    seen_of,
+    whole_of,
+)
 from llamadiff.port.departures import Departure
 from llamadiff.port.graph_values import Again
 from llamadiff.port.layout import STRAIGHT, Moved, layouts
@@ -78,9 +89,7 @@ class Search:
     def of(self, place: Spot, key: Key | None = None) -> StandIn | None:
         """The first that holds. ``key``: of one that holds elsewhere, which is tried alone."""
         case = _Case(self, place, key)
-        ways = (
-            case.has_otherwise, case.as_another, case.goes_on, case.reads, case.reads_two,
-        )  # fmt: skip
+        ways = (case.has_otherwise, case.as_another, case.goes_on, case.reads, case.reads_two)
         return next((found for way in ways for found in way()), None)
 
     def chooses(self, place: Spot) -> StandIn | None:
@@ -382,12 +391,12 @@ class _Case:
         base = max([number for number in known if number in of] or known, default=None)
         if base is None:
             return None
-        reached, names = {base}, list[str]()
+        made, names = {base}, list[str]()
         upstream = self._upstream(op.number, base)
         for number in range(base + 1, op.number + 1):
             other = self.run.ops[number]
-            if number in upstream and reached & set(other.inputs):
-                reached.add(number)
+            if number in upstream and made & set(other.inputs):
+                made.add(number)
                 names += [] if other.looks else [other.name.strip("_")]
         if not names:
             return None
@@ -395,13 +404,9 @@ class _Case:
         return name_of(self.graph.by_number[self.nodes_of[base][0]]), ", ".join(shown)
 
     def _upstream(self, number: int, base: int) -> set[int]:
-        waiting, found = [number], {number}
-        while waiting:
-            for before in self.run.ops[waiting.pop()].inputs:
-                if before not in found and before >= base:
-                    found.add(before)
-                    waiting.append(before)
-        return found
+        """An op, and those from ``base`` on that it is made of."""
+        ops = self.run.ops
+        return reached([number], lambda own: [before for before in ops[own].inputs if before >= base])
 
 
 def _ranks(things: Sequence[Any], kind: Callable[[Any], Key]) -> dict[int, Key]:

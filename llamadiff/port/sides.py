@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
-from llamaref.engine import Silent
+from llamaref import Tap
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import ModelFile
@@ -58,7 +58,7 @@ def third_opinion(file: ModelFile, tokens: tuple[int, ...], graph: Array, model:
     engine, _ = in_engine(file)
     if engine is None:
         return None
-    own = engine.engine.forward(tokens, tap=Silent()).ravel()
+    own = engine.engine.forward(tokens, tap=Tap()).ravel()
     near = {who: distance(own, x) for who, x in ((GRAPH, graph), (MODEL, model)) if x.size == own.size}
     who = min(near, key=lambda each: near[each], default=None)
     return who if who is not None and near[who] <= AGREES else None

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from llamaref.config import Config, Rope
+from llamaref.config import Config, Rope, Traits
 from llamaref.errors import ModelError
 from llamaref.metadata import Reader, refuse_unknown
 from llamaref.models import ARCHITECTURES
-from llamaref.traits import Traits
 
 
 def read_config(fields: Mapping[str, Any]) -> Config:

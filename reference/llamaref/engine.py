@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,7 @@ from llamaref.configure import read_config
 from llamaref.errors import ModelError
 from llamaref.models import ARCHITECTURES
 from llamaref.shapes import check_layers, check_shapes
-from llamaref.sums import Matrices
-from llamaref.weight_product import WeightProduct
+from llamaref.sums import Matrices, WeightProduct
 from llamaref.weights import Weights
 
 if TYPE_CHECKING:
@@ -30,14 +29,14 @@ _overflowing = partial(np.errstate, all="ignore")  # what overflows shows as Inf
 SCORES = 1 << 20  # attention scores of more are made in blocks, a quarter of that at once
 
 
-class Tap(Protocol):
-    """What the engine calls while it runs. The first axis of every array is a batch of runs of the same
-    tokens; the ``embd`` tap may widen it, and every later op carries it through.
+class Tap:
+    """What the engine calls while it runs; as it is, it does nothing. The first axis of every array is a batch of runs
+    of the same tokens; the ``embd`` tap may widen it, and every later op carries it through.
     """
 
     def __call__(self, name: str, x: Array) -> Array:
         """A named point: returns what the engine goes on with."""
-        ...
+        return x
 
     def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
         """The operands of a product, as the arithmetic under study would see them.
@@ -47,65 +46,35 @@ class Tap(Protocol):
         are. For weights whose blocks have a minimum (Q4_1, Q5_1) one more array may follow: what to add to the sum of
         each block's activations before the minimum multiplies it, [..., in / 32].
         """
-        ...
+        return arrays
 
     def multiplied(self, product: WeightProduct) -> Array:
         """A product by a weight, [b, t, out]: ``product.compute()``, or what is known to be that."""
-        ...
+        return product.compute()
 
     def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
         """A product as the arithmetic under study would add it, of operands that ``operands`` gave for this ``kind``.
 
         Rows of its ``parts`` are tokens from the ``start``-th on, or by themselves (``by_row``).
         """
-        ...
+        return y
 
     def product(self, y: Array) -> Array:
         """A product before its bias is added: an arithmetic may round it there."""
-        ...
+        return y
 
     def stored(self, kind: str, x: Array) -> Array:
         """K or V rows on their way into the cache (``cache_k``, ``cache_v``)."""
-        ...
+        return x
 
     def wanted(self, name: str) -> bool:
         """Whether a tap of attention scores is wanted; if not, those of a long prompt are never made whole."""
-        ...
-
-    def angles(
-        self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
-    ) -> tuple[Array, Array]:
-        """cos and sin of the RoPE angles [t, n_rot / 2], with a leading batch axis if they differ between runs."""
-        ...
-
-
-class Silent:
-    """The tap that does nothing."""
-
-    def __call__(self, name: str, x: Array) -> Array:
-        return x
-
-    def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
-        return arrays
-
-    def multiplied(self, product: WeightProduct) -> Array:
-        return product.compute()
-
-    def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
-        return y
-
-    def product(self, y: Array) -> Array:
-        return y
-
-    def stored(self, kind: str, x: Array) -> Array:
-        return x
-
-    def wanted(self, name: str) -> bool:
         return False
 
     def angles(
         self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
     ) -> tuple[Array, Array]:
+        """cos and sin of the RoPE angles [t, n_rot / 2], with a leading batch axis if they differ between runs."""
         return cos, sin
 
 
@@ -216,7 +185,7 @@ class Engine:
         start = int(cache.positions[-1]) + 1 if cache.positions.size else 0
         here = np.asarray(positions if positions is not None else range(start, start + len(tokens)), np.int64)
         cache.positions = np.concatenate([cache.positions, here])
-        tap, rope, factors = tap or Silent(), self.config.rope, self.rope_factors(len(cache.positions))
+        tap, rope, factors = tap or Tap(), self.config.rope, self.rope_factors(len(cache.positions))
         angles: dict[Rope | None, tuple[Array, Array]] = {}
         for each in dict.fromkeys(each for each in (rope, *self.config.ropes) if each is not None):
             cos, sin = self.ops.rope_angles(each, here, factors)
@@ -254,7 +223,7 @@ class Engine:
         Ding et al. 2024, arXiv:2402.13753; llama.cpp, llama_model::get_rope_factors.
         """
         if "rope_freqs.weight" in self.w:
-            return self._vector("rope_freqs.weight")
+            return self.vector("rope_freqs.weight")
         longer = (self.n_ctx or n_tokens) > self.config.rope.n_ctx_orig
         return self._optional(f"rope_factors_{'long' if longer else 'short'}.weight")
 
@@ -272,12 +241,12 @@ class Engine:
 
     def norm(self, x: Array, name: str) -> Array:
         """RMSNorm with the weight ``name``.weight."""
-        weight = self._vector(f"{name}.weight", x.shape[-1])
+        weight = self.vector(f"{name}.weight", x.shape[-1])
         return np.asarray(self.ops.rms_norm(x, weight, self.config.rms_eps))
 
     def layer_norm(self, x: Array, name: str) -> Array:
         """LayerNorm with the weight ``name``.weight, [..., dim] or one a head [head, dim], and ``name``.bias if any."""
-        weight = self._vector(f"{name}.weight")
+        weight = self.vector(f"{name}.weight")
         weight = weight if weight.size == x.shape[-1] else weight.reshape(x.shape[-2:])
         return np.asarray(self.ops.layer_norm(x, weight, self._optional(f"{name}.bias"), self.config.norm_eps))
 
@@ -439,30 +408,27 @@ class Engine:
     def conv(self, x: Array, i: int, step: Step) -> Array:
         """The causal convolution of layer i with its bias, over this pass's tokens and the last before: [b, t, c]."""
         name, spans = f"blk.{i}.ssm_conv1d", self.config.ssm.d_conv
-        weight = self._vector(f"{name}.weight", x.shape[-1] * spans).reshape(x.shape[-1], spans)
+        weight = self.vector(f"{name}.weight", x.shape[-1] * spans).reshape(x.shape[-1], spans)
         before = step.cache.conv.get(i, np.zeros((len(x), spans - 1, x.shape[-1]), x.dtype))
         rows = np.concatenate([before, x], axis=1)  # [b, k - 1 + t, c]
         step.cache.conv[i] = rows[:, x.shape[1] :]
-        return np.asarray(self.ops.causal_conv(rows, weight) + self._vector(f"{name}.bias", x.shape[-1]))
+        return np.asarray(self.ops.causal_conv(rows, weight) + self.vector(f"{name}.bias", x.shape[-1]))
 
     def scan(self, x: Array, dt: Array, b: Array, c: Array, i: int, step: Step) -> Array:
         """The selective scan of layer i, from the state that the tokens before left: [b, t, h, d]."""
         state = step.cache.states.get(i, np.zeros((len(x), *x.shape[2:], b.shape[-1]), x.dtype))
-        a = self._vector(f"blk.{i}.ssm_a", x.shape[2])
+        a = self.vector(f"blk.{i}.ssm_a", x.shape[2])
         y, step.cache.states[i] = self.ops.ssm_scan(x, dt, a, b, c, state)
         return np.asarray(y)
 
-    def vector(self, name: str, size: int) -> Array:
+    def vector(self, name: str, size: int | None = None) -> Array:
         """A small tensor whole -> [size], read once."""
-        return self._vector(name, size)
-
-    def _vector(self, name: str, size: int | None = None) -> Array:
         if name not in self._vectors:
             self._vectors[name] = self.w.vector(name, size)
         return self._vectors[name]
 
     def _optional(self, name: str) -> Array | None:
-        return self._vector(name) if name in self.w else None
+        return self.vector(name) if name in self.w else None
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         for token in tokens:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from llamaref.engine import Array, Engine, Tap
+
+    Branch = Callable[[Engine, int, Array, Tap], Array]
 
 
 def swiglu(m: Engine, i: int, h: Array, tap: Tap) -> Array:

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from llamaref.config import Traits
 from llamaref.errors import ModelError
-from llamaref.traits import Traits
 
 # Read by configure.py.
 IMPLEMENTED = frozenset({

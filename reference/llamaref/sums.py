@@ -1,4 +1,4 @@
-"""The matrices that a product consists of, for an arithmetic that adds in an order of its own."""
+"""Products as a tap sees them: one by a weight that is yet to be computed, and the matrices that one consists of."""
 
 from __future__ import annotations
 
@@ -12,6 +12,26 @@ from numpy.typing import NDArray
 from llamaref.weights import Weights
 
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class WeightProduct:
+    """(x @ W.T) * scale + bias, which ``compute`` makes: ``x`` [b, t, in], ``sums`` [b, t, in / 32] as
+    ``Weights.product`` takes them, ``scale`` and ``bias`` [out] where there are any.
+    """
+
+    compute: Callable[[], Array]
+    weights: Weights
+    name: str
+    x: Array
+    sums: Array | None = None
+    scale: Array | None = None
+    bias: Array | None = None
+
+    @property
+    def width(self) -> int:
+        """How many channels it has."""
+        return self.weights.shape(self.name)[0]
 
 
 @dataclass(frozen=True)

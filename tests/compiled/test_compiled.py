@@ -17,7 +17,7 @@ from once import once
 from optional import needs, program
 
 import llamadiff
-from llamadiff.compiled import decoder, library, rounding, rows
+from llamadiff.compiled import decoder, library, rows
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.numerics import metrics
 from llamadiff.numerics.arithmetic import round_q8_k
@@ -35,7 +35,7 @@ KNOWN = ("Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "F16", "BF16"
 
 def everywhere(monkeypatch, found):
     """This library in place of the installed one."""
-    for module in (library, rounding, rows, decoder):
+    for module in (library, rows, decoder):
         monkeypatch.setattr(module, "library", lambda: found)
 
 
@@ -145,8 +145,8 @@ def test_rounding_to_q8_k_is_numpys(compiled):
     x[4], x[5, 7], x[6, 9], x[7, 300] = 1e-42, np.inf, np.nan, -np.inf
     x[8] = np.arange(512) - 254.5  # halves of steps
     with np.errstate(all="ignore"):
-        assert np.array_equal(rounding.rounded_to_q8_k(x), round_q8_k(x), equal_nan=True)
-    assert rounding.rounded_to_q8_k(x[:, ::2]).shape == (64, 256)
+        assert np.array_equal(decoder.rounded_to_q8_k(x), round_q8_k(x), equal_nan=True)
+    assert decoder.rounded_to_q8_k(x[:, ::2]).shape == (64, 256)
 
 
 # -- comparing ------------------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty import BUGS
-from llamaref import Engine, Weights
-from llamaref.engine import Silent
+from llamaref import Engine, Tap, Weights
 from models.random_models import NAMES
 from models.small import write_model
 
@@ -239,7 +238,7 @@ def test_a_view_shows_what_is_written_after_it():
         node(5, "GET_ROWS", (1, 1, 2, 2), 3, 2),
     ]
     engine = engine_of(nodes, given)
-    assert np.array_equal(engine.forward((1, 2, 3), (0, 1, 2), Silent())[0], given[1])
+    assert np.array_equal(engine.forward((1, 2, 3), (0, 1, 2), Tap())[0], given[1])
     assert 4 in engine.graph.reads(nodes[2])
 
 
@@ -247,12 +246,12 @@ def test_rows_of_a_cache_may_be_fewer_than_tokens():
     given = {0: np.zeros((1, 1, 4, 4), np.float32), 1: ramp(1, 1, 2, 4), 2: np.array([[[[3, 1]]]], np.int32)}
     window = (0, place(16, 16, 4, 1))
     engine = engine_of([node(3, "SET_ROWS", (1, 1, 4, 4), 1, 2, 0, view=window)], given, w0="cache_k_l0")
-    assert np.array_equal(engine.forward((1, 2, 3), (0, 1, 2), Silent())[0, 0, 0, [3, 1]], given[1][0, 0])
+    assert np.array_equal(engine.forward((1, 2, 3), (0, 1, 2), Tap())[0, 0, 0, [3, 1]], given[1][0, 0])
 
 
 def test_nodes_need_no_sources():
     engine = engine_of([node(0, "ARANGE", (1, 1, 1, 3), params=np.array([2, 5, 1], np.float32).tobytes())], {})
-    assert engine.forward((1, 2, 3), (0, 1, 2), Silent()).ravel().tolist() == [2, 3, 4]
+    assert engine.forward((1, 2, 3), (0, 1, 2), Tap()).ravel().tolist() == [2, 3, 4]
 
 
 def test_weights_may_be_viewed_and_whole_numbers(tmp_path):
@@ -267,14 +266,14 @@ def test_weights_may_be_viewed_and_whole_numbers(tmp_path):
     names = {"w0": "some.weight", "w1": "ids.weight"}
     for count, expected in ((1, matrix[:, 1:]), (2, numbers[[3, 1]])):
         engine = engine_of(nodes[:count], given, weights, **names)
-        assert np.array_equal(engine.forward((1, 2, 3), (0, 1, 2), Silent())[0, 0, 0], expected)
+        assert np.array_equal(engine.forward((1, 2, 3), (0, 1, 2), Tap())[0, 0, 0], expected)
 
 
 def test_a_product_of_values_takes_the_type_they_are_kept_in(tmp_path):
     """As a convolution: columns in float16, times a weight that is the second operand."""
     kinds: list[str] = []
 
-    class Noting(Silent):
+    class Noting(Tap):
         def operands(self, kind: str, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
             kinds.append(kind)
             assert all(array.size for array in arrays)
@@ -295,7 +294,7 @@ def test_a_hypothesis_that_cannot_be_computed_is_not_the_cause():
 
     nodes = [node(1, "SCALE", (1, 1, 1, 2), 0, params=np.array([2, 0], np.float32).tobytes())]
     engine = engine_of(nodes, {0: ramp(1, 1, 1, 2)})
-    case: Any = SimpleNamespace(carrier=Silent(), tap=SimpleNamespace(name="n1"), until=math.inf)
+    case: Any = SimpleNamespace(carrier=Tap(), tap=SimpleNamespace(name="n1"), until=math.inf)
     nodes[0] = replace(nodes[0], label="n1")
     right = Subgraph(engine, tuple(nodes), {})
     assert right.compute(case).ravel().tolist() == [2, 4]

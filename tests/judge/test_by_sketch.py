@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from faulty import BUGS, Bug
 from llamaref import Engine, Weights
-from llamaref.weight_product import WeightProduct
+from llamaref.sums import WeightProduct
 from models.options import OPTIONS
 from models.small import write_model
 

@@ -15,8 +15,7 @@ from llamaref import Engine
 
 from llamadiff.candidates.reference import Recorder
 from llamadiff.comparison.verbs import diff
-from llamadiff.ggml.device import replayed
-from llamadiff.ggml.half_sums import ON_CPU
+from llamadiff.ggml.device import ON_CPU, replayed
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.numerics import cpu, half_sums
 from llamadiff.numerics.half_sums import FIXED, WAYS, Lanes

@@ -30,7 +30,7 @@ def paths(tmp_path_factory):
     }
 
 
-class Unwatched(engine.Silent):
+class Unwatched(engine.Tap):
     """Keeps the logits' input alone."""
 
     def __call__(self, name, x):

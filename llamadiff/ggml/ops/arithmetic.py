@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from llamadiff.ggml.op import Array, Op, op
@@ -13,36 +15,15 @@ def fitted(x: Array, shape: tuple[int, ...]) -> Array:
     return np.tile(x, (*[1] * (x.ndim - 4), *times)) if max(times) > 1 else x
 
 
-def _both(n: Op) -> tuple[Array, Array]:
-    return n.x(), fitted(n.x(1), n.x().shape[-4:])
+_OF_TWO: dict[str, Callable[[Array, Array], Array]] = {
+    "ADD": np.add, "ADD1": np.add, "SUB": np.subtract, "MUL": np.multiply, "DIV": np.divide,
+}  # fmt: skip
 
 
-@op("ADD", "ADD1")
-def add(n: Op) -> Array:
-    """a + b."""
-    a, b = _both(n)
-    return a + b
-
-
-@op("SUB")
-def sub(n: Op) -> Array:
-    """a - b."""
-    a, b = _both(n)
-    return a - b
-
-
-@op("MUL")
-def mul(n: Op) -> Array:
-    """a * b."""
-    a, b = _both(n)
-    return a * b
-
-
-@op("DIV")
-def div(n: Op) -> Array:
-    """a / b."""
-    a, b = _both(n)
-    return a / b
+@op(*_OF_TWO)
+def of_two(n: Op) -> Array:
+    """a and b, value by value."""
+    return _OF_TWO[n.name](n.x(), fitted(n.x(1), n.x().shape[-4:]))
 
 
 @op("ADD_ID")
@@ -65,28 +46,18 @@ def clamp(n: Op) -> Array:
     return np.asarray(np.clip(n.x(), n.floats[0], n.floats[1]))
 
 
-@op("SUM_ROWS")
-def sum_rows(n: Op) -> Array:
-    """Sums over the innermost axis."""
-    return np.asarray(n.x().sum(axis=-1, keepdims=True, dtype=np.float64), np.float32)
+_OF_ROWS: dict[str, Callable[[Array], Array]] = {
+    "SUM_ROWS": lambda x: x.sum(axis=-1, keepdims=True, dtype=np.float64),
+    "MEAN": lambda x: x.mean(axis=-1, keepdims=True, dtype=np.float64),
+    "CUMSUM": lambda x: x.cumsum(axis=-1, dtype=np.float64),
+    "SUM": lambda x: x.sum(axis=(-4, -3, -2, -1), keepdims=True, dtype=np.float64),
+}
 
 
-@op("SUM")
-def total(n: Op) -> Array:
-    """The sum of everything."""
-    return np.asarray(n.x().sum(axis=(-4, -3, -2, -1), keepdims=True, dtype=np.float64), np.float32)
-
-
-@op("MEAN")
-def mean(n: Op) -> Array:
-    """Means over the innermost axis."""
-    return np.asarray(n.x().mean(axis=-1, keepdims=True, dtype=np.float64), np.float32)
-
-
-@op("CUMSUM")
-def cumsum(n: Op) -> Array:
-    """Running sums along the innermost axis."""
-    return np.asarray(n.x().cumsum(axis=-1, dtype=np.float64), np.float32)
+@op(*_OF_ROWS)
+def of_rows(n: Op) -> Array:
+    """Sums, means and running sums over the innermost axis, or the sum of everything; in float64."""
+    return np.asarray(_OF_ROWS[n.name](n.x()), np.float32)
 
 
 @op("ARANGE")

@@ -9,6 +9,8 @@ from llamaref.sums import Matrix
 
 from llamadiff.ggml.op import Array, Op, op
 
+PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
+
 
 @op("MUL_MAT", rounds=True)
 def mul_mat(n: Op) -> Array:

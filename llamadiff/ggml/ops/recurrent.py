@@ -13,8 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from llamadiff.ggml.op import Array, Op, op
-
-_LINEAR_SOFTPLUS = 20.0  # above it ggml takes softplus(x) to be x (ggml_compute_softplus_f32)
+from llamadiff.ggml.ops.unary import softplus
 
 # One token: the state before it and the token's own arrays -> what is read out, the state after it.
 Step = Callable[..., tuple[Array, Array]]
@@ -36,7 +35,7 @@ def ssm_scan(n: Op) -> Array:
     states (Mamba 1). Groups of heads share B and C; ids say which of the states each sequence starts from.
     params[0]: how many states to give, newest first; older versions give one, and say nothing.
     """
-    return selective_scan(n, _softplus(_wide(n.x(2))))
+    return selective_scan(n, softplus(_wide(n.x(2))))
 
 
 def selective_scan(n: Op, dt: Array) -> Array:
@@ -140,10 +139,6 @@ def _scan(n: Op, step: Step, state: Array, inputs: list[Array], kept: int = 1) -
 
 def _wide(x: Array) -> Array:
     return x.astype(np.float64)
-
-
-def _softplus(x: Array) -> Array:
-    return np.where(x > _LINEAR_SOFTPLUS, x, np.log1p(np.exp(np.minimum(x, _LINEAR_SOFTPLUS))))
 
 
 def _outer(column: Array, row: Array) -> Array:

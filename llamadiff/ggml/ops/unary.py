@@ -42,7 +42,8 @@ def _gelu_quick(x: Array) -> Array:
     return np.asarray(x / (1.0 + np.exp(QUICK * x)))
 
 
-def _softplus(x: Array) -> Array:
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x)); from 20 on ggml takes it to be x (ggml_compute_softplus_f32)."""
     return np.where(x > 20.0, x, np.log1p(np.exp(np.minimum(x, 20.0))))
 
 
@@ -74,7 +75,7 @@ def _kernels(n: Op) -> tuple[int, ...]:
 _PLAIN: dict[str, Callable[[Array], Array]] = {
     "ABS": np.abs, "SGN": np.sign, "NEG": np.negative, "STEP": lambda x: (x > 0).astype(np.float64), "TANH": np.tanh,
     "ELU": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "RELU": lambda x: np.maximum(x, 0),
-    "SIGMOID": _sigmoid, "SILU": lambda x: x * _sigmoid(x), "EXP": np.exp, "EXPM1": np.expm1, "SOFTPLUS": _softplus,
+    "SIGMOID": _sigmoid, "SILU": lambda x: x * _sigmoid(x), "EXP": np.exp, "EXPM1": np.expm1, "SOFTPLUS": softplus,
     "HARDSWISH": lambda x: x * np.clip((x + 3) / 6, 0, 1), "HARDSIGMOID": lambda x: np.clip((x + 3) / 6, 0, 1),
     "GELU_ERF": _gelu_erf, "FLOOR": np.floor, "CEIL": np.ceil, "TRUNC": np.trunc,
     "ROUND": lambda x: np.sign(x) * np.floor(np.abs(x) + 0.5), "SQR": np.square, "SQRT": np.sqrt, "LOG": np.log,
@@ -140,19 +141,14 @@ def glu(n: Op) -> Array:
     return _GATES[n.name](n, x) * gate
 
 
-@op("SWIGLU_OAI")
-def swiglu_oai(n: Op) -> Array:
-    """min(x, limit) * sigmoid(alpha x) * (clamped gate + 1): params[2] alpha, params[3] limit (gpt-oss)."""
-    x, gate = (part.astype(np.float64) for part in halves(n))
-    alpha, limit = float(n.floats[2]), float(n.floats[3])
-    x, gate = np.minimum(x, limit), np.clip(gate, -limit, limit)
-    return np.asarray(x / (1.0 + np.exp(-alpha * x)) * (gate + 1.0), np.float32)
+@op("SWIGLU_OAI", "SWIGLU_CLAMP")
+def swiglu_clamped(n: Op) -> Array:
+    """x * sigmoid(alpha x) * gate, x at most the limit and the gate between -limit and limit: params[3].
 
-
-@op("SWIGLU_CLAMP")
-def swiglu_clamp(n: Op) -> Array:
-    """silu(min(x, limit)) * clamped gate: params[3] limit."""
+    OAI's (gpt-oss) has its alpha in params[2] and multiplies by the gate plus one.
+    """
     x, gate = (part.astype(np.float64) for part in halves(n))
-    limit = float(n.floats[3])
+    limit, is_oai = float(n.floats[3]), n.name == "SWIGLU_OAI"
     x, gate = np.minimum(x, limit), np.clip(gate, -limit, limit)
-    return np.asarray(x / (1.0 + np.exp(-x)) * gate, np.float32)
+    alpha, beside = (float(n.floats[2]), 1.0) if is_oai else (1.0, 0.0)
+    return np.asarray(x / (1.0 + np.exp(-alpha * x)) * (gate + beside), np.float32)

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llamaref.config import Latent, Router
+from llamaref.config import Config, Latent, Rope, Router, Traits
 from llamaref.errors import ModelError
 from llamaref.ffn import swiglu
-from llamaref.traits import Traits
 
 if TYPE_CHECKING:
-    from llamaref.config import Config, Rope
     from llamaref.engine import Array, Engine, Step, Tap
     from llamaref.metadata import Reader
 

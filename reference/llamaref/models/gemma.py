@@ -6,11 +6,10 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from llamaref.config import Config, Traits
 from llamaref.ffn import geglu
-from llamaref.traits import Traits
 
 if TYPE_CHECKING:
-    from llamaref.config import Config
     from llamaref.engine import Array, Engine, Step
     from llamaref.metadata import Reader
 

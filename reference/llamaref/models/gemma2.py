@@ -6,12 +6,11 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from llamaref.config import Config, Traits, Windows
 from llamaref.errors import ModelError
 from llamaref.ffn import geglu
-from llamaref.traits import Traits, Windows
 
 if TYPE_CHECKING:
-    from llamaref.config import Config
     from llamaref.engine import Array, Engine, Step
     from llamaref.metadata import Reader
 

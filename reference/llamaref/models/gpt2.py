@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llamaref.traits import Traits
+from llamaref.config import Config, Traits
 
 if TYPE_CHECKING:
-    from llamaref.config import Config
     from llamaref.engine import Array, Engine, Step, Tap
     from llamaref.metadata import Reader
 

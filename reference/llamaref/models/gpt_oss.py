@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llamaref.traits import Traits, Windows
+from llamaref.config import Config, Traits, Windows
 
 if TYPE_CHECKING:
-    from llamaref.config import Config
     from llamaref.engine import Array, Engine, Step, Tap
     from llamaref.metadata import Reader
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llamaref.config import Traits
 from llamaref.ffn import swiglu
-from llamaref.traits import Traits
 
 if TYPE_CHECKING:
     from llamaref.engine import Array, Engine, Step, Tap

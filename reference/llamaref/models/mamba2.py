@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llamaref.config import Ssm
+from llamaref.config import Config, Ssm, Traits
 from llamaref.errors import ModelError
-from llamaref.traits import Traits
 
 if TYPE_CHECKING:
-    from llamaref.config import Config
     from llamaref.engine import Array, Engine, Step
     from llamaref.metadata import Reader
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from llamaref.config import Config, Traits, Windows
 from llamaref.ffn import swiglu
-from llamaref.traits import Traits, Windows
 
 if TYPE_CHECKING:
-    from llamaref.config import Config
     from llamaref.engine import Array, Engine, Step
     from llamaref.metadata import Reader
 

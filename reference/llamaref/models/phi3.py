@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llamaref.traits import Traits
+from llamaref.config import Config, Traits
 
 if TYPE_CHECKING:
-    from llamaref.config import Config
     from llamaref.engine import Array, Engine, Step, Tap
     from llamaref.metadata import Reader
 

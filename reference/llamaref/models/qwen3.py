@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llamaref.config import Traits
 from llamaref.ffn import swiglu
-from llamaref.traits import Traits
 
 if TYPE_CHECKING:
     from llamaref.engine import Array, Engine, Step
+    from llamaref.ffn import Branch
 
 TRAITS = Traits(
     layers="PRE_NORM ATTENTION FFN SWIGLU",
@@ -16,7 +17,7 @@ TRAITS = Traits(
 )
 
 
-def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
+def layer(m: Engine, i: int, x: Array, step: Step, ffn: Branch = swiglu) -> Array:
     """One block: [b, t, embd] -> [b, t, embd]."""
     tap = step.tap
     h = tap(f"attn_norm-{i}", m.norm(x, f"blk.{i}.attn_norm"))
@@ -29,4 +30,4 @@ def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     a = tap(f"attn_out-{i}", m.linear(a, f"blk.{i}.attn_output", tap))
     x = tap(f"ffn_inp-{i}", m.ops.add(a, x))
     h = tap(f"ffn_norm-{i}", m.norm(x, f"blk.{i}.ffn_norm"))
-    return tap(f"l_out-{i}", m.ops.add(swiglu(m, i, h, tap), x))
+    return tap(f"l_out-{i}", m.ops.add(ffn(m, i, h, tap), x))

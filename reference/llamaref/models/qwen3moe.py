@@ -1,32 +1,9 @@
-"""qwen3moe: Qwen 3 mixtures of experts. RoPE in halves, RMSNorm of every Q and K head, experts as in Mixtral."""
+"""qwen3moe: Qwen 3 mixtures of experts. Qwen 3's block with experts as in Mixtral."""
 
-from __future__ import annotations
+from functools import partial
 
-from typing import TYPE_CHECKING
-
+from llamaref.models import qwen3
 from llamaref.models.llama import moe
-from llamaref.traits import Traits
 
-if TYPE_CHECKING:
-    from llamaref.engine import Array, Engine, Step
-
-TRAITS = Traits(
-    layers="PRE_NORM ATTENTION FFN SWIGLU",
-    ffn_scales=True,
-)
-
-
-def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
-    """One block: [b, t, embd] -> [b, t, embd]."""
-    tap = step.tap
-    h = tap(f"attn_norm-{i}", m.norm(x, f"blk.{i}.attn_norm"))
-    q, k, v = m.qkv(h, i, tap)
-    q = tap(f"Qcur_normed-{i}", m.norm(q, f"blk.{i}.attn_q_norm"))
-    k = tap(f"Kcur_normed-{i}", m.norm(k, f"blk.{i}.attn_k_norm"))
-    q = tap(f"Qcur_rope-{i}", m.ops.rope_halves(q, step.cos, step.sin))
-    k = tap(f"Kcur_rope-{i}", m.ops.rope_halves(k, step.cos, step.sin))
-    a = m.attention(i, q, k, v, step)  # [b, t, head*dim]
-    a = tap(f"attn_out-{i}", m.linear(a, f"blk.{i}.attn_output", tap))
-    x = tap(f"ffn_inp-{i}", m.ops.add(a, x))
-    h = tap(f"ffn_norm-{i}", m.norm(x, f"blk.{i}.ffn_norm"))
-    return tap(f"l_out-{i}", m.ops.add(moe(m, i, h, tap), x))
+TRAITS = qwen3.TRAITS
+layer = partial(qwen3.layer, ffn=moe)

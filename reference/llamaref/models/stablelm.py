@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llamaref.config import Traits
 from llamaref.ffn import swiglu
-from llamaref.traits import Traits
 
 if TYPE_CHECKING:
     from llamaref.engine import Array, Engine, Step
