@@ -18,8 +18,7 @@ from llamadiff.candidates.source import Context, Opened
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
-from llamadiff.trace.printed import Number, Printed
-from llamadiff.trace.reader import Trace
+from llamadiff.trace.reader import Number, Printed, Trace
 from llamadiff.trace.taps import LOGITS
 
 Array = NDArray[Any]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from llamadiff.trace.printed import Number
+from llamadiff.trace.reader import Number
 
 MAX_LINES, MAX_LINE, MAX_DIGITS, MAX_VALUES = 1 << 20, 1 << 16, 40, 1 << 22
 FEW = 3  # lines that were not understood, and are shown

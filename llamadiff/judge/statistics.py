@@ -12,7 +12,7 @@ from llamadiff.judge.finding import Held, Tried
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import Rows
 from llamadiff.preflight.checks import Check
-from llamadiff.trace.printed import Number
+from llamadiff.trace.reader import Number
 
 if TYPE_CHECKING:
     from llamadiff.judge.finding import Finding

@@ -13,18 +13,8 @@ MAX_HEADER = 1 << 22  # bytes
 MAX_CACHE = 1 << 22  # bytes of a CMakeCache.txt
 HEADERS = ("llama.h", "ggml.h", "ggml-backend.h")
 _LIBRARIES = (
-    "lib",
-    "lib64",
-    "lib/*",
-    "bin",
-    "",
-    "src",
-    "build/bin",
-    "build/src",
-    "build/lib",
-    "build",
-    "llama_cpp/lib",
-)
+    "lib", "lib64", "lib/*", "bin", "", "src", "build/bin", "build/src", "build/lib", "build", "llama_cpp/lib",
+)  # fmt: skip
 _INCLUDES = ("include", "ggml/include", "", "include/llama.cpp", "src/include")
 _NAMES = ("libllama.so", "libllama.dylib", "libllama.so.*")
 _HOME = re.compile(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.+)$", re.MULTILINE)

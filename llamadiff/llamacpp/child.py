@@ -186,12 +186,9 @@ class Child:
         Its standard input stays open: that it ends is how the child learns that this process is gone.
         """
         child, answers, self._is_idle = self._process, dict[str, Any](), False
-        assert child.stdin is not None
         assert child.stdout is not None
         try:
-            with self._voice, suppress(BrokenPipeError):  # where it died, its last words are still to be read
-                child.stdin.write(json.dumps(request.to_json()).encode() + b"\n")
-                child.stdin.flush()
+            self.tell(**request.to_json())  # where it died, its last words are still to be read
             while self.meanwhile:
                 self.meanwhile.pop(0)()
             while line := child.stdout.readline():
@@ -290,9 +287,11 @@ def _unrun(refused: bool, runner: str, log: str) -> UserError:
 
 
 def _death_of_a_prompt(code: int, request: Request, log: str) -> UserError:
-    from llamadiff.trace.token_text import of_file
+    from llamaref import Weights
 
-    lacking = of_file(request.model).lacking(request.text or "")
+    from llamadiff.trace.token_text import Vocabulary
+
+    lacking = Vocabulary(Weights(request.model).fields).lacking(request.text or "")
     if lacking:
         more = f" and {len(lacking) - MOST} more" if len(lacking) > MOST else ""
         named = ", ".join(f'"{character}" (U+{ord(character):04X})' for character in lacking[:MOST])

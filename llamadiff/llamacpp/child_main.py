@@ -120,7 +120,11 @@ def _prepared(build: str = "") -> Library | UserError:
     try:
         import llamadiff.llamacpp.run  # noqa: F401
 
-        return _compiled(build) if build else _installed()
+        if not build:
+            return _installed()
+        from llamadiff.llamacpp.compiled import Compiled  # llama-cpp-python's libraries must not be loaded beside it
+
+        return Compiled(build)
     except UserError as error:
         return error if build else UnrunnableError(str(error))
     except Exception as error:  # a library that does not fit this machine fails in many ways
@@ -140,13 +144,6 @@ def _installed() -> Library:
     from llamadiff.llamacpp.installed import Installed
 
     return Installed()
-
-
-def _compiled(build: str) -> Library:
-    """A build's own, which llama-cpp-python's libraries must not be loaded beside."""
-    from llamadiff.llamacpp.compiled import opened
-
-    return opened(build)
 
 
 def _unloadable(error: Exception) -> UnrunnableError:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
+import pkgutil
+import re
+import shlex
+import stat
+import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import astuple, fields
 from pathlib import Path
+from typing import Any
 
 from llamadiff.llamacpp.build_tree import BuildTree, find
 from llamadiff.llamacpp.interface import OBSERVE, Handle, Library, Loading, Observe, Room
 from llamadiff.llamacpp.layout import Address, declare, structure_at
-from llamadiff.llamacpp.shim import loaded
+from llamadiff.system.errors import UserError
+from llamadiff.system.leftovers import cache_directory, temporary_directory
+from llamadiff.system.output import write_whole
 
 _INT, _INTS = ctypes.c_int32, ctypes.POINTER(ctypes.c_int32)
 
@@ -36,15 +46,11 @@ _SHIM = {
 }
 
 
-def opened(folder: str) -> Compiled:
-    """The llama.cpp of a directory. Raises UserError for one that cannot be used."""
-    return Compiled(find(Path(folder)))
-
-
 class Compiled(Library):
-    """A llama.cpp that was built elsewhere."""
+    """The llama.cpp of a directory, built elsewhere. Raises UserError for one that cannot be used."""
 
-    def __init__(self, tree: BuildTree) -> None:
+    def __init__(self, folder: str) -> None:
+        tree = find(Path(folder))
         super().__init__(loaded(tree), f"llama.cpp in {tree.folder.name}")
         declare(self.lib, _SHIM, "shim")
         self.lib.shim_load_backends(os.fsencode(tree.library.parent))
@@ -67,3 +73,174 @@ class Compiled(Library):
     def decode(self, context: Handle, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]) -> int:
         many = _INT * len(tokens)
         return int(self.lib.shim_decode(context, len(tokens), many(*tokens), many(*positions), many(*sequences)))
+
+
+OPTIONAL = ("flash_attn_type", "kv_unified", "op_offload", "ggml_backend_load_all_from_path")  # HAS_x in shim.c
+NEEDED = ("use_extra_bufts", "cb_eval", "n_seq_max")  # fields without which a baseline is none
+MOST = 20  # shims that are kept
+PATIENCE = 300.0  # seconds that the compiler may take
+_GGML = {"ggml": "ggml_backend_load_all", "ggml-base": "ggml_init", "ggml-cpu": "ggml_backend_cpu_init"}
+_ERROR = re.compile(r"error:|undefined|not found|wrong format|incompatible")
+
+
+def loaded(tree: BuildTree) -> Any:
+    """The shim of a build, with llama.cpp and ggml behind it. Raises UserError if it cannot be made or loaded."""
+    _check_loads(tree)
+    words = tree.words()
+    lacking = [name for name in NEEDED if name not in words]
+    if lacking:
+        raise UserError(f"{tree.folder}: its llama.h has no {lacking[0]}, which a run needs; use a later llama.cpp")
+    flags = [f"-DHAS_{name}" for name in OPTIONAL if name in words]
+    kept = _place(tree, flags)
+    if kept is not None and kept.is_file():
+        with suppress(OSError):
+            os.utime(kept)
+            return ctypes.CDLL(str(kept))
+    return _made(tree, flags, kept)
+
+
+def _made(tree: BuildTree, flags: Sequence[str], kept: Path | None) -> Any:
+    """Compile, load, and keep what was loaded."""
+    with temporary_directory() as folder:
+        target = folder / "shim.so"
+        _compile(tree, flags, target)
+        try:
+            shim = ctypes.CDLL(str(target))
+        except OSError as error:
+            raise UserError(f"{tree.library}: {_unloadable(str(error))}") from None
+        if kept is not None:
+            with suppress(OSError, UserError):  # where nothing can be kept, it is compiled again next time
+                write_whole(kept, target.read_bytes())
+                for old in sorted(kept.parent.glob("*.so"), key=lambda file: file.stat().st_mtime)[:-MOST]:
+                    old.unlink()
+    return shim
+
+
+def _check_loads(tree: BuildTree) -> None:
+    """Whether libllama is one of this machine, with all that it needs; said before anything is compiled."""
+    try:
+        library = ctypes.CDLL(str(tree.library))
+    except OSError as error:
+        raise UserError(
+            f"{tree.library}: cannot be loaded on this machine ({_without_path(error, tree)}); give a build for it"
+        ) from None
+    for name, function in _GGML.items():
+        beside, used = _beside(tree, name), _file_with(library, function)
+        if beside.is_file() and used is not None and used.resolve().parent != beside.resolve().parent:
+            raise UserError(
+                f"{tree.library}: loads {used}, not the one beside it, as a build does that was copied or moved; "
+                f"build in {tree.folder}, or set LD_LIBRARY_PATH={tree.library.parent}"
+            )
+
+
+class _DlInfo(ctypes.Structure):
+    """What dladdr says (<dlfcn.h>)."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("at", ctypes.c_void_p),
+    )
+
+
+def _file_with(library: ctypes.CDLL, function: str) -> Path | None:
+    """The file that a function of a library, or of what it loads, is in; None if there is no such function."""
+    try:
+        found = ctypes.cast(library[function], ctypes.c_void_p)
+    except AttributeError:
+        return None
+    place = _DlInfo()
+    return Path(os.fsdecode(place.file)) if ctypes.CDLL(None).dladdr(found, ctypes.byref(place)) else None
+
+
+def _without_path(error: OSError, tree: BuildTree) -> str:
+    return str(error).removeprefix(f"{tree.library}: ")
+
+
+def _unloadable(said: str) -> str:
+    """What dlopen said of the shim: as a rule, a function that the headers promise and the library lacks."""
+    match = re.search(r"undefined symbol: (\w+)", said)
+    if match:
+        return f"has no {match[1]}, which its headers have; build llama.cpp anew, or give the headers that belong to it"
+    return f"the shim for it cannot be loaded ({said[:200]})"
+
+
+def _compile(tree: BuildTree, flags: Sequence[str], target: Path) -> None:
+    """Run the system's C compiler. Raises UserError with the first error that it states."""
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    includes = [f"-I{folder}" for folder in tree.includes]
+    where = tree.library.parent
+    command = [
+        *compiler, "-shared", "-fPIC", "-O1", "-w", *includes, *flags, "-o", str(target), "-x", "c", "-", "-x", "none",
+        *map(str, _linked(tree)), f"-Wl,-rpath,{where}",
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(  # noqa: S603
+            command, input=_source(), capture_output=True, timeout=PATIENCE, check=False
+        )
+    except FileNotFoundError:
+        raise UserError(
+            f"--llama-cpp: {compiler[0]} is not installed, and a C compiler is needed to read this build's structures; "
+            "install one, or name it in CC"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise UserError(f"--llama-cpp: {compiler[0]} did not end within {PATIENCE:.0f} s; run it again") from None
+    if done.returncode:
+        said = _first_error(done.stderr.decode("utf-8", "replace"))
+        raise UserError(f"{tree.folder}: the shim does not compile against its headers: {said}; use another version")
+
+
+def _source() -> bytes:
+    """shim.c, wherever this module was found."""
+    found = pkgutil.get_data("llamadiff.llamacpp", "shim.c")
+    assert found is not None
+    return found
+
+
+def _linked(tree: BuildTree) -> tuple[Path, ...]:
+    """libllama, and those of ggml's libraries that lie beside it and that the shim calls itself."""
+    beside = (_beside(tree, name) for name in ("ggml", "ggml-base"))
+    return tree.library, *(path for path in beside if path.is_file())
+
+
+def _beside(tree: BuildTree, name: str) -> Path:
+    return tree.library.with_name(tree.library.name.replace("libllama", f"lib{name}", 1))
+
+
+def _first_error(said: str) -> str:
+    lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]
+    chosen = next((line for line in lines if _ERROR.search(line)), lines[0] if lines else "no message")
+    return re.sub(r"\S*/([\w.+-]+(?::\d+)*)", r"\1", chosen)[:300]
+
+
+def _place(tree: BuildTree, flags: Sequence[str]) -> Path | None:
+    """Where the shim of this build is kept, by a hash of all that it is made from; None where no place is safe.
+
+    Headers go by what is in them, libraries by their place, size and times: the shim holds nothing of those.
+    """
+    cache = _private(cache_directory())
+    if cache is None:
+        return None
+    digest = hashlib.sha256()
+    for part in (os.environ.get("CC", ""), *flags, str(tree.library)):
+        digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
+    for text in (_source(), *(path.read_bytes() for path in tree.headers)):
+        digest.update(hashlib.sha256(text).digest())
+    for path in _linked(tree):
+        about = path.stat()
+        digest.update(f"{about.st_size} {about.st_mtime_ns} {about.st_ino}".encode())
+    return cache / f"{digest.hexdigest()}.so"
+
+
+def _private(cache: Path | None) -> Path | None:
+    """The directory of shims: what is in it is run, so it must be this user's, and no other's to write in."""
+    if cache is None:
+        return None
+    place = cache / "shims"
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = place.stat()
+    except OSError:
+        return None
+    return place if about.st_uid == os.geteuid() and not stat.S_IMODE(about.st_mode) & 0o022 else None

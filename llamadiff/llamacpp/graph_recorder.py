@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 
 from llamadiff.ggml.graph import GRAPH, tap_axes
 from llamadiff.llamacpp.nodes import Node
-from llamadiff.system.output import write_whole
 from llamadiff.trace import taps
 
 Array = NDArray[Any]
@@ -31,10 +29,8 @@ class GraphRecorder:
     ``in_steps``: the run that the graph stands for has several passes.
     """
 
-    in_steps = False
-
-    def __init__(self, weights: Weights, rows: int, whole: bool) -> None:
-        self.weights, self.rows, self.whole = weights, rows, whole
+    def __init__(self, weights: Weights, rows: int, whole: bool, in_steps: bool) -> None:
+        self.weights, self.rows, self.whole, self.in_steps = weights, rows, whole, in_steps
         self.numbers: dict[int, int] = {}  # address of a tensor -> its number
         self.nodes: list[dict[str, Any]] = []
         self.leaves: list[dict[str, Any]] = []
@@ -144,10 +140,6 @@ class GraphRecorder:
             seen[key] += 1
             out.append((key, seen[key]))
         return out
-
-    def write(self, path: Path, tokens: list[int], rows: Mapping[int, int | None]) -> None:
-        """Write the graph to a file of its own."""
-        write_whole(path, self.packed(tokens, rows))
 
     def packed(self, tokens: list[int], rows: Mapping[int, int | None]) -> bytes:
         """The graph: leaves' values as tensors, all else in the metadata. ``rows``: node -> its tap's axis."""

@@ -65,7 +65,7 @@ def tensor_structure(lib: Any) -> type[ctypes.Structure]:
     Raises UserError that names the fields whose place was not found.
     """
     declare(lib, FUNCTIONS)
-    with _context(lib) as context, _context(lib, no_alloc=True) as elsewhere:
+    with ggml_context(lib) as context, ggml_context(lib, no_alloc=True) as elsewhere:
         made = _made(lib, context)
         made["held"] = _tensor(lib, elsewhere, _F32)
         buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(elsewhere, lib.ggml_backend_cpu_buffer_type())
@@ -84,8 +84,11 @@ def tensor_structure(lib: Any) -> type[ctypes.Structure]:
 
 
 @contextmanager
-def _context(lib: Any, no_alloc: bool = False) -> Iterator[Any]:
-    """Its tensors lie in memory of zeros: what lies behind one of them could be taken for a field."""
+def ggml_context(lib: Any, no_alloc: bool = False) -> Iterator[Any]:
+    """Where tensors are made, in memory of zeros: what lies behind one of them could be taken for a field.
+
+    ``no_alloc``: without room for their values.
+    """
     memory = mmap(-1, 1 << 20)
     context = lib.ggml_init(InitParams(len(memory), ctypes.addressof(ctypes.c_char.from_buffer(memory)), no_alloc))
     try:

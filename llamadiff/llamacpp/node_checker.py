@@ -22,6 +22,7 @@ from llamadiff.ggml.op import Op, Operand, compute, function_of
 from llamadiff.ggml.repro import save
 from llamadiff.ggml.streamed import streamed
 from llamadiff.llamacpp.nodes import Node
+from llamadiff.llamacpp.request import Request
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.closeup import Closeup, closeup
 
@@ -30,21 +31,15 @@ SMALL = 1 << 20  # bytes of memory that a view of it is checked by its values, n
 
 
 class NodeChecker:
-    """Checks nodes one by one; ``results`` are in graph order.
+    """Checks nodes of a run one by one, as its request says; ``results`` are in graph order.
 
-    ``keep``: a directory for the ops that are wrong (``everything``: for all ops), inputs and outputs with them.
-    ``only_list``: nothing is computed; ``pictures``: close-ups are kept. ``q8``: how this ggml rounds to eight bits;
-    ``on_device``: nodes may have been computed elsewhere than on the CPU.
+    ``q8``: how this ggml rounds to eight bits.
     """
 
-    def __init__(
-        self, weights: Weights, keep: Path | None, everything: bool, only_list: bool, q8: str, pictures: bool = False,
-        on_device: bool = False,
-    ) -> None:  # fmt: skip
-        self.weights, self.q8 = weights, q8
-        self.device = DeviceArithmetics(self._computed, self._decoder) if on_device else None
+    def __init__(self, weights: Weights, request: Request, q8: str) -> None:
+        self.weights, self.request, self.q8 = weights, request, q8
+        self.device = DeviceArithmetics(self._computed, self._decoder) if request.settings.on_device else None
         self._doubtful: dict[int, Path] = {}
-        self.keep, self.everything, self.only_list, self.pictures = keep, everything, only_list, pictures
         self.results: list[NodeCheck] = []
         self.step = 0
         self._seen: Counter[str] = Counter()
@@ -57,7 +52,7 @@ class NodeChecker:
     def asked(self, node: Node) -> None:
         """Before a node runs: keep its inputs."""
         self._pending = None
-        if self.only_list or node.op == "NONE":
+        if self.request.only_list or node.op == "NONE":
             return
         if node.op == "VIEW":
             self._pending = self._view(node)
@@ -68,7 +63,7 @@ class NodeChecker:
     def done(self, node: Node) -> None:
         """After a node ran: compute it again, and compare."""
         n = self._pending
-        if self.only_list:
+        if self.request.only_list:
             self._report(node, None)
             return
         if n is None:
@@ -87,8 +82,8 @@ class NodeChecker:
         assert best is not None
         self._report(node, best.nmse, best, found, n)
         wrong = best.nmse > 10 * (rule.match + best.rounding)
-        if self.keep is not None and (self.everything or wrong or best.estimated):
-            path = self.keep / f"{self.step}-{len(self.results):05d}.safetensors"
+        if self.request.keep is not None and (self.request.keep_all or wrong or best.estimated):
+            path = Path(self.request.keep) / f"{self.step}-{len(self.results):05d}.safetensors"
             save(path, n, best.values, found, node.name, node.in_memory())
             if not wrong:
                 self._doubtful[len(self.results) - 1] = path
@@ -97,7 +92,7 @@ class NodeChecker:
         """All nodes have run: what they show together decides on those that were estimated."""
         self.results = settled(self.results)
         for number, path in self._doubtful.items():
-            if self.results[number].rounding and not self.everything:
+            if self.results[number].rounding and not self.request.keep_all:
                 path.unlink()
                 path.with_suffix(".txt").unlink()
 
@@ -152,7 +147,7 @@ class NodeChecker:
             worst = metrics.difference(found[None], values[None], 0).worst if nmse else None
             if worst is not None:
                 index, expected, value = worst.index[1:], worst.baseline, worst.candidate
-            seen = _closeup(found, values, index) if self.pictures else None
+            seen = _closeup(found, values, index) if self.request.pictures else None
         kind = self.weights.type(weight) if weight else None
         sources = tuple(source.name for source in node.sources)
         arithmetic = best.arithmetic if best else None

@@ -15,7 +15,7 @@ from llamadiff.ggml.repro import Memory
 from llamadiff.system.errors import UserError
 
 Array = NDArray[Any]
-_NUMPY = {"f32": "f4", "f16": "f2", "i32": "i4", "i64": "i8", "bf16": "u2"}
+NUMPY_TYPES = {"f32": "f4", "f16": "f2", "i32": "i4", "i64": "i8", "bf16": "u2"}
 BYTE_ORDERS = {"little": "<", "big": ">"}
 
 
@@ -78,9 +78,9 @@ class Node:
 
     def _read(self, copied: bool) -> Array:
         strides = tuple(reversed(self.said["nb"]))
-        if self.type not in _NUMPY:
+        if self.type not in NUMPY_TYPES:
             return self._decoded(strides)
-        dtype = np.dtype(self.order + _NUMPY[self.type])
+        dtype = np.dtype(self.order + NUMPY_TYPES[self.type])
         if not prod(self.shape):
             values = np.zeros(self.shape, dtype)
         else:
@@ -108,13 +108,13 @@ class Node:
     def is_plain(self) -> bool:
         """Whether values lie one after the other, and NumPy can read them."""
         steps = [1, *self.said["ne"][:-1]]
-        size = np.dtype(_NUMPY.get(self.type, "u1")).itemsize
-        return self.type in _NUMPY and list(self.said["nb"]) == [int(n) * size for n in np.cumprod(steps)]
+        size = np.dtype(NUMPY_TYPES.get(self.type, "u1")).itemsize
+        return self.type in NUMPY_TYPES and list(self.said["nb"]) == [int(n) * size for n in np.cumprod(steps)]
 
     @property
     def place(self) -> bytes:
         """Where a view begins and how it steps, in values of its base: offset, then [ne3, ne2, ne1, ne0]'s strides."""
-        size = np.dtype(_NUMPY[self.type]).itemsize
+        size = np.dtype(NUMPY_TYPES[self.type]).itemsize
         steps = np.array([self.said["view"][1] if self.said["view"] else 0, *reversed(self.said["nb"])], np.int64)
         return (steps // size).tobytes()
 

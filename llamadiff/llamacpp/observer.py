@@ -18,7 +18,7 @@ from llamadiff.llamacpp.feed import Feed
 from llamadiff.llamacpp.interface import ABORT, Handle, Library, Room
 from llamadiff.llamacpp.probes import rounded_probes
 from llamadiff.llamacpp.request import LONG, PLAIN, SCORES, Request, Say, Settings
-from llamadiff.llamacpp.session import SMALL_MODEL
+from llamadiff.llamacpp.session import SMALL_MODEL, made_context
 from llamadiff.llamacpp.tap_names import tap_of
 from llamadiff.llamacpp.tensors import Tensor
 from llamadiff.numerics.types import NUMBERS
@@ -210,9 +210,7 @@ class Observer:
 
     def _made(self, settings: Settings) -> Handle:
         observe = self._observe if self.request.way.callback else None
-        context = self.library.context(self.model, self._room(settings), observe)
-        if not context:
-            raise UserError(f"{self.request.model}: llama.cpp cannot make a context with these settings")
+        context = made_context(self.library, self.model, self.request, self._room(settings), observe)
         self.contexts.append(context)
         return context
 
@@ -296,10 +294,9 @@ class Observer:
             return name is not None and self._is_wanted(name)
         if self.telling == PLACES:
             return self.place in self.places
+        self._tell_node(node)
         if self.telling == NODES:
-            self._tell_inputs(node)
             return True
-        self._tell_structure(node)
         self.is_seen = self.until_last and (self.is_seen or node.name == LAST)
         return self.whole and not self.until_last  # values are looked at one by one, a structure is not
 
@@ -317,37 +314,16 @@ class Observer:
                 {"value": self.place, "start": self.start, "rows": self.rows, "node": node.said()}, node.data
             )
         elif self.telling == NODES:
-            self.feed.send({"computed": True, "looks": node.said_in_full()["looks"]}, *self._value_of(node))
+            values = [] if self.request.only_list else [node.data]
+            self.feed.send({"computed": True, "looks": node.said_in_full()["looks"]}, *values)
         return True
 
-    def _value_of(self, node: Tensor) -> list[Any]:
-        return [] if self.request.only_list else [node.data]
-
-    def _tell_inputs(self, node: Tensor) -> None:
-        """A node and what it reads: the values of what is no weight of the file; of a small memory, if it is a view."""
+    def _tell_node(self, node: Tensor) -> None:
+        """A node and what it reads, each tensor once, and bytes of those that are read, in their order."""
         tensors = [*node.sources, *([node.base] if node.base is not None else [])]
-        shown = [] if self.request.only_list or node.op == "NONE" else tensors
-        read = [tensor for tensor in shown if self._is_read(node, tensor)]
-        self._tell_node(node, tensors, read)
-
-    def _is_read(self, node: Tensor, tensor: Tensor) -> bool:
-        if node.op == "VIEW":
-            return node.base is not None and tensor.address == node.base.address and tensor.memory <= SMALL
-        is_source = any(tensor.address == source.address for source in node.sources)
-        return is_source and not (tensor.op == "NONE" and tensor.name in self.weights)
-
-    def _tell_structure(self, node: Tensor) -> None:
-        """A node, and leaves that come up for the first time; with their values, if that is wanted."""
-        tensors = [*node.sources, *([node.base] if node.base is not None else [])]
-        new = [tensor for tensor in tensors if tensor.address not in self.known]
-        read = [tensor for tensor in new if self.whole and tensor.name not in self.weights]
-        self._tell_node(node, tensors, read)
-        self.known.update(tensor.address for tensor in (node, *tensors))
-
-    def _tell_node(self, node: Tensor, tensors: list[Tensor], read: list[Tensor]) -> None:
-        """Each tensor once, and bytes of those that are read, in their order."""
         once = {tensor.address: tensor for tensor in tensors}
-        some = {tensor.address: tensor for tensor in read}
+        some = {tensor.address: tensor for tensor in tensors if self._is_read(node, tensor)}
+        self.known.update(tensor.address for tensor in (node, *tensors))
         self.feed.send(
             {
                 "node": {**node.said_in_full(), "tap": tap_of(node)},
@@ -356,6 +332,19 @@ class Observer:
             },
             *(tensor.data for tensor in some.values()),
         )
+
+    def _is_read(self, node: Tensor, tensor: Tensor) -> bool:
+        """Whether a tensor's values are told: of a graph, those of leaves that come up for the first time; of a node,
+        those of what is no weight of the file; of a small memory, if the node is a view of it.
+        """
+        if self.telling == GRAPH:
+            return self.whole and tensor.address not in self.known and tensor.name not in self.weights
+        if self.request.only_list or node.op == "NONE":
+            return False
+        if node.op == "VIEW":
+            return node.base is not None and tensor.address == node.base.address and tensor.memory <= SMALL
+        is_source = any(tensor.address == source.address for source in node.sources)
+        return is_source and not (tensor.op == "NONE" and tensor.name in self.weights)
 
     def _note_pass(self, node: Tensor) -> None:
         """Where a pass over the graph begins, go on to its tokens."""

@@ -30,6 +30,7 @@ from llamadiff.llamacpp.quantizing import way_of
 from llamadiff.llamacpp.request import Request, no_tap_fits
 from llamadiff.system.errors import UserError
 from llamadiff.system.hashing import model_sha256
+from llamadiff.system.output import write_whole
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.writer import TAP_ROOM, TraceWriter
@@ -50,6 +51,7 @@ class RunReader:
         self.began: Mapping[str, Any] = {}
         self.ended: Mapping[str, Any] = {}
         self.rows = self.start = 0
+        self.recording: GraphRecorder | None = None  # of the graph that nodes are told of
         self.sha256 = _hash_of(request.files or (request.model,))
         self.open = ExitStack()
 
@@ -82,6 +84,24 @@ class RunReader:
 
     def _pass(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         """Some tokens are run."""
+
+    def _node(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        assert self.recording is not None
+        self.recording.asked(self.node_of(answer, data))
+
+    def record(self, rows: int, whole: bool) -> GraphRecorder:
+        """What keeps the graph of a pass over so many tokens, which is told of from now on."""
+        self.recording = GraphRecorder(self.weights, rows, whole, self.in_steps)
+        return self.recording
+
+    @cached_property
+    def weights(self) -> Weights:
+        return Weights(self.request.model)
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether the run has several passes."""
+        return len(self.begun().edges) > 2 or bool(self.request.n_predict)
 
     @property
     def total(self) -> int:
@@ -152,10 +172,6 @@ def _hash_of(files: Sequence[str]) -> Future[str]:
 class TapReader(RunReader):
     """The taps of a run as a trace; with the graph of all its tokens in it, where that is to be kept."""
 
-    def __init__(self, request: Request, tell: Tell) -> None:
-        super().__init__(request, tell)
-        self.graph: GraphRecorder | None = None
-
     def _began(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         super()._began(answer, data)
         said = 2 * len(self.begun().to_json())  # as JSON in JSON
@@ -163,11 +179,7 @@ class TapReader(RunReader):
 
     def _whole(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         """What comes next is the graph of all tokens."""
-        self.graph = GraphRecorder(Weights(self.request.model), self.total, whole=True)
-
-    def _node(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
-        assert self.graph is not None
-        self.graph.asked(self.node_of(answer, data))
+        self.record(self.total, whole=True)
 
     def _tap(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         name, values = answer["tap"], tap_values(self, answer, data)
@@ -181,10 +193,9 @@ class TapReader(RunReader):
         self.writer.add(taps.LOGITS, rows, tap.row_axis, (self.total, rows.shape[1]), answer["start"])
 
     def finish(self) -> None:
-        if self.graph is not None:
-            self.graph.in_steps = len(self.begun().edges) > 2 or bool(self.request.n_predict)
-            rows = Alignment(self.graph, [self.graph]).rows
-            self.writer.attach(GRAPH, zlib.compress(self.graph.packed([*self.ended["tokens"]], rows)))
+        if self.recording is not None:
+            rows = Alignment(self.recording, [self.recording]).rows
+            self.writer.attach(GRAPH, zlib.compress(self.recording.packed([*self.ended["tokens"]], rows)))
         self.writer.finish(self.info())
 
 
@@ -233,10 +244,7 @@ def in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:
 
 
 class NodeReader(RunReader):
-    """Every node of a run, checked as it is told of.
-
-    ``keep``: a directory for wrong ops' inputs and outputs (``keep_all``: for all ops').
-    """
+    """Every node of a run, checked as it is told of."""
 
     def __init__(self, request: Request, tell: Tell, file: Dequantizer | None = None) -> None:
         """``file``: the model's tensors, where it is open; what reads them is not changed by anybody meanwhile."""
@@ -252,11 +260,7 @@ class NodeReader(RunReader):
 
     @cached_property
     def checker(self) -> NodeChecker:
-        asked = self.request
-        keep = None if asked.keep is None else Path(asked.keep)
-        return NodeChecker(
-            self.weights, keep, asked.keep_all, asked.only_list, self.q8, asked.pictures, asked.settings.on_device
-        )
+        return NodeChecker(self.weights, self.request, self.q8)
 
     def _pass(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         self.checker.begin(0 if self.start == 0 else self.checker.step + 1)
@@ -280,53 +284,37 @@ class GraphReader(RunReader):
 
     def __init__(self, request: Request, tell: Tell) -> None:
         super().__init__(request, tell)
-        self.weights, self.recorders = Weights(request.model), list[GraphRecorder]()
+        self.recorders = list[GraphRecorder]()
         self.kinds: dict[tuple[bool, int], int] = {}  # whether a pass is the first, and its size -> its recorder
         self.whole: GraphRecorder | None = None
-        self.recording: GraphRecorder | None = None
         self.alignment: Alignment | None = None
         self.writer: TraceWriter | None = None
         self.number = 0
 
     @property
-    def _in_steps(self) -> bool:
-        return len(self.begun().edges) > 2 or bool(self.request.n_predict)
-
-    @property
     def _is_one(self) -> bool:
         """Whether the run itself is that of all tokens in one go."""
         return self.request.output is None or (
-            self.request.settings == self.request.settings.in_float32 and not self._in_steps
+            self.request.settings == self.request.settings.in_float32 and not self.in_steps
         )
 
     def _pass(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         if self.whole is not None and self.alignment is None:
-            self.recording = self.whole
             return
         kind = self.start == 0, self.rows
         self.number = self.kinds.setdefault(kind, len(self.kinds))
         if self.alignment is None and self.number == len(self.recorders):
-            self.recorders.append(GraphRecorder(self.weights, self.rows, self._is_one))
-            self.recording = self.recorders[-1]
+            self.recorders.append(self.record(self.rows, self._is_one))
 
     def _whole(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         """What comes next is the graph of all tokens."""
-        self._check_remembers()
-        self.whole = GraphRecorder(self.weights, self.total, whole=True)
-
-    def _check_remembers(self) -> None:
-        if self._in_steps and not self.recorders[0].has_cache:
+        if self.in_steps and not self.recorders[0].has_cache:
             raise UserError(f"{self.request.model}: this model keeps nothing between passes; ask for no decode steps")
-
-    def _node(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
-        assert self.recording is not None
-        self.recording.asked(self.node_of(answer, data))
+        self.whole = self.record(self.total, whole=True)
 
     def _asks(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         """Which nodes' values are wanted of each kind of pass, now that all were told of."""
-        graph = self.whole or self.recorders[0]
-        graph.in_steps = self._in_steps
-        self.alignment = Alignment(graph, self.recorders)
+        self.alignment = Alignment(self.whole or self.recorders[0], self.recorders)
         self.shapes = self.alignment.shapes()
         self.places = [self._asked_for(places) for places in self.alignment.places]
         if not any(self.places):
@@ -358,15 +346,15 @@ class GraphReader(RunReader):
 
     def finish(self) -> None:
         graph = self.whole or self.recorders[0]
-        graph.in_steps = self._in_steps
         alignment = self.alignment or Alignment(graph, [graph])
-        tokens = [*(self.ended.get("tokens") or self.began["tokens"])]
+        packed = graph.packed([*self.ended["tokens"]], alignment.rows)
         assert self.request.graph is not None
-        graph.write(Path(self.request.graph), tokens, alignment.rows)
+        write_whole(Path(self.request.graph), packed)
         if self.writer is not None:
             if self.request.keep_graph:
-                self.writer.attach(GRAPH, zlib.compress(graph.packed(tokens, alignment.rows)))
-            self.writer.finish(replace(self.info(), producer={**self.info().producer, "prefill_s": 0.0}))
+                self.writer.attach(GRAPH, zlib.compress(packed))
+            info = self.info()
+            self.writer.finish(replace(info, producer={**info.producer, "prefill_s": 0.0}))
 
 
 def reader_of(request: Request, tell: Tell) -> RunReader:

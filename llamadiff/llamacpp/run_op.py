@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import base64
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llamadiff.llamacpp.devices import named
 from llamadiff.llamacpp.interface import Device, Library
-from llamadiff.llamacpp.layout import Address, InitParams, declare
+from llamadiff.llamacpp.layout import Address, InitParams, declare, ggml_context
 from llamadiff.llamacpp.tensors import Tensor
 from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UserError
 
-ROOM = 1 << 20  # bytes for tensors without their data
 OPS, NEWER = 90, 24  # numbers that ops have in every version, and how far a later one may have moved them
 _I8 = 24  # GGUF's number of the type
 WRITTEN = {"SET_ROWS": 2, "CPY": 1}  # ops that write into one of their sources: which
@@ -68,7 +66,7 @@ class OpRunner:
 
     def run(self, op: SavedOp, give: Callable[[Tensor], None]) -> None:
         """Compute an op, and give its result while it is there."""
-        with self._context() as context:
+        with ggml_context(self.lib, no_alloc=True) as context:
             memories = [base64.b64decode(data) for data in op.data]
             described = zip(memories, op.types, op.sizes, op.strides, strict=True)
             made = [self._source(context, len(data), kind, sizes, steps) for data, kind, sizes, steps in described]
@@ -87,14 +85,6 @@ class OpRunner:
                 give(self.ggml.node(result))
             finally:
                 self.lib.ggml_backend_buffer_free(buffer)
-
-    @contextmanager
-    def _context(self) -> Iterator[Any]:
-        context = self.lib.ggml_init(InitParams(ROOM, None, True))
-        try:
-            yield context
-        finally:
-            self.lib.ggml_free(context)
 
     def _source(
         self, context: Any, size: int, kind: str, sizes: Sequence[int], strides: Sequence[int]

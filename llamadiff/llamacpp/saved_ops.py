@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 
 from llamadiff.ggml.repro import load, memory_of, reach
 from llamadiff.llamacpp.child import Child
-from llamadiff.llamacpp.nodes import Node
+from llamadiff.llamacpp.nodes import NUMPY_TYPES, Node
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.llamacpp.run_op import WRITTEN
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 
 Array = NDArray[Any]
-_BYTES = {"f32": 4, "i32": 4, "i64": 8, "f16": 2, "bf16": 2}
 
 
 def run_saved(paths: Sequence[Path], settings: Settings, progress: Progress = silent) -> tuple[list[Array], str]:
@@ -62,22 +61,18 @@ def _bytes(values: Array, kind: str, sizes: Sequence[int], strides: Sequence[int
     if values.dtype == np.uint8:  # blocks of the file, one after the other
         room[: values.size] = values.reshape(-1)[: room.size]
         return room
-    rows = _blocks(values, kind) if kind not in _BYTES else _stored(values, kind)
-    steps = (*reversed(strides[1:]), strides[0] if kind in _BYTES else 1)
+    is_plain = kind in NUMPY_TYPES  # or else blocks of a quantized cache: what was decoded comes back as it was
+    rows = _stored(values, kind) if is_plain else encoded(kind, np.ascontiguousarray(values, np.float32))
+    steps = (*reversed(strides[1:]), strides[0] if is_plain else 1)
     shape = (*[1] * (4 - rows.ndim), *rows.shape)
     np.ndarray(shape, rows.dtype, room, strides=steps)[...] = rows.reshape(shape)
     return room
 
 
-def _blocks(values: Array, kind: str) -> Array:
-    """Rows of a quantized cache, rounded as ggml does: what was decoded comes back as it was."""
-    return encoded(kind, np.ascontiguousarray(values, np.float32))
-
-
 def _span(kind: str, sizes: Sequence[int], strides: Sequence[int]) -> int:
     """Bytes that a tensor reaches over; of blocks, whole rows."""
-    if kind in _BYTES:
-        return reach(sizes, strides) + _BYTES[kind]
+    if kind in NUMPY_TYPES:
+        return reach(sizes, strides) + np.dtype(NUMPY_TYPES[kind]).itemsize
     per_block, size = block_sizes(kind)
     return reach([1, *sizes[1:]], strides) + sizes[0] // per_block * size
 
@@ -86,4 +81,4 @@ def _stored(values: Array, kind: str) -> Array:
     """Values in the type that they were widened from."""
     if kind == "bf16":
         return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype({"f32": np.float32, "f16": np.float16, "i32": np.int32, "i64": np.int64}[kind])
+    return values.astype(NUMPY_TYPES[kind])

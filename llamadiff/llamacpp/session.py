@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 
 from llamadiff.llamacpp.devices import named
-from llamadiff.llamacpp.interface import LOG, Handle, Library, Loading
+from llamadiff.llamacpp.interface import LOG, Handle, Library, Loading, Observe, Room
 from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import UnrunnableError, UserError
 
@@ -71,6 +71,16 @@ def load(library: Library, request: Request) -> Handle:
     if not model:
         raise UnrunnableError(f"{request.model}: llama.cpp cannot load the model")
     return model
+
+
+def made_context(
+    library: Library, model: Handle, request: Request, room: Room, observe: Observe | None = None
+) -> Handle:
+    """A context of a request's model. Raises UserError if llama.cpp refuses it."""
+    context = library.context(model, room, observe)
+    if not context:
+        raise UserError(f"{request.model}: llama.cpp cannot make a context with these settings")
+    return context
 
 
 def without_bos(library: Library, model: Handle, request: Request) -> Request:

@@ -17,14 +17,8 @@ _BY_WEIGHT: Mapping[str, str] = {
 }
 _BY_BIAS = {"ssm_dt": "ssm_dt"}  # one that no product has
 _WEIGHT = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias|scale)")
-_WEIGHT_OPS = {
-    "MUL_MAT": 0,
-    "MUL_MAT_ID": 0,
-    "MUL": 1,
-    "ADD": 1,
-    "ADD_ID": 1,
-    "SSM_CONV": 1,
-}  # op -> which source the weight is
+# op -> which source the weight is
+_WEIGHT_OPS = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "MUL": 1, "ADD": 1, "ADD_ID": 1, "SSM_CONV": 1}
 
 # Everything else is known by llama.cpp's own name and the op: tap -> name:OP of its nodes. Fused projections are split
 # by VIEW, then CONT; flash attention's result is taken by RESHAPE; attn_pregate comes before a gate.

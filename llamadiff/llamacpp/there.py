@@ -19,7 +19,7 @@ MODULES = (
     "llamadiff.llamacpp.feed", "llamadiff.llamacpp.installed", "llamadiff.llamacpp.interface",
     "llamadiff.llamacpp.layout", "llamadiff.llamacpp.library", "llamadiff.llamacpp.observer",
     "llamadiff.llamacpp.probes", "llamadiff.llamacpp.request", "llamadiff.llamacpp.run", "llamadiff.llamacpp.run_op",
-    "llamadiff.llamacpp.session", "llamadiff.llamacpp.shim", "llamadiff.llamacpp.tap_names",
+    "llamadiff.llamacpp.session", "llamadiff.llamacpp.tap_names",
     "llamadiff.llamacpp.tensors", "llamadiff.llamacpp.two_files", "llamadiff.numerics.types",
     "llamadiff.system.errors", "llamadiff.system.exits", "llamadiff.system.leftovers", "llamadiff.system.output",
     "llamadiff.system.python_child", "llamadiff.system.started", "llamadiff.system.stops", "llamadiff.trace.taps",

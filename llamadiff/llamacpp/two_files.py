@@ -18,7 +18,7 @@ from llamadiff.llamacpp.blocks import blocks_of, floats_of
 from llamadiff.llamacpp.feed import Feed
 from llamadiff.llamacpp.interface import Handle, Library, Room
 from llamadiff.llamacpp.request import Request, Say
-from llamadiff.llamacpp.session import SMALL_MODEL, ids_of, load
+from llamadiff.llamacpp.session import SMALL_MODEL, ids_of, load, made_context
 from llamadiff.llamacpp.tensors import Tensor
 from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UserError
@@ -114,10 +114,7 @@ class TwoFiles:
         return (windows[at : at + step] for at in range(0, len(windows), step))
 
     def _context(self, model: Handle, n_tokens: int) -> Handle:
-        context = self.library.context(model, self._room(n_tokens), None)
-        if not context:
-            raise UserError(f"{self.request.model}: llama.cpp cannot make a context with these settings")
-        return context
+        return made_context(self.library, model, self.request, self._room(n_tokens))
 
     def _room(self, n_tokens: int) -> Room:
         settings, at_once = self.request.settings, max(32, n_tokens)

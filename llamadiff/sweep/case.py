@@ -57,11 +57,15 @@ def run_case(case: SweepCase, threads: int = 0) -> SweepRow:
         found = {"verdict": verdict, "refused": str(error)}
     except Exception as error:  # one case's, and no reason to end the others
         found = {"verdict": tolerances.UNCHECKED, "refused": reason(error, "llamadiff")}
-    return row_of(case, **found, seconds=time.perf_counter() - started, worker=f"{socket.gethostname()}:{os.getpid()}")
+    return _row(case, **found, seconds=time.perf_counter() - started, worker=f"{socket.gethostname()}:{os.getpid()}")
 
 
-def row_of(case: SweepCase, **found: Any) -> SweepRow:
-    """A case's row."""
+def unjudged(case: SweepCase, refused: str) -> SweepRow:
+    """The row of a case that no process could finish."""
+    return _row(case, verdict=tolerances.UNCHECKED, refused=refused)
+
+
+def _row(case: SweepCase, **found: Any) -> SweepRow:
     return SweepRow(case.key, case.model, case.prompt, case.candidate, case.way, case.n_predict, **found)
 
 

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from llamadiff.numerics import tolerances
-from llamadiff.sweep.case import SweepRow, row_of, run_case
+from llamadiff.sweep.case import SweepRow, run_case, unjudged
 from llamadiff.sweep.plan import SweepCase
 from llamadiff.system.errors import UserError
 from llamadiff.system.stated import reason
@@ -42,15 +41,14 @@ def run_on_cluster(client: Any, cases: Sequence[SweepCase]) -> Iterator[SweepRow
     futures = {client.submit(run_case, case, key=f"llamadiff-{case.key}", pure=False): case for case in cases}
     for future in as_completed(list(futures), loop=client.loop):
         case, error = futures[future], future.exception()
-        yield future.result() if error is None else row_of(case, **_failed(error))
+        yield future.result() if error is None else unjudged(case, _reason(error))
         future.release()
 
 
-def _failed(error: BaseException) -> dict[str, Any]:
-    """A row's fields for a case that no worker could finish."""
+def _reason(error: BaseException) -> str:
+    """Why no worker could finish a case."""
     from distributed import KilledWorker
 
     if isinstance(error, KilledWorker):
-        return {"verdict": tolerances.UNCHECKED, "refused": "the workers that ran it died, one after the other"}
-    said = f"a worker could not run it ({reason(error)}); llamadiff must be installed where the workers are"
-    return {"verdict": tolerances.UNCHECKED, "refused": said}
+        return "the workers that ran it died, one after the other"
+    return f"a worker could not run it ({reason(error)}); llamadiff must be installed where the workers are"

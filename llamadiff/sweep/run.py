@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from llamadiff.numerics import tolerances
-from llamadiff.sweep.case import SweepRow, row_of, run_case
+from llamadiff.sweep.case import SweepRow, run_case, unjudged
 from llamadiff.sweep.plan import SweepCase, read_plan
 from llamadiff.sweep.store import Store
 from llamadiff.system.workers import Died, cores, surviving
 
+DEAD = "the processes that ran it were killed, one after the other, perhaps for want of memory; try --jobs 1"
 Tell = Callable[[SweepRow, int, int], None]  # a row that is new, how many are done, of how many
 
 
@@ -65,16 +66,5 @@ def _rows(cases: Sequence[SweepCase], jobs: int, scheduler: str | None) -> Gener
         return
     processes = min(jobs or cores(), len(cases))
     threads = max(1, cores() // processes)
-    by_key = {case.key: case for case in cases}
-    for key, row in surviving(partial(_row, threads), list(by_key.items()), processes):
-        yield row_of(by_key[key], **_dead()) if isinstance(row, Died) else row
-
-
-def _row(threads: int, given: tuple[str, SweepCase]) -> SweepRow:
-    """A case in a worker; cases that run side by side share the cores."""
-    return run_case(given[1], threads)
-
-
-def _dead() -> dict[str, str]:
-    said = "the processes that ran it were killed, one after the other, perhaps for want of memory; try --jobs 1"
-    return {"verdict": tolerances.UNCHECKED, "refused": said}
+    for case, row in surviving(partial(run_case, threads=threads), cases, processes):  # they share the cores
+        yield unjudged(case, DEAD) if isinstance(row, Died) else row

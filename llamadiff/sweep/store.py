@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,5 @@ def _schema() -> Any:
     """The columns, whatever a row leaves out."""
     import pyarrow as pa
 
-    words = ("key", "model", "prompt", "candidate", "settings", "verdict", "headline", "first_wrong", "worst_tap",
-             "refused", "worker")  # fmt: skip
-    kinds = dict.fromkeys(words, pa.string()) | dict.fromkeys(("n_predict", "wrong", "judged"), pa.int64())
-    kinds |= dict.fromkeys(("worst", "kl", "loss", "seconds"), pa.float64()) | {"same_first": pa.bool_()}
-    return pa.schema([(name, kinds[name]) for name in SweepRow.__dataclass_fields__])
+    kinds = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool | None": pa.bool_()}
+    return pa.schema([(field.name, kinds[str(field.type)]) for field in fields(SweepRow)])

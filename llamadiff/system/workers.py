@@ -7,8 +7,8 @@ import os
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from types import FrameType
@@ -20,12 +20,25 @@ from llamadiff.system.python_child import die_with_parent
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
-Key = TypeVar("Key", bound=Hashable)
 
 
 def cores() -> int:
     """How many processes can run at a time."""
     return os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Died:
+    """In place of an answer: so many processes died of the thing."""
+
+    times: int
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """In place of an answer: what the work raised."""
+
+    error: Exception
 
 
 def side_by_side(work: Callable[[Given], Made], things: Sequence[Given], processes: int) -> Iterator[Made]:
@@ -37,104 +50,81 @@ def side_by_side(work: Callable[[Given], Made], things: Sequence[Given], process
     if min(processes, len(things)) <= 1:
         yield from map(work, things)
         return
-    with _workers(work, min(processes, len(things))) as pipes:
-        yield from _in_order(pipes, things)
-
-
-@dataclass(frozen=True)
-class Died:
-    """In place of an answer: so many processes died of the thing."""
-
-    times: int
+    early = dict[int, Made | _Raised]()  # answers that wait for their turn
+    with closing(_answers(work, things, processes, attempts=1)) as answers:
+        for number in range(len(things)):
+            while number not in early:
+                other, answer = next(answers)
+                if isinstance(answer, Died):
+                    raise UserError("a process that worked beside this one was killed, perhaps for want of memory; "
+                                    "with --jobs 1 there is only one")  # fmt: skip
+                early[other] = answer
+            yield _made(early.pop(number))
 
 
 def surviving(
-    work: Callable[[tuple[Key, Given]], Made], things: Sequence[tuple[Key, Given]], processes: int, attempts: int = 3
-) -> Iterator[tuple[Key, Made | Died]]:
-    """What ``work`` makes of each thing with its key, in whatever order it is there, though processes may die.
+    work: Callable[[Given], Made], things: Sequence[Given], processes: int, attempts: int = 3
+) -> Iterator[tuple[Given, Made | Died]]:
+    """Each thing with what ``work`` makes of it, in whatever order it is there, though processes may die.
 
     A process that dies is replaced, and its thing given to another one, ``attempts`` times in all. Raises what the work
     raises.
     """
-    left, tried = deque(things), Counter[Key]()
+    with closing(_answers(work, things, processes, attempts)) as answers:
+        for number, answer in answers:
+            yield things[number], answer if isinstance(answer, Died) else _made(answer)
+
+
+def _made(answer: Made | _Raised) -> Made:
+    if isinstance(answer, _Raised):
+        raise answer.error
+    return answer
+
+
+def _answers(
+    work: Callable[[Given], Made], things: Sequence[Given], processes: int, attempts: int
+) -> Generator[tuple[int, Made | _Raised | Died], None, None]:
+    """The numbers of things and what came of them, as soon as it is there; each process has one thing at a time."""
+    left, tried = deque(range(len(things))), Counter[int]()
     with ExitStack() as stack:
-        idle = [stack.enter_context(_workers(work, 1))[0] for _ in range(min(processes, len(things)))]
-        busy = dict[Connection, tuple[Key, Given]]()
+        idle = [stack.enter_context(_worker(work)) for _ in range(min(processes, len(things)))]
+        busy = dict[Connection, int]()
         while left or busy:
             while idle and left:
-                pipe, thing = idle.pop(), left.popleft()
-                busy[pipe] = thing
-                tried[thing[0]] += 1
+                pipe, number = idle.pop(), left.popleft()
+                busy[pipe] = number
+                tried[number] += 1
                 with suppress(OSError):  # one that is dead already: its pipe says so below
-                    pipe.send(thing)
+                    pipe.send(things[number])
             for pipe in cast("list[Connection]", wait(list(busy))):
-                thing = busy.pop(pipe)
+                number = busy.pop(pipe)
                 try:
-                    failed, answer = pipe.recv()
+                    answer = pipe.recv()
                 except (EOFError, OSError):
-                    idle.append(stack.enter_context(_workers(work, 1))[0])
-                    if tried[thing[0]] < attempts:
-                        left.append(thing)
+                    if tried[number] < attempts:
+                        left.append(number)
                     else:
-                        yield thing[0], Died(attempts)
+                        yield number, Died(attempts)
+                    idle.append(stack.enter_context(_worker(work)))
                     continue
                 idle.append(pipe)
-                if failed:
-                    raise answer
-                yield thing[0], answer
-
-
-def _in_order(pipes: Sequence[Connection], things: Sequence[Given]) -> Iterator[Any]:
-    """Each worker has one thing at a time; answers that come early wait for their turn."""
-    left, busy, done = deque(enumerate(things)), dict[Connection, int](), dict[int, Any]()
-
-    def give(pipe: Connection) -> None:
-        if left:
-            busy[pipe], thing = left.popleft()
-            pipe.send(thing)
-
-    for pipe in pipes:
-        give(pipe)
-    for number in range(len(things)):
-        while number not in done:
-            for pipe in cast("list[Connection]", wait(list(busy))):
-                done[busy.pop(pipe)] = _answer(pipe)
-                give(pipe)
-        failed, answer = done.pop(number)
-        if failed:
-            raise answer
-        yield answer
-
-
-def _answer(pipe: Connection) -> Any:
-    """Whether the work failed, and what came of it."""
-    try:
-        return pipe.recv()
-    except EOFError:
-        raise UserError("a process that worked beside this one was killed, perhaps for want of memory; with --jobs 1 "
-                        "there is only one") from None  # fmt: skip
+                yield number, answer
 
 
 @contextmanager
-def _workers(work: Callable[[Given], Made], count: int) -> Iterator[list[Connection]]:
-    """So many processes, each at the other end of a pipe."""
+def _worker(work: Callable[[Given], Made]) -> Iterator[Connection]:
+    """A process at the other end of a pipe."""
     context = multiprocessing.get_context("spawn")  # a fork would share locks of threads that it does not have
-    pipes, started = [], []
+    pipe, end = context.Pipe()
+    process = context.Process(target=_serve, args=(work, end), daemon=True)
+    with _deaf_to_interrupts():
+        process.start()
+    end.close()
     try:
-        with _deaf_to_interrupts():
-            for _ in range(count):
-                pipe, end = context.Pipe()
-                process = context.Process(target=_serve, args=(work, end), daemon=True)
-                process.start()
-                end.close()
-                pipes.append(pipe)
-                started.append(process)
-        yield pipes
+        yield pipe
     finally:
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.join()
+        process.terminate()
+        process.join()
 
 
 def _serve(work: Callable[[Any], Any], pipe: Connection) -> None:
@@ -147,9 +137,9 @@ def _serve(work: Callable[[Any], Any], pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            answer = False, work(thing)
+            answer = work(thing)
         except Exception as error:  # raised again where the answer is read
-            answer = True, error
+            answer = _Raised(error)
         pipe.send(answer)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from llamadiff.system.pages import let_go
 from llamadiff.system.stated import parse_json, reason
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import KEY, Info, parse_info
-from llamadiff.trace.printed import Printed
 from llamadiff.trace.sketch import TENSOR, Sketch, read_sketch
 
 Array = NDArray[Any]
@@ -31,6 +30,27 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }  # fmt: skip
 MAX_AXES = 8  # of a tensor in a trace; more than any engine has
 MAX_HEADER = 1 << 23  # bytes: 2,000 taps and as many tokens as any context has take a quarter of it
+
+
+@dataclass(frozen=True)
+class Number:
+    """A printed number; ``slack`` is half a unit of its last digit: it may have been rounded by so much."""
+
+    value: float
+    slack: float
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What is known of a candidate that was read from a log, besides its values.
+
+    ``slack``: by tap, how far each value may have been rounded; ``stated``: by tap, its statistics (rms, mean, min,
+    max, norm); ``notes``: how the log was read, in words.
+    """
+
+    slack: Mapping[str, Array] = field(default_factory=dict)
+    stated: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class Trace(Mapping[str, Array]):

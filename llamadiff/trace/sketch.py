@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,18 +69,10 @@ def read_sketch(path: Path, info: Info, values: Array | None) -> Sketch:
         found = None if values is None else list(values.shape)
         raise UserError(f"{path}: tensor {TENSOR} has shape {found}; {list(wanted)} is expected, of float32")
     rows = {
-        name: RowSketch(part[:, : len(MOMENTS)], part[:, len(MOMENTS) :], _width(shape, len(info.tokens)))
+        name: RowSketch(part[:, : len(MOMENTS)], part[:, len(MOMENTS) :], math.prod(shape) // len(info.tokens))
         for (name, shape), part in zip(shapes.items(), np.asarray(values), strict=True)
     }
     return Sketch(seed, k, {name: tuple(shape) for name, shape in shapes.items()}, rows)
-
-
-def _width(shape: list[int], n_tokens: int) -> int:
-    """How many values a token's row has."""
-    size = 1
-    for count in shape:
-        size *= count
-    return size // n_tokens
 
 
 def _are_taps(shapes: Any) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 _WHOLE = (3, 4)  # token types: control, user-defined; found in a text before it is taken apart
@@ -49,13 +48,6 @@ class Vocabulary:
         known = set(map(str, self._tokens))
         characters = dict.fromkeys(("\u2581" * self._prefixed + text).replace(" ", "\u2581"))
         return tuple(c for c in characters if c not in known and not _bytes_of(c) <= known)
-
-
-def of_file(path: str | Path) -> Vocabulary:
-    """The vocabulary of a GGUF file."""
-    from llamaref import Weights
-
-    return Vocabulary(Weights(Path(path)).fields)
 
 
 def _bytes_of(character: str) -> set[str]:

@@ -16,6 +16,7 @@ from llamadiff.ggml.check import NodeCheck
 from llamadiff.ggml.device import HALF, DeviceArithmetics, replayed, settled
 from llamadiff.ggml.op import Op, Operand, compute
 from llamadiff.llamacpp.node_checker import NodeChecker
+from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.numerics import half_sums, tolerances
 
 ROWS, OUT, CHANNELS = 12, 40, 64
@@ -264,7 +265,7 @@ def test_weights_of_the_file_are_rounded_as_they_are_decoded(kind, wrong, small_
     name = "blk.0.ffn_down.weight"
     w, x = weights.whole(name), normal(1, 1, 9, weights.shape(name)[-1])
     found = in_float(f16(x[0, 0]), f16(w))[None, None] * np.float32(1.01 if wrong else 1)
-    checker = NodeChecker(weights, None, False, False, "", on_device=True)
+    checker = NodeChecker(weights, Request("", settings=Settings(gpu_layers=1)), "")
     stored = Operand(weights.stored(name), kind.lower(), name)
     n = Op("MUL_MAT", found.shape, "f32", bytes(64), (stored, Operand(x)))
     best = replayed(n, found, checker._computed, 1e-10, checker.device)

@@ -18,6 +18,7 @@ from llamadiff.ggml.op import Array, Op, Operand, arithmetics, function_of
 from llamadiff.llamacpp.layout import InitParams
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.quantizing import q8_way
+from llamadiff.llamacpp.request import Request
 from llamadiff.llamacpp.tensors import Ggml, Tensor
 
 SCAN, PLAIN, SAME = 1e-9, 1e-12, 0.0
@@ -338,7 +339,7 @@ def test_top_k_of_equal_values(graph: Graph, seed: int) -> None:
 
 
 def test_a_node_without_sources_is_checked(graph: Graph, small_model: Callable[..., Path]) -> None:
-    checker = NodeChecker(Weights(small_model()), None, False, False, q8_way())
+    checker = NodeChecker(Weights(small_model()), Request(""), q8_way())
     checker.begin(0)
     with graph.context() as context:
         made = graph.build(context, "arange", [], [FLOAT] * 3, [2.0, 9.0, 1.5])

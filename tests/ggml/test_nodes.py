@@ -255,7 +255,7 @@ def test_a_node_of_an_op_without_a_function_is_unchecked_and_named(small_model, 
 
 
 def test_a_function_that_fails_leaves_its_node_unchecked(small_model):
-    checker = NodeChecker(Weights(small_model()), None, False, False, q8_way())
+    checker = NodeChecker(Weights(small_model()), Request(""), q8_way())
     x = np.ones((1, 1, 2, 8), np.float32)
     node = SimpleNamespace(
         name="norm-0", op="RMS_NORM", type="f32", shape=x.shape, sources=(), tap=None, values=lambda: x

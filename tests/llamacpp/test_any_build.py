@@ -16,9 +16,10 @@ from optional import needs
 from llamadiff import UserError
 from llamadiff.comparison.verbs import compare, graph, list_nodes, record
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.llamacpp import devices, shim
+from llamadiff.llamacpp import devices
 from llamadiff.llamacpp.build_tree import find
 from llamadiff.llamacpp.capture import probe
+from llamadiff.llamacpp.compiled import loaded
 from llamadiff.llamacpp.request import Settings
 from llamadiff.report.terminal.report import make_console, render
 
@@ -105,13 +106,13 @@ def test_a_shim_is_compiled_once_and_again_when_a_header_changes(build, cache, m
 
 
 def test_shims_are_few(build, cache, monkeypatch):
-    monkeypatch.setattr(shim, "MOST", 2)
+    monkeypatch.setattr("llamadiff.llamacpp.compiled.MOST", 2)
     cache.mkdir(parents=True)
     for number in range(4):
         (cache / f"{number}.so").touch()
         os.utime(cache / f"{number}.so", (number, number))
     tree = find(build)
-    shim.loaded(tree)
+    loaded(tree)
     assert len(list(cache.iterdir())) == 2
     assert "3.so" in {path.name for path in cache.iterdir()}
 

@@ -144,8 +144,8 @@ def test_a_case_is_a_row_whatever_becomes_of_it(tmp_path):
 # -- processes that die ------------------------------------------------------------------------------------------------
 
 
-def dies_once(given: tuple[str, tuple[int, str]]) -> int:
-    number, marks = given[1]
+def dies_once(given: tuple[int, str]) -> int:
+    number, marks = given
     mark = Path(marks) / str(number)
     if number % 2 and not mark.exists():
         mark.touch()
@@ -153,20 +153,19 @@ def dies_once(given: tuple[str, tuple[int, str]]) -> int:
     return number * number
 
 
-def dies_always(given: tuple[str, int]) -> int:
-    if given[1] == 2:
+def dies_always(number: int) -> int:
+    if number == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    return given[1]
+    return number
 
 
 def test_what_a_process_died_of_is_tried_again(tmp_path):
-    things = [(str(number), (number, str(tmp_path))) for number in range(6)]
-    assert dict(surviving(dies_once, things, 2)) == {str(number): number * number for number in range(6)}
+    things = [(number, str(tmp_path)) for number in range(6)]
+    assert dict(surviving(dies_once, things, 2)) == {thing: thing[0] ** 2 for thing in things}
 
 
 def test_what_every_process_dies_of_is_told_and_the_others_go_on():
-    found = dict(surviving(dies_always, [(str(number), number) for number in range(5)], 2))
-    assert found == {"0": 0, "1": 1, "2": Died(3), "3": 3, "4": 4}
+    assert dict(surviving(dies_always, range(5), 2)) == {0: 0, 1: 1, 2: Died(3), 3: 3, 4: 4}
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
