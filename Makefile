@@ -29,7 +29,7 @@ install: $(VENV)/installed  ## what the tool needs, and no more
 
 develop: $(VENV)/developing  ## what its tests need besides: torch and transformers among it
 
-KERNELS = llamadiff/compiled/kernels.c llamadiff/compiled/variant.h
+KERNELS = llamadiff/numerics/compiled/kernels.c llamadiff/numerics/compiled/variant.h
 
 $(VENV)/installed: pyproject.toml $(KERNELS)
 	@echo "Installing into $(VENV). llama.cpp is compiled on the way, once: that takes minutes (about 6 on 2 cores)."
@@ -78,7 +78,7 @@ matrix: develop  ## the quick tests as on other machines, a fifth of them in eac
 
 backends: develop  ## every node on other builds, devices, CPUs (PARTS=arm), releases (PARTS=old); wrong graphs (PARTS=port)
 	$(BIN)/python tests/tools/backends.py $(PARTS)
-	PARTS="$(PARTS)" $(BIN)/python $(PYTEST) -rs -m backends tests/llamacpp tests/port; code=$$?; \
+	PARTS="$(PARTS)" $(BIN)/python $(PYTEST) -rs -m backends tests/llamacpp tests/extras/port; code=$$?; \
 		$(BIN)/python tests/tools/backends.py --table && exit $$code
 
 fuzz: develop  ## 10,000 hostile files for every reader: half an hour
@@ -110,4 +110,4 @@ model: install  ## train the shipped model anew
 	$(BIN)/python tests/tools/training/train.py
 
 clean:  ## remove .venv, build/ and what tools keep
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache llamadiff/compiled/*.so
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache llamadiff/numerics/compiled/*.so

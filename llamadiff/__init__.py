@@ -12,20 +12,20 @@ TYPE_CHECKING = False  # typing's own is not worth its import: the sooner the co
 if TYPE_CHECKING:
     from typing import Any
 
-    from llamadiff.comparison.result import Comparison
-    from llamadiff.comparison.verbs import check, compare, diff
     from llamadiff.engines.run_spec import How, Run
+    from llamadiff.result.comparison import Comparison
     from llamadiff.system.errors import UserError
     from llamadiff.trace.reader import Trace
     from llamadiff.trace.writer import TraceWriter
+    from llamadiff.verbs.verbs import check, compare, diff
 
 __version__ = "0.1.0"
 __all__ = ["Comparison", "How", "Run", "Trace", "TraceWriter", "UserError", "check", "compare", "diff"]
 
 _HOMES = {
-    "Comparison": "comparison.result", "UserError": "system.errors", "Trace": "trace.reader",
+    "Comparison": "result.comparison", "UserError": "system.errors", "Trace": "trace.reader",
     "TraceWriter": "trace.writer", "How": "engines.run_spec", "Run": "engines.run_spec",
-    "check": "comparison.verbs", "compare": "comparison.verbs", "diff": "comparison.verbs",
+    "check": "verbs.verbs", "compare": "verbs.verbs", "diff": "verbs.verbs",
 }  # fmt: skip
 
 

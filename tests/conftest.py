@@ -20,9 +20,9 @@ from models.small import write_model
 from once import once
 from quick import mark_slow
 
-from llamadiff.comparison import judging
-from llamadiff.manner import understand
+from llamadiff.diagnose.conventions import understand
 from llamadiff.system import started
+from llamadiff.verbs import judging
 
 collect_ignore = ["cli/sample"]  # a project of its own, whose tests test_sample.py runs
 

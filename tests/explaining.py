@@ -17,12 +17,12 @@ from proof.injected.base import TOKENS, Injection
 from several import CLASSES, IN_SPANS, MATHS, ON_ONE_OP, PAIRS, faulty
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison import judging
-from llamadiff.comparison.result import Comparison
 from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How
+from llamadiff.result.comparison import Comparison
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs import judging
 
 FLOOR = 1e-9  # what float32 leaves of an error that is explained
 Case = tuple[Injection, str, str]

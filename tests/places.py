@@ -11,7 +11,6 @@ REPORT_SCHEMA = json.loads((TESTS / "report" / "report.schema.json").read_text("
 
 # The rooms of the package. Imports point down this list only; docs/ARCHITECTURE.md says what each is for.
 ROOMS = (
-    "pytest_plugin", "torch", "cli", "report", "sweep", "port", "comparison", "loss", "weights", "manner", "diagnose",
-    "judge", "candidates", "writers", "preflight", "engines", "llamacpp", "ggml", "trace", "blocks", "numerics",
-    "compiled", "shipped", "system",
+    "cli", "extras", "report", "verbs", "words", "result", "weights", "diagnose", "judge", "candidates", "engines",
+    "llamacpp", "blocks", "ggml", "trace", "numerics", "system",
 )  # fmt: skip

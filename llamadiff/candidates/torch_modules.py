@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from llamadiff.candidates.map_file import INPUT, load_map
 from llamadiff.candidates.name_map import Entry
+from llamadiff.candidates.writers.trace_writer import TraceWriter
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import check_target
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
-from llamadiff.writers.trace_writer import TraceWriter
 
 Array = NDArray[Any]
 Recorded = dict[str, tuple[str, Array]]  # name -> type in a file, values (bfloat16: its bits)

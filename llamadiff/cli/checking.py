@@ -14,9 +14,9 @@ from llamadiff.cli.reports import Reports
 from llamadiff.system.errors import UserError
 
 if TYPE_CHECKING:
-    from llamadiff.comparison.check_traces import Checked
-    from llamadiff.comparison.result import Comparison
     from llamadiff.report.check_lines import Annotation
+    from llamadiff.result.comparison import Comparison
+    from llamadiff.verbs.check_traces import Checked
 
 
 @dataclass

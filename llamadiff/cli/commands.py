@@ -50,8 +50,8 @@ from llamadiff.system.collisions import Named, kept, refuse_collisions, saved
 from llamadiff.system.errors import UserError
 
 if TYPE_CHECKING:
-    from llamadiff.comparison.result import Comparison
     from llamadiff.engines.run_spec import How
+    from llamadiff.result.comparison import Comparison
 
 BEGINNING = 32  # words of a text, that are the prompt where none is given
 app = typer.Typer(
@@ -121,7 +121,7 @@ def _compare(
 
     settings = asked.settings
     with Child(settings.place) as child, _progress() as progress:
-        from llamadiff.comparison import verbs
+        from llamadiff.verbs import verbs
 
         child.meanwhile.append(reports.get_ready)
         read = [*verbs.compared_files(model, candidate, more.get("name_map")), *asked.files, *files]
@@ -146,9 +146,9 @@ def capture(
     llama_cpp: LlamaCpp = None, sketch: Sketch = False, nodes: Nodes = False,
 ) -> None:  # fmt: skip
     """Run llama.cpp, have the engine judge it, and keep its trace."""
-    from llamadiff.comparison import verbs
-    from llamadiff.comparison.provenance import CHECKED
     from llamadiff.engines.run_spec import How
+    from llamadiff.result.provenance import CHECKED
+    from llamadiff.verbs import verbs
 
     asked = Asked(prompt, tokens, chat, n_predict, llama_cpp, only)
     refuse_collisions([("the model", model), *asked.files], [("--output", output)])
@@ -201,7 +201,7 @@ def _diffed(
     baseline: Path, candidate: Path, model: Path | None, tolerance: Path | None, reports: Reports,
     how: Mapping[str, Any],
 ) -> Comparison:  # fmt: skip
-    from llamadiff.comparison import verbs
+    from llamadiff.verbs import verbs
 
     refuse_collisions(two_traces(baseline, candidate, model, tolerance), reports.named)
     with _progress() as progress:
@@ -215,7 +215,7 @@ def backend(
     recorded: Recorded = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong", *, reports: Reports,
 ) -> None:  # fmt: skip
     """Check every node of llama.cpp's graph on its real inputs: for authors of backends and ports."""
-    from llamadiff.comparison import verbs
+    from llamadiff.verbs import verbs
 
     asked = Asked(prompt, tokens, chat, n_predict, llama_cpp)
     read = [("the model", model), ("the recorded run", recorded), ("the tolerance file", tolerance), *asked.files]
@@ -238,8 +238,8 @@ def check(
     """Check recorded llama.cpp traces, or your engine on their tokens; needs no llama.cpp where the engine runs the
     file."""
     from llamadiff.cli.checking import Tally
-    from llamadiff.comparison import check_traces, verbs
     from llamadiff.engines.run_spec import Gate
+    from llamadiff.verbs import check_traces, verbs
 
     traces = check_traces.traces_in(paths)
     if update:
@@ -257,12 +257,12 @@ def check(
 
 def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, reports: Reports) -> None:
     """Record captures anew, and say what changed."""
-    from llamadiff.comparison import updating
-    from llamadiff.comparison.check_traces import model_of
     from llamadiff.engines.run_spec import How
     from llamadiff.numerics import tolerances
     from llamadiff.report.check_lines import update_lines
     from llamadiff.trace.reader import Trace
+    from llamadiff.verbs import updating
+    from llamadiff.verbs.check_traces import model_of
 
     if candidate is not None or reports.named:
         raise UserError("--update records llama.cpp anew, and judges nothing else: give it without --candidate and -o")
@@ -277,8 +277,8 @@ def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, r
 
 def demo() -> None:
     """Compare the shipped model, right and then with a bug in it."""
-    from llamadiff.comparison import demo as shipped
     from llamadiff.report.terminal.report import say
+    from llamadiff.verbs import demo as shipped
 
     with _progress() as progress:
         right, wrong = shipped.run(progress)

@@ -34,7 +34,7 @@ def writer(
     ] = None,
 ) -> None:
     """Print a writer of the trace file, without dependencies, to paste into an engine."""
-    from llamadiff import writers
+    from llamadiff.candidates import writers
 
     writers.check_language(language)
     source = writers.source(language)
@@ -53,8 +53,8 @@ def graph(
     llama_cpp: LlamaCpp = None,
 ) -> None:
     """Print llama.cpp's graph of a model: a tree for each layer, with shapes, types and the names of taps."""
-    from llamadiff.comparison import verbs
     from llamadiff.report import listing
+    from llamadiff.verbs import verbs
 
     nodes = listing.of_layer(verbs.list_nodes(model, tokens, settings_of(llama_cpp)), layer)
     typer.echo(listing.as_dot(nodes), nl=False) if dot else listing.print_tree(nodes)

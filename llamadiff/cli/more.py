@@ -28,7 +28,7 @@ def port(
 ) -> None:  # fmt: skip
     """Hold llama.cpp's graph of a file against the checkpoint's own code: the first ops that part, and why."""
     from llamadiff.engines.run_spec import How
-    from llamadiff.port.run import port as run_port
+    from llamadiff.extras.port.run import port as run_port
     from llamadiff.report.port import print_port
     from llamadiff.report.status_line import progress
     from llamadiff.report.terminal.report import make_console
@@ -61,7 +61,7 @@ def tiny(
     seed: Annotated[int, typer.Option(help="Of the weights.", min=0, max=1 << 31)] = 1,
 ) -> None:  # fmt: skip
     """Make the same architecture, small and random, with its .gguf: for port, and for the CI of an engine."""
-    from llamadiff.port.tiny import tiny as make
+    from llamadiff.extras.port.tiny import tiny as make
     from llamadiff.report.status_line import progress
     from llamadiff.report.terminal.report import make_console
 
@@ -95,11 +95,11 @@ def sweep(
     *, reports: Reports,
 ) -> None:  # fmt: skip
     """Judge models x prompts x candidates x settings; rows are kept as Parquet, and what is done is not done again."""
+    from llamadiff.extras.sweep.case import SweepRow
+    from llamadiff.extras.sweep.run import run_sweep
     from llamadiff.report.status_line import progress
     from llamadiff.report.sweep import line_of, print_sweep
     from llamadiff.report.terminal.report import make_console
-    from llamadiff.sweep.case import SweepRow
-    from llamadiff.sweep.run import run_sweep
 
     refuse_collisions([("the sweep file", plan)], reports.named)
     folder = out if out is not None else plan.with_suffix(".results")
@@ -127,11 +127,11 @@ def variants(
     *, reports: Reports,
 ) -> None:  # fmt: skip
     """Run llama.cpp against itself: flash attention, caches, batches, threads, devices; one line for each."""
-    from llamadiff.comparison.variants import run_variants
     from llamadiff.engines.run_spec import How
     from llamadiff.report.status_line import progress
     from llamadiff.report.terminal.report import make_console
     from llamadiff.report.variants import print_variants
+    from llamadiff.verbs.variants import run_variants
 
     asked = Asked(prompt, tokens, chat, n_predict, llama_cpp)
     refuse_collisions([("the model", model), *asked.files], reports.named)
@@ -153,8 +153,8 @@ def replay(
     reports: Reports,
 ) -> None:
     """Run saved ops again through ggml's own API, on any build and device, and say how far off they are."""
-    from llamadiff.comparison.one_op import run_ops
     from llamadiff.report.op_runs import line_of
+    from llamadiff.verbs.one_op import run_ops
 
     refuse_collisions([("the op", path) for path in paths], reports.named)
     found = run_ops(paths, settings_of(llama_cpp))

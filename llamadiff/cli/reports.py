@@ -18,7 +18,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.output import add_text, check_text_target, encoded, write_text
 
 if TYPE_CHECKING:
-    from llamadiff.comparison.result import Comparison
+    from llamadiff.result.comparison import Comparison
 
 PANEL = "Report"
 MOST_GATHERED = 1 << 20  # bytes that GitHub shows of one step's summary

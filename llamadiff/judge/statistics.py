@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.judge.finding import Held, Tried
+from llamadiff.judge.preflight.checks import Check
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import Rows
-from llamadiff.preflight.checks import Check
 from llamadiff.trace.reader import Number
 
 if TYPE_CHECKING:

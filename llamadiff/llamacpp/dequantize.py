@@ -17,9 +17,9 @@ from llamaref.weights import block_sizes, type_number
 from numpy.random import default_rng  # here: in the thread, Ctrl-C during an import would leave its lock held
 from numpy.typing import NDArray
 
-from llamadiff.compiled.decoder import Decoder, own
 from llamadiff.llamacpp.blocks import TypeTraits
 from llamadiff.llamacpp.library import load
+from llamadiff.numerics.compiled.decoder import Decoder, own
 from llamadiff.system.errors import UserError
 
 Array = NDArray[Any]

@@ -16,7 +16,7 @@ from llamaref.in_cache import by_rows
 from llamaref.weights import block_sizes, requantized
 from numpy.typing import NDArray
 
-from llamadiff.compiled.decoder import rounded_to_q8_k
+from llamadiff.numerics.compiled.decoder import rounded_to_q8_k
 from llamadiff.numerics.cpu import FUSED, NEON, PLAIN
 from llamadiff.numerics.eight_bits import q8_1_sums, round_q8_0
 from llamadiff.numerics.halves import round_bf16, round_f16

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.compiled import rows as compiled
+from llamadiff.numerics.compiled import rows as compiled
 
 Array = NDArray[Any]
 BLOCK = 1 << 16  # values that are widened at once: with what is made of them they stay in cache

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.compiled import rows as compiled
+from llamadiff.numerics.compiled import rows as compiled
 from llamadiff.numerics.extremes import Extremes, extremes
 from llamadiff.system.pages import in_parts, in_same_parts
 

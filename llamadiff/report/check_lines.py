@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
-from llamadiff.comparison.logits import Positions
-from llamadiff.comparison.provenance import provenance
-from llamadiff.comparison.repairs import repairs_of
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.updating import Changed
 from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.report import make_console, render
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.logits import Positions
+from llamadiff.result.provenance import provenance
 from llamadiff.trace.metadata import Info
+from llamadiff.verbs.updating import Changed
+from llamadiff.words.repairs import repairs_of
 
 _LONG = 4000  # cells
 _WIDTH = 110

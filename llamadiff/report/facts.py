@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from llamadiff.comparison.logits import Logits, TopToken
-from llamadiff.comparison.result import Comparison
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.llamacpp.variation import WORDS
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.logits import Logits, TopToken
 
 _OWN = 5  # of the candidate's first tokens
 _SIZES = (("embd", "embd {}"), ("heads", "{} heads"), ("kv_heads", "{} kv"))

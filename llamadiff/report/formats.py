@@ -14,7 +14,7 @@ from typing import Any
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from llamadiff.comparison.result import Comparison
+    from llamadiff.result.comparison import Comparison
 
 MOST = 2000  # characters; a longer command line (of token ids) is not shown
 

@@ -11,16 +11,16 @@ from statistics import median
 from typing import Any
 
 from llamadiff import __version__
-from llamadiff.comparison import diagnosis_text
-from llamadiff.comparison.blame import headline
-from llamadiff.comparison.provenance import provenance
-from llamadiff.comparison.repairs import repairs_of
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.rows import Row
 from llamadiff.diagnose.diagnosis import UNKNOWN, Cause, Diagnosis
 from llamadiff.judge.finding import Local
 from llamadiff.numerics import tolerances
 from llamadiff.report.formats import About
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.provenance import provenance
+from llamadiff.result.rows import Row
+from llamadiff.words import diagnosis_text
+from llamadiff.words.blame import headline
+from llamadiff.words.repairs import repairs_of
 
 SCHEMA = "llamadiff.report/1"
 NOBODY = About()

@@ -6,12 +6,12 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
 
-from llamadiff.comparison.provenance import provenance
-from llamadiff.comparison.repairs import repairs_of
-from llamadiff.comparison.result import Comparison
 from llamadiff.numerics import tolerances
 from llamadiff.report.formats import About
 from llamadiff.report.terminal.escape import shown
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.provenance import provenance
+from llamadiff.words.repairs import repairs_of
 
 _LONG = 8000  # cells of a line
 

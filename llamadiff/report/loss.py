@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from llamadiff.loss.result import Contribution, Loss
-from llamadiff.loss.said import chosen, tidy, told
-from llamadiff.loss.statistics import Estimate, Statistic
 from llamadiff.report.terminal.escape import tiny
+from llamadiff.weights.loss.result import Contribution, Loss
+from llamadiff.weights.loss.said import chosen, tidy, told
+from llamadiff.weights.loss.statistics import Estimate, Statistic
 
 TENSORS = 10  # that a table has
 Table = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]  # its name, titles, cells

@@ -8,12 +8,6 @@ from itertools import chain
 from pathlib import Path
 
 from llamadiff import __version__
-from llamadiff.comparison import diagnosis_text as say
-from llamadiff.comparison.blame import headline, proof
-from llamadiff.comparison.logits import Logits, TopToken
-from llamadiff.comparison.normal import USUAL
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.rows import Row
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import decibels
@@ -23,6 +17,12 @@ from llamadiff.report.github import again, code, fitted, folded, prose, table, t
 from llamadiff.report.loss import loss_tables
 from llamadiff.report.terminal.escape import number, times, tiny
 from llamadiff.report.terminal.tap_lines import layer_lines, own_error, times_limit
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.logits import Logits, TopToken
+from llamadiff.result.normal import USUAL
+from llamadiff.result.rows import Row
+from llamadiff.words import diagnosis_text as say
+from llamadiff.words.blame import headline, proof
 
 _FEW_LAYERS = 12  # that are not folded away
 _LAYERS = 160  # lines of the table of layers

@@ -9,16 +9,16 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from llamadiff.extras.port.alignment import name_of
+from llamadiff.extras.port.places import Apart
+from llamadiff.extras.port.run import KERNELS, Port
+from llamadiff.extras.port.sides import GRAPH, MODEL
+from llamadiff.extras.port.torch_ops import CodeLine
 from llamadiff.numerics import tolerances
-from llamadiff.port.alignment import name_of
-from llamadiff.port.places import Apart
-from llamadiff.port.run import KERNELS, Port
-from llamadiff.port.sides import GRAPH, MODEL
-from llamadiff.port.torch_ops import CodeLine
 from llamadiff.report.json import in_json
 from llamadiff.report.terminal.page import Page
 
-SCHEMA = "llamadiff.port/1"
+SCHEMA = "llamadiff.extras.port/1"
 OPINIONS = {GRAPH: "llama.cpp's logits: the file is not what the code computes", MODEL: "the model's logits"}
 FEW = 4  # lines of the model's code
 

@@ -11,12 +11,12 @@ from statistics import median
 from rich.console import Console
 from rich.text import Text
 
+from llamadiff.extras.sweep.case import SweepRow
+from llamadiff.extras.sweep.run import Sweep
 from llamadiff.numerics import tolerances
 from llamadiff.report.github import code, prose, table
 from llamadiff.report.terminal.escape import quoted, shown, tiny
 from llamadiff.report.terminal.page import STRONG, Page
-from llamadiff.sweep.case import SweepRow
-from llamadiff.sweep.run import Sweep
 
 TITLES = ("model", "candidate", "settings", ">cases", ">right", ">wrong", ">refused", ">worst own", ">worst KL", ">s")
 RANKS = (0, 0, 1, 0, 0, 0, 0, 3, 2, 4)

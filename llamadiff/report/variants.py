@@ -11,11 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from llamadiff.comparison.variants import DEFAULT, Variant, Variants
 from llamadiff.numerics import tolerances
 from llamadiff.report.json import in_json
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.page import Page
+from llamadiff.verbs.variants import DEFAULT, Variant, Variants
 
 SCHEMA = "llamadiff.variants/1"
 WIDTH = 79

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from llamadiff.candidates.arrays import RAW, npy, raw
 from llamadiff.candidates.dump import files_in
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.judge.preflight.weight_faults import SAME, weight_fault
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.numerics.tolerances import ROUNDING
-from llamadiff.preflight.weight_faults import SAME, weight_fault
 from llamadiff.system.errors import UserError
 from llamadiff.weights.against import OtherSide, label_of
 from llamadiff.weights.misread import misreading

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.judge.preflight.weight_faults import plain_changes
 from llamadiff.numerics.metrics import nmse
 from llamadiff.numerics.orders import order_of
-from llamadiff.preflight.weight_faults import plain_changes
 from llamadiff.weights.distance import Meter, run_in_words
 from llamadiff.weights.pairs import Measured, Pair
 from llamadiff.weights.result import Oddity

@@ -15,14 +15,14 @@ from llamaref import Engine
 
 from llamadiff import UserError
 from llamadiff.candidates.reference import record
-from llamadiff.comparison import verbs
-from llamadiff.comparison.result import Comparison
 from llamadiff.engines.run_spec import How
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.report.terminal.report import make_console, render
+from llamadiff.result.comparison import Comparison
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import parse
+from llamadiff.verbs import verbs
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 TRANSPOSED = ("Qcur_rope", "Kcur_rope", "kq", "ffn_gate", "l_out")

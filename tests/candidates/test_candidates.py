@@ -19,7 +19,6 @@ from llamadiff.candidates.map_file import load_map
 from llamadiff.candidates.opening import resolve
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
-from llamadiff.comparison.verbs import diff
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How
 from llamadiff.llamacpp.capture import capture
@@ -28,6 +27,7 @@ from llamadiff.numerics.halves import round_bf16
 from llamadiff.trace.metadata import KEY
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import parse
+from llamadiff.verbs.verbs import diff
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 

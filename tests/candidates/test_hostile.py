@@ -26,13 +26,13 @@ from llamadiff.candidates.map_file import load_map
 from llamadiff.candidates.opening import resolve
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
-from llamadiff.comparison.judging import judge
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import USUAL
 from llamadiff.numerics.tolerances import load_rules
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import KEY, SCHEMA
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.judging import judge
 
 TOKENS = (1, 17, 5)
 ROWS = np.ones((3, small.EMBD), np.float32)

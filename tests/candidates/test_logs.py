@@ -13,11 +13,11 @@ from places import ROOT
 
 from llamadiff.candidates.loglines import number_of, read_lines
 from llamadiff.candidates.reference import record
-from llamadiff.comparison import judging
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.numerics.halves import round_bf16
 from llamadiff.trace import taps
+from llamadiff.verbs import judging
 
 MODEL = ROOT / "llamadiff" / "shipped" / "tiny.Q4_K_M.gguf"
 TOKENS = (1, 501, 503, 261, 502)

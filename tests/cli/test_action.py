@@ -10,7 +10,7 @@ import yaml
 from command import run
 from places import ROOT
 
-from llamadiff.comparison.demo import PROMPT
+from llamadiff.verbs.demo import PROMPT
 
 ACTION = yaml.safe_load((ROOT / ".github/actions/check/action.yml").read_text("utf-8"))
 STEPS = {step.get("name", step.get("uses")): step for step in ACTION["runs"]["steps"]}

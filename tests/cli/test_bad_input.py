@@ -31,7 +31,6 @@ from models import small
 from models.tokenized import with_tokenizer
 from safetensors.numpy import save_file
 
-from llamadiff.comparison.verbs import diff
 from llamadiff.engines import chat_template
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How
@@ -41,6 +40,7 @@ from llamadiff.report.json import to_json
 from llamadiff.system.errors import UserError
 from llamadiff.trace.metadata import KEY, SCHEMA
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.verbs import diff
 
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))
 TOKENS = (1, 17, 5)

@@ -16,13 +16,13 @@ import llamadiff
 from llamadiff import UserError
 from llamadiff.candidates.reference import record
 from llamadiff.cli.commands import app
-from llamadiff.comparison.verbs import compared_files
-from llamadiff.comparison.verbs import record as capture
 from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.child import Child
 from llamadiff.system.collisions import refuse_collisions, saved
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.writer import TraceWriter
+from llamadiff.verbs.verbs import compared_files
+from llamadiff.verbs.verbs import record as capture
 
 TOKENS = (1, 17, 5)
 IDS = ("--tokens", "1,17,5")

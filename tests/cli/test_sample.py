@@ -14,10 +14,10 @@ from command import run
 from places import ROOT
 
 from llamadiff import Trace
-from llamadiff.comparison.demo import PROMPT
-from llamadiff.comparison.verbs import record
 from llamadiff.engines.run_spec import Run
-from llamadiff.shipped.place import shipped_model
+from llamadiff.llamacpp.shipped import shipped_model
+from llamadiff.verbs.demo import PROMPT
+from llamadiff.verbs.verbs import record
 
 SAMPLE = Path(__file__).with_name("sample")
 BUGS = {  # what stands in the engine, what an author might have written instead, and what is to be said of it
@@ -152,7 +152,7 @@ def test_what_is_refused_fails_the_test_in_one_line(project):
 
 
 def test_the_plugin_costs_nothing_where_it_is_not_used():
-    heavy = ("numpy", "gguf", "pandas", "rich", "typer", "llamadiff.comparison", "llamadiff.trace")
+    heavy = ("numpy", "gguf", "pandas", "rich", "typer", "llamadiff.verbs", "llamadiff.result", "llamadiff.trace")
     code = f"import sys, llamadiff.pytest_plugin; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8")
     assert done.stdout == "[]\n"

@@ -17,14 +17,14 @@ from several import CLASSES, IN_SPANS, MATHS, ON_ONE_OP, faulty
 
 from llamadiff import Trace, compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.diagnosis_text import clause
-from llamadiff.comparison.verbs import diff
 from llamadiff.diagnose.registry import FAMILIES, known_bugs
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics.halves import round_f16
 from llamadiff.report.json import to_object
 from llamadiff.trace.writer import TraceWriter
+from llamadiff.verbs.verbs import diff
+from llamadiff.words.diagnosis_text import clause
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 61)
 RANDOM = ("llama.F16", "llama.Q8_0", "qwen2.F16", "qwen3.Q4_K_M", "qwen3moe.Q8_0", "stablelm.F16")

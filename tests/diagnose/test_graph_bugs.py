@@ -13,7 +13,6 @@ from models.small import EMBD, write_model
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.judging import judge
 from llamadiff.diagnose.case import Case, Recording
 from llamadiff.diagnose.registry import EDITS, FAMILIES, Bug, Edit, define, known_bugs
 from llamadiff.diagnose.site import Site
@@ -26,6 +25,7 @@ from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.graph import GraphNode
 from llamadiff.ggml.op import Op
 from llamadiff.numerics.rounding_tap import Carrier
+from llamadiff.verbs.judging import judge
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
 SMALL = (

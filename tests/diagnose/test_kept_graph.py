@@ -9,8 +9,6 @@ from proof.injected.base import TOKENS
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
-from llamadiff.comparison import verbs
-from llamadiff.comparison.verbs import diff
 from llamadiff.engines import graph_model
 from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.reference_model import Model
@@ -20,6 +18,8 @@ from llamadiff.ggml.graph import GRAPH
 from llamadiff.llamacpp.child import Child
 from llamadiff.system.errors import UserError
 from llamadiff.trace.writer import TraceWriter
+from llamadiff.verbs import verbs
+from llamadiff.verbs.verbs import diff
 
 
 @pytest.fixture(scope="module")

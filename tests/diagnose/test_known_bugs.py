@@ -7,8 +7,8 @@ from explaining import CASES, FLOOR, INJECTED, QUICK, Explained, name_of
 from proof.injected import INJECTIONS
 from proof.injected.base import Injection
 
-from llamadiff.comparison.result import Comparison
 from llamadiff.diagnose.registry import known_bugs
+from llamadiff.result.comparison import Comparison
 from llamadiff.trace.taps import parse
 
 BLOCKS = {

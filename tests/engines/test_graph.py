@@ -17,7 +17,6 @@ from models.small import write_model
 
 from llamadiff import Trace, compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.verbs import record as recorded
 from llamadiff.diagnose.case import OutOfTimeError
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.engines.capture_request import text_request
@@ -30,6 +29,7 @@ from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import metrics
 from llamadiff.system.errors import UserError
 from llamadiff.trace.taps import parse
+from llamadiff.verbs.verbs import record as recorded
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
 

@@ -15,12 +15,12 @@ from places import TESTS
 from safetensors.numpy import load_file, save_file
 
 from llamadiff import Trace, check, compare, diff
-from llamadiff.comparison.verbs import record
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.engines.select import runnable
 from llamadiff.report.json import to_object
 from llamadiff.system.errors import UserError
 from llamadiff.trace.metadata import KEY
+from llamadiff.verbs.verbs import record
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
 ZOO = TESTS / "tools" / "zoo" / "zoo.py"

@@ -12,12 +12,12 @@ import pytest
 from models.options import OPTIONS
 from models.small import write_model
 
-from llamadiff.comparison.verbs import graph
 from llamadiff.engines.run_spec import Run
 from llamadiff.ggml.check import Recomputed, replay
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import tolerances
+from llamadiff.verbs.verbs import graph
 
 HALF, SINGLE = np.float16, np.float32
 

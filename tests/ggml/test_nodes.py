@@ -15,9 +15,6 @@ from llamaref import Weights
 from models.random_models import NAMES
 
 from llamadiff import compare
-from llamadiff.comparison import one_op
-from llamadiff.comparison.one_op import run_ops
-from llamadiff.comparison.verbs import graph, list_nodes
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand, function_of
@@ -30,6 +27,9 @@ from llamadiff.numerics import tolerances
 from llamadiff.report.formats import About
 from llamadiff.report.op_runs import to_markdown
 from llamadiff.report.terminal.escape import number as shown_number
+from llamadiff.verbs import one_op
+from llamadiff.verbs.one_op import run_ops
+from llamadiff.verbs.verbs import graph, list_nodes
 
 TOKENS = (1, 5, 9, 30, 17, 22)
 SMALL = ("llama", "moe", "qwen2", "qwen3", "qwen3moe", "stablelm", "llama-yarn", "llama-factors", "llama-fused",
@@ -237,8 +237,8 @@ def _together(lanes: list[Op], chosen: tuple[int, ...]) -> Op:
 
 
 def test_a_node_of_an_op_without_a_function_is_unchecked_and_named(small_model, monkeypatch):
-    from llamadiff.comparison.backend import rows_of, summarize
     from llamadiff.ggml.check import NodeCheck
+    from llamadiff.verbs.backend import rows_of, summarize
 
     path = small_model()
     checks = list_nodes(path, 2)

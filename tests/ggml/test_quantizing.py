@@ -12,7 +12,6 @@ from llamaref import Engine
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record as recorded
-from llamadiff.comparison.verbs import diff, record
 from llamadiff.engines.run_spec import Run
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand
@@ -26,6 +25,7 @@ from llamadiff.numerics import arithmetic, cpu, eight_bits, tolerances
 from llamadiff.numerics.policies import NATIVE, rounding_type
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace.metadata import Info
+from llamadiff.verbs.verbs import diff, record
 
 OTHERS = (cpu.NEON, cpu.PLAIN)
 X = probe("Q8_0").reshape(-1, 256)[:4]

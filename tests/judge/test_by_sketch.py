@@ -14,7 +14,6 @@ from models.small import write_model
 
 from llamadiff import compare
 from llamadiff.candidates.reference import Recorder, record
-from llamadiff.comparison.verbs import check, diff
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.judge import sketches
 from llamadiff.judge.allowance import ROW, VALUE
@@ -26,6 +25,7 @@ from llamadiff.numerics.combinations import COUNT, SPAN, Combinations, ErrorSqua
 from llamadiff.report.json import to_object
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.verbs import check, diff
 
 MATCH = 1e-10
 ALL = [slice(0, None)]

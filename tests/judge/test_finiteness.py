@@ -16,14 +16,14 @@ from traces import Mixed
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.logits import compare_logits
-from llamadiff.comparison.verbs import diff, graph
 from llamadiff.engines.run_spec import Run
 from llamadiff.numerics import metrics
 from llamadiff.report.json import to_object
 from llamadiff.report.terminal.report import make_console, render
+from llamadiff.result.logits import compare_logits
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.verbs import diff, graph
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 LAST = len(TOKENS) - 1

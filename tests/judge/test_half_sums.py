@@ -14,13 +14,13 @@ from explaining import INJECTED
 from llamaref import Engine
 
 from llamadiff.candidates.reference import Recorder
-from llamadiff.comparison.verbs import diff
 from llamadiff.ggml.device import ON_CPU, replayed
 from llamadiff.ggml.op import Op, Operand
 from llamadiff.numerics import cpu, half_sums
 from llamadiff.numerics.half_sums import FIXED, WAYS, Lanes
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.verbs import diff
 
 M1 = "CPU : NEON = 1 | ARM_FMA = 1 | FP16_VA = 1 | DOTPROD = 1 | LLAMAFILE = 1 | REPACK = 1 | "
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 64, 5, 2, 71, 28)

@@ -7,9 +7,9 @@ import pytest
 from llamaref import Engine
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.verbs import diff
 from llamadiff.engines.run_spec import How
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.verbs import diff
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 61)
 SOME = ("attn_norm-0", "attn_norm", "kqv_out", "Qcur_rope", "ffn_swiglu", "ffn_up-1", "l_out")

@@ -10,9 +10,9 @@ from faulty import with_maths
 from llamaref import Engine, ops
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.verbs import diff
 from llamadiff.engines.run_spec import How
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.verbs import diff
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 64, 5, 2, 71, 28)
 LOGITS, LAYERS = ("result_output",), ("l_out", "result_output")

@@ -9,7 +9,6 @@ from models.small import write_model
 from traces import Mixed
 
 from llamadiff import compare
-from llamadiff.comparison.verbs import diff
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.judge import run
@@ -17,6 +16,7 @@ from llamadiff.judge.replay import Replay
 from llamadiff.judge.schedule import Schedule, _cover
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.verbs import diff
 
 TOKENS, LAYERS = (1, 17, 5, 80, 42, 9, 33), 4
 

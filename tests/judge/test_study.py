@@ -10,10 +10,10 @@ from traces import changed, only
 
 from llamadiff import UserError, compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.verbs import diff
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.numerics.tolerances import RULES, Rule, load_rules, rule_for, verdict, worst_of
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.verbs import diff
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 ROPE = BUGS[0]
@@ -158,7 +158,7 @@ def test_the_baseline_is_named_when_it_is_the_one_that_is_off(traces):
 
 
 def test_llama_cpp_is_blamed_for_what_its_trace_shows(small_model, tmp_path):
-    from llamadiff.comparison.verbs import check
+    from llamadiff.verbs.verbs import check
 
     compare(small_model(), TOKENS, save=tmp_path)
     recorded = Trace.open(tmp_path / "baseline.safetensors")

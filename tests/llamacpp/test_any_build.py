@@ -14,7 +14,6 @@ from command import run
 from optional import needs
 
 from llamadiff import UserError
-from llamadiff.comparison.verbs import compare, graph, list_nodes, record
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.llamacpp import devices
 from llamadiff.llamacpp.build_tree import find
@@ -22,6 +21,7 @@ from llamadiff.llamacpp.capture import probe
 from llamadiff.llamacpp.compiled import loaded
 from llamadiff.llamacpp.request import Settings
 from llamadiff.report.terminal.report import make_console, render
+from llamadiff.verbs.verbs import compare, graph, list_nodes, record
 
 TOKENS = (1, 17, 5, 40)
 pytestmark = [

@@ -13,7 +13,7 @@ from tools.asking import asked, note, tokens, without_its_tokenizer
 from tools.backends import PARTS, named
 from tools.parts import Usage
 
-from llamadiff.shipped.place import shipped_model
+from llamadiff.llamacpp.shipped import shipped_model
 
 pytestmark = [pytest.mark.backends, pytest.mark.slow]
 SHIPPED = shipped_model(quantized=True)

@@ -21,7 +21,7 @@ from tools.asking import asked, note
 from tools.backends import named
 from tools.parts import Usage
 
-from llamadiff.shipped.place import shipped_model
+from llamadiff.llamacpp.shipped import shipped_model
 
 pytestmark = [pytest.mark.backends, pytest.mark.slow]
 NAMED = named(os.environ.get("PARTS", "").split())

@@ -12,7 +12,6 @@ from models.options import OPTIONS
 from models.small import write_model
 
 from llamadiff import compare
-from llamadiff.comparison import verbs
 from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import Run
@@ -28,6 +27,7 @@ from llamadiff.system.errors import NoRoomError, UserError
 from llamadiff.system.progress import silent
 from llamadiff.trace import writer
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs import verbs
 
 LONG = 600  # tokens: llama.cpp runs them in three parts
 QUICK = ("llama", "gemma2", "moe", "mamba2")

@@ -23,8 +23,6 @@ from optional import needs
 from places import ROOT
 
 from llamadiff import UserError
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.verbs import graph
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import Run
@@ -35,6 +33,8 @@ from llamadiff.llamacpp.request import RUNNER, Settings
 from llamadiff.llamacpp.there import FILES, MODULES, started_by
 from llamadiff.report.facts import side_facts
 from llamadiff.report.terminal.report import make_console, render
+from llamadiff.result.comparison import Comparison
+from llamadiff.verbs.verbs import graph
 
 BARE = f"{shlex.quote(sys.executable)} -I -S"  # nothing is installed for it
 TOKENS = ["--tokens", "1,17,5,40,9,33,64,5,2,71"]

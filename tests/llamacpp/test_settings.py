@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from llamadiff import UserError
-from llamadiff.comparison.verbs import compare, graph, record
 from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.library import set_fields
 from llamadiff.llamacpp.request import Settings
+from llamadiff.verbs.verbs import compare, graph, record
 
 TOKENS = (1, 17, 5)
 

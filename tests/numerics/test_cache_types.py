@@ -13,11 +13,11 @@ from proof.injected.attention import quantized, rounded_cache
 from proof.injected.base import TOKENS, altered_at
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.verbs import diff
 from llamadiff.llamacpp.variation import settings_of
 from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.types import CACHE_TYPES
 from llamadiff.system.errors import UserError
+from llamadiff.verbs.verbs import diff
 
 FEWER = CACHE_TYPES[1:]
 BLOCKS = [kind for kind in FEWER if kind.startswith("Q")]

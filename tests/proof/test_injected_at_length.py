@@ -9,9 +9,9 @@ from models.options import OPTIONS
 from models.small import write_model
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.verbs import diff
 from llamadiff.engines.run_spec import How
 from llamadiff.trace.taps import parse
+from llamadiff.verbs.verbs import diff
 from proof.injected import INJECTIONS
 from proof.injected.base import Injection
 

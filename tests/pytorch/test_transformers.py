@@ -8,7 +8,7 @@ from models.small import write_model
 from optional import needs
 
 from llamadiff import UserError, compare
-from llamadiff.shipped.place import shipped_model
+from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.trace.taps import parse
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)

@@ -18,10 +18,10 @@ from models.small_others import deepseek2, mamba2, phi3
 
 from llamadiff import Trace, UserError, compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.verbs import diff
-from llamadiff.comparison.verbs import record as recorded
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.llamacpp.request import Settings
+from llamadiff.verbs.verbs import diff
+from llamadiff.verbs.verbs import record as recorded
 
 TOKENS = (1, 17, 5, 80, 42, 9)
 EXACT = 1e-11

@@ -10,11 +10,11 @@ from models.small_others import phi3
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.verbs import diff
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.judge.coverage import BEGINNING
 from llamadiff.llamacpp.request import LONG
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.verbs import diff
 
 TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(3, 90, 40))
 

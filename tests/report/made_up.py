@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llamadiff.comparison.advice import next_steps
-from llamadiff.comparison.blame import blame
-from llamadiff.comparison.logits import Logits, TopToken
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.rows import Row
 from llamadiff.diagnose.diagnosis import Cause, Diagnosis
 from llamadiff.judge.finding import Local
 from llamadiff.numerics import metrics, tolerances
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.logits import Logits, TopToken
+from llamadiff.result.rows import Row
+from llamadiff.words.advice import next_steps
+from llamadiff.words.blame import blame
 
 HOSTILE = "\x1b[31mred\x1b[0m\x07\r\n[bold]x[/bold]\u202egnp.exe\u2066\x9b2J\ud800[/]"
 DENSE = ("attn_norm", "Qcur_rope", "Kcur_rope", "kq_soft_max", "ffn_inp", "ffn_swiglu", "l_out")

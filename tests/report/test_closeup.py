@@ -12,13 +12,13 @@ from faulty import BUGS
 from traces import TOKENS
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison import verbs
-from llamadiff.comparison.pictured import MOST, pictured
-from llamadiff.comparison.timeline import row_verdict, slots, steps
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.numerics import closeup as numerics
 from llamadiff.numerics.closeup import Closeup, closeup, coarse, levels
 from llamadiff.numerics.metrics import Rows, worst_of
+from llamadiff.result.pictured import MOST, pictured
+from llamadiff.result.timeline import row_verdict, slots, steps
+from llamadiff.verbs import verbs
 from report.made_up import local, row
 
 
@@ -153,7 +153,7 @@ def test_a_graph_has_closeups_of_its_nodes(small_model):
 
 
 def test_two_traces_without_a_model_have_closeups_too(small_model, faulty):
-    from llamadiff.comparison.drift_only import drift_only
+    from llamadiff.verbs.drift_only import drift_only
 
     right = record(BUGS[1].build(small_model()), TOKENS, "other")
     result = drift_only(right, faulty, How(pictures=True))

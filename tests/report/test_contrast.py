@@ -12,9 +12,9 @@ from rich.style import Style
 from rich.terminal_theme import TerminalTheme
 from tools.themes import THEMES
 
-from llamadiff.comparison import notebook
 from llamadiff.report.terminal.page import BADGES, STYLES
 from llamadiff.report.terminal.report import render
+from llamadiff.result import notebook
 from report.made_up import SHAPES, explained, rows
 
 pytestmark = pytest.mark.quick  # every style, theme and shape says something of its own

@@ -22,12 +22,12 @@ from traces import TOKENS, save
 
 import llamadiff
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.logits import TopToken
 from llamadiff.engines.run_spec import How
 from llamadiff.report.formats import MOST as LONGEST
 from llamadiff.report.formats import About, command_line
 from llamadiff.report.github import MOST, block, code, prose, table, token
 from llamadiff.report.markdown import checks_to_markdown, to_markdown
+from llamadiff.result.logits import TopToken
 
 COMMAND = About(("llamadiff", "compare", "model.gguf", "it's `here`", "mine.safetensors"))
 HOSTILE = (

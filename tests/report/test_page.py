@@ -17,13 +17,13 @@ from optional import needs, program
 from traces import TOKENS, save
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison import verbs
-from llamadiff.comparison.logits import Position, TopToken
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.report.formats import About
 from llamadiff.report.html import page as pages
 from llamadiff.report.html.data import columns_of
 from llamadiff.report.html.page import MOST, checks_to_html, to_html
+from llamadiff.result.logits import Position, TopToken
+from llamadiff.verbs import verbs
 from report.made_up import row
 
 COMMAND = About(("llamadiff", "compare", "model.gguf", "it's <b>", "mine.safetensors"))
@@ -393,7 +393,7 @@ def test_what_was_refused_is_listed(show, right):
 
 @needs("chromium", "playwright")
 def test_two_traces_without_a_model_begin_where_they_part(show, small_model, faulty):
-    from llamadiff.comparison.drift_only import drift_only
+    from llamadiff.verbs.drift_only import drift_only
 
     result = drift_only(record(BUGS[1].build(small_model()), TOKENS, "other"), faulty, How(pictures=True))
     page = show(to_html(result, COMMAND))

@@ -18,10 +18,10 @@ from traces import TOKENS, save
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.verbs import diff
 from llamadiff.engines.run_spec import Run
 from llamadiff.report.json import to_json, to_object
 from llamadiff.trace.metadata import Info
+from llamadiff.verbs.verbs import diff
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,12 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.rows import Row
 from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.escape import number, quoted, shown, times, tiny
 from llamadiff.report.terminal.finding import page_of
 from llamadiff.report.terminal.report import make_console, render
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.rows import Row
 from report.made_up import (
     DENSE,
     HOSTILE,

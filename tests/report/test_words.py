@@ -11,9 +11,9 @@ from llamaref import Engine, ops
 from traces import changed, only
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.verbs import diff
 from llamadiff.engines.run_spec import How
 from llamadiff.report.terminal.report import make_console, render
+from llamadiff.verbs.verbs import diff
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 61)
 

@@ -106,11 +106,11 @@ def plain() -> Path:
 
 
 def mistaken() -> Path:
-    """The installed release with mistakes in its graphs, which sleep (tests/port/mistakes/graphs.patch)."""
+    """The installed release with mistakes in its graphs, which sleep (tests/extras/port/mistakes/graphs.patch)."""
     folder = FOLDER / "mistaken"
     if not (folder / "src").is_dir():
         shutil.copytree(sources(version(PACKAGE)), folder, ignore=shutil.ignore_patterns("build"), dirs_exist_ok=True)
-        run("patch", "--strip", "1", "--input", ROOT / "tests/port/mistakes/graphs.patch", where=folder)
+        run("patch", "--strip", "1", "--input", ROOT / "tests/extras/port/mistakes/graphs.patch", where=folder)
     return built(folder, folder / "build", ("llama",), "-DLLAMA_BUILD_TOOLS=OFF", "-DLLAMA_BUILD_COMMON=OFF")
 
 

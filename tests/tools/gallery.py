@@ -15,8 +15,8 @@ from optional import program
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from llamadiff.comparison.result import Comparison
 from llamadiff.report.terminal.report import render
+from llamadiff.result.comparison import Comparison
 from tools.themes import THEMES
 
 WIDTHS = (40, 80, 100, 140)

@@ -14,10 +14,10 @@ from models.small import write_model
 
 import llamadiff
 from llamadiff.candidates.reference import record
-from llamadiff.comparison import demo
-from llamadiff.comparison.result import Comparison
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.result.comparison import Comparison
 from llamadiff.system.progress import silent
+from llamadiff.verbs import demo
 
 TOKENS = tuple(range(3, 15))
 

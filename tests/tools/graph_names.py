@@ -22,7 +22,7 @@ from explaining import CASES, TRIALS, Case, Explained, name_of, trouble  # noqa:
 from models.options import OPTIONS  # noqa: E402
 from models.small import write_model  # noqa: E402
 
-from llamadiff.comparison import judging  # noqa: E402
+from llamadiff.verbs import judging  # noqa: E402
 
 
 def main() -> int:

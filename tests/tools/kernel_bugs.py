@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from models import small
 
 from llamadiff.ggml.repro import load
-from llamadiff.shipped.place import shipped_model
+from llamadiff.llamacpp.shipped import shipped_model
 
 CPU = Path("ggml/src/ggml-cpu")
 TOKENS = "1,17,5,40"  # few: larger batches of some types go through other kernels

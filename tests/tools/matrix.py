@@ -114,8 +114,8 @@ def _copied(corner: Corner, place: Path) -> Path:
         if (ROOT / name).exists():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, place / name)
-    for library in (ROOT / "llamadiff" / "compiled").glob("*.so") if corner.compiled else ():
-        shutil.copy2(library, place / "llamadiff" / "compiled")
+    for library in (ROOT / "llamadiff" / "numerics" / "compiled").glob("*.so") if corner.compiled else ():
+        shutil.copy2(library, place / "llamadiff" / "numerics" / "compiled")
     return place
 
 

@@ -16,11 +16,11 @@ from optional import program
 from playwright.sync_api import Browser, sync_playwright
 
 import llamadiff
-from llamadiff.comparison import verbs
-from llamadiff.comparison.result import Comparison
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.report.formats import About
 from llamadiff.report.html.page import to_html
+from llamadiff.result.comparison import Comparison
+from llamadiff.verbs import verbs
 
 COMMAND = About(("llamadiff", "compare", "model.gguf", "mine.safetensors", "-o", "report.html"))
 WIDTHS, THEMES = (1280, 390), ("light", "dark")

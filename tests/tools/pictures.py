@@ -10,10 +10,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from llamadiff.comparison import demo
-from llamadiff.comparison.result import Comparison
 from llamadiff.report.terminal.report import render
+from llamadiff.result.comparison import Comparison
 from llamadiff.system.progress import silent
+from llamadiff.verbs import demo
 
 FOLDER = Path(__file__).parents[2] / ".github"
 PICTURE, ANNOTATED = FOLDER / "report.svg", FOLDER / "reading.svg"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llamadiff.comparison.demo import PROMPT
-from llamadiff.comparison.verbs import record
 from llamadiff.engines.run_spec import Run
-from llamadiff.shipped.place import shipped_model
+from llamadiff.llamacpp.shipped import shipped_model
+from llamadiff.verbs.demo import PROMPT
+from llamadiff.verbs.verbs import record
 
 FOLDER = Path(__file__).parents[2] / "captures"
 RUNS = (("tiny.F16", False, 0), ("tiny.Q4_K_M", True, 0), ("tiny.Q4_K_M.decode", True, 2))

@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llamadiff.comparison.logits import Logits, TopToken
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.rows import Row, kind_of
-from llamadiff.comparison.timeline import CacheSide, slots, steps
 from llamadiff.numerics import closeup, tolerances
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.facts import told_tokens
 from llamadiff.report.json import finite
 from llamadiff.report.terminal.escape import quoted, shown
 from llamadiff.report.terminal.tap_lines import first_told, over_limit
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.logits import Logits, TopToken
+from llamadiff.result.rows import Row, kind_of
+from llamadiff.result.timeline import CacheSide, slots, steps
 
 VERDICTS = tolerances.SEVERITY
 DIGITS = 5  # significant ones of a number

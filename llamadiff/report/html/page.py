@@ -16,10 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamadiff import __version__
-from llamadiff.comparison import diagnosis_text as say
-from llamadiff.comparison.advice import fix_step
-from llamadiff.comparison.blame import headline, proof
-from llamadiff.comparison.result import Comparison
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.numerics import tolerances
 from llamadiff.report.facts import decode_steps, mistakes, model_facts, run_fact, settings_of, side_facts
@@ -28,6 +24,10 @@ from llamadiff.report.html.data import data_of, side_names
 from llamadiff.report.loss import loss_tables
 from llamadiff.report.terminal.escape import quoted, shown, times, tiny
 from llamadiff.report.terminal.tap_lines import over_limit
+from llamadiff.result.comparison import Comparison
+from llamadiff.words import diagnosis_text as say
+from llamadiff.words.advice import fix_step
+from llamadiff.words.blame import headline, proof
 
 if TYPE_CHECKING:
     import jinja2

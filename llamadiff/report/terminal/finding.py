@@ -9,15 +9,15 @@ from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 
-from llamadiff.comparison import advice
-from llamadiff.comparison import diagnosis_text as say
-from llamadiff.comparison.blame import headline, proof
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.rows import Row, stem
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.judge.finding import Local
 from llamadiff.report.facts import mistakes
 from llamadiff.report.terminal.page import STRONG, Page
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.rows import Row, stem
+from llamadiff.words import advice
+from llamadiff.words import diagnosis_text as say
+from llamadiff.words.blame import headline, proof
 
 _FEW = 3  # fixes, facts, steps
 _PROOF = 300  # characters of proof that a report has unless the full one is asked for

@@ -7,14 +7,14 @@ from itertools import chain
 
 from rich.text import Text
 
-from llamadiff.comparison.diagnosis_text import layers_of
-from llamadiff.comparison.normal import USUAL
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.rows import Row
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.terminal.escape import tiny
 from llamadiff.report.terminal.page import STRONG, Page
 from llamadiff.report.terminal.tap_lines import baseline_is_off
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.normal import USUAL
+from llamadiff.result.rows import Row
+from llamadiff.words.diagnosis_text import layers_of
 
 
 def put_notes(page: Page, comparison: Comparison, full: bool) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from llamadiff.comparison.logits import Logits, TopToken
-from llamadiff.comparison.result import Comparison
 from llamadiff.report.terminal.columns import Column
 from llamadiff.report.terminal.escape import number, tiny
 from llamadiff.report.terminal.page import LABEL, STRONG, Page
 from llamadiff.report.terminal.tap_columns import names_of
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.logits import Logits, TopToken
 
 _FEW = 3  # tokens where both sides agree
 _GAP = 3

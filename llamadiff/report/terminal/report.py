@@ -9,7 +9,6 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
-from llamadiff.comparison.result import Comparison
 from llamadiff.report.loss import loss_tables
 from llamadiff.report.terminal.escape import tiny
 from llamadiff.report.terminal.finding import (
@@ -25,6 +24,7 @@ from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.subject import put_preflight, put_subject
 from llamadiff.report.terminal.tap_columns import put_taps
 from llamadiff.report.terminal.tap_map import put_map
+from llamadiff.result.comparison import Comparison
 
 PIPED_WIDTH = 120
 _TIMES = {"total_s": "{:.1f} s in all", "capture_s": "capture {:.1f} s", "engine_s": "engine {:.1f} s",

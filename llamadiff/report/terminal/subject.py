@@ -9,12 +9,12 @@ from typing import Any
 from rich.cells import cell_len
 from rich.text import Text
 
-from llamadiff.comparison.result import Comparison
 from llamadiff.engines.reference_model import ENGINE
 from llamadiff.engines.select import NUMPY, EngineUsed
 from llamadiff.numerics import tolerances
 from llamadiff.report.facts import model_facts, run_fact, side_facts
 from llamadiff.report.terminal.page import LABEL, PROSE, Page
+from llamadiff.result.comparison import Comparison
 
 _FEW_CHECKS = 3
 

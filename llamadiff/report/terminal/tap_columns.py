@@ -8,9 +8,6 @@ from collections.abc import Callable, Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from llamadiff.comparison.diagnosis_text import ranges
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.rows import Row, stem
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.terminal.columns import Column, fitted, line, titles, width_of
@@ -25,6 +22,9 @@ from llamadiff.report.terminal.tap_lines import (
     own_error,
     times_limit,
 )
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.rows import Row, stem
+from llamadiff.words.diagnosis_text import ranges
 
 BAR = 8  # cells
 _DECADES = 16  # of the bar's scale

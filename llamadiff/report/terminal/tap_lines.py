@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.rows import Row, stem
 from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.escape import times, tiny
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.rows import Row, stem
 
 QUIET = (tolerances.MATCH, tolerances.NOISE)
 FEW = 12  # layers, and taps outside them, that need no folding

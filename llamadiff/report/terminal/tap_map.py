@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.rows import Row, stem
 from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.page import MARKS, Page
 from llamadiff.report.terminal.tap_lines import is_loud
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.rows import Row, stem
 
 DEEP = 16  # layers above which there is a map
 _MOST = 6  # taps with a line of their own

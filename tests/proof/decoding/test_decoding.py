@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from llamadiff import compare
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.verbs import record
 from llamadiff.engines import run_spec
-from llamadiff.shipped.place import shipped_model
+from llamadiff.llamacpp.shipped import shipped_model
+from llamadiff.result.comparison import Comparison
 from llamadiff.trace.taps import parse
+from llamadiff.verbs.verbs import record
 from proof.decoding.bugs import ENGINES, NAMED
 from proof.decoding.engine import CHUNKS, PREFILL, SINGLY, save
 from proof.decoding.ways import PROMPT, WAYS, Run, alone, exists

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from llamadiff import UserError, compare
-from llamadiff.comparison.verbs import diff, record
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.preflight.checks import tokens_apart
-from llamadiff.shipped.place import shipped_model
+from llamadiff.judge.preflight.checks import tokens_apart
+from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.verbs import diff, record
 from proof.decoding.bugs import ENGINES
 from proof.decoding.engine import PREFILL, Engine, save
 from proof.decoding.ways import PROMPT

@@ -12,9 +12,9 @@ from pathlib import Path
 from places import TESTS
 
 from llamadiff import compare
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.verbs import diff, record
 from llamadiff.engines import run_spec
+from llamadiff.result.comparison import Comparison
+from llamadiff.verbs.verbs import diff, record
 from proof.decoding.bugs import ENGINES
 from proof.decoding.engine import CHUNKS, save
 from proof.strangers.model import read

@@ -30,18 +30,18 @@ from llamadiff.candidates.opening import resolve
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
 from llamadiff.cli import inputs
-from llamadiff.comparison.verbs import diff, graph, record_nodes
 from llamadiff.engines import chat_template
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.ggml.repro import load
+from llamadiff.judge.preflight.checks import check_runnable
 from llamadiff.judge.sketching import sketch_of
 from llamadiff.numerics import tolerances
-from llamadiff.preflight.checks import check_runnable
 from llamadiff.report.json import to_json
 from llamadiff.report.weights import weights_to_csv, weights_to_json, weights_to_markdown
 from llamadiff.trace.metadata import KEY, SCHEMA
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.verbs import diff, graph, record_nodes
 from llamadiff.weights import checkpoint as checkpoint_side
 from llamadiff.weights.opening import judge_weights
 from proof.fuzz import mutating

@@ -16,13 +16,13 @@ from models.small import write_model
 from threadpoolctl import threadpool_limits
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.rows import Row
-from llamadiff.comparison.verbs import diff
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.rows import Row
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import parse
+from llamadiff.verbs.verbs import diff
 from proof.injected import INJECTIONS
 from proof.injected.base import TOKENS, Injection
 from proof.strangers import recording

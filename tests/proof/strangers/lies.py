@@ -11,9 +11,9 @@ import numpy as np
 from models.options import OPTIONS
 from models.small import write_model
 
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.verbs import diff
 from llamadiff.engines.run_spec import How
+from llamadiff.result.comparison import Comparison
+from llamadiff.verbs.verbs import diff
 from proof.strangers import recording
 from proof.strangers.arithmetic import BY_NAME
 from proof.strangers.crossing import INFLATED, Size, baseline, opened, size_of, stated

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.verbs import diff
 from llamadiff.engines.run_spec import How
+from llamadiff.result.comparison import Comparison
+from llamadiff.verbs.verbs import diff
 from proof.strangers import programs, recording
 from proof.strangers.arithmetic import BY_NAME
 from proof.strangers.crossing import SHAPES, TOKENS, baseline, kind_of, model_file, nmse, opened

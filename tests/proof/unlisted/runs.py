@@ -13,10 +13,10 @@ from llamaref import Engine as Judging
 from threadpoolctl import threadpool_limits
 
 from llamadiff.candidates.reference import record
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.verbs import compare, diff
 from llamadiff.engines.run_spec import How
+from llamadiff.result.comparison import Comparison
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.verbs import compare, diff
 from proof.strangers import recording
 from proof.strangers.arithmetic import BY_NAME
 from proof.strangers.crossing import model_file, opened

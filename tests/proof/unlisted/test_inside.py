@@ -10,7 +10,7 @@ import pytest
 from models.options import OPTIONS
 from models.small import EMBD, VOCAB
 
-from llamadiff.comparison.verbs import diff
+from llamadiff.verbs.verbs import diff
 from proof.strangers import recording
 from proof.strangers.arithmetic import ARITHMETICS, BY_NAME
 from proof.strangers.crossing import model_file, opened

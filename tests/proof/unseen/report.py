@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "reference"), str(ROOT)]
 
-from llamadiff.comparison import judging  # noqa: E402
+from llamadiff.verbs import judging  # noqa: E402
 from proof.unseen.architectures import ARCHITECTURES  # noqa: E402
 from proof.unseen.crossing import Models, Outcome  # noqa: E402
 

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from torch_model import N_CTX, N_VOCAB, Weights, forward, init_weights
 from vocabulary import BOS, EOS, UNK, Vocabulary
 
-from llamadiff.shipped.place import shipped_model
+from llamadiff.llamacpp.shipped import shipped_model
 
 SEED, N_VOCABULARY_STORY = 1, 5000
 N_STEP, N_WARMUP, BATCH, LEARNING_RATE, WEIGHT_DECAY = 700, 50, 4, 3e-3, 0.1

@@ -23,10 +23,10 @@ import gguf
 import numpy as np
 
 from llamadiff import UserError
-from llamadiff.comparison.result import Comparison
-from llamadiff.comparison.verbs import graph
 from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.request import Settings
+from llamadiff.result.comparison import Comparison
+from llamadiff.verbs.verbs import graph
 
 KNOWN = json.loads(Path(__file__).with_name("architectures.json").read_text("utf-8"))
 ALWAYS = (

@@ -1,1 +1,0 @@
-"""The verbs (compare, diff, check, record) and their result, a Comparison."""

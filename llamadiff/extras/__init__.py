@@ -1,0 +1,1 @@
+"""What the core never imports: a checkpoint's own code, many cases."""

@@ -1,0 +1,1 @@
+"""The result of a run: a Comparison and its parts. Plain data."""

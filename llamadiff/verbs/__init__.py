@@ -1,0 +1,1 @@
+"""The verbs: compare, diff, check, capture, backend, variants."""

@@ -1,0 +1,182 @@
+"""llama.cpp's graph, node by node, as a Comparison: for every architecture that llama.cpp runs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.run_spec import USUAL, How
+from llamadiff.engines.select import GRAPH, EngineUsed
+from llamadiff.ggml.check import NO_FUNCTION, NodeCheck, layers_of
+from llamadiff.judge.finding import Local
+from llamadiff.llamacpp.capture import Nodes, check_nodes, found_by
+from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.recording import read_again
+from llamadiff.llamacpp.request import Request, no_tap_fits
+from llamadiff.numerics import tolerances
+from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, assembled
+from llamadiff.result.pictured import pictured
+from llamadiff.result.rows import Row, blank
+from llamadiff.result.said import Said
+from llamadiff.system.errors import UserError
+from llamadiff.system.timing import peak_rss_mb
+from llamadiff.trace import taps
+
+OPEN = "since on their inputs NaN or Inf is right"
+OPS = {"name": "ggml's ops in NumPy", "version": "float64 and float32"}
+
+
+def compare_nodes(
+    model: ModelFile, request: Request, how: How = USUAL, child: Child | None = None, recorded: Path | None = None
+) -> Comparison:
+    """Run llama.cpp, in a ``child`` that is ready or a new one, and judge every node on the inputs that it was given.
+
+    ``recorded``: a file of such a run, which is judged instead. Raises UserError.
+    """
+    started = time.perf_counter()
+    request = replace(request, nodes=True, pictures=how.pictures, weights=tuple(model.tensors))
+    if recorded is not None:
+        found = found_by(read_again(recorded, request, model.dequantizer))
+    else:
+        found = check_nodes(request, how.progress, child, model.dequantizer)
+    info = found.info
+    rows = tuple(row for row in rows_of(found.checks, how.rules)
+                 if taps.selected(row.tap, row.layer, request.patterns, request.layer_range))  # fmt: skip
+    if not rows:
+        raise UserError(no_tap_fits(request))
+    verdict = tolerances.worst_of([row.verdict for row in rows])
+    capture_s = time.perf_counter() - started
+    sides = Sides(
+        model=model.describe(str(info.model.get("sha256") or model.sha256)),
+        tokens=model.token_texts(info.tokens),
+        n_prefill=info.n_prefill,
+        prompt=info.prompt,
+        baseline=info.producer,
+        candidate=OPS,
+        is_engine=True,
+    )
+    timing = {
+        "capture_s": capture_s,
+        "engine_s": 0.0,
+        "compare_s": 0.0,
+        "total_s": capture_s,
+        "peak_rss_mb": peak_rss_mb(),
+    }
+    judged = Judged(rows=pictured(rows, ()), decoding=Decoding(found.trusted, found.refused), timing=timing)
+    said = summarize(rows, found, len(info.tokens) - info.n_prefill)
+    return replace(assembled(sides, judged, verdict, said, _next_steps(rows, request)), engine=EngineUsed(GRAPH))
+
+
+def rows_of(checks: Sequence[NodeCheck], rules: Sequence[tolerances.Rule]) -> tuple[Row, ...]:
+    """One row a node of the graph, in its order; of several passes, the worst one's."""
+    names = _labels([check for check in checks if check.step == 0])
+    worst: dict[tuple[str, str], Row] = {}
+    for check, layer in zip(checks, layers_of(checks), strict=True):
+        key = (check.name, check.op)
+        row = _row(check, layer, names.get(key, check.name), rules)
+        if key not in worst or _badness(row) > _badness(worst[key]):
+            worst[key] = row
+    return tuple(worst.values())
+
+
+def _labels(checks: Sequence[NodeCheck]) -> dict[tuple[str, str], str]:
+    """Names of the rows: the tap's, for the last node that is it; else llama.cpp's own, once each."""
+    last = {check.tap: (check.name, check.op) for check in checks if check.tap is not None}
+    labels: dict[tuple[str, str], str] = {}
+    taken: Counter[str] = Counter(str(tap) for tap in last)
+    for check in checks:
+        key = (check.name, check.op)
+        if check.tap is not None and last[check.tap] == key:
+            labels[key] = check.tap
+            continue
+        taken[check.name] += 1
+        labels[key] = check.name if taken[check.name] == 1 else f"{check.name} ({check.op.lower()})"
+    return labels
+
+
+def _row(check: NodeCheck, layer: int | None, name: str, rules: Sequence[tolerances.Rule]) -> Row:
+    rule = tolerances.rule_for(rules, name, check.op, check.arithmetic or "F32")
+    match = rule.match + check.rounding
+    verdict = tolerances.UNCHECKED if check.nmse is None else tolerances.verdict(check.nmse, match, 10 * match)
+    is_open = check.opened > 0 and verdict != tolerances.WRONG
+    verdict, local = tolerances.UNCHECKED if is_open else verdict, None
+    if check.nmse is not None and not is_open:
+        wrong = verdict == tolerances.WRONG
+        local = Local(
+            check.nmse, None if wrong else check.arithmetic, match, 10 * match, verdict, None, check.index,
+            check.expected, check.found, (), (),
+        )  # fmt: skip
+    return replace(
+        blank(name, layer, check.op, check.shape), verdict=verdict, weight=check.weight,
+        weight_type=check.weight_type, local=local, baseline=check.baseline, candidate=check.engine,
+        explained=OPEN if is_open else check.problem, closeup=check.closeup,
+    )  # fmt: skip
+
+
+def _badness(row: Row) -> tuple[int, float]:
+    return tolerances.SEVERITY.index(row.verdict), row.local.nmse if row.local else 0.0
+
+
+def _why_unchecked(row: Row) -> str:
+    """Why a node is: for most, nobody has written its op."""
+    if row.explained == OPEN:
+        return OPEN
+    failed = row.explained is not None and not row.explained.startswith(NO_FUNCTION)
+    return "since their function failed" if failed else "for want of a function"
+
+
+def summarize(rows: Sequence[Row], found: Nodes, steps: int) -> Said:
+    """What is said of a graph."""
+    name = str(found.info.producer.get("name"))
+    judged, wrong = [row for row in rows if row.local], [row for row in rows if row.verdict == tolerances.WRONG]
+    gaps = tuple(_gaps(rows))
+    if wrong:
+        return _wrong(name, wrong).plus(*gaps)
+    if not judged:
+        return Said(f"no node of {name}'s graph could be checked", gaps)
+    worst = max(judged, key=lambda row: row.local.nmse if row.local else 0.0)
+    assert worst.local is not None
+    noisy = sum(row.verdict == tolerances.NOISE for row in rows)
+    quality = f"right up to rounding ({noisy} are noise)" if noisy else "right"
+    said = f"every checked node of {name}'s graph is {quality} on the inputs it was given"
+    passes = f"a prefill of {found.info.n_prefill} tokens" + (f" and {steps} decode steps" if steps else "")
+    counts = f"{len(judged)} nodes in {passes}, worst own error {worst.local.nmse:.1e} at {worst.tap}"
+    return Said(said, (counts, *gaps))
+
+
+def _wrong(name: str, wrong: Sequence[Row]) -> Said:
+    """The first node that is wrong, and how many others are."""
+    first = wrong[0]
+    assert first.local is not None
+    by = f" by {first.weight}" if first.weight else ""
+    others = [row.tap for row in wrong[1:5]] + ["..."] * (len(wrong) > 5)
+    also = [f"{len(wrong) - 1} more nodes are wrong: {', '.join(others)}"] if wrong[1:] else []
+    size = f"own error {first.local.nmse:.1e}, limit {first.local.limit:.0e}"
+    return Said(f"{first.tap}: {name}'s {first.op}{by} is wrong on the inputs it was given", (size, *also))
+
+
+def _gaps(rows: Sequence[Row]) -> Iterator[str]:
+    """The nodes that could not be checked, and why."""
+    unchecked = [row for row in rows if row.local is None]
+    for why in ("for want of a function", "since their function failed", OPEN):
+        of = Counter(row.op for row in unchecked if _why_unchecked(row) == why)
+        if of:
+            ops = ", ".join(f"{op} ({count})" for op, count in of.most_common())
+            begins = next(row.tap for row in unchecked if _why_unchecked(row) == why)
+            since = f", from {begins} on" if why == OPEN else ""
+            yield f"{of.total()} nodes are unchecked{since}, {why}: {ops}"
+
+
+def _next_steps(rows: Sequence[Row], request: Request) -> tuple[str, ...]:
+    if not any(row.verdict == tolerances.WRONG for row in rows):
+        return ()
+    if request.keep is None:
+        return ("run llamadiff backend with --keep DIR: it saves each wrong op with its inputs, for a bug report",)
+    return (
+        f"{Path(request.keep).name} holds inputs, parameters, expected and actual output of each wrong op; llamadiff "
+        "replay FILE -o ISSUE.md runs one on any build, and writes what to report",
+    )

@@ -1,0 +1,81 @@
+"""The CI command: every recorded trace against the engine, or a candidate against each, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamadiff.engines.run_spec import How
+from llamadiff.llamacpp.shipped import shipped_model
+from llamadiff.result.comparison import Comparison
+from llamadiff.system.errors import UserError
+from llamadiff.system.workers import cores, side_by_side
+from llamadiff.trace.reader import Trace
+from llamadiff.verbs.verbs import check
+
+
+@dataclass(frozen=True)
+class Question:
+    """One recorded trace to be checked: with which model, which candidate (None: llama.cpp itself), and how."""
+
+    path: Path
+    model: Path | None
+    candidate: str | None
+    how: How
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What came of one trace: a comparison, or why there is none."""
+
+    path: Path
+    result: Comparison | None
+    refused: str = ""
+
+
+def check_each(
+    paths: Sequence[Path], model: Path | None, how: How, candidate: str | None = None, jobs: int = 0
+) -> Iterator[Checked]:
+    """Check traces, ``jobs`` at a time (0: as many as there are cores), each as soon as it is done, in their order."""
+    processes = min(jobs or cores(), len(paths))
+    threads = 0 if processes <= 1 else max(1, cores() // processes)
+    yield from side_by_side(_checked, [Question(path, model, candidate, how, threads) for path in paths], processes)
+
+
+def _checked(asked: Question) -> Checked:
+    try:
+        trace = Trace.open(asked.path)
+        model = asked.model or model_of(asked.path, trace)
+        return Checked(asked.path, check(trace, model, asked.how, asked.candidate, asked.threads))
+    except UserError as error:
+        return Checked(asked.path, None, _of(asked.path, str(error)))
+
+
+def _of(path: Path, reason: str) -> str:
+    """A reason that says which trace it is about."""
+    return reason if str(path) in reason else f"{path}: {reason}"
+
+
+def traces_in(paths: Iterable[Path]) -> list[Path]:
+    """These traces, and those of these directories. Raises UserError for a directory that has none."""
+    return [trace for path in paths for trace in _traces(path)]
+
+
+def _traces(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    traces = sorted(path.glob("*.safetensors"))
+    if not traces:
+        raise UserError(f"{path}: no .safetensors trace in this directory")
+    return traces
+
+
+def model_of(path: Path, trace: Trace) -> Path:
+    """The model file that a trace names: beside the trace, or shipped with the package."""
+    name = Path(str(trace.info.model.get("file") or "")).name  # a name alone: a trace must not lead elsewhere
+    for folder in (path.parent, shipped_model().parent):
+        if name and (folder / name).is_file():
+            return folder / name
+    raise UserError(f"{path}: its model {name or '(unnamed)'} is not beside it; give it with --model")

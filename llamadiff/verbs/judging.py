@@ -1,0 +1,271 @@
+"""Traces of one run, judged with the model: passes of the engine, causes, and the Comparison that they yield."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from llamadiff.candidates.source import FOUND_MAP
+from llamadiff.diagnose.conventions.understand import Manner, understood
+from llamadiff.diagnose.diagnosis import Diagnosis, diagnose, is_wrong, scene_of
+from llamadiff.engines.batches import batches_of, in_batches_of
+from llamadiff.engines.model_file import Runnable, check_same_model
+from llamadiff.engines.run_spec import Gate, How
+from llamadiff.judge.finding import Finding
+from llamadiff.judge.in_view import as_shown, misrecorded, without_followers
+from llamadiff.judge.preflight.checks import Check, check_runnable, check_same_run, preflight
+from llamadiff.judge.preflight.shapes import admitted, misfit_checks, steps_when_misfit
+from llamadiff.judge.run import Passes, run_passes
+from llamadiff.judge.statistics import statistics_check
+from llamadiff.numerics import tolerances
+from llamadiff.numerics.policies import F32
+from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, assembled
+from llamadiff.result.coverage import coverage_of
+from llamadiff.result.gate import arithmetic_of, bounds_of, held_to, not_held, rounding_of
+from llamadiff.result.logits import Logits, compare_logits, logit_rows, over_positions
+from llamadiff.result.pictured import pictured
+from llamadiff.result.rows import rows_of, with_explanations
+from llamadiff.trace.reader import Trace
+from llamadiff.trace.taps import LOGITS, WEIGHTS
+from llamadiff.verbs.by_original import by_the_original
+from llamadiff.verbs.sketch_alone import note_on, sketch_alone
+from llamadiff.words.advice import next_steps
+from llamadiff.words.summary import summarize
+
+if TYPE_CHECKING:
+    from llamadiff.weights.original import Original
+
+Array = NDArray[Any]
+Graph = Callable[[], Runnable | None]
+LEAST_SECONDS = 10.0  # for the diagnosis of a small model
+
+
+@np.errstate(all="ignore")  # what overflows shows in the values
+def judge(
+    model: Runnable,
+    baseline: Trace,
+    candidate: Trace | None,
+    how: How,
+    keep: Path | None = None,
+    original: Original | None = None,
+    graph: Graph | None = None,
+) -> Comparison:
+    """Judge a candidate, or else the baseline itself. ``keep``: a trace file for the engine's own run.
+
+    ``original``: the checkpoint whose weights the candidate multiplied by; it is judged by these, the file by them too.
+    ``graph`` makes llama.cpp's graph of the run, where a cause is not found among the model's own ops.
+    """
+    baseline = _fit_to_compare(model, baseline, candidate)
+    model = original.model if original is not None else model
+    if candidate is None and baseline.sketch is not None:
+        return sketch_alone(model, baseline, _sides(model, baseline, None), how)
+    candidate, checks, fitting = _before_the_layers(model, baseline, candidate)
+    started = time.perf_counter()
+    graph = cache(graph or (lambda: model if model.by_graph else None))
+    study = _studied(model, baseline, candidate, how, graph, keep)
+    stated, between = statistics_check(study.passes.findings)
+    ran = time.perf_counter()
+    seconds = how.explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # as long as finding what is wrong took, or so
+    diagnosis = _causes(model, study, seconds, how, graph) if how.diagnose else ()
+    judged = _judged(model, baseline, study, (*checks, *stated), diagnosis, how)
+    judged = replace(judged, timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran})
+    judged = by_the_original(judged, original) if original is not None else judged
+    sides, verdict = _sides(model, baseline, study.candidate), _verdict(judged)
+    steps = next_steps(verdict, judged, sides.is_engine, between)
+    steps = (*fitting, *(steps if judged.rows or not fitting else ()))
+    result = assembled(sides, judged, verdict, summarize(verdict, sides, judged), steps)
+    return result if how.gate is None else _gated(result, model, baseline, study, how.gate)
+
+
+def _fit_to_compare(model: Runnable, baseline: Trace, candidate: Trace | None) -> Trace:
+    """The baseline, in the candidate's batches. Raises UserError for traces that cannot be judged, or not together."""
+    check_runnable(model, baseline, "the baseline")
+    baseline = in_batches_of(baseline, candidate)
+    if candidate is not None:
+        check_runnable(model, candidate, "the candidate")
+        check_same_run(baseline, candidate, model)
+        check_same_model(candidate.info.model, str(baseline.info.model.get("sha256", model.sha256)), "the candidate")
+    return baseline
+
+
+def _before_the_layers(
+    model: Runnable, baseline: Trace, candidate: Trace | None
+) -> tuple[Trace | None, tuple[Check, ...], tuple[str, ...]]:
+    """The candidate without the taps that do not fit, what was checked of it, and what to do about those."""
+    if candidate is None:
+        return None, (), ()
+    n_tokens = len(baseline.info.tokens)
+    candidate, misfits = admitted(model, baseline, candidate)
+    checks = (*preflight(model, baseline, candidate), *misfit_checks(model, misfits, n_tokens))
+    return candidate, checks, steps_when_misfit(misfits, n_tokens)
+
+
+@dataclass(frozen=True)
+class _Study:
+    """What the engine's passes found of a candidate (None: of the baseline), in the manner that is its own.
+
+    ``records`` are taps that it computed rightly and recorded wrongly.
+    """
+
+    passes: Passes
+    candidate: Trace | None
+    manner: Manner = field(default_factory=Manner)
+    records: tuple[str, ...] = ()
+
+    @property
+    def under_test(self) -> str:
+        return "baseline" if self.candidate is None else "candidate"
+
+
+def _studied(
+    model: Runnable, baseline: Trace, candidate: Trace | None, how: How, graph: Graph, keep: Path | None
+) -> _Study:
+    """As many passes as it takes to tell what is a candidate's manner from what is wrong."""
+    passes = run_passes(model, baseline, candidate, how, keep)
+    baseline.wait()
+    if candidate is None:
+        return _Study(passes, None)
+    if model.by_graph:
+        return _Study(without_followers(as_shown(passes)), candidate)
+    manner, candidate, passes = understood(model, baseline, candidate, passes, how, graph)
+    records, passes = misrecorded(model, baseline, candidate, passes, how)
+    return _Study(without_followers(as_shown(passes)), candidate, manner, records)
+
+
+def _gated(result: Comparison, model: Runnable, baseline: Trace, study: _Study, gate: Gate) -> Comparison:
+    """The result, held to the limits of a gate, where both sides have the logits of all positions."""
+    candidate, engine = study.candidate, study.passes.logits
+    if LOGITS not in baseline or (candidate is not None and (LOGITS not in candidate or LOGITS in candidate.known)):
+        return not_held(result, gate)
+    own = logit_rows(engine if candidate is None else candidate[LOGITS])
+    positions = over_positions(logit_rows(baseline[LOGITS])[: len(own)], own)
+    if positions is None:
+        return not_held(result, gate)
+    policy = F32 if candidate is None else arithmetic_of(study.passes.findings, study.under_test)
+    sources = study.passes.judge.sources
+    rounding = rounding_of(model, baseline.info.head(len(own)), sources["baseline"], sources[study.under_test], policy)
+    return held_to(result, positions, bounds_of(positions, gate, rounding))
+
+
+def _causes(model: Runnable, study: _Study, seconds: float, how: How, graph: Graph) -> tuple[Diagnosis, ...]:
+    """The causes of what is wrong, wrong records aside: known bugs of llama.cpp's graph, or else what ops did."""
+    computed = [finding for finding in study.passes.findings if finding.tap.name not in study.records]
+
+    def found(of: Runnable, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]:
+        passes = replace(study.passes, findings=computed)
+        scene = scene_of(of, passes, study.under_test, seconds, how.explain > 0, how.progress, model)
+        return diagnose(scene, findings)
+
+    with threadpool_limits(1, "blas"):
+        wrong = any(is_wrong(finding, study.under_test) for finding in computed)
+        return found((graph() if wrong else None) or model, computed)
+
+
+def _judged(
+    model: Runnable,
+    baseline: Trace,
+    study: _Study,
+    checks: tuple[Check, ...],
+    diagnosis: tuple[Diagnosis, ...],
+    how: How,
+) -> Judged:
+    """All that was found, tap by tap and as a whole."""
+    passes, candidate = study.passes, study.candidate
+    found = rows_of(passes.findings, model.weight_names, model.weight_types, study.under_test, study.records)
+    rows = pictured(with_explanations(found, diagnosis), diagnosis)
+    trace = candidate if candidate is not None else baseline
+    read = set(baseline.info.producer.get("weights_read", model.weights.read)) & set(model.tensors)
+    wanted, extra = [tap.name for tap in model.taps if not tap.kind.optional], _extra(model, candidate)
+    missing = tuple(name for name in wanted if name not in trace)
+    return Judged(
+        rows=rows,
+        missing=missing,
+        extra=extra,
+        found_map=_found_map(candidate, how),
+        coverage=coverage_of(rows, missing, trace, wanted, extra, how.partial),
+        preflight=checks,
+        diagnosis=diagnosis,
+        manner=study.manner,
+        notes=() if candidate is None else (*candidate.printed.notes, *note_on(baseline)),
+        logits=_logits(model, baseline, candidate, passes.logits, how),
+        only_baseline_read=tuple(sorted(read - model.weights.read)),
+        only_engine_read=tuple(sorted(model.weights.read - read)),
+        free_tokens=passes.free_tokens,
+        decoding=Decoding(len(model.dequantizer.trusted), tuple(sorted(model.dequantizer.refused))),
+        blamed=() if candidate is None else _blamed(passes),
+    )
+
+
+def _blamed(passes: Passes) -> tuple[str, ...]:
+    """The baseline's taps that are off on inputs which are all there: how much a span may err is not known of it."""
+    found = ((finding.tap.name, finding.local.get("baseline")) for finding in passes.findings)
+    return tuple(name for name, local in found if local and local.verdict == tolerances.WRONG and not local.span)
+
+
+def _verdict(judged: Judged) -> str:
+    """The worst of the taps and the checks, as far as enough was judged. Weights may be all that there is to judge.
+
+    Where the baseline is off on its own inputs, nothing was compared with what is right.
+    """
+    assert judged.coverage is not None
+    if judged.blamed:
+        return tolerances.WRONG
+    weights_alone = not judged.rows and any(check.name.startswith(WEIGHTS) for check in judged.preflight)
+    of_taps = [] if weights_alone else [tolerances.worst_of([row.verdict for row in judged.rows])]
+    return judged.coverage.gated(tolerances.worst_of([*of_taps, *(check.verdict for check in judged.preflight)]))
+
+
+def _sides(model: Runnable, baseline: Trace, candidate: Trace | None) -> Sides:
+    """Who was compared: the engine where there is no candidate."""
+    info = baseline.info
+    return Sides(
+        model=model.describe(info.model.get("sha256")),
+        tokens=model.token_texts(info.tokens),
+        n_prefill=info.n_prefill,
+        prompt=info.prompt,
+        batches=batches_of(info),
+        baseline={"name": "the baseline", **info.producer},
+        candidate={"name": "the candidate", **(model.producer if candidate is None else candidate.info.producer)},
+        is_engine=candidate is None,
+    )
+
+
+def _extra(model: Runnable, candidate: Trace | None) -> tuple[str, ...]:
+    """Names of the candidate that stand for nothing: its own, and those that a name map left over."""
+    if candidate is None:
+        return ()
+    present, left = {tap.name for tap in model.taps}, candidate.info.producer.get("extra")
+    own = [name for name in candidate if name not in present and not name.startswith(WEIGHTS)]
+    return (*own, *map(str, left)) if isinstance(left, list) else tuple(own)
+
+
+def _found_map(candidate: Trace | None, how: How) -> tuple[str, ...]:
+    """The lines of a map that was found by values, where one was asked for: a stranger's trace may state some too."""
+    lines = candidate.info.producer.get(FOUND_MAP) if candidate is not None and how.name_map == "auto" else None
+    return tuple(map(str, lines)) if isinstance(lines, list) else ()
+
+
+def _logits(model: Runnable, baseline: Trace, candidate: Trace | None, engine: Array, how: How) -> Logits | None:
+    """The table of logits, against the ``engine``'s where there is no candidate; None where they were not recorded."""
+    name = "result_output"
+    if name not in baseline or (candidate is not None and name not in candidate):
+        return None
+    if candidate is None:
+        free = logit_rows(engine)
+        return compare_logits(
+            logit_rows(baseline[name])[: len(free)], free, model.vocabulary.text, None, how.expect, how.pictures
+        )
+    mask = candidate.known.get(name)
+    if mask is not None and not mask[-1].any():
+        return None
+    known = None if mask is None else logit_rows(mask)
+    sides = logit_rows(baseline[name]), logit_rows(candidate[name])
+    return compare_logits(*sides, model.vocabulary.text, known, how.expect, how.pictures)

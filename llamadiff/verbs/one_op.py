@@ -1,0 +1,48 @@
+"""A saved op run again in ggml, on any build and device, and judged on its inputs as ``backend`` judged it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from llamadiff.ggml.device import DeviceArithmetics, replayed
+from llamadiff.ggml.op import Array, Op, compute
+from llamadiff.ggml.repro import load, memory_of
+from llamadiff.llamacpp.request import Settings
+from llamadiff.llamacpp.saved_ops import run_saved
+from llamadiff.numerics import tolerances
+from llamadiff.numerics.metrics import Rows, worst_of
+from llamadiff.result.op_run import OpRun
+from llamadiff.system.errors import UserError
+from llamadiff.system.progress import Progress, silent
+
+CPU = "CPU"  # as ggml names that device
+
+
+def run_ops(paths: Sequence[Path], settings: Settings, progress: Progress = silent) -> tuple[OpRun, ...]:
+    """Run saved ops. Raises UserError for a file that is none, and for an op that cannot be run there."""
+    ops = [load(path) for path in paths]
+    found, device = run_saved(paths, settings, progress)
+    return tuple(
+        _judged(path, op, now, before, name, device)
+        for path, (op, _, before, name), now in zip(paths, ops, found, strict=True)
+    )
+
+
+def _judged(path: Path, op: Op, now: Array, before: Array, name: str, device: str) -> OpRun:
+    rule = tolerances.rule_for(tolerances.RULES, name, op.name, "*")
+    other = DeviceArithmetics(compute) if device != CPU else None
+    errors = [replayed(op, values, None, rule.match, other) for values in (now, before)]
+    if errors[0] is None or errors[1] is None:
+        raise UserError(f"{path}: there is no function for {op.name} that could judge it")
+    limit = rule.match + errors[0].rounding
+    _, worst = worst_of(Rows(now, 0), Rows(errors[0].values.reshape(now.shape), 0))
+    return OpRun(
+        path, name, op.name, _inputs(op), device, errors[0].nmse, errors[1].nmse, limit, line=memory_of(path)[0].line,
+        index=worst.index, found=worst.candidate, right=worst.baseline,
+    )  # fmt: skip
+
+
+def _inputs(op: Op) -> str:
+    """Types and shapes, ggml's first axis first: ``q6_K[256,512] f32[256,5]``."""
+    return " ".join(f"{s.kind}{list(reversed(s.values.shape))}".replace(" ", "") for s in op.sources if s is not None)

@@ -1,0 +1,175 @@
+"""llama.cpp against itself: the same tokens under other settings, each in a process of its own, one line for each."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamadiff.engines.capture_request import request_for
+from llamadiff.engines.model_file import ModelFile, Runnable
+from llamadiff.engines.run_spec import USUAL, How, Run
+from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
+from llamadiff.llamacpp.capture import probe, scratch_directory
+from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.request import PLAIN, Request
+from llamadiff.llamacpp.variation import PREFIX, varied
+from llamadiff.numerics import tolerances
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.logits import Logits, compare_logits, logit_rows
+from llamadiff.system.errors import DiedError, UserError
+from llamadiff.trace.reader import Trace
+from llamadiff.trace.taps import LOGITS
+from llamadiff.verbs.backend import compare_nodes
+from llamadiff.verbs.judging import judge
+
+PATIENCE = 600.0  # seconds that a variant may take
+DEFAULT = "default"
+_ALWAYS = ("flash_attn=on", "kv=f16", "kv=bf16", "kv=q8_0,flash_attn=on", "kv=q4_0,flash_attn=on", "repack=on")
+_EVER = ("used=on", "sequences=3", "callback=off")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What came of one way to run llama.cpp.
+
+    ``wrong`` are the taps whose op is wrong on its own inputs, of ``judged``; ``by_nodes``, on a device, the nodes.
+    ``leaves`` is the first tap whose values are not the default's, bit for bit. ``ratio``: how far the logits are from
+    exact, over what this variant's own rounding explains; of a device that is not known. ``failed``: why it did not run
+    to its end; the verdict is then WRONG where llama.cpp died or hangs, UNCHECKED where it refuses. ``comparison``: its
+    taps or nodes, judged.
+    """
+
+    name: str
+    verdict: str
+    seconds: float
+    wrong: tuple[str, ...] = ()
+    judged: int = 0
+    headline: str = ""
+    leaves: str | None = None
+    ratio: float | None = None
+    logits: Logits | None = None
+    failed: str = ""
+    comparison: Comparison | None = None
+    by_nodes: bool = False
+
+    @property
+    def candidate(self) -> str:
+        """What opens it in full, as a ``--candidate``."""
+        return PREFIX + self.name
+
+
+@dataclass(frozen=True)
+class Variants:
+    """All that were tried on one model and its tokens; the first is the default."""
+
+    model: Mapping[str, Any]
+    tokens: tuple[tuple[int, str | None], ...]
+    baseline: Mapping[str, Any]
+    rows: tuple[Variant, ...]
+
+    @property
+    def verdict(self) -> str:
+        """WRONG if a variant is, or dies; what llama.cpp refuses to do is no fault."""
+        wrong = any(row.verdict == tolerances.WRONG for row in self.rows)
+        return tolerances.WRONG if wrong else self.rows[0].verdict
+
+
+def run_variants(
+    model: str | Path, run: Run, how: How = USUAL, names: Sequence[str] = (), patience: float = PATIENCE
+) -> Variants:
+    """Run llama.cpp plainly, then in every other way (``names``: in these). Raises UserError if it runs not even so."""
+    with scratch_directory() as folder, Child(run.settings, patience) as child:
+        file = ModelFile(model, how.precision, run.settings.threads)
+        engine, used = in_engine(file, how, run.settings.threads)
+        request = request_for(engine or file, run, Path(folder) / "default.safetensors")
+        for name in names:
+            varied(request, name)  # what is no setting is said before anything is run
+        started = time.perf_counter()
+        with after_what_the_engine_said(file, used):
+            opened, baseline = captured(engine, request, how.progress, child)
+        seconds = time.perf_counter() - started
+        known = replace(request, text=None, tokens=baseline.info.tokens, n_predict=0)
+        how = replace(how, diagnose=False, partial=True)
+        rows = [_compared(DEFAULT, opened, baseline, baseline, seconds, how)]
+        for name in names or variants_of(known):
+            how.progress(f"llama.cpp with {name}")
+            rows.append(_tried(name, opened, baseline, replace(known, output=f"{folder}/{len(rows)}"), how, patience))
+    info = baseline.info
+    return Variants(file.describe(), file.token_texts(info.tokens), info.producer, tuple(rows))
+
+
+def variants_of(request: Request) -> Iterator[str]:
+    """What is worth trying with these tokens on this machine, by the names that ``--candidate llama.cpp:`` takes."""
+    count, cores = len(request.tokens), os.cpu_count() or 1
+    half = 1 << max(0, (count - 1).bit_length() - 1)  # the largest power of two below the count
+    yield from _ALWAYS
+    yield from (f"threads={number}" for number in sorted({1, cores}))
+    yield from (f"batch={size}" for size in sorted({1, 7, half}) if size < count)
+    yield from (f"ubatch={size}" for size in sorted({half}) if size < count)
+    yield from _EVER
+    yield from (f"device={name}" for name, _ in probe(request.settings).devices if name != "CPU")
+
+
+def _tried(name: str, default: Runnable, baseline: Trace, request: Request, how: How, patience: float) -> Variant:
+    """One variant in a process of its own, whatever becomes of it."""
+    started = time.perf_counter()
+    try:
+        request = varied(request, name)
+        with Child(request.settings, patience) as child:
+            opened, trace = captured(default, request, how.progress, child)
+        by_nodes = _by_nodes(request, how, patience) if on_device(request) else None
+        return _compared(name, opened, baseline, trace, time.perf_counter() - started, how, by_nodes)
+    except UserError as error:
+        verdict = tolerances.WRONG if isinstance(error, DiedError) else tolerances.UNCHECKED
+        said = str(error).removeprefix(f"{request.model}: ")
+        return Variant(name, verdict, time.perf_counter() - started, failed=said)
+    finally:
+        Path(str(request.output)).unlink(missing_ok=True)  # traces may be large, and are many
+
+
+def on_device(request: Request) -> bool:
+    """Whether layers are somewhere else than on the CPU, and the run is one whose every node can be looked at."""
+    return request.way == PLAIN and request.settings.on_device
+
+
+def _by_nodes(request: Request, how: How, patience: float) -> Comparison:
+    """Every node judged: what a device rounds is followed there, and taps are too far apart for it."""
+    with Child(request.settings, patience) as child:
+        return compare_nodes(ModelFile(request.model, how.precision), request, how, child)
+
+
+def _compared(
+    name: str, opened: Runnable, baseline: Trace, trace: Trace, seconds: float, how: How,
+    by_nodes: Comparison | None = None,
+) -> Variant:  # fmt: skip
+    """A trace judged on its own inputs, or every node of such a run; and the trace held against the default."""
+    result = by_nodes or judge(opened, trace, None, how)
+    wrong = tuple(row.tap for row in result.wrong)
+    verdict = result.verdict if result.rows else tolerances.UNCHECKED
+    return Variant(
+        name, verdict, seconds, wrong, sum(row.local is not None for row in result.rows),
+        result.headline if wrong else "", _leaves(baseline, trace), _ratio(result), _logits(opened, baseline, trace),
+        comparison=result, by_nodes=by_nodes is not None,
+    )  # fmt: skip
+
+
+def _leaves(baseline: Trace, trace: Trace) -> str | None:
+    """The first tap, in the order of the run, that is not the default's bit for bit."""
+    both = (tap for tap in baseline if tap in trace)
+    return next((tap for tap in both if not np.array_equal(baseline[tap], trace[tap], equal_nan=True)), None)
+
+
+def _ratio(result: Comparison) -> float | None:
+    return next((row.ratio_to_noise for row in reversed(result.rows) if row.ratio_to_noise is not None), None)
+
+
+def _logits(opened: Runnable, baseline: Trace, trace: Trace) -> Logits | None:
+    if LOGITS not in baseline or LOGITS not in trace:
+        return None
+    return compare_logits(logit_rows(baseline[LOGITS]), logit_rows(trace[LOGITS]), opened.vocabulary.text)

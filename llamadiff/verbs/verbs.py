@@ -1,0 +1,330 @@
+"""What llamadiff does, from a model and a Run to a Comparison: compare, check, diff, graph; and record, to a trace.
+
+``compare``, ``check`` and ``diff`` are the Python API.
+
+What judges is imported where it is used: the commands start sooner, and llama.cpp runs meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamadiff.candidates.gguf_file import is_model_file
+from llamadiff.candidates.opening import Brought, Candidate, bring, files_of
+from llamadiff.engines.batches import answers_otherwise, as_it_ran, as_stated
+from llamadiff.engines.capture_request import request_for, text_request
+from llamadiff.engines.graph_model import graph_of_run
+from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
+from llamadiff.engines.run_spec import USUAL, How, Run
+from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine, opened_for, running
+from llamadiff.ggml.check import NodeCheck
+from llamadiff.judge.preflight.checks import check_same_run
+from llamadiff.judge.sketching import sketch_of
+from llamadiff.llamacpp.capture import check_nodes, read_run, scratch_directory
+from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.system.collisions import Named, refuse_collisions, saved
+from llamadiff.system.errors import UserError
+from llamadiff.system.output import check_target, made_directory
+from llamadiff.system.progress import Progress
+from llamadiff.system.timing import peak_rss_mb
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.reader import Trace
+from llamadiff.trace.sketch import write_sketch
+from llamadiff.trace.writer import restate
+
+if TYPE_CHECKING:
+    from llamadiff.result.comparison import Comparison
+
+PLAIN = Settings()
+
+
+def compare(
+    model: str | Path,
+    prompt: str | Sequence[int] | Run | None = None,
+    candidate: Candidate | None = None,
+    how: How = USUAL,
+    save: str | Path | None = None,
+    child: Child | None = None,
+) -> Comparison:
+    """Run llama.cpp and the engine on the same tokens, line up every tap, and judge.
+
+    ``prompt``: text, token ids, or a Run that says more. Without ``candidate`` the engine is it, and llama.cpp's own
+    ops are judged; with one (a trace; what ``--candidate`` takes: a file, a dump, a command; or a function of the token
+    ids that returns arrays by the names of taps), the candidate's are; its token ids serve where there is no prompt.
+    ``how`` it is judged. ``save`` keeps the traces in a directory. ``child``: llama.cpp's process, if it was started
+    before. Raises UserError for whatever a user can mend.
+    """
+    started, run = time.perf_counter(), run_of(prompt)
+    refuse_collisions(compared_files(model, candidate, how.name_map), saved(save))
+    if is_model_file(candidate):
+        from llamadiff.verbs.two_files import compare_files  # here: it brings all that is known of weights
+
+        with _workplace(save) as folder:
+            return _timed(compare_files(model, str(candidate), run, how, Path(folder), child), started)
+    with child or Child(run.settings) as ready:  # gets ready while the model is opened
+        ready.meanwhile.append(_get_ready_to_judge)
+        ready.ahead(Request(str(model), settings=run.settings))
+        brought = bring(candidate, how, run.settings.place)
+        file = ModelFile(model, how.precision, run.settings.threads)
+        engine, used = in_engine(file, how, run.settings.threads)
+        run = brought.tokens_for(run) if brought is not None else run
+        brought = brought.ahead(engine, run) if brought is not None and engine is not None else brought
+        with _workplace(save) as folder, after_what_the_engine_said(file, used):
+            request = request_for(engine or file, run, Path(folder) / "baseline.safetensors")
+            keep = Path(folder) / "engine.safetensors" if save is not None else None
+            if engine is None and brought is None:
+                result = _graph_alone(file, request, how, ready, keep)
+            else:
+                how = replace(how, partial=how.partial or run.is_partial)
+                result = _judged_run(engine, request, brought, how, ready, keep, started)
+    return _timed(replace(result, engine=used), started)
+
+
+def _judged_run(
+    engine: Runnable | None, request: Request, brought: Brought | None, how: How, child: Child, keep: Path | None,
+    started: float,
+) -> Comparison:  # fmt: skip
+    """llama.cpp's run, judged while it goes on, with the candidate or alone.
+
+    ``engine``: None for a graph that llama.cpp records. ``keep``: a trace file for the engine's own run.
+    """
+    n_predict, place = request.n_predict, request.settings.place
+    request = as_stated(request, brought.source.run if brought is not None else None)
+    with running(engine, request, how.progress, child) as ran:
+        model, baseline = ran
+        n_prompt, trace = baseline.info.n_prefill, None
+        if brought is not None:
+            trace = brought.loaded(model, baseline)
+            model, baseline = _run_as(trace, model, baseline, request, how.progress)
+        capture_s = time.perf_counter() - started
+        from llamadiff.verbs.by_original import original_behind
+        from llamadiff.verbs.greedy import parting, with_parting
+        from llamadiff.verbs.judging import judge
+
+        original = original_behind(brought.spec, model, how.progress) if brought is not None else None
+        graph = None if model.by_graph else partial(graph_of_run, model, baseline, how.progress, place, child)
+        result = judge(model, baseline, trace, how, keep, original, graph)
+        result = replace(result, timing={"capture_s": capture_s, **result.timing})
+        if trace is None:
+            return result
+        return with_parting(result, parting(baseline, trace, n_prompt, n_predict > 0, model.vocabulary.text))
+
+
+def run_of(prompt: str | Sequence[int] | Run | None) -> Run:
+    """What is run: text, token ids, or a Run as it is."""
+    if isinstance(prompt, Run):
+        return prompt
+    return Run(prompt) if prompt is None or isinstance(prompt, str) else Run(tokens=prompt)
+
+
+def _get_ready_to_judge() -> None:
+    """Import what takes as long to import as llama.cpp takes for a short prompt."""
+    import llamadiff.verbs.judging  # noqa: F401
+
+
+def _workplace(save: str | Path | None) -> AbstractContextManager[str | Path]:
+    """Where traces are written: what is kept, or gone at the end."""
+    return scratch_directory() if save is None else made_directory(Path(save))
+
+
+def _run_as(
+    trace: Trace, engine: Runnable, baseline: Trace, request: Request, progress: Progress
+) -> tuple[Runnable, Trace]:
+    """llama.cpp's run as the candidate's was, where that is another one: then it is run again."""
+    again = as_it_ran(request, baseline.info, trace.info)
+    if again is None:
+        return engine, baseline
+    baseline.wait()  # its file is written once more
+    return captured(engine, again, progress)
+
+
+def _graph_alone(file: ModelFile, request: Request, how: How, child: Child, keep: Path | None) -> Comparison:
+    """llama.cpp's graph, node by node; ``keep``: a trace file for what NumPy makes of it."""
+    from llamadiff.verbs.backend import compare_nodes
+
+    result = compare_nodes(file, request, how, child)
+    if keep is not None:
+        from llamadiff.judge.run import run_passes
+
+        opened, baseline = captured(None, request, how.progress)
+        run_passes(opened, baseline, None, how, keep)
+    return result
+
+
+def _timed(result: Comparison, started: float) -> Comparison:
+    """A comparison that says how long all took."""
+    timing = {"capture_s": 0.0, **result.timing, "total_s": time.perf_counter() - started}
+    return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
+
+
+def check(
+    trace: str | Path | Trace,
+    model: str | Path,
+    how: How = USUAL,
+    candidate: Candidate | None = None,
+    threads: int = 0,
+) -> Comparison:
+    """Judge a recorded llama.cpp trace with the engine, or a candidate that runs the trace's tokens.
+
+    Needs no llama.cpp where the engine runs the file. Raises UserError, also for a candidate that states other settings
+    than the trace's.
+    """
+    from llamadiff.result.provenance import refuse_other_settings
+    from llamadiff.verbs.judging import judge
+
+    started = time.perf_counter()
+    baseline, brought = _read(trace), bring(candidate, how)
+    opened, used = opened_for(model, baseline, str(baseline.path or "the trace"), threads=threads)
+    own = brought.loaded(opened, baseline) if brought is not None else None
+    if own is not None:
+        refuse_other_settings(baseline.info, own.info)
+    graph = None if opened.by_graph else partial(graph_of_run, opened, baseline, how.progress)
+    return _timed(replace(judge(opened, baseline, own, how, graph=graph), engine=used), started)
+
+
+def diff(
+    baseline: str | Path | Trace,
+    candidate: str | Path | Trace,
+    model: str | Path | None = None,
+    how: How = USUAL,
+) -> Comparison:
+    """Two traces: drift alone, or with the model also the local errors of both."""
+    started = time.perf_counter()
+    b, c = _read(baseline), _read(candidate)
+    if c.sketch is not None:
+        raise UserError(f"{c.path}: is a sketch, which keeps no tensors; give it as the baseline")
+    if model is not None:
+        return _timed(_judged_by(model, b, c, how), started)
+    check_same_run(b, c)
+    from llamadiff.verbs.drift_only import drift_only
+
+    return _timed(drift_only(b, c, how), started)
+
+
+def _read(trace: str | Path | Trace) -> Trace:
+    return trace if isinstance(trace, Trace) else Trace.open(trace)
+
+
+def _judged_by(model: str | Path, baseline: Trace, candidate: Trace, how: How) -> Comparison:
+    """Two traces, judged with the model; llama.cpp runs again what the candidate generated otherwise."""
+    from llamadiff.verbs.greedy import parting, with_parting
+    from llamadiff.verbs.judging import judge
+
+    n_prompt, parted = baseline.info.n_prefill, answers_otherwise(baseline.info, candidate.info)
+    if parted:
+        baseline = _run_again(model, baseline, candidate.info, how.progress)
+    opened, used = opened_for(model, baseline, "the baseline", how.progress)
+    graph = None if opened.by_graph else partial(graph_of_run, opened, baseline, how.progress)
+    result = replace(judge(opened, baseline, candidate, how, graph=graph), engine=used)
+    return with_parting(result, parting(baseline, candidate, n_prompt, parted, opened.vocabulary.text))
+
+
+def _run_again(model: str | Path, baseline: Trace, candidate: Info, progress: Progress) -> Trace:
+    """llama.cpp's run of what a candidate ran after the baseline's prompt; the baseline itself, if it is not its."""
+    producer = baseline.info.producer
+    if producer.get("name") != "llama.cpp":
+        return baseline
+    file = ModelFile(model)
+    check_same_model(baseline.info.model, file.sha256, "the baseline")
+    engine, _ = in_engine(file)
+    with scratch_directory() as folder:
+        run = Run(tokens=candidate.tokens, settings=Settings.stated(producer.get("settings")))
+        request = request_for(engine or file, run, Path(folder) / "baseline.safetensors")
+        n = baseline.info.n_prefill
+        stated = candidate if len(candidate.edges) > 2 else replace(candidate, n_prefill=n)
+        return captured(engine, as_stated(request, stated), progress)[1]
+
+
+def graph(
+    model: str | Path,
+    run: Run,
+    how: How = USUAL,
+    keep: str | Path | None = None,
+    recorded: Path | None = None,
+) -> Comparison:
+    """Run llama.cpp and compute every node of its graph again, on the inputs it was given: any architecture.
+
+    ``keep``: a directory for the wrong ops, each in a file; ``recorded``: a run of elsewhere, in place of one now.
+    Raises UserError for whatever a user can mend.
+    """
+    with nullcontext(None) if recorded else Child(run.settings) as child:
+        from llamadiff.llamacpp.recording import recorded_request
+        from llamadiff.verbs.backend import compare_nodes
+
+        file = ModelFile(model)
+        request = recorded_request(recorded, str(model)) if recorded else text_request(file, run, Path())
+        with made_directory(Path(keep)) if keep is not None else nullcontext(None) as folder:
+            return compare_nodes(file, replace(request, keep=folder), how, child, recorded)
+
+
+def record_nodes(model: str | Path, run: Run, output: Path, how: How = USUAL) -> int:
+    """Every node of llama.cpp's run with its inputs, in a file that is judged elsewhere -> how many there are.
+
+    Raises UserError for whatever a user can mend.
+    """
+    from llamadiff.llamacpp.recording import NodeRecording
+
+    refuse_collisions([("the model", model)], [("--output", output)])
+    request = replace(text_request(ModelFile(model), run, output), nodes=True)
+    recording = read_run(request, how.progress, kind=NodeRecording)
+    assert isinstance(recording, NodeRecording)
+    return recording.nodes
+
+
+def record(
+    model: str | Path, run: Run, output: Path, how: How = USUAL, sketch: bool = False, prompt: str | None = None
+) -> Trace:
+    """llama.cpp's run, judged and kept as a trace that says so, or as a ``sketch`` of it.
+
+    ``prompt``: the text that a run of token ids is of. Raises UserError for whatever a user can mend.
+    """
+    refuse_collisions([("the model", model)], [("--output", output)])
+    check_target(output)
+    with Child(run.settings) as child, scratch_directory() if sketch else nullcontext() as folder:
+        child.meanwhile.append(_get_ready_to_judge)
+        place = output if folder is None else Path(folder) / "trace.safetensors"
+        file = ModelFile(model)
+        engine, used = in_engine(file)
+        request = replace(request_for(engine or file, run, place), keep_graph=True)
+        with after_what_the_engine_said(file, used) if engine is None else nullcontext():
+            opened, trace = captured(engine, request, how.progress, child)
+        from llamadiff.result.provenance import CHECKED, checked_by
+        from llamadiff.verbs.judging import judge
+
+        judged = replace(judge(opened, trace, None, replace(how, diagnose=False)), engine=used)
+        producer = {**trace.info.producer, CHECKED: checked_by(judged)}
+        info = replace(trace.info, producer=producer, prompt=trace.info.prompt or prompt)
+        if sketch:
+            write_sketch(output, info, sketch_of(trace))
+        else:
+            restate(output, info)
+    return Trace.open(output)
+
+
+def list_nodes(model: str | Path, n_tokens: int, settings: Settings = PLAIN) -> tuple[NodeCheck, ...]:
+    """The nodes of llama.cpp's graph for a prompt of so many tokens; nothing is computed again."""
+    file = ModelFile(model)
+    with scratch_directory() as folder:
+        request = text_request(file, Run(tokens=[0] * n_tokens, settings=settings), Path(folder) / "nodes.json")
+        return check_nodes(replace(request, nodes=True, only_list=True)).checks
+
+
+def compared_files(
+    model: str | Path | None, candidate: Candidate | None = None, name_map: str | None = None
+) -> Iterator[Named]:
+    """The files that a comparison reads. Raises UserError for a candidate that is nothing."""
+    yield "the model", model
+    if name_map is not None and Path(name_map).is_file():
+        yield "the name map", name_map
+    if isinstance(candidate, Trace):
+        yield "the candidate", candidate.path
+    elif candidate is not None and not callable(candidate):
+        yield from (("a file of the candidate" if str(path) != str(candidate) else "the candidate", path)
+                    for path in files_of(str(candidate)))  # fmt: skip

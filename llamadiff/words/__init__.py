@@ -1,0 +1,1 @@
+"""What is said of a result: the finding, its proof, what to do next."""

@@ -1,0 +1,160 @@
+"""What to do next, in words: which fix, which op to look at, which taps to write. Computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llamadiff.diagnose.diagnosis import Diagnosis
+from llamadiff.numerics import tolerances
+from llamadiff.result.comparison import Judged
+from llamadiff.result.rows import Row, leading, stem
+from llamadiff.words import diagnosis_text, unjudged
+
+_ALONE = "each is judged by itself then"
+_REPLAY = "or run it with --explain 600: it replays every known bug through these taps"
+_FUSED = {"kq", "kq_soft_max", "kqv", "kqv_mla"}  # what a fused attention has no tensors of
+_FEW = 3  # wrong ops without a known cause that advice is given for
+
+
+def next_steps(verdict: str, judged: Judged, is_engine: bool, between: Sequence[str] = ()) -> tuple[str, ...]:
+    """What a reader should do now.
+
+    ``between``: the taps of which statistics say that one
+    is wrong.
+    """
+    rows, diagnosis = judged.rows, judged.diagnosis
+    wrong = [row for row in rows if row.verdict == tolerances.WRONG]
+    first = leading(wrong, diagnosis)
+    if first is None and between:
+        return (f"{_narrow_down(between, rows)}; as whole tensors (llamadiff writer LANGUAGE), not as statistics",)
+    if first is None and judged.blamed:
+        return (
+            "compare the model without --candidate: that names what the baseline does there, and shows both values",
+            "run llamadiff doctor: it says how this llama.cpp was built, and whether its settings are known to be bad",
+        )
+    if first is None:
+        lacking = unjudged.steps_when_lacking(judged.coverage) if judged.coverage is not None else ()
+        gaps = (*lacking, *unjudged.step_when_unjudgeable(rows), *_steps_when_unclear(rows))
+        return gaps if rows and gaps else (*gaps, *_steps_when_right(verdict, rows, judged.missing))
+    known = [d for d in diagnosis if d.known and not d.harmless]
+    steps = [fix_step(d) for d in known[:4]]
+    if first.misrecorded:
+        steps.append(f"look at what writes {first.tap}: its axes, and whether its memory was used again before")
+    elif not any(first.tap in d.taps for d in known):
+        steps += _steps_when_unknown(first, rows, known, diagnosis)
+    steps.append(place_step(first))
+    if is_engine:
+        steps.append(
+            "run llamadiff doctor: it says how this llama.cpp was built, and whether its settings are known to be bad"
+        )
+    return tuple(steps)
+
+
+def _steps_when_unclear(rows: Sequence[Row]) -> tuple[str, ...]:
+    """What tells a mistake from rounding where a span is off by as much: what lies in it."""
+    first = next((row for row in rows if row.span and row.local is not None and row.local.unclear), None)
+    return () if first is None else (_narrow_down(_still_open(first, rows), rows, sure=False), _REPLAY)
+
+
+def _steps_when_unknown(
+    first: Row, rows: Sequence[Row], known: Sequence[Diagnosis], diagnosis: Sequence[Diagnosis]
+) -> list[str]:
+    """Where to look for a cause that is not known: at the leading op, and at others of another kind."""
+    named = {tap for d in known for tap in d.taps}
+    wrong = [row for row in rows if row.verdict == tolerances.WRONG and not row.misrecorded]
+    unnamed = [row for row in wrong if row.tap not in named]
+    others = {stem(row.tap): row for row in reversed(unnamed) if stem(row.tap) != stem(first.tap)}
+    others = {row.op: row for row in reversed(others.values()) if not row.span and row.op != first.op}
+    steps = [_narrow_down(_still_open(first, rows), rows, first.tap) if first.span else _advice(first)]
+    if first.span and not any(first.tap in d.taps for d in diagnosis):
+        steps.append(_REPLAY)
+    if any(first.tap in d.taps and not d.by_graph for d in diagnosis):
+        steps.append("or run it where llama.cpp runs this file: known bugs are looked for in its graph")
+    return [*steps, *(f"{row.tap}: {_advice(row)}" for row in list(others.values())[: _FEW - 1])]
+
+
+def _still_open(row: Row, rows: Sequence[Row]) -> Sequence[str]:
+    """The unrecorded taps before a wrong one, from the last on of which something was recorded, and that right."""
+    right = {other.tap for other in rows if other.verdict in (tolerances.MATCH, tolerances.NOISE)}
+    last = max((i for i, name in enumerate(row.span) if name in right), default=-1)
+    return row.span[last + 1 :] or (row.span[last],)
+
+
+def fix_step(d: Diagnosis) -> str:
+    """What to do about a known bug."""
+    return f"{d.tap}: {diagnosis_text.fix(d)}"
+
+
+def place_step(row: Row) -> str:
+    """Where a wrong tap is most off, with both values."""
+    assert row.local is not None
+    place = ", ".join(map(str, row.local.index))
+    return f"{row.tap}[{place}] is {row.local.recorded:.6g}; on its inputs {row.local.expected:.6g} is right"
+
+
+def _narrow_down(span: Sequence[str], rows: Sequence[Row], end: str | None = None, sure: bool = True) -> str:
+    """Which taps to write next: a layer's outputs while the layer is unknown, then the ops of the layer.
+
+    ``end`` is the tap that answers for them, and may be wrong itself; ``sure``: something is wrong. Scores are not
+    asked of an engine that recorded none in any layer: a fused attention has no such tensors.
+    """
+    outputs = [name for name in span if name.startswith("l_out-")]
+    if outputs:
+        named, which = outputs[0], "it says on which side of it the fault is"
+        if len(outputs) > 1:
+            named, which = f"{outputs[0]} to {outputs[-1]}", "they say which layer is wrong"
+        return f"write {named} next: {which if sure else _ALONE}"
+    is_fused = not any(stem(row.tap) in _FUSED for row in rows)
+    asked = [name for name in span if not (is_fused and stem(name) in _FUSED)]
+    if not asked:
+        return _within_attention(span[0].rsplit("-", 1)[-1], rows, end)
+    more = f" and {len(asked) - 8} more" if len(asked) > 8 else ""
+    which = f"one of these ops is wrong, or {end} itself" if end else "one of these ops is the wrong one"
+    if len(asked) < len(span):
+        which = f"one of these ops is wrong, or attention between them{f', or {end} itself' if end else ''}"
+    return f"write {', '.join(asked[:8])}{more} next: {which if sure else _ALONE}"
+
+
+def _within_attention(layer: str, rows: Sequence[Row], end: str | None) -> str:
+    """What is left to look at where a fused attention is wrong: the rows that it reads, then what it does with them."""
+    read = [f"kv_k-{layer}", f"kv_v-{layer}"]
+    missing = [name for name in read if name not in {row.tap for row in rows}]
+    inside = f"a fused attention has no scores to write: check its scale, mask and heads, up to {end or 'its output'}"
+    if not missing:
+        return f"the rows that attention reads were recorded; {inside}"
+    return f"write {' and '.join(missing)} next, the rows that attention reads; {inside}"
+
+
+def _advice(row: Row) -> str:
+    return {
+        "ROPE": "check what is rotated, pairs (2i, 2i+1) or halves (i, i+n/2), and the base, scaling and positions",
+        "RMS_NORM": "check epsilon (inside the root), the weight, and that the mean is not subtracted",
+        "NORM": "check epsilon (inside the root), the weight and the bias, and that the mean is subtracted",
+        "SOFT_MAX": "check the scale 1/sqrt(head size), the causal mask, and the axis",
+        "ADD": "check that both terms are there: the branch and the residual from before the norm",
+        "SWIGLU": "check silu(gate) * up: which is gate, and which activation",
+        "GET_ROWS": "check the rows that your embedding reads: token id, row size, type",
+    }.get(row.op) or _product_advice(row)
+
+
+def _product_advice(row: Row) -> str:
+    word = stem(row.tap)
+    if word == "kq":
+        return "check which K head each Q head reads (h reads h // group), and that scores have no scale or mask yet"
+    if word == "kqv_out":
+        return "check which V head each head reads, and how heads are merged"
+    kind = f" ({row.weight_type})" if row.weight_type else ""
+    return f"check {row.weight}{kind}: the right tensor, its orientation, its dequantization, and the bias"
+
+
+def _steps_when_right(verdict: str, rows: Sequence[Row], missing: Sequence[str]) -> tuple[str, ...]:
+    if verdict == tolerances.UNCHECKED or not rows:
+        return ("record more taps; llamadiff taps MODEL lists them with their shapes",)
+    judged = [row.local.nmse for row in rows if row.local is not None]
+    steps = [f"the smallest tolerance that still passes: match = {max(judged):.1e}"] if judged else []
+    if missing and len(missing) > len(rows):
+        steps.append(f"{len(missing)} taps were not recorded: llamadiff writer LANGUAGE --model MODEL prints each line")
+    return (
+        *steps,
+        "if the text is still wrong, look at what comes after the logits: sampling, detokenization, the prompt",
+    )

@@ -1,0 +1,249 @@
+"""WRONG taps in words: which op, what it does instead, what proves it, and what else is wrong. Computes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from llamadiff.diagnose.diagnosis import Diagnosis
+from llamadiff.judge.pattern.deviation import ANSWERS, Fact
+from llamadiff.numerics import tolerances
+from llamadiff.result.rows import Row, is_slight, leading, stem
+from llamadiff.result.said import Said
+from llamadiff.words import diagnosis_text as say
+from llamadiff.words import unjudged
+
+_OPS = {
+    "GET_ROWS": "row lookup", "RMS_NORM": "RMSNorm", "NORM": "LayerNorm", "MUL_MAT": "matrix product",
+    "MUL_MAT_ID": "expert product", "ROPE": "RoPE", "SOFT_MAX": "softmax", "ADD": "addition", "SWIGLU": "SwiGLU",
+    "ARGSORT": "top-k", "DIV": "division", "SET_ROWS": "cache",
+}  # fmt: skip
+_TAPS = {"kq": "attention scores", "kqv_out": "weighted sum of values"}
+_FEW = 3  # wrong records, and other causes, that are told one by one
+_FEW_TAPS = 4
+# what another tap shows of what is told of the first
+ALIKE, OTHER_VALUES, UNLIKE, UNREAD = "alike", "with other values", "unlike", "unread"
+
+
+def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subject: str, gaps: bool) -> Said:
+    """What is wrong, the leading tap first. ``whose`` trace it is; ``subject`` begins the headline, if it is not yours.
+
+    ``gaps``: not every tap was recorded.
+    """
+    wrong = [row for row in rows if row.verdict == tolerances.WRONG]
+    first = leading(wrong, diagnosis)
+    assert first is not None
+    records = [row for row in wrong if row.misrecorded]
+    others = [row for row in wrong if row is not first and row not in records]
+    slight = [row for row in others if is_slight(row, diagnosis)]
+    if first.misrecorded:
+        return _recorded_wrongly(records, rows, whose).plus(*_slight(slight), *_the_rest(rows, gaps))
+    ends = [*_slight(slight), *unjudged.other_origins(others), *unjudged.open_rest(rows), *_the_rest(rows, gaps)]
+    if records:
+        record = _recorded_wrongly(records, rows, whose)
+        ends = [record.headline, *record.clauses, *ends]
+    diagnosis = [d for d in diagnosis if not {row.tap for row in slight} >= set(d.taps)]
+    why = _why(first, diagnosis)
+    if why is not None and why.known:
+        also = list(_other_causes([d for d in diagnosis if d is not why], rows, why))
+        return Said(subject + headline(why, rows), tuple(proof(why, rows))).plus(*also, *ends)
+    return _unlisted(first, others, [row.tap for row in slight], diagnosis, subject, rows).plus(*ends)
+
+
+def _unlisted(
+    first: Row, others: Sequence[Row], slight: Sequence[str], diagnosis: Sequence[Diagnosis], subject: str,
+    rows: Sequence[Row],
+) -> Said:  # fmt: skip
+    """What is wrong that no known bug is: what its values tell, and of which layers and other ops that is true."""
+    known = [d for d in diagnosis if d.known]
+    named = {*slight}.union(*(d.taps for d in known))
+    same = [row for row in (first, *others) if row.layer is not None and stem(row.tap) == stem(first.tap)]
+    if first.span:  # of a span, another layer's may tell more
+        first = next((row for row in (first, *same) if any(_told(row, _why(row, diagnosis)))), first)
+    why = _why(first, diagnosis)
+    told = next(_told(first, why), None)
+    unnamed = [row for row in others if row.tap not in named and row not in same]
+    found = [(row, _likeness(told, row, _why(row, diagnosis))) for row in (*same, *unnamed)]
+    varies = any(how == OTHER_VALUES for row, how in found if row in same)
+    alike = [row for row, how in found if row in same and (how == ALIKE or (how == UNREAD and not varies))]
+    given = told.says if told is not None else f"wrong on the inputs {'they were' if first.span else 'it was'} given"
+    said = Said(f"{subject}{place(first, _layers(alike))}: {given}", tuple(_unknown(first, why)))
+    return said.plus(*_where_else(found, same, alike, told), *_other_causes(known, rows))
+
+
+def _likeness(told: Fact | None, row: Row, d: Diagnosis | None) -> str:
+    """Whether what is told of the first tap is read in another one: in the same words, or with other numbers."""
+    if told is None or not _is_read(row, d):
+        return UNREAD
+    facts = list(_told(row, d))
+    if any(_words(fact) == _words(told) for fact in facts):
+        return ALIKE
+    if any(fact.kind == told.kind for fact in facts):
+        return OTHER_VALUES
+    return UNREAD if row.span else UNLIKE  # one reading of a span does not rule out another
+
+
+def _words(fact: Fact) -> str:
+    """What a fact says, of whatever layer."""
+    return re.sub(r"(?<=-)[0-9]+\b|(?<=blk\.)[0-9]+", "N", fact.says)
+
+
+def _where_else(
+    found: Sequence[tuple[Row, str]], same: Sequence[Row], alike: Sequence[Row], told: Fact | None
+) -> Iterator[str]:
+    """Where else the reading is true, and where it was not looked for, or is not. ``alike``: the headline's layers."""
+    own = [(row, how) for row, how in found if row in same]
+    read = [row for row, how in own if how == ALIKE]
+    if told is not None and len(read) < len(alike):
+        yield f"that was read in {say.layers_of(_layers(read))}"
+    for how, words in (
+        (OTHER_VALUES, "likewise in {}, with other values"),
+        (UNLIKE, "in {} it is wrong in another way"),
+        (UNREAD, "in {} it is wrong too"),
+    ):
+        some = [row for row, each in own if each == how and row not in alike]
+        if some:
+            yield words.format(say.layers_of(_layers(some)))
+    said = set[str]()
+    for how, words in ((ALIKE, "likewise"), (OTHER_VALUES, "likewise, with other values")):
+        ops = [stem(row.tap) for row, each in found if row not in same and each == how and stem(row.tap) not in said]
+        said |= {*ops}
+        if ops:
+            yield f"{', '.join(dict.fromkeys(ops))} {words}"
+    yield from _others([row for row, _ in found if row not in same and stem(row.tap) not in said])
+
+
+def place(row: Row, layers: Sequence[int] = (), names_weight: bool = True) -> str:
+    """Which op, of which weight, in which layers: ``RoPE, layers 0-2``, ``LayerNorm by output_norm.weight``."""
+    if row.span:
+        return f"{row.span[0]} to {row.tap}"
+    op = _TAPS.get(stem(row.tap)) or _OPS.get(row.op, row.op)
+    weight = f" by {_without_layer(row)}" if row.weight and names_weight else ""
+    own = () if row.layer is None else (row.layer,)
+    where = say.layers_of(layers or own)
+    return f"{op}{weight}{f', {where}' if where else ''}"
+
+
+def _without_layer(row: Row) -> str:
+    """A weight's name; its layer is said beside it."""
+    return (row.weight or "").removeprefix(f"blk.{row.layer}.")
+
+
+def headline(d: Diagnosis, rows: Sequence[Row]) -> str:
+    """What an op does where, in a line; of alternatives that the model cannot tell apart, the likeliest."""
+    row = next(row for row in rows if row.tap == d.tap)
+    alike = len({stem(tap) for tap in d.taps}) == 1  # of several taps, no weight is that of all
+    if d.known:
+        return f"{place(row, d.layers, alike)}: {say.likeliest(d)}"
+    return f"{place(row)}: {'; '.join([*_read_back(d.tap, d), say.nearest(d)])}"
+
+
+def _told(row: Row, d: Diagnosis | None) -> Iterator[Fact]:
+    """What a wrong tap holds instead, or what its op did: read back, or seen in its values."""
+    yield from (d.read.get(row.tap, ()) if d is not None else ())
+    yield from (fact for fact in (row.local.facts if row.local is not None else ()) if fact.kind in ANSWERS)
+
+
+def _is_read(row: Row, d: Diagnosis | None) -> bool:
+    """Whether anybody asked what a tap holds: that takes long, and the first layers tell of the others."""
+    return (d is not None and row.tap in d.read) or (row.local is not None and bool(row.local.facts))
+
+
+def _layers(rows: Sequence[Row]) -> list[int]:
+    return [row.layer for row in rows if row.layer is not None]
+
+
+def _read_back(tap: str, d: Diagnosis | None) -> Iterator[str]:
+    """What a wrong op did, as its values show."""
+    yield from (fact.says for fact in (d.read.get(tap, ()) if d is not None else ()))
+
+
+def proof(d: Diagnosis, rows: Sequence[Row]) -> Iterator[str]:
+    """Which taps, how well the replay fits, and what else would fit as well."""
+    yield say.where(d, [row.tap for row in rows])
+    yield say.proof(d)
+    yield from say.alternatives(d)
+
+
+def _unknown(row: Row, why: Diagnosis | None) -> Iterator[str]:
+    """By how much an op is wrong, and that no known bug is it."""
+    assert row.local is not None
+    if row.local.not_finite:
+        yield f"{row.tap} has {unjudged.where_not_finite(row.local)}"
+    else:
+        yield f"{row.tap}: own error {row.local.nmse:.1e}, limit {row.local.limit:.0e}"
+    if row.span:
+        read = why is not None and any(why.read.get(row.tap, ()))
+        yield "the taps between were not recorded" + (
+            ": that is read back as if their other ops were right" if read else ""
+        )
+    elif why is not None:
+        yield say.nearest(why).split(";")[0]
+
+
+def _recorded_wrongly(records: Sequence[Row], rows: Sequence[Row], whose: str) -> Said:
+    """That taps were written wrongly, what shows that they were computed rightly, and what they hold instead."""
+    first, *others = [_record(row, rows, whose) for row in records[:_FEW]]
+    more = [f"{len(records) - _FEW} more taps were recorded wrongly"] if len(records) > _FEW else []
+    return first.plus(*(other.sentence for other in others), *more)
+
+
+def _record(row: Row, rows: Sequence[Row], whose: str) -> Said:
+    readers = [other.tap for other in rows if row.tap in other.span]
+    facts = [fact.says for fact in row.local.facts[:1]] if row.local is not None else []
+    named = f" ({', '.join(readers[:_FEW])})" if readers else ""
+    said = Said(f"{row.tap}: {whose} recorded it wrongly and computed it rightly")
+    return said.plus(f"what is computed from it{named} is right", *facts)
+
+
+def _other_causes(diagnosis: Sequence[Diagnosis], rows: Sequence[Row], said: Diagnosis | None = None) -> Iterator[str]:
+    """The causes of the other WRONG taps: the known ones in their words, but for one that was ``said`` already."""
+    known, unknown = [d for d in diagnosis if d.known], [d for d in diagnosis if not d.known]
+    for d in known[:_FEW]:
+        if said is not None and say.names(d.causes) == say.names(said.causes):
+            yield f"{d.tap} likewise: it {say.clause(d)}"
+        else:
+            yield f"{d.tap}: {headline(d, rows)} ({'; '.join(proof(d, rows))})"
+    if len(known) > _FEW:
+        yield f"{len(known) - _FEW} more causes are in the JSON report"
+    if unknown:
+        verb = "is" if len(unknown) == 1 else "are"
+        yield f"{', '.join(d.tap for d in unknown[:_FEW_TAPS])} {verb} wrong too, for reasons unknown"
+
+
+def _slight(rows: Sequence[Row]) -> Iterator[str]:
+    """WRONG taps that are hardly off: they come after what matters."""
+    if rows:
+        named = ", ".join(row.tap for row in rows[:_FEW]) + (f" and {len(rows) - _FEW} more" if rows[_FEW:] else "")
+        most = max(row.local.nmse for row in rows if row.local is not None)
+        verb = "differs by" if len(rows) == 1 else "differ by at most"
+        yield f"{named} {verb} an NMSE of {most:.1e}, for no known reason: arithmetic"
+
+
+def _why(row: Row, diagnosis: Sequence[Diagnosis]) -> Diagnosis | None:
+    return next((d for d in diagnosis if row.tap in d.taps), None)
+
+
+def _others(rest: Sequence[Row]) -> Iterator[str]:
+    """The rest of the WRONG taps, op by op."""
+    others = list(dict.fromkeys(stem(row.tap) for row in rest))
+    if others:
+        more = " and others" if len(others) > _FEW_TAPS else ""
+        yield f"{', '.join(others[:_FEW_TAPS])}{more} {'is' if len(others) == 1 else 'are'} wrong too"
+
+
+def _the_rest(rows: Sequence[Row], gaps: bool) -> Iterator[str]:
+    """What may be said of the other ops: only what was judged."""
+    right = sum(row.verdict in (tolerances.MATCH, tolerances.NOISE) for row in rows)
+    if not right:
+        return
+    if not gaps and not any(unjudged.has_open_places(row) for row in rows):
+        yield f"every other op is {quality(rows)}: {len(rows)} taps were judged"
+    else:
+        others = f"the other {right} recorded taps are" if right > 1 else "the other recorded tap is"
+        yield f"{others} {quality(rows)}"
+
+
+def quality(rows: Sequence[Row]) -> str:
+    """How right those are that are not wrong."""
+    return "right up to rounding" if any(row.verdict == tolerances.NOISE for row in rows) else "right"

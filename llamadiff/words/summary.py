@@ -1,0 +1,222 @@
+"""What is said of a run of the model: the finding, and the clauses that prove it. Computes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from llamadiff.judge.preflight.checks import Check
+from llamadiff.judge.preflight.shapes import SHAPES
+from llamadiff.judge.statistics import CHECK as STATISTICS
+from llamadiff.numerics import tolerances
+from llamadiff.result.comparison import Judged, Sides
+from llamadiff.result.coverage import Coverage
+from llamadiff.result.rows import Row
+from llamadiff.result.said import Said
+from llamadiff.trace.taps import WEIGHTS
+from llamadiff.words import diagnosis_text, unjudged
+from llamadiff.words.blame import blame, quality
+
+_FEW_WAYS = 2  # of computing, that are told
+
+
+def summarize(verdict: str, sides: Sides, judged: Judged) -> Said:
+    """Which op is wrong since which layer, or that none is and how much noise there is."""
+    said = _found(verdict, sides, judged)
+    failed = [check for check in judged.preflight if check.verdict == tolerances.WRONG]
+    if failed:
+        said = said.under(_before_the_layers(failed))
+    return said.plus(
+        *_decode_steps(judged.rows, sides),
+        *_unread(judged.only_engine_read, sides.baseline),
+        *_unsure(judged.preflight),
+        *(_stated(judged.preflight) if judged.rows else ()),
+        *judged.notes,
+        *_ignored(judged),
+    )
+
+
+def _found(verdict: str, sides: Sides, judged: Judged) -> Said:
+    """What the taps say; of a candidate without taps, what its shapes, statistics or weights say."""
+    checks = judged.preflight
+    weights, stated = [check for check in checks if check.name.startswith(WEIGHTS)], _stated(checks)
+    if not judged.rows and any(check.name == SHAPES for check in checks):
+        return Said("nothing else could be judged", tuple(stated))
+    if not judged.rows and stated:
+        return Said("; ".join(stated))
+    if not judged.rows and weights:
+        return Said(_weights_alone(_name(sides.candidate), weights))
+    return _judgement(verdict, sides, judged)
+
+
+def _ignored(judged: Judged) -> Iterator[str]:
+    """The tensors that stand for nothing."""
+    if judged.coverage is not None:
+        yield from unjudged.ignored(judged.coverage, len(judged.rows), by_value=bool(judged.found_map))
+
+
+def _stated(checks: Sequence[Check]) -> list[str]:
+    return [check.found for check in checks if check.name == STATISTICS]
+
+
+def _before_the_layers(failed: Sequence[Check]) -> str:
+    more = ""
+    if len(failed) > 1:
+        more = f" (and {_counted(len(failed) - 1, 'more check')} {'fails' if len(failed) == 2 else 'fail'})"
+    return f"before any layer, {failed[0].name}: {failed[0].found}{more}"
+
+
+def _unread(names: Sequence[str], baseline: Mapping[str, Any]) -> Iterator[str]:
+    """Tensors of the file that the engine uses, and the baseline does not."""
+    if names:
+        more = f" and {len(names) - 1} more of the file's tensors" if len(names) > 1 else ""
+        yield f"{baseline.get('name')} does not read {names[0]}{more}, which the engine uses"
+
+
+def _unsure(checks: Sequence[Check]) -> Iterator[str]:
+    for check in checks:
+        if check.verdict == tolerances.UNCHECKED and check.name != STATISTICS:
+            yield f"{check.name} could not be checked: {check.found}"
+
+
+def _weights_alone(whose: str, weights: Sequence[Check]) -> str:
+    """What is said where weights are all that there is to judge."""
+    right, count = sum(check.verdict == tolerances.MATCH for check in weights), len(weights)
+    if count == 1:
+        part = "the one weight" if right else "not even the one weight"
+    elif right == count:
+        part = "both weights" if count == 2 else f"all {count} weights"
+    else:
+        part = f"{right or 'none'} of the {count} weights"
+    return f"{part} that {whose} dumped {'is' if min(right, count) <= 1 else 'are'} the file's, and it recorded no tap"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"
+
+
+def _decode_steps(rows: Sequence[Row], run: Sides) -> Iterator[str]:
+    """Whether the first wrong tap is right in the first batch, and since which it is wrong."""
+    first = next((row.local for row in rows if _is_wrong(row.local)), None)
+    if first is None or len(run.batches) <= 1 or len(first.per_token) != len(run.tokens):
+        return
+    wrong = next((i for i, error in enumerate(first.per_token) if error > first.noise_limit), 0)
+    if run.n_prefill <= wrong:
+        step = wrong - run.n_prefill
+        yield f"the prefill is right, the {'first' if step == 0 else f'{step + 1}.'} decode step is wrong"
+    elif run.batches[0] <= wrong:
+        number = sum(edge <= wrong for edge in (0, *accumulate(run.batches)))
+        yield f"the prompt's first batch is right, its {'second' if number == 2 else f'{number}.'} is wrong"
+
+
+def _name(candidate: Mapping[str, Any]) -> str:
+    return str(candidate.get("name") or "the candidate")
+
+
+def _judgement(verdict: str, sides: Sides, judged: Judged) -> Said:
+    """What the taps say."""
+    rows, diagnosis, gaps = judged.rows, judged.diagnosis, bool(judged.missing)
+    baseline, is_engine = sides.baseline, sides.is_engine
+    whose = str(baseline.get("name")) if is_engine else _name(sides.candidate)
+    also = [_off(judged.blamed, baseline)] if judged.blamed else []
+    if any(row.verdict == tolerances.WRONG for row in rows):
+        mistakes = [d for d in diagnosis if not d.harmless]
+        return blame(rows, mistakes, whose, f"{_possessive(whose)} " if is_engine else "", gaps).plus(*also)
+    if any(unjudged.has_open_places(row) for row in rows):
+        return unjudged.unjudgeable(whose, str(baseline.get("name")), rows).plus(*also)
+    if judged.blamed:
+        right = _right(whose, rows, gaps) if rows else unchecked(whose, rows, gaps, judged.coverage)
+        return Said(_off(judged.blamed, baseline), (right.headline, *right.clauses))
+    if verdict == tolerances.UNCHECKED or not rows:
+        return unchecked(whose, rows, gaps, judged.coverage)
+    ways = [f"it {diagnosis_text.clause(d)}" for d in diagnosis if d.harmless][:_FEW_WAYS]
+    own = judged.manner.clauses() if judged.manner is not None else ()
+    return _right(whose, rows, gaps).plus(*own, *ways, *_hidden(rows), _drift(rows, is_engine))
+
+
+def _hidden(rows: Sequence[Row]) -> Iterator[str]:
+    """How large a mistake the noise could hide, where there is any."""
+    noisy = [row for row in rows if row.verdict == tolerances.NOISE and row.local is not None]
+    if noisy:
+        worst = max(noisy, key=lambda row: row.local.hides if row.local else 0.0)
+        assert worst.local is not None
+        yield f"a mistake below an NMSE of {worst.local.hides:.0e} could hide in it (at {worst.tap})"
+
+
+def _is_wrong(local: Any) -> bool:
+    return local is not None and local.verdict == tolerances.WRONG
+
+
+def _off(blamed: Sequence[str], baseline: Mapping[str, Any]) -> str:
+    more = f", and so are {len(blamed) - 1} more of its taps" if len(blamed) > 1 else ""
+    return f"{_possessive(str(baseline.get('name')))} {blamed[0]} is off on its own inputs{more}"
+
+
+def _possessive(name: str) -> str:
+    return f"{name}'" if name.endswith("s") else f"{name}'s"
+
+
+def _right(whose: str, rows: Sequence[Row], gaps: bool) -> Said:
+    judged = [row for row in rows if row.local is not None]
+    noisy = sum(row.verdict == tolerances.NOISE for row in rows)
+    subject = f"what was recorded of {whose}" if gaps else f"every op of {whose}"
+    noise = f", {noisy} of them noise" if noisy else ""
+    clause = f"{_counted(len(judged), 'tap')} judged{noise}, {_worst(judged)}"
+    return Said(f"{subject} is {quality(rows)} on the inputs it was given", (clause,))
+
+
+def _worst(judged: Sequence[Row]) -> str:
+    """The largest own error, and where."""
+    worst = max(judged, key=lambda row: row.local.nmse if row.local else 0.0)
+    assert worst.local is not None
+    return f"worst own error {worst.local.nmse:.1e} at {worst.tap}"
+
+
+def _right_so_far(whose: str, rows: Sequence[Row], coverage: Coverage) -> Said:
+    """That what was judged is right, and that it is not enough."""
+    judged = [row for row in rows if row.local is not None]
+    part = f"{coverage.judged} of {coverage.taps} taps"
+    said = f"{whose} is {quality(judged)} as far as it was recorded: {part}"
+    return Said(said, (_worst(judged), unjudged.lacking(rows, coverage)))
+
+
+def _drift(rows: Sequence[Row], is_engine: bool) -> str:
+    last = rows[-1]
+    if last.drift is None:
+        return "there is nothing to measure drift against"
+    if last.ratio_to_noise is None:
+        return f"{last.tap} drifts {last.drift.nmse:.1e} from the baseline"
+    against = "exact arithmetic" if is_engine else "the baseline"
+    if last.local is not None and len(last.drift.per_token) < len(last.local.per_token):
+        against += f" over the first {len(last.drift.per_token)} tokens"
+    if not math.isfinite(last.drift.nmse):
+        return f"{last.tap} holds NaN or Inf on one side, so that there is no drift from {against}"
+    noise = f"{last.ratio_to_noise:.1f}x" if last.ratio_to_noise < 100 else f"{last.ratio_to_noise:.0e}x"
+    below = last.drift.nmse <= (last.expected_drift or 0.0)
+    explained = "no more than" if below else f"{noise}"
+    return f"{last.tap} drifts {last.drift.nmse:.1e} from {against}, {explained} what rounding in products explains"
+
+
+def unchecked(whose: str, rows: Sequence[Row], gaps: bool = False, coverage: Coverage | None = None) -> Said:
+    """That nothing was found wrong, and why that does not say that all is right."""
+    if not rows:
+        return Said(f"nothing could be judged: {whose} recorded no tap of this model")
+    differing = [row for row in rows if row.verdict == tolerances.UNCHECKED]
+    if differing and differing[0].local is not None and differing[0].local.unclear:
+        return unjudged.unclear(whose, differing)
+    if differing:
+        return Said(_differing(differing), ("give --model to learn which op is wrong",))
+    if coverage is not None and not coverage.is_enough:
+        return _right_so_far(whose, rows, coverage)
+    return _right(whose, rows, gaps)
+
+
+def _differing(rows: Sequence[Row]) -> str:
+    """The first of the taps that differ; without a model nobody knows more."""
+    first = rows[0]
+    sound = first.candidate is None or not (first.candidate.nan or first.candidate.inf)
+    if len(rows) == 1:
+        return f"{first.tap} alone {'differs' if sound else 'differs, or holds NaN or Inf'}"
+    return f"{first.tap} is the first of {len(rows)} taps that differ{'' if sound else ', or hold NaN or Inf'}"

@@ -1,0 +1,104 @@
+"""What is checked before the layers: tokens, hyper-parameters, dumped weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from llamaref import Engine
+
+from llamadiff import UserError
+from llamadiff.candidates.reference import record
+from llamadiff.engines.reference_model import Model
+from llamadiff.judge.preflight.weight_faults import weight_fault
+from llamadiff.trace.reader import Trace
+from llamadiff.verbs.verbs import diff
+
+TOKENS = (1, 17, 5, 80, 42, 9, 33)
+
+
+def with_tokens(trace, tokens):
+    info = replace(trace.info, tokens=tuple(tokens), positions=tuple(range(len(tokens))), n_prefill=len(tokens))
+    return Trace(info, {}, {})
+
+
+@pytest.fixture(scope="module")
+def right(small_model):
+    return record(Engine(small_model()), TOKENS, "engine")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ((1, 17, 5, 81, 42, 9, 33), r"from token 3 on it has \[81 .*the baseline \[80 "),
+        ((2, 18, 6, 81, 43, 10, 34), "every id is one too large"),
+        ((7, 8, 1, 17, 5, 80, 42, 9, 33, 7), "a chat template was applied there"),
+        ((5, 80, 42), "a chat template was applied here"),
+    ],
+)
+def test_tokens_apart_say_why(tokens, message, right, small_model):
+    with pytest.raises(UserError, match=message):
+        diff(right, with_tokens(right, tokens), small_model())
+
+
+@pytest.mark.parametrize(
+    ("drop", "message"), [(True, "lacks the beginning-of-text token 1"), (False, "token 1 once more")]
+)
+def test_a_missing_or_doubled_bos_is_named(drop, message, right, tmp_path):
+    from models.small import write_model
+
+    path = write_model(tmp_path / "m.gguf", bos=1)
+    with pytest.raises(UserError, match=message):
+        diff(right, with_tokens(right, TOKENS[1:] if drop else (1, *TOKENS)), path)
+
+
+def with_parameters(trace, **stated):
+    producer = {**trace.info.producer, "hyperparameters": stated}
+    return Trace(replace(trace.info, producer=producer), {name: trace[name] for name in trace}, trace.dtypes)
+
+
+def test_stated_hyper_parameters_are_held_against_the_file(right, small_model):
+    good = with_parameters(right, **{"attention.layer_norm_rms_epsilon": 1e-5, "block_count": 2})
+    result = diff(right, good, small_model())
+    assert (result.verdict, result.preflight[1].verdict) == ("match", "match")
+    bad = with_parameters(right, **{"attention.layer_norm_rms_epsilon": 1e-6, "block_count": 2})
+    result = diff(right, bad, small_model())
+    assert result.verdict == "wrong"
+    assert "layer_norm_rms_epsilon = 1e-06; the file says 1e-05" in result.summary
+    assert not result.wrong
+
+
+def test_dumped_weights_are_compared(right, small_model):
+    path = small_model("llama", "Q8_0")
+    trace = record(Engine(path), TOKENS, "engine")
+    weight = Model(path).engine.w.whole("blk.0.attn_q.weight")
+
+    def judged(values):
+        arrays = {**{name: trace[name] for name in trace}, "weights/blk.0.attn_q.weight": values}
+        return diff(trace, Trace(trace.info, arrays, dict.fromkeys(arrays, "F32")), path)
+
+    assert judged(weight).verdict == "match"
+    result = judged(np.ascontiguousarray(weight.T))
+    assert result.verdict == "wrong"
+    assert "weights/blk.0.attn_q.weight: transposed" in result.summary
+
+
+def test_faults_of_weights_are_told_apart(small_model):
+    model = Model(small_model("llama", "Q8_0"))
+    weight = model.engine.w.whole("blk.0.ffn_up.weight")
+    assert weight_fault(model, "blk.0.ffn_up.weight", weight) is None
+    other = model.engine.w.whole("blk.1.ffn_up.weight")
+    assert weight_fault(model, "blk.0.ffn_up.weight", other) == "these are the values of blk.1.ffn_up.weight"
+    shifted = weight.reshape(-1).copy()
+    shifted[32 * 100 :] = 0
+    fault = weight_fault(model, "blk.0.ffn_up.weight", shifted)
+    assert "number 100 of 4096" in fault
+    assert fault.endswith("every block from there on is wrong")
+    nibbles = weight.reshape(-1, 2)[:, ::-1].reshape(-1)
+    told = weight_fault(model, "blk.0.ffn_up.weight", nibbles)
+    assert told == "of every 2 columns the order is another: 1, 0"
+    assert "5 values where the file has" in weight_fault(model, "blk.0.ffn_up.weight", weight.reshape(-1)[:5])
+    one = weight.copy()
+    one[3, 70] += 1
+    assert "1 are wrong in all" in weight_fault(model, "blk.0.ffn_up.weight", one)

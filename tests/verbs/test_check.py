@@ -1,0 +1,405 @@
+"""``check``: candidates on recorded tokens, side by side; the gate; JUnit, annotations, provenance; recording anew."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import run
+from faulty import BUGS
+from llamaref import Engine
+
+from llamadiff import Trace, UserError
+from llamadiff.candidates.reference import Recorder, record
+from llamadiff.engines.run_spec import USUAL, Gate, How, Run
+from llamadiff.engines.select import opened_for
+from llamadiff.judge.run import run_passes
+from llamadiff.numerics.rounding_tap import Carrier
+from llamadiff.report.check_lines import MOST, Annotation, annotations_of, shown_ten
+from llamadiff.result.gate import Bound, arithmetic_of, chance, held_to
+from llamadiff.result.logits import over_positions, percentile_99
+from llamadiff.trace.writer import rewrite
+from llamadiff.verbs.check_traces import Checked, check_each
+from llamadiff.verbs.verbs import check
+from llamadiff.verbs.verbs import record as capture
+
+TOKENS = (1, 17, 5, 80, 42, 9, 33)
+ENGINE = """
+import sys
+sys.path[:0] = {path!r}
+from faulty import BUGS
+from llamaref import Engine
+from llamadiff.candidates.reference import record
+from llamadiff.trace.writer import rewrite
+from pathlib import Path
+model, tokens, out, bug = sys.argv[1:]
+build = Engine if bug == "none" else next(b.build for b in BUGS if b.name == bug)
+trace = record(build(model), [int(token) for token in tokens.split(",")], "mine")
+rewrite(trace, trace.info, Path(out + ".safetensors"))
+"""
+
+
+@pytest.fixture(scope="module")
+def captures(small_model, tmp_path_factory):
+    """A directory with two captures of a small model; it must not be written to."""
+    folder = tmp_path_factory.mktemp("captures")
+    for name, tokens in (("a", TOKENS), ("b", TOKENS[:4])):
+        capture(small_model(kind="Q8_0"), Run(tokens=tokens), folder / f"{name}.safetensors")
+    return folder
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """An engine as a command, with a bug or without."""
+
+    def get(bug="none"):
+        path = tmp_path / "engine.py"
+        path.write_text(ENGINE.format(path=sys.path), encoding="utf-8")
+        words = [sys.executable, str(path), "{model}", "{tokens}", "{out}", bug]
+        return "cmd: " + shlex.join(words)
+
+    return get
+
+
+@pytest.fixture
+def faulty(small_model, tmp_path):
+    """A trace of the longer capture's tokens, with a bug or without."""
+
+    def get(bug):
+        build = next((one.build for one in BUGS if one.name == bug), Engine)
+        trace, path = record(build(small_model(kind="Q8_0")), TOKENS, "mine"), tmp_path / f"{bug}.safetensors"
+        rewrite(trace, trace.info, path)
+        return path
+
+    return get
+
+
+# -- candidates
+
+
+def test_a_right_candidate_passes_on_every_capture(captures, small_model, engine):
+    words = ("--model", small_model(kind="Q8_0"), "--jobs", 1)
+    done = run("check", captures, *words, "--candidate", engine())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+        f"MATCH   {captures / name}" for name in ("a.safetensors", "b.safetensors")
+    ]
+    assert "7 of 7 first tokens agree, KL mean" in done.stdout
+
+
+def test_a_wrong_one_is_named_with_where_the_capture_is_from(captures, small_model, engine):
+    model = small_model(kind="Q8_0")
+    done = run("check", captures / "b.safetensors", "--model", model, "--candidate", engine("rope layout"))
+    assert done.returncode == 1
+    line, origin = done.stdout.splitlines()
+    assert line.startswith(f"WRONG   {captures / 'b.safetensors'}: RoPE, layers 0, 1: rotates (i, i+32)")
+    sha256 = Trace.open(captures / "b.safetensors").info.model["sha256"]
+    said = "checked by the numpy engine of"
+    for words in ("recorded by llama.cpp (llama-cpp-python", "type_k F32", sha256[:12], said, ": MATCH,"):
+        assert words in origin
+
+
+def test_captures_are_checked_side_by_side(captures, small_model):
+    """In processes of their own: the same in the same order, refusals too. Last digits may differ with the threads."""
+
+    def told(one: Checked) -> tuple[Path, str | None, list[tuple[str, str]]]:
+        return one.path, one.refused, [(row.tap, row.verdict) for row in one.result.rows] if one.result else []
+
+    bad = captures / "bad.safetensors"
+    paths, model = [captures / "b.safetensors", bad, captures / "a.safetensors"], small_model(kind="Q8_0")
+    found = [told(one) for one in check_each(paths, model, USUAL, jobs=2)]
+    assert found == [told(one) for one in check_each(paths, model, USUAL, jobs=1)]
+    assert found[1] == (bad, f"{bad}: no such trace", [])
+    assert len(found[0][2]) == len(found[2][2]) > 30
+
+
+def test_a_function_is_a_candidate(captures, small_model):
+    path = small_model(kind="Q8_0")
+    trace = captures / "b.safetensors"
+
+    def right(tokens):
+        return dict(record(Engine(path), tokens, "mine"))
+
+    def wrong(tokens, n_prefill):
+        assert n_prefill == len(tokens)
+        return record(BUGS[0].build(path), tokens, "mine")
+
+    assert check(trace, path, candidate=right).verdict == "match"
+    result = check(trace, path, candidate=wrong)
+    assert (result.verdict, result.candidate["name"]) == ("wrong", "mine")
+    with pytest.raises(UserError, match=r"<lambda>: gave int; expected arrays by the names of taps"):
+        check(trace, path, candidate=lambda tokens: 3)
+
+
+def test_what_cannot_be_checked_does_not_hide_the_others(captures, small_model, tmp_path):
+    bad = tmp_path / "bad.safetensors"
+    bad.write_bytes(b"x" * 20)
+    target = tmp_path / "r.json"
+    words = ("--model", small_model(kind="Q8_0"), "-o", f"json:{target}", "--jobs", 1)
+    done = run("check", bad, captures / "a.safetensors", *words)
+    assert done.returncode == 2
+    assert done.stdout.startswith("MATCH")
+    assert done.stderr.startswith(f"llamadiff: {bad}: not a readable trace")
+    report = json.loads(target.read_text("utf-8"))
+    assert report[str(bad)]["refused"] is True
+    assert report[str(captures / "a.safetensors")]["verdict"] == "match"
+
+
+def test_other_settings_are_refused_with_both_values(captures, small_model):
+    path = small_model(kind="Q8_0")
+    own = record(Engine(path), TOKENS, "mine")
+    own = own.saying(replace(own.info, producer={"name": "mine", "settings": {"type_k": "f16"}}))
+    with pytest.raises(UserError, match="type_k = f16, the recording with F32"):
+        check(captures / "a.safetensors", path, candidate=own)
+    same = own.saying(replace(own.info, producer={"name": "mine", "settings": {"type_k": "f32"}}))
+    assert check(captures / "a.safetensors", path, candidate=same).verdict == "match"
+
+
+def test_another_model_is_refused_with_both_values(captures, small_model):
+    done = run("check", captures, "--model", small_model(), "--jobs", 1)
+    assert done.returncode == 2
+    old, new = (Trace.open(captures / "a.safetensors").info.model["sha256"], "this file's is")
+    assert all(old in line and new in line for line in done.stderr.splitlines())
+    assert len(done.stderr.splitlines()) == 2
+
+
+# -- the gate
+
+
+def test_statistics_over_positions_are_those_of_their_names():
+    b = np.log(np.array([[0.7, 0.2, 0.1], [0.5, 0.5, 1e-9], [0.1, 0.2, 0.7]]))
+    c = np.log(np.array([[0.7, 0.2, 0.1], [0.4, 0.6, 1e-9], [0.6, 0.2, 0.2]]))
+    p = over_positions(b, c)
+    kl = [0.0, 0.5 * math.log(0.5 / 0.4) + 0.5 * math.log(0.5 / 0.6), 0.1 * math.log(1 / 6) + 0.7 * math.log(3.5)]
+    assert p.kl_mean == pytest.approx(np.mean(kl))
+    assert (p.kl_worst, p.worst_at) == (pytest.approx(kl[2]), 2)
+    assert p.regret_worst == pytest.approx(math.log(7))  # 0.7 was to be had, 0.1 was taken
+    assert p.regret_mean == pytest.approx(math.log(7) / 3)  # of two that are equal, either may be taken
+    assert p.agreeing == 2
+    assert percentile_99(range(1, 101)) == 99
+    assert percentile_99(range(1, 51)) == 50
+    assert over_positions(b, np.full_like(b, np.nan)) is None
+
+
+def test_chance_is_the_quantile_of_f():
+    """Tables of F at 0.1%: 8.75 for 10 and 10 degrees of freedom, 2.95 for 30, 1.87 for 100."""
+    assert chance(10) == pytest.approx(8.75, rel=0.06)
+    assert chance(30) == pytest.approx(3.22, rel=0.03)
+    assert chance(100) == pytest.approx(1.87, rel=0.02)
+    assert chance(1) == chance(0) == math.inf
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+def test_rounding_passes_the_gate_and_what_is_more_does_not(kind, small_model, tmp_path):
+    path = small_model(kind=kind)
+    trace = capture(path, Run(tokens=TOKENS), tmp_path / "t.safetensors")
+    right = record(Engine(path), TOKENS, "mine")
+    result = check(trace, path, How(gate=Gate()), right)
+    assert result.verdict == "match"
+    assert result.preflight[-1].name == "logits"
+    limit = float(result.preflight[-1].found.split("rounding explains, ")[1].split(")")[0])
+    assert result.positions.kl_mean < limit < 100 * result.positions.kl_mean
+    # logits that are off, and no tap that shows it: what the gate is for
+    shaken = {name: right[name] for name in ("embd", "result_output")}
+    shaken["result_output"] = shaken["result_output"] + 0.3 * np.sin(np.arange(shaken["result_output"].size)).reshape(
+        shaken["result_output"].shape
+    ).astype(np.float32)
+    assert check(trace, path, How(gate=Gate()), lambda tokens: shaken).positions.kl_mean > limit
+
+
+def test_given_limits_are_held(captures, small_model, tmp_path):
+    words = ("check", captures / "a.safetensors", "--model", small_model(kind="Q8_0"))
+    assert run(*words, "--max-mean-kl", "1", "--max-p99-kl", "1").returncode == 0
+    done = run(*words, "--max-mean-kl", "1e-9")
+    assert done.returncode == 1
+    assert "the logits do not pass the gate: over 7 positions the KL has mean" in done.stdout
+    assert "more than the limit, 1.0e-09" in done.stdout
+    assert "every op of llama.cpp is right on the inputs it was given" in done.stdout
+    tail = run(*words, "--max-p99-kl", "1e-9")
+    assert "99th percentile" in tail.stdout
+    assert tail.returncode == 1
+
+
+def test_the_arithmetic_of_a_side_is_one_that_fits_all(captures, small_model):
+    baseline = Trace.open(captures / "a.safetensors")
+    model, _ = opened_for(small_model(kind="Q8_0"), baseline, "it")
+    findings = run_passes(model, baseline, record(Engine(small_model(kind="Q8_0")), TOKENS, "mine"), USUAL).findings
+    assert arithmetic_of(findings, "baseline") == "native"
+    assert arithmetic_of(findings, "candidate") == "f32"
+    assert arithmetic_of([], "candidate") is None
+
+
+def test_more_than_rounding_explains_is_unchecked_and_not_wrong(captures, small_model):
+    """Every operation is right, and yet the logits are too far off: nobody can tell."""
+    result = check(captures / "b.safetensors", small_model(kind="Q8_0"), How(gate=Gate()))
+    assert result.verdict == "match"
+    over = [Bound("mean", 2e-3, 1e-3, given=False), Bound("99th percentile", 1.0, None, given=False)]
+    held = held_to(result, result.positions, over)
+    assert held.verdict == "unchecked"
+    assert "mean 2.0e-03, more than what rounding explains, 1.0e-03" in held.headline
+    assert "percentile" not in held.headline
+    assert held.proof[0] == result.headline
+    within = [Bound("mean", 1e-3, 2e-3, given=False), Bound("99th percentile", 1.0, 2.0, given=True)]
+    assert held_to(result, result.positions, within).verdict == "match"
+
+
+def test_limits_that_cannot_be_held_are_not_passed(captures, small_model, tmp_path):
+    """A sketch has no logits, nor has a candidate that does not record them."""
+    path, sketch = small_model(kind="Q8_0"), tmp_path / "s.safetensors"
+    own = record(Engine(path), TOKENS, "mine")
+    capture(path, Run(tokens=TOKENS), sketch, sketch=True)
+    for trace, candidate in ((sketch, own), (captures / "a.safetensors", own.lacking(["result_output"]))):
+        how = How(gate=Gate(mean=1.0), partial=True)
+        assert check(trace, path, replace(how, gate=Gate()), candidate).verdict == "match"
+        result = check(trace, path, how, candidate)
+        assert result.verdict == "unchecked"
+        assert result.headline.startswith("the logits cannot be held to their limits")
+
+
+class Rounding(Recorder):
+    """Keeps every tap of a run whose operands are rounded as a policy does."""
+
+    def __init__(self, policy):
+        super().__init__()
+        carrier = Carrier([(policy, {})])
+        self.operands, self.stored, self.angles = carrier.operands, carrier.stored, carrier.angles
+
+
+@pytest.mark.parametrize("policy", ["bf16", "f16", "native"])
+def test_an_engine_that_rounds_more_passes_the_gate(policy, captures, small_model):
+    """Its own rounding is measured too; where that is noise, what fits it is taken, or nothing is asserted."""
+    path, recorder = small_model(kind="Q8_0"), Rounding(policy)
+    Engine(path).forward(TOKENS, range(len(TOKENS)), tap=recorder)
+    result = check(captures / "a.safetensors", path, How(gate=Gate()), lambda tokens: recorder.arrays)
+    assert result.verdict in ("match", "noise")
+    assert result.preflight[-1].verdict == "match"
+
+
+# -- for machines
+
+
+def test_junit_has_a_case_for_each(captures, small_model, faulty, tmp_path):
+    target = tmp_path / "r.xml"
+    bad = tmp_path / "b<&>\x01.safetensors"
+    bad.write_bytes(b"x" * 20)
+    run("check", captures, bad, "--model", small_model(kind="Q8_0"), "-o", f"junit:{target}", "--jobs", 1,
+        "--candidate", faulty("gate and up swapped"))  # fmt: skip
+    suite = ET.fromstring(target.read_text("utf-8"))
+    assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["3", "1", "2"]
+    failure = suite.find("testcase/failure")
+    assert failure.get("type") == "wrong"
+    assert "ffn_gate" in failure.text
+    assert "recorded by llama.cpp" in failure.text
+    assert suite.find("testcase/error").get("type") == "refused"
+    assert "the candidate ran other tokens" in suite.find("testcase/error").get("message")
+    assert r"b<&>\x01" in suite.findall("testcase")[2].get("name")
+
+
+def test_annotations_are_one_for_each_cause(captures, small_model, faulty, monkeypatch):
+    words = ("check", captures / "a.safetensors", "--model", small_model(kind="Q8_0"), "--candidate")
+    wrong = faulty("rope layout")
+    assert "::error" not in run(*words, wrong).stdout
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(captures.parent))
+    done = run(*words, wrong)
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("::")]
+    assert line.startswith(f"::error file={captures.name}/a.safetensors,line=1,title=llamadiff%3A WRONG Qcur_rope-0 "
+                           "(rope-layout)::RoPE, layers 0, 1: rotates (i, i+32)")  # fmt: skip
+    assert "%0Arotate the other layout" in line
+    assert "::error" not in run(*words, faulty("none")).stdout
+    asked = run(*words, wrong, "-o", "json:-", "--annotate")
+    assert json.loads(asked.stdout)
+    assert asked.stderr.startswith("::error")
+
+
+def test_what_is_written_on_github_is_escaped():
+    text = str(Annotation("a,b:c%.py", 3, "x: y\n, z", "100%\r\n::error::no"))
+    assert text == "::error file=a%2Cb%3Ac%25.py,line=3,title=x%3A y%0A%2C z::100%25%0D%0A::error::no"
+    assert "\n" not in text
+
+
+def test_no_more_annotations_than_github_shows():
+    some = [Annotation("a", 1, "t", f"cause {number}\nmore") for number in range(MOST + 5)]
+    lines = shown_ten(some)
+    assert len(lines) == MOST
+    assert "6 more causes" in lines[-1]
+    assert "cause 14" in lines[-1]
+    assert len(shown_ten(some[:MOST])) == MOST
+
+
+def test_two_causes_are_two_annotations(captures, small_model):
+    path = small_model(kind="Q8_0")
+    both = type("Both", (BUGS[9].build, BUGS[6].build), {})
+    result = check(captures / "a.safetensors", path, candidate=record(both(path), TOKENS, "mine"))
+    titles = [one.title for one in annotations_of("t.py", 7, result)]
+    assert len(result.wrong) == 5
+    assert len(titles) == 2
+    assert titles[0].startswith("llamadiff: WRONG ffn_gate-0 (gate-up-swapped)")
+    assert titles[1].startswith("llamadiff: WRONG result_norm")
+
+
+# -- recording anew
+
+
+def test_update_says_what_changed_in_numbers(captures, small_model, tmp_path):
+    path, model = tmp_path / "t.safetensors", small_model(kind="Q8_0")
+    right = Trace.open(captures / "a.safetensors")
+    off = {name: np.array(right[name]) for name in right}
+    off["ffn_up-1"] *= 1.1
+    info = replace(right.info, prompt="as it was", producer={**right.info.producer, "version": "an older one"})
+    rewrite(Trace(info, off, right.dtypes), info, path)
+    assert run("check", path, "--model", model).returncode == 1
+    before = path.read_bytes()
+    assert path.read_bytes() == before  # nothing is overwritten by a check
+    done = run("check", path, "--model", model, "--update")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(
+        f"UPDATED  {path}: {len(right)} taps; 1 changed, the most ffn_up-1 by an NMSE of 8.3e-03"
+    )
+    assert "version: an older one -> llama-cpp-python" in done.stdout
+    assert done.stdout.endswith("checked: MATCH\n")
+    assert Trace.open(path).info.prompt == "as it was"
+    assert run("check", path, "--model", model).returncode == 0
+    assert "none changed" in run("check", path, "--model", model, "--update").stdout
+    assert [file.name for file in tmp_path.iterdir()] == ["t.safetensors"]
+
+
+def test_update_keeps_how_it_was_recorded(small_model, tmp_path):
+    model = small_model()
+    for name, more in {"s": ["--sketch"], "d": ["--n-predict", 2], "l": ["--only", 1, "--llama-cpp", "kv=f16"]}.items():
+        path = tmp_path / f"{name}.safetensors"
+        assert run("capture", model, "--tokens", "1,17,5", *more, "-o", path).returncode == 0
+        before = Trace.open(path)
+        done = run("check", path, "--model", model, "--update")
+        assert (done.returncode, "none changed" in done.stdout) == (0, True), done
+        after = Trace.open(path)
+        assert (after.info.tokens, after.info.sketch, list(after)) == (before.info.tokens, before.info.sketch,
+                                                                       list(before))  # fmt: skip
+        assert after.info.producer["settings"] == before.info.producer["settings"]
+
+
+def test_what_cannot_be_recorded_anew_stays(captures, small_model, tmp_path):
+    path = tmp_path / "t.safetensors"
+    mine = record(Engine(small_model()), TOKENS, "mine")
+    rewrite(mine, mine.info, path)
+    before = path.read_bytes()
+    done = run("check", path, "--model", small_model(), "--update")
+    assert done.returncode == 2
+    assert "was recorded by mine, not by llama.cpp" in done.stderr
+    assert path.read_bytes() == before
+    refused = run("check", captures, "--update", "--candidate", "cmd: x")
+    assert "--update records llama.cpp anew" in refused.stderr
+
+
+def test_a_capture_says_who_checked_it(captures):
+    info = Trace.open(captures / "a.safetensors").info
+    checked = info.producer["checked"]
+    assert (checked["engine"], checked["verdict"]) == ("numpy", "match")
+    assert checked["taps"] == len(Trace.open(captures / "a.safetensors"))
