@@ -12,5 +12,5 @@ REPORT_SCHEMA = json.loads((TESTS / "report" / "report.schema.json").read_text("
 # The rooms of the package. Imports point down this list only; docs/ARCHITECTURE.md says what each is for.
 ROOMS = (
     "cli", "extras", "report", "verbs", "words", "result", "weights", "diagnose", "judge", "candidates", "engines",
-    "llamacpp", "blocks", "ggml", "trace", "numerics", "system",
+    "llamacpp", "ggml", "trace", "numerics", "system",
 )  # fmt: skip

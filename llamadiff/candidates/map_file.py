@@ -10,7 +10,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from llamadiff.candidates.name_map import AUTO, DONE, Entry, Map, concerns, factor_of, identity_map
+from llamadiff.candidates.name_map import AUTO, DONE, Entry, Map, concerns, identity_map
+from llamadiff.engines.treatments import factor_of
 from llamadiff.system.errors import UserError
 from llamadiff.system.stated import brief, read_toml
 from llamadiff.trace import taps

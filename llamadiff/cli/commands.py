@@ -45,7 +45,8 @@ from llamadiff.cli.options import (
     finish,
 )
 from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
-from llamadiff.report.formats import OF_OPS, OF_PORT, OF_SWEEP, OF_VARIANTS, OF_WEIGHTS
+from llamadiff.extras.formats import OF_PORT, OF_SWEEP
+from llamadiff.report.formats import OF_OPS, OF_VARIANTS, OF_WEIGHTS
 from llamadiff.system.collisions import Named, kept, refuse_collisions, saved
 from llamadiff.system.errors import UserError
 
@@ -147,7 +148,7 @@ def capture(
 ) -> None:  # fmt: skip
     """Run llama.cpp, have the engine judge it, and keep its trace."""
     from llamadiff.engines.run_spec import How
-    from llamadiff.result.provenance import CHECKED
+    from llamadiff.result.changed import verdict_of
     from llamadiff.verbs import verbs
 
     asked = Asked(prompt, tokens, chat, n_predict, llama_cpp, only)
@@ -161,7 +162,7 @@ def capture(
             return
         trace = verbs.record(model, asked.run(), output, How(progress=progress), sketch)
     taken = trace.sketch.rows if trace.sketch is not None else trace
-    verdict = str(trace.info.producer[CHECKED]["verdict"])
+    verdict = verdict_of(trace.info)
     what = f"{len(taken)} taps of {len(trace.info.tokens)} tokens, checked: {verdict.upper()}"
     typer.echo(f"{_shown(output)}: {what}", err=True)
     raise typer.Exit(1 if verdict == "wrong" else 0)
@@ -260,16 +261,14 @@ def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, r
     from llamadiff.engines.run_spec import How
     from llamadiff.numerics import tolerances
     from llamadiff.report.check_lines import update_lines
-    from llamadiff.trace.reader import Trace
     from llamadiff.verbs import updating
-    from llamadiff.verbs.check_traces import model_of
 
     if candidate is not None or reports.named:
         raise UserError("--update records llama.cpp anew, and judges nothing else: give it without --candidate and -o")
     verdicts = []
     for path in traces:
         with _progress() as progress:
-            changed = updating.update(path, model or model_of(path, Trace.open(path)), How(progress=progress))
+            changed = updating.update(path, model, How(progress=progress))
         typer.echo("\n".join(update_lines(changed)))
         verdicts.append(changed.verdict)
     finish(tolerances.worst_of(verdicts), "wrong")

@@ -28,8 +28,8 @@ def port(
 ) -> None:  # fmt: skip
     """Hold llama.cpp's graph of a file against the checkpoint's own code: the first ops that part, and why."""
     from llamadiff.engines.run_spec import How
+    from llamadiff.extras.port.page import print_port
     from llamadiff.extras.port.run import port as run_port
-    from llamadiff.report.port import print_port
     from llamadiff.report.status_line import progress
     from llamadiff.report.terminal.report import make_console
 
@@ -96,9 +96,9 @@ def sweep(
 ) -> None:  # fmt: skip
     """Judge models x prompts x candidates x settings; rows are kept as Parquet, and what is done is not done again."""
     from llamadiff.extras.sweep.case import SweepRow
+    from llamadiff.extras.sweep.page import line_of, print_sweep
     from llamadiff.extras.sweep.run import run_sweep
     from llamadiff.report.status_line import progress
-    from llamadiff.report.sweep import line_of, print_sweep
     from llamadiff.report.terminal.report import make_console
 
     refuse_collisions([("the sweep file", plan)], reports.named)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,7 +15,6 @@ from llamadiff.judge.lanes import Source
 from llamadiff.judge.pattern.deviation import ROUNDINGS, Fact
 from llamadiff.judge.run import Passes
 from llamadiff.numerics.rounding_tap import Carrier
-from llamadiff.system.progress import Progress, silent
 from llamadiff.trace import taps
 
 UNKNOWN = "unknown"
@@ -134,7 +133,7 @@ class Scene:
     judged: Recording
     source: Source
     clock: Clock
-    progress: Progress
+    progress: Callable[[str], None]
     thorough: bool
 
     @property
@@ -148,8 +147,8 @@ def scene_of(
     passes: Passes,
     under_test: str,
     seconds: float,
+    progress: Callable[[str], None],
     thorough: bool = False,
-    progress: Progress = silent,
     judged_by: Runnable | None = None,
 ) -> Scene:
     """What causes of the errors that passes found in one trace are looked for with, in about ``seconds``.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import tolerances
+from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 
 
@@ -78,6 +79,13 @@ class How:
     gate: Gate | None = None
     pictures: bool = False
     costing: Costing = field(default_factory=Costing)
+
+    def expected_of(self, vocabulary: int) -> Sequence[int]:
+        """The tokens that the table of logits is to have. Raises UserError for one that the vocabulary lacks."""
+        beyond = next((token for token in self.expect if not 0 <= token < vocabulary), None)
+        if beyond is not None:
+            raise UserError(f"--expect {beyond}: there are {vocabulary} logits, of tokens 0 to {vocabulary - 1}")
+        return self.expect
 
 
 USUAL = How()

@@ -14,11 +14,11 @@ from pathlib import Path
 from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.report import make_console, render
+from llamadiff.result.changed import Changed
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.logits import Positions
-from llamadiff.result.provenance import provenance
 from llamadiff.trace.metadata import Info
-from llamadiff.verbs.updating import Changed
+from llamadiff.words.provenance import provenance
 from llamadiff.words.repairs import repairs_of
 
 _LONG = 4000  # cells

@@ -62,34 +62,32 @@ class Format:
 
 
 FORMATS = (
-    Format("json", (".json",), "json:to_json", of_several="json:checks_to_json"),
-    Format("json-full", (), "json:to_full_json", of_several="json:checks_to_full_json"),  # every token's error too
-    Format("csv", (".csv",), "json:to_csv"),
-    Format("junit", (".xml",), "junit:to_junit", of_several="junit:checks_to_junit"),
+    Format("json", (".json",), "report.json:to_json", of_several="report.json:checks_to_json"),
+    Format("json-full", (), "report.json:to_full_json", of_several="report.json:checks_to_full_json"),  # every token's
+    Format("csv", (".csv",), "report.json:to_csv"),
+    Format("junit", (".xml",), "report.junit:to_junit", of_several="report.junit:checks_to_junit"),
     Format(
-        "markdown", (".md", ".markdown"), "markdown:to_markdown", of_several="markdown:checks_to_markdown",
-        also="GITHUB_STEP_SUMMARY",
+        "markdown", (".md", ".markdown"), "report.markdown:to_markdown",
+        of_several="report.markdown:checks_to_markdown", also="GITHUB_STEP_SUMMARY",
     ),
-    Format("html", (".html",), "html.page:to_html", of_several="html.page:checks_to_html", pictures=True),
+    Format("html", (".html",), "report.html.page:to_html", of_several="report.html.page:checks_to_html", pictures=True),
 )  # fmt: skip
 OF_SEVERAL = tuple(form for form in FORMATS if form.of_several is not None)
-OF_PORT = (Format("json", (".json",), "port:as_json", plain=True),)
 OF_VARIANTS = (
-    Format("json", (".json",), "variants:as_json", plain=True),
+    Format("json", (".json",), "report.variants:as_json", plain=True),
     *(form for form in OF_SEVERAL if not form.name.startswith("json")),
 )
-OF_SWEEP = (Format("markdown", (".md", ".markdown"), "sweep:sweep_to_markdown", plain=True),)
-OF_OPS = (Format("markdown", (".md", ".markdown"), "op_runs:to_markdown"),)
+OF_OPS = (Format("markdown", (".md", ".markdown"), "report.op_runs:to_markdown"),)
 OF_WEIGHTS = (
-    Format("json", (".json",), "weights:weights_to_json", plain=True),
-    Format("csv", (".csv",), "weights:weights_to_csv", plain=True),
-    Format("markdown", (".md", ".markdown"), "weights:weights_to_markdown", plain=True),
+    Format("json", (".json",), "report.weights:weights_to_json", plain=True),
+    Format("csv", (".csv",), "report.weights:weights_to_csv", plain=True),
+    Format("markdown", (".md", ".markdown"), "report.weights:weights_to_markdown", plain=True),
 )
 
 
 def _function(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(import_module(f"llamadiff.report.{module}"), function)
+    found: Callable[..., Any] = getattr(import_module(f"llamadiff.{module}"), function)
     return found
 
 

@@ -12,14 +12,13 @@ from typing import Any
 
 from llamadiff import __version__
 from llamadiff.diagnose.diagnosis import UNKNOWN, Cause, Diagnosis
-from llamadiff.judge.finding import Local
 from llamadiff.numerics import tolerances
 from llamadiff.report.formats import About
 from llamadiff.result.comparison import Comparison
-from llamadiff.result.provenance import provenance
 from llamadiff.result.rows import Row
 from llamadiff.words import diagnosis_text
 from llamadiff.words.blame import headline
+from llamadiff.words.provenance import provenance
 from llamadiff.words.repairs import repairs_of
 
 SCHEMA = "llamadiff.report/1"
@@ -133,7 +132,7 @@ def _cause(cause: Cause) -> dict[str, Any]:
 
 
 def _row(row: Row, full: bool) -> dict[str, Any]:
-    drift, local = row.drift, row.local
+    drift = row.drift
     return {
         "tap": row.tap, "layer": row.layer, "op": row.op, "weight": row.weight, "weight_type": row.weight_type,
         "shape": row.shape, "verdict": row.verdict, "span": row.span,
@@ -142,21 +141,25 @@ def _row(row: Row, full: bool) -> dict[str, Any]:
             "ratio_to_noise": row.ratio_to_noise, "expected": row.expected_drift, **_per_token(drift.per_token, full),
         },
         "explained": row.explained, "misrecorded": row.misrecorded,
-        "distance_to_engine": row.distance, "local": _local(local, full),
-        "baseline_local": _local(row.baseline_local, full),
+        "distance_to_engine": row.distance, **_own_errors(row, full),
         "baseline": row.baseline, "candidate": row.candidate,
         "mean_drift": drift.mean_drift if drift else None,
         "worst": drift.worst if drift else None,
     }  # fmt: skip
 
 
-def _local(local: Local | None, full: bool) -> dict[str, Any] | None:
-    """A tap's own error; what it looks like in words."""
-    if local is None:
-        return None
-    values = {field.name: getattr(local, field.name) for field in fields(local) if field.name not in _LISTS}
-    lists = {"open_tokens": local.open_tokens} if full else {}
-    return {**values, **lists, **_per_token(local.per_token, full), "facts": [fact.says for fact in local.facts]}
+def _own_errors(row: Row, full: bool) -> dict[str, Any]:
+    """A tap's own error, and the baseline's; what it looks like in words."""
+    told: dict[str, Any] = {}
+    for side, local in (("local", row.local), ("baseline_local", row.baseline_local)):
+        if local is None:
+            told[side] = None
+            continue
+        values = {field.name: getattr(local, field.name) for field in fields(local) if field.name not in _LISTS}
+        lists = {"open_tokens": local.open_tokens} if full else {}
+        facts = [fact.says for fact in local.facts]
+        told[side] = {**values, **lists, **_per_token(local.per_token, full), "facts": facts}
+    return told
 
 
 def _per_token(errors: Sequence[float], full: bool) -> dict[str, Any]:

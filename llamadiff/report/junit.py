@@ -10,7 +10,7 @@ from llamadiff.numerics import tolerances
 from llamadiff.report.formats import About
 from llamadiff.report.terminal.escape import shown
 from llamadiff.result.comparison import Comparison
-from llamadiff.result.provenance import provenance
+from llamadiff.words.provenance import provenance
 from llamadiff.words.repairs import repairs_of
 
 _LONG = 8000  # cells of a line

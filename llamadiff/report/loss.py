@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 
 from llamadiff.report.terminal.escape import tiny
-from llamadiff.weights.loss.result import Contribution, Loss
-from llamadiff.weights.loss.said import chosen, tidy, told
-from llamadiff.weights.loss.statistics import Estimate, Statistic
+from llamadiff.result.loss import Contribution, Estimate, Loss, Statistic
+from llamadiff.words.loss import chosen, tidy, told
 
 TENSORS = 10  # that a table has
 Table = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]  # its name, titles, cells

@@ -11,11 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from llamadiff.llamacpp.variation import PREFIX
 from llamadiff.numerics import tolerances
 from llamadiff.report.json import in_json
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.page import Page
-from llamadiff.verbs.variants import DEFAULT, Variant, Variants
+from llamadiff.result.variants import DEFAULT, Variant, Variants
 
 SCHEMA = "llamadiff.variants/1"
 WIDTH = 79
@@ -107,7 +108,7 @@ def _said(found: Variants) -> str:
 
 def _hint(row: Variant) -> str:
     """How to see one in full."""
-    how = f"backend, with {row.name}" if row.by_nodes else f'compare --candidate "{row.candidate}"'
+    how = f"backend, with {row.name}" if row.by_nodes else f'compare --candidate "{_candidate(row)}"'
     return f"\nnext   one in full: {how}"
 
 
@@ -125,10 +126,15 @@ def _row(row: Variant) -> dict[str, Any]:
     logits = row.logits
     top = logits.candidate_top[0] if logits is not None and logits.candidate_top else None
     return {
-        "variant": row.name, "candidate": None if row.name == DEFAULT else row.candidate, "verdict": row.verdict,
+        "variant": row.name, "candidate": None if row.name == DEFAULT else _candidate(row), "verdict": row.verdict,
         "seconds": row.seconds, "judged": row.judged, "wrong": list(row.wrong), "headline": row.headline or None,
         "leaves": row.leaves, "ratio_to_noise": row.ratio,
         "kl": logits.kl if logits is not None else None,
         "top1_agree": logits.top1_agree if logits is not None else None,
         "first": None if top is None else {"id": top.id, "text": top.text}, "failed": row.failed or None,
     }  # fmt: skip
+
+
+def _candidate(row: Variant) -> str:
+    """What opens it in full, as a ``--candidate``."""
+    return PREFIX + row.name

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from llamadiff.diagnose.conventions.understand import Manner
-    from llamadiff.weights.loss.result import Loss
+    from llamadiff.result.loss import Loss
 
 Array = NDArray[Any]
 EXACT = "exact arithmetic"  # what the engine computes without roundings

@@ -14,6 +14,7 @@ from llamadiff.system.stated import MAX_DEPTH, brief, is_shallow, parse_json, re
 
 SCHEMA = "llamadiff.trace/1"
 KEY = "llamadiff"
+CHECKED = "checked"  # the key of a producer under which a capture says who judged it
 MAX_ID = 1 << 31  # token ids and positions are 32-bit in llama.cpp
 
 

@@ -120,7 +120,7 @@ def _logits(b: Array, c: Array, how: How) -> Logits:
     """Of all rows, or of the last one where the candidate has no other."""
     rows = logit_rows(b)
     mine = c.reshape(-1, rows.shape[1])
-    found = compare_logits(rows[-len(mine) :], mine, lambda _: None, None, how.expect, how.pictures)
+    found = compare_logits(rows[-len(mine) :], mine, lambda _: None, None, how.expected_of(rows.shape[1]), how.pictures)
     return replace(found, after=len(rows))
 
 

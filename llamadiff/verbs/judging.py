@@ -29,13 +29,13 @@ from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import F32
 from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, assembled
 from llamadiff.result.coverage import coverage_of
-from llamadiff.result.gate import arithmetic_of, bounds_of, held_to, not_held, rounding_of
 from llamadiff.result.logits import Logits, compare_logits, logit_rows, over_positions
 from llamadiff.result.pictured import pictured
 from llamadiff.result.rows import rows_of, with_explanations
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import LOGITS, WEIGHTS
 from llamadiff.verbs.by_original import by_the_original
+from llamadiff.verbs.gate import arithmetic_of, bounds_of, held_to, not_held, rounding_of
 from llamadiff.verbs.sketch_alone import note_on, sketch_alone
 from llamadiff.words.advice import next_steps
 from llamadiff.words.summary import summarize
@@ -161,7 +161,7 @@ def _causes(model: Runnable, study: _Study, seconds: float, how: How, graph: Gra
 
     def found(of: Runnable, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]:
         passes = replace(study.passes, findings=computed)
-        scene = scene_of(of, passes, study.under_test, seconds, how.explain > 0, how.progress, model)
+        scene = scene_of(of, passes, study.under_test, seconds, how.progress, how.explain > 0, model)
         return diagnose(scene, findings)
 
     with threadpool_limits(1, "blas"):
@@ -255,17 +255,14 @@ def _found_map(candidate: Trace | None, how: How) -> tuple[str, ...]:
 
 def _logits(model: Runnable, baseline: Trace, candidate: Trace | None, engine: Array, how: How) -> Logits | None:
     """The table of logits, against the ``engine``'s where there is no candidate; None where they were not recorded."""
-    name = "result_output"
-    if name not in baseline or (candidate is not None and name not in candidate):
+    if LOGITS not in baseline or (candidate is not None and LOGITS not in candidate):
         return None
+    theirs, mask = logit_rows(baseline[LOGITS]), candidate.known.get(LOGITS) if candidate is not None else None
+    own = logit_rows(engine if candidate is None else candidate[LOGITS])
     if candidate is None:
-        free = logit_rows(engine)
-        return compare_logits(
-            logit_rows(baseline[name])[: len(free)], free, model.vocabulary.text, None, how.expect, how.pictures
-        )
-    mask = candidate.known.get(name)
+        theirs = theirs[: len(own)]
     if mask is not None and not mask[-1].any():
         return None
     known = None if mask is None else logit_rows(mask)
-    sides = logit_rows(baseline[name]), logit_rows(candidate[name])
-    return compare_logits(*sides, model.vocabulary.text, known, how.expect, how.pictures)
+    expected = how.expected_of(theirs.shape[1])
+    return compare_logits(theirs, own, model.vocabulary.text, known, expected, how.pictures)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from llamadiff.candidates.opening import Candidate
 from llamadiff.engines.run_spec import USUAL, Gate, How
+from llamadiff.result.changed import Changed
 from llamadiff.result.comparison import Comparison
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.check_traces import model_of
-from llamadiff.verbs.updating import Changed, update
+from llamadiff.verbs.updating import update
 from llamadiff.verbs.verbs import check
 
 
@@ -22,13 +23,9 @@ def checked(
 ) -> Comparison:
     """What ``check`` makes of one capture; ``limits``: of the mean KL and of its 99th percentile."""
     trace = Trace.open(path)
-    return check(trace, _model(path, trace, model), How(partial=partial, gate=Gate(*limits)), candidate)
+    return check(trace, model or model_of(path, trace), How(partial=partial, gate=Gate(*limits)), candidate)
 
 
 def updated(path: Path, model: str | Path | None) -> Changed:
     """The capture, recorded anew."""
-    return update(path, _model(path, Trace.open(path), model), USUAL)
-
-
-def _model(path: Path, trace: Trace, model: str | Path | None) -> Path:
-    return Path(model) if model is not None else model_of(path, trace)
+    return update(path, Path(model) if model is not None else None, USUAL)

@@ -15,17 +15,17 @@ from llamadiff.judge.run import run_passes
 from llamadiff.llamacpp.child import Child
 from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison
+from llamadiff.result.loss import Loss
 from llamadiff.result.said import Said
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.judging import judge
+from llamadiff.verbs.loss.finding_out import Passed, loss_of
 from llamadiff.weights.against import compare_weights
-from llamadiff.weights.loss import said
-from llamadiff.weights.loss.finding_out import Passed, loss_of
-from llamadiff.weights.loss.result import Loss
 from llamadiff.weights.original import Original
 from llamadiff.weights.other_file import OtherFile
 from llamadiff.weights.result import Oddity
+from llamadiff.words import loss as said
 
 TOKENS = "tokenizer.ggml.tokens"
 

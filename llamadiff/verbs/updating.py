@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +12,21 @@ from llamadiff.engines.run_spec import How, Run
 from llamadiff.judge.sketching import estimated
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import metrics
-from llamadiff.result.provenance import CHECKED
+from llamadiff.result.changed import Changed
 from llamadiff.system.errors import UserError
 from llamadiff.system.leftovers import temporary_directory
 from llamadiff.system.output import check_target, unwritten
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.check_traces import model_of
 from llamadiff.verbs.verbs import record
 
 
-@dataclass(frozen=True)
-class Changed:
-    """What a capture was, what it is now, and the NMSE of each tap that is no longer the same."""
-
-    path: Path
-    before: Info
-    after: Info
-    taps: int
-    apart: dict[str, float]
-    gone: tuple[str, ...]
-    new: tuple[str, ...]
-
-    @property
-    def verdict(self) -> str:
-        """That of the engine on what was recorded now."""
-        return str(self.after.producer[CHECKED]["verdict"])
-
-
-def update(path: Path, model: Path, how: How) -> Changed:
+def update(path: Path, model: Path | None, how: How) -> Changed:
     """Record a capture anew, as it says that it was run, and put it in its place when it is complete.
 
+    ``model``: None for the file that it names.
     Raises UserError, and leaves the file as it was, for one that is not llama.cpp's, or that cannot be recorded.
     """
     check_target(path)
@@ -53,7 +36,14 @@ def update(path: Path, model: Path, how: How) -> Changed:
                         "not by llama.cpp; only llama.cpp's captures are recorded anew")  # fmt: skip
     with ExitStack() as stack:
         fresh = stack.enter_context(temporary_directory(path.parent)) / path.name
-        after = record(model, _run_of(before.info), fresh, how, before.sketch is not None, before.info.prompt)
+        after = record(
+            model or model_of(path, before),
+            _run_of(before.info),
+            fresh,
+            how,
+            before.sketch is not None,
+            before.info.prompt,
+        )
         changed = _changed(path, before, after)
         try:
             os.replace(fresh, os.path.realpath(path))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,10 +17,11 @@ from llamadiff.engines.select import after_what_the_engine_said, captured, in_en
 from llamadiff.llamacpp.capture import probe, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import PLAIN, Request
-from llamadiff.llamacpp.variation import PREFIX, varied
+from llamadiff.llamacpp.variation import varied
 from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.logits import Logits, compare_logits, logit_rows
+from llamadiff.result.variants import DEFAULT, Variant, Variants
 from llamadiff.system.errors import DiedError, UserError
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import LOGITS
@@ -29,55 +29,8 @@ from llamadiff.verbs.backend import compare_nodes
 from llamadiff.verbs.judging import judge
 
 PATIENCE = 600.0  # seconds that a variant may take
-DEFAULT = "default"
 _ALWAYS = ("flash_attn=on", "kv=f16", "kv=bf16", "kv=q8_0,flash_attn=on", "kv=q4_0,flash_attn=on", "repack=on")
 _EVER = ("used=on", "sequences=3", "callback=off")
-
-
-@dataclass(frozen=True)
-class Variant:
-    """What came of one way to run llama.cpp.
-
-    ``wrong`` are the taps whose op is wrong on its own inputs, of ``judged``; ``by_nodes``, on a device, the nodes.
-    ``leaves`` is the first tap whose values are not the default's, bit for bit. ``ratio``: how far the logits are from
-    exact, over what this variant's own rounding explains; of a device that is not known. ``failed``: why it did not run
-    to its end; the verdict is then WRONG where llama.cpp died or hangs, UNCHECKED where it refuses. ``comparison``: its
-    taps or nodes, judged.
-    """
-
-    name: str
-    verdict: str
-    seconds: float
-    wrong: tuple[str, ...] = ()
-    judged: int = 0
-    headline: str = ""
-    leaves: str | None = None
-    ratio: float | None = None
-    logits: Logits | None = None
-    failed: str = ""
-    comparison: Comparison | None = None
-    by_nodes: bool = False
-
-    @property
-    def candidate(self) -> str:
-        """What opens it in full, as a ``--candidate``."""
-        return PREFIX + self.name
-
-
-@dataclass(frozen=True)
-class Variants:
-    """All that were tried on one model and its tokens; the first is the default."""
-
-    model: Mapping[str, Any]
-    tokens: tuple[tuple[int, str | None], ...]
-    baseline: Mapping[str, Any]
-    rows: tuple[Variant, ...]
-
-    @property
-    def verdict(self) -> str:
-        """WRONG if a variant is, or dies; what llama.cpp refuses to do is no fault."""
-        wrong = any(row.verdict == tolerances.WRONG for row in self.rows)
-        return tolerances.WRONG if wrong else self.rows[0].verdict
 
 
 def run_variants(

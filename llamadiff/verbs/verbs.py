@@ -8,12 +8,13 @@ What judges is imported where it is used: the commands start sooner, and llama.c
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llamadiff.candidates.gguf_file import is_model_file
 from llamadiff.candidates.opening import Brought, Candidate, bring, files_of
@@ -34,7 +35,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.output import check_target, made_directory
 from llamadiff.system.progress import Progress
 from llamadiff.system.timing import peak_rss_mb
-from llamadiff.trace.metadata import Info
+from llamadiff.trace.metadata import CHECKED, Info
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.sketch import write_sketch
 from llamadiff.trace.writer import restate
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from llamadiff.result.comparison import Comparison
 
 PLAIN = Settings()
+COMPARED = ("type_k", "type_v", "flash_attn")  # settings that change what is computed
 
 
 def compare(
@@ -176,7 +178,6 @@ def check(
     Needs no llama.cpp where the engine runs the file. Raises UserError, also for a candidate that states other settings
     than the trace's.
     """
-    from llamadiff.result.provenance import refuse_other_settings
     from llamadiff.verbs.judging import judge
 
     started = time.perf_counter()
@@ -184,7 +185,7 @@ def check(
     opened, used = opened_for(model, baseline, str(baseline.path or "the trace"), threads=threads)
     own = brought.loaded(opened, baseline) if brought is not None else None
     if own is not None:
-        refuse_other_settings(baseline.info, own.info)
+        _refuse_other_settings(baseline.info, own.info)
     graph = None if opened.by_graph else partial(graph_of_run, opened, baseline, how.progress)
     return _timed(replace(judge(opened, baseline, own, how, graph=graph), engine=used), started)
 
@@ -295,17 +296,21 @@ def record(
         request = replace(request_for(engine or file, run, place), keep_graph=True)
         with after_what_the_engine_said(file, used) if engine is None else nullcontext():
             opened, trace = captured(engine, request, how.progress, child)
-        from llamadiff.result.provenance import CHECKED, checked_by
         from llamadiff.verbs.judging import judge
 
         judged = replace(judge(opened, trace, None, replace(how, diagnose=False)), engine=used)
-        producer = {**trace.info.producer, CHECKED: checked_by(judged)}
+        producer = {**trace.info.producer, CHECKED: _checked_by(judged)}
         info = replace(trace.info, producer=producer, prompt=trace.info.prompt or prompt)
         if sketch:
-            write_sketch(output, info, sketch_of(trace))
+            keep_sketch(output, info, trace)
         else:
             restate(output, info)
     return Trace.open(output)
+
+
+def keep_sketch(output: Path, info: Info, values: Mapping[str, Any]) -> None:
+    """Write a sketch of a run's taps in place of their values."""
+    write_sketch(output, info, sketch_of(values))
 
 
 def list_nodes(model: str | Path, n_tokens: int, settings: Settings = PLAIN) -> tuple[NodeCheck, ...]:
@@ -328,3 +333,30 @@ def compared_files(
     elif candidate is not None and not callable(candidate):
         yield from (("a file of the candidate" if str(path) != str(candidate) else "the candidate", path)
                     for path in files_of(str(candidate)))  # fmt: skip
+
+
+def _checked_by(result: Comparison) -> dict[str, Any]:
+    """What a capture says of who checked it."""
+    engine = result.engine.name if result.engine is not None else "numpy"
+    version = import_module("llamadiff").__version__  # an import would go in a circle: that is the face of all
+    return {"engine": engine, "llamadiff": version, "verdict": result.verdict, "taps": len(result.rows)}
+
+
+def _refuse_other_settings(recorded: Info, candidate: Info) -> None:
+    """Raise UserError, with both values, for a candidate that states settings other than those of the recording."""
+    theirs, own = (_settings(info) for info in (recorded, candidate))
+    for name in COMPARED:
+        if name in theirs and name in own and _same(theirs[name]) != _same(own[name]):
+            raise UserError(
+                f"the candidate was run with {name} = {str(own[name])[:40]}, "
+                f"the recording with {str(theirs[name])[:40]}; run it with the same, or record anew"
+            )
+
+
+def _same(value: object) -> object:
+    return value.upper() if isinstance(value, str) else value
+
+
+def _settings(info: Info) -> Mapping[str, Any]:
+    settings = info.producer.get("settings")
+    return settings if isinstance(settings, Mapping) else {}

@@ -12,7 +12,7 @@ from typing import Any
 from llamaref.known_tensors import stem_of
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.judge.preflight.weight_faults import heads_of
+from llamadiff.engines.weight_faults import heads_of
 from llamadiff.numerics.tolerances import ROUNDING
 from llamadiff.system.errors import UserError
 from llamadiff.system.stated import read_json

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from llamadiff.candidates.arrays import RAW, npy, raw
 from llamadiff.candidates.dump import files_in
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.judge.preflight.weight_faults import SAME, weight_fault
+from llamadiff.engines.weight_faults import SAME, weight_fault
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.numerics.tolerances import ROUNDING
 from llamadiff.system.errors import UserError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.judge.preflight.weight_faults import plain_changes
+from llamadiff.engines.weight_faults import plain_changes
 from llamadiff.numerics.metrics import nmse
 from llamadiff.numerics.orders import order_of
 from llamadiff.weights.distance import Meter, run_in_words

@@ -12,11 +12,11 @@ from llamaref import ModelError, Weights
 from llamaref.weights import block_sizes
 from numpy.typing import NDArray
 
-from llamadiff.blocks.any_type import layout_errors, sixteen_bit_errors
-from llamadiff.blocks.fields import FIELDS, values_of
-from llamadiff.blocks.known import KNOWN
-from llamadiff.blocks.misreading import Misreading, displaced
-from llamadiff.blocks.scales import WHOLE_NUMBERS
+from llamadiff.ggml.blocks.any_type import layout_errors, sixteen_bit_errors
+from llamadiff.ggml.blocks.fields import FIELDS, values_of
+from llamadiff.ggml.blocks.known import KNOWN
+from llamadiff.ggml.blocks.misreading import Misreading, displaced
+from llamadiff.ggml.blocks.scales import WHOLE_NUMBERS
 from llamadiff.numerics.orders import order_in_words
 from llamadiff.weights.distance import run_in_words
 

@@ -10,7 +10,7 @@ import numpy as np
 from llamaref import Weights
 from numpy.typing import NDArray
 
-from llamadiff.blocks.fields import blocks_of, halves_of
+from llamadiff.ggml.blocks.fields import blocks_of, halves_of
 from llamadiff.weights.result import Oddity
 from llamadiff.weights.statistics import TensorRead
 

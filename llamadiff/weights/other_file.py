@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.judge.preflight.weight_faults import heads_of
+from llamadiff.engines.weight_faults import heads_of
 from llamadiff.system.errors import UserError
 from llamadiff.weights.against import OtherSide, label_of
 from llamadiff.weights.explain import Guess, explained

@@ -17,7 +17,7 @@ from llamaref.block_file import write_blocks
 from llamaref.weights import block_sizes
 from numpy.typing import NDArray
 
-from llamadiff.blocks.fields import FIELDS, values_of
+from llamadiff.ggml.blocks.fields import FIELDS, values_of
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import write_text
 from llamadiff.system.progress import Progress, silent

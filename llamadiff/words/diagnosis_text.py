@@ -9,9 +9,9 @@ from llamadiff.diagnose.diagnosis import Cause, Diagnosis
 from llamadiff.diagnose.registry import known_bugs
 from llamadiff.judge.pattern.deviation import runs_of
 
+_FEW_TAPS = 4
 _FEW_STEPS = 3  # of layers at the same distance
 _FEW_PARTS = 6  # of a list of layers
-_FEW_TAPS = 4
 
 
 def clause(d: Diagnosis) -> str:

@@ -58,7 +58,7 @@ def test_every_step_of_the_way_names_a_function_where_it_is() -> None:
 def test_each_word_is_explained_once() -> None:
     words = [row[0] for row in table("Words")]
     assert len(words) == len(set(words))
-    assert {"tap", "lane", "policy", "span", "source", "recipe", "edit", "node", "drift", "noise"} <= set(words)
+    assert {"tap", "lane", "policy", "span", "source", "edit", "node", "drift", "noise"} <= set(words)
 
 
 @pytest.mark.parametrize("name", tables.TABLES)

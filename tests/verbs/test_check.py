@@ -23,10 +23,10 @@ from llamadiff.engines.select import opened_for
 from llamadiff.judge.run import run_passes
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.report.check_lines import MOST, Annotation, annotations_of, shown_ten
-from llamadiff.result.gate import Bound, arithmetic_of, chance, held_to
 from llamadiff.result.logits import over_positions, percentile_99
 from llamadiff.trace.writer import rewrite
 from llamadiff.verbs.check_traces import Checked, check_each
+from llamadiff.verbs.gate import Bound, arithmetic_of, chance, held_to
 from llamadiff.verbs.verbs import check
 from llamadiff.verbs.verbs import record as capture
 

@@ -16,7 +16,7 @@ from llamaref import Weights
 from safetensors.numpy import save_file
 
 from llamadiff import UserError
-from llamadiff.blocks.fields import FIELDS
+from llamadiff.ggml.blocks.fields import FIELDS
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.weights.misread import misreading
 from llamadiff.weights.opening import judge_weights

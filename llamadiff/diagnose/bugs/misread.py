@@ -11,10 +11,10 @@ from llamaref import Weights
 from llamaref.weights import block_sizes
 from numpy.typing import NDArray
 
-from llamadiff.blocks.known import KNOWN
-from llamadiff.blocks.misreading import BlockBug, Misreading, displaced
 from llamadiff.diagnose.registry import Bug, Edit, Edits, at_nodes, define, ways_to_have
 from llamadiff.diagnose.site import Site
+from llamadiff.ggml.blocks.known import KNOWN
+from llamadiff.ggml.blocks.misreading import BlockBug, Misreading, displaced
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.op import Op
 from llamadiff.ggml.streamed import STREAMED

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.candidates.name_map import undone
 from llamadiff.engines.model_file import Runnable
+from llamadiff.engines.treatments import undone
 from llamadiff.numerics import metrics
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.trace.reader import Trace

@@ -77,7 +77,7 @@ def understood(
     """
 
     def scene(of: Runnable | None) -> Scene | None:
-        return None if of is None else scene_of(of, passes, "candidate", SECONDS, progress=how.progress)
+        return None if of is None else scene_of(of, passes, "candidate", SECONDS, how.progress)
 
     sums = next((way for way in half_sums.WAYS if way in passes.judge.ways), "")
     if sums:

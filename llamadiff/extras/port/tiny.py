@@ -20,12 +20,11 @@ import numpy as np
 from llamadiff.candidates.transformers import config_of, randomly
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.extras.port.torch_ops import layers_of, recorded
-from llamadiff.judge.sketching import sketch_of
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
-from llamadiff.trace.sketch import write_sketch
+from llamadiff.verbs.verbs import keep_sketch
 
 GGUF, GOLDEN = "tiny.gguf", "golden.safetensors"
 HEADS, SIZE, WIDTH = 6, 16, 96  # heads, values of each, and of a row
@@ -185,4 +184,4 @@ def _record(model: Any, gguf: Path, path: Path, seed: int) -> None:
     about = ModelFile(gguf).describe()
     producer = {"name": "transformers", "version": version("transformers")}
     info = Info(tokens, tuple(range(len(tokens))), len(tokens), producer=producer, model=about)
-    write_sketch(path, info, sketch_of(arrays))
+    keep_sketch(path, info, arrays)

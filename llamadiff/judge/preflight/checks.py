@@ -15,7 +15,7 @@ from llamaref.weights import block_sizes
 
 from llamadiff.engines.batches import common, slipped
 from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
-from llamadiff.judge.preflight.weight_faults import weight_fault
+from llamadiff.engines.weight_faults import weight_fault
 from llamadiff.judge.settings import stored_types
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.types import CACHE_TYPES

@@ -10,7 +10,6 @@ from rich.style import Style
 from rich.text import Text
 
 from llamadiff.diagnose.diagnosis import Diagnosis
-from llamadiff.judge.finding import Local
 from llamadiff.report.facts import mistakes
 from llamadiff.report.terminal.page import STRONG, Page
 from llamadiff.result.comparison import Comparison
@@ -71,11 +70,7 @@ def _put_errors(page: Page, others: Sequence[Row], known: Sequence[Diagnosis]) -
     open_ones = {stem(row.tap): row for row in reversed(others) if row.tap not in explained and not row.misrecorded}
     for row in list(reversed(open_ones.values()))[:_FEW]:
         if row.local is not None and row.local.facts:
-            page.labelled("error", page.data(f"{row.tap}: {_facts(row.local)}", 1000))
-
-
-def _facts(local: Local) -> str:
-    return "; ".join(fact.says for fact in local.facts)
+            page.labelled("error", page.data(f"{row.tap}: {'; '.join(fact.says for fact in row.local.facts)}", 1000))
 
 
 def put_next_steps(page: Page, comparison: Comparison) -> None:

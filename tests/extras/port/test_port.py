@@ -25,9 +25,9 @@ from llamadiff.engines.run_spec import USUAL, Run
 from llamadiff.extras.port import lineup
 from llamadiff.extras.port import run as verb
 from llamadiff.extras.port.graph_values import Again, node_values
+from llamadiff.extras.port.page import headline
 from llamadiff.extras.port.run import port
 from llamadiff.ggml.engine import Then
-from llamadiff.report.port import headline
 from llamadiff.trace.reader import Trace
 
 pytestmark = [needs("torch", "transformers"), pytest.mark.filterwarnings("ignore")]

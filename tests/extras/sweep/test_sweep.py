@@ -19,9 +19,9 @@ from places import ROOT
 
 import llamadiff
 from llamadiff.extras.sweep.case import SweepRow, run_case
+from llamadiff.extras.sweep.page import line_of, print_sweep, sweep_to_markdown
 from llamadiff.extras.sweep.plan import SweepCase, read_plan
 from llamadiff.extras.sweep.run import Sweep
-from llamadiff.report.sweep import line_of, print_sweep, sweep_to_markdown
 from llamadiff.report.terminal.report import make_console
 from llamadiff.system.errors import UserError
 from llamadiff.system.workers import Died, surviving

@@ -9,8 +9,8 @@ import numpy as np
 from llamaref.weights import block_sizes
 from numpy.typing import NDArray
 
-from llamadiff.blocks.fields import FIELDS, changed, values_of
-from llamadiff.blocks.misreading import (
+from llamadiff.ggml.blocks.fields import FIELDS, changed, values_of
+from llamadiff.ggml.blocks.misreading import (
     Change,
     Decode,
     Misread,
@@ -24,7 +24,7 @@ from llamadiff.blocks.misreading import (
     with_nibbles_swapped,
     zero,
 )
-from llamadiff.blocks.scales import as_bf16, scale_readings
+from llamadiff.ggml.blocks.scales import as_bf16, scale_readings
 
 Array = NDArray[Any]
 WORDS = {

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llamadiff.weights.loss.statistics import Estimate, Statistic
-
+OWN = ""  # the good file's values in the good file's own type
+SOURCE = "llama.cpp, tools/perplexity/README.md"
 SLACK = 2.0  # times what honest quantization costs: up to which a loss is usual
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its standard error; NaN where there is none."""
+
+    value: float
+    error: float = math.nan
+
+    def times(self, factor: float) -> Estimate:
+        """In another unit."""
+        return Estimate(self.value * factor, self.error * factor)
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One line of llama-perplexity's; ``percent``: its values are to be read as such."""
+
+    name: str
+    estimate: Estimate
+    percent: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,3 +118,8 @@ class Loss:
         if self.honest is not None and math.isfinite(self.honest.value):
             return self.kl.value <= SLACK * self.honest.value + 1e-6
         return self.published is None or self.kl.value <= SLACK * self.published[1]
+
+
+def named(found: Sequence[Statistic], name: str) -> Estimate | None:
+    """A statistic by llama-perplexity's name for it."""
+    return next((each.estimate for each in found if each.name == name), None)

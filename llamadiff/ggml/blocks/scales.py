@@ -9,8 +9,8 @@ import numpy as np
 from llamaref.weights import block_sizes
 from numpy.typing import NDArray
 
-from llamadiff.blocks.fields import FIELDS, changed, field_of
-from llamadiff.blocks.misreading import (
+from llamadiff.ggml.blocks.fields import FIELDS, changed, field_of
+from llamadiff.ggml.blocks.misreading import (
     Change,
     Decode,
     Misread,

@@ -10,16 +10,16 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import Costing, How
 from llamadiff.judge.finding import Finding
 from llamadiff.llamacpp.request import Settings
+from llamadiff.result.loss import OWN, Contribution, Estimate, LayerLoss, Loss, Restored
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress
 from llamadiff.trace.taps import RESIDUAL
-from llamadiff.weights.loss.budget import choose
-from llamadiff.weights.loss.result import Contribution, LayerLoss, Loss, Restored
-from llamadiff.weights.loss.said import EQUAL
-from llamadiff.weights.loss.statistics import Estimate, mean_of, statistics
-from llamadiff.weights.loss.trials import NONE, OWN, FilePair, Material, run_trials
-from llamadiff.weights.loss.usual import file_type, published
-from llamadiff.weights.loss.weighing import differing, honest_types, measure, telling
+from llamadiff.verbs.loss.budget import choose
+from llamadiff.verbs.loss.statistics import mean_of, statistics
+from llamadiff.verbs.loss.trials import NONE, FilePair, Material, run_trials
+from llamadiff.verbs.loss.usual import file_type, published
+from llamadiff.verbs.loss.weighing import differing, honest_types, measure, telling
+from llamadiff.words.loss import EQUAL
 
 WEIGHED = 2  # windows of a text on which tensors are restored one at a time
 

@@ -20,14 +20,14 @@ from llamadiff.candidates.opening import open_candidate
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import Costing, How, Run
 from llamadiff.llamacpp.request import Settings
+from llamadiff.result.loss import OWN, Estimate, Loss, named
 from llamadiff.system.errors import UserError
 from llamadiff.verbs import verbs
-from llamadiff.weights.loss.budget import choose
-from llamadiff.weights.loss.result import Loss
-from llamadiff.weights.loss.said import sentence
-from llamadiff.weights.loss.statistics import Estimate, mean_of, named, statistics
-from llamadiff.weights.loss.trials import NONE, OWN, FilePair, Material, Trial, divergences, run_trials
-from llamadiff.weights.loss.usual import file_type, published
+from llamadiff.verbs.loss.budget import choose
+from llamadiff.verbs.loss.statistics import mean_of, statistics
+from llamadiff.verbs.loss.trials import NONE, FilePair, Material, Trial, divergences, run_trials
+from llamadiff.verbs.loss.usual import file_type, published
+from llamadiff.words.loss import sentence
 
 SHIPPED = Path(llamadiff.__file__).parent / "shipped"
 GOOD, SMALL = SHIPPED / "tiny.F16.gguf", SHIPPED / "tiny.Q4_K_M.gguf"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llamadiff.blocks import quants, scales
+from llamadiff.ggml.blocks import quants, scales
 
 KNOWN = (
     quants.nibbles_interleaved, quants.nibbles_swapped, quants.quants_offset, quants.high_bits_ignored,

@@ -16,7 +16,6 @@ from llamadiff.numerics.metrics import log_softmax
 from llamadiff.system.progress import Progress, silent
 
 Array = NDArray[Any]
-OWN = ""  # the good file's values in the good file's own type
 Change = Mapping[str, str]  # a tensor's name -> the type that the good file's values have in it
 NONE: Change = {}
 WINDOW = 512  # tokens, what llama-perplexity runs at a time

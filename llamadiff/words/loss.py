@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from llamadiff.weights.loss.result import Loss, Restored
-from llamadiff.weights.loss.statistics import Estimate, named
-from llamadiff.weights.loss.trials import OWN
-from llamadiff.weights.loss.usual import SOURCE
+from llamadiff.result.loss import OWN, SOURCE, Estimate, Loss, Restored, named
 
 _FRACTIONS = (
     (0.95, "nearly all"), (0.71, "three quarters"), (0.585, "two thirds"), (0.42, "half"), (0.29, "a third"),

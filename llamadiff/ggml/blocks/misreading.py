@@ -11,7 +11,7 @@ from llamaref import Weights
 from llamaref.weights import block_sizes
 from numpy.typing import NDArray
 
-from llamadiff.blocks.fields import changed, field_of
+from llamadiff.ggml.blocks.fields import changed, field_of
 
 Array = NDArray[Any]
 Decode = Callable[[Array], Array]  # blocks [n, bytes] -> values [n, block]

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.result.loss import OWN, Contribution, Estimate
 from llamadiff.system.progress import Progress, silent
-from llamadiff.weights.loss.result import Contribution
-from llamadiff.weights.loss.statistics import Estimate, mean_of
-from llamadiff.weights.loss.trials import NONE, OWN, FilePair, Material, run_trials
+from llamadiff.verbs.loss.statistics import mean_of
+from llamadiff.verbs.loss.trials import NONE, FilePair, Material, run_trials
 
 MEASURED = 24  # tensors, those that are predicted to cost most
 NAMED, TELLING = 3, 0.1  # tensors that the sentence names, each with such a share of the loss

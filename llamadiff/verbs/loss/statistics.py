@@ -7,39 +7,18 @@ mean of independent values, carried on to first order; both sides' errors are co
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.weights.loss.trials import Trial
+from llamadiff.result.loss import Estimate, Statistic
+from llamadiff.verbs.loss.trials import Trial
 
 Array = NDArray[Any]
 FEWEST = 10  # positions, below which a standard error says nothing
 _TAILS = (0.999, 0.99, 0.95, 0.9)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean and its standard error; NaN where there is none."""
-
-    value: float
-    error: float = math.nan
-
-    def times(self, factor: float) -> Estimate:
-        """In another unit."""
-        return Estimate(self.value * factor, self.error * factor)
-
-
-@dataclass(frozen=True)
-class Statistic:
-    """One line of llama-perplexity's; ``percent``: its values are to be read as such."""
-
-    name: str
-    estimate: Estimate
-    percent: bool = False
 
 
 def mean_of(values: Array) -> Estimate:
@@ -112,8 +91,3 @@ def _tails(word: str, values: Array, percent: bool = False) -> Iterator[Statisti
     for share in shares:
         name = "Median " if share == 0.5 else f"{100 * share:4.1f}%  "
         yield Statistic(f"{name} {word}", Estimate(float(np.quantile(values, share))), percent)
-
-
-def named(found: Sequence[Statistic], name: str) -> Estimate | None:
-    """A statistic by llama-perplexity's name for it."""
-    return next((each.estimate for each in found if each.name == name), None)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.blocks.fields import FIELDS, changed, field_of, half_at
-from llamadiff.blocks.misreading import (
+from llamadiff.ggml.blocks.fields import FIELDS, changed, field_of, half_at
+from llamadiff.ggml.blocks.misreading import (
     Change,
     Decode,
     Misread,

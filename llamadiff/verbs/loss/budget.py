@@ -13,9 +13,8 @@ from math import prod
 from llamaref.weights import block_sizes
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.result.loss import OWN, Contribution
 from llamadiff.weights.cost import TYPICAL
-from llamadiff.weights.loss.result import Contribution
-from llamadiff.weights.loss.trials import OWN
 from llamadiff.weights.statistics import PLAIN
 
 LADDER = ("Q2_K", "Q3_K", "Q4_0", "Q4_K", "Q5_0", "Q5_K", "Q6_K", "Q8_0")

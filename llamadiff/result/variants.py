@@ -1,0 +1,54 @@
+"""llama.cpp against itself, in several ways: plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llamadiff.numerics import tolerances
+from llamadiff.result.comparison import Comparison
+from llamadiff.result.logits import Logits
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What came of one way to run llama.cpp.
+
+    ``wrong`` are the taps whose op is wrong on its own inputs, of ``judged``; ``by_nodes``, on a device, the nodes.
+    ``leaves`` is the first tap whose values are not the default's, bit for bit. ``ratio``: how far the logits are from
+    exact, over what this variant's own rounding explains; of a device that is not known. ``failed``: why it did not run
+    to its end; the verdict is then WRONG where llama.cpp died or hangs, UNCHECKED where it refuses. ``comparison``: its
+    taps or nodes, judged.
+    """
+
+    name: str
+    verdict: str
+    seconds: float
+    wrong: tuple[str, ...] = ()
+    judged: int = 0
+    headline: str = ""
+    leaves: str | None = None
+    ratio: float | None = None
+    logits: Logits | None = None
+    failed: str = ""
+    comparison: Comparison | None = None
+    by_nodes: bool = False
+
+
+@dataclass(frozen=True)
+class Variants:
+    """All that were tried on one model and its tokens; the first is the default."""
+
+    model: Mapping[str, Any]
+    tokens: tuple[tuple[int, str | None], ...]
+    baseline: Mapping[str, Any]
+    rows: tuple[Variant, ...]
+
+    @property
+    def verdict(self) -> str:
+        """WRONG if a variant is, or dies; what llama.cpp refuses to do is no fault."""
+        wrong = any(row.verdict == tolerances.WRONG for row in self.rows)
+        return tolerances.WRONG if wrong else self.rows[0].verdict
