@@ -24,7 +24,7 @@ from llamadiff.result.said import Said
 if TYPE_CHECKING:
     import pandas as pd
 
-    from llamadiff.diagnose.conventions.understand import Manner
+    from llamadiff.diagnose.conventions.understand import Conventions
     from llamadiff.result.loss import Loss
 
 Array = NDArray[Any]
@@ -118,7 +118,7 @@ class Judged:
     coverage: Coverage | None = None
     preflight: tuple[Check, ...] = ()
     diagnosis: tuple[Diagnosis, ...] = ()
-    manner: Manner | None = None
+    manner: Conventions | None = None
     notes: tuple[str, ...] = ()
     logits: Logits | None = None
     positions: Positions | None = None

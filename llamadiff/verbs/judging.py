@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from llamadiff.candidates.source import FOUND_MAP
-from llamadiff.diagnose.conventions.understand import Manner, understood
+from llamadiff.diagnose.conventions.understand import Conventions, understood
 from llamadiff.diagnose.diagnosis import Diagnosis, diagnose, is_wrong, scene_of
 from llamadiff.engines.batches import batches_of, in_batches_of
 from llamadiff.engines.model_file import Runnable, check_same_model
@@ -110,14 +110,14 @@ def _before_the_layers(
 
 @dataclass(frozen=True)
 class _Study:
-    """What the engine's passes found of a candidate (None: of the baseline), in the manner that is its own.
+    """What the engine's passes found of a candidate (None: of the baseline), under its own conventions.
 
     ``records`` are taps that it computed rightly and recorded wrongly.
     """
 
     passes: Passes
     candidate: Trace | None
-    manner: Manner = field(default_factory=Manner)
+    manner: Conventions = field(default_factory=Conventions)
     records: tuple[str, ...] = ()
 
     @property
@@ -128,7 +128,7 @@ class _Study:
 def _studied(
     model: Runnable, baseline: Trace, candidate: Trace | None, how: How, graph: Graph, keep: Path | None
 ) -> _Study:
-    """As many passes as it takes to tell what is a candidate's manner from what is wrong."""
+    """As many passes as it takes to tell what is a candidate's convention from what is wrong."""
     passes = run_passes(model, baseline, candidate, how, keep)
     baseline.wait()
     if candidate is None:

@@ -27,7 +27,7 @@ _OPS = {"ROPE": "RoPE", "SOFT_MAX": "the softmax", "SWIGLU": "the activation"}
 
 
 @dataclass(frozen=True)
-class Manner:
+class Conventions:
     """What is an engine's own and no mistake.
 
     ``precision``: what its tensors were kept in; ``roundings`` by kind of operand, where they are not ggml's;
@@ -69,8 +69,8 @@ def understood(
     passes: Passes,
     how: How,
     graph: Callable[[], Runnable | None],
-) -> tuple[Manner, Trace, Passes]:
-    """A candidate's manner, its trace as it would be without its choices, and what passes in this manner find.
+) -> tuple[Conventions, Trace, Passes]:
+    """A candidate's conventions, its trace as it would be without its choices, and what passes under these find.
 
     Costs nothing where everything is right in a way that is known; else another pass for each thing found out.
     ``graph`` is llama.cpp's: what a known bug explains is no rounding.
@@ -93,7 +93,7 @@ def understood(
     if any(_stands_out(finding.local.get("candidate")) for finding in passes.findings):
         passes = run_passes(model, baseline, candidate, how, None, roundings, len(JITTERS))
     precision = passes.judge.sources["candidate"].precision
-    return Manner(tuple(choices), own, precision, bool(sums)), candidate, passes
+    return Conventions(tuple(choices), own, precision, bool(sums)), candidate, passes
 
 
 def _stands_out(local: Local | None) -> bool:
