@@ -24,9 +24,9 @@ from llamadiff.result.loss import OWN, Estimate, Loss, named
 from llamadiff.system.errors import UserError
 from llamadiff.verbs import verbs
 from llamadiff.verbs.loss.budget import choose
+from llamadiff.verbs.loss.finding_out import file_type, published
 from llamadiff.verbs.loss.statistics import mean_of, statistics
 from llamadiff.verbs.loss.trials import NONE, FilePair, Material, Trial, divergences, run_trials
-from llamadiff.verbs.loss.usual import file_type, published
 from llamadiff.words.loss import sentence
 
 SHIPPED = Path(llamadiff.__file__).parent / "shipped"
