@@ -80,7 +80,7 @@ def report_text(path: Path, result: Comparison) -> str:
     return f"{shown(str(path), _LONG)}\n{text.getvalue()}{said}{shown(provenance(result), _LONG)}"
 
 
-MOST = 10
+MOST = 10  # annotations of a kind that GitHub shows of one step: the last one counts those that are left out
 _BAD = (tolerances.WRONG, tolerances.UNCHECKED)
 _MESSAGE = (("%", "%25"), ("\r", "%0D"), ("\n", "%0A"))
 _PROPERTY = (*_MESSAGE, (":", "%3A"), (",", "%2C"))
