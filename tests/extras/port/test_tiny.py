@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from optional import needs
@@ -19,7 +18,8 @@ from llamadiff.trace.reader import Trace
 from llamadiff.verbs.check_traces import check_each
 
 pytestmark = [needs("torch", "transformers"), pytest.mark.filterwarnings("ignore")]
-TESTS = Path(__file__).parents[1]
+from places import TESTS
+
 CONVERTER = f"""
 import sys
 sys.path[:0] = [{str(TESTS)!r}, {str(TESTS.parent)!r}, {str(TESTS.parent / "reference")!r}]
