@@ -6,6 +6,7 @@ import json
 
 import pytest
 from optional import needs
+from places import TESTS
 from typer.testing import CliRunner
 from weights.conversion.checkpoints import MODELS, write_tokenizer
 
@@ -18,7 +19,6 @@ from llamadiff.trace.reader import Trace
 from llamadiff.verbs.check_traces import check_each
 
 pytestmark = [needs("torch", "transformers"), pytest.mark.filterwarnings("ignore")]
-from places import TESTS
 
 CONVERTER = f"""
 import sys
