@@ -109,7 +109,7 @@ def _header(where: str, start: bytes, length: int) -> Header:
         raise UserError(f"{where}: not a plain .npy array ({reason(error)}); {_SAVE}") from None
     if dtype.kind not in "fiu":
         raise UserError(f"{where}: not a plain .npy array of numbers but of {str(dtype)[:40]}; {_SAVE}")
-    header = Header(where, _checked(where, shape), dtype, file.tell(), by_columns)
+    header = Header(where, checked_shape(where, shape), dtype, file.tell(), by_columns)
     if length != header.offset + header.n_bytes:
         raise UserError(
             f"{where}: the shape {list(shape)} of {dtype} takes {header.n_bytes} bytes, but there are "
@@ -118,7 +118,7 @@ def _header(where: str, start: bytes, length: int) -> Header:
     return header
 
 
-def _checked(where: str, shape: Any) -> tuple[int, ...]:
+def checked_shape(where: str, shape: Any) -> tuple[int, ...]:
     """A shape that a tensor may have."""
     if not isinstance(shape, (tuple, list)) or len(shape) > MAX_AXES:
         raise UserError(f"{where}: expected a shape of up to {MAX_AXES} axes, such as [tokens, 256]")
@@ -222,7 +222,7 @@ def _sidecar(path: Path, count: int) -> tuple[int, ...]:
         return (count,)
     meant = '{"shape": [tokens, ...]}'
     stated = read_json(sidecar, MAX_SIDECAR, meant)
-    shape = _checked(str(sidecar), stated.get("shape") if isinstance(stated, dict) else None)
+    shape = checked_shape(str(sidecar), stated.get("shape") if isinstance(stated, dict) else None)
     if math.prod(shape) != count:
         raise UserError(f"{path}: {count} values, but {sidecar.name} states the shape {list(shape)}")
     return shape

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from llamadiff.candidates import TRACES
 from llamadiff.candidates.source import Context, Opened
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.system import python_child
@@ -156,7 +157,7 @@ def _tail(log: Path) -> str:
 
 
 def _written(out: Path, spec: str) -> Path:
-    for path in (out, out.with_suffix(".safetensors"), out.with_suffix(".npz")):
+    for path in (out, *map(out.with_suffix, TRACES)):
         if path.exists():
             return path
     hint = "" if "{out}" in spec else "; the command has no {out}, the place to write to"

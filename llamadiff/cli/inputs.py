@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from llamadiff.candidates import TRACES
 from llamadiff.system.collisions import Named
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import read_text
@@ -27,11 +28,8 @@ MAX_PROMPT_FILE = 1 << 24
 MAX_TEXT_FILE = 1 << 26
 STANDARD_INPUT, FILE = "-", "@"  # a value that is read, and what begins the name of a file that is
 LIST = "list"  # a device that is none
-TRACES = (".safetensors", ".npz")  # what a name ends in that is no prompt
-LONGEST_NAME, ALIKE = (
-    255,
-    0.85,
-)  # characters of a file's name; of two names, from which on one may be the other misspelt
+LONGEST_NAME = 255  # characters of a file's name
+ALIKE = 0.85  # of two names, from which on one may be the other misspelt
 _WHOLE_NUMBER = re.compile("[0-9]{1,10}")
 _BYTES = re.compile("([0-9]{1,15})([KMGkmg]?)")
 _LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
