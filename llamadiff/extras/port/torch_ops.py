@@ -20,7 +20,7 @@ from llamadiff.system.errors import UserError
 Array = NDArray[Any]
 SCAFFOLD = (
     "/torch/",
-    "/llamadiff/port/torch_ops.py",
+    "/llamadiff/extras/port/torch_ops.py",
     "/transformers/utils/",
     "/transformers/integrations/",
     "/contextlib.py",

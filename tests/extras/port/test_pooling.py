@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from extras.port.architectures import pool
 from optional import needs
-from port.architectures import pool
 
 from llamadiff import UserError
 from llamadiff.extras.port.pooling import mode_of, with_pooling

@@ -10,8 +10,8 @@ from functools import cache
 from importlib.metadata import version
 
 import pytest
+from extras.port.architectures import ARCHITECTURES, CONVERTING, convert, describe, make, make_bert, pool
 from optional import needs
-from port.architectures import ARCHITECTURES, CONVERTING, convert, describe, make, make_bert, pool
 from tools.backends import made
 from tools.parts import PACKAGE, minilm, sources
 
