@@ -27,7 +27,7 @@ from llamadiff.trace.reader import Trace
 PREFIX = "cmd:"
 TAIL = 2000  # bytes of the command's output that are shown when it fails
 MAX_OUTPUT = 64 << 20
-REPORTS = (".json", ".csv", ".xml", ".md", ".html")
+REPORTS = (".json", ".csv", ".xml", ".md", ".markdown", ".html")
 
 
 def matches(spec: str) -> bool:
