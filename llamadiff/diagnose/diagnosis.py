@@ -287,9 +287,9 @@ def _again(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit
 
 def _looked_for(scene: Scene, tap: taps.Tap, local: Local, first: bool) -> Outcome:
     if local.span and not scene.thorough and not (_short(local) and first):
-        return Outcome((), ())
+        return Outcome()
     if not scene.by_graph:
-        return Outcome((), (), complete=False)
+        return Outcome(complete=False)
     case = case_of(scene.run, scene.source, tap, local)
     return search(case, local.least, scene.clock, pairs=first, by_drop=scene.thorough)
 

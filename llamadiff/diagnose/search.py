@@ -92,8 +92,8 @@ class Outcome:
     ``complete``: every known bug was tried. ``tried``: any was.
     """
 
-    fits: tuple[Fit, ...]
-    nearest: tuple[Fit, ...]
+    fits: tuple[Fit, ...] = ()
+    nearest: tuple[Fit, ...] = ()
     complete: bool = True
 
     @property
@@ -111,7 +111,7 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True, by_drop: 
     try:
         base = _right(case, right)
     except NotRecordedError:
-        return Outcome((), ())
+        return Outcome()
     right = max(right, _error(case, base)) if len(case.carrier.ways) == 1 else right
     case = replace(_with_limits(case, right), until=clock.until + CONFIRMING)
     quick, bare = _quickly(replace(case, until=clock.until), base, right)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -32,12 +33,12 @@ class Local:
     limit: float
     noise_limit: float
     verdict: str
-    token: int | None
-    index: tuple[int, ...]
-    expected: float
-    recorded: float
-    per_token: tuple[float, ...]
-    span: tuple[str, ...]
+    token: int | None = None
+    index: tuple[int, ...] = ()
+    expected: float = math.nan
+    recorded: float = math.nan
+    per_token: tuple[float, ...] = ()
+    span: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
     least: float = 0.0
     hides: float = 0.0

@@ -107,8 +107,8 @@ def _row(check: NodeCheck, layer: int | None, name: str, rules: Sequence[toleran
     if check.nmse is not None and not is_open:
         wrong = verdict == tolerances.WRONG
         local = Local(
-            check.nmse, None if wrong else check.arithmetic, match, 10 * match, verdict, None, check.index,
-            check.expected, check.found, (), (),
+            check.nmse, None if wrong else check.arithmetic, match, 10 * match, verdict, index=check.index,
+            expected=check.expected, recorded=check.found,
         )  # fmt: skip
     return replace(
         blank(name, layer, check.op, check.shape), verdict=verdict, weight=check.weight,

@@ -6,8 +6,7 @@ import math
 import os
 import socket
 import time
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.extras.sweep.plan import SweepCase, settings_in_words
@@ -51,25 +50,22 @@ def run_case(case: SweepCase, threads: int = 0) -> SweepRow:
     """
     started = time.perf_counter()
     try:
-        found = _judged(case, threads)
+        row = _judged(case, threads)
     except UserError as error:
         verdict = tolerances.WRONG if isinstance(error, DiedError) else tolerances.UNCHECKED
-        found = {"verdict": verdict, "refused": str(error)}
+        row = replace(unjudged(case, str(error)), verdict=verdict)
     except Exception as error:  # one case's, and no reason to end the others
-        found = {"verdict": tolerances.UNCHECKED, "refused": reason(error, "llamadiff")}
-    return _row(case, **found, seconds=time.perf_counter() - started, worker=f"{socket.gethostname()}:{os.getpid()}")
+        row = unjudged(case, reason(error, "llamadiff"))
+    return replace(row, seconds=time.perf_counter() - started, worker=f"{socket.gethostname()}:{os.getpid()}")
 
 
-def unjudged(case: SweepCase, refused: str) -> SweepRow:
-    """The row of a case that no process could finish."""
-    return _row(case, verdict=tolerances.UNCHECKED, refused=refused)
+def unjudged(case: SweepCase, refused: str = "") -> SweepRow:
+    """The row of a case that nobody has judged, or could."""
+    about = (case.key, case.model, case.prompt, case.candidate, case.way, case.n_predict)
+    return SweepRow(*about, verdict=tolerances.UNCHECKED, refused=refused)
 
 
-def _row(case: SweepCase, **found: Any) -> SweepRow:
-    return SweepRow(case.key, case.model, case.prompt, case.candidate, case.way, case.n_predict, **found)
-
-
-def _judged(case: SweepCase, threads: int) -> dict[str, Any]:
+def _judged(case: SweepCase, threads: int) -> SweepRow:
     from llamadiff.verbs import verbs
 
     settings = settings_of([f"threads={threads}", *settings_in_words(case.settings)])
@@ -78,10 +74,11 @@ def _judged(case: SweepCase, threads: int) -> dict[str, Any]:
     own = [(row.local.nmse, row.tap) for row in result.rows if row.local is not None and math.isfinite(row.local.nmse)]
     worst, tap = max(own, default=(math.nan, ""))
     first = result.first_divergence
-    return {
-        "verdict": result.verdict, "headline": result.headline, "first_wrong": first.tap if first is not None else "",
-        "wrong": len(result.wrong), "judged": len(own), "worst": worst, "worst_tap": tap,
-        "kl": result.logits.kl if result.logits is not None else math.nan,
-        "same_first": result.logits.top1_agree if result.logits is not None else None,
-        "loss": result.loss.kl.value if result.loss is not None else math.nan,
-    }  # fmt: skip
+    return replace(
+        unjudged(case),
+        verdict=result.verdict, headline=result.headline, first_wrong=first.tap if first is not None else "",
+        wrong=len(result.wrong), judged=len(own), worst=worst, worst_tap=tap,
+        kl=result.logits.kl if result.logits is not None else math.nan,
+        same_first=result.logits.top1_agree if result.logits is not None else None,
+        loss=result.loss.kl.value if result.loss is not None else math.nan,
+    )  # fmt: skip

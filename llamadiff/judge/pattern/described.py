@@ -28,9 +28,10 @@ def described(
     ``limit`` is the NMSE that right arithmetic may have, ``rope`` what the tap is the result of, ``dim`` a head's size.
     """
     values = (seen.recorded[source.name], seen.x[seen.lanes.index(lane)])
-    recorded, expected = (seen.comparable(array, source, ranked=True) for array in values)
+    own = [np.asarray(seen.comparable(array, source, ranked=True), np.float64) for array in values]
+    recorded, expected = (np.moveaxis(array, seen.tap.row_axis, 0) for array in own)
     others = _look_alikes(seen, source, recorded.size)
-    return profile(Deviation.of(
+    return profile(Deviation(
         seen.tap, recorded, expected, limit, others=others, inputs=_inputs(source, seen.tap), rope=rope,
         positions=[int(p) for p in seen.positions], dim=dim,
     ))  # fmt: skip

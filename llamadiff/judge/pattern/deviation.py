@@ -59,12 +59,6 @@ class Deviation:
     positions: Sequence[int] = ()
     dim: int | None = None
 
-    @classmethod
-    def of(cls, tap: Tap, recorded: Array, expected: Array, limit: float, **more: Any) -> Deviation:
-        """From values of the tap's own shape."""
-        r, e = (np.moveaxis(np.asarray(x, np.float64), tap.row_axis, 0) for x in (recorded, expected))
-        return cls(tap, r, e, limit, **more)
-
     @cached_property
     def axes(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """The tap's axes and their sizes; merged heads apart."""
