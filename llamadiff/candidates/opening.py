@@ -6,12 +6,12 @@ Every kind of source that has a name is a module of three functions of it: see `
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
@@ -30,8 +30,7 @@ from llamadiff.trace.reader import Trace
 
 Candidate: TypeAlias = Trace | str | Path | Callable[..., Any]  # a trace, what --candidate takes, or a function
 
-# The first that ``matches`` takes a --candidate; its ``files`` are those that are read for it, and ``opened`` reads it.
-# The last two raise UserError if that cannot be.
+# The first that ``matches`` takes a --candidate.
 KINDS = ("llama_cpp", "gguf_file", "command", "dump", "log", "trace_file", "transformers")
 
 
@@ -46,8 +45,7 @@ def open_candidate(candidate: Candidate) -> Opened:
     if callable(candidate):
         return Opened(partial(_computed, candidate))
     spec = str(candidate)
-    found: Opened = source_of(spec).opened(spec)
-    return found
+    return source_of(spec).opened(spec)
 
 
 def resolve(spec: str, context: Context) -> Trace:
@@ -60,11 +58,24 @@ def files_of(spec: str) -> list[Path]:
     return list(source_of(spec).files(spec))
 
 
-def source_of(spec: str) -> Any:
+class Source(Protocol):
+    """What the module of a kind of source has."""
+
+    def matches(self, spec: str) -> bool:
+        """Whether a ``--candidate`` is of this kind."""
+
+    def files(self, spec: str) -> Iterable[Path]:
+        """The files that are read for it. Raises UserError if they cannot be."""
+
+    def opened(self, spec: str) -> Opened:
+        """It, read as far as that is possible before anything is run. Raises UserError if it cannot be."""
+
+
+def source_of(spec: str) -> Source:
     """The module of the kind of source that a ``--candidate`` names. Raises UserError if it names none."""
     refuse_foreign(spec)
     for kind in KINDS:
-        source = import_module(f"llamadiff.candidates.{kind}")
+        source = cast("Source", import_module(f"llamadiff.candidates.{kind}"))
         if source.matches(spec):
             return source
     check_regular(Path(spec), "a trace, a dump or a command")

@@ -94,26 +94,34 @@ def rules_of(tolerance: Path | None) -> tuple[Rule, ...]:
 def prompt_or_trace(prompt: str | None, candidate: str | None) -> tuple[str | None, str | None]:
     """The prompt and the candidate, where a trace was given in the prompt's place: ``compare MODEL TRACE``."""
     if prompt is None or not prompt.endswith(TRACES):
-        if prompt is not None and candidate is None and (meant := _meant_by(prompt)):
-            raise UserError(f"{prompt}: no such trace; {meant} is there (a prompt of these words: @FILE)")
+        if prompt is not None and candidate is None:
+            _refuse_a_path(prompt)
         return prompt, candidate
     if candidate is not None:
         raise UserError(f"{prompt}: is a trace, and --candidate {candidate} is another; give one of them")
     return None, prompt
 
 
-def _meant_by(prompt: str) -> str | None:
-    """The trace whose name a prompt of one word nearly is; an engine that was not looked at would pass as right."""
+def _refuse_a_path(prompt: str) -> None:
+    """Raise UserError for a prompt of one word that is a file's name, or nearly a trace's.
+
+    An engine that was not looked at would pass as right.
+    """
+    path = Path(prompt)
+    if len(prompt.split()) != 1 or len(prompt) > LONGEST_NAME or not path.name:
+        return
+    try:
+        if path.exists():
+            kind = "a directory" if path.is_dir() else "a file"
+            raise UserError(f"{prompt}: is {kind} here; give --candidate {prompt} (a prompt of this word: @FILE)")
+        traces = [each.name for each in path.parent.iterdir() if each.suffix in TRACES] if "." in path.name else []
+    except OSError:
+        return  # what cannot be listed says nothing
     from difflib import get_close_matches
 
-    path = Path(prompt)
-    if len(prompt.split()) != 1 or len(prompt) > LONGEST_NAME or "." not in path.name or not path.parent.is_dir():
-        return None
-    try:
-        traces = [each.name for each in path.parent.iterdir() if each.suffix in TRACES]
-    except OSError:
-        return None  # what cannot be listed says nothing
-    return next(iter(get_close_matches(path.name, traces, 1, ALIKE)), None)
+    meant = next(iter(get_close_matches(path.name, traces, 1, ALIKE)), None)
+    if meant is not None:
+        raise UserError(f"{prompt}: no such trace; {meant} is there (a prompt of these words: @FILE)")
 
 
 def token_ids(text: str | None, option: str = "--tokens") -> tuple[int, ...]:

@@ -105,7 +105,7 @@ class Change:
     own: float | None = None
 
 
-Changed = Iterator[tuple[Change, Subgraph]]
+Changes = Iterator[tuple[Change, Subgraph]]
 _BUGS: dict[str, Bug] = {}
 EDITS: list[tuple[str, tuple[str, ...], Edits]] = []  # bug, ops and edits, as they are registered
 
@@ -153,7 +153,7 @@ def at_nodes(
     return register
 
 
-def changes_of(known: Bug, r: Subgraph, case: Case) -> Changed:
+def changes_of(known: Bug, r: Subgraph, case: Case) -> Changes:
     """A bug's changes to a subgraph; none where it needs what was not recorded."""
     if known.harmless and r.is_span(case):  # what rounds somewhere would excuse what is wrong there
         return
@@ -162,7 +162,7 @@ def changes_of(known: Bug, r: Subgraph, case: Case) -> Changed:
             yield from _changes(known, r, case, ops, edits)
 
 
-def _changes(known: Bug, r: Subgraph, case: Case, ops: tuple[str, ...], edits: Edits) -> Changed:
+def _changes(known: Bug, r: Subgraph, case: Case, ops: tuple[str, ...], edits: Edits) -> Changes:
     """The edits of all nodes: the same one wherever it can be, or at one kind of op, then at each node alone."""
     if edits not in r.places:
         r.places[edits] = {variant: _scopes(places) for variant, places in _found(r, case, ops, edits).items()}
@@ -198,7 +198,7 @@ def _word(place: Place) -> str:
     return place[0].shown.rpartition("-")[0]
 
 
-def _applied(known: Bug, r: Subgraph, case: Case, places: list[Place], variant: str) -> Changed:
+def _applied(known: Bug, r: Subgraph, case: Case, places: list[Place], variant: str) -> Changes:
     first, edit = places[0]
     if isinstance(edit, Edit):
         yield Change(known, edit.says, variant, at=first.tap), _with(r, places, 0.0)

@@ -12,7 +12,7 @@ from itertools import product, takewhile, tee
 import numpy as np
 
 from llamadiff.diagnose.case import Case, NotRecordedError
-from llamadiff.diagnose.registry import Bug, Change, Changed, changes_of, known_bugs
+from llamadiff.diagnose.registry import Bug, Change, Changes, changes_of, known_bugs
 from llamadiff.diagnose.solve import PROBE, lowest
 from llamadiff.diagnose.subgraph import Subgraph, subgraph_of
 from llamadiff.diagnose.together import errors
@@ -249,7 +249,7 @@ def _allowed(case: Case, fit: Fit) -> float:
 def _singles(case: Case, base: Subgraph, bugs: Iterable[Bug], clock: Clock) -> Iterator[Fit]:
     best = math.inf
 
-    def asked() -> Changed:
+    def asked() -> Changes:
         for known in bugs:
             if best > EXACT or known.family != SLOWEST:
                 yield from changes_of(known, base, case)

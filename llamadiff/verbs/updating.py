@@ -36,14 +36,8 @@ def update(path: Path, model: Path | None, how: How) -> Changed:
                         "not by llama.cpp; only llama.cpp's captures are recorded anew")  # fmt: skip
     with ExitStack() as stack:
         fresh = stack.enter_context(temporary_directory(path.parent)) / path.name
-        after = record(
-            model or model_of(path, before),
-            _run_of(before.info),
-            fresh,
-            how,
-            before.sketch is not None,
-            before.info.prompt,
-        )
+        own, is_sketch = model or model_of(path, before), before.sketch is not None
+        after = record(own, _run_of(before.info), fresh, how, is_sketch, before.info.prompt)
         changed = _changed(path, before, after)
         try:
             os.replace(fresh, os.path.realpath(path))

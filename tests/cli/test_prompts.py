@@ -98,6 +98,16 @@ def test_a_misspelt_trace_is_no_prompt(prompt, small_model, tmp_path, monkeypatc
     assert f"{prompt}: no such trace; mine." in done.stderr
 
 
+@pytest.mark.parametrize(("prompt", "says"), [("dump/", "is a directory here"), ("engine.log", "is a file here")])
+def test_what_is_there_is_no_prompt(prompt, says, small_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dump").mkdir()
+    (tmp_path / "engine.log").touch()
+    done = run("compare", small_model(), prompt)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{prompt}: {says}; give --candidate {prompt} (a prompt of this word: @FILE)" in done.stderr
+
+
 def test_a_word_that_is_like_no_trace_is_a_prompt(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.safetensors").touch()

@@ -18,13 +18,7 @@ from numpy.typing import NDArray
 from llamadiff.system.errors import UserError
 
 Array = NDArray[Any]
-SCAFFOLD = (
-    "/torch/",
-    "/llamadiff/extras/port/torch_ops.py",
-    "/transformers/utils/",
-    "/transformers/integrations/",
-    "/contextlib.py",
-)
+SCAFFOLD = (__file__, "/torch/", "/transformers/utils/", "/transformers/integrations/", "/contextlib.py")
 # What shows the values of another tensor, in another shape or order, or some of them.
 LOOKS = {
     "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "expand", "slice", "select", "unsqueeze", "squeeze",
