@@ -20,7 +20,7 @@ from llamadiff.candidates.source import Context, Opened
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.system import python_child
 from llamadiff.system.errors import UserError
-from llamadiff.system.started import Process, kill, start
+from llamadiff.system.started import APART, Process, kill, start
 from llamadiff.system.supervisor import PATIENCE
 from llamadiff.trace.reader import Trace
 
@@ -98,7 +98,7 @@ def _supervised(arguments: list[str], output: BinaryIO) -> Iterator[Process]:
     """The process that runs the command: it ends the command's processes when its input is closed, or ends with us."""
     supervisor = start(
         python_child.command("llamadiff.system.supervisor"), _end,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, **APART,
     )  # fmt: skip
     assert supervisor.stdin is not None
     assert supervisor.stdout is not None

@@ -7,11 +7,7 @@ of time and memory.
 from __future__ import annotations
 
 import json
-import resource
-import signal
-import subprocess
 import sys
-from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,7 +21,7 @@ MAX_TEMPLATE = 1 << 18  # characters
 MAX_RENDERED = 1 << 20
 SECONDS = 10  # that rendering may take
 CPU_SECONDS = 2  # of which so many at work: a busy machine makes the first longer, not the second
-MEMORY = 1 << 30  # bytes of address space
+MEMORY = 1 << 30  # bytes
 
 
 def render(model: ModelFile, prompt: str) -> str:
@@ -50,31 +46,20 @@ def render(model: ModelFile, prompt: str) -> str:
 
 def _ask(request: dict[str, str]) -> dict[str, str]:
     """The child's answer, or what became of it."""
+    child = python_child.command("llamadiff.engines.chat_template")
     try:
-        done = subprocess.run(  # noqa: S603
-            python_child.command("llamadiff.engines.chat_template"),
-            input=json.dumps(request).encode(),
-            capture_output=True,
-            check=False,
-            timeout=SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"takes more than {SECONDS} s"}
-    if done.returncode == -signal.SIGXCPU:
-        return {"error": f"takes more than {CPU_SECONDS} s of computation"}
-    if done.returncode != 0:
-        return {"error": f"ends the process that renders it (code {done.returncode})"}
-    answer: dict[str, str] = json.loads(done.stdout)
+        code, said = python_child.within(child, json.dumps(request).encode(), SECONDS, CPU_SECONDS, MEMORY)
+    except python_child.TakesTooMuchError as error:
+        return {"error": f"takes more than {error}"}
+    if code != 0:
+        return {"error": f"ends the process that renders it (code {code})"}
+    answer: dict[str, str] = json.loads(said)
     return answer
 
 
 def main() -> None:
     """The child: a request on standard input, an answer on standard output, both JSON."""
-    for limit, value in (
-        (resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CORE, 0),
-    ):  # fmt: skip
-        with suppress(OSError, ValueError):  # not every system has every limit
-            resource.setrlimit(limit, (value, value + 1))  # at the second of CPU time's two, the signal is SIGKILL
+    python_child.leave_no_core()
     python_child.die_with_parent()
     json.dump(_rendered(**json.load(sys.stdin)), sys.stdout)
 
@@ -91,7 +76,7 @@ def _rendered(template: str, prompt: str, bos: str, eos: str) -> dict[str, str]:
             messages=[{"role": "user", "content": prompt}], add_generation_prompt=True, bos_token=bos, eos_token=eos
         )
     except MemoryError:
-        return {"error": f"takes more than {MEMORY >> 20} MiB of memory"}
+        return {"error": f"takes more than {MEMORY >> 20} MiB of memory"}  # more than there is
     except Exception as error:  # a stranger's code raises what it likes
         return {"error": f"fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"}
     if len(text) > MAX_RENDERED:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.system.errors import UserError
-from llamadiff.system.hashing import model_sha256
+from llamadiff.trace.hashing import model_sha256
 from llamadiff.trace.taps import Tap
 from llamadiff.trace.token_text import Vocabulary
 

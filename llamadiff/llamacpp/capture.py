@@ -16,10 +16,10 @@ from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.readers import NodeReader, RunReader, Tell, reader_of
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.errors import NoRoomError, UserError
-from llamadiff.system.hashing import is_remembered
 from llamadiff.system.leftovers import temporary_directory, temporary_place
 from llamadiff.system.output import check_target
 from llamadiff.system.progress import Progress, silent
+from llamadiff.trace.hashing import is_remembered
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 

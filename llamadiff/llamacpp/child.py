@@ -11,8 +11,6 @@ import os
 import re
 import secrets
 import signal
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -68,7 +66,7 @@ def _begun() -> _Running | None:
 
 def _started(llama_cpp: str = "", runner: str = "") -> _Running:
     """llama.cpp's process, here or where a ``runner`` starts it. Raises UserError for a runner that is not there."""
-    log, shared, word = _nameless_file(), _nameless_file(), secrets.token_hex(8)
+    log, shared, word = process.nameless_file(), process.nameless_file(), secrets.token_hex(8)
     shared.write(word.encode())
     shared.flush()
     words, sent = (llama_cpp, str(shared.fileno()), word), b""
@@ -79,7 +77,7 @@ def _started(llama_cpp: str = "", runner: str = "") -> _Running:
     else:
         command = process.command("llamadiff.llamacpp.child_main", *words)
     try:
-        made = start(command, kill, stdin=PIPE, stdout=PIPE, stderr=log, pass_fds=(shared.fileno(),))
+        made = start(command, kill, stdin=PIPE, stdout=PIPE, stderr=log, **process.inherits(shared))
     except OSError as error:
         raise UserError(f"runner={runner}: {command[0]} cannot be started ({error.strerror})") from None
     if sent:
@@ -250,11 +248,6 @@ def _refusal(answers: dict[str, Any], log: str) -> UserError:
     if "needs" in answers:
         return NoRoomError(answers["error"], answers["needs"])
     return (UnrunnableError if answers.get("unrunnable") else UserError)(_with_log(answers["error"], log))
-
-
-def _nameless_file() -> IO[bytes]:
-    """A file that ends with the processes that have it open: in memory, where the system can."""
-    return os.fdopen(os.memfd_create("log"), "w+b") if sys.platform == "linux" else tempfile.TemporaryFile()
 
 
 def death(code: int, request: Request, phase: str, log: str, runner: str = "") -> UserError:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from queue import Queue
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import NoRoomError, UnrunnableError, UserError
 from llamadiff.system.exits import reason
 from llamadiff.system.leftovers import remove_own, sweep
-from llamadiff.system.python_child import asked
+from llamadiff.system.python_child import asked, await_end, leave_no_core
 
 if TYPE_CHECKING:
     from llamadiff.llamacpp.interface import Library
@@ -37,7 +37,7 @@ def main(build: str = "", shared: str = "", word: str = "") -> None:
     """
     _die_quietly()
     say, memory = _only_voice(), _shared(shared, word)
-    heard = asked(_leave)
+    heard = asked(partial(_leave, os.getppid()))
     library = _prepared(build)  # while the parent opens the model
     loaded = None
     while True:
@@ -91,7 +91,7 @@ def _die_quietly() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["GGML_NO_BACKTRACE"] = "1"
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    leave_no_core()
 
 
 def _only_voice() -> Voice:
@@ -104,13 +104,15 @@ def _only_voice() -> Voice:
 def _shared(descriptor: str, word: str) -> int | None:
     """The file that parent and child share, if it is there: no container and no other machine has it."""
     with suppress(OSError, ValueError):
-        if word and os.pread(int(descriptor), len(word), 0) == word.encode():
+        os.lseek(int(descriptor), 0, os.SEEK_SET)
+        if word and os.read(int(descriptor), len(word)) == word.encode():
             return int(descriptor)
     return None
 
 
-def _leave() -> None:
+def _leave(parent: int) -> None:
     """The parent is gone, perhaps killed: leave nothing of what this process made, nor of what that one did."""
+    await_end(parent)
     remove_own()
     sweep()
 

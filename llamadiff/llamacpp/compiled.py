@@ -8,7 +8,6 @@ import os
 import pkgutil
 import re
 import shlex
-import stat
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from llamadiff.llamacpp.build_tree import BuildTree, find
 from llamadiff.llamacpp.interface import OBSERVE, Handle, Library, Loading, Observe, Room
 from llamadiff.llamacpp.layout import Address, declare, structure_at
 from llamadiff.system.errors import UserError
-from llamadiff.system.leftovers import cache_directory, temporary_directory
+from llamadiff.system.leftovers import cache_directory, is_private, temporary_directory
 from llamadiff.system.output import write_whole
 
 _INT, _INTS = ctypes.c_int32, ctypes.POINTER(ctypes.c_int32)
@@ -240,7 +239,6 @@ def _private(cache: Path | None) -> Path | None:
     place = cache / "shims"
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = place.stat()
+        return place if is_private(place) else None
     except OSError:
         return None
-    return place if about.st_uid == os.geteuid() and not stat.S_IMODE(about.st_mode) & 0o022 else None

@@ -29,9 +29,9 @@ from llamadiff.llamacpp.nodes import BYTE_ORDERS, Node
 from llamadiff.llamacpp.quantizing import way_of
 from llamadiff.llamacpp.request import Request, no_tap_fits
 from llamadiff.system.errors import UserError
-from llamadiff.system.hashing import model_sha256
 from llamadiff.system.output import write_whole
 from llamadiff.trace import taps
+from llamadiff.trace.hashing import model_sha256
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.writer import TAP_ROOM, TraceWriter
 

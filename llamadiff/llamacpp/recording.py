@@ -75,7 +75,7 @@ class NodeRecording(RunReader):
         self._put({"model_sha256": self.sha256.result()})
         try:
             self._file.write(json.dumps({"sha256": self._digest.hexdigest()}).encode() + b"\n")
-            self._file.flush()
+            self._file.close()  # Windows renames no file that is open
             self._temporary.replace(self.path)
         except OSError as error:
             raise unwritten(self.path, error) from None

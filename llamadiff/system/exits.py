@@ -35,7 +35,7 @@ def run(command: Callable[[], Any], say: Callable[[str], None]) -> int:
             code = int(command() or 0)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # rich and typer exit when a reader such as head has gone
-        fatal = signal.SIGPIPE
+        fatal = getattr(signal, "SIGPIPE", 0)
     except (Exception, Stopped) as error:
         if sys.flags.dev_mode:
             raise
@@ -58,8 +58,9 @@ def _stop_behind(error: BaseException | None) -> Stopped | None:
 
 def _die_of(number: int) -> int:
     """End of a signal -> the exit code where that does not end a process, the first one of a container for one."""
-    signal.signal(number, signal.SIG_DFL)
-    signal.raise_signal(number)
+    if sys.platform != "win32":  # where a signal raised ends in an exit code that says nothing
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
     return 128 + number
 
 

@@ -12,6 +12,7 @@ from llamadiff.system.errors import UserError
 
 OPENED = 0.5  # seconds within which somebody must write to a pipe
 SILENCE = 10.0  # seconds that whoever writes to it may pause
+_AT_ONCE: int = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # no wait for a pipe; no CR LF made LF
 _KINDS = (
     (stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
@@ -47,7 +48,7 @@ def read_bytes(path: Path, most: int, meant: str) -> bytes:
     if kind_of(path) != "a pipe":
         check_regular(path, meant)
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as stream:
+        with open(os.open(path, os.O_RDONLY | _AT_ONCE), "rb", buffering=0) as stream:
             is_pipe = stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
             data = _drained(path, stream.fileno(), most) if is_pipe else _filled(stream.fileno(), most)
     except OSError as error:

@@ -1,28 +1,29 @@
-"""Temporary files of a process: listed in a ledger that it keeps locked, and removed by another if it was killed.
+"""Temporary files of a process, and who removes them when it is killed.
 
-A process that makes its first temporary file or directory begins a ledger: a file that it keeps locked (flock), and
-names each of them in. The system lets go of the lock when the process dies, however it dies; so a ledger that can be
-locked is a dead process's, and what it names is litter. The ledger's name is random, and part of every name in it.
+A process that makes temporary files has a directory of its own, with a file in it that it keeps locked, and another
+that says where it makes them. The system lets go of the lock when the process dies, however it dies; so where nobody
+holds it, what that process made is litter. It is known by its name: the directory's token is part of every one.
 
-Ledgers lie in the user's cache directory, or, where that cannot be written, in one of the user's own in TMPDIR.
+These directories lie in the user's cache directory or, where that cannot be written, in one of the user's in TMPDIR.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import re
 import shutil
 import stat
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 PREFIX = "llamadiff-"  # of scratch directories
-MAX_LEDGER = 1 << 26  # bytes
 LONGEST = 200  # bytes of a file's own name that its temporary name repeats
+MAX_NOTES = 1 << 26  # bytes
 
 
 @contextmanager
@@ -32,8 +33,7 @@ def temporary_file(path: Path) -> Iterator[Path]:
     Raises OSError if it cannot be made.
     """
     path = Path(os.path.realpath(path))  # a link stays one: its target is what is replaced
-    name = os.fsdecode(os.fsencode(path.name)[:LONGEST])
-    with _litter(path.parent, f".{name}.", ".part") as made:
+    with _made(path.parent, f".{os.fsdecode(os.fsencode(path.name)[:LONGEST])}.", ".part") as made:
         yield made
 
 
@@ -43,81 +43,73 @@ def temporary_directory(parent: Path | None = None) -> Iterator[Path]:
 
     Raises OSError if it cannot be made.
     """
-    with _litter(Path(os.path.realpath(parent)) if parent else temporary_place(), PREFIX, "") as made:
+    with _made(Path(os.path.realpath(parent)) if parent else temporary_place(), PREFIX, "") as made:
         yield made
 
 
 def temporary_place() -> Path:
     """Where scratch directories are made."""
-    return Path(os.path.realpath(os.environ.get("TMPDIR") or "/tmp"))  # noqa: S108
+    import tempfile
+
+    return Path(os.path.realpath(os.environ.get("TMPDIR") or tempfile.gettempdir()))
 
 
 def cache_directory() -> Path | None:
     """Where this user's files of llamadiff are kept from run to run; None where nobody is at home."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llamadiff"
-    except RuntimeError:
-        return None
+    with suppress(RuntimeError):
+        try:
+            from platformdirs import user_cache_path
+        except ImportError:  # a runner started this where nothing is installed
+            return Path.home() / ".cache" / "llamadiff"
+        return user_cache_path("llamadiff", appauthor=False)
+    return None
+
+
+def is_private(place: Path) -> bool:
+    """Whether a directory, and no link to one, is this user's, and no other can write in it. Raises OSError."""
+    about = os.lstat(place)
+    others = 0 if sys.platform == "win32" else 0o022  # there a profile is its user's alone, which no mode says
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == _user() and not about.st_mode & others
 
 
 def sweep() -> None:
     """Remove what dead processes of this user left on this machine. What cannot be removed is tried again next time."""
     for place in _places():
         with suppress(OSError):
-            _check_private(place)
-            for name in os.listdir(place):
-                with suppress(OSError, ValueError, RecursionError):
-                    _sweep_one(place / name)
-            os.rmdir(place)  # where nothing is left in it
+            for folder in place.glob(f"{_host()}-*") if is_private(place) else ():
+                with suppress(OSError, ImportError):
+                    _sweep_one(folder)
+            place.rmdir()  # where nothing is left in it
 
 
 def remove_own() -> None:
     """Remove what this process has made: for one that must go without unwinding."""
-    ledger = _process.ledger
-    if ledger is not None:
-        for path, identity in list(ledger.made.items()):
-            if _is_gone(path, identity):
-                ledger.strike(path)
+    run = _own().run
+    if run is not None and _are_gone(run.token, run.parents):
+        run.end()
 
 
 @contextmanager
-def _litter(parent: Path, before: str, after: str) -> Iterator[Path]:
-    """A file (``after``: its ending) or a directory that is written down before it is made."""
-    path, ledger = _announced(parent, before, after)
-    identity = None
+def _made(parent: Path, before: str, after: str) -> Iterator[Path]:
+    """A new file (``after``: its ending) or directory; where it will be is noted before."""
+    run, number = _joined(parent)
+    path = parent / f"{before}{run.token}-{number}{after}"
     try:
-        identity = _make(path, is_file=bool(after))
-        if ledger is not None:
-            ledger.note(path, identity)
+        path.open("xb").close() if after else path.mkdir(0o700)
         yield path
     finally:
-        if _is_gone(path, identity) and ledger is not None:
-            ledger.strike(path)
+        if _is_gone(path):
+            _left(run)
 
 
-def _make(path: Path, is_file: bool) -> tuple[int, int]:
-    """Make a file or directory that was not there -> its device and number."""
-    if is_file:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-    else:
-        os.mkdir(path, 0o700)
-    about = os.lstat(path)
-    return about.st_dev, about.st_ino
-
-
-def _is_gone(path: Path, identity: tuple[int, int] | None) -> bool:
-    """Remove what has this name, if it is what was made under it -> whether nothing of it is left.
-
-    Without ``identity`` its maker died before writing that down: it is empty, or it is something else.
-    """
+def _is_gone(path: Path) -> bool:
+    """Remove a file or a directory, no other thing that has taken its place -> whether nothing of it is left."""
     try:
-        about = os.lstat(path)
-        if about.st_uid != os.geteuid() or identity not in (None, (about.st_dev, about.st_ino)):
-            return True  # another thing of that name
-        if stat.S_ISDIR(about.st_mode):
-            os.rmdir(path) if identity is None else shutil.rmtree(path)
-        elif stat.S_ISREG(about.st_mode) and (identity is not None or about.st_size == 0):
-            os.unlink(path)
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            shutil.rmtree(path)
+        elif stat.S_ISREG(mode):
+            path.unlink()
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
@@ -125,149 +117,154 @@ def _is_gone(path: Path, identity: tuple[int, int] | None) -> bool:
     return True
 
 
-# -- ledgers ---------------------------------------------------------------------------------------
+def _are_gone(token: str, parents: Iterable[Path]) -> bool:
+    """Remove what bears a token in some directories -> whether nothing of it is left."""
+    form = re.compile(rf"({re.escape(PREFIX)}{token}-\d+|\..*\.{token}-\d+\.part)", re.DOTALL)
+    try:
+        found = [
+            path for parent in parents if parent.is_dir() for path in parent.iterdir() if form.fullmatch(path.name)
+        ]
+    except OSError:
+        return False
+    return [_is_gone(path) for path in found].count(False) == 0
 
 
-class _Ledger:
-    """This process's own. ``made``: path -> device and number, None before it is there."""
+# -- the directory of a process --------------------------------------------------------------------
 
-    def __init__(self, path: Path, file: int) -> None:
-        self.path, self.file, self.numbers = path, file, 0
-        self.made: dict[Path, tuple[int, int] | None] = {}
-        self._write({"host": os.uname().nodename})
 
-    def announce(self, parent: Path, before: str, after: str) -> Path:
-        self.numbers += 1
-        path = parent / f"{before}{self.path.name}-{self.numbers}{after}"
-        self._write({"path": str(path)})
-        self.made[path] = None
-        return path
+class _Run:
+    """What a process has made, and its directory with the lock; without one nobody will know of it."""
 
-    def note(self, path: Path, identity: tuple[int, int]) -> None:
-        self.made[path] = identity
-        with suppress(OSError):  # no room for words: what was made may have some yet
-            self._write({"path": str(path), "device": identity[0], "number": identity[1]})
+    def __init__(self, folder: Path | None = None, lock: Any = None) -> None:
+        self.folder, self.lock = folder, lock
+        self.token = _token(folder) if folder is not None else os.urandom(8).hex()
+        self.parents, self.number, self.there = set[Path](), 0, 0
 
-    def strike(self, path: Path) -> None:
-        """Forget what is gone; when nothing is left, the ledger ends."""
-        with _process.lock:
-            self.made.pop(path, None)
-            if not self.made and _process.ledger is self:
-                _process.ledger = None
-                with suppress(OSError):
-                    self.path.unlink()
-                    os.rmdir(self.path.parent)  # where nobody else has one
-                os.close(self.file)
+    def note(self, parent: Path) -> None:
+        """Say where something will be; no room for words: it may have some yet."""
+        if parent not in self.parents and self.folder is not None:
+            with suppress(OSError), (self.folder / "made_in").open("a", encoding="ascii") as file:
+                file.write(json.dumps(str(parent)) + "\n")
+        self.parents.add(parent)
 
-    def _write(self, line: dict[str, Any]) -> None:
-        os.write(self.file, json.dumps(line).encode() + b"\n")
+    def end(self) -> None:
+        if self.folder is not None:
+            _remove(self.folder, self.lock)
+            with suppress(OSError):
+                self.folder.parent.rmdir()  # where nobody else has one
 
 
 class _Process:
-    """This process's ledger, while it has one."""
+    """The run of one process: a fork has no part in its parent's."""
 
     def __init__(self) -> None:
-        self.ledger: _Ledger | None = None
         self.lock = threading.RLock()
+        self.run: _Run | None = None
 
 
-_process = _Process()
+_PROCESSES = dict[int, _Process]()
 
 
-def _forget_parents() -> None:
-    """A fork has no part in its parent's ledger: were it to keep the lock, the parent would never count as dead."""
-    if _process.ledger is not None:
-        os.close(_process.ledger.file)
-    _process.ledger, _process.lock = None, threading.RLock()
+def _own() -> _Process:
+    return _PROCESSES.setdefault(os.getpid(), _Process())
 
 
-os.register_at_fork(after_in_child=_forget_parents)
+def _joined(parent: Path) -> tuple[_Run, int]:
+    """This process's run, of which one more thing will be there, and its number."""
+    own = _own()
+    with own.lock:
+        run = own.run = own.run or _begun() or _Run()
+        run.note(parent)
+        run.number, run.there = run.number + 1, run.there + 1
+        return run, run.number
 
 
-def _announced(parent: Path, before: str, after: str) -> tuple[Path, _Ledger | None]:
-    """A name that nothing has, written down where there is a place for that."""
-    with _process.lock:
-        with suppress(OSError):
-            ledger = _process.ledger = _process.ledger or _begun()
-            if ledger is not None:
-                return ledger.announce(parent, before, after), ledger
-        return parent / f"{before}{os.urandom(8).hex()}-0{after}", None
+def _left(run: _Run) -> None:
+    """One thing less is there; with the last of them the run ends."""
+    own = _own()
+    with own.lock:
+        run.there -= 1
+        if not run.there and own.run is run:
+            own.run = None
+            run.end()
 
 
-def _begun() -> _Ledger | None:
-    """A new ledger, in the first place that takes one."""
+def _begun() -> _Run | None:
+    """A new run, in the first place that takes its directory."""
     for place in _places():
-        for _ in range(5):  # others tidy up: a directory, or an unlocked ledger, may be gone the moment it was made
-            with suppress(OSError):
+        for _ in range(5):  # others tidy up: a directory may be gone the moment it was made
+            with suppress(OSError, ImportError):
                 place.mkdir(0o700, parents=place.parent != temporary_place(), exist_ok=True)
-                _check_private(place)
-                path = place / os.urandom(8).hex()
-                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_APPEND, 0o600)
-                if _is_locked(path, file):
-                    return _Ledger(path, file)
-                os.close(file)
+                folder = place / f"{_host()}-{os.urandom(8).hex()}"
+                lock = _locked(folder) if is_private(place) else None
+                if lock is not None:
+                    return _Run(folder, lock)
     return None
 
 
 def _places() -> Iterator[Path]:
-    """Where ledgers are kept, best first."""
+    """Where the directories of runs are, best first."""
     cache = cache_directory()
     if cache is not None:
-        yield cache / "processes"
-    yield temporary_place() / f"{PREFIX}{os.geteuid()}"
+        yield cache / "runs"
+    yield temporary_place() / f"{PREFIX}{_user()}"
 
 
-def _check_private(place: Path) -> None:
-    """Raise OSError for a directory of ledgers that another user could have written to, or put there."""
-    about = os.lstat(place)
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
-        raise OSError(f"{place}: not this user's alone")
+def _locked(folder: Path) -> Any:
+    """The lock of a run's directory, which is made if need be; None where a living process has it."""
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(0o700, exist_ok=True)
+    lock = FileLock(folder / "lock", thread_local=False)
+    with suppress(Timeout):
+        lock.acquire(timeout=0)
+        if (folder / "lock").exists():  # whoever had it before may have removed it
+            return lock
+        lock.release()
+    return None
 
 
-def _is_locked(path: Path, file: int) -> bool:
-    """Lock a ledger, if no living process has it, and if it still has its name."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(file), os.lstat(path))
-    except OSError:
-        return False
+def _sweep_one(folder: Path) -> None:
+    """Remove what a process has left, and its directory, if it is dead."""
+    lock = _locked(folder)
+    if lock is not None:
+        if _are_gone(_token(folder), _noted(folder / "made_in")):
+            _remove(folder, lock)
+        lock.release()
 
 
-def _sweep_one(path: Path) -> None:
-    """Remove what a ledger names, and then the ledger, if its process is dead and was one of this machine."""
-    file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        about = os.fstat(file)
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or not _is_locked(path, file):
-            return
-        host, made = _read(os.read(file, min(about.st_size, MAX_LEDGER)))
-        if host not in (None, os.uname().nodename):
-            return
-        gone = [_is_gone(one, identity) for one, identity in made.items() if _is_named_by(path.name, one)]
-        if all(gone):
-            os.unlink(path)
-    finally:
-        os.close(file)
+def _noted(notes: Path) -> Iterator[Path]:
+    """The directories that are noted. The last line may be cut."""
+    if notes.exists():
+        for line in notes.read_bytes()[:MAX_NOTES].splitlines():
+            with suppress(ValueError, TypeError, RecursionError):
+                yield Path(json.loads(line))
 
 
-def _read(data: bytes) -> tuple[str | None, dict[Path, tuple[int, int] | None]]:
-    """A ledger's lines -> the machine, and what was made there. The last line may be cut."""
-    host, made = None, dict[Path, tuple[int, int] | None]()
-    for text in data.splitlines():
-        with suppress(ValueError, KeyError, TypeError):
-            line = json.loads(text)
-            if "host" in line:
-                host = str(line["host"])
-            else:
-                identity = (int(line["device"]), int(line["number"])) if "number" in line else None
-                made[Path(line["path"])] = identity
-    return host, made
+def _remove(folder: Path, lock: Any) -> None:
+    """Remove a run's directory and let go of it."""
+    with suppress(OSError):
+        (folder / "made_in").unlink(missing_ok=True)
+        try:
+            (folder / "lock").unlink()
+        except PermissionError:  # Windows removes no file that is open
+            lock.release()
+            (folder / "lock").unlink()
+        folder.rmdir()
+    lock.release()
 
 
-def _is_named_by(ledger: str, path: Path) -> bool:
-    """Whether a name is one that the process of this ledger gave."""
-    before, found, after = path.name.rpartition(f"{ledger}-")
-    if not (found and path.is_absolute()):
-        return False
-    is_file = before.startswith(".") and before.endswith(".") and after.endswith(".part")
-    return after.removesuffix(".part").isdigit() and (is_file or (before == PREFIX and after.isdigit()))
+def _token(folder: Path) -> str:
+    return folder.name.rpartition("-")[2]
+
+
+def _user() -> int:
+    """The user's number; on Windows, where users have none, 0, as that of every file's owner is."""
+    return int(getattr(os, "geteuid", int)())
+
+
+def _host() -> str:
+    """This machine's name: a home may be that of several."""
+    import platform
+
+    return re.sub(r"\W", "_", platform.node())

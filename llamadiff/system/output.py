@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from llamadiff.system.errors import NoRoomError, UserError
 from llamadiff.system.leftovers import temporary_file
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+OPEN_FILES_MOVE = sys.platform != "win32"  # whether what is open, or mapped, can have its name taken
 
 
 def check_target(path: Path) -> None:

@@ -6,15 +6,20 @@ import ctypes
 import os
 import queue
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import IO, Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-_FAULTS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP)
+_KILL = 9
+_FAULTS = {getattr(signal, f"SIG{name}", 0) for name in ("ABRT", "SEGV", "BUS", "ILL", "FPE", "SYS", "TRAP")}
 _CHUNK = 1 << 16
 _DYING = 1.0  # seconds that a process takes to die, at most
+_OFTEN = 0.02  # seconds between two looks
 
 
 def command(module: str, *words: str) -> list[str]:
@@ -27,7 +32,7 @@ def command(module: str, *words: str) -> list[str]:
 def how_it_ended(code: int) -> str:
     """The return code of a process, in words: ``died of SIGSEGV``, ``was killed by signal 15 (SIGTERM)``."""
     if code >= 0:
-        return f"ended with exit code {code}"
+        return f"ended with exit code {code if code < 1 << 16 else hex(code)}"  # Windows has faults as 0xc0000005
     return f"died of {signal_name(-code)}" if is_fault(code) else f"was killed by signal {-code} ({signal_name(-code)})"
 
 
@@ -44,10 +49,10 @@ def signal_name(number: int) -> str:
 def asked(leave: Callable[[], None]) -> queue.Queue[str]:
     """In a child: watch standard input from now on -> its lines.
 
-    The parent keeps its end open as long as it lives. When it is closed, by the parent or by its death, the child calls
-    ``leave`` and ends, whatever it is doing.
+    The parent keeps its end open as long as it wants the child. When it is closed, by the parent or by its death, the
+    child calls ``leave`` and ends, whatever it is doing.
     """
-    lines, parent = queue.Queue[str](), os.getppid()
+    lines = queue.Queue[str]()
 
     def watch() -> None:
         heard = b""
@@ -55,7 +60,6 @@ def asked(leave: Callable[[], None]) -> queue.Queue[str]:
             *whole, heard = (heard + chunk).split(b"\n")
             for line in whole:
                 lines.put(line.decode())
-        _await_end(parent)
         leave()
         os._exit(1)
 
@@ -63,7 +67,7 @@ def asked(leave: Callable[[], None]) -> queue.Queue[str]:
     return lines
 
 
-def _await_end(parent: int) -> None:
+def await_end(parent: int) -> None:
     """A process that dies closes its files one by one: until it has, what it has locked counts as a living one's."""
     until = time.monotonic() + _DYING
     while os.getppid() == parent and time.monotonic() < until:
@@ -72,7 +76,7 @@ def _await_end(parent: int) -> None:
 
 def die_with_parent() -> None:
     """In a child that cannot watch its input: be killed when the parent's thread that made it ends (Linux)."""
-    _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _control(_PR_SET_PDEATHSIG, _KILL)
 
 
 def adopt_orphans() -> None:
@@ -83,3 +87,78 @@ def adopt_orphans() -> None:
 def _control(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def nameless_file() -> IO[bytes]:
+    """A file that ends with the processes that have it open: in memory, where the system can."""
+    if sys.platform == "linux":
+        file = os.fdopen(os.memfd_create("log"), "w+b")
+    else:
+        from tempfile import TemporaryFile
+
+        file = TemporaryFile()
+    return file
+
+
+def inherits(file: IO[bytes]) -> dict[str, Any]:
+    """What a child is started with that is to have a file by its descriptor, where the system can."""
+    return {} if sys.platform == "win32" else {"pass_fds": (file.fileno(),)}
+
+
+def leave_no_core() -> None:
+    """Die without a core file, which Windows does not write."""
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def peak_rss_mb() -> float:
+    """The larger peak of this process and its children, in MiB (memory-mapped model pages count)."""
+    if sys.platform == "win32":
+        import psutil
+
+        family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        peak, unit = max(process.memory_info().peak_wset for process in family), 1 << 20
+    else:
+        import resource
+
+        peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
+    return float(peak / unit)
+
+
+class TakesTooMuchError(Exception):
+    """A process took more than it may, of what it says."""
+
+
+def within(arguments: Sequence[str], given: bytes, seconds: float, at_work: float, memory: int) -> tuple[int, bytes]:
+    """The return code and the output of a process in which a stranger's code runs.
+
+    Raises TakesTooMuchError when it was killed since it took more than ``seconds``, of which ``at_work`` computing, or
+    than ``memory`` in bytes.
+    """
+    import psutil
+
+    until, why, still = time.monotonic() + seconds, "", given or None
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=nowhere) as process:  # noqa: S603
+        watched = psutil.Process(process.pid)
+        while True:
+            try:
+                output, _ = process.communicate(still, _OFTEN)
+                break
+            except subprocess.TimeoutExpired:
+                still = None
+            with suppress(psutil.Error):  # it has just ended
+                if watched.memory_info().rss > memory:
+                    why = f"{memory >> 20} MiB of memory"
+                elif sum(watched.cpu_times()[:2]) > at_work:
+                    why = f"{at_work:g} s of computation"
+                elif time.monotonic() > until:
+                    why = f"{seconds:g} s"
+            if why:
+                process.kill()
+    if why:
+        raise TakesTooMuchError(why)
+    return process.returncode, output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,10 @@ from llamadiff.system.stops import held
 Process = subprocess.Popen[Any]
 End = Callable[[Process], None]
 
+# What Ctrl-C of the terminal does not reach.
+APART: dict[str, Any] = {"start_new_session": True}
+if sys.platform == "win32":
+    APART = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
 _STARTED = list[tuple[Process, End]]()
 
 

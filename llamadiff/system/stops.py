@@ -5,6 +5,7 @@ A process that was started, and that nobody knows of yet, would outlive a comman
 
 from __future__ import annotations
 
+import _thread
 import math
 import os
 import signal
@@ -15,7 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they ask a command to stop
+# They ask a command to stop: Ctrl-C, a polite kill, a closed terminal; Ctrl-Break on Windows.
+SIGNALS: tuple[int, ...] = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)
+)
 PATIENCE = 2.0  # seconds that stopping may take
 SOON = 0.01  # seconds
 
@@ -56,7 +60,7 @@ class _Listener:
         """Python prints, and drops, what is raised in a destructor or while a module's lock is let go."""
         if isinstance(lost.exc_value, Stopped):
             self.last = -math.inf
-            threading.Timer(SOON, os.kill, (os.getpid(), lost.exc_value.number)).start()
+            threading.Timer(SOON, _send, (lost.exc_value.number,)).start()
         else:
             sys.__unraisablehook__(lost)
 
@@ -65,6 +69,11 @@ class _Listener:
         if not self.holds and self.waiting is not None:
             number, self.waiting = self.waiting, None
             self.stop(number)
+
+
+def _send(number: int) -> None:
+    """A signal to this process; on Windows a kill would end it, whatever the signal."""
+    _thread.interrupt_main(signal.Signals(number)) if sys.platform == "win32" else os.kill(os.getpid(), number)
 
 
 _listener = _Listener()

@@ -3,26 +3,28 @@
 The request is one JSON line on standard input, which stays open as long as somebody waits for the command; the answer
 is one JSON line on standard output. What the command prints goes to standard error.
 
-A process of the command that has left its session is found on Linux alone: there, orphans become children of this one.
+A process whose parent has died was seen before, while that lived. On Linux none escapes: orphans become children of
+this process.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import select
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from contextlib import suppress
+from threading import Event
+from typing import TYPE_CHECKING, Any
 
 from llamadiff.system import leftovers
-from llamadiff.system.python_child import adopt_orphans, die_with_parent
+from llamadiff.system.python_child import adopt_orphans, asked, die_with_parent
+from llamadiff.system.started import APART
 
-OFTEN = 0.02  # seconds between two looks
+if TYPE_CHECKING:
+    import psutil
+
+OFTEN, SELDOM = 0.02, 1.0  # seconds between two looks: at its own child; at all processes, in the end
 PATIENCE = 5.0  # seconds that processes may take to die
 
 
@@ -36,53 +38,63 @@ def main() -> None:
 
 def _run(arguments: list[str]) -> dict[str, Any]:
     """The command's return code, or why it cannot be run."""
+    is_alone, is_done = Event(), Event()
+    before = die_with_parent if sys.platform == "linux" else None
     try:
         command = subprocess.Popen(  # noqa: S603
-            arguments, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - there is one thread here
+            arguments, stdin=subprocess.DEVNULL, stdout=2, preexec_fn=before, **APART,  # noqa: PLW1509 - one thread yet
         )  # fmt: skip
     except (OSError, ValueError) as error:
         return {"error": getattr(error, "strerror", None) or str(error)}
-    while command.poll() is None and not _is_alone():
-        time.sleep(OFTEN)
-    _end(command)
-    if _is_alone():
+
+    def leave() -> None:
+        is_alone.set()
+        is_done.wait(2 * PATIENCE)
+
+    asked(leave)
+    family, due, pause = Family(), 0.0, OFTEN
+    while command.poll() is None and not is_alone.wait(OFTEN):
+        now = time.monotonic()
+        if now >= due:
+            family.look()
+            due, pause = now + pause, min(1.5 * pause, SELDOM)
+    family.end()
+    command.wait()
+    if is_alone.is_set():
         leftovers.sweep()
+    is_done.set()
     return {"code": command.returncode}
 
 
-def _is_alone() -> bool:
-    """Whether nobody waits any more: standard input has ended."""
-    return bool(select.select([0], [], [], 0)[0]) and not os.read(0, 1)
+class Family:
+    """The descendants of this process: those that are, and those that were when somebody looked."""
+
+    def __init__(self) -> None:
+        self.seen: set[psutil.Process] = set()
+
+    def look(self) -> list[psutil.Process]:
+        """Those that live, the newest included."""
+        import psutil
+
+        for process in (psutil.Process(), *self.seen):
+            with suppress(psutil.Error):
+                self.seen.update(process.children(recursive=True))
+        self.seen = set(filter(_lives, self.seen))
+        return list(self.seen)
+
+    def end(self) -> None:
+        """Kill them, and those that they start meanwhile."""
+        import psutil
+
+        until = time.monotonic() + PATIENCE
+        while (found := self.look()) and time.monotonic() < until:
+            for process in found:
+                with suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(found, PATIENCE / 10)
 
 
-def _end(command: subprocess.Popen[bytes]) -> None:
-    """Kill the command's session, then every child, until there is none: the children of the dead are ours in turn."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(command.pid, signal.SIGKILL)
-    command.wait()
-    started = time.monotonic()
-    while time.monotonic() - started < PATIENCE:
-        for child in _children():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(child, signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        time.sleep(0.001)
-
-
-def _children() -> Iterator[int]:
-    """The processes whose parent this one is; none where the system has no /proc."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/proc"):
-            if name.isdigit() and _parent(name) == os.getpid():
-                yield int(name)
-
-
-def _parent(process: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[1])  # state, then the parent; the name before may hold all
-    return None
+def _lives(process: psutil.Process) -> bool:
+    with suppress(Exception):  # psutil's own: it has just ended
+        return bool(process.is_running() and process.status() != "zombie")
+    return False

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from types import FrameType
 from typing import Any, TypeVar, cast
 
@@ -88,7 +88,7 @@ def _answers(
     left, tried = deque(range(len(things))), Counter[int]()
     with ExitStack() as stack:
         idle = [stack.enter_context(_worker(work)) for _ in range(min(processes, len(things)))]
-        busy = dict[Connection, int]()
+        busy = dict[Any, int]()
         while left or busy:
             while idle and left:
                 pipe, number = idle.pop(), left.popleft()
@@ -96,7 +96,7 @@ def _answers(
                 tried[number] += 1
                 with suppress(OSError):  # one that is dead already: its pipe says so below
                     pipe.send(things[number])
-            for pipe in cast("list[Connection]", wait(list(busy))):
+            for pipe in cast("list[Any]", wait(list(busy))):
                 number = busy.pop(pipe)
                 try:
                     answer = pipe.recv()
@@ -112,8 +112,8 @@ def _answers(
 
 
 @contextmanager
-def _worker(work: Callable[[Given], Made]) -> Iterator[Connection]:
-    """A process at the other end of a pipe."""
+def _worker(work: Callable[[Given], Made]) -> Iterator[Any]:
+    """The pipe to a process (a multiprocessing.Connection)."""
     context = multiprocessing.get_context("spawn")  # a fork would share locks of threads that it does not have
     pipe, end = context.Pipe()
     process = context.Process(target=_serve, args=(work, end), daemon=True)
@@ -127,7 +127,7 @@ def _worker(work: Callable[[Given], Made]) -> Iterator[Connection]:
         process.join()
 
 
-def _serve(work: Callable[[Any], Any], pipe: Connection) -> None:
+def _serve(work: Callable[[Any], Any], pipe: Any) -> None:
     """In a worker: one thing after the other, until the pipe is closed."""
     die_with_parent()
     signal.signal(signal.SIGTERM, _leave)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from llamadiff.system.errors import UserError
 from llamadiff.system.leftovers import temporary_file
-from llamadiff.system.output import NO_ROOM, check_target, unwritten
+from llamadiff.system.output import NO_ROOM, OPEN_FILES_MOVE, check_target, unwritten
 from llamadiff.trace.metadata import KEY, Info
 from llamadiff.trace.reader import DTYPES, Trace
 
@@ -77,13 +77,13 @@ class TraceWriter:
         self._write_rows(name, rows, axis, start)
 
     def mapped(self, name: str) -> tuple[str, Array] | None:
-        """A tap that is complete as it stands in the file, and its type; None where the disk is full.
+        """A tap that is complete as it stands in the file, and its type; None where it cannot be shown.
 
         The header must have room enough: it is too late to move what is looked at.
         """
         kind, shape, offset = self._entries[name]
         stop, file = self._room + offset + int(np.prod(shape)) * STORED[kind].itemsize, self._file.fileno()
-        if self._full is not None:
+        if self._full is not None or not OPEN_FILES_MOVE:
             return None
         if self._map is None or len(self._map) < stop:
             try:
@@ -96,7 +96,7 @@ class TraceWriter:
     def attach(self, name: str, data: bytes) -> None:
         """Keep bytes beside the taps, under a name that is none of theirs: readers who do not know it pass it over."""
         self._entries[name] = ("U8", (len(data),), self._end)
-        self._pwrite(data, self._room + self._end)
+        self._write(data, self._room + self._end)
         self._end += len(data)
 
     def _write_rows(self, name: str, rows: Array, axis: int, start: int) -> None:
@@ -106,20 +106,21 @@ class TraceWriter:
             raise UserError(f"{name}: rows {list(rows.shape)} do not fit a tap of shape {list(shape)}")
         padded = _grown(rows, shape, axis)
         if rows.shape == shape:
-            self._pwrite(rows, self._room + offset)
+            self._write(rows, self._room + offset)
             return
         size = DTYPES[kind].itemsize
         inner = int(np.prod(shape[axis + 1 :])) * size
         for outer in range(int(np.prod(shape[:axis]))):
             place = offset + (outer * shape[axis] + start) * inner
             run = padded.reshape(-1, rows.shape[axis], *shape[axis + 1 :])[outer]
-            self._pwrite(np.ascontiguousarray(run), self._room + place)
+            self._write(np.ascontiguousarray(run), self._room + place)
 
-    def _pwrite(self, data: bytes | Array, offset: int) -> None:
+    def _write(self, data: bytes | Array, offset: int) -> None:
         view = data.reshape(-1).view(np.uint8).data if isinstance(data, np.ndarray) else memoryview(data)
         try:
             while view and self._full is None:
-                written = os.pwrite(self._file.fileno(), view, offset)
+                os.lseek(self._file.fileno(), offset, os.SEEK_SET)
+                written = os.write(self._file.fileno(), view)
                 view, offset = view[written:], offset + written
         except OSError as error:
             if error.errno not in NO_ROOM:
@@ -141,10 +142,11 @@ class TraceWriter:
         text = json.dumps(header, separators=(",", ":")).encode()
         if len(text) + 8 > self._room:
             self._move_data(-(-(len(text) + 8) // 4096) * 4096)
-        self._pwrite(struct.pack("<Q", self._room - 8) + text.ljust(self._room - 8), 0)
+        self._write(struct.pack("<Q", self._room - 8) + text.ljust(self._room - 8), 0)
         self._check_room()
         try:
             os.ftruncate(self._file.fileno(), self._room + self._end)
+            self._file.close()  # Windows renames no file that is open
             os.replace(self._temporary, os.path.realpath(self.path))
         except OSError as error:
             raise unwritten(self.path, error, self._room + self._end) from None
@@ -153,8 +155,9 @@ class TraceWriter:
         """Make the header larger: move the data back, last part first."""
         step = 1 << 24
         for start in reversed(range(0, self._end, step)):
-            part = os.pread(self._file.fileno(), min(step, self._end - start), self._room + start)
-            self._pwrite(part, room + start)
+            os.lseek(self._file.fileno(), self._room + start, os.SEEK_SET)
+            part = os.read(self._file.fileno(), min(step, self._end - start))
+            self._write(part, room + start)
         self._room = room
 
 

@@ -23,7 +23,7 @@ from llamadiff.result.pictured import pictured
 from llamadiff.result.rows import Row, blank
 from llamadiff.result.said import Said
 from llamadiff.system.errors import UserError
-from llamadiff.system.timing import peak_rss_mb
+from llamadiff.system.python_child import peak_rss_mb
 from llamadiff.trace import taps
 
 OPEN = "since on their inputs NaN or Inf is right"

@@ -34,7 +34,7 @@ from llamadiff.system.collisions import Named, refuse_collisions, saved
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import check_target, made_directory
 from llamadiff.system.progress import Progress
-from llamadiff.system.timing import peak_rss_mb
+from llamadiff.system.python_child import peak_rss_mb
 from llamadiff.trace.metadata import CHECKED, Info
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.sketch import write_sketch

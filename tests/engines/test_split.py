@@ -14,7 +14,7 @@ from models.split import split_model
 
 from llamadiff.engines.reference_model import Model
 from llamadiff.system.errors import UserError
-from llamadiff.system.hashing import file_sha256, model_sha256
+from llamadiff.trace.hashing import file_sha256, model_sha256
 
 IDS = ("--tokens", "1,17,5")
 

@@ -68,11 +68,11 @@ class Place:
 
     def left(self) -> list[str]:
         """Whatever commands left behind."""
-        ledgers = self.cache / "llamadiff" / "processes"
+        runs = self.cache / "llamadiff" / "runs"
         return [
             *(str(path) for path in self.temporary.iterdir()),
             *self.parts(),
-            *(str(path) for path in (ledgers.iterdir() if ledgers.exists() else ())),
+            *(str(path) for path in (runs.iterdir() if runs.exists() else ())),
             *processes_of(self.temporary),
         ]
 
@@ -357,9 +357,9 @@ def test_a_living_process_is_left_alone(place: Place) -> None:
 def test_what_only_looks_alike_is_left_alone(place: Place) -> None:
     dead = Dead(place)
     token = dead.folder.name.removeprefix("llamadiff-").partition("-")[0]
-    alike = [place.folder / name for name in (".t.safetensors.1234.part", f".u.{token}-9.part", "t.safetensors.part")]
+    alike = [place.folder / name for name in (".t.safetensors.1234.part", f"u.{token}-9.part", "t.safetensors.part")]
     folders = [
-        place.temporary / name for name in ("llamadiff-x", f"llamadiff-{token}-99", "llamadiff-0123456789abcdef-1")
+        place.temporary / name for name in ("llamadiff-x", f"llamadiff-{token}-x", "llamadiff-0123456789abcdef-1")
     ]
     for path in alike:
         path.write_text("another's", encoding="utf-8")
@@ -376,52 +376,50 @@ def test_what_has_taken_the_place_of_litter_is_left_alone(place: Place) -> None:
     dead.folder.symlink_to(dead.precious)
     kept = dead.file.with_name("kept")
     dead.file.rename(kept)
-    dead.file.write_text("another's", encoding="utf-8")
+    dead.file.symlink_to(kept)
     next_start(place)
     assert dead.folder.is_symlink()
-    assert dead.file.read_text("utf-8") == "another's"
-    assert kept.exists()
+    assert dead.file.is_symlink()
+    assert kept.read_text("utf-8") == "half of it"
     dead.check_precious()
 
 
-def test_a_ledger_may_name_nothing_but_its_own(place: Place) -> None:
+def test_notes_may_name_nothing_but_their_own(place: Place) -> None:
     dead = Dead(place)
-    (ledger,) = (place.cache / "llamadiff" / "processes").iterdir()
-    about = dead.precious.stat()
-    with ledger.open("a", encoding="utf-8") as file:
-        for path in (dead.precious, dead.precious / "work"):
-            file.write(f'{{"path": "{path}", "device": {about.st_dev}, "number": {path.stat().st_ino}}}\n')
-        file.write('{"path": "\\u0000"}\n{"path": 7}\n[]\nnonsense\n{"path": "cut')
+    (folder,) = (place.cache / "llamadiff" / "runs").iterdir()
+    with (folder / "made_in").open("a", encoding="utf-8") as file:
+        file.write(f'"{dead.precious}"\n"{dead.precious}/work"\n"\\u0000"\n7\n[]\nnonsense\n"cut')
     next_start(place)
     assert not dead.folder.exists()
+    assert not folder.exists()
     dead.check_precious()
 
 
-def test_a_ledger_of_another_machine_is_left_alone(place: Place) -> None:
+def test_what_another_machine_left_is_left_alone(place: Place) -> None:
     dead = Dead(place)
-    (ledger,) = (place.cache / "llamadiff" / "processes").iterdir()
-    ledger.write_text(ledger.read_text("utf-8").replace(os.uname().nodename, "elsewhere", 1), encoding="utf-8")
+    (folder,) = (place.cache / "llamadiff" / "runs").iterdir()
+    theirs = folder.rename(folder.with_name(f"elsewhere-{folder.name.rpartition('-')[2]}"))
     next_start(place)
     assert dead.folder.is_dir()
-    assert ledger.exists()
+    assert theirs.exists()
 
 
 @pytest.mark.parametrize("planted", ["a link", "open to all"])
-def test_ledgers_that_others_may_have_written_are_not_read(planted: str, place: Place) -> None:
+def test_notes_that_others_may_have_written_are_not_read(planted: str, place: Place) -> None:
     dead = Dead(place)
-    ledgers = place.cache / "llamadiff" / "processes"
+    runs = place.cache / "llamadiff" / "runs"
     shared = place.temporary / f"llamadiff-{os.geteuid()}"
     if planted == "a link":
-        ledgers.rename(place.folder / "elsewhere")
-        ledgers.symlink_to(place.folder / "elsewhere")
+        runs.rename(place.folder / "elsewhere")
+        runs.symlink_to(place.folder / "elsewhere")
         shared.symlink_to(place.folder / "elsewhere")
     else:
-        ledgers.chmod(0o777)
+        runs.chmod(0o777)
     next_start(place)
     assert dead.folder.is_dir()
 
 
-def test_without_a_cache_ledgers_are_kept_in_tmpdir(place: Place) -> None:
+def test_without_a_cache_notes_are_kept_in_tmpdir(place: Place) -> None:
     place.environment["XDG_CACHE_HOME"] = "/dev/null/none"
     dead = Dead(place)
     assert (place.temporary / f"llamadiff-{os.geteuid()}").stat().st_mode & 0o777 == 0o700
@@ -430,7 +428,7 @@ def test_without_a_cache_ledgers_are_kept_in_tmpdir(place: Place) -> None:
     assert not list(place.temporary.iterdir())
 
 
-def test_without_any_place_for_a_ledger_work_goes_on(place: Place) -> None:
+def test_without_any_place_for_notes_work_goes_on(place: Place) -> None:
     place.environment["XDG_CACHE_HOME"] = "/dev/null/none"
     (place.temporary / f"llamadiff-{os.geteuid()}").write_text("in the way", encoding="utf-8")
     assert place.start("compare", "m.gguf", *IDS, "-o", "kept/").wait(ENOUGH) == 0
@@ -447,9 +445,9 @@ def on_full_disk(path):
     return str(path).startswith(os.environ["TMPDIR"] + "/")
 def refuse(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-pwrite, write_bytes, write_text = os.pwrite, pathlib.Path.write_bytes, pathlib.Path.write_text
-os.pwrite = lambda file, *more: (
-    refuse() if on_full_disk(os.readlink(f"/proc/self/fd/{file}")) else pwrite(file, *more))
+write, write_bytes, write_text = os.write, pathlib.Path.write_bytes, pathlib.Path.write_text
+os.write = lambda file, data: (
+    refuse() if on_full_disk(os.readlink(f"/proc/self/fd/{file}")) else write(file, data))
 pathlib.Path.write_bytes = lambda self, data: refuse() if on_full_disk(self) else write_bytes(self, data)
 pathlib.Path.write_text = lambda self, *a, **k: refuse() if on_full_disk(self) else write_text(self, *a, **k)
 """
@@ -503,6 +501,6 @@ def test_what_is_needed_is_what_a_trace_takes(place: Place, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     size = write().stat().st_size
-    monkeypatch.setattr(os, "pwrite", refuse)
+    monkeypatch.setattr(os, "write", refuse)
     with pytest.raises(NoRoomError, match=f"{size / 1000:.0f} kB are needed"):
         write()

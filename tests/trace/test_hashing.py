@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from llamadiff.system import hashing
-from llamadiff.system.hashing import LARGE, file_sha256
+from llamadiff.trace import hashing
+from llamadiff.trace.hashing import LARGE, file_sha256
 
 
 @pytest.fixture

@@ -10,18 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+_LET_GO = getattr(mmap, "MADV_DONTNEED", None)  # not every system can
 LARGE = 1 << 26  # bytes: of a larger array, pages are let go while it is read
 
 
 def let_go(array: Array) -> None:
     """Let go of what an array shows of a mapped file: it stays in the system's cache, and is read again if need be."""
     base = _mapping(array)
-    if base is None or not hasattr(mmap, "MADV_DONTNEED"):
+    if base is None or _LET_GO is None:
         return
     start = array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     if start + array.nbytes > first:
-        base.madvise(mmap.MADV_DONTNEED, first, start + array.nbytes - first)
+        base.madvise(_LET_GO, first, start + array.nbytes - first)
 
 
 def in_parts(array: Array) -> Iterator[slice]:
@@ -50,8 +51,8 @@ def done_with(array: Array, part: slice) -> None:
         let_go(array[part])
 
 
-def _mapping(array: Array) -> mmap.mmap | None:
-    """The map of a file that an array looks into."""
+def _mapping(array: Array) -> Any:
+    """The map of a file that an array looks into, a mmap.mmap; None if it does not."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
