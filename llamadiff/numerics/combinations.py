@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.numerics.pages import in_parts
+from llamadiff.system.pages import in_parts
 
 Array = NDArray[Any]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llamadiff.numerics.compiled import rows as compiled
 from llamadiff.numerics.extremes import Extremes, extremes
-from llamadiff.numerics.pages import in_parts, in_same_parts
+from llamadiff.system.pages import in_parts, in_same_parts
 
 Array = NDArray[Any]
 BLOCK = 1 << 18  # values of a tensor that are _widened at once, and kept so where there are no more

@@ -96,7 +96,7 @@ def nameless_file() -> IO[bytes]:
     else:
         from tempfile import TemporaryFile
 
-        file = TemporaryFile()
+        file = TemporaryFile()  # noqa: SIM115
     return file
 
 
@@ -140,16 +140,19 @@ def within(arguments: Sequence[str], given: bytes, seconds: float, at_work: floa
     """
     import psutil
 
-    until, why, still = time.monotonic() + seconds, "", given or None
-    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=nowhere) as process:  # noqa: S603
+    until, why, pipe = time.monotonic() + seconds, "", subprocess.PIPE
+    with nameless_file() as file:
+        file.write(given)
+        file.seek(0)
+        process = subprocess.Popen(arguments, stdin=file, stdout=pipe, stderr=subprocess.DEVNULL)  # noqa: S603
+    with process:
         watched = psutil.Process(process.pid)
         while True:
             try:
-                output, _ = process.communicate(still, _OFTEN)
+                output, _ = process.communicate(timeout=_OFTEN)
                 break
             except subprocess.TimeoutExpired:
-                still = None
+                pass
             with suppress(psutil.Error):  # it has just ended
                 if watched.memory_info().rss > memory:
                     why = f"{memory >> 20} MiB of memory"

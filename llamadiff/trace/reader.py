@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.numerics.pages import let_go
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
+from llamadiff.system.pages import let_go
 from llamadiff.system.stated import parse_json, reason
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import KEY, Info, parse_info

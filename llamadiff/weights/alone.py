@@ -13,9 +13,9 @@ from llamaref.known_tensors import known_stems
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request
-from llamadiff.numerics.pages import let_go
 from llamadiff.numerics.tolerances import MATCH, UNCHECKED
 from llamadiff.system.errors import UnrunnableError
+from llamadiff.system.pages import let_go
 from llamadiff.system.progress import Progress, silent
 from llamadiff.weights.oddities import oddities_of, out_of_line
 from llamadiff.weights.result import Oddity, TensorRow, WeightReport

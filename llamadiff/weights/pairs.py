@@ -9,8 +9,8 @@ import numpy as np
 from llamaref.weights import block_sizes
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.numerics.pages import let_go
 from llamadiff.numerics.tolerances import MATCH, NOISE, WRONG
+from llamadiff.system.pages import let_go
 from llamadiff.system.progress import Progress
 from llamadiff.weights.cost import Cost, QuantizedRows, costs_of
 from llamadiff.weights.distance import SHARE, Distance, Meter, place_in_words

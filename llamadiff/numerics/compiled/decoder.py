@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.numerics.compiled.library import instructions, library
-from llamadiff.numerics.pages import let_go
+from llamadiff.system.pages import let_go
 
 Array = NDArray[Any]
 

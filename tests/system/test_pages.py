@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff.numerics.combinations import Combinations
 from llamadiff.numerics.metrics import Rows
-from llamadiff.numerics import pages
+from llamadiff.system import pages
 
 ROWS, WIDTH = 768, 1 << 15  # 96 MiB
 
