@@ -87,7 +87,7 @@ fuzz: develop  ## 10,000 hostile files for every reader: half an hour
 lint: develop  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	for system in linux darwin win32; do $(BIN)/mypy --platform $$system || exit 1; done
 
 capture: install  ## record captures/ anew
 	$(BIN)/python tests/tools/recapture.py

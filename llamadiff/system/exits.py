@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llamadiff.system.errors import UserError
-from llamadiff.system.leftovers import sweep
+from llamadiff.system.leftovers import remove_own, sweep
 from llamadiff.system.started import all_ended
 from llamadiff.system.stops import SIGNALS, Stopped, heeded, listen
 
@@ -45,6 +45,7 @@ def run(command: Callable[[], Any], say: Callable[[str], None]) -> int:
     for number in SIGNALS:  # too late to stop anything: the end stands
         signal.signal(number, signal.SIG_IGN)
     _finish_output()
+    remove_own()  # what could not be removed while it was open
     gc.freeze()  # or Python would look through all that is left for circles, on its way out
     return _die_of(fatal) if fatal else code
 

@@ -86,6 +86,24 @@ def write_whole(path: Path, data: bytes) -> None:
         raise unwritten(path, error, len(data)) from None
 
 
+@contextmanager
+def moved(path: Path) -> Iterator[Path]:
+    """A file under another name, while it is written to; under its own where what is open, or mapped, keeps that."""
+    if not OPEN_FILES_MOVE:
+        yield path
+        return
+    with temporary_file(path) as place:
+        os.replace(path, place)
+        yield place
+        os.replace(place, path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file that will go with its directory where it is still open, or mapped, and keeps its name so long."""
+    with suppress(*(() if OPEN_FILES_MOVE else (PermissionError,))):
+        path.unlink(missing_ok=True)
+
+
 def unwritten(path: Path, error: OSError, size: int = 0) -> UserError:
     """What is said of a file that cannot be written; of a full disk, how large (in bytes) the file would have been."""
     said = f"{path}: cannot be written ({error.strerror})"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from llamadiff.system.errors import UserError
 from llamadiff.system.leftovers import temporary_file
-from llamadiff.system.output import NO_ROOM, OPEN_FILES_MOVE, check_target, unwritten
+from llamadiff.system.output import NO_ROOM, OPEN_FILES_MOVE, check_target, moved, unwritten
 from llamadiff.trace.metadata import KEY, Info
 from llamadiff.trace.reader import DTYPES, Trace
 
@@ -77,14 +77,16 @@ class TraceWriter:
         self._write_rows(name, rows, axis, start)
 
     def mapped(self, name: str) -> tuple[str, Array] | None:
-        """A tap that is complete as it stands in the file, and its type; None where it cannot be shown.
+        """A tap that is complete as it stands in the file, and its type; None where the disk is full.
 
         The header must have room enough: it is too late to move what is looked at.
         """
         kind, shape, offset = self._entries[name]
         stop, file = self._room + offset + int(np.prod(shape)) * STORED[kind].itemsize, self._file.fileno()
-        if self._full is not None or not OPEN_FILES_MOVE:
+        if self._full is not None:
             return None
+        if not OPEN_FILES_MOVE:  # nor could it grow
+            return kind, np.frombuffer(self._read(self._room + offset, stop), DTYPES[kind]).reshape(shape)
         if self._map is None or len(self._map) < stop:
             try:
                 os.ftruncate(file, -(-os.fstat(file).st_size // _GROWTH) * _GROWTH)
@@ -115,17 +117,24 @@ class TraceWriter:
             run = padded.reshape(-1, rows.shape[axis], *shape[axis + 1 :])[outer]
             self._write(np.ascontiguousarray(run), self._room + place)
 
-    def _write(self, data: bytes | Array, offset: int) -> None:
+    def _write(self, data: bytes | bytearray | Array, offset: int) -> None:
         view = data.reshape(-1).view(np.uint8).data if isinstance(data, np.ndarray) else memoryview(data)
         try:
             while view and self._full is None:
-                os.lseek(self._file.fileno(), offset, os.SEEK_SET)
+                self._file.seek(offset)
                 written = os.write(self._file.fileno(), view)
                 view, offset = view[written:], offset + written
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise unwritten(self.path, error) from None
             self._full = error
+
+    def _read(self, start: int, stop: int) -> bytearray:
+        """Bytes that were written."""
+        data = bytearray(stop - start)
+        self._file.seek(start)
+        self._file.readinto(data)
+        return data
 
     def _check_room(self) -> None:
         """Raise UserError if the disk was full: by now it is known how much is needed."""
@@ -155,9 +164,7 @@ class TraceWriter:
         """Make the header larger: move the data back, last part first."""
         step = 1 << 24
         for start in reversed(range(0, self._end, step)):
-            os.lseek(self._file.fileno(), self._room + start, os.SEEK_SET)
-            part = os.read(self._file.fileno(), min(step, self._end - start))
-            self._write(part, room + start)
+            self._write(self._read(self._room + start, self._room + min(start + step, self._end)), room + start)
         self._room = room
 
 
@@ -176,12 +183,9 @@ def restate(path: Path, info: Info) -> None:
         rewrite(Trace.open(path), info, path)
         return
     try:
-        with temporary_file(path) as temporary:
-            os.replace(path, temporary)
-            with temporary.open("r+b") as file:
-                file.seek(8)
-                file.write(text.ljust(size))
-            os.replace(temporary, path)
+        with moved(path) as place, place.open("r+b") as file:
+            file.seek(8)
+            file.write(text.ljust(size))
     except OSError as error:
         raise unwritten(path, error) from None
 

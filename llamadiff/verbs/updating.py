@@ -39,6 +39,7 @@ def update(path: Path, model: Path | None, how: How) -> Changed:
         own, is_sketch = model or model_of(path, before), before.sketch is not None
         after = record(own, _run_of(before.info), fresh, how, is_sketch, before.info.prompt)
         changed = _changed(path, before, after)
+        del before, after  # Windows puts nothing in a mapped file's place
         try:
             os.replace(fresh, os.path.realpath(path))
         except OSError as error:

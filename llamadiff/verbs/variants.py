@@ -23,6 +23,7 @@ from llamadiff.result.comparison import Comparison
 from llamadiff.result.logits import Logits, compare_logits, logit_rows
 from llamadiff.result.variants import DEFAULT, Variant, Variants
 from llamadiff.system.errors import DiedError, UserError
+from llamadiff.system.output import remove
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import LOGITS
 from llamadiff.verbs.backend import compare_nodes
@@ -83,7 +84,7 @@ def _tried(name: str, default: Runnable, baseline: Trace, request: Request, how:
         said = str(error).removeprefix(f"{request.model}: ")
         return Variant(name, verdict, time.perf_counter() - started, failed=said)
     finally:
-        Path(str(request.output)).unlink(missing_ok=True)  # traces may be large, and are many
+        remove(Path(str(request.output)))  # traces may be large, and are many
 
 
 def on_device(request: Request) -> bool:
