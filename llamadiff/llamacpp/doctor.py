@@ -38,7 +38,7 @@ class Examined:
 
 def examine(place: Settings | None = None) -> Iterator[Examined]:
     """Look at one thing after the other; at a build of llama.cpp, or llama-cpp-python's."""
-    yield Examined("python", FACT, f"{platform.python_version()} on {platform.platform(terse=True)} {platform.machine()}")
+    yield Examined("python", FACT, f"{platform.python_version()} on {platform.platform(terse=True)}")
     for package in PACKAGES:
         try:
             yield Examined(package, OK, version(package))
