@@ -11,6 +11,7 @@ from llamadiff.numerics.types import CACHE_TYPES
 
 RUNNER = "LLAMADIFF_RUNNER"  # in the environment: the runner, where none is given
 LONG = 256  # tokens; of longer prompts, what grows as their square is not recorded, and the free run is short
+CPU, GPU, HELPER = "CPU", "GPU", "helper"  # kinds of devices; a helper (BLAS) has no memory but the CPU's
 SCORES = ("kq-", "kq_soft_max-")  # taps that grow as the square of the tokens
 TOKENIZING = "tokenizing the prompt"  # what llama.cpp is said to do meanwhile: it may die of a prompt
 

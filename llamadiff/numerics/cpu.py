@@ -39,6 +39,10 @@ _TILE_ROWS, _TILE_OUTPUTS = (
 # else V in float16 is summed in it, and weights are float16 in so many channels at a time (ARM, AVX512-FP16).
 FLASH_TILE, FLASH_LANES = 64, (32, 128)
 
+# ggml-blas (BLAS, Accelerate), where llama.cpp was built with it: tokens of one pass from which on products by a weight
+# are its, by floats that are not rounded (ggml-blas.cpp, min_batch); those of fewer are the CPU's own.
+BLAS_ROWS = 32
+
 
 def q8_way(q8_0: str, q8_k: str) -> str:
     """One of Q8_WAYS: how Q8_0 is rounded to, and how Q8_K is (FUSED, or nothing)."""
