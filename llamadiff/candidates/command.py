@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 import subprocess
 from collections.abc import Iterator
 from functools import partial
@@ -19,6 +18,7 @@ from llamadiff.candidates import TRACES
 from llamadiff.candidates.source import Context, Opened
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.system import python_child
+from llamadiff.system.commands import split
 from llamadiff.system.errors import UserError
 from llamadiff.system.started import APART, Process, kill, start
 from llamadiff.system.supervisor import PATIENCE
@@ -67,7 +67,7 @@ def _loaded(spec: str, context: Context) -> Trace:
 def _words(spec: str) -> list[str]:
     """The words of a command. Raises UserError if there are none."""
     try:
-        words = shlex.split(spec.removeprefix(PREFIX))
+        words = split(spec.removeprefix(PREFIX))
     except ValueError as error:
         raise UserError(f"--candidate {spec}: {error}") from None
     if not words:

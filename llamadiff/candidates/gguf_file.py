@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,11 +11,13 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
 
 SUFFIX = ".gguf"
+_OF_A_KIND = re.compile(r"[\w.]{2,}:")  # cmd: and the like; one letter is a drive
 
 
 def is_model_file(candidate: object) -> bool:
     """Whether a candidate is another file of the model."""
-    return isinstance(candidate, (str, Path)) and str(candidate).endswith(SUFFIX) and ":" not in str(candidate)
+    is_named = isinstance(candidate, (str, Path)) and str(candidate).endswith(SUFFIX)
+    return is_named and not _OF_A_KIND.match(str(candidate))
 
 
 matches = is_model_file

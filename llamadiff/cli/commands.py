@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -298,7 +299,7 @@ def _shown(text: object) -> str:
     """Foreign text on one line."""
     from llamadiff.report.terminal.escape import shown
 
-    return shown(str(text), 4000)
+    return shown(str(text), 4000, plain=os.sep)
 
 
 _EXAMPLES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -9,4 +10,4 @@ def complain(reason: str) -> None:
     """Say it, on one line, whatever is in it."""
     from llamadiff.report.terminal.escape import shown
 
-    sys.stderr.write(f"llamadiff: {shown(reason, 4000)}\n")
+    sys.stderr.write(f"llamadiff: {shown(reason, 4000, plain=os.sep)}\n")

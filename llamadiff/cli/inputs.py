@@ -73,7 +73,7 @@ def settings_of(words: Sequence[str] | None) -> Settings:
     settings = read(words or ())
     if settings.device != LIST:
         return settings
-    for name, about in probe(settings.place).devices:
+    for name, about, _ in probe(settings.place).devices:
         typer.echo(f"{name}  {about}")
     raise typer.Exit
 

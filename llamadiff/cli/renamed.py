@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from os.path import join
 
 from llamadiff.cli.complaint import complain
 
@@ -37,7 +38,7 @@ VALUES = {
     "--kv-type": _setting("kv"), "--gpu-layers": _setting("gpu_layers"), "--threads": _setting("threads"),
     "--device": _setting("device"), "--runner": _setting("runner"),
     "--budget": lambda value: ["--explain", value], "--taps": lambda value: ["--only", value],
-    "--layers": lambda value: ["--only", value], "--save": lambda value: ["-o", value.rstrip("/") + "/"],
+    "--layers": lambda value: ["--only", value], "--save": lambda value: ["-o", join(value, "")],
     "--precision": lambda value: ["--engine", "numpy:f64" if value == "f64" else "numpy"],
     "--prompt-file": _file(""), "--tokens-file": _file("--tokens"),
     **{f"--{name}": _report(name) for name in ("json", "json-full", "csv", "junit", "markdown", "html")},

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os.path import basename
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +42,7 @@ class Reports:
 
         That is asked before any work is done.
         """
-        folders = [text for text in texts if keeps and (text.endswith("/") or Path(text).is_dir())]
+        folders = [text for text in texts if keeps and _is_folder(text)]
         targets = [_target(text, formats) for text in texts if text not in folders]
         for _, file in targets:
             if file != STANDARD_OUTPUT:
@@ -94,6 +95,11 @@ class Reports:
         for form, target in self.targets:
             if form.of_several is not None:
                 _put(form, target, form.text_of(results, about))
+
+
+def _is_folder(text: str) -> bool:
+    """Whether a value of ``-o`` names a directory: one that is there, or one by the separator at its end."""
+    return bool(text) and (not basename(text) or Path(text).is_dir())
 
 
 def _target(text: str, formats: Sequence[Format]) -> tuple[Format, str]:

@@ -15,7 +15,7 @@ from llamaref.config import Config
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import Runnable
-from llamadiff.numerics import metrics
+from llamadiff.numerics import cpu, metrics
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace import taps
 
@@ -135,7 +135,7 @@ class Case:
         assert self.recorded is not None
         rows = self._row_errors(x)
         total, size = 0.0, float(rows[0][1].sum())
-        for phase in (slice(0, self.run.n_prefill), slice(self.run.n_prefill, None)):
+        for phase in cpu.phases(self.run.edges, self.run.n_prefill):
             total += min(float(error[phase].sum()) for error, _ in rows)
         value = metrics.ratio(total, size)
         return value if np.isfinite(value) else float("inf")

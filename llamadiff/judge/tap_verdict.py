@@ -24,7 +24,7 @@ from llamadiff.judge.pattern.described import described
 from llamadiff.judge.pattern.deviation import Fact
 from llamadiff.judge.sketching import drift_from, stats_of
 from llamadiff.judge.statistics import held
-from llamadiff.numerics import arithmetic, metrics, tolerances
+from llamadiff.numerics import arithmetic, cpu, metrics, tolerances
 from llamadiff.numerics.closeup import Closeup, closeup
 from llamadiff.numerics.policies import CACHE_V, operand_kind, rounding_type, sums_of
 from llamadiff.trace import taps
@@ -226,10 +226,10 @@ class Judge:
         to = rounding_type(policy, self._kind(tap), source.stored, source.reading)
         return f"{to}, sums in F16" if sums_of(policy, self._kind(tap), source.stored) else to
 
-    @property
-    def phases(self) -> tuple[slice, slice]:
-        """Rows of the decode steps, and of the prefill."""
-        return slice(self.n_prefill, None), slice(0, self.n_prefill)
+    @cached_property
+    def phases(self) -> tuple[slice, ...]:
+        """Rows that may each have an arithmetic of their own: the decode steps, and the prefill last."""
+        return cpu.phases(self.edges, self.n_prefill)
 
     def _rope(self, tap: taps.Tap) -> Rope | None:
         """The RoPE that a tap is the result of, where it is known."""

@@ -88,20 +88,20 @@ def found_by(reader: NodeReader) -> Nodes:
 
 @dataclass(frozen=True)
 class Facts:
-    """How llama.cpp was built, where tensors have their fields, its machine; its devices' names and descriptions."""
+    """How llama.cpp was built, where tensors have their fields, its machine, its devices (name, description, kind)."""
 
     version: str
     build: str
     layout: str
     machine: str
-    devices: tuple[tuple[str, str], ...]
+    devices: tuple[tuple[str, str, str], ...]
 
 
 def probe(settings: Settings | None = None) -> Facts:
     """Ask the library of some settings about itself. Raises UserError if it cannot be loaded."""
     with Child(settings) as child:
         answers = child.ask(Request(model=""), silent)
-    devices = tuple((name, words) for name, words in answers["devices"])
+    devices = tuple((name, words, kind) for name, words, kind in answers["devices"])
     return Facts(answers["version"], answers["build"], answers["layout"], answers["machine"], devices)
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from llamadiff.llamacpp.capture import Facts, capture, probe, scratch_directory
 from llamadiff.llamacpp.library import INSTALL
-from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.llamacpp.request import GPU, HELPER, Request, Settings
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.numerics.compiled.library import instructions
+from llamadiff.numerics.cpu import BLAS_ROWS
 from llamadiff.system.errors import UserError
 
 PACKAGES = ("numpy", "gguf", "safetensors", "llama-cpp-python", "rich", "typer", "pandas", "jinja2", "threadpoolctl")
@@ -75,10 +76,23 @@ def _llama_cpp(plain: Settings) -> Iterator[Examined]:
         yield Examined("runs on", FACT, f"{facts.machine}, started by {plain.runner}")
     yield Examined("built with", FACT, facts.build)
     yield Examined("tensor layout", OK, facts.layout)
-    yield Examined("devices", FACT, ", ".join(f"{name} ({words})" for name, words in facts.devices) or "none")
+    yield Examined("devices", FACT, _listed(facts.devices) or "none")
+    yield baseline_on(facts.devices)
     yield decodes("plain decode", plain)
     yield decodes("quantized decode", plain, quantized=True)
     yield decodes("quantized decode, repacked", replace(plain, repack=True), quantized=True)
+
+
+def baseline_on(devices: Sequence[tuple[str, str, str]]) -> Examined:
+    """Of devices, each a name, a description and a kind: what a baseline computes on, and what llama.cpp would take."""
+    gpus, helpers = (_listed(each for each in devices if each[2] == kind) for kind in (GPU, HELPER))
+    taken = f"the CPU, not {gpus}, which llama.cpp would take by itself" if gpus else "the CPU; there is no GPU to take"
+    helped = f"; products of {BLAS_ROWS} tokens and more by {helpers}, in float32" if helpers else ""
+    return Examined("a baseline is on", FACT, taken + helped)
+
+
+def _listed(devices: Iterable[tuple[str, str, str]]) -> str:
+    return ", ".join(f"{name} ({words})" for name, words, _ in devices)
 
 
 def decodes(name: str, settings: Settings, quantized: bool = False) -> Examined:

@@ -26,7 +26,7 @@ class Installed(Library):
     def load(self, path: bytes, loading: Loading) -> Handle:
         params = llama_cpp.llama_model_default_params()
         set_fields(params, n_gpu_layers=loading.layers, use_extra_bufts=loading.repack, vocab_only=loading.vocab_only)
-        if loading.device is not None:
+        if loading.device is not None or not loading.layers:  # no list would be all GPUs, whatever has layers there
             self.chosen = (ctypes.c_void_p * 2)(loading.device, None)  # kept while the model is loaded
             set_fields(params, devices=ctypes.cast(self.chosen, ctypes.c_void_p))
         return llama_cpp.llama_model_load_from_file(path, params)

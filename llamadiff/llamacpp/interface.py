@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from llamadiff.llamacpp.layout import Address, declare
+from llamadiff.llamacpp.request import CPU, GPU, HELPER
 from llamadiff.llamacpp.tensors import Ggml
 
 Handle = Any  # the address of a model, or of a context
@@ -23,7 +24,7 @@ LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, Address)
 OBSERVE = ctypes.CFUNCTYPE(ctypes.c_bool, Address, ctypes.c_bool, Address)  # ggml_backend_sched_eval_callback
 ABORT = ctypes.CFUNCTYPE(ctypes.c_bool, Address)  # ggml_abort_callback
 Observe = Callable[[Any, bool, Any], bool]
-_CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
+_KINDS = {0: CPU, 1: GPU, 3: HELPER}  # of GGML_BACKEND_DEVICE_TYPE_x; 2 was ACCEL, and is IGPU since
 _INT, _FLAG, _TEXT = ctypes.c_int32, ctypes.c_bool, ctypes.c_char_p
 
 FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments; llama.h and ggml-backend.h
@@ -52,6 +53,8 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments; llama
     "ggml_backend_dev_name": (_TEXT, Address),
     "ggml_backend_dev_description": (_TEXT, Address),
     "ggml_backend_dev_type": (ctypes.c_int, Address),
+    "ggml_backend_dev_buffer_type": (Address, Address),
+    "ggml_backend_buft_is_host": (_FLAG, Address),
 }
 
 
@@ -59,7 +62,8 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments; llama
 class Loading:
     """How a model is loaded. ``layers`` are put on a GPU.
 
-    ``device``: the address of the one that takes its layers; None: llama.cpp chooses.
+    ``device``: the address of the one that takes its layers; None: where there are layers for a GPU llama.cpp chooses,
+    and else no GPU is so much as opened.
     """
 
     layers: int = 0
@@ -87,12 +91,12 @@ class Room:
 
 @dataclass(frozen=True)
 class Device:
-    """One of llama.cpp's devices, as it names and describes it."""
+    """One of llama.cpp's devices, as it names and describes it; ``kind`` is CPU, GPU or HELPER."""
 
     name: str
     description: str
     address: int
-    is_cpu: bool
+    kind: str
 
 
 class Library(ABC):
@@ -132,7 +136,7 @@ class Library(ABC):
     def device(self, address: int) -> Device:
         """What llama.cpp says of a device."""
         name, words = self.lib.ggml_backend_dev_name(address), self.lib.ggml_backend_dev_description(address)
-        return Device(_text(name), _text(words), address, self.lib.ggml_backend_dev_type(address) == _CPU)
+        return Device(_text(name), _text(words), address, kind_of(self.lib, address))
 
     def version(self) -> str:
         """Whose it is, and which ggml it was built with."""
@@ -150,6 +154,14 @@ class Library(ABC):
     def flags(self) -> str:
         """llama.cpp's own line of compiled-in CPU features and backends."""
         return _text(self.lib.llama_print_system_info()).strip()
+
+
+def kind_of(lib: Any, device: int) -> str:
+    """CPU, GPU or HELPER: what a device's type says; where versions mean two things by it, its memory decides."""
+    kind = _KINDS.get(lib.ggml_backend_dev_type(device))
+    if kind is not None:
+        return kind
+    return HELPER if lib.ggml_backend_buft_is_host(lib.ggml_backend_dev_buffer_type(device)) else GPU
 
 
 def _text(value: bytes | None) -> str:

@@ -126,7 +126,7 @@ class RunReader:
     def begun(self) -> Info:
         """What there is to say when it begins."""
         request, began, first = self.request, self.began, self.request.first
-        given = Info(tuple(began["tokens"]), (), request.n_prefill or len(began["tokens"]), batches=request.batches)
+        given = Info(tuple(began["tokens"]), (), request.n_prefill or len(began["tokens"]), batches=request.computed)
         steps = (1,) * request.n_predict
         ran = {"n_ctx": began["n_ctx"], "threads": began["threads"], "q8": self.q8}
         return Info(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -11,6 +12,7 @@ from llamadiff.numerics.types import CACHE_TYPES
 
 RUNNER = "LLAMADIFF_RUNNER"  # in the environment: the runner, where none is given
 LONG = 256  # tokens; of longer prompts, what grows as their square is not recorded, and the free run is short
+CPU, GPU, HELPER = "CPU", "GPU", "helper"  # kinds of devices; a helper (BLAS) has no memory but the CPU's
 SCORES = ("kq-", "kq_soft_max-")  # taps that grow as the square of the tokens
 TOKENIZING = "tokenizing the prompt"  # what llama.cpp is said to do meanwhile: it may die of a prompt
 
@@ -147,6 +149,13 @@ class Request:
     @property
     def layer_range(self) -> range | None:
         return None if self.layers is None else range(*self.layers)
+
+    @property
+    def computed(self) -> tuple[int, ...]:
+        """How many tokens are computed at a time, where it is not all of a batch as it was given."""
+        most = self.way.ubatch or sys.maxsize
+        given = self.batches or ((len(self.tokens),) if most < len(self.tokens) else ())
+        return tuple(min(most, size - at) for size in given for at in range(0, size, most))
 
     @property
     def asked(self) -> dict[str, dict[str, Any]]:

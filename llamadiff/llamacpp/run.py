@@ -30,7 +30,7 @@ def run(
         voice(done=True)
         return
     if not request.model:
-        devices = [(device.name, device.description) for device in library.devices()]
+        devices = [(device.name, device.description, device.kind) for device in library.devices()]
         voice(version=library.version(), build=library.flags(), layout=library.ggml.layout, devices=devices,
               **library.machine(), done=True)  # fmt: skip
         return

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from llamadiff.llamacpp.devices import named
 from llamadiff.llamacpp.interface import LOG, Handle, Library, Loading, Observe, Room
-from llamadiff.llamacpp.request import Request
+from llamadiff.llamacpp.request import CPU, HELPER, Request
 from llamadiff.system.errors import UnrunnableError, UserError
 
 ALL_LAYERS = 9999  # more than any model has
@@ -58,7 +58,12 @@ def load(library: Library, request: Request) -> Handle:
     library.lib.llama_backend_init()
     settings = request.settings
     device = named(library, settings.device) if settings.device else None
-    if device is not None and device.is_cpu:  # which is where it runs what is on no other device
+    if device is not None and device.kind == HELPER:
+        raise UserError(
+            f"device={device.name}: has no memory for layers; llama.cpp asks it of itself for what runs on the CPU, so "
+            "leave it out, or give device=CPU"
+        )
+    if device is not None and device.kind == CPU:  # which is where it runs what is on no other device
         settings, device = replace(settings, gpu_layers=0), None
     if settings.gpu_layers and not library.lib.llama_supports_gpu_offload():
         raise UserError(

@@ -45,7 +45,7 @@ void * shim_model(const char * path, int32_t gpu_layers, int32_t repack, int32_t
     params.n_gpu_layers = gpu_layers;
     params.use_extra_bufts = repack != 0;
     params.vocab_only = vocab_only != 0;
-    if (device != NULL) {
+    if (device != NULL || gpu_layers == 0) {  // no list would be all GPUs, whatever has layers there
         devices[0] = (ggml_backend_dev_t) device;
         params.devices = devices;
     }

@@ -10,6 +10,7 @@ import shlex
 from functools import cache
 from pathlib import Path
 
+from llamadiff.system.commands import split
 from llamadiff.system.errors import UserError
 
 # All that the process imports of this package, and nothing that is not Python's own (tests/house/test_house.py).
@@ -48,7 +49,7 @@ class Sent(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def get_source(self, name):
         return sent["modules"][name]
     def get_data(self, path):
-        return sent["files"][path.partition("sent/")[2]].encode()
+        return sent["files"][path.replace("\\\\", "/").partition("sent/")[2]].encode()
 sys.meta_path.insert(0, Sent())
 if sys.version_info < (3, 10):
     print(json.dumps({"error": "Python " + sys.version.split()[0] + " is too old; give one of 3.10 or later"}))
@@ -64,7 +65,7 @@ def started_by(runner: str, *words: str) -> tuple[list[str], bytes]:
     Raises UserError for a runner that is no command.
     """
     try:
-        parts = shlex.split(runner)
+        parts = split(runner)
     except ValueError as error:
         raise UserError(f"runner={runner}: is no command ({error})") from None
     if not parts:
@@ -72,7 +73,7 @@ def started_by(runner: str, *words: str) -> tuple[list[str], bytes]:
     sources = {"begin": _BEGIN, "words": words, "modules": _sources(), "files": _files()}
     sent = json.dumps(sources).encode()
     code = _READ.format(count=len(sent))
-    return [*parts, "-c", shlex.quote(code) if Path(parts[0]).name in SHELLS else code], sent
+    return [*parts, "-c", shlex.quote(code) if Path(parts[0]).stem in SHELLS else code], sent
 
 
 @cache

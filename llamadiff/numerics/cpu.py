@@ -1,11 +1,13 @@
 """What ggml's kernels for CPUs do to a product, where it is not the same on all: what they round, and how they add.
 
-One table, read by the policies of the judge (policies.py) and by the node checker (ggml/). Imports nothing.
+One table, read by the policies of the judge (policies.py) and by the node checker (ggml/). Imports nothing of ours.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 
 # The type that activations are rounded to, by the type of the weights (ggml-cpu.c, type_traits_cpu[].vec_dot_type).
 PARTNER = {
@@ -38,6 +40,20 @@ _TILE_ROWS, _TILE_OUTPUTS = (
 # Flash attention (ggml-cpu/common.h, ggml_fa_tile_config): queries from which on scores are in tiles, all in float32;
 # else V in float16 is summed in it, and weights are float16 in so many channels at a time (ARM, AVX512-FP16).
 FLASH_TILE, FLASH_LANES = 64, (32, 128)
+
+# ggml-blas (BLAS, Accelerate), where llama.cpp was built with it: tokens of one pass from which on products by a weight
+# are its, by floats that are not rounded (ggml-blas.cpp, min_batch); those of fewer are the CPU's own.
+BLAS_ROWS = 32
+
+
+def phases(edges: Sequence[int], n_prefill: int) -> tuple[slice, ...]:
+    """Tokens that one arithmetic holds for, the first of them last: those of the prefill, those of decode steps; and of
+    either, batches (``edges``: where they begin, and the end) that BLAS multiplies are not with those that it leaves.
+    """
+    begun = zip(edges, (stop - start >= BLAS_ROWS for start, stop in pairwise(edges)), strict=False)
+    changes = [start for (_, before), (start, now) in pairwise(begun) if before != now]
+    starts = sorted({0, n_prefill, *changes})
+    return tuple(slice(start, stop) for start, stop in pairwise([*starts, None]))[::-1]
 
 
 def q8_way(q8_0: str, q8_k: str) -> str:

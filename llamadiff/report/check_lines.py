@@ -6,10 +6,11 @@ ten of a kind in a step, so the last one counts those that are left out.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import StringIO
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.escape import shown
@@ -29,10 +30,14 @@ PASSED = (tolerances.MATCH, tolerances.NOISE)
 def lines_of(path: Path, result: Comparison) -> list[str]:
     """The verdict in a line, with the statistics over positions; the provenance of what failed under it."""
     said = result.summary if result.positions is None else f"{result.summary}; {in_words(result.positions)}"
-    line = f"{result.verdict.upper():6}  {shown(str(path), _LONG)}: {shown(said, _LONG)}"
+    line = f"{result.verdict.upper():6}  {_path(path)}: {shown(said, _LONG)}"
     if result.verdict in PASSED:
         return [line]
     return [line, f"        {shown(provenance(result), _LONG)}"]
+
+
+def _path(path: PurePath) -> str:
+    return shown(str(path), _LONG, plain=os.sep)
 
 
 def update_lines(changed: Changed) -> list[str]:
@@ -49,7 +54,7 @@ def update_lines(changed: Changed) -> list[str]:
     sides = [_facts(info) for info in (changed.before, changed.after)]
     changes = ((name, was, sides[1][name]) for name, was in sides[0].items())
     what += [f"{name}: {shown(was, 300)} -> {shown(now, 300)}" for name, was, now in changes if was != now]
-    return [f"UPDATED  {shown(str(changed.path), _LONG)}: {'; '.join(what)}; checked: {changed.verdict.upper()}"]
+    return [f"UPDATED  {_path(changed.path)}: {'; '.join(what)}; checked: {changed.verdict.upper()}"]
 
 
 def _facts(info: Info) -> dict[str, str]:
@@ -77,7 +82,7 @@ def report_text(path: Path, result: Comparison) -> str:
     console = make_console(text, width=_WIDTH)
     render(result, console)
     said = "" if result.positions is None else f"{in_words(result.positions)}\n"
-    return f"{shown(str(path), _LONG)}\n{text.getvalue()}{said}{shown(provenance(result), _LONG)}"
+    return f"{_path(path)}\n{text.getvalue()}{said}{shown(provenance(result), _LONG)}"
 
 
 MOST = 10  # annotations of a kind that GitHub shows of one step: the last one counts those that are left out

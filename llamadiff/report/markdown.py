@@ -39,9 +39,10 @@ def to_markdown(comparison: Comparison, about: About) -> str:
 def checks_to_markdown(results: Sequence[tuple[Path, Comparison]], about: About) -> str:
     """A line for each run, or trace, then the report of each that is not right, as far as they fit."""
     lines = [
-        (_strong(result.verdict), code(str(path)), prose(result.headline, 200)) for path, result in results[:_CHECKED]
+        (_strong(result.verdict), code(path.as_posix()), prose(result.headline, 200))
+        for path, result in results[:_CHECKED]
     ]
-    lines += [("refused", code(str(path)), prose(reason, 200)) for path, reason in about.refused[:_CHECKED]]
+    lines += [("refused", code(path.as_posix()), prose(reason, 200)) for path, reason in about.refused[:_CHECKED]]
     verdict = tolerances.worst_of(
         [*(result.verdict for _, result in results), *[tolerances.UNCHECKED] * bool(about.refused)]
     )
@@ -56,7 +57,7 @@ def checks_to_markdown(results: Sequence[tuple[Path, Comparison]], about: About)
 
 def _checked(path: Path, result: Comparison) -> Iterator[str]:
     """One of several reports; made as it is asked for, as not all may fit."""
-    yield f"---\n\n{code(str(path))}"
+    yield f"---\n\n{code(path.as_posix())}"
     yield from _sections(result, About())
 
 

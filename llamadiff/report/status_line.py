@@ -18,8 +18,10 @@ def progress() -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(24)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    console = Console(stderr=True)
+    spinner = SpinnerColumn("line" if console.options.ascii_only else "dots")
+    columns = spinner, TextColumn("{task.description}", markup=False), BarColumn(24)
+    with Progress(*columns, console=console, transient=True) as shown:
         task = shown.add_task("starting", total=None)
 
         def tell(phase: str, done: int = 0, of: int = 0) -> None:

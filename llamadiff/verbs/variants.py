@@ -16,7 +16,7 @@ from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
 from llamadiff.llamacpp.capture import probe, scratch_directory
 from llamadiff.llamacpp.child import Child
-from llamadiff.llamacpp.request import PLAIN, Request
+from llamadiff.llamacpp.request import GPU, PLAIN, Request
 from llamadiff.llamacpp.variation import varied
 from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison
@@ -67,7 +67,7 @@ def variants_of(request: Request) -> Iterator[str]:
     yield from (f"batch={size}" for size in sorted({1, 7, half}) if size < count)
     yield from (f"ubatch={size}" for size in sorted({half}) if size < count)
     yield from _EVER
-    yield from (f"device={name}" for name, _ in probe(request.settings).devices if name != "CPU")
+    yield from (f"device={name}" for name, _, kind in probe(request.settings).devices if kind == GPU)
 
 
 def _tried(name: str, default: Runnable, baseline: Trace, request: Request, how: How, patience: float) -> Variant:

@@ -77,6 +77,18 @@ def test_every_node_is_judged_and_right(name, given, model_name, usage, model_of
     assert asked(right, "replay", *saved).returncode == 0
 
 
+@pytest.mark.parametrize("name", [name for name in NAMED if name == "openblas"])
+@pytest.mark.parametrize(
+    "words", [("compare", "--n-predict", 3), ("variants", "--only", "batch=32", "--only", "ubatch=32")]
+)
+@pytest.mark.parametrize("model_name", MODELS)
+def test_taps_are_right_where_some_batches_are_multiplied_by_blas(name, words, model_name, usage, model_of):
+    """Of 32 tokens and more: the arithmetic changes within a run, and within a tap."""
+    verb, *more = words
+    done = asked(usage(name), verb, model_of(model_name), "--tokens", tokens(70), *more)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("name", [name for name in NAMED if PARTS[name].group in ("arm", "others")])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("verb", ["backend", "compare"])

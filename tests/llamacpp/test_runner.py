@@ -9,6 +9,7 @@ import os
 import platform
 import shlex
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -30,10 +31,11 @@ from llamadiff.ggml.repro import load
 from llamadiff.llamacpp.build_tree import find
 from llamadiff.llamacpp.capture import check_nodes
 from llamadiff.llamacpp.request import RUNNER, Settings
-from llamadiff.llamacpp.there import FILES, MODULES, started_by
+from llamadiff.llamacpp.there import _BEGIN, FILES, MODULES, started_by
 from llamadiff.report.facts import side_facts
 from llamadiff.report.terminal.report import make_console, render
 from llamadiff.result.comparison import Comparison
+from llamadiff.system import commands
 from llamadiff.verbs.verbs import graph
 
 BARE = f"{shlex.quote(sys.executable)} -I -S"  # nothing is installed for it
@@ -99,6 +101,30 @@ def test_words_that_are_no_command(runner):
 
 
 # -- the same as in place ----------------------------------------------------------------------------------------------
+
+
+def test_windows_cuts_a_runner_as_its_programs_do(monkeypatch):
+    monkeypatch.setattr(commands, "as_windows", lambda: True)
+    command, _ = started_by(r'"C:\Program Files\Python\python.exe" -I', "x")
+    assert command[:3] == [r"C:\Program Files\Python\python.exe", "-I", "-c"]
+
+
+@pytest.mark.parametrize("ssh", ["ssh", "/usr/bin/ssh", "ssh.exe"])
+def test_a_shell_there_is_given_one_word(ssh):
+    """Whatever the system here: the shell there is POSIX's."""
+    command, _ = started_by(f"{ssh} mac python3", "x")
+    assert len(shlex.split(command[-1])) == 1
+    assert command[-1].startswith("'import os, json")
+
+
+@pytest.mark.parametrize("separator", ["/", "\\"])
+def test_a_file_that_is_sent_is_found_by_the_path_of_either_system(separator):
+    """Python joins a package's folder and a file's name as its system does."""
+    sent = {"modules": {}, "files": dict.fromkeys(FILES, "// the shim")}
+    asked = "print(Sent().get_data('sent/llamadiff/llamacpp' + sys.argv[2] + 'shim.c').decode())"
+    code = f"import json, sys; b = sys.argv[1]\n{_BEGIN.partition('sys.meta_path')[0]}\n{asked}"
+    command = [sys.executable, "-c", code, json.dumps(sent), separator]
+    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == "// the shim\n"
 
 
 def said(*words: object) -> dict[str, object]:

@@ -12,7 +12,7 @@ import shlex
 import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import pytest
 from command import run
@@ -28,6 +28,7 @@ from llamadiff.report.formats import About, command_line
 from llamadiff.report.github import MOST, block, code, prose, table, token
 from llamadiff.report.markdown import checks_to_markdown, to_markdown
 from llamadiff.result.logits import TopToken
+from llamadiff.system import commands
 
 COMMAND = About(("llamadiff", "compare", "model.gguf", "it's `here`", "mine.safetensors"))
 HOSTILE = (
@@ -164,7 +165,7 @@ def test_no_report_is_longer_than_an_issue(result):
 
 
 def test_what_does_not_fit_is_left_out_from_the_end(result):
-    results = [(f"{number:03}-{'x' * 150}.safetensors", result) for number in range(400)]
+    results = [(Path(f"{number:03}-{'x' * 150}.safetensors"), result) for number in range(400)]
     text = checks_to_markdown(results, About())
     assert len(text) <= MOST
     assert text.startswith("### WRONG: 0 of 400 runs are right")
@@ -197,6 +198,19 @@ def test_a_shell_reads_the_command_back(word):
     done = subprocess.run(command, capture_output=True, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"})
     assert done.stdout == given
     assert word != "plain" or line == shlex.join(("printf", "%s", word))
+
+
+def test_a_path_has_slashes_on_every_system():
+    refused = ((PureWindowsPath(r"C:\captures\new.safetensors"), "is of another model"),)
+    assert "`C:/captures/new.safetensors`" in checks_to_markdown([], About(refused=refused))
+
+
+def test_on_windows_a_command_is_as_its_shell_reads_it(monkeypatch):
+    monkeypatch.setattr(commands, "as_windows", lambda: True)
+    line = command_line(
+        ("llamadiff", "check", r"C:\my captures\\", "--candidate", r'cmd: C:\e.exe "{out}"', "a&b", "\n")
+    )
+    assert line == r'llamadiff check "C:\my captures\\\\" --candidate "cmd: C:\e.exe "\^"{out}\^" a^&b \x0a'
 
 
 # what GitHub makes of it
@@ -237,7 +251,7 @@ def test_a_report_full_of_foreign_text_is_safe(result, text):
     page = rendered(to_markdown(hostile, About(("llamadiff", text))))
     assert not MENTIONED.search(page.plain), page.plain
     assert "judged by" in page.plain
-    page = rendered(checks_to_markdown([(text, hostile)], About(("llamadiff", text))))
+    page = rendered(checks_to_markdown([(Path(text), hostile)], About(("llamadiff", text))))
     assert not MENTIONED.search(page.plain), page.plain
 
 

@@ -152,7 +152,7 @@ def test_a_page_without_room_has_fewer_closeups(wrong, monkeypatch):
 
 
 def test_of_too_many_reports_the_worst_have_a_map(right, wrong, monkeypatch):
-    results = [(f"{number}.safetensors", wrong if number == 40 else right) for number in range(48)]
+    results = [(Path(f"{number}.safetensors"), wrong if number == 40 else right) for number in range(48)]
     monkeypatch.setattr(pages, "MOST", 600_000)
     page = checks_to_html(results, COMMAND)
     data = json.loads(Parsed(page).scripts[0])
@@ -373,7 +373,7 @@ def test_decode_steps_have_a_line_before_them(show, right):
 
 @needs("chromium", "playwright")
 def test_of_several_traces_the_first_wrong_one_is_shown_and_each_can_be(show, wrong, right):
-    page = show(checks_to_html([("a.safetensors", right), ("b<b>.safetensors", wrong)], COMMAND))
+    page = show(checks_to_html([(Path("a.safetensors"), right), (Path("b<b>.safetensors"), wrong)], COMMAND))
     assert page.locator("main.report:visible h1").all_inner_texts() == [wrong.headline]
     assert page.locator("nav a[aria-current] code").inner_text() == "b<b>.safetensors"
     page.locator("nav a").first.click()
@@ -384,7 +384,7 @@ def test_of_several_traces_the_first_wrong_one_is_shown_and_each_can_be(show, wr
 @needs("chromium", "playwright")
 def test_what_was_refused_is_listed(show, right):
     about = replace(COMMAND, refused=((Path("c.safetensors"), "is of <b>another</b> model"),))
-    page = show(checks_to_html([("a.safetensors", right)], about))
+    page = show(checks_to_html([(Path("a.safetensors"), right)], about))
     assert page.locator("nav li").all_inner_texts()[1].split() == [
         "?", "REFUSED", "c.safetensors", "is", "of", "<b>another</b>", "model",
     ]  # fmt: skip

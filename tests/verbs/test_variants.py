@@ -94,6 +94,15 @@ def test_a_change_is_of_the_settings_or_of_the_way():
 
 
 @pytest.mark.parametrize(
+    ("spec", "computed"),
+    [("kv=f16", ()), ("batch=3", (3, 3, 1)), ("ubatch=3", (3, 3, 1)), ("ubatch=7", ()),
+     ("batch=4,ubatch=3", (3, 1, 3))],
+)  # fmt: skip
+def test_a_trace_says_how_many_tokens_were_computed_at_a_time(spec, computed):
+    assert varied(Request("m", tokens=TOKENS), f"llama.cpp:{spec}").computed == computed
+
+
+@pytest.mark.parametrize(
     ("spec", "said"),
     [
         ("speed=9", "llama.cpp:speed=9: expected KEY=VALUE, with a key of kv, type_k,"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,13 @@ from numpy.typing import NDArray
 from llamadiff.system.errors import UserError
 
 Array = NDArray[Any]
-SCAFFOLD = (__file__, "/torch/", "/transformers/utils/", "/transformers/integrations/", "/contextlib.py")
+SCAFFOLD = (
+    __file__.replace(os.sep, "/"),
+    "/torch/",
+    "/transformers/utils/",
+    "/transformers/integrations/",
+    "/contextlib.py",
+)
 # What shows the values of another tensor, in another shape or order, or some of them.
 LOOKS = {
     "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "expand", "slice", "select", "unsqueeze", "squeeze",
@@ -251,7 +258,7 @@ def _line() -> CodeLine | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not any(part in file for part in SCAFFOLD):
+        if not any(part in file.replace(os.sep, "/") for part in SCAFFOLD):
             return CodeLine(Path(file).name, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip())
         frame = frame.f_back
     return None

@@ -66,14 +66,14 @@ def to_html(comparison: Comparison, about: About) -> str:
 
 def checks_to_html(results: Sequence[tuple[Path, Comparison]], about: About) -> str:
     """One page for several runs: a list of them, and the page of the one that is chosen."""
-    return _page([(str(path), result) for path, result in results], about)
+    return _page([(path.as_posix(), result) for path, result in results], about)
 
 
 def _page(results: Sequence[tuple[str | None, Comparison]], about: About) -> str:
     """The page, with as many pictures as it has room for: those of the worst reports first."""
     sheets = [_sheet(number, name, result) for number, (name, result) in enumerate(results)]
     verdicts = [result.verdict for _, result in results]
-    refused = [(shown(str(path), 200), shown(reason, 1000)) for path, reason in about.refused]
+    refused = [(shown(path.as_posix(), 200), shown(reason, 1000)) for path, reason in about.refused]
     order = sorted(range(len(results)), key=lambda number: -tolerances.SEVERITY.index(verdicts[number]))
     text = ""
     for closeups, share in SIZES:

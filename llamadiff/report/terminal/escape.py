@@ -12,18 +12,19 @@ _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t", "\\": r"\\"}
 _MARKS = ("Mn", "Me")
 
 
-def shown(text: str, limit: int = 200, *, ascii_only: bool = False) -> str:
+def shown(text: str, limit: int = 200, *, ascii_only: bool = False, plain: str = "") -> str:
     r"""Text from a file on one line of a terminal: what could act on the terminal, or could not be seen, is escaped.
 
     Escaped are control, format (bidi), private and unassigned characters, lone surrogates, blanks other than the
     space, and zero-width characters that do not belong to a letter; the backslash too, so that ``\n`` is always a
-    newline. What takes more than ``limit`` cells is cut, between characters, and ends in an ellipsis.
+    newline, unless it is ``plain``, as where it separates the parts of a path. What takes more than ``limit`` cells is
+    cut, between characters, and ends in an ellipsis.
     """
     ellipsis = "..." if ascii_only else "\u2026"
     pieces: list[str] = []
     ends: list[int] = []  # cells used after each piece
     used = 0
-    for piece in _pieces(text, ascii_only):
+    for piece in _pieces(text, ascii_only, plain):
         used += cell_len(piece)
         if used > limit:
             while ends and ends[-1] + len(ellipsis) > limit:
@@ -39,7 +40,7 @@ def quoted(text: str, limit: int = 24, *, ascii_only: bool = False) -> str:
     return '"' + shown(text, limit, ascii_only=ascii_only).replace('"', r"\"") + '"'
 
 
-def _pieces(text: str, ascii_only: bool) -> Iterator[str]:
+def _pieces(text: str, ascii_only: bool, plain: str) -> Iterator[str]:
     """Each character as itself or as its escape."""
     marks = 2  # how many combining marks stand since the last letter; none may start a text
     for character in text:
@@ -50,8 +51,9 @@ def _pieces(text: str, ascii_only: bool) -> Iterator[str]:
             marks += 1
         else:
             marks = 2
-        plain = character.isascii() or not ascii_only
-        yield character if plain and _visible(character, kind, marks) else _escape(character)
+        may_stand = character.isascii() or not ascii_only
+        is_seen = character in plain or (may_stand and _visible(character, kind, marks))
+        yield character if is_seen else _escape(character)
 
 
 def _visible(character: str, kind: str, marks: int) -> bool:
