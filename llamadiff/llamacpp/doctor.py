@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -39,7 +38,7 @@ class Examined:
 
 def examine(place: Settings | None = None) -> Iterator[Examined]:
     """Look at one thing after the other; at a build of llama.cpp, or llama-cpp-python's."""
-    yield Examined("python", FACT, f"{platform.python_version()} on {sys.platform} {platform.machine()}")
+    yield Examined("python", FACT, f"{platform.python_version()} on {platform.platform()}")
     for package in PACKAGES:
         try:
             yield Examined(package, OK, version(package))
