@@ -110,4 +110,4 @@ model: install  ## train the shipped model anew
 	$(BIN)/python tests/tools/training/train.py
 
 clean:  ## remove .venv, build/ and what tools keep
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache llamadiff/numerics/compiled/*.so
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache $(addprefix llamadiff/numerics/compiled/*.,so pyd)

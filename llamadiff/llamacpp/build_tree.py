@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from llamadiff.llamacpp.library import LLAMA
+from llamadiff.system import libraries
 from llamadiff.system.errors import UserError
 
 MAX_HEADER = 1 << 22  # bytes
@@ -14,9 +16,9 @@ MAX_CACHE = 1 << 22  # bytes of a CMakeCache.txt
 HEADERS = ("llama.h", "ggml.h", "ggml-backend.h")
 _LIBRARIES = (
     "lib", "lib64", "lib/*", "bin", "", "src", "build/bin", "build/src", "build/lib", "build", "llama_cpp/lib",
+    "bin/Release", "build/bin/Release",
 )  # fmt: skip
 _INCLUDES = ("include", "ggml/include", "", "include/llama.cpp", "src/include")
-_NAMES = ("libllama.so", "libllama.dylib", "libllama.so.*")
 _HOME = re.compile(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.+)$", re.MULTILINE)
 
 
@@ -47,8 +49,8 @@ def find(folder: Path) -> BuildTree:
     library = next(_libraries(folder), None)
     if library is None:
         raise UserError(
-            f"--llama-cpp {folder}: no libllama.so in it (nor in lib, bin, build/bin); build llama.cpp with "
-            "-DBUILD_SHARED_LIBS=ON, and give the directory of the build"
+            f"--llama-cpp {folder}: no {libraries.HERE.name(LLAMA)} in it (nor in lib, bin, build/bin); "
+            "build llama.cpp with -DBUILD_SHARED_LIBS=ON, and give the directory of the build"
         )
     includes = tuple(_includes(folder))
     lacking = [name for name in HEADERS if _first(includes, name) is None]
@@ -62,8 +64,8 @@ def find(folder: Path) -> BuildTree:
 
 def _libraries(folder: Path) -> Iterator[Path]:
     for place in _places(folder, _LIBRARIES):
-        for name in _NAMES:
-            yield from sorted(place.glob(name))
+        for name in libraries.HERE.names:
+            yield from sorted(place.glob(name.format(LLAMA)))
 
 
 def _includes(folder: Path) -> Iterator[Path]:

@@ -7,7 +7,6 @@ import hashlib
 import os
 import pkgutil
 import re
-import shlex
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,8 +17,12 @@ from typing import Any
 from llamadiff.llamacpp.build_tree import BuildTree, find
 from llamadiff.llamacpp.interface import OBSERVE, Handle, Library, Loading, Observe, Room
 from llamadiff.llamacpp.layout import Address, declare, structure_at
+from llamadiff.llamacpp.library import GGML, behind, beside
+from llamadiff.system import libraries
+from llamadiff.system.commands import split
 from llamadiff.system.errors import UserError
 from llamadiff.system.leftovers import cache_directory, is_private, temporary_directory
+from llamadiff.system.libraries import Loaded, file_with
 from llamadiff.system.output import write_whole
 
 _INT, _INTS = ctypes.c_int32, ctypes.POINTER(ctypes.c_int32)
@@ -78,13 +81,12 @@ OPTIONAL = ("flash_attn_type", "kv_unified", "op_offload", "ggml_backend_load_al
 NEEDED = ("use_extra_bufts", "cb_eval", "n_seq_max")  # fields without which a baseline is none
 MOST = 20  # shims that are kept
 PATIENCE = 300.0  # seconds that the compiler may take
-_GGML = {"ggml": "ggml_backend_load_all", "ggml-base": "ggml_init", "ggml-cpu": "ggml_backend_cpu_init"}
 _ERROR = re.compile(r"error:|undefined|not found|wrong format|incompatible")
 
 
 def loaded(tree: BuildTree) -> Any:
     """The shim of a build, with llama.cpp and ggml behind it. Raises UserError if it cannot be made or loaded."""
-    _check_loads(tree)
+    needed = _needed(tree)
     words = tree.words()
     lacking = [name for name in NEEDED if name not in words]
     if lacking:
@@ -94,63 +96,46 @@ def loaded(tree: BuildTree) -> Any:
     if kept is not None and kept.is_file():
         with suppress(OSError):
             os.utime(kept)
-            return ctypes.CDLL(str(kept))
-    return _made(tree, flags, kept)
+            return Loaded(kept, needed)
+    return _made(tree, flags, kept, needed)
 
 
-def _made(tree: BuildTree, flags: Sequence[str], kept: Path | None) -> Any:
+def _made(tree: BuildTree, flags: Sequence[str], kept: Path | None, needed: Sequence[ctypes.CDLL]) -> Any:
     """Compile, load, and keep what was loaded."""
     with temporary_directory() as folder:
-        target = folder / "shim.so"
+        target = folder / f"shim{libraries.HERE.ending}"
         _compile(tree, flags, target)
         try:
-            shim = ctypes.CDLL(str(target))
+            shim = Loaded(target, needed)
         except OSError as error:
             raise UserError(f"{tree.library}: {_unloadable(str(error))}") from None
         if kept is not None:
             with suppress(OSError, UserError):  # where nothing can be kept, it is compiled again next time
                 write_whole(kept, target.read_bytes())
-                for old in sorted(kept.parent.glob("*.so"), key=lambda file: file.stat().st_mtime)[:-MOST]:
+                for old in sorted(kept.parent.glob(f"*{kept.suffix}"), key=lambda file: file.stat().st_mtime)[:-MOST]:
                     old.unlink()
     return shim
 
 
-def _check_loads(tree: BuildTree) -> None:
-    """Whether libllama is one of this machine, with all that it needs; said before anything is compiled."""
+def _needed(tree: BuildTree) -> tuple[ctypes.CDLL, ...]:
+    """What is behind the shim, loaded: libllama, and ggml's libraries beside it.
+
+    Raises UserError, before anything is compiled, for one that is not of this machine, or lacks what it needs.
+    """
     try:
-        library = ctypes.CDLL(str(tree.library))
+        library = Loaded(tree.library)
     except OSError as error:
         raise UserError(
             f"{tree.library}: cannot be loaded on this machine ({_without_path(error, tree)}); give a build for it"
         ) from None
-    for name, function in _GGML.items():
-        beside, used = _beside(tree, name), _file_with(library, function)
-        if beside.is_file() and used is not None and used.resolve().parent != beside.resolve().parent:
+    for name, function in GGML.items():
+        near, used = beside(tree.library, name), file_with(library, function)
+        if near.is_file() and used is not None and used.resolve().parent != near.resolve().parent:
             raise UserError(
                 f"{tree.library}: loads {used}, not the one beside it, as a build does that was copied or moved; "
-                f"build in {tree.folder}, or set LD_LIBRARY_PATH={tree.library.parent}"
+                f"build in {tree.folder}, or set {libraries.HERE.variable}={tree.library.parent}"
             )
-
-
-class _DlInfo(ctypes.Structure):
-    """What dladdr says (<dlfcn.h>)."""
-
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("at", ctypes.c_void_p),
-    )
-
-
-def _file_with(library: ctypes.CDLL, function: str) -> Path | None:
-    """The file that a function of a library, or of what it loads, is in; None if there is no such function."""
-    try:
-        found = ctypes.cast(library[function], ctypes.c_void_p)
-    except AttributeError:
-        return None
-    place = _DlInfo()
-    return Path(os.fsdecode(place.file)) if ctypes.CDLL(None).dladdr(found, ctypes.byref(place)) else None
+    return library, *behind(tree.library)
 
 
 def _without_path(error: OSError, tree: BuildTree) -> str:
@@ -167,17 +152,18 @@ def _unloadable(said: str) -> str:
 
 def _compile(tree: BuildTree, flags: Sequence[str], target: Path) -> None:
     """Run the system's C compiler. Raises UserError with the first error that it states."""
-    compiler = shlex.split(os.environ.get("CC") or "cc")
+    compiler = split(os.environ["CC"]) if os.environ.get("CC") else [libraries.HERE.compiler]
     includes = [f"-I{folder}" for folder in tree.includes]
-    where = tree.library.parent
+    linking = [flag.format(folder=tree.library.parent) for flag in libraries.HERE.flags]
     command = [
-        *compiler, "-shared", "-fPIC", "-O1", "-w", *includes, *flags, "-o", str(target), "-x", "c", "-", "-x", "none",
-        *map(str, _linked(tree)), f"-Wl,-rpath,{where}",
+        *compiler, *linking, "-O1", "-w", *includes, *flags, "-o", str(target), "-x", "c", "-", "-x", "none",
+        *(str(_import(tree, path)) for path in _linked(tree)),
     ]  # fmt: skip
     try:
         done = subprocess.run(  # noqa: S603
-            command, input=_source(), capture_output=True, timeout=PATIENCE, check=False
-        )
+            command, input=_source(), capture_output=True, timeout=PATIENCE, check=False,
+            cwd=target.parent,  # what linkers leave beside a library: symbols, an import library
+        )  # fmt: skip
     except FileNotFoundError:
         raise UserError(
             f"--llama-cpp: {compiler[0]} is not installed, and a C compiler is needed to read this build's structures; "
@@ -199,18 +185,21 @@ def _source() -> bytes:
 
 def _linked(tree: BuildTree) -> tuple[Path, ...]:
     """libllama, and those of ggml's libraries that lie beside it and that the shim calls itself."""
-    beside = (_beside(tree, name) for name in ("ggml", "ggml-base"))
-    return tree.library, *(path for path in beside if path.is_file())
+    near = (beside(tree.library, name) for name in ("ggml", "ggml-base"))
+    return tree.library, *(path for path in near if path.is_file())
 
 
-def _beside(tree: BuildTree, name: str) -> Path:
-    return tree.library.with_name(tree.library.name.replace("libllama", f"lib{name}", 1))
+def _import(tree: BuildTree, library: Path) -> Path:
+    """What is linked in a library's stead, its import library, where the system has such and the build holds it."""
+    stem = library.name.partition(".")[0].removeprefix("lib")
+    names = (name.format(stem) for name in libraries.HERE.imports)
+    return next((found for name in names for found in sorted(tree.folder.rglob(name))), library)
 
 
 def _first_error(said: str) -> str:
     lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]
     chosen = next((line for line in lines if _ERROR.search(line)), lines[0] if lines else "no message")
-    return re.sub(r"\S*/([\w.+-]+(?::\d+)*)", r"\1", chosen)[:300]
+    return re.sub(r"\S*[/\\]([\w.+-]+(?::\d+)*)", r"\1", chosen)[:300]
 
 
 def _place(tree: BuildTree, flags: Sequence[str]) -> Path | None:
@@ -229,7 +218,7 @@ def _place(tree: BuildTree, flags: Sequence[str]) -> Path | None:
     for path in _linked(tree):
         about = path.stat()
         digest.update(f"{about.st_size} {about.st_mtime_ns} {about.st_ino}".encode())
-    return cache / f"{digest.hexdigest()}.so"
+    return cache / f"{digest.hexdigest()}{libraries.HERE.ending}"
 
 
 def _private(cache: Path | None) -> Path | None:

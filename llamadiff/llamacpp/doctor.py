@@ -54,7 +54,7 @@ def _kernels() -> Examined:
     found = instructions()
     if found is None:
         return Examined(
-            "kernels", NOTE, "not compiled: NumPy takes longer; reinstall llamadiff where there is a C compiler"
+            "kernels", NOTE, "not compiled: NumPy takes longer; reinstall llamadiff where there is GCC or clang"
         )
     return Examined("kernels", OK, _INSTRUCTIONS[found])
 

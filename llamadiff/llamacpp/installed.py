@@ -5,20 +5,23 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from llama_cpp import llama_cpp
 
 from llamadiff.llamacpp.interface import Handle, Library, Loading, Observe, Room
 from llamadiff.llamacpp.layout import tensor_structure
-from llamadiff.llamacpp.library import load, set_fields
+from llamadiff.llamacpp.library import behind, load, set_fields
+from llamadiff.system.libraries import Loaded
 
 
 class Installed(Library):
     """The llama.cpp of the llama-cpp-python that is installed."""
 
     def __init__(self) -> None:
-        super().__init__(ctypes.CDLL(llama_cpp._lib._name), f"llama-cpp-python {version('llama-cpp-python')}")
+        llama = Path(llama_cpp._lib._name)
+        super().__init__(Loaded(llama, behind(llama)), f"llama-cpp-python {version('llama-cpp-python')}")
 
     def structure(self) -> type[ctypes.Structure]:
         return tensor_structure(load("ggml-base"))

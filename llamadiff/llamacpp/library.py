@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from llamadiff.system import libraries
 from llamadiff.system.errors import UserError
+from llamadiff.system.libraries import Loaded
 
 INSTALL = "'llama-cpp-python>=0.3.36'"  # quoted, as a shell needs it
+LLAMA = "llama"
+GGML = {"ggml": "ggml_backend_load_all", "ggml-base": "ggml_init", "ggml-cpu": "ggml_backend_cpu_init"}  # one of each
 
 
 def package() -> ModuleSpec:
@@ -39,14 +44,28 @@ def set_fields(parameters: ctypes.Structure, **values: Any) -> None:
         setattr(parameters, name, value)
 
 
+def beside(llama: Path, stem: str) -> Path:
+    """Where one of ggml's libraries is, if it lies beside libllama."""
+    return llama.with_name(llama.name.replace(LLAMA, stem, 1))
+
+
+def behind(llama: Path) -> tuple[ctypes.CDLL, ...]:
+    """Those of ggml's libraries that lie beside libllama and can be loaded."""
+    found = list[ctypes.CDLL]()
+    for stem in GGML:
+        with suppress(OSError):
+            found.append(Loaded(beside(llama, stem)))
+    return tuple(found)
+
+
 @cache
 def load(stem: str) -> Any:
     """One of ggml's libraries, such as ``ggml-base``. Raises UserError if it is not there or cannot be loaded."""
     folder = Path((package().submodule_search_locations or [""])[0]) / "lib"
-    for name in (f"lib{stem}.so", f"lib{stem}.dylib", f"{stem}.dll"):
+    for name in (pattern.format(stem) for pattern in libraries.HERE.names):
         if (folder / name).exists():
             try:
-                return ctypes.CDLL(str(folder / name))
+                return Loaded(folder / name)
             except OSError as error:
                 raise UserError(f"{name}: cannot be loaded ({error})") from None
     raise UserError(f"no ggml library beside llama-cpp-python ({folder.name} holds no {stem})")

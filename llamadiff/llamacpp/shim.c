@@ -11,6 +11,12 @@
 #include "ggml.h"
 #include "llama.h"
 
+#ifdef _WIN32
+#define SHIM __declspec(dllexport)
+#else
+#define SHIM
+#endif
+
 // ---- tensors: where the fields are that llamadiff reads ------------------------------------------------------------
 
 struct shim_field {
@@ -20,14 +26,14 @@ struct shim_field {
 
 #define FIELD(field) { #field, offsetof(struct ggml_tensor, field) }
 
-const struct shim_field shim_fields[] = {
+SHIM const struct shim_field shim_fields[] = {
     FIELD(type), FIELD(buffer), FIELD(ne), FIELD(nb), FIELD(op), FIELD(op_params), FIELD(flags), FIELD(src),
     FIELD(view_src), FIELD(view_offs), FIELD(data), FIELD(name), { "", sizeof(struct ggml_tensor) },
 };
 
 // ---- backends: those that are libraries of their own are loaded from the folder -------------------------------------
 
-void shim_load_backends(const char * folder) {
+SHIM void shim_load_backends(const char * folder) {
 #ifdef HAS_ggml_backend_load_all_from_path
     if (ggml_backend_dev_count() == 0) {
         ggml_backend_load_all_from_path(folder);
@@ -39,7 +45,7 @@ void shim_load_backends(const char * folder) {
 
 // ---- models ---------------------------------------------------------------------------------------------------------
 
-void * shim_model(const char * path, int32_t gpu_layers, int32_t repack, int32_t vocab_only, void * device) {
+SHIM void * shim_model(const char * path, int32_t gpu_layers, int32_t repack, int32_t vocab_only, void * device) {
     static ggml_backend_dev_t devices[2];  // llama.cpp reads it while it loads, and keeps no pointer to it
     struct llama_model_params params = llama_model_default_params();
     params.n_gpu_layers = gpu_layers;
@@ -58,7 +64,7 @@ struct shim_room {
     int32_t n_ctx, n_batch, n_ubatch, n_seq, type_k, type_v, flash_attn, threads, offload, pooled;
 };
 
-void * shim_context(void * model, const struct shim_room * room, ggml_backend_sched_eval_callback observe) {
+SHIM void * shim_context(void * model, const struct shim_room * room, ggml_backend_sched_eval_callback observe) {
     struct llama_context_params params = llama_context_default_params();
     params.n_ctx = (uint32_t) room->n_ctx;
     params.n_batch = (uint32_t) room->n_batch;
@@ -86,7 +92,7 @@ void * shim_context(void * model, const struct shim_room * room, ggml_backend_sc
 
 // ---- batches: every token with its position and its sequence, all with logits ---------------------------------------
 
-int32_t shim_decode(
+SHIM int32_t shim_decode(
     void * context, int32_t n, const int32_t * tokens, const int32_t * positions, const int32_t * sequences
 ) {
     struct llama_batch batch = llama_batch_init(n, 0, 1);

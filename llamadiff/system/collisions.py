@@ -59,8 +59,15 @@ def _places(path: Path) -> list[Hashable]:
     try:
         status = path.stat()
     except OSError:
-        return [os.path.realpath(path)]
+        name = os.path.realpath(path)
+        return [name.casefold() if _folds_case(Path(name).parent) else name]
     return [os.path.realpath(path), (status.st_dev, status.st_ino)]
+
+
+def _folds_case(folder: Path) -> bool:
+    """Whether names there that differ in case alone are one file's, as a rule on macOS and on Windows."""
+    other = folder.with_name(folder.name.swapcase())
+    return other.name != folder.name and other.exists() and other.samefile(folder)
 
 
 def _shown(path: Path) -> str:

@@ -65,7 +65,7 @@ def _recalled(memory: Path | None) -> str | None:
     if memory is None:
         return None
     try:
-        text = memory.read_text()
+        text = memory.read_text("ascii")
     except (OSError, ValueError):
         return None
     return text if re.fullmatch("[0-9a-f]{64}", text) else None

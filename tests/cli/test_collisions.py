@@ -227,3 +227,14 @@ def test_a_candidate_that_states_no_tokens_says_where_it_could(place):
     assert "dump/tokens would hold them" in refusal("compare", "m.gguf", "--candidate", "dump")
     assert "no such file, and no built-in map" in refusal("compare", "m.gguf", *IDS, "--candidate", "a.safetensors",
                                                           "--map", "no.toml")  # fmt: skip
+
+
+def test_names_that_differ_in_case_alone_are_one_file_where_case_is_folded(tmp_path: Path) -> None:
+    """As it is on macOS and on Windows: here a link makes the other name of the directory its own, too."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    both = [("-o", folder / "Out.json"), ("--save", folder / "out.json")]
+    refuse_collisions([], both)
+    (tmp_path / "FOLDER").symlink_to(folder)
+    with pytest.raises(UserError, match="is what -o writes too"):
+        refuse_collisions([], both)

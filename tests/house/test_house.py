@@ -283,9 +283,9 @@ def test_without_its_file_the_architecture_is_not_known(tmp_path):
         Engine(write_model(tmp_path / "toy.gguf", "toyllama"))
 
 
-# Names of architectures that mean something else: tokenizers; and the model that is trained is a llama. What becomes of
-# a checkpoint's tensors and keys is a table by architecture, of converters and not of engines.
-OTHERWISE = {"llamadiff/trace/token_text.py", "llamadiff/shipped/train.py"}
+# Names of architectures that mean something else: tokenizers, libllama; the model that is trained is a llama. What
+# becomes of a checkpoint's tensors and keys is a table by architecture, of converters and not of engines.
+OTHERWISE = {"llamadiff/trace/token_text.py", "llamadiff/shipped/train.py", "llamadiff/llamacpp/library.py"}
 OUTSIDE = [
     path
     for folder in ("llamadiff", "reference/llamaref")

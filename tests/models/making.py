@@ -17,8 +17,10 @@ import llama_cpp._ggml
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
+from llamadiff.system.libraries import HERE
+
 TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "BF16": 32}  # llama_ftype
-_GGML = ctypes.CDLL(str(next(Path(llama_cpp._ggml.libggml_base_path).glob("libggml-base.so"))))
+_GGML = ctypes.CDLL(str(Path(llama_cpp._ggml.libggml_base_path) / HERE.name("ggml-base")))
 _SAID: list[str] = []
 _LISTEN = lib.llama_log_callback(lambda _level, text, _data: _SAID.append(text.decode("utf8", "replace")))
 

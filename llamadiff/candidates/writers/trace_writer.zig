@@ -187,6 +187,7 @@ pub const TraceWriter = struct {
         while (tap) |head| : (tap = head.next) good = good and try w.writeTap(file, head);
         good = fclose(file) == 0 and good;
         if (!good) return w.unwritten(w.part);
+        if (@import("builtin").os.tag == .windows) _ = remove(w.path); // rename replaces a file everywhere else
         if (rename(w.part, w.path) != 0) return w.unwritten(w.path);
     }
 
