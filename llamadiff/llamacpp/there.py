@@ -22,9 +22,9 @@ MODULES = (
     "llamadiff.llamacpp.probes", "llamadiff.llamacpp.request", "llamadiff.llamacpp.run", "llamadiff.llamacpp.run_op",
     "llamadiff.llamacpp.session", "llamadiff.llamacpp.tap_names",
     "llamadiff.llamacpp.tensors", "llamadiff.llamacpp.two_files", "llamadiff.numerics.types",
-    "llamadiff.system.commands", "llamadiff.system.errors", "llamadiff.system.exits", "llamadiff.system.leftovers", "llamadiff.system.libraries",
-    "llamadiff.system.output", "llamadiff.system.python_child", "llamadiff.system.started", "llamadiff.system.stops",
-    "llamadiff.trace.taps",
+    "llamadiff.system.commands", "llamadiff.system.errors", "llamadiff.system.exits",
+    "llamadiff.system.leftovers", "llamadiff.system.libraries", "llamadiff.system.output",
+    "llamadiff.system.python_child", "llamadiff.system.started", "llamadiff.system.stops", "llamadiff.trace.taps",
 )  # fmt: skip
 FILES = ("llamadiff/llamacpp/shim.c",)
 SHELLS = ("ssh", "adb", "mosh")  # programs whose words a shell reads once more

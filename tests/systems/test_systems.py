@@ -21,6 +21,9 @@ from command import processes_of
 from models import small
 from places import ROOT
 
+from llamadiff.llamacpp.library import package
+from llamadiff.system.libraries import MACOS, WINDOWS
+
 HERE = Path(__file__).parent / "elsewhere"
 IDS = ("--tokens", "1,17,5")
 ENOUGH = 60.0  # seconds that whatever is dying may take on a busy machine
@@ -46,7 +49,7 @@ class Elsewhere:
         (folder / "engine.py").write_text(ENGINE, encoding="utf-8")
         self.environment = {
             **os.environ, "TMPDIR": str(self.temporary), "XDG_CACHE_HOME": str(folder / "cache"), "ELSEWHERE": system,
-            "PYTHONPATH": os.pathsep.join(map(str, (HERE, ROOT, ROOT / "reference"))),
+            "PYTHONPATH": os.pathsep.join(map(str, (HERE, named_as_there(folder, system), ROOT, ROOT / "reference"))),
         }  # fmt: skip
 
     def start(self, *words: str) -> subprocess.Popen[str]:
@@ -75,6 +78,21 @@ class Elsewhere:
             *processes_of(self.temporary),
             *map(str, (*self.temporary.iterdir(), *runs, *self.folder.rglob("*.part"))),
         ]
+
+
+def named_as_there(folder: Path, system: str) -> Path:
+    """llama-cpp-python with its libraries under the names that they have on another system, too."""
+    real, packages = Path(package().submodule_search_locations[0]), folder / "packages"
+    (packages / "llama_cpp" / "lib").mkdir(parents=True)
+    for path in real.iterdir():
+        if path.name != "lib":
+            (packages / "llama_cpp" / path.name).symlink_to(path)
+    for path in (real / "lib").iterdir():
+        (packages / "llama_cpp" / "lib" / path.name).symlink_to(path)
+        if path.suffix == ".so":
+            name = {"win32": WINDOWS, "darwin": MACOS}[system].name(path.stem.removeprefix("lib"))
+            (packages / "llama_cpp" / "lib" / name).symlink_to(path)
+    return packages
 
 
 @pytest.fixture(params=["win32", "darwin"])
