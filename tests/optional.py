@@ -1,4 +1,4 @@
-"""What some tests need and a machine may lack: they are not run, and counted at the end with the line that runs them."""
+"""What a test needs and a machine may lack: it is not run, and counted with the line that runs it."""
 
 from __future__ import annotations
 
