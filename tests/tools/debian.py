@@ -10,12 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+from places import ROOT
+
+from tools.parts import MissingPartError
+
 PROGRAMS = ("debootstrap", "unshare", "chroot")
 COMMANDS = ("make demo", "make test")  # README's
 MEGABYTES = 400  # that pip may download for them
 LOG = "/root/pip.log"  # of every pip, those that fetch what compiles llama.cpp too
-DOWNLOADED = re.compile(r"Downloading \S+ \(([0-9.]+) ([kM])B\)")
+DOWNLOADED = re.compile(r"Downloading (\S+) \(([0-9.]+) ([kM])B\)")
 # How this machine reaches others. What else it says of pip and apt stays here: a newcomer's machine says nothing.
 FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/usr/local/share/ca-certificates")
 VARIABLES = re.compile("(?i)((https?|no|all)_proxy|PIP_(CERT|INDEX_URL|TRUSTED_HOST|DEFAULT_TIMEOUT)|SSL_CERT_FILE)")
@@ -27,10 +30,6 @@ INSIDE = """
 mount --bind /dev "$0/dev" && mount -t tmpfs tmpfs "$0/dev/shm" && mount -t proc proc "$0/proc" || exit
 cd "$0" && exec chroot . sh -c "$1"
 """
-
-
-class NotTriedError(Exception):
-    """The Debian could not be made, or what it needs could not be fetched."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,13 @@ def packages() -> str:
 
 
 def run(release: str, place: Path, copied: Callable[[Path], Path], part: str) -> Ran:
-    """README's commands in a fresh Debian at ``place``, in a checkout that ``copied`` puts there; NotTriedError."""
+    """README's commands in a fresh Debian at ``place``, in a checkout that ``copied`` puts there.
+
+    MissingPartError: the Debian could not be made, or what it needs could not be fetched.
+    """
     made = subprocess.run(["debootstrap", "--variant=minbase", release, place], capture_output=True, check=False)
     if made.returncode:
-        raise NotTriedError(f"debootstrap: {last(made.stdout + made.stderr)}")
+        raise MissingPartError(f"debootstrap: {last(made.stdout + made.stderr)}")
     for path in map(Path, FILES):
         there = place / path.relative_to("/")
         if path.is_dir():
@@ -72,7 +74,7 @@ def run(release: str, place: Path, copied: Callable[[Path], Path], part: str) ->
     needed = inside(place, f"apt-get update && apt-get install --yes {packages()}")
     done = inside(place, f"cd /root/llamadiff && {' && '.join(COMMANDS)}", part) if needed.code == 0 else needed
     if done.code and not (checkout / ".venv" / "developing").exists() and (why := NO_NETWORK.search(done.words)):
-        raise NotTriedError(why[0].strip()[:200])
+        raise MissingPartError(why[0].strip()[:200])
     log = place / LOG[1:]
     return Ran(done.code, done.words, downloaded(log.read_text("utf-8") if log.exists() else ""))
 
@@ -91,8 +93,9 @@ def inside(place: Path, command: str, part: str = "0/1") -> Ran:
 
 
 def downloaded(log: str) -> int:
-    """The megabytes that pip's log tells of."""
-    return round(sum(float(size) / (1000 if unit == "k" else 1) for size, unit in DOWNLOADED.findall(log)))
+    """The megabytes that pip's log tells of: a file once, though the log has twice what a pip within pip fetched."""
+    sizes = {name: float(size) / (1000 if unit == "k" else 1) for name, size, unit in DOWNLOADED.findall(log)}
+    return round(sum(sizes.values()))
 
 
 def last(printed: bytes) -> str:

@@ -20,10 +20,15 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import debian
 from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
 
-ROOT = Path(__file__).parent.parent.parent
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+from places import ROOT  # noqa: E402
+
+from tools import debian  # noqa: E402
+from tools.parts import MissingPartError  # noqa: E402
+
 PARTS = 5
 NOBODY = 65534
 PROCESSES = os.environ.get("PROCESSES", str((os.cpu_count() or 1) + 1))
@@ -218,7 +223,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
             try:
                 outcomes.append(run(corner, part, Path(folder)))
-            except debian.NotTriedError as error:
+            except MissingPartError as error:
                 left[corner.name] = str(error)
                 continue
         if not outcomes[-1].good:
