@@ -5,6 +5,9 @@ BIN = $(VENV)/bin
 # llama.cpp without its multimodal library: a shorter compile. CMAKE_ARGS reaches llama.cpp's build.
 CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 export CMAKE_ARGS
+# Extras of pyproject.toml that some tests need: EXTRAS="torch compilers". Tests that lack theirs are counted as not run.
+EXTRAS ?=
+WHOLE = $(VENV)/with-torch $(VENV)/with-compilers
 
 # One test a core, and one more: tests wait for processes. Neighbours stay together, for what a file's tests share.
 CORES = $(shell getconf _NPROCESSORS_ONLN)
@@ -27,7 +30,7 @@ help:  ## this list
 
 install: $(VENV)/installed  ## what the tool needs, and no more
 
-develop: $(VENV)/developing  ## what its tests need besides: torch and transformers among it
+develop: $(VENV)/developing $(EXTRAS:%=$(VENV)/with-%)  ## what its quick tests need besides, and EXTRAS
 
 KERNELS = llamadiff/numerics/compiled/kernels.c llamadiff/numerics/compiled/variant.h
 
@@ -38,18 +41,23 @@ $(VENV)/installed: pyproject.toml $(KERNELS)
 	@touch $@
 
 $(VENV)/developing: $(VENV)/installed
-	@echo "Installing what the tests need: torch and transformers among it, more than 1 GB."
+	@echo "Installing what the quick tests need."
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/with-%: $(VENV)/developing
+	@echo "Installing the extra $*, which some tests need."
+	$(PIP) --editable '.[$*]'
 	@touch $@
 
 demo: install  ## the main job on the shipped model, right and then with a bug in it
 	$(BIN)/llamadiff demo
 
-test: develop  ## the quick tests, and the recorded traces against the engine
+test: develop  ## the quick tests, and the recorded traces against the engine; with EXTRAS="torch compilers" all of them
 	$(BIN)/python $(PYTEST) -m "not slow"
 	$(BIN)/llamadiff check captures
 
-test-all: develop  ## every test, the slow ones too
+test-all: $(WHOLE)  ## every test, the slow ones too
 	$(BIN)/python $(PYTEST)
 	$(BIN)/llamadiff check captures
 
@@ -66,17 +74,17 @@ build/%/installed: pyproject.toml $(KERNELS)
 	ls build/$*/wheel/*.whl || CMAKE_ARGS="$(CMAKE_ARGS) $(FLAGS_$*)" build/$*/bin/python -m pip wheel --no-deps \
 		$(if $(FLAGS_$*),--no-cache-dir) --wheel-dir build/$*/wheel $(LLAMA_CPP)
 	build/$*/bin/python -m pip install --disable-pip-version-check build/$*/wheel/*.whl
-	build/$*/bin/python -m pip install --disable-pip-version-check --editable '.[dev]'
+	build/$*/bin/python -m pip install --disable-pip-version-check --editable '.[dev,torch,compilers]'
 	@touch $@
 
-.PRECIOUS: build/%/installed
+.PRECIOUS: build/%/installed $(VENV)/with-%
 
 FORCE:
 
-matrix: develop  ## the quick tests as on other machines, a fifth of them in each corner: twenty minutes
+matrix: develop  ## the quick tests as on other machines, a fifth of them in each corner: forty minutes
 	$(BIN)/python tests/tools/matrix.py $(if $(TURN),--turn $(TURN))
 
-backends: develop  ## every node on other builds, devices, CPUs (PARTS=arm), releases (PARTS=old); wrong graphs (PARTS=port)
+backends: $(WHOLE)  ## every node on other builds, devices, CPUs (PARTS=arm), releases (PARTS=old); wrong graphs (PARTS=port)
 	$(BIN)/python tests/tools/backends.py $(PARTS)
 	PARTS="$(PARTS)" $(BIN)/python $(PYTEST) -rs -m backends tests/llamacpp tests/extras/port; code=$$?; \
 		$(BIN)/python tests/tools/backends.py --table && exit $$code
@@ -105,8 +113,7 @@ docs: install  ## the tables in docs/ and the picture in README.md, from the cod
 	$(BIN)/python tests/tools/tables.py
 	$(BIN)/python tests/tools/pictures.py
 
-model: install  ## train the shipped model anew
-	$(PIP) --editable '.[train]'
+model: $(VENV)/with-torch  ## train the shipped model anew
 	$(BIN)/python tests/tools/training/train.py
 
 clean:  ## remove .venv, build/ and what tools keep

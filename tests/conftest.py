@@ -36,11 +36,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Count what was skipped, by its reason."""
+    """Count the tests that were not run, by the reason."""
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
     for reason, count in reasons.most_common():
-        terminalreporter.write_line(f"{count} skipped: {reason}")
+        terminalreporter.write_line(f"{count} not run: {reason}")
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What some tests need and a machine may lack: they are skipped with the line that installs it, counted at the end."""
+"""What a test needs and a machine may lack: it is not run, and counted with the line that runs it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-DEVELOP = "make develop"
-PACKAGES = dict.fromkeys(
-    ("torch", "transformers", "pyarrow", "distributed", "cmarkgfm", "nh3", "playwright", "ziglang"), DEVELOP
-)
+DEVELOP, TORCH, COMPILERS = "make develop", "make test EXTRAS=torch", "make test EXTRAS=compilers"
+PACKAGES = {
+    **dict.fromkeys(("pyarrow", "distributed", "cmarkgfm", "nh3", "playwright"), DEVELOP),
+    "torch": TORCH, "transformers": TORCH, "ziglang": COMPILERS,
+}  # fmt: skip
 PROGRAMS = {
     "cc": "apt install gcc", "gcc": "apt install gcc", "g++": "apt install g++", "node": "apt install nodejs",
-    "rustc": "apt install rustc", "javac": "apt install default-jdk-headless", "go": DEVELOP,
+    "rustc": "apt install rustc", "javac": "apt install default-jdk-headless", "go": COMPILERS,
     "chromium": "apt install chromium",
 }  # fmt: skip
 OTHER_NAMES = {"chromium": ("chromium", "chromium-browser", "google-chrome")}

