@@ -85,7 +85,7 @@ def named_as_there(folder: Path, system: str) -> Path:
     real, packages = Path(package().submodule_search_locations[0]), folder / "packages"
     (packages / "llama_cpp" / "lib").mkdir(parents=True)
     for path in real.iterdir():
-        if path.name != "lib":
+        if path.name not in {"lib", "__pycache__"}:
             (packages / "llama_cpp" / path.name).symlink_to(path)
     for path in (real / "lib").iterdir():
         (packages / "llama_cpp" / "lib" / path.name).symlink_to(path)
@@ -134,7 +134,7 @@ def test_other_commands(words: tuple[str, ...], elsewhere: Elsewhere) -> None:
 def test_a_command_that_runs_on_is_ended_with_all_of_its_processes(elsewhere: Elsewhere) -> None:
     """Those whose own parents are dead, too: there was a time when these lived."""
     command = elsewhere.start("compare", "m.gguf", *IDS, "--timeout", "3", "--candidate", elsewhere.engine())
-    eventually(lambda: processes_of(elsewhere.temporary, "sleep 600"))
+    eventually(lambda: command.poll() is not None or processes_of(elsewhere.temporary, "sleep 600"))
     _, err = command.communicate(timeout=ENOUGH)
     assert "still running after 3 s (--timeout)" in err
     assert command.returncode == 2
@@ -146,7 +146,7 @@ def test_a_command_is_stopped(number: signal.Signals, elsewhere: Elsewhere) -> N
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # heeded, even where tests run in the background
     command = elsewhere.start("compare", "m.gguf", *IDS, "--candidate", elsewhere.engine())
     signal.signal(signal.SIGINT, before)
-    eventually(lambda: processes_of(elsewhere.temporary, "sleep 600"))
+    eventually(lambda: command.poll() is not None or processes_of(elsewhere.temporary, "sleep 600"))
     command.send_signal(number)
     _, err = command.communicate(timeout=ENOUGH)
     assert err == ("llamadiff: stopped\n" if number == signal.SIGINT else "")
