@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from llamadiff.candidates.pieces import Unread, named_row
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
-from llamadiff.system.stated import read_json, reason
 from llamadiff.trace.reader import MAX_AXES
+from llamadiff.trace.stated import read_json, reason
 
 Array = NDArray[Any]
 

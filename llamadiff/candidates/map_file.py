@@ -13,8 +13,8 @@ from typing import Any
 from llamadiff.candidates.name_map import AUTO, DONE, Entry, Map, concerns, identity_map
 from llamadiff.engines.treatments import factor_of
 from llamadiff.system.errors import UserError
-from llamadiff.system.stated import brief, read_toml
 from llamadiff.trace import taps
+from llamadiff.trace.stated import brief, read_toml
 
 
 def load_map(spec: str) -> Map:

@@ -26,8 +26,8 @@ from llamadiff.candidates.source import Context, Opened, assemble
 from llamadiff.candidates.torch_modules import run
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
-from llamadiff.system.stated import reason
 from llamadiff.trace.reader import Trace
+from llamadiff.trace.stated import reason
 
 PREFIX = "transformers:"
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}

@@ -17,6 +17,7 @@ from llamadiff.candidates import TRACES
 from llamadiff.system.collisions import Named
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import read_text
+from llamadiff.verbs.tolerance_file import load_rules
 
 if TYPE_CHECKING:
     from llamadiff.engines.run_spec import Costing, Run
@@ -88,7 +89,7 @@ def rules_of(tolerance: Path | None) -> tuple[Rule, ...]:
     """The limits, those of a file first."""
     from llamadiff.numerics import tolerances
 
-    return tolerances.RULES if tolerance is None else tolerances.load_rules(tolerance)
+    return tolerances.RULES if tolerance is None else load_rules(tolerance)
 
 
 def prompt_or_trace(prompt: str | None, candidate: str | None) -> tuple[str | None, str | None]:

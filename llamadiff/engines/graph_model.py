@@ -20,10 +20,10 @@ from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
-from llamadiff.system.stated import reason
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
+from llamadiff.trace.stated import reason
 
 LARGEST = 1 << 30  # bytes of a graph that a trace keeps
 

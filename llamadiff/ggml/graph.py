@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from llamadiff.ggml.op import Array
-from llamadiff.system.stated import parse_json
 from llamadiff.trace import taps
+from llamadiff.trace.stated import parse_json
 
 GRAPH = "llamadiff.graph"  # where a file keeps one
 WRITES = ("SET_ROWS", "CPY")  # into the memory that they view

@@ -15,7 +15,7 @@ from llamadiff.ggml.op import Array, Op, Operand
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
 from llamadiff.system.output import write_whole
-from llamadiff.system.stated import parse_json, reason
+from llamadiff.trace.stated import parse_json, reason
 
 KEY = "llamadiff.op"
 MOST = 1 << 36  # bytes that a tensor may reach over

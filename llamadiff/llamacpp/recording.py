@@ -21,7 +21,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
 from llamadiff.system.leftovers import temporary_file
 from llamadiff.system.output import check_target, unwritten
-from llamadiff.system.stated import parse_json, reason
+from llamadiff.trace.stated import parse_json, reason
 
 SCHEMA = "llamadiff.nodes/1"
 ENDING = ".nodes"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llamadiff.system.errors import UserError
-from llamadiff.system.stated import MAX_DEPTH, brief, is_shallow, parse_json, reason
+from llamadiff.trace.stated import MAX_DEPTH, brief, is_shallow, parse_json, reason
 
 SCHEMA = "llamadiff.trace/1"
 KEY = "llamadiff"

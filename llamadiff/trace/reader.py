@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
 from llamadiff.system.pages import let_go
-from llamadiff.system.stated import parse_json, reason
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import KEY, Info, parse_info
 from llamadiff.trace.sketch import TENSOR, Sketch, read_sketch
+from llamadiff.trace.stated import parse_json, reason
 
 Array = NDArray[Any]
 

@@ -10,9 +10,9 @@ from llamadiff.engines.run_spec import How
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.result.comparison import Comparison
 from llamadiff.system.errors import UserError
-from llamadiff.system.workers import cores, side_by_side
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.verbs import check
+from llamadiff.verbs.workers import cores, side_by_side
 
 
 @dataclass(frozen=True)

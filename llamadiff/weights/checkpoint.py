@@ -15,7 +15,7 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.weight_faults import heads_of
 from llamadiff.numerics.tolerances import ROUNDING
 from llamadiff.system.errors import UserError
-from llamadiff.system.stated import read_json
+from llamadiff.trace.stated import read_json
 from llamadiff.weights.against import OtherSide, label_of
 from llamadiff.weights.architectures import IGNORED, TABLES, Origin
 from llamadiff.weights.config_keys import Stated, metadata_oddities, model_types, rope_tensors, stated_by

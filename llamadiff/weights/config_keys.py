@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.system.stated import brief
+from llamadiff.trace.stated import brief
 from llamadiff.weights.result import Oddity
 
 Array = NDArray[Any]

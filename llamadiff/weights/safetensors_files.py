@@ -13,8 +13,8 @@ import numpy as np
 
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
-from llamadiff.system.stated import parse_json, reason
 from llamadiff.trace.reader import DTYPES, MAX_AXES
+from llamadiff.trace.stated import parse_json, reason
 from llamadiff.weights.views import Stored
 
 MAX_HEADER = 1 << 26  # bytes: 100,000 tensors take a fifth of it

@@ -13,7 +13,7 @@ from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import silent
-from llamadiff.system.stated import read_json
+from llamadiff.trace.stated import read_json
 from llamadiff.weights.result import Oddity
 
 MAX_TOKENIZER = 1 << 27  # bytes: vocabularies of a quarter of a million tokens take a tenth of it

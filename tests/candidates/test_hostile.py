@@ -28,11 +28,11 @@ from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import USUAL
-from llamadiff.numerics.tolerances import load_rules
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import KEY, SCHEMA
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.judging import judge
+from llamadiff.verbs.tolerance_file import load_rules
 
 TOKENS = (1, 17, 5)
 ROWS = np.ones((3, small.EMBD), np.float32)

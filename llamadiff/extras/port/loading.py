@@ -17,7 +17,7 @@ from llamadiff.extras.port.alignment import distance
 from llamadiff.extras.port.tensors import Tensors
 from llamadiff.extras.port.torch_ops import layers_of
 from llamadiff.system.errors import UserError
-from llamadiff.system.stated import reason
+from llamadiff.trace.stated import reason
 
 Array = NDArray[Any]
 KEPT = {"F16": "float16", "BF16": "bfloat16"}  # types of matrices that a model's own are rounded to

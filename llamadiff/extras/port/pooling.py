@@ -9,7 +9,7 @@ from typing import Any
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.extras.port.torch_ops import logits_in
 from llamadiff.system.errors import UserError
-from llamadiff.system.stated import read_json
+from llamadiff.trace.stated import read_json
 
 MOST = 1 << 20  # bytes of a description
 POOLED = "result_embd_pooled"  # what llama.cpp calls the row of a text

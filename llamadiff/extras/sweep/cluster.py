@@ -10,7 +10,7 @@ from typing import Any
 from llamadiff.extras.sweep.case import SweepRow, run_case, unjudged
 from llamadiff.extras.sweep.plan import SweepCase
 from llamadiff.system.errors import UserError
-from llamadiff.system.stated import reason
+from llamadiff.trace.stated import reason
 
 PATIENCE = 20.0  # seconds that a scheduler may take to answer
 

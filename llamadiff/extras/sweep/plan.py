@@ -13,7 +13,7 @@ from typing import Any
 from llamadiff.candidates.gguf_file import is_model_file
 from llamadiff.llamacpp.variation import settings_of
 from llamadiff.system.errors import UserError
-from llamadiff.system.stated import brief, read_toml
+from llamadiff.trace.stated import brief, read_toml
 
 MOST = 100_000  # cases
 LISTS = ("models", "prompts", "candidates", "settings")

@@ -13,7 +13,7 @@ from llamadiff.extras.sweep.case import SweepRow, run_case, unjudged
 from llamadiff.extras.sweep.plan import SweepCase, read_plan
 from llamadiff.extras.sweep.store import Store
 from llamadiff.numerics import tolerances
-from llamadiff.system.workers import Died, cores, surviving
+from llamadiff.verbs.workers import Died, cores, surviving
 
 DEAD = "the processes that ran it were killed, one after the other, perhaps for want of memory; try --jobs 1"
 Tell = Callable[[SweepRow, int, int], None]  # a row that is new, how many are done, of how many

@@ -24,7 +24,7 @@ from llamadiff.extras.sweep.plan import SweepCase, read_plan
 from llamadiff.extras.sweep.run import Sweep
 from llamadiff.report.terminal.report import make_console
 from llamadiff.system.errors import UserError
-from llamadiff.system.workers import Died, surviving
+from llamadiff.verbs.workers import Died, surviving
 
 SHIPPED = Path(llamadiff.__file__).parent / "shipped"
 MODEL = SHIPPED / "tiny.F16.gguf"

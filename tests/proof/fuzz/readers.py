@@ -41,6 +41,7 @@ from llamadiff.report.json import to_json
 from llamadiff.report.weights import weights_to_csv, weights_to_json, weights_to_markdown
 from llamadiff.trace.metadata import KEY, SCHEMA
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.tolerance_file import load_rules
 from llamadiff.verbs.verbs import diff, graph, record_nodes
 from llamadiff.weights import checkpoint as checkpoint_side
 from llamadiff.weights.opening import judge_weights
@@ -415,7 +416,7 @@ def tolerance(rng: Random, folder: Path) -> Read:
     put(path, toml_text(rng, RULES))
 
     def read() -> None:
-        rules = tolerances.load_rules(path)
+        rules = load_rules(path)
         for tap in ("l_out-1", "a" * 200, "Qcur_rope-0"):
             tolerances.rule_for(rules, tap, "MUL_MAT_ID", "Q8_0")
 

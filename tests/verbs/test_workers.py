@@ -14,7 +14,7 @@ import pytest
 from places import ROOT
 
 from llamadiff.system.errors import UserError
-from llamadiff.system.workers import side_by_side
+from llamadiff.verbs.workers import side_by_side
 
 CAPTURES = ROOT / "captures"
 
