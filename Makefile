@@ -81,7 +81,7 @@ build/%/installed: pyproject.toml $(KERNELS)
 
 FORCE:
 
-matrix: develop  ## the quick tests as on other machines, a fifth of them in each corner: twenty minutes
+matrix: develop  ## the quick tests as on other machines, a fifth of them in each corner: forty minutes
 	$(BIN)/python tests/tools/matrix.py $(if $(TURN),--turn $(TURN))
 
 backends: $(WHOLE)  ## every node on other builds, devices, CPUs (PARTS=arm), releases (PARTS=old); wrong graphs (PARTS=port)
