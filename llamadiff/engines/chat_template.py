@@ -60,6 +60,7 @@ def _ask(request: dict[str, str]) -> dict[str, str]:
 def main() -> None:
     """The child: a request on standard input, an answer on standard output, both JSON."""
     python_child.leave_no_core()
+    python_child.take_no_more(MEMORY)
     python_child.die_with_parent()
     json.dump(_rendered(**json.load(sys.stdin)), sys.stdout)
 
@@ -76,7 +77,7 @@ def _rendered(template: str, prompt: str, bos: str, eos: str) -> dict[str, str]:
             messages=[{"role": "user", "content": prompt}], add_generation_prompt=True, bos_token=bos, eos_token=eos
         )
     except MemoryError:
-        return {"error": f"takes more than {MEMORY >> 20} MiB of memory"}  # more than there is
+        return {"error": f"takes more than {MEMORY >> 20} MiB of memory"}
     except Exception as error:  # a stranger's code raises what it likes
         return {"error": f"fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"}
     if len(text) > MAX_RENDERED:

@@ -113,6 +113,15 @@ def leave_no_core() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
+def take_no_more(memory: int) -> None:
+    """Raise MemoryError beyond so many bytes of address space, where the system has such a limit."""
+    if sys.platform != "win32":
+        import resource
+
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+
 def peak_rss_mb() -> float:
     """The larger peak of this process and its children, in MiB (memory-mapped model pages count)."""
     if sys.platform == "win32":
