@@ -48,10 +48,8 @@ def temporary_directory(parent: Path | None = None) -> Iterator[Path]:
 
 
 def temporary_place() -> Path:
-    """Where scratch directories are made."""
-    import tempfile
-
-    return Path(os.path.realpath(os.environ.get("TMPDIR") or tempfile.gettempdir()))
+    """Where scratch directories are made: TMPDIR, or TEMP on Windows."""
+    return Path(os.path.realpath(os.environ.get("TMPDIR") or os.environ.get("TEMP") or "/tmp"))  # noqa: S108
 
 
 def cache_directory() -> Path | None:
