@@ -45,8 +45,10 @@ def main() -> None:
         if byte == b"\n":
             request = json.loads(line)
             answer = json.dumps(_run(**request)).encode() + b"\n"
-            sys.stdout.buffer.write(END + answer if request.get("talks") else answer)
-            return
+            with suppress(BrokenPipeError):  # nobody waits
+                sys.stdout.buffer.write(END + answer if request.get("talks") else answer)
+                sys.stdout.buffer.flush()
+            os._exit(0)  # nor tries again to write what nobody reads
 
 
 def _run(arguments: list[str], talks: bool = False) -> dict[str, Any]:
@@ -101,13 +103,13 @@ def _hear(command: Command) -> None:
     """Pass on what the command prints, until it has no more to say."""
     assert isinstance(command.stdout, BufferedReader)
     part = b"\n"
-    with suppress(OSError):
+    with suppress(OSError):  # nobody reads
         while said := command.stdout.read1(CHUNK):
             part = said
             sys.stdout.buffer.write(part)
             sys.stdout.buffer.flush()
-    if not part.endswith(b"\n"):
-        sys.stdout.buffer.write(b"\n")
+        if not part.endswith(b"\n"):
+            sys.stdout.buffer.write(b"\n")
 
 
 class Family:

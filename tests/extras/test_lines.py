@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from command import processes_of
 
@@ -62,13 +62,17 @@ def test_a_command_that_is_not_there() -> None:
         ask("a")
 
 
+def sleepers() -> list[psutil.Process]:
+    return [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "617"]]
+
+
 def test_it_ends_with_whoever_asks(tmp_path: Path) -> None:
     """With the processes that it has started, though it listens to nothing."""
     code = "import subprocess\nsubprocess.Popen(['sleep', '617'])\n" + ECHO.replace(": ", ":\n ") + "\ntime.sleep(600)"
     with talking(scripted(tmp_path, code)) as ask:
         ask(1)
-        assert subprocess.run(["pgrep", "-f", "sleep 617"], check=False, capture_output=True).stdout
+        assert sleepers()
     started = time.monotonic()
-    while subprocess.run(["pgrep", "-f", "^sleep 617"], check=False, capture_output=True).stdout:
+    while sleepers():
         assert time.monotonic() - started < 30
     assert not processes_of(tmp_path)
