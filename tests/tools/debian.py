@@ -17,7 +17,7 @@ from tools.parts import MissingPartError
 PROGRAMS = ("debootstrap", "unshare", "chroot")
 COMMANDS = ("make demo", "make test")  # README's
 MEGABYTES = 400  # that pip may download for them
-LOG = "/root/pip.log"  # of every pip, those that fetch what compiles llama.cpp too
+LOG = "/srv/pip.log"  # of every pip, those that fetch what compiles llama.cpp too
 DOWNLOADED = re.compile(r"Downloading (\S+) \(([0-9.]+) ([kM])B\)")
 # How this machine reaches others. What else it says of pip and apt stays here: a newcomer's machine says nothing.
 FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/usr/local/share/ca-certificates")
@@ -70,9 +70,9 @@ def run(release: str, place: Path, copied: Callable[[Path], Path], part: str) ->
             shutil.copytree(path, there, dirs_exist_ok=True)
         elif path.exists():
             shutil.copy(path, there)
-    checkout = copied(place / "root" / "llamadiff")
+    checkout = copied(place / "srv" / "llamadiff")
     needed = inside(place, f"apt-get update && apt-get install --yes {packages()}")
-    done = inside(place, f"cd /root/llamadiff && {' && '.join(COMMANDS)}", part) if needed.code == 0 else needed
+    done = inside(place, f"cd /srv/llamadiff && {' && '.join(COMMANDS)}", part) if needed.code == 0 else needed
     if done.code and not (checkout / ".venv" / "developing").exists() and (why := NO_NETWORK.search(done.words)):
         raise MissingPartError(why[0].strip()[:200])
     log = place / LOG[1:]
@@ -82,7 +82,7 @@ def run(release: str, place: Path, copied: Callable[[Path], Path], part: str) ->
 def inside(place: Path, command: str, part: str = "0/1") -> Ran:
     """A shell's command in that Debian, as root there, and nothing of this machine's environment but the network's."""
     environment = {name: value for name, value in os.environ.items() if VARIABLES.fullmatch(name)} | {
-        "HOME": "/root", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive",
+        "HOME": "/srv", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive",
         "PIP_LOG": LOG, "LLAMADIFF_TESTS": part,
     }  # fmt: skip
     done = subprocess.run(

@@ -24,7 +24,7 @@ def machine(monkeypatch, tmp_path):
 
         def inside(place, command, part="0/1"):
             commands.append(command)
-            (place / "root").mkdir(exist_ok=True)
+            (place / "srv").mkdir(exist_ok=True)
             (place / debian.LOG[1:]).write_text(log, "utf-8")
             return debian.Ran(0, "", 0) if "apt-get" in command else debian.Ran(code, words, 0)
 
@@ -46,7 +46,7 @@ def test_a_newcomer_does_what_readme_says(machine, tmp_path):
     outcome = matrix.run(BARE, "0/1", tmp_path)
     assert commands == [
         "apt-get update && apt-get install --yes git make g++ python3-venv",
-        "cd /root/llamadiff && make demo && make test",
+        "cd /srv/llamadiff && make demo && make test",
     ]
     assert outcome.good
     assert matrix.table([outcome], {}).count("| 4000 passed, 90 skipped, 67 MB by pip |") == 1
@@ -77,7 +77,7 @@ def test_without_a_network_it_is_not_tried(machine, tmp_path):
 
 
 def test_a_network_that_stammered_before_all_was_installed_excuses_no_failure(machine, tmp_path):
-    stamp = tmp_path / "debian" / "root" / "llamadiff" / ".venv" / "developing"
+    stamp = tmp_path / "debian" / "srv" / "llamadiff" / ".venv" / "developing"
     stamp.parent.mkdir(parents=True)
     stamp.touch()
     machine(2, OFF + PYTEST.replace("4000 passed", "1 failed, 3999 passed"))
