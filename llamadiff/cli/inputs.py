@@ -17,7 +17,6 @@ from llamadiff.candidates import TRACES
 from llamadiff.system.collisions import Named
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import read_text
-from llamadiff.verbs.tolerance_file import load_rules
 
 if TYPE_CHECKING:
     from llamadiff.engines.run_spec import Costing, Run
@@ -88,6 +87,7 @@ def two_traces(baseline: Path, candidate: Path, model: Path | None, tolerance: P
 def rules_of(tolerance: Path | None) -> tuple[Rule, ...]:
     """The limits, those of a file first."""
     from llamadiff.numerics import tolerances
+    from llamadiff.verbs.tolerance_file import load_rules
 
     return tolerances.RULES if tolerance is None else load_rules(tolerance)
 

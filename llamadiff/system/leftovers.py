@@ -228,13 +228,14 @@ def _sweep_one(folder: Path) -> None:
     if lock is not None:
         if _are_gone(_token(folder), _noted(folder / "made_in")):
             _remove(folder, lock)
-        lock.release()
+        else:
+            lock.release()
 
 
 def _noted(notes: Path) -> Iterator[Path]:
     """The directories that are noted. The last line may be cut."""
-    if notes.exists():
-        for line in notes.read_bytes()[:MAX_NOTES].splitlines():
+    with suppress(FileNotFoundError), notes.open("rb") as file:  # it died before it made anything
+        for line in file.read(MAX_NOTES).splitlines():
             with suppress(ValueError, TypeError, RecursionError):
                 yield Path(json.loads(line))
 

@@ -100,8 +100,11 @@ def moved(path: Path) -> Iterator[Path]:
 
 def remove(path: Path) -> None:
     """Remove a file that will go with its directory where it is still open, or mapped, and keeps its name so long."""
-    with suppress(*(() if OPEN_FILES_MOVE else (PermissionError,))):
+    try:
         path.unlink(missing_ok=True)
+    except PermissionError:
+        if OPEN_FILES_MOVE:
+            raise
 
 
 def unwritten(path: Path, error: OSError, size: int = 0) -> UserError:

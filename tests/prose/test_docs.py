@@ -13,7 +13,7 @@ from tools import tables
 
 PAGES = [
     ROOT / name for name in (
-        "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "AGENTS.md", "captures/README.md", "skills/llamadiff/SKILL.md",
+        "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "captures/README.md", "skills/llamadiff/SKILL.md",
     )
 ] + sorted((ROOT / "docs").glob("*.md"))  # fmt: skip
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")

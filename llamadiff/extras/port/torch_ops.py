@@ -19,12 +19,9 @@ from numpy.typing import NDArray
 from llamadiff.system.errors import UserError
 
 Array = NDArray[Any]
-SCAFFOLD = (
-    __file__.replace(os.sep, "/"),
-    "/torch/",
-    "/transformers/utils/",
-    "/transformers/integrations/",
-    "/contextlib.py",
+SCAFFOLD = tuple(
+    part.replace("/", os.sep)
+    for part in (__file__, "/torch/", "/transformers/utils/", "/transformers/integrations/", "/contextlib.py")
 )
 # What shows the values of another tensor, in another shape or order, or some of them.
 LOOKS = {
@@ -258,7 +255,7 @@ def _line() -> CodeLine | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not any(part in file.replace(os.sep, "/") for part in SCAFFOLD):
+        if not any(part in file for part in SCAFFOLD):
             return CodeLine(Path(file).name, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip())
         frame = frame.f_back
     return None
