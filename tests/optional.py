@@ -16,12 +16,12 @@ import pytest
 DEVELOP, TORCH, COMPILERS = "make develop", "make test EXTRAS=torch", "make test EXTRAS=compilers"
 PACKAGES = {
     **dict.fromkeys(("pyarrow", "distributed", "cmarkgfm", "nh3", "playwright"), DEVELOP),
-    "torch": TORCH, "transformers": TORCH, "ziglang": COMPILERS,
+    "torch": TORCH, "transformers": TORCH, "tokenizers": TORCH, "ziglang": COMPILERS,
 }  # fmt: skip
 PROGRAMS = {
     "cc": "apt install gcc", "gcc": "apt install gcc", "g++": "apt install g++", "node": "apt install nodejs",
     "rustc": "apt install rustc", "javac": "apt install default-jdk-headless", "go": COMPILERS,
-    "chromium": "apt install chromium",
+    "chromium": "apt install chromium", "openssl": "apt install openssl",
 }  # fmt: skip
 OTHER_NAMES = {"chromium": ("chromium", "chromium-browser", "google-chrome")}
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # with pip's programs

@@ -37,7 +37,7 @@ def matches(spec: str) -> bool:
 
 def files(spec: str) -> Iterator[Path]:
     """What its words name: files, and those that lie in directories, but for what reports are usually called."""
-    for word in _words(spec):
+    for word in words_of(spec):
         for path in (Path(word), Path(word.partition("=")[2])):
             if path.name and path.is_file():
                 yield path
@@ -47,7 +47,7 @@ def files(spec: str) -> Iterator[Path]:
 
 def opened(spec: str) -> Opened:
     """The command, which is run once the tokens are known; no shell is involved."""
-    _words(spec)
+    words_of(spec)
     return Opened(partial(_loaded, spec))
 
 
@@ -64,7 +64,7 @@ def _loaded(spec: str, context: Context) -> Trace:
         return trace.in_memory()
 
 
-def _words(spec: str) -> list[str]:
+def words_of(spec: str) -> list[str]:
     """The words of a command. Raises UserError if there are none."""
     try:
         words = split(spec.removeprefix(PREFIX))
@@ -79,7 +79,7 @@ def _arguments(spec: str, context: Context, out: Path) -> list[str]:
     n, ids = context.n_prefill, [str(token) for token in context.tokens]
     values = {"model": str(context.model.path.resolve()), "tokens": ",".join(ids), "prompt": ",".join(ids[:n]),
               "n_prefill": str(n), "n_predict": str(len(ids) - n), "out": str(out)}  # fmt: skip
-    words = _words(spec)
+    words = words_of(spec)
     for name, value in values.items():
         words = [word.replace("{" + name + "}", value) for word in words]
     return words
@@ -87,15 +87,18 @@ def _arguments(spec: str, context: Context, out: Path) -> list[str]:
 
 def _run(arguments: list[str], log: Path, timeout: float) -> None:
     """Raises UserError, with the end of what it printed, if the command fails, hangs or prints without end."""
-    with log.open("wb") as output, _supervised(arguments, output) as supervisor:
+    with log.open("wb") as output, supervised(arguments, output) as supervisor:
         reason = _watch(supervisor, log, timeout) or _failure(arguments, supervisor)
     if reason is not None:
-        raise UserError(f"{arguments[0]}: {reason}{_tail(log)}")
+        raise UserError(f"{arguments[0]}: {reason}{tail_of(log)}")
 
 
 @contextlib.contextmanager
-def _supervised(arguments: list[str], output: BinaryIO) -> Iterator[Process]:
-    """The process that runs the command: it ends the command's processes when its input is closed, or ends with us."""
+def supervised(arguments: list[str], output: BinaryIO, talks: bool = False) -> Iterator[Process]:
+    """The process that runs the command: it ends the command's processes when its input is closed, or ends with us.
+
+    Through one that ``talks``, lines are passed to the command and from it.
+    """
     supervisor = start(
         python_child.command("llamadiff.system.supervisor"), _end,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, **APART,
@@ -104,7 +107,7 @@ def _supervised(arguments: list[str], output: BinaryIO) -> Iterator[Process]:
     assert supervisor.stdout is not None
     try:
         with contextlib.suppress(BrokenPipeError):  # killed already: its return code says so
-            supervisor.stdin.write(json.dumps({"arguments": arguments}).encode() + b"\n")
+            supervisor.stdin.write(json.dumps({"arguments": arguments, "talks": talks}).encode() + b"\n")
             supervisor.stdin.flush()
         yield supervisor
     finally:
@@ -149,7 +152,8 @@ def _watch(supervisor: Process, log: Path, timeout: float) -> str | None:
             return f"printed more than {MAX_OUTPUT >> 20} MiB"
 
 
-def _tail(log: Path) -> str:
+def tail_of(log: Path) -> str:
+    """The end of what a command printed, as a message goes on with it."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - TAIL))
         text = file.read().decode("utf-8", "replace").strip()

@@ -11,7 +11,7 @@ import typer
 
 from llamadiff.cli import listings
 from llamadiff.cli.inputs import Asked, prompt_or_trace, rules_of, token_ids, two_traces
-from llamadiff.cli.more import port, replay, sweep, tiny, variants, vectors, weights
+from llamadiff.cli.more import port, replay, sweep, template, tiny, tokens, variants, vectors, weights
 from llamadiff.cli.options import (
     Annotate,
     Candidate,
@@ -46,7 +46,7 @@ from llamadiff.cli.options import (
     finish,
 )
 from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
-from llamadiff.extras.formats import OF_PORT, OF_SWEEP
+from llamadiff.extras.formats import OF_PORT, OF_SWEEP, OF_TEMPLATES, OF_TOKENS
 from llamadiff.report.formats import OF_OPS, OF_VARIANTS, OF_WEIGHTS
 from llamadiff.system.collisions import Named, kept, refuse_collisions, saved
 from llamadiff.system.errors import UserError
@@ -322,6 +322,16 @@ _EXAMPLES = {
         'llamadiff port model.gguf model.py:load "Once" --llama-cpp ../llama.cpp',
     ),
     "tiny": ("llamadiff tiny checkpoint/ -o tiny/ --converter ../llama.cpp/convert_hf_to_gguf.py --golden",),
+    "tokens": (
+        "llamadiff tokens model.gguf                                      is llama.cpp's tokenizer right?",
+        'llamadiff tokens model.gguf --candidate "./engine --tokenize"    is mine?',
+        "llamadiff tokens model.gguf --candidate tokenizer.json",
+    ),
+    "template": (
+        'llamadiff template model.gguf --candidate "./engine --render"',
+        "llamadiff template model.gguf --candidate engine.py:render -o report.json",
+        "llamadiff template model.gguf --candidate chat_template.jinja    are two templates the same?",
+    ),
     "replay": ("llamadiff replay wrong-ops/*.safetensors --llama-cpp ../llama.cpp",),
     "check": (
         "llamadiff check captures/ --fail-on noise             are the recordings right?",
@@ -349,7 +359,8 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     _JUDGE: (
         with_reports(compare, keeps=True), capture, with_reports(diff), with_files(diagnose), with_reports(backend),
         with_files(replay, OF_OPS), with_files(variants, OF_VARIANTS), with_files(port, OF_PORT), tiny,
-        with_reports_of_several(check), with_files(sweep, OF_SWEEP),
+        with_files(tokens, OF_TOKENS), with_files(template, OF_TEMPLATES), with_reports_of_several(check),
+        with_files(sweep, OF_SWEEP),
     ),
     _FILE: (with_files(weights, OF_WEIGHTS), with_reports(loss), vectors),
     _LEARN: (

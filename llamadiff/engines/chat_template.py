@@ -1,4 +1,4 @@
-"""The model's own chat template, rendered.
+"""The model's own chat template, rendered as transformers does.
 
 A template is code from a stranger, and may be hostile: it runs in jinja2's sandbox, in a child process that has a limit
 of time and memory.
@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import datetime, timezone
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from llamadiff.system import python_child
 from llamadiff.system.errors import UserError
 
 if TYPE_CHECKING:
+    from jinja2 import Template
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
     from llamadiff.engines.model_file import ModelFile
 
 MAX_TEMPLATE = 1 << 18  # characters
@@ -37,45 +41,47 @@ def render(model: ModelFile, prompt: str) -> str:
         )
     if len(template) > MAX_TEMPLATE:
         raise UserError(f"{model.path}: the chat template has {len(template)} characters; that is not taken for real")
-    bos, eos = model.special_token("bos"), model.special_token("eos")
-    answer = _ask({"template": template, "prompt": prompt, "bos": bos, "eos": eos})
+    conversation = {"messages": [{"role": "user", "content": prompt}], "add_generation_prompt": True}
+    tokens = {f"{kind}_token": model.special_token(kind) for kind in ("bos", "eos")}
+    request = {"template": template, "conversation": conversation | tokens}
+    answer = answer_of("llamadiff.engines.chat_template", request, SECONDS, CPU_SECONDS)
     if "error" in answer:
         raise UserError(f"{model.path}: the chat template {answer['error']}; leave out --chat")
-    return answer["text"]
+    text: str = answer["text"]
+    return text
 
 
-def _ask(request: dict[str, str]) -> dict[str, str]:
-    """The child's answer, or what became of it."""
-    child = python_child.command("llamadiff.engines.chat_template")
+def answer_of(module: str, request: Mapping[str, Any], seconds: float, at_work: float) -> dict[str, Any]:
+    """What a module's ``main`` answers in a child process; or what became of it, as ``error``."""
     try:
-        code, said = python_child.within(child, json.dumps(request).encode(), SECONDS, CPU_SECONDS, MEMORY)
+        code, said = python_child.within(
+            python_child.command(module), json.dumps(request).encode(), seconds, at_work, MEMORY
+        )
     except python_child.TakesTooMuchError as error:
         return {"error": f"takes more than {error}"}
     if code != 0:
         return {"error": f"ends the process that renders it (code {code})"}
-    answer: dict[str, str] = json.loads(said)
+    answer: dict[str, Any] = json.loads(said)
     return answer
 
 
 def main() -> None:
-    """The child: a request on standard input, an answer on standard output, both JSON."""
+    """The child that renders one conversation."""
+    answers(lambda template, conversation: rendered(lambda: environment().from_string(template), conversation))
+
+
+def answers(answer: Callable[..., Mapping[str, Any]]) -> None:
+    """A child: a request on standard input, its answer on standard output, both JSON."""
     python_child.leave_no_core()
     python_child.take_no_more(MEMORY)
     python_child.die_with_parent()
-    json.dump(_rendered(**json.load(sys.stdin)), sys.stdout)
+    json.dump(answer(**json.load(sys.stdin)), sys.stdout)
 
 
-def _rendered(template: str, prompt: str, bos: str, eos: str) -> dict[str, str]:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals.update(raise_exception=_refuse, strftime_now=_now)
+def rendered(compiled: Callable[[], Template], conversation: Mapping[str, Any]) -> dict[str, str]:
+    """The ``text`` of a conversation, or the ``error``. It has ``messages``, and what else a template may read."""
     try:
-        text = environment.from_string(template).render(
-            messages=[{"role": "user", "content": prompt}], add_generation_prompt=True, bos_token=bos, eos_token=eos
-        )
+        text = compiled().render({"tools": None, "documents": None} | dict(conversation))
     except MemoryError:
         return {"error": f"takes more than {MEMORY >> 20} MiB of memory"}
     except Exception as error:  # a stranger's code raises what it likes
@@ -85,11 +91,43 @@ def _rendered(template: str, prompt: str, bos: str, eos: str) -> dict[str, str]:
     return {"text": text}
 
 
+def environment() -> ImmutableSandboxedEnvironment:
+    """jinja2 as transformers sets it up for templates (utils/chat_template_utils.py)."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """``{% generation %}``, which marks for training what the model is to write."""
+
+        tags = {"generation"}  # noqa: RUF012 - as the base class has it
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    )
+    made.globals.update(raise_exception=_refuse, strftime_now=_now)
+    made.filters["tojson"] = _to_json
+    return made
+
+
 def _refuse(message: Any) -> NoReturn:
     """What templates call to reject a conversation."""
     raise ValueError(str(message))
 
 
 def _now(form: str) -> str:
-    """What templates call for today's date."""
-    return datetime.now(timezone.utc).strftime(form)
+    """What templates call for today's date, here."""
+    return datetime.now().astimezone().strftime(form)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """jinja2's own would escape HTML and sort keys."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,8 +1,8 @@
 """What llama.cpp is asked besides runs, in its child process: does it load, how does it tokenize, how does it quantize.
 
-``load`` and ``tokenize`` are about a request's model; ``quantize`` about float32 values in its ``data``, rows of types
-that ``texts`` name (``Q4_K 8 2048``: eight rows of 2048), of which blocks are told; ``run`` about single ops; ``pair``
-about two files of one model.
+``load``, ``tokenize`` (``-plain``: with nothing added) and ``pieces`` are about a request's model; ``quantize`` about
+float32 values in its ``data``, rows of types that ``texts`` name (``Q4_K 8 2048``: eight rows of 2048), of which blocks
+are told; ``run`` about single ops; ``pair`` about two files of one model.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import base64
 import json
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 
 from llamadiff.llamacpp.blocks import blocks_of
 from llamadiff.llamacpp.feed import Feed
-from llamadiff.llamacpp.interface import Library, Loading
+from llamadiff.llamacpp.interface import Handle, Library, Loading
 from llamadiff.llamacpp.request import Request, Say
-from llamadiff.llamacpp.session import Quiet, ids_of, load
+from llamadiff.llamacpp.session import Quiet, ids_of, load, piece_of
 from llamadiff.llamacpp.tensors import Tensor
 from llamadiff.system.errors import UnrunnableError
 
@@ -29,24 +29,39 @@ def load_only(library: Library, request: Request, say: Say, feed: Feed) -> None:
         load(library, request)
 
 
-def tokenize_all(library: Library, request: Request, say: Say, feed: Feed) -> None:
-    """Each text's ids, with and without what the model adds: ``ids``, a list of pairs."""
-    lib = library.lib
-    lib.llama_backend_init()
+@lru_cache(maxsize=1)
+def _vocabulary(library: Library, path: str) -> Handle | None:
+    """A file's vocabulary, which is kept for the next request; None where it has none."""
+    library.lib.llama_backend_init()
+    model = library.load(os.fsencode(path), Loading(vocab_only=True))
+    if not model:
+        raise UnrunnableError(f"{path}: llama.cpp cannot load the vocabulary")
+    vocabulary = library.lib.llama_model_get_vocab(model)
+    return vocabulary if library.lib.llama_vocab_type(vocabulary) else None  # 0: LLAMA_VOCAB_TYPE_NONE
+
+
+def tokenize_all(library: Library, request: Request, say: Say, feed: Feed, special: bool = True) -> None:
+    """The ``ids`` of each text, special tokens found in it; None without a tokenizer.
+
+    ``special``: with what the model adds around a text.
+    """
     with Quiet(library):
-        model = library.load(os.fsencode(request.model), Loading(vocab_only=True))
-        if not model:
-            raise UnrunnableError(f"{request.model}: llama.cpp cannot load the vocabulary")
-        vocabulary = lib.llama_model_get_vocab(model)
-        if lib.llama_vocab_type(vocabulary) == 0:  # LLAMA_VOCAB_TYPE_NONE
+        vocabulary = _vocabulary(library, request.model)
+        if vocabulary is None:
             say(ids=None)
             return
-        ids = []
-        for text in request.texts:
-            say(phase=f"tokenizing {text!r}"[:60])
-            ids.append([ids_of(library, vocabulary, text, special)[1] for special in (True, False)])
-        flags = {"add_bos": lib.llama_vocab_get_add_bos, "add_eos": lib.llama_vocab_get_add_eos}
-        say(ids=ids, **{name: bool(ask(vocabulary)) for name, ask in flags.items()})
+        say(phase=f"llama.cpp tokenizes {len(request.texts)} texts")
+        ids = [ids_of(library, vocabulary, text, special)[1] for text in request.texts]
+        say(ids=ids, add_bos=bool(library.lib.llama_vocab_get_add_bos(vocabulary)))
+
+
+def pieces_all(library: Library, request: Request, say: Say, feed: Feed) -> None:
+    """The ``pieces`` of all tokens, special ones too: bytes as characters of Latin-1; None without a tokenizer."""
+    with Quiet(library):
+        vocabulary = _vocabulary(library, request.model)
+        count = library.lib.llama_vocab_n_tokens(vocabulary) if vocabulary is not None else 0
+        pieces = [piece_of(library, vocabulary, token).decode("latin-1") for token in range(count)]
+        say(pieces=pieces or None)
 
 
 def quantize(library: Library, request: Request, say: Say, feed: Feed) -> None:
@@ -86,6 +101,7 @@ def _tell_result(feed: Feed, number: int, node: Tensor) -> None:
 
 
 ERRANDS: Mapping[str, Callable[[Library, Request, Say, Feed], None]] = {
-    "load": load_only, "tokenize": tokenize_all, "quantize": quantize, "run": run_ops,
+    "load": load_only, "tokenize": tokenize_all,
+    "tokenize-plain": partial(tokenize_all, special=False), "pieces": pieces_all, "quantize": quantize, "run": run_ops,
     "pair": run_pair,
 }  # fmt: skip

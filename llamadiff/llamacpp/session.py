@@ -114,8 +114,19 @@ def tokenize(library: Library, model: Handle, request: Request) -> list[int]:
 def ids_of(library: Library, vocabulary: Handle, text: str, special: bool, parse: bool = True) -> tuple[int, list[int]]:
     """llama_tokenize's code, and the ids; ``special``: with what the model adds; ``parse``: special tokens in the text
     are taken for such."""
-    data = text.encode()
+    data = text.encode("utf-8", "surrogateescape")
     room = len(data) + 16
     buffer = (ctypes.c_int32 * room)()
     count = int(library.lib.llama_tokenize(vocabulary, data, len(data), buffer, room, special, parse))
     return count, list(buffer[: max(count, 0)])
+
+
+def piece_of(library: Library, vocabulary: Handle, token: int) -> bytes:
+    """The bytes that a token stands for, special ones too."""
+    size = 256
+    buffer = ctypes.create_string_buffer(size)
+    count = int(library.lib.llama_token_to_piece(vocabulary, token, buffer, size, 0, True))
+    if count < 0:  # what it needs
+        buffer = ctypes.create_string_buffer(-count)
+        count = int(library.lib.llama_token_to_piece(vocabulary, token, buffer, -count, 0, True))
+    return buffer.raw[:count]

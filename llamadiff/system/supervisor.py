@@ -1,7 +1,8 @@
 """A foreign command's parent: it runs the command, and ends all of its processes when it ends, or when nobody waits.
 
 The request is one JSON line on standard input, which stays open as long as somebody waits for the command; the answer
-is one JSON line on standard output. What the command prints goes to standard error.
+is one JSON line on standard output. What the command prints goes to standard error. Of one that ``talks`` all further
+lines are its own, and what it prints comes before the answer, which begins with ``END`` then.
 
 A process whose parent has died was seen before, while that lived. On Linux none escapes: orphans become children of
 this process.
@@ -15,7 +16,9 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from threading import Event
+from io import BufferedReader
+from queue import Queue
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from llamadiff.system import leftovers
@@ -27,25 +30,36 @@ if TYPE_CHECKING:
 
 OFTEN, SELDOM = 0.02, 1.0  # seconds between two looks: at its own child; at all processes, in the end
 PATIENCE = 5.0  # seconds that processes may take to die
+END = b"\0"
+CHUNK = 1 << 16  # bytes
+
+Command = subprocess.Popen[bytes]
 
 
 def main() -> None:
     """Run one command."""
     adopt_orphans()
-    line = sys.stdin.buffer.readline()
-    if line:
-        answer = json.dumps(_run(json.loads(line)["arguments"])).encode() + b"\n"
-        with suppress(BrokenPipeError):  # nobody waits
-            os.write(1, answer)
+    line = b""
+    while byte := os.read(0, 1):  # no more of it: what follows is the command's
+        line += byte
+        if byte == b"\n":
+            request = json.loads(line)
+            answer = json.dumps(_run(**request)).encode() + b"\n"
+            with suppress(BrokenPipeError):  # nobody waits
+                sys.stdout.buffer.write(END + answer if request.get("talks") else answer)
+                sys.stdout.buffer.flush()
+            os._exit(0)  # nor tries again to write what nobody reads
 
 
-def _run(arguments: list[str]) -> dict[str, Any]:
+def _run(arguments: list[str], talks: bool = False) -> dict[str, Any]:
     """The command's return code, or why it cannot be run."""
     is_alone, is_done = Event(), Event()
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    streams = pipes if talks else {"stdin": subprocess.DEVNULL, "stdout": 2}
     before = die_with_parent if sys.platform == "linux" else None
     try:
         command = subprocess.Popen(  # noqa: S603
-            arguments, stdin=subprocess.DEVNULL, stdout=2, preexec_fn=before, **APART,  # noqa: PLW1509 - one thread yet
+            arguments, preexec_fn=before, **streams, **APART,  # noqa: PLW1509 - one thread yet
         )  # fmt: skip
     except (OSError, ValueError) as error:
         return {"error": getattr(error, "strerror", None) or str(error)}
@@ -54,7 +68,11 @@ def _run(arguments: list[str]) -> dict[str, Any]:
         is_alone.set()
         is_done.wait(2 * PATIENCE)
 
-    asked(leave)
+    lines = asked(leave)
+    hearing = Thread(target=_hear, args=(command,), daemon=True)
+    if talks:
+        Thread(target=_tell, args=(command, lines), daemon=True).start()
+        hearing.start()
     family, due, pause = Family(), 0.0, OFTEN
     while command.poll() is None and not is_alone.wait(OFTEN):
         now = time.monotonic()
@@ -63,10 +81,35 @@ def _run(arguments: list[str]) -> dict[str, Any]:
             due, pause = now + pause, min(1.5 * pause, SELDOM)
     family.end()
     command.wait()
+    if talks:
+        hearing.join(PATIENCE)  # its last words
     if is_alone.is_set():
         leftovers.sweep()
     is_done.set()
     return {"code": command.returncode}
+
+
+def _tell(command: Command, lines: Queue[str]) -> None:
+    """Pass lines on to the command."""
+    assert command.stdin is not None
+    with suppress(OSError):  # it has ended, or does not listen
+        while True:
+            command.stdin.write(lines.get().encode() + b"\n")
+            if lines.empty():
+                command.stdin.flush()
+
+
+def _hear(command: Command) -> None:
+    """Pass on what the command prints, until it has no more to say."""
+    assert isinstance(command.stdout, BufferedReader)
+    part = b"\n"
+    with suppress(OSError):  # nobody reads
+        while said := command.stdout.read1(CHUNK):
+            part = said
+            sys.stdout.buffer.write(part)
+            sys.stdout.buffer.flush()
+        if not part.endswith(b"\n"):
+            sys.stdout.buffer.write(b"\n")
 
 
 class Family:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 _WHOLE = (3, 4)  # token types: control, user-defined; found in a text before it is taken apart
@@ -35,6 +35,10 @@ class Vocabulary:
             return bytes([int(byte[1], 16)]).decode("utf-8", "replace")
         return piece.replace("\u2581", " ")
 
+    @cached_property
+    def _known(self) -> set[str]:
+        return set(map(str, self._tokens))
+
     def lacking(self, text: str) -> tuple[str, ...]:
         """The characters of a text that have no token of their own, nor tokens for their bytes, in order.
 
@@ -45,14 +49,14 @@ class Vocabulary:
         for piece, kind in zip(self._tokens, self._types, strict=False):
             if kind in _WHOLE and piece:
                 text = text.replace(str(piece), "")
-        known = set(map(str, self._tokens))
+        known = self._known
         characters = dict.fromkeys(("\u2581" * self._prefixed + text).replace(" ", "\u2581"))
         return tuple(c for c in characters if c not in known and not _bytes_of(c) <= known)
 
 
 def _bytes_of(character: str) -> set[str]:
     """The tokens that spell a character."""
-    return {f"<0x{byte:02X}>" for byte in character.encode()}
+    return {f"<0x{byte:02X}>" for byte in character.encode("utf-8", "surrogatepass")}
 
 
 def _from_byte_level(piece: str) -> str:

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from llamaref import ModelError
+from llamaref.tokenizer import Tokenizer, as_original, rules_of
+
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.llamacpp.child import Child
-from llamadiff.llamacpp.request import Request
+from llamadiff.llamacpp.request import Settings
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import silent
 from llamadiff.trace.stated import read_json
 from llamadiff.weights.result import Oddity
+from llamadiff.weights.tokens.changes import Ids
+from llamadiff.weights.tokens.explain import explain
+from llamadiff.weights.tokens.sides import by_tokenizers, llama_cpp
+from llamadiff.weights.tokens.smallest import smallest
+from llamadiff.weights.tokens.texts import texts_for
 
 MAX_TOKENIZER = 1 << 27  # bytes: vocabularies of a quarter of a million tokens take a tenth of it
 MAX_CONFIG = 1 << 24
 NORMAL, CONTROL = 1, 3  # llama.h, llama_token_type
 SHOWN = 60
-SHRUNK = 8  # strings of which all parts are tried
-LONGEST = 48  # characters of a string that is shrunk: all its parts are tried at once
-
-CORPUS = (
-    "a", " a", "  a", "a ", "\n", "a\n\nb", "\t\tx", "Hello, world", " Hello", "don't", "I'LL we've", "123", "1234567",
-    "3.14159", "a1b22c333", "x = y**2;", "café naïve", "cafe\u0301", "Ünïcödé", "the cat and the hat", "in one of them",
-    "你好世界", "こんにちは", "안녕하세요", "Привет", "مرحبا", "🙂", "\U0001f469\u200d\U0001f467", "a🙂b", "\u00a0",
-    "/usr/bin/env", "https://a.b/c?d=e", "    four", "CamelCaseWords", "ALLCAPS", "\ufb01", "½", "\r\n", "<s>", "</s>",
-    "a<s>b", "…—“”",
-)  # fmt: skip
+TEXTS = 4000  # that both tokenizers are given
 
 
 @dataclass(frozen=True)
@@ -147,63 +146,66 @@ def _kinds(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity]:
 
 
 def ids_oddities(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity | str]:
-    """Ids that the two tokenizers give: oddities, and in words what could not be asked."""
-    texts = tuple(dict.fromkeys((*CORPUS, *(token["content"][:SHOWN] for token in tokenizers.added[:16]))))
+    """Ids that the two tokenizers give, nothing added: oddities, and in words what could not be asked."""
+    fields = model.weights.fields
+    texts = [*islice(texts_for(fields), TEXTS)]
     try:
-        ours = _of_llamacpp(model, texts)
+        with llama_cpp(model.path, Settings(), silent) as vocabulary:
+            ours = vocabulary.plain_ids(texts)
+            yield from _bos(model, tokenizers, vocabulary.adds_bos)
+            if not tokenizers.data:
+                yield "ids of the two tokenizers were not compared: there is no tokenizer.json"
+                return
+            theirs = by_tokenizers(tokenizers.path, special=False)
+            found = theirs.ids(texts)
+            apart = [n for n in range(len(texts)) if found[n] != ours[n]]
+            if apart:
+                yield _apart(fields, texts, found, ours, lambda text: (theirs.ids(text), vocabulary.plain_ids(text)))
     except UserError as error:
         yield f"ids of the two tokenizers were not compared: {error}"
-        return
-    if ours is None:
-        yield "the file has no tokenizer: none was compared"
-        return
-    wanted, found = tokenizers.adds_bos(), ours["add_bos"]
+
+
+def _bos(model: ModelFile, tokenizers: Tokenizers, found: bool | None) -> Iterator[Oddity]:
+    """Where the checkpoint's tokenizer begins a prompt otherwise than llama.cpp does."""
+    wanted = tokenizers.adds_bos()
     if wanted is not None and wanted != found:
         stated = model.weights.fields.get("tokenizer.ggml.add_bos_token")
         here = f"is {stated}" if stated is not None else f"is not in the file, and llama.cpp assumes {found}"
         yield Oddity("tokenizer.ggml.add_bos_token", f"{here}; the checkpoint's tokenizer says {wanted}", "bos-flag")
-    if find_spec("tokenizers") is None or not tokenizers.data:
-        lacking = "there is no tokenizer.json" if not tokenizers.data else "needs tokenizers: pip install tokenizers"
-        yield f"ids of the two tokenizers were not compared: {lacking}"
-        return
-    yield from _ids_apart(model, tokenizers, texts, ours["ids"])
 
 
-def _of_llamacpp(model: ModelFile, texts: tuple[str, ...]) -> dict[str, Any] | None:
-    request = Request(str(model.path), tuple(map(str, model.weights.files)), errand="tokenize", texts=texts)
-    with Child() as child:
-        answers = child.ask(request, silent)
-    return answers if answers.get("ids") is not None else None
+def _apart(
+    fields: Mapping[str, Any], texts: Sequence[str], theirs: Sequence[Ids | None], ours: Sequence[Ids | None],
+    both: Callable[[Sequence[str]], tuple[Sequence[Ids | None], Sequence[Ids | None]]],
+) -> Oddity | str:  # fmt: skip
+    """Why the two part, at the key that says it wrong if there is one, with the smallest text that shows it."""
+    explanation, original = None, None
+    with suppress(ModelError):
+        tokenizer = Tokenizer(fields, replace(rules_of(fields), add_bos=False, add_eos=False))
+        explanation = explain(tokenizer, texts, theirs, ours)
+        original = tokenizer.with_rules(as_original(tokenizer.rules))
+    if explanation is not None and not explanation.mistakes:
+        ways = "; ".join(change.says for change in explanation.changes)
+        return f"llama.cpp has other ids than the checkpoint's tokenizer, which no key of a file can mend: that {ways}"
 
+    def parts(tried: Sequence[str]) -> list[bool]:
+        found, right = both(tried)
+        return [
+            a != b and (original is None or a != tuple(original.encode(text)))
+            for text, a, b in zip(tried, found, right, strict=True)
+        ]
 
-def _ids_apart(
-    model: ModelFile, tokenizers: Tokenizers, texts: Sequence[str], ours: Sequence[Any]
-) -> Iterator[Oddity | str]:
-    """The shortest string that both tokenizers cut otherwise."""
-    try:
-        from tokenizers import Tokenizer
-
-        theirs = Tokenizer.from_file(str(tokenizers.path))
-    except Exception as error:  # the library raises plain Exception
-        yield f"ids of the two tokenizers were not compared: {tokenizers.path.name} cannot be read ({str(error)[:100]})"
-        return
-
-    def wanted(text: str) -> list[int]:
-        return list(theirs.encode(text, add_special_tokens=False).ids)
-
-    apart = [text for text, (_, plain) in zip(texts, ours, strict=True) if plain != wanted(text)]
-    if not apart:
-        return
-    few = sorted(apart, key=len)[:SHRUNK]
-    parts = tuple(dict.fromkeys(sorted((part for text in few for part in _parts(text)), key=len)))
-    again = _of_llamacpp(model, parts)
-    told = {text: plain for text, (_, plain) in zip(parts, again["ids"], strict=True)} if again else {}
-    shortest = next((text for text in parts if told.get(text) != wanted(text)), few[0])
-    says = f"{shortest!r} is {told.get(shortest)} in llama.cpp, {wanted(shortest)} by tokenizer.json"
-    yield Oddity("tokenizer", f"{says}; {len(apart)} of {len(texts)} strings are cut otherwise", "token-ids")
-
-
-def _parts(text: str) -> list[str]:
-    """All parts of a short string, itself too."""
-    text = text[:LONGEST]
-    return [text[i:j] for i in range(len(text)) for j in range(i + 1, len(text) + 1)]
+    unlike = sorted((n for n in range(len(texts)) if theirs[n] != ours[n]), key=lambda n: len(texts[n]))
+    first = next((n for n in unlike if parts([texts[n]])[0]), None)
+    if first is None:
+        return "llama.cpp's ids are not the checkpoint's for some texts, in ways that no key of a file can mend"
+    text = smallest(texts[first], parts)
+    found, right = (list(each[0] or ()) for each in both([text]))
+    says = f"{text!r} is {right} in llama.cpp, {found} by tokenizer.json; {len(unlike)} of {len(texts)} texts part"
+    change = explanation.mistakes[0] if explanation is not None else None
+    if change is None or change.stated is None:
+        why = f"tokenizer.json {change.says}: " if change is not None else ""
+        return Oddity("tokenizer", why + says, "token-ids")
+    key, value = change.stated
+    stated = repr(fields[key]) if key in fields else "not in the file"
+    return Oddity(key, f"is {stated}; tokenizer.json's is {value!r}: {says}", "token-ids")

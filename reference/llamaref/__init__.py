@@ -1,6 +1,6 @@
 """llamaref: an independent NumPy inference engine with named taps.
 
-It uses numpy and gguf and shares no code with llama.cpp or llamadiff: two implementations that
+It uses numpy, gguf and regex and shares no code with llama.cpp or llamadiff: two implementations that
 share code share bugs. ``Engine`` runs a GGUF file; ``tap(name, x) -> x`` is called at every named
 point of the forward pass and the engine goes on with what comes back.
 """

@@ -39,10 +39,20 @@ ALLOWED = {
     "llama_cpp": ("llamadiff/llamacpp/",),
     "gguf": ("reference/llamaref/", "llamadiff/extras/port/tensors.py"),
     "typer": ("llamadiff/cli/",),
-    "rich": ("llamadiff/report/", "llamadiff/extras/port/page.py", "llamadiff/extras/sweep/page.py"),
+    "rich": (
+        "llamadiff/report/",
+        "llamadiff/extras/port/page.py",
+        "llamadiff/extras/sweep/page.py",
+        "llamadiff/extras/templates/page.py",
+        "llamadiff/extras/tokens/page.py",
+    ),
     "pytest": ("llamadiff/pytest_plugin.py",),
     "pandas": ("llamadiff/result/comparison.py",),
-    "jinja2": ("llamadiff/engines/chat_template.py", "llamadiff/report/html/page.py"),
+    "jinja2": (
+        "llamadiff/engines/chat_template.py",
+        "llamadiff/extras/templates/",  # in its child process
+        "llamadiff/report/html/page.py",
+    ),
     "pyarrow": ("llamadiff/extras/sweep/store.py",),
     "distributed": ("llamadiff/extras/sweep/cluster.py",),
     "torch": (
@@ -285,7 +295,10 @@ def test_without_its_file_the_architecture_is_not_known(tmp_path):
 
 # Names of architectures that mean something else: tokenizers, libllama; the model that is trained is a llama. What
 # becomes of a checkpoint's tensors and keys is a table by architecture, of converters and not of engines.
-OTHERWISE = {"llamadiff/trace/token_text.py", "llamadiff/shipped/train.py", "llamadiff/llamacpp/library.py"}
+OTHERWISE = {
+    "llamadiff/trace/token_text.py", "llamadiff/shipped/train.py", "llamadiff/llamacpp/library.py",
+    "reference/llamaref/tokenizer/rules.py",
+}  # fmt: skip
 OUTSIDE = [
     path
     for folder in ("llamadiff", "reference/llamaref")

@@ -9,7 +9,7 @@ import gguf
 from models import small
 
 
-def with_tokenizer(path: Path, template: str | None = None) -> Path:
+def with_tokenizer(path: Path, template: str | None = None, adds_bos: bool | None = None) -> Path:
     """A small model that tokenizes letters."""
 
     def write(writer: gguf.GGUFWriter) -> None:
@@ -21,6 +21,8 @@ def with_tokenizer(path: Path, template: str | None = None) -> Path:
         writer.add_token_types([2, 3, 3] + [1] * (len(texts) - 3))
         writer.add_bos_token_id(1)
         writer.add_eos_token_id(2)
+        if adds_bos is not None:
+            writer.add_add_bos_token(adds_bos)
         if template is not None:
             writer.add_chat_template(template)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.extras.own_code import function_of, is_function
 from llamadiff.extras.port.alignment import distance
 from llamadiff.extras.port.tensors import Tensors
 from llamadiff.extras.port.torch_ops import layers_of
@@ -21,7 +20,6 @@ from llamadiff.trace.stated import reason
 
 Array = NDArray[Any]
 KEPT = {"F16": "float16", "BF16": "bfloat16"}  # types of matrices that a model's own are rounded to
-OWN = "llamadiff_ported"  # what a user's file is called as a module: no name that another one may have
 NEAR = 0.5  # NMSE of what a quantization makes of a matrix; that of another one is 2
 NEEDS = "port needs torch and transformers: pip install 'llamadiff[transformers]'"
 
@@ -33,9 +31,8 @@ def model_of(spec: str) -> Any:
     """
     if find_spec("torch") is None or find_spec("transformers") is None:
         raise UserError(NEEDS)
-    file, _, function = spec.rpartition(":")
-    if file.endswith(".py"):
-        return _built(Path(file), function)
+    if is_function(spec):
+        return _built(spec)
     path = Path(spec)
     if not path.is_dir():
         raise UserError(f"{spec}: no directory of a checkpoint, and no file.py:function that builds a torch module")
@@ -44,27 +41,17 @@ def model_of(spec: str) -> Any:
     return loaded(path, "f32", {})
 
 
-def _built(path: Path, function: str) -> Any:
+def _built(spec: str) -> Any:
     """What a user's function returns."""
     import torch
 
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    spec = importlib.util.spec_from_file_location(OWN, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[OWN] = module
+    build = function_of(spec)
     try:
-        spec.loader.exec_module(module)
-        build = getattr(module, function, None)
-        model = build() if callable(build) else None
+        model = build()
     except Exception as error:  # a stranger's code may raise anything
-        raise UserError(f"{path}: {function}() failed ({reason(error)})") from None
+        raise UserError(f"{spec}: failed ({reason(error)})") from None
     if not isinstance(model, torch.nn.Module):
-        raise UserError(
-            f"{path}:{function}: gave {type(model).__name__}; expected a function that builds a torch module"
-        )
+        raise UserError(f"{spec}: gave {type(model).__name__}; expected a function that builds a torch module")
     return model.float().eval()
 
 

@@ -362,9 +362,9 @@ def test_a_module_of_ones_own_is_run_by_its_function(checkpoint, tmp_path):
     found = port(path, f"{tmp_path / 'mine.py'}:load", Run(tokens=TOKENS), USUAL)
     assert found.verdict == "match"
     refused = {
-        "nothing": "gave int", "fails": "no weights", "absent": "gave NoneType", "listless": "no list of layers",
-        "shared": "one module as several layers", "skips": "more than once, or not at all",
-        "narrow": "is the file of this checkpoint",
+        "nothing": "gave int", "fails": "no weights", "absent": "has no function absent",
+        "listless": "no list of layers", "shared": "one module as several layers",
+        "skips": "more than once, or not at all", "narrow": "is the file of this checkpoint",
     }  # fmt: skip
     for function, says in refused.items():
         with pytest.raises(UserError, match=says):

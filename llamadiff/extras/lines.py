@@ -1,0 +1,95 @@
+"""A command that stays open: a JSON line in, a JSON line out, as tokenizers and renderers of prompts are asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from typing import Any
+
+from llamadiff.candidates.command import supervised, tail_of, words_of
+from llamadiff.llamacpp.capture import scratch_directory
+from llamadiff.system.errors import UserError
+from llamadiff.system.python_child import how_it_ended
+from llamadiff.system.started import Process
+from llamadiff.system.supervisor import END
+from llamadiff.trace.stated import parse_json, reason
+
+PATIENCE = 60.0  # seconds that one answer may take
+MAX_LINE = 1 << 22  # bytes of an answer
+AHEAD = 4096  # answers that wait to be read
+
+
+class Talker:
+    """What a command answers. Raises UserError where it says nothing, dies, says too much, or what is no JSON."""
+
+    def __init__(self, name: str, supervisor: Process, log: Path, patience: float) -> None:
+        self.name, self.log, self.patience = name, log, patience
+        self._supervisor = supervisor
+        self._lines = Queue[bytes](AHEAD)
+        Thread(target=self._listen, daemon=True).start()
+
+    def __call__(self, value: Any) -> Any:
+        """The answer to one value."""
+        return next(self.all([value]))
+
+    def all(self, values: Iterable[Any]) -> Iterator[Any]:
+        """The answers to some, in their order; it is told all of them before."""
+        assert self._supervisor.stdin is not None
+        asked = [json.dumps(value) for value in values]
+        with suppress(OSError):  # it is gone: what it said last is still to be read
+            self._supervisor.stdin.write("".join(f"{line}\n" for line in asked).encode())
+            self._supervisor.stdin.flush()
+        for line in asked:
+            yield self._answer(line)
+
+    def _answer(self, asked: str) -> Any:
+        try:
+            line = self._lines.get(timeout=self.patience)
+        except Empty:
+            raise self._fault(f"did not answer {_short(asked)} within {self.patience:g} s") from None
+        if line.startswith(END) or not line:
+            raise self._fault(f"{self._end(line)} before it answered {_short(asked)}{tail_of(self.log)}")
+        if not line.endswith(b"\n"):
+            raise self._fault(f"answers {_short(asked)} with more than {MAX_LINE >> 20} MiB on one line")
+        try:
+            return parse_json(line)
+        except ValueError as error:
+            said = _short(line.decode("utf-8", "replace").strip())
+            raise self._fault(
+                f"answers {_short(asked)} with {said}, which is no JSON ({reason(error)}); let it print one JSON value "
+                "a line, and nothing else there"
+            ) from None
+
+    def _listen(self) -> None:
+        assert self._supervisor.stdout is not None
+        with suppress(OSError, ValueError):  # it was closed
+            while line := self._supervisor.stdout.readline(MAX_LINE):
+                self._lines.put(line)
+        self._lines.put(b"")
+
+    def _end(self, line: bytes) -> str:
+        with suppress(ValueError, KeyError):
+            answer = json.loads(line[len(END) :])
+            return f"cannot be run ({answer['error']})" if "error" in answer else how_it_ended(answer["code"])
+        return "its supervising process ended"
+
+    def _fault(self, what: str) -> UserError:
+        return UserError(f"{self.name}: {what}")
+
+
+@contextmanager
+def talking(spec: str, patience: float = PATIENCE) -> Iterator[Talker]:
+    """A command, open until the end of this; its words are cut as those of ``cmd:``. Raises UserError."""
+    words = words_of(spec)
+    with ExitStack() as stack:
+        log = Path(stack.enter_context(scratch_directory())) / "log"
+        output = stack.enter_context(log.open("wb"))
+        yield Talker(words[0], stack.enter_context(supervised(words, output, talks=True)), log, patience)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."

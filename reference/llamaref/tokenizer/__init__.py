@@ -1,0 +1,12 @@
+"""An independent tokenizer: text to ids and back, from a GGUF file's own tables.
+
+Five kinds, each a module: ``spm``, ``bpe``, ``wpm``, ``ugm``, ``rwkv``. What engines get wrong is a field of ``Rules``,
+so that ``dataclasses.replace`` makes a tokenizer with a mistake.
+"""
+
+from llamaref.tokenizer.pre_tokenizers import PRE_TOKENIZERS
+from llamaref.tokenizer.rules import Rules, as_original, rules_of
+from llamaref.tokenizer.tokenizer import Tokenizer
+from llamaref.tokenizer.vocabulary import Vocabulary
+
+__all__ = ["PRE_TOKENIZERS", "Rules", "Tokenizer", "Vocabulary", "as_original", "rules_of"]
