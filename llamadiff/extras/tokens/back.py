@@ -13,9 +13,10 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from llamaref import ModelError, Weights
+from llamaref import ModelError
 from llamaref.tokenizer import rules_of
 
+from llamadiff.engines.model_file import ModelFile
 from llamadiff.extras.tokens.candidates import DETOKENIZE, answering
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import tolerances
@@ -104,7 +105,7 @@ def back(
     model: Path, spec: str, settings: Settings, progress: Progress, count: int, seed: int, patience: float
 ) -> Back:
     """A candidate's texts of token ids against llama.cpp's. Raises UserError for whatever a user can mend."""
-    fields = Weights(model).fields
+    fields = ModelFile(model).weights.fields
     with (
         llama_cpp(model, settings, progress) as vocabulary,
         answering(spec, patience, DETOKENIZE, progress) as (name, answers),

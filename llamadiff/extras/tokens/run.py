@@ -9,9 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from llamaref import ModelError, Weights
+from llamaref import ModelError
 from llamaref.tokenizer import Tokenizer, as_original
 
+from llamadiff.engines.model_file import ModelFile
 from llamadiff.extras.tokens.candidates import candidate
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import tolerances
@@ -84,7 +85,7 @@ def tokens(
 
     Raises UserError for whatever a user can mend.
     """
-    fields = Weights(model).fields
+    fields = ModelFile(model).weights.fields
     third, no_third = _third(fields)
     if spec is None and third is None:
         raise UserError(f"{model}: {no_third}; give --candidate")
@@ -94,7 +95,10 @@ def tokens(
         other = stack.enter_context(candidate(spec, settings, progress, patience)) if spec is not None else None
         texts = _texts(wanted, fields, takes_bytes=other is None or other.takes_bytes)
         sides = _Sides(fields, texts, baseline, other, third, progress)
-        return sides.judged(model.name, no_third)
+        try:
+            return sides.judged(model.name, no_third)
+        except ModelError as error:  # a table that is read late
+            raise UserError(f"{model}: {error}") from None
 
 
 def _third(fields: Mapping[str, Any]) -> tuple[Tokenizer | None, str]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from llamaref import Weights
 from llamaref.tokenizer import Tokenizer
 
+from llamadiff.engines.model_file import ModelFile
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.errors import DiedError, UserError
@@ -43,7 +43,7 @@ class LlamaCpp:
 
     def __init__(self, model: Path, settings: Settings, progress: Progress) -> None:
         self.model, self.settings, self.progress = model, settings, progress
-        self.files = tuple(map(str, Weights(model).files))
+        self.files = tuple(map(str, ModelFile(model).weights.files))
         self.child = Child(settings)
         self.adds_bos: bool | None = None
         self.deaths = 0

@@ -349,3 +349,10 @@ def test_a_file_without_a_tokenizer(tmp_path):
         step()
     done = llamadiff("tokens", tmp_path / "m.gguf")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("options", [[], ["--back", "--candidate", "./engine"], ["--candidate", "other.gguf"]])
+def test_nothing_there(tmp_path, options):
+    done = llamadiff("tokens", tmp_path / "nowhere.gguf", *options)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "no such file" in done.stderr
