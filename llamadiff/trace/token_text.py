@@ -36,6 +36,11 @@ class Vocabulary:
         return piece.replace("\u2581", " ")
 
     @cached_property
+    def _whole(self) -> list[str]:
+        pairs = zip(self._tokens, self._types, strict=False)
+        return [str(piece) for piece, kind in pairs if kind in _WHOLE and piece]
+
+    @cached_property
     def _known(self) -> set[str]:
         return set(map(str, self._tokens))
 
@@ -46,9 +51,8 @@ class Vocabulary:
         """
         if not self._in_pieces:
             return ()
-        for piece, kind in zip(self._tokens, self._types, strict=False):
-            if kind in _WHOLE and piece:
-                text = text.replace(str(piece), "")
+        for piece in self._whole:
+            text = text.replace(piece, "")
         known = self._known
         characters = dict.fromkeys(("\u2581" * self._prefixed + text).replace(" ", "\u2581"))
         return tuple(c for c in characters if c not in known and not _bytes_of(c) <= known)

@@ -12,7 +12,6 @@ from llamadiff.extras.templates.conversations import Conversation
 from llamadiff.extras.templates.run import Parting, Place, Templates
 from llamadiff.numerics import tolerances
 from llamadiff.report.json import in_json
-from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.page import Page
 
 SCHEMA = "llamadiff.extras.templates/1"
@@ -93,15 +92,10 @@ def _put_place(page: Page, found: Templates, place: Place) -> None:
     for other in causes[1:FEW]:
         page.labelled("or", page.data(f"the candidate {other.says}", 1000))
     if part.line is not None:
-        page.labelled("line", f"{part.line}  {_as_it_is(page, found.source.line(part.line), 400)}")
-    words = _as_it_is(page, json.dumps(part.conversation, ensure_ascii=False), MOST_COPIED)
+        page.labelled("line", f"{part.line}  {page.as_it_is(found.source.line(part.line), 400)}")
+    words = page.as_it_is(json.dumps(part.conversation, ensure_ascii=False), MOST_COPIED)
     page.console.print(Text(f"messages {words}"), soft_wrap=True)
     _put_texts(page, part)
-
-
-def _as_it_is(page: Page, text: str, limit: int) -> str:
-    """A line whose backslashes are its own."""
-    return shown(text, limit, ascii_only=page.ascii_only, plain="\\")
 
 
 def _put_texts(page: Page, part: Parting) -> None:

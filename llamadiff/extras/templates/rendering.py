@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from llamaref import ModelError
+from llamaref.tokenizer import rules_of
 
 from llamadiff.engines.chat_template import MAX_TEMPLATE, answer_of
 from llamadiff.engines.model_file import ModelFile
@@ -32,7 +36,7 @@ class Cause:
 class Source:
     """A template with the tokens that it is given. Raises UserError where it cannot be rendered.
 
-    ``adds_bos``: the file says that tokenizing puts the BOS token before each prompt.
+    ``adds_bos``: tokenizing puts the BOS token before each prompt.
     """
 
     path: Path
@@ -72,6 +76,13 @@ class Source:
         return answer
 
 
+def _adds_bos(fields: Mapping[str, Any]) -> bool:
+    """Whether tokenizing puts BOS before a prompt: as the file says, or its kind of tokenizer does by itself."""
+    with suppress(ModelError):
+        return rules_of(fields).add_bos
+    return fields.get("tokenizer.ggml.add_bos_token") is True
+
+
 def source_of(path: Path, tokens: Mapping[str, str] | None = None) -> Source:
     """The chat template of a .gguf, or of a file of its own, which is given ``tokens``. Raises UserError."""
     if path.suffix in ENDINGS:
@@ -83,7 +94,7 @@ def source_of(path: Path, tokens: Mapping[str, str] | None = None) -> Source:
             raise UserError(f"{path}: the file has no chat template; give a file of the template alone, named *.jinja")
         template = model.chat_template
         given = {f"{kind}_token": model.special_token(kind) for kind in ("bos", "eos")}
-        adds_bos = model.weights.fields.get("tokenizer.ggml.add_bos_token") is True and bool(given["bos_token"])
+        adds_bos = bool(given["bos_token"]) and _adds_bos(model.weights.fields)
     if len(template) > MAX_TEMPLATE:
         raise UserError(f"{path}: the chat template has {len(template)} characters; that is not taken for real")
     return Source(path, template, given, adds_bos)

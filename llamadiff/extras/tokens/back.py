@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llamaref import ModelError
-from llamaref.tokenizer import rules_of
+from llamaref.tokenizer import BYTE, CONTROL, SPECIAL, UNKNOWN, rules_of
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.extras.tokens.candidates import DETOKENIZE, answering
@@ -30,7 +30,6 @@ from llamadiff.weights.tokens.texts import texts_for
 RANDOM = 0.25  # of the lists: tokens in any order, which cut characters
 LONGEST = 12  # tokens of such a list
 SHOWN = 2
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # llama.h, llama_token_type
 BROKEN = re.compile("\ufffd+")
 
 
@@ -229,7 +228,7 @@ def _byte_name(token: Token) -> bytes:
 
 
 def _as_stored(token: Token) -> bytes:
-    return token.piece if token.kind in {UNKNOWN, CONTROL, USER_DEFINED} else _stored(token)
+    return token.piece if token.kind in SPECIAL else _stored(token)
 
 
 _HELD = "hold bytes back until the character is whole"

@@ -11,7 +11,6 @@ from llamadiff.extras.tokens.back import Back
 from llamadiff.extras.tokens.run import LLAMA_CPP, Example, Tokens
 from llamadiff.numerics import tolerances
 from llamadiff.report.json import in_json
-from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.page import Page
 from llamadiff.weights.tokens.changes import Change
 
@@ -23,14 +22,14 @@ MOST_TEXT = 60
 def print_tokens(found: Tokens, console: Console) -> None:
     """The verdict, what to do, the smallest texts with both splits, and where llama.cpp goes its own way."""
     page = Page(console)
-    page.paragraph(Text(f"{found.verdict.upper()}  ", page.style_of(found.verdict)), _as_it_is(page, headline(found)))
+    page.paragraph(Text(f"{found.verdict.upper()}  ", page.style_of(found.verdict)), page.as_it_is(headline(found)))
     explanation = found.explanation
     page.blank()
     if explanation is not None and found.verdict == tolerances.WRONG:
         for change in explanation.mistakes:
-            page.labelled("fix", _as_it_is(page, change.fix))
+            page.labelled("fix", page.as_it_is(change.fix))
         for change in explanation.others:
-            page.labelled("or", _as_it_is(page, f"{found.candidate} {change.says}"))
+            page.labelled("or", page.as_it_is(f"{found.candidate} {change.says}"))
     elif found.parted:
         page.labelled("cause", "no known mistake explains all of these texts")
     for example in found.examples:
@@ -133,11 +132,6 @@ def _back(found: Back) -> str:
         ],
     }  # fmt: skip
     return in_json(about)
-
-
-def _as_it_is(page: Page, text: str) -> str:
-    """A line whose backslashes are its own."""
-    return shown(text, 1000, ascii_only=page.ascii_only, plain="\\")
 
 
 def _put(page: Page, example: Example) -> None:

@@ -153,8 +153,7 @@ class _Sides:
         """All of it."""
         apart = [n for n, (one, another) in enumerate(zip(self.found, self.right, strict=True)) if one != another]
         everywhere = range(len(self.texts)) if self.other is None else apart
-        doubted = self._doubted(everywhere)
-        own = self._own(everywhere)
+        doubted, own = self._opinions(everywhere)
         parted = [n for n in apart if n not in own]
         explanation = None
         if parted and self.third is not None:
@@ -168,25 +167,21 @@ class _Sides:
         return Tokens(model, name, len(self.texts), len(parted), len(own), len(doubted), verdict, wrong, explanation,
                       shown, tuple(self._ways(sorted(own))), no_third)  # fmt: skip
 
-    def _doubted(self, numbers: Sequence[int]) -> list[int]:
-        """Where llama.cpp has neither the ids that its rules come to, nor those of the model's own tokenizer."""
-        if self.as_llama_cpp is None or self.original is None:
-            return []
-        self.progress("the independent tokenizer tokenizes")
-        expected = self.as_llama_cpp.ids([self.texts[n] for n in numbers])
-        unlike = [n for n, ids in zip(numbers, expected, strict=True) if ids != self.right[n]]
-        originals = self.original.ids([self.texts[n] for n in unlike])
-        return [n for n, ids in zip(unlike, originals, strict=True) if ids != self.right[n]]
+    def _opinions(self, numbers: Sequence[int]) -> tuple[list[int], set[int]]:
+        """Where llama.cpp's ids are nobody's, and where the candidate's are the independent tokenizer's and not these.
 
-    def _own(self, numbers: Sequence[int]) -> set[int]:
-        """Where llama.cpp's ids are not the model's own, and, of a candidate, its ids are these."""
-        if self.original is None:
-            return set()
-        originals = self.original.ids([self.texts[n] for n in numbers])
-        pairs = zip(numbers, originals, strict=True)
+        The independent one reads a file as llama.cpp does, and as the model's own tokenizer: either is right. Without a
+        candidate the second is where llama.cpp's are not the model's own.
+        """
+        if self.as_llama_cpp is None or self.original is None:
+            return [], set()
+        self.progress("the independent tokenizer tokenizes")
+        texts = [self.texts[n] for n in numbers]
+        rows = [*zip(numbers, self.as_llama_cpp.ids(texts), self.original.ids(texts), strict=True)]
+        doubted = [n for n, *ids in rows if self.right[n] not in ids]
         if self.other is None:
-            return {n for n, ids in pairs if ids != self.right[n]}
-        return {n for n, ids in pairs if ids == self.found[n]}
+            return doubted, {n for n, _, original in rows if original != self.right[n]}
+        return doubted, {n for n, *ids in rows if self.found[n] in ids}
 
     def _wrong(self, parted: Sequence[int], doubted: Sequence[int], own: set[int]) -> tuple[str, str]:
         """The side that is wrong, and the verdict."""
@@ -195,9 +190,7 @@ class _Sides:
             return (self.other.name if agree and self.other is not None else ""), tolerances.WRONG
         if self.other is None:
             return "", tolerances.UNCHECKED if doubted else tolerances.MATCH
-        if {
-            *doubted
-        } & own:  # the candidate's and the independent's are the same, llama.cpp's are not what it means to do
+        if {*doubted} & own:  # the candidate and the independent one agree, and llama.cpp does what it does not mean
             return LLAMA_CPP, tolerances.WRONG
         return "", tolerances.MATCH
 

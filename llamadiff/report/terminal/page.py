@@ -48,6 +48,10 @@ class Page:
     def data(self, value: object, limit: int = 200) -> str:
         return escape.shown(str(value), limit, ascii_only=self.ascii_only)
 
+    def as_it_is(self, text: str, limit: int = 1000) -> str:
+        """A line whose backslashes are its own."""
+        return escape.shown(text, limit, ascii_only=self.ascii_only, plain="\\")
+
     def quoted(self, value: str, limit: int = 24) -> str:
         return escape.quoted(value, limit, ascii_only=self.ascii_only)
 

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from llamaref.tokenizer import PRE_TOKENIZERS, Rules, Tokenizer, as_original
+from llamaref.tokenizer import PRE_TOKENIZERS, SPECIAL, Rules, Tokenizer, as_original
 
 Ids = tuple[int, ...]
 Encode = Callable[[str], Ids]
 Pair = tuple[str, Ids, Ids]  # a text, the candidate's ids, and the right ones
 FORMS = ("NFC", "NFD", "NFKC", "NFKD")
-SPECIAL = {2, 3, 4}  # llama.h, llama_token_type: unknown, control, user-defined
 FEW = 64  # texts that data-driven changes are read off
 NAMED = 3  # special tokens that may be the one that is overlooked
 
@@ -129,12 +128,8 @@ def _special(tokenizer: Tokenizer, parted: Sequence[Pair]) -> Iterator[Change]:
     yield Change("special-late", "looks for special tokens after it has cut the text into words",
                  "cut them out first, and cut what lies between them into words", {"special_first": False})  # fmt: skip
     special = [i for i, kind in enumerate(tokenizer.vocabulary.kinds) if kind in SPECIAL]
-    for name, sides in (
-        ("around", ("strip_left", "strip_right")),
-        ("before", ("strip_left",)),
-        ("after", ("strip_right",)),
-    ):
-        where = {"around": "before and after", "before": "before", "after": "after"}[name]
+    before, after = "strip_left", "strip_right"
+    for where, sides in (("before and after", (before, after)), ("before", (before,)), ("after", (after,))):
         yield Change("special-takes-spaces", f"drops the white space {where} a special token",
                      "keep it: that is part of the text", dict.fromkeys(sides, frozenset(special)))  # fmt: skip
     if rules.strip_left or rules.strip_right:
@@ -382,9 +377,6 @@ def _ids(parted: Sequence[Pair]) -> Iterator[Change]:
         (right, wrong) = next(iter(pairs))
         yield Change("other-id", f"gives token {wrong} for token {right}", f"look up token {right} again",
                      after=lambda ids: tuple(wrong if each == right else each for each in ids))  # fmt: skip
-    yield Change("ids-reversed", "gives the ids in reverse", "turn them round", after=lambda ids: ids[::-1])
-    yield Change("repeats-merged", "gives one of several equal ids in a row", "keep all of them",
-                 after=lambda ids: tuple(x for n, x in enumerate(ids) if not n or x != ids[n - 1]))  # fmt: skip
     yield Change(
         "ids-16-bits", "keeps ids in 16 bits", "keep them in 32", after=lambda ids: tuple(i & 0xFFFF for i in ids)
     )

@@ -36,9 +36,8 @@ class _Seen:
     def __init__(self, texts: Sequence[str], found: Sequence[Ids | None], right: Sequence[Ids | None]) -> None:
         self.texts, self.found = texts, found
         parted = sorted((n for n in range(len(texts)) if found[n] != right[n]), key=lambda n: len(texts[n]))
-        same = sorted((n for n in range(len(texts)) if found[n] == right[n]), key=lambda n: len(texts[n]) % 17)
-        step = max(1, len(parted) // TRIED)
-        self.few = [*parted[: TRIED // 2], *parted[::step][: TRIED // 2], *same[:TRIED]]
+        same = [n for n in range(len(texts)) if found[n] == right[n]]
+        self.few = [*parted[: TRIED // 2], *_spread(parted, TRIED // 2), *_spread(same, TRIED)]
         self.all = [*parted, *same]
         self.parted: list[Pair] = [
             (texts[n], a, b) for n in parted if (a := found[n]) is not None and (b := right[n]) is not None
@@ -51,6 +50,11 @@ class _Seen:
         """Of the first texts: how many have the candidate's ids, and how much the others have in common with them."""
         pairs = [(encode(self.texts[n]), self.found[n] or ()) for n in self.few]
         return sum(a == b for a, b in pairs), sum(_common(a, b) for a, b in pairs)
+
+
+def _spread(numbers: Sequence[int], count: int) -> Sequence[int]:
+    """So many of them, from all over."""
+    return numbers[:: max(1, len(numbers) // count)][:count]
 
 
 def _common(one: Ids, other: Ids) -> float:

@@ -6,6 +6,8 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from llamaref.tokenizer import SPECIAL
+
 from llamadiff.trace.token_text import Vocabulary
 
 # The same words in many scripts, and what they have that others lack.
@@ -93,7 +95,6 @@ CLASSES = (
 CONTRACTIONS = ("'s", "'T", "'re", "'VE", "'m", "'ll", "'D", "’s")
 LONGEST_RUN, MOST_RUNS, LONGEST_CUT = 5, 6, 20
 OWN = 4000  # of the vocabulary's tokens that are texts themselves
-SPECIAL = {2, 3, 4}  # llama.h, llama_token_type: unknown, control, user-defined
 MOST_SPECIAL = 100  # of the first, and of the last
 
 

@@ -7,6 +7,8 @@ so that ``dataclasses.replace`` makes a tokenizer with a mistake.
 from llamaref.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from llamaref.tokenizer.rules import Rules, as_original, rules_of
 from llamaref.tokenizer.tokenizer import Tokenizer
-from llamaref.tokenizer.vocabulary import Vocabulary
+from llamaref.tokenizer.vocabulary import BYTE, CONTROL, SPECIAL, UNKNOWN
 
-__all__ = ["PRE_TOKENIZERS", "Rules", "Tokenizer", "Vocabulary", "as_original", "rules_of"]
+__all__ = [
+    "BYTE", "CONTROL", "PRE_TOKENIZERS", "SPECIAL", "UNKNOWN", "Rules", "Tokenizer", "as_original", "rules_of",
+]  # fmt: skip

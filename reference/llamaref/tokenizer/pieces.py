@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from llamaref.tokenizer.bpe import BYTE_OF
 from llamaref.tokenizer.rules import Rules
 from llamaref.tokenizer.rwkv import unescaped
-from llamaref.tokenizer.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
+from llamaref.tokenizer.vocabulary import BYTE, CONTROL, NORMAL, SPECIAL, UNKNOWN, Vocabulary
 
 
 class Pieces:
@@ -26,7 +26,7 @@ class Pieces:
         kind, text = self.kinds[i], self.texts[i]
         if kind in {CONTROL, UNKNOWN} and not special:
             return b""
-        if kind in {CONTROL, UNKNOWN, USER_DEFINED} and self.rules.kind != "rwkv":
+        if kind in SPECIAL and self.rules.kind != "rwkv":
             return text.encode()
         if kind == BYTE:
             return bytes([int(text[3:5], 16)])

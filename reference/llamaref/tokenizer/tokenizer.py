@@ -16,7 +16,7 @@ from llamaref.tokenizer.special import Specials
 from llamaref.tokenizer.spm import Spm
 from llamaref.tokenizer.ugm import Ugm
 from llamaref.tokenizer.unicode_text import valid
-from llamaref.tokenizer.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
+from llamaref.tokenizer.vocabulary import SPECIAL, USER_DEFINED, Vocabulary
 from llamaref.tokenizer.wpm import Wpm
 
 
@@ -111,7 +111,7 @@ class Tokenizer:
 
     @cached_property
     def _specials(self) -> Specials:
-        return self._specials_of({CONTROL, UNKNOWN, USER_DEFINED})
+        return self._specials_of(SPECIAL)
 
     @cached_property
     def _user_defined(self) -> Specials:
