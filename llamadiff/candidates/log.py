@@ -87,7 +87,7 @@ def _loaded(path: Path, context: Context) -> Trace:
         if place.rows or place.floating is not None:
             arrays[place.tap.name], known[place.tap.name], slack[place.tap.name] = place.filled(row)
     stated = {place.tap.name: place.stated for place in places if place.stated}
-    printed = Printed(slack, stated, (*_how_read(log), *note))
+    printed = Printed(slack, stated, notes=(*_how_read(log), *note))
     positions, producer = tuple(range(n_tokens)), {"name": "the log", "extra": list(log.unknown)}
     info = Info(context.tokens, positions, context.n_prefill or n_tokens, None, producer, {})
     return Trace(info, arrays, dict.fromkeys(arrays, "F32"), path, known, {}, printed)

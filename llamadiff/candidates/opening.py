@@ -31,7 +31,7 @@ from llamadiff.trace.reader import Trace
 Candidate: TypeAlias = Trace | str | Path | Callable[..., Any]  # a trace, what --candidate takes, or a function
 
 # The first that ``matches`` takes a --candidate.
-KINDS = ("llama_cpp", "gguf_file", "command", "dump", "log", "trace_file", "transformers")
+KINDS = ("llama_cpp", "server", "gguf_file", "command", "dump", "log", "trace_file", "transformers")
 
 
 def open_candidate(candidate: Candidate) -> Opened:

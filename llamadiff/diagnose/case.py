@@ -36,7 +36,8 @@ class Recording:
     """What all cases of one run share.
 
     ``edges``: where batches begin, and the end; of the first ``n_prefill`` tokens they are parts of the prompt.
-    ``shapes``: tap name -> the engine's shape of it, without the batch; ``known``: tap name -> which values are there.
+    ``shapes``: tap name -> the engine's shape of it, without the batch; ``known``: tap name -> which values are there;
+    ``relative``: those of which each row is known up to a constant.
     """
 
     model: Runnable
@@ -47,6 +48,7 @@ class Recording:
     carrier: Carrier
     shapes: Mapping[str, tuple[int, ...]]
     known: Mapping[str, Array]
+    relative: frozenset[str] = frozenset()
 
     @property
     def batches(self) -> list[tuple[int, int]]:
@@ -175,4 +177,4 @@ class Case:
         if self.channels is not None:
             x = x if x.shape[-1] == len(self.channels) else x[..., self.channels]
             mask = None if mask is None else mask[..., self.channels]
-        return x if mask is None else np.where(mask, x, x.dtype.type(0))
+        return metrics.where_known(x, mask, self.tap.name in self.run.relative)

@@ -161,7 +161,7 @@ def scene_of(
     )
     shapes = {finding.tap.name: finding.shape for finding in passes.findings}
     tokens, where = source.trace.info.tokens, (judge.positions, judge.edges, judge.n_prefill)
-    run = Recording(model, tokens, *where, carrier, shapes, source.trace.known)
+    run = Recording(model, tokens, *where, carrier, shapes, source.trace.known, source.trace.printed.relative)
     judged = replace(run, model=judged_by or model)
     return Scene(run, judged, source, Clock.of(seconds), progress, thorough)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.judge.settings import kept, settings_of
-from llamadiff.numerics import arithmetic
+from llamadiff.numerics import arithmetic, metrics
 from llamadiff.numerics.policies import (
     ANGLES,
     BF16,
@@ -154,8 +154,7 @@ class Source:
 
     def known(self, name: str, x: Array) -> Array:
         """A tap's values with those that the trace does not have set to zero."""
-        mask = self.trace.known.get(name)
-        return x if mask is None else np.where(mask, x, x.dtype.type(0))
+        return metrics.where_known(x, self.trace.known.get(name), name in self.trace.printed.relative)
 
 
 def policies_for(kinds: Iterable[str], stored: Mapping[str, str], wanted: Sequence[str]) -> list[str]:

@@ -367,6 +367,20 @@ def _products(c: Rows, b: Rows, error: float) -> tuple[float, Array, Array]:
     return product, sizes, sums
 
 
+def where_known(x: Array, mask: Array | None, relative: bool = False) -> Array:
+    """Values that a mask has, and zero elsewhere; without a mask all of them.
+
+    ``relative``: less the mean of those that a row has, along the last axis: as they are known up to a constant a row.
+    """
+    if mask is None:
+        return x
+    if relative:
+        count = np.maximum(mask.sum(axis=-1, keepdims=True), 1)
+        mean = np.where(mask, x, x.dtype.type(0)).sum(axis=-1, keepdims=True, dtype=np.float64) / count
+        x = (x - mean).astype(x.dtype)
+    return np.where(mask, x, x.dtype.type(0))
+
+
 def log_softmax(logits: Array) -> Array:
     """Log-probabilities over the last axis, in float64."""
     wide = np.asarray(logits, np.float64)

@@ -42,14 +42,15 @@ class Number:
 
 @dataclass(frozen=True)
 class Printed:
-    """What is known of a candidate that was read from a log, besides its values.
+    """What is known of a candidate that was read from a log, or told by a server, besides its values.
 
     ``slack``: by tap, how far each value may have been rounded; ``stated``: by tap, its statistics (rms, mean, min,
-    max, norm); ``notes``: how the log was read, in words.
+    max, norm); ``relative``: taps of which each row is known up to a constant; ``notes``: how it was read, in words.
     """
 
     slack: Mapping[str, Array] = field(default_factory=dict)
     stated: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
+    relative: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
 

@@ -25,15 +25,30 @@ class Vocabulary:
 
     def text(self, token: int) -> str | None:
         """What a token stands for, as the reader would type it (bytes that are no UTF-8 shown as replacements)."""
+        piece = self.bytes_of(token)
+        return piece.decode("utf-8", "replace") if piece is not None else None
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """The bytes that a token stands for."""
         if not 0 <= token < len(self._tokens):
             return None
         piece = str(self._tokens[token])
         if self._byte_level:
             return _from_byte_level(piece)
         byte = _BYTE.fullmatch(piece)
-        if byte:
-            return bytes([int(byte[1], 16)]).decode("utf-8", "replace")
-        return piece.replace("\u2581", " ")
+        return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode("utf-8", "replace")
+
+    @cached_property
+    def by_bytes(self) -> Mapping[bytes, int]:
+        """The token that bytes stand for, where it is one alone; those that spell single bytes give way to others."""
+        found: dict[bytes, int] = {}
+        twice = set()
+        spelling = {token for token, piece in enumerate(self._tokens) if _BYTE.fullmatch(str(piece))}
+        for token in sorted(range(len(self._tokens)), key=lambda token: token in spelling):
+            piece = self.bytes_of(token) or b""
+            if found.setdefault(piece, token) != token and token not in spelling:
+                twice.add(piece)
+        return {piece: token for piece, token in found.items() if piece not in twice}
 
     @cached_property
     def _whole(self) -> list[str]:
@@ -63,12 +78,12 @@ def _bytes_of(character: str) -> set[str]:
     return {f"<0x{byte:02X}>" for byte in character.encode("utf-8", "surrogatepass")}
 
 
-def _from_byte_level(piece: str) -> str:
+def _from_byte_level(piece: str) -> bytes:
     """Undo GPT-2's mapping of bytes to printable characters; special tokens are plain text already."""
     table = _byte_table()
     if any(character not in table for character in piece):
-        return piece
-    return bytes(table[character] for character in piece).decode("utf-8", "replace")
+        return piece.encode("utf-8", "replace")
+    return bytes(table[character] for character in piece)
 
 
 @cache

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamadiff.candidates.gguf_file import is_model_file
 from llamadiff.candidates.opening import Brought, Candidate, bring, files_of
+from llamadiff.candidates.server import matches as is_server
 from llamadiff.engines.batches import answers_otherwise, as_it_ran, as_stated
 from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.graph_model import graph_of_run
@@ -70,6 +71,11 @@ def compare(
 
         with _workplace(save) as folder:
             return _timed(compare_files(model, str(candidate), run, how, Path(folder), child), started)
+    if isinstance(candidate, str) and is_server(candidate):
+        from llamadiff.verbs.server import compare_server
+
+        with child or Child(run.settings) as ready, _workplace(save) as folder:
+            return _timed(compare_server(model, candidate, run, how, Path(folder), ready), started)
     with child or Child(run.settings) as ready:  # gets ready while the model is opened
         ready.meanwhile.append(_get_ready_to_judge)
         ready.ahead(Request(str(model), settings=run.settings))

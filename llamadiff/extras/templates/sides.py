@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from llamadiff.candidates.http import LacksError, RefusedError, Server, is_server
 from llamadiff.engines.chat_template import MAX_RENDERED
 from llamadiff.extras.lines import talking
 from llamadiff.extras.own_code import function_of, is_function
-from llamadiff.extras.server import LacksError, RefusedError, Server, is_server
 from llamadiff.extras.templates.conversations import Conversation
 from llamadiff.extras.templates.rendering import ENDINGS, Source, source_of
 from llamadiff.system.errors import UserError

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from llamadiff.candidates.http import LacksError, Server, is_server
 from llamadiff.extras.lines import talking
 from llamadiff.extras.own_code import function_of, is_function
-from llamadiff.extras.server import LacksError, Server, is_server
 from llamadiff.llamacpp.request import Settings
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress

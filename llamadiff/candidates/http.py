@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
-from llamadiff.extras.lines import PATIENCE
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace.stated import parse_json, reason
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Self
 
+PATIENCE = 60.0  # seconds that one answer may take
 KEY = "LLAMADIFF_API_KEY"  # the environment variable that a server's key goes in
 MOST = 16 << 20  # bytes of an answer, its headers too
 AT_ONCE = 1 << 16  # bytes

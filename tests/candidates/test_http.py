@@ -17,7 +17,7 @@ import pytest
 from optional import needs
 
 from llamadiff import UserError
-from llamadiff.extras.server import KEY, MOST, LacksError, RefusedError, Server, is_server
+from llamadiff.candidates.http import KEY, MOST, LacksError, RefusedError, Server, is_server
 
 SECRET = "sk-0123456789abcdef"
 Answers = Callable[[int, bytes, socket.socket], None]  # the number of the request, its bytes, where the answer goes

@@ -1,0 +1,235 @@
+"""``http://localhost:8080``: a server that answers with log-probabilities of next tokens; or what was kept of one.
+
+A server has no taps, and of its logits it tells a few, each row up to a constant. ``#NAME`` after the address names one
+of several models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from llamaref import ModelError
+from llamaref.tokenizer import Tokenizer
+
+from llamadiff.candidates.answers import SUFFIX, Answers, Next, Reader, Row, read_answers
+from llamadiff.candidates.http import RefusedError, Server, is_server
+from llamadiff.candidates.server_apis import MOST, Api, api_of
+from llamadiff.candidates.source import Context, Opened
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.system.errors import UserError
+from llamadiff.system.input import check_regular
+from llamadiff.system.progress import Progress
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.reader import Array, Printed, Trace
+from llamadiff.trace.taps import LOGITS
+
+POSITIONS = 32  # of a prompt that are asked for
+CUTS = 512  # beginnings of a text that are tried as prompts
+LEAST = 2  # log-probabilities of a row: one alone is known up to a constant, so not at all
+
+
+def matches(spec: str) -> bool:
+    """The address of one, or what was kept of its answers."""
+    return is_server(spec) or spec.endswith(SUFFIX)
+
+
+def files(spec: str) -> Iterable[Path]:
+    """What was kept."""
+    return [] if is_server(spec) else [Path(spec)]
+
+
+def opened(spec: str) -> Opened:
+    """The server, which is asked once the tokens are known; or the answers, which state them."""
+    if is_server(spec):
+        return Opened(partial(_asked, spec))
+    kept = answers_in(spec)
+    return Opened(partial(_kept, kept), kept.tokens)
+
+
+def answers_in(spec: str) -> Answers:
+    """What was kept of a server's answers. Raises UserError if it is not there, or none."""
+    check_regular(Path(spec), "a server's answers")
+    return read_answers(Path(spec))
+
+
+def _kept(answers: Answers, context: Context) -> Trace:
+    return as_trace(answers, context.model, context.baseline)
+
+
+def _asked(spec: str, context: Context) -> Trace:
+    text = context.baseline.info.prompt if context.baseline is not None else None
+    question = Question(context.model, context.tokens, context.n_prefill or len(context.tokens), text)
+    return as_trace(ask(spec, question, context.timeout, context.progress), context.model, context.baseline)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a server is asked about: token ids, of which the first ``n_prefill`` are a prompt; and its text, if known.
+
+    ``turn``: what a user says in a chat, where the prompt is that chat's.
+    """
+
+    model: ModelFile
+    tokens: tuple[int, ...]
+    n_prefill: int
+    text: str | None = None
+    turn: str | None = None
+
+
+def ask(spec: str, question: Question, patience: float, progress: Progress) -> Answers:
+    """What a server says of the tokens after a prompt and its beginnings. Raises UserError where it says nothing."""
+    address, _, model = spec.partition("#")
+    with Server(address, patience, progress) as server:
+        size = question.model.weights.shape("token_embd.weight")[0]
+        api = api_of(server, model, Reader(server.name, question.model.vocabulary, size))
+        found = _Interview(server.name, api, question, progress).held()
+    if not any(len(row) >= LEAST for row in found.rows.values()):
+        raise UserError(
+            f"{server.name}: gives no log-probabilities of next tokens, which is all that a server can be judged by; "
+            f"is it a {api.kind} that has them?"
+        )
+    return found
+
+
+@dataclass
+class _Interview:
+    """The questions to one server, one after another."""
+
+    name: str
+    api: Api
+    question: Question
+    progress: Progress
+
+    def held(self) -> Answers:
+        question, api = self.question, self.api
+        n, generated = question.n_prefill, len(question.tokens) - question.n_prefill
+        by_ids = api.takes_ids and self._takes_ids()
+        following: list[Next] = []
+        count = None
+        if question.text is not None or question.turn is not None:
+            following, count = self._whole(1 if by_ids else max(1, generated))
+        tokens, rows = question.tokens, dict[int, Row]()
+        if by_ids:
+            for size in self._in_turn(chosen(range(1, len(tokens) + 1))):
+                rows[size] = self._one(tokens[:size]).row
+        else:
+            tokens = (*tokens[:n], *_ids_chosen(following[:-1])) if following else tokens[:n]
+            rows = {n + j: each.row for j, each in enumerate(following) if n + j <= len(tokens)}
+            texts = {} if question.text is None or question.turn is not None else beginnings(question)
+            for size in self._in_turn(chosen(sorted(texts))):
+                rows.setdefault(size, {}) or rows.update({size: self._one(texts[size]).row})
+        return Answers(
+            self.name, api.kind, tokens, n, dict(sorted(rows.items())), by_ids,
+            following[0].row if following else None, self._tokens(), count, api.about,
+        )  # fmt: skip
+
+    def _takes_ids(self) -> bool:
+        """Whether ids do for a prompt: not every server with OpenAI's API takes them."""
+        try:
+            return self.api.after(self.question.tokens[:1])[0] != []
+        except RefusedError:
+            return False
+
+    def _whole(self, count: int) -> tuple[list[Next], int | None]:
+        """What follows the whole prompt, as text, or as a chat."""
+        question = self.question
+        self.progress(f"asking the server ({self.api.kind})")
+        if question.turn is not None:
+            rows, tokens = self.api.chat(question.turn, count)
+        else:
+            rows, tokens = self.api.after(question.text or "", count)
+        return [row for row in rows[:count] if row is not None], tokens
+
+    def _one(self, prompt: str | Sequence[int]) -> Next:
+        rows, _ = self.api.after(prompt)
+        return next((row for row in rows[:1] if row is not None), Next({}))
+
+    def _in_turn(self, sizes: Sequence[int]) -> Iterator[int]:
+        for number, size in enumerate(sizes):
+            self.progress("asking the server", number, len(sizes))
+            yield size
+
+    def _tokens(self) -> tuple[int, ...] | None:
+        """The ids that the server says the prompt has."""
+        text = self.question.turn if self.question.turn is not None else self.question.text
+        try:
+            return None if text is None else self.api.tokens_of(text, self.question.turn is not None)
+        except RefusedError:
+            return None
+
+
+def _ids_chosen(following: Iterable[Next]) -> Iterator[int]:
+    """The ids that a server went on with, up to one that is not known."""
+    for each in following:
+        if each.chosen is None:
+            return
+        yield each.chosen
+
+
+def chosen(sizes: Sequence[int]) -> list[int]:
+    """Some of many, evenly, with the last."""
+    if len(sizes) <= POSITIONS:
+        return list(sizes)
+    return [sizes[round(i * (len(sizes) - 1) / (POSITIONS - 1))] for i in range(POSITIONS)]
+
+
+def beginnings(question: Question) -> dict[int, str]:
+    """Beginnings of the text of which the tokens are the first ones of the whole, by how many these are."""
+    text = question.text or ""
+    try:
+        tokenizer = Tokenizer(question.model.weights.fields)
+        cuts = sorted(
+            {round(i * len(text) / CUTS) for i in range(1, CUTS)} if len(text) > CUTS else range(1, len(text))
+        )
+        found = {}
+        for cut in cuts:
+            ids = tuple(tokenizer.encode(text[:cut]))
+            if ids and ids == question.tokens[: len(ids)]:
+                found[len(ids)] = text[:cut]
+    except ModelError:
+        return {}
+    return found
+
+
+# -- as a trace --------------------------------------------------------------------------------------------------------
+
+
+def as_trace(answers: Answers, model: ModelFile, baseline: Trace | None) -> Trace:
+    """What a server said as a trace of partial logits, each row set to where the ``baseline``'s is.
+
+    A token that is not among a row's, and should be, is taken to have the last one's value: no more is known of it.
+    """
+    right = baseline[LOGITS].reshape(len(baseline.info.tokens), -1) if baseline and LOGITS in baseline else None
+    shape = (len(answers.tokens), model.weights.shape("token_embd.weight")[0] if right is None else right.shape[1])
+    values, known = np.zeros(shape, np.float32), np.zeros(shape, bool)
+    for size, row in answers.rows.items():
+        if len(row) >= LEAST:
+            own = right[size - 1] if right is not None and size <= len(right) else None
+            values[size - 1], known[size - 1] = _row(row, own, shape[1])
+    unit = answers.decimals
+    slack = {} if unit is None else {LOGITS: np.where(known, 0.5 * 10.0**-unit, 0.0)}
+    note = (
+        f"the server tells {answers.most} log-probabilities of a token: logits up to a constant, here set to where "
+        "the baseline's are"
+    )
+    printed = Printed(slack, relative=frozenset({LOGITS}), notes=(note,))
+    producer = {"name": answers.name, "api": answers.api, **answers.about}
+    info = Info(answers.tokens, tuple(range(len(answers.tokens))), len(answers.tokens), None, producer, {})
+    return Trace(info, {LOGITS: values}, {LOGITS: "F32"}, None, {LOGITS: known}, {}, printed)
+
+
+def _row(row: Row, right: Array | None, size: int) -> tuple[Array, Array]:
+    """One row's logits, and which of them are known."""
+    ids = np.fromiter(row.keys(), int)
+    said = np.fromiter(row.values(), np.float64)
+    values, known = np.zeros(size), np.zeros(size, bool)
+    constant = float(np.mean(right[ids].astype(np.float64) - said)) if right is not None else 0.0
+    values[ids], known[ids] = said + constant, True
+    if right is not None and len(row) >= MOST:
+        lacking = ~known & (right > said.min() + constant)
+        values[lacking], known[lacking] = said.min() + constant, True
+    return values.astype(np.float32), known
