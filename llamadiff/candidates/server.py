@@ -17,7 +17,7 @@ from llamaref.tokenizer import Tokenizer
 
 from llamadiff.candidates.answers import SUFFIX, Answers, Next, Reader, Row, read_answers
 from llamadiff.candidates.http import RefusedError, Server, is_server
-from llamadiff.candidates.server_apis import MOST, Api, api_of
+from llamadiff.candidates.server_apis import Api, api_of
 from llamadiff.candidates.source import Context, Opened
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.system.errors import UserError
@@ -199,10 +199,7 @@ def beginnings(question: Question) -> dict[int, str]:
 
 
 def as_trace(answers: Answers, model: ModelFile, baseline: Trace | None) -> Trace:
-    """What a server said as a trace of partial logits, each row set to where the ``baseline``'s is.
-
-    A token that is not among a row's, and should be, is taken to have the last one's value: no more is known of it.
-    """
+    """What a server said as a trace of partial logits, each row set to where the ``baseline``'s is."""
     right = baseline[LOGITS].reshape(len(baseline.info.tokens), -1) if baseline and LOGITS in baseline else None
     shape = (len(answers.tokens), model.weights.shape("token_embd.weight")[0] if right is None else right.shape[1])
     values, known = np.zeros(shape, np.float32), np.zeros(shape, bool)
@@ -229,7 +226,4 @@ def _row(row: Row, right: Array | None, size: int) -> tuple[Array, Array]:
     values, known = np.zeros(size), np.zeros(size, bool)
     constant = float(np.mean(right[ids].astype(np.float64) - said)) if right is not None else 0.0
     values[ids], known[ids] = said + constant, True
-    if right is not None and len(row) >= MOST:
-        lacking = ~known & (right > said.min() + constant)
-        values[lacking], known[lacking] = said.min() + constant, True
     return values.astype(np.float32), known
