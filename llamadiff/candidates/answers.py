@@ -36,7 +36,7 @@ class Answers:
     prompt's: those of the file, or those that the server chose. ``rows``: what follows the first n tokens, by n; asked
     for ``by_ids``, or by the texts of these. ``whole``: what follows the prompt, asked for as text, or as a chat.
     ``prompt_tokens`` are the ids that the server says the text has, ``prompt_count`` how many. ``about``: what it says
-    of its model.
+    of its model; ``unnamed``: the rows in which it named tokens in a way that fits none of the vocabulary, or several.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Answers:
     prompt_tokens: tuple[int, ...] | None = None
     prompt_count: int | None = None
     about: Mapping[str, str] = field(default_factory=dict)
+    unnamed: tuple[int, ...] = ()
 
     @property
     def decimals(self) -> int | None:
@@ -78,11 +79,11 @@ def read_answers(path: Path) -> Answers:
     try:
         rows = {int(n): _kept(row) for n, row in data["rows"].items()}
         whole = None if data["whole"] is None else _kept(data["whole"])
-        tokens, prompt = (_ids(data[name]) for name in ("tokens", "prompt_tokens"))
+        tokens, prompt, unnamed = (_ids(data[name]) for name in ("tokens", "prompt_tokens", "unnamed"))
         about = {str(key): str(value) for key, value in data["about"].items()}
         count, n_prefill = data["prompt_count"], data["n_prefill"]
         found = Answers(str(data["name"]), str(data["api"]), tokens or (), int(n_prefill), rows, data["by_ids"] is True,
-                        whole, prompt, None if count is None else int(count), about)  # fmt: skip
+                        whole, prompt, None if count is None else int(count), about, unnamed or ())  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(
             f"{path}: is damaged ({type(error).__name__}: {brief(str(error))}); ask the server again"
@@ -159,13 +160,15 @@ class Reader:
         raise self._fault(f"gives {brief(logprobs)} as log-probabilities; expected lists of tokens with theirs")
 
     def _one(self, entry: Any) -> Next | None:
-        """``{"token": ..., "top_logprobs": [...]}``, or ``{"4": {"logprob": ...}}``; ``probs`` is an older name."""
+        """``{"token": ..., "top_logprobs": [...]}``, or ``{"4": {"logprob": ...}}``."""
         if isinstance(entry, dict) and "top_logprobs" in entry:
             listed = entry["top_logprobs"]
             if not isinstance(listed, list):
                 raise self._fault(f"gives {brief(listed)} as top_logprobs; expected a list")
             found = self._listed([*listed, *([entry] if "logprob" in entry else [])])
             return replace(found, chosen=self._token(entry))
+        if isinstance(entry, dict) and isinstance(entry.get("probs"), list):  # llama-server of 2024, llamafile
+            return self._listed([_as_logarithm(each) for each in entry["probs"]])
         return self._named(entry)
 
     def _named(self, row: Any) -> Next | None:
@@ -203,6 +206,8 @@ class Reader:
         """The id of what a server names: by id, by bytes, or by a text that is one token's alone."""
         said: Mapping[str, Any] = entry if isinstance(entry, dict) else {"token": entry}
         number, data, text = said.get("id"), said.get("bytes"), said.get("token")
+        if type(text) is int and number is None:  # mistral.rs has the id there, and the text in bytes
+            number = text
         if number is None and isinstance(text, str) and text.startswith(BY_ID):
             number = _whole(text.removeprefix(BY_ID))
         if number is not None:
@@ -213,10 +218,20 @@ class Reader:
             return self.vocabulary.by_bytes.get(bytes(data))
         if not isinstance(text, str):
             raise self._fault(f"names a token as {brief(text)}; expected its text")
+        if not text or "\ufffd" in text:  # what is no UTF-8 alone, and what is not shown
+            return None
         return self.vocabulary.by_bytes.get(text.encode("utf-8", "replace"))
 
     def _fault(self, what: str) -> UserError:
         return UserError(f"{self.name}: {what}")
+
+
+def _as_logarithm(entry: Any) -> Any:
+    """``{"tok_str": " a", "prob": 0.5}`` as others have it."""
+    prob = entry.get("prob") if isinstance(entry, dict) else None
+    if isinstance(prob, bool) or not isinstance(prob, (int, float)) or not 0 <= prob <= 1 + CERTAIN:
+        return entry
+    return {"token": entry.get("tok_str"), "logprob": math.log(prob) if prob else None}
 
 
 def _whole(text: str) -> int | str:

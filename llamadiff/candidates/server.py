@@ -29,6 +29,7 @@ from llamadiff.trace.taps import LOGITS
 
 POSITIONS = 32  # of a prompt that are asked for
 CUTS = 512  # beginnings of a text that are tried as prompts
+NEARLY = 0.01  # log-probabilities of one place, asked for twice
 LEAST = 2  # log-probabilities of a row: one alone is known up to a constant, so not at all
 
 
@@ -112,19 +113,23 @@ class _Interview:
         count = None
         if question.text is not None or question.turn is not None:
             following, count = self._whole(1 if by_ids else max(1, generated))
-        tokens, rows = question.tokens, dict[int, Row]()
+        tokens, rows = question.tokens, dict[int, Next]()
         if by_ids:
-            for size in self._in_turn(chosen(range(1, len(tokens) + 1))):
-                rows[size] = self._one(tokens[:size]).row
+            rows = self._at_once(tokens, tokens, None)
+            for size in self._in_turn(chosen(range(1, len(tokens) + 1))) if not rows else ():
+                rows[size] = self._one(tokens[:size])
         else:
             tokens = (*tokens[:n], *_ids_chosen(following[:-1])) if following else tokens[:n]
-            rows = {n + j: each.row for j, each in enumerate(following) if n + j <= len(tokens)}
+            rows = {n + j: each for j, each in enumerate(following) if n + j <= len(tokens)}
             texts = {} if question.text is None or question.turn is not None else beginnings(question)
-            for size in self._in_turn(chosen(sorted(texts))):
-                rows.setdefault(size, {}) or rows.update({size: self._one(texts[size]).row})
+            at_once = self._at_once(question.text or "", question.tokens[:n], following[0]) if texts else {}
+            rows = {**at_once, **rows}
+            for size in self._in_turn(chosen([size for size in sorted(texts) if size not in rows])):
+                rows[size] = self._one(texts[size])
         return Answers(
-            self.name, api.kind, tokens, n, dict(sorted(rows.items())), by_ids,
+            self.name, api.kind, tokens, n, {size: rows[size].row for size in sorted(rows)}, by_ids,
             following[0].row if following else None, self._tokens(), count, api.about,
+            tuple(size for size in sorted(rows) if rows[size].unknown),
         )  # fmt: skip
 
     def _takes_ids(self) -> bool:
@@ -144,6 +149,22 @@ class _Interview:
             rows, tokens = self.api.after(question.text or "", count)
         return [row for row in rows[:count] if row is not None], tokens
 
+    def _at_once(self, prompt: str | Sequence[int], tokens: Sequence[int], whole: Next | None) -> dict[int, Next]:
+        """What follows each beginning of a prompt, by one request, where a server has that; else nothing.
+
+        Servers begin with the first token, or with the second after BOS. That it is told of the prompt's own tokens is
+        seen from their number, and from what follows the ``whole``, which was asked before.
+        """
+        found = self.api.through(prompt)
+        begins = len(tokens) + 1 - len(found)
+        last = found[-1] if found else None
+        if begins not in (0, 1) or last is None or found[0] is not None:
+            return {}
+        if whole is not None and not same_rows(last.row, whole.row):
+            return {}
+        rows = {begins + i: row for i, row in enumerate(found) if row is not None}
+        return {size: row for size, row in rows.items() if 0 < size <= len(tokens)}
+
     def _one(self, prompt: str | Sequence[int]) -> Next:
         rows, _ = self.api.after(prompt)
         return next((row for row in rows[:1] if row is not None), Next({}))
@@ -160,6 +181,12 @@ class _Interview:
             return None if text is None else self.api.tokens_of(text, self.question.turn is not None)
         except RefusedError:
             return None
+
+
+def same_rows(one: Row, other: Row) -> bool:
+    """Whether two rows have nearly the same log-probabilities."""
+    both = one.keys() & other.keys()
+    return len(both) >= LEAST and all(abs(one[token] - other[token]) < NEARLY for token in both)
 
 
 def _ids_chosen(following: Iterable[Next]) -> Iterator[int]:

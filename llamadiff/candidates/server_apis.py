@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
@@ -13,7 +13,6 @@ from llamadiff.system.errors import UserError
 MOST = 20  # tokens of a row that are asked for
 FEWER = (20, 10, 5)  # what servers allow, OpenAI's last
 UNSAID = 422, 400  # codes of a request that is understood, and not liked
-PLAIN = {"temperature": 0.0, "seed": 0}  # the first token is taken, and nothing changed before
 Rows: TypeAlias = "tuple[list[Next | None], int | None]"
 
 
@@ -26,6 +25,9 @@ class Api(Protocol):
 
     def after(self, prompt: str | Sequence[int], count: int = 1) -> Rows:
         """The next tokens after a prompt, taken one by one, and how many tokens the server says the prompt has."""
+
+    def through(self, prompt: str | Sequence[int]) -> list[Next | None]:
+        """What stands at each token of a prompt, None first, and after it; empty where it cannot be had at once."""
 
     def chat(self, text: str, count: int) -> Rows:
         """The same of an answer to a user's turn."""
@@ -59,12 +61,13 @@ class LlamaServer:
         self._more = {"model": model} if model else {}
 
     def after(self, prompt: str | Sequence[int], count: int = 1) -> Rows:
-        said = self.server.ask("/completion", {
-            **self._more, **PLAIN, "prompt": prompt if isinstance(prompt, str) else list(prompt), "n_predict": count,
-            "n_probs": MOST, "cache_prompt": True, "samplers": ["temperature"], "ignore_eos": False,
-        })  # fmt: skip
-        said = _object(self.server, "/completion", said)
+        asked = {"prompt": prompt if isinstance(prompt, str) else list(prompt), "n_predict": count, "n_probs": MOST}
+        plain = {**_plain(count), "cache_prompt": True, "samplers": ["temperature"], "ignore_eos": False}
+        said = _object(self.server, "/completion", self.server.ask("/completion", {**self._more, **plain, **asked}))
         return self.reader.all(said.get("completion_probabilities")), _count(said.get("tokens_evaluated"))
+
+    def through(self, prompt: str | Sequence[int]) -> list[Next | None]:
+        return []
 
     def chat(self, text: str, count: int) -> Rows:
         return _chat(self.server, self.reader, self._more, text, count, MOST)
@@ -78,39 +81,60 @@ class LlamaServer:
 
 
 class OpenAi:
-    """OpenAI's API as vLLM, llama_cpp.server, LM Studio, mistral.rs and others have it: /v1/completions."""
+    """OpenAI's API as vLLM, llama_cpp.server, mistral.rs and others have it: /v1/completions."""
 
     kind, takes_ids = "OpenAI's API", True
 
     def __init__(self, server: Server, model: str, reader: Reader) -> None:
         self._prefix = "" if server.name.endswith("/v1") else "/v1"
         self.server, self.reader, self.most = server, reader, MOST
-        said = _object(server, "models", server.ask(f"{self._prefix}/models"))
-        self.model = _chosen(server, model, [each.get("id") for each in _objects(said.get("data"))])
+        models = _objects(_object(server, "models", server.ask(f"{self._prefix}/models")).get("data"))
+        self.model = _chosen(server, model, [each.get("id") for each in models])
         self.about = {"model": self.model}
+        self._is_vllm = any(each.get("owned_by") == "vllm" for each in models)
+        self._ids = {"return_tokens_as_token_ids": True} if self._is_vllm else {}
 
     def after(self, prompt: str | Sequence[int], count: int = 1) -> Rows:
-        asked = prompt if isinstance(prompt, str) else list(prompt)
-        body = {"model": self.model, **PLAIN, "prompt": asked, "max_tokens": count}
-        said = self._fewer(lambda most: self.server.ask(f"{self._prefix}/completions", {**body, "logprobs": most}))
-        return self._read(said)
+        said = self._completion(prompt, count)
+        return self.reader.all(_first(said).get("logprobs"))[:count], _used(said)
+
+    def through(self, prompt: str | Sequence[int]) -> list[Next | None]:
+        """By vLLM's prompt_logprobs, or by ``echo``."""
+        with suppress(RefusedError):
+            if self._is_vllm:
+                said = _first(self._completion(prompt, 1, "prompt_logprobs"))
+                rows = self.reader.all(said.get("prompt_logprobs"))
+                return [*rows, *self.reader.all(said.get("logprobs"))[:1]] if rows else []
+            return self.reader.all(_first(self._completion(prompt, 1, echo=True)).get("logprobs"))
+        return []
 
     def chat(self, text: str, count: int) -> Rows:
-        more = {"model": self.model}
+        more = {"model": self.model, **self._ids}
         found: Rows = self._fewer(lambda most: _chat(self.server, self.reader, more, text, count, most, self._prefix))
         return found
 
     def tokens_of(self, text: str, chat: bool) -> tuple[int, ...] | None:
-        if self._prefix == "":
-            return None
+        """By vLLM's /tokenize, or llama_cpp.server's."""
         asked: dict[str, Any] = {"model": self.model, "prompt": text}
         if chat:
             asked = {"model": self.model, "messages": [{"role": "user", "content": text}]}
-        with suppress(RefusedError):  # vLLM has it
-            return _ids(_object(self.server, "/tokenize", self.server.ask("/tokenize", asked)).get("tokens"))
+        elsewhere = {} if chat else {"/extras/tokenize": {"input": text}}
+        for path, body in ({"/tokenize": asked} | elsewhere).items() if self._prefix else ():
+            with suppress(RefusedError):
+                return _ids(_object(self.server, path, self.server.ask(path, body)).get("tokens"))
         return None
 
-    def _fewer(self, ask: Any) -> Any:
+    def _completion(self, prompt: str | Sequence[int], count: int, also: str = "", **more: Any) -> Any:
+        body = {"model": self.model, **_plain(count), **self._ids, **more, "max_tokens": count,
+                "prompt": prompt if isinstance(prompt, str) else list(prompt)}  # fmt: skip
+
+        def ask(most: int) -> Any:
+            asked = {**body, "logprobs": most, **({also: most} if also else {})}
+            return _object(self.server, "completions", self.server.ask(f"{self._prefix}/completions", asked))
+
+        return self._fewer(ask)
+
+    def _fewer(self, ask: Callable[[int], Any]) -> Any:
         """An answer with as many log-probabilities as the server allows."""
         for most in (each for each in FEWER if each <= self.most):
             try:
@@ -122,12 +146,6 @@ class OpenAi:
                 self.most = most
                 return said
         raise AssertionError
-
-    def _read(self, said: Any) -> Rows:
-        said = _object(self.server, "/v1/completions", said)
-        choices, usage = _objects(said.get("choices")), said.get("usage")
-        rows = self.reader.all(choices[0].get("logprobs")) if choices else []
-        return rows, _count(usage.get("prompt_tokens")) if isinstance(usage, dict) else None
 
 
 class Ollama:
@@ -144,6 +162,9 @@ class Ollama:
     def after(self, prompt: str | Sequence[int], count: int = 1) -> Rows:
         return self._asked("/api/generate", {"prompt": prompt, "raw": True}, count)
 
+    def through(self, prompt: str | Sequence[int]) -> list[Next | None]:
+        return []
+
     def chat(self, text: str, count: int) -> Rows:
         return self._asked("/api/chat", {"messages": [{"role": "user", "content": text}]}, count)
 
@@ -151,7 +172,7 @@ class Ollama:
         return None
 
     def _asked(self, path: str, more: Mapping[str, Any], count: int) -> Rows:
-        options = {**PLAIN, "num_predict": count, "repeat_penalty": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        options = {**_plain(count), "num_predict": count, "repeat_penalty": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         asked = {"model": self.model, "stream": False, "options": options, "logprobs": True, "top_logprobs": MOST}
         said = _object(self.server, path, self.server.ask(path, {**asked, **more}))
         return self.reader.all(said.get("logprobs")), _count(said.get("prompt_eval_count"))
@@ -161,12 +182,31 @@ def _chat(
     server: Server, reader: Reader, more: Mapping[str, Any], text: str, count: int, most: int, prefix: str = "/v1"
 ) -> Rows:
     """An answer of /v1/chat/completions to a user's turn."""
-    asked = {**more, **PLAIN, "messages": [{"role": "user", "content": text}], "max_tokens": count, "logprobs": True,
-             "top_logprobs": most}  # fmt: skip
-    said = _object(server, "chat/completions", server.ask(f"{prefix}/chat/completions", asked))
-    choices, usage = _objects(said.get("choices")), said.get("usage")
-    rows = reader.all(choices[0].get("logprobs")) if choices else []
-    return rows, _count(usage.get("prompt_tokens")) if isinstance(usage, dict) else None
+    turn = {
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": count,
+        "logprobs": True,
+        "top_logprobs": most,
+    }
+    said = server.ask(f"{prefix}/chat/completions", {**more, **_plain(count), **turn})
+    said = _object(server, "chat/completions", said)
+    return reader.all(_first(said).get("logprobs")), _used(said)
+
+
+def _first(said: Mapping[str, Any]) -> dict[str, Any]:
+    """The first of an answer's choices."""
+    return next(iter(_objects(said.get("choices"))), {})
+
+
+def _used(said: Mapping[str, Any]) -> int | None:
+    """How many tokens the server says a prompt has."""
+    usage = said.get("usage")
+    return _count(usage.get("prompt_tokens")) if isinstance(usage, dict) else None
+
+
+def _plain(count: int) -> dict[str, float]:
+    """What leaves log-probabilities alone, as some servers give them after temperature; of several the first ones."""
+    return {"temperature": 1.0 if count == 1 else 0.0, "seed": 0}
 
 
 def _chosen(server: Server, model: str, served: Sequence[Any]) -> str:

@@ -28,8 +28,8 @@ CPU_SECONDS = 2  # of which so many at work: a busy machine makes the first long
 MEMORY = 1 << 30  # bytes
 
 
-def render(model: ModelFile, prompt: str) -> str:
-    """One user turn and the opening of the answer, as the model's template writes them.
+def render(model: ModelFile, prompt: str, system: str | None = None) -> str:
+    """One user turn and the opening of the answer, as the model's template writes them, after a ``system`` turn.
 
     It may begin with the beginning-of-text token, which is to be left out where tokenizing adds it. Raises UserError
     if the file has no template or it cannot be rendered.
@@ -41,7 +41,8 @@ def render(model: ModelFile, prompt: str) -> str:
         )
     if len(template) > MAX_TEMPLATE:
         raise UserError(f"{model.path}: the chat template has {len(template)} characters; that is not taken for real")
-    conversation = {"messages": [{"role": "user", "content": prompt}], "add_generation_prompt": True}
+    turns = [] if system is None else [{"role": "system", "content": system}]
+    conversation = {"messages": [*turns, {"role": "user", "content": prompt}], "add_generation_prompt": True}
     tokens = {f"{kind}_token": model.special_token(kind) for kind in ("bos", "eos")}
     request = {"template": template, "conversation": conversation | tokens}
     answer = answer_of("llamadiff.engines.chat_template", request, SECONDS, CPU_SECONDS)

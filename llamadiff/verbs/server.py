@@ -19,11 +19,12 @@ import numpy as np
 from llamaref import ModelError
 from llamaref.tokenizer import Tokenizer
 
-from llamadiff.candidates.answers import SUFFIX, Answers, Row
+from llamadiff.candidates.answers import FEW_DIGITS, SUFFIX, Answers, Row
 from llamadiff.candidates.gguf_file import SUFFIX as GGUF
 from llamadiff.candidates.http import is_server
-from llamadiff.candidates.server import LEAST, Question, answers_in, as_trace, ask
+from llamadiff.candidates.server import LEAST, Question, answers_in, as_trace, ask, chosen, same_rows
 from llamadiff.engines.capture_request import request_for, text_request
+from llamadiff.engines.chat_template import render
 from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.run_spec import How, Run
@@ -37,7 +38,7 @@ from llamadiff.system.output import write_text
 from llamadiff.trace.reader import Array, Trace
 from llamadiff.trace.taps import LOGITS
 from llamadiff.verbs.judging import judge
-from llamadiff.weights.tokens.changes import changed, changes_of
+from llamadiff.weights.tokens.changes import Change, changed, changes_of
 from llamadiff.words import server as words
 from llamadiff.words.server import Found
 
@@ -45,6 +46,8 @@ EXPLAINS = 0.02  # of the error of the plain run, what a run may leave that has 
 EXACT = 1e-7  # NMSE of rows that are the same but for the order of sums
 SECONDS = 45.0  # for known bugs
 BESIDE = 4  # other files of the model that are tried
+FULL, NOISE = 5, 10.0  # a row of so many may lack a token; times its largest error, by which that token is too likely
+SYSTEM = ("You are a helpful assistant.", "You are a helpful assistant")
 # Settings of llama.cpp that servers have, the usual ones first. The last are coarse: they are told.
 SETTINGS = (
     "kv=f16,flash_attn=on", "kv=f16", "kv=q8_0,flash_attn=on", "type_k=q8_0,type_v=f16", "kv=bf16,flash_attn=on",
@@ -71,7 +74,7 @@ def compare_server(model: str | Path, spec: str, run: Run, how: How, folder: Pat
             kept = ask(spec, question, how.timeout, how.progress)
             write_text(folder / f"server{SUFFIX}", json.dumps(kept.to_json()))
             llama.go_on_with(kept.tokens)
-        return replace(_Case(llama, kept, how).judged(), engine=used)
+        return replace(_Case(llama, kept, run, how).judged(), engine=used)
 
 
 class _LlamaCpp:
@@ -82,6 +85,7 @@ class _LlamaCpp:
     ) -> None:
         self.file, self.engine, self.run, self.how, self.folder, self.child = file, engine, run, how, folder, child
         self.opened, self.baseline = self._captured(run)
+        self.prompt = self.baseline.info.prompt  # as the chat template wrote it, where there is one
 
     def go_on_with(self, tokens: Sequence[int]) -> None:
         """Run these, where a server went on in its own way."""
@@ -107,31 +111,28 @@ class _LlamaCpp:
 class _Case:
     """One server's answers, and what they are tried for."""
 
-    def __init__(self, llama: _LlamaCpp, answers: Answers, how: How) -> None:
-        self.llama, self.answers, self.how = llama, answers, replace(how, partial=True)
+    def __init__(self, llama: _LlamaCpp, answers: Answers, run: Run, how: How) -> None:
+        self.llama, self.answers, self.run, self.how = llama, answers, run, replace(how, partial=True)
         self.rows = {size: row for size, row in answers.rows.items() if len(row) >= LEAST}
+        self.seen = words.shown(answers.most, len(self.rows), len(answers.tokens))
 
     def judged(self) -> Comparison:
         """The verdict, and why."""
-        answers, how = self.answers, self.how
-        plain = self._result(replace(how, diagnose=False))
-        tokens = self._other_tokens(plain.verdict in words.RIGHT)
-        if tokens is not None and (answers.by_ids is False or plain.verdict in words.RIGHT):
-            return words.told(plain, tokens, self._shown)
-        if plain.verdict not in words.RIGHT:
-            found = self._other_settings() or self._other_file()
-            if found is not None and found.is_right:
-                plain = self._result(replace(how, diagnose=False), found.spec)
-            if found is not None and (not found.is_right or plain.verdict in words.RIGHT):
-                return words.told(plain, found, self._shown)
-            how = replace(how, explain=how.explain or SECONDS)
-            plain = self._result(how)
-        return words.told(plain, tokens, self._shown)
-
-    @property
-    def _shown(self) -> str:
-        """How much was seen."""
-        return words.shown(self.answers.most, len(self.rows), len(self.answers.tokens))
+        quick = replace(self.how, diagnose=False)
+        result = self._result(quick)
+        right = result.verdict in words.RIGHT
+        tokens = self._other_tokens(right)
+        if tokens is not None and (right or not self.answers.by_ids):
+            return words.told(result, tokens, self.seen)
+        found = self._left_out() if right else self._explained()
+        if found is not None and found.spec:
+            result = self._result(quick, found.spec)
+            right = result.verdict in words.RIGHT
+        if found is not None and (right or not found.spec):
+            return words.told(result, found, self.seen)
+        if not right:
+            result = self._result(replace(self.how, explain=self.how.explain or SECONDS))
+        return words.told(result, tokens, self.seen)
 
     def _result(self, how: How, spec: str = "") -> Comparison:
         """The judgement of the answers, by an engine that runs with settings."""
@@ -147,63 +148,108 @@ class _Case:
         )  # fmt: skip
         return judge(llama.opened, llama.baseline, trace, how, graph=graph)
 
-    # -- token ids -----------------------------------------------------------------------------------------------------
-
-    def _other_tokens(self, right: bool) -> Found | None:
-        """Whether the server has other ids for the prompt: as it says, or as what follows the whole of it shows."""
-        answers = self.answers
-        n, whole = answers.n_prefill, answers.whole
-        prompt = answers.tokens[:n]
-        if answers.prompt_tokens is not None and answers.prompt_tokens != prompt:
-            return words.other_ids(self.llama.file, prompt, answers.prompt_tokens)
-        if whole is None or len(whole) < LEAST or answers.prompt_tokens is not None:
-            return None
-        if answers.by_ids and n in self.rows:
-            if _apart({n: whole}, _as_logits(self.rows[n], self._plain)) <= EXACT:
-                return None
-        elif right:
-            return None
-        return self._tried_tokens(prompt, whole)
-
-    def _tried_tokens(self, prompt: Sequence[int], whole: Row) -> Found | None:
-        """The known mistake of tokens after which the right engine says what the server said."""
-        plain = _apart({len(prompt): whole}, self._plain)
-        for what, ids in self._ids_otherwise(prompt):
-            self.how.progress(f"trying token ids: {what}")
-            with suppress(UserError):
-                left = _apart({len(ids): whole}, self.llama.logits(ids))
-                if left <= max(EXPLAINS * plain, EXACT):
-                    return words.tried_ids(what, prompt, ids)
-        return None
-
-    def _ids_otherwise(self, prompt: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """What known mistakes make of the prompt, in words, and as ids."""
-        text = self.llama.baseline.info.prompt
-        fields, seen = self.llama.file.weights.fields, {tuple(prompt)}
-        with suppress(ModelError):
-            tokenizer = Tokenizer(fields)
-            for change in changes_of(tokenizer, ()) if text else ():
-                with suppress(ModelError):
-                    ids = changed(tokenizer, [change])(text or "")
-                    if ids and ids not in seen:
-                        seen.add(ids)
-                        yield change.says, ids
-
     @cached_property
     def _plain(self) -> Array:
         """The baseline's logits, [token, vocab]."""
         return np.array(self.llama.baseline[LOGITS], np.float64).reshape(len(self.answers.tokens), -1)
 
+    # -- token ids -----------------------------------------------------------------------------------------------------
+
+    def _other_tokens(self, right: bool) -> Found | None:
+        """Whether the server has other ids for the prompt: as it says, or as what follows the whole of it shows."""
+        answers, stated = self.answers, self.answers.prompt_tokens
+        n, whole = answers.n_prefill, answers.whole
+        prompt = answers.tokens[:n]
+        if stated is not None:
+            known = (what for what, ids in self._ids_otherwise(prompt) if ids == stated)
+            return words.other_ids(self.llama.file, prompt, stated, next(known, "")) if stated != prompt else None
+        if whole is None or len(whole) < LEAST:
+            return None
+        told = self.rows.get(n) if answers.by_ids else None
+        if right if told is None else same_rows(told, whole):
+            return None
+        return self._tried_tokens(prompt, whole)
+
+    def _tried_tokens(self, prompt: tuple[int, ...], whole: Row) -> Found | None:
+        """The known mistake of tokens after which llama.cpp says what the server said."""
+        plain = _apart({len(prompt): whole}, self._plain)
+        for what, ids in self._ids_otherwise(prompt):
+            self.how.progress(f"trying other token ids: {what}")
+            with suppress(UserError):
+                if _is_it(_apart({len(ids): whole}, self.llama.logits(ids)), plain):
+                    return words.tried_ids(what, prompt, ids, self.answers.prompt_count)
+        return None
+
+    def _ids_otherwise(self, prompt: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """What known mistakes make of the prompt, in words, and as ids; where the server counts them, of its number."""
+        text, count, seen = self.llama.prompt, self.answers.prompt_count, {prompt}
+        if not text:
+            return
+        with suppress(ModelError):
+            tokenizer = Tokenizer(self.llama.file.weights.fields)
+            others = [(says, partial(_of_text, tokenizer, other)) for says, other in self._texts_otherwise(text)]
+            changes = [(c.says, partial(_changed, tokenizer, c, text)) for c in changes_of(tokenizer, ())]
+            for says, made in [*others, *changes]:
+                with suppress(ModelError):
+                    ids = made()
+                    if ids and ids not in seen and (count is None or abs(count - len(ids)) <= 1):
+                        seen.add(ids)
+                        yield says, ids
+
+    def _texts_otherwise(self, text: str) -> Iterator[tuple[str, str]]:
+        """What known mistakes of chat templates make of a rendered chat, in words, and as text."""
+        turn = self.run.prompt if self.run.chat else None
+        if turn is None:
+            return
+        yield "leaves the chat template out", turn
+        yield "eats the template's line breaks", text.replace("\n", "")
+        yield "eats the template's last line break", text.rstrip("\n")
+        head, found, tail = text.partition(turn)
+        if found:
+            yield "does not open the answer (add_generation_prompt)", head + turn
+            yield "eats the line breaks around a turn", head.rstrip("\n") + turn + tail.lstrip("\n")
+        for system in SYSTEM:
+            with suppress(UserError):
+                rendered = render(self.llama.file, turn, system)
+                yield f'adds a system turn that nobody asked for ("{system}")', rendered
+
     # -- settings, files -----------------------------------------------------------------------------------------------
 
+    def _explained(self) -> Found | None:
+        """What llama.cpp, run otherwise, has the server's logits with."""
+        return self._other_settings() or self._scaled() or self._dropped() or self._other_file()
+
     def _other_settings(self) -> Found | None:
-        """The settings with which llama.cpp has the server's logits."""
         plain = _apart(self.rows, self._plain)
         for spec in SETTINGS:
             self.how.progress(f"trying llama.cpp with {spec}")
             with suppress(UserError):  # heads may be too small for a cache's blocks
-                if _apart(self.rows, self.llama.logits(self.answers.tokens, spec)) <= max(EXPLAINS * plain, EXACT):
+                if _is_it(_apart(self.rows, self.llama.logits(self.answers.tokens, spec)), plain):
                     return words.with_settings(spec)
+        return None
+
+    def _scaled(self) -> Found | None:
+        """Log-probabilities after temperature: the right differences, all times as much."""
+        said, right = (np.concatenate(each) for each in zip(*_pairs(self.rows, self._plain), strict=True))
+        factor = float(said @ right / max(right @ right, 1e-300))
+        left = metrics.ratio(float(((said - factor * right) ** 2).sum()), float((said**2).sum()))
+        if factor > 0 and _is_it(left, _apart(self.rows, self._plain)):
+            return words.after_temperature(1 / factor)
+        return None
+
+    def _dropped(self) -> Found | None:
+        """A prompt of which the beginning was dropped: the last row is that of fewer tokens."""
+        tokens, last = self.answers.tokens, max(self.rows)
+        row = {0: self.rows[last]}
+        plain = _apart({last: self.rows[last]}, self._plain)
+        begins = self.llama.file.special_id("bos") == tokens[0]
+        for kept in (1, 0) if begins else (0,):
+            for first in chosen(range(kept + 1, last - 1)):
+                ids = (*tokens[:kept], *tokens[first:last])
+                self.how.progress(f"trying without tokens {kept} to {first - 1}")
+                with suppress(UserError):
+                    if _is_it(_apart({len(ids): row[0]}, self.llama.logits(ids)), plain):
+                        return words.dropped(kept, first, last)
         return None
 
     def _other_file(self) -> Found | None:
@@ -213,8 +259,7 @@ class _Case:
             self.how.progress(f"trying {path.name}")
             for spec in ("", *SETTINGS[:2]):
                 with suppress(UserError):
-                    logits = self.llama.logits(self.answers.tokens, spec, path)
-                    if logits.shape == self._plain.shape and _apart(self.rows, logits) <= EXPLAINS * plain:
+                    if _is_it(_apart(self.rows, self.llama.logits(self.answers.tokens, spec, path)), plain):
                         return words.of_another_file(path.name, self.llama.file.path.name)
         return None
 
@@ -228,6 +273,34 @@ class _Case:
                     found.append(path)
         return found
 
+    def _left_out(self) -> Found | None:
+        """A token that should be among a row's, and is not, of a server that is right otherwise."""
+        unit = 10.0 ** -(self.answers.decimals or FEW_DIGITS)
+        rows = {size: row for size, row in self.rows.items() if len(row) >= FULL and size not in self.answers.unnamed}
+        for (size, row), (said, right) in zip(rows.items(), _pairs(rows, self._plain), strict=True):
+            logits, ids, values = self._plain[size - 1].copy(), list(row), np.sort([*row.values()])
+            # one more than the first ones may be there: the token that was chosen
+            level = float(logits[ids].mean() - values.mean() + values[1])
+            logits[ids] = -np.inf
+            token, noise = int(np.argmax(logits)), NOISE * (float(np.abs(said - right).max()) + unit)
+            if logits[token] > level + noise:
+                text = self.llama.file.vocabulary.text(token) or ""
+                return words.left_out(token, text, size, float(logits[token]) - level)
+        return None
+
+
+def _of_text(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text))
+
+
+def _changed(tokenizer: Tokenizer, change: Change, text: str) -> tuple[int, ...]:
+    return changed(tokenizer, [change])(text)
+
+
+def _is_it(left: float, plain: float) -> bool:
+    """Whether what is left of an error is next to nothing."""
+    return left <= max(EXPLAINS * plain, EXACT)
+
 
 def _is_alike(own: ModelFile, other: ModelFile) -> bool:
     """Whether two files have one architecture, vocabulary and tensors."""
@@ -240,21 +313,17 @@ def _is_alike(own: ModelFile, other: ModelFile) -> bool:
     )
 
 
-def _as_logits(row: Row, like: Array) -> Array:
-    """A row at every place of logits: what another row is compared with."""
-    out = np.full((len(like), like.shape[1]), np.nan)
-    out[:, list(row)] = list(row.values())
-    return out
+def _pairs(rows: Mapping[int, Row], logits: Array) -> Iterator[tuple[Array, Array]]:
+    """Of each row what the server said, and what logits [token, vocab] do of the same tokens; without means."""
+    for count, row in rows.items():
+        said, right = np.fromiter(row.values(), np.float64), logits[count - 1][list(row)]
+        yield said - said.mean(), right - right.mean()
 
 
 def _apart(rows: Mapping[int, Row], logits: Array) -> float:
-    """The NMSE of what a server said, by how many tokens it follows, against logits [token, vocab], without means."""
-    error = size = 0.0
-    for count, row in rows.items():
-        ids = np.fromiter(row, int)
-        right, said = logits[count - 1][ids], np.fromiter(row.values(), np.float64)
-        both = np.isfinite(right)
-        right, said = right[both] - right[both].mean(), said[both] - said[both].mean()
-        error += float(((right - said) ** 2).sum())
-        size += float((right**2).sum())
-    return metrics.ratio(error, size)
+    """The NMSE of what a server said, by how many tokens it follows, against logits [token, vocab]."""
+    if any(token >= logits.shape[1] for row in rows.values() for token in row):
+        return np.inf
+    pairs = list(_pairs(rows, logits))
+    error = sum(float(((said - right) ** 2).sum()) for said, right in pairs)
+    return metrics.ratio(error, sum(float((right**2).sum()) for _, right in pairs))

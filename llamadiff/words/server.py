@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.judge.preflight.checks import Check, tokens_apart
+from llamadiff.judge.preflight.checks import Check, tokens_apart, where_apart
 from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison
 
@@ -31,32 +31,54 @@ class Found:
         return bool(self.spec)
 
 
-def other_ids(file: ModelFile, right: Sequence[int], stated: Sequence[int]) -> Found:
-    """Token ids that the server itself says a prompt has, and are not the file's."""
-    how = tokens_apart(file, right, stated).removeprefix("the candidate ran other tokens: ")
-    says = f"the server has other token ids for the prompt: {how.replace('the candidate', 'the server')}"
-    return Found(says, _FIX, check="tokens")
+def other_ids(file: ModelFile, right: Sequence[int], stated: Sequence[int], what: str) -> Found:
+    """Token ids that the server says a prompt has, and are not the file's; ``what`` it does, if that is known."""
+    if what:
+        return Found(f"the server {what}: {where_apart(file, right, stated)}", MEND, check="tokens")
+    says = tokens_apart(file, right, stated).replace("the candidate", "the server")
+    return Found(says, MEND, check="tokens")
 
 
-def tried_ids(what: str, right: Sequence[int], ids: Sequence[int]) -> Found:
-    """Token ids that the server does not state, and must have: the right engine says on them what the server said."""
-    says = (
-        f"the server {what}: on those {len(ids)} token ids the right log-probabilities are the server's, on the file's "
-        f"{len(right)} they are not"
+def tried_ids(what: str, right: Sequence[int], ids: Sequence[int], count: int | None) -> Found:
+    """Token ids that the server does not state, and must have: after them llama.cpp says what the server said."""
+    counted = (
+        f", and it counts {count} tokens, where the file has {len(right)}" if count not in (None, len(right)) else ""
     )
-    return Found(says, _FIX, check="tokens")
+    says = f"the server {what}: after those {len(ids)} token ids llama.cpp says what the server says{counted}"
+    return Found(says, MEND, check="tokens")
 
 
-_FIX = (
-    "mend the token ids first: llamadiff tokens MODEL --candidate URL tries many texts, where the server has /tokenize"
+MEND = (
+    "mend the token ids first; llamadiff tokens MODEL --candidate URL tries many texts, where the server has /tokenize"
 )
 
 
 def with_settings(spec: str) -> Found:
     """Settings under which llama.cpp has the server's log-probabilities."""
-    coarse = any(each in spec for each in COARSE)
-    more = "; such a cache is coarse, and the server's own choice" if coarse else ""
-    return Found(f"the server's are llama.cpp's with {spec}{more}", spec=spec)
+    return Found(f"they are llama.cpp's with {spec}", spec=spec)
+
+
+def after_temperature(value: float) -> Found:
+    """Log-probabilities that a server gives after temperature."""
+    return Found(f"the server gives log-probabilities after temperature {value:.4g}",
+                 "have it give those of the model, or ask it with temperature 1", check="log-probabilities")  # fmt: skip
+
+
+def dropped(kept: int, first: int, last: int) -> Found:
+    """A prompt of which the server runs a part."""
+    before = f"after the first {kept} " if kept > 1 else "after the first one " if kept else ""
+    return Found(f"the server drops {first - kept} of the prompt's tokens {before}and runs the last {last - first} of "
+                 f"{last}: so its context is cut or shifted",
+                 "give the server a larger context, or turn its context shift off", check="context")  # fmt: skip
+
+
+def left_out(token: int, text: str, size: int, above: float) -> Found:
+    """A token that a server does not name where it should be among the first."""
+    says = (
+        f"the server leaves out token {token} {text!r} after {size} tokens, though its log-probability is {above:.2g} "
+        "above the last one that it names"
+    )
+    return Found(says, "look for a bias, a grammar or a filter on its tokens", check="filter")
 
 
 def of_another_file(found: str, own: str) -> Found:
@@ -75,13 +97,13 @@ def told(result: Comparison, found: Found | None, seen: str) -> Comparison:
     """A judgement of what a server said, under what explains it."""
     if found is not None and not found.is_right:
         check = Check(found.check, tolerances.WRONG, found.says)
-        return replace(
-            result, verdict=tolerances.WRONG, headline=found.says, proof=(seen, *result.proof),
-            preflight=(*(each for each in result.preflight if each.name != found.check), check),
-            next_steps=(found.fix,), rows=() if found.check == "file" else result.rows,
-        )  # fmt: skip
-    clauses = (found.says,) if found is not None else ()
-    if result.verdict in RIGHT:
-        headline = f"the server's log-probabilities are right up to rounding, {seen}"
-        return replace(result, headline=headline, proof=(*clauses, *result.proof))
-    return replace(result, proof=(*clauses, seen, *result.proof))
+        kept = tuple(each for each in result.preflight if each.name != found.check)
+        return replace(result, verdict=tolerances.WRONG, headline=found.says, proof=(seen, *result.proof),
+                       preflight=(*kept, check), next_steps=(found.fix,))  # fmt: skip
+    if result.verdict not in RIGHT:
+        return replace(result, proof=(seen, *result.proof))
+    coarse = found is not None and any(each in found.spec for each in COARSE)
+    clause = (found.says,) if found is not None else ()
+    more = f", with a coarse cache ({found.spec})" if found is not None and coarse else ""
+    headline = f"the server's log-probabilities are right up to rounding{more}, {seen}"
+    return replace(result, headline=headline, proof=(*clause, *result.proof))

@@ -54,13 +54,18 @@ def _tokens(info: Info, right: Sequence[int]) -> Check:
 
 def tokens_apart(model: ModelFile | None, b: Sequence[int], c: Sequence[int]) -> str:
     """Where the baseline's tokens and the candidate's part, and what explains it; for an error message."""
-    place = common(b, c)
-    text = (
-        f"the candidate ran other tokens: from token {place} on it has {_ids(model, c[place:])}, "
-        f"the baseline {_ids(model, b[place:])} ({len(c)} and {len(b)} in all)"
-    )
     reason = _on_from_there(b, c) or (_reason(model, b, c) if model is not None else None)
+    text = f"the candidate ran other tokens: {where_apart(model, b, c)}"
     return f"{text}; {reason}" if reason else text
+
+
+def where_apart(model: ModelFile | None, b: Sequence[int], c: Sequence[int]) -> str:
+    """Where the baseline's tokens and those of "it" part."""
+    place = common(b, c)
+    return (
+        f"from token {place} on it has {_ids(model, c[place:])}, the baseline {_ids(model, b[place:])} "
+        f"({len(c)} and {len(b)} in all)"
+    )
 
 
 def _ids(model: ModelFile | None, tokens: Sequence[int]) -> str:
