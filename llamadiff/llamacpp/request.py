@@ -80,12 +80,14 @@ class Way:
 
     ``ubatch``: so many of a batch at a time (0: all); ``sequences``: they are one of so many in a batch; ``used``: the
     context has run something else before; without ``callback`` nobody looks on, and the logits alone are recorded.
+    ``rotated``: a quantized cache is rotated before, as llama.cpp does by itself, and no other engine.
     """
 
     ubatch: int = 0
     sequences: int = 1
     used: bool = False
     callback: bool = True
+    rotated: bool = False
 
 
 PLAIN = Way()

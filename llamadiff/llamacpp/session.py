@@ -53,8 +53,6 @@ class Loaded:
 
 def load(library: Library, request: Request) -> Handle:
     """The model file in llama.cpp, with the request's settings. Raises UserError if llama.cpp cannot load it."""
-    # a quantized KV cache as everybody knows it, not rotated; where nodes are judged, rotations may be some of them
-    os.environ["LLAMA_ATTN_ROT_DISABLE"] = os.environ.get("LLAMA_ATTN_ROT_DISABLE", "1") if request.nodes else "1"
     library.lib.llama_backend_init()
     settings = request.settings
     device = named(library, settings.device) if settings.device else None
@@ -82,6 +80,9 @@ def made_context(
     library: Library, model: Handle, request: Request, room: Room, observe: Observe | None = None
 ) -> Handle:
     """A context of a request's model. Raises UserError if llama.cpp refuses it."""
+    # a quantized KV cache as everybody knows it, not rotated; where nodes are judged, rotations may be some of them
+    usual = "0" if request.way.rotated else "1"
+    os.environ["LLAMA_ATTN_ROT_DISABLE"] = os.environ.get("LLAMA_ATTN_ROT_DISABLE", "1") if request.nodes else usual
     context = library.context(model, room, observe)
     if not context:
         raise UserError(f"{request.model}: llama.cpp cannot make a context with these settings")

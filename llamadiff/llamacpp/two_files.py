@@ -47,7 +47,6 @@ class TwoFiles:
 
     def __init__(self, library: Library, request: Request) -> None:
         os.environ["LLAMA_GRAPH_REUSE_DISABLE"] = "1"  # a graph is built of the tensors as they are at that time
-        os.environ["LLAMA_ATTN_ROT_DISABLE"] = "1"
         self.library, self.request, self.lib = library, request, library.lib
         self.models = [load(library, replace(request, model=path)) for path in (request.model, request.other)]
         self.n_vocab = self._vocabulary_of_both()

@@ -117,5 +117,6 @@ SETTINGS: Mapping[str, Callable[[str], Changes]] = {
 KEYS: Mapping[str, Callable[[str], Changes]] = {
     **{key: reader for key, reader in SETTINGS.items() if key != "runner"},
     "batch": _count("batch", 1, 1 << 20), "ubatch": _count("ubatch", 1, 1 << 20),
-    "sequences": _count("sequences", 1, 8), "used": _flag("used"), "callback": _flag("callback"),
+    "sequences": _count("sequences", 1, 8),
+    **{name: _flag(name) for name in ("used", "callback", "rotated")},
 }  # fmt: skip

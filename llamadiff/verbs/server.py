@@ -9,6 +9,7 @@ replayed.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -31,7 +32,7 @@ from llamadiff.engines.run_spec import How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.variation import PREFIX, varied
-from llamadiff.numerics import metrics
+from llamadiff.numerics import metrics, tolerances
 from llamadiff.result.comparison import Comparison
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import write_text
@@ -43,16 +44,18 @@ from llamadiff.words import server as words
 from llamadiff.words.server import Found
 
 EXPLAINS = 0.02  # of the error of the plain run, what a run may leave that has the server's logits
+SCALED, SLIGHT = 1e-4, 0.05  # NMSE of rows that are right but for a factor, and the logarithm of one that is near 1
 EXACT = 1e-7  # NMSE of rows that are the same but for the order of sums
 SECONDS = 45.0  # for known bugs
 BESIDE = 4  # other files of the model that are tried
 FULL, NOISE = 5, 10.0  # a row of so many may lack a token; times its largest error, by which that token is too likely
 SYSTEM = ("You are a helpful assistant.", "You are a helpful assistant")
-# Settings of llama.cpp that servers have, the usual ones first. The last are coarse: they are told.
+# Settings of llama.cpp that servers have, the usual ones first: quantized caches as llama.cpp has them, and others.
 SETTINGS = (
-    "kv=f16,flash_attn=on", "kv=f16", "kv=q8_0,flash_attn=on", "type_k=q8_0,type_v=f16", "kv=bf16,flash_attn=on",
-    "kv=q4_0,flash_attn=on", "type_k=q4_0,type_v=f16", "kv=q5_1,flash_attn=on", "kv=q5_0,flash_attn=on",
-    "kv=q4_1,flash_attn=on", "kv=iq4_nl,flash_attn=on",
+    "kv=f16,flash_attn=on", "kv=f16", "kv=q8_0,flash_attn=on,rotated=on", "kv=q4_0,flash_attn=on,rotated=on",
+    "kv=bf16,flash_attn=on", "type_k=q8_0,type_v=f16,flash_attn=on,rotated=on", "kv=q8_0,flash_attn=on",
+    "kv=q4_0,flash_attn=on", "kv=q5_1,flash_attn=on,rotated=on", "kv=q5_0,flash_attn=on,rotated=on",
+    "kv=q4_1,flash_attn=on,rotated=on", "kv=iq4_nl,flash_attn=on,rotated=on",
 )  # fmt: skip
 
 
@@ -127,7 +130,7 @@ class _Case:
         found = self._left_out() if right else self._explained()
         if found is not None and found.spec:
             result = self._result(quick, found.spec)
-            right = result.verdict in words.RIGHT
+            right = result.verdict != tolerances.WRONG
         if found is not None and (right or not found.spec):
             return words.told(result, found, self.seen)
         if not right:
@@ -233,7 +236,7 @@ class _Case:
         said, right = (np.concatenate(each) for each in zip(*_pairs(self.rows, self._plain), strict=True))
         factor = float(said @ right / max(right @ right, 1e-300))
         left = metrics.ratio(float(((said - factor * right) ** 2).sum()), float((said**2).sum()))
-        if factor > 0 and _is_it(left, _apart(self.rows, self._plain)):
+        if factor > 0 and abs(math.log(factor)) > SLIGHT and left <= SCALED:
             return words.after_temperature(1 / factor)
         return None
 

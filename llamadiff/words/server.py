@@ -60,16 +60,18 @@ def with_settings(spec: str) -> Found:
 
 def after_temperature(value: float) -> Found:
     """Log-probabilities that a server gives after temperature."""
-    return Found(f"the server gives log-probabilities after temperature {value:.4g}",
-                 "have it give those of the model, or ask it with temperature 1", check="log-probabilities")  # fmt: skip
+    says = f"the server gives log-probabilities after temperature {value:.4g}"
+    return Found(says, "have it give those of the model, or ask it with temperature 1", check="log-probabilities")
 
 
 def dropped(kept: int, first: int, last: int) -> Found:
     """A prompt of which the server runs a part."""
     before = f"after the first {kept} " if kept > 1 else "after the first one " if kept else ""
-    return Found(f"the server drops {first - kept} of the prompt's tokens {before}and runs the last {last - first} of "
-                 f"{last}: so its context is cut or shifted",
-                 "give the server a larger context, or turn its context shift off", check="context")  # fmt: skip
+    says = (
+        f"the server drops {first - kept} of the prompt's tokens {before}and runs the last {last - first} of {last}: "
+        "its context is cut or shifted"
+    )
+    return Found(says, "give the server a larger context, or turn its context shift off", check="context")
 
 
 def left_out(token: int, text: str, size: int, above: float) -> Found:
@@ -94,16 +96,32 @@ def shown(most: int, rows: int, tokens: int) -> str:
 
 
 def told(result: Comparison, found: Found | None, seen: str) -> Comparison:
-    """A judgement of what a server said, under what explains it."""
+    """A judgement of what a server said, under what explains it; nothing is said of taps, which no server has."""
+    result = replace(result, missing=())
     if found is not None and not found.is_right:
         check = Check(found.check, tolerances.WRONG, found.says)
         kept = tuple(each for each in result.preflight if each.name != found.check)
+        if found.check == "tokens" and result.verdict in RIGHT:
+            seen = f"asked with the file's own ids it is right up to rounding, {seen}"
         return replace(result, verdict=tolerances.WRONG, headline=found.says, proof=(seen, *result.proof),
                        preflight=(*kept, check), next_steps=(found.fix,))  # fmt: skip
-    if result.verdict not in RIGHT:
-        return replace(result, proof=(seen, *result.proof))
-    coarse = found is not None and any(each in found.spec for each in COARSE)
-    clause = (found.says,) if found is not None else ()
-    more = f", with a coarse cache ({found.spec})" if found is not None and coarse else ""
-    headline = f"the server's log-probabilities are right up to rounding{more}, {seen}"
-    return replace(result, headline=headline, proof=(*clause, *result.proof))
+    if found is None and result.verdict not in RIGHT:
+        headline = result.headline.replace(SPAN, "the server's engine ")
+        known = any(each.known for each in result.diagnosis)
+        if not known:
+            headline = "the server's log-probabilities are off, and no known mistake, setting or file explains them"
+        return replace(result, headline=headline, proof=(seen, *result.proof), next_steps=() if known else (BY_TAPS,))
+    headline, proof = "the server's log-probabilities are right up to rounding", result.proof
+    if found is not None:
+        cache = ", with a coarse cache" if any(each in found.spec for each in COARSE) else ""
+        headline, proof = headline + cache, (found.says, *proof)
+        if result.verdict not in RIGHT:  # what rounding in such a cache may leave, and what it leaves in llama.cpp
+            proof = (found.says, *(f"so much rounding leaves an NMSE of {row.local.nmse:.1e}" for row in result.rows
+                                   if row.local is not None))  # fmt: skip
+            result = replace(result, verdict=tolerances.NOISE)
+    return replace(result, headline=f"{headline}, {seen}", proof=proof, next_steps=(AFTER,))
+
+
+SPAN = "embd to result_output: "
+BY_TAPS = "record taps of its engine, to know the op: llamadiff writer LANGUAGE --model MODEL prints the lines"
+AFTER = "if its text is still wrong, look at what comes after: sampling, stop words, and with --chat what it makes of a turn"

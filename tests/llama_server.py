@@ -1,0 +1,117 @@
+"""Real servers for a test: llama.cpp's llama-server, built from its sources, and llama-cpp-python's.
+
+Building takes long (12 minutes on 2 cores), once for all runs: the build lies beside those of `make backends`, or where
+LLAMADIFF_PARTS says. Tests that need it are slow ones.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from optional import lacks
+from tools.parts import FOLDER, PACKAGE, MissingPartError, built, sources
+
+OPTIONS = (
+    "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_COMMON=ON",
+    "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_OPENSSL=OFF",
+)  # fmt: skip
+SMALL = ("-c", "512", "--threads", "2", "--no-webui", "--offline")
+ANNOUNCED = re.compile(rb"http://127\.0\.0\.1:(\d+)")
+PYTHON = ("fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings")
+SETTINGS = re.compile("LLAMA_ARG_|(HOST|PORT|CONFIG_FILE)$")  # servers read them from the environment, too
+SECONDS = 60.0
+
+
+class ServerError(Exception):
+    """A server that was not ready in time, or ended before: what it said last."""
+
+
+def binary() -> Path:
+    """llama-server as the installed release's sources have it; no test that needs it is run without."""
+    try:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        with FileLock(FOLDER / "llama-server.lock"):  # this run's other processes wait
+            folder = built(sources(version(PACKAGE)), FOLDER / "llama-server", ("llama-server",), *OPTIONS)
+    except MissingPartError as error:
+        pytest.skip(f"no llama-server here: {error}")
+    return folder / "bin/llama-server"
+
+
+@contextmanager
+def started(model: Path, *flags: str) -> Iterator[str]:
+    """The address of a llama-server with this model; its flags come after small settings, and win."""
+    command = [str(binary()), "--model", str(model), "--host", "127.0.0.1", "--port", "0", *SMALL, *_unpacked()]
+    with _running([*command, *flags], "/health") as address:
+        yield address
+
+
+@contextmanager
+def started_python(model: Path, **settings: object) -> Iterator[str]:
+    """The address of llama-cpp-python's server with this model; the settings are its own: ``n_ctx=256``."""
+    missing = [name for name in PYTHON if lacks(name)]
+    if missing:
+        pytest.skip(f"no {' and '.join(missing)} here: pip install '{PACKAGE}[server]'")
+    small = {"model": model, "host": "127.0.0.1", "port": 0, "n_ctx": 512, "n_threads": 2, "verbose": False}
+    words = [str(word) for key, value in {**small, **settings}.items() for word in (f"--{key}", value)]
+    with _running([sys.executable, "-m", "llama_cpp.server", *words], "/v1/models") as address:
+        yield address
+
+
+def _unpacked() -> tuple[str, ...]:
+    """With the weights as they are where there is AMX: repacked for it, they end llama.cpp's process."""
+    cpu = Path("/proc/cpuinfo")
+    return ("--no-repack",) if cpu.is_file() and "amx_tile" in cpu.read_text("utf-8") else ()
+
+
+@contextmanager
+def _running(command: list[str], ready: str) -> Iterator[str]:
+    """Start a server, wait until it is ready, and end it whatever happens."""
+    environment = {key: value for key, value in os.environ.items() if not SETTINGS.match(key)}
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder) / "said"
+        with said.open("wb") as log:
+            server = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            yield _address(server, said, ready)
+        finally:
+            server.terminate()
+            try:
+                server.wait(10)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def _address(server: subprocess.Popen[bytes], said: Path, ready: str) -> str:
+    """Where it listens, once it answers: it chose a port that was free, and says which."""
+    end = time.monotonic() + SECONDS
+    while server.poll() is None and time.monotonic() < end:
+        found = ANNOUNCED.search(said.read_bytes())
+        if found and _answers(int(found[1]), ready):
+            return f"http://127.0.0.1:{int(found[1])}"
+        time.sleep(0.05)
+    why = f"ended with {server.returncode}" if server.returncode is not None else f"was not ready in {SECONDS:.0f} s"
+    raise ServerError(f"the server {why}\n{said.read_bytes()[-2000:].decode(errors='replace')}")
+
+
+def _answers(port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
