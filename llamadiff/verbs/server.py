@@ -30,6 +30,7 @@ from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
+from llamadiff.judge.preflight.checks import OTHER_TOKENS, tokens_apart, where_apart
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.variation import PREFIX, varied
 from llamadiff.numerics import metrics, tolerances
@@ -164,8 +165,12 @@ class _Case:
         n, whole = answers.n_prefill, answers.whole
         prompt = answers.tokens[:n]
         if stated is not None:
-            known = (what for what, ids in self._ids_otherwise(prompt) if ids == stated)
-            return words.other_ids(self.llama.file, prompt, stated, next(known, "")) if stated != prompt else None
+            if stated == prompt:
+                return None
+            what = next((what for what, ids in self._ids_otherwise(prompt) if ids == stated), "")
+            apart = (where_apart if what else tokens_apart)(self.llama.file, prompt, stated)
+            apart = apart.removeprefix(OTHER_TOKENS).replace("the candidate", "the server")
+            return words.other_ids(what or "has other token ids for the prompt", apart)
         if whole is None or len(whole) < LEAST:
             return None
         told = self.rows.get(n) if answers.by_ids else None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from llamadiff.engines.model_file import ModelFile
-from llamadiff.judge.preflight.checks import Check, tokens_apart, where_apart
+from llamadiff.judge.preflight.checks import Check
 from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison
 
@@ -31,12 +30,9 @@ class Found:
         return bool(self.spec)
 
 
-def other_ids(file: ModelFile, right: Sequence[int], stated: Sequence[int], what: str) -> Found:
-    """Token ids that the server says a prompt has, and are not the file's; ``what`` it does, if that is known."""
-    if what:
-        return Found(f"the server {what}: {where_apart(file, right, stated)}", MEND, check="tokens")
-    says = tokens_apart(file, right, stated).replace("the candidate", "the server")
-    return Found(says, MEND, check="tokens")
+def other_ids(what: str, apart: str) -> Found:
+    """Token ids that the server says a prompt has, and are not the file's; ``what`` it does, and where they part."""
+    return Found(f"the server {what}: {apart}", MEND, check="tokens")
 
 
 def tried_ids(what: str, right: Sequence[int], ids: Sequence[int], count: int | None) -> Found:
@@ -124,4 +120,4 @@ def told(result: Comparison, found: Found | None, seen: str) -> Comparison:
 
 SPAN = "embd to result_output: "
 BY_TAPS = "record taps of its engine, to know the op: llamadiff writer LANGUAGE --model MODEL prints the lines"
-AFTER = "if its text is still wrong, look at what comes after: sampling, stop words, and with --chat what it makes of a turn"
+AFTER = "if its text is still wrong, look at sampling and stop words, and with --chat at what it makes of a turn"

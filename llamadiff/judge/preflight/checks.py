@@ -24,6 +24,8 @@ from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import WEIGHTS
 
+OTHER_TOKENS = "the candidate ran other tokens: "
+
 
 @dataclass(frozen=True)
 class Check:
@@ -55,7 +57,7 @@ def _tokens(info: Info, right: Sequence[int]) -> Check:
 def tokens_apart(model: ModelFile | None, b: Sequence[int], c: Sequence[int]) -> str:
     """Where the baseline's tokens and the candidate's part, and what explains it; for an error message."""
     reason = _on_from_there(b, c) or (_reason(model, b, c) if model is not None else None)
-    text = f"the candidate ran other tokens: {where_apart(model, b, c)}"
+    text = f"{OTHER_TOKENS}{where_apart(model, b, c)}"
     return f"{text}; {reason}" if reason else text
 
 
