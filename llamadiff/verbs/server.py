@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -23,7 +23,7 @@ from llamaref.tokenizer import Tokenizer
 from llamadiff.candidates.answers import FEW_DIGITS, SUFFIX, Answers, Row
 from llamadiff.candidates.gguf_file import SUFFIX as GGUF
 from llamadiff.candidates.http import is_server
-from llamadiff.candidates.server import LEAST, Question, answers_in, as_trace, ask, chosen, same_rows
+from llamadiff.candidates.server import LEAST, Question, answers_in, as_trace, ask, chosen
 from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.chat_template import render
 from llamadiff.engines.graph_model import graph_of_run
@@ -31,6 +31,7 @@ from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
 from llamadiff.judge.preflight.checks import OTHER_TOKENS, tokens_apart, where_apart
+from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.variation import PREFIX, varied
 from llamadiff.numerics import metrics, tolerances
@@ -46,6 +47,8 @@ from llamadiff.words.server import Found
 
 EXPLAINS = 0.02  # of the error of the plain run, what a run may leave that has the server's logits
 SCALED, SLIGHT = 1e-4, 0.05  # NMSE of rows that are right but for a factor, and the logarithm of one that is near 1
+ROOM = 8.0  # times as much as two ways of rounding differ
+CLEARLY = 0.2  # of it, what a run may leave that is nearest, where rounding leaves as much
 EXACT = 1e-7  # NMSE of rows that are the same but for the order of sums
 SECONDS = 45.0  # for known bugs
 BESIDE = 4  # other files of the model that are tried
@@ -106,10 +109,12 @@ class _LlamaCpp:
     def logits(self, tokens: Sequence[int], spec: str = "", other: Path | None = None) -> Array:
         """Those of tokens, [token, vocab], with other settings, or of another file."""
         file = self.file if other is None else ModelFile(other)
-        request = text_request(file, Run(tokens=tokens, settings=self.run.settings), self.folder / "trial.safetensors")
-        request = varied(request, f"{PREFIX}callback=off,{spec}")
-        trace = captured(self.opened, request, self.how.progress, self.child)[1]
-        return np.array(trace[LOGITS], np.float64).reshape(len(tokens), -1)
+        with scratch_directory() as place:
+            request = text_request(
+                file, Run(tokens=tokens, settings=self.run.settings), Path(place) / "run.safetensors"
+            )
+            trace = capture(varied(request, f"{PREFIX}callback=off,{spec}"), self.how.progress, self.child)
+            return np.array(trace[LOGITS], np.float64).reshape(len(tokens), -1)
 
 
 class _Case:
@@ -126,12 +131,14 @@ class _Case:
         result = self._result(quick)
         right = result.verdict in words.RIGHT
         tokens = self._other_tokens(right)
-        if tokens is not None and (right or not self.answers.by_ids):
+        if tokens is not None and not self.answers.by_ids:
             return words.told(result, tokens, self.seen)
         found = self._left_out() if right else self._explained()
         if found is not None and found.spec:
             result = self._result(quick, found.spec)
             right = result.verdict != tolerances.WRONG
+        if tokens is not None and right:
+            return words.told(result, tokens, self.seen)
         if found is not None and (right or not found.spec):
             return words.told(result, found, self.seen)
         if not right:
@@ -157,6 +164,17 @@ class _Case:
         """The baseline's logits, [token, vocab]."""
         return np.array(self.llama.baseline[LOGITS], np.float64).reshape(len(self.answers.tokens), -1)
 
+    @cached_property
+    def _noise(self) -> float:
+        """The NMSE that rounding may leave: by how much ways of llama.cpp differ that are all right."""
+        found = [0.0]
+        for spec in SETTINGS[:2]:
+            with suppress(UserError):
+                other = self.llama.logits(self.answers.tokens, spec)
+                as_rows = {n: {token: float(other[n - 1, token]) for token in row} for n, row in self.rows.items()}
+                found.append(_apart(as_rows, self._plain))
+        return ROOM * max(found)
+
     # -- token ids -----------------------------------------------------------------------------------------------------
 
     def _other_tokens(self, right: bool) -> Found | None:
@@ -164,29 +182,44 @@ class _Case:
         answers, stated = self.answers, self.answers.prompt_tokens
         n, whole = answers.n_prefill, answers.whole
         prompt = answers.tokens[:n]
-        if stated is not None:
-            if stated == prompt:
-                return None
+        if stated is not None and stated != prompt:
             what = next((what for what, ids in self._ids_otherwise(prompt) if ids == stated), "")
             apart = (where_apart if what else tokens_apart)(self.llama.file, prompt, stated)
             apart = apart.removeprefix(OTHER_TOKENS).replace("the candidate", "the server")
             return words.other_ids(what or "has other token ids for the prompt", apart)
         if whole is None or len(whole) < LEAST:
             return None
-        told = self.rows.get(n) if answers.by_ids else None
-        if right if told is None else same_rows(told, whole):
+        if right if not answers.by_ids else n in self.rows and self._are_one(whole, self.rows[n]):
             return None
         return self._tried_tokens(prompt, whole)
 
+    def _are_one(self, row: Row, other: Row) -> bool:
+        """Whether two rows of one server are the same, but for rounding: of what both have."""
+        both = row.keys() & other.keys()
+        pairs = [_centred(np.array([each[token] for token in both])) for each in (row, other)]
+        return len(both) >= LEAST and _nmse([(pairs[0], pairs[1])]) <= max(self._noise, EXACT)
+
     def _tried_tokens(self, prompt: tuple[int, ...], whole: Row) -> Found | None:
         """The known mistake of tokens after which llama.cpp says what the server said."""
-        plain = _apart({len(prompt): whole}, self._plain)
-        for what, ids in self._ids_otherwise(prompt):
-            self.how.progress(f"trying other token ids: {what}")
-            with suppress(UserError):
-                if _is_it(_apart({len(ids): whole}, self.llama.logits(ids)), plain):
-                    return words.tried_ids(what, prompt, ids, self.answers.prompt_count)
-        return None
+
+        def trials() -> Iterator[tuple[Found, float]]:
+            for what, ids in self._ids_otherwise(prompt):
+                self.how.progress(f"trying other token ids: {what}")
+                with suppress(UserError):
+                    found = words.tried_ids(what, prompt, ids, self.answers.prompt_count)
+                    yield found, _apart({len(ids): whole}, self.llama.logits(ids))
+
+        return self._best(trials(), _apart({len(prompt): whole}, self._plain))
+
+    def _best(self, trials: Iterable[tuple[Found, float]], plain: float) -> Found | None:
+        """The first that leaves next to nothing of an error; else the one that leaves least, if that is rounding."""
+        best, least = None, math.inf
+        for found, left in trials:
+            if left <= max(EXPLAINS * plain, EXACT):
+                return found
+            if left < least:
+                best, least = found, left
+        return best if least <= min(self._noise, CLEARLY * plain) else None
 
     def _ids_otherwise(self, prompt: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
         """What known mistakes make of the prompt, in words, and as ids; where the server counts them, of its number."""
@@ -228,13 +261,13 @@ class _Case:
         return self._other_settings() or self._scaled() or self._dropped() or self._other_file()
 
     def _other_settings(self) -> Found | None:
-        plain = _apart(self.rows, self._plain)
-        for spec in SETTINGS:
-            self.how.progress(f"trying llama.cpp with {spec}")
-            with suppress(UserError):  # heads may be too small for a cache's blocks
-                if _is_it(_apart(self.rows, self.llama.logits(self.answers.tokens, spec)), plain):
-                    return words.with_settings(spec)
-        return None
+        def trials() -> Iterator[tuple[Found, float]]:
+            for spec in SETTINGS:
+                self.how.progress(f"trying llama.cpp with {spec}")
+                with suppress(UserError):  # heads may be too small for a cache's blocks
+                    yield words.with_settings(spec), _apart(self.rows, self.llama.logits(self.answers.tokens, spec))
+
+        return self._best(trials(), _apart(self.rows, self._plain))
 
     def _scaled(self) -> Found | None:
         """Log-probabilities after temperature: the right differences, all times as much."""
@@ -248,28 +281,30 @@ class _Case:
     def _dropped(self) -> Found | None:
         """A prompt of which the beginning was dropped: the last row is that of fewer tokens."""
         tokens, last = self.answers.tokens, max(self.rows)
-        row = {0: self.rows[last]}
-        plain = _apart({last: self.rows[last]}, self._plain)
-        begins = self.llama.file.special_id("bos") == tokens[0]
-        for kept in (1, 0) if begins else (0,):
-            for first in chosen(range(kept + 1, last - 1)):
-                ids = (*tokens[:kept], *tokens[first:last])
-                self.how.progress(f"trying without tokens {kept} to {first - 1}")
-                with suppress(UserError):
-                    if _is_it(_apart({len(ids): row[0]}, self.llama.logits(ids)), plain):
-                        return words.dropped(kept, first, last)
-        return None
+        row = self.rows[last]
+
+        def trials() -> Iterator[tuple[Found, float]]:
+            for kept in (1, 0) if self.llama.file.special_id("bos") == tokens[0] else (0,):
+                for first in chosen(range(kept + 1, last - 1)):
+                    ids = (*tokens[:kept], *tokens[first:last])
+                    self.how.progress(f"trying without tokens {kept} to {first - 1}")
+                    with suppress(UserError):
+                        yield words.dropped(kept, first, last), _apart({len(ids): row}, self.llama.logits(ids))
+
+        return self._best(trials(), _apart({last: row}, self._plain))
 
     def _other_file(self) -> Found | None:
         """Another file of the model, beside this one, of which llama.cpp has the server's logits."""
-        plain = _apart(self.rows, self._plain)
-        for path in self._beside():
-            self.how.progress(f"trying {path.name}")
-            for spec in ("", *SETTINGS[:2]):
-                with suppress(UserError):
-                    if _is_it(_apart(self.rows, self.llama.logits(self.answers.tokens, spec, path)), plain):
-                        return words.of_another_file(path.name, self.llama.file.path.name)
-        return None
+
+        def trials() -> Iterator[tuple[Found, float]]:
+            for path in self._beside():
+                self.how.progress(f"trying {path.name}")
+                found = words.of_another_file(path.name, self.llama.file.path.name)
+                for spec in ("", *SETTINGS[:2]):
+                    with suppress(UserError):
+                        yield found, _apart(self.rows, self.llama.logits(self.answers.tokens, spec, path))
+
+        return self._best(trials(), _apart(self.rows, self._plain))
 
     def _beside(self) -> list[Path]:
         """Files in the same directory that may be of the same model."""
@@ -305,11 +340,6 @@ def _changed(tokenizer: Tokenizer, change: Change, text: str) -> tuple[int, ...]
     return changed(tokenizer, [change])(text)
 
 
-def _is_it(left: float, plain: float) -> bool:
-    """Whether what is left of an error is next to nothing."""
-    return left <= max(EXPLAINS * plain, EXACT)
-
-
 def _is_alike(own: ModelFile, other: ModelFile) -> bool:
     """Whether two files have one architecture, vocabulary and tensors."""
     tokens = "tokenizer.ggml.tokens"
@@ -321,17 +351,26 @@ def _is_alike(own: ModelFile, other: ModelFile) -> bool:
     )
 
 
-def _pairs(rows: Mapping[int, Row], logits: Array) -> Iterator[tuple[Array, Array]]:
+def _pairs(rows: Mapping[int, Row], logits: Array) -> list[tuple[Array, Array]]:
     """Of each row what the server said, and what logits [token, vocab] do of the same tokens; without means."""
-    for count, row in rows.items():
-        said, right = np.fromiter(row.values(), np.float64), logits[count - 1][list(row)]
-        yield said - said.mean(), right - right.mean()
+    return [
+        (_centred(np.fromiter(row.values(), np.float64)), _centred(logits[count - 1][list(row)]))
+        for count, row in rows.items()
+    ]
+
+
+def _centred(values: Array) -> Array:
+    centred: Array = values - values.mean()
+    return centred
+
+
+def _nmse(pairs: Sequence[tuple[Array, Array]]) -> float:
+    error = sum(float(((said - right) ** 2).sum()) for said, right in pairs)
+    return metrics.ratio(error, sum(float((right**2).sum()) for _, right in pairs))
 
 
 def _apart(rows: Mapping[int, Row], logits: Array) -> float:
     """The NMSE of what a server said, by how many tokens it follows, against logits [token, vocab]."""
     if any(token >= logits.shape[1] for row in rows.values() for token in row):
-        return np.inf
-    pairs = list(_pairs(rows, logits))
-    error = sum(float(((said - right) ** 2).sum()) for said, right in pairs)
-    return metrics.ratio(error, sum(float((right**2).sum()) for _, right in pairs))
+        return math.inf
+    return _nmse(_pairs(rows, logits))
