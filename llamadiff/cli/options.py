@@ -76,8 +76,8 @@ Candidate = Annotated[
     str | None,
     _option(
         "--candidate", ENGINE, "WHAT",
-        "Your engine: a trace, a dump, cmd: ..., transformers:[DIR], llama.cpp:K=V; or another .gguf of the model; "
-        "without, llama.cpp is checked.",
+        "Your engine: a trace, a dump, cmd: ..., transformers:[DIR], llama.cpp:K=V, a server's http://...; or another "
+        ".gguf of the model; without, llama.cpp is checked.",
     ),
 ]  # fmt: skip
 CheckCandidate = Annotated[
