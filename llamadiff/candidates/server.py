@@ -28,6 +28,7 @@ from llamadiff.trace.reader import Array, Printed, Trace
 from llamadiff.trace.taps import LOGITS
 
 POSITIONS = 32  # of a prompt that are asked for
+FOLLOWING = 12  # tokens that a server goes on with in a chat, where it takes no ids
 CUTS = 512  # beginnings of a text that are tried as prompts
 NEARLY = 0.01  # log-probabilities of one place, asked for twice
 LEAST = 2  # log-probabilities of a row: one alone is known up to a constant, so not at all
@@ -112,7 +113,10 @@ class _Interview:
         following: list[Next] = []
         count = None
         if question.text is not None or question.turn is not None:
-            following, count = self._whole(1 if by_ids else max(1, generated))
+            more = FOLLOWING if question.turn is not None else 1
+            following, count = self._whole(1 if by_ids else max(more, generated))
+        elif not by_ids:
+            raise UserError(f"{self.name}: takes texts alone, and no token ids; give the prompt as text")
         tokens, rows = question.tokens, dict[int, Next]()
         if by_ids:
             rows = self._at_once(tokens, tokens, None)

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from llamaref import ModelError
 from llamaref.tokenizer import Tokenizer
+from llamaref.weights import block_sizes
 
 from llamadiff.candidates.answers import FEW_DIGITS, SUFFIX, Answers, Row
 from llamadiff.candidates.gguf_file import SUFFIX as GGUF
@@ -41,6 +42,7 @@ from llamadiff.system.output import write_text
 from llamadiff.trace.reader import Array, Trace
 from llamadiff.trace.taps import LOGITS
 from llamadiff.verbs.judging import judge
+from llamadiff.verbs.loss.trials import FilePair, trial_logits
 from llamadiff.weights.tokens.changes import Change, changed, changes_of
 from llamadiff.words import server as words
 from llamadiff.words.server import Found
@@ -52,6 +54,7 @@ CLEARLY = 0.2  # of it, what a run may leave that is nearest, where rounding lea
 EXACT = 1e-7  # NMSE of rows that are the same but for the order of sums
 SECONDS = 45.0  # for known bugs
 BESIDE = 4  # other files of the model that are tried
+TYPES = ("Q8_0", "Q4_K", "Q4_0", "Q6_K", "Q5_K", "Q5_0", "Q3_K", "Q2_K")  # that weights may be in, in another file
 FULL, NOISE = 5, 10.0  # a row of so many may lack a token; times its largest error, by which that token is too likely
 SYSTEM = ("You are a helpful assistant.", "You are a helpful assistant")
 # Settings of llama.cpp that servers have, the usual ones first: quantized caches as llama.cpp has them, and others.
@@ -196,8 +199,10 @@ class _Case:
     def _are_one(self, row: Row, other: Row) -> bool:
         """Whether two rows of one server are the same, but for rounding: of what both have."""
         both = row.keys() & other.keys()
+        if len(both) < LEAST:
+            return False
         pairs = [_centred(np.array([each[token] for token in both])) for each in (row, other)]
-        return len(both) >= LEAST and _nmse([(pairs[0], pairs[1])]) <= max(self._noise, EXACT)
+        return _nmse([(pairs[0], pairs[1])]) <= max(self._noise, EXACT)
 
     def _tried_tokens(self, prompt: tuple[int, ...], whole: Row) -> Found | None:
         """The known mistake of tokens after which llama.cpp says what the server said."""
@@ -258,7 +263,7 @@ class _Case:
 
     def _explained(self) -> Found | None:
         """What llama.cpp, run otherwise, has the server's logits with."""
-        return self._other_settings() or self._scaled() or self._dropped() or self._other_file()
+        return self._other_settings() or self._scaled() or self._dropped() or self._other_file() or self._other_types()
 
     def _other_settings(self) -> Found | None:
         def trials() -> Iterator[tuple[Found, float]]:
@@ -306,6 +311,22 @@ class _Case:
 
         return self._best(trials(), _apart(self.rows, self._plain))
 
+    def _other_types(self) -> Found | None:
+        """The file's weights in a coarser type: of the layers, or all of them."""
+        file, settings = self.llama.file, self.llama.run.settings
+
+        def trials() -> Iterator[tuple[Found, float]]:
+            for kind in TYPES:
+                self.how.progress(f"trying weights in {kind}")
+                layers = {name: kind for name in file.tensors if _can_be(file, name, kind)}
+                whole = {name: kind for name in ("output.weight", "token_embd.weight") if _fits(file, name, kind)}
+                pair = FilePair(str(file.path), str(file.path), settings)
+                with suppress(UserError):
+                    made = trial_logits(pair, self.answers.tokens, [layers, layers | whole], self.how.progress)
+                    yield from ((words.in_another_type(kind), _apart(self.rows, logits)) for logits in made)
+
+        return self._best(trials(), _apart(self.rows, self._plain))
+
     def _beside(self) -> list[Path]:
         """Files in the same directory that may be of the same model."""
         own = self.llama.file
@@ -338,6 +359,19 @@ def _of_text(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 
 def _changed(tokenizer: Tokenizer, change: Change, text: str) -> tuple[int, ...]:
     return changed(tokenizer, [change])(text)
+
+
+def _can_be(file: ModelFile, name: str, kind: str) -> bool:
+    """Whether a tensor is a layer's matrix that a type is coarser than."""
+    return name.startswith("blk.") and len(file.weights.shape(name)) == 2 and _fits(file, name, kind)
+
+
+def _fits(file: ModelFile, name: str, kind: str) -> bool:
+    """Whether a tensor of the file has more bits than a type, and rows of whole blocks of it."""
+    if name not in file.weights:
+        return False
+    (values, size), (own, own_size) = block_sizes(kind), block_sizes(file.weights.type(name))
+    return file.weights.shape(name)[-1] % values == 0 and own_size / own > size / values
 
 
 def _is_alike(own: ModelFile, other: ModelFile) -> bool:

@@ -85,6 +85,12 @@ def of_another_file(found: str, own: str) -> Found:
                  f"start the server with {own}, or compare it with {found}", check="file")  # fmt: skip
 
 
+def in_another_type(kind: str) -> Found:
+    """The file's weights, in a coarser type."""
+    return Found(f"the server does not run this file: its log-probabilities are those of its weights in {kind}",
+                 "start the server with this file, or compare it with the one that it runs", check="file")  # fmt: skip
+
+
 def shown(most: int, rows: int, tokens: int) -> str:
     """How far an answer goes that rests on some log-probabilities."""
     of = "the one position" if rows == 1 else f"each of {rows} positions"
@@ -105,7 +111,10 @@ def told(result: Comparison, found: Found | None, seen: str) -> Comparison:
         headline = result.headline.replace(SPAN, "the server's engine ")
         known = any(each.known for each in result.diagnosis)
         if not known:
-            headline = "the server's log-probabilities are off, and no known mistake, setting or file explains them"
+            coarse = ", as much as coarse rounding leaves" if result.verdict == tolerances.UNCHECKED else ""
+            headline = (
+                f"the server's log-probabilities are off{coarse}; no known mistake, setting or file explains them"
+            )
         return replace(result, headline=headline, proof=(seen, *result.proof), next_steps=() if known else (BY_TAPS,))
     headline, proof = "the server's log-probabilities are right up to rounding", result.proof
     if found is not None:

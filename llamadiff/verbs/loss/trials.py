@@ -97,6 +97,25 @@ def run_trials(pair: FilePair, material: Material, changes: Sequence[Change], pr
     return Trials(base, tuple(others), answers["window"], answers["windows"])
 
 
+def trial_logits(
+    pair: FilePair, tokens: tuple[int, ...], changes: Sequence[Change], progress: Progress = silent
+) -> list[Array]:
+    """What the other file's logits [token, vocabulary] are under each change. Raises UserError."""
+    request = Request(
+        pair.good, other=pair.other, errand="pair", settings=pair.settings, tokens=tokens,
+        texts=tuple(json.dumps(dict(change)) for change in changes),
+    )  # fmt: skip
+    found: list[Array] = []
+
+    def hear(answer: dict[str, Any], data: Sequence[Any]) -> None:
+        if "trial" in answer:
+            found.append(np.frombuffer(data[0], np.float32).reshape(len(tokens), -1).astype(np.float64))
+
+    with Child(pair.settings) as child:
+        child.ask(request, progress, hear)
+    return found
+
+
 FACTS = 3  # of each position: the KL, the other side's negative log-likelihood, and whether its first token is the same
 KL, NLL, SAME = range(FACTS)
 _ROWS = 16  # that are widened at once
