@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -52,12 +54,14 @@ SCALED, SLIGHT = 1e-4, 0.05  # NMSE of rows that are right but for a factor, and
 ROOM = 8.0  # times as much as two ways of rounding differ
 CLEARLY = 0.2  # of it, what a run may leave that is nearest, where rounding leaves as much
 EXACT = 1e-7  # NMSE of rows that are the same but for the order of sums
-SECONDS = 45.0  # for known bugs
+TRIALS, SECONDS = 30.0, 45.0  # for runs of llama.cpp; for known bugs
+FEW = 4  # tokens between two rows, of which the first is right where a prompt was cut
 BESIDE = 4  # other files of the model that are tried
 TYPES = ("Q8_0", "Q4_K", "Q4_0", "Q6_K", "Q5_K", "Q5_0", "Q3_K", "Q2_K")  # that weights may be in, in another file
 FULL, NOISE = 5, 10.0  # a row of so many may lack a token; times its largest error, by which that token is too likely
 SYSTEM = ("You are a helpful assistant.", "You are a helpful assistant")
 # Settings of llama.cpp that servers have, the usual ones first: quantized caches as llama.cpp has them, and others.
+USUAL = 3
 SETTINGS = (
     "kv=f16,flash_attn=on", "kv=f16", "kv=q8_0,flash_attn=on,rotated=on", "kv=q4_0,flash_attn=on,rotated=on",
     "kv=bf16,flash_attn=on", "type_k=q8_0,type_v=f16,flash_attn=on,rotated=on", "kv=q8_0,flash_attn=on",
@@ -84,6 +88,8 @@ def compare_server(model: str | Path, spec: str, run: Run, how: How, folder: Pat
             kept = ask(spec, question, how.timeout, how.progress)
             write_text(folder / f"server{SUFFIX}", json.dumps(kept.to_json()))
             llama.go_on_with(kept.tokens)
+        elif not any(len(row) >= LEAST for row in kept.rows.values()):
+            raise UserError(f"{spec}: keeps no log-probabilities of next tokens; ask the server again")
         return replace(_Case(llama, kept, run, how).judged(), engine=used)
 
 
@@ -127,26 +133,26 @@ class _Case:
         self.llama, self.answers, self.run, self.how = llama, answers, run, replace(how, partial=True)
         self.rows = {size: row for size, row in answers.rows.items() if len(row) >= LEAST}
         self.seen = words.shown(answers.most, len(self.rows), len(answers.tokens))
+        self.until = time.perf_counter() + (how.explain or TRIALS)
 
     def judged(self) -> Comparison:
         """The verdict, and why."""
         quick = replace(self.how, diagnose=False)
         result = self._result(quick)
         right = result.verdict in words.RIGHT
-        tokens = self._other_tokens(right)
-        if tokens is not None and not self.answers.by_ids:
+        found = None if right else self._other_settings(SETTINGS[:USUAL])
+        tokens = self._other_tokens(right or found is not None)
+        if tokens is not None and (right or found is not None or not self.answers.by_ids):
             return words.told(result, tokens, self.seen)
-        found = self._left_out() if right else self._explained()
+        found = self._left_out() if right else found or self._explained()
         if found is not None and found.spec:
             result = self._result(quick, found.spec)
             right = result.verdict != tolerances.WRONG
-        if tokens is not None and right:
-            return words.told(result, tokens, self.seen)
         if found is not None and (right or not found.spec):
             return words.told(result, found, self.seen)
         if not right:
             result = self._result(replace(self.how, explain=self.how.explain or SECONDS))
-        return words.told(result, tokens, self.seen)
+        return words.told(result, None, self.seen)
 
     def _result(self, how: How, spec: str = "") -> Comparison:
         """The judgement of the answers, by an engine that runs with settings."""
@@ -219,7 +225,7 @@ class _Case:
     def _best(self, trials: Iterable[tuple[Found, float]], plain: float) -> Found | None:
         """The first that leaves next to nothing of an error; else the one that leaves least, if that is rounding."""
         best, least = None, math.inf
-        for found, left in trials:
+        for found, left in takewhile(lambda _: time.perf_counter() < self.until, trials):
             if left <= max(EXPLAINS * plain, EXACT):
                 return found
             if left < least:
@@ -263,11 +269,12 @@ class _Case:
 
     def _explained(self) -> Found | None:
         """What llama.cpp, run otherwise, has the server's logits with."""
-        return self._other_settings() or self._scaled() or self._dropped() or self._other_file() or self._other_types()
+        found = self._other_settings(SETTINGS[USUAL:]) or self._scaled() or self._dropped()
+        return found or self._other_file() or self._other_types()
 
-    def _other_settings(self) -> Found | None:
+    def _other_settings(self, specs: Sequence[str]) -> Found | None:
         def trials() -> Iterator[tuple[Found, float]]:
-            for spec in SETTINGS:
+            for spec in specs:
                 self.how.progress(f"trying llama.cpp with {spec}")
                 with suppress(UserError):  # heads may be too small for a cache's blocks
                     yield words.with_settings(spec), _apart(self.rows, self.llama.logits(self.answers.tokens, spec))
@@ -285,8 +292,10 @@ class _Case:
 
     def _dropped(self) -> Found | None:
         """A prompt of which the beginning was dropped: the last row is that of fewer tokens."""
-        tokens, last = self.answers.tokens, max(self.rows)
+        tokens, first_asked, last = self.answers.tokens, min(self.rows), max(self.rows)
         row = self.rows[last]
+        if last - first_asked > FEW and _apart({first_asked: self.rows[first_asked]}, self._plain) > self._noise:
+            return None  # what is wrong after a few tokens is no matter of room
 
         def trials() -> Iterator[tuple[Found, float]]:
             for kept in (1, 0) if self.llama.file.special_id("bos") == tokens[0] else (0,):
