@@ -37,7 +37,7 @@ class _Field(ctypes.Structure):
 class _Room(ctypes.Structure):
     """struct shim_room."""
 
-    _fields_ = [(field.name, _INT) for field in fields(Room)]
+    _fields_ = [(field.name, ctypes.c_float if field.name.startswith("rope") else _INT) for field in fields(Room)]
 
 
 _SHIM = {

@@ -39,7 +39,7 @@ class Installed(Library):
         set_fields(
             params, n_ctx=room.n_ctx, n_batch=room.n_batch, n_ubatch=room.n_ubatch, n_seq_max=room.n_seq,
             type_k=room.type_k, type_v=room.type_v, n_threads=room.threads, n_threads_batch=room.threads,
-            embeddings=room.pooled,
+            embeddings=room.pooled, rope_freq_base=room.rope_base, rope_freq_scale=room.rope_scale,
             **_flash_attention(params, room.flash_attn),
         )  # fmt: skip
         if room.n_seq > 1:

@@ -75,7 +75,7 @@ class Loading:
 @dataclass(frozen=True)
 class Room:
     """What a context is made with; types are ggml's numbers. ``offload``: layers of the CPU may compute elsewhere.
-    ``pooled``: texts are embedded, and no logits computed."""
+    ``pooled``: texts are embedded, and no logits computed. ``rope_base``, ``rope_scale``: 0 for the file's."""
 
     n_ctx: int
     n_batch: int
@@ -87,6 +87,8 @@ class Room:
     threads: int
     offload: bool = False
     pooled: bool = False
+    rope_base: float = 0.0
+    rope_scale: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,7 @@ class Observer:
         many, way = self.request.way.sequences, self.request.way
         return Room(
             max(256, self.total) * many, at_once * many, way.ubatch or at_once * many, many, k, v,
-            settings.flash_attn, self.threads, settings.on_device, self.request.pooled,
+            settings.flash_attn, self.threads, settings.on_device, self.request.pooled, way.rope_base, way.rope_scale,
         )  # fmt: skip
 
     # -- passes --------------------------------------------------------------------------------------------------------

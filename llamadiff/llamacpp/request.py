@@ -80,7 +80,8 @@ class Way:
 
     ``ubatch``: so many of a batch at a time (0: all); ``sequences``: they are one of so many in a batch; ``used``: the
     context has run something else before; without ``callback`` nobody looks on, and the logits alone are recorded.
-    ``rotated``: a quantized cache is rotated before, as llama.cpp does by itself, and no other engine.
+    ``rotated``: a quantized cache is rotated before, as llama.cpp does by itself, and no other engine. ``rope_base``,
+    ``rope_scale``: RoPE's, where they are not the file's (0): positions are multiplied by the scale.
     """
 
     ubatch: int = 0
@@ -88,6 +89,8 @@ class Way:
     used: bool = False
     callback: bool = True
     rotated: bool = False
+    rope_base: float = 0.0
+    rope_scale: float = 0.0
 
 
 PLAIN = Way()

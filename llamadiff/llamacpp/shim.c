@@ -62,6 +62,7 @@ SHIM void * shim_model(const char * path, int32_t gpu_layers, int32_t repack, in
 
 struct shim_room {
     int32_t n_ctx, n_batch, n_ubatch, n_seq, type_k, type_v, flash_attn, threads, offload, pooled;
+    float rope_base, rope_scale;  // 0: the file's
 };
 
 SHIM void * shim_context(void * model, const struct shim_room * room, ggml_backend_sched_eval_callback observe) {
@@ -76,6 +77,8 @@ SHIM void * shim_context(void * model, const struct shim_room * room, ggml_backe
     params.n_threads_batch = room->threads;
     params.cb_eval = observe;
     params.embeddings = room->pooled != 0;
+    params.rope_freq_base = room->rope_base;
+    params.rope_freq_scale = room->rope_scale;
 #ifdef HAS_flash_attn_type
     params.flash_attn_type = room->flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
 #else

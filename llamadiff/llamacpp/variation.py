@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,6 +19,8 @@ WORDS = {  # settings worth a word, and the value of each that is not
     "repack": ("False", "repacked weights"), "gpu_layers": ("0", "{} layers on the GPU"),
     "device": ("", "layers on {}"),
 }  # fmt: skip
+LEAST, MOST = 1e-6, 1e12  # RoPE's bases and scales
+_NUMBER = re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?(e[+-]?[0-9]{1,2})?")
 Changes = Mapping[str, Any]  # of fields of Settings and of Way
 
 
@@ -104,6 +107,15 @@ def _count(name: str, least: int, most: int) -> Callable[[str], Changes]:
     return read
 
 
+def _factor(name: str) -> Callable[[str], Changes]:
+    def read(value: str) -> Changes:
+        if not _NUMBER.fullmatch(value) or not LEAST <= float(value) <= MOST:
+            raise ValueError(f"a number from {LEAST:g} to {MOST:g}")
+        return {name: float(value)}
+
+    return read
+
+
 def _folder(value: str) -> Changes:
     return {"llama_cpp": str(Path(value).expanduser())}
 
@@ -119,4 +131,5 @@ KEYS: Mapping[str, Callable[[str], Changes]] = {
     "batch": _count("batch", 1, 1 << 20), "ubatch": _count("ubatch", 1, 1 << 20),
     "sequences": _count("sequences", 1, 8),
     **{name: _flag(name) for name in ("used", "callback", "rotated")},
+    **{name: _factor(name) for name in ("rope_base", "rope_scale")},
 }  # fmt: skip

@@ -27,6 +27,7 @@ from llamadiff.candidates.answers import FEW_DIGITS, SUFFIX, Answers, Row
 from llamadiff.candidates.gguf_file import SUFFIX as GGUF
 from llamadiff.candidates.http import is_server
 from llamadiff.candidates.server import LEAST, Question, answers_in, as_trace, ask, chosen
+from llamadiff.diagnose.solve import ROPE_BASE, ROPE_FACTOR
 from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.chat_template import render
 from llamadiff.engines.graph_model import graph_of_run
@@ -270,7 +271,7 @@ class _Case:
     def _explained(self) -> Found | None:
         """What llama.cpp, run otherwise, has the server's logits with."""
         found = self._other_settings(SETTINGS[USUAL:]) or self._scaled() or self._dropped()
-        return found or self._other_file() or self._other_types()
+        return found or self._other_rope() or self._other_file() or self._other_types()
 
     def _other_settings(self, specs: Sequence[str]) -> Found | None:
         def trials() -> Iterator[tuple[Found, float]]:
@@ -278,6 +279,23 @@ class _Case:
                 self.how.progress(f"trying llama.cpp with {spec}")
                 with suppress(UserError):  # heads may be too small for a cache's blocks
                     yield words.with_settings(spec), _apart(self.rows, self.llama.logits(self.answers.tokens, spec))
+
+        return self._best(trials(), _apart(self.rows, self._plain))
+
+    def _other_rope(self) -> Found | None:
+        """RoPE's base or scale is not the file's, as options of a server make it."""
+        stated = self.llama.file.hyper_parameter
+        base, factor = float(stated("rope.freq_base") or 10_000.0), float(stated("rope.scaling.factor") or 1.0)
+        bases = [each for each in (*ROPE_BASE.familiar, base / 2, 2 * base) if not math.isclose(each, base)]
+
+        def trials() -> Iterator[tuple[Found, float]]:
+            for name, values in (("rope_base", bases), ("rope_scale", [1 / each for each in ROPE_FACTOR.familiar])):
+                for value in values:
+                    self.how.progress(f"trying llama.cpp with {name}={value:g}")
+                    with suppress(UserError):
+                        logits = self.llama.logits(self.answers.tokens, f"{name}={value!r}")
+                        own = base if name == "rope_base" else 1 / factor
+                        yield words.other_rope(name, value, own), _apart(self.rows, logits)
 
         return self._best(trials(), _apart(self.rows, self._plain))
 
@@ -376,11 +394,11 @@ def _can_be(file: ModelFile, name: str, kind: str) -> bool:
 
 
 def _fits(file: ModelFile, name: str, kind: str) -> bool:
-    """Whether a tensor of the file has more bits than a type, and rows of whole blocks of it."""
-    if name not in file.weights:
+    """Whether a tensor of the file is of another type with no fewer bits, and has rows of whole blocks of this one."""
+    if name not in file.weights or file.weights.type(name) == kind:
         return False
     (values, size), (own, own_size) = block_sizes(kind), block_sizes(file.weights.type(name))
-    return file.weights.shape(name)[-1] % values == 0 and own_size / own > size / values
+    return file.weights.shape(name)[-1] % values == 0 and own_size / own >= size / values
 
 
 def _is_alike(own: ModelFile, other: ModelFile) -> bool:

@@ -60,6 +60,16 @@ def after_temperature(value: float) -> Found:
     return Found(says, "have it give those of the model, or ask it with temperature 1", check="log-probabilities")
 
 
+def other_rope(name: str, value: float, own: float) -> Found:
+    """RoPE's base, or the scale of positions, that the server must have, and the file's ``own``."""
+    if name == "rope_base":
+        says, options = f"the server uses RoPE's base {value:.6g}; the file says {own:.6g}", "--rope-freq-base"
+    else:
+        says = f"the server multiplies positions by {value:.4g} for RoPE; the file by {own:.4g}"
+        options = "--rope-scaling, --rope-scale and --rope-freq-scale"
+    return Found(says, f"look for it among the server's options: {options}", check="RoPE")
+
+
 def dropped(kept: int, first: int, last: int) -> Found:
     """A prompt of which the server runs a part."""
     before = f"after the first {kept} " if kept > 1 else "after the first one " if kept else ""
