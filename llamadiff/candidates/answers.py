@@ -21,7 +21,7 @@ SCHEMA = "llamadiff.answers/1"
 SUFFIX = ".answers.json"
 MAX_BYTES = 1 << 26
 CERTAIN = 1e-3  # a log-probability may be so much above zero, by rounding
-RULED_OUT = -1e4  # what stands for the logarithm of nothing: -9999 is vLLM's
+RULED_OUT = -9999.0  # what stands for the logarithm of nothing: vLLM's, and what is below it
 FEW_DIGITS = 6  # decimals: values with more were not rounded to be read
 BY_ID = "token_id:"  # vLLM's return_tokens_as_token_ids
 
