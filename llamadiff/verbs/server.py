@@ -77,7 +77,7 @@ def compare_server(model: str | Path, spec: str, run: Run, how: How, folder: Pat
             kept = ask(spec, question, how.timeout, how.progress)
             write_text(folder / f"server{SUFFIX}", json.dumps(kept.to_json()))
             llama.go_on_with(kept.tokens)
-        return replace(_Case(llama, kept, run, how).judged(), engine=used)
+        return replace(_Case(llama, kept, how).judged(), engine=used)
 
 
 class _LlamaCpp:
@@ -88,7 +88,6 @@ class _LlamaCpp:
     ) -> None:
         self.file, self.engine, self.run, self.how, self.folder, self.child = file, engine, run, how, folder, child
         self.opened, self.baseline = self._captured(run)
-        self.prompt = self.baseline.info.prompt  # as the chat template wrote it, where there is one
 
     def go_on_with(self, tokens: Sequence[int]) -> None:
         """Run these, where a server went on in its own way."""
@@ -114,8 +113,8 @@ class _LlamaCpp:
 class _Case:
     """One server's answers, and what they are tried for."""
 
-    def __init__(self, llama: _LlamaCpp, answers: Answers, run: Run, how: How) -> None:
-        self.llama, self.answers, self.run, self.how = llama, answers, run, replace(how, partial=True)
+    def __init__(self, llama: _LlamaCpp, answers: Answers, how: How) -> None:
+        self.llama, self.answers, self.how = llama, answers, replace(how, partial=True)
         self.rows = {size: row for size, row in answers.rows.items() if len(row) >= LEAST}
         self.seen = words.shown(answers.most, len(self.rows), len(answers.tokens))
 
@@ -132,7 +131,7 @@ class _Case:
             result = self._result(quick, found.spec)
             right = result.verdict != tolerances.WRONG
         if found is not None and (right or not found.spec):
-            return words.told(result, found, self.seen)
+            return words.told(result, tokens if found.is_right and tokens is not None else found, self.seen)
         if not right:
             result = self._result(replace(self.how, explain=self.how.explain or SECONDS))
         return words.told(result, tokens, self.seen)
@@ -181,11 +180,14 @@ class _Case:
             with suppress(UserError):
                 if _is_it(_apart({len(ids): whole}, self.llama.logits(ids)), plain):
                     return words.tried_ids(what, prompt, ids, self.answers.prompt_count)
+        usual = max((_apart({size: row}, self._plain) for size, row in self.rows.items()), default=0.0)
+        if self.answers.by_ids and plain > NOISE * usual:
+            return words.unknown_ids(prompt, self.answers.prompt_count)
         return None
 
     def _ids_otherwise(self, prompt: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
         """What known mistakes make of the prompt, in words, and as ids; where the server counts them, of its number."""
-        text, count, seen = self.llama.prompt, self.answers.prompt_count, {prompt}
+        text, count, seen = self.answers.text, self.answers.prompt_count, {prompt}
         if not text:
             return
         with suppress(ModelError):
@@ -201,7 +203,7 @@ class _Case:
 
     def _texts_otherwise(self, text: str) -> Iterator[tuple[str, str]]:
         """What known mistakes of chat templates make of a rendered chat, in words, and as text."""
-        turn = self.run.prompt if self.run.chat else None
+        turn = self.answers.turn
         if turn is None:
             return
         yield "leaves the chat template out", turn

@@ -201,7 +201,7 @@ def test_a_text_of_two_tokens_is_neither(vocabulary):
 
 ANSWERS = Answers(
     "http://here", "llama-server", (1, 2, 3), 2, {1: {2: -0.5, 3: -1.25}, 3: {10: -1e-5, 2: -17.25}}, True,
-    {2: -0.5, 4: -2.0}, (1, 1, 2), 3, {"model": "tiny"}, (3,),
+    {2: -0.5, 4: -2.0}, (1, 1, 2), 3, {"model": "tiny"}, (3,), "a chat", "a turn",
 )  # fmt: skip
 
 
