@@ -21,7 +21,8 @@ SCHEMA = "llamadiff.answers/1"
 SUFFIX = ".answers.json"
 MAX_BYTES = 1 << 26
 CERTAIN = 1e-3  # a log-probability may be so much above zero, by rounding
-RULED_OUT = -1e4  # what stands for the logarithm of nothing: -9999 is vLLM's
+RULED_OUT = -9999.0  # what stands for the logarithm of nothing: vLLM's, and what is below it
+AT_MOST = 1.06  # what probabilities may sum to, by rounding of log-probabilities to one decimal
 FEW_DIGITS = 6  # decimals: values with more were not rounded to be read
 BY_ID = "token_id:"  # vLLM's return_tokens_as_token_ids
 
@@ -37,6 +38,7 @@ class Answers:
     for ``by_ids``, or by the texts of these. ``whole``: what follows the prompt, asked for as text, or as a chat.
     ``prompt_tokens`` are the ids that the server says the text has, ``prompt_count`` how many. ``about``: what it says
     of its model; ``unnamed``: the rows in which it named tokens in a way that fits none of the vocabulary, or several.
+    ``text`` is the prompt as text, as the file's template wrote it where a user's ``turn`` was asked for.
     """
 
     name: str
@@ -50,6 +52,8 @@ class Answers:
     prompt_count: int | None = None
     about: Mapping[str, str] = field(default_factory=dict)
     unnamed: tuple[int, ...] = ()
+    text: str | None = None
+    turn: str | None = None
 
     @property
     def decimals(self) -> int | None:
@@ -82,8 +86,9 @@ def read_answers(path: Path) -> Answers:
         tokens, prompt, unnamed = (_ids(data[name]) for name in ("tokens", "prompt_tokens", "unnamed"))
         about = {str(key): str(value) for key, value in data["about"].items()}
         count, n_prefill = data["prompt_count"], data["n_prefill"]
+        text, turn = (None if data[name] is None else str(data[name]) for name in ("text", "turn"))
         found = Answers(str(data["name"]), str(data["api"]), tokens or (), int(n_prefill), rows, data["by_ids"] is True,
-                        whole, prompt, None if count is None else int(count), about, unnamed or ())  # fmt: skip
+                        whole, prompt, None if count is None else int(count), about, unnamed or (), text, turn)  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(
             f"{path}: is damaged ({type(error).__name__}: {brief(str(error))}); ask the server again"
@@ -137,24 +142,25 @@ class Reader:
         """``size``: how many tokens the model has."""
         self.name, self.vocabulary, self.size = name, vocabulary, size
 
-    def all(self, logprobs: Any) -> list[Next | None]:
-        """One for each token that a server speaks of; None where it says nothing, as of a first one.
+    def all(self, logprobs: Any, most: int | None = None) -> list[Next | None]:
+        """One for each token that a server speaks of, or the ``most`` that it was asked for; None where it says
+        nothing, as of a first one.
 
         ``logprobs``: OpenAI's ``logprobs`` of completions (lists that belong together) and of chats (``content``),
         llama-server's ``completion_probabilities``, Ollama's list, vLLM's ``prompt_logprobs``.
         """
         if isinstance(logprobs, dict) and isinstance(logprobs.get("content"), list):
-            return [self._one(entry) for entry in logprobs["content"]]
+            return [self._one(entry) for entry in logprobs["content"][:most]]
         if isinstance(logprobs, dict) and isinstance(logprobs.get("top_logprobs"), list):
             chosen = logprobs.get("tokens")
             names = chosen if isinstance(chosen, list) else []
-            rows = [self._named(row) for row in logprobs["top_logprobs"]]
+            rows = [self._named(row) for row in logprobs["top_logprobs"][:most]]
             return [
                 replace(row, chosen=self._token(names[i])) if row is not None and i < len(names) else row
                 for i, row in enumerate(rows)
             ]
         if isinstance(logprobs, list):
-            return [self._one(entry) for entry in logprobs]
+            return [self._one(entry) for entry in logprobs[:most]]
         if logprobs is None:
             return []
         raise self._fault(f"gives {brief(logprobs)} as log-probabilities; expected lists of tokens with theirs")
@@ -190,6 +196,9 @@ class Reader:
                 unknown += 1
             elif found.setdefault(token, value) != value:
                 raise self._fault(f"gives token {token} two log-probabilities, {found[token]:g} and {value:g}")
+        total = sum(map(math.exp, found.values()))
+        if total > AT_MOST:
+            raise self._fault(f"gives log-probabilities of {len(found)} tokens that sum to {total:.3g}; is it logits?")
         return Next(found, None, unknown)
 
     def _pairs(self, entries: Sequence[Any]) -> Iterator[tuple[int | None, float]]:

@@ -138,6 +138,9 @@ class Server:
         if encoding not in ("", "identity"):
             what = self._told(encoding)
             raise self._fault(f"answers {path} ({response.status}) encoded as {what}, which was not asked for")
+        length = headers.get("content-length", "0").strip()
+        if not length.isdecimal():
+            raise HTTPException(f"Content-Length: {length}")
         parts = []
         while part := response.read(AT_ONCE):
             parts.append(part)

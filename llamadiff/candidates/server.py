@@ -126,14 +126,16 @@ class _Interview:
             tokens = (*tokens[:n], *_ids_chosen(following[:-1])) if following else tokens[:n]
             rows = {n + j: each for j, each in enumerate(following) if n + j <= len(tokens)}
             texts = {} if question.text is None or question.turn is not None else beginnings(question)
-            at_once = self._at_once(question.text or "", question.tokens[:n], following[0]) if texts else {}
+            at_once = (
+                self._at_once(question.text or "", question.tokens[:n], following[0]) if texts and following else {}
+            )
             rows = {**at_once, **rows}
             for size in self._in_turn(chosen([size for size in sorted(texts) if size not in rows])):
                 rows[size] = self._one(texts[size])
         return Answers(
             self.name, api.kind, tokens, n, {size: rows[size].row for size in sorted(rows)}, by_ids,
             following[0].row if following else None, self._tokens(), count, api.about,
-            tuple(size for size in sorted(rows) if rows[size].unknown),
+            tuple(size for size in sorted(rows) if rows[size].unknown), question.text, question.turn,
         )  # fmt: skip
 
     def _takes_ids(self) -> bool:
@@ -151,7 +153,7 @@ class _Interview:
             rows, tokens = self.api.chat(question.turn, count)
         else:
             rows, tokens = self.api.after(question.text or "", count)
-        return [row for row in rows[:count] if row is not None], tokens
+        return [row for row in rows if row is not None], tokens
 
     def _at_once(self, prompt: str | Sequence[int], tokens: Sequence[int], whole: Next | None) -> dict[int, Next]:
         """What follows each beginning of a prompt, by one request, where a server has that; else nothing.
@@ -171,7 +173,7 @@ class _Interview:
 
     def _one(self, prompt: str | Sequence[int]) -> Next:
         rows, _ = self.api.after(prompt)
-        return next((row for row in rows[:1] if row is not None), Next({}))
+        return next((row for row in rows if row is not None), Next({}))
 
     def _in_turn(self, sizes: Sequence[int]) -> Iterator[int]:
         for number, size in enumerate(sizes):

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 from llamadiff.candidates.answers import Next, Reader
 from llamadiff.candidates.http import LacksError, RefusedError, Server
 from llamadiff.system.errors import UserError
+from llamadiff.trace.stated import brief
 
 MOST = 20  # tokens of a row that are asked for
 FEWER = (20, 10, 5)  # what servers allow, OpenAI's last
@@ -64,7 +65,7 @@ class LlamaServer:
         asked = {"prompt": prompt if isinstance(prompt, str) else list(prompt), "n_predict": count, "n_probs": MOST}
         plain = {**_plain(count), "cache_prompt": True, "samplers": ["temperature"], "ignore_eos": False}
         said = _object(self.server, "/completion", self.server.ask("/completion", {**self._more, **plain, **asked}))
-        return self.reader.all(said.get("completion_probabilities")), _count(said.get("tokens_evaluated"))
+        return self.reader.all(said.get("completion_probabilities"), count), _count(said.get("tokens_evaluated"))
 
     def through(self, prompt: str | Sequence[int]) -> list[Next | None]:
         return []
@@ -96,7 +97,7 @@ class OpenAi:
 
     def after(self, prompt: str | Sequence[int], count: int = 1) -> Rows:
         said = self._completion(prompt, count)
-        return self.reader.all(_first(said).get("logprobs"))[:count], _used(said)
+        return self.reader.all(_first(said).get("logprobs"), count), _used(said)
 
     def through(self, prompt: str | Sequence[int]) -> list[Next | None]:
         """By vLLM's prompt_logprobs, or by ``echo``."""
@@ -104,7 +105,7 @@ class OpenAi:
             if self._is_vllm:
                 said = _first(self._completion(prompt, 1, "prompt_logprobs"))
                 rows = self.reader.all(said.get("prompt_logprobs"))
-                return [*rows, *self.reader.all(said.get("logprobs"))[:1]] if rows else []
+                return [*rows, *self.reader.all(said.get("logprobs"), 1)] if rows else []
             return self.reader.all(_first(self._completion(prompt, 1, echo=True)).get("logprobs"))
         return []
 
@@ -175,7 +176,7 @@ class Ollama:
         options = {**_plain(count), "num_predict": count, "repeat_penalty": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         asked = {"model": self.model, "stream": False, "options": options, "logprobs": True, "top_logprobs": MOST}
         said = _object(self.server, path, self.server.ask(path, {**asked, **more}))
-        return self.reader.all(said.get("logprobs")), _count(said.get("prompt_eval_count"))
+        return self.reader.all(said.get("logprobs"), count), _count(said.get("prompt_eval_count"))
 
 
 def _chat(
@@ -190,7 +191,7 @@ def _chat(
     }
     said = server.ask(f"{prefix}/chat/completions", {**more, **_plain(count), **turn})
     said = _object(server, "chat/completions", said)
-    return reader.all(_first(said).get("logprobs")), _used(said)
+    return reader.all(_first(said).get("logprobs"), count), _used(said)
 
 
 def _first(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,7 +227,7 @@ def _chosen(server: Server, model: str, served: Sequence[Any]) -> str:
 
 def _object(server: Server, path: str, said: Any) -> dict[str, Any]:
     if not isinstance(said, dict):
-        raise UserError(f"{server.name}: answers {path} with a {type(said).__name__}; expected an object")
+        raise UserError(f"{server.name}: answers {path} with {brief(said)}; expected an object")
     return said
 
 

@@ -91,7 +91,7 @@ def compare_server(model: str | Path, spec: str, run: Run, how: How, folder: Pat
             llama.go_on_with(kept.tokens)
         elif not any(len(row) >= LEAST for row in kept.rows.values()):
             raise UserError(f"{spec}: keeps no log-probabilities of next tokens; ask the server again")
-        return replace(_Case(llama, kept, run, how).judged(), engine=used)
+        return replace(_Case(llama, kept, how).judged(), engine=used)
 
 
 class _LlamaCpp:
@@ -102,7 +102,6 @@ class _LlamaCpp:
     ) -> None:
         self.file, self.engine, self.run, self.how, self.folder, self.child = file, engine, run, how, folder, child
         self.opened, self.baseline = self._captured(run)
-        self.prompt = self.baseline.info.prompt  # as the chat template wrote it, where there is one
 
     def go_on_with(self, tokens: Sequence[int]) -> None:
         """Run these, where a server went on in its own way."""
@@ -130,8 +129,8 @@ class _LlamaCpp:
 class _Case:
     """One server's answers, and what they are tried for."""
 
-    def __init__(self, llama: _LlamaCpp, answers: Answers, run: Run, how: How) -> None:
-        self.llama, self.answers, self.run, self.how = llama, answers, run, replace(how, partial=True)
+    def __init__(self, llama: _LlamaCpp, answers: Answers, how: How) -> None:
+        self.llama, self.answers, self.how = llama, answers, replace(how, partial=True)
         self.rows = {size: row for size, row in answers.rows.items() if len(row) >= LEAST}
         self.seen = words.shown(answers.most, len(self.rows), len(answers.tokens))
         self.until = time.perf_counter() + (how.explain or TRIALS)
@@ -150,7 +149,7 @@ class _Case:
             result = self._result(quick, found.spec)
             right = result.verdict != tolerances.WRONG
         if found is not None and (right or not found.spec):
-            return words.told(result, found, self.seen)
+            return words.told(result, tokens if found.is_right and tokens is not None else found, self.seen)
         if not right:
             result = self._result(replace(self.how, explain=self.how.explain or SECONDS))
         return words.told(result, None, self.seen)
@@ -221,7 +220,12 @@ class _Case:
                     found = words.tried_ids(what, prompt, ids, self.answers.prompt_count)
                     yield found, _apart({len(ids): whole}, self.llama.logits(ids))
 
-        return self._best(trials(), _apart({len(prompt): whole}, self._plain))
+        plain = _apart({len(prompt): whole}, self._plain)
+        found = self._best(trials(), plain)
+        usual = max(_apart({size: row}, self._plain) for size, row in self.rows.items())
+        if found is None and self.answers.by_ids and plain > NOISE * usual:
+            return words.unknown_ids(prompt, self.answers.prompt_count)
+        return found
 
     def _best(self, trials: Iterable[tuple[Found, float]], plain: float) -> Found | None:
         """The first that leaves next to nothing of an error; else the one that leaves least, if that is rounding."""
@@ -235,7 +239,7 @@ class _Case:
 
     def _ids_otherwise(self, prompt: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
         """What known mistakes make of the prompt, in words, and as ids; where the server counts them, of its number."""
-        text, count, seen = self.llama.prompt, self.answers.prompt_count, {prompt}
+        text, count, seen = self.answers.text, self.answers.prompt_count, {prompt}
         if not text:
             return
         with suppress(ModelError):
@@ -251,7 +255,7 @@ class _Case:
 
     def _texts_otherwise(self, text: str) -> Iterator[tuple[str, str]]:
         """What known mistakes of chat templates make of a rendered chat, in words, and as text."""
-        turn = self.run.prompt if self.run.chat else None
+        turn = self.answers.turn
         if turn is None:
             return
         yield "leaves the chat template out", turn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -37,11 +38,20 @@ def other_ids(what: str, apart: str) -> Found:
 
 def tried_ids(what: str, right: Sequence[int], ids: Sequence[int], count: int | None) -> Found:
     """Token ids that the server does not state, and must have: after them llama.cpp says what the server said."""
-    counted = (
-        f", and it counts {count} tokens, where the file has {len(right)}" if count not in (None, len(right)) else ""
-    )
-    says = f"the server {what}: after those {len(ids)} token ids llama.cpp says what the server says{counted}"
-    return Found(says, MEND, check="tokens")
+    says = f"the server {what}: after those {len(ids)} token ids llama.cpp says what the server says"
+    return Found(says + _counted(right, count), MEND, check="tokens")
+
+
+def unknown_ids(right: Sequence[int], count: int | None) -> Found:
+    """Token ids that the server neither states nor has of a known mistake: after the text it goes on otherwise."""
+    says = "the server has other token ids for the prompt: after the text it does not say what it says after the file's"
+    return Found(says + _counted(right, count), MEND, check="tokens")
+
+
+def _counted(right: Sequence[int], count: int | None) -> str:
+    if count is None or count == len(right):
+        return ""
+    return f", and it counts {count} tokens, where the file has {len(right)}"
 
 
 MEND = (
@@ -118,7 +128,7 @@ def told(result: Comparison, found: Found | None, seen: str) -> Comparison:
         return replace(result, verdict=tolerances.WRONG, headline=found.says, proof=(seen, *result.proof),
                        preflight=(*kept, check), next_steps=(found.fix,))  # fmt: skip
     if found is None and result.verdict not in RIGHT:
-        headline = result.headline.replace(SPAN, "the server's engine ")
+        headline = _of_its_engine(result.headline)
         known = any(each.known for each in result.diagnosis)
         if not known:
             coarse = ", as much as coarse rounding leaves" if result.verdict == tolerances.UNCHECKED else ""
@@ -137,6 +147,16 @@ def told(result: Comparison, found: Found | None, seen: str) -> Comparison:
     return replace(result, headline=f"{headline}, {seen}", proof=proof, next_steps=(AFTER,))
 
 
+def _of_its_engine(headline: str) -> str:
+    """What a known bug is said to do, of the server's engine, and there of a tap, where it is one."""
+    said = headline.removeprefix(SPAN)
+    at = AT.search(said)
+    if said == headline or at is None or said.startswith("either "):
+        return headline.replace(SPAN, "the server's engine ")
+    return f"{at[1]} of the server's engine {said[: at.start()]}"
+
+
 SPAN = "embd to result_output: "
+AT = re.compile(r" \(at ([^() ]+)\)$")
 BY_TAPS = "record taps of its engine, to know the op: llamadiff writer LANGUAGE --model MODEL prints the lines"
 AFTER = "if its text is still wrong, look at sampling and stop words, and with --chat at what it makes of a turn"
