@@ -24,10 +24,10 @@ def between(url: str, change: Change, asked: list[tuple[str, Any]] | None = None
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             self._answer(None)
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             self._answer(self.rfile.read(int(self.headers["Content-Length"])))
 
         def _answer(self, body: bytes | None) -> None:

@@ -85,10 +85,16 @@ def read_answers(path: Path) -> Answers:
         whole = None if data["whole"] is None else _kept(data["whole"])
         tokens, prompt, unnamed = (_ids(data[name]) for name in ("tokens", "prompt_tokens", "unnamed"))
         about = {str(key): str(value) for key, value in data["about"].items()}
-        count, n_prefill = data["prompt_count"], data["n_prefill"]
+        name, api, n_prefill, by_ids = (
+            str(data["name"]),
+            str(data["api"]),
+            int(data["n_prefill"]),
+            data["by_ids"] is True,
+        )
+        count = None if data["prompt_count"] is None else int(data["prompt_count"])
         text, turn = (None if data[name] is None else str(data[name]) for name in ("text", "turn"))
-        found = Answers(str(data["name"]), str(data["api"]), tokens or (), int(n_prefill), rows, data["by_ids"] is True,
-                        whole, prompt, None if count is None else int(count), about, unnamed or (), text, turn)  # fmt: skip
+        told = (rows, by_ids, whole, prompt, count, about, unnamed or (), text, turn)
+        found = Answers(name, api, tokens or (), n_prefill, *told)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(
             f"{path}: is damaged ({type(error).__name__}: {brief(str(error))}); ask the server again"

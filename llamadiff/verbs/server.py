@@ -145,6 +145,8 @@ class _Case:
         if tokens is not None and (right or found is not None or not self.answers.by_ids):
             return words.told(result, tokens, self.seen)
         found = self._left_out() if right else found or self._explained()
+        if found is None and result.verdict == tolerances.UNCHECKED and self._off <= self._noise:
+            found = words.as_near_as_ways(self._off, self._between)
         if found is not None and found.spec:
             result = self._result(quick, found.spec)
             right = result.verdict != tolerances.WRONG
@@ -174,15 +176,25 @@ class _Case:
         return np.array(self.llama.baseline[LOGITS], np.float64).reshape(len(self.answers.tokens), -1)
 
     @cached_property
-    def _noise(self) -> float:
-        """The NMSE that rounding may leave: by how much ways of llama.cpp differ that are all right."""
+    def _off(self) -> float:
+        """The NMSE of what the server said against the baseline."""
+        return _apart(self.rows, self._plain)
+
+    @cached_property
+    def _between(self) -> float:
+        """The NMSE by which ways of llama.cpp differ that are all right."""
         found = [0.0]
         for spec in SETTINGS[:2]:
             with suppress(UserError):
                 other = self.llama.logits(self.answers.tokens, spec)
                 as_rows = {n: {token: float(other[n - 1, token]) for token in row} for n, row in self.rows.items()}
                 found.append(_apart(as_rows, self._plain))
-        return ROOM * max(found)
+        return max(found)
+
+    @property
+    def _noise(self) -> float:
+        """The NMSE that rounding may leave."""
+        return ROOM * self._between
 
     # -- token ids -----------------------------------------------------------------------------------------------------
 
@@ -284,7 +296,7 @@ class _Case:
                 with suppress(UserError):  # heads may be too small for a cache's blocks
                     yield words.with_settings(spec), _apart(self.rows, self.llama.logits(self.answers.tokens, spec))
 
-        return self._best(trials(), _apart(self.rows, self._plain))
+        return self._best(trials(), self._off)
 
     def _other_rope(self) -> Found | None:
         """RoPE's base or scale is not the file's, as options of a server make it."""
@@ -301,7 +313,7 @@ class _Case:
                         own = base if name == "rope_base" else 1 / factor
                         yield words.other_rope(name, value, own), _apart(self.rows, logits)
 
-        return self._best(trials(), _apart(self.rows, self._plain))
+        return self._best(trials(), self._off)
 
     def _scaled(self) -> Found | None:
         """Log-probabilities after temperature: the right differences, all times as much."""
@@ -340,7 +352,7 @@ class _Case:
                     with suppress(UserError):
                         yield found, _apart(self.rows, self.llama.logits(self.answers.tokens, spec, path))
 
-        return self._best(trials(), _apart(self.rows, self._plain))
+        return self._best(trials(), self._off)
 
     def _other_types(self) -> Found | None:
         """The file's weights in a coarser type: of the layers, or all of them."""
@@ -356,7 +368,7 @@ class _Case:
                     made = trial_logits(pair, self.answers.tokens, [layers, layers | whole], self.how.progress)
                     yield from ((words.in_another_type(kind), _apart(self.rows, logits)) for logits in made)
 
-        return self._best(trials(), _apart(self.rows, self._plain))
+        return self._best(trials(), self._off)
 
     def _beside(self) -> list[Path]:
         """Files in the same directory that may be of the same model."""

@@ -18,17 +18,15 @@ COARSE = ("q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # types of a cache that cos
 class Found:
     """What explains a server's answers: ``says`` of it in a sentence, and how to mend it.
 
-    ``spec``: the settings of llama.cpp that it runs with, which are no mistake; ``check``: what fails before any layer.
+    ``is_right``: it is no mistake; ``spec``: the settings of llama.cpp that it runs with. ``check``: what fails before
+    any layer.
     """
 
     says: str
     fix: str = ""
     spec: str = ""
     check: str = ""
-
-    @property
-    def is_right(self) -> bool:
-        return bool(self.spec)
+    is_right: bool = False
 
 
 def other_ids(what: str, apart: str) -> Found:
@@ -61,7 +59,13 @@ MEND = (
 
 def with_settings(spec: str) -> Found:
     """Settings under which llama.cpp has the server's log-probabilities."""
-    return Found(f"they are llama.cpp's with {spec}", spec=spec)
+    return Found(f"they are llama.cpp's with {spec}", spec=spec, is_right=True)
+
+
+def as_near_as_ways(apart: float, ways: float) -> Found:
+    """Log-probabilities no further from llama.cpp's than a few times what its right ways are from one another."""
+    return Found(f"they are off llama.cpp's by an NMSE of {apart:.1e}, where its own ways of rounding (a cache in F16, "
+                 f"flash attention) differ by {ways:.1e}", is_right=True)  # fmt: skip
 
 
 def after_temperature(value: float) -> Found:

@@ -18,7 +18,7 @@ from servers import hostile, started
 from llamadiff import UserError
 from llamadiff.candidates.answers import Answers, read_answers
 from llamadiff.candidates.http import KEY
-from llamadiff.candidates.server import POSITIONS, Question, ask, as_trace, beginnings, chosen, matches
+from llamadiff.candidates.server import POSITIONS, Question, as_trace, ask, beginnings, chosen, matches
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.llamacpp.shipped import shipped_model
@@ -109,7 +109,7 @@ def test_ids_without_a_text(api, served):
     """A server that takes texts alone cannot be asked about them."""
     url, tokens = served("--api", api), [1, 501, 503, 261, 502, 404]
     if api == "ollama":
-        with pytest.raises(UserError, match="gives no log-probabilities of next tokens"):
+        with pytest.raises(UserError, match="takes texts alone, and no token ids; give the prompt as text"):
             compare(shipped_model(), tokens, url)
     else:
         assert compare(shipped_model(), tokens, url).verdict in RIGHT
@@ -293,7 +293,7 @@ def test_a_hostile_answer_is_one_line(api, name, one):
         assert done.returncode == 0, done.stderr
     elif name in FALSE[api]:
         assert done.returncode == 1
-        assert done.stdout.startswith("WRONG  the server ran other tokens")
+        assert done.stdout.startswith("WRONG  the server has other token ids")
     else:
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.splitlines() == [done.stderr.rstrip("\n")]
