@@ -247,7 +247,7 @@ def as_trace(answers: Answers, model: ModelFile, baseline: Trace | None) -> Trac
         "the baseline's are"
     )
     printed = Printed(slack, relative=frozenset({LOGITS}), notes=(note,))
-    producer = {"name": answers.name, "api": answers.api, **answers.about}
+    producer = {"name": "the server", "url": answers.name, "api": answers.api, **answers.about}
     info = Info(answers.tokens, tuple(range(len(answers.tokens))), len(answers.tokens), None, producer, {})
     return Trace(info, {LOGITS: values}, {LOGITS: "F32"}, None, {LOGITS: known}, {}, printed)
 
