@@ -45,6 +45,7 @@ from llamadiff.words.server import Found
 
 EXPLAINS = 0.02  # of the error of the plain run, what a run may leave that has the server's logits
 SCALED, SLIGHT = 1e-4, 0.05  # NMSE of rows that are right but for a factor, and the logarithm of one that is near 1
+ALIKE = 2.0  # times the NMSE between two right runs: what a third one may be off by
 EXACT = 1e-7  # NMSE of rows that are the same but for the order of sums
 SECONDS = 45.0  # for known bugs
 BESIDE = 4  # other files of the model that are tried
@@ -57,6 +58,7 @@ SETTINGS = (
     "kv=q4_0,flash_attn=on", "kv=q5_1,flash_attn=on,rotated=on", "kv=q5_0,flash_attn=on,rotated=on",
     "kv=q4_1,flash_attn=on,rotated=on", "kv=iq4_nl,flash_attn=on,rotated=on",
 )  # fmt: skip
+ROUNDING = ("kv=q8_0,flash_attn=on,rotated=on", "kv=q8_0,flash_attn=on")  # the coarsest that are no mistake
 
 
 def compare_server(model: str | Path, spec: str, run: Run, how: How, folder: Path, child: Child) -> Comparison:
@@ -126,11 +128,11 @@ class _Case:
         tokens = self._other_tokens(right)
         if tokens is not None and (right or not self.answers.by_ids):
             return words.told(result, tokens, self.seen)
-        found = self._left_out() if right else self._explained()
-        if found is not None and found.spec:
+        found = self._left_out() if right else self._explained(result.verdict)
+        if found is not None and found.spec and not found.roughly:
             result = self._result(quick, found.spec)
             right = result.verdict != tolerances.WRONG
-        if found is not None and (right or not found.spec):
+        if found is not None and (right or found.roughly or not found.spec):
             return words.told(result, tokens if found.is_right and tokens is not None else found, self.seen)
         if not right:
             result = self._result(replace(self.how, explain=self.how.explain or SECONDS))
@@ -220,9 +222,12 @@ class _Case:
 
     # -- settings, files -----------------------------------------------------------------------------------------------
 
-    def _explained(self) -> Found | None:
+    def _explained(self, verdict: str) -> Found | None:
         """What llama.cpp, run otherwise, has the server's logits with."""
-        return self._other_settings() or self._scaled() or self._dropped() or self._other_file()
+        found = self._other_settings() or self._scaled() or self._other_file()
+        if found is None and verdict == tolerances.UNCHECKED and not self.how.explain:
+            found = self._as_coarse()
+        return found or self._dropped()
 
     def _other_settings(self) -> Found | None:
         plain = _apart(self.rows, self._plain)
@@ -231,6 +236,17 @@ class _Case:
             with suppress(UserError):  # heads may be too small for a cache's blocks
                 if _is_it(_apart(self.rows, self.llama.logits(self.answers.tokens, spec)), plain):
                     return words.with_settings(spec)
+        return None
+
+    def _as_coarse(self) -> Found | None:
+        """Settings with which llama.cpp is as far from itself as the server is from it: an engine may round otherwise."""
+        off = _apart(self.rows, self._plain)
+        for spec in ROUNDING:
+            with suppress(UserError):
+                own = self.llama.logits(self.answers.tokens, spec)
+                rows = {size: {token: float(own[size - 1, token]) for token in row} for size, row in self.rows.items()}
+                if off <= ALIKE * _apart(rows, self._plain):
+                    return words.as_coarse(spec)
         return None
 
     def _scaled(self) -> Found | None:

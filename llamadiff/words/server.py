@@ -19,13 +19,15 @@ COARSE = ("q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # types of a cache that cos
 class Found:
     """What explains a server's answers: ``says`` of it in a sentence, and how to mend it.
 
-    ``spec``: the settings of llama.cpp that it runs with, which are no mistake; ``check``: what fails before any layer.
+    ``spec``: the settings of llama.cpp that it runs with, which are no mistake, or, ``roughly``, that differ from others
+    by as much as it does; ``check``: what fails before any layer.
     """
 
     says: str
     fix: str = ""
     spec: str = ""
     check: str = ""
+    roughly: bool = False
 
     @property
     def is_right(self) -> bool:
@@ -66,6 +68,11 @@ MEND = (
 def with_settings(spec: str) -> Found:
     """Settings under which llama.cpp has the server's log-probabilities."""
     return Found(f"they are llama.cpp's with {spec}", spec=spec)
+
+
+def as_coarse(spec: str) -> Found:
+    """Settings of llama.cpp that leave as much as the server is off by."""
+    return Found(f"llama.cpp with {spec} is as far from itself as the server is from it", spec=spec, roughly=True)
 
 
 def after_temperature(value: float) -> Found:
