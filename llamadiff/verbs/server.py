@@ -254,7 +254,8 @@ class _Case:
         said, right = (np.concatenate(each) for each in zip(*_pairs(self.rows, self._plain), strict=True))
         factor = float(said @ right / max(right @ right, 1e-300))
         left = metrics.ratio(float(((said - factor * right) ** 2).sum()), float((said**2).sum()))
-        if factor > 0 and abs(math.log(factor)) > SLIGHT and left <= SCALED:
+        most = max(SCALED, EXPLAINS * _apart(self.rows, self._plain))
+        if factor > 0 and abs(math.log(factor)) > SLIGHT and left <= most:
             return words.after_temperature(1 / factor)
         return None
 
