@@ -224,19 +224,31 @@ class _Case:
 
     def _explained(self, verdict: str) -> Found | None:
         """What llama.cpp, run otherwise, has the server's logits with."""
-        found = self._other_settings() or self._scaled() or self._other_file()
+        found = self._other_settings() or self._other_file()
         if found is None and verdict == tolerances.UNCHECKED and not self.how.explain:
             found = self._as_coarse()
         return found or self._dropped()
 
     def _other_settings(self) -> Found | None:
+        """Settings of llama.cpp, under which its logits are the server's, or are these times a factor."""
         plain = _apart(self.rows, self._plain)
-        for spec in SETTINGS:
-            self.how.progress(f"trying llama.cpp with {spec}")
+        for spec in ("", *SETTINGS):
+            self.how.progress(f"trying llama.cpp with {spec or 'other temperatures'}")
             with suppress(UserError):  # heads may be too small for a cache's blocks
-                if _is_it(_apart(self.rows, self.llama.logits(self.answers.tokens, spec)), plain):
+                logits = self.llama.logits(self.answers.tokens, spec) if spec else self._plain
+                if spec and _is_it(_apart(self.rows, logits), plain):
                     return words.with_settings(spec)
+                factor = self._factor(logits)
+                if factor is not None:
+                    return words.after_temperature(1 / factor)
         return None
+
+    def _factor(self, logits: Array) -> float | None:
+        """What all differences of log-probabilities are too large by; None where that does not make them right."""
+        said, right = (np.concatenate(each) for each in zip(*_pairs(self.rows, logits), strict=True))
+        factor = float(said @ right / max(right @ right, 1e-300))
+        left = metrics.ratio(float(((said - factor * right) ** 2).sum()), float((said**2).sum()))
+        return factor if factor > 0 and abs(math.log(factor)) > SLIGHT and left <= SCALED else None
 
     def _as_coarse(self) -> Found | None:
         """Settings with which llama.cpp is as far from itself as the server is from it: an engine may round otherwise."""
@@ -247,16 +259,6 @@ class _Case:
                 rows = {size: {token: float(own[size - 1, token]) for token in row} for size, row in self.rows.items()}
                 if off <= ALIKE * _apart(rows, self._plain):
                     return words.as_coarse(spec)
-        return None
-
-    def _scaled(self) -> Found | None:
-        """Log-probabilities after temperature: the right differences, all times as much."""
-        said, right = (np.concatenate(each) for each in zip(*_pairs(self.rows, self._plain), strict=True))
-        factor = float(said @ right / max(right @ right, 1e-300))
-        left = metrics.ratio(float(((said - factor * right) ** 2).sum()), float((said**2).sum()))
-        most = max(SCALED, EXPLAINS * _apart(self.rows, self._plain))
-        if factor > 0 and abs(math.log(factor)) > SLIGHT and left <= most:
-            return words.after_temperature(1 / factor)
         return None
 
     def _dropped(self) -> Found | None:
