@@ -1,0 +1,147 @@
+"""llama.cpp's own server, as people run it: it is right, whatever it is started with, and however it is asked."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_server import started, started_python
+from places import ROOT
+
+from llamadiff.engines.run_spec import How, Run
+from llamadiff.llamacpp.shipped import shipped_model
+from llamadiff.numerics import tolerances
+from llamadiff.result.comparison import Comparison
+from llamadiff.verbs.verbs import compare
+from llamadiff.words.server import RIGHT
+
+pytestmark = pytest.mark.slow
+STORIES = ROOT.parent / "shared/models/stories260K.gguf"
+TEXTS = (
+    "Once upon a time there was a little girl", "Lily went to the park. She", "One day, a boy named Tom found a red ball.",
+    "User: Tell me a story.\nStory:", "xyz 123 é !",
+)  # fmt: skip
+IDS = ([1, 17, 5, 80, 42, 9, 33], [3, 3, 3, 90, 12], list(range(40, 60)), [7, 11], [64, 2, 100, 31, 8, 8, 77, 50, 19])
+FLAGS = {
+    "default": (), "flash attention off": ("-fa", "off"), "cache q8_0": ("-ctk", "q8_0", "-ctv", "q8_0"),
+    "four at once": ("-np", "4"),
+}  # fmt: skip
+MODELS: dict[str, Callable[[Any], Path]] = {
+    "F16": lambda _: shipped_model(), "Q4_K_M": lambda _: shipped_model(quantized=True),
+    "llama.Q8_0": lambda random: random("llama.Q8_0"), "qwen3.Q4_K_M": lambda random: random("qwen3.Q4_K_M"),
+    "qwen2.F16": lambda random: random("qwen2.F16"), "stories260K": lambda _: STORIES,
+}  # fmt: skip
+BLOCKLESS = "stories260K"  # its heads are too small for the blocks of a cache of 8 bits
+
+
+@contextmanager
+def others_ask(url: str, prompts: Sequence[str | list[int]], clients: int = 3) -> Iterator[Counter[str]]:
+    """Others ask the server meanwhile, each one request after another."""
+    end, seen = threading.Event(), Counter[str]()
+
+    def ask(number: int) -> None:
+        turn = 0
+        while not end.is_set():
+            turn += 1
+            body = {"prompt": prompts[(number + turn) % len(prompts)], "n_predict": 12, "n_probs": 5}
+            with urllib.request.urlopen(urllib.request.Request(f"{url}/completion", json.dumps(body).encode())) as said:
+                seen[str(said.status)] += 1
+
+    threads = [threading.Thread(target=ask, args=[number]) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield seen
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+
+
+def prompts_of(name: str) -> Sequence[str | list[int]]:
+    return TEXTS if name in ("F16", "Q4_K_M", "stories260K") else IDS
+
+
+def judged(model: Path, url: str, prompt: str | list[int], **more: Any) -> Comparison:
+    run = Run(prompt=prompt, **more) if isinstance(prompt, str) else Run(tokens=tuple(prompt), **more)
+    return compare(model, run, url, How(timeout=60.0))
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("name", MODELS)
+def test_llama_server_is_not_accused(name, flags, random_model, capsys):
+    """5 runs each: 115 in all."""
+    model = MODELS[name](random_model)
+    if not model.exists():
+        pytest.skip(f"no {model.name} here")
+    if name == BLOCKLESS and flags == "cache q8_0":
+        return
+    results = []
+    with started(model, *FLAGS[flags]) as url, others_ask(url, prompts_of(name), 3 * (flags == "four at once")) as seen:
+        for prompt in prompts_of(name):
+            results.append(judged(model, url, prompt))
+    said = Counter((result.verdict, result.headline.partition(", as far as")[0]) for result in results)
+    with capsys.disabled():
+        print(f"\n{name}, {flags}: {dict(said)}, {min(result.proof for result in results)[0]}; others: {dict(seen)}")
+    assert {result.verdict for result in results} <= set(RIGHT), said
+    assert (flags == "four at once") is (seen["200"] > 0)
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["F16", "Q4_K_M"])
+def test_what_it_generates_and_chats(quantized):
+    model = shipped_model(quantized)
+    with started(model) as url:
+        for chat in (False, True):
+            result = judged(model, url, TEXTS[0], chat=chat, n_predict=8)
+            assert result.verdict in RIGHT, result.headline
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["F16", "Q4_K_M"])
+def test_llama_cpp_pythons_server_is_not_accused(quantized):
+    model = shipped_model(quantized)
+    with started_python(model) as url:
+        for text in TEXTS:
+            result = judged(model, url, text)
+            assert result.verdict in RIGHT, (text, result.headline, result.proof)
+
+
+# -- with settings that people get wrong ---------------------------------------------------------------------
+
+SETTINGS = {
+    "--rope-freq-base 500000": "uses base 500000; the file says 10000",
+    "--rope-freq-scale 0.5": "divides positions by 2; the file says 1",
+    "--override-kv tokenizer.ggml.add_bos_token=bool:false": "the server puts no beginning-of-text token before a text",
+    "-ctk q4_0 -ctv q4_0": "with a coarse cache",
+}
+
+
+@pytest.mark.parametrize("flags", SETTINGS)
+def test_settings_are_named(flags):
+    model = shipped_model()
+    with started(model, *flags.split()) as url:
+        result = judged(model, url, "Once upon a time there was a little girl named Lily.\nShe")
+    assert SETTINGS[flags] in result.headline
+    assert result.verdict in ((tolerances.NOISE,) if "coarse" in SETTINGS[flags] else (tolerances.WRONG,))
+
+
+def test_another_file_is_noticed():
+    with started(shipped_model(quantized=True)) as url:
+        result = judged(shipped_model(), url, TEXTS[0])
+    assert "the server does not run tiny.F16.gguf" in result.headline
+    assert result.verdict == tolerances.WRONG
+
+
+@pytest.mark.skipif(not STORIES.exists(), reason="no stories260K.gguf here")
+def test_a_mistake_that_it_has(tmp_path):
+    """Without flash attention nothing keeps it from a cache of blocks that are longer than a head: nonsense."""
+    with started(STORIES, "-ctk", "q8_0", "-fa", "off") as url:
+        result = judged(STORIES, url, TEXTS[0])
+    assert result.verdict == tolerances.WRONG
