@@ -122,7 +122,9 @@ class _Interview:
             tokens = (*tokens[:n], *_ids_chosen(following[:-1])) if following else tokens[:n]
             rows = {n + j: each for j, each in enumerate(following) if n + j <= len(tokens)}
             texts = {} if question.text is None or question.turn is not None else beginnings(question)
-            at_once = self._at_once(question.text or "", question.tokens[:n], following[0]) if texts and following else {}
+            at_once = (
+                self._at_once(question.text or "", question.tokens[:n], following[0]) if texts and following else {}
+            )
             rows = {**at_once, **rows}
             for size in self._in_turn(chosen([size for size in sorted(texts) if size not in rows])):
                 rows[size] = self._one(texts[size])

@@ -272,7 +272,9 @@ def test_a_missing_field_is_one_line(key, kept):
     one_line(kept({name: value for name, value in ANSWERS.to_json().items() if name != key}))
 
 
-@pytest.mark.parametrize("data", ["", "[", "[]", "3", "{}", '{"schema": "llamadiff.answers/2"}', "\ufeff{}", "[" * 9999])
+@pytest.mark.parametrize(
+    "data", ["", "[", "[]", "3", "{}", '{"schema": "llamadiff.answers/2"}', "\ufeff{}", "[" * 9999]
+)
 def test_what_is_no_file_of_answers_is_one_line(data, kept):
     one_line(kept(data))
 

@@ -179,7 +179,9 @@ UNIGRAM = {"Once upon a time": [501, 503, 261, 464, 287]}  # mistral.rs 0.9.5: t
 
 
 def as_unigram(_path: str, body: Any) -> Any:
-    return {**body, "prompt": UNIGRAM.get(body["prompt"], body["prompt"])} if isinstance(body.get("prompt"), str) else body
+    return (
+        {**body, "prompt": UNIGRAM.get(body["prompt"], body["prompt"])} if isinstance(body.get("prompt"), str) else body
+    )
 
 
 def test_token_ids_that_no_known_mistake_makes(served):
@@ -239,7 +241,9 @@ def beside(tmp_path) -> tuple[Path, Path]:
     return tmp_path / names[0], tmp_path / names[1]
 
 
-@pytest.mark.parametrize("flags", [("--api", "llama-server"), ("--api", "openai", "--digits", "4"), ("--api", "ollama")])
+@pytest.mark.parametrize(
+    "flags", [("--api", "llama-server"), ("--api", "openai", "--digits", "4"), ("--api", "ollama")]
+)
 @pytest.mark.parametrize("quantized", [False, True], ids=["F16 served", "Q4_K_M served"])
 def test_another_file_of_the_model(quantized, flags, beside, served):
     own, other = beside[not quantized], beside[quantized]

@@ -8,12 +8,13 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 from llama_server import started, started_python
+from models.options import OPTIONS
+from models.tokenized import with_tokenizer
 from places import ROOT
 
 from llamadiff.engines.run_spec import How, Run
@@ -29,21 +30,18 @@ TEXTS = (
     "Once upon a time there was a little girl", "Lily went to the park. She", "One day, a boy named Tom found a red ball.",
     "User: Tell me a story.\nStory:", "xyz 123 é !",
 )  # fmt: skip
-IDS = ([1, 17, 5, 80, 42, 9, 33], [3, 3, 3, 90, 12], list(range(40, 60)), [7, 11], [64, 2, 100, 31, 8, 8, 77, 50, 19])
+LETTERS = ("once upon a time", "xyz", "a model of letters alone", "mmmmmmmm a", "the quick brown fox jumps over it")
 FLAGS = {
     "default": (), "flash attention off": ("-fa", "off"), "cache q8_0": ("-ctk", "q8_0", "-ctv", "q8_0"),
     "four at once": ("-np", "4"),
 }  # fmt: skip
-MODELS: dict[str, Callable[[Any], Path]] = {
-    "F16": lambda _: shipped_model(), "Q4_K_M": lambda _: shipped_model(quantized=True),
-    "llama.Q8_0": lambda random: random("llama.Q8_0"), "qwen3.Q4_K_M": lambda random: random("qwen3.Q4_K_M"),
-    "qwen2.F16": lambda random: random("qwen2.F16"), "stories260K": lambda _: STORIES,
-}  # fmt: skip
+RANDOM = {"llama": "F16", "qwen2": "Q8_0", "qwen3": "Q4_0"}
+MODELS = ("F16", "Q4_K_M", "stories260K", *RANDOM)
 BLOCKLESS = "stories260K"  # its heads are too small for the blocks of a cache of 8 bits
 
 
 @contextmanager
-def others_ask(url: str, prompts: Sequence[str | list[int]], clients: int = 3) -> Iterator[Counter[str]]:
+def others_ask(url: str, prompts: Sequence[str], clients: int = 3) -> Iterator[Counter[str]]:
     """Others ask the server meanwhile, each one request after another."""
     end, seen = threading.Event(), Counter[str]()
 
@@ -52,7 +50,9 @@ def others_ask(url: str, prompts: Sequence[str | list[int]], clients: int = 3) -
         while not end.is_set():
             turn += 1
             body = {"prompt": prompts[(number + turn) % len(prompts)], "n_predict": 12, "n_probs": 5}
-            with urllib.request.urlopen(urllib.request.Request(f"{url}/completion", json.dumps(body).encode())) as said:
+            with urllib.request.urlopen(
+                urllib.request.Request(f"{url}/completion", json.dumps(body).encode()), timeout=60
+            ) as said:
                 seen[str(said.status)] += 1
 
     threads = [threading.Thread(target=ask, args=[number]) for number in range(clients)]
@@ -66,28 +66,36 @@ def others_ask(url: str, prompts: Sequence[str | list[int]], clients: int = 3) -
             thread.join()
 
 
-def prompts_of(name: str) -> Sequence[str | list[int]]:
-    return TEXTS if name in ("F16", "Q4_K_M", "stories260K") else IDS
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """model_of(NAME): a model that is there, or a random one that is made."""
+    folder = tmp_path_factory.mktemp("letters")
+
+    def get(name: str) -> Path:
+        if name not in RANDOM:
+            return STORIES if name == "stories260K" else shipped_model(name == "Q4_K_M")
+        path = folder / f"{name}.gguf"
+        return path if path.exists() else with_tokenizer(path, kind=RANDOM[name], **{"layers": 2, **OPTIONS[name]})
+
+    return get
 
 
-def judged(model: Path, url: str, prompt: str | list[int], **more: Any) -> Comparison:
-    run = Run(prompt=prompt, **more) if isinstance(prompt, str) else Run(tokens=tuple(prompt), **more)
-    return compare(model, run, url, How(timeout=60.0))
+def judged(model: Path, url: str, prompt: str, **more: Any) -> Comparison:
+    return compare(model, Run(prompt=prompt, **more), url, How(timeout=60.0))
 
 
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("name", MODELS)
-def test_llama_server_is_not_accused(name, flags, random_model, capsys):
+def test_llama_server_is_not_accused(name, flags, model_of, capsys):
     """5 runs each: 115 in all."""
-    model = MODELS[name](random_model)
+    model, prompts = model_of(name), LETTERS if name in RANDOM else TEXTS
     if not model.exists():
         pytest.skip(f"no {model.name} here")
     if name == BLOCKLESS and flags == "cache q8_0":
         return
-    results = []
-    with started(model, *FLAGS[flags]) as url, others_ask(url, prompts_of(name), 3 * (flags == "four at once")) as seen:
-        for prompt in prompts_of(name):
-            results.append(judged(model, url, prompt))
+    results: list[Comparison] = []
+    with started(model, *FLAGS[flags]) as url, others_ask(url, prompts, 3 * (flags == "four at once")) as seen:
+        results.extend(judged(model, url, prompt) for prompt in prompts)
     said = Counter((result.verdict, result.headline.partition(", as far as")[0]) for result in results)
     with capsys.disabled():
         print(f"\n{name}, {flags}: {dict(said)}, {min(result.proof for result in results)[0]}; others: {dict(seen)}")
