@@ -14,11 +14,14 @@ from urllib.request import Request, urlopen
 Change = Callable[[str, Any], Any]
 
 
-@contextmanager
-def between(url: str, change: Change, asked: list[tuple[str, Any]] | None = None) -> Iterator[str]:
-    """The address of a server that asks the one at ``url``, and answers ``change(path, answer)``.
+def unchanged(_path: str, value: Any) -> Any:
+    return value
 
-    Codes that are no success go through as they are. ``asked`` is given every path, and the body that came with it.
+
+@contextmanager
+def between(url: str, change: Change = unchanged, request: Change = unchanged) -> Iterator[str]:
+    """The address of a server that asks the one at ``url`` for ``request(path, body)``, and answers
+    ``change(path, answer)``; what is asked without a body, and codes that are no success, go through as they are.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -31,8 +34,8 @@ def between(url: str, change: Change, asked: list[tuple[str, Any]] | None = None
             self._answer(self.rfile.read(int(self.headers["Content-Length"])))
 
         def _answer(self, body: bytes | None) -> None:
-            if asked is not None:
-                asked.append((self.path, None if body is None else json.loads(body)))
+            if body is not None:
+                body = json.dumps(request(self.path, json.loads(body))).encode()
             try:
                 with urlopen(Request(url + self.path, body, {"Content-Type": "application/json"}), timeout=60) as said:
                     code, data = said.status, json.dumps(change(self.path, json.load(said))).encode()

@@ -53,6 +53,7 @@ from llamadiff.words.server import Found
 EXPLAINS = 0.02  # of the error of the plain run, what a run may leave that has the server's logits
 SCALED, SLIGHT = 1e-4, 0.05  # NMSE of rows that are right but for a factor, and the logarithm of one that is near 1
 ROOM = 8.0  # times as much as two ways of rounding differ
+ALIKE = 2.0  # times the NMSE between two right runs: what a third one may be off by
 CLEARLY = 0.2  # of it, what a run may leave that is nearest, where rounding leaves as much
 EXACT = 1e-7  # NMSE of rows that are the same but for the order of sums
 TRIALS, SECONDS = 30.0, 45.0  # for runs of llama.cpp; for known bugs
@@ -69,6 +70,7 @@ SETTINGS = (
     "kv=q4_0,flash_attn=on", "kv=q5_1,flash_attn=on,rotated=on", "kv=q5_0,flash_attn=on,rotated=on",
     "kv=q4_1,flash_attn=on,rotated=on", "kv=iq4_nl,flash_attn=on,rotated=on",
 )  # fmt: skip
+ROUNDING = ("kv=q8_0,flash_attn=on,rotated=on", "kv=q8_0,flash_attn=on")  # the coarsest that are no mistake
 
 
 def compare_server(model: str | Path, spec: str, run: Run, how: How, folder: Path, child: Child) -> Comparison:
@@ -145,8 +147,8 @@ class _Case:
         if tokens is not None and (right or found is not None or not self.answers.by_ids):
             return words.told(result, tokens, self.seen)
         found = self._left_out() if right else found or self._explained()
-        if found is None and result.verdict == tolerances.UNCHECKED and self._off <= self._noise:
-            found = words.as_near_as_ways(self._off, self._between)
+        if found is None and result.verdict == tolerances.UNCHECKED:
+            found = self._as_near_as_ways()
         if found is not None and found.spec:
             result = self._result(quick, found.spec)
             right = result.verdict != tolerances.WRONG
@@ -180,21 +182,18 @@ class _Case:
         """The NMSE of what the server said against the baseline."""
         return _apart(self.rows, self._plain)
 
-    @cached_property
-    def _between(self) -> float:
-        """The NMSE by which ways of llama.cpp differ that are all right."""
-        found = [0.0]
-        for spec in SETTINGS[:2]:
-            with suppress(UserError):
-                other = self.llama.logits(self.answers.tokens, spec)
-                as_rows = {n: {token: float(other[n - 1, token]) for token in row} for n, row in self.rows.items()}
-                found.append(_apart(as_rows, self._plain))
-        return max(found)
+    def _moved_by(self, spec: str) -> float:
+        """The NMSE by which settings move llama.cpp's own logits, where the server tells some; 0 if it refuses them."""
+        with suppress(UserError):
+            other = self.llama.logits(self.answers.tokens, spec)
+            as_rows = {n: {token: float(other[n - 1, token]) for token in row} for n, row in self.rows.items()}
+            return _apart(as_rows, self._plain)
+        return 0.0
 
-    @property
+    @cached_property
     def _noise(self) -> float:
-        """The NMSE that rounding may leave."""
-        return ROOM * self._between
+        """The NMSE that rounding may leave: a few times what llama.cpp's finest ways differ by."""
+        return ROOM * max(map(self._moved_by, SETTINGS[:2]))
 
     # -- token ids -----------------------------------------------------------------------------------------------------
 
@@ -317,12 +316,20 @@ class _Case:
 
     def _scaled(self) -> Found | None:
         """Log-probabilities after temperature: the right differences, all times as much."""
-        said, right = (np.concatenate(each) for each in zip(*_pairs(self.rows, self._plain), strict=True))
-        factor = float(said @ right / max(right @ right, 1e-300))
-        left = metrics.ratio(float(((said - factor * right) ** 2).sum()), float((said**2).sum()))
-        if factor > 0 and abs(math.log(factor)) > SLIGHT and left <= SCALED:
-            return words.after_temperature(1 / factor)
+        for spec in ("", *SETTINGS[:USUAL]):
+            with suppress(UserError):
+                logits = self.llama.logits(self.answers.tokens, spec) if spec else self._plain
+                said, right = (np.concatenate(each) for each in zip(*_pairs(self.rows, logits), strict=True))
+                factor = float(said @ right / max(right @ right, 1e-300))
+                left = metrics.ratio(float(((said - factor * right) ** 2).sum()), float((said**2).sum()))
+                if factor > 0 and abs(math.log(factor)) > SLIGHT and left <= SCALED:
+                    return words.after_temperature(1 / factor)
         return None
+
+    def _as_near_as_ways(self) -> Found | None:
+        """A server no further from llama.cpp than that's usual ways are from one another: it may round otherwise."""
+        ways = max(map(self._moved_by, SETTINGS[:USUAL]))
+        return words.as_near_as_ways(self._off, ways) if self._off <= ALIKE * ways else None
 
     def _dropped(self) -> Found | None:
         """A prompt of which the beginning was dropped: the last row is that of fewer tokens."""

@@ -64,8 +64,11 @@ def with_settings(spec: str) -> Found:
 
 def as_near_as_ways(apart: float, ways: float) -> Found:
     """Log-probabilities no further from llama.cpp's than a few times what its right ways are from one another."""
-    return Found(f"they are off llama.cpp's by an NMSE of {apart:.1e}, where its own ways of rounding (a cache in F16, "
-                 f"flash attention) differ by {ways:.1e}", is_right=True)  # fmt: skip
+    says = (
+        f"they are off llama.cpp's by an NMSE of {apart:.1e}, where its own ways of rounding (a cache of 16 or 8 bits, "
+        f"flash attention) differ by {ways:.1e}"
+    )
+    return Found(says, is_right=True)
 
 
 def after_temperature(value: float) -> Found:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,8 +78,8 @@ FLAGS = {
     "texts, no /tokenize, no usage": ("--no-ids", "--without", "/tokenize", "--no-usage"),
     "5 of a row": ("--most-logprobs", "5"), "4 digits": ("--digits", "4"),
     "10 of a row, 4 digits": ("--most-logprobs", "10", "--digits", "4"), "2 digits": ("--digits", "2"),
-    "busy": ("--rate-limit", "4", "--retry-after", "0"), "cache f32": ("--cache", "f32"),
-    "cache q8_0": ("--cache", "q8_0"),
+    "busy": ("--rate-limit", "4", "--retry-after", "0"), "nothing rounded": ("--exact", "--cache", "f32"),
+    "cache f32": ("--cache", "f32"), "cache bf16": ("--cache", "bf16"), "cache q8_0": ("--cache", "q8_0"),
 }  # fmt: skip
 
 
@@ -164,10 +165,14 @@ def test_positions(api, flags, served, file):
 
 def test_one_request_for_each_position(served, file):
     """And each stops at one token, with the prompt kept by the server."""
-    requests: list[tuple[str, object]] = []
-    with between(served(), lambda path, answer: answer, requests) as url:
+    bodies = list[Any]()
+
+    def kept(path: str, body: Any) -> Any:
+        bodies.extend([body] * (path == "/completion"))
+        return body
+
+    with between(served(), request=kept) as url:
         asked(url, file)
-    bodies = [body for path, body in requests if path == "/completion"]
     assert all(body["n_predict"] == 1 and body["cache_prompt"] for body in bodies)
     tokens = tokens_of(file, TEXT)
     assert [body["prompt"] for body in bodies[-len(tokens) :]] == [tokens[: i + 1] for i in range(len(tokens))]
@@ -203,7 +208,7 @@ def test_what_is_an_address():
     ]  # fmt: skip
 
 
-def several(path: str, answer: object) -> object:
+def several(path: str, answer: Any) -> Any:
     """A server of three models."""
     if path == "/v1/models":
         return {"data": [{"id": name} for name in ("tiny.F16", "other", "more")]}
@@ -329,10 +334,9 @@ def test_nobody_listens(spec):
     assert "does a server listen at this address?" in done.stderr
 
 
-def without_logprobs(path: str, answer: object) -> object:
+def without_logprobs(_path: str, answer: Any) -> Any:
     """As LM Studio and transformers' server answer: what was asked for is not there."""
-    choices = answer.get("choices", []) if isinstance(answer, dict) else []
-    for choice in choices:
+    for choice in answer.get("choices", []):
         choice["logprobs"] = None
     return answer
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 
 from models import small
 
 
-def with_tokenizer(path: Path, template: str | None = None, adds_bos: bool | None = None) -> Path:
-    """A small model that tokenizes letters."""
+def with_tokenizer(path: Path, template: str | None = None, adds_bos: bool | None = None, **options: Any) -> Path:
+    """A small model that tokenizes letters; ``options`` are write_model's."""
 
     def write(writer: gguf.GGUFWriter) -> None:
         texts = ["<unk>", "<s>", "</s>", "\u2581", *"abcdefghijklmnopqrstuvwxyz"]
@@ -26,4 +27,4 @@ def with_tokenizer(path: Path, template: str | None = None, adds_bos: bool | Non
         if template is not None:
             writer.add_chat_template(template)
 
-    return small.write_model(path, layers=1, tokenizer=write)
+    return small.write_model(path, tokenizer=write, **{"layers": 1, **options})
