@@ -335,7 +335,9 @@ class _Case:
         """A prompt of which the beginning was dropped: the last row is that of fewer tokens."""
         tokens, first_asked, last = self.answers.tokens, min(self.rows), max(self.rows)
         row = self.rows[last]
-        if last - first_asked > FEW and _apart({first_asked: self.rows[first_asked]}, self._plain) > self._noise:
+        plain = _apart({last: row}, self._plain)
+        off = _apart({first_asked: self.rows[first_asked]}, self._plain)
+        if last - first_asked > FEW and off > max(CLEARLY * plain, self._noise):
             return None  # what is wrong after a few tokens is no matter of room
 
         def trials() -> Iterator[tuple[Found, float]]:
@@ -346,7 +348,7 @@ class _Case:
                     with suppress(UserError):
                         yield words.dropped(kept, first, last), _apart({len(ids): row}, self.llama.logits(ids))
 
-        return self._best(trials(), _apart({last: row}, self._plain))
+        return self._best(trials(), plain)
 
     def _other_file(self) -> Found | None:
         """Another file of the model, beside this one, of which llama.cpp has the server's logits."""
