@@ -212,7 +212,8 @@ def test_a_function_and_a_file(vocabulary, tmp_path):
     assert [each.rules for each in found.explanation.mistakes] == [{"pre": "qwen2"}]
     own = tmp_path / "own.py"
     own.write_text("import numpy as np\n\ndef ids(text):\n    return np.arange(len(text))\n", encoding="utf-8")
-    assert tokens(path, f"{own}:ids", 100).verdict == "wrong"
+    found = tokens(path, f"{own}:ids", 100)
+    assert (found.verdict, found.is_foreign) == ("wrong", True)
 
 
 class Served(BaseHTTPRequestHandler):
@@ -269,6 +270,9 @@ def test_the_command_says_what_is_wrong_and_writes_it(vocabulary, tmp_path):
     done = llamadiff("tokens", path, "--candidate", command, "--count", 2000, "-o", report)
     assert done.returncode == 1, done.stderr
     assert "brings texts into the form NFKC first" in " ".join(done.stdout.split())
+    assert "does the candidate have" not in done.stdout
+    rows = [line.split()[0] for line in done.stdout.splitlines() if line.startswith(" " * 9) and "[" in line]
+    assert rows[:2] == ["llama.cpp", "yours"]
     assert max(map(len, done.stdout.splitlines())) <= 100
     written = json.loads(report.read_text("utf-8"))
     assert (written["schema"], written["causes"][0]["name"]) == ("llamadiff.extras.tokens/1", "normalized")
