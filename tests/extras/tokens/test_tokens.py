@@ -208,7 +208,7 @@ def test_the_model_s_own_ways_are_no_mistakes(vocabulary, tmp_path):
 def test_a_function_and_a_file(vocabulary, tmp_path):
     path = vocabulary("gpt-2")
     other = vocabularies.with_pre(path, tmp_path / "other.gguf", "qwen2")
-    found = tokens(path, str(other))
+    found = tokens(path, str(other), 1000)
     assert [each.rules for each in found.explanation.mistakes] == [{"pre": "qwen2"}]
     own = tmp_path / "own.py"
     own.write_text("import numpy as np\n\ndef ids(text):\n    return np.arange(len(text))\n", encoding="utf-8")
@@ -239,7 +239,7 @@ def test_a_server(vocabulary):
     Served.tokenizer = own.with_rules(replace(own.rules, add_bos=False))
     with ThreadingHTTPServer(("127.0.0.1", 0), Served) as served:
         Thread(target=served.serve_forever, daemon=True).start()
-        found = tokens(vocabulary("llama-spm"), f"http://127.0.0.1:{served.server_port}", 300)
+        found = tokens(vocabulary("llama-spm"), f"http://127.0.0.1:{served.server_port}", 100)
         served.shutdown()
     assert [each.name for each in found.explanation.mistakes] == ["bos-missing"]
 
@@ -332,8 +332,17 @@ def written_tokenizer(path: Path, folder: Path, pre: str) -> Path:
 
 
 @needs("tokenizers")
-@pytest.mark.parametrize("pre", ["gpt-2", "starcoder", "qwen2", "llama-bpe"])
-def test_a_file_s_wrong_pre_tokenizer_is_named_with_the_right_one(vocabulary, tmp_path, pre):
+@pytest.mark.parametrize(
+    "pre",
+    [
+        pytest.param("gpt-2", marks=pytest.mark.quick),
+        pytest.param("qwen2", marks=pytest.mark.quick),
+        "starcoder",
+        "llama-bpe",
+    ],
+)
+def test_a_file_s_wrong_pre_tokenizer_is_named_with_the_right_one(vocabulary, tmp_path, pre, monkeypatch):
+    monkeypatch.setattr("llamadiff.weights.tokenizer.TEXTS", 1000)
     folder = written_tokenizer(vocabulary("gpt-2"), tmp_path / "checkpoint", pre)
     model = SimpleNamespace(path=vocabulary("gpt-2"), weights=Weights(vocabulary("gpt-2")))
     oddities = [each for each in ids_oddities(model, open_tokenizers(folder)) if not isinstance(each, str)]
