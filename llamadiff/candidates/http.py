@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http.client import (
     HTTPConnection,
     HTTPException,
@@ -35,7 +36,8 @@ MOST = 16 << 20  # bytes of an answer, its headers too
 AT_ONCE = 1 << 16  # bytes
 SAID = 200  # characters that are shown of what a server says
 WAITS = 3  # times that a busy server is asked again
-UNIQUE = 12  # characters of a key that is in no text by chance
+OTHER = "mend the server, or take a key that no prompt has in it"
+UNIQUE = 12  # characters of a key that is a part of no word by chance
 MOVED, BUSY, LACKING = (301, 302, 303, 307, 308), (429, 503), (404, 405, 501)
 
 
@@ -92,7 +94,7 @@ class Server:
             time.sleep(seconds)
         if not 200 <= code < 300:
             raise self._refusal(path, code, headers, said)
-        return self._parsed(path, said)
+        return self._parsed(path, body, said)
 
     # -- one request -----------------------------------------------------------------------------------------------
 
@@ -171,19 +173,24 @@ class Server:
         message = self._hidden(f"{self.name}: {where}{says and f': {says}'}{end}")
         return (LacksError if code in LACKING else RefusedError)(message, code, says)
 
-    def _parsed(self, path: str, said: bytes) -> Any:
+    def _parsed(self, path: str, asked: Any | None, said: bytes) -> Any:
         try:
-            text = said.decode()
-            value = parse_json(text)
+            value = parse_json(said.decode())
         except ValueError as error:
             what = f"{self._told(said.decode('utf-8', 'replace'), 60)!r}" if said else "nothing"
             why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else self._told(reason(error))
             raise self._fault(
                 f"answers {path} with {what}, which is no JSON ({why}); is this the API's address?"
             ) from None
-        if self._key and len(self._key) >= UNIQUE and self._key in text:
-            raise self._fault(f"answers {path} with the key that it was given, which is not shown")
+        if self._key and self._tells(value) and not self._tells(asked):
+            raise self._fault(f"answers {path} with the key that is in {KEY}, which is not shown; {OTHER}")
         return value
+
+    def _tells(self, value: Any) -> bool:
+        """Whether the key stands in one of its texts; a short one must be a word there."""
+        key = re.escape(self._key)
+        word = re.compile(key if len(self._key) >= UNIQUE else rf"(?<![^\W_]){key}(?![^\W_])")
+        return any(map(word.search, _texts(value)))
 
     def _reason(self, path: str, error: Exception) -> str:
         """Why there was no answer."""
@@ -249,6 +256,17 @@ def _key() -> str:
     if not all("!" <= character <= "~" for character in key):
         raise UserError(f"{KEY}: has blanks or characters that are not ASCII within it; a key has none")
     return key
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a JSON value."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, (dict, list)):
+            left += [*each, *each.values()] if isinstance(each, dict) else each
 
 
 def _host(location: str) -> str:

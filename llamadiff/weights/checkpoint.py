@@ -189,8 +189,8 @@ class Checkpoint(OtherSide):
     @cached_property
     def ids(self) -> list[Oddity | str]:
         """What asking both tokenizers comes to."""
-        if not self.tokenizers.data and not self.tokenizers.config:
-            return ["the checkpoint has no tokenizer.json: no tokenizer was compared"]
+        if not self.tokenizers.is_there:
+            return ["the checkpoint has no tokenizer.json or tokenizer.model: no tokenizer was compared"]
         return list(ids_oddities(self.model, self.tokenizers))
 
     def _missing(self) -> Iterator[Oddity]:

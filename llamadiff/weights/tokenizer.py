@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from llamaref import ModelError
-from llamaref.tokenizer import Tokenizer, as_original, rules_of
+from llamaref.tokenizer import CONTROL, NORMAL, USER_DEFINED, Tokenizer, as_original, rules_of
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.llamacpp.request import Settings
@@ -20,31 +22,48 @@ from llamadiff.trace.stated import read_json
 from llamadiff.weights.result import Oddity
 from llamadiff.weights.tokens.changes import Ids
 from llamadiff.weights.tokens.explain import explain
-from llamadiff.weights.tokens.sides import by_tokenizers, llama_cpp
+from llamadiff.weights.tokens.sentencepiece import kind_of, metadata_of, spaced
+from llamadiff.weights.tokens.sides import Side, by_tokenizers, independent, llama_cpp
 from llamadiff.weights.tokens.smallest import smallest
 from llamadiff.weights.tokens.texts import texts_for
 
 MAX_TOKENIZER = 1 << 27  # bytes: vocabularies of a quarter of a million tokens take a tenth of it
 MAX_CONFIG = 1 << 24
-NORMAL, CONTROL = 1, 3  # llama.h, llama_token_type
 SHOWN = 60
+DIGITS = re.compile("[0-9]{1,8}")
+PIECES = "tokenizer.model of SentencePiece's"
 TEXTS = 4000  # that both tokenizers are given
 
 
 @dataclass(frozen=True)
 class Tokenizers:
-    """What a checkpoint says of its tokenizer: tokenizer.json and tokenizer_config.json, empty where there is none."""
+    """What a checkpoint says of its tokenizer, each empty where there is none.
+
+    ``data``: tokenizer.json; ``config``: tokenizer_config.json; ``pieces``: where there is no tokenizer.json, what
+    tokenizer.model comes to as a GGUF file's metadata. ``path``: the one of the two that there is.
+    """
 
     path: Path
     data: Mapping[str, Any]
     config: Mapping[str, Any]
+    pieces: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def added(self) -> list[Mapping[str, Any]]:
-        """Added tokens: id, content, special."""
+    def is_there(self) -> bool:
+        """Whether anything is said."""
+        return bool(self.data or self.config or self.pieces)
+
+    @property
+    def added(self) -> dict[int, Mapping[str, Any]]:
+        """Added tokens by their ids: content, special, lstrip, rstrip."""
         found = self.data.get("added_tokens")
-        tokens = found if isinstance(found, list) else []
-        return [t for t in tokens if isinstance(t, dict) and _is_id(t.get("id")) and isinstance(t.get("content"), str)]
+        return _added(found) if isinstance(found, list) else _added_by_config(self.config)
+
+    @property
+    def kinds(self) -> dict[int, int]:
+        """What tokens are by their ids, as GGUF numbers it: those of tokenizer.model, and added ones."""
+        kinds = dict(enumerate(self.pieces.get("tokenizer.ggml.token_type", ())))
+        return kinds | {i: kind_of(token) for i, token in self.added.items()}
 
     @property
     def words(self) -> dict[int, str]:
@@ -56,13 +75,17 @@ class Tokenizers:
             words = {i: text for text, i in vocab.items() if _is_id(i)}
         elif isinstance(vocab, list):
             words = {i: pair[0] for i, pair in enumerate(vocab) if isinstance(pair, list) and pair}
-        return words | {token["id"]: token["content"] for token in self.added}
+        elif self.pieces:
+            words = dict(enumerate(self.pieces["tokenizer.ggml.tokens"]))
+        return words | {i: token["content"] for i, token in self.added.items()}
 
     def special_id(self, kind: str) -> int | None:
-        """The id of the bos or eos token that tokenizer_config.json names."""
+        """The id of the bos or eos token that tokenizer_config.json names, or tokenizer.model."""
         named = self.config.get(f"{kind}_token")
         text = named.get("content") if isinstance(named, dict) else named
-        return next((i for i, word in self.words.items() if word == text), None) if isinstance(text, str) else None
+        if not isinstance(text, str):
+            return self.pieces.get(f"tokenizer.ggml.{kind}_token_id")
+        return next((i for i, word in self.words.items() if word == text), None)
 
     def adds_bos(self) -> bool | None:
         """Whether a beginning-of-text token is put before a prompt; None if nothing says so."""
@@ -90,12 +113,25 @@ def _template(processor: Any) -> list[Any] | None:
     return next((each for each in found if each is not None), None)
 
 
+def _added(tokens: Sequence[Any]) -> dict[int, Mapping[str, Any]]:
+    """Those that have an id and a content, by their ids."""
+    known = [t for t in tokens if isinstance(t, dict) and _is_id(t.get("id")) and isinstance(t.get("content"), str)]
+    return {token["id"]: token for token in known}
+
+
+def _added_by_config(config: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """The same of tokenizer_config.json, whose keys are the ids."""
+    found = config.get("added_tokens_decoder")
+    tokens = found.items() if isinstance(found, dict) else ()
+    return _added([each | {"id": int(i)} for i, each in tokens if isinstance(each, dict) and DIGITS.fullmatch(i)])
+
+
 def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 24
 
 
 def open_tokenizers(folder: Path) -> Tokenizers:
-    """What a directory says of a tokenizer. Raises UserError for files that are no JSON objects."""
+    """What a directory says of a tokenizer. Raises UserError for files that are not what their names say."""
     parts = []
     for name, most in (("tokenizer.json", MAX_TOKENIZER), ("tokenizer_config.json", MAX_CONFIG)):
         path = folder / name
@@ -103,7 +139,11 @@ def open_tokenizers(folder: Path) -> Tokenizers:
         if not isinstance(data, dict):
             raise UserError(f"{path}: expected an object; download it anew")
         parts.append(data)
-    return Tokenizers(folder / "tokenizer.json", *parts)
+    data, config = parts
+    path = folder / "tokenizer.model"
+    if data or not path.is_file():
+        return Tokenizers(folder / "tokenizer.json", data, config)
+    return Tokenizers(path, data, config, metadata_of(path, _added_by_config(config)))
 
 
 def tokenizer_oddities(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity]:
@@ -112,6 +152,7 @@ def tokenizer_oddities(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Odd
     if isinstance(tokens, list) and tokenizers.words:
         yield from _tables(tokens, tokenizers)
         yield from _kinds(model, tokenizers)
+        yield from _scores(model, tokenizers)
     for kind in ("bos", "eos"):
         wanted, found = tokenizers.special_id(kind), model.special_id(kind)
         if wanted is not None and found is not None and wanted != found:
@@ -120,14 +161,21 @@ def tokenizer_oddities(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Odd
 
 
 def _tables(tokens: Sequence[Any], tokenizers: Tokenizers) -> Iterator[Oddity]:
-    words = tokenizers.words
-    apart = [i for i, word in sorted(words.items()) if i >= len(tokens) or tokens[i] != word]
+    words, kinds = tokenizers.words, tokenizers.kinds
+
+    def meant(i: int) -> set[str]:
+        return {words[i], spaced(words[i])} if kinds.get(i) == USER_DEFINED else {words[i]}
+
+    apart = [i for i in sorted(words) if i >= len(tokens) or tokens[i] not in meant(i)]
     if apart:
         i = apart[0]
         found = repr(tokens[i])[:SHOWN] if i < len(tokens) else "not there"
-        more = f" ({len(apart)} of {len(words)} are other)" if len(apart) > 1 else ""
-        yield Oddity("tokenizer.ggml.tokens", f"token {i} is {found}; tokenizer.json has {words[i][:SHOWN]!r}{more}",
-                     "tokens")  # fmt: skip
+        says = f"token {i} is {found}; {tokenizers.path.name} has {words[i][:SHOWN]!r}{_more(apart, len(words))}"
+        yield Oddity("tokenizer.ggml.tokens", says, "tokens")
+
+
+def _more(apart: Sequence[int], count: int) -> str:
+    return f" ({len(apart)} of {count} are other)" if len(apart) > 1 else ""
 
 
 def _kinds(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity]:
@@ -135,14 +183,26 @@ def _kinds(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity]:
     kinds = model.weights.fields.get("tokenizer.ggml.token_type")
     if not isinstance(kinds, list):
         return
-    normal = [t for t in tokenizers.added if t.get("special") is True and t["id"] < len(kinds)]
-    normal = [t for t in normal if kinds[t["id"]] == NORMAL]
+    meant = tokenizers.kinds
+    normal = [i for i, kind in enumerate(kinds) if kind == NORMAL and meant.get(i) == CONTROL]
     if normal:
         more = f" (and {len(normal) - 1} more)" if len(normal) > 1 else ""
-        says = (
-            f"token {normal[0]['id']} {normal[0]['content'][:SHOWN]!r} is special in tokenizer.json, normal here{more}"
-        )
+        i = normal[0]
+        says = f"token {i} {tokenizers.words[i][:SHOWN]!r} is special in {tokenizers.path.name}, normal here{more}"
         yield Oddity("tokenizer.ggml.token_type", says, "special-token")
+
+
+def _scores(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity]:
+    """Scores that are not tokenizer.model's: of added tokens it has none."""
+    found, wanted = (each.get("tokenizer.ggml.scores") for each in (model.weights.fields, tokenizers.pieces))
+    if not isinstance(found, list) or wanted is None:
+        return
+    pairs = [*zip(np.asarray(found, np.float32), np.asarray(wanted, np.float32), strict=False)]
+    apart = [i for i, (one, other) in enumerate(pairs) if one != other and i not in tokenizers.added]
+    if apart:
+        i = apart[0]
+        says = f"token {i} has {pairs[i][0]:g}; tokenizer.model has {pairs[i][1]:g}{_more(apart, len(pairs))}"
+        yield Oddity("tokenizer.ggml.scores", says, "token-scores")
 
 
 def ids_oddities(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity | str]:
@@ -153,16 +213,34 @@ def ids_oddities(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity | 
         with llama_cpp(model.path, Settings(), silent) as vocabulary:
             ours = vocabulary.plain_ids(texts)
             yield from _bos(model, tokenizers, vocabulary.adds_bos)
-            if not tokenizers.data:
-                yield "ids of the two tokenizers were not compared: there is no tokenizer.json"
+            if not tokenizers.data and not tokenizers.pieces:
+                yield f"ids of the two tokenizers were not compared: there is no tokenizer.json, and no {PIECES}"
                 return
-            theirs = by_tokenizers(tokenizers.path, special=False)
+            if _normalizes(tokenizers.pieces):
+                yield "tokenizer.model normalises texts first, which llama.cpp does not for BPE, and was not looked at"
+            theirs = by_tokenizers(tokenizers.path, special=False) if tokenizers.data else _by_pieces(tokenizers)
             found = theirs.ids(texts)
             apart = [n for n in range(len(texts)) if found[n] != ours[n]]
             if apart:
-                yield _apart(fields, texts, found, ours, lambda text: (theirs.ids(text), vocabulary.plain_ids(text)))
-    except UserError as error:
+                both = lambda text: (theirs.ids(text), vocabulary.plain_ids(text))  # noqa: E731
+                yield _apart(fields, texts, found, ours, both, tokenizers.path.name)
+    except (UserError, ModelError) as error:
         yield f"ids of the two tokenizers were not compared: {error}"
+
+
+def _normalizes(pieces: Mapping[str, Any]) -> bool:
+    """Whether it is one whose BPE changes a text: by a table, or where several spaces are one."""
+    changes = (pieces.get(f"tokenizer.ggml.{key}") for key in ("precompiled_charsmap", "remove_extra_whitespaces"))
+    return bool(pieces) and rules_of(pieces).kind == "spm" and any(changes)
+
+
+def _by_pieces(tokenizers: Tokenizers) -> Side:
+    """The independent tokenizer, with the tables of tokenizer.model. Raises ModelError for tables that are damaged."""
+    fields, prefix, added = tokenizers.pieces, tokenizers.config.get("add_prefix_space"), tokenizers.added.items()
+    left, right = (frozenset(i for i, token in added if token.get(side) is True) for side in ("lstrip", "rstrip"))
+    rules = replace(as_original(rules_of(fields)), strip_left=left, strip_right=right)
+    rules = replace(rules, add_space_prefix=prefix) if isinstance(prefix, bool) else rules
+    return independent(Tokenizer(fields, rules))
 
 
 def _bos(model: ModelFile, tokenizers: Tokenizers, found: bool | None) -> Iterator[Oddity]:
@@ -176,7 +254,7 @@ def _bos(model: ModelFile, tokenizers: Tokenizers, found: bool | None) -> Iterat
 
 def _apart(
     fields: Mapping[str, Any], texts: Sequence[str], theirs: Sequence[Ids | None], ours: Sequence[Ids | None],
-    both: Callable[[Sequence[str]], tuple[Sequence[Ids | None], Sequence[Ids | None]]],
+    both: Callable[[Sequence[str]], tuple[Sequence[Ids | None], Sequence[Ids | None]]], name: str,
 ) -> Oddity | str:  # fmt: skip
     """Why the two part, at the key that says it wrong if there is one, with the smallest text that shows it."""
     explanation, original = None, None
@@ -201,11 +279,11 @@ def _apart(
         return "llama.cpp's ids are not the checkpoint's for some texts, in ways that no key of a file can mend"
     text = smallest(texts[first], parts)
     found, right = (list(each[0] or ()) for each in both([text]))
-    says = f"{text!r} is {right} in llama.cpp, {found} by tokenizer.json; {len(unlike)} of {len(texts)} texts part"
+    says = f"{text!r} is {right} in llama.cpp, {found} by {name}; {len(unlike)} of {len(texts)} texts part"
     change = explanation.mistakes[0] if explanation is not None else None
     if change is None or change.stated is None:
-        why = f"tokenizer.json {change.says}: " if change is not None else ""
+        why = f"{name} {change.says}: " if change is not None else ""
         return Oddity("tokenizer", why + says, "token-ids")
     key, value = change.stated
     stated = repr(fields[key]) if key in fields else "not in the file"
-    return Oddity(key, f"is {stated}; tokenizer.json's is {value!r}: {says}", "token-ids")
+    return Oddity(key, f"is {stated}; {name}'s is {value!r}: {says}", "token-ids")

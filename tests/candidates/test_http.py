@@ -262,7 +262,7 @@ ANSWERS = {
     "echo of a reason": (saying(f"{SECRET}\r\n".encode(), ends=True), "no HTTP"),
     "echo of a host": (saying(said("", "302 Found", f"Location: http://{SECRET}/")), "redirect to ***"),
     "echo that is no JSON": (saying(said(SECRET)), "'***', which is no JSON"),
-    "echo in JSON": (saying(said(json.dumps({"prompt": SECRET}))), "with the key that it was given"),
+    "echo in JSON": (saying(said(json.dumps({"prompt": SECRET}))), "with the key that is in"),
     "message": (saying(said('{"error": "model\\n\\u001b[2J gone"}', "400 Bad")), "code 400: model \x1b[2J gone"),
     "long message": (saying(said(json.dumps({"detail": "x" * 9999}), "422 Bad")), "x" * 197 + "..."),
     "message that is no text": (saying(said('{"error": {"message": [1]}}', "400 Bad")), '{"error": {"message": [1]}}'),
@@ -291,6 +291,32 @@ def test_what_it_lacks_is_told_from_what_it_refuses(code, kind, stranger):
     error = fault(stranger(saying(said('{"error": "why"}', f"{code} No"))).url)
     assert type(error) is kind
     assert (error.code, error.says) == (code, "why")
+
+
+@pytest.mark.parametrize(
+    ("key", "asked", "answer", "is_shown"),
+    [
+        ("pw", {}, {"error": "no such key: pw"}, False),
+        ("pw", {}, [{"pw": 1}], False),
+        ("p/w", {}, r'["p\/w"]', False),
+        ("pw", {}, r'["\u0070w"]', False),
+        ("pw", {}, {"error": "key_pw"}, False),
+        ("pw", {}, {"prompt": "spwn"}, True),
+        ("user", {"role": "user"}, {"prompt": "<user>"}, True),
+        ("12", {}, {"tokens": [12]}, True),
+    ],
+)
+def test_a_short_key_is_not_shown(key, asked, answer, is_shown, stranger, monkeypatch):
+    """One that is a part of a word, a number, or what was asked about, is there by chance."""
+    monkeypatch.setenv(KEY, key)
+    data = answer if isinstance(answer, str) else json.dumps(answer)
+    with Server(stranger(saying(said(data))).url) as server:
+        if is_shown:
+            assert server.ask("/x", asked) == json.loads(data)
+        else:
+            with pytest.raises(UserError, match=f"with the key that is in {KEY}, which is not shown") as caught:
+                server.ask("/x", asked)
+            assert key not in str(caught.value).replace(KEY, "")
 
 
 def test_without_a_key(stranger, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from llamadiff.extras.templates.traced import compiled
 
 Conversation = Mapping[str, Any]
 Environments = Callable[[Environment], None]
-KNOWN = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "continue_final_message")
 THINK_END = "</think>"
 
 
@@ -49,6 +48,16 @@ class Change:
         return compiled(made, tree)
 
 
+def having(**values: Any) -> Callable[[Conversation], Conversation]:
+    """With these values, whatever was asked."""
+    return lambda conversation: {**conversation, **values}
+
+
+def without(*keys: str) -> Callable[[Conversation], Conversation]:
+    """As if nobody had said these."""
+    return lambda conversation: {key: value for key, value in conversation.items() if key not in keys}
+
+
 # -- white space -------------------------------------------------------------------------------------------------------
 
 
@@ -72,6 +81,8 @@ def _replaced(*pairs: tuple[str, str]) -> Callable[[str], str]:
 
 
 LEFT, RIGHT = (r"(\{[%{#])-", r"\1"), (r"-([%}#]\})", r"\1")
+LEFT_BLANKS = (r"[ \t]*(\{[%#])-", r"\1+"), (r"[ \t]*\{\{-", "{{")
+RIGHT_BLANKS = (r"-([%#]\})[ \t]*", r"+\1"), (r"-\}\}[ \t]*", "}}")
 _TRIM = "set trim_blocks: the first newline after %} is no text"
 _LSTRIP = "set lstrip_blocks: blanks before {% at a line's start are no text"
 _DASH = "strip all white space, newlines too, on the side of the dash"
@@ -85,14 +96,13 @@ WHITE = (
     Change("dash-right", "does not strip what stands after -%} and -}}", _DASH, source=_replaced(RIGHT)),
     Change("dashes", "strips nothing for the dashes of {%- and -%}", _DASH, source=_replaced(LEFT, RIGHT)),
     Change("dash-left-newline", "strips blanks before {%- and {{-, and keeps newlines", _DASH,
-           source=_replaced((r"[ \t]*(\{[%#])-", r"\1+"), (r"[ \t]*\{\{-", "{{"))),
+           source=_replaced(*LEFT_BLANKS)),
     Change("dash-right-newline", "strips blanks after -%} and -}}, and keeps newlines", _DASH,
-           source=_replaced((r"-([%#]\})[ \t]*", r"+\1"), (r"-\}\}[ \t]*", "}}"))),
+           source=_replaced(*RIGHT_BLANKS)),
     Change("dash-right-one", "strips blanks after -%} and -}}, and no more newlines than trim_blocks does", _DASH,
            source=_replaced((r"-([%#]\})[ \t]*", r"\1"), (r"-\}\}[ \t]*", "}}"))),
     Change("dash-newlines", "strips blanks at the dashes of {%- and -%}, and keeps newlines", _DASH,
-           source=_replaced((r"[ \t]*(\{[%#])-", r"\1+"), (r"[ \t]*\{\{-", "{{"), (r"-([%#]\})[ \t]*", r"+\1"),
-                            (r"-\}\}[ \t]*", "}}"))),
+           source=_replaced(*LEFT_BLANKS, *RIGHT_BLANKS)),
     Change("final-newline", "keeps the newline at the template's end", "drop one newline at the end of the template",
            _set(keep_trailing_newline=True)),
     Change("text-stripped", "strips the whole prompt", "leave the rendered text as it is", text=lambda x, _: x.strip()),
@@ -108,14 +118,6 @@ WHITE = (
 # -- tokens and the opening of the answer ------------------------------------------------------------------------------
 
 
-def _with(**values: Any) -> Callable[[Conversation], Conversation]:
-    return lambda conversation: {**conversation, **values}
-
-
-def _without(*keys: str) -> Callable[[Conversation], Conversation]:
-    return lambda conversation: {key: value for key, value in conversation.items() if key not in keys}
-
-
 _BOS = "write the BOS token once: as the template does, and then not again when tokenizing"
 TOKENS = (
     Change("bos-twice", "writes the BOS token twice", _BOS,
@@ -123,182 +125,16 @@ TOKENS = (
     Change("bos-added", "writes a BOS token that the template does not", _BOS,
            text=lambda x, c: x if x.startswith(c["bos_token"]) else c["bos_token"] + x),
     Change("bos-removed", "leaves out the BOS token at the start (right, if it is added when tokenizing)",
-           "say so with --bos added, or write bos_token where the template does",
+           "write bos_token where the template does; a .gguf says whether tokenizing adds it, a .jinja does not",
            text=lambda x, c: x.removeprefix(c["bos_token"])),
-    Change("bos-missing", "has no bos_token", "give the template bos_token", conversation=_with(bos_token="")),
-    Change("eos-missing", "has no eos_token", "give the template eos_token", conversation=_with(eos_token="")),
+    Change("bos-missing", "has no bos_token", "give the template bos_token", conversation=having(bos_token="")),
+    Change("eos-missing", "has no eos_token", "give the template eos_token", conversation=having(eos_token="")),
     Change("eos-added", "writes an EOS token at the end", "leave the rendered text as it is",
            text=lambda x, c: x + c["eos_token"]),
     Change("generation-prompt-missing", "does not open the answer: add_generation_prompt is not passed on",
-           "give the template add_generation_prompt", conversation=_without("add_generation_prompt")),
+           "give the template add_generation_prompt", conversation=without("add_generation_prompt")),
     Change("generation-prompt-always", "always opens the answer: add_generation_prompt is not passed on",
-           "give the template add_generation_prompt as asked", conversation=_with(add_generation_prompt=True)),
-)  # fmt: skip
-
-
-# -- the conversation --------------------------------------------------------------------------------------------------
-
-
-def _each(change: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> Callable[[Conversation], Conversation]:
-    """What each message becomes; None: it is left out."""
-
-    def changed(conversation: Conversation) -> Conversation:
-        made = [change(dict(message)) for message in conversation["messages"]]
-        return {**conversation, "messages": [message for message in made if message is not None]}
-
-    return changed
-
-
-def _content(change: Callable[[Any], Any]) -> Callable[[Conversation], Conversation]:
-    return _each(lambda message: message | {"content": change(message["content"])} if "content" in message else message)
-
-
-def _lacking(*keys: str) -> Callable[[Conversation], Conversation]:
-    return _each(lambda message: {key: value for key, value in message.items() if key not in keys})
-
-
-def _texts(content: Any, between: str, most: int | None = None) -> Any:
-    """The texts of a content's parts, joined."""
-    if not isinstance(content, list):
-        return content
-    return between.join([part["text"] for part in content if part.get("type") == "text"][:most])
-
-
-def _as_parts(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _stripped(content: Any) -> Any:
-    return content.strip() if isinstance(content, str) else content
-
-
-def _all_stripped(content: Any) -> Any:
-    if isinstance(content, list):
-        return [part | {"text": part["text"].strip()} if "text" in part else part for part in content]
-    return _stripped(content)
-
-
-def _thought(content: Any) -> Any:
-    """Without a thought at its start."""
-    if isinstance(content, str) and THINK_END in content:
-        return content.partition(THINK_END)[2].lstrip("\n")
-    return content
-
-
-def _arguments(change: Callable[[Any], Any]) -> Callable[[Conversation], Conversation]:
-    def changed(message: dict[str, Any]) -> Mapping[str, Any]:
-        if not message.get("tool_calls"):
-            return message
-        calls = [
-            call | {"function": call["function"] | {"arguments": change(call["function"]["arguments"])}}
-            for call in message["tool_calls"]
-        ]
-        return message | {"tool_calls": calls}
-
-    return _each(changed)
-
-
-def _unwrapped(conversation: Conversation) -> Conversation:
-    tools = conversation.get("tools")
-    return {**conversation, "tools": [tool["function"] for tool in tools]} if tools else conversation
-
-
-def _system_in_user(conversation: Conversation) -> Conversation:
-    """The system message's text before the first user's."""
-    messages = [dict(message) for message in conversation["messages"]]
-    user = next((message for message in messages if message["role"] == "user"), None)
-    if user is None or messages[0]["role"] != "system" or not isinstance(user["content"], str):
-        return conversation
-    user["content"] = f"{messages[0]['content']}\n\n{user['content']}"
-    return {**conversation, "messages": messages[1:]}
-
-
-def _merged(conversation: Conversation) -> Conversation:
-    """Messages of one role after another as one."""
-    made = list[dict[str, Any]]()
-    for message in conversation["messages"]:
-        texts = [each.get("content") for each in (message, *made[-1:])]
-        if made and made[-1]["role"] == message["role"] and all(isinstance(text, str) for text in texts):
-            made[-1]["content"] += "\n" + message["content"]
-        else:
-            made.append(dict(message))
-    return {**conversation, "messages": made}
-
-
-def _last(conversation: Conversation) -> Conversation:
-    return {**conversation, "messages": conversation["messages"][-1:]}
-
-
-def _system_and_last(conversation: Conversation) -> Conversation:
-    first, *rest = conversation["messages"]
-    return {**conversation, "messages": [first, *rest[-1:]] if first["role"] == "system" else [first, *rest][-1:]}
-
-
-def _parsed(arguments: Any) -> Any:
-    return json.loads(arguments) if isinstance(arguments, str) else arguments
-
-
-def _dumped(arguments: Any) -> Any:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-_PASS = "pass the messages on as they came"  # noqa: S105
-MESSAGES = (
-    Change("tools-ignored", "does not pass the tools on", "give the template tools", conversation=_with(tools=None)),
-    Change("tools-unwrapped", "passes tool.function on instead of the tool",
-           "give the template each tool as it came, with type and function", conversation=_unwrapped),
-    Change("tools-empty", "passes an empty list of tools on where there are none", "leave tools undefined or none",
-           conversation=lambda c: {**c, "tools": c.get("tools") or []}),
-    Change("tool-calls-ignored", "does not pass tool_calls on", _PASS, conversation=_lacking("tool_calls")),
-    Change("tool-answers-ignored", "leaves out messages of tools", _PASS,
-           conversation=_each(lambda m: None if m["role"] == "tool" else m)),
-    Change("tool-names-ignored", "does not pass name and tool_call_id on", _PASS,
-           conversation=_lacking("name", "tool_call_id")),
-    Change("call-ids-ignored", "does not pass tool_call_id on", _PASS, conversation=_lacking("tool_call_id")),
-    Change("arguments-as-text", "passes the arguments of a call on as JSON text", "parse them to an object first",
-           conversation=_arguments(_dumped)),
-    Change("arguments-parsed", "parses the arguments of a call that are JSON text", _PASS,
-           conversation=_arguments(_parsed)),
-    Change("system-ignored", "leaves out the system message", _PASS,
-           conversation=_each(lambda m: None if m["role"] == "system" else m)),
-    Change("system-in-user", "writes the system message into the first user message", _PASS,
-           conversation=_system_in_user),
-    Change("default-system-missing", "leaves out the default system prompt, as if the system message were empty",
-           "render the template as it is where there is no system message",
-           conversation=lambda c: c if c["messages"][:1] and c["messages"][0]["role"] == "system"
-           else {**c, "messages": [{"role": "system", "content": ""}, *c["messages"]]}),
-    Change("developer-as-system", "takes the role developer for system", _PASS,
-           conversation=_each(lambda m: m | {"role": "system"} if m["role"] == "developer" else m)),
-    Change("reasoning-ignored", "does not pass reasoning_content on", _PASS,
-           conversation=_lacking("reasoning_content", "reasoning", "thinking")),
-    Change("thoughts-removed", "takes the thought out of an answer's content, which the template does not", _PASS,
-           conversation=_content(_thought)),
-    Change("content-stripped", "strips the content of messages", _PASS, conversation=_content(_stripped)),
-    Change("texts-stripped", "strips the content of messages and of its parts", _PASS,
-           conversation=_content(_all_stripped)),
-    Change("content-empty", "makes content that is null an empty text", _PASS,
-           conversation=_content(lambda content: "" if content is None else content)),
-    Change("content-null", "has the content null where a message has none",
-           "leave out what a message does not have", conversation=_each(lambda m: {"content": None} | m)),
-    Change("empty-messages-ignored", "leaves out messages without content", _PASS,
-           conversation=_each(lambda m: m if m.get("content") or m.get("tool_calls") else None)),
-    Change("parts-joined", "joins the parts of a content without anything between them", _PASS,
-           conversation=_content(lambda content: _texts(content, ""))),
-    Change("parts-lines", "joins the parts of a content with newlines", _PASS,
-           conversation=_content(lambda content: _texts(content, "\n"))),
-    Change("parts-first", "takes the first part of a content alone", _PASS,
-           conversation=_content(lambda content: _texts(content, "", 1))),
-    Change("parts-ignored", "takes a content that is a list for empty", _PASS,
-           conversation=_content(lambda content: "" if isinstance(content, list) else content)),
-    Change("parts-always", "makes each content a list of parts", _PASS, conversation=_content(_as_parts)),
-    Change("merged", "makes one message of several of one role in a row", _PASS, conversation=_merged),
-    Change("last-only", "passes the last message on alone", _PASS, conversation=_last),
-    Change("turns-ignored", "passes the system message and the last message on alone", _PASS,
-           conversation=_system_and_last),
-    Change("first-left-out", "leaves out the first message", _PASS,
-           conversation=lambda c: {**c, "messages": c["messages"][1:]}),
-    Change("last-left-out", "leaves out the last message", _PASS,
-           conversation=lambda c: {**c, "messages": c["messages"][:-1]}),
+           "give the template add_generation_prompt as asked", conversation=having(add_generation_prompt=True)),
 )  # fmt: skip
 
 
@@ -409,70 +245,3 @@ FUNCTIONS = (
     Change("undefined-none", "writes None where a value is undefined", _WRITE,
            _written(lambda value: None if isinstance(value, Undefined) else value)),
 )  # fmt: skip
-NAMED = (*WHITE, *TOKENS, *FUNCTIONS, *MESSAGES)
-
-
-# -- what this template alone has --------------------------------------------------------------------------------------
-
-
-def own_changes(tree: nodes.Template, source: str, variables: tuple[str, ...]) -> Iterator[Change]:
-    """Of one template: a variable that is not passed on, a branch that is always or never taken, an output left out."""
-    lines = source.split("\n")
-    for name in variables:
-        if name not in KNOWN:
-            yield Change(f"ignored:{name}", f"does not pass {name} on", f"give the template {name}",
-                         conversation=_without(name))  # fmt: skip
-    for number, test in enumerate(node.test for node in _chosen(tree)):
-        text = lines[test.lineno - 1].strip()
-        for value in (True, False):
-            says = f"takes the condition of line {test.lineno} for {str(value).lower()} always: {text}"
-            yield Change(f"condition:{number}:{value}", says, "look at what the condition reads and how it is computed",
-                         tree=_decided(number, value))  # fmt: skip
-    for number, pair in enumerate(_pairs(tree)):
-        for side in ("left", "right"):
-            says = f"ignores a part of line {pair.lineno}: {lines[pair.lineno - 1].strip()}"
-            yield Change(f"part:{number}:{side}", says, "look at what each part of the condition gives",
-                         tree=_ignored(number, side))  # fmt: skip
-    for number, output in enumerate(_outputs(tree)):
-        what = "no white space" if isinstance(output, nodes.TemplateData) and not output.data.strip() else "nothing"
-        says = f"writes {what} at line {output.lineno}: {lines[output.lineno - 1].strip()}"
-        yield Change(f"silent:{number}", says, "look at what this expression reads", tree=_silenced(number))
-
-
-def _chosen(tree: nodes.Template) -> list[nodes.If | nodes.CondExpr]:
-    return [*tree.find_all(nodes.If), *tree.find_all(nodes.CondExpr)]
-
-
-def _pairs(tree: nodes.Template) -> list[nodes.And | nodes.Or]:
-    return [*tree.find_all(nodes.And), *tree.find_all(nodes.Or)]
-
-
-def _outputs(tree: nodes.Template) -> list[nodes.Expr]:
-    return [child for node in tree.find_all(nodes.Output) for child in node.nodes]
-
-
-def _decided(number: int, value: bool) -> Callable[[nodes.Template], None]:
-    def change(tree: nodes.Template) -> None:
-        node = _chosen(tree)[number]
-        node.test = nodes.Const(value, lineno=node.test.lineno)
-
-    return change
-
-
-def _ignored(number: int, side: str) -> Callable[[nodes.Template], None]:
-    """One side of an "and" is always true, one of an "or" always false."""
-
-    def change(tree: nodes.Template) -> None:
-        pair = _pairs(tree)[number]
-        setattr(pair, side, nodes.Const(isinstance(pair, nodes.And), lineno=pair.lineno))
-
-    return change
-
-
-def _silenced(number: int) -> Callable[[nodes.Template], None]:
-    def change(tree: nodes.Template) -> None:
-        output = _outputs(tree)[number]
-        for node in tree.find_all(nodes.Output):
-            node.nodes = [child for child in node.nodes if child is not output]
-
-    return change

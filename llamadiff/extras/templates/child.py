@@ -10,10 +10,13 @@ from typing import Any
 from jinja2 import Template, TemplateError, meta, nodes
 
 from llamadiff.engines.chat_template import answers, environment, rendered
-from llamadiff.extras.templates.changes import KNOWN, NAMED, Change, own_changes
+from llamadiff.extras.templates.changes import FUNCTIONS, TOKENS, WHITE, Change
+from llamadiff.extras.templates.conversation_changes import MESSAGES
+from llamadiff.extras.templates.own_changes import KNOWN, own_changes
 from llamadiff.extras.templates.traced import Traced
 
 Conversation = Mapping[str, Any]
+NAMED = (*WHITE, *TOKENS, *FUNCTIONS, *MESSAGES)
 NUMBERS = (0, 512, 1 << 20)  # to give to what is compared by size
 PATIENCE = 20.0  # seconds of work for causes
 

@@ -65,9 +65,8 @@ def notes(found: Templates) -> list[str]:
     """What was looked at."""
     chosen, branches = found.chosen, len(found.branches)
     lines = [
-        f"{found.source.path.name} and {found.candidate}: {len(chosen.conversations)} conversations, of which "
-        f"{chosen.needed} reach {len(chosen.reached)} of the template's {branches} branches; it refuses "
-        f"{chosen.refused} more"
+        f"{found.source.path.name}: {len(chosen.conversations)} conversations, of which {chosen.needed} reach "
+        f"{len(chosen.reached)} of the template's {branches} branches; it refuses {chosen.refused} more"
     ]
     if found.unreached:
         shown = [f"line {line} ({way})" for line, way in found.unreached[:FEW]]

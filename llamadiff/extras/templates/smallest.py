@@ -63,7 +63,7 @@ def _less_of_object(value: Mapping[str, Any]) -> Iterator[Any]:
     for key in value:
         other = {"content": "tool_calls", "tool_calls": "content"}.get(key)  # a message has one of the two
         is_needed = key in KEPT or (other is not None and "role" in value and value.get(other) in (None, []))
-        if not is_needed or ("name" in value and "role" in value and key == "name"):
+        if not is_needed or (key == "name" and "role" in value):
             yield {each: inner for each, inner in value.items() if each != key}
     for key, inner in value.items():
         yield from ({**value, key: less} for less in _less(inner, key))

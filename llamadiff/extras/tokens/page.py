@@ -8,11 +8,12 @@ from rich.console import Console
 from rich.text import Text
 
 from llamadiff.extras.tokens.back import Back
-from llamadiff.extras.tokens.run import LLAMA_CPP, Example, Tokens
+from llamadiff.extras.tokens.run import LLAMA_CPP, OWN, Example, Tokens
 from llamadiff.numerics import tolerances
 from llamadiff.report.json import in_json
 from llamadiff.report.terminal.page import Page
 from llamadiff.weights.tokens.changes import Change
+from llamadiff.weights.tokens.sides import THIRD
 
 SCHEMA, SCHEMA_OF_BACK = "llamadiff.extras.tokens/1", "llamadiff.extras.tokens.back/1"
 MOST_PIECES = 12  # tokens of a text that are shown
@@ -31,7 +32,8 @@ def print_tokens(found: Tokens, console: Console) -> None:
         for change in explanation.others:
             page.labelled("or", page.as_it_is(f"{found.candidate} {change.says}"))
     elif found.parted:
-        page.labelled("cause", "no known mistake explains all of these texts")
+        more = ", and hardly any has the right ids: does the candidate have this file's vocabulary?"
+        page.labelled("cause", f"no known mistake explains all of these texts{more if found.is_foreign else ''}")
     for example in found.examples:
         _put(page, example)
     if found.ways:
@@ -75,7 +77,7 @@ def _wrong(found: Tokens) -> str:
 
 def _is_alone(found: Tokens) -> bool:
     """Whether there is no candidate but llama.cpp itself."""
-    return found.candidate == "the independent tokenizer"
+    return found.candidate == THIRD
 
 
 def notes(found: Tokens) -> list[str]:
@@ -136,12 +138,17 @@ def _back(found: Back) -> str:
 
 def _put(page: Page, example: Example) -> None:
     page.labelled("text", page.quoted(example.text, MOST_TEXT))
-    width = max(map(len, example.ids))
+    width = max(len(_called(name)) for name in example.ids)
     for name, ids in example.ids.items():
         pieces = example.pieces[name][:MOST_PIECES]
         more = " ..." if len(example.pieces[name]) > len(pieces) else ""
         said = "dies of it" if ids is None else f"{' '.join(map(page.quoted, pieces))}{more}  {list(ids[:MOST_PIECES])}"
-        page.labelled("", Text(f"{page.data(name).ljust(width)}  {said}"))
+        page.labelled("", Text(f"{_called(name).ljust(width)}  {said}"))
+
+
+def _called(side: str) -> str:
+    """A side in few characters."""
+    return side if side in {LLAMA_CPP, THIRD, OWN} else "yours"
 
 
 def as_json(found: Tokens | Back) -> str:

@@ -23,13 +23,14 @@ from llamadiff.trace.stated import parse_json, reason
 from llamadiff.trace.token_text import Vocabulary
 from llamadiff.weights.tokens.changes import Change, Encode, Ids, changed, own_changes
 from llamadiff.weights.tokens.explain import Explanation, explain
-from llamadiff.weights.tokens.sides import Side, independent, llama_cpp
+from llamadiff.weights.tokens.sides import THIRD, Side, independent, llama_cpp
 from llamadiff.weights.tokens.smallest import smallest
 from llamadiff.weights.tokens.texts import texts_for
 
 USUAL = 20_000  # texts
 MAX_TEXTS = 1 << 26  # bytes of a file of them
 SHOWN = 3  # texts that are shown with both splits
+FOREIGN = 0.9  # of the texts, from which on a candidate that nothing explains may have another vocabulary
 LLAMA_CPP, OWN = "llama.cpp", "the model's own"
 
 
@@ -76,6 +77,11 @@ class Tokens:
     examples: tuple[Example, ...]
     ways: tuple[tuple[Change, Example], ...]
     no_third: str = ""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether hardly any text has the right ids, and no mistake explains it."""
+        return self.explanation is None and self.parted >= FOREIGN * self.texts > 0
 
 
 def tokens(
@@ -163,7 +169,7 @@ class _Sides:
                 own, parted = own | {*parted}, []
         wrong, verdict = self._wrong(parted, doubted, own)
         shown = self._examples(parted or doubted, bool(parted))
-        name = self.other.name if self.other is not None else "the independent tokenizer"
+        name = self.other.name if self.other is not None else THIRD
         return Tokens(model, name, len(self.texts), len(parted), len(own), len(doubted), verdict, wrong, explanation,
                       shown, tuple(self._ways(sorted(own))), no_third)  # fmt: skip
 

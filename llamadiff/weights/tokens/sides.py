@@ -19,6 +19,7 @@ from llamadiff.system.progress import Progress
 from llamadiff.trace.stated import reason
 from llamadiff.weights.tokens.changes import Ids
 
+THIRD = "the independent tokenizer"
 NO_TOKENIZER = "{}: the file has no tokenizer; give one that has"
 DEATHS = 60  # of llama.cpp, until no more is asked: each text that it dies of takes as many as a search has steps
 AT_ONCE = 20_000  # texts of a request to llama.cpp
@@ -98,7 +99,7 @@ def llama_cpp(model: Path, settings: Settings, progress: Progress) -> Iterator[L
         vocabulary.child.__exit__()
 
 
-def independent(tokenizer: Tokenizer, name: str = "the independent tokenizer") -> Side:
+def independent(tokenizer: Tokenizer, name: str = THIRD) -> Side:
     """This project's own, which shares no code with llama.cpp."""
     return Side(name, lambda texts: [tuple(tokenizer.encode(text)) for text in texts], takes_bytes=True)
 
@@ -110,6 +111,8 @@ def by_tokenizers(path: Path, special: bool = True) -> Side:
     """
     if find_spec("tokenizers") is None:
         raise UserError(f"{path}: needs tokenizers: pip install tokenizers")
+    if not path.exists():
+        raise UserError(f"{path}: no such file; give a tokenizer.json")
     check_regular(path, "a tokenizer.json")
     from tokenizers import Tokenizer as Theirs
 

@@ -5,10 +5,11 @@ so that ``dataclasses.replace`` makes a tokenizer with a mistake.
 """
 
 from llamaref.tokenizer.pre_tokenizers import PRE_TOKENIZERS
-from llamaref.tokenizer.rules import Rules, as_original, rules_of
+from llamaref.tokenizer.rules import KINDS, Rules, as_original, rules_of
 from llamaref.tokenizer.tokenizer import Tokenizer
-from llamaref.tokenizer.vocabulary import BYTE, CONTROL, SPECIAL, UNKNOWN
+from llamaref.tokenizer.vocabulary import BYTE, CONTROL, NORMAL, SPECIAL, UNKNOWN, UNUSED, USER_DEFINED
 
 __all__ = [
-    "BYTE", "CONTROL", "PRE_TOKENIZERS", "SPECIAL", "UNKNOWN", "Rules", "Tokenizer", "as_original", "rules_of",
+    "BYTE", "CONTROL", "KINDS", "NORMAL", "PRE_TOKENIZERS", "SPECIAL", "UNKNOWN", "UNUSED", "USER_DEFINED", "Rules",
+    "Tokenizer", "as_original", "rules_of",
 ]  # fmt: skip

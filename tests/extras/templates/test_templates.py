@@ -25,6 +25,7 @@ from llamadiff import UserError
 from llamadiff.cli.commands import app
 from llamadiff.engines.chat_template import environment, rendered
 from llamadiff.extras.templates import run as verb
+from llamadiff.extras.templates.child import NAMED
 from llamadiff.extras.templates.conversations import choose, usual
 from llamadiff.extras.templates.rendering import Source
 from llamadiff.extras.templates.run import template
@@ -161,6 +162,11 @@ def test_another_template_is_a_candidate(old, new, name, written):
     assert result.verdict == "wrong"
     assert not name or name in [cause.name for cause in result.places[0].causes]
     assert found(written(text), written(text, "other.jinja")).verdict == "match"
+
+
+def test_a_fix_names_no_option():
+    """`template` has none that changes what is right."""
+    assert [each.name for each in NAMED if "--" in each.says + each.fix] == []
 
 
 # -- branches and lines ------------------------------------------------------------------------------------------------

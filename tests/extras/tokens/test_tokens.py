@@ -208,11 +208,12 @@ def test_the_model_s_own_ways_are_no_mistakes(vocabulary, tmp_path):
 def test_a_function_and_a_file(vocabulary, tmp_path):
     path = vocabulary("gpt-2")
     other = vocabularies.with_pre(path, tmp_path / "other.gguf", "qwen2")
-    found = tokens(path, str(other))
+    found = tokens(path, str(other), 1000)
     assert [each.rules for each in found.explanation.mistakes] == [{"pre": "qwen2"}]
     own = tmp_path / "own.py"
     own.write_text("import numpy as np\n\ndef ids(text):\n    return np.arange(len(text))\n", encoding="utf-8")
-    assert tokens(path, f"{own}:ids", 100).verdict == "wrong"
+    found = tokens(path, f"{own}:ids", 100)
+    assert (found.verdict, found.is_foreign) == ("wrong", True)
 
 
 class Served(BaseHTTPRequestHandler):
@@ -238,7 +239,7 @@ def test_a_server(vocabulary):
     Served.tokenizer = own.with_rules(replace(own.rules, add_bos=False))
     with ThreadingHTTPServer(("127.0.0.1", 0), Served) as served:
         Thread(target=served.serve_forever, daemon=True).start()
-        found = tokens(vocabulary("llama-spm"), f"http://127.0.0.1:{served.server_port}", 300)
+        found = tokens(vocabulary("llama-spm"), f"http://127.0.0.1:{served.server_port}", 100)
         served.shutdown()
     assert [each.name for each in found.explanation.mistakes] == ["bos-missing"]
 
@@ -269,6 +270,9 @@ def test_the_command_says_what_is_wrong_and_writes_it(vocabulary, tmp_path):
     done = llamadiff("tokens", path, "--candidate", command, "--count", 2000, "-o", report)
     assert done.returncode == 1, done.stderr
     assert "brings texts into the form NFKC first" in " ".join(done.stdout.split())
+    assert "does the candidate have" not in done.stdout
+    rows = [line.split()[0] for line in done.stdout.splitlines() if line.startswith(" " * 9) and "[" in line]
+    assert rows[:2] == ["llama.cpp", "yours"]
     assert max(map(len, done.stdout.splitlines())) <= 100
     written = json.loads(report.read_text("utf-8"))
     assert (written["schema"], written["causes"][0]["name"]) == ("llamadiff.extras.tokens/1", "normalized")
@@ -328,8 +332,17 @@ def written_tokenizer(path: Path, folder: Path, pre: str) -> Path:
 
 
 @needs("tokenizers")
-@pytest.mark.parametrize("pre", ["gpt-2", "starcoder", "qwen2", "llama-bpe"])
-def test_a_file_s_wrong_pre_tokenizer_is_named_with_the_right_one(vocabulary, tmp_path, pre):
+@pytest.mark.parametrize(
+    "pre",
+    [
+        pytest.param("gpt-2", marks=pytest.mark.quick),
+        pytest.param("qwen2", marks=pytest.mark.quick),
+        "starcoder",
+        "llama-bpe",
+    ],
+)
+def test_a_file_s_wrong_pre_tokenizer_is_named_with_the_right_one(vocabulary, tmp_path, pre, monkeypatch):
+    monkeypatch.setattr("llamadiff.weights.tokenizer.TEXTS", 1000)
     folder = written_tokenizer(vocabulary("gpt-2"), tmp_path / "checkpoint", pre)
     model = SimpleNamespace(path=vocabulary("gpt-2"), weights=Weights(vocabulary("gpt-2")))
     oddities = [each for each in ids_oddities(model, open_tokenizers(folder)) if not isinstance(each, str)]
