@@ -57,7 +57,6 @@ ALIKE = 2.0  # times the NMSE between two right runs: what a third one may be of
 CLEARLY = 0.2  # of it, what a run may leave that is nearest, where rounding leaves as much
 EXACT = 1e-7  # NMSE of rows that are the same but for the order of sums
 TRIALS, SECONDS = 30.0, 45.0  # for runs of llama.cpp; for known bugs
-FEW = 4  # tokens between two rows, of which the first is right where a prompt was cut
 BESIDE = 4  # other files of the model that are tried
 TYPES = ("Q8_0", "Q4_K", "Q4_0", "Q6_K", "Q5_K", "Q5_0", "Q3_K", "Q2_K")  # that weights may be in, in another file
 FULL, NOISE = 5, 10.0  # a row of so many may lack a token; times its largest error, by which that token is too likely
@@ -333,12 +332,9 @@ class _Case:
 
     def _dropped(self) -> Found | None:
         """A prompt of which the beginning was dropped: the last row is that of fewer tokens."""
-        tokens, first_asked, last = self.answers.tokens, min(self.rows), max(self.rows)
+        tokens, last = self.answers.tokens, max(self.rows)
         row = self.rows[last]
         plain = _apart({last: row}, self._plain)
-        off = _apart({first_asked: self.rows[first_asked]}, self._plain)
-        if last - first_asked > FEW and off > max(CLEARLY * plain, self._noise):
-            return None  # what is wrong after a few tokens is no matter of room
 
         def trials() -> Iterator[tuple[Found, float]]:
             for kept in (1, 0) if self.llama.file.special_id("bos") == tokens[0] else (0,):
