@@ -51,6 +51,7 @@ class RunReader:
         self.began: Mapping[str, Any] = {}
         self.ended: Mapping[str, Any] = {}
         self.rows = self.start = 0
+        self.passes: list[int] = []  # how many tokens were run at a time, one step after the other
         self.recording: GraphRecorder | None = None  # of the graph that nodes are told of
         self.sha256 = _hash_of(request.files or (request.model,))
         self.open = ExitStack()
@@ -70,6 +71,7 @@ class RunReader:
         """One answer, and the bytes that came with it, which are gone afterwards."""
         if "pass" in answer:
             self.start, self.rows = answer["pass"]
+            self.passes += [self.rows] if self.rows else []
         for word in ("began", "pass", "tap", "value", "node", "computed", "logits", "whole", "asks", "ended"):
             if word in answer:
                 getattr(self, f"_{word}")(answer, data)
@@ -121,7 +123,11 @@ class RunReader:
         begun = self.begun()
         ended = {"weights_read": self.ended["weights_read"], "prefill_s": self.ended["prefill_s"]}
         model = {**begun.model, "sha256": self.sha256.result()}
-        return replace(begun, tokens=tuple(self.ended["tokens"]), producer={**begun.producer, **ended}, model=model)
+        batches = tuple(self.passes) if self.request.way.steps else begun.batches
+        return replace(
+            begun, tokens=tuple(self.ended["tokens"]), producer={**begun.producer, **ended}, model=model,
+            batches=batches,
+        )  # fmt: skip
 
     def begun(self) -> Info:
         """What there is to say when it begins."""
@@ -200,7 +206,7 @@ class TapReader(RunReader):
 
 
 def tap_values(reader: RunReader, answer: Mapping[str, Any], data: Sequence[Any]) -> Array:
-    """The rows of a tap that were told, on the tap's own axes; those of the second sequence, where there are several.
+    """The rows of a tap that were told, on the tap's own axes.
 
     A model that keeps nothing between passes is an encoder: its queries see all keys.
     """
@@ -209,16 +215,21 @@ def tap_values(reader: RunReader, answer: Mapping[str, Any], data: Sequence[Any]
     values = Node(answer["node"], data=data[0], order=reader.order).seen()
     if "taken" in answer:  # one row: what a scan puts out, shaped as what it takes in, then its states
         values = np.ascontiguousarray(values).reshape(-1)[: int(np.prod(answer["taken"]))].reshape(answer["taken"])
-    many = reader.request.way.sequences
-    values = in_axes(tap, values, rows * many)
-    if many > 1:
-        own = slice(rows, 2 * rows)
-        values = values.take(np.arange(own.start, own.stop), tap.row_axis)
-        values = values[..., own] if tap.causal else values
+    values = in_axes(tap, values, answer.get("of", rows))
+    if "places" in answer:  # rows of others are beside them
+        values = values.take(answer["places"], tap.row_axis)
     if not tap.causal:
         return values
-    values = values[..., : reader.total]
+    values = _of_own_keys(values, answer["cells"], reader.total) if "cells" in answer else values[..., : reader.total]
     return seen_scores(values, start) if tap.kind.word == "kq" and reader.began["remembers"] else values
+
+
+def _of_own_keys(values: Array, cells: Sequence[Sequence[int]], total: int) -> Array:
+    """Scores of the cells of a cache as scores of rows: each one's cell is told; of others nothing is seen."""
+    out = np.zeros((*values.shape[:-1], total), values.dtype)
+    rows, places = np.array(cells, int).reshape(-1, 2).T
+    out[..., rows] = values[..., places]
+    return out
 
 
 def seen_scores(values: Array, start: int) -> Array:

@@ -9,9 +9,12 @@ from dataclasses import replace
 from llamadiff.llamacpp.devices import named
 from llamadiff.llamacpp.interface import LOG, Handle, Library, Loading, Observe, Room
 from llamadiff.llamacpp.request import CPU, HELPER, Request
+from llamadiff.llamacpp.steps import SHIFT
 from llamadiff.system.errors import UnrunnableError, UserError
 
 ALL_LAYERS = 9999  # more than any model has
+ROTATION = "LLAMA_ATTN_ROT_DISABLE"  # in the environment
+ASKED = os.environ.get(ROTATION)  # before anything is set
 LOG_ERROR = 4  # GGML_LOG_LEVEL_ERROR
 SMALL_MODEL = 64 << 20  # bytes: below, waking a second thread for every op costs more than it saves
 
@@ -53,8 +56,7 @@ class Loaded:
 
 def load(library: Library, request: Request) -> Handle:
     """The model file in llama.cpp, with the request's settings. Raises UserError if llama.cpp cannot load it."""
-    # a quantized KV cache as everybody knows it, not rotated; where nodes are judged, rotations may be some of them
-    os.environ["LLAMA_ATTN_ROT_DISABLE"] = os.environ.get("LLAMA_ATTN_ROT_DISABLE", "1") if request.nodes else "1"
+    os.environ[ROTATION] = _unrotated(request)
     library.lib.llama_backend_init()
     settings = request.settings
     device = named(library, settings.device) if settings.device else None
@@ -76,6 +78,16 @@ def load(library: Library, request: Request) -> Handle:
     if not model:
         raise UnrunnableError(f"{request.model}: llama.cpp cannot load the model")
     return model
+
+
+def _unrotated(request: Request) -> str:
+    """Whether a quantized cache is one as everybody knows it, not rotated ("1").
+
+    Where nodes are judged, rotations may be some of them; and llama.cpp dies of a shift of such a cache that is not.
+    """
+    if any(step.call == SHIFT for step in request.way.steps):
+        return ASKED or "0"
+    return (ASKED or "1") if request.nodes else "1"
 
 
 def made_context(
