@@ -15,10 +15,11 @@ from math import isnan
 from typing import Any
 
 from llamadiff.llamacpp.feed import Feed
+from llamadiff.llamacpp.given import Given
 from llamadiff.llamacpp.interface import ABORT, Handle, Library, Room
 from llamadiff.llamacpp.probes import rounded_probes
 from llamadiff.llamacpp.request import LONG, PLAIN, SCORES, Request, Say, Settings
-from llamadiff.llamacpp.session import SMALL_MODEL, made_context
+from llamadiff.llamacpp.session import SMALL_MODEL, asked, made_context
 from llamadiff.llamacpp.tap_names import tap_of
 from llamadiff.llamacpp.tensors import Tensor
 from llamadiff.numerics.types import NUMBERS
@@ -48,6 +49,7 @@ class Observer:
         self.weights = frozenset(request.weights)
         self.at_once = self._together()
         self.start = self.rows = self.n_ctx = 0
+        self.given = Given(feed)
         self._tell(NOTHING)
         self.places: set[int] = set()
         self.place = -1
@@ -118,6 +120,7 @@ class Observer:
             "tokens": self.tokens, "text": self.request.text, "n_layer": self.lib.llama_model_n_layer(self.model),
             "n_ctx": self.n_ctx,
             "threads": self.threads, "remembers": self.remembers,
+            "window": asked(self.lib, "llama_model_n_swa", self.model),
             "parts": self._parts(0, self.total), "version": self.library.version(), "build": self.library.flags(),
             "rounded": rounded_probes(self.lib), **self.library.machine(),
         }})  # fmt: skip
@@ -219,6 +222,7 @@ class Observer:
     def _decode(self, context: Handle, tokens: list[int], start: int) -> None:
         self.start, self.rows, self.place, self.known = start, len(tokens), -1, set()
         self.opening, self.passes = None, self._pieces(start, len(tokens))
+        self.given.begin()
         self.is_like_another = self.telling == GRAPH and (start == 0, len(tokens)) in self.kinds
         self.kinds.add((start == 0, len(tokens)))
         self._begin()
@@ -266,6 +270,8 @@ class Observer:
             if ask:
                 self._note_pass(node)
                 self._note_weights(node)
+                if self.telling in (TAPS, NODES):
+                    self.given.tell(node, self.start, self.rows)
             return self._ask(node) if ask else self._done(node)
         except BaseException as error:  # must not reach C
             self.failure = error

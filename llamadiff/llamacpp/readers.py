@@ -24,15 +24,17 @@ from threadpoolctl import threadpool_limits
 from llamadiff.ggml.graph import GRAPH
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.graph_recorder import Alignment, GraphRecorder
+from llamadiff.llamacpp.inputs import Inputs
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.nodes import BYTE_ORDERS, Node
 from llamadiff.llamacpp.quantizing import way_of
 from llamadiff.llamacpp.request import Request, no_tap_fits
+from llamadiff.llamacpp.steps import DECODE, Step
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import write_whole
 from llamadiff.trace import taps
 from llamadiff.trace.hashing import model_sha256
-from llamadiff.trace.metadata import Info
+from llamadiff.trace.metadata import INPUTS, Info
 from llamadiff.trace.writer import TAP_ROOM, TraceWriter
 
 if TYPE_CHECKING:
@@ -72,7 +74,21 @@ class RunReader:
         if "pass" in answer:
             self.start, self.rows = answer["pass"]
             self.passes += [self.rows] if self.rows else []
-        for word in ("began", "pass", "tap", "value", "node", "computed", "logits", "whole", "asks", "ended"):
+            self._note_pass(answer)
+        for word in (
+            "began",
+            "step",
+            "given",
+            "pass",
+            "tap",
+            "value",
+            "node",
+            "computed",
+            "logits",
+            "whole",
+            "asks",
+            "ended",
+        ):
             if word in answer:
                 getattr(self, f"_{word}")(answer, data)
                 return
@@ -80,9 +96,32 @@ class RunReader:
     def _began(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         self.began = answer["began"]
         self.order = BYTE_ORDERS[self.began["order"]]
+        self.inputs.within(int(self.began.get("window", 0)))
 
     def _ended(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         self.ended = answer["ended"]
+
+    def _note_pass(self, answer: Mapping[str, Any]) -> None:
+        """Which tokens come next: of a batch in a way's steps, or the next ones of the only sequence."""
+        if self.request.way.steps:
+            self.inputs.run(answer["run"])
+        else:
+            places, first = range(self.start, self.start + self.rows), self.request.first
+            self.inputs.do(Step(DECODE, (), (0,) * self.rows, tuple(first + n for n in places), (0,) * self.rows))
+            self.inputs.run(range(self.rows))
+
+    def _step(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        self.inputs.do(self.request.way.steps[answer["step"]])
+
+    def _given(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        if not self.request.way.steps:
+            self.inputs.run(range(answer["start"] - self.start, answer["start"] - self.start + answer["rows"]))
+        self.inputs.told(answer, data, self.order)
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """What passes were given, held against what was run before."""
+        return Inputs()
 
     def _pass(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         """Some tokens are run."""
@@ -122,6 +161,7 @@ class RunReader:
         """What there is to say at the end of a run."""
         begun = self.begun()
         ended = {"weights_read": self.ended["weights_read"], "prefill_s": self.ended["prefill_s"]}
+        ended |= {INPUTS: self.inputs.faults} if self.inputs.faults else {}
         model = {**begun.model, "sha256": self.sha256.result()}
         batches = tuple(self.passes) if self.request.way.steps else begun.batches
         return replace(

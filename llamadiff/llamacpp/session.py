@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import replace
+from typing import Any
 
 from llamadiff.llamacpp.devices import named
 from llamadiff.llamacpp.interface import LOG, Handle, Library, Loading, Observe, Room
+from llamadiff.llamacpp.layout import Address
 from llamadiff.llamacpp.request import CPU, HELPER, Request
 from llamadiff.llamacpp.steps import SHIFT
 from llamadiff.system.errors import UnrunnableError, UserError
@@ -98,6 +100,15 @@ def made_context(
     if not context:
         raise UserError(f"{request.model}: llama.cpp cannot make a context with these settings")
     return context
+
+
+def asked(library: Any, name: str, model: Handle, kind: Any = ctypes.c_int32) -> int:
+    """What a function of not every version says of a model; 0 where there is none."""
+    function = getattr(library, name, None)
+    if function is None:
+        return 0
+    function.restype, function.argtypes = kind, [Address]
+    return int(function(model))
 
 
 def without_bos(library: Library, model: Handle, request: Request) -> Request:

@@ -23,6 +23,7 @@ NO_REUSE = "LLAMA_GRAPH_REUSE_DISABLE"  # in the environment
 RAW = "kq-"  # scores of rows that nobody sees, too, some of which are in no cell any more: they are not told
 SEEN = "kq_soft_max-"
 MOVES = (SET, LOAD, SHIFT)  # after which the rows that are seen are others than those that were recorded
+OTHERS = {"F32": "F16", "F16": "F32"}  # types of a cache that round otherwise
 MINUS_INFINITY = float("-inf")
 
 
@@ -63,9 +64,10 @@ class Stepper(Observer):
         self.memory = Memory(self.library, context, self.memory.kept if hasattr(self, "memory") else {})
 
     def _room(self, settings: Any) -> Room:
-        cells, many, ubatch = self.room
+        cells, many, ubatch, *other = self.room
         batch = max(32, *(len(step.tokens) for step in self.request.way.steps))
-        k, v = (NUMBERS[kind.upper()] for kind in (settings.type_k, settings.type_v))
+        kinds = (kind.upper() for kind in (settings.type_k, settings.type_v))
+        k, v = (NUMBERS[OTHERS.get(kind, kind) if any(other) else kind] for kind in kinds)
         return Room(cells, batch, ubatch or batch, many, k, v, settings.flash_attn, self.threads, settings.on_device)
 
     def _decode_step(self, step: Step) -> None:
@@ -98,6 +100,7 @@ class Stepper(Observer):
         if found is None:
             raise UserError(f"{self.request.model}: llama.cpp runs other tokens than those of {step.words()}")
         self.pending = tuple(place for place in self.pending if place not in found)
+        self.given.begin()
         owned, self.many = step.places, len(found)
         self.own = tuple(row for row, place in enumerate(found) if place in owned)
         self.start = step.row + (owned.index(found[self.own[0]]) if self.own else 0)

@@ -25,7 +25,8 @@ _WORDS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Step:
-    """One call, with its numbers: ``of``, in the call's own order (a state: the sequence, and where it is kept).
+    """One call, with its numbers: ``of``, in the call's own order (a state: the sequence, and where it is kept; a new
+    context: also whether its cache is of another type than the settings say, F16 for F32).
 
     A batch has ``tokens``, their ``positions`` and ``sequences``. Those at ``places`` are recorded, as the trace's rows
     from ``row`` on.

@@ -19,6 +19,7 @@ WORDS = {  # settings worth a word, and the value of each that is not
     "repack": ("False", "repacked weights"), "gpu_layers": ("0", "{} layers on the GPU"),
     "device": ("", "layers on {}"),
 }  # fmt: skip
+SCHEDULE, SEED = "schedule", "seed"
 FLOATS = {"F32", "F16", "BF16"}
 Changes = Mapping[str, Any]  # of fields of Settings and of Way, and by the names of ways
 
@@ -56,6 +57,19 @@ def varied(request: Request, spec: str) -> Request:
         request, settings=replace(request.settings, **settings), way=Way(**way), batches=batches,
         n_prefill=batches[0] if batches else 0, n_predict=0,
     )  # fmt: skip
+
+
+def schedule_of(spec: str) -> tuple[int, int] | None:
+    """How many steps a random schedule is to have, and its seed; None where none is asked for. Raises UserError."""
+    changes = _changes(spec.removeprefix(PREFIX).split(","), KEYS, PREFIX)
+    if SCHEDULE not in changes:
+        if SEED in changes:
+            raise UserError(f"{spec}: a seed is a schedule's; give schedule=200 too")
+        return None
+    other = [name for name in (*ALONE, *SIZED, "used", "batch", "ubatch") if changes.get(name)]
+    if other:
+        raise UserError(f"{spec}: a random schedule does all of that; leave out {other[0]}")
+    return changes[SCHEDULE], changes.get(SEED, 0)
 
 
 def _planned(spec: str, tokens: Sequence[int], changes: Changes, batches: Sequence[int]) -> Plan | None:
@@ -145,4 +159,5 @@ KEYS: Mapping[str, Callable[[str], Changes]] = {
     "used": _flag("used"), "sequences": _count("sequences", 1, 8), "interleaved": _count("interleaved", 2, 8),
     "chunked": _count("chunked", 1, 1 << 20), "drafted": _count("drafted", 1, 64),
     **{name: _flag(name) for name in ALONE}, "reused": _flag("reused"), "callback": _flag("callback"),
+    SCHEDULE: _count(SCHEDULE, 1, 10_000), SEED: _count(SEED, 0, (1 << 31) - 1),
 }  # fmt: skip
