@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, groupby
+from itertools import count, groupby, pairwise
 from random import Random
 
 from llamaref.history import END, REMOVED, ROW, SHIFTED, Event, History, Kept, Row
 
-from llamadiff.llamacpp.steps import CLEAR, COPY, DECODE, GET, LOAD, NEW, REMOVE, SAVE, SET, SHIFT, Step
+from llamadiff.llamacpp.steps import CLEAR, COPY, DECODE, GET, IN_F16, IN_F32, LOAD, NEW, REMOVE, SAVE, SET, SHIFT, Step
 
 ALL = (0, END)
 FEED, BACK, CUT, OVER, FORK, MOVE, KEEP, BRING, WIPE = (
@@ -19,7 +19,6 @@ SEQUENCES, STATES = 4, 2
 LONGEST, MOST = 96, 12  # positions of a sequence; tokens of a batch
 UBATCHES = (0, 8, 5)
 PROBE, PROBE_BATCHES = 48, (48, 1, 2, 3, 5, 12)  # tokens, and how many of them at a time
-PROBE_FIRST = (1, 5, 13, 29)  # at which positions they begin
 # how often each is done; what a memory cannot do is left out
 _OFTEN: Mapping[str, int] = {FEED: 60, BACK: 8, CUT: 4, OVER: 5, FORK: 7, MOVE: 4, KEEP: 5, BRING: 6, WIPE: 1}
 
@@ -27,14 +26,12 @@ _OFTEN: Mapping[str, int] = {FEED: 60, BACK: 8, CUT: 4, OVER: 5, FORK: 7, MOVE: 
 @dataclass(frozen=True)
 class Abilities:
     """What a model's memory is. ``states``: it has recurrent states, of which no part can be taken back; ``window``:
-    how far some layers reach back (0: all do to the beginning); ``shifts``: rows can move; ``turns``: positions are
-    RoPE's, of which the distances alone count.
+    how far some layers reach back (0: all do to the beginning); ``shifts``: rows can move.
     """
 
     states: bool = False
     window: int = 0
     shifts: bool = True
-    turns: bool = True
 
 
 @dataclass(frozen=True)
@@ -73,9 +70,13 @@ class Schedule:
         return replace(self, deeds=self.deeds[:start] + self.deeds[stop:])
 
     def smaller(self) -> Iterator[Schedule]:
-        """With one token less, or in one go."""
+        """With two batches made one, with one token less, or in one go."""
         if self.ubatch:
             yield replace(self, ubatch=0)
+        for place, (deed, after) in enumerate(pairwise(self.deeds)):
+            if deed.what == after.what == FEED and len(deed.tokens) + len(after.tokens) <= MOST:
+                both = replace(deed, tokens=(*deed.tokens, *after.tokens))
+                yield replace(self, deeds=(*self.deeds[:place], both, *self.deeds[place + 2 :]))
         for place, deed in enumerate(self.deeds):
             for number in range(len(deed.tokens)):
                 fewer = replace(deed, tokens=deed.tokens[:number] + deed.tokens[number + 1 :])
@@ -101,9 +102,15 @@ def _made_up(what: str, random: Random, vocabulary: int) -> Deed:
     if what == FEED:
         size = random.choice((1, 1, 1, 2, 3, 5, MOST))
         some = random.sample(range(SEQUENCES), random.randint(1, SEQUENCES))
-        return Deed(FEED, tokens=tuple((random.choice(some), random.randrange(vocabulary)) for _ in range(size)))
+        chosen = [random.choice(some) for _ in range(size)]
+        return Deed(FEED, tokens=tuple((each, _token_of(each, random, vocabulary)) for each in chosen))
     state = random.randrange(STATES)
     return Deed(what, one, state if what in (KEEP, BRING) else other, random.randint(1, 6), (), random.random() < 0.3)
+
+
+def _token_of(sequence: int, random: Random, vocabulary: int) -> int:
+    """A token that no other sequence has: so it is told which ones llama.cpp runs together."""
+    return random.randrange(max(1, vocabulary // SEQUENCES)) * SEQUENCES % vocabulary + sequence % vocabulary
 
 
 class _Realized:
@@ -229,7 +236,7 @@ class Alone:
 
 def alone(history: History, one_by_one: bool = False) -> list[Alone]:
     """The lives that all others begin as; ``one_by_one``: each token is a batch."""
-    lives = sorted({row.life for row in history.rows}, key=len)
+    lives = sorted({row.life for row in history.rows})
     last = {life[:length] for life in lives for length in range(len(life))}
     return [_alone(history.rows, life, one_by_one) for life in lives if life not in last]
 
@@ -256,22 +263,22 @@ def in_company(history: History, steps: Sequence[Step], row: int) -> Alone:
     return Alone(tuple(out), tuple(numbers))
 
 
-def probes(vocabulary: int, abilities: Abilities) -> list[Alone]:
-    """The same tokens in batches of several sizes, with another cache, and, where that is the same, further on: how far
-    rounding alone may move logits, since it is otherwise in each.
+def probes(vocabulary: int) -> list[tuple[Alone, Alone]]:
+    """The same tokens, twice in each: in batches of two sizes, and with caches that round otherwise. How far those are
+    apart is what rounding alone may do to logits.
     """
     random = Random(0)  # noqa: S311
     tokens = [random.randrange(vocabulary) for _ in range(PROBE)]
-    ways = [(size, 0, 0) for size in PROBE_BATCHES] + [(PROBE, 0, 1), (1, 0, 1)]
-    ways += [(PROBE, first, 0) for first in PROBE_FIRST if abilities.turns]
-    return [Alone((Step(NEW, (256, 1, 0, other)), *_in_batches(tokens, size, first)), tuple(range(PROBE)))
-            for size, first, other in ways]  # fmt: skip
+    whole, *others = (_probe(tokens, size) for size in PROBE_BATCHES)
+    return [*((other, whole) for other in others), (_probe(tokens, PROBE, IN_F16), _probe(tokens, PROBE, IN_F32))]
 
 
-def _in_batches(tokens: Sequence[int], size: int, first: int) -> Iterator[Step]:
+def _probe(tokens: Sequence[int], size: int, cache: int = 0) -> Alone:
+    steps = [Step(NEW, (256, 1, 0, cache))]
     for start in range(0, len(tokens), size):
         some = tuple(tokens[start : start + size])
-        yield Step(DECODE, (), some, tuple(range(first + start, first + start + len(some))), (0,) * len(some))
+        steps.append(Step(DECODE, (), some, tuple(range(start, start + len(some))), (0,) * len(some)))
+    return Alone(tuple(steps), tuple(range(len(tokens))))
 
 
 def _alone(rows: Sequence[Row], life: Sequence[Event], one_by_one: bool) -> Alone:

@@ -11,7 +11,7 @@ from llamadiff.llamacpp.memory import Memory
 from llamadiff.llamacpp.observer import TAPS, Observer
 from llamadiff.llamacpp.request import Say
 from llamadiff.llamacpp.split import taken
-from llamadiff.llamacpp.steps import CLEAR, DECODE, LOAD, NEW, SET, SHIFT, Step
+from llamadiff.llamacpp.steps import CLEAR, DECODE, IN_F16, IN_F32, LOAD, NEW, SET, SHIFT, Step
 from llamadiff.llamacpp.tap_names import tap_of
 from llamadiff.llamacpp.tensors import Tensor
 from llamadiff.numerics.types import NUMBERS
@@ -23,7 +23,7 @@ NO_REUSE = "LLAMA_GRAPH_REUSE_DISABLE"  # in the environment
 RAW = "kq-"  # scores of rows that nobody sees, too, some of which are in no cell any more: they are not told
 SEEN = "kq_soft_max-"
 MOVES = (SET, LOAD, SHIFT)  # after which the rows that are seen are others than those that were recorded
-OTHERS = {"F32": "F16", "F16": "F32"}  # types of a cache that round otherwise
+CACHES = {IN_F32: "F32", IN_F16: "F16"}
 MINUS_INFINITY = float("-inf")
 
 
@@ -64,10 +64,10 @@ class Stepper(Observer):
         self.memory = Memory(self.library, context, self.memory.kept if hasattr(self, "memory") else {})
 
     def _room(self, settings: Any) -> Room:
-        cells, many, ubatch, *other = self.room
+        cells, many, ubatch, *cache = self.room
         batch = max(32, *(len(step.tokens) for step in self.request.way.steps))
-        kinds = (kind.upper() for kind in (settings.type_k, settings.type_v))
-        k, v = (NUMBERS[OTHERS.get(kind, kind) if any(other) else kind] for kind in kinds)
+        own = CACHES.get(sum(cache))
+        k, v = (NUMBERS[own or kind.upper()] for kind in (settings.type_k, settings.type_v))
         return Room(cells, batch, ubatch or batch, many, k, v, settings.flash_attn, self.threads, settings.on_device)
 
     def _decode_step(self, step: Step) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 NEW, DECODE, CLEAR = "new", "decode", "clear"
 REMOVE, COPY, SHIFT = "seq_rm", "seq_cp", "seq_add"
+IN_F32, IN_F16 = 1, 2  # the cache of a new context, where it is not as the settings say
 GET, SET, SAVE, LOAD = "get", "set", "save", "load"  # the state of a sequence: to memory or a file, and back
 
 _WORDS: Mapping[str, str] = {
@@ -26,7 +27,7 @@ _WORDS: Mapping[str, str] = {
 @dataclass(frozen=True)
 class Step:
     """One call, with its numbers: ``of``, in the call's own order (a state: the sequence, and where it is kept; a new
-    context: also whether its cache is of another type than the settings say, F16 for F32).
+    context: also what its cache is in, where that is not as the settings say).
 
     A batch has ``tokens``, their ``positions`` and ``sequences``. Those at ``places`` are recorded, as the trace's rows
     from ``row`` on.

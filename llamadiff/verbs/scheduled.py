@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from llamadiff.llamacpp.schedule import Abilities, Alone, Schedule, alone, in_co
 from llamadiff.llamacpp.schedule_reader import ScheduleReader
 from llamadiff.llamacpp.steps import DECODE, Step
 from llamadiff.numerics import metrics, tolerances
-from llamadiff.system.errors import DiedError
+from llamadiff.system.errors import DiedError, UserError
 from llamadiff.system.progress import silent
 from llamadiff.trace.taps import LOGITS
 
@@ -65,7 +66,15 @@ class Found:
 def abilities(request: Request, child: Child) -> Abilities:
     """What a model's memory is, as llama.cpp says."""
     said = child.ask(replace(request, errand="memory", output=None), silent)
-    return Abilities(*(said[name] for name in ("states", "window", "shifts", "turns")))
+    return Abilities(*(said[name] for name in ("states", "window", "shifts")))
+
+
+def read_steps(steps: Sequence[Step], request: Request, child: Child | None) -> ScheduleReader:
+    """Carry out steps, and read what they come to. Raises UserError."""
+    way = replace(request.way, steps=tuple(steps))
+    reader = read_run(replace(request, wanted=(), tokens=(0,), way=way, output=None), silent, child, ScheduleReader)
+    assert isinstance(reader, ScheduleReader)
+    return reader
 
 
 def judged(schedule: Schedule, request: Request, vocabulary: int, child: Child | None = None) -> Found:
@@ -73,31 +82,24 @@ def judged(schedule: Schedule, request: Request, vocabulary: int, child: Child |
     since how far those are apart is what batches may do. Raises UserError.
     """
     steps, history = schedule.realized()
-    lives, others = alone(history), alone(history, one_by_one=True)
-    tried = probes(vocabulary, schedule.abilities)
-    every = (*steps, *(step for life in (*lives, *others, *tried) for step in life.steps))
-    request = replace(request, wanted=(), tokens=(0,), way=replace(request.way, steps=every), output=None)
-    reader = read_run(request, silent, child, ScheduleReader)
-    assert isinstance(reader, ScheduleReader)
+    groups = (
+        [(life,) for life in alone(history)],
+        [(life,) for life in alone(history, one_by_one=True)],
+        probes(vocabulary),
+    )
+    every = [life for group in groups for lives in group for life in lives]
+    reader = read_steps([*steps, *(step for life in every for step in life.steps)], request, child)
     rows = reader.of_context(0) if history.rows else np.zeros((0, 1), np.float32)
-    right = [_placed(reader, group, rows, 1 + first) for first, group in ((0, lives), (len(lives), others))]
-    several = [reader.of_context(1 + len(lives) + len(others) + number) for number in range(len(tried))]
-    noise = max((float(_apart(one, several[0]).max()) for one in several), default=0.0)
-    errors = np.minimum(_apart(rows, right[0]), _apart(rows, right[1]))
-    rule = tolerances.rule_for(tolerances.RULES, LOGITS, "MUL_MAT", "*")
-    limit = 10 * (rule.match + max(noise, float(_apart(right[1], right[0]).max(initial=0.0))))
+    made = (reader.of_context(number) for number in range(1, len(every) + 1))
+    right = [_placed(rows, [(life, next(made)) for (life,) in group]) for group in groups[:2]]
+    noise = max(float(_apart(next(made), next(made)).max()) for _ in groups[2])
+    errors = np.minimum(*(_apart(rows, each) for each in right))
+    limit = 10 * (tolerances.rule_for(tolerances.RULES, LOGITS, "MUL_MAT", "*").match + noise)
     wrong = [number for number, error in enumerate(errors) if not error <= limit]
     for number, error in _in_company(history, steps, wrong, rows, request, child).items():
         errors[number] = min(errors[number], error)
-    wrong = [number for number in wrong if not errors[number] <= limit]
-    return Found(
-        reader.faults,
-        tuple(_said(steps, errors, wrong, limit)),
-        len(errors),
-        float(errors.max(initial=0.0)),
-        limit,
-        steps,
-    )
+    off = _said(steps, errors, [number for number in wrong if not errors[number] <= limit], limit)
+    return Found(reader.faults, tuple(off), len(errors), float(errors.max(initial=0.0)), limit, steps)
 
 
 def _in_company(
@@ -109,9 +111,7 @@ def _in_company(
     lives = [in_company(history, steps, number) for number in wrong[:FEW]]
     if not lives:
         return {}
-    every = tuple(step for life in lives for step in life.steps)
-    reader = read_run(replace(request, way=replace(request.way, steps=every)), silent, child, ScheduleReader)
-    assert isinstance(reader, ScheduleReader)
+    reader = read_steps([step for life in lives for step in life.steps], request, child)
     batches = (of_own(life.steps, reader.logits[number]) for number, life in enumerate(lives))
     return {number: float(_apart(rows[number][None], own[life.rows.index(number)][None])[0])
             for number, life, own in zip(wrong, lives, batches, strict=False)}  # fmt: skip
@@ -125,11 +125,11 @@ def of_own(steps: Sequence[Step], logits: Sequence[Array]) -> Array:
     return np.concatenate(own)
 
 
-def _placed(reader: ScheduleReader, group: Sequence[Alone], rows: Array, first: int) -> Array:
+def _placed(rows: Array, lives: Sequence[tuple[Alone, Array]]) -> Array:
     """Logits of the same tokens alone."""
     out = np.full_like(rows, np.nan)
-    for number, life in enumerate(group):
-        out[list(life.rows)] = reader.of_context(first + number)
+    for life, logits in lives:
+        out[list(life.rows)] = logits
     return out
 
 
@@ -154,26 +154,6 @@ def _said(steps: Sequence[Step], errors: Array, wrong: Sequence[int], limit: flo
         first += len(step.tokens)
 
 
-def shortened(schedule: Schedule, fails: Callable[[Schedule], bool], seconds: float) -> Schedule:
-    """As short as still fails: without halves, quarters ... of its deeds, then without single tokens."""
-    ends = time.monotonic() + seconds
-    size = max(1, len(schedule.deeds) // 2)
-    while size and time.monotonic() < ends:
-        start = len(schedule.deeds) - size
-        while start > -size and time.monotonic() < ends:
-            fewer = schedule.without(max(0, start), start + size)
-            if fewer.deeds and fails(fewer):
-                schedule = fewer
-            start -= size
-        size = size // 2 if size > 1 else 0
-    again = True
-    while again and time.monotonic() < ends:
-        smaller = next((each for each in schedule.smaller() if time.monotonic() < ends and fails(each)), None)
-        again = smaller is not None
-        schedule = smaller or schedule
-    return schedule
-
-
 def run_schedule(schedule: Schedule, request: Request, vocabulary: int) -> Found:
     """The same in a process of its own, whatever becomes of it. Raises UserError for what llama.cpp refuses."""
     try:
@@ -184,13 +164,59 @@ def run_schedule(schedule: Schedule, request: Request, vocabulary: int) -> Found
         return Found((), (), 0, float("inf"), 0.0, schedule.realized()[0], said)
 
 
-def fails_as(found: Found, request: Request, vocabulary: int) -> Callable[[Schedule], bool]:
-    """Whether another schedule fails in that way."""
+class Shortening:
+    """Makes a schedule that fails as short as still fails in that way, in so many seconds."""
 
-    def asked(schedule: Schedule) -> bool:
-        if not any(deed.tokens for deed in schedule.deeds):
+    def __init__(self, request: Request, vocabulary: int, seconds: float) -> None:
+        self.request, self.vocabulary = request, vocabulary
+        self.ends = time.monotonic() + seconds
+        self._open = ExitStack()
+        self._child: Child | None = None
+
+    def of(self, schedule: Schedule, found: Found) -> Schedule:
+        """Without halves, quarters ... of its deeds, then with batches made one, and without single tokens."""
+        self.found = found
+        size = max(1, len(schedule.deeds) // 2)
+        while size:
+            schedule, size = self._without(schedule, size), size // 2
+        while (smaller := next(filter(self._fails, schedule.smaller()), None)) is not None:
+            schedule = self._without(smaller, 1)
+        self.close()
+        return schedule
+
+    def _without(self, schedule: Schedule, size: int) -> Schedule:
+        for start in range(len(schedule.deeds) - size, -size, -size):
+            fewer = schedule.without(max(0, start), start + size)
+            if self._fails(fewer):
+                schedule = fewer
+        return schedule
+
+    def _fails(self, schedule: Schedule) -> bool:
+        if time.monotonic() > self.ends or not any(deed.tokens for deed in schedule.deeds):
             return False
-        other = run_schedule(schedule, request, vocabulary)
-        return bool(other.faults) and other.kind == found.kind
+        other = self._run(schedule)
+        return bool(other.faults) and other.kind == self.found.kind
 
-    return asked
+    def _run(self, schedule: Schedule) -> Found:
+        """What came of it; of what passes are given wrongly, that alone, which needs nothing to compare with."""
+        try:
+            if not self.found.given or self.found.died:
+                return judged(schedule, self.request, self.vocabulary, self._ready())
+            faults = read_steps(schedule.realized()[0], self.request, self._ready()).faults
+            return Found(faults, (), 0, 0.0, 0.0, ())
+        except DiedError as error:
+            self.close()
+            return Found((), (), 0, 0.0, 0.0, (), str(error))
+        except UserError:  # llama.cpp refuses a step: another failure, if it is one
+            self.close()
+            return Found((), (), 0, 0.0, 0.0, ())
+
+    def _ready(self) -> Child:
+        if self._child is None:
+            self._child = self._open.enter_context(Child(self.request.settings, PATIENCE))
+        return self._child
+
+    def close(self) -> None:
+        """Let llama.cpp's process go."""
+        self._open.close()
+        self._child = None

@@ -29,7 +29,7 @@ from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import LOGITS
 from llamadiff.verbs.backend import compare_nodes
 from llamadiff.verbs.judging import judge
-from llamadiff.verbs.scheduled import abilities, fails_as, run_schedule, shortened
+from llamadiff.verbs.scheduled import Shortening, abilities, run_schedule
 
 PATIENCE = 600.0  # seconds that a variant may take
 SHORTENING = 120.0  # seconds that a schedule is made shorter for
@@ -103,7 +103,7 @@ def _scheduled(name: str, default: Runnable, request: Request, how: How, number:
     if not found.faults:
         return Variant(name, found.verdict, seconds, judged=found.judged)
     how.progress("looking for the shortest schedule that fails")
-    shortest = shortened(schedule, fails_as(found, request, vocabulary), SHORTENING)
+    shortest = Shortening(request, vocabulary, SHORTENING).of(schedule, found)
     found = run_schedule(shortest, request, vocabulary)
     steps = tuple(step.words() for step in found.steps)
     return Variant(
