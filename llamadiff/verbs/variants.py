@@ -34,7 +34,10 @@ from llamadiff.verbs.scheduled import Shortening, abilities, run_schedule
 PATIENCE = 600.0  # seconds that a variant may take
 SHORTENING = 120.0  # seconds that a schedule is made shorter for
 _ALWAYS = ("flash_attn=on", "kv=f16", "kv=bf16", "kv=q8_0,flash_attn=on", "kv=q4_0,flash_attn=on", "repack=on")
-_EVER = ("used=on", "sequences=3", "callback=off")
+_EVER = (
+    "used=on", "sequences=3", "interleaved=3", "freed=on", "forked=on", "restored=on", "shifted=on", "drafted=2",
+    "kv=q8_0,flash_attn=on,interleaved=3", "kv=q8_0,flash_attn=on,restored=on", "reused=off", "callback=off",
+)  # fmt: skip
 
 
 def run_variants(
@@ -69,7 +72,7 @@ def variants_of(request: Request) -> Iterator[str]:
     yield from _ALWAYS
     yield from (f"threads={number}" for number in sorted({1, cores}))
     yield from (f"batch={size}" for size in sorted({1, 7, half}) if size < count)
-    yield from (f"ubatch={size}" for size in sorted({half}) if size < count)
+    yield from (f"{key}={size}" for key in ("ubatch", "chunked") for size in sorted({half}) if size < count)
     yield from _EVER
     yield from (f"device={name}" for name, _, kind in probe(request.settings).devices if kind == GPU)
 

@@ -19,12 +19,12 @@ TOKENS = (1, 17, 5, 40, 2, 9, 33, 12)
 
 @pytest.fixture
 def spoiled(monkeypatch):
-    """spoiled(kind, change): what is told of this kind is altered, from the second batch on."""
+    """spoiled(kind, change): what is told of this kind is altered in the second batch."""
     real = Inputs.told
 
     def of(kind, change):
         def told(self, answer, data, order):
-            if answer["given"] == kind and self.batch >= 2:
+            if answer["given"] == kind and self.batch == 2:
                 values = np.array(Node(answer["tensor"], data=data[0], order=order).values()) if data else None
                 if values is not None:
                     change(self, values)

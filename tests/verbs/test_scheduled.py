@@ -59,7 +59,7 @@ OTHERWISE = {  # what llama.cpp does instead of a step, and the first fault
     ),
     "a range is not removed": (
         (*TWO, feed((0, 20)), Deed("cut", 0, count=1), feed((0, 24))), {4: {"of": (1, 1, 2)}},
-        "in the 4th batch token 0 of sequence 0 sees rows that nobody wrote",
+        "in the 4th batch token 0 of sequence 0 is written over position 1 in cache_k_l0, which sequence 1 still sees",
     ),
     "what was taken back is another's": (
         (*TWO, feed((0, 24)), Deed("take back", 0, count=1), feed((1, 25))), {4: {"of": (0, 1, 2)}},
