@@ -23,6 +23,7 @@ from llamadiff.llamacpp.tensors import Tensor
 from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UnrunnableError
 
+NO_ROPE = -1  # LLAMA_ROPE_TYPE_NONE
 STATES = ("llama_model_is_recurrent", "llama_model_is_hybrid")
 
 
@@ -114,7 +115,8 @@ def tell_memory(library: Library, request: Request, say: Say, feed: Feed) -> Non
         memory = library.lib.llama_get_memory(context)
         shifts = bool(memory) and bool(library.lib.llama_memory_can_shift(memory))
         states = any(asked(library.lib, name, model, ctypes.c_bool) for name in STATES)
-        say(states=states, window=asked(library.lib, "llama_model_n_swa", model), shifts=shifts)
+        rope = asked(library.lib, "llama_model_rope_type", model)
+        say(states=states, window=asked(library.lib, "llama_model_n_swa", model), shifts=shifts, turns=rope != NO_ROPE)
         library.lib.llama_free(context)
         library.lib.llama_model_free(model)
 

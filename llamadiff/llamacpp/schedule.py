@@ -18,6 +18,7 @@ FEED, BACK, CUT, OVER, FORK, MOVE, KEEP, BRING, WIPE = (
 SEQUENCES, STATES = 4, 2
 LONGEST, MOST = 96, 12  # positions of a sequence; tokens of a batch
 UBATCHES = (0, 8, 5)
+FURTHER = (1, 3, 7, 13, 29, 47)
 PROBE, PROBE_BATCHES = 48, (48, 1, 2, 3, 5, 12)  # tokens, and how many of them at a time
 # how often each is done; what a memory cannot do is left out
 _OFTEN: Mapping[str, int] = {FEED: 60, BACK: 8, CUT: 4, OVER: 5, FORK: 7, MOVE: 4, KEEP: 5, BRING: 6, WIPE: 1}
@@ -26,12 +27,14 @@ _OFTEN: Mapping[str, int] = {FEED: 60, BACK: 8, CUT: 4, OVER: 5, FORK: 7, MOVE: 
 @dataclass(frozen=True)
 class Abilities:
     """What a model's memory is. ``states``: it has recurrent states, of which no part can be taken back; ``window``:
-    how far some layers reach back (0: all do to the beginning); ``shifts``: rows can move.
+    how far some layers reach back (0: all do to the beginning); ``shifts``: rows can move; ``turns``: positions are
+    RoPE's.
     """
 
     states: bool = False
     window: int = 0
     shifts: bool = True
+    turns: bool = True
 
 
 @dataclass(frozen=True)
@@ -261,6 +264,30 @@ def in_company(history: History, steps: Sequence[Step], row: int) -> Alone:
         out.append(Step(DECODE, (), step.tokens, places, tuple(int(place not in mine) for place in range(len(places)))))
         out.append(Step(REMOVE, (1, *ALL)))
     return Alone(tuple(out), tuple(numbers))
+
+
+def rounded_otherwise(history: History, row: int, turns: bool) -> list[Alone]:
+    """A token's life alone where each rounds otherwise: with other caches, and, where positions are RoPE's, of which
+    the distances alone count (``turns``), further on.
+    """
+    life = _alone(history.rows, history.rows[row].life, one_by_one=False)
+    caches = [_beginning(life, (*life.steps[0].of[:3], cache)) for cache in (IN_F32, IN_F16)]
+    return [*caches, *(_further(life, by) for by in FURTHER if turns)]
+
+
+def _beginning(life: Alone, of: tuple[int, ...]) -> Alone:
+    return replace(life, steps=(replace(life.steps[0], of=of), *life.steps[1:]))
+
+
+def _further(life: Alone, by: int) -> Alone:
+    """All at later positions."""
+    steps = [life.steps[0]]
+    for step in life.steps[1:]:
+        sequence, *of = step.of or (0,)
+        moved = (*(place + by if place > 0 else place for place in of[:2]), *of[2:])
+        places = tuple(place + by for place in step.positions)
+        steps.append(replace(step, of=(sequence, *moved) if step.of else (), positions=places))
+    return replace(life, steps=tuple(steps))
 
 
 def probes(vocabulary: int) -> list[tuple[Alone, Alone]]:

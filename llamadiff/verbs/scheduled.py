@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
 
 import numpy as np
 from llamaref.history import History
@@ -15,7 +17,7 @@ from llamadiff.llamacpp.capture import read_run
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.inputs import ordinal
 from llamadiff.llamacpp.request import Request
-from llamadiff.llamacpp.schedule import Abilities, Alone, Schedule, alone, in_company, probes
+from llamadiff.llamacpp.schedule import Abilities, Alone, Schedule, alone, in_company, probes, rounded_otherwise
 from llamadiff.llamacpp.schedule_reader import ScheduleReader
 from llamadiff.llamacpp.steps import DECODE, Step
 from llamadiff.numerics import metrics, tolerances
@@ -24,7 +26,8 @@ from llamadiff.system.progress import silent
 from llamadiff.trace.taps import LOGITS
 
 Array = NDArray[np.floating]
-FEW = 8  # tokens that are run once more
+Asked = Callable[[Sequence[Step]], ScheduleReader]
+FEW = 16  # tokens that are run once more
 PATIENCE = 300.0  # seconds that a schedule may take
 
 
@@ -66,7 +69,7 @@ class Found:
 def abilities(request: Request, child: Child) -> Abilities:
     """What a model's memory is, as llama.cpp says."""
     said = child.ask(replace(request, errand="memory", output=None), silent)
-    return Abilities(*(said[name] for name in ("states", "window", "shifts")))
+    return Abilities(*(said[name] for name in ("states", "window", "shifts", "turns")))
 
 
 def read_steps(steps: Sequence[Step], request: Request, child: Child | None) -> ScheduleReader:
@@ -96,25 +99,28 @@ def judged(schedule: Schedule, request: Request, vocabulary: int, child: Child |
     errors = np.minimum(*(_apart(rows, each) for each in right))
     limit = 10 * (tolerances.rule_for(tolerances.RULES, LOGITS, "MUL_MAT", "*").match + noise)
     wrong = [number for number, error in enumerate(errors) if not error <= limit]
-    for number, error in _in_company(history, steps, wrong, rows, request, child).items():
-        errors[number] = min(errors[number], error)
+    for number, nearest, spread in _looked_again(
+        history, steps, wrong, rows, schedule.abilities.turns, partial(read_steps, request=request, child=child)
+    ):
+        is_rounding = nearest <= max(limit, 10 * spread)
+        errors[number] = min(errors[number], nearest, limit if is_rounding else nearest)
     off = _said(steps, errors, [number for number in wrong if not errors[number] <= limit], limit)
     return Found(reader.faults, tuple(off), len(errors), float(errors.max(initial=0.0)), limit, steps)
 
 
-def _in_company(
-    history: History, steps: Sequence[Step], wrong: Sequence[int], rows: Array, request: Request, child: Child | None
-) -> dict[int, float]:
-    """How far tokens are from the same ones in batches of the same sizes: what rounding decides, such as an expert's
-    choice, is decided alike. Some of them are enough.
+def _looked_again(
+    history: History, steps: Sequence[Step], wrong: Sequence[int], rows: Array, turns: bool, asked: Asked
+) -> Iterator[tuple[int, float, float]]:
+    """Tokens, how far each is from the same one in batches of the same sizes, where what hangs on rounding, such as an
+    expert's choice, is decided alike; and how far it moves alone, where all is rounded otherwise.
     """
-    lives = [in_company(history, steps, number) for number in wrong[:FEW]]
-    if not lives:
-        return {}
-    reader = read_steps([step for life in lives for step in life.steps], request, child)
-    batches = (of_own(life.steps, reader.logits[number]) for number, life in enumerate(lives))
-    return {number: float(_apart(rows[number][None], own[life.rows.index(number)][None])[0])
-            for number, life, own in zip(wrong, lives, batches, strict=False)}  # fmt: skip
+    for number in wrong[:FEW]:
+        lives = [in_company(history, steps, number), *rounded_otherwise(history, number, turns)]
+        reader = asked([step for life in lives for step in life.steps])
+        found = [of_own(life.steps, reader.logits[place])[life.rows.index(number)] for place, life in enumerate(lives)]
+        company, *others = (each[None] for each in found)
+        spread = max(float(_apart(one, other)[0]) for one, other in combinations(others, 2))
+        yield number, float(_apart(rows[number][None], company)[0]), spread
 
 
 def of_own(steps: Sequence[Step], logits: Sequence[Array]) -> Array:

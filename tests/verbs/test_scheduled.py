@@ -31,7 +31,7 @@ def test_a_right_one_is_not_accused(kind, small_model):
         can = abilities(request, child)
         found = judged(at_random(60, 3, VOCABULARY, can), request, VOCABULARY, child)
     assert (found.faults, found.judged > 60) == ((), True)
-    assert can == Abilities(states=kind == "mamba2", window=3 * (kind == "gemma2"))
+    assert can == Abilities(states=kind == "mamba2", window=3 * (kind == "gemma2"), turns=kind != "mamba2")
 
 
 @pytest.mark.parametrize("cache", ["F16", "Q8_0", "Q4_0"])
