@@ -100,7 +100,7 @@ def _before_the_layers(
     model: Runnable, baseline: Trace, candidate: Trace | None
 ) -> tuple[Trace | None, tuple[Check, ...], tuple[str, ...]]:
     """The candidate without the taps that do not fit, what was checked of it, and what to do about those."""
-    given = given_rightly(baseline if candidate is None else candidate)
+    given = given_rightly((baseline if candidate is None else candidate).info)
     if candidate is None:
         return None, given, ()
     n_tokens = len(baseline.info.tokens)

@@ -12,7 +12,7 @@ from llamadiff.llamacpp.given import MASK, POSITIONS, ROWS
 from llamadiff.llamacpp.inputs import Inputs
 from llamadiff.llamacpp.nodes import Node
 from llamadiff.verbs.variants import run_variants
-from llamadiff.verbs.verbs import compare
+from llamadiff.verbs.verbs import compare, graph
 
 TOKENS = (1, 17, 5, 40, 2, 9, 33, 12)
 
@@ -128,6 +128,14 @@ def test_a_candidate_says_it_in_its_headline(small_model, spoiled):
     result = compare(small_model(), Run(tokens=TOKENS), "llama.cpp:batch=3")
     assert result.verdict == "wrong"
     assert "before any layer, inputs: in the 2nd batch token 0 of sequence 0 has position 4, not 3" in result.headline
+
+
+def test_backend_says_it_beside_its_nodes(small_model, spoiled):
+    spoiled(POSITIONS, lambda _, values: values.__iadd__(1))
+    result = graph(small_model(), Run(tokens=TOKENS, n_predict=1))
+    assert (result.verdict, result.wrong) == ("wrong", ())
+    assert "before any node, inputs: in the 2nd batch token 0 of sequence 0 has position 9, not 8" in result.headline
+    assert graph(small_model(), Run(tokens=TOKENS)).verdict == "match"
 
 
 def test_a_layer_may_have_any_window_of_the_model_and_keeps_it():

@@ -42,9 +42,9 @@ def preflight(model: ModelFile, baseline: Trace, candidate: Trace) -> tuple[Chec
     return tuple(checks)
 
 
-def given_rightly(trace: Trace) -> tuple[Check, ...]:
+def given_rightly(info: Info) -> tuple[Check, ...]:
     """What llama.cpp gave its passes, where that is not what was run before: no op is wrong then, and all is."""
-    faults = trace.info.producer.get(INPUTS)
+    faults = info.producer.get(INPUTS)
     said = [str(fault) for fault in faults] if isinstance(faults, list) else []
     return tuple(Check(INPUTS, tolerances.WRONG, fault) for fault in said)
 
