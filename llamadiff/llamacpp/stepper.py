@@ -68,7 +68,8 @@ class Stepper(Observer):
         batch = max(32, *(len(step.tokens) for step in self.request.way.steps))
         own = CACHES.get(sum(cache))
         k, v = (NUMBERS[own or kind.upper()] for kind in (settings.type_k, settings.type_v))
-        return Room(cells, batch, ubatch or batch, many, k, v, settings.flash_attn, self.threads, settings.on_device)
+        flash = settings.flash_attn and own is None  # it rounds both to float16
+        return Room(cells, batch, ubatch or batch, many, k, v, flash, self.threads, settings.on_device)
 
     def _decode_step(self, step: Step) -> None:
         context: Handle = self.contexts[-1]
