@@ -55,13 +55,17 @@ def _loaded(spec: str, context: Context) -> Trace:
     from llamadiff.candidates.opening import resolve
 
     with scratch_directory() as place:
-        folder = Path(place)
-        out = folder / "out"
-        arguments = _arguments(spec, context, out)
-        context.progress(f"running {arguments[0]}")
-        _run(arguments, folder / "log", context.timeout)
-        trace = resolve(str(_written(out, spec)), context)
+        out = Path(place) / "out"
+        carry_out(spec, context, out)
+        trace = resolve(str(written(out, f"--candidate {spec}")), context)
         return trace.in_memory()
+
+
+def carry_out(spec: str, context: Context, out: Path, steps: str = "") -> None:
+    """Run the command; what it writes goes to ``out``. Raises UserError if it cannot be run, fails, or hangs."""
+    arguments = _arguments(spec, context, out, steps)
+    context.progress(f"running {arguments[0]}")
+    _run(arguments, out.with_name("log"), context.timeout)
 
 
 def words_of(spec: str) -> list[str]:
@@ -75,10 +79,10 @@ def words_of(spec: str) -> list[str]:
     return words
 
 
-def _arguments(spec: str, context: Context, out: Path) -> list[str]:
+def _arguments(spec: str, context: Context, out: Path, steps: str) -> list[str]:
     n, ids = context.n_prefill, [str(token) for token in context.tokens]
     values = {"model": str(context.model.path.resolve()), "tokens": ",".join(ids), "prompt": ",".join(ids[:n]),
-              "n_prefill": str(n), "n_predict": str(len(ids) - n), "out": str(out)}  # fmt: skip
+              "n_prefill": str(n), "n_predict": str(len(ids) - n), "out": str(out), "steps": steps}  # fmt: skip
     words = words_of(spec)
     for name, value in values.items():
         words = [word.replace("{" + name + "}", value) for word in words]
@@ -160,9 +164,10 @@ def tail_of(log: Path) -> str:
     return f"; its last words: {text}" if text else "; it printed nothing"
 
 
-def _written(out: Path, spec: str) -> Path:
-    for path in (out, *map(out.with_suffix, TRACES)):
+def written(out: Path, whose: str) -> Path:
+    """What a command wrote to a place, with the ending of a trace or without. Raises UserError if that is nothing."""
+    for path in (out, *(out.with_name(f"{out.name}{ending}") for ending in TRACES)):
         if path.exists():
             return path
-    hint = "" if "{out}" in spec else "; the command has no {out}, the place to write to"
-    raise UserError(f"--candidate {spec}: the command wrote nothing to {{out}}{hint}")
+    hint = "" if "{" not in whose or "{out}" in whose else "; the command has no {out}, the place to write to"
+    raise UserError(f"{whose}: the command wrote nothing to {{out}}{hint}")

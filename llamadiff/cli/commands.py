@@ -38,6 +38,7 @@ from llamadiff.cli.options import (
     Recorded,
     Sketch,
     Spend,
+    Steps,
     Text,
     Timeout,
     Tokens,
@@ -84,18 +85,19 @@ def llamadiff(
 
 def compare(
     model: Model, prompt: PromptOrTrace = None, tokens: Tokens = None, chat: Chat = False, n_predict: NPredict = 0,
-    candidate: Candidate = None, name_map: NameMap = None, timeout: Timeout = 600.0, only: Only = None,
-    partial: Partial = False, llama_cpp: LlamaCpp = None, engine: Engine = None, explain: Explain = 0.0,
-    tolerance: Tolerance = None, fail_on: FailOn = "wrong", expect: Expect = None, *, reports: Reports,
+    candidate: Candidate = None, steps: Steps = None, name_map: NameMap = None, timeout: Timeout = 600.0,
+    only: Only = None, partial: Partial = False, llama_cpp: LlamaCpp = None, engine: Engine = None,
+    explain: Explain = 0.0, tolerance: Tolerance = None, fail_on: FailOn = "wrong", expect: Expect = None, *,
+    reports: Reports,
 ) -> None:  # fmt: skip
     """Run llama.cpp and the engine on the same tokens; say whether, where and why they part."""
     prompt, candidate = prompt_or_trace(prompt, candidate)
     asked = Asked(prompt, tokens, chat, n_predict, llama_cpp, only)
     more = {
         "engine": engine, "explain": explain, "partial": partial, "name_map": name_map, "timeout": timeout,
-        "expect": token_ids(expect, "--expect"),
+        "expect": token_ids(expect, "--expect"), "steps": steps,
     }  # fmt: skip
-    _compare(model, asked, candidate, tolerance, fail_on, reports, more)
+    _compare(model, asked, candidate, tolerance, fail_on, reports, more, [("the steps", steps)])
 
 
 def loss(

@@ -97,6 +97,10 @@ NameMap = Annotated[
     ),
 ]
 Timeout = Annotated[float, _option("--timeout", ENGINE, "SECONDS", "How long its command may take.", min=1)]
+Steps = Annotated[
+    Path | None,
+    _option("--steps", ENGINE, "FILE", "Steps instead of a prompt, as a server has them; its command has {steps}."),
+]
 DiffModel = Annotated[
     Path | None, _option("--model", JUDGEMENT, "FILE", "The .gguf file: judges every op on its own inputs.")
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import tolerances
@@ -63,7 +64,8 @@ class How:
     among it. ``expect``: tokens that the table of logits is to have. ``name_map`` names or is a map of a candidate's
     tensor names; ``timeout``: the seconds that its command may take. ``gate``: logits are held to limits over all
     positions. ``pictures``: close-ups of taps and the logits of every position are kept, which a page shows.
-    ``costing`` is about a candidate that is another file of the model.
+    ``costing`` is about a candidate that is another file of the model. ``steps``: a file of them, which a
+    candidate's command carries out.
     """
 
     rules: Sequence[tolerances.Rule] = tolerances.RULES
@@ -79,6 +81,7 @@ class How:
     gate: Gate | None = None
     pictures: bool = False
     costing: Costing = field(default_factory=Costing)
+    steps: Path | None = None
 
     def expected_of(self, vocabulary: int) -> Sequence[int]:
         """The tokens that the table of logits is to have. Raises UserError for one that the vocabulary lacks."""

@@ -71,6 +71,11 @@ def compare(
 
         with _workplace(save) as folder:
             return _timed(compare_files(model, str(candidate), run, how, Path(folder), child), started)
+    if how.steps is not None:
+        from llamadiff.verbs.stepwise import compare_steps
+
+        with child or Child(run.settings) as ready, _workplace(save) as folder:
+            return _timed(compare_steps(model, candidate, run, how, Path(folder), ready), started)
     if isinstance(candidate, str) and is_server(candidate):
         from llamadiff.verbs.server import compare_server
 
