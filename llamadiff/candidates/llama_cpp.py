@@ -12,7 +12,8 @@ from llamadiff.engines.run_spec import Run
 from llamadiff.engines.select import captured
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.request import Request
-from llamadiff.llamacpp.variation import PREFIX, varied
+from llamadiff.llamacpp.variation import PREFIX, schedule_of, varied
+from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
 
 
@@ -28,6 +29,10 @@ def files(spec: str) -> Iterable[Path]:
 
 def opened(spec: str) -> Opened:
     """A run of llama.cpp with other settings, of another build, or with its tokens in other batches."""
+    if schedule_of(spec) is not None:
+        raise UserError(
+            f"{spec}: runs tokens of its own; llamadiff variants --only {spec.removeprefix(PREFIX)} does that"
+        )
     varied(Request("", tokens=(0,)), spec)  # what is wrong with it is said before anything is run
     return Opened(partial(_run, spec))
 

@@ -204,6 +204,10 @@ def variants(
         list[str] | None,
         typer.Option("--only", help="Only this one, such as kv=f16; more than once.", metavar="KEY=VALUE,..."),
     ] = None,
+    schedule: Annotated[
+        int, typer.Option("--schedule", min=0, help="A random schedule of so many steps, such as a server has.")
+    ] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Which random schedule.")] = 0,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, help="How long one may take.", rich_help_panel=JUDGEMENT)
     ] = 600.0,
@@ -220,7 +224,8 @@ def variants(
     refuse_collisions([("the model", model), *asked.files], reports.named)
     with progress() as shown:
         how = How(progress=shown, pictures=reports.pictures)
-        found = run_variants(model, asked.run(), how, only or (), timeout)
+        random = (f"schedule={schedule},seed={seed}",) if schedule else ()
+        found = run_variants(model, asked.run(), how, (*(only or ()), *random), timeout)
     judged = [(Path(row.name), row.comparison) for row in found.rows if row.comparison is not None]
     reports.write_several(judged, [(Path(row.name), row.failed) for row in found.rows if row.failed])
     reports.write_own(found)

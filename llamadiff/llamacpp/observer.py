@@ -9,16 +9,17 @@ import array
 import ctypes
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import isnan
 from typing import Any
 
 from llamadiff.llamacpp.feed import Feed
+from llamadiff.llamacpp.given import Given
 from llamadiff.llamacpp.interface import ABORT, Handle, Library, Room
 from llamadiff.llamacpp.probes import rounded_probes
 from llamadiff.llamacpp.request import LONG, PLAIN, SCORES, Request, Say, Settings
-from llamadiff.llamacpp.session import SMALL_MODEL, made_context
+from llamadiff.llamacpp.session import SMALL_MODEL, asked, made_context
 from llamadiff.llamacpp.tap_names import tap_of
 from llamadiff.llamacpp.tensors import Tensor
 from llamadiff.numerics.types import NUMBERS
@@ -48,6 +49,7 @@ class Observer:
         self.weights = frozenset(request.weights)
         self.at_once = self._together()
         self.start = self.rows = self.n_ctx = 0
+        self.given = Given(feed)
         self._tell(NOTHING)
         self.places: set[int] = set()
         self.place = -1
@@ -75,7 +77,7 @@ class Observer:
         if request.way != PLAIN and (request.nodes or request.graph is not None or request.keep_graph):
             raise UserError(
                 f"{request.model}: judged through llama.cpp's graph, and that is recorded in one go, with nobody "
-                "beside; leave out ubatch, sequences, used and callback"
+                "beside; give settings alone"
             )
         limit = self.lib.llama_model_n_ctx_train(self.model)
         if self.request.first + self.total > limit:
@@ -118,6 +120,7 @@ class Observer:
             "tokens": self.tokens, "text": self.request.text, "n_layer": self.lib.llama_model_n_layer(self.model),
             "n_ctx": self.n_ctx,
             "threads": self.threads, "remembers": self.remembers,
+            "window": asked(self.lib, "llama_model_n_swa", self.model),
             "parts": self._parts(0, self.total), "version": self.library.version(), "build": self.library.flags(),
             "rounded": rounded_probes(self.lib), **self.library.machine(),
         }})  # fmt: skip
@@ -197,16 +200,7 @@ class Observer:
             self.at_once = 0
             return self._context(settings)
         self.n_ctx = int(self.lib.llama_n_ctx(context))
-        if self.request.way.used and self.remembers:
-            self._use(context)
         return context
-
-    def _use(self, context: Handle) -> None:
-        """Run the tokens in the opposite order, and let the context forget them; what they left in memory stays."""
-        telling, self.telling = self.telling, NOTHING
-        self.library.decode(context, self.tokens[::-1], range(len(self.tokens)), [0] * len(self.tokens))
-        self.lib.llama_memory_clear(self.lib.llama_get_memory(context), False)
-        self.telling = telling
 
     def _made(self, settings: Settings) -> Handle:
         observe = self._observe if self.request.way.callback else None
@@ -218,10 +212,10 @@ class Observer:
         edges = pairwise(self.edges) if self.at_once else [(0, len(self.tokens))]
         at_once = max(32, *(last - first for start, stop in edges for first, last in self._parts(start, stop)))
         k, v = (NUMBERS[kind.upper()] for kind in (settings.type_k, settings.type_v))
-        many, way = self.request.way.sequences, self.request.way
+        way = self.request.way
         return Room(
-            max(256, self.total) * many, at_once * many, way.ubatch or at_once * many, many, k, v,
-            settings.flash_attn, self.threads, settings.on_device, self.request.pooled, way.rope_base, way.rope_scale,
+            max(256, self.total), at_once, way.ubatch or at_once, 1, k, v, settings.flash_attn, self.threads,
+            settings.on_device, self.request.pooled, way.rope_base, way.rope_scale,
         )  # fmt: skip
 
     # -- passes --------------------------------------------------------------------------------------------------------
@@ -229,18 +223,15 @@ class Observer:
     def _decode(self, context: Handle, tokens: list[int], start: int) -> None:
         self.start, self.rows, self.place, self.known = start, len(tokens), -1, set()
         self.opening, self.passes = None, self._pieces(start, len(tokens))
+        self.given.begin()
         self.is_like_another = self.telling == GRAPH and (start == 0, len(tokens)) in self.kinds
         self.kinds.add((start == 0, len(tokens)))
         self._begin()
         self.feed.send({"pass": [start, len(tokens)]})
         place = self.request.first + start
-        code = self._batch(context, tokens, range(place, place + len(tokens)))
-        if self.failure is not None:
-            raise self.failure
-        if code != 0:
-            raise UserError(f"{self.request.model}: llama_decode failed with code {code}")
+        self._run_batch(context, tokens, range(place, place + len(tokens)), [0] * len(tokens))
         if not self.request.way.callback:
-            self._tell_logits(context)
+            self._tell_logits(context, range(len(tokens)))
         self.feed.tell()
 
     def _pieces(self, start: int, count: int) -> Iterator[tuple[int, int]]:
@@ -248,14 +239,15 @@ class Observer:
         size = self.request.way.ubatch or count
         return ((start + at, min(size, count - at)) for at in range(0, count, size))
 
-    def _batch(self, context: Handle, tokens: list[int], positions: range) -> int:
-        """The tokens; of several sequences as the second one, while the others have them in the opposite order."""
-        others, many = tokens[::-1], self.request.way.sequences
-        own = min(1, many - 1)
-        given = [token for number in range(many) for token in (tokens if number == own else others)]
-        sequences = [number for number in range(many) for _ in tokens]
-        code = self.library.decode(context, given, [*positions] * many, sequences)
-        return 0 if self.is_seen and code == CALLED_OFF else code
+    def _run_batch(
+        self, context: Handle, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]
+    ) -> None:
+        """One call of llama_decode. Raises UserError if it fails, and what went wrong meanwhile."""
+        code = self.library.decode(context, tokens, positions, sequences)
+        if self.failure is not None:
+            raise self.failure
+        if code != 0 and not (self.is_seen and code == CALLED_OFF):
+            raise UserError(f"{self.request.model}: llama_decode failed with code {code}")
 
     def _greedy(self, context: Handle) -> int:
         """The first of the largest logits; of such as are no numbers, the first."""
@@ -263,12 +255,10 @@ class Observer:
         unclear = next((number for number, value in enumerate(row) if isnan(value)), None) if isnan(sum(row)) else None
         return row.index(max(row)) if unclear is None else unclear
 
-    def _tell_logits(self, context: Handle) -> None:
+    def _tell_logits(self, context: Handle, places: Sequence[int]) -> None:
         """Those of a pass that nobody looked at."""
-        first = self.rows if self.request.way.sequences > 1 else 0
-        rows = [ctypes.string_at(self.lib.llama_get_logits_ith(context, first + i), 4 * self.n_vocab)
-                for i in range(self.rows)]  # fmt: skip
-        self.feed.send({"logits": [self.rows, self.n_vocab], "start": self.start}, b"".join(rows))
+        rows = [ctypes.string_at(self.lib.llama_get_logits_ith(context, place), 4 * self.n_vocab) for place in places]
+        self.feed.send({"logits": [len(rows), self.n_vocab], "start": self.start}, b"".join(rows))
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
@@ -281,6 +271,8 @@ class Observer:
             if ask:
                 self._note_pass(node)
                 self._note_weights(node)
+                if self.telling in (TAPS, NODES):
+                    self.given.tell(node, self.start, self.rows)
             return self._ask(node) if ask else self._done(node)
         except BaseException as error:  # must not reach C
             self.failure = error
@@ -305,7 +297,7 @@ class Observer:
         if self.telling == TAPS:
             name = tap_of(node, [_seen(source) for source in node.sources])
             if name is not None and self._is_wanted(name):
-                event = {"tap": name, "start": self.start, "rows": self.rows, "node": node.said()}
+                event = {"tap": name, "start": self.start, "rows": self.rows, "node": node.said(), **self._found(name)}
                 if node.op == "SSM_SCAN":  # one row: what it puts out, shaped as what it takes in, then its states
                     event["taken"] = node.sources[1].shape
                 self.feed.tap(event, node.data)
@@ -317,6 +309,10 @@ class Observer:
             values = [] if self.request.only_list else [node.data]
             self.feed.send({"computed": True, "looks": node.said_in_full()["looks"]}, *values)
         return True
+
+    def _found(self, name: str) -> dict[str, Any]:
+        """What else there is to say of a tap: where its rows are."""
+        return {}
 
     def _tell_node(self, node: Tensor) -> None:
         """A node and what it reads, each tensor once, and bytes of those that are read, in their order."""

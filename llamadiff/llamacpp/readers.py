@@ -24,15 +24,17 @@ from threadpoolctl import threadpool_limits
 from llamadiff.ggml.graph import GRAPH
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.graph_recorder import Alignment, GraphRecorder
+from llamadiff.llamacpp.inputs import Inputs
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.nodes import BYTE_ORDERS, Node
 from llamadiff.llamacpp.quantizing import way_of
 from llamadiff.llamacpp.request import Request, no_tap_fits
+from llamadiff.llamacpp.steps import DECODE, Step
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import write_whole
 from llamadiff.trace import taps
 from llamadiff.trace.hashing import model_sha256
-from llamadiff.trace.metadata import Info
+from llamadiff.trace.metadata import INPUTS, Info
 from llamadiff.trace.writer import TAP_ROOM, TraceWriter
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class RunReader:
         self.began: Mapping[str, Any] = {}
         self.ended: Mapping[str, Any] = {}
         self.rows = self.start = 0
+        self.passes: list[int] = []  # how many tokens were run at a time, one step after the other
         self.recording: GraphRecorder | None = None  # of the graph that nodes are told of
         self.sha256 = _hash_of(request.files or (request.model,))
         self.open = ExitStack()
@@ -70,7 +73,22 @@ class RunReader:
         """One answer, and the bytes that came with it, which are gone afterwards."""
         if "pass" in answer:
             self.start, self.rows = answer["pass"]
-        for word in ("began", "pass", "tap", "value", "node", "computed", "logits", "whole", "asks", "ended"):
+            self.passes += [self.rows] if self.rows else []
+            self._note_pass(answer)
+        for word in (
+            "began",
+            "step",
+            "given",
+            "pass",
+            "tap",
+            "value",
+            "node",
+            "computed",
+            "logits",
+            "whole",
+            "asks",
+            "ended",
+        ):
             if word in answer:
                 getattr(self, f"_{word}")(answer, data)
                 return
@@ -78,9 +96,32 @@ class RunReader:
     def _began(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         self.began = answer["began"]
         self.order = BYTE_ORDERS[self.began["order"]]
+        self.inputs.within(int(self.began.get("window", 0)))
 
     def _ended(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         self.ended = answer["ended"]
+
+    def _note_pass(self, answer: Mapping[str, Any]) -> None:
+        """Which tokens come next: of a batch in a way's steps, or the next ones of the only sequence."""
+        if self.request.way.steps:
+            self.inputs.run(answer["run"])
+        else:
+            places, first = range(self.start, self.start + self.rows), self.request.first
+            self.inputs.do(Step(DECODE, (), (0,) * self.rows, tuple(first + n for n in places), (0,) * self.rows))
+            self.inputs.run(range(self.rows))
+
+    def _step(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        self.inputs.do(self.request.way.steps[answer["step"]])
+
+    def _given(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        if not self.request.way.steps:
+            self.inputs.run(range(answer["start"] - self.start, answer["start"] - self.start + answer["rows"]))
+        self.inputs.told(answer, data, self.order)
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """What passes were given, held against what was run before."""
+        return Inputs()
 
     def _pass(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         """Some tokens are run."""
@@ -120,8 +161,13 @@ class RunReader:
         """What there is to say at the end of a run."""
         begun = self.begun()
         ended = {"weights_read": self.ended["weights_read"], "prefill_s": self.ended["prefill_s"]}
+        ended |= {INPUTS: self.inputs.faults} if self.inputs.faults else {}
         model = {**begun.model, "sha256": self.sha256.result()}
-        return replace(begun, tokens=tuple(self.ended["tokens"]), producer={**begun.producer, **ended}, model=model)
+        batches = tuple(self.passes) if self.request.way.steps else begun.batches
+        return replace(
+            begun, tokens=tuple(self.ended["tokens"]), producer={**begun.producer, **ended}, model=model,
+            batches=batches,
+        )  # fmt: skip
 
     def begun(self) -> Info:
         """What there is to say when it begins."""
@@ -200,7 +246,7 @@ class TapReader(RunReader):
 
 
 def tap_values(reader: RunReader, answer: Mapping[str, Any], data: Sequence[Any]) -> Array:
-    """The rows of a tap that were told, on the tap's own axes; those of the second sequence, where there are several.
+    """The rows of a tap that were told, on the tap's own axes.
 
     A model that keeps nothing between passes is an encoder: its queries see all keys.
     """
@@ -209,16 +255,21 @@ def tap_values(reader: RunReader, answer: Mapping[str, Any], data: Sequence[Any]
     values = Node(answer["node"], data=data[0], order=reader.order).seen()
     if "taken" in answer:  # one row: what a scan puts out, shaped as what it takes in, then its states
         values = np.ascontiguousarray(values).reshape(-1)[: int(np.prod(answer["taken"]))].reshape(answer["taken"])
-    many = reader.request.way.sequences
-    values = in_axes(tap, values, rows * many)
-    if many > 1:
-        own = slice(rows, 2 * rows)
-        values = values.take(np.arange(own.start, own.stop), tap.row_axis)
-        values = values[..., own] if tap.causal else values
+    values = in_axes(tap, values, answer.get("of", rows))
+    if "places" in answer:  # rows of others are beside them
+        values = values.take(answer["places"], tap.row_axis)
     if not tap.causal:
         return values
-    values = values[..., : reader.total]
+    values = _of_own_keys(values, answer["cells"], reader.total) if "cells" in answer else values[..., : reader.total]
     return seen_scores(values, start) if tap.kind.word == "kq" and reader.began["remembers"] else values
+
+
+def _of_own_keys(values: Array, cells: Sequence[Sequence[int]], total: int) -> Array:
+    """Scores of the cells of a cache as scores of rows: each one's cell is told; of others nothing is seen."""
+    out = np.zeros((*values.shape[:-1], total), values.dtype)
+    rows, places = np.array(cells, int).reshape(-1, 2).T
+    out[..., rows] = values[..., places]
+    return out
 
 
 def seen_scores(values: Array, start: int) -> Array:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from llamadiff.llamacpp.steps import Step
 from llamadiff.numerics.types import CACHE_TYPES
 
 RUNNER = "LLAMADIFF_RUNNER"  # in the environment: the runner, where none is given
@@ -78,19 +79,24 @@ class Settings:
 class Way:
     """How tokens go through a context, where every way should come to the same.
 
-    ``ubatch``: so many of a batch at a time (0: all); ``sequences``: they are one of so many in a batch; ``used``: the
-    context has run something else before; without ``callback`` nobody looks on, and the logits alone are recorded.
-    ``rotated``: a quantized cache is rotated before, as llama.cpp does by itself, and no other engine. ``rope_base``,
-    ``rope_scale``: RoPE's, where they are not the file's (0): positions are multiplied by the scale.
+    ``ubatch``: so many of a batch at a time (0: all); ``steps``: what is done to contexts instead, the tokens among
+    others; ``reused``: llama.cpp may compute a graph again that it has made; without ``callback`` nobody looks on, and
+    the logits alone are recorded. ``rotated``: a quantized cache is rotated before, as llama.cpp does by itself, and no
+    other engine. ``rope_base``, ``rope_scale``: RoPE's, where they are not the file's (0): positions are multiplied by
+    the scale.
     """
 
     ubatch: int = 0
-    sequences: int = 1
-    used: bool = False
+    steps: tuple[Step, ...] = ()
+    reused: bool = True
     callback: bool = True
     rotated: bool = False
     rope_base: float = 0.0
     rope_scale: float = 0.0
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Way:
+        return cls(**{**data, "steps": tuple(map(Step.from_json, data["steps"]))})
 
 
 PLAIN = Way()
@@ -177,7 +183,7 @@ class Request:
     def from_json(cls, data: dict[str, Any]) -> Request:
         names = ("files", "tokens", "wanted", "patterns", "layers", "batches", "texts", "weights")
         lists = {name: tuple(data[name]) for name in names if data[name] is not None}
-        made = {"settings": Settings(**data["settings"]), "way": Way(**data["way"])}
+        made = {"settings": Settings(**data["settings"]), "way": Way.from_json(data["way"])}
         return cls(**{**data, **lists, **made})
 
 

@@ -10,6 +10,7 @@ from llamadiff.llamacpp.interface import Library
 from llamadiff.llamacpp.observer import Observer
 from llamadiff.llamacpp.request import TOKENIZING, Request
 from llamadiff.llamacpp.session import Loaded, Quiet, load, tokenize, without_bos
+from llamadiff.llamacpp.stepper import Stepper
 
 
 def run(
@@ -44,7 +45,8 @@ def run(
         tokens = list(request.tokens) or tokenize(library, model, request)
         voice(tokens=tokens, loaded=time.perf_counter() - started)
         voice(phase="running llama.cpp")
-        observer = Observer(library, model, request, tokens, feed)
+        kind = Stepper if request.way.steps else Observer
+        observer = kind(library, model, request, tokens, feed)
         observer.run(voice)
         observer.close()  # this process waits for another request, while its parent judges
         library.lib.llama_model_free(model)

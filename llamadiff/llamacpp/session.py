@@ -5,13 +5,18 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import replace
+from typing import Any
 
 from llamadiff.llamacpp.devices import named
 from llamadiff.llamacpp.interface import LOG, Handle, Library, Loading, Observe, Room
+from llamadiff.llamacpp.layout import Address
 from llamadiff.llamacpp.request import CPU, HELPER, Request
+from llamadiff.llamacpp.steps import SHIFT
 from llamadiff.system.errors import UnrunnableError, UserError
 
 ALL_LAYERS = 9999  # more than any model has
+ROTATION = "LLAMA_ATTN_ROT_DISABLE"  # in the environment
+ASKED = os.environ.get(ROTATION)  # before anything is set
 LOG_ERROR = 4  # GGML_LOG_LEVEL_ERROR
 SMALL_MODEL = 64 << 20  # bytes: below, waking a second thread for every op costs more than it saves
 
@@ -76,17 +81,36 @@ def load(library: Library, request: Request) -> Handle:
     return model
 
 
+def _unrotated(request: Request) -> str:
+    """Whether a quantized cache is one as everybody knows it, not rotated ("1").
+
+    Where nodes are judged, rotations may be some of them; and llama.cpp dies of a shift of such a cache that is not.
+    """
+    if request.way.rotated:
+        return "0"
+    if any(step.call == SHIFT for step in request.way.steps):
+        return ASKED or "0"
+    return (ASKED or "1") if request.nodes else "1"
+
+
 def made_context(
     library: Library, model: Handle, request: Request, room: Room, observe: Observe | None = None
 ) -> Handle:
     """A context of a request's model. Raises UserError if llama.cpp refuses it."""
-    # a quantized KV cache as everybody knows it, not rotated; where nodes are judged, rotations may be some of them
-    usual = "0" if request.way.rotated else "1"
-    os.environ["LLAMA_ATTN_ROT_DISABLE"] = os.environ.get("LLAMA_ATTN_ROT_DISABLE", "1") if request.nodes else usual
+    os.environ[ROTATION] = _unrotated(request)
     context = library.context(model, room, observe)
     if not context:
         raise UserError(f"{request.model}: llama.cpp cannot make a context with these settings")
     return context
+
+
+def asked(library: Any, name: str, model: Handle, kind: Any = ctypes.c_int32) -> int:
+    """What a function of not every version says of a model; 0 where there is none."""
+    function = getattr(library, name, None)
+    if function is None:
+        return 0
+    function.restype, function.argtypes = kind, [Address]
+    return int(function(model))
 
 
 def without_bos(library: Library, model: Handle, request: Request) -> Request:

@@ -42,6 +42,9 @@ def print_variants(found: Variants, console: Console) -> None:
     console.print(Text(f"\n{_LEGEND}\n"))
     for name, said in _notes(found):
         page.paragraph(f"{name}: ", said)
+    for row in found.rows:
+        for number, step in enumerate(row.steps, 1):
+            page.paragraph(f"{number:3}  ", step)
     console.print(Text(_said(found)))
 
 
@@ -101,7 +104,8 @@ def _cut(text: str, width: int) -> str:
 
 def _said(found: Variants) -> str:
     wrong = [row for row in found.rows if row.verdict == tolerances.WRONG]
-    shown_whole = next((row for row in wrong or found.rows if not row.failed and row.name != DEFAULT), None)
+    opened = [row for row in wrong or found.rows if not row.failed and row.comparison is not None]
+    shown_whole = next((row for row in opened if row.name != DEFAULT), None)
     counted = f"{len(wrong)} of {len(found.rows)} variants are wrong" if wrong else "no variant is wrong"
     return f"{found.verdict.upper()}  {counted}{_hint(shown_whole) if shown_whole else ''}"
 
@@ -132,6 +136,7 @@ def _row(row: Variant) -> dict[str, Any]:
         "kl": logits.kl if logits is not None else None,
         "top1_agree": logits.top1_agree if logits is not None else None,
         "first": None if top is None else {"id": top.id, "text": top.text}, "failed": row.failed or None,
+        **({"steps": list(row.steps)} if row.steps else {}),
     }  # fmt: skip
 
 

@@ -21,7 +21,8 @@ class Variant:
     ``leaves`` is the first tap whose values are not the default's, bit for bit. ``ratio``: how far the logits are from
     exact, over what this variant's own rounding explains; of a device that is not known. ``failed``: why it did not run
     to its end; the verdict is then WRONG where llama.cpp died or hangs, UNCHECKED where it refuses. ``comparison``: its
-    taps or nodes, judged.
+    taps or nodes, judged. Of a random schedule, ``wrong`` says what is, of so many tokens; ``steps``: what to do to see
+    it, in llama.cpp's calls.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Variant:
     failed: str = ""
     comparison: Comparison | None = None
     by_nodes: bool = False
+    steps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from llamadiff.trace.stated import MAX_DEPTH, brief, is_shallow, parse_json, rea
 SCHEMA = "llamadiff.trace/1"
 KEY = "llamadiff"
 CHECKED = "checked"  # the key of a producer under which a capture says who judged it
+INPUTS = "inputs"  # and under which a capture has what llama.cpp's passes were given wrongly, in words
 MAX_ID = 1 << 31  # token ids and positions are 32-bit in llama.cpp
 
 

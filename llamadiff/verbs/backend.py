@@ -13,6 +13,7 @@ from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.engines.select import GRAPH, EngineUsed
 from llamadiff.ggml.check import NO_FUNCTION, NodeCheck, layers_of
 from llamadiff.judge.finding import Local
+from llamadiff.judge.preflight.checks import given_rightly
 from llamadiff.llamacpp.capture import Nodes, check_nodes, found_by
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.recording import read_again
@@ -48,7 +49,8 @@ def compare_nodes(
                  if taps.selected(row.tap, row.layer, request.patterns, request.layer_range))  # fmt: skip
     if not rows:
         raise UserError(no_tap_fits(request))
-    verdict = tolerances.worst_of([row.verdict for row in rows])
+    given = given_rightly(info)
+    verdict = tolerances.worst_of([*(row.verdict for row in rows), *(check.verdict for check in given)])
     capture_s = time.perf_counter() - started
     sides = Sides(
         model=model.describe(str(info.model.get("sha256") or model.sha256)),
@@ -66,8 +68,11 @@ def compare_nodes(
         "total_s": capture_s,
         "peak_rss_mb": peak_rss_mb(),
     }
-    judged = Judged(rows=pictured(rows, ()), decoding=Decoding(found.trusted, found.refused), timing=timing)
+    judged = Judged(
+        rows=pictured(rows, ()), preflight=given, decoding=Decoding(found.trusted, found.refused), timing=timing
+    )
     said = summarize(rows, found, len(info.tokens) - info.n_prefill)
+    said = said.under(f"before any node, {given[0].name}: {given[0].found}") if given else said
     return replace(assembled(sides, judged, verdict, said, _next_steps(rows, request)), engine=EngineUsed(GRAPH))
 
 

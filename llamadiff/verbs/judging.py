@@ -21,7 +21,7 @@ from llamadiff.engines.model_file import Runnable, check_same_model
 from llamadiff.engines.run_spec import Gate, How
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.in_view import as_shown, misrecorded, without_followers
-from llamadiff.judge.preflight.checks import Check, check_runnable, check_same_run, preflight
+from llamadiff.judge.preflight.checks import Check, check_runnable, check_same_run, given_rightly, preflight
 from llamadiff.judge.preflight.shapes import admitted, misfit_checks, steps_when_misfit
 from llamadiff.judge.run import Passes, run_passes
 from llamadiff.judge.statistics import statistics_check
@@ -100,11 +100,12 @@ def _before_the_layers(
     model: Runnable, baseline: Trace, candidate: Trace | None
 ) -> tuple[Trace | None, tuple[Check, ...], tuple[str, ...]]:
     """The candidate without the taps that do not fit, what was checked of it, and what to do about those."""
+    given = given_rightly((baseline if candidate is None else candidate).info)
     if candidate is None:
-        return None, (), ()
+        return None, given, ()
     n_tokens = len(baseline.info.tokens)
     candidate, misfits = admitted(model, baseline, candidate)
-    checks = (*preflight(model, baseline, candidate), *misfit_checks(model, misfits, n_tokens))
+    checks = (*given, *preflight(model, baseline, candidate), *misfit_checks(model, misfits, n_tokens))
     return candidate, checks, steps_when_misfit(misfits, n_tokens)
 
 

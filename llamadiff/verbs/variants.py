@@ -17,7 +17,8 @@ from llamadiff.engines.select import after_what_the_engine_said, captured, in_en
 from llamadiff.llamacpp.capture import probe, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import GPU, PLAIN, Request
-from llamadiff.llamacpp.variation import varied
+from llamadiff.llamacpp.schedule import at_random
+from llamadiff.llamacpp.variation import schedule_of, varied
 from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.logits import Logits, compare_logits, logit_rows
@@ -28,10 +29,15 @@ from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import LOGITS
 from llamadiff.verbs.backend import compare_nodes
 from llamadiff.verbs.judging import judge
+from llamadiff.verbs.scheduled import Shortening, abilities, run_schedule
 
 PATIENCE = 600.0  # seconds that a variant may take
+SHORTENING = 120.0  # seconds that a schedule is made shorter for
 _ALWAYS = ("flash_attn=on", "kv=f16", "kv=bf16", "kv=q8_0,flash_attn=on", "kv=q4_0,flash_attn=on", "repack=on")
-_EVER = ("used=on", "sequences=3", "callback=off")
+_EVER = (
+    "used=on", "sequences=3", "interleaved=3", "freed=on", "forked=on", "restored=on", "shifted=on", "drafted=2",
+    "kv=q8_0,flash_attn=on,interleaved=3", "kv=q8_0,flash_attn=on,restored=on", "reused=off", "callback=off",
+)  # fmt: skip
 
 
 def run_variants(
@@ -43,6 +49,7 @@ def run_variants(
         engine, used = in_engine(file, how, run.settings.threads)
         request = request_for(engine or file, run, Path(folder) / "default.safetensors")
         for name in names:
+            schedule_of(name)
             varied(request, name)  # what is no setting is said before anything is run
         started = time.perf_counter()
         with after_what_the_engine_said(file, used):
@@ -65,7 +72,7 @@ def variants_of(request: Request) -> Iterator[str]:
     yield from _ALWAYS
     yield from (f"threads={number}" for number in sorted({1, cores}))
     yield from (f"batch={size}" for size in sorted({1, 7, half}) if size < count)
-    yield from (f"ubatch={size}" for size in sorted({half}) if size < count)
+    yield from (f"{key}={size}" for key in ("ubatch", "chunked") for size in sorted({half}) if size < count)
     yield from _EVER
     yield from (f"device={name}" for name, _, kind in probe(request.settings).devices if kind == GPU)
 
@@ -74,7 +81,9 @@ def _tried(name: str, default: Runnable, baseline: Trace, request: Request, how:
     """One variant in a process of its own, whatever becomes of it."""
     started = time.perf_counter()
     try:
-        request = varied(request, name)
+        request, schedule = varied(request, name), schedule_of(name)
+        if schedule is not None:
+            return _scheduled(name, default, request, how, *schedule)
         with Child(request.settings, patience) as child:
             opened, trace = captured(default, request, how.progress, child)
         by_nodes = _by_nodes(request, how, patience) if on_device(request) else None
@@ -85,6 +94,25 @@ def _tried(name: str, default: Runnable, baseline: Trace, request: Request, how:
         return Variant(name, verdict, time.perf_counter() - started, failed=said)
     finally:
         remove(Path(str(request.output)))  # traces may be large, and are many
+
+
+def _scheduled(name: str, default: Runnable, request: Request, how: How, number: int, seed: int) -> Variant:
+    """A random schedule; one that fails is made as short as still fails."""
+    started, vocabulary = time.perf_counter(), int(default.describe("")["vocab"])
+    with Child(request.settings, PATIENCE) as child:
+        schedule = at_random(number, seed, vocabulary, abilities(request, child))
+    found = run_schedule(schedule, request, vocabulary)
+    seconds = time.perf_counter() - started
+    if not found.faults:
+        return Variant(name, found.verdict, seconds, judged=found.judged)
+    how.progress("looking for the shortest schedule that fails")
+    shortest = Shortening(request, vocabulary, SHORTENING).of(schedule, found)
+    found = run_schedule(shortest, request, vocabulary)
+    steps = tuple(step.words() for step in found.steps)
+    return Variant(
+        name, tolerances.WRONG, seconds, (*found.given, *found.off), found.judged, (found.faults or ("",))[0],
+        failed=found.died, steps=steps,
+    )  # fmt: skip
 
 
 def on_device(request: Request) -> bool:

@@ -24,7 +24,10 @@ from llamadiff.verbs.variants import Variants, run_variants, variants_of
 from llamadiff.verbs.verbs import compare
 
 TOKENS = (1, 17, 5, 40, 2, 9, 33)
-WAYS = ("batch=1", "batch=3", "ubatch=2", "used=on", "sequences=3", "callback=off", "threads=2")
+WAYS = (
+    "batch=1", "batch=3", "ubatch=2", "used=on", "sequences=3", "interleaved=3", "freed=on", "forked=on", "restored=on",
+    "chunked=2", "drafted=2", "shifted=on", "reused=off", "callback=off", "threads=2",
+)  # fmt: skip
 SETTINGS = ("flash_attn=on", "kv=f16", "type_k=bf16", "kv=q8_0,flash_attn=on", "repack=on")
 faulty_build = pytest.mark.skipif(
     lacks("cc") or not HEADERS.is_dir(), reason="no cc here (apt install gcc), or no headers of llama.cpp"
@@ -72,9 +75,19 @@ def test_variants_have_the_reports_of_several_runs(small_model, tmp_path):
 
 @pytest.mark.parametrize("kind", ["mamba2", "moe", "gemma2"])
 def test_ways_of_other_architectures_are_right(kind, small_model):
-    result = found(small_model(kind), "sequences=3", "ubatch=2", "used=on", n_predict=2)
+    names = (
+        "sequences=3",
+        "ubatch=2",
+        "used=on",
+        "interleaved=4",
+        "freed=on",
+        "forked=on",
+        "restored=on",
+        "shifted=on",
+    )
+    result = found(small_model(kind), *names, n_predict=2)
     assert len(result.tokens) == len(TOKENS) + 2  # what was generated is run too
-    assert [(row.failed, row.wrong) for row in result.rows] == [("", ())] * 4
+    assert [(row.failed, row.wrong) for row in result.rows] == [("", ())] * 9
     assert max(row.logits.kl for row in result.rows) < 1e-6
 
 
@@ -89,7 +102,7 @@ def test_a_change_is_of_the_settings_or_of_the_way():
     request = varied(Request("m", tokens=TOKENS, n_predict=3), "llama.cpp:type_k=q8_0, batch=3,used=on,dir=/x")
     assert (request.settings.type_k, request.settings.type_v, request.settings.llama_cpp) == ("Q8_0", "F32", "/x")
     assert (request.batches, request.n_prefill, request.n_predict) == ((3, 3, 1), 3, 0)
-    assert request.way == Way(used=True)
+    assert [step.call for step in request.way.steps] == ["new", "decode", "clear", "decode", "decode", "decode"]
     assert Request.from_json(json.loads(json.dumps(request.to_json()))) == request
 
 
@@ -111,7 +124,10 @@ def test_a_trace_says_how_many_tokens_were_computed_at_a_time(spec, computed):
         ("flash_attn=maybe", "llama.cpp:flash_attn=maybe: expected on or off"),
         ("batch=0", "llama.cpp:batch=0: expected a whole number from 1 to "),
         ("threads=²", ": expected a whole number from 0 to 512"),
-        ("sequences=3,ubatch=2", "sequences=3,ubatch=2: several sequences are run in one go"),
+        ("sequences=3,ubatch=2", "sequences=3,ubatch=2: sequences has batches of its own; leave out batch and ubatch"),
+        ("forked=on,freed=on", "forked=on,freed=on: freed and forked are two ways; give one"),
+        ("interleaved=1", "llama.cpp:interleaved=1: expected a whole number from 2 to 8"),
+        ("kv=q8_0,shifted=on", "kv=q8_0,shifted=on: rows of Q8_0 that move are rounded once more"),
     ],
 )
 def test_what_is_no_setting_is_said_before_anything_runs(spec, said, tmp_path):
@@ -206,7 +222,7 @@ def test_on_a_device_every_node_is_judged(wrong, small_model, tmp_path, monkeypa
 def test_where_layers_are_decides(settings, said):
     request = Request("m", tokens=TOKENS, settings=Settings(**settings))
     assert module.on_device(request) == said
-    assert not module.on_device(replace(request, way=Way(sequences=3)))
+    assert not module.on_device(replace(request, way=Way(ubatch=3)))
 
 
 def test_what_llama_cpp_refuses_is_a_line(small_model, tmp_path):

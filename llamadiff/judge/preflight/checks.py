@@ -20,7 +20,7 @@ from llamadiff.judge.settings import stored_types
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.types import CACHE_TYPES
 from llamadiff.system.errors import UserError
-from llamadiff.trace.metadata import Info
+from llamadiff.trace.metadata import INPUTS, Info
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import WEIGHTS
 
@@ -42,6 +42,13 @@ def preflight(model: ModelFile, baseline: Trace, candidate: Trace) -> tuple[Chec
     checks += hyper_parameters(model, candidate.info)
     checks += weights(model, candidate)
     return tuple(checks)
+
+
+def given_rightly(info: Info) -> tuple[Check, ...]:
+    """What llama.cpp gave its passes, where that is not what was run before: no op is wrong then, and all is."""
+    faults = info.producer.get(INPUTS)
+    said = [str(fault) for fault in faults] if isinstance(faults, list) else []
+    return tuple(Check(INPUTS, tolerances.WRONG, fault) for fault in said)
 
 
 def _tokens(info: Info, right: Sequence[int]) -> Check:

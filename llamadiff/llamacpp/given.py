@@ -1,0 +1,80 @@
+"""What a pass over llama.cpp's graph was given besides tokens, as its nodes read it: masks, positions, rows to write.
+
+It is told by how nodes use it, whatever it is called, and only where it is another than was told before.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from llamadiff.llamacpp.feed import Feed
+from llamadiff.llamacpp.tensors import Tensor
+
+CACHE = "cache_"  # how llama.cpp's names of caches begin
+MASK, ROWS, POSITIONS, SHIFT = "mask", "rows", "positions", "shift"
+_MASKS: Mapping[str, int] = {"SOFT_MAX": 1, "FLASH_ATTN_EXT": 3}  # op -> which of its sources the mask is
+_PLAIN = ("VIEW", "RESHAPE", "PERMUTE", "CONT", "CPY")  # what passes values on
+
+
+class Given:
+    """What is told of a run's passes."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self.begin()
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self.keys = ""  # the cache that scores were made of last
+        self._told: dict[int, int] = {}  # address -> what was told of it
+
+    def tell(self, node: Tensor, start: int, rows: int) -> None:
+        """What a node is given, before it runs."""
+        if node.op == "MUL_MAT":
+            self._note_keys(node.sources[0])
+        elif node.op in _MASKS:
+            self._tell_mask(node, start, rows)
+        elif node.op == "SET_ROWS" and node.base is not None and node.base.name.startswith(CACHE):
+            self._say(ROWS, node.base.name, node.sources[1], start, rows, node.base.shape)
+        elif node.op == "ROPE" and len(node.sources) > 1:
+            cache = _cache_behind(node.sources[0])
+            self._say(SHIFT if cache else POSITIONS, cache, node.sources[1], start, rows)
+
+    def _note_keys(self, keys: Tensor) -> None:
+        base = keys.base
+        if base is not None and base.name.startswith(f"{CACHE}k"):
+            self.keys = base.name
+
+    def _tell_mask(self, node: Tensor, start: int, rows: int) -> None:
+        place = _MASKS[node.op]
+        if node.op == "FLASH_ATTN_EXT":
+            self._note_keys(node.sources[1])
+        if len(node.sources) > place and self.keys:
+            self._say(MASK, self.keys, node.sources[place], start, rows)
+
+    def _say(self, what: str, cache: str, source: Tensor, start: int, rows: int, shape: tuple[int, ...] = ()) -> None:
+        while source.op in _PLAIN and source.sources:  # what it is made of is there already
+            source = source.sources[0]
+        if source.op != "NONE":
+            return
+        data = source.data
+        told = zlib.crc32(data)
+        is_same = self._told.get(source.address) == told
+        if is_same and what == POSITIONS:
+            return
+        self._told[source.address] = told
+        event: dict[str, Any] = {"given": what, "cache": cache, "start": start, "rows": rows, "shape": [*shape],
+                                 "tensor": source.said()}  # fmt: skip
+        self.feed.send(event, *([] if is_same else [data]))
+
+
+def _cache_behind(tensor: Tensor) -> str:
+    """The cache whose rows are moved: a quantized one is decoded for that, and perhaps turned."""
+    while tensor.op in (*_PLAIN, "MUL_MAT") and tensor.sources:
+        base = tensor.base
+        if base is not None and base.name.startswith(CACHE):
+            return base.name
+        tensor = tensor.sources[-1 if tensor.op == "MUL_MAT" else 0]
+    return ""
