@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from llamadiff.llamacpp.capture import read_run
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.inputs import ordinal
+from llamadiff.llamacpp.readers import Tell
 from llamadiff.llamacpp.request import Request
 from llamadiff.llamacpp.schedule import Abilities, Alone, Schedule, alone, in_company, probes, rounded_otherwise
 from llamadiff.llamacpp.schedule_reader import ScheduleReader
@@ -73,11 +74,22 @@ def abilities(request: Request, child: Child) -> Abilities:
 
 
 def read_steps(steps: Sequence[Step], request: Request, child: Child | None) -> ScheduleReader:
-    """Carry out steps, and read what they come to. Raises UserError."""
+    """Carry out steps, and read what they come to, as far as llama.cpp does them. Raises UserError."""
+    made = list[ScheduleReader]()
+
+    def reader(request: Request, tell: Tell) -> ScheduleReader:
+        made.append(ScheduleReader(request, tell))
+        return made[0]
+
     way = replace(request.way, steps=tuple(steps))
-    reader = read_run(replace(request, wanted=(), tokens=(0,), way=way, output=None), silent, child, ScheduleReader)
-    assert isinstance(reader, ScheduleReader)
-    return reader
+    try:
+        read_run(replace(request, wanted=(), tokens=(0,), way=way, output=None), silent, child, reader)
+    except DiedError:
+        raise
+    except UserError as error:
+        if not made or not made[0].refuses(str(error)):
+            raise
+    return made[0]
 
 
 def judged(schedule: Schedule, request: Request, vocabulary: int, child: Child | None = None) -> Found:
@@ -92,6 +104,8 @@ def judged(schedule: Schedule, request: Request, vocabulary: int, child: Child |
     )
     every = [life for group in groups for lives in group for life in lives]
     reader = read_steps([*steps, *(step for life in every for step in life.steps)], request, child)
+    if reader.is_refused:
+        return Found(reader.faults, (), 0, float("inf"), 0.0, steps)
     rows = reader.of_context(0) if history.rows else np.zeros((0, 1), np.float32)
     made = (reader.of_context(number) for number in range(1, len(every) + 1))
     right = [_placed(rows, [(life, next(made)) for (life,) in group]) for group in groups[:2]]
