@@ -1,5 +1,5 @@
-"""What a pass over llama.cpp's graph was given besides tokens, as its nodes read it: masks, positions, rows to write, and
-the recurrent states that it reads, moves and writes.
+"""What a pass over llama.cpp's graph was given besides tokens, as its nodes read it: masks, positions, rows to write,
+and the recurrent states that it reads, moves and writes.
 
 It is told by how nodes use it, whatever it is called, and only where it is another than was told before.
 """
@@ -63,9 +63,7 @@ class Given:
             else:
                 self._say_states(WRITTEN, cache, place)
 
-    def _say_states(
-        self, what: str, cache: str, place: tuple[int, int] = (0, 0), ids: Tensor | None = None
-    ) -> None:
+    def _say_states(self, what: str, cache: str, place: tuple[int, int] = (0, 0), ids: Tensor | None = None) -> None:
         numbers = array("i", bytes(ids.data)).tolist() if ids is not None else []
         self.feed.send({"given": what, "cache": cache, "place": place, "ids": numbers})
 

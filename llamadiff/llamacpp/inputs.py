@@ -179,8 +179,10 @@ class Inputs:
     def _state(self, number: int) -> str:
         if number < 0:
             return "no state" if number == NONE else "what is no state"
-        return f"the state after position {self.history.rows[number].position} of sequence " \
-               f"{self.history.rows[number].sequence}"
+        return (
+            f"the state after position {self.history.rows[number].position} of sequence "
+            f"{self.history.rows[number].sequence}"
+        )
 
     def _unmoved(self) -> Iterator[str]:
         """Rows whose positions moved, and that were not turned."""
@@ -247,17 +249,22 @@ class Inputs:
         right = set(row.reaches(cells.windows[0]))
         own = rows - right
         if unknown:
-            others = sorted({sequence for sequence, held in cells.held.items() for cell in unknown
-                             if sequence != row.sequence and cell in held.values()})  # fmt: skip
-            lost = len(right - rows)
-            whose = f"{len(unknown)} of {lost} rows that a state had" if cells.back.get(row.sequence) and lost > len(
-                unknown) else f"rows of sequence {', '.join(map(str, others))}" if others else "rows that nobody wrote"
+            whose = self._whose(cells, row, unknown, len(right - rows))
             yield f"{self._name(row)} sees {whose}"
         if own:
             yield f"{self._name(row)} sees positions of its own that are hidden: {self._places(row, own)}"
         missing = right - rows
         if missing and not unknown:
             yield f"{self._name(row)} does not see positions {self._places(row, missing)}"
+
+    @staticmethod
+    def _whose(cells: Cells, row: Row, unknown: Sequence[int], missing: int) -> str:
+        """Of whom rows are that a token sees, and that are none that its sequence is known to have."""
+        if cells.back.get(row.sequence) and len(unknown) < missing:
+            return f"{len(unknown)} of {missing} rows that a state had"
+        others = sorted({sequence for sequence, held in cells.held.items() for cell in unknown
+                         if sequence != row.sequence and cell in held.values()})  # fmt: skip
+        return f"rows of sequence {', '.join(map(str, others))}" if others else "rows that nobody wrote"
 
     def _matches(self, cells: Cells, row: Row, window: Window, rows: set[int], unknown: Sequence[int]) -> bool:
         """Whether it sees what it should; where a state brought rows back, their cells are learned from that."""
@@ -295,8 +302,8 @@ class Inputs:
             for row, cell in rows.items():
                 right = self.shifts.get((sequence, row), 0)
                 if moved[cell] != right and not self._is_hidden(self.caches[cache], sequence, row):
-                    yield (f"the token at {self._place_of(sequence, row)} of sequence {sequence} is moved by {int(moved[cell])} in "
-                           f"{cache}, not by {right}")  # fmt: skip
+                    yield (f"the token at {self._place_of(sequence, row)} of sequence {sequence} is moved by "
+                           f"{int(moved[cell])} in {cache}, not by {right}")  # fmt: skip
 
     # -- words ---------------------------------------------------------------------------------------------------------
 

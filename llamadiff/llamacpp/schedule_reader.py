@@ -32,7 +32,7 @@ class ScheduleReader(RunReader):
         if REFUSED not in said or len(self.logits) != 1:
             return False
         named = re.search(r"sequence (\d+)", said)
-        self.first.refused(said[said.index(REFUSED):], int(named[1]) if named else None)
+        self.first.refused(said[said.index(REFUSED) :], int(named[1]) if named else None)
         self.is_refused = True
         return True
 
