@@ -92,15 +92,17 @@ def read_steps(steps: Sequence[Step], request: Request, child: Child | None) -> 
     return made[0]
 
 
-def judged(schedule: Schedule, request: Request, vocabulary: int, child: Child | None = None) -> Found:
-    """Run it, and each sequence of it alone, in one go and token by token; and some tokens in batches of several sizes,
-    since how far those are apart is what batches may do. Raises UserError.
+def judged(
+    schedule: Schedule, request: Request, vocabulary: int, child: Child | None = None, limit: float = 0.0
+) -> Found:
+    """Run it, and each sequence of it alone, in one go and token by token; and, unless the ``limit`` is known, some
+    tokens in batches of several sizes, since how far those are apart is what batches may do. Raises UserError.
     """
     steps, history = schedule.realized()
     groups = (
         [(life,) for life in alone(history)],
         [(life,) for life in alone(history, one_by_one=True)],
-        probes(vocabulary),
+        [] if limit else probes(vocabulary),
     )
     every = [life for group in groups for lives in group for life in lives]
     reader = read_steps([*steps, *(step for life in every for step in life.steps)], request, child)
@@ -109,9 +111,9 @@ def judged(schedule: Schedule, request: Request, vocabulary: int, child: Child |
     rows = reader.of_context(0) if history.rows else np.zeros((0, 1), np.float32)
     made = (reader.of_context(number) for number in range(1, len(every) + 1))
     right = [_placed(rows, [(life, next(made)) for (life,) in group]) for group in groups[:2]]
-    noise = max(float(_apart(next(made), next(made)).max()) for _ in groups[2])
+    noise = max((float(_apart(next(made), next(made)).max()) for _ in groups[2]), default=0.0)
     errors = np.minimum(*(_apart(rows, each) for each in right))
-    limit = 10 * (tolerances.rule_for(tolerances.RULES, LOGITS, "MUL_MAT", "*").match + noise)
+    limit = limit or 10 * (tolerances.rule_for(tolerances.RULES, LOGITS, "MUL_MAT", "*").match + noise)
     wrong = [number for number, error in enumerate(errors) if not error <= limit]
     for number, nearest, spread in _looked_again(
         history, steps, wrong, rows, schedule.abilities.turns, partial(read_steps, request=request, child=child)
@@ -221,7 +223,7 @@ class Shortening:
         """What came of it; of what passes are given wrongly, that alone, which needs nothing to compare with."""
         try:
             if not self.found.given or self.found.died:
-                return judged(schedule, self.request, self.vocabulary, self._ready())
+                return judged(schedule, self.request, self.vocabulary, self._ready(), self.found.limit)
             faults = read_steps(schedule.realized()[0], self.request, self._ready()).faults
             return Found(faults, (), 0, 0.0, 0.0, ())
         except DiedError as error:
