@@ -29,6 +29,7 @@ class Cells:
     held: dict[int, dict[int, int]] = field(default_factory=dict)  # sequence -> row -> cell
     kept: dict[int, list[int]] = field(default_factory=dict)  # state -> its rows, in the order of cells
     back: dict[int, list[int]] = field(default_factory=dict)  # sequence -> rows that a state gave it, in that order
+    written: dict[int, Row] = field(default_factory=dict)  # cell -> what was written to it last
 
     def of(self, sequence: int) -> dict[int, int]:
         return self.held.setdefault(sequence, {})
@@ -222,6 +223,7 @@ class Inputs:
                                f"sequence {sequence} still sees")  # fmt: skip
                     del held[other]
             cells.of(row.sequence)[row.number] = cell
+            cells.written[cell] = row
 
     def _is_hidden(self, cells: Cells, sequence: int, row: int) -> bool:
         """Whether the next token of a sequence does not see a row any more, in a layer with any window that fits."""
@@ -264,7 +266,12 @@ class Inputs:
             return f"{len(unknown)} of {missing} rows that a state had"
         others = sorted({sequence for sequence, held in cells.held.items() for cell in unknown
                          if sequence != row.sequence and cell in held.values()})  # fmt: skip
-        return f"rows of sequence {', '.join(map(str, others))}" if others else "rows that nobody wrote"
+        if others:
+            return f"rows of sequence {', '.join(map(str, others))}"
+        gone = next((cells.written[cell] for cell in unknown if cell in cells.written), None)
+        if gone is None:
+            return "rows that nobody wrote"
+        return f"a row that it has no more, which was position {gone.position} of sequence {gone.sequence}"
 
     def _matches(self, cells: Cells, row: Row, window: Window, rows: set[int], unknown: Sequence[int]) -> bool:
         """Whether it sees what it should; where a state brought rows back, their cells are learned from that."""
