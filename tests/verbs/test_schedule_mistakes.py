@@ -1,4 +1,4 @@
-"""Mistakes of state in llama.cpp's own sources (llamacpp/mistakes/state.patch): random schedules find them, in few steps.
+"""Mistakes of state in llama.cpp's own sources (llamacpp/mistakes/state.patch): schedules find them, in few steps.
 
 They sleep in the build that tools/backends.py makes (make backends PARTS=port), until the environment names one.
 """
