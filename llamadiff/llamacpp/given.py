@@ -1,4 +1,5 @@
-"""What a pass over llama.cpp's graph was given besides tokens, as its nodes read it: masks, positions, rows to write.
+"""What a pass over llama.cpp's graph was given besides tokens, as its nodes read it: masks, positions, rows to write,
+and the recurrent states that it reads, moves and writes.
 
 It is told by how nodes use it, whatever it is called, and only where it is another than was told before.
 """
@@ -6,6 +7,7 @@ It is told by how nodes use it, whatever it is called, and only where it is anot
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +16,9 @@ from llamadiff.llamacpp.tensors import Tensor
 
 CACHE = "cache_"  # how llama.cpp's names of caches begin
 MASK, ROWS, POSITIONS, SHIFT = "mask", "rows", "positions", "shift"
+CLEARED, READ, MOVED, WRITTEN = "cleared", "read", "moved", "written"  # what is done to recurrent states
+STATES = (f"{CACHE}r_", f"{CACHE}s_", f"{CACHE}ple_r_")  # how the names of their caches begin
+_IDS: Mapping[str, int] = {"GET_ROWS": 1, "SSM_SCAN": 6}  # op -> which of its sources says the states that it reads
 _MASKS: Mapping[str, int] = {"SOFT_MAX": 1, "FLASH_ATTN_EXT": 3}  # op -> which of its sources the mask is
 _PLAIN = ("VIEW", "RESHAPE", "PERMUTE", "CONT", "CPY")  # what passes values on
 
@@ -41,6 +46,26 @@ class Given:
         elif node.op == "ROPE" and len(node.sources) > 1:
             cache = _cache_behind(node.sources[0])
             self._say(SHIFT if cache else POSITIONS, cache, node.sources[1], start, rows)
+        elif node.op in ("SCALE", "CPY", *_IDS):
+            self._tell_states(node)
+
+    def _tell_states(self, node: Tensor) -> None:
+        """What is done to rows of a cache of states: some are set to zero, read by number, moved, or written."""
+        ids = node.sources[_IDS[node.op]] if node.op in _IDS and len(node.sources) > _IDS[node.op] else None
+        if ids is not None and (cache := _states_of(node.sources[0])) and not ids.offset:
+            self._say_states(READ, cache, ids=ids)
+        elif ids is None and (cache := _states_of(node)) and (place := _rows_of(node))[1]:
+            got = _plain(node.sources[0])
+            if node.op == "SCALE":
+                self._say_states(CLEARED if not any(node.parameters[:4]) else READ, cache, place)
+            elif got.op == "GET_ROWS" and _states_of(got.sources[0]) == cache:
+                self._say_states(MOVED, cache, place, got.sources[1])
+            else:
+                self._say_states(WRITTEN, cache, place)
+
+    def _say_states(self, what: str, cache: str, place: tuple[int, int] = (0, 0), ids: Tensor | None = None) -> None:
+        numbers = array("i", bytes(ids.data)).tolist() if ids is not None else []
+        self.feed.send({"given": what, "cache": cache, "place": place, "ids": numbers})
 
     def _note_keys(self, keys: Tensor) -> None:
         base = keys.base
@@ -55,8 +80,7 @@ class Given:
             self._say(MASK, self.keys, node.sources[place], start, rows)
 
     def _say(self, what: str, cache: str, source: Tensor, start: int, rows: int, shape: tuple[int, ...] = ()) -> None:
-        while source.op in _PLAIN and source.sources:  # what it is made of is there already
-            source = source.sources[0]
+        source = _plain(source)  # what it is made of is there already
         if source.op != "NONE":
             return
         data = source.data
@@ -68,6 +92,28 @@ class Given:
         event: dict[str, Any] = {"given": what, "cache": cache, "start": start, "rows": rows, "shape": [*shape],
                                  "tensor": source.said()}  # fmt: skip
         self.feed.send(event, *([] if is_same else [data]))
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """What values are passed on from."""
+    while tensor.op in _PLAIN and tensor.sources:
+        tensor = tensor.sources[0]
+    return tensor
+
+
+def _states_of(tensor: Tensor) -> str:
+    """The cache of states that a tensor is, or looks into."""
+    name = (tensor.base or tensor).name
+    return name if name.startswith(STATES) else ""
+
+
+def _rows_of(tensor: Tensor) -> tuple[int, int]:
+    """The first row of its cache that a view reaches, and how many it does."""
+    size = tensor.base.row if tensor.base is not None else 0
+    if not size or not tensor.reach:
+        return 0, 0
+    first = tensor.offset // size
+    return first, -(-(tensor.offset + tensor.reach) // size) - first
 
 
 def _cache_behind(tensor: Tensor) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +10,11 @@ import numpy as np
 from llamaref.history import History, Kept, Row, Window
 from numpy.typing import NDArray
 
+from llamadiff.llamacpp import given
 from llamadiff.llamacpp.given import MASK, POSITIONS, ROWS
 from llamadiff.llamacpp.given import SHIFT as MOVED
 from llamadiff.llamacpp.nodes import Node
+from llamadiff.llamacpp.states import NONE, States, Wrong, after
 from llamadiff.llamacpp.steps import CLEAR, COPY, DECODE, GET, LOAD, NEW, REMOVE, SAVE, SET, SHIFT, Step
 
 Array = NDArray[Any]
@@ -27,6 +29,7 @@ class Cells:
     held: dict[int, dict[int, int]] = field(default_factory=dict)  # sequence -> row -> cell
     kept: dict[int, list[int]] = field(default_factory=dict)  # state -> its rows, in the order of cells
     back: dict[int, list[int]] = field(default_factory=dict)  # sequence -> rows that a state gave it, in that order
+    written: dict[int, Row] = field(default_factory=dict)  # cell -> what was written to it last
 
     def of(self, sequence: int) -> dict[int, int]:
         return self.held.setdefault(sequence, {})
@@ -44,12 +47,16 @@ class Inputs:
         self.current: list[Row] = []  # of those, the ones of the pass
         self.values: dict[int, Array] = {}  # address -> what was told of it last
         self.shifts: dict[tuple[int, int], int] = {}  # sequence, row -> how far it moved and was not turned yet
+        self.is_turned, self.has_turned = False, False  # whether positions are RoPE's; whether rows were turned since
+        self.recurrent: dict[str, States] = {}
+        self.now, self.back = 0, dict[int, tuple[int, int]]()  # sequence -> the row its state came after, and when
         self._does: Mapping[str, Callable[..., None]] = {
             NEW: self._renew, CLEAR: self._clear, REMOVE: self._remove, COPY: self._copy, SHIFT: self._shift,
             GET: self._get, SAVE: self._get, SET: self._set, LOAD: self._set,
         }  # fmt: skip
         self._reads: Mapping[str, Callable[[str, Array, Mapping[str, Any]], Iterator[str]]] = {
             MASK: self._mask, ROWS: self._written, POSITIONS: self._positions, MOVED: self._moved,
+            **dict.fromkeys((given.CLEARED, given.READ, given.MOVED, given.WRITTEN), self._states),
         }  # fmt: skip
 
     def within(self, length: int) -> None:
@@ -60,6 +67,7 @@ class Inputs:
 
     def do(self, step: Step) -> None:
         """A step, before what comes of it is told."""
+        self.now += 1
         if step.call == DECODE:
             self.batch += 1
             self.current.clear()
@@ -69,12 +77,15 @@ class Inputs:
 
     def run(self, places: Sequence[int]) -> None:
         """These tokens of the batch are run together; what was to be moved was moved before."""
-        self.shifts.clear()
         self.current[:] = [self.rows[place] for place in places]
+        if self.is_turned and not self.has_turned:
+            self._find(self._unmoved())
+        self.shifts.clear()
+        self.has_turned = False
 
     def _renew(self, *_: int) -> None:
         self.history, self.batch = History(), 0
-        for held in (self.caches, self.states, self.values, self.shifts):
+        for held in (self.caches, self.states, self.values, self.shifts, self.recurrent, self.back):
             held.clear()
         self.rows.clear()
 
@@ -93,6 +104,8 @@ class Inputs:
 
     def _copy(self, source: int, target: int, start: int, stop: int) -> None:
         self.history.copy(source, target, start, stop)
+        if source in self.back:
+            self.back[target] = self.back[source]
         left = self.history.of(target).rows
         for cells in self.caches.values():
             cells.held[target] = {row: cell for row, cell in cells.of(source).items() if row in left}
@@ -118,6 +131,7 @@ class Inputs:
 
     def _set(self, sequence: int, place: int) -> None:
         self.history.restore(self.states[place], sequence)
+        self.back[sequence] = after(self.states[place]), self.now
         for cells in self.caches.values():
             cells.held[sequence], cells.back[sequence] = {}, list(cells.kept.get(place, []))
 
@@ -125,21 +139,69 @@ class Inputs:
 
     def told(self, answer: Mapping[str, Any], data: Sequence[Any], order: str) -> None:
         """One thing that nodes of a pass read."""
-        address = int(answer["tensor"]["at"])
-        if data:
-            self.values[address] = Node(answer["tensor"], data=data[0], order=order).values()
-        values, cache = self.values[address], str(answer["cache"])
-        for fault in self._reads[answer["given"]](cache, values, answer):
+        self.now += 1
+        values = np.array(answer.get("ids", []))
+        if "tensor" in answer:
+            address = int(answer["tensor"]["at"])
+            if data:
+                self.values[address] = Node(answer["tensor"], data=data[0], order=order).values()
+            values = self.values[address]
+        self._find(self._reads[answer["given"]](str(answer["cache"]), values, answer))
+
+    def refused(self, said: str, sequence: int | None) -> None:
+        """llama.cpp would not run the batch: for a sequence, as far as it says that."""
+        row = next((row for row in self.rows if row.sequence == sequence), self.rows[0])
+        self._find([f"{self._name(row)} is refused: {said}"])
+
+    def _find(self, faults: Iterable[str]) -> None:
+        for fault in faults:
             said = f"in the {ordinal(self.batch)} batch {fault}"
             if said not in self.faults and len(self.faults) < MOST:
                 self.faults.append(said)
 
+    def _states(self, cache: str, ids: Array, answer: Mapping[str, Any]) -> Iterator[str]:
+        """Recurrent states: who begins with which."""
+        held, (start, count) = self.recurrent.setdefault(cache, States()), answer["place"]
+        match answer["given"]:
+            case given.CLEARED:
+                held.clear(start, count, self.now)
+            case given.MOVED:
+                held.move(start, ids.tolist())
+            case given.WRITTEN:
+                held.write(start, count, self.current, self.now)
+            case _:
+                for wrong in held.read(ids.tolist(), self.current, self.back):
+                    yield self._begins(wrong, cache)
+
+    def _begins(self, wrong: Wrong, cache: str) -> str:
+        found, right = (self._state(number) for number in (wrong.found, wrong.right))
+        return f"{self._name(wrong.row)} begins with {found} in {cache}, not with {right}"
+
+    def _state(self, number: int) -> str:
+        if number < 0:
+            return "no state" if number == NONE else "what is no state"
+        return (
+            f"the state after position {self.history.rows[number].position} of sequence "
+            f"{self.history.rows[number].sequence}"
+        )
+
+    def _unmoved(self) -> Iterator[str]:
+        """Rows whose positions moved, and that were not turned."""
+        for sequence in dict.fromkeys(row.sequence for row in self.current):
+            held = self.history.of(sequence).rows
+            row = next(row for row in self.current if row.sequence == sequence)
+            for (owner, number), by in self.shifts.items():
+                if owner == sequence and by and number in held and number in row.sees:
+                    yield f"{self._name(row)} sees position {held[number]}, which moved by {by} and was not turned"
+                    break
+
     def _positions(self, cache: str, values: Array, _: Mapping[str, Any]) -> Iterator[str]:
-        given, count = values.reshape(-1), len(self.current)
-        if not count or given.size % count:
+        self.is_turned = True
+        found, count = values.reshape(-1), len(self.current)
+        if not count or found.size % count:
             return
         for place, row in enumerate(self.current):
-            parts = given[place::count]  # of M-RoPE: time, height and width alike, and nothing
+            parts = found[place::count]  # of M-RoPE: time, height and width alike, and nothing
             if not (parts[:3] == row.position).all() or parts[3:].any():
                 yield f"{self._name(row)} has position {int(parts[0])}, not {row.position}"
 
@@ -161,6 +223,7 @@ class Inputs:
                                f"sequence {sequence} still sees")  # fmt: skip
                     del held[other]
             cells.of(row.sequence)[row.number] = cell
+            cells.written[cell] = row
 
     def _is_hidden(self, cells: Cells, sequence: int, row: int) -> bool:
         """Whether the next token of a sequence does not see a row any more, in a layer with any window that fits."""
@@ -188,15 +251,27 @@ class Inputs:
         right = set(row.reaches(cells.windows[0]))
         own = rows - right
         if unknown:
-            others = sorted({sequence for sequence, held in cells.held.items() for cell in unknown
-                             if sequence != row.sequence and cell in held.values()})  # fmt: skip
-            whose = f"rows of sequence {', '.join(map(str, others))}" if others else "rows that nobody wrote"
+            whose = self._whose(cells, row, unknown, len(right - rows))
             yield f"{self._name(row)} sees {whose}"
         if own:
             yield f"{self._name(row)} sees positions of its own that are hidden: {self._places(row, own)}"
         missing = right - rows
         if missing and not unknown:
             yield f"{self._name(row)} does not see positions {self._places(row, missing)}"
+
+    @staticmethod
+    def _whose(cells: Cells, row: Row, unknown: Sequence[int], missing: int) -> str:
+        """Of whom rows are that a token sees, and that are none that its sequence is known to have."""
+        if cells.back.get(row.sequence) and len(unknown) < missing:
+            return f"{len(unknown)} of {missing} rows that a state had"
+        others = sorted({sequence for sequence, held in cells.held.items() for cell in unknown
+                         if sequence != row.sequence and cell in held.values()})  # fmt: skip
+        if others:
+            return f"rows of sequence {', '.join(map(str, others))}"
+        gone = next((cells.written[cell] for cell in unknown if cell in cells.written), None)
+        if gone is None:
+            return "rows that nobody wrote"
+        return f"a row that it has no more, which was position {gone.position} of sequence {gone.sequence}"
 
     def _matches(self, cells: Cells, row: Row, window: Window, rows: set[int], unknown: Sequence[int]) -> bool:
         """Whether it sees what it should; where a state brought rows back, their cells are learned from that."""
@@ -226,15 +301,16 @@ class Inputs:
         return True
 
     def _moved(self, cache: str, values: Array, _: Mapping[str, Any]) -> Iterator[str]:
+        self.has_turned = True
         if cache not in self.caches:
             return
-        given, held = values.reshape(-1), self.caches[cache].held
+        moved, held = values.reshape(-1), self.caches[cache].held
         for sequence, rows in held.items():
             for row, cell in rows.items():
                 right = self.shifts.get((sequence, row), 0)
-                if given[cell] != right and not self._is_hidden(self.caches[cache], sequence, row):
-                    yield (f"{self._place_of(sequence, row)} of sequence {sequence} is moved by {int(given[cell])} in "
-                           f"{cache}, not by {right}")  # fmt: skip
+                if moved[cell] != right and not self._is_hidden(self.caches[cache], sequence, row):
+                    yield (f"the token at {self._place_of(sequence, row)} of sequence {sequence} is moved by "
+                           f"{int(moved[cell])} in {cache}, not by {right}")  # fmt: skip
 
     # -- words ---------------------------------------------------------------------------------------------------------
 
@@ -245,9 +321,8 @@ class Inputs:
     def _place_of(self, sequence: int, row: int) -> str:
         return f"position {self.history.of(sequence).rows.get(row, -1)}"
 
-    @staticmethod
-    def _places(row: Row, numbers: set[int]) -> str:
-        places = sorted(row.sees.get(number, -1) for number in numbers)
+    def _places(self, row: Row, numbers: set[int]) -> str:
+        places = sorted(row.sees.get(number, self.history.rows[number].position) for number in numbers)
         return ", ".join(map(str, places[:5])) + (", ..." if len(places) > 5 else "")
 
 

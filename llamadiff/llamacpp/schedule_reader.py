@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from llamadiff.llamacpp.request import Request
 from llamadiff.llamacpp.steps import NEW
 
 Array = NDArray[Any]
+REFUSED = "llama_decode failed with code -"  # what a batch cannot be; a positive one is want of room
 
 
 class ScheduleReader(RunReader):
@@ -23,6 +25,16 @@ class ScheduleReader(RunReader):
         super().__init__(request, tell)
         self.logits: list[list[Array]] = []
         self.first: Inputs = self.inputs
+        self.is_refused = False
+
+    def refuses(self, said: str) -> bool:
+        """Whether llama.cpp would not go on in the first context, though nothing that it was asked for is amiss."""
+        if REFUSED not in said or len(self.logits) != 1:
+            return False
+        named = re.search(r"sequence (\d+)", said)
+        self.first.refused(said[said.index(REFUSED) :], int(named[1]) if named else None)
+        self.is_refused = True
+        return True
 
     def _step(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         if self.request.way.steps[answer["step"]].call == NEW:

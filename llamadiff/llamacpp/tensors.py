@@ -106,6 +106,20 @@ class Tensor:
         return Tensor(self.ggml, self.tensor.view_src.contents) if self.tensor.view_src else None
 
     @property
+    def offset(self) -> int:
+        """Where a view begins, in bytes."""
+        return int(self.tensor.view_offs)
+
+    @property
+    def row(self) -> int:
+        """Bytes from one row to the next."""
+        return int(self.tensor.nb[1])
+
+    @property
+    def parameters(self) -> bytes:
+        return bytes(self.tensor.op_params)
+
+    @property
     def memory(self) -> int:
         """Bytes."""
         return int(self.ggml.lib.ggml_nbytes(ctypes.byref(self.tensor)))
@@ -113,7 +127,7 @@ class Tensor:
     @property
     def data(self) -> Any:
         """The bytes from its first value to its last one, while the callback lasts: its own, or a device's fetched."""
-        count = self._reach()
+        count = self.reach
         if not count:
             return b""
         if self._is_host:
@@ -126,7 +140,8 @@ class Tensor:
     def _is_host(self) -> bool:
         return not self.tensor.buffer or bool(self.ggml.lib.ggml_backend_buffer_is_host(self.tensor.buffer))
 
-    def _reach(self) -> int:
+    @property
+    def reach(self) -> int:
         """How many bytes there are between the beginning of its first value, or block, and the end of its last."""
         sizes, steps = list(self.tensor.ne), list(self.tensor.nb)
         if not self.tensor.data or 0 in sizes:

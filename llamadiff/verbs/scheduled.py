@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from llamadiff.llamacpp.capture import read_run
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.inputs import ordinal
+from llamadiff.llamacpp.readers import Tell
 from llamadiff.llamacpp.request import Request
 from llamadiff.llamacpp.schedule import Abilities, Alone, Schedule, alone, in_company, probes, rounded_otherwise
 from llamadiff.llamacpp.schedule_reader import ScheduleReader
@@ -73,31 +74,46 @@ def abilities(request: Request, child: Child) -> Abilities:
 
 
 def read_steps(steps: Sequence[Step], request: Request, child: Child | None) -> ScheduleReader:
-    """Carry out steps, and read what they come to. Raises UserError."""
+    """Carry out steps, and read what they come to, as far as llama.cpp does them. Raises UserError."""
+    made = list[ScheduleReader]()
+
+    def reader(request: Request, tell: Tell) -> ScheduleReader:
+        made.append(ScheduleReader(request, tell))
+        return made[0]
+
     way = replace(request.way, steps=tuple(steps))
-    reader = read_run(replace(request, wanted=(), tokens=(0,), way=way, output=None), silent, child, ScheduleReader)
-    assert isinstance(reader, ScheduleReader)
-    return reader
+    try:
+        read_run(replace(request, wanted=(), tokens=(0,), way=way, output=None), silent, child, reader)
+    except DiedError:
+        raise
+    except UserError as error:
+        if not made or not made[0].refuses(str(error)):
+            raise
+    return made[0]
 
 
-def judged(schedule: Schedule, request: Request, vocabulary: int, child: Child | None = None) -> Found:
-    """Run it, and each sequence of it alone, in one go and token by token; and some tokens in batches of several sizes,
-    since how far those are apart is what batches may do. Raises UserError.
+def judged(
+    schedule: Schedule, request: Request, vocabulary: int, child: Child | None = None, limit: float = 0.0
+) -> Found:
+    """Run it, and each sequence of it alone, in one go and token by token; and, unless the ``limit`` is known, some
+    tokens in batches of several sizes, since how far those are apart is what batches may do. Raises UserError.
     """
     steps, history = schedule.realized()
     groups = (
         [(life,) for life in alone(history)],
         [(life,) for life in alone(history, one_by_one=True)],
-        probes(vocabulary),
+        [] if limit else probes(vocabulary),
     )
     every = [life for group in groups for lives in group for life in lives]
     reader = read_steps([*steps, *(step for life in every for step in life.steps)], request, child)
+    if reader.is_refused:
+        return Found(reader.faults, (), 0, float("inf"), 0.0, steps)
     rows = reader.of_context(0) if history.rows else np.zeros((0, 1), np.float32)
     made = (reader.of_context(number) for number in range(1, len(every) + 1))
     right = [_placed(rows, [(life, next(made)) for (life,) in group]) for group in groups[:2]]
-    noise = max(float(_apart(next(made), next(made)).max()) for _ in groups[2])
+    noise = max((float(_apart(next(made), next(made)).max()) for _ in groups[2]), default=0.0)
     errors = np.minimum(*(_apart(rows, each) for each in right))
-    limit = 10 * (tolerances.rule_for(tolerances.RULES, LOGITS, "MUL_MAT", "*").match + noise)
+    limit = limit or 10 * (tolerances.rule_for(tolerances.RULES, LOGITS, "MUL_MAT", "*").match + noise)
     wrong = [number for number, error in enumerate(errors) if not error <= limit]
     for number, nearest, spread in _looked_again(
         history, steps, wrong, rows, schedule.abilities.turns, partial(read_steps, request=request, child=child)
@@ -207,7 +223,7 @@ class Shortening:
         """What came of it; of what passes are given wrongly, that alone, which needs nothing to compare with."""
         try:
             if not self.found.given or self.found.died:
-                return judged(schedule, self.request, self.vocabulary, self._ready())
+                return judged(schedule, self.request, self.vocabulary, self._ready(), self.found.limit)
             faults = read_steps(schedule.realized()[0], self.request, self._ready()).faults
             return Found(faults, (), 0, 0.0, 0.0, ())
         except DiedError as error:

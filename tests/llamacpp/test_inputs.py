@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.llamacpp.given import MASK, POSITIONS, ROWS
+from llamadiff.llamacpp.given import MASK, POSITIONS, READ, ROWS, SHIFT
 from llamadiff.llamacpp.inputs import Inputs
 from llamadiff.llamacpp.nodes import Node
 from llamadiff.verbs.variants import run_variants
@@ -109,6 +109,35 @@ def test_a_row_that_is_written_over_is_named(small_model, spoiled):
     assert found[0] == (
         "in the 2nd batch token 0 of sequence 0 is written over position 0 in cache_k_l0, which sequence 0 still sees"
     )
+
+
+@pytest.mark.parametrize("kind", ["mamba2", "granitehybrid.Q8_0", "lfm2.F16", "qwen35.F16"])
+@pytest.mark.parametrize("name", ["interleaved=3", "restored=on", "forked=on", "ubatch=3", "used=on"])
+def test_right_states_are_not_accused(kind, name, small_model, random_model):
+    model = random_model(kind) if "." in kind else small_model(kind)
+    assert said(model, name)[1] == []
+
+
+def test_a_state_of_another_sequence_is_named(small_model, monkeypatch):
+    real = Inputs.told
+
+    def told(self, answer, data, order):
+        if answer["given"] == READ and self.batch == 2:
+            answer = {**answer, "ids": [*answer["ids"][1:], answer["ids"][0]]}
+        real(self, answer, data, order)
+
+    monkeypatch.setattr(Inputs, "told", told)
+    found = said(small_model("mamba2"), "interleaved=3")[1]
+    assert found[0].startswith("in the 2nd batch token 0 of sequence ")
+    assert " begins with the state after position " in found[0]
+
+
+def test_rows_that_are_not_turned_are_named(small_model, monkeypatch):
+    real = Inputs.told
+    monkeypatch.setattr(Inputs, "told", lambda self, answer, *more: answer["given"] == SHIFT or real(
+        self, answer, *more))  # fmt: skip
+    found = said(small_model(), "shifted=on")[1]
+    assert found[0].endswith("which moved by -5 and was not turned")
 
 
 def test_a_window_that_ends_late_is_named(small_model, spoiled):

@@ -106,11 +106,12 @@ def plain() -> Path:
 
 
 def mistaken() -> Path:
-    """The installed release with mistakes in its graphs, which sleep (tests/extras/port/mistakes/graphs.patch)."""
+    """The installed release with mistakes, which sleep: in its graphs, and in what it keeps between batches."""
     folder = FOLDER / "mistaken"
     if not (folder / "src").is_dir():
         shutil.copytree(sources(version(PACKAGE)), folder, ignore=shutil.ignore_patterns("build"), dirs_exist_ok=True)
-        run("patch", "--strip", "1", "--input", ROOT / "tests/extras/port/mistakes/graphs.patch", where=folder)
+        for patch in ("extras/port/mistakes/graphs.patch", "llamacpp/mistakes/state.patch"):
+            run("patch", "--strip", "1", "--input", ROOT / "tests" / patch, where=folder)
     return built(folder, folder / "build", ("llama",), "-DLLAMA_BUILD_TOOLS=OFF", "-DLLAMA_BUILD_COMMON=OFF")
 
 
@@ -169,7 +170,7 @@ PARTS = {
     "openblas": Part("a CPU build with OpenBLAS", lambda: beside("blas"), _of_build, (64, 6)),
     "rpc": Part("a device behind an rpc-server", lambda: beside("rpc"), _of_build, served=True),
     "vulkan": Part("the first device of Vulkan", vulkan, _on_vulkan),
-    "mistaken": Part("llama.cpp with mistakes in its graphs", mistaken, _of_build, group="port"),
+    "mistaken": Part("llama.cpp with mistakes in its graphs and its memory", mistaken, _of_build, group="port"),
     **emulated.PARTS,
 }
 

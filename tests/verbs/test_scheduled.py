@@ -83,6 +83,23 @@ def test_what_is_done_otherwise_is_found(name, small_model, monkeypatch):
     assert found.faults[0].startswith(said)
 
 
+def test_a_batch_that_is_refused_is_a_fault(small_model, monkeypatch):
+    """llama.cpp does not take back what it was told to: its next positions are none that it goes on with."""
+    real = Child.ask
+
+    def ask(self, request, *more):
+        steps = [step for step in request.way.steps if step.call != REMOVE]
+        return real(self, replace(request, way=replace(request.way, steps=tuple(steps))), *more)
+
+    monkeypatch.setattr(Child, "ask", ask)
+    deeds = (*TWO, Deed("take back", 1, count=1), feed((0, 24), (1, 25)))
+    found = run_schedule(Schedule(deeds, Abilities(), 512), request_of(small_model()), VOCABULARY)
+    assert found.verdict == "wrong"
+    assert found.faults[0].startswith(
+        "in the 3rd batch token 0 of sequence 1 is refused: llama_decode failed with code -1"
+    )
+
+
 def test_a_schedule_is_what_its_seed_says():
     can = Abilities(window=4)
     assert at_random(50, 7, 96, can) == at_random(50, 7, 96, can) != at_random(50, 8, 96, can)

@@ -10,6 +10,7 @@ struct llama_model_params {
 struct llama_context_params {
     uint32_t n_ctx, n_batch, n_ubatch, n_seq_max;
     int32_t n_threads, n_threads_batch;
+    float rope_freq_base, rope_freq_scale;
     ggml_backend_sched_eval_callback cb_eval;
     enum ggml_type type_k, type_v;
     _Bool embeddings, flash_attn;
