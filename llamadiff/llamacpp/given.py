@@ -31,7 +31,7 @@ class Given:
         self.begin()
 
     def begin(self) -> None:
-        """A pass begins."""
+        """A pass begins, or a context."""
         self.keys = ""  # the cache that scores were made of last
         self._told: dict[int, int] = {}  # address -> what was told of it
 

@@ -57,6 +57,7 @@ class Stepper(Observer):
         """A context in place of the one before."""
         self.close()
         self.contexts.clear()
+        self.given.begin()
         self.room = step.of
         context = self._made(self.request.settings)
         self.remembers = bool(self.lib.llama_get_memory(context))
