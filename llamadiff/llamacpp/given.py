@@ -28,6 +28,7 @@ class Given:
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
+        self.sizes = dict[str, int]()  # cache of states -> bytes of one
         self.begin()
 
     def begin(self) -> None:
@@ -47,25 +48,36 @@ class Given:
             cache = _cache_behind(node.sources[0])
             self._say(SHIFT if cache else POSITIONS, cache, node.sources[1], start, rows)
         elif node.op in ("SCALE", "CPY", *_IDS):
-            self._tell_states(node)
+            self._tell_states(node, {"start": start, "rows": rows})
 
-    def _tell_states(self, node: Tensor) -> None:
+    def _tell_states(self, node: Tensor, whose: Mapping[str, int]) -> None:
         """What is done to rows of a cache of states: some are set to zero, read by number, moved, or written."""
         ids = node.sources[_IDS[node.op]] if node.op in _IDS and len(node.sources) > _IDS[node.op] else None
-        if ids is not None and (cache := _states_of(node.sources[0])) and not ids.offset:
-            self._say_states(READ, cache, ids=ids)
-        elif ids is None and (cache := _states_of(node)) and (place := _rows_of(node))[1]:
+        cache = _states_of(node if ids is None else node.sources[0])
+        if not cache:
+            return
+        self.sizes[cache] = size = _bytes_of_a_state(node) or self.sizes.get(cache, 0)
+        if ids is not None and not ids.offset:
+            self._say_states(READ, cache, whose, ids=ids)
+        elif ids is None and (place := _rows_of(node, size))[1]:
             got = _plain(node.sources[0])
             if node.op == "SCALE":
-                self._say_states(CLEARED if not any(node.parameters[:4]) else READ, cache, place)
+                self._say_states(CLEARED if not any(node.parameters[:4]) else READ, cache, whose, place)
             elif got.op == "GET_ROWS" and _states_of(got.sources[0]) == cache:
-                self._say_states(MOVED, cache, place, got.sources[1])
+                self._say_states(MOVED, cache, whose, place, got.sources[1])
             else:
-                self._say_states(WRITTEN, cache, place)
+                self._say_states(WRITTEN, cache, whose, place)
 
-    def _say_states(self, what: str, cache: str, place: tuple[int, int] = (0, 0), ids: Tensor | None = None) -> None:
+    def _say_states(
+        self,
+        what: str,
+        cache: str,
+        whose: Mapping[str, int],
+        place: tuple[int, int] = (0, 0),
+        ids: Tensor | None = None,
+    ) -> None:
         numbers = array("i", bytes(ids.data)).tolist() if ids is not None else []
-        self.feed.send({"given": what, "cache": cache, "place": place, "ids": numbers})
+        self.feed.send({"given": what, "cache": cache, "place": place, "ids": numbers, **whose})
 
     def _note_keys(self, keys: Tensor) -> None:
         base = keys.base
@@ -107,9 +119,18 @@ def _states_of(tensor: Tensor) -> str:
     return name if name.startswith(STATES) else ""
 
 
-def _rows_of(tensor: Tensor) -> tuple[int, int]:
-    """The first row of its cache that a view reaches, and how many it does."""
-    size = tensor.base.row if tensor.base is not None else 0
+def _bytes_of_a_state(node: Tensor) -> int:
+    """Of the cache that a node writes or reads: as the cache has rows, or what it is read as; 0: that is not said."""
+    shown = node.base or node.sources[0].base or node.sources[0]
+    if shown.shape[-2] == 1 and node.op != "CPY":
+        shown = node.sources[0]
+        while shown.shape[-2] == 1 and shown.op in _PLAIN and shown.sources:
+            shown = shown.sources[0]
+    return shown.row if shown.shape[-2] > 1 else 0
+
+
+def _rows_of(tensor: Tensor, size: int) -> tuple[int, int]:
+    """The first row of its cache, each of so many bytes, that a view reaches, and how many it does."""
     if not size or not tensor.reach:
         return 0, 0
     first = tensor.offset // size
