@@ -154,10 +154,12 @@ class Compared:
         return {name: float(self._defined(array)[index]) for name, array in sides.items()}
 
     def _defined(self, x: Array) -> Array:
-        """Raw scores are defined on the causal triangle only: elsewhere both sides count as zero."""
-        if self.tap.kind.word != "kq":
-            return x
+        """Raw scores are defined on the causal triangle only: elsewhere both sides count as zero. In some graphs another
+        node has their name.
+        """
         hidden = self.positions[None, :] > self.positions[:, None]
+        if self.tap.kind.word != "kq" or x.shape[-2:] != hidden.shape:
+            return x
         return np.where(hidden, x.dtype.type(0), x)
 
 

@@ -56,7 +56,8 @@ class Given:
         cache = _states_of(node if ids is None else node.sources[0])
         if not cache:
             return
-        self.sizes[cache] = size = _bytes_of_a_state(node) or self.sizes.get(cache, 0)
+        whole = node.base or node.sources[0].base or node.sources[0]
+        self.sizes[cache] = size = _bytes_of_a_state(node) or self.sizes.get(cache, whole.row)
         if ids is not None and not ids.offset:
             self._say_states(READ, cache, whose, ids=ids)
         elif ids is None and (place := _rows_of(node, size))[1]:
@@ -120,13 +121,13 @@ def _states_of(tensor: Tensor) -> str:
 
 
 def _bytes_of_a_state(node: Tensor) -> int:
-    """Of the cache that a node writes or reads: as the cache has rows, or what it is read as; 0: that is not said."""
-    shown = node.base or node.sources[0].base or node.sources[0]
-    if shown.shape[-2] == 1 and node.op != "CPY":
-        shown = node.sources[0]
-        while shown.shape[-2] == 1 and shown.op in _PLAIN and shown.sources:
-            shown = shown.sources[0]
-    return shown.row if shown.shape[-2] > 1 else 0
+    """Of a cache that is read by number, or set to zero: as what it is taken for has rows; 0: another node."""
+    if node.op not in ("GET_ROWS", "SCALE"):
+        return 0
+    shown = node.sources[0]
+    while shown.op == "VIEW" and shown.sources:
+        shown = shown.sources[0]
+    return shown.row
 
 
 def _rows_of(tensor: Tensor, size: int) -> tuple[int, int]:

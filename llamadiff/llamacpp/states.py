@@ -33,6 +33,8 @@ class States:
     """The cells of one cache: the row that each comes after, and when that was written."""
 
     cells: dict[int, tuple[int, int]] = field(default_factory=dict)
+    reading: int | None = None  # the first row of a pass that read, and did not write yet
+    is_lost: bool = False  # a pass wrote by means that are not known here: nothing is said from then on
 
     def of(self, cell: int) -> tuple[int, int]:
         return self.cells.get(cell, (NONE, 0))
@@ -48,6 +50,7 @@ class States:
     def write(self, start: int, count: int, rows: Sequence[Row], now: int) -> None:
         """What a pass over these rows comes to, of each sequence one state."""
         last = {row.sequence: row.number for row in rows}
+        self.reading = None
         made = [*last.values(), *[STRANGE] * max(0, count - len(last))]
         self.cells.update((start + place, (number, now)) for place, number in enumerate(made[:count]))
 
@@ -57,7 +60,9 @@ class States:
         """
         first = {row.sequence: row for row in reversed(rows)}
         order = dict.fromkeys(row.sequence for row in rows)
-        if len(sources) != len(order):
+        self.is_lost |= self.reading not in (None, rows[0].number)
+        self.reading = rows[0].number
+        if self.is_lost or len(sources) != len(order):
             return
         for sequence, cell in zip(order, sources, strict=True):
             row = first[sequence]

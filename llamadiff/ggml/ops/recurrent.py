@@ -104,7 +104,8 @@ def gated_delta_net(n: Op) -> Array:
 
     s = s exp(g); s = s + beta (v - s k) k; y = s q / sqrt(S). The gate g is one value a head, or one for each key
     (KDA). Sources: q, k, v [seq, token, head, S], g [.., 1 or S], beta [.., 1], states [seq, head, value, key]; heads
-    of q and k repeat in turn (0 1 0 1), sequences each for itself (0 0 1 1). params[0]: how many states to give.
+    of q and k repeat in turn (0 1 0 1), sequences each for itself (0 0 1 1). params[0]: how many states to give;
+    before it was there, one.
     """
     v, g, beta, states = (_wide(n.x(i)) for i in (2, 3, 4, 5))
     q, k = (_spread(_wide(n.x(i)), v) for i in (0, 1))
@@ -115,7 +116,7 @@ def gated_delta_net(n: Op) -> Array:
         s = s + _outer((v - _applied(s, k)) * beta, k)
         return _applied(s, q) * scale, s
 
-    return _scan(n, step, states, [q, k, v, g, beta], kept=int(n.ints[0]))
+    return _scan(n, step, states, [q, k, v, g, beta], kept=max(1, int(n.ints[0])))
 
 
 def _scan(n: Op, step: Step, state: Array, inputs: list[Array], kept: int = 1) -> Array:
