@@ -57,7 +57,8 @@ def _loaded(spec: str, context: Context) -> Trace:
     with scratch_directory() as place:
         out = Path(place) / "out"
         carry_out(spec, context, out)
-        trace = resolve(str(written(out, f"--candidate {spec}")), context)
+        where = "{out}" if "{out}" in spec else "{out}; the command has no {out}, the place to write to"
+        trace = resolve(str(written(out, f"--candidate {spec}", where)), context)
         return trace.in_memory()
 
 
@@ -164,10 +165,9 @@ def tail_of(log: Path) -> str:
     return f"; its last words: {text}" if text else "; it printed nothing"
 
 
-def written(out: Path, whose: str) -> Path:
+def written(out: Path, whose: str, where: str) -> Path:
     """What a command wrote to a place, with the ending of a trace or without. Raises UserError if that is nothing."""
     for path in (out, *(out.with_name(f"{out.name}{ending}") for ending in TRACES)):
         if path.exists():
             return path
-    hint = "" if "{" not in whose or "{out}" in whose else "; the command has no {out}, the place to write to"
-    raise UserError(f"{whose}: the command wrote nothing to {{out}}{hint}")
+    raise UserError(f"{whose}: the command wrote nothing to {where}")

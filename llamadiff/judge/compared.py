@@ -154,8 +154,9 @@ class Compared:
         return {name: float(self._defined(array)[index]) for name, array in sides.items()}
 
     def _defined(self, x: Array) -> Array:
-        """Raw scores are defined on the causal triangle only: elsewhere both sides count as zero. In some graphs another
-        node has their name.
+        """Raw scores are defined on the causal triangle only: elsewhere both sides count as zero.
+
+        In some graphs another node has their name.
         """
         hidden = self.positions[None, :] > self.positions[:, None]
         if self.tap.kind.word != "kq" or x.shape[-2:] != hidden.shape:

@@ -75,7 +75,9 @@ def _carried_out(
         command.carry_out(candidate, context, out, steps=str(steps_file.resolve()))
         for step in steps:
             if step.tokens:
-                place = command.written(out / str(step.number), f"step {step.number}, {step.words}")
+                place = command.written(
+                    out / str(step.number), f"step {step.number}, {step.words}", f"{{out}}/{step.number}"
+                )
                 said[step.number] = _read(place, step, replace(context, tokens=step.tokens, n_prefill=len(step.tokens)))
     return said
 
@@ -105,21 +107,18 @@ class _Lives:
 
     def of(self, lives: Sequence[Sequence[int]]) -> Comparison:
         """Of all that are wrong, the one that is so first; else the longest."""
-        found = [self._judged(life, diagnose=False) for life in lives]
-        wrong = [life for life, result in zip(lives, found, strict=True) if result.verdict == tolerances.WRONG]
+        found = [self._judged(life, diagnose=False).verdict for life in lives]
+        wrong = [life for life, verdict in zip(lives, found, strict=True) if verdict == tolerances.WRONG]
+        if wrong:
+            firsts = [(self._first_wrong(life), life) for life in wrong]
+            (number, upto), life = min(firsts, key=lambda each: each[0])
+            result = self._judged(life[:upto], diagnose=self.how.diagnose)
+            result = replace(result, headline=f"{self._place(number, life[:upto])}: {result.headline}")
+        else:
+            unlike = [life for life, verdict in zip(lives, found, strict=True) if verdict != tolerances.MATCH]
+            result = self._judged(max(unlike or lives, key=len), diagnose=False)  # again: what is kept is of this one
         count = f"{len(self.said)} steps have tokens, of {len(lives)} sequences that were run alone"
-        if not wrong:
-            _, life = max(
-                zip(found, lives, strict=True), key=lambda each: (each[0].verdict != tolerances.MATCH, len(each[1]))
-            )
-            worst = self._judged(life, diagnose=False)  # once more: what is kept is of this one
-            return replace(worst, notes=(*worst.notes, count, *self.left_out.values()))
-        firsts = [(self._first_wrong(life), life) for life in wrong]
-        (number, upto), life = min(firsts, key=lambda each: each[0])
-        result = self._judged(life[:upto], diagnose=self.how.diagnose)
-        step = next(step for step in self.steps if step.number == number)
-        says = f"in step {number}, {step.words}{self._after(number)}: {result.headline}"
-        return replace(result, headline=says, notes=(*result.notes, count, *self.left_out.values()))
+        return replace(result, notes=(*result.notes, count, *self.left_out.values()))
 
     def alone(self, life: Sequence[int]) -> tuple[Runnable, Trace]:
         """llama.cpp's run of a sequence in the same batches, with nobody beside, and what goes through it again."""
@@ -135,10 +134,13 @@ class _Lives:
                 return self.step_of[life[upto - 1]].number, upto
         raise AssertionError
 
-    def _after(self, number: int) -> str:
-        """What was done just before a step, if not tokens."""
+    def _place(self, number: int, life: Sequence[int]) -> str:
+        """A step, whose tokens of it are meant, and what was done just before, if that was not tokens."""
+        own = [row for row in life if self.step_of[row].number == number]
+        what = "a token" if len(own) == 1 else "tokens"
         before = self.steps[number - 2] if number > 1 else None
-        return f" after {before.words}" if before is not None and not before.tokens else ""
+        after = f" after {before.words}" if before is not None and not before.tokens else ""
+        return f"in step {number}, {what} of sequence {self.history.rows[own[-1]].sequence}{after}"
 
     def _batches(self, life: Sequence[int]) -> list[int]:
         return [len(list(some)) for _, some in groupby(life, key=lambda row: self.step_of[row].number)]
