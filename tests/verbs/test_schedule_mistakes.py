@@ -27,7 +27,7 @@ MISTAKES = [  # name, model, how what is said of a token goes on
     ("window-one-longer", "gemma2", "does not see positions"),
     ("window-of-one-token", "gemma3", "sees positions of its own that are hidden"),
     ("rm-one-too-few", "llama", "sees a row that it has no more"),
-    ("rm-of-all", "llama", "is written over position"),
+    ("rm-of-all", "llama", "is refused: llama_decode failed"),
     ("cp-without-first", "gpt-oss", "does not see positions"),
     ("add-of-all", "llama", "is moved by"),
     ("shift-without-rows", "llama", "sees position"),
