@@ -298,7 +298,7 @@ def _death_of_a_prompt(code: int, request: Request, log: str) -> UserError:
 
 def _obituary(code: int, request: Request) -> str:
     advice = "it aborts on files it takes for damaged or unsupported"
-    if code != -signal.SIGABRT:
+    if code != -signal.SIGABRT or request.way.steps:  # the file has been run before
         advice = "that is a fault in llama.cpp"
     if request.settings.repack:
         advice = "its repacked kernels crash on some CPUs; run again without repack=on"

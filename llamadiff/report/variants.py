@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -40,21 +39,21 @@ def print_variants(found: Variants, console: Console) -> None:
     for row in found.rows:
         console.print(Text(_line(row), page.style_of(row.verdict) if row.verdict == tolerances.WRONG else ""))
     console.print(Text(f"\n{_LEGEND}\n"))
-    for name, said in _notes(found):
-        page.paragraph(f"{name}: ", said)
     for row in found.rows:
+        if said := _note(row):
+            page.paragraph(f"{row.name}: ", said)
         for number, step in enumerate(row.steps, 1):
             page.paragraph(f"{number:3}  ", step)
     console.print(Text(_said(found)))
 
 
-def _notes(found: Variants) -> Iterator[tuple[str, str]]:
-    """What has no room in a line of the table: a name, and what is said of it."""
-    for row in found.rows:
-        if row.wrong:
-            yield row.name, shown(row.headline)
-        elif row.failed and len(_failure(row)) > _REST:
-            yield row.name, _failure(row)
+def _note(row: Variant) -> str:
+    """What has no room in a line of the table."""
+    if row.wrong:
+        return shown(row.headline)
+    if row.failed and row.steps:
+        return shown(row.failed)
+    return _failure(row) if row.failed and len(_failure(row)) > _REST else ""
 
 
 def _tokens(found: Variants) -> str:
