@@ -103,6 +103,7 @@ class _LlamaCpp:
     ) -> None:
         self.file, self.engine, self.run, self.how, self.folder, self.child = file, engine, run, how, folder, child
         self.opened, self.baseline = self._captured(run)
+        self._known = dict[tuple[tuple[int, ...], str], Array]()  # with other settings, what was run before
 
     def go_on_with(self, tokens: Sequence[int]) -> None:
         """Run these, where a server went on in its own way."""
@@ -118,7 +119,17 @@ class _LlamaCpp:
 
     def logits(self, tokens: Sequence[int], spec: str = "", other: Path | None = None) -> Array:
         """Those of tokens, [token, vocab], with other settings, or of another file."""
-        file = self.file if other is None else ModelFile(other)
+        if other is not None:
+            return self._run(ModelFile(other), tokens, spec)
+        key = tuple(tokens), spec
+        if key not in self._known:
+            found = self._run(self.file, tokens, spec)
+            if spec not in SETTINGS[:USUAL]:
+                return found
+            self._known[key] = found  # these are asked for again
+        return self._known[key]
+
+    def _run(self, file: ModelFile, tokens: Sequence[int], spec: str) -> Array:
         with scratch_directory() as place:
             request = text_request(
                 file, Run(tokens=tokens, settings=self.run.settings), Path(place) / "run.safetensors"
@@ -145,9 +156,9 @@ class _Case:
         tokens = self._other_tokens(right or found is not None)
         if tokens is not None and (right or found is not None or not self.answers.by_ids):
             return words.told(result, tokens, self.seen)
-        found = self._left_out() if right else found or self._explained()
         if found is None and result.verdict == tolerances.UNCHECKED:
             found = self._as_near_as_ways()
+        found = self._left_out() if right else found or self._explained()
         if found is not None and found.spec:
             result = self._result(quick, found.spec)
             right = result.verdict != tolerances.WRONG
