@@ -71,7 +71,9 @@ class LlamaServer:
         return []
 
     def chat(self, text: str, count: int) -> Rows:
-        return _chat(self.server, self.reader, self._more, text, count, MOST)
+        found: Rows
+        found, _ = _allowed(lambda most: _chat(self.server, self.reader, self._more, text, count, most), MOST)
+        return found
 
     def tokens_of(self, text: str, chat: bool) -> tuple[int, ...] | None:
         if chat:
@@ -136,17 +138,8 @@ class OpenAi:
         return self._fewer(ask)
 
     def _fewer(self, ask: Callable[[int], Any]) -> Any:
-        """An answer with as many log-probabilities as the server allows."""
-        for most in (each for each in FEWER if each <= self.most):
-            try:
-                said = ask(most)
-            except RefusedError as error:
-                if most == FEWER[-1] or error.code not in UNSAID or isinstance(error, LacksError):
-                    raise
-            else:
-                self.most = most
-                return said
-        raise AssertionError
+        said, self.most = _allowed(ask, self.most)
+        return said
 
 
 class Ollama:
@@ -177,6 +170,17 @@ class Ollama:
         asked = {"model": self.model, "stream": False, "options": options, "logprobs": True, "top_logprobs": MOST}
         said = _object(self.server, path, self.server.ask(path, {**asked, **more}))
         return self.reader.all(said.get("logprobs"), count), _count(said.get("prompt_eval_count"))
+
+
+def _allowed(ask: Callable[[int], Any], most: int) -> tuple[Any, int]:
+    """An answer with as many log-probabilities as the server allows, and how many these are."""
+    for count in (each for each in FEWER if each <= most):
+        try:
+            return ask(count), count
+        except RefusedError as error:
+            if count == FEWER[-1] or error.code not in UNSAID or isinstance(error, LacksError):
+                raise
+    raise AssertionError
 
 
 def _chat(
