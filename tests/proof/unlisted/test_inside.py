@@ -66,7 +66,7 @@ def test_nothing_false_is_read_back_from_layer_outputs(name: str, folder: Path):
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda arithmetic: arithmetic.name)
-@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("kind", ["F32", pytest.param("Q8_0", marks=pytest.mark.slow)])
 def test_nothing_is_read_back_of_right_layer_outputs(arithmetic, kind: str, folder: Path):
     path = model_file(folder, "llama", kind)
     taps = Engine(opened(path), BY_NAME[arithmetic.name]).run(TOKENS)
