@@ -17,7 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.ggml import ops
+from llamadiff.numerics import metrics
+from llamadiff.numerics.arithmetic import rounded
 from llamadiff.numerics.policies import F32, NATIVE, operands, rounding_type
+from llamadiff.numerics.types import HALVES
 
 Array = NDArray[Any]
 
@@ -119,20 +122,43 @@ class Kernels:
     unfollowed: Callable[[Op], float] = _no_rounding
 
 
+# Ops that nothing can be said of: a program's own functions, and what training alone needs.
+UNJUDGED = frozenset({
+    "MAP_CUSTOM1", "MAP_CUSTOM2", "MAP_CUSTOM3", "CUSTOM", "REPEAT_BACK", "SILU_BACK", "RMS_NORM_BACK",
+    "GET_ROWS_BACK", "SOFT_MAX_BACK", "IM2COL_BACK", "POOL_2D_BACK", "FLASH_ATTN_BACK", "CROSS_ENTROPY_LOSS_BACK",
+    "OPT_STEP_ADAMW", "OPT_STEP_SGD",
+})  # fmt: skip
 _OPS: dict[str, Function] = {}
 ROUNDING: dict[str, Kernels] = {}  # ops that ggml computes with roundings of its own, and exactly in some kernels
+_IN_HALF: dict[str, Function] = {}  # ops whose results may have 16 bits -> what gives them in float32
+_OFF = 2.0**-20  # how far off a float32 may be before it is rounded to 16 bits, of itself
 
 
-def op(*names: str, rounds: bool | Kernels = False) -> Callable[[Function], Function]:
-    """Register the function that computes these ops; ``rounds``: it heeds ``Op.exact``."""
+def op(*names: str, rounds: bool | Kernels = False, halves: bool = False) -> Callable[[Function], Function]:
+    """Register the function that computes these ops; ``rounds``: it heeds ``Op.exact``.
+
+    ``halves``: ggml has it in float16 and bfloat16 too, where it computes in float32 and rounds what comes of it.
+    """
 
     def register(function: Function) -> Function:
-        _OPS.update(dict.fromkeys(names, function))
+        _OPS.update(dict.fromkeys(names, in_its_type(function) if halves else function))
+        if halves:
+            _IN_HALF.update(dict.fromkeys(names, function))
         if rounds:
             ROUNDING.update(dict.fromkeys(names, rounds if isinstance(rounds, Kernels) else Kernels()))
         return function
 
     return register
+
+
+def in_its_type(function: Function) -> Function:
+    """The same, with results rounded where their type has 16 bits."""
+
+    def kept(n: Op) -> Array:
+        y = function(n)
+        return rounded(y, n.kind.upper()) if n.kind.upper() in HALVES else y
+
+    return kept
 
 
 def arithmetics(n: Op) -> Iterator[Op]:
@@ -144,7 +170,19 @@ def arithmetics(n: Op) -> Iterator[Op]:
 
 def unfollowed(n: Op) -> float:
     """NMSE of what ggml rounds within an op in an order that is not known: of its own result, at most."""
-    return ROUNDING[n.name].unfollowed(n) if n.name in ROUNDING else 0.0
+    return (ROUNDING[n.name].unfollowed(n) if n.name in ROUNDING else 0.0) + _between(n)
+
+
+def _between(n: Op) -> float:
+    """NMSE of results that lie so near the middle of two numbers of 16 bits that a float32's last digits choose."""
+    kind = n.kind.upper()
+    if n.name not in _IN_HALF or kind not in HALVES:
+        return 0.0
+    y = _IN_HALF[n.name](n).astype(np.float32)
+    below, above = (rounded(y * np.float32(1 + off), kind).astype(np.float64) for off in (-_OFF, _OFF))
+    seen = np.isfinite(below) & np.isfinite(above)
+    apart, size = (np.square(values[seen]).sum() for values in (above - below, y.astype(np.float64)))
+    return metrics.ratio(float(apart), float(size))
 
 
 @cache

@@ -19,6 +19,7 @@ _LIBRARIES = (
     "bin/Release", "build/bin/Release",
 )  # fmt: skip
 _INCLUDES = ("include", "ggml/include", "", "include/llama.cpp", "src/include")
+_OPS = re.compile(r"GGML_(?:OP|UNARY_OP|GLU_OP)_(?!COUNT$|NONE$|UNARY$|GLU$|POOL_(?:MAX|AVG|COUNT)$)(\w+)")
 _HOME = re.compile(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.+)$", re.MULTILINE)
 
 
@@ -39,6 +40,10 @@ class BuildTree:
         """All names in the headers that are needed."""
         found = (_first(self.includes, name) for name in HEADERS)
         return frozenset(word for path in found if path for word in re.findall(r"\w+", _text(path, MAX_HEADER)))
+
+    def ops(self) -> frozenset[str]:
+        """The ops that ggml.h has: unary ops and GLUs by their own names."""
+        return frozenset(match[1] for match in map(_OPS.fullmatch, self.words()) if match)
 
 
 def find(folder: Path) -> BuildTree:

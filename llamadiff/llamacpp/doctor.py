@@ -6,9 +6,12 @@ import platform
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
+from llamadiff.ggml.op import UNJUDGED, function_of
+from llamadiff.llamacpp.build_tree import find
 from llamadiff.llamacpp.capture import Facts, capture, probe, scratch_directory
-from llamadiff.llamacpp.library import INSTALL
+from llamadiff.llamacpp.library import INSTALL, package
 from llamadiff.llamacpp.request import GPU, HELPER, Request, Settings
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.numerics.compiled.library import instructions
@@ -40,11 +43,11 @@ class Examined:
 def examine(place: Settings | None = None) -> Iterator[Examined]:
     """Look at one thing after the other; at a build of llama.cpp, or llama-cpp-python's."""
     yield Examined("python", FACT, f"{platform.python_version()} on {platform.platform(terse=True)}")
-    for package in PACKAGES:
+    for name in PACKAGES:
         try:
-            yield Examined(package, OK, version(package))
+            yield Examined(name, OK, version(name))
         except PackageNotFoundError:
-            yield Examined(package, BAD, "not installed" + _without(package))
+            yield Examined(name, BAD, "not installed" + _without(name))
     yield _kernels()
     yield from _llama_cpp(place or Settings())
 
@@ -59,10 +62,10 @@ def _kernels() -> Examined:
     return Examined("kernels", OK, _INSTRUCTIONS[found])
 
 
-def _without(package: str) -> str:
-    if package == "llama-cpp-python":
+def _without(name: str) -> str:
+    if name == "llama-cpp-python":
         return f": no baseline; check and diff still work (pip install {INSTALL})"
-    return f": pip install {package}"
+    return f": pip install {name}"
 
 
 def _llama_cpp(plain: Settings) -> Iterator[Examined]:
@@ -76,11 +79,35 @@ def _llama_cpp(plain: Settings) -> Iterator[Examined]:
         yield Examined("runs on", FACT, f"{facts.machine}, started by {plain.runner}")
     yield Examined("built with", FACT, facts.build)
     yield Examined("tensor layout", OK, facts.layout)
+    yield from _ops(plain)
     yield Examined("devices", FACT, _listed(facts.devices) or "none")
     yield baseline_on(facts.devices)
     yield decodes("plain decode", plain)
     yield decodes("quantized decode", plain, quantized=True)
     yield decodes("quantized decode, repacked", replace(plain, repack=True), quantized=True)
+
+
+def _ops(plain: Settings) -> Iterator[Examined]:
+    """Which ops of its ggml.h are judged, where its headers are on this machine."""
+    if plain.runner:
+        return
+    try:
+        folder = plain.llama_cpp or (package().submodule_search_locations or [""])[0]
+        yield ops_judged(find(Path(folder)).ops())
+    except UserError:
+        yield Examined("ops judged", FACT, "no ggml.h beside it, which would say what ops it has")
+
+
+def ops_judged(ops: Iterable[str]) -> Examined:
+    """Of ggml's ops by name: how many are judged, and those that are not."""
+    names = sorted(ops)
+    unknown = [name for name in names if function_of(name) is None]
+    new = [name for name in unknown if name not in UNJUDGED]
+    judged = f"{len(names) - len(unknown)} of {len(names)} in its ggml.h"
+    if new:
+        return Examined("ops judged", NOTE, f"{judged}; UNCHECKED, as llamadiff does not know them: {', '.join(new)}")
+    rest = f"; UNCHECKED, as a program's own or of training: {', '.join(unknown)}" if unknown else ""
+    return Examined("ops judged", OK, judged + rest)
 
 
 def baseline_on(devices: Sequence[tuple[str, str, str]]) -> Examined:

@@ -36,6 +36,8 @@ class Rule:
 RULES: tuple[Rule, ...] = (
     Rule(1e-12, op="ROPE", angle=16 * 2.0**-48),
     Rule(1e-10, op="MUL_MAT*"),
+    Rule(1e-10, op="CONV_[23]D"),  # products of what lies under a kernel
+    Rule(1e-10, op="CONV_TRANSPOSE_*"),
     Rule(1e-10, op="FLASH_ATTN_EXT"),  # and what it rounds to float16 (ggml/ops/attention.py)
     Rule(1e-10, op="*_SCAN"),  # recurrences carry each step's rounding on
     Rule(1e-10, op="*WKV*"),

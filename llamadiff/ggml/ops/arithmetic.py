@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
-from llamadiff.ggml.op import Array, Op, op
+from llamadiff.ggml.op import Array, Kernels, Op, op
+from llamadiff.numerics.tolerances import ROUNDING
 
 
 def fitted(x: Array, shape: tuple[int, ...]) -> Array:
@@ -20,7 +22,7 @@ _OF_TWO: dict[str, Callable[[Array, Array], Array]] = {
 }  # fmt: skip
 
 
-@op(*_OF_TWO)
+@op(*_OF_TWO, halves=True)
 def of_two(n: Op) -> Array:
     """a and b, value by value."""
     return _OF_TWO[n.name](n.x(), fitted(n.x(1), n.x().shape[-4:]))
@@ -34,13 +36,13 @@ def add_id(n: Op) -> Array:
     return np.asarray(a + rows.reshape(a.shape))
 
 
-@op("SCALE")
+@op("SCALE", halves=True)
 def scale(n: Op) -> Array:
     """x * params[0] + params[1]."""
     return np.asarray(n.x() * n.floats[0] + n.floats[1])
 
 
-@op("CLAMP")
+@op("CLAMP", halves=True)
 def clamp(n: Op) -> Array:
     """Between params[0] and params[1]."""
     return np.asarray(np.clip(n.x(), n.floats[0], n.floats[1]))
@@ -54,7 +56,7 @@ _OF_ROWS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-@op(*_OF_ROWS)
+@op(*_OF_ROWS, halves=True)
 def of_rows(n: Op) -> Array:
     """Sums, means and running sums over the innermost axis, or the sum of everything; in float64."""
     return np.asarray(_OF_ROWS[n.name](n.x()), np.float32)
@@ -67,7 +69,7 @@ def arange(n: Op) -> Array:
     return np.asarray(steps.reshape(n.shape), np.float32)
 
 
-@op("FILL")
+@op("FILL", halves=True)
 def fill(n: Op) -> Array:
     """params[0] everywhere."""
     return np.full(n.shape, n.floats[0], np.float32)
@@ -87,8 +89,30 @@ def diagonal(n: Op) -> Array:
     return np.asarray(n.x() * np.eye(n.shape[-1], dtype=np.float32))
 
 
-@op("DIAG_MASK_INF")
-def diag_mask_inf(n: Op) -> Array:
-    """-inf above the diagonal that lies params[0] to the right."""
+@op("DIAG_MASK_INF", "DIAG_MASK_ZERO")
+def diag_mask(n: Op) -> Array:
+    """-inf, or 0, above the diagonal that lies params[0] to the right."""
+    hidden = np.float32(-np.inf if n.name == "DIAG_MASK_INF" else 0)
     rows, columns = np.arange(n.shape[-2])[:, None], np.arange(n.shape[-1])[None, :]
-    return np.where(columns > rows + int(n.ints[0]), np.float32(-np.inf), n.x())
+    return np.where(columns > rows + int(n.ints[0]), hidden, n.x())
+
+
+@op("COUNT_EQUAL")
+def count_equal(n: Op) -> Array:
+    """How many places of two tensors hold the same whole number."""
+    return np.asarray((n.x() == n.x(1)).sum(axis=(-4, -3, -2, -1), keepdims=True), np.int64)
+
+
+def _row_by_row(n: Op) -> float:
+    """Losses of rows are added in float32."""
+    return math.prod(n.x().shape[:-1]) * ROUNDING["f32"]
+
+
+@op("CROSS_ENTROPY_LOSS", rounds=Kernels(unfollowed=_row_by_row))
+def cross_entropy_loss(n: Op) -> Array:
+    """-sum of labels times the log of softmax(x), over the number of rows (ggml_compute_forward_cross_entropy_loss)."""
+    x, labels = n.x().astype(np.float64), n.x(1).astype(np.float64)
+    x = x - x.max(axis=-1, keepdims=True)
+    logs = x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+    rows = math.prod(x.shape[-4:-1])
+    return np.asarray(-(logs * labels).sum(axis=(-4, -3, -2, -1), keepdims=True) / rows, np.float32)

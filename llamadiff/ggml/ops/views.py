@@ -116,6 +116,12 @@ def pad(n: Op) -> Array:
     return np.pad(n.x(), [*[(0, 0)] * (n.x().ndim - 4), *widths], mode=mode)  # type: ignore[call-overload,no-any-return]
 
 
+@op("PAD_REFLECT_1D")
+def pad_reflect_1d(n: Op) -> Array:
+    """Mirrored at the ends of the innermost axis, whose own values are not repeated: params are before and after."""
+    return np.pad(n.x(), [*[(0, 0)] * (n.x().ndim - 1), (int(n.ints[0]), int(n.ints[1]))], mode="reflect")
+
+
 @op("ROLL")
 def roll(n: Op) -> Array:
     """Turned by params[i] along ggml's axis i."""
