@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
 from sent import node_of
 
 from llamadiff.ggml.op import Array, Op, Operand
@@ -20,6 +23,16 @@ INT, LONG, SIZE, FLOAT, BOOL = ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t, 
 
 # A test's input: an array [ne3, ne2, ne1, ne0], or one in another order of memory and the permutation to this.
 Input = Any
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Values in a quantized type, as gguf-py quantizes them: also an input."""
+
+    kind: str
+    array: Array
+
+
 Then = Callable[["Graph", int, Any], None]
 
 
@@ -58,10 +71,19 @@ class Graph:
     def tensor(self, context: int, given: Input) -> Any:
         if given is None:
             return None
+        if isinstance(given, Blocks):
+            return self._blocks(context, given)
         array, axes = given if isinstance(given, tuple) else (given, None)
         made = self.base.ggml_new_tensor_4d(context, TYPES[array.dtype.name], *reversed(array.shape))
         ctypes.memmove(made.contents.data, np.ascontiguousarray(array).ctypes.data, array.nbytes)
         return made if axes is None else self.build(context, "permute", [made], [INT] * 4, axes)
+
+    def _blocks(self, context: int, given: Blocks) -> Any:
+        kind = GGMLQuantizationType[given.kind.upper()]
+        data = quantize(given.array, kind)
+        made = self.base.ggml_new_tensor_4d(context, int(kind), *reversed(given.array.shape))
+        ctypes.memmove(made.contents.data, np.ascontiguousarray(data).ctypes.data, data.nbytes)
+        return made
 
     def run(
         self, name: str, inputs: Sequence[Input], types: Sequence[Any] = (), values: Sequence[Any] = (),

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.ggml import ops
+from llamadiff.ggml.stored import kept_as
 from llamadiff.numerics import metrics
 from llamadiff.numerics.arithmetic import rounded
 from llamadiff.numerics.policies import F32, NATIVE, operands, rounding_type
@@ -130,20 +131,20 @@ UNJUDGED = frozenset({
 })  # fmt: skip
 _OPS: dict[str, Function] = {}
 ROUNDING: dict[str, Kernels] = {}  # ops that ggml computes with roundings of its own, and exactly in some kernels
-_IN_HALF: dict[str, Function] = {}  # ops whose results may have 16 bits -> what gives them in float32
+_STORED: dict[str, Function] = {}  # ops whose results may have another type -> what gives them in float32
 _OFF = 2.0**-20  # how far off a float32 may be before it is rounded to 16 bits, of itself
 
 
-def op(*names: str, rounds: bool | Kernels = False, halves: bool = False) -> Callable[[Function], Function]:
+def op(*names: str, rounds: bool | Kernels = False, stored: bool = False) -> Callable[[Function], Function]:
     """Register the function that computes these ops; ``rounds``: it heeds ``Op.exact``.
 
-    ``halves``: ggml has it in float16 and bfloat16 too, where it computes in float32 and rounds what comes of it.
+    ``stored``: ggml has it in other types too, where it computes in float32 and rounds what comes of it.
     """
 
     def register(function: Function) -> Function:
-        _OPS.update(dict.fromkeys(names, in_its_type(function) if halves else function))
-        if halves:
-            _IN_HALF.update(dict.fromkeys(names, function))
+        _OPS.update(dict.fromkeys(names, in_its_type(function) if stored else function))
+        if stored:
+            _STORED.update(dict.fromkeys(names, function))
         if rounds:
             ROUNDING.update(dict.fromkeys(names, rounds if isinstance(rounds, Kernels) else Kernels()))
         return function
@@ -152,11 +153,11 @@ def op(*names: str, rounds: bool | Kernels = False, halves: bool = False) -> Cal
 
 
 def in_its_type(function: Function) -> Function:
-    """The same, with results rounded where their type has 16 bits."""
+    """The same, with results as their type keeps them."""
 
     def kept(n: Op) -> Array:
         y = function(n)
-        return rounded(y, n.kind.upper()) if n.kind.upper() in HALVES else y
+        return y if n.kind == "f32" else kept_as(y, n.kind, q8=n.q8)
 
     return kept
 
@@ -176,9 +177,9 @@ def unfollowed(n: Op) -> float:
 def _between(n: Op) -> float:
     """NMSE of results that lie so near the middle of two numbers of 16 bits that a float32's last digits choose."""
     kind = n.kind.upper()
-    if n.name not in _IN_HALF or kind not in HALVES:
+    if n.name not in _STORED or kind not in HALVES:
         return 0.0
-    y = _IN_HALF[n.name](n).astype(np.float32)
+    y = _STORED[n.name](n).astype(np.float32)
     below, above = (rounded(y * np.float32(1 + off), kind).astype(np.float64) for off in (-_OFF, _OFF))
     seen = np.isfinite(below) & np.isfinite(above)
     apart, size = (np.square(values[seen]).sum() for values in (above - below, y.astype(np.float64)))

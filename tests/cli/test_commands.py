@@ -164,7 +164,7 @@ def test_the_doctor_finds_every_op_of_the_installed_header():
     found = run("doctor").stdout
     line = next(line for line in found.splitlines() if "ops judged" in line)
     assert line.split()[0] == "ok"
-    assert int(re.search(r"(\d+) of \d+ in its ggml.h", line)[1]) >= 115
+    assert int(re.search(r"(\d+) of \d+ in its ggml.h", line)[1]) >= 112
 
 
 def test_the_demos_words_break_between_words(monkeypatch, capsys):

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from one_op import BOOL, FLOAT, INT, LONG, SIZE, Graph, Input, Then
+from one_op import BOOL, FLOAT, INT, LONG, SIZE, Blocks, Graph, Input, Then
 
 from llamadiff.ggml.check import distance, replay
 from llamadiff.ggml.op import Array, Op, function_of
 from llamadiff.numerics import tolerances
 
-RUNS = 16
+RUNS = [pytest.param(range(10), id="few"), pytest.param(range(10, 110), id="many", marks=pytest.mark.slow)]
 HALF = np.float16
 Mistake = Callable[[Op], Op]
 
@@ -381,9 +381,9 @@ def add_sinks(name: str, sinks: Array | None) -> Then | None:
 def attended(tokens: Callable[[Dice], int], keys: Callable[[Dice], int]) -> Callable[[Dice], Case]:
     def make(d: Dice) -> Case:
         kv_heads, (t, s) = d.n(1, 2), (tokens(d), keys(d))
-        heads, width, outer = kv_heads * d.n(1, 3), 16 * d.n(1, 5), d.of(1, 1, 2)
-        kind = d.of("f16", "f16", "f32", "bf16")
-        k, v = (as_kind(d.x(outer, kv_heads, s, size), kind) for size in (width, 16 * d.n(1, 5)))
+        heads, width, outer = kv_heads * d.n(1, 3), 32 * d.n(1, 3), d.of(1, 1, 2)
+        kind = d.of("f16", "f16", "f32", "bf16", "q8_0", "q4_0")
+        k, v = (as_kind(d.x(outer, kv_heads, s, size), kind) for size in (width, 32 * d.n(1, 3)))
         bias = d.of(0.0, 0.0, 8.0)
         masks = d.of(1, heads), d.of(1, outer)
         mask = np.where(d.rng.random((*masks[::-1], t, s)) < 0.2, -np.inf, d.x(*masks[::-1], t, s)).astype(HALF)
@@ -507,8 +507,10 @@ def solve_tri(d: Dice) -> Case:
     return Case("solve_tri", [matrix, d.x(*outer, rows, d.n(1, 6))], [BOOL] * 3, [True, True, False], mistakes)
 
 
-def as_kind(x: Array, kind: str) -> Array:
+def as_kind(x: Array, kind: str) -> Input:
     """As one_op gives values of a type: bfloat16 as its bits."""
+    if kind.startswith("q"):
+        return Blocks(kind, x)
     if kind == "bf16":
         return (np.ascontiguousarray(x, np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
     return x.astype({"f32": np.float32, "f16": HALF}[kind])
@@ -608,6 +610,14 @@ CASES |= {f"{name} {'+'.join(kinds)}": of_two(name, kinds)
 
 
 @case
+def add_to_blocks(d: Dice) -> Case:
+    """As an adapter is merged into a weight."""
+    shape = [*d.ns(2, 1, 2), d.n(1, 9), 32 * d.n(1, 4)]
+    inputs = [Blocks(d.of("q8_0", "q4_0", "q5_0"), d.x(*shape)), d.x(*shape)]
+    return Case("add", inputs, mistakes=[source(1, np.negative, "negative")])
+
+
+@case
 def scale_bias(d: Dice) -> Case:
     return Case("scale_bias", [d.x(*d.shape(40))], [FLOAT] * 2, [1.7, -0.3], [real(0), real(1)])
 
@@ -647,9 +657,10 @@ def out_prod(d: Dice) -> Case:
 
 @case
 def mul_mat(d: Dice) -> Case:
-    inner, outer = d.n(1, 300), d.n(1, 3)
-    w = as_kind(d.x(1, outer, d.n(1, 20), inner), d.of(*KINDS))
-    return Case("mul_mat", [w, d.x(1, outer * d.n(1, 2), d.n(1, 30), inner)], mistakes=[larger(0), first_lost(1)])
+    inner, outer, kind = d.n(1, 300), d.n(1, 3), d.of(*KINDS)
+    w = as_kind(d.x(1, outer, d.n(1, 20), inner), kind)
+    x = as_kind(d.x(1, outer * d.n(1, 2), d.n(1, 30), inner), d.of("f32", kind))  # a kernel in 16 bits, by IM2COL's
+    return Case("mul_mat", [w, x], mistakes=[larger(0), first_lost(1)])
 
 
 # The judge
@@ -669,10 +680,11 @@ def graph() -> Graph:
     return Graph()
 
 
+@pytest.mark.parametrize("seeds", RUNS)
 @pytest.mark.parametrize("name", CASES)
-def test_right_at_random_and_mistakes_are_wrong(graph: Graph, name: str) -> None:
+def test_right_at_random_and_mistakes_are_wrong(graph: Graph, name: str, seeds: range) -> None:
     caught = set[str]()
-    for seed in range(RUNS):
+    for seed in seeds:
         made = CASES[name](Dice(seed))
         n, found = graph.run(made.name, list(made.inputs), list(made.types), list(made.values), made.then)
         verdict, nmse, limit = judged(n, found)

@@ -22,7 +22,7 @@ _OF_TWO: dict[str, Callable[[Array, Array], Array]] = {
 }  # fmt: skip
 
 
-@op(*_OF_TWO, halves=True)
+@op(*_OF_TWO, stored=True)
 def of_two(n: Op) -> Array:
     """a and b, value by value."""
     return _OF_TWO[n.name](n.x(), fitted(n.x(1), n.x().shape[-4:]))
@@ -36,13 +36,13 @@ def add_id(n: Op) -> Array:
     return np.asarray(a + rows.reshape(a.shape))
 
 
-@op("SCALE", halves=True)
+@op("SCALE", stored=True)
 def scale(n: Op) -> Array:
     """x * params[0] + params[1]."""
     return np.asarray(n.x() * n.floats[0] + n.floats[1])
 
 
-@op("CLAMP", halves=True)
+@op("CLAMP", stored=True)
 def clamp(n: Op) -> Array:
     """Between params[0] and params[1]."""
     return np.asarray(np.clip(n.x(), n.floats[0], n.floats[1]))
@@ -56,7 +56,7 @@ _OF_ROWS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-@op(*_OF_ROWS, halves=True)
+@op(*_OF_ROWS, stored=True)
 def of_rows(n: Op) -> Array:
     """Sums, means and running sums over the innermost axis, or the sum of everything; in float64."""
     return np.asarray(_OF_ROWS[n.name](n.x()), np.float32)
@@ -69,7 +69,7 @@ def arange(n: Op) -> Array:
     return np.asarray(steps.reshape(n.shape), np.float32)
 
 
-@op("FILL", halves=True)
+@op("FILL", stored=True)
 def fill(n: Op) -> Array:
     """params[0] everywhere."""
     return np.full(n.shape, n.floats[0], np.float32)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from llamadiff.ggml.op import Array, Op, op
-from llamadiff.ggml.ops.views import kept_as
+from llamadiff.ggml.stored import kept_as
 
 
 @dataclass(frozen=True)

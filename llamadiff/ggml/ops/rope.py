@@ -38,13 +38,13 @@ class Parameters:
         return cls(dims, mode, ctx, base, scale, ext, attn, fast, slow, sections, int(n.ints[15]))
 
 
-@op("ROPE", rounds=True, halves=True)
+@op("ROPE", rounds=True, stored=True)
 def rope(n: Op) -> Array:
     """x [.., token, head, dim] rotated by positions [token] (or four for each token), forwards."""
     return _rotated(n, 1.0)
 
 
-@op("ROPE_BACK", rounds=True, halves=True)
+@op("ROPE_BACK", rounds=True, stored=True)
 def rope_back(n: Op) -> Array:
     """The inverse rotation."""
     return _rotated(n, -1.0)

@@ -83,25 +83,25 @@ _PLAIN: dict[str, Callable[[Array], Array]] = {
 }  # fmt: skip
 
 
-@op(*_PLAIN, halves=True)
+@op(*_PLAIN, stored=True)
 def unary(n: Op) -> Array:
     """An op of each value by itself, in float64 (ggml-cpu/unary-ops.cpp)."""
     return np.asarray(_PLAIN[n.name](n.x().astype(np.float64)), np.float32)
 
 
-@op("GELU", rounds=Kernels(_kernels), halves=True)
+@op("GELU", rounds=Kernels(_kernels), stored=True)
 def gelu_op(n: Op) -> Array:
     """GELU, by ggml's table or exactly."""
     return gelu(n, n.x())
 
 
-@op("GELU_QUICK", rounds=True, halves=True)
+@op("GELU_QUICK", rounds=True, stored=True)
 def gelu_quick_op(n: Op) -> Array:
     """Quick GELU, by ggml's table or exactly."""
     return gelu_quick(n, n.x())
 
 
-@op("XIELU", halves=True)
+@op("XIELU", stored=True)
 def xielu(n: Op) -> Array:
     """params: alpha_n, alpha_p, beta, eps (ggml-cpu/unary-ops.cpp, op_xielu)."""
     x = n.x().astype(np.float64)
@@ -110,7 +110,7 @@ def xielu(n: Op) -> Array:
     return np.where(x > 0, alpha_p * x * x + beta * x, below).astype(np.float32)
 
 
-@op("LEAKY_RELU", halves=True)
+@op("LEAKY_RELU", stored=True)
 def leaky_relu(n: Op) -> Array:
     """max(x, 0) + params[0] * min(x, 0)."""
     return np.asarray(np.maximum(n.x(), 0) + n.floats[0] * np.minimum(n.x(), 0))
@@ -134,14 +134,14 @@ _GATES: dict[str, Callable[[Op, Array], Array]] = {
 }
 
 
-@op(*_GATES, rounds=Kernels(_kernels), halves=True)
+@op(*_GATES, rounds=Kernels(_kernels), stored=True)
 def glu(n: Op) -> Array:
     """activation(x) * gate (Shazeer 2020, arXiv:2002.05202)."""
     x, gate = halves(n)
     return _GATES[n.name](n, x) * gate
 
 
-@op("SWIGLU_OAI", "SWIGLU_CLAMP", halves=True)
+@op("SWIGLU_OAI", "SWIGLU_CLAMP", stored=True)
 def swiglu_clamped(n: Op) -> Array:
     """x * sigmoid(alpha x) * gate, x at most the limit and the gate between -limit and limit: params[3].
 
