@@ -69,7 +69,7 @@ SETTINGS = (
     "kv=q4_0,flash_attn=on", "kv=q5_1,flash_attn=on,rotated=on", "kv=q5_0,flash_attn=on,rotated=on",
     "kv=q4_1,flash_attn=on,rotated=on", "kv=iq4_nl,flash_attn=on,rotated=on",
 )  # fmt: skip
-ROUNDING = ("kv=q8_0,flash_attn=on,rotated=on", "kv=q8_0,flash_attn=on")  # the coarsest that are no mistake
+ROUNDING = (*SETTINGS[:USUAL], "kv=q8_0,flash_attn=on")  # ways that are no mistake
 
 
 def compare_server(model: str | Path, spec: str, run: Run, how: How, folder: Path, child: Child) -> Comparison:
@@ -337,9 +337,9 @@ class _Case:
         return None
 
     def _as_near_as_ways(self) -> Found | None:
-        """A server no further from llama.cpp than that's usual ways are from one another: it may round otherwise."""
-        ways = max(map(self._moved_by, SETTINGS[:USUAL]))
-        return words.as_near_as_ways(self._off, ways) if self._off <= ALIKE * ways else None
+        """A server no further from llama.cpp than its own ways are from one another: it may round otherwise."""
+        moved = map(self._moved_by, ROUNDING)
+        return next((words.as_near_as_ways(self._off, by) for by in moved if self._off <= ALIKE * by), None)
 
     def _dropped(self) -> Found | None:
         """A prompt of which the beginning was dropped: the last row is that of fewer tokens."""
