@@ -295,8 +295,8 @@ class _Case:
 
     def _explained(self) -> Found | None:
         """What llama.cpp, run otherwise, has the server's logits with."""
-        found = self._other_settings(SETTINGS[USUAL:]) or self._scaled() or self._dropped()
-        return found or self._other_rope() or self._other_file() or self._other_types()
+        found = self._scaled() or self._other_settings(SETTINGS[USUAL:]) or self._other_rope()
+        return found or self._dropped() or self._other_file() or self._other_types()
 
     def _other_settings(self, specs: Sequence[str]) -> Found | None:
         def trials() -> Iterator[tuple[Found, float]]:
