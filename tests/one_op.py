@@ -16,6 +16,7 @@ from sent import node_of
 
 from llamadiff.ggml.op import Array, Op, Operand
 from llamadiff.llamacpp.layout import InitParams
+from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.tensors import Ggml, Tensor
 
 TYPES = {"float32": 0, "float16": 1, "int32": 26, "int64": 27, "uint16": 30}  # bfloat16 is given as its bits
@@ -87,19 +88,26 @@ class Graph:
 
     def run(
         self, name: str, inputs: Sequence[Input], types: Sequence[Any] = (), values: Sequence[Any] = (),
-        then: Then | None = None, threads: int = 2,
+        then: Then | None = None, threads: int = 2, checker: NodeChecker | None = None,
     ) -> tuple[Op, Array]:  # fmt: skip
-        """The node as an Op, and what ggml gives; ``then`` is done to the node before it is computed."""
+        """The node as an Op, and what ggml gives.
+
+        ``then`` is done to the node before it is computed; a ``checker`` is told of it as of a node of a graph.
+        """
         with self.context() as context:
             node = self.build(context, name, [self.tensor(context, given) for given in inputs], types, values)
             if then is not None:
                 then(self, context, node)
             tensors = [source.contents if source else None for source in node.contents.src]
             sources = tuple(None if tensor is None else self._operand(tensor) for tensor in tensors)
+            if checker is not None:
+                checker.asked(node_of(Tensor(self.ggml, node.contents)))
             graph = self.base.ggml_new_graph(context)
             self.base.ggml_build_forward_expand(graph, node)
             assert self.cpu.ggml_graph_compute_with_ctx(context, graph, threads) == 0
             result = node_of(Tensor(self.ggml, node.contents))
+            if checker is not None:
+                checker.done(result)
             return Op(result.op, result.shape, result.type, result.parameters, sources), result.values()
 
     def _operand(self, tensor: Any) -> Operand:
