@@ -217,23 +217,29 @@ def col2im_1d(d: Dice) -> Case:
     size, outs, steps, stride = d.n(2, 7), d.n(1, 5), d.n(2, 12), d.n(1, 4)
     cut = d.n(0, (size - 1) // 2)
     x = as_kind(d.x(1, 1, steps, size * outs), d.of("f32", "f16", "bf16"))
-    return Case("col2im_1d", [x], [INT] * 3, [stride, outs, cut], [rolled(0), rolled(0, -2)])
+    mistakes = [rolled(0), rolled(0, -2), *smaller_stride(stride)]
+    return Case("col2im_1d", [x], [INT] * 3, [stride, outs, cut], mistakes)
+
+
+def smaller_stride(stride: int) -> list[tuple[str, Mistake]]:
+    """What is spread lies nearer together; a larger one would not fit the result."""
+    return [whole(0, -1)] if stride > 1 else []
 
 
 @case
 def conv_transpose_1d(d: Dice) -> Case:
-    channels = d.n(1, 40)
+    channels, stride = d.n(1, 40), d.n(1, 4)
     inputs = [kernels(d, 1, channels, d.n(1, 6), d.n(1, 7)), d.x(1, 1, channels, d.n(2, 12))]
-    mistakes = [rolled(0), rolled(1), first_lost(1), larger(0)]
-    return Case("conv_transpose_1d", inputs, [INT] * 3, [d.n(1, 4), 0, 1], mistakes)
+    mistakes = [rolled(0), rolled(1), first_lost(1), larger(0), *smaller_stride(stride)]
+    return Case("conv_transpose_1d", inputs, [INT] * 3, [stride, 0, 1], mistakes)
 
 
 @case
 def conv_transpose_2d(d: Dice) -> Case:
-    channels = d.n(1, 40)
+    channels, stride = d.n(1, 40), d.n(1, 4)
     inputs = [kernels(d, channels, d.n(1, 5), *d.ns(2, 1, 4)), d.x(d.n(1, 3), channels, *d.ns(2, 2, 6))]
-    mistakes = [rolled(0), rolled(1), rolled(1, -2), first_lost(1)]
-    return Case("conv_transpose_2d_p0", inputs, [INT], [d.n(1, 4)], mistakes)
+    mistakes = [rolled(0), rolled(1), rolled(1, -2), first_lost(1), *smaller_stride(stride)]
+    return Case("conv_transpose_2d_p0", inputs, [INT], [stride], mistakes)
 
 
 @case
