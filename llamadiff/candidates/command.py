@@ -20,8 +20,8 @@ from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.system import python_child
 from llamadiff.system.commands import split
 from llamadiff.system.errors import UserError
-from llamadiff.system.started import APART, Process, kill, start
-from llamadiff.system.supervisor import PATIENCE
+from llamadiff.system.started import APART, Process, start
+from llamadiff.system.supervised import end
 from llamadiff.trace.reader import Trace
 
 PREFIX = "cmd:"
@@ -105,7 +105,7 @@ def supervised(arguments: list[str], output: BinaryIO, talks: bool = False) -> I
     Through one that ``talks``, lines are passed to the command and from it.
     """
     supervisor = start(
-        python_child.command("llamadiff.system.supervisor"), _end,
+        python_child.command("llamadiff.system.supervisor"), end,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, **APART,
     )  # fmt: skip
     assert supervisor.stdin is not None
@@ -116,18 +116,8 @@ def supervised(arguments: list[str], output: BinaryIO, talks: bool = False) -> I
             supervisor.stdin.flush()
         yield supervisor
     finally:
-        _end(supervisor)
+        end(supervisor)
         supervisor.stdout.close()
-
-
-def _end(supervisor: Process) -> None:
-    """Give it the time to end the command's processes."""
-    assert supervisor.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        supervisor.stdin.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        supervisor.wait(2 * PATIENCE)
-    kill(supervisor)
 
 
 def _failure(arguments: list[str], supervisor: Process) -> str | None:

@@ -11,7 +11,7 @@ import typer
 
 from llamadiff.cli import listings
 from llamadiff.cli.inputs import Asked, prompt_or_trace, rules_of, token_ids, two_traces
-from llamadiff.cli.more import port, replay, sweep, template, tiny, tokens, variants, vectors, weights
+from llamadiff.cli.more import port, replay, sweep, template, tiny, tokens, variants, vectors, watch, weights
 from llamadiff.cli.options import (
     Annotate,
     Candidate,
@@ -48,7 +48,7 @@ from llamadiff.cli.options import (
 )
 from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
 from llamadiff.extras.formats import OF_PORT, OF_SWEEP, OF_TEMPLATES, OF_TOKENS
-from llamadiff.report.formats import OF_OPS, OF_VARIANTS, OF_WEIGHTS
+from llamadiff.report.formats import OF_OPS, OF_VARIANTS, OF_WATCH, OF_WEIGHTS
 from llamadiff.system.collisions import Named, kept, refuse_collisions, saved
 from llamadiff.system.errors import UserError
 
@@ -315,6 +315,10 @@ _EXAMPLES = {
     "diff": ("llamadiff diff right.safetensors mine.safetensors --model model.gguf",),
     "diagnose": ("llamadiff diagnose right.safetensors mine.safetensors --model model.gguf",),
     "backend": ('llamadiff backend model.gguf "Once" --n-predict 4 --llama-cpp flash_attn=on --keep wrong-ops',),
+    "watch": (
+        "llamadiff watch -- llama-mtmd-cli -m model.gguf --mmproj mmproj.gguf --image cat.png -p What?",
+        "llamadiff watch --every 50 -o report.html -- llama-server -m model.gguf",
+    ),
     "variants": (
         'llamadiff variants model.gguf "Once upon a time"',
         'llamadiff variants model.gguf "Once" --only kv=q8_0,flash_attn=on --only dir=../llama.cpp',
@@ -360,6 +364,7 @@ _JUDGE, _FILE, _LEARN = "Judge", "The file", "Look up"
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     _JUDGE: (
         with_reports(compare, keeps=True), capture, with_reports(diff), with_files(diagnose), with_reports(backend),
+        with_files(watch, OF_WATCH),
         with_files(replay, OF_OPS), with_files(variants, OF_VARIANTS), with_files(port, OF_PORT), tiny,
         with_files(tokens, OF_TOKENS), with_files(template, OF_TEMPLATES), with_reports_of_several(check),
         with_files(sweep, OF_SWEEP),

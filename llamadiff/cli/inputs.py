@@ -32,6 +32,7 @@ LONGEST_NAME = 255  # characters of a file's name
 ALIKE = 0.85  # of two names, from which on one may be the other misspelt
 _WHOLE_NUMBER = re.compile("[0-9]{1,10}")
 _BYTES = re.compile("([0-9]{1,15})([KMGkmg]?)")
+_RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 _LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
@@ -182,12 +183,23 @@ def costing_of(other: Path, text: Path | None, spend: str | None) -> Costing:
     return Costing(read, text.name if text is not None else None, bytes_of(spend) if spend is not None else 0)
 
 
-def bytes_of(text: str) -> int:
+def bytes_of(text: str, option: str = "--spend") -> int:
     """``64M`` as bytes."""
     match = _BYTES.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
-        raise UserError(f"--spend {text[:40]}: expected bytes such as 500000, 64M or 1G")
+        raise UserError(f"{option} {text[:40]}: expected bytes such as 500000, 64M or 1G")
     return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+
+
+def range_of(text: str | None) -> tuple[int, int] | None:
+    """``3-5``, or ``4``, as the first and the last, counted from 1."""
+    if text is None:
+        return None
+    match = _RANGE.fullmatch(text.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last:
+        raise UserError(f"--graphs {text[:40]}: expected two numbers such as 3-5, the first graph is 1")
+    return first, last
 
 
 def _read_text(file: str | Path, limit: int, expected: str) -> str:

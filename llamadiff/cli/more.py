@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llamadiff.cli.inputs import Asked, settings_of
+from llamadiff.cli.inputs import Asked, bytes_of, range_of, settings_of
 from llamadiff.cli.options import JUDGEMENT, Chat, LlamaCpp, Model, NPredict, Prompt, Tokens, finish
 from llamadiff.cli.reports import Reports
 from llamadiff.numerics import tolerances
-from llamadiff.system.collisions import refuse_collisions
+from llamadiff.system.collisions import kept, refuse_collisions
 
 
 def port(
@@ -248,6 +249,49 @@ def replay(
     found = run_ops(paths, settings_of(llama_cpp))
     reports.write(found, lambda runs: typer.echo("\n".join(map(line_of, runs))))
     finish(tolerances.worst_of([run.verdict for run in found]))
+
+
+def watch(
+    program: Annotated[
+        list[str], typer.Argument(help="The program and its own words, after --.", metavar="-- PROGRAM ARGS...")
+    ],
+    graphs: Annotated[
+        str | None, typer.Option("--graphs", help="Only these graphs, all of them.", metavar="A-B", show_default=False)
+    ] = None,
+    first: Annotated[int, typer.Option("--first", help="The first so many graphs.", min=0)] = 4,
+    every: Annotated[
+        int,
+        typer.Option("--every", help="Then each graph that is like none before, and one in so many; 1: all.", min=0),
+    ] = 10,
+    nodes: Annotated[
+        str, typer.Option("--nodes", help="Only nodes of such names: 'ffn*'.", metavar="PATTERN", show_default=False)
+    ] = "",
+    keep: Annotated[Path | None, typer.Option("--keep", help="Save each wrong op, with its inputs, here.")] = None,
+    max_waiting: Annotated[
+        str, typer.Option("--max-waiting", help="On disk, of graphs that wait to be judged.", metavar="BYTES")
+    ] = "2G",
+    max_weights: Annotated[
+        str, typer.Option("--max-weights", help="On disk, of weights.", metavar="BYTES")
+    ] = "16G",
+    max_node: Annotated[
+        str, typer.Option("--max-node", help="What one node reads and gives; of larger ones rows.", metavar="BYTES")
+    ] = "1G",
+    *, reports: Reports,
+) -> None:  # fmt: skip
+    """Run any program that computes ggml graphs, and judge their nodes: vision, speech, images, a server at work."""
+    from llamadiff.engines.run_spec import How
+    from llamadiff.llamacpp.watching import Bounds
+    from llamadiff.report.terminal.report import make_console
+    from llamadiff.report.watched import print_watched
+    from llamadiff.verbs.watch import watch_program
+
+    refuse_collisions([], [*kept(keep), *reports.named])
+    sizes = bytes_of(max_waiting, "--max-waiting"), bytes_of(max_weights, "--max-weights")
+    bounds = Bounds(range_of(graphs), first, every, nodes, *sizes, bytes_of(max_node, "--max-node"))
+    found = watch_program(program, bounds, How(pictures=reports.pictures), keep)
+    reports.write_several(found.graphs)
+    print_watched(found.graphs, found.said, found.ended, make_console(sys.stderr))
+    finish(found.verdict)
 
 
 Other = Annotated[

@@ -14,6 +14,7 @@ from llamadiff.numerics import metrics
 from llamadiff.numerics.closeup import Closeup
 
 NO_FUNCTION = "no function for"
+NOT_LOOKED_AT = "not looked at"
 SORTED = ("ARGSORT", "TOP_K")
 LEFT_OPEN = ("SSM_SCAN", "GATED_DELTA_NET")  # ops that leave some states unwritten: NaN in what we compute
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
-import pkgutil
 import re
-import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +15,10 @@ from llamadiff.llamacpp.build_tree import BuildTree, find
 from llamadiff.llamacpp.interface import OBSERVE, Handle, Library, Loading, Observe, Room
 from llamadiff.llamacpp.layout import Address, declare, structure_at
 from llamadiff.llamacpp.library import GGML, behind, beside
+from llamadiff.llamacpp.shims import Shim, kept
 from llamadiff.system import libraries
-from llamadiff.system.commands import split
 from llamadiff.system.errors import UserError
-from llamadiff.system.leftovers import cache_directory, is_private, temporary_directory
 from llamadiff.system.libraries import Loaded, file_with
-from llamadiff.system.output import write_whole
 
 _INT, _INTS = ctypes.c_int32, ctypes.POINTER(ctypes.c_int32)
 
@@ -79,9 +74,6 @@ class Compiled(Library):
 
 OPTIONAL = ("flash_attn_type", "kv_unified", "op_offload", "ggml_backend_load_all_from_path")  # HAS_x in shim.c
 NEEDED = ("use_extra_bufts", "cb_eval", "n_seq_max")  # fields without which a baseline is none
-MOST = 20  # shims that are kept
-PATIENCE = 300.0  # seconds that the compiler may take
-_ERROR = re.compile(r"error:|undefined|not found|wrong format|incompatible")
 
 
 def loaded(tree: BuildTree) -> Any:
@@ -92,29 +84,15 @@ def loaded(tree: BuildTree) -> Any:
     if lacking:
         raise UserError(f"{tree.folder}: its llama.h has no {lacking[0]}, which a run needs; use a later llama.cpp")
     flags = [f"-DHAS_{name}" for name in OPTIONAL if name in words]
-    kept = _place(tree, flags)
-    if kept is not None and kept.is_file():
-        with suppress(OSError):
-            os.utime(kept)
-            return Loaded(kept, needed)
-    return _made(tree, flags, kept, needed)
+    headers = (path.read_bytes() for path in tree.headers)
+    return kept(shim_of(tree, flags), headers, [*flags, *_about(tree)], partial(_loaded, tree, needed))
 
 
-def _made(tree: BuildTree, flags: Sequence[str], kept: Path | None, needed: Sequence[ctypes.CDLL]) -> Any:
-    """Compile, load, and keep what was loaded."""
-    with temporary_directory() as folder:
-        target = folder / f"shim{libraries.HERE.ending}"
-        _compile(tree, flags, target)
-        try:
-            shim = Loaded(target, needed)
-        except OSError as error:
-            raise UserError(f"{tree.library}: {_unloadable(str(error))}") from None
-        if kept is not None:
-            with suppress(OSError, UserError):  # where nothing can be kept, it is compiled again next time
-                write_whole(kept, target.read_bytes())
-                for old in sorted(kept.parent.glob(f"*{kept.suffix}"), key=lambda file: file.stat().st_mtime)[:-MOST]:
-                    old.unlink()
-    return shim
+def _loaded(tree: BuildTree, needed: Sequence[ctypes.CDLL], shim: Path) -> Any:
+    try:
+        return Loaded(shim, needed)
+    except OSError as error:
+        raise UserError(f"{tree.library}: {_unloadable(str(error))}") from None
 
 
 def _needed(tree: BuildTree) -> tuple[ctypes.CDLL, ...]:
@@ -150,37 +128,15 @@ def _unloadable(said: str) -> str:
     return f"the shim for it cannot be loaded ({said[:200]})"
 
 
-def _compile(tree: BuildTree, flags: Sequence[str], target: Path) -> None:
-    """Run the system's C compiler. Raises UserError with the first error that it states."""
-    compiler = split(os.environ["CC"]) if os.environ.get("CC") else [libraries.HERE.compiler]
-    includes = [f"-I{folder}" for folder in tree.includes]
+def shim_of(tree: BuildTree, flags: Sequence[str]) -> Shim:
+    """The shim of a build's headers and libraries."""
     linking = [flag.format(folder=tree.library.parent) for flag in libraries.HERE.flags]
-    command = [
-        *compiler, *linking, "-O1", "-w", *includes, *flags, "-o", str(target), "-x", "c", "-", "-x", "none",
-        *(str(_import(tree, path)) for path in _linked(tree)),
-    ]  # fmt: skip
-    try:
-        done = subprocess.run(  # noqa: S603
-            command, input=_source(), capture_output=True, timeout=PATIENCE, check=False,
-            cwd=target.parent,  # what linkers leave beside a library: symbols, an import library
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise UserError(
-            f"--llama-cpp: {compiler[0]} is not installed, and a C compiler is needed to read this build's structures; "
-            "install one, or name it in CC"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise UserError(f"--llama-cpp: {compiler[0]} did not end within {PATIENCE:.0f} s; run it again") from None
-    if done.returncode:
-        said = _first_error(done.stderr.decode("utf-8", "replace"))
-        raise UserError(f"{tree.folder}: the shim does not compile against its headers: {said}; use another version")
-
-
-def _source() -> bytes:
-    """shim.c, wherever this module was found."""
-    found = pkgutil.get_data("llamadiff.llamacpp", "shim.c")
-    assert found is not None
-    return found
+    includes = [f"-I{folder}" for folder in tree.includes]
+    return Shim(
+        "shim.c", (*linking, "-O1", "-w", *includes, *flags), tuple(str(_import(tree, path)) for path in _linked(tree)),
+        "--llama-cpp", "to read this build's structures",
+        lambda said: f"{tree.folder}: the shim does not compile against its headers: {said}; use another version",
+    )  # fmt: skip
 
 
 def _linked(tree: BuildTree) -> tuple[Path, ...]:
@@ -196,38 +152,9 @@ def _import(tree: BuildTree, library: Path) -> Path:
     return next((found for name in names for found in sorted(tree.folder.rglob(name))), library)
 
 
-def _first_error(said: str) -> str:
-    lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]
-    chosen = next((line for line in lines if _ERROR.search(line)), lines[0] if lines else "no message")
-    return re.sub(r"\S*[/\\]([\w.+-]+(?::\d+)*)", r"\1", chosen)[:300]
-
-
-def _place(tree: BuildTree, flags: Sequence[str]) -> Path | None:
-    """Where the shim of this build is kept, by a hash of all that it is made from; None where no place is safe.
-
-    Headers go by what is in them, libraries by their place, size and times: the shim holds nothing of those.
-    """
-    cache = _private(cache_directory())
-    if cache is None:
-        return None
-    digest = hashlib.sha256()
-    for part in (os.environ.get("CC", ""), *flags, str(tree.library)):
-        digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
-    for text in (_source(), *(path.read_bytes() for path in tree.headers)):
-        digest.update(hashlib.sha256(text).digest())
+def _about(tree: BuildTree) -> Iterator[str]:
+    """What tells a build's libraries from others: their place, size and times. The shim holds nothing of them."""
+    yield str(tree.library)
     for path in _linked(tree):
         about = path.stat()
-        digest.update(f"{about.st_size} {about.st_mtime_ns} {about.st_ino}".encode())
-    return cache / f"{digest.hexdigest()}{libraries.HERE.ending}"
-
-
-def _private(cache: Path | None) -> Path | None:
-    """The directory of shims: what is in it is run, so it must be this user's, and no other's to write in."""
-    if cache is None:
-        return None
-    place = cache / "shims"
-    try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return place if is_private(place) else None
-    except OSError:
-        return None
+        yield f"{about.st_size} {about.st_mtime_ns} {about.st_ino}"

@@ -88,6 +88,10 @@ class NodeChecker:
             if not wrong:
                 self._doubtful[len(self.results) - 1] = path
 
+    def pass_over(self, node: Node, why: str) -> None:
+        """A node that is not computed again."""
+        self._report(node, None, problem=why)
+
     def settle(self) -> None:
         """All nodes have run: what they show together decides on those that were estimated."""
         self.results = settled(self.results)

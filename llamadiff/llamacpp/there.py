@@ -21,7 +21,7 @@ MODULES = (
     "llamadiff.llamacpp.interface", "llamadiff.llamacpp.layout", "llamadiff.llamacpp.library",
     "llamadiff.llamacpp.memory", "llamadiff.llamacpp.observer", "llamadiff.llamacpp.probes",
     "llamadiff.llamacpp.request", "llamadiff.llamacpp.run", "llamadiff.llamacpp.run_op", "llamadiff.llamacpp.session",
-    "llamadiff.llamacpp.split", "llamadiff.llamacpp.stepper", "llamadiff.llamacpp.steps",
+    "llamadiff.llamacpp.shims", "llamadiff.llamacpp.split", "llamadiff.llamacpp.stepper", "llamadiff.llamacpp.steps",
     "llamadiff.llamacpp.tap_names", "llamadiff.llamacpp.tensors", "llamadiff.llamacpp.two_files",
     "llamadiff.numerics.types", "llamadiff.system.commands", "llamadiff.system.errors", "llamadiff.system.exits",
     "llamadiff.system.leftovers", "llamadiff.system.libraries", "llamadiff.system.output",

@@ -78,6 +78,9 @@ OF_VARIANTS = (
     Format("json", (".json",), "report.variants:as_json", plain=True),
     *(form for form in OF_SEVERAL if not form.name.startswith("json")),
 )
+OF_WATCH = (
+    *OF_SEVERAL, Format("csv", (".csv",), "report.json:to_csv", of_several="report.json:checks_to_csv"),
+)  # fmt: skip
 OF_OPS = (Format("markdown", (".md", ".markdown"), "report.op_runs:to_markdown"),)
 OF_WEIGHTS = (
     Format("json", (".json",), "report.weights:weights_to_json", plain=True),

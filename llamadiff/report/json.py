@@ -189,3 +189,13 @@ def to_csv(comparison: Comparison, about: About) -> str:
     """One line a tap, in graph order. It says nothing of how it was made: CSV has no place for that."""
     text: str = comparison.frame().to_csv(index=False)
     return text
+
+
+def checks_to_csv(results: Sequence[tuple[Path, Comparison]], about: About) -> str:
+    """The same of several: each line begins with whose it is."""
+    parts = list[str]()
+    for path, result in results:
+        frame = result.frame()
+        frame.insert(0, "graph", path.as_posix())
+        parts.append(frame.to_csv(index=False, header=not parts))
+    return "".join(parts)

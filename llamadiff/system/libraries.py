@@ -17,6 +17,7 @@ class Libraries:
     """Patterns of a library's ``names``, the likeliest first; the ``variable`` that says where to look for one.
 
     One is linked by ``compiler`` where CC names none, with its ``flags``, and with ``imports`` in others' stead.
+    ``before`` is the variable that puts one before all of a program's own, with what must stand ``beside`` it.
     """
 
     names: tuple[str, ...]
@@ -24,6 +25,8 @@ class Libraries:
     flags: tuple[str, ...]
     variable: str
     imports: tuple[str, ...] = ()
+    before: str = ""
+    beside: tuple[tuple[str, str], ...] = ()
 
     def name(self, stem: str) -> str:
         """What a library is called."""
@@ -35,8 +38,11 @@ class Libraries:
 
 
 _UNIX = ("-shared", "-fPIC", "-Wl,-rpath,{folder}")
-LINUX = Libraries(("lib{}.so", "lib{}.so.*"), "cc", _UNIX, "LD_LIBRARY_PATH")
-MACOS = Libraries(("lib{}.dylib",), "cc", _UNIX, "DYLD_LIBRARY_PATH")
+LINUX = Libraries(("lib{}.so", "lib{}.so.*"), "cc", _UNIX, "LD_LIBRARY_PATH", before="LD_PRELOAD")
+MACOS = Libraries(
+    ("lib{}.dylib",), "cc", _UNIX, "DYLD_LIBRARY_PATH", before="DYLD_INSERT_LIBRARIES",
+    beside=(("DYLD_FORCE_FLAT_NAMESPACE", "1"),),
+)  # fmt: skip
 WINDOWS = Libraries(("{}.dll", "lib{}.dll"), "clang", ("-shared",), "PATH", ("{}.lib", "lib{}.dll.a"))
 HERE = {"darwin": MACOS, "win32": WINDOWS}.get(sys.platform, LINUX)
 

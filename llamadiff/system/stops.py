@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -33,9 +33,13 @@ class Stopped(BaseException):
 
 
 class _Listener:
-    """Raises Stopped where a signal finds the command, later if it is held there, and again where that was lost."""
+    """Raises Stopped where a signal finds the command, later if it is held there, and again where that was lost.
+
+    Those that are ``passed`` on stop nothing.
+    """
 
     def __init__(self) -> None:
+        self.passed: Callable[[int], None] | None = None
         self.last = -math.inf
         self.holds = 0
         self.waiting: int | None = None
@@ -49,6 +53,9 @@ class _Listener:
                 signal.signal(number, self.stop)
 
     def stop(self, number: int, _frame: FrameType | None = None) -> None:
+        if self.passed is not None:
+            self.passed(number)
+            return
         if self.holds:
             self.waiting = number
             return
@@ -88,6 +95,16 @@ def heeded() -> Iterator[None]:
         yield
     finally:
         _listener.holds += 1
+
+
+@contextmanager
+def passed_on(to: Callable[[int], None]) -> Iterator[None]:
+    """Signals are told to somebody else in this, and stop nothing."""
+    before, _listener.passed = _listener.passed, to
+    try:
+        yield
+    finally:
+        _listener.passed = before
 
 
 @contextmanager

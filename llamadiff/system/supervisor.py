@@ -2,7 +2,8 @@
 
 The request is one JSON line on standard input, which stays open as long as somebody waits for the command; the answer
 is one JSON line on standard output. What the command prints goes to standard error. Of one that ``talks`` all further
-lines are its own, and what it prints comes before the answer, which begins with ``END`` then.
+lines are its own, and what it prints comes before the answer, which begins with ``END`` then. One that is given
+``streams`` has these, and the terminal; all further lines are numbers of signals that it is sent.
 
 A process whose parent has died was seen before, while that lived. On Linux none escapes: orphans become children of
 this process.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from llamadiff.system import leftovers
 from llamadiff.system.python_child import adopt_orphans, asked, die_with_parent
 from llamadiff.system.started import APART
+from llamadiff.system.stops import SIGNALS
 
 if TYPE_CHECKING:
     import psutil
@@ -51,15 +54,17 @@ def main() -> None:
             os._exit(0)  # nor tries again to write what nobody reads
 
 
-def _run(arguments: list[str], talks: bool = False) -> dict[str, Any]:
+def _run(
+    arguments: list[str], talks: bool = False, streams: list[int] | None = None,
+    environment: dict[str, str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """The command's return code, or why it cannot be run."""
     is_alone, is_done = Event(), Event()
-    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-    streams = pipes if talks else {"stdin": subprocess.DEVNULL, "stdout": 2}
     before = die_with_parent if sys.platform == "linux" else None
     try:
         command = subprocess.Popen(  # noqa: S603
-            arguments, preexec_fn=before, **streams, **APART,  # noqa: PLW1509 - one thread yet
+            arguments, preexec_fn=before, env={**os.environ, **(environment or {})},  # noqa: PLW1509 - one thread yet
+            **_ways(talks, streams),
         )  # fmt: skip
     except (OSError, ValueError) as error:
         return {"error": getattr(error, "strerror", None) or str(error)}
@@ -70,6 +75,8 @@ def _run(arguments: list[str], talks: bool = False) -> dict[str, Any]:
 
     lines = asked(leave)
     hearing = Thread(target=_hear, args=(command,), daemon=True)
+    if streams is not None:
+        Thread(target=_signal, args=(command, lines), daemon=True).start()
     if talks:
         Thread(target=_tell, args=(command, lines), daemon=True).start()
         hearing.start()
@@ -87,6 +94,25 @@ def _run(arguments: list[str], talks: bool = False) -> dict[str, Any]:
         leftovers.sweep()
     is_done.set()
     return {"code": command.returncode}
+
+
+def _ways(talks: bool, streams: list[int] | None) -> dict[str, Any]:
+    """What a command is started with: its streams; one that has the user's is in the user's terminal, too."""
+    if streams is None:
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+        return {**(pipes if talks else {"stdin": subprocess.DEVNULL, "stdout": 2}), **APART}
+    for number in SIGNALS:  # the terminal's are the command's
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    return dict(zip(("stdin", "stdout", "stderr"), streams, strict=True))
+
+
+def _signal(command: Command, lines: Queue[str]) -> None:
+    """Send the command signals."""
+    while True:
+        number = int(lines.get())
+        with suppress(OSError):
+            command.send_signal(number)
 
 
 def _tell(command: Command, lines: Queue[str]) -> None:

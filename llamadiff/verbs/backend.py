@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.engines.select import GRAPH, EngineUsed
-from llamadiff.ggml.check import NO_FUNCTION, NodeCheck, layers_of
+from llamadiff.ggml.check import NO_FUNCTION, NOT_LOOKED_AT, NodeCheck, layers_of
 from llamadiff.judge.finding import Local
 from llamadiff.judge.preflight.checks import given_rightly
 from llamadiff.llamacpp.capture import Nodes, check_nodes, found_by
@@ -71,9 +71,19 @@ def compare_nodes(
     judged = Judged(
         rows=pictured(rows, ()), preflight=given, decoding=Decoding(found.trusted, found.refused), timing=timing
     )
-    said = summarize(rows, found, len(info.tokens) - info.n_prefill)
+    said = summarize(rows, str(info.producer.get("name")), _passes(found))
     said = said.under(f"before any node, {given[0].name}: {given[0].found}") if given else said
     return replace(assembled(sides, judged, verdict, said, _next_steps(rows, request)), engine=EngineUsed(GRAPH))
+
+
+def worst_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Of rows of one name and op the worst, where the first was."""
+    worst: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        key = row.tap, row.op
+        if key not in worst or _badness(row) > _badness(worst[key]):
+            worst[key] = row
+    return tuple(worst.values())
 
 
 def rows_of(checks: Sequence[NodeCheck], rules: Sequence[tolerances.Rule]) -> tuple[Row, ...]:
@@ -128,15 +138,20 @@ def _badness(row: Row) -> tuple[int, float]:
 
 def _why_unchecked(row: Row) -> str:
     """Why a node is: for most, nobody has written its op."""
-    if row.explained == OPEN:
-        return OPEN
+    if row.explained == OPEN or (row.explained or "").startswith(NOT_LOOKED_AT):
+        return str(row.explained)
     failed = row.explained is not None and not row.explained.startswith(NO_FUNCTION)
     return "since their function failed" if failed else "for want of a function"
 
 
-def summarize(rows: Sequence[Row], found: Nodes, steps: int) -> Said:
-    """What is said of a graph."""
-    name = str(found.info.producer.get("name"))
+def _passes(found: Nodes) -> str:
+    """What was run."""
+    steps = len(found.info.tokens) - found.info.n_prefill
+    return f"a prefill of {found.info.n_prefill} tokens" + (f" and {steps} decode steps" if steps else "")
+
+
+def summarize(rows: Sequence[Row], name: str, passes: str) -> Said:
+    """What is said of a graph of ``name``'s, in words of the ``passes`` in which its nodes were judged."""
     judged, wrong = [row for row in rows if row.local], [row for row in rows if row.verdict == tolerances.WRONG]
     gaps = tuple(_gaps(rows))
     if wrong:
@@ -148,7 +163,6 @@ def summarize(rows: Sequence[Row], found: Nodes, steps: int) -> Said:
     noisy = sum(row.verdict == tolerances.NOISE for row in rows)
     quality = f"right up to rounding ({noisy} are noise)" if noisy else "right"
     said = f"every checked node of {name}'s graph is {quality} on the inputs it was given"
-    passes = f"a prefill of {found.info.n_prefill} tokens" + (f" and {steps} decode steps" if steps else "")
     counts = f"{len(judged)} nodes in {passes}, worst own error {worst.local.nmse:.1e} at {worst.tap}"
     return Said(said, (counts, *gaps))
 
@@ -167,7 +181,8 @@ def _wrong(name: str, wrong: Sequence[Row]) -> Said:
 def _gaps(rows: Sequence[Row]) -> Iterator[str]:
     """The nodes that could not be checked, and why."""
     unchecked = [row for row in rows if row.local is None]
-    for why in ("for want of a function", "since their function failed", OPEN):
+    reasons = ("for want of a function", "since their function failed", OPEN)
+    for why in (*reasons, *sorted({_why_unchecked(row) for row in unchecked}.difference(reasons))):
         of = Counter(row.op for row in unchecked if _why_unchecked(row) == why)
         if of:
             ops = ", ".join(f"{op} ({count})" for op, count in of.most_common())

@@ -246,11 +246,10 @@ def test_a_node_of_an_op_without_a_function_is_unchecked_and_named(small_model, 
     rows = rows_of(found, tolerances.RULES)
     assert isinstance(checks[0], NodeCheck)
     assert tolerances.worst_of([row.verdict for row in rows]) == "unchecked"
-    info = check_nodes(Request(str(path), tokens=(1,), output=str(path.parent / "n.json"), nodes=True))
-    text = summarize(rows, info, 0).sentence
+    text = summarize(rows, "llama.cpp", "a prefill").sentence
     assert "4 nodes are unchecked, for want of a function: ROPE (4)" in text
     failed = [replace(check, problem="ValueError: no") if check.op == "ROPE" else check for check in found]
-    text = summarize(rows_of(failed, tolerances.RULES), info, 0).sentence
+    text = summarize(rows_of(failed, tolerances.RULES), "llama.cpp", "a prefill").sentence
     assert "4 nodes are unchecked, since their function failed: ROPE (4)" in text
 
 

@@ -106,7 +106,7 @@ def test_a_shim_is_compiled_once_and_again_when_a_header_changes(build, cache, m
 
 
 def test_shims_are_few(build, cache, monkeypatch):
-    monkeypatch.setattr("llamadiff.llamacpp.compiled.MOST", 2)
+    monkeypatch.setattr("llamadiff.llamacpp.shims.MOST", 2)
     cache.mkdir(parents=True)
     for number in range(4):
         (cache / f"{number}.so").touch()

@@ -12,7 +12,7 @@ from cross import OLD_HEADERS, SYSTEMS, compiler
 from optional import needs
 
 from llamadiff import UserError
-from llamadiff.llamacpp import build_tree, compiled
+from llamadiff.llamacpp import build_tree, compiled, shims
 from llamadiff.llamacpp.build_tree import BuildTree
 from llamadiff.system import libraries
 from llamadiff.system.libraries import LINUX, MACOS, WINDOWS, Libraries
@@ -74,7 +74,7 @@ def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def shim(tree: BuildTree, folder: Path) -> bytes:
     """The shim of a tree, linked."""
     target = folder / f"shim{libraries.HERE.ending}"
-    compiled._compile(tree, (), target)
+    shims.compiled(compiled.shim_of(tree, ()), target)
     return target.read_bytes()
 
 

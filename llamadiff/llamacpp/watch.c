@@ -1,0 +1,870 @@
+// Put before a program's own libraries (LD_PRELOAD), this takes the place of ggml's functions that compute a graph, and
+// writes down what some graphs' nodes read and gave: files in a folder, which llamadiff's process judges (watching.py).
+//
+// It knows no structure of ggml's: where tensors have their fields it is told (layout.py), in answer to the path of the
+// ggml at hand. All else are ggml's own functions. A graph that is not watched is passed on as it is.
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#ifdef __linux__
+#include <link.h>
+#endif
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define VERSION 1
+#define SOURCES 16  // more than any ggml has of one node
+#define PART (128ull << 20)  // bytes after which a new file begins
+#define SMALL (1ull << 20)  // bytes of memory that a view of it is told of with its values
+#define MUST_COMPUTE 16  // GGML_TENSOR_FLAG_COMPUTE
+#define WEIGHTS 1  // GGML_BACKEND_BUFFER_USAGE_WEIGHTS
+#define ROOM 64  // payloads begin at multiples of it
+
+// ---- what llamadiff's process and this share (Plan in watching.py) ------------------------------------------------
+
+struct plan {
+    uint64_t version;
+    int64_t judge;  // its process
+    int64_t from, to, first, every;  // graphs, counted from 1; to 0: no range
+    uint64_t most, weights, large;  // bytes: that may wait, of weights in all, of one node
+    char nodes[256];
+    uint64_t seen, watched, put_off, partial, failed;  // graphs
+    uint64_t nodes_large, written, judged, kept;  // nodes; bytes
+    uint64_t added;  // nanoseconds that watching took
+};
+
+enum { HEAD, TENSOR, DATA, WEIGHT, LACKING, NODE, LARGE, RESULT, END };
+
+struct chunk {
+    uint32_t kind, host;
+    uint64_t size, at, a, b;
+    char filler[24];
+};
+
+struct described {  // behind a tensor's own bytes
+    char op[32], word[32], type[24];
+    uint64_t block, block_bytes, bytes;
+};
+
+struct layout {
+    uint64_t type, buffer, ne, nb, op, op_params, flags, src, view_src, view_offs, data, name, size, sources;
+};
+
+// ---- one ggml of the program's ------------------------------------------------------------------------------------
+
+typedef bool (*eval)(void * node, bool ask, void * user);
+
+struct params {
+    size_t size;
+    void * memory;
+    bool no_alloc;
+};
+
+#define FUNCTIONS(F) \
+    F(int, ggml_backend_sched_graph_compute, (void *, void *)) \
+    F(int, ggml_backend_sched_graph_compute_async, (void *, void *)) \
+    F(void, ggml_backend_sched_synchronize, (void *)) \
+    F(void, ggml_backend_sched_set_eval_callback, (void *, eval, void *)) \
+    F(void, ggml_backend_sched_free, (void *)) \
+    F(int, ggml_backend_graph_compute, (void *, void *)) \
+    F(int, ggml_backend_graph_compute_async, (void *, void *)) \
+    F(int, ggml_graph_compute, (void *, void *)) \
+    F(int, ggml_graph_n_nodes, (void *)) \
+    F(void *, ggml_graph_node, (void *, int)) \
+    F(void *, ggml_init, (struct params)) \
+    F(void, ggml_free, (void *)) \
+    F(size_t, ggml_graph_overhead_custom, (size_t, bool)) \
+    F(void *, ggml_new_graph_custom, (void *, size_t, bool)) \
+    F(void, ggml_graph_clear, (void *)) \
+    F(void, ggml_graph_add_node, (void *, void *)) \
+    F(const char *, ggml_op_desc, (const void *)) \
+    F(const char *, ggml_op_name, (int)) \
+    F(const char *, ggml_type_name, (int)) \
+    F(size_t, ggml_type_size, (int)) \
+    F(int64_t, ggml_blck_size, (int)) \
+    F(size_t, ggml_nbytes, (const void *)) \
+    F(bool, ggml_is_contiguous, (const void *)) \
+    F(bool, ggml_backend_buffer_is_host, (void *)) \
+    F(int, ggml_backend_buffer_get_usage, (void *)) \
+    F(void, ggml_backend_tensor_get, (const void *, void *, size_t, size_t))
+
+struct ggml {
+    void * caller;  // the library that called
+#define POINTER(result, name, arguments) result (*name) arguments;
+    FUNCTIONS(POINTER)
+#undef POINTER
+    int number;  // of its layout; -1: not asked yet
+    bool readable;
+    struct layout at;
+    char path[1024];
+};
+
+#define MOST_GGMLS 32
+static struct ggml ggmls[MOST_GGMLS];
+static int n_ggmls, n_layouts;
+static struct plan * plan;
+static char folder[1024];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static __thread int inside;  // a graph is computed by this thread already: what ggml calls of itself is no other
+
+static void begin(void) {
+    const char * place = getenv("LLAMADIFF_WATCH");
+    if (place == NULL || strlen(place) > sizeof(folder) - 64) {
+        return;
+    }
+    strcpy(folder, place);
+    char path[1100];
+    snprintf(path, sizeof(path), "%s/plan", folder);
+    const int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0) {
+        return;
+    }
+    struct plan * found = mmap(NULL, sizeof(struct plan), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (found != MAP_FAILED && found->version == VERSION) {
+        plan = found;
+    }
+}
+
+static bool judge_lives(void) {
+    return kill((pid_t) plan->judge, 0) == 0 || errno == EPERM;
+}
+
+static void add(uint64_t * counter, uint64_t more) {
+    __atomic_fetch_add(counter, more, __ATOMIC_SEQ_CST);
+}
+
+static uint64_t of(const uint64_t * counter) {
+    return __atomic_load_n(counter, __ATOMIC_SEQ_CST);
+}
+
+static uint64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t) time.tv_sec * 1000000000ull + (uint64_t) time.tv_nsec;
+}
+
+static void pause_ms(long ms) {
+    const struct timespec time = { 0, ms * 1000000 };
+    nanosleep(&time, NULL);
+}
+
+// The function of this name in a library, or in what it needs; none that this file puts in its place.
+static void * within(void * library, const char * name) {
+    void * found = dlsym(library, name);
+    Dl_info there, here;
+    const bool is_own = found != NULL && dladdr(found, &there) && dladdr((void *) &plan, &here)
+        && there.dli_fbase == here.dli_fbase;
+    return is_own ? NULL : found;
+}
+
+#ifdef __linux__
+struct names {
+    char at[256][512];
+    int count;
+};
+
+static int note_name(struct dl_phdr_info * info, size_t size, void * user) {
+    struct names * names = user;
+    (void) size;
+    if (names->count < 256 && info->dlpi_name[0] != 0 && strlen(info->dlpi_name) < 512) {
+        strcpy(names->at[names->count++], info->dlpi_name);
+    }
+    return 0;
+}
+#endif
+
+// The function of this name in whatever library the program has loaded: who called was called by a jump.
+static void * anywhere(const char * name) {
+    void * found = NULL;
+#ifdef __linux__
+    static struct names names;  // the lock is held
+    names.count = 0;
+    dl_iterate_phdr(note_name, &names);
+    for (int i = 0; i < names.count && found == NULL; i++) {
+        void * library = dlopen(names.at[i], RTLD_LAZY | RTLD_NOLOAD);
+        found = library != NULL ? within(library, name) : NULL;
+    }
+#endif
+    return found;
+}
+
+// The function that was meant: of the library that called, or of what it needs; else that of whoever comes next.
+static void * meant(void * library, const char * name) {
+    void * found = library != NULL ? within(library, name) : NULL;
+    return found != NULL ? found : within(RTLD_NEXT, name);
+}
+
+static struct ggml * ggml_of(void * place);
+
+// ---- where tensors have their fields ------------------------------------------------------------------------------
+
+static void * field(const struct ggml * g, const void * tensor, uint64_t offset) {
+    (void) g;
+    return (char *) tensor + offset;
+}
+#define AT(kind, tensor, name) (*(kind *) field(g, tensor, g->at.name))
+
+static bool answered(struct ggml * g, const char * told) {
+    FILE * file = fopen(told, "rb");
+    if (file == NULL) {
+        return false;
+    }
+    g->readable = fread(&g->at, sizeof(g->at), 1, file) == 1 && g->at.size > 0 && g->at.sources <= SOURCES;
+    fclose(file);
+    return true;
+}
+
+// Ask for the layout of this ggml, once for each library; the lock is held.
+static bool is_readable(struct ggml * g) {
+    if (g->number >= 0) {
+        return g->readable;
+    }
+    Dl_info base, cpu;
+    if (g->ggml_graph_node == NULL || !dladdr((void *) g->ggml_graph_node, &base)) {
+        g->number = 0;
+        return false;
+    }
+    for (int i = 0; i < n_ggmls; i++) {
+        if (ggmls[i].number > 0 && strcmp(ggmls[i].path, base.dli_fname) == 0) {
+            g->number = ggmls[i].number, g->readable = ggmls[i].readable, g->at = ggmls[i].at;
+            snprintf(g->path, sizeof(g->path), "%s", base.dli_fname);
+            return g->readable;
+        }
+    }
+    snprintf(g->path, sizeof(g->path), "%s", base.dli_fname);
+    char asked[1100], told[1100], part[1200];
+    g->number = ++n_layouts;
+    snprintf(asked, sizeof(asked), "%s/ask-%d-%d", folder, (int) getpid(), g->number);
+    snprintf(told, sizeof(told), "%s/told-%d-%d", folder, (int) getpid(), g->number);
+    snprintf(part, sizeof(part), "%s.part", asked);
+    FILE * file = fopen(part, "wb");
+    if (file == NULL) {
+        return false;
+    }
+    char * whole = realpath(base.dli_fname, NULL);
+    const bool has_cpu = g->ggml_graph_compute != NULL && dladdr((void *) g->ggml_graph_compute, &cpu);
+    char * whole_cpu = has_cpu ? realpath(cpu.dli_fname, NULL) : NULL;
+    fprintf(file, "%s\n%s\n", whole ? whole : base.dli_fname, whole_cpu ? whole_cpu : "");
+    free(whole);
+    free(whole_cpu);
+    fclose(file);
+    if (rename(part, asked) != 0) {
+        return false;
+    }
+    while (!answered(g, told)) {
+        if (!judge_lives()) {
+            return false;
+        }
+        pause_ms(1);
+    }
+    return g->readable;
+}
+
+// ---- which graphs are watched -------------------------------------------------------------------------------------
+
+#define SHAPES 8192
+static uint64_t shapes[SHAPES];
+static bool taken[SHAPES];
+
+// A number for what a graph is: its ops, their types, and how many bits their sizes have.
+static uint64_t shape_of(const struct ggml * g, void * graph) {
+    const int count = g->ggml_graph_n_nodes(graph);
+    uint64_t hash = 1469598103934665603ull;
+    for (int i = 0; i < count; i++) {
+        void * node = g->ggml_graph_node(graph, i);
+        uint64_t word = ((uint64_t) AT(int, node, op) << 8) ^ (uint64_t) AT(int, node, type);
+        for (int axis = 0; axis < 4; axis++) {
+            const uint64_t size = (uint64_t) (&AT(int64_t, node, ne))[axis];
+            word = word << 8 ^ (size ? 64 - (uint64_t) __builtin_clzll(size) : 0);
+        }
+        hash = (hash ^ word) * 1099511628211ull;
+        hash ^= hash >> 29;
+    }
+    return hash ? hash : 1;
+}
+
+static bool * taken_of(uint64_t shape) {
+    for (uint64_t i = 0; i < 64; i++) {
+        const uint64_t place = (shape + i) % SHAPES;
+        if (shapes[place] == 0) {
+            shapes[place] = shape;
+        }
+        if (shapes[place] == shape) {
+            return &taken[place];
+        }
+    }
+    return NULL;  // more shapes than there is room for: none of these is new
+}
+
+static bool is_behind(void) {
+    return of(&plan->written) > of(&plan->judged) + plan->most;
+}
+
+// Wait until there is room for more; false if nobody judges any more.
+static bool has_room(void) {
+    while (is_behind()) {
+        if (!judge_lives()) {
+            return false;
+        }
+        pause_ms(2);
+    }
+    return true;
+}
+
+// Whether a graph is one to watch; its number.
+static bool is_wanted(struct ggml * g, void * graph, uint64_t * number) {
+    const uint64_t n = __atomic_add_fetch(&plan->seen, 1, __ATOMIC_SEQ_CST);
+    *number = n;
+    if (plan->to > 0 && ((int64_t) n < plan->from || (int64_t) n > plan->to)) {
+        return false;
+    }
+    pthread_mutex_lock(&lock);
+    bool wanted = false;
+    if (!is_readable(g)) {
+        add(&plan->failed, 1);
+    } else if (plan->to > 0) {
+        wanted = true;
+    } else {
+        bool * is_taken = taken_of(shape_of(g, graph));
+        const bool is_new = is_taken != NULL && !*is_taken;
+        const bool must = (int64_t) n <= plan->first || plan->every == 1;
+        wanted = must || is_new || (plan->every > 0 && n % (uint64_t) plan->every == 0);
+        if (wanted && !must && is_behind()) {  // another of this shape will come
+            add(&plan->put_off, 1);
+            wanted = false;
+        }
+        if (wanted && is_taken != NULL) {
+            *is_taken = true;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    const uint64_t start = now();
+    wanted = wanted && judge_lives() && has_room();
+    add(&plan->added, now() - start);
+    return wanted;
+}
+
+// ---- one graph that is watched ------------------------------------------------------------------------------------
+
+struct watch {
+    struct ggml * g;
+    FILE * file;
+    char path[1100];
+    uint64_t number, bytes, start;
+    int part;
+    bool given, failed;  // this node is handed over; nothing can be written any more
+    bool flagged;  // nodes say whether they are computed
+    eval theirs;
+    void * user;
+    bool they_want;
+};
+
+static void raw(struct watch * w, const void * data, size_t size) {
+    if (!w->failed && size > 0 && fwrite(data, 1, size, w->file) != size) {
+        w->failed = true;
+    }
+}
+
+static void put(struct watch * w, struct chunk head, const void * data) {
+    static const char zeros[ROOM];
+    if (w->failed || w->file == NULL) {
+        return;
+    }
+    raw(w, &head, sizeof(head));
+    if (head.size > 0) {
+        raw(w, data, head.size);
+        raw(w, zeros, (ROOM - head.size % ROOM) % ROOM);
+    }
+    w->bytes += sizeof(head) + (head.size + ROOM - 1) / ROOM * ROOM;
+}
+
+static void open_part(struct watch * w) {
+    snprintf(w->path, sizeof(w->path), "%s/graph-%d-%llu-%d", folder, (int) getpid(), (unsigned long long) w->number,
+             w->part++);
+    char part[1200];
+    snprintf(part, sizeof(part), "%s.part", w->path);
+    w->file = fopen(part, "wb");
+    w->failed = w->failed || w->file == NULL;
+    w->bytes = 0;
+    struct chunk head = { .kind = HEAD, .at = (uint64_t) w->g->number, .a = w->number, .b = (uint64_t) getpid() };
+    put(w, head, NULL);
+}
+
+static void close_part(struct watch * w) {
+    char part[1200];
+    snprintf(part, sizeof(part), "%s.part", w->path);
+    if (w->file != NULL && fclose(w->file) != 0) {
+        w->failed = true;
+    }
+    w->file = NULL;
+    if (w->failed || !judge_lives()) {
+        w->failed = true;
+        unlink(part);
+        return;
+    }
+    add(&plan->written, w->bytes);
+    rename(part, w->path);
+}
+
+// A tensor's bytes: its own, or fetched from a device into memory that is to be freed.
+static const void * bytes_of(const struct ggml * g, void * tensor, size_t size, void ** fetched) {
+    void * buffer = AT(void *, tensor, buffer);
+    *fetched = NULL;
+    if (buffer == NULL || g->ggml_backend_buffer_is_host(buffer)) {
+        return AT(void *, tensor, data);
+    }
+    *fetched = malloc(size);
+    if (*fetched != NULL) {
+        g->ggml_backend_tensor_get(tensor, *fetched, 0, size);
+    }
+    return *fetched;
+}
+
+static bool is_leaf(const struct ggml * g, void * tensor) {
+    return AT(int, tensor, op) == 0 && AT(void *, tensor, view_src) == NULL;
+}
+
+static bool is_weight(const struct ggml * g, void * tensor) {
+    void * buffer = AT(void *, tensor, buffer);
+    return is_leaf(g, tensor) && buffer != NULL && g->ggml_backend_buffer_get_usage(buffer) == WEIGHTS
+        && g->ggml_is_contiguous(tensor);
+}
+
+static void tell_tensor(struct watch * w, void * tensor) {
+    const struct ggml * g = w->g;
+    char told[1024];
+    const int type = AT(int, tensor, type);
+    struct described more = { .block = (uint64_t) g->ggml_blck_size(type), .block_bytes = g->ggml_type_size(type),
+                              .bytes = g->ggml_nbytes(tensor) };
+    snprintf(more.op, sizeof(more.op), "%s", g->ggml_op_desc(tensor));
+    snprintf(more.word, sizeof(more.word), "%s", g->ggml_op_name(AT(int, tensor, op)));
+    snprintf(more.type, sizeof(more.type), "%s", g->ggml_type_name(type));
+    if (g->at.size + sizeof(more) > sizeof(told)) {
+        w->failed = true;
+        return;
+    }
+    memcpy(told, tensor, g->at.size);
+    memcpy(told + g->at.size, &more, sizeof(more));
+    void * buffer = AT(void *, tensor, buffer);
+    const bool host = buffer == NULL || g->ggml_backend_buffer_is_host(buffer);
+    put(w, (struct chunk) { .kind = TENSOR, .host = host, .size = g->at.size + sizeof(more), .at = (uint64_t) tensor },
+        told);
+}
+
+static void tell_bytes(struct watch * w, uint32_t kind, void * tensor) {
+    const struct ggml * g = w->g;
+    void * fetched;
+    const size_t size = AT(void *, tensor, data) != NULL ? g->ggml_nbytes(tensor) : 0;
+    const void * data = size ? bytes_of(g, tensor, size, &fetched) : NULL;
+    put(w, (struct chunk) { .kind = kind, .size = data != NULL ? size : 0, .at = (uint64_t) tensor }, data);
+    if (size) {
+        free(fetched);
+    }
+}
+
+// ---- weights: each is handed over once, in a file of its own, and again when it has changed -----------------------
+
+struct weight {
+    const void * data;
+    uint64_t size, sample, name;
+    int id, owner;
+};
+
+#define MOST_WEIGHTS 65536
+static struct weight weights[MOST_WEIGHTS];
+static int n_weights;
+
+static uint64_t mixed(uint64_t hash, const void * data, size_t size) {
+    const unsigned char * bytes = data;
+    for (size_t i = 0; i < size; i++) {
+        hash = (hash ^ bytes[i]) * 1099511628211ull;
+    }
+    return hash;
+}
+
+// A number for the values: of a few places that are spread over all of it.
+static uint64_t sample_of(const struct ggml * g, void * tensor, size_t size) {
+    void * buffer = AT(void *, tensor, buffer);
+    const bool host = buffer == NULL || g->ggml_backend_buffer_is_host(buffer);
+    uint64_t hash = 1469598103934665603ull;
+    char some[64];
+    const size_t places = 64, step = size > places * sizeof(some) ? size / places : sizeof(some);
+    for (size_t at = 0; at + 1 <= size; at += step) {
+        const size_t count = size - at < sizeof(some) ? size - at : sizeof(some);
+        if (host) {
+            memcpy(some, AT(char *, tensor, data) + at, count);
+        } else {
+            g->ggml_backend_tensor_get(tensor, some, at, count);
+        }
+        hash = mixed(hash, some, count);
+    }
+    return hash;
+}
+
+static bool write_weight(const struct ggml * g, void * tensor, size_t size, int id) {
+    char path[1100], part[1200];
+    snprintf(path, sizeof(path), "%s/weight-%d-%d", folder, (int) getpid(), id);
+    snprintf(part, sizeof(part), "%s.part", path);
+    FILE * file = fopen(part, "wb");
+    if (file == NULL) {
+        return false;
+    }
+    void * fetched;
+    const void * data = bytes_of(g, tensor, size, &fetched);
+    const bool written = data != NULL && fwrite(data, 1, size, file) == size;
+    free(fetched);
+    if (fclose(file) != 0 || !written || rename(part, path) != 0) {
+        unlink(part);
+        return false;
+    }
+    return true;
+}
+
+static void tell_weight(struct watch * w, void * tensor) {
+    const struct ggml * g = w->g;
+    const size_t size = g->ggml_nbytes(tensor);
+    const char * name = field(g, tensor, g->at.name);
+    struct weight sought = { .data = AT(void *, tensor, data), .size = size, .sample = sample_of(g, tensor, size),
+                             .name = mixed(7, name, strlen(name)) };
+    struct chunk said = { .kind = LACKING, .at = (uint64_t) tensor };
+    pthread_mutex_lock(&lock);
+    struct weight * found = NULL;
+    for (uint64_t i = 0; i < 256 && found == NULL; i++) {
+        struct weight * each = &weights[(((uint64_t) sought.data >> 5) * 11400714819323198485ull + i) % MOST_WEIGHTS];
+        if (each->data == NULL || (each->data == sought.data && each->name == sought.name)) {
+            found = each;
+        }
+    }
+    const bool is_known = found != NULL && found->data != NULL && found->size == size && found->sample == sought.sample;
+    if (found != NULL && !is_known && of(&plan->kept) + size <= plan->weights) {
+        sought.id = ++n_weights, sought.owner = (int) getpid();
+        if (write_weight(g, tensor, size, sought.id)) {
+            add(&plan->kept, size);
+            *found = sought;
+        }
+    }
+    if (found != NULL && found->size == size && found->sample == sought.sample) {
+        said.kind = WEIGHT, said.a = (uint64_t) found->id, said.b = (uint64_t) found->owner;
+    }
+    pthread_mutex_unlock(&lock);
+    put(w, said, NULL);
+}
+
+// ---- nodes --------------------------------------------------------------------------------------------------------
+
+static bool is_read(const struct ggml * g, void * node, void * source) {
+    return strcmp(g->ggml_op_name(AT(int, node, op)), "VIEW") != 0 || g->ggml_nbytes(source) <= SMALL;
+}
+
+static uint64_t size_of(const struct ggml * g, void * node) {
+    uint64_t size = g->ggml_nbytes(node);
+    for (uint64_t i = 0; i < g->at.sources; i++) {
+        void * source = (&AT(void *, node, src))[i];
+        size += source != NULL && is_read(g, node, source) && !is_weight(g, source) ? g->ggml_nbytes(source) : 0;
+    }
+    return size;
+}
+
+static void tell_source(struct watch * w, void * node, void * source) {
+    tell_tensor(w, source);
+    if (is_weight(w->g, source)) {
+        tell_weight(w, source);
+    } else if (is_read(w->g, node, source)) {
+        tell_bytes(w, DATA, source);
+    }
+}
+
+// Before a node runs: what it is, and what it reads. Ops run in place, so this cannot be done afterwards.
+static void before(struct watch * w, void * node) {
+    const struct ggml * g = w->g;
+    const bool computed = !w->flagged || (AT(int32_t, node, flags) & MUST_COMPUTE);
+    w->given = computed && !w->failed
+        && (plan->nodes[0] == 0 || fnmatch(plan->nodes, field(g, node, g->at.name), 0) == 0);
+    if (!w->given) {
+        return;
+    }
+    if (w->bytes > PART) {
+        close_part(w);
+        w->failed = w->failed || !has_room();
+        open_part(w);
+    }
+    tell_tensor(w, node);
+    if (size_of(g, node) > plan->large) {
+        add(&plan->nodes_large, 1);
+        for (uint64_t i = 0; i < g->at.sources; i++) {
+            void * source = (&AT(void *, node, src))[i];
+            if (source != NULL) {
+                tell_tensor(w, source);
+            }
+        }
+        put(w, (struct chunk) { .kind = LARGE, .at = (uint64_t) node }, NULL);
+        w->given = false;
+        return;
+    }
+    void * base = AT(void *, node, view_src);
+    int count = 0;
+    bool base_told = false;
+    for (uint64_t i = 0; i < g->at.sources; i++) {
+        void * source = (&AT(void *, node, src))[i];
+        if (source != NULL) {
+            tell_source(w, node, source);
+            count++;
+            base_told = base_told || source == base;
+        }
+    }
+    if (base != NULL && !base_told) {
+        const char * word = g->ggml_op_name(AT(int, node, op));
+        const bool is_written = strcmp(word, "SET_ROWS") == 0 && count == 2;  // older ones do not state it as a source
+        const bool is_seen = strcmp(word, "VIEW") == 0 && g->ggml_nbytes(base) <= SMALL;
+        tell_tensor(w, base);
+        if (is_written || is_seen) {
+            tell_bytes(w, DATA, base);
+        }
+    }
+    put(w, (struct chunk) { .kind = NODE, .at = (uint64_t) node }, NULL);
+}
+
+static void after(struct watch * w, void * node) {
+    if (w->given) {
+        tell_bytes(w, RESULT, node);
+    }
+}
+
+static bool look(void * node, bool ask, void * user) {
+    struct watch * w = user;
+    const uint64_t start = now();
+    if (ask) {
+        w->they_want = w->theirs != NULL && w->theirs(node, true, w->user);
+        before(w, node);
+    } else {
+        after(w, node);
+    }
+    add(&plan->added, now() - start);
+    return ask || !w->they_want || w->theirs(node, false, w->user);
+}
+
+static void begin_watch(struct watch * w, struct ggml * g, void * graph, uint64_t number) {
+    memset(w, 0, sizeof(*w));
+    w->g = g, w->number = number;
+    const int count = g->ggml_graph_n_nodes(graph);
+    for (int i = 0; i < count && !w->flagged; i++) {
+        w->flagged = AT(int32_t, g->ggml_graph_node(graph, i), flags) & MUST_COMPUTE;
+    }
+    open_part(w);
+}
+
+static void end_watch(struct watch * w, int status) {
+    const uint64_t start = now();
+    put(w, (struct chunk) { .kind = END, .at = 0, .a = (uint64_t) (int64_t) status }, NULL);
+    close_part(w);
+    add(w->failed ? &plan->failed : &plan->watched, 1);
+    add(&plan->added, now() - start);
+}
+
+// ---- the program's own callbacks of schedulers, which go on working -----------------------------------------------
+
+struct own {
+    void * sched;
+    eval callback;
+    void * user;
+};
+
+#define MOST_OWN 256
+static struct own owns[MOST_OWN];
+
+static struct own own_of(void * sched) {
+    struct own found = { sched, NULL, NULL };
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MOST_OWN; i++) {
+        found = owns[i].sched == sched ? owns[i] : found;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+static void note_own(void * sched, eval callback, void * user) {
+    pthread_mutex_lock(&lock);
+    int place = -1;
+    for (int i = MOST_OWN - 1; i >= 0; i--) {
+        place = owns[i].sched == NULL && (place < 0 || owns[place].sched == NULL) ? i : place;
+        place = owns[i].sched == sched ? i : place;
+    }
+    if (place >= 0) {
+        owns[place] = callback != NULL ? (struct own) { sched, callback, user } : (struct own) { NULL, NULL, NULL };
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+// ---- the functions whose place is taken ---------------------------------------------------------------------------
+
+static int lost(const char * name) {
+    fprintf(stderr, "llamadiff watch: %s was called, and is nowhere\n", name);
+    return -1;  // GGML_STATUS_FAILED
+}
+
+typedef int (*compute)(void *, void *);
+
+static int passed(compute real, void * by, void * graph, const char * name) {
+    if (real == NULL) {
+        return lost(name);
+    }
+    inside++;
+    const int status = real(by, graph);
+    inside--;
+    return status;
+}
+
+static bool is_to_watch(struct ggml * g, void * graph, uint64_t * number) {
+    return plan != NULL && inside == 0 && g->ggml_graph_n_nodes != NULL && g->ggml_graph_n_nodes(graph) > 0
+        && is_wanted(g, graph, number);
+}
+
+// By a scheduler: it asks about each node before and after that runs.
+static int by_scheduler(struct ggml * g, compute real, void * sched, void * graph, const char * name) {
+    uint64_t number;
+    if (g->ggml_backend_sched_set_eval_callback == NULL || !is_to_watch(g, graph, &number)) {
+        return passed(real, sched, graph, name);
+    }
+    const struct own theirs = own_of(sched);
+    struct watch w;
+    begin_watch(&w, g, graph, number);
+    w.theirs = theirs.callback, w.user = theirs.user;
+    inside++;
+    g->ggml_backend_sched_set_eval_callback(sched, look, &w);
+    inside--;
+    const int status = passed(real, sched, graph, name);
+    inside++;
+    g->ggml_backend_sched_synchronize(sched);
+    g->ggml_backend_sched_set_eval_callback(sched, theirs.callback, theirs.user);
+    inside--;
+    end_watch(&w, status);
+    return status;
+}
+
+// By a backend, or with a plan (which comes second): each node as a graph of its own, by ``one``.
+static int by_nodes(
+    struct ggml * g, compute real, compute one, bool second, void * by, void * graph, const char * name
+) {
+    uint64_t number;
+    const bool can = one && g->ggml_init && g->ggml_graph_add_node && g->ggml_graph_clear;
+    if (!can || !is_to_watch(g, graph, &number)) {
+        return passed(real, second ? graph : by, second ? by : graph, name);
+    }
+    struct watch w;
+    begin_watch(&w, g, graph, number);
+    const struct params room = { g->ggml_graph_overhead_custom(8, false) + 4096, NULL, true };
+    void * context = g->ggml_init(room);
+    void * alone = g->ggml_new_graph_custom(context, 8, false);
+    const int count = g->ggml_graph_n_nodes(graph);
+    int status = 0;
+    for (int i = 0; i < count && status == 0; i++) {
+        void * node = g->ggml_graph_node(graph, i);
+        look(node, true, &w);
+        g->ggml_graph_clear(alone);
+        g->ggml_graph_add_node(alone, node);
+        status = passed(one, second ? alone : by, second ? by : alone, name);
+        look(node, false, &w);
+    }
+    g->ggml_free(context);
+    end_watch(&w, status);
+    return status;
+}
+
+#define EXPORT __attribute__((visibility("default")))
+#define HERE ggml_of(__builtin_return_address(0))
+
+EXPORT int ggml_backend_sched_graph_compute(void * sched, void * graph) {
+    struct ggml * g = HERE;
+    return by_scheduler(g, g->ggml_backend_sched_graph_compute, sched, graph, "ggml_backend_sched_graph_compute");
+}
+
+EXPORT int ggml_backend_sched_graph_compute_async(void * sched, void * graph) {
+    struct ggml * g = HERE;
+    return by_scheduler(
+        g, g->ggml_backend_sched_graph_compute_async, sched, graph, "ggml_backend_sched_graph_compute_async");
+}
+
+EXPORT int ggml_backend_graph_compute(void * backend, void * graph) {
+    struct ggml * g = HERE;
+    const compute real = g->ggml_backend_graph_compute;
+    return by_nodes(g, real, real, false, backend, graph, "ggml_backend_graph_compute");
+}
+
+EXPORT int ggml_backend_graph_compute_async(void * backend, void * graph) {  // watched, each node is waited for
+    struct ggml * g = HERE;
+    const compute real = g->ggml_backend_graph_compute_async, one = g->ggml_backend_graph_compute;
+    return by_nodes(g, real, one, false, backend, graph, "ggml_backend_graph_compute_async");
+}
+
+EXPORT int ggml_graph_compute(void * graph, void * cplan) {
+    struct ggml * g = HERE;
+    const compute real = g->ggml_graph_compute;
+    return by_nodes(g, real, real, true, cplan, graph, "ggml_graph_compute");
+}
+
+EXPORT void ggml_backend_sched_set_eval_callback(void * sched, eval callback, void * user) {
+    struct ggml * g = HERE;
+    if (inside == 0) {
+        note_own(sched, callback, user);
+    }
+    if (g->ggml_backend_sched_set_eval_callback == NULL) {
+        lost("ggml_backend_sched_set_eval_callback");
+        return;
+    }
+    g->ggml_backend_sched_set_eval_callback(sched, callback, user);
+}
+
+EXPORT void ggml_backend_sched_free(void * sched) {
+    struct ggml * g = HERE;
+    note_own(sched, NULL, NULL);
+    if (g->ggml_backend_sched_free == NULL) {
+        lost("ggml_backend_sched_free");
+        return;
+    }
+    g->ggml_backend_sched_free(sched);
+}
+
+// The ggml that whoever calls from a place means.
+static struct ggml * ggml_of(void * place) {
+    static struct ggml none;
+    pthread_once(&once, begin);
+    Dl_info caller;
+    void * base = dladdr(place, &caller) ? caller.dli_fbase : NULL;
+    pthread_mutex_lock(&lock);
+    struct ggml * found = NULL;
+    for (int i = 0; i < n_ggmls && found == NULL; i++) {
+        found = ggmls[i].caller == base ? &ggmls[i] : NULL;
+    }
+    if (found == NULL && n_ggmls < MOST_GGMLS) {
+        found = &ggmls[n_ggmls];
+        void * library = base != NULL ? dlopen(caller.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+        found->caller = base, found->number = -1;
+#define FIND(result, name, arguments) *(void **) &found->name = meant(library, #name);
+        FUNCTIONS(FIND)
+#undef FIND
+        if (found->ggml_graph_n_nodes == NULL) {
+#define FIND(result, name, arguments) *(void **) &found->name = anywhere(#name);
+            FUNCTIONS(FIND)
+#undef FIND
+        }
+        n_ggmls++;
+    }
+    pthread_mutex_unlock(&lock);
+    return found != NULL ? found : &none;
+}
