@@ -33,10 +33,11 @@ from llamadiff.system import libraries
 from llamadiff.system.errors import UserError
 from llamadiff.system.leftovers import temporary_directory
 from llamadiff.system.progress import Progress
+from llamadiff.system.python_child import give_way
 from llamadiff.system.supervised import Program, program
 
 VERSION = 1  # of Plan, and of what watch.c writes
-OFTEN = 0.005  # seconds between two looks into the folder
+OFTEN = 0.01  # seconds between two looks into the folder
 _GRAPH = re.compile(r"graph-(\d+)-(\d+)-(\d+)")
 _ASK = re.compile(r"ask-(\d+)-(\d+)")
 
@@ -220,6 +221,7 @@ class _Judge:
 
     def _run(self) -> None:
         try:
+            give_way()  # the program's speed is what its user waits for
             with threadpool_limits(1, "blas"):
                 while True:
                     is_last = self._ended

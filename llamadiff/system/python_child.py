@@ -122,6 +122,13 @@ def take_no_more(memory: int) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
 
+def give_way() -> None:
+    """Compute when nobody else wants to, from now on, where the system can be told so."""
+    if sys.platform != "win32":
+        with suppress(OSError):
+            os.nice(15)
+
+
 def peak_rss_mb() -> float:
     """The larger peak of this process and its children, in MiB (memory-mapped model pages count)."""
     if sys.platform == "win32":

@@ -1,0 +1,49 @@
+"""Programs of other projects, watched: what the package index has, with models of random weights. Slow."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from models.whisper_model import write_whisper
+from optional import lacks, needs
+from places import ROOT
+
+pytestmark = [needs("cc"), pytest.mark.slow]
+ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": f"{ROOT}:{ROOT / 'reference'}"}
+
+WHISPER = """
+import sys
+import numpy as np
+from pywhispercpp.model import Model
+model = Model(sys.argv[1], n_threads=2, print_progress=False, print_realtime=False, audio_ctx=128, max_tokens=4,
+              single_segment=True, no_context=True, temperature_inc=0.0)
+noise = np.random.default_rng(0).normal(size=32000)
+sound = 0.3 * np.sin(2 * np.pi * 440 * np.arange(32000) / 16000) + 0.05 * noise
+print([segment.text for segment in model.transcribe(sound.astype(np.float32))])
+"""
+
+
+def output(*words):
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.skipif(lacks("pywhispercpp"), reason="no pywhispercpp here: pip install pywhispercpp")
+def test_whisper(tmp_path):
+    """Its encoder, the keys and values of what that gives, and its decoder; in ggml its weights have no names."""
+    model, script, report = write_whisper(tmp_path / "w.bin"), tmp_path / "program.py", tmp_path / "report.json"
+    script.write_text(WHISPER, encoding="utf-8")
+    program = [sys.executable, script, model]
+    watch = [sys.executable, "-m", "llamadiff", "watch", "--every", "1", "-o", report, "--"]
+    assert output(*watch, *program) == output(*program)
+    found = json.loads(Path(report).read_text("utf-8"))
+    assert {name.partition(" ")[0] for name in found} == {"encoder", "graph", "decoder"}
+    verdicts = [tap["verdict"] for graph in found.values() for tap in graph["taps"]]
+    assert set(verdicts) == {"match"}
+    assert len(verdicts) > 250
